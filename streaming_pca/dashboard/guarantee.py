@@ -1,6 +1,6 @@
 """Guarantee of a stream in plain words, with its numbers.
 
-The sentences say what docs/explanation/guarantee.md says, of one stream.
+The sentences apply docs/explanation/guarantee.md to one stream.
 """
 
 from __future__ import annotations
@@ -17,13 +17,7 @@ _NOTHING = (
 
 
 def guarantee_in_words(stream: StreamDetail) -> list[str]:
-    """Return the guarantee of a stream, a sentence or two each.
-
-    Parameters
-    ----------
-    stream : StreamDetail
-        Its own ``guarantee`` is not read.
-    """
+    """Return the guarantee of a stream as items of one or two sentences; ignores ``stream.guarantee``."""
     if not stream.private or stream.epsilon is None or stream.delta is None:
         return list(_NOTHING)
     if stream.local:
@@ -53,7 +47,7 @@ def _unit(stream: StreamDetail) -> str:
 
 
 def _neighbours(stream: StreamDetail) -> list[str]:
-    """Say which inputs a reader cannot tell apart."""
+    """Describe the neighbouring inputs, which a reader can hardly distinguish."""
     if stream.privacy_unit == "user":
         most = stream.contributions_per_user or 1
         batches = "one batch" if most == 1 else f"{most:,} batches"
@@ -78,7 +72,7 @@ def _neighbours(stream: StreamDetail) -> list[str]:
 
 
 def _capped(stream: StreamDetail) -> str:
-    """Say what the cap bounds: streams of messages and of rows count each by itself."""
+    """Describe what the cap bounds: a message stream and a row stream count separately."""
     if stream.privacy_unit == "user":
         return (
             "the sum for each user over the streams whose unit is the user. Streams whose unit is a message "
@@ -95,7 +89,7 @@ def _epsilon(epsilon: float, change: str) -> str:
 
 
 def _factor(epsilon: float) -> str:
-    """Return exp(epsilon), rounded up to three digits; below 2 three digits of its distance from 1."""
+    """Format exp(epsilon), rounded up to three digits; below 2, round its distance from 1."""
     if epsilon > 50:
         return f"e^{format_number(epsilon)} (which bounds next to nothing)"
     least = 1 if epsilon < math.log(2) else 0

@@ -1,6 +1,6 @@
-"""Answers of the HTTP API, which are also what the dashboard's pages show.
+"""Responses of the HTTP API, which the dashboard's pages also display.
 
-Everything here is public or published: counts of records, charges, releases and what follows from releases.
+Every field is public or published: counts of records, charges, releases and values derived from releases.
 Arrays of a history are columns: element i of each belongs to the same release.
 """
 
@@ -16,7 +16,7 @@ class _Answer(BaseModel):
 
 
 class Problem(_Answer):
-    """Error as RFC 9457 has it."""
+    """Error in the format of RFC 9457."""
 
     type: str = "about:blank"
     """Kind of the problem."""
@@ -31,27 +31,27 @@ class Problem(_Answer):
 
 
 class Connection(_Answer):
-    """Connection to the broker, behind all numbers."""
+    """Connection to the broker, the source of all numbers."""
 
     ok: bool
-    """False while the broker does not answer: numbers are those of ``since``."""
+    """False while the broker does not answer: numbers date from ``since``."""
     problem: str | None = None
-    """One line, unless it is well."""
+    """One line; null while the connection works."""
     since: str
-    """Time of the last change between well and not, ISO 8601 in UTC."""
+    """Time of the last change of ``ok``, ISO 8601 in UTC."""
     loaded: bool
     """True once all topics were read to their ends for the first time."""
 
 
 class Charge(_Answer):
-    """Privacy cost, as decimals in text: exact numbers can be longer than a double's."""
+    """Privacy cost, as decimal strings: exact numbers can have more digits than a double."""
 
     epsilon: str | None = None
-    """Epsilon; null where the filter counts rho alone."""
+    """Epsilon; null if the filter counts only rho."""
     delta: str | None = None
-    """Delta, with epsilon."""
+    """Delta; null without epsilon."""
     rho: str | None = None
-    """Rho of zero-concentrated privacy; null without."""
+    """Rho of zero-concentrated privacy, if known."""
 
 
 class Budget(_Answer):
@@ -62,28 +62,28 @@ class Budget(_Answer):
     by_all: Charge
     """Largest charge of any record by all jobs that read the topic."""
     left: Charge
-    """Rest of the cap for the record with the largest charge."""
+    """Remaining cap of the record with the largest charge."""
     cap: Charge
-    """Most that any record may be charged."""
+    """Largest permitted charge of any record."""
     filter: str
-    """Rule by which charges add up: basic or zcdp."""
+    """Rule for adding charges: basic or zcdp."""
     spent_share: float | None = Field(default=None, ge=0, le=1)
-    """Largest share of the cap that is spent; null for a cap without end."""
+    """Largest spent share of the cap; null for an infinite cap."""
 
 
 class Batches(_Answer):
     """Numbers of a stream's batches."""
 
     committed: int
-    """Batches that were learnt."""
+    """Batches learnt."""
     abandoned: int
-    """Batches that were charged and given up."""
+    """Batches charged and then abandoned."""
     released: int
     """Batches with a release."""
 
 
 class Leader(_Answer):
-    """Process that leads a stream, as the broker's group tells it."""
+    """Process that leads a stream, according to its consumer group."""
 
     present: bool
     """True if a process leads."""
@@ -94,14 +94,14 @@ class Leader(_Answer):
 
 
 class Lag(_Answer):
-    """Records that wait, in offsets; some of these are transaction markers."""
+    """Records still to be read, counted in offsets; some of these are transaction markers."""
 
     total: int
     """Sum over partitions."""
     partitions: dict[str, int]
     """Offsets by partition."""
     in_transactions: int
-    """Offsets behind open transactions, of which no reader gets any yet."""
+    """Offsets after the start of an open transaction, not readable yet."""
 
 
 class Health(_Answer):
@@ -114,7 +114,7 @@ class Health(_Answer):
 
 
 class LastRelease(_Answer):
-    """Latest release in short."""
+    """Summary of the latest release."""
 
     batch: int
     """Number of its batch."""
@@ -123,19 +123,19 @@ class LastRelease(_Answer):
     records: int
     """Records so far."""
     outcome: str | None = None
-    """Outcome of the batch, where its estimator can learn nothing from one."""
+    """Outcome of the batch, for estimators that can learn nothing from a batch."""
     doubts: list[str] = []
     """Reasons not to rely on it, in words."""
     resolved_components: int | None = None
-    """Number of components that stand out from the noise; null where it is unknown."""
+    """Number of components above the noise; null if unknown."""
     dominant_feature: str | None = None
-    """Feature that the doubt "dominated" means: its name, or its number."""
+    """Feature of the doubt "dominated": its name, or its number."""
     angle: float | None = None
-    """Largest principal angle to the release before, in radians."""
+    """Largest principal angle to the previous release, in radians."""
     angle_bound: float | None = None
     """Bound on its angle to the same sums without noise, with probability 0.95, in radians."""
     explained_share: float | None = None
-    """Share of the total variance in the subspace; null where it is unknown, or the total may be noise."""
+    """Share of the total variance in the subspace; null if unknown, or if the total may be noise."""
     digest: str
     """SHA-256 of its bytes in hexadecimal: the release's ETag."""
 
@@ -146,7 +146,7 @@ class StreamSummary(_Answer):
     name: str
     """Name of the stream."""
     input: str
-    """Topic that it reads."""
+    """Input topic."""
     estimator: str
     """Id of the estimator."""
     dim: int
@@ -156,48 +156,48 @@ class StreamSummary(_Answer):
     private: bool
     """False if nothing is guaranteed."""
     epsilon: float | None
-    """Guarantee of all releases together; null if there is none."""
+    """Epsilon of all releases together; null without a guarantee."""
     delta: float | None
-    """Guarantee, with epsilon."""
+    """Delta of all releases together; null without a guarantee."""
     privacy_unit: str
     """Unit of privacy: message, row or user."""
     problem: str | None = None
-    """One line, if topics are missing or cannot be read; then the next fields are null."""
+    """One line if topics are missing or cannot be read; then the next fields are null."""
     standing: str | None = None
-    """Standing in the ledger: active, paused, retired and so on."""
+    """Status in the ledger: active, paused, retired and so on."""
     leader: Leader | None = None
-    """Null where the broker does not tell."""
+    """Leading process; null if the broker does not report it."""
     batches: Batches | None = None
     """Numbers of batches."""
     records: int | None = None
-    """Records learnt, as the ledger counts them."""
+    """Records learnt, according to the ledger."""
     lag: Lag | None = None
-    """Null where it is unknown."""
+    """Lag; null if unknown."""
     last_release: LastRelease | None = None
-    """Null before the first."""
+    """Latest release; null before the first."""
     budget: Budget | None = None
-    """Null while the ledger is not open."""
+    """Charges and cap; null while the ledger is not open."""
     health: Health
     """Verdict."""
     unreadable: int = 0
-    """Messages of the releases topic that are no releases, or of a later version."""
+    """Messages of the releases topic that are not releases, or have a later version."""
 
 
 class StreamDetail(StreamSummary):
     """Stream with its guarantee and settings."""
 
     guarantee: list[str]
-    """Guarantee in plain words with this stream's numbers, a sentence or two each."""
+    """Guarantee in plain words with this stream's numbers; one or two sentences per item."""
     adjacency: str
-    """Relation of neighbouring inputs; "none" if nothing is guaranteed."""
+    """Relation between neighbouring inputs; "none" if nothing is guaranteed."""
     local: bool
-    """True if records are reports that were made private by their senders."""
+    """True if records are reports that their senders privatized."""
     contributions_per_user: int | None = None
-    """Most batches in which one user counts, if the unit is the user."""
+    """Largest number of batches that one user counts in, if the unit is the user."""
     feature_names: list[str] | None = None
     """Names of the features, if the stream has them."""
     fields: list[int] | None = None
-    """Number of the record's field behind each feature, if records have named fields."""
+    """Number of the record field that each feature comes from, if records have named fields."""
     kind: Literal["subspace", "tensor"] = "subspace"
     """Kind of the components."""
 
@@ -215,34 +215,34 @@ class History(_Answer):
     stream: str
     """Name of the stream."""
     batch: list[int]
-    """Batch of each release."""
+    """Batch number of each release."""
     created: list[str]
-    """Time of each."""
+    """Time of each release."""
     records: list[int]
-    """Records until each."""
+    """Number of records up to each release."""
     angles: list[list[float] | None]
-    """Principal angles to the release before, decreasing, in radians; null for the first."""
+    """Principal angles to the previous release, decreasing, in radians; null for the first."""
     angle_bound: list[float | None]
     """Bound on the angle to the same sums without noise, with probability 0.95."""
     noise_bound: list[float | None]
-    """Bound on the angle to the release before that noise alone explains, with probability 0.9: the sum of
-    both bounds, each of which can fail."""
+    """Bound on the angle to the previous release that noise alone explains, with probability 0.9: the sum of
+    both bounds, since each can fail."""
     explained_variance: list[list[float]]
-    """Variances of each."""
+    """Variances of the components of each release."""
     explained_variance_error: list[list[float] | None]
-    """Their standard errors, as the release states them."""
+    """Standard errors of these variances, from the release."""
     total_variance: list[float | None]
-    """Sum of all d variances of each."""
+    """Sum of all d variances, for each release."""
     null_share: list[float | None]
     """Share of null records in each batch, with noise, between 0 and 1; null without diagnostics."""
     null_share_error: list[float | None]
-    """Its standard error."""
+    """Standard error of the null share."""
     clipped_share: list[float | None]
-    """Share of records that the clip changed, with noise, between 0 and 1."""
+    """Share of records changed by clipping, with noise, between 0 and 1."""
     clipped_share_error: list[float | None]
-    """Its standard error."""
+    """Standard error of the clipped share."""
     complete: bool
-    """False if earlier releases exist that are not held."""
+    """False if earlier releases exist that the dashboard does not hold."""
 
 
 class StreamPage(_Answer):
@@ -266,12 +266,12 @@ class ReleasePage(_Answer):
 
 
 class JobSummary(_Answer):
-    """Job of a ledger: a stream, or charges made by hand."""
+    """Job of a ledger: a stream, or charges entered manually."""
 
     name: str
     """Name of the job."""
     standing: str
-    """Standing: active, paused, retired and so on."""
+    """Status: active, paused, retired and so on."""
     batches: Batches
     """Numbers of batches."""
     charges: int
@@ -279,7 +279,7 @@ class JobSummary(_Answer):
     records_committed: int
     """Records learnt."""
     records_abandoned: int
-    """Records charged and given up."""
+    """Records charged in batches that were abandoned."""
 
 
 class LedgerSummary(_Answer):
@@ -294,22 +294,22 @@ class LedgerSummary(_Answer):
     cap: Charge | None = None
     """Cap; null while the ledger is not open."""
     filter: str | None = None
-    """Rule by which charges add up."""
+    """Rule for adding charges."""
     entries: int = 0
     """Number of entries, void ones included."""
     most_charged: Charge | None = None
     """Largest charge of any record."""
     everywhere: Charge | None = None
-    """Charge of every record of the topic, if there is one."""
+    """Charge that every record of the topic bears, if any."""
     jobs: list[JobSummary] = []
-    """Jobs by name."""
+    """Jobs, ordered by name."""
 
 
 class LedgerPage(_Answer):
     """All ledgers of the streams."""
 
     items: list[LedgerSummary]
-    """Ledgers by input topic."""
+    """Ledgers, ordered by input topic."""
     connection: Connection
     """Connection to the broker."""
 
@@ -322,7 +322,7 @@ class OffsetRangeRow(_Answer):
     start: int
     """First offset."""
     end: int
-    """Offset behind the last."""
+    """Offset after the last."""
 
 
 class LedgerEntryRow(_Answer):
@@ -335,17 +335,17 @@ class LedgerEntryRow(_Answer):
     job: str | None = None
     """Job; null for the opening."""
     batch: int | None = None
-    """Batch, of entries that have one."""
+    """Batch, for entries about a batch."""
     records: int | None = None
     """Records of a reservation."""
     ranges: list[OffsetRangeRow] = []
-    """Offsets that are charged."""
+    """Offsets charged."""
     charge: Charge | None = None
-    """Cost for each of them."""
+    """Charge of each of these records."""
     reason: str | None = None
-    """Text of a person or of the service."""
+    """Text by an operator or by the service."""
     void: str | None = None
-    """Reason why the entry counts for nothing; null for an entry that counts."""
+    """Reason why the entry is void; null for a valid entry."""
 
 
 class EntryPage(_Answer):
@@ -354,22 +354,22 @@ class EntryPage(_Answer):
     items: list[LedgerEntryRow]
     """Entries."""
     next: int | None = None
-    """Value of ``before`` for the next page; null on the last that is held."""
+    """Value of ``before`` for the next page; null on the last page held."""
     complete: bool
-    """False if earlier entries exist that are not held: `streaming-pca ledger show` has them all."""
+    """False if earlier entries exist that are not held: `streaming-pca ledger show` lists all."""
 
 
 class Verification(_Answer):
-    """Result of the independent verifier over a ledger, its states and releases."""
+    """Result of the independent verifier for a ledger, its states and releases."""
 
     state: Literal["never", "running", "verified", "problems", "failed"]
-    """Course of the last run, or how it ended."""
+    """Progress or outcome of the last run."""
     started: str | None = None
     """Time of the start, ISO 8601 in UTC."""
     finished: str | None = None
     """Time of the end."""
     entries: int | None = None
-    """Entries that were verified."""
+    """Number of verified entries."""
     problems: list[str] = []
     """Problems of the ledger, or the reason why the verifier could not run."""
 
@@ -386,33 +386,33 @@ class RecordCharge(_Answer):
     spent: Charge
     """Sum over all jobs."""
     left: Charge
-    """Rest of the cap."""
+    """Remaining cap."""
     cap: Charge
     """Cap."""
     jobs: dict[str, Charge]
-    """Charge by each job that charged it."""
+    """Charge by each job."""
 
 
 class Event(_Answer):
-    """News: what to fetch again."""
+    """Event: something to fetch again."""
 
     kind: Literal["release", "ledger", "standing", "connection"]
-    """News: a release, a ledger's entries, a stream's leader, lag or health, or the connection."""
+    """Subject: a release, a ledger's entries, a stream's leader, lag or health, or the connection."""
     stream: str | None = None
-    """Stream of a release or a standing."""
+    """Stream of a release or of a change in leader, lag or health."""
     input: str | None = None
     """Topic of a ledger."""
     batch: int | None = None
     """Batch of a release."""
     revision: int
-    """Number that grows with each event of this process."""
+    """Number that increases with each event of this process."""
 
 
 class Overview(_Answer):
-    """All streams at one time."""
+    """All streams at the same moment."""
 
     streams: list[StreamSummary]
-    """Streams by name."""
+    """Streams, ordered by name."""
     connection: Connection
     """Connection to the broker."""
     revision: int

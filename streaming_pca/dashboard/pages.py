@@ -1,7 +1,7 @@
 """Routes of the dashboard's pages: one shell, its static files and plotly's browser bundle.
 
-The files hold no data, and are served without a token. Their URLs carry a digest of all of
-them, so that browsers keep them for good and never mix two versions.
+The files contain no data and are served without a token. Their URLs contain a digest of all files, so
+that browsers can cache them permanently and never mix two versions.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ CONTENT_SECURITY_POLICY = "; ".join(
         "form-action 'none'",
     )
 )
-"""Policy of all pages: nothing from elsewhere, nothing inline, no evaluation of text."""
+"""Policy of all pages: same origin only, nothing inline, no ``eval``."""
 
 SECURITY_HEADERS: Mapping[str, str] = {
     "Content-Security-Policy": CONTENT_SECURITY_POLICY,
@@ -45,22 +45,22 @@ SECURITY_HEADERS: Mapping[str, str] = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
 }
-"""Headers of each answer."""
+"""Headers of every response."""
 
 _TYPES = {
     "css": "text/css; charset=utf-8",
     "js": "text/javascript; charset=utf-8",
     "svg": "image/svg+xml",
 }
-"""Media types of the static files by their endings; others are not served."""
+"""Media types of static files by extension; files with other extensions are not served."""
 _PLOTLY = "plotly.min.js"
 _LEAST_GZIP = 1024
 """Size in bytes below which compression saves no packet."""
 _PIECE = 64 * 1024
-"""Most bytes that are sent at once."""
+"""Largest piece of a body, in bytes."""
 _FOR_GOOD = "public, max-age=31536000, immutable"
 _ROOT, _STATIC = "{root}", "{static}"
-"""Marks in the shell: the relative path to the root, and to the static files."""
+"""Placeholders in the shell for the relative paths to the root and to the static files."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class _File:
         return cls(body, small, media_type, etag)
 
     def answer(self, request: Request, caching: str) -> Response:
-        """Answer with the file, compressed if the client takes it, or with 304."""
+        """Answer with the file, compressed if the client accepts gzip, or with 304."""
         headers = {**SECURITY_HEADERS, "Cache-Control": caching, "ETag": self.etag, "Vary": "Accept-Encoding"}
         if _names(request.headers.get("if-none-match", ""), self.etag):
             return Response(status_code=304, headers=headers)
@@ -90,18 +90,18 @@ class _File:
             headers["Content-Encoding"] = "gzip"
         if len(body) <= _PIECE:
             return Response(body, headers=headers, media_type=self.media_type)
-        # In pieces, each of which waits for the client: many slow ones would fill memory at once.
+        # In pieces, each sent when the client is ready: whole bodies for many slow clients would fill memory.
         headers["Content-Length"] = str(len(body))
         return StreamingResponse(_pieces(body), headers=headers, media_type=self.media_type)
 
 
 class _Pages:
-    """Files in memory; plotly's bundle is read when it is first asked for."""
+    """Files in memory; plotly's bundle is read at its first request."""
 
     def __init__(self, folder: Traversable) -> None:
         self._files = {name: found for name, found in _files(folder) if name.rpartition(".")[2] in _TYPES}
         self._shell = (folder / "index.html").read_text(encoding="utf-8")
-        # The bundle is told by its version: a digest of 5 MB would delay each start.
+        # Plotly is identified by its version: hashing its 5 MB would delay each start.
         digest = hashlib.sha256(metadata.version("plotly").encode())
         for name, body in sorted(self._files.items()):
             digest.update(f"{name} {len(body)}\n".encode() + body)
@@ -112,7 +112,7 @@ class _Pages:
 
     def shell(self, depth: int) -> _File:
         """Return the page for a path with ``depth`` folders."""
-        # Without the lock, which the bundle's compression holds: this runs in the event loop.
+        # Without the lock: it is held while the bundle is compressed, and this runs in the event loop.
         if depth not in self._shells:
             root = "../" * depth or "./"
             text = self._shell.replace(_STATIC, f"{root}static/{self.digest}/").replace(_ROOT, root)
@@ -134,13 +134,13 @@ class _Pages:
 def page_routes() -> list[BaseRoute]:
     """Return the routes of the pages and of their static files.
 
-    Names of streams and of topics are not looked up here: the pages ask the API for them.
+    These routes do not look up streams or topics: the pages request them from the API.
     """
     pages = _Pages(resources.files("streaming_pca.dashboard") / "assets")
 
     async def static(request: Request) -> Response:
         digest, name = request.path_params["digest"], request.path_params["name"]
-        # Compression of the bundle takes a moment, in which events must go on.
+        # In a thread: compressing the bundle takes a moment and must not block the event loop.
         found = await asyncio.to_thread(pages.file, name) if digest == pages.digest else None
         if found is None:
             return PlainTextResponse("not found\n", 404, headers=dict(SECURITY_HEADERS))

@@ -1,4 +1,4 @@
-"""Process of `streaming-pca dashboard`: one HTTP server with the dashboard, and nothing else."""
+"""Process of `streaming-pca dashboard`: one HTTP server with only the dashboard."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ def run_dashboard(
     settings : sequence of Settings
         One for each stream.
     host, port : str, int
-        Address to listen on, in place of the settings'.
+        Address to listen on, which overrides the settings.
     on_listening : callable
         Called with the server's address, such as ``http://127.0.0.1:9470``, once it listens.
 
     Raises
     ------
     ConfigurationError
-        If the extra is missing, or others could come without a token.
+        If the extra is missing, or other hosts could connect without a token.
     StreamRefused
-        If the port cannot be listened on.
+        If the server cannot listen on the port.
     """
     http = settings[0].http.model_copy(update={"host": host, "port": port})
     site = make_site(settings)

@@ -1,4 +1,4 @@
-"""Site of the dashboard: pages and API over one observer."""
+"""Site of the dashboard: pages and API that share one observer."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def check_extra() -> None:
     Raises
     ------
     ConfigurationError
-        One line that says how to install it.
+        If a package is missing; the message shows how to install it.
     """
     missing = [name for name in _NEEDED if not _is_installed(name)]
     if missing:
@@ -55,21 +55,21 @@ def make_site(settings: Sequence[Settings]) -> Site:
     from streaming_pca.dashboard.pages import page_routes
 
     observer = Observer(settings)
-    # The API comes last: it answers all other paths, with a problem.
+    # The API comes last: it answers all other paths with an RFC 9457 problem.
     return _ObserverSite(observer, [*page_routes(), Mount("", app=make_api(observer))])
 
 
 class _ObserverSite:
-    """Site that an observer feeds."""
+    """Site with an observer as its source."""
 
     def __init__(self, observer: Observer, routes: Sequence[BaseRoute]) -> None:
         self._observer = observer
         self.routes = routes
 
     def start(self) -> None:
-        """Begin to read the topics."""
+        """Start to read the topics."""
         self._observer.start()
 
     def stop(self) -> None:
-        """End the observer's threads."""
+        """Stop the observer's threads."""
         self._observer.stop()

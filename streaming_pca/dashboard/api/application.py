@@ -30,13 +30,13 @@ _PLAN_SECONDS = 10.0
 def make_api(observer: Observer, *, broker_seconds: float = _BROKER_SECONDS) -> FastAPI:
     """Make the application of the API.
 
-    Access, limits of requests and of open streams of events, and origins are the server's
-    (:mod:`streaming_pca.service.http`).
+    The server (:mod:`streaming_pca.service.http`) checks access and origins, and limits requests and
+    open event streams.
 
     Parameters
     ----------
     broker_seconds : float
-        Longest time for an answer that needs the broker.
+        Longest time for a response that needs the broker.
     """
     context = Context(
         observer,
@@ -71,6 +71,6 @@ def make_api(observer: Observer, *, broker_seconds: float = _BROKER_SECONDS) -> 
 
 
 def openapi_document() -> dict[str, Any]:
-    """Return the OpenAPI document; no broker is asked."""
-    # Routes ask the observer for nothing before a request comes.
+    """Return the OpenAPI document, without contacting a broker."""
+    # Routes do not use the observer before the first request.
     return make_api(cast("Observer", None)).openapi()

@@ -1,4 +1,4 @@
-"""Blocking questions in threads of their own, bounded in number and time."""
+"""Blocking calls in separate threads, bounded in number and time."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ T = TypeVar("T")
 
 
 class Busy(Exception):
-    """A question was not answered in time."""
+    """A blocking call did not return in time."""
 
 
 class Asker:
-    """Asker of blocking questions.
+    """Runner of blocking calls.
 
-    A question that hangs keeps its thread until it ends, so no more than ``most`` can hang. The threads
-    are daemons: a question that hangs does not keep the process from ending.
+    A call that hangs keeps its thread, and its slot, until it ends: at most ``most`` can hang. The threads
+    are daemons, so that a hanging call does not prevent the process from exiting.
 
     Parameters
     ----------
     most : int
-        Most questions at the same time; others wait.
+        Largest number of concurrent calls; others wait.
     seconds : float
         Longest time for an answer, waiting included.
     what : str
-        Subject of the message when there is none.
+        Subject of the error message after a timeout.
     """
 
     def __init__(self, most: int, seconds: float, what: str) -> None:
@@ -41,7 +41,7 @@ class Asker:
         Raises
         ------
         Busy
-            If there was no answer in time.
+            If the call did not return in time.
         """
         try:
             async with asyncio.timeout(self._seconds):
@@ -91,12 +91,12 @@ class Asker:
             try:
                 value = question()
             except BaseException as error:
-                # TimeoutError would look like this class's own limit.
+                # A TimeoutError would be mistaken for this class's time limit.
                 failed = Busy(f"{self._what} did not answer") if isinstance(error, TimeoutError) else error
             try:
                 loop.call_soon_threadsafe(finish, value, failed)
             except RuntimeError:
-                # The server has stopped meanwhile.
+                # The server has stopped, and its loop is closed.
                 return
 
         try:

@@ -1,4 +1,4 @@
-"""Answers with an ETag, and HEAD."""
+"""Responses with an ETag, and HEAD requests."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from pydantic import BaseModel
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 HEAD = "streaming_pca.head"
-"""Key of a request's scope: whether it asks for the headers alone."""
+"""Key in a request's scope that marks a HEAD request."""
 
 
 def answer(request: Request, model: BaseModel, next: tuple[str, str | int | None] | None = None) -> Response:
-    """Return a model as JSON with a weak ETag, or 304 for the same.
+    """Return a model as JSON with a weak ETag, or 304 if unchanged.
 
     Parameters
     ----------
     next : tuple, optional
-        Parameter of a page and its value for the next one.
+        Name of the paging parameter and its value for the next page.
     """
     body = model.model_dump_json().encode()
     tag = f'W/"{hashlib.sha256(body).hexdigest()[:32]}"'
@@ -30,7 +30,7 @@ def answer(request: Request, model: BaseModel, next: tuple[str, str | int | None
 def answer_bytes(
     request: Request, body: bytes, tag: str, media_type: str, headers: Mapping[str, str] | None = None
 ) -> Response:
-    """Return bytes with their ETag, or 304 if the client has them; caches ask each time by default."""
+    """Return bytes with their ETag, or 304; by default caches revalidate each time."""
     named = {"cache-control": "no-cache", **(headers or {}), "etag": tag, "vary": "Authorization"}
     if _has(request.headers.getlist("if-none-match"), tag):
         kept = {name: value for name, value in named.items() if name in ("cache-control", "etag", "vary")}
@@ -40,24 +40,24 @@ def answer_bytes(
 
 
 def _has(fields: list[str], tag: str) -> bool:
-    """Compare weakly, as If-None-Match has it."""
+    """Return whether an If-None-Match header contains the tag, by weak comparison."""
     tags = [each.strip() for field in fields for each in field.split(",")]
     return "*" in tags or tag.removeprefix("W/") in {each.removeprefix("W/") for each in tags}
 
 
 def next_link(request: Request, parameter: str, value: str | int) -> str:
-    """Return the header Link of the next page, relative to this one."""
+    """Return the Link header for the next page, relative to this one."""
     return f'<?{request.url.include_query_params(**{parameter: value}).query}>; rel="next"'
 
 
 class HeadAnswers:
-    """Middleware that answers HEAD as GET without the body."""
+    """Middleware that answers HEAD like GET, without the body."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, HEAD as GET."""
+        """Forward a request; turn HEAD into GET."""
         if scope["type"] != "http" or scope["method"] != "HEAD":
             await self._app(scope, receive, send)
             return

@@ -1,4 +1,4 @@
-"""Surroundings of the API's routes."""
+"""Shared objects of the API's routes."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Context:
-    """Observer, and who asks it.
+    """Observer, and the askers that call it.
 
     Attributes
     ----------
     memory : Asker
-        Of answers from memory: they wait for a lock at most.
+        For answers from memory, which wait at most for a lock.
     broker : Asker
-        Of answers that may wait for the broker.
+        For answers that may wait for the broker.
     plans : Asker
-        Of computations.
+        For computations.
     """
 
     observer: Observer

@@ -57,7 +57,7 @@ _NONE_MATCH = {
 
 
 def document_of(app: FastAPI) -> dict[str, Any]:
-    """Return the OpenAPI document of an application, as plain data; it is the same each time."""
+    """Return the OpenAPI document of an application; the result is deterministic."""
     made: dict[str, Any] = get_openapi(
         title="streaming-pca",
         version="1",
@@ -87,7 +87,7 @@ def document_of(app: FastAPI) -> dict[str, Any]:
             "description": "Token of http.token; a server on loopback may have none.",
         }
     }
-    # The empty requirement: whether there is a token is a setting.
+    # The empty requirement makes the token optional: the settings decide.
     made["security"] = [{"bearer": []}, {}]
     for path, operations in made["paths"].items():
         for operation in operations.values():
@@ -99,13 +99,13 @@ def document_of(app: FastAPI) -> dict[str, Any]:
 
 
 def _say_once(operation: dict[str, Any]) -> None:
-    """Take the summary from the docstring, and from parameters what other fields say already."""
+    """Use the docstring as summary; remove redundant fields of parameters."""
     operation["summary"] = operation.pop("description").rstrip(".")
     for parameter in operation.get("parameters", []):
         schema = parameter["schema"]
         schema.pop("title", None)
         schema.pop("description", None)
-        # A parameter of a query or a header cannot be null: it is left out.
+        # A query or header parameter cannot be null, only absent.
         choices = [each for each in schema.pop("anyOf", []) if each != {"type": "null"}]
         for choice in choices:
             schema.update(choice)
@@ -144,7 +144,7 @@ def _add_conditions(path: str, operation: dict[str, Any]) -> None:
 
 
 def _head(operation: dict[str, Any]) -> dict[str, Any]:
-    """Return the operation of HEAD: the same answers without bodies."""
+    """Return the HEAD operation: the same responses without bodies."""
     made = copy.deepcopy(operation)
     name = operation["operationId"]
     made["operationId"] = f"head{name[0].upper()}{name[1:]}"

@@ -1,4 +1,4 @@
-"""Server-sent events: what is new, so that clients fetch it again."""
+"""Server-sent events, which announce what clients should fetch again."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PING_SECONDS = 15
 _RETRY_MS = 3000
 _SEND_SECONDS = 30.0
 _MOST_EVENTS = 256
-"""Events that wait for a slow client, before one stands for them all."""
+"""Largest number of queued events of a client; on overflow a single one replaces them all."""
 
 LastEventId = Annotated[
     str | None, Header(description="Id of the last event that the client has seen.", max_length=100)
@@ -27,14 +27,9 @@ LastEventId = Annotated[
 
 
 class Mailbox:
-    """Events that wait for one client, in bounded number.
+    """Bounded queue of events for one client.
 
-    Events beyond it are replaced by a single one of the connection, which means: fetch everything again.
-
-    Parameters
-    ----------
-    most : int
-        Most events that wait.
+    On overflow, a single "connection" event replaces all queued events; it means: fetch everything again.
     """
 
     def __init__(self, most: int = _MOST_EVENTS) -> None:
@@ -42,11 +37,11 @@ class Mailbox:
         self._loop = asyncio.get_running_loop()
 
     def post(self, event: Event) -> None:
-        """Take an event, in any thread."""
+        """Add an event; can be called from any thread."""
         try:
             self._loop.call_soon_threadsafe(self._put, event)
         except RuntimeError:
-            # The server has stopped, and its client is gone.
+            # The server has stopped and the client is disconnected.
             return
 
     async def get(self) -> Event:
@@ -64,7 +59,7 @@ class Mailbox:
 def add_events(app: FastAPI, context: Context) -> None:
     """Add the route of events."""
     observer = context.observer
-    # Another process, and another start of the same number, counts its events anew.
+    # Revisions restart with each process; the start time distinguishes processes that reuse a PID.
     process = f"{os.getpid():x}.{time.time_ns():x}"
 
     def encoded(event: Event) -> ServerSentEvent:
@@ -79,7 +74,7 @@ def add_events(app: FastAPI, context: Context) -> None:
             revision = (await context.memory.ask(observer.overview)).revision
             yield ServerSentEvent(comment="events follow", retry=_RETRY_MS, sep="\n")
             if last is not None and last != f"{process}-{revision}":
-                # Events are not kept: a client that missed some fetches everything.
+                # Old events are not stored: a client that missed some fetches everything.
                 yield encoded(Event(kind="connection", revision=revision))
             while True:
                 yield encoded(await mailbox.get())
@@ -99,7 +94,7 @@ def add_events(app: FastAPI, context: Context) -> None:
         },
     )
     async def follow_events(request: Request, last_event_id: LastEventId = None) -> Response:
-        """Follow what is new: releases, ledgers, standings and the connection."""
+        """Follow events about releases, ledgers, statuses and the connection."""
         if request.scope.get(HEAD):
             return Response(media_type="text/event-stream", headers={"cache-control": "no-store"})
         return EventSourceResponse(

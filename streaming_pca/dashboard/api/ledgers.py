@@ -18,7 +18,7 @@ def add_ledgers(app: FastAPI, context: Context) -> None:
 
     @app.get("/v1/ledger", response_model=LedgerPage, tags=["ledgers"], operation_id="listLedgers")
     async def list_ledgers(request: Request) -> Response:
-        """List the ledgers of all streams by input topic."""
+        """List the ledgers of all streams, ordered by input topic."""
         items = await context.memory.ask(observer.ledgers)
         connection = (await context.memory.ask(observer.overview)).connection
         return answer(request, LedgerPage(items=items, connection=connection))
@@ -37,7 +37,7 @@ def add_ledgers(app: FastAPI, context: Context) -> None:
     async def list_entries(
         request: Request, input: Input, limit: Limit = 50, before: Before = None, job: Job = None
     ) -> Response:
-        """List entries that are held, newest first."""
+        """List the entries in memory, newest first."""
         page = await context.memory.ask(lambda: observer.entries(input, limit, before, job))
         return answer(request, page, ("before", page.next))
 
@@ -60,7 +60,7 @@ def add_ledgers(app: FastAPI, context: Context) -> None:
         response_description="The verification runs, or another ledger's does.",
     )
     async def start_verification(request: Request, input: Input) -> Response:
-        """Start a verification, unless one runs."""
+        """Start a verification, unless one is already running."""
         found = await context.memory.ask(lambda: observer.verify(input))
         body = found.model_dump_json()
         return Response(body, 202, {"cache-control": "no-store"}, "application/json")
@@ -82,7 +82,7 @@ def add_ledgers(app: FastAPI, context: Context) -> None:
             except TopicError as error:
                 found, connection = observer.ledger(input), observer.overview().connection
                 if found.cap is None and connection.ok and connection.loaded:
-                    # Asking again would not help.
+                    # Retrying would not help.
                     raise UnknownLedger(str(error)) from None
                 raise
 

@@ -1,4 +1,4 @@
-"""Parameters of paths and queries, all bounded."""
+"""Path and query parameters, all bounded."""
 
 from __future__ import annotations
 

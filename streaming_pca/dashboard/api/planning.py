@@ -32,24 +32,24 @@ class PlanShares(_Part):
     centre: FiniteFloat
     """Largest share of the centre."""
     pilot: FiniteFloat
-    """Share of the first look at the covariance."""
+    """Share of the pilot estimate of the covariance."""
 
 
 class PlanTarget(_Part):
-    """Relative error and its eigengap."""
+    """Relative error and the eigengap that it requires."""
 
     error: FiniteFloat
-    """Error, in units of a random subspace's."""
+    """Error, relative to the error of a random subspace."""
     gap_needed: FiniteFloat
-    """Eigengap for the error, as a share of the total variance."""
+    """Eigengap that the error requires, as a share of the total variance."""
     attainable: bool
-    """False if no eigengap can be as large."""
+    """False if the required eigengap is impossible."""
     records_needed: int | None
-    """Records for the error with the given gap; null without a gap, and above 10^15."""
+    """Number of records for this error at the given gap; null without a gap, or above 10^15."""
 
 
 class Plan(_Part):
-    """Forecast of the default estimator from public numbers, as `streaming-pca plan --json` has it."""
+    """Forecast for the default estimator from public numbers, as in `streaming-pca plan --json`."""
 
     dim: int
     """Number d of features."""
@@ -62,19 +62,19 @@ class Plan(_Part):
     delta: FiniteFloat
     """Delta of the guarantee."""
     contributions: int
-    """Most batches of one user."""
+    """Largest number of batches of one user."""
     tail: FiniteFloat
-    """Clip radius of |x|² over the mean of |x|²."""
+    """Clip radius of |x|² divided by the mean of |x|²."""
     route: Literal["covariance", "block"]
     """Route of the estimator."""
     batches: list[int]
     """Records of each batch."""
     charge: Charge
-    """Charge of a record, or of all batches of a user together."""
+    """Charge of a record, or of a user over all batches."""
     mu: FiniteFloat
     """Cost of a batch in Gaussian differential privacy."""
     noise_multiplier: FiniteFloat
-    """Noise over sensitivity of one batch."""
+    """Noise divided by sensitivity, for one batch."""
     shares: PlanShares
     """Shares of mu²."""
     entry_noise: FiniteFloat
@@ -90,11 +90,11 @@ class Plan(_Part):
     is_bound: bool
     """True if the noise is an upper bound."""
     targets: list[PlanTarget]
-    """Errors with their eigengaps."""
+    """Errors and the eigengaps that they require."""
     gap: FiniteFloat | None = Field(default=None)
     """Given eigengap."""
     error: FiniteFloat | None = None
-    """Relative error with that eigengap."""
+    """Relative error at that eigengap."""
     warnings: list[str]
     """One line each."""
 
@@ -143,7 +143,7 @@ def add_planning(app: FastAPI, context: Context) -> None:
         batches: _Batches = None,
         contributions: _Contributions = 1,
     ) -> Response:
-        """Predict noise, charges and attainable errors before anything is spent."""
+        """Predict noise, charges and attainable errors before spending any budget."""
 
         def plan() -> Plan:
             try:

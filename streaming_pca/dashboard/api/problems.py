@@ -1,4 +1,4 @@
-"""Problems (RFC 9457) as the API answers them, each in a line."""
+"""Problem responses (RFC 9457) of the API, one line each."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ from streaming_pca.service.kafka.clients import BrokerUnreachable
 log = logging.getLogger(__name__)
 
 RETRY_SECONDS = 5
-"""Seconds after which a client may ask again."""
+"""Seconds until a client may retry."""
 _MOST_CHARACTERS = 500
-"""Longest line; parts of a request are in some of them."""
+"""Longest line: some lines quote the request."""
 
 _MISSING = (UnknownStream, UnknownLedger, UnknownRelease, UnknownRecord)
 _LATER = (BrokerUnreachable, TopicError, Busy)
 
 
 class NotReady(Exception):
-    """The topics were not read to their ends yet."""
+    """The topics have not been read to their ends yet."""
 
 
 class StrictRoute(APIRoute):
-    """Route that refuses parameters it does not know, and answers every error with a problem."""
+    """Route that rejects unknown parameters and answers every error with a problem."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """Return the handler of requests."""
@@ -81,14 +81,14 @@ def _answer_of(request: Request, error: Exception) -> Response:
     if isinstance(error, (*_LATER, NotReady)):
         retry = {"retry_after": str(RETRY_SECONDS)}
         return problem(request.scope, HTTPStatus.SERVICE_UNAVAILABLE, _line(str(error)), **retry)
-    # An error's text can hold anything, so it goes to the log alone.
+    # An error's text can contain anything, so it is only logged.
     log.error("no answer to %s %r", request.method, request.scope["path"], exc_info=error)
     detail = "the server failed at this request: its log says why"
     return problem(request.scope, HTTPStatus.INTERNAL_SERVER_ERROR, detail)
 
 
 def add_problems(app: FastAPI) -> None:
-    """Make the application answer errors of paths, methods and parameters with problems."""
+    """Install handlers that answer errors in paths, methods and parameters with problems."""
 
     async def refused(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
@@ -109,7 +109,7 @@ def add_problems(app: FastAPI) -> None:
 
 
 def _methods(routes: list[BaseRoute], request: Request) -> str:
-    """Return the methods of all routes with this path."""
+    """Return the allowed methods of this path."""
     found: set[str] = set()
     for route in routes:
         if route.matches(request.scope)[0] is not Match.NONE:
@@ -118,7 +118,7 @@ def _methods(routes: list[BaseRoute], request: Request) -> str:
 
 
 def _first(error: RequestValidationError) -> str:
-    """Return the first error of parameters as a line."""
+    """Describe the first invalid parameter in one line."""
     first = error.errors()[0]
     place, *rest = (str(part) for part in first["loc"])
     name = ".".join(rest) or place
@@ -129,6 +129,6 @@ def _first(error: RequestValidationError) -> str:
 
 
 def _line(text: str) -> str:
-    """Return the first line of a text, of bounded length."""
+    """Return the first line of a text, truncated if it is too long."""
     lines = text.splitlines() or [""]
     return lines[0] if len(lines[0]) <= _MOST_CHARACTERS else lines[0][: _MOST_CHARACTERS - 1] + "…"

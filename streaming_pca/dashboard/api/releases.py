@@ -1,4 +1,4 @@
-"""Routes of single releases, as JSON as they were published, or as NumPy arrays."""
+"""Routes of single releases, as published JSON or as NumPy arrays."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from streaming_pca.dashboard.observing.errors import UnknownRelease
 from streaming_pca.data.release import ArrayDigest, Release
 
 NPZ = "application/octet-stream"
-"""Media type of NumPy's archives: none of their own is registered."""
+"""Media type of NumPy archives, which have no registered type."""
 _RESPONSES: dict[int | str, dict[str, Any]] = {
     200: {
         "description": "The release: its bytes on the topic, or its arrays.",
@@ -50,7 +50,7 @@ def add_releases(app: FastAPI, context: Context) -> None:
         body, number = found
         headers = {
             "content-disposition": f'attachment; filename="{name}-{number}.{format}"',
-            # A topic that was made anew has other releases under the same numbers.
+            # A recreated topic has different releases under the same numbers.
             "cache-control": "no-cache",
         }
         tag = f'"{hashlib.sha256(body).hexdigest()}"'
@@ -68,15 +68,15 @@ def add_releases(app: FastAPI, context: Context) -> None:
 
 
 def _encoded(context: Context, name: str, batch: int | None, format: str) -> tuple[bytes, int]:
-    """Return a release's bytes in a format, and its batch."""
+    """Return a release's bytes in the requested format, and its batch number."""
     value, release = context.observer.release(name, batch)
     return (value if format == "json" else npz_of(release)), release.batch
 
 
 def npz_of(release: Release) -> bytes:
-    """Return a release's arrays and numbers as a NumPy archive; the same release gives the same bytes.
+    """Return a release's arrays and numbers as a NumPy archive, with deterministic bytes.
 
-    Unknown quantities are omitted, and so are arrays that the release holds as a digest.
+    The archive omits unknown quantities, and arrays that the release contains only as a digest.
     """
     lower, upper = release.bounds or (None, None)
     centring = release.centering

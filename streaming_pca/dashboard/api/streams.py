@@ -26,7 +26,7 @@ def add_streams(app: FastAPI, context: Context) -> None:
 
     @app.get("/v1/streams", response_model=StreamPage, tags=["streams"], operation_id="listStreams")
     async def list_streams(request: Request, limit: Limit = 50, after: After = None) -> Response:
-        """List streams by name."""
+        """List streams, ordered by name."""
         found = await context.memory.ask(observer.overview)
         streams = sorted(found.streams, key=lambda stream: stream.name)
         behind = [stream for stream in streams if after is None or stream.name > after]
@@ -50,7 +50,7 @@ def add_streams(app: FastAPI, context: Context) -> None:
 
     @app.get("/v1/streams/{name}/budget", response_model=Budget, tags=["streams"], operation_id="getBudget")
     async def get_budget(request: Request, name: Name) -> Response:
-        """Get charged and left budget of a stream's records."""
+        """Get the charged and remaining budget of a stream's records."""
         found = await context.memory.ask(lambda: observer.stream(name))
         if found.budget is not None:
             return answer(request, found.budget)
@@ -69,6 +69,6 @@ def add_streams(app: FastAPI, context: Context) -> None:
     async def list_releases(
         request: Request, name: Name, limit: Limit = 50, before: Before = None
     ) -> Response:
-        """List releases that are held, newest first."""
+        """List the releases in memory, newest first."""
         page = await context.memory.ask(lambda: observer.releases(name, limit, before))
         return answer(request, page, ("before", page.next))

@@ -1,1 +1,1 @@
-"""Observer of streams and ledgers: what the broker's topics say, held in bounded memory."""
+"""Observer of streams and ledgers, which holds the contents of their topics in bounded memory."""

@@ -1,4 +1,4 @@
-"""Errors of questions about what is not there; one line each."""
+"""Errors for requests about missing objects, with one-line messages."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class UnknownLedger(_Unknown):
 
 
 class UnknownRelease(_Unknown):
-    """The stream has no such release, or its topic holds it no more."""
+    """The stream has no such release, or its topic has deleted it."""
 
 
 class UnknownRecord(_Unknown):

@@ -1,4 +1,4 @@
-"""News for listeners, and the state of the connection."""
+"""Events for listeners, and the state of the connection."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _log = logging.getLogger(__name__)
 
 
 def now_in_words() -> str:
-    """Return the time, ISO 8601 in UTC."""
+    """Return the current time, ISO 8601 in UTC."""
     return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
 class Listeners:
-    """Callbacks, and the number of the last event.
+    """Callbacks, and the revision of the last event.
 
-    Events are told one after another, each to all listeners, in the order of their revisions.
+    Every listener receives all events, one after another, in the order of their revisions.
     """
 
     def __init__(self) -> None:
@@ -32,7 +32,7 @@ class Listeners:
         self._telling = threading.Lock()
 
     def listen(self, callback: Listener) -> Callable[[], None]:
-        """Call back at each event; the result ends that."""
+        """Register a callback for each event; return a function that unregisters it."""
         with self._lock:
             key = self._next
             self._next += 1
@@ -45,7 +45,7 @@ class Listeners:
         return unlisten
 
     def tell(self, events: Iterable[Event]) -> None:
-        """Number the events and tell them; the state must be up to date, and no lock be held."""
+        """Assign revisions and publish; call this without the lock, after updating the state."""
         with self._telling:
             for event in events:
                 with self._lock:
@@ -56,14 +56,14 @@ class Listeners:
                     try:
                         listener(numbered)
                     except Exception:
-                        # A listener's fault must end neither this thread nor the others' news.
+                        # A failing listener must not end this thread, or deprive other listeners of events.
                         _log.exception("a listener of the dashboard failed")
 
 
 class ConnectionState:
-    """Connection to the broker, as several threads find it.
+    """Connection to the broker, as reported by several threads.
 
-    It is well when none of them has a problem.
+    It is ok while no thread reports a problem.
     """
 
     def __init__(self) -> None:
@@ -73,7 +73,7 @@ class ConnectionState:
         self._loaded = False
 
     def report(self, part: str, problem: str | None) -> bool:
-        """Take what one thread has found; return whether the whole has changed."""
+        """Record the problem of one thread, or None; return whether the overall state changed."""
         with self._lock:
             before = bool(self._problems), next(iter(self._problems.values()), None)
             if problem is None:
@@ -85,24 +85,24 @@ class ConnectionState:
             return (bool(self._problems), next(iter(self._problems.values()), None)) != before
 
     def load(self) -> bool:
-        """Note that all topics were read to their ends; return whether that is news."""
+        """Record that all topics were read to their ends; return whether this is new."""
         with self._lock:
             before, self._loaded = self._loaded, True
             return not before
 
     @property
     def loaded(self) -> bool:
-        """True once all topics were read to their ends."""
+        """True once all topics have been read to their ends."""
         return self._loaded
 
     @property
     def problem(self) -> str | None:
-        """Problem in one line; None if all is well."""
+        """Problem in one line; None while the connection is ok."""
         with self._lock:
             return next(iter(self._problems.values()), None)
 
     def answer(self) -> Connection:
-        """Return it as the API has it."""
+        """Return the API's model of the connection."""
         with self._lock:
             problem = next(iter(self._problems.values()), None)
             return Connection(ok=problem is None, problem=problem, since=self._since, loaded=self._loaded)

@@ -1,4 +1,4 @@
-"""Thread that reads releases and ledgers, over one connection."""
+"""Thread that reads releases and ledgers over one connection."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 _IDLE_SECONDS = 0.2
 _PROBE_SECONDS = 3.0
-"""Interval at which the ends of topics are asked for: polling a dead broker is silent."""
+"""Interval between requests for end offsets: polling a dead broker raises no error."""
 
 
 def follow_topics(observer: Observer, kafka: KafkaSettings, table: TopicTable, stop: threading.Event) -> None:
-    """Read over one connection until stopped, on from where the last one was."""
+    """Read over one connection until stopped, from where the last connection ended."""
     with closing(TopicsReader(kafka)) as reader:
         _Follower(observer, reader, table, stop).run()
 
@@ -34,7 +34,7 @@ class _Follower:
         self._observer, self._reader, self._table, self._stop = observer, reader, table, stop
         self._reads: set[str] = set()
         self._waits: set[str] = set()
-        """Topics that are there and have no leader."""
+        """Topics that exist but have no leader."""
         self._denied: set[str] = set()
         self._probed = 0.0
 
@@ -68,7 +68,7 @@ class _Follower:
             self._observer.load()
 
     def _assign(self) -> None:
-        """Read the topics that are there, from their beginnings where they are new."""
+        """Assign the topics that exist; read new ones from their beginnings."""
         observer, table = self._observer, self._table
         if not table.is_known:
             return
@@ -128,14 +128,14 @@ class _Follower:
                     self._seek(view.topic, view.next_offset, first, end)
 
     def _seek(self, topic: str, offset: int, first: int, end: int) -> None:
-        # A topic that is shorter than it was is another one, or has lost its tail.
+        # If the topic is shorter than before, it was recreated or has lost its tail.
         if offset > end:
             self._restart(topic)
             offset = first
         self._reader.seek(topic, max(offset, first))
 
     def _restart(self, topic: str) -> None:
-        """Forget a topic, so that it is read from its beginning."""
+        """Discard the state of a topic, so that it is read from its beginning."""
         with self._observer.lock:
             for state in self._observer.streams.values():
                 if state.releases.topic == topic:
@@ -149,7 +149,7 @@ class _Follower:
         if lost.denied:
             self._denied |= lost.topics
         else:
-            # Retention has deleted what was next, or the topic was made anew.
+            # Retention has deleted the next message, or the topic was recreated.
             bounds = self._reader.bounds(lost.topics)
             with self._observer.lock:
                 for topic, (first, end) in bounds.items():
@@ -169,7 +169,7 @@ class _Follower:
         return view.next_offset
 
     def _probe(self) -> None:
-        """Ask for first and last offsets: does the broker answer, and was all read?"""
+        """Request offset bounds, to check whether the broker answers and everything was read."""
         bounds = self._reader.bounds(self._reads)
         self._probed = time.monotonic()
         with self._observer.lock:

@@ -1,4 +1,4 @@
-"""Verdict on a stream in plain words, from public quantities and published values alone."""
+"""Health of a stream in plain words, from public quantities and published values only."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from streaming_pca.estimators.doubts import describe_doubts
 Level = Literal["ok", "warning", "problem", "unknown"]
 
 MANY_NULL = 0.5
-"""Share of null records that is a problem, as in the worker's log."""
+"""Share of null records above which the level is "problem", as in the worker's log."""
 SOME_NULL = 0.05
-"""Share of null records that is worth a warning."""
+"""Share of null records above which the level is "warning"."""
 _USUAL = 5
-"""Multiple of the usual interval between releases after which one is missed."""
+"""Multiple of the usual interval between releases after which a release is late."""
 _LEAST_SECONDS = 60.0
-"""Shortest time after which a release is missed."""
+"""Shortest time after which a release is late."""
 _WATCHED_SECONDS = 120.0
 _LEAST_SAMPLES = 8
 _ORDER: Sequence[Level] = ("problem", "warning", "unknown", "ok")
@@ -26,17 +26,17 @@ _ORDER: Sequence[Level] = ("problem", "warning", "unknown", "ok")
 
 @dataclass(frozen=True)
 class Facts:
-    """Facts that the verdict is made from."""
+    """Facts that determine the verdict."""
 
     problem: str | None = None
-    """Topics or ledger that cannot be read."""
+    """Reason why topics or the ledger cannot be read."""
     disconnected: str | None = None
-    """Reason why the numbers may be old."""
+    """Reason why the numbers may be outdated."""
     loaded: bool = True
-    """False until the topics were read to their ends."""
+    """False until the topics have been read to their ends."""
     standing: str = "active"
     reason: str | None = None
-    """Reason of a pause, of a retirement, or of the last batch's end without an answer."""
+    """Reason why the job was paused or retired, or why its last batch was abandoned."""
     abandoned_last: bool = False
     refused: str | None = None
     """Reason why the ledger refused the stream's last entry."""
@@ -44,9 +44,9 @@ class Facts:
     """Reason why the ledger will refuse the next batch."""
     open_ledger: bool = True
     learnt: int | None = None
-    """Number of records of a stream of known length that has learnt them all."""
+    """Number of records, once a stream of known length has learnt all of them."""
     leader: bool | None = None
-    """True if a process leads; None where the broker does not tell."""
+    """True if a process leads; None if the broker does not report it."""
     candidates: int = 0
     lag: int | None = None
     lag_grows: bool = False
@@ -63,7 +63,7 @@ class Facts:
 
 
 def judge(facts: Facts) -> Health:
-    """Return the verdict: all reasons, the worst first."""
+    """Return the verdict with all reasons, the worst first."""
     if facts.problem is not None:
         return Health(level="problem", reasons=[facts.problem])
     if facts.disconnected is not None:
@@ -117,7 +117,7 @@ def _of_leader(facts: Facts) -> list[tuple[Level, str]]:
 
 
 def _is_late(facts: Facts) -> bool:
-    # Without records that wait there is nothing to learn.
+    # Without lag, there is nothing to learn and no release is due.
     if facts.seconds_since is None or facts.usual_seconds is None or not facts.lag:
         return False
     return facts.seconds_since > max(_USUAL * facts.usual_seconds, _LEAST_SECONDS)
@@ -142,21 +142,21 @@ def _of_release(facts: Facts) -> list[tuple[Level, str]]:
 
 
 def _duration(seconds: float) -> str:
-    """Write a time for people."""
+    """Format a duration for people."""
     for length, unit in ((86_400, "days"), (3600, "hours"), (60, "minutes")):
         if seconds >= 2 * length:
             return f"{seconds / length:.0f} {unit}"
     if seconds >= 60:
-        # Rounded, or the words would change with every look.
+        # Rounded, or the text would change at every update.
         seconds = 10 * (seconds // 10)
     return f"{seconds:.0f} seconds" if seconds >= 10 else f"{seconds:.1f} seconds"
 
 
 class LagWatch:
-    """Last two minutes of a stream's lag, which tell whether it grows.
+    """Last two minutes of a stream's lag, to detect growth.
 
-    A lag goes up and down with each batch. It grows if the least of the later half is above the most
-    of the earlier half, and is more than a batch.
+    A lag rises and falls with each batch. It grows if the minimum of the later half is above the maximum
+    of the earlier half, and above the size of the largest batch.
     """
 
     def __init__(self, largest_batch: int) -> None:
@@ -164,7 +164,7 @@ class LagWatch:
         self._samples: list[tuple[float, int]] = []
 
     def add(self, at: float, lag: int) -> None:
-        """Take a sample at a time in seconds."""
+        """Add a sample; ``at`` is in seconds."""
         self._samples = [s for s in self._samples if at - _WATCHED_SECONDS <= s[0] < at]
         self._samples.append((at, lag))
 

@@ -1,7 +1,7 @@
-"""Replay of one ledger, and its last entries in rows.
+"""Replay of one ledger, and its last entries as rows.
 
-Memory is bounded: rows beyond the most are dropped, oldest first, and so are rows whose ranges are
-more than :data:`RANGES_PER_ROW` for each row that may be held.
+Memory is bounded: the oldest rows are dropped if there are more than the limit, or if the rows have more
+than :data:`RANGES_PER_ROW` ranges per permitted row in total.
 """
 
 from __future__ import annotations
@@ -68,21 +68,21 @@ class _Row:
 
 
 class LedgerView:
-    """Ledger of an input topic, as its topic brings it.
+    """Ledger of an input topic, replayed message by message.
 
     Parameters
     ----------
     most : int
-        Rows to hold.
+        Largest number of rows to hold.
 
     Attributes
     ----------
     topic_id : str or None
-        The input topic's id, which the replay judges entries by.
+        The input topic's id, which the replay checks entries against.
     ledger_id : str or None
-        Life of the ledger topic that was read.
+        Id of the ledger topic that was read.
     next_offset : int
-        First offset that was not read.
+        First unread offset.
     problem : str or None
         Reason why the ledger cannot be read.
     """
@@ -94,7 +94,7 @@ class LedgerView:
         self.restart(None, None)
 
     def restart(self, topic_id: str | None, ledger_id: str | None) -> None:
-        """Forget everything: another topic is read."""
+        """Discard all state: the next messages come from another topic."""
         self.topic_id, self.ledger_id = topic_id, ledger_id
         self.next_offset = 0
         self.failed: str | None = None
@@ -110,25 +110,25 @@ class LedgerView:
 
     @property
     def ledger(self) -> Any:
-        """The replay."""
+        """The replayed ledger."""
         return self._replay.ledger
 
     @property
     def trouble(self) -> str | None:
-        """Reason why the numbers of this ledger are not known, or None."""
+        """Reason why the numbers of this ledger are unknown, or None."""
         return self.problem or self.failed
 
     def require_readable(self) -> None:
-        """Raise TopicError if the numbers of this ledger are not known."""
+        """Raise TopicError if the numbers of this ledger are unknown."""
         if self.trouble is not None:
             raise TopicError(self.trouble)
 
     def begin(self, first: int) -> None:
-        """Judge a ledger by its first offset: without its first entries it says nothing."""
+        """Record a failure if the ledger has lost its first entries, which makes it useless."""
         self.failed = lost_entries(self.topic, first) if first else None
 
     def job(self, name: str) -> JobLedger:
-        """Return a job's record."""
+        """Return a job's state."""
         found: JobLedger = self.ledger.job(name)
         return found
 
@@ -145,7 +145,7 @@ class LedgerView:
             self.failed = str(error)
             return
         except Exception as error:
-            # Numbers without this entry would be wrong.
+            # Without this entry, later numbers would be wrong.
             self.failed = f"reading ledger {self.topic!r} failed at offset {offset} ({type(error).__name__})"
             raise
         self._remember(item)
@@ -159,7 +159,7 @@ class LedgerView:
             self._dropped = True
 
     def _remember(self, item: Replayed) -> None:
-        """Keep what health is judged by: a job's last refusal, and why it was paused or gave up."""
+        """Store a job's last refusal and last reason, which determine its health."""
         entry = item.entry
         if isinstance(entry, Opened) or entry.topic_id != self.topic_id:
             return
@@ -192,14 +192,14 @@ class LedgerView:
         return _Row(item.offset, sys.intern(entry.kind), job, batch, records, ranges, charge, reason, text)
 
     def _shared(self, charge: Charge) -> models.Charge:
-        """Return a charge as the API has it; equal ones are one object."""
+        """Convert a charge to the API's model; equal charges share one object."""
         said = charge_of(describe_charge(charge, with_rho=charge.rho is not None))
         if len(self._charges) >= _INTERNED:
             self._charges.clear()
         return self._charges.setdefault((said.epsilon, said.delta, said.rho), said)
 
     def summary(self) -> models.LedgerSummary:
-        """Return the ledger as the API has it."""
+        """Return the API's summary of the ledger."""
         if self._summary is None or self._summary.problem != self.trouble:
             self._summary = self._summarise()
         return self._summary
@@ -248,7 +248,7 @@ class LedgerView:
         )
 
     def is_named(self, partition: int, offset: int) -> bool:
-        """Return whether a range of the ledger holds a record."""
+        """Return whether a range of the ledger contains a record."""
         return bool(self.ledger.spent(partition, offset) != self.ledger.everywhere)
 
     def record(self, partition: int, offset: int) -> models.RecordCharge:
@@ -266,7 +266,7 @@ class LedgerView:
 
 
 def charge_of(described: dict[str, str | None]) -> models.Charge:
-    """Return a described charge with decimals of at most 12 digits."""
+    """Convert a described charge to decimals of at most 12 digits."""
     return models.Charge(**{name: None if v is None else format_number(v) for name, v in described.items()})
 
 
@@ -301,7 +301,7 @@ def _budget(charges: dict[str, Any]) -> models.Budget | None:
 
 
 def _spent_share(spent: dict[str, str | None], left: dict[str, str]) -> float | None:
-    """Return the largest spent share of the quantities that the filter adds up."""
+    """Return the largest spent share among the quantities that the filter adds up."""
     shares = [_part(spent[name], left[name]) for name in left]
     return max((share for share in shares if share is not None), default=None)
 

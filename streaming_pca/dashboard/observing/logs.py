@@ -1,4 +1,4 @@
-"""One consumer for the one partition of many topics: releases and ledgers."""
+"""Consumer of many topics with a single partition each: releases and ledgers."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from streaming_pca.service.kafka.refusals import missing_permission
 _PATH = re.compile(r"""(?<![\w/])['"]?/[^\s'",:;()]+['"]?""")
 _POLL_MS = 200
 _FETCH_BYTES = 4 * 2**20
-"""Bytes that one fetch brings, unless a single message is larger."""
+"""Largest size of one fetch in bytes, unless a single message is larger."""
 _POLLED = 500
-"""Most messages that one poll returns."""
+"""Largest number of messages that one poll returns."""
 _LEADERS_MS = 2000
-"""Longest wait for the leaders of new topics, before the topics with leaders are read without the others."""
+"""Longest wait for the leaders of new topics; then only topics with leaders are read."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Message:
 
 
 class TopicsLost(Exception):
-    """Topics whose next message cannot be read: it was deleted, or this user may not."""
+    """Topics whose next message was deleted, or may not be read by this user."""
 
     def __init__(self, topics: Collection[str], *, denied: bool = False) -> None:
         super().__init__(", ".join(sorted(topics)))
@@ -55,10 +55,7 @@ class TopicsLost(Exception):
 
 
 class TopicsReader:
-    """Read_committed reader of topics of one partition, over one connection.
-
-    Not thread safe.
-    """
+    """Read-committed reader of single-partition topics over one connection; not thread-safe."""
 
     def __init__(self, kafka: KafkaSettings) -> None:
         self._timeout_ms = kafka.request_timeout_ms
@@ -67,15 +64,15 @@ class TopicsReader:
         )
 
     def assign(self, topics: Iterable[str]) -> None:
-        """Read these topics and no others; positions of earlier ones stay."""
+        """Read only these topics; topics that were already assigned keep their positions."""
         self._consumer.assign([TopicPartition(topic, 0) for topic in sorted(topics)])
 
     def seek(self, topic: str, offset: int) -> None:
-        """Read a topic on from an offset."""
+        """Continue to read a topic from an offset."""
         self._consumer.seek(TopicPartition(topic, 0), offset)
 
     def bounds(self, topics: Iterable[str]) -> dict[str, tuple[int, int]]:
-        """Return first offsets and readable ends; without topics whose leader is not known.
+        """Return first offsets and readable ends of the topics that have a leader.
 
         Raises
         ------
@@ -103,11 +100,11 @@ class TopicsReader:
         def ask(of: Callable[..., dict[TopicPartition, int]]) -> dict[TopicPartition, int]:
             return once_led(lambda: of(self._consumer, tps, self._timeout_ms), patience_ms)
 
-        # On a read_committed consumer, ends are before the first open transaction.
+        # For a read_committed consumer, ends are last stable offsets: before the first open transaction.
         return dict(ask(first_offsets)), dict(ask(last_offsets))
 
     def position(self, topic: str) -> int:
-        """Return the next offset to read, behind markers of transactions that were met."""
+        """Return the next offset to read, after the transaction markers already passed."""
         return int(self._consumer.position(TopicPartition(topic, 0), timeout_ms=self._timeout_ms) or 0)
 
     def poll(self, wait_ms: int = _POLL_MS) -> list[Message]:
@@ -131,7 +128,7 @@ class TopicsReader:
         ]
 
     def message_from(self, topic: str, offset: int, end: int) -> Message | None:
-        """Return the first message in [``offset``, ``end``); the reader then reads nothing else."""
+        """Return the first message in [``offset``, ``end``); unassign all other topics."""
         self.assign([topic])
         self.seek(topic, offset)
         deadline = time.monotonic() + self._timeout_ms / 1000
@@ -150,7 +147,7 @@ class TopicsReader:
 
 
 def in_words(error: BaseException, servers: str) -> str:
-    """Describe a failure of the broker in one line, without a file's path."""
+    """Describe a broker failure in one line, without file paths."""
     if (missing := missing_permission(error, "Read")) is not None:
         return str(missing)
     if isinstance(error, KafkaError):

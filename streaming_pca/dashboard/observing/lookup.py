@@ -1,4 +1,4 @@
-"""Questions for single releases, over one connection that is kept."""
+"""Lookup of single releases over one persistent connection."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class _Question:
     Attributes
     ----------
     offset, digest : int or None, str or None
-        Where it is, and of which bytes; None for a release older than all held ones.
+        Offset, and SHA-256 of its bytes; None for a release older than all releases in memory.
     before : int or None
-        First offset behind the place where an older one can be; None if there is no older one.
+        End (exclusive) of the offsets to search for an older release; None if no search can succeed.
     """
 
     topic: str
@@ -41,7 +41,7 @@ class _Question:
 
 
 class ReleaseLookup:
-    """Reader of single releases; one question at a time."""
+    """Reader of single releases, one request at a time."""
 
     def __init__(self, kafka: KafkaSettings) -> None:
         self._kafka = kafka
@@ -50,7 +50,7 @@ class ReleaseLookup:
         self._closed = False
 
     def question(self, releases: ReleaseHistory, point: Point | None, batch: int | None) -> _Question:
-        """Make the question for a batch's release, or the latest, from what is held."""
+        """Prepare the lookup of a batch's release, or the latest, from the history."""
         oldest = releases.oldest
         older = batch is not None and oldest is not None and batch < oldest.batch
         return _Question(
@@ -90,7 +90,7 @@ class ReleaseLookup:
             self._lock.release()
 
     def close(self) -> None:
-        """Release the connection, unless a question waits for the broker: then when that ends."""
+        """Close the connection, or leave it open if a request still uses it."""
         self._closed = True
         if self._lock.acquire(blocking=False):
             try:
@@ -122,7 +122,7 @@ class ReleaseLookup:
     def _search(
         self, reader: TopicsReader, question: _Question, first: int, end: int
     ) -> tuple[bytes, Release]:
-        """Bisect the offsets [first, end): batches ascend."""
+        """Bisect the offsets [first, end): batch numbers increase with offsets."""
         assert question.batch is not None
         low, high = first, end
         while low < high:

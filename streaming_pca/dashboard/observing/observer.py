@@ -1,10 +1,10 @@
-"""Observer of streams and ledgers: the source of the API and the pages.
+"""Observer of streams and ledgers: the data source of the API and the pages.
 
-Two threads ask the broker: one reads releases and ledgers, over one connection; one asks who leads, for
-lags, and whether topics are still the same. A third connection serves questions for single releases.
+Two threads use the broker. One reads releases and ledgers over one connection; the other polls leaders,
+lags, and whether topics were recreated. A third connection serves lookups of single releases.
 
-Memory is bounded. Held are, of each stream, the numbers of its last releases and the latest release
-(:mod:`.releases`), and of each ledger its replay and its last entries (:mod:`.ledgers`).
+Memory is bounded. For each stream, the observer holds the numbers of its last releases and the latest
+release (:mod:`.releases`); for each ledger, its replay and its last entries (:mod:`.ledgers`).
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ from streaming_pca.service.kafka.clients import BrokerUnreachable
 _log = logging.getLogger(__name__)
 
 MOST_ENTRIES = 10_000
-"""Entries of a ledger that are held."""
+"""Entries to hold of one ledger."""
 MOST_ENTRIES_OF_ALL = 100_000
-"""Entries of all ledgers that are held, but 1,000 of each at least."""
+"""Entries to hold of all ledgers together, but at least 1,000 of each."""
 _AGAIN_SECONDS = 1.0
 _REQUEST_MS = 5000
 _BOOTSTRAP_MS = 3000
@@ -56,7 +56,7 @@ _STOP_SECONDS = 1.5
 
 
 def _quick(kafka: KafkaSettings) -> KafkaSettings:
-    """Return the connection with time limits of a page's reader, not of a worker."""
+    """Shorten the timeouts of a worker's connection for interactive use."""
     limits = {
         "request_timeout_ms": min(kafka.request_timeout_ms, _REQUEST_MS),
         "bootstrap_timeout_ms": min(kafka.bootstrap_timeout_ms, _BOOTSTRAP_MS),
@@ -95,10 +95,10 @@ class Observer:
         self._stop = threading.Event()
         self._threads: list[threading.Thread] = []
 
-    # -- its life ------------------------------------------------------------
+    # -- start and stop ------------------------------------------------------
 
     def start(self) -> None:
-        """Start the threads; a broker that is away is asked until it answers."""
+        """Start the threads, which retry until the broker answers."""
         for part, run in (("topics", follow_topics), ("standing", ask_for_standings)):
             thread = threading.Thread(
                 target=self._keep, args=(part, run), name=f"dashboard-{part}", daemon=True
@@ -107,9 +107,9 @@ class Observer:
             thread.start()
 
     def stop(self) -> None:
-        """End the threads, within two seconds.
+        """Stop the threads, within two seconds.
 
-        A thread that waits for a broker that hangs ends by itself when its request times out.
+        A thread that waits for a hanging broker ends later, when its request times out.
         """
         self._stop.set()
         self._table.changed.set()
@@ -122,7 +122,7 @@ class Observer:
     def _keep(
         self, part: str, run: Callable[[Observer, KafkaSettings, TopicTable, threading.Event], None]
     ) -> None:
-        """Run one part until stopped; each failure is reported, and the part runs anew."""
+        """Run one part until stopped; report each failure and restart the part."""
         logged = None
         while not self._stop.is_set():
             try:
@@ -131,7 +131,7 @@ class Observer:
             except (BrokerUnreachable, ConfigurationError, KafkaError, OSError, TopicError) as error:
                 problem = in_words(error, self._kafka.bootstrap_servers)
             except Exception as error:
-                # A thread that ended would leave old numbers that look current.
+                # If the thread ended, old numbers would look current.
                 problem = f"the dashboard failed ({type(error).__name__}): its log says why"
                 if logged != problem:
                     _log.exception("the dashboard failed at its %s", part)
@@ -142,7 +142,7 @@ class Observer:
     # -- answers from memory --------------------------------------------------
 
     def overview(self) -> Overview:
-        """Return all streams at one time."""
+        """Return all streams at the same moment."""
         with self._lock:
             return Overview(
                 streams=[state.summary for state in self._streams.values()],
@@ -151,7 +151,7 @@ class Observer:
             )
 
     def stream(self, name: str) -> StreamDetail:
-        """Return a stream, without the words of its guarantee."""
+        """Return a stream, with an empty ``guarantee``."""
         with self._lock:
             return self._state(name).detail
 
@@ -166,7 +166,7 @@ class Observer:
             return self._state(name).releases.page(limit, before)
 
     def ledgers(self) -> list[LedgerSummary]:
-        """Return all ledgers by input topic."""
+        """Return all ledgers, ordered by input topic."""
         with self._lock:
             return [view.summary() for view in self._views.values()]
 
@@ -186,9 +186,9 @@ class Observer:
         return self.verifications.last(input)
 
     def listen(self, callback: Callable[[Event], None]) -> Callable[[], None]:
-        """Call back at each event, in a thread of this object; the result ends that.
+        """Register a callback for events; return a function that unregisters it.
 
-        What an event announces is in the answers by then.
+        The callback runs in a thread of this object, when the answers already include the change.
         """
         return self._listeners.listen(callback)
 
@@ -228,7 +228,7 @@ class Observer:
             charge = view.record(partition, offset)
             named = view.is_named(partition, offset)
         if not named:
-            # No range of the ledger names it, so it may never have been there.
+            # The record is in no range of the ledger, so it may never have existed.
             self._require_broker()
             try:
                 require_record(self._kafka, input, partition, offset)
@@ -239,11 +239,11 @@ class Observer:
         return charge
 
     def verify(self, input: str) -> Verification:
-        """Start a verification in a thread, unless one runs; return that ledger's last one."""
+        """Start a verification unless one is running; return the ledger's last one."""
         self._view(input)
         return self.verifications.start(input)
 
-    # -- for its threads --------------------------------------------------------
+    # -- for the threads --------------------------------------------------------
 
     @property
     def streams(self) -> Mapping[str, StreamState]:
@@ -257,16 +257,16 @@ class Observer:
 
     @property
     def lock(self) -> threading.RLock:
-        """Lock of the contents of streams and ledgers."""
+        """Lock that protects the contents of streams and ledgers."""
         return self._lock
 
     @property
     def is_loaded(self) -> bool:
-        """True once all topics were read to their ends."""
+        """True once all topics have been read to their ends."""
         return self._connection.loaded
 
     def take(self, messages: Iterable[Message]) -> None:
-        """Take messages of the topics, in order, then tell of them."""
+        """Process messages of the topics in order, then publish events."""
         events: list[Event] = []
         with self._lock:
             changed: set[str] = set()
@@ -281,25 +281,25 @@ class Observer:
                     changed.add(part.input)
             events += [_ledger_event(name) for name in sorted(changed)]
             events += self._refresh()
-        # Before all was read, each release would be news.
+        # No events during the initial read, where each old release would look new.
         self._tell(events if self.is_loaded else [])
 
     def refresh(self) -> None:
-        """Put the answers together anew, and tell of changed ones."""
+        """Rebuild the cached answers and publish an event for each change."""
         with self._lock:
             events = self._refresh()
         self._tell(events)
 
     def report(self, part: str, problem: str | None) -> None:
-        """Take what a thread has found about the broker, and tell of a change."""
+        """Record a thread's problem with the broker, or None; publish a change."""
         if self._connection.report(part, problem):
             self.refresh()
             self._tell([Event(kind="connection", revision=0)])
 
     def load(self) -> None:
-        """Note that all topics were read to their ends."""
+        """Record that all topics were read to their ends."""
         if self._connection.load():
-            # Lags are known from now on.
+            # Lags can be computed only now, so request them immediately.
             self._table.wanted.set()
             self.refresh()
             self._tell([Event(kind="connection", revision=0)])

@@ -1,7 +1,7 @@
-"""Last releases of one stream: numbers of many, and all of the latest.
+"""Last releases of one stream: some numbers of each, and the complete latest release.
 
-Memory is bounded: of each release but the latest only some numbers are held, and never more
-numbers than :data:`MOST_NUMBERS`.
+Memory is bounded: only the latest release is held completely, and the numbers of the others are at most
+:data:`MOST_NUMBERS`.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from streaming_pca.estimators.doubts import resolved_components
 Vector = NDArray[np.float64]
 
 MOST_NUMBERS = 2**20
-"""Most numbers of a stream's history, 8 bytes each: the rank decides how many releases these are."""
+"""Largest count of numbers in a stream's history, 8 bytes each; the rank decides how many releases fit."""
 _READ_NUMBERS = 5 * 2**20
-"""Most numbers of components that are read at the start, some 100 MB."""
+"""Largest count of components' numbers to read at the start, about 100 MB."""
 LATEST_BYTES = 4 * 2**20
-"""Largest release whose bytes are held; larger ones are read again when asked for."""
+"""Largest size in bytes of a release held in memory; a larger one is read again on request."""
 _MOST_DOUBTS = 16
 _MOST_NUMBER = 2**63
 _ANGLE = math.pi / 2
 _STANDARD_ERRORS = 2.0
-"""Standard errors above 0 from which on a total is told from noise, as with doubts."""
+"""Standard errors above 0 that distinguish a total from noise, as with doubts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """Release in numbers, as the history holds it."""
+    """Numbers of a release, as held in the history."""
 
     offset: int
     batch: int
@@ -62,7 +62,7 @@ class Point:
     digest: str
 
     def summary(self) -> ReleaseSummary:
-        """Return it as the API has it."""
+        """Return the API's summary of the release."""
         return ReleaseSummary(
             offset=self.offset,
             batch=self.batch,
@@ -80,21 +80,22 @@ class Point:
 
 
 class ReleaseHistory:
-    """Last releases of a stream, as its topic brings them.
+    """Last releases of a stream, read message by message.
 
     Parameters
     ----------
     most : int
-        Releases to hold; fewer of a rank so high that they would be more than ``MOST_NUMBERS`` numbers.
+        Largest number of releases to hold; smaller if the rank is so high that their numbers would exceed
+        ``MOST_NUMBERS``.
 
     Attributes
     ----------
     topic_id : str or None
-        Life of the topic that was read.
+        Id of the topic that was read.
     next_offset : int
-        First offset that was not read.
+        First unread offset.
     unreadable : int
-        Messages that are no releases of this stream.
+        Number of messages that are not releases of this stream.
     latest : bytes or None
         The latest release, unless it is larger than ``LATEST_BYTES``.
     """
@@ -106,7 +107,7 @@ class ReleaseHistory:
         self.restart(None)
 
     def restart(self, topic_id: str | None) -> None:
-        """Forget everything: another topic of this name is read."""
+        """Discard all state: the next messages come from another topic of this name."""
         self.topic_id = topic_id
         self.next_offset = 0
         self.unreadable = 0
@@ -118,8 +119,8 @@ class ReleaseHistory:
         self._basis: Vector | None = None
 
     def begin(self, first: int, end: int) -> None:
-        """Begin at the offset behind which are about as many releases as are held."""
-        # With each release comes the marker of its transaction.
+        """Start at an offset followed by about as many releases as fit in memory."""
+        # Each release is followed by the marker of its transaction.
         numbers = self._stream.dim * self._stream.rank
         span = 2 * min(self._most, max(2, _READ_NUMBERS // numbers))
         self.next_offset = max(first, end - span)
@@ -132,11 +133,11 @@ class ReleaseHistory:
 
     @property
     def oldest(self) -> Point | None:
-        """The earliest release that is held."""
+        """The earliest release in memory."""
         return self._points[0] if self._points else None
 
     def find(self, batch: int) -> Point | None:
-        """Return a batch's release, if it is held."""
+        """Return a batch's release, if it is in memory."""
         return self._by_batch.get(batch)
 
     def recent(self, count: int) -> list[Point]:
@@ -144,7 +145,7 @@ class ReleaseHistory:
         return [self._points[i] for i in range(max(0, len(self._points) - count), len(self._points))]
 
     def add(self, offset: int, value: bytes) -> Point | None:
-        """Take the topic's next message; return None unless it is a release of this stream."""
+        """Add the topic's next message; return None unless it is a release of this stream."""
         self.next_offset = offset + 1
         release = read_release(self.topic, offset, value)
         if isinstance(release, NotARelease) or not self._is_own(release):
@@ -218,7 +219,7 @@ class ReleaseHistory:
         )
 
     def history(self) -> History:
-        """Return the columns of all releases that are held."""
+        """Return the columns of all releases in memory."""
         points = list(self._points)
         return History(
             stream=self._stream.name,
@@ -249,7 +250,7 @@ class ReleaseHistory:
 
 
 def _orthonormal(release: Release) -> Vector | None:
-    """Return a basis of a release's components; None if they are not what a release promises."""
+    """Return a basis of a release's components; None unless it is orthonormal."""
     with np.errstate(all="ignore"):
         try:
             basis = basis_of(release)
@@ -266,7 +267,7 @@ def _finite(angles: Vector | None) -> Vector | None:
 def _explained_share(release: Release) -> float | None:
     if release.total_variance is None or release.kind == "tensor":
         return None
-    # Shares of a total that cannot be told from noise mean nothing, and would come out as 100%.
+    # If the total is indistinguishable from noise, the share is meaningless and would be shown as 100%.
     if release.total_variance <= _STANDARD_ERRORS * (release.total_variance_error or 0.0):
         return None
     variances = np.maximum(np.array(release.explained_variance, dtype=np.float64), 0.0)

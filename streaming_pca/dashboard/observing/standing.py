@@ -1,4 +1,4 @@
-"""Thread that asks for leaders and lags, and for changes of the topics."""
+"""Thread that polls leaders, lags and changes of the topics."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _ROUND_SECONDS = 2.0
 _MISSING = 3
-"""Kafka's error code of a topic that is not there."""
+"""Kafka's error code for a missing topic."""
 
 
 @dataclass(frozen=True)
@@ -32,14 +32,14 @@ class _Described:
 
 
 class TopicTable:
-    """Topics as the broker describes them, for the thread that reads them.
+    """Descriptions of topics by the broker, for the thread that reads the topics.
 
     Attributes
     ----------
     changed : threading.Event
-        Set when there is news for that thread.
+        Set when a description has changed.
     wanted : threading.Event
-        Set when that thread asks for a new description.
+        Set when that thread requests new descriptions.
     """
 
     def __init__(self) -> None:
@@ -48,14 +48,14 @@ class TopicTable:
         self._found: dict[str, _Described] = {}
 
     def set(self, described: list[dict[str, Any]]) -> None:
-        """Take the broker's description."""
+        """Store the broker's descriptions."""
         found = {topic["name"]: _Described(str(topic["topic_id"]), _problem(topic)) for topic in described}
         if found != self._found:
             self._found = found
             self.changed.set()
 
     def id(self, topic: str) -> str | None:
-        """Return the id of a topic that can be read."""
+        """Return a topic's id; None if it cannot be read."""
         found = self._found.get(topic)
         return found.topic_id if found is not None and found.problem is None else None
 
@@ -82,14 +82,14 @@ def _problem(topic: Mapping[str, Any]) -> str | None:
 
 
 def _is_led(topic: Mapping[str, Any]) -> bool:
-    """Return whether all partitions have a leader; the lag of others cannot be asked for."""
+    """Return whether all partitions have a leader, without which the lag is unavailable."""
     return all(partition["leader_id"] >= 0 for partition in topic["partitions"])
 
 
 def ask_for_standings(
     observer: Observer, kafka: KafkaSettings, table: TopicTable, stop: threading.Event
 ) -> None:
-    """Ask every two seconds over one connection, until stopped."""
+    """Poll the broker every two seconds over one connection, until stopped."""
     admin: KafkaAdminClient = admin_client(kafka)
     with closing(admin):
         consumer: KafkaConsumer = reading_consumer(kafka)

@@ -1,4 +1,4 @@
-"""One stream as the API has it, from its topics and the broker's answers."""
+"""State of one stream for the API, from its topics and the broker's answers."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from streaming_pca.privacy.ledger.spend_map import SpendMap
 from streaming_pca.privacy.parameters import Charge, parse_rational
 
 _INTERVALS = 10
-"""Intervals between releases of which the median is the usual one."""
+"""Number of intervals between releases whose median is the usual interval."""
 
 
 class StreamState:
-    """Stream, its releases and its standing.
+    """Stream with its releases, leader, lag and health.
 
     Parameters
     ----------
     most : int
-        Releases to hold.
+        Largest number of releases to hold.
 
     Attributes
     ----------
     problem : str or None
-        Topics that are missing or cannot be read.
+        Reason why topics cannot be read, such as a missing topic.
     """
 
     def __init__(self, settings: Settings, most: int) -> None:
@@ -53,7 +53,7 @@ class StreamState:
         self.detail = StreamDetail(**facts, **self._more())
 
     def stand(self, standings: Standings, view: LedgerView, at: float, *, loaded: bool) -> None:
-        """Take the broker's answers, of a time in seconds; lags only once the ledgers were read."""
+        """Store the broker's answers; lags only once the ledgers have been read."""
         stream = self.settings.stream
         leader = standings.leader(self.settings.worker.group, stream.state_topic)
         self._leader = None if leader is None else Leader(**leader)
@@ -67,7 +67,7 @@ class StreamState:
         self._cannot_charge = self._refusal(view.ledger, job, ends)
 
     def update(self, view: LedgerView, disconnected: str | None, loaded: bool) -> bool:
-        """Put the answers together anew; return whether they have changed."""
+        """Rebuild the answers; return whether they have changed."""
         job, last = view.job(self.name), self.releases.last
         problem = self.problem or view.trouble
         facts = self._public() | {
@@ -158,17 +158,17 @@ class StreamState:
         )
 
     def _learnt(self, job: JobLedger) -> int | None:
-        """Return the number of records once a stream of known length has learnt them."""
+        """Return the number of records; None unless a stream of known length has learnt them all."""
         estimator = self.settings.stream.build_estimator()
         expected = getattr(estimator.options, "n_records", None)
         if not self.settings.worker.stop_when_done or expected is None:
             return None
-        # Pairs leave the last record of an odd number over.
+        # Estimators that pair records leave one over from an odd number.
         done = job.records_committed > expected - estimator.preprocessing.granularity
         return job.records_committed if done else None
 
     def _intervals(self) -> tuple[float | None, float | None]:
-        """Return the seconds since the last release, and the usual seconds between two."""
+        """Return the seconds since the last release, and the median interval."""
         times = [_time(point.created) for point in self.releases.recent(_INTERVALS + 1)]
         if not times:
             return None, None
@@ -177,7 +177,7 @@ class StreamState:
         return since, statistics.median(between) if len(between) >= 2 else None
 
     def _refusal(self, ledger: Ledger, job: JobLedger, ends: Mapping[int, int]) -> str | None:
-        """Return why the cap does not allow the next batch to be charged; None if it does, or may."""
+        """Return why the cap forbids the next batch's charge; None if it may be allowed."""
         charge = self._charge(job)
         opened = ledger.opened
         if opened is None or (opened.filter == "zcdp" and charge.rho is None):
@@ -200,7 +200,7 @@ class StreamState:
         return None
 
     def _charge(self, job: JobLedger) -> Charge:
-        """Return what a batch costs each of its records; before the first its rho is not known."""
+        """Return the charge of each record of a batch, without rho before the first batch."""
         if job.reservation is not None:
             return job.reservation.charge
         stream = self.settings.stream
@@ -217,7 +217,7 @@ def _last_release(point: Point) -> LastRelease:
 
 
 def _fields_of(stream: StreamSettings) -> list[int] | None:
-    """Return the number of the record's field behind each feature."""
+    """Return the number of the record field that each feature comes from."""
     if stream.features is None:
         return None
     return [number for number, field in enumerate(stream.features) for _ in field.columns]

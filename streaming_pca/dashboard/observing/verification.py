@@ -35,13 +35,13 @@ class Verifications:
             return self._results.get(input) or Verification(state="never")
 
     def forget(self, input: str) -> None:
-        """Drop the last verification: another ledger has the name now."""
+        """Drop the last verification: the name now belongs to another ledger."""
         with self._lock:
             if self._running != input:
                 self._results.pop(input, None)
 
     def start(self, input: str) -> Verification:
-        """Start one in a thread, unless one runs, of this ledger or another."""
+        """Start a verification in a thread, unless one of any ledger is running."""
         with self._lock:
             if self._running is not None:
                 return self._results.get(input) or Verification(state="never")
