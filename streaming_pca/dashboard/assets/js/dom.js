@@ -1,4 +1,4 @@
-// Elements made of data. Text goes in as text: names of streams and features are never markup.
+// Elements built from data. Text is inserted as text: names of streams and features are never markup.
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -25,7 +25,7 @@ export function svg(tag, attributes, ...children) {
   return fill(document.createElementNS(SVG, tag), attributes, children);
 }
 
-/** Make an element that shows a value of the API; tests and people find it by its field. */
+/** Make an element that shows a value of the API, identified by its field. */
 export function field(name, value, shown, attributes) {
   return h("span", { "data-field": name, "data-value": value ?? "", ...attributes }, shown);
 }
@@ -36,7 +36,7 @@ function alike(old, fresh) {
   return old.nodeType === fresh.nodeType && old.nodeName === fresh.nodeName && keyOf(old) === keyOf(fresh);
 }
 
-/** Make ``old`` equal to ``fresh`` and keep its nodes: focus, selection and scrolling survive. */
+/** Make ``old`` equal to ``fresh`` but keep its nodes, to preserve focus, selection and scrolling. */
 export function morph(old, fresh) {
   if (old.nodeType !== Node.ELEMENT_NODE) {
     if (old.nodeValue !== fresh.nodeValue) old.nodeValue = fresh.nodeValue;
@@ -44,7 +44,7 @@ export function morph(old, fresh) {
   }
   if (old.hasAttribute("data-keep")) return;
   for (const { name } of [...old.attributes]) {
-    // Whether a person has opened something is theirs.
+    // The user controls which details are open.
     if (!fresh.hasAttribute(name) && name !== "open") old.removeAttribute(name);
   }
   for (const { name, value } of fresh.attributes) {
@@ -70,14 +70,14 @@ export function morph(old, fresh) {
   }
 }
 
-/** Show ``content`` in ``place``, by the least change. */
+/** Show ``content`` in ``place``, with minimal changes. */
 export function show(place, ...content) {
   const fresh = place.cloneNode(false);
   fresh.append(...content.flat(Infinity).filter(Boolean));
   morph(place, fresh);
 }
 
-/** Tell a screen reader. */
+/** Announce a text to screen readers. */
 export function announce(text) {
   document.querySelector("[data-announce]").textContent = text;
 }

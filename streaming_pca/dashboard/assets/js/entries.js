@@ -1,4 +1,4 @@
-// Entries of a ledger, newest first: pages, ranges in short, void ones with their reason.
+// Entries of a ledger, newest first: pages, abbreviated ranges, void entries with their reasons.
 
 import { field, h, show } from "./dom.js";
 import { count, many } from "./format.js";
@@ -21,7 +21,7 @@ const KINDS = {
   RETIRED: "Retired",
 };
 
-/** Join ranges that touch, by partition. */
+/** Join adjacent ranges of each partition. */
 export function joined(ranges) {
   const found = [];
   for (const range of [...ranges].sort((a, b) => a.partition - b.partition || a.start - b.start)) {
@@ -32,9 +32,9 @@ export function joined(ranges) {
   return found;
 }
 
-/** Write a range with both of its ends. */
+/** Format a range with both ends. */
 export function rangeText({ partition, start, end }) {
-  // Offsets that large stand for "all that will ever be", and a double does not hold them.
+  // Such large ends mean "all future offsets", and a double cannot represent them exactly.
   const to = end > Number.MAX_SAFE_INTEGER ? " and on" : end - 1 > start ? `–${count(end - 1)}` : "";
   return end > start ? `${partition}: ${count(start)}${to}` : `${partition}: none`;
 }
@@ -65,7 +65,7 @@ const COLUMNS = [
   { title: "Note", cell: noteCell },
 ];
 
-/** Table of entries with a choice of the job. ``refresh`` brings what is new, and keeps older rows. */
+/** Table of entries with a job filter. ``refresh`` adds new entries and keeps older rows. */
 export function makeEntries(base) {
   let rows = [];
   let wanted = PAGE;
@@ -108,7 +108,7 @@ export function makeEntries(base) {
     complete = found.complete;
     if (meets) {
       const edge = news.at(-1).offset;
-      // Rows behind the pages that were asked for are as they were: entries never change.
+      // Rows older than the fetched pages stay valid: entries never change.
       const held = rows.filter((row) => row.offset < edge);
       older = found.next !== null && (held.length ? older : true);
       rows = [...news, ...held];
@@ -135,7 +135,7 @@ export function makeEntries(base) {
     const asked = job;
     let edge = null;
     let found = null;
-    // News in the meantime may have pushed out the last row: then other entries follow.
+    // A refresh may have dropped the last row during the request: then fetch from the new last row.
     for (let round = 0; round < MOST_ROUNDS && (found === null || rows.at(-1).offset !== edge); round += 1) {
       edge = rows.at(-1).offset;
       found = await page(edge, PAGE);
@@ -147,7 +147,7 @@ export function makeEntries(base) {
     older = found.next !== null;
     complete = found.complete;
     paint();
-    // The button may be gone, and with it the focus of the keyboard.
+    // If the button is now hidden, it has lost the keyboard focus.
     if (!older) said.focus();
   }));
   said.tabIndex = -1;

@@ -1,4 +1,4 @@
-// Figures: plotly is loaded when the first comes into view; each has its numbers as a table.
+// Figures, each with its numbers as a table; plotly is loaded when the first comes into view.
 
 import { h } from "./dom.js";
 import { table, trouble } from "./parts.js";
@@ -9,7 +9,7 @@ const QUIET = { displayModeBar: false, responsive: true, showTips: false, double
 const MOST_ROWS = 1000;
 let bundle = null;
 
-/** Load plotly once, after what is on the page has been painted. */
+/** Load plotly once, after the page has been painted. */
 function plotly() {
   bundle ??= new Promise((resolve, reject) => {
     const start = async () => {
@@ -34,7 +34,7 @@ function plotly() {
   return bundle;
 }
 
-/** Add the sheet that plotly fills; plotly knows it by its id. */
+/** Add the style sheet that plotly fills and finds by its id. */
 function sheet() {
   return new Promise((resolve) => {
     const link = h("link", { rel: "stylesheet", href: SHEET, id: "plotly.js-style-global" });
@@ -46,10 +46,9 @@ function sheet() {
 /**
  * Make plotly obey "style-src 'self'".
  *
- * Its own rules go into css/plotly.css, whose link has the id that it looks for. A style attribute
- * that is set as text is refused by the policy; the same declarations through the style object are
- * not. The sheet of its maps, which no figure here has, is left out: it is injected unless an
- * element has its id, a digest.
+ * Its rules go into css/plotly.css, whose link has the id that plotly looks for. The policy forbids
+ * style attributes set as text, but allows the same declarations through the style object. Plotly also
+ * injects a sheet for maps, unless an element has that sheet's id, a digest: no figure here needs it.
  */
 function obeyPolicy() {
   const { setAttribute } = Element.prototype;
@@ -64,13 +63,13 @@ function obeyPolicy() {
   };
 }
 
-/** Escape what plotly would read as markup; long names are cut. */
+/** Escape characters that plotly would read as markup; truncate long names. */
 export function plain(text, most = 28) {
   const cut = text.length > most ? `${text.slice(0, most - 1)}…` : text;
   return cut.replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
 }
 
-/** Colours of the theme as plotly takes them. */
+/** Colours of the theme in plotly's format. */
 function palette() {
   const style = getComputedStyle(document.documentElement);
   const of = (name) => style.getPropertyValue(`--${name}`).trim();
@@ -97,8 +96,8 @@ function frame(colours, layout) {
 }
 
 /**
- * Make a figure. ``load()`` gives its data, ``build(data, colours)`` its traces, layout, summary in
- * words, and columns and rows of numbers; or ``{empty}``, words for a figure without data.
+ * Make a figure. ``load()`` returns its data; ``build(data, colours)`` returns its traces, layout,
+ * summary, and columns and rows of numbers, or ``{empty}``, a text for a figure without data.
  */
 export function figure({ id, title, caption, tall = false, load, build, height, control = null }) {
   const summary = h("p", { class: "unseen" });

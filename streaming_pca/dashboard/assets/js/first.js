@@ -1,4 +1,4 @@
-// Runs before the first paint, and before the modules: sets the theme and asks for the page's numbers.
+// Runs before the first paint and the modules: sets the theme and requests the page's numbers.
 "use strict";
 (() => {
   const root = document.documentElement;
@@ -6,7 +6,7 @@
     try {
       return window[store].getItem(`streaming-pca-${name}`);
     } catch {
-      // Storage may be forbidden: then nothing is kept.
+      // Storage may be forbidden: then no choice is stored.
       return null;
     }
   };
@@ -16,12 +16,12 @@
   root.dataset.theme = known ? chosen : dark ? "dark" : "light";
   root.dataset.themeChoice = known ? chosen : "system";
 
-  // server.js takes the answer; it travels while the modules load.
+  // The response arrives while the modules load; server.js uses it.
   const base = new URL(root.dataset.root, location.href);
   const [, stream] = /^streams\/([^/]+)$/.exec(location.pathname.slice(base.pathname.length)) ?? [];
   const path = location.pathname === base.pathname ? "v1/streams?limit=200" : stream ? `v1/streams/${stream}` : null;
   if (!path) return;
-  // The shell names the modules of every page; these are this page's own.
+  // The shell lists the modules that every page needs; these belong to this page only.
   for (const name of stream ? ["stream", "figures", "plots", "releases"] : []) {
     const link = document.createElement("link");
     link.rel = "modulepreload";
@@ -31,7 +31,7 @@
   const token = kept("sessionStorage", "token");
   const headers = token ? { Authorization: `Bearer ${token}` } : {};
   const response = fetch(new URL(path, base), { headers, cache: "no-store", credentials: "same-origin" });
-  // Whoever takes it handles the failure.
+  // server.js handles a failure.
   response.catch(() => {});
   window.early = { path, response };
 })();

@@ -1,4 +1,4 @@
-// Numbers, charges and times as people read them.
+// Formats of numbers, charges and times for people.
 
 const COUNT = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 const CLOCK = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit", second: "2-digit" });
@@ -17,12 +17,12 @@ export const NONE = "–";
 
 export const isNumber = (value) => typeof value === "number" && Number.isFinite(value);
 
-/** Write a whole number. */
+/** Format a whole number. */
 export function count(value) {
   return isNumber(value) ? COUNT.format(value) : NONE;
 }
 
-/** Write a number to some digits; tiny and huge ones with a power of ten. */
+/** Format a number with some digits; tiny and huge numbers get a power of ten. */
 export function number(value, digits = 3) {
   if (!isNumber(value)) return value === Infinity ? "∞" : NONE;
   if (value === 0) return "0";
@@ -35,21 +35,21 @@ export function number(value, digits = 3) {
   return new Intl.NumberFormat("en", { maximumSignificantDigits: digits }).format(value).replace("-", "−");
 }
 
-/** Write a share as a percentage. */
+/** Format a share as a percentage. */
 export function share(value, digits = 3) {
   if (!isNumber(value)) return NONE;
   const percent = 100 * value;
   return `${Math.abs(percent) >= 99.95 && percent < 100 ? "99.9" : number(percent, digits)}%`;
 }
 
-/** Write an angle in degrees. */
+/** Format an angle in degrees. */
 export function angle(radians) {
   return isNumber(radians) ? `${degrees(radians).toFixed(1)}°` : NONE;
 }
 
 export const degrees = (radians) => (isNumber(radians) ? (radians * 180) / Math.PI : null);
 
-/** Read a decimal, a fraction or "inf" in text; null without one. */
+/** Parse a decimal, a fraction or "inf"; null for other text. */
 export function decimal(text) {
   if (text === null || text === undefined) return null;
   if (text === "inf") return Infinity;
@@ -58,7 +58,7 @@ export function decimal(text) {
   return Number.isNaN(value) ? null : value;
 }
 
-/** Return the parts of a charge that are known: symbol, name, text and number. */
+/** Return the known parts of a charge: symbol, name, text and number. */
 export function chargeParts(charge) {
   const names = [
     ["ε", "epsilon"],
@@ -70,13 +70,13 @@ export function chargeParts(charge) {
     .map(([symbol, name]) => ({ symbol, name, text: charge[name], value: decimal(charge[name]) }));
 }
 
-/** Write a charge in one line. */
+/** Format a charge in one line. */
 export function charge(value) {
   const parts = chargeParts(value);
   return parts.length ? parts.map((p) => `${p.symbol} ${number(p.value)}`).join(", ") : NONE;
 }
 
-/** Write the time from a moment to now. */
+/** Format the time since a moment. */
 export function ago(iso, now = Date.now()) {
   const seconds = (Date.parse(iso) - now) / 1000;
   if (Number.isNaN(seconds)) return NONE;
@@ -92,7 +92,7 @@ export function exact(iso) {
   return Number.isNaN(time.getTime()) ? String(iso) : EXACT.format(time);
 }
 
-/** Write a count with its noun. */
+/** Format a count with its noun. */
 export function many(value, one, several = `${one}s`) {
   return `${count(value)} ${value === 1 ? one : several}`;
 }

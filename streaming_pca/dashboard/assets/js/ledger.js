@@ -12,7 +12,7 @@ const ASK_AGAIN_MS = 1000;
 const LONGEST_OFFSET = 2n ** 63n - 1n;
 const LONGEST_PARTITION = 2n ** 31n - 1n;
 
-/** Share of the cap that is spent; null where the cap has no end, or the filter counts otherwise. */
+/** Spent share of the cap; null for an infinite cap, or if the filter counts other quantities. */
 function spentShare(spent, cap, left) {
   const shares = ["epsilon", "delta", "rho"].map((name) => {
     const [used, most, rest] = [spent, cap, left].map((c) => decimal(c?.[name]));
@@ -74,7 +74,7 @@ export function open(main, input, refresh) {
     title: `Ledger of ${input}`,
     wants: (event) => event.kind === "ledger" && event.input === input,
     async refresh(signal) {
-      // Alone: of a topic without a ledger nothing else is there to ask for.
+      // Alone and first: without a ledger, the other requests would fail.
       const found = await get(base, { signal });
       const [streams, verified] = await Promise.all([streamsOf(input, signal), get(`${base}/verification`, { signal })]);
       state.streams = streams.found;
@@ -93,7 +93,7 @@ export function open(main, input, refresh) {
   };
 }
 
-/** Streams of an input topic by name, and the connection. */
+/** Fetch the streams of an input topic, by name, and the connection. */
 async function streamsOf(input, signal) {
   const found = new Map();
   let after = "";
@@ -145,7 +145,7 @@ function makeVerification(base, refresh) {
   function paint(found) {
     running = found.state === "running";
     before = found.finished;
-    // A button that is disabled loses the focus.
+    // Not "disabled": a disabled button loses the focus.
     button.setAttribute("aria-disabled", String(running));
     show(result, shown(found));
     clearTimeout(timer);

@@ -7,7 +7,7 @@ import { get, ROOT } from "./server.js";
 
 const RULES = { basic: "Sums of ε and of δ", zcdp: "Sums of ρ (zCDP)" };
 
-/** Rule by which charges add up, in words. */
+/** Rule for adding charges, in words. */
 export const rule = (filter) => RULES[filter] ?? filter;
 
 const COLUMNS = [

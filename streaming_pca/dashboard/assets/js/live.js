@@ -1,4 +1,4 @@
-// News of the server: its event stream, and polling while that fails.
+// Events of the server: its event stream, and polling while the stream fails.
 
 import { request } from "./server.js";
 
@@ -7,7 +7,7 @@ const REFRESH_MS = 30000;
 const SILENCE_MS = 45000;
 const LONGEST_WAIT_MS = 30000;
 
-/** Feed of a page. ``onNews(event | null)`` asks for fresh numbers, ``onState(state)`` tells how they come. */
+/** Feed of a page. ``onNews(event | null)`` requests fresh numbers; ``onState(state)`` receives the mode. */
 export class Feed {
   constructor(onNews, onState) {
     this.onNews = onNews;
@@ -48,14 +48,14 @@ export class Feed {
       try {
         await this.read();
       } catch {
-        // Whatever went wrong, polling goes on, and the stream is tried again.
+        // After any error, continue polling and retry the stream.
       }
       if (this.state === "events") {
         this.set("polling");
         this.onNews(null);
       }
       this.waited = Math.min(LONGEST_WAIT_MS, Math.max(1000, 2 * this.waited));
-      // Pages that lost the same server do not return together.
+      // Random, so that pages that lost the same server do not reconnect together.
       await new Promise((go) => setTimeout(go, this.waited * (0.75 + Math.random() / 2)));
     }
   }
@@ -70,7 +70,7 @@ export class Feed {
       });
       const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
       this.set("events");
-      // What changed between the first numbers and the stream's start.
+      // Fetch changes between the first numbers and the stream's start.
       this.onNews(null);
       let rest = "";
       for (;;) {

@@ -1,4 +1,4 @@
-// Start of the dashboard: pages by address, fresh numbers, banner, theme.
+// Entry point of the dashboard: routes, fresh numbers, banner, theme.
 
 import { announce, h } from "./dom.js";
 import { clock, exact } from "./format.js";
@@ -10,7 +10,7 @@ import * as streams from "./streams.js";
 const STATES = { events: "Live", polling: "Every 5 s", off: "Not connected" };
 const THEMES = ["system", "light", "dark"];
 const SETTLE_MS = 150;
-/** Least time between two releases that a screen reader is told of. */
+/** Shortest time between two announcements of releases to a screen reader. */
 const QUIET_MS = 10000;
 const NAME = "streaming_pca";
 const root = document.documentElement;
@@ -82,7 +82,7 @@ async function go(first = false) {
   await refresh();
 }
 
-/** Fetch the page's numbers again; requests in the meantime become one more round. */
+/** Fetch the page's numbers again; calls during a fetch together cause one more. */
 function refresh() {
   if (!page) return Promise.resolve();
   if (running) {
@@ -142,7 +142,7 @@ function fail(error) {
   }
 }
 
-/** Show how the broker stands, and of when the numbers are. */
+/** Show the state of the broker and the time of the numbers. */
 function stand(connection) {
   document.querySelector("[data-asof]").textContent = `Numbers of ${clock(shownAt)}`;
   if (connection && !connection.ok) {
@@ -167,7 +167,7 @@ const feed = new Feed(
       said = Date.now();
       announce(`${event.stream}: release of batch ${event.batch}`);
     }
-    // News that keep coming must not put the numbers off.
+    // No debouncing: a steady flow of events must not delay the numbers.
     settling ??= setTimeout(() => {
       settling = null;
       refresh();
@@ -190,13 +190,13 @@ function setTheme(choice) {
 
 document.querySelector("[data-action=theme]").addEventListener("click", () => {
   const at = THEMES.indexOf(root.dataset.themeChoice);
-  // From the system's theme, the first press must change what is seen.
+  // Starting from the system's theme, the first press must change the visible theme.
   const next = root.dataset.themeChoice === "system" ? (root.dataset.theme === "dark" ? "light" : "dark") : THEMES[(at + 1) % THEMES.length];
   try {
     if (next === "system") localStorage.removeItem("streaming-pca-theme");
     else localStorage.setItem("streaming-pca-theme", next);
   } catch {
-    // Without storage the choice lasts for this page.
+    // Without storage, the choice applies to this page only.
   }
   setTheme(next);
 });
@@ -215,7 +215,7 @@ document.addEventListener("visibilitychange", () => {
 });
 setInterval(renewTimes, 10000);
 
-// Their addresses are relative to the page that was loaded, and the page's address is about to change.
+// Make addresses absolute: they are relative to the loaded page, whose address will change.
 for (const link of document.querySelectorAll("a[data-link], link[rel=icon]")) link.setAttribute("href", link.href);
 
 setTheme(root.dataset.themeChoice);

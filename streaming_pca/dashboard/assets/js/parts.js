@@ -1,4 +1,4 @@
-// Parts that several pages show: health, budgets, times, tables, tabs.
+// Components of several pages: health, budgets, times, tables, tabs.
 
 import { field, h, svg } from "./dom.js";
 import { ago, angle, charge, chargeParts, clock, count, exact, isNumber, NONE, number, share } from "./format.js";
@@ -6,7 +6,7 @@ import { part } from "./server.js";
 
 const WORDS = { ok: "Well", warning: "Watch", problem: "Problem", unknown: "Unknown" };
 
-/** Health as a word with a shape; reasons follow where there is room. */
+/** Health as a word with a shape; reasons follow if there is room. */
 export function health(value, reasons = true) {
   const level = value?.level in WORDS ? value.level : "unknown";
   const verdict = field("health.level", level, [h("i", { class: "shape", "aria-hidden": "true" }), WORDS[level]], {
@@ -25,7 +25,7 @@ export function when(iso, name) {
   return h("time", { datetime: iso, title: exact(iso), "data-ago": "", "data-field": name, "data-value": iso }, ago(iso));
 }
 
-/** Write the distances from now anew. */
+/** Update the distances from now. */
 export function renewTimes() {
   for (const time of document.querySelectorAll("time[data-ago]")) {
     const text = ago(time.getAttribute("datetime"));
@@ -44,7 +44,7 @@ export function chargeFields(name, value) {
   ]);
 }
 
-/** Bar of a budget: what is charged is hatched and dark, what is left is plain. */
+/** Bar of a budget: the charged part is hatched and dark, the rest is plain. */
 export function budgetBar(budget) {
   const spent = budget.spent_share;
   if (!isNumber(spent)) return h("p", { class: "faint" }, "The cap has no end.");
@@ -57,7 +57,7 @@ export function budgetBar(budget) {
   );
 }
 
-/** Budget in a cell: bar, share charged, and what is left of its leading number. */
+/** Budget in a cell: bar, charged share, and the rest of its leading number. */
 export function budgetCell(budget) {
   if (!budget) return h("span", { class: "faint" }, "No ledger");
   const left = chargeParts(budget.left)[0];
@@ -68,7 +68,7 @@ export function budgetCell(budget) {
       left ? h("span", { class: "pair" }, h("abbr", { title: left.name }, left.symbol), " ", field(`budget.left.${left.name}`, left.text, number(left.value)), " left") : ""));
 }
 
-/** Angle to the release before, with the bound of what noise can do. */
+/** Angle to the previous release, with a bound on the effect of noise. */
 export function angleCell(last) {
   if (!last || (last.angle ?? null) === null) return h("span", { class: "faint" }, last ? "First release" : NONE);
   const bound = last.angle_bound;
@@ -111,7 +111,7 @@ export function section(id, title, ...content) {
     h("h2", { id: `${id}-title` }, title), content);
 }
 
-/** Table whose rows become cards where it is narrow. Columns: {title, number, cell(row)}. */
+/** Table whose rows become cards on narrow screens. Columns: {title, number, cell(row)}. */
 export function table(caption, columns, rows, { row = () => ({}), hidden = false, kind = "" } = {}) {
   const head = columns.map((c) => h("th", { scope: "col", role: "columnheader", class: c.number ? "number" : null }, c.head ?? c.title));
   return h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": caption },
@@ -123,7 +123,7 @@ export function table(caption, columns, rows, { row = () => ({}), hidden = false
           h(i ? "td" : "th", { role: i ? "cell" : "rowheader", scope: i ? null : "row", class: [c.number && "number", c.whole && "whole"].filter(Boolean).join(" ") || null, "data-label": c.title }, c.cell(item))))))));
 }
 
-/** Message in the place of what is missing. */
+/** Message in place of missing content. */
 export function empty(title, ...lines) {
   return h("div", { class: "empty", "data-empty": "" }, h("p", { class: "strong" }, title), lines.map((line) => h("p", {}, line)));
 }
@@ -132,7 +132,7 @@ export function trouble(text) {
   return h("p", { class: "trouble", "data-problem": "" }, h("i", { class: "shape", "aria-hidden": "true" }), text);
 }
 
-/** Tabs: arrow keys, Home and End move between them. */
+/** Tabs that arrow keys, Home and End select. */
 export function tabs(label, items) {
   const buttons = [];
   const choose = (index, focus) => {
@@ -161,7 +161,7 @@ export function tabs(label, items) {
   return h("div", { "data-keep": "" }, list, items.map((item) => item.panel));
 }
 
-/** Button that runs something slow and says how it went. */
+/** Button that runs a slow task and shows its result. */
 export function action(text, run, attributes) {
   const said = h("span", { role: "status", class: "small" });
   const button = h("button", { type: "button", ...attributes }, text);

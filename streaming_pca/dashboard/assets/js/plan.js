@@ -1,4 +1,4 @@
-// Page of forecasts: sliders, and what they lead to, before anything is spent.
+// Page of forecasts: sliders and the predicted results, before any budget is spent.
 
 import { field, h, show } from "./dom.js";
 import { charge, count, decimal, isNumber, many, number, share } from "./format.js";
@@ -8,7 +8,7 @@ import { get, ServerError } from "./server.js";
 const SETTLE_MS = 120;
 const TENTHS = [1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8];
 const FIFTHS = [1, 2, 5];
-/** Quantities: bounds of the API, bounds and steps of the slider, and the value without a choice. */
+/** Quantities: bounds of the API, bounds and steps of the slider, and the default. */
 const KNOBS = [
   { name: "dim", title: "Features", whole: true, min: 1, max: 8192, from: 2, usual: 50, hint: "Numbers in each record" },
   { name: "rank", title: "Rank", whole: true, min: 1, max: 8192, to: 200, usual: 2, hint: "Components to find" },
@@ -20,10 +20,10 @@ const KNOBS = [
   { name: "batches", title: "Batches", whole: true, min: 1, max: 10000, usual: null, optional: true, blank: "growing", hint: "Equal ones; empty: growing ones, as the estimator takes them" },
   { name: "contributions", title: "Batches of one user", whole: true, min: 1, max: 1e6, to: 1000, usual: 1, hint: "1 where a record is the unit of privacy" },
 ];
-/** Left out of a request where they are as usual. */
+/** Quantities that requests omit at their defaults. */
 const SPARE = new Set(["batches", "contributions"]);
 
-/** Values of a slider: the same number in each decade, so that one step is the same ratio everywhere. */
+/** Values of a slider: the same number in each decade, so that steps have similar ratios. */
 function stops({ min, max, from = min, to = max, whole, steps = TENTHS }) {
   const found = new Set([from, to]);
   for (let decade = Math.floor(Math.log10(from)); decade <= Math.ceil(Math.log10(to)); decade += 1) {
@@ -36,13 +36,13 @@ function stops({ min, max, from = min, to = max, whole, steps = TENTHS }) {
   return [...found].sort((a, b) => a - b);
 }
 
-/** Write a value as a person would type it. */
+/** Format a value as a person would type it. */
 function typed(value) {
   if (value === null) return "";
   return value !== 0 && Math.abs(value) < 1e-3 ? value.toExponential() : String(value);
 }
 
-/** Say what is wrong with a value on its own; null if nothing is. */
+/** Describe the error of a single value; null if it is valid. */
 function wrongOf(knob, text) {
   if (text === "") return knob.optional ? null : `${knob.name} is missing: give a number.`;
   const value = Number(text);
@@ -54,7 +54,7 @@ function wrongOf(knob, text) {
   return null;
 }
 
-/** Row of a quantity: a slider and a number field that say the same. */
+/** Row of a quantity: a slider and a number field with the same value. */
 function makeKnob(spec, given, changed) {
   const values = stops(spec);
   const id = `plan-${spec.name}`;
@@ -87,7 +87,7 @@ function makeKnob(spec, given, changed) {
     ...spec,
     node: h("div", { class: "slider" }, h("label", { for: id }, h("span", { class: "strong" }, label)), range, box,
       h("p", { class: "hint", id: `${id}-hint` }, spec.hint), wrong),
-    // A number field with text that is no number has an empty value.
+    // The value of a number field is empty if its text is not a number.
     text: () => (box.validity.badInput ? "?" : box.value.trim()),
     complain(text) {
       if (wrong.textContent !== text) wrong.textContent = text;
@@ -109,7 +109,7 @@ export function open(main, name, refresh) {
     clearTimeout(timer);
     timer = setTimeout(() => {
       remember();
-      // The answer to older values is of no use any more.
+      // The response for older values is outdated.
       stale.abort();
       refresh();
     }, SETTLE_MS);
@@ -131,7 +131,7 @@ export function open(main, name, refresh) {
     history.replaceState(history.state, "", url);
   }
 
-  /** Show what is wrong beside the fields; return whether nothing is. */
+  /** Show errors next to the fields; return whether all are valid. */
   function check() {
     const found = new Map(knobs.map((k) => [k.name, wrongOf(k, k.text()) ?? ""]));
     const [dim, rank, gap] = ["dim", "rank", "gap"].map((n) => Number(knob(n).text()));
@@ -150,7 +150,7 @@ export function open(main, name, refresh) {
     return `v1/plan?${query}`;
   }
 
-  /** Put a refusal beside the field that it names. */
+  /** Show a rejection next to the field that it names. */
   function refused(line) {
     const named = knobs.find((k) => new RegExp(`^${k.name}\\b`).test(line)) ?? knobs.find((k) => new RegExp(`\\b${k.name}\\b`).test(line));
     if (named) named.complain(line);

@@ -1,4 +1,4 @@
-// What each figure of a stream shows.
+// Contents of the figures of a stream.
 
 import { angle, count, degrees, exact, isNumber, many, number, share } from "./format.js";
 import { plain } from "./figures.js";
@@ -46,10 +46,10 @@ export function scree({ history, release }, colours) {
 
 const nameOf = (release, feature) => release.feature_names?.[feature] ?? `feature ${feature}`;
 
-/** Write a loading in a cell; what rounds to 0 has no sign. */
+/** Format a loading for a cell; without a sign if it rounds to 0. */
 const short = (value) => value.toFixed(2).replace(/^-(?=0\.00$)/, "").replace("-", "−");
 
-/** Axis of batches: whole numbers alone. */
+/** Axis of batches: whole numbers only. */
 const batchAxis = (batches) => ({ title: { text: "Batch" }, tickformat: ",d", ...(batches.at(-1) - batches[0] < 10 ? { dtick: 1 } : {}) });
 
 function strongest(release, most, components = release.components) {
@@ -57,14 +57,14 @@ function strongest(release, most, components = release.components) {
   return norms.map((norm, f) => [norm, f]).sort((a, b) => b[0] - a[0] || a[1] - b[1]).slice(0, most).map(([, f]) => f);
 }
 
-/** Order features so that those of one field follow one another, in the record's order. */
+/** Order features by the record's fields, so that features of one field are adjacent. */
 function together(features, fields) {
   const order = new Map();
   features.forEach((f) => { if (!order.has(fields[f])) order.set(fields[f], order.size); });
   return [...features].sort((a, b) => order.get(fields[a]) - order.get(fields[b]) || a - b);
 }
 
-/** Heat map of the loadings of the features that have the largest. */
+/** Heat map of the features with the largest loadings. */
 export function loadings({ release, most, fields }, colours) {
   if (!release) return { empty: "There is no release yet: loadings appear with the first one." };
   const grouped = fields?.length === release.dim;
@@ -89,7 +89,7 @@ export function loadings({ release, most, fields }, colours) {
     }],
     layout: {
       margin: { l: 40, r: 8, t: 8, b: 48 },
-      // A line between two fields, where one of them has several features.
+      // A line between two fields if one of them has several features.
       shapes: ends.length < features.length - 1 ? ends.map((y) => ({ type: "line", xref: "paper", x0: 0, x1: 1, y0: y, y1: y, line: { color: colours.faint, width: 2 } })) : [],
       xaxis: { title: { text: "Component" }, tickmode: "linear", dtick: Math.max(1, Math.ceil(components.length / 16)), showgrid: false, zeroline: false },
       yaxis: { autorange: "reversed", tickmode: "array", tickvals: features.map((_, i) => i), ticktext: features.map((f) => plain(nameOf(release, f), 20)), showgrid: false, zeroline: false },
@@ -113,7 +113,7 @@ export function biplot({ release }, colours) {
     x: first[f], y: second[f], ax: 0, ay: 0, xref: "x", yref: "y", axref: "x", ayref: "y", text: "",
     showarrow: true, arrowhead: 2, arrowsize: 1.2, arrowwidth: 1.5, arrowcolor: colours.blue,
   });
-  // Names of the longest arrows; the others have theirs on hover, or they would cover each other.
+  // Only the longest arrows show their names, or names would overlap; others show theirs on hover.
   const length = (f) => Math.hypot(first[f], second[f]);
   const named = (f, i) => i < 6 && length(f) > 0.2 * length(features[0]);
   const side = (f) => (second[f] >= 0 ? "top center" : "bottom center");
@@ -135,7 +135,7 @@ export function biplot({ release }, colours) {
   };
 }
 
-/** Principal angles between releases over time, with what noise alone explains. */
+/** Principal angles between releases over time, with the bound that noise alone explains. */
 export function angles({ history }, colours) {
   const held = history?.angles.map((a, i) => [a, i]).filter(([a]) => a?.length) ?? [];
   if (!held.length) return { empty: "Angles appear with the second release: each is measured to the release before." };
@@ -167,7 +167,7 @@ export function angles({ history }, colours) {
   };
 }
 
-/** Null and clipped shares of each batch, where diagnostics publish them. */
+/** Null and clipped shares of each batch, if diagnostics publish them. */
 export function shares({ history }, colours) {
   const kinds = [["null_share", "Null", colours.purple, "circle"], ["clipped_share", "Clipped", colours.blue, "diamond"]];
   const at = (history?.batch ?? []).map((_, i) => i).filter((i) => kinds.some(([key]) => isNumber(history[key][i])));

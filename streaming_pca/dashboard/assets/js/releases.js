@@ -1,4 +1,4 @@
-// List of a stream's releases with downloads, and code that uses one.
+// List of a stream's releases with downloads, and sample code for one.
 
 import { h, show } from "./dom.js";
 import { angle, count, exact, many, share } from "./format.js";
@@ -7,7 +7,7 @@ import { download, get } from "./server.js";
 
 const PAGE = 10;
 const safe = (name) => name.replace(/[^A-Za-z0-9._-]/g, "_");
-/** Name as a string of Python: JSON's escapes are also Python's. */
+/** Quote a name as a Python string: JSON's escapes are valid in Python. */
 const quoted = (name) => JSON.stringify(name).replace(/[\u007f-\uffff]/g, (c) => `\\u${c.charCodeAt(0).toString(16).padStart(4, "0")}`);
 
 export function releases(name, path) {
@@ -59,14 +59,14 @@ export function releases(name, path) {
 
   return {
     element,
-    /** Put new releases on top; what was paged to stays. */
+    /** Add new releases at the top; keep the older pages already loaded. */
     async renew(signal) {
       try {
         const found = await get(`${path}/releases?limit=${PAGE}`, { signal });
         const newest = new Set(found.items.map((r) => r.batch));
         const oldest = Math.min(...newest);
         const rest = state.items.filter((r) => r.batch < oldest);
-        // Without an overlap, releases would be missing between the two lists.
+        // Without an overlap, releases between the two lists would be missing.
         const joined = state.paged && state.items.some((r) => newest.has(r.batch));
         state.items = joined ? [...found.items, ...rest] : found.items;
         if (!joined) {
@@ -81,7 +81,7 @@ export function releases(name, path) {
   };
 }
 
-/** Code that projects one's own data, from a file or from the broker. */
+/** Sample code that projects the user's data, with a release from a file or the broker. */
 export function snippets(name) {
   const file = [
     "from pathlib import Path",

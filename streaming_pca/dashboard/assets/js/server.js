@@ -2,18 +2,18 @@
 
 import { h } from "./dom.js";
 
-/** Address of the dashboard, wherever a proxy has put it. */
+/** Address of the dashboard, also under a proxy's prefix. */
 export const ROOT = new URL("../../../", import.meta.url);
 
 const KEPT = "streaming-pca-token";
 const MOST_HELD = 64;
-/** Times to wait for a server with too many requests, and seconds of each. */
+/** Number of retries for a server with too many requests, and longest wait of each in seconds. */
 const MOST_WAITS = 5;
 const MOST_SECONDS = 10;
 const held = new Map();
 let asking = null;
 
-/** Error that the server answered, with its line for people. */
+/** Error returned by the server, with its message. */
 export class ServerError extends Error {
   constructor(status, detail) {
     super(detail);
@@ -21,7 +21,7 @@ export class ServerError extends Error {
   }
 }
 
-/** The server did not answer at all. */
+/** Error without a response from the server. */
 export class ServerAway extends Error {}
 
 export const address = (path) => new URL(path, ROOT);
@@ -36,7 +36,7 @@ function token() {
   }
 }
 
-/** The answer that first.js asked for, once. */
+/** Return the response that first.js requested, once. */
 function early(path) {
   const known = window.early;
   if (known?.path !== path) return null;
@@ -56,7 +56,7 @@ async function send(path, options = {}) {
   }
 }
 
-/** Send a request; a server that asks for a token gets one, and one that asks to wait gets time. */
+/** Send a request; supply a token, or wait and retry, if the server requires it. */
 export async function request(path, options = {}) {
   let response = await send(path, options);
   for (let patience = MOST_WAITS; response.status === 401 || (response.status === 429 && patience); ) {
@@ -82,12 +82,12 @@ async function problem(response) {
     const found = await response.json();
     if (typeof found.detail === "string" && found.detail) return found.detail;
   } catch {
-    // An answer of a proxy need not be JSON.
+    // A proxy's response may not be JSON.
   }
   return `The server answered ${response.status} ${response.statusText}.`;
 }
 
-/** Get JSON; what has not changed since the last time is not sent again. */
+/** Get JSON; unchanged content is not transferred again. */
 export async function get(path, options = {}) {
   const known = held.get(path);
   const headers = known ? { "If-None-Match": known.etag } : {};
@@ -101,7 +101,7 @@ export async function get(path, options = {}) {
   return value;
 }
 
-/** Save an answer as a file: by fetch, because a link would not carry the token. */
+/** Save a response as a file, by fetch: a link would not send the token. */
 export async function download(path, name) {
   const response = await request(path);
   const url = URL.createObjectURL(await response.blob());
@@ -153,7 +153,7 @@ function askToken() {
 }
 
 async function refusal(secret) {
-  // A header takes printable ASCII alone.
+  // A header allows printable ASCII only.
   if (!/^[\x21-\x7e]+$/.test(secret)) return "A token has no spaces and no letters outside ASCII.";
   try {
     const response = await send("v1/streams?limit=1", { token: secret });

@@ -19,7 +19,7 @@ export function open(main, name) {
   const list = releases(name, path);
   const state = { detail: null, digest: undefined, history: null, release: null, most: 20, drawn: [] };
 
-  // Both are fetched when a figure wants them, once for each release.
+  // Both are fetched when a figure needs them, once per release.
   const history = () => (state.history ??= get(`${path}/history`));
   const latest = () => (state.release ??= state.detail.last_release ? get(`${path}/releases/latest`) : Promise.resolve(null));
   const forget = () => {
@@ -75,7 +75,7 @@ export function open(main, name) {
     figures.classList.add("figures");
   }
 
-  /** Figures from the first release on; until then, one message in the place of them all. */
+  /** Figures, or a single message before the first release. */
   function renewFigures(detail) {
     if (!detail.last_release) {
       for (const drawn of state.drawn) drawn.close();

@@ -1,4 +1,4 @@
-// Page of all streams at a glance.
+// Page with an overview of all streams.
 
 import { field, h, show } from "./dom.js";
 import { count, decimal, many, NONE } from "./format.js";
@@ -8,7 +8,7 @@ import { get, ROOT } from "./server.js";
 const PAGE = 200;
 const LEVELS = { problem: 0, warning: 1, unknown: 2, ok: 3 };
 const last = (name) => (s) => s.last_release?.[name] ?? null;
-/** Orders: title, the value to sort by, and whether large ones come first. */
+/** Orders: title, value to sort by, and whether large values come first. */
 const ORDERS = {
   name: ["Name", (s) => s.name, false],
   health: ["Health, worst first", (s) => LEVELS[s.health.level] ?? 2, false],
@@ -20,7 +20,7 @@ const ORDERS = {
   lag: ["Lag", (s) => s.lag?.total ?? null, true],
 };
 
-/** All streams: pages of the API in turn. */
+/** Fetch all streams, page by page. */
 async function load(signal) {
   let found = await get(`v1/streams?limit=${PAGE}`, { signal });
   const { connection } = found;
@@ -120,7 +120,7 @@ export function open(main) {
     async refresh(signal) {
       const before = state.data;
       state.data = await load(signal);
-      // Pages that were not sent again are the same objects.
+      // Unchanged pages, not transferred again, are the same objects.
       if (!before || state.data.pages.length !== before.pages.length || state.data.pages.some((page, i) => page !== before.pages[i])) paint();
       return state.data.connection;
     },
