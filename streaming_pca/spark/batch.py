@@ -1,4 +1,4 @@
-"""Batches whose records executors read, and values that executors compute."""
+"""Batches read by executors, and values computed by executors."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ class SparkBatch(Batch):
     Attributes
     ----------
     layout : Layout
-        Of the whole batch.
+        Layout of the whole batch.
     low, high : int
-        Places; the last is not included.
+        Range of places, ``high`` excluded.
     counted : (high - low,) bool or None
-        The records that count, the others are null; None for all.
+        True for records that count, False for null records; None if all count.
     only_single_rows : bool
-        Whether records of other than one row are null.
+        If True, records with any other number of rows than one are null.
     """
 
     cluster: Cluster
@@ -82,7 +82,7 @@ class SparkBatch(Batch):
         return self.cluster.feed.stream.dim
 
     def split(self, counts: Sequence[int]) -> tuple[SparkBatch, ...]:
-        """Split by position into parts of the given numbers of records."""
+        """Split into consecutive parts with the given numbers of records."""
         if sum(counts) != len(self) or min(counts, default=0) < 0:
             raise ValueError(f"parts {list(counts)} do not add up to {len(self)} records")
         ends = np.cumsum([0, *counts]).tolist()
@@ -97,26 +97,26 @@ class SparkBatch(Batch):
         )
 
     def keeping(self, counted: NDArray[np.bool_]) -> SparkBatch:
-        """Return the batch with all records null, in their places, except the counted ones (m,)."""
+        """Return the batch with all records except the counted ones (m,) replaced by null."""
         if counted.shape != (len(self),):
             raise ValueError(f"{counted.shape} flags for {len(self)} records")
         return replace(self, counted=counted if self.counted is None else self.counted & counted)
 
     def single_rows(self) -> SparkBatch:
-        """Return the batch with every record of other than one row made null."""
+        """Return the batch with every record that has not exactly one row replaced by null."""
         return replace(self, only_single_rows=True)
 
     def null_count(self) -> int:
-        """Count the null records: exact, and as secret as a record."""
+        """Count the null records; the exact number is as secret as a record."""
         if self.counted is not None or self.only_single_rows:
             return int(self.sum(_Nulls())[0])
-        # Executors counted those of whole segments when they read them.
+        # Executors counted the null records of whole segments at the first read.
         count, others = self.cluster.known_nulls(self._shares())
         total = self.cluster.sum(RecordSum(_Nulls()), others, 1)
         return count if total is None else count + int(total[0])
 
     def sum(self, kernel: SumKernel, *values: RecordValues) -> Integers:
-        """Return the exact sum of the kernel's contributions: partial sums of tasks, added."""
+        """Return the exact sum of the kernel's contributions, from partial sums of tasks."""
         size = int(np.prod(kernel.shape, dtype=np.int64))
         operation = RecordSum(kernel, [_mapped(each) for each in values])
         total = self.cluster.sum(operation, self._shares(), size)
@@ -125,11 +125,11 @@ class SparkBatch(Batch):
         return total.reshape(kernel.shape)
 
     def map(self, kernel: MapKernel) -> SparkValues:
-        """Compute one number a (transformed) record: executors do, when the values are asked for."""
+        """Define one number per (transformed) record, which executors compute on demand."""
         return SparkValues(self, Mapped(self.cluster.new_name(), kernel))
 
     def map_parts(self, counts: Sequence[int], kernel: Callable[[ArrayBatch], T]) -> list[T]:
-        """Return the kernel's result for each part that :meth:`split` makes."""
+        """Return the kernel's result for each part that :meth:`split` returns."""
         parts = [part.fetches() for part in self.split(counts)]
         return self.cluster.on_parts(parts, kernel) if parts else []
 
@@ -139,11 +139,11 @@ class SparkBatch(Batch):
         return BinCounts.together([bin_counts(data, histograms) for data in answers], histograms)
 
     def blocks(self, limit: int) -> Iterator[ArrayBatch]:
-        """Iterate over consecutive packed parts: the whole batch is read into the driver's memory."""
+        """Iterate over consecutive packed parts; reads the whole batch into the driver's memory."""
         return self._in_memory.blocks(limit)
 
     def users(self) -> NDArray[np.uint64]:
-        """Return the keyed hashes (m, 2) of all messages' users, in their order."""
+        """Return the keyed hashes (m, 2) of the users of all messages, in message order."""
         return user_hashes(self.cluster.answers(UserHashes(), self._shares(placed=True)), len(self))
 
     @cached_property
@@ -151,12 +151,12 @@ class SparkBatch(Batch):
         return self.cluster.gathered(self.fetches())
 
     def fetches(self) -> list[Fetch]:
-        """Return how a process gets all records."""
+        """Return the sources of all records, for any process."""
         shares = self._shares(placed=True)
         return [self.cluster.fetch(share, number) for number, some in shares.items() for share in some]
 
     def _shares(self, placed: bool = False) -> dict[int, list[Share]]:
-        """Return the records to read of each segment, and their places if asked for."""
+        """Return the records to read from each segment, with their places if requested."""
         found: dict[int, list[Share]] = {}
         placed = placed or self.counted is not None
         for p, strips in enumerate(self.layout.strips):
@@ -188,7 +188,7 @@ class SparkBatch(Batch):
 
 @dataclass(frozen=True)
 class SparkValues(RecordValues):
-    """Values of a batch's records, computed on the executors for the first sum over them."""
+    """Values of a batch's records, computed by executors at the first sum over them."""
 
     batch: SparkBatch
     mapped: Mapped

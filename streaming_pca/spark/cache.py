@@ -1,8 +1,8 @@
-"""Decoded rows of a batch, kept by the executors between the passes of an estimator.
+"""Decoded rows of a batch, cached by the executors between the passes of an estimator.
 
-Each Python worker writes the rows of a segment to a file without a name in its executor's local
-folder. The file lies in memory as far as there is room, and on the disk otherwise. It is gone with the
-process, however that ends. Other workers of the machine open it through ``/proc``.
+Each Python worker writes the rows of a segment to an unnamed file in its executor's local folder. The
+file stays in memory as far as there is room, otherwise on disk. It disappears with the process, however
+that ends. Other workers of the machine open it through ``/proc``.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from streaming_pca.data.array_batch import ArrayBatch
 from streaming_pca.data.records import RecordKind
 
 _ALIGNED = 64
-"""Octets by which arrays begin in a file."""
+"""Alignment of arrays in a file, in bytes."""
 _LENGTH = struct.Struct("<q")
 
 
 @dataclass(frozen=True)
 class Shelf:
-    """Place of a segment's rows: a file of one process of one machine.
+    """Location of a segment's rows: a file of one process on one machine.
 
     Attributes
     ----------
     name : str
-        Unique name of the segment, which the file repeats.
+        Unique name of the segment, also stored in the file.
     path : str
-        Path of the file, as long as its process lives; "" where nothing was kept.
+        Path of the file, valid while its process lives; "" if the rows were not cached.
     """
 
     name: str
@@ -53,7 +53,7 @@ class CachedRows:
     Attributes
     ----------
     parts : list of ArrayBatch
-        They share the file's pages.
+        Views of the mapped file.
     """
 
     def __init__(self, file: IO[bytes], name: str) -> None:
@@ -62,12 +62,12 @@ class CachedRows:
         Raises
         ------
         LookupError
-            If the file is of another segment, or not complete.
+            If the file belongs to another segment, or is incomplete.
         """
         size = os.fstat(file.fileno()).st_size
         if size < _LENGTH.size:
             raise LookupError(name)
-        # Shared and writable: compiled kernels are made for writable arrays. None of them writes.
+        # Shared and writable because kernels are compiled for writable arrays; none of them writes.
         self._pages = mmap.mmap(file.fileno(), size)
         (at,) = _LENGTH.unpack(self._pages[-_LENGTH.size :])
         if not 0 <= at < size:
@@ -90,12 +90,12 @@ class CachedRows:
 
 
 class RowCache:
-    """Files of one process, bounded in their sum.
+    """Files of one process, with a bounded total size.
 
     Parameters
     ----------
     limit : int
-        Octets of all files.
+        Largest total size in bytes.
     """
 
     def __init__(self, folder: str, limit: int) -> None:
@@ -105,28 +105,28 @@ class RowCache:
 
     @property
     def used(self) -> int:
-        """Octets of all files."""
+        """Total size of all files in bytes."""
         return sum(self._used.values())
 
     @property
     def names(self) -> set[str]:
-        """Names of the segments that are kept."""
+        """Names of the cached segments."""
         return set(self._files)
 
     def store(self, name: str, width: int, kind: RecordKind, parts: Iterable[ArrayBatch]) -> Shelf:
-        """Write a segment's parts as they come; keep nothing if they do not fit.
+        """Write a segment's parts as they arrive; cache nothing if they do not fit.
 
-        All parts are consumed in either case.
+        Consumes all parts in either case.
         """
         self.drop([name])
         file: IO[bytes] | None = None
         told, at, fits = [], 0, True
-        # Only what is written may fail here: an error of the parts is one of their source.
+        # Suppress only errors of writing: errors raised by ``parts`` come from their source.
         try:
-            # Without a buffer: on a full disk `close` would write it once more, and fail.
+            # Unbuffered: on a full disk, `close` would try to write the buffer again and fail.
             file = tempfile.TemporaryFile(dir=self._folder, buffering=0)  # noqa: SIM115
         except OSError:
-            fits = False  # the folder is gone, or cannot be written
+            fits = False  # the folder is missing or not writable
         for part in parts:
             block = part.packed()
             fits = fits and self.used + at + block.rows.nbytes + block.starts.nbytes <= self.limit
@@ -153,12 +153,12 @@ class RowCache:
         return Shelf(name, socket.gethostname(), path)
 
     def open(self, shelf: Shelf) -> CachedRows:
-        """Map a segment's rows, of this process or of another one of the machine.
+        """Map a segment's rows, from this or another process of the machine.
 
         Raises
         ------
         LookupError
-            If they are not here.
+            If they are not on this machine.
         """
         own = self._files.get(shelf.name)
         if own is not None:
@@ -169,7 +169,7 @@ class RowCache:
     @staticmethod
     @contextlib.contextmanager
     def _file(shelf: Shelf) -> Iterator[IO[bytes]]:
-        """Open the file of a process of this machine; any trouble with it is a LookupError."""
+        """Open a file of a process on this machine; raise LookupError on any failure."""
         if not shelf.path or shelf.host != socket.gethostname():
             raise LookupError(shelf.name)
         try:
@@ -179,7 +179,7 @@ class RowCache:
             raise LookupError(shelf.name) from None
 
     def drop(self, names: Iterable[str]) -> None:
-        """Free the files of segments; harmless where there are none."""
+        """Free the files of segments; ignore segments without files."""
         for name in names:
             file = self._files.pop(name, None)
             self._used.pop(name, None)
@@ -187,27 +187,27 @@ class RowCache:
                 file.close()
 
     def drop_shelves(self, shelves: Sequence[Shelf]) -> None:
-        """Free files, also those of other processes of this machine."""
+        """Free files of this and other processes of the machine."""
         for shelf in shelves:
             if shelf.name in self._files:
                 self.drop([shelf.name])
                 continue
             with contextlib.suppress(LookupError), self._file(shelf) as file:
                 CachedRows(file, shelf.name)
-                # A late reader of a file that was cut is ended by the system, rather than served zeros. The
-                # path may be another file's by now, so it is not asked for again.
+                # The system kills a late reader of a truncated file, instead of returning zeros. Truncate by
+                # descriptor: the path may belong to another file by now.
                 os.ftruncate(file.fileno(), 0)
 
 
 class ValueCache:
-    """Values of records in files that all workers of a machine find by name.
+    """Values of records, in files that all workers of a machine find by name.
 
-    A name is a link, in a folder of the session, to the open file of the process that computed the values.
+    A name is a link in the session's folder to the open file of the process that computed the values.
 
     Parameters
     ----------
     limit : int
-        Octets of this process's files; more values are computed again for each sum.
+        Largest total size of this process's files in bytes; values beyond it are recomputed for each sum.
     """
 
     def __init__(self, session: str, limit: int) -> None:
@@ -218,31 +218,31 @@ class ValueCache:
             os.mkdir(self._folder, 0o700)
         try:
             found = os.lstat(self._folder)
-            # Another user could have made it first.
+            # Another user could have created it first.
             self._shared = (found.st_uid, stat.S_IMODE(found.st_mode)) == (os.getuid(), 0o700)
         except OSError:
             self._shared = False
 
     @property
     def segments(self) -> set[str]:
-        """Names of the segments of which values are kept."""
+        """Names of the segments with cached values."""
         return set(self._files)
 
     def recall(
         self, segment: str, part: str, values: str, compute: Callable[[], NDArray[np.float64]]
     ) -> NDArray[np.float64]:
-        """Return the values of a part of a segment; compute them if they are not on this machine."""
+        """Return the values of a part of a segment; compute them unless cached on this machine."""
         name = f"{segment.rpartition('/')[2]}.{part}.{values}"
         link = os.path.join(self._folder, name)
         head = f"{self._folder} {name}\n".encode()
         if self._shared:
             with contextlib.suppress(OSError), _opened(link) as file:
-                # The process of a link may have ended, and another have its number.
+                # The process of a link may have ended, and another may have its PID.
                 if file.read(len(head)) == head:
                     return np.frombuffer(file.read(), dtype=np.float64).copy()
         found = compute()
         if self._shared and self._used + found.nbytes <= self._limit:
-            # The disk may be full; where a twin of this task was first, its values are the same.
+            # The disk may be full, or a speculative copy of this task was first: its values are the same.
             with contextlib.suppress(OSError):
                 kept = tempfile.TemporaryFile(dir=self._folder, buffering=0)  # noqa: SIM115
                 try:
@@ -265,14 +265,14 @@ class ValueCache:
                 self._used -= size
 
     def close(self) -> None:
-        """Free all values of this process, and the folder with the last of them."""
+        """Free all values of this process; remove the folder if it is then empty."""
         self.drop(list(self._files))
         with contextlib.suppress(OSError):
             os.rmdir(self._folder)
 
 
 def _opened(path: str) -> IO[bytes]:
-    """Open a regular file for reading and writing; OSError for any other, without waiting for it."""
+    """Open a regular file for reading and writing; raise OSError for others, without blocking."""
     file = os.fdopen(os.open(path, os.O_RDWR | os.O_NONBLOCK), "r+b")
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
@@ -287,7 +287,7 @@ def folder_of(session: str) -> str:
 
 
 def _write(file: IO[bytes], at: int, array: NDArray[Any]) -> int:
-    """Write an array at ``at``; return the next aligned place."""
+    """Write an array at ``at``; return the next aligned position."""
     data = np.ascontiguousarray(array)
     _write_all(file, data.reshape(-1).view(np.uint8).data)
     rest = -(at + data.nbytes) % _ALIGNED
@@ -296,7 +296,7 @@ def _write(file: IO[bytes], at: int, array: NDArray[Any]) -> int:
 
 
 def _write_all(file: IO[bytes], data: bytes | memoryview) -> None:
-    """Write all octets to a file without a buffer: a disk that is nearly full takes some, and says so."""
+    """Write all bytes to an unbuffered file: on a nearly full disk, writes can be partial."""
     left = memoryview(data)
     while left:
         left = left[file.write(left) :]

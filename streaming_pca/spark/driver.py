@@ -1,8 +1,8 @@
-"""Driver: the worker's process, with executors that read and sum in its place.
+"""Driver: the worker process, with executors that read and sum for it.
 
 Election, clock, ledger, state, noise and releases are those of
-:class:`~streaming_pca.service.worker.Worker`. So a driver and a service worker of one stream stand by for
-each other.
+:class:`~streaming_pca.service.worker.Worker`. Therefore a driver and a service worker of the same stream
+can be standbys for each other.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 
 class ClusterReaders:
-    """Maker of readers on one Spark application."""
+    """Factory of readers on one Spark application."""
 
     def __init__(self, spark: SparkSession, settings: SparkSettings) -> None:
         self._spark, self._settings = spark, settings
@@ -47,7 +47,7 @@ class ClusterReaders:
         return ClusterReader(self._cluster, kafka, stream, codec, partitions, skip_lost, check)
 
     def _cluster(self, kafka: KafkaSettings, stream: StreamSettings, codec: PayloadCodec) -> Cluster:
-        # A stream has one reader at a time; the batch of the one before has been learnt by now.
+        # A stream has one reader at a time; the previous reader's batch has been learnt by now.
         before = self._clusters.pop(stream.name, None)
         if before is not None:
             before.close()
@@ -72,14 +72,14 @@ def run_spark(
     master : str, optional
         Cluster to run on; overrides the settings.
     on_release : callable, optional
-        Called with every release after it was published.
+        Called with every release after its publication.
     site : Site, optional
-        Site that the HTTP server shows beside metrics and health.
+        Site that the HTTP server serves in addition to metrics and health.
 
     Returns
     -------
     int
-        Exit status, as :func:`streaming_pca.service.worker.run_worker` returns it.
+        Exit status of :func:`streaming_pca.service.worker.run_worker`.
 
     Raises
     ------
@@ -95,10 +95,10 @@ def run_spark(
 
 
 def _end(reason: str) -> None:
-    """End a process whose executors are gone: its successor finishes a reserved batch."""
+    """Exit because the executors are gone; the successor finishes a reserved batch."""
     try:
         log.error("%s: ending the process; the next one recovers", reason)
         logging.shutdown()
     finally:
-        # Also where the log's pipe is gone, with the process of spark-submit.
+        # Also if logging fails because its pipe ended with the spark-submit process.
         os._exit(4)

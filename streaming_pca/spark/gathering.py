@@ -1,7 +1,7 @@
 """Parts of a batch in the memory of one process, in the batch's order.
 
-An algorithm that reads records one after the other needs them there: on an executor for a part
-of a batch, on the driver for a whole one.
+Algorithms that read records sequentially need this: on an executor for a part of a batch, on the driver
+for a whole batch.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ class Fetch:
     Attributes
     ----------
     shelf : Shelf
-        Where the whole segment may be kept.
+        Location where the whole segment may be cached.
     messages : Range
-        Messages of these records alone.
+        Range of the messages with these records.
     before : int
-        Records of the segment before these messages.
+        Number of the segment's records before these messages.
     count, epoch : int
-        Number of the messages, and epoch of the leader that took the last of them.
+        Number of the messages, and leader epoch of the last message.
     """
 
     share: Share
@@ -49,7 +49,7 @@ class Fetch:
 
     @classmethod
     def of(cls, share: Share, segment: Segment, name: str, host: str, path: str) -> Fetch:
-        """Find the messages of a share's records."""
+        """Locate the messages of a share's records."""
         first, last = segment.message_of(share.first), segment.message_of(share.last - 1)
         wanted = segment.range
         messages = Range(wanted.id, wanted.partition, segment.offset(first), segment.offset(last) + 1)
@@ -57,7 +57,7 @@ class Fetch:
         return cls(share, Shelf(name, host, path), messages, before, count, segment.epoch(last))
 
     def parts(self, reading: Reading) -> Iterator[Part]:
-        """Iterate over the records, kept on this machine or read from Kafka."""
+        """Iterate over the records, cached on this machine or read from Kafka."""
         with contextlib.suppress(LookupError):
             rows = reading.cache.open(self.shelf)
             yield from chosen(numbered((p, None) for p in rows.parts), self.share.first, self.share.last)
@@ -69,7 +69,7 @@ class Fetch:
         for piece in reading.pieces(self.messages):
             count, epoch = count + len(piece.offsets), int(piece.epochs[-1])
             yield piece.batch, None
-        # Epochs rise: where any of the records was replaced, the last one was.
+        # Epochs increase: if any of the records was replaced, so was the last one.
         if (count, epoch) != (self.count, self.epoch):
             raise changed(reading.feed, self.messages)
 

@@ -1,7 +1,7 @@
-"""Driver's side of the executors: jobs, the segments that they keep, and their failures.
+"""Driver's view of the executors: jobs, cached segments, and failures.
 
-A job is one ``mapInArrow`` over a few rows. Rows of a load job stay with Spark, which then sends later
-jobs to the executors that have read the segments, and reads a segment anew where its executor is lost.
+A job is one ``mapInArrow`` over a few rows. Spark persists the rows of a load job. Therefore it sends later
+jobs to the executors that have read the segments, and reads a segment again if its executor is lost.
 """
 
 from __future__ import annotations
@@ -51,33 +51,33 @@ from streaming_pca.spark.tasks import (
 T = TypeVar("T")
 
 _TASKS = 3
-"""Tasks of a job for each that the executors run at once."""
+"""Tasks of a job per task slot."""
 _LARGE = 2**20
-"""Integers of a sum from which on a task is worth its own copy only once for each that runs at once."""
+"""Integers of a sum above which a job has one task per slot, since each task has its own copy."""
 _DIRECT_BYTES = 2**26
-"""Bytes of partial sums that the driver adds itself; more are added by executors before."""
+"""Bytes of partial sums that the driver adds itself; above this, executors add them first."""
 _DROP_SECONDS = 10.0
-"""Time limit of the job that frees rows: without executors it would wait for them."""
+"""Time limit of the job that frees rows, which would otherwise wait for missing executors."""
 _OTHER_PYTHON = re.compile(r"No module named '?([\w.]+)|PYTHON_VERSION_MISMATCH")
-"""Texts of PySpark where executors run a Python that cannot run tasks."""
+"""PySpark's error texts if the executors' Python cannot run tasks."""
 _REASON = re.compile(r"TaskFailed: ([^\n]*)")
-"""Text of a task's failure in Spark's report of it."""
+"""Text of a task's failure within Spark's error message."""
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """Segment that an executor has read, and keeps if there was room.
+    """Segment that an executor has read, and has cached if there was room.
 
     Attributes
     ----------
     digest : str
-        Of its structure.
+        Digest of its structure.
     size : int
         Bytes of its decoded rows.
     nulls : int
         Number of its null records: as secret as a record.
     host, path : str
-        Place of its rows when it was read; "" where nothing was kept.
+        Location of its rows after the read; "" if they were not cached.
     """
 
     segment: Segment
@@ -90,24 +90,24 @@ class Loaded:
 
 @dataclass
 class _Frame:
-    """Rows of a load job, with the numbers of the segments that are still wanted."""
+    """Rows of a load job, with the numbers of the segments still needed."""
 
     rows: DataFrame
     wanted: set[int] = field(default_factory=set)
 
 
 class Cluster:
-    """Executors of a Spark application, as one session of a stream uses them.
+    """Executors of a Spark application, for one session of a stream.
 
     Parameters
     ----------
     schemas : mapping of int to PublicSchema, optional
-        Schemas of a registry that records name.
+        Schemas of a registry that records refer to.
 
     Attributes
     ----------
     received, sent : int
-        Bytes that tasks have answered to the driver, and partial sums that they sent to each other.
+        Bytes that tasks have returned to the driver, and bytes of partial sums that tasks sent to each other.
     """
 
     direct_bytes = _DIRECT_BYTES
@@ -128,7 +128,7 @@ class Cluster:
             context = spark.sparkContext
             threads = int(context.getConf().get("spark.task.cpus", "1"))
             session = f"{context.applicationId}.{next(self._sessions)}"
-        # An executor may be on another machine, without the file of the password.
+        # An executor may be on another machine, without the password file.
         if kafka.sasl_password_file is not None:
             password = SecretStr(kafka.password or "")
             given = {"sasl_password": password, "sasl_password_file": None}  # nosec B105  # no file
@@ -142,28 +142,28 @@ class Cluster:
 
     @property
     def slots(self) -> int:
-        """Number of tasks that run at once, on the executors that there are now."""
+        """Number of tasks that the current executors can run concurrently."""
         with _answering():
             return max(self._spark.sparkContext.defaultParallelism // self.feed.threads, 1)
 
     def _wanting(self, more: Iterable[int] = ()) -> Feed:
-        """Return the feed of a job, which names the segments that are still wanted."""
+        """Return the feed of a job, which lists the segments still needed."""
         numbers = frozenset().union(*(frame.wanted for frame in self._frames), more)
         return replace(self.feed, wanted=Wanted(numbers, self._newest))
 
     # -- segments ----------------------------------------------------------
 
     def range(self, partition: int, start: int, end: int, epoch: int = -1) -> Range:
-        """Return a range with a number of its own."""
+        """Return a range with a unique number."""
         self._newest = next(self._numbers)
         return Range(self._newest, partition, start, end, epoch)
 
     def new_name(self) -> str:
-        """Return a name for some values."""
+        """Return a unique name for values of records."""
         return f"v{next(self._numbers)}"
 
     def load(self, ranges: Sequence[Range], group: str) -> list[Loaded]:
-        """Read ranges, each in a task; the executors keep them until :meth:`release`.
+        """Read each range in a task; executors cache them until :meth:`release`.
 
         Raises
         ------
@@ -188,7 +188,7 @@ class Cluster:
         return [found[each.id] for each in ranges]
 
     def release(self, segments: Iterable[int]) -> None:
-        """Free the rows of segments, by their numbers; a load job's rows with the last of them."""
+        """Free the rows of segments; free a load job with its last segment."""
         gone = set(segments)
         for number in gone:
             self._loaded.pop(number, None)
@@ -199,25 +199,25 @@ class Cluster:
         self._drop(done, gone, closing=False)
 
     def close(self, but: Collection[int] = ()) -> None:
-        """Free everything that the executors keep for the session, but for some segments."""
+        """Free everything that executors cache for the session, except some segments."""
         if but:
             self.release(set(self._loaded) - set(but))
             return
         frames, self._frames, self._loaded = self._frames, [], {}
         self._drop(frames, (), closing=True)
         Reading.forget(self.feed.session)
-        # Links of processes that have ended: they lead nowhere.
+        # Remaining links are dead: they belong to processes that have ended.
         shutil.rmtree(folder_of(self.feed.session), ignore_errors=True)
 
     def _drop(self, frames: Sequence[_Frame], gone: Iterable[int], closing: bool) -> None:
         if not frames:
             return
         names = [self.feed.name_of(number) for number in gone]
-        # Where Spark fails, its processes end, and their files with them.
+        # If Spark fails, its processes end and their files disappear.
         with contextlib.suppress(SessionLost, StreamRefused):
             with self._planning():
                 rows = _united(frames).mapInArrow(drop(self._wanting(), names, closing), ANSWER)
-            # Files that stay are freed by the next tasks of their processes, or end with them.
+            # Remaining files are freed by the next tasks of their processes, or with the processes.
             limit = threading.Timer(_DROP_SECONDS, self.cancel, [f"dropping {self.feed.session}"])
             limit.start()
             try:
@@ -233,13 +233,13 @@ class Cluster:
     def sum(
         self, operation: Operation, shares: Mapping[int, Sequence[Share]], size: int
     ) -> NDArray[np.int64] | None:
-        """Add the integers of all tasks; None where there are no records.
+        """Add the integers of all tasks; return None without records.
 
         Parameters
         ----------
         shares : mapping of segment to shares
         size : int
-            Integers of the sum, or about that.
+            Number of integers of the sum, possibly approximate.
         """
         if not shares:
             return None
@@ -248,7 +248,7 @@ class Cluster:
         with self._planning():
             rows = self._computed(operation, shares, tasks, -(-size // slots) if in_tree else 0)
             if in_tree:
-                # Every executor adds some chunks of all partial sums.
+                # Each executor adds some chunks over all partial sums.
                 self.sent += tasks * size * 8
                 rows = rows.repartition(slots, "chunk").mapInArrow(add, ANSWER)
         totals: dict[int, NDArray[np.int64]] = {}
@@ -257,7 +257,7 @@ class Cluster:
         return np.concatenate([totals[i] for i in sorted(totals)]) if totals else None
 
     def known_nulls(self, shares: Mapping[int, Sequence[Share]]) -> tuple[int, dict[int, Sequence[Share]]]:
-        """Count the null records of whole segments; return the shares of others besides."""
+        """Count the null records of whole segments; return it with the remaining shares."""
         count, others = 0, dict(shares)
         for number, some in shares.items():
             segment = self._loaded[number].segment
@@ -267,7 +267,7 @@ class Cluster:
         return count, others
 
     def answers(self, operation: Operation, shares: Mapping[int, Sequence[Share]]) -> list[bytes]:
-        """Apply an operation to parts of segments; return the answer of each task with records."""
+        """Apply an operation to parts of segments; return each task's answer."""
         if not shares:
             return []
         with self._planning():
@@ -275,7 +275,7 @@ class Cluster:
         return [data for _, data in self._answers(rows, _records_of(shares))]
 
     def on_parts(self, parts: Sequence[Sequence[Fetch]], kernel: Callable[[ArrayBatch], T]) -> list[T]:
-        """Return a kernel's result on each part of a batch, every part on one executor."""
+        """Return a kernel's result for each part of a batch, each on one executor."""
         count = len(parts)
         tasks = max(min(count, _TASKS * self.slots), 1)
         with self._planning():
@@ -283,13 +283,13 @@ class Cluster:
             rows = rows.mapInArrow(on_parts(self.feed, parts, kernel), ANSWER)
         records = sum(each.share.last - each.share.first for some in parts for each in some)
         answers = self._answers(rows, records)
-        # Executors are as trusted as the driver: they read records, and send the sums.
+        # Executors are as trusted as the driver: they read records and return the sums.
         found = {chunk: pickle.loads(data) for chunk, data in answers}  # nosec B301
         return [found[i] for i in range(count)]
 
     def gathered(self, fetches: Sequence[Fetch]) -> ArrayBatch:
-        """Read records into the driver's own memory, in the order of their places."""
-        # The driver keeps no segments: it reads each record once.
+        """Read records into the driver's memory, in the order of their places."""
+        # The driver does not cache segments: it reads each record once.
         feed = replace(self.feed, cache_bytes=0)
         try:
             found = guarded(lambda: gathered(Reading.of(feed), fetches))
@@ -302,7 +302,7 @@ class Cluster:
         return found
 
     def fetch(self, share: Share, segment: int) -> Fetch:
-        """Return the source of a share's records, kept or in Kafka."""
+        """Return the source of a share's records: a cache or Kafka."""
         known = self._loaded[segment]
         return Fetch.of(share, known.segment, self.feed.name_of(segment), known.host, known.path)
 
@@ -319,7 +319,7 @@ class Cluster:
         return _united(frames).coalesce(tasks).mapInArrow(compute(feed, operation, work, width), ANSWER)
 
     def _answers(self, rows: DataFrame, records: int) -> Iterator[tuple[int, bytes]]:
-        """Iterate over the chunks of a job that has to read a number of records."""
+        """Iterate over the chunks of a job; raise if it read another number of records."""
         found = 0
         try:
             answered = self._run(rows, "learning")
@@ -336,13 +336,13 @@ class Cluster:
     # -- jobs --------------------------------------------------------------
 
     def cancel(self, group: str) -> None:
-        """End the jobs of a group; harmless where there are none."""
+        """Cancel the jobs of a group, if any."""
         with contextlib.suppress(Exception):
             self._spark.sparkContext.cancelJobGroup(group)
 
     @contextlib.contextmanager
     def _planning(self) -> Iterator[None]:
-        """Raise SessionLost for an error of any kind where Java is gone: it tells nothing of the batch."""
+        """Raise SessionLost for any error if Java is gone: the error is not the batch's fault."""
         try:
             yield
         except Exception:
@@ -354,7 +354,7 @@ class Cluster:
             self._spark.sparkContext.setJobGroup(group, f"streaming-pca {self.feed.stream.name}: {group}")
             table = rows.toArrow()
         except Exception as error:
-            # Spark's own text repeats what a task has printed.
+            # Do not use Spark's full text: it repeats the output of tasks.
             if (other := _OTHER_PYTHON.search(str(error))) is not None:
                 raise StreamRefused(_other_python(other[1])) from None
             found = _REASON.search(str(error))
@@ -367,7 +367,7 @@ class Cluster:
 
 @contextlib.contextmanager
 def _answering() -> Iterator[None]:
-    """Raise SessionLost where the Java process of Spark is gone."""
+    """Raise SessionLost if the Java process of Spark is gone."""
     try:
         yield
     except Exception as error:
@@ -391,16 +391,16 @@ def _united(frames: Sequence[_Frame]) -> DataFrame:
 
 
 def _raise_while_learning(failure: str) -> NoReturn:
-    """Raise what a task has returned as its failure, for a batch that is reserved."""
+    """Raise a failure that a task returned, while learning a reserved batch."""
     try:
         _raise(failure)
     except (RecordsLost, StreamRefused) as error:
-        # The next session meets the reason before it computes anything.
+        # The next session meets the original error before it computes anything.
         raise SessionLost(str(error)) from None
 
 
 def _raise(failure: str) -> NoReturn:
-    """Raise what a task has returned as its failure."""
+    """Raise the failure that a task returned."""
     kind, _, text = failure.partition(": ")
     if kind == "lost":
         raise RecordsLost(text)

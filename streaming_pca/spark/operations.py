@@ -1,7 +1,7 @@
-"""Operations that tasks apply to records: sums, sums over values, counts of bins, users.
+"""Operations that tasks apply to records: sums, sums over values, bin counts, users.
 
-Each starts empty, adds parts of segments in any order, and ends as chunks of octets. Sums are
-exact integers, so their bits do not depend on tasks, executors or attempts.
+Each starts empty, adds parts of segments in any order, and ends as chunks of bytes. Sums are exact
+integers, so their bits do not depend on tasks, executors or attempts.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ class Share:
     Attributes
     ----------
     first, last : int
-        Records of the segment; the last is not included.
+        Range of the segment's records, ``last`` excluded.
     counted : bytes or None
-        A bit for each of these records: the others are null. None for all.
+        One bit per record, 0 for null records; None if all count.
     single_rows : bool
-        Whether records of other than one row are null.
+        If True, records with any other number of rows than one are null.
     order : Order or Integers or None
-        Order of the batch, or the place of each of these records; None where no place is asked for.
+        Order of the batch, or the place of each of these records; None if places are not needed.
     partition, base : int
-        Index of the partition, and its number of the record ``first``: for ``order``.
+        Index of the partition, and index of the record ``first`` in it, for ``order``.
     origin : int
-        Place of the batch from which places count.
+        Place in the batch that counts as 0.
     """
 
     first: int
@@ -53,7 +53,7 @@ class Share:
     origin: int = 0
 
     def of(self, batch: ArrayBatch, first: int) -> ArrayBatch:
-        """Return records of the share from ``first`` on, with those null that do not count."""
+        """Return records of the share from ``first``, with uncounted records replaced by null."""
         if self.single_rows:
             batch = batch.single_rows()
         if self.counted is None:
@@ -62,7 +62,7 @@ class Share:
         return batch.keeping(bits[first - self.first : first - self.first + len(batch)].astype(bool))
 
     def places(self, first: int, last: int) -> Integers | None:
-        """Return the places of records ``first`` to ``last`` of the segment; None if not asked for."""
+        """Return the places of records ``first`` to ``last`` of the segment, if requested."""
         if self.order is None:
             return None
         low, high = first - self.first, last - self.first
@@ -73,17 +73,17 @@ class Share:
 
 @dataclass(frozen=True)
 class Records:
-    """Records of a share, as an operation gets them.
+    """Records of a share: the input of an operation.
 
     Attributes
     ----------
     places : (m,) int64 or None
-        Their places in the batch, where these were asked for.
+        Places in the batch, if requested.
     users : (m, 2) uint64 or None
-        Their users, where these were asked for.
+        Users of the records, if requested.
     recall : callable
-        Takes the name of some values, and a function that computes them for these records. Returns
-        them, computed once as long as they can be kept.
+        Takes a name and a function that computes values for these records. Returns the values, which
+        are computed only once if they fit in the cache.
     """
 
     batch: ArrayBatch
@@ -92,13 +92,13 @@ class Records:
     recall: Callable[[str, Callable[[], Values]], Values]
 
     def map(self, mapped: Mapped) -> Values:
-        """Return the records' values."""
+        """Return the kernel's values for the records."""
         return self.recall(mapped.name, lambda: self.batch.map(mapped.kernel).array)
 
 
 @dataclass(frozen=True)
 class Mapped:
-    """Kernel of values, under a name that no other has in this session."""
+    """Kernel of values, with a name that is unique in the session."""
 
     name: str
     kernel: MapKernel
@@ -112,15 +112,15 @@ class Total(Protocol):
         ...
 
     def chunks(self, width: int) -> Mapping[int, bytes]:
-        """Return the result as octets, integers in chunks of ``width``; none where nothing was added."""
+        """Return the result as bytes, in chunks of ``width`` integers; empty if nothing was added."""
         ...
 
 
 class Operation(Protocol):
-    """Factory of totals, which can be pickled."""
+    """Picklable factory of totals."""
 
     of_users: bool
-    """True where it needs the users of messages, which no executor keeps."""
+    """True if the operation needs the users of messages, which executors do not cache."""
 
     def start(self) -> Total:
         """Return an empty total."""
@@ -134,7 +134,7 @@ class RecordSum:
     Attributes
     ----------
     maps : sequence of Mapped
-        Their values are the kernel's further arguments.
+        Values that the kernel receives as further arguments.
     """
 
     kernel: SumKernel
@@ -191,7 +191,7 @@ class _ValueSum:
         values = [part.map(mapped) for mapped in self._maps]
         if getattr(self._kernel, "ordered", False):
             assert part.places is not None
-            # Pairs have one value each.
+            # Two paired records have one value.
             units = max(len(part.batch) // max(len(values[0]), 1), 1)
             more = self._kernel(values[0], part.places[::units] // units)
         else:
@@ -204,7 +204,7 @@ class _ValueSum:
 
 @dataclass(frozen=True)
 class BinTally:
-    """Counts of the bins of histograms."""
+    """Operation that counts the bins of histograms."""
 
     kernel: BinKernel
     histograms: int
@@ -231,14 +231,14 @@ class _Tally:
 
 
 def bin_counts(data: bytes, histograms: int) -> BinCounts:
-    """Read the counts of bins that a task has returned."""
+    """Decode the bin counts returned by a task."""
     owners, keys, counts = np.frombuffer(data, dtype="<i8").astype(np.int64).reshape(3, -1)
     return BinCounts(histograms, owners, keys, counts)
 
 
 @dataclass(frozen=True)
 class UserHashes:
-    """Hashes of the users of messages, each part with its place in the batch."""
+    """Operation that returns the user hash of each message with its place in the batch."""
 
     of_users = True
 
@@ -262,7 +262,7 @@ class _Users:
 
 
 def user_hashes(answers: Sequence[bytes], count: int) -> Hashes:
-    """Return the users (count, 2) of a batch's messages from the answers of tasks."""
+    """Return the users (count, 2) of a batch's messages, from the answers of tasks."""
     users = np.zeros((count, 2), dtype=np.uint64)
     for data in answers:
         found = np.frombuffer(data, dtype="<u8").reshape(-1, 3)

@@ -1,7 +1,7 @@
 """Reader of partitions on the executors of a cluster, for the driver's source.
 
-The driver cuts batches by counts and offsets, as the service does. It reads no record itself, but for
-algorithms that take one record after the other.
+Like the service, the driver cuts batches by counts and offsets. It does not read records itself, except
+for algorithms that process records sequentially.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from streaming_pca.spark.segments import Layout, Range, Strip
 MakeCluster = Callable[[KafkaSettings, StreamSettings, PayloadCodec], Cluster]
 
 _FEWEST = 256
-"""Fewest offsets that are worth a task of their own."""
+"""Smallest number of offsets worth a separate task."""
 _FIRST = 1024
-"""Offsets of a task before the size of messages is known."""
+"""Offsets of a task while the size of messages is unknown."""
 _MOST_TASKS = 16
-"""Most tasks of a load job, for each that runs at once."""
+"""Largest number of tasks of a load job per task slot."""
 _SPARE = 1.05
-"""Factor on the offsets to read where some of a partition's hold no message."""
+"""Factor on the offsets to read if some offsets of a partition contain no message."""
 
 
 @dataclass
 class _Buffer:
-    """Messages of one partition that executors hold and no batch has taken."""
+    """Messages of one partition that executors have read and no batch has taken."""
 
     position: int
     epoch: int
@@ -48,7 +48,7 @@ class _Buffer:
     strips: deque[Strip] = field(default_factory=deque)
     messages: int = 0
     offsets: int = 0
-    """Messages read so far, and the offsets that they lay in."""
+    """Number of messages read so far, and of the offsets that were read for them."""
 
     @property
     def count(self) -> int:
@@ -80,16 +80,16 @@ class _Buffer:
 
 
 class ClusterReader:
-    """Reader whose records stay with executors.
+    """Reader whose records stay on executors.
 
     It is a :class:`~streaming_pca.service.input.reader.Reader`.
 
     Parameters
     ----------
     make_cluster : callable
-        Takes settings and a codec, and returns a cluster for this reader alone.
+        Takes settings and a codec, and returns a cluster for this reader only.
     kafka, stream, codec, partitions, skip_lost, check
-        As a ``ReaderFactory`` gets them.
+        Arguments of a ``ReaderFactory``.
     """
 
     ahead = False
@@ -108,16 +108,16 @@ class ClusterReader:
         self._make_cluster = partial(make_cluster, kafka, stream)
         self._cluster = self._make_cluster(codec)
         self._codec, self._skip_lost, self._check = codec, skip_lost, check
-        # Asks for offsets alone.
+        # Used only to request offsets.
         self._offsets = PartitionReader(kafka, stream, codec, partitions, skip_lost, check)
         self._stopped = threading.Event()
         self._loading = False
         self._taken: set[int] = set()
-        """Segments of the last batch that no later one needs."""
+        """Segments of the last batch that no later batch needs."""
         self._held: set[int] = set()
         """All segments of the last batch."""
         self._bytes_of_messages = 0.0
-        """Mean bytes of a decoded message; 0 where it is not known."""
+        """Mean bytes of a decoded message; 0 if unknown."""
 
     @property
     def bytes(self) -> int:
@@ -129,7 +129,7 @@ class ClusterReader:
         return self._offsets.first_offsets(partitions)
 
     def last_offsets(self, partitions: Sequence[int]) -> Offsets:
-        """Return the ends of partitions, open transactions included."""
+        """Return the ends of partitions, including open transactions."""
         return self._offsets.last_offsets(partitions)
 
     def add(self, starts: Mapping[int, int], epochs: Mapping[int, int]) -> None:
@@ -138,15 +138,15 @@ class ClusterReader:
             self.buffers[p] = _Buffer(start, epochs.get(p, -1), start)
 
     def restart(self, codec: PayloadCodec) -> None:
-        """Drop what was read and not taken, and read it again with another codec."""
-        # A new session of executors, which have one codec each; its maker closes the one before.
+        """Discard messages that no batch has taken; read them again with another codec."""
+        # A session has one codec, so start a new one; the factory closes the previous session.
         self._cluster, self._codec = self._make_cluster(codec), codec
         self._taken, self._held = set(), set()
         for p, buffer in self.buffers.items():
             self.buffers[p] = _Buffer(buffer.position, buffer.epoch, buffer.position)
 
     def position(self, partition: int) -> int:
-        """Return the offset up to which a partition was read."""
+        """Return the next offset to read of a partition."""
         return self.buffers[partition].read_to
 
     @property
@@ -154,7 +154,7 @@ class ClusterReader:
         return f"reading {self._cluster.feed.session}"
 
     def fetch(self, wanted: Mapping[int, int], ends: Mapping[int, int]) -> None:
-        """Have executors read on in some partitions, by one job."""
+        """Read further in some partitions, by one job on the executors."""
         self._check()
         ranges = self._ranges(wanted, ends)
         if not ranges or self._stopped.is_set():
@@ -186,7 +186,7 @@ class ClusterReader:
             self._bytes_of_messages = sum(each.size for each in loaded) / messages
 
     def _ranges(self, wanted: Mapping[int, int], ends: Mapping[int, int]) -> list[Range]:
-        """Divide what is to be read into ranges of about equal lengths."""
+        """Divide the offsets to read into ranges of about equal lengths."""
         spans: dict[int, int] = {}
         for p, count in sorted(wanted.items()):
             buffer = self.buffers[p]
@@ -201,7 +201,7 @@ class ClusterReader:
         for p, span in spans.items():
             first = self.buffers[p].read_to
             tasks = -(-span // each)
-            # Even lengths: a pair of messages is then in one range, where each offset holds one.
+            # Even lengths keep pairs of messages in one range, if every offset contains a message.
             length = -(-span // (2 * tasks)) * 2
             for start in range(first, first + span, length):
                 epoch = self.buffers[p].epoch if start == self.buffers[p].position else -1
@@ -214,12 +214,12 @@ class ClusterReader:
         size = _FIRST
         if self._bytes_of_messages:
             size = int(self._cluster.settings.segment_bytes / self._bytes_of_messages)
-        # Every slot has work, and the driver not too many tasks.
+        # Give every slot work, but do not give the driver too many tasks.
         size = min(size, -(-offsets // slots))
         return max(size, -(-offsets // (_MOST_TASKS * slots)), _FEWEST)
 
     def take(self, counts: Sequence[int], granularity: int) -> tuple[SparkBatch, NDArray[np.uint64] | None]:
-        """Remove the first messages of each partition, in their order; return their batch and its users."""
+        """Remove the first messages of each partition; return their batch and its users."""
         partitions = sorted(self.buffers)
         strips = [self.buffers[p].take(count) for p, count in zip(partitions, counts, strict=True)]
         self._taken |= {strip.segment.range.id for some in strips for strip in some}
@@ -232,7 +232,7 @@ class ClusterReader:
         return batch, None if self._codec.user_key is None else batch.users()
 
     def _with_whole_pairs(self, strips: Sequence[Sequence[Strip]]) -> list[list[Strip]]:
-        """Have the pairs read together whose messages are of two segments."""
+        """Read pairs that span two segments again, each as one segment."""
         bridges: list[Range] = []
         epochs: list[tuple[int, int]] = []
         found: list[list[Strip | None]] = []
@@ -269,17 +269,17 @@ class ClusterReader:
         return whole_strips
 
     def release_memory(self) -> None:
-        """Have executors drop the rows of the last batch."""
+        """Free the last batch's rows on the executors."""
         taken, self._taken, self._held = self._taken, set(), set()
         self._cluster.release(taken)
 
     def stop(self) -> None:
-        """Make present and later fetches return soon; from any thread."""
+        """Make current and later fetches return soon; can be called from any thread."""
         self._stopped.set()
         if self._loading:
             self._cluster.cancel(self._group)
 
     def close(self) -> None:
-        """Close connections and drop records that no batch has taken; a batch keeps its own."""
+        """Close connections; free records, except those of the last batch."""
         self._offsets.close()
         self._cluster.close(but=self._held)

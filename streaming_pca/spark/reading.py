@@ -1,6 +1,6 @@
-"""Records as a Python worker of Spark reads them: from Kafka, or from its own cache.
+"""Reading of records in a Python worker of Spark, from Kafka or its cache.
 
-All of it is the service's own: its reader, its codec, its arrays.
+Reader, codec and arrays are those of the service.
 """
 
 from __future__ import annotations
@@ -35,55 +35,55 @@ from streaming_pca.spark.segments import Range, packed_structure
 
 Hashes = NDArray[np.uint64]
 Part = tuple[int, ArrayBatch, "Hashes | None"]
-"""Consecutive records of a segment: the place of the first in it, the records, and their users."""
+"""Consecutive records of a segment: index of the first, records, and their users."""
 
 _PIECE_BYTES = 2**25
-"""Bytes of rows that are decoded before they are written or summed."""
+"""Bytes of rows to decode before they are written or summed."""
 _STALL_SECONDS = 60.0
 """Time limit for the arrival of records that existed when the range was cut."""
 
 
 class Refused(Exception):
-    """Reason for which no attempt can succeed."""
+    """Failure that no further attempt can avoid."""
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """Segments whose rows are still wanted.
+    """Segments whose rows are still needed.
 
     Attributes
     ----------
     newest : int
-        Number of the newest segment that was known: nothing is said of later ones.
+        Number of the newest known segment; later segments may be needed.
     """
 
     numbers: frozenset[int]
     newest: int
 
     def has(self, name: str) -> bool:
-        """Return whether a segment, by its name, may be wanted."""
+        """Return whether the segment of a name may still be needed."""
         number = int(name.rpartition("/")[2])
         return number in self.numbers or number > self.newest
 
 
 @dataclass(frozen=True)
 class Feed:
-    """Settings with which a task reads the stream's input.
+    """Settings for a task to read the stream's input.
 
     Attributes
     ----------
     kafka, stream : settings
-        With the password in them.
+        Settings, including the password.
     session : str
         Name of the driver's session as leader.
     cache_bytes : int
-        Bytes of decoded rows that a process may keep.
+        Bytes of decoded rows that a process may cache.
     threads : int
-        Threads of a task.
+        Number of threads of a task.
     schemas : mapping of int to PublicSchema, or None
-        Schemas of a registry that records name.
+        Schemas of a registry that records refer to.
     wanted : Wanted or None
-        As the driver knew it when it made the job.
+        Segments needed at the time when the driver created the job.
     """
 
     kafka: KafkaSettings
@@ -102,7 +102,7 @@ class Feed:
 
     def reader(self, codec: PayloadCodec) -> PartitionReader:
         """Return a reader of the input, without partitions."""
-        # The driver follows the clock, and ends a job whose records will not come.
+        # No check: the driver watches the time and cancels a job whose records do not arrive.
         return PartitionReader(self.kafka, self.stream, codec, 1, False, lambda: None)
 
 
@@ -114,7 +114,7 @@ class Piece:
     ----------
     offsets : (m,) int64
     rows : (m,) int64
-        Rows of each message.
+        Number of rows of each message.
     epochs : (m,) int64
     users : (m, 2) uint64 or None
     """
@@ -127,7 +127,7 @@ class Piece:
 
 
 class Reading:
-    """Reader and cache of one Python worker, which outlive its tasks."""
+    """Reader and cache of one Python worker, shared by its tasks."""
 
     _open: ClassVar[dict[str, Reading]] = {}
 
@@ -140,10 +140,10 @@ class Reading:
 
     @classmethod
     def of(cls, feed: Feed) -> Reading:
-        """Return this process's for a session of the driver."""
+        """Return the instance of this process for a session of the driver."""
         if feed.version != __version__:
             raise Refused(f"an executor runs streaming-pca {__version__}, the driver {feed.version}")
-        # Not in the driver, which reads for algorithms that take one record after the other.
+        # Not in the driver, which itself reads for sequential algorithms.
         if TaskContext.get() is not None:
             use_threads(feed.threads)
             _silence_libraries()
@@ -156,13 +156,13 @@ class Reading:
         return reading
 
     def keep(self, wanted: Wanted) -> None:
-        """Free the segments of earlier batches: the job that drops them may have run in other processes."""
+        """Free segments of earlier batches, which the drop job may have missed in this process."""
         self.cache.drop({name for name in self.cache.names if not wanted.has(name)})
         self.values.drop({name for name in self.values.segments if not wanted.has(name)})
 
     @classmethod
     def forget(cls, session: str) -> None:
-        """Close this process's for a session, if there is one."""
+        """Close the instance of this process for a session, if any."""
         reading = cls._open.get(session)
         if reading is not None:
             reading.close()
@@ -194,9 +194,9 @@ class Reading:
 
 
 def _silence_libraries() -> None:
-    """Keep the warnings of libraries out of an executor's log, as a worker does.
+    """Keep warnings of libraries out of an executor's log, as a worker does.
 
-    A warning about a number is a statement about records, and the client's log may quote records.
+    A warning about a number reveals something about records, and the client's log may quote records.
     """
     warnings.simplefilter("ignore")
     logging.getLogger("kafka").setLevel(logging.CRITICAL)
@@ -206,10 +206,10 @@ _tasks = itertools.count(1)
 
 
 def _spare_the_collector() -> None:
-    """Take the libraries' objects out of garbage collection in a process that runs tasks.
+    """Exclude the libraries' objects from garbage collection in a process that runs tasks.
 
-    PySpark collects after each task, which takes a tenth of a second with as many objects. They become
-    fewer new ones with every task, so it is done after 1, 2, 4, ... of them.
+    PySpark collects after each task, which would take a tenth of a second with these objects. Each task
+    creates fewer new ones, so this function freezes them at tasks 1, 2, 4, and so on.
     """
     count = next(_tasks)
     if count & (count - 1) == 0:
@@ -218,7 +218,7 @@ def _spare_the_collector() -> None:
 
 
 def read(reader: PartitionReader, wanted: Range) -> Iterator[Piece]:
-    """Read a range with a reader that has no partition; it has none afterwards."""
+    """Read a range with a reader that has no partitions before and after the call."""
     p = wanted.partition
     reader.add({p: wanted.start}, {p: wanted.epoch})
     try:
@@ -227,7 +227,7 @@ def read(reader: PartitionReader, wanted: Range) -> Iterator[Piece]:
             reached, count = reader.position(p), reader.buffers[p].count_before(wanted.end)
             complete = reached >= wanted.end
             if complete or reader.bytes >= _PIECE_BYTES:
-                # An incomplete pair waits for the next piece.
+                # Leave an incomplete pair for the next piece.
                 if count := count if complete else count // 2 * 2:
                     yield _take(reader, p, count)
                     reader.release_memory()
@@ -259,7 +259,7 @@ def _take(reader: PartitionReader, partition: int, count: int) -> Piece:
 
 
 class Structure:
-    """Structure of a segment, gathered from its pieces."""
+    """Structure of a segment, collected from its pieces."""
 
     def __init__(self, by_row: bool) -> None:
         self.by_row = by_row
@@ -277,7 +277,7 @@ class Structure:
         self._rows.append(piece.rows)
 
     def packed(self) -> bytes:
-        """Return the structure as octets."""
+        """Encode the structure as bytes."""
         none = np.zeros(0, dtype=np.int64)
         offsets, epochs = np.concatenate([none, *self._offsets]), np.concatenate([none, *self._epochs])
         return packed_structure(offsets, epochs, np.concatenate([none, *self._rows]) if self.by_row else none)
@@ -293,9 +293,9 @@ def chosen(parts: Iterator[Part], low: int, high: int) -> Iterator[Part]:
 
 
 def whole_pairs(parts: Iterator[Part]) -> Iterator[Part]:
-    """Move a record between parts where a part would end within a pair.
+    """Regroup parts so that no part ends within a pair.
 
-    The first of them begins with a pair.
+    The first part must start with a pair.
     """
     left: Part | None = None
     for first, part, users in parts:
@@ -307,7 +307,7 @@ def whole_pairs(parts: Iterator[Part]) -> Iterator[Part]:
             left = None
         whole = len(part) // 2 * 2
         if whole < len(part):
-            # A copy: the reader uses its memory again for the next records.
+            # Copy, because the reader reuses its memory for the next records.
             last = part.split([whole, len(part) - whole])[1].copy()
             left = (first + whole, last, None if users is None else users[whole:])
         if whole:
@@ -317,7 +317,7 @@ def whole_pairs(parts: Iterator[Part]) -> Iterator[Part]:
 
 
 def parts_of(reading: Reading, handle: Mapping[str, Any], of_users: bool) -> Iterator[Part]:
-    """Iterate over a segment's records: those kept here, or read from Kafka once more."""
+    """Iterate over a segment's records, cached here or read again from Kafka."""
     if not of_users:
         with contextlib.suppress(LookupError):
             shelf = Shelf(reading.feed.name_of(handle["id"]), handle["host"], handle["path"])
@@ -330,7 +330,7 @@ def parts_of(reading: Reading, handle: Mapping[str, Any], of_users: bool) -> Ite
         for piece in reading.pieces(wanted):
             structure.add(piece)
             yield piece.batch, piece.users
-        # A record that was replaced by another one has another leader's epoch.
+        # If a record was replaced, its leader epoch differs.
         if structure.packed() != handle["structure"]:
             raise changed(reading.feed, wanted)
 
@@ -338,19 +338,19 @@ def parts_of(reading: Reading, handle: Mapping[str, Any], of_users: bool) -> Ite
 
 
 def numbered(parts: Iterable[tuple[ArrayBatch, Hashes | None]], first: int = 0) -> Iterator[Part]:
-    """Iterate over consecutive records with the place of the first of each part, from ``first``."""
+    """Add to each part the index of its first record, starting from ``first``."""
     for part, users in parts:
         yield first, part, users
         first += len(part)
 
 
 def range_of(handle: Mapping[str, Any]) -> Range:
-    """Return the range of a segment's row."""
+    """Return the range of a segment from its ``HANDLE`` row."""
     return Range(handle["id"], handle["partition"], handle["begin"], handle["end"], handle["epoch"])
 
 
 def changed(feed: Feed, records: Range) -> RecordsLost:
-    """Return the error of records that have changed since they were counted."""
+    """Return the error for records that have changed since they were counted."""
     return RecordsLost(
         f"topic {feed.stream.input!r}, partition {records.partition}: records {records.start} to "
         f"{records.end - 1} have changed since they were counted"

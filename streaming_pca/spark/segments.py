@@ -1,10 +1,10 @@
 """Offset ranges that tasks read, and the order of a batch's records over them.
 
-A *segment* is a range of one partition that one task has read. What the driver knows of it is its
-structure: which offsets hold messages, which leader took them and, where each row is a record, the rows of
+A *segment* is a range of one partition that one task has read. The driver knows only its structure: which
+offsets contain messages, which leader accepted them and, if each row is a record, the number of rows of
 each. A batch takes the first messages of each partition and merges them in turn, as
 :func:`streaming_pca.service.input.buffer.interleave` does. :class:`Layout` computes the same order
-without a message.
+without the messages.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ class Range:
     Attributes
     ----------
     id : int
-        Unique within a session.
+        Number that is unique within a session.
     partition, start, end : int
-        Offsets; the end is not included.
+        Partition and its offsets, ``end`` excluded.
     epoch : int
-        Leader epoch of the message before ``start``; -1 where it is not known.
+        Leader epoch of the message before ``start``; -1 if unknown.
     """
 
     id: int
@@ -50,18 +50,18 @@ class Range:
 
 @dataclass(frozen=True)
 class Segment:
-    """Structure of a range that was read.
+    """Structure of a range that a task has read.
 
     Attributes
     ----------
     count : int
-        Messages in it.
+        Number of messages.
     run_index, run_offset : (r,) int64
         Index and offset of the first message of each run of consecutive offsets.
     epoch_index, epochs : (e,) int64
-        Index of the first message that each leader epoch took, and that epoch.
+        Index of the first message that each leader epoch accepted, and that epoch.
     rows : (count,) int64 or None
-        Rows of each message, where each row is a record.
+        Number of rows of each message, if each row is a record.
     """
 
     range: Range
@@ -78,7 +78,7 @@ class Segment:
         return int(self.run_offset[run] + index - self.run_index[run])
 
     def epoch(self, index: int) -> int:
-        """Return the epoch of the leader that took a message."""
+        """Return the epoch of the leader that accepted a message."""
         return int(self.epochs[int(np.searchsorted(self.epoch_index, index, side="right")) - 1])
 
     def count_before(self, offset: int) -> int:
@@ -97,7 +97,7 @@ class Segment:
         return np.concatenate([[0], np.cumsum(self.rows)]).astype(np.int64)
 
     def message_of(self, record: int) -> int:
-        """Return the index of the message that holds a record."""
+        """Return the index of the message that contains a record."""
         if self.rows is None:
             return record
         return int(np.searchsorted(self._row_ends, record, side="right")) - 1
@@ -108,14 +108,14 @@ class Segment:
 
 
 def packed_structure(offsets: Integers, epochs: Integers, rows: Integers) -> bytes:
-    """Return a segment's structure as octets: its count and five arrays, each after its length.
+    """Encode a segment's structure: its count and five arrays, each preceded by its length.
 
     Parameters
     ----------
     offsets, epochs : (m,) int64
-        Offset of each message, and epoch of the leader that took it.
+        Offset of each message, and epoch of the leader that accepted it.
     rows : (m,) or (0,) int64
-        Rows of each message, where each row is a record.
+        Number of rows of each message, if each row is a record.
     """
     index, begins = runs_of(offsets)
     changes = np.flatnonzero(np.diff(epochs, prepend=-2)).astype(np.int64)
@@ -124,7 +124,7 @@ def packed_structure(offsets: Integers, epochs: Integers, rows: Integers) -> byt
 
 
 def segment_of(wanted: Range, structure: bytes, by_row: bool) -> Segment:
-    """Return the segment that :func:`packed_structure` describes."""
+    """Decode the result of :func:`packed_structure`."""
     arrays, at = [], 0
     numbers = np.frombuffer(structure, dtype="<i8").astype(np.int64)
     while at < len(numbers):
@@ -142,7 +142,7 @@ class Strip:
     Attributes
     ----------
     first, last : int
-        Messages; the last is not included.
+        Range of messages, ``last`` excluded.
     """
 
     segment: Segment
@@ -157,12 +157,12 @@ class Strip:
 
 @dataclass(frozen=True)
 class Order:
-    """Order of a batch's messages: each partition's in turn, ``granularity`` at a time.
+    """Order of a batch's messages: partitions take turns, with ``granularity`` messages each.
 
     Attributes
     ----------
     counts : (p,) int64
-        Messages of each partition, multiples of ``granularity``.
+        Number of messages of each partition, multiples of ``granularity``.
     """
 
     counts: Integers
@@ -180,15 +180,15 @@ class Order:
         turn = index // g
         ordered = np.sort(groups)
         sums = np.concatenate([[0], np.cumsum(ordered)])
-        # Partitions with at most `turn` groups have given all of theirs before this turn.
+        # Partitions with at most `turn` groups have no groups left in this turn.
         done = np.searchsorted(ordered, turn, side="right")
         before = sums[done] + (len(groups) - done) * turn
-        # Partitions that are served earlier in a turn, and still have a group.
+        # Partitions that come earlier in a turn and still have a group.
         before += partition - np.searchsorted(np.sort(groups[:partition]), turn, side="right")
         return np.asarray(before * g + index % g)
 
     def messages_before(self, partition: int, place: int) -> int:
-        """Return how many messages of a partition lie before a place of the batch."""
+        """Return the number of a partition's messages before a place of the batch."""
         low, high = 0, int(self.counts[partition])
         while low < high:
             middle = (low + high) // 2
@@ -200,7 +200,7 @@ class Order:
 
 
 class Layout:
-    """Order of a batch's records over the strips that hold them.
+    """Order of a batch's records over the strips that contain them.
 
     Parameters
     ----------
@@ -214,11 +214,11 @@ class Layout:
         self.order = Order(np.array(counts, dtype=np.int64), granularity)
         self.records = sum(s.records for each in self.strips for s in each)
         self.by_row = any(s.segment.rows is not None for each in self.strips for s in each)
-        """True where each row is a record."""
+        """True if each row is a record."""
 
     @cached_property
     def _rows(self) -> tuple[Integers, ...]:
-        """Rows of each message, by partition: where each row is a record."""
+        """Number of rows of each message by partition, if each row is a record."""
         none = np.zeros(0, dtype=np.int64)
         return tuple(
             np.concatenate(
@@ -229,7 +229,7 @@ class Layout:
 
     @cached_property
     def _row_places(self) -> tuple[Integers, ...]:
-        """Place of the first row of each message, by partition: where each row is a record."""
+        """Place of each message's first row by partition, if each row is a record."""
         places = [self.order.places(p, 0, int(n)) for p, n in enumerate(self.order.counts)]
         ordered = np.zeros(int(self.order.counts.sum()), dtype=np.int64)
         for place, rows in zip(places, self._rows, strict=True):
@@ -238,12 +238,12 @@ class Layout:
         return tuple(starts[place] for place in places)
 
     def records_before(self, partition: int, place: int) -> int:
-        """Return how many records of a partition lie before a place of the batch."""
+        """Return the number of a partition's records before a place of the batch."""
         if not self.by_row:
             return self.order.messages_before(partition, place)
         starts, rows = self._row_places[partition], self._rows[partition]
         begun = int(np.searchsorted(starts, place, side="left"))
-        # The last of these messages may reach beyond the place.
+        # The last of these messages may extend beyond the place.
         over = int(starts[begun - 1] + rows[begun - 1]) - place if begun else 0
         return int(rows[:begun].sum()) - max(over, 0)
 

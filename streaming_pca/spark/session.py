@@ -1,8 +1,8 @@
-"""Start and end of Spark: the Java process, its settings, its log, and errors of one line.
+"""Start and end of Spark: the Java process, its settings, its log, and one-line errors.
 
-Without spark-submit this module starts the Java process itself, in a process group of its own: Ctrl-C in a
-terminal reaches Python alone, which finishes its reserved batch first. Java ends when Python does, however
-Python ends, because its standard input is a pipe.
+Without spark-submit, this module starts the Java process itself, in a separate process group. Therefore
+Ctrl-C in a terminal reaches only Python, which finishes its reserved batch first. Java ends when Python
+does, however Python ends, because its standard input is a pipe.
 """
 
 from __future__ import annotations
@@ -37,28 +37,28 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 JAVA = 17
-"""Oldest version of Java that Spark 4 runs on."""
+"""Oldest version of Java that Spark 4 supports."""
 _SPARK = 4
-"""Major version of Spark that this package is written for."""
+"""Major version of Spark that this package supports."""
 _EXTRA = "pip install '.[spark]' in the checkout"
 _CONNECT_SECONDS = 5.0
-"""Time limit of a connection to a master, before Java starts."""
+"""Time limit for a connection to a master, before Java starts."""
 _END_SECONDS = 20.0
-"""Time for the Java process to end by itself."""
+"""Time limit for the Java process to exit by itself."""
 _REGISTER_SECONDS = 45.0
-"""Time for a standalone master to register the application, after Java has started."""
+"""Time limit for a standalone master to register the application, after Java has started."""
 _WATCH_SECONDS = 2.0
-"""Interval between looks at the Java process."""
+"""Interval between checks of the Java process."""
 _KEPT_LINES = 400
-"""Last lines of the Java process that are kept to explain a failed start."""
+"""Number of last lines of the Java process to store, to explain a failed start."""
 
 _DEFAULTS = {
     "spark.log.level": "WARN",
-    # A larger function goes through a file of the driver, and ours hold the password of Kafka.
+    # Spark writes larger functions to a file on the driver, and ours contain the Kafka password.
     "spark.broadcast.UDFCompressionThreshold": "1g",
-    # A job is one stage or two, planned once.
+    # Replanning is useless: a job has one or two stages.
     "spark.sql.adaptive.enabled": "false",
-    # Hadoop's own clients try for a quarter of an hour.
+    # By default, Hadoop's clients retry for a quarter of an hour.
     "spark.hadoop.yarn.resourcemanager.connect.max-wait.ms": "30000",
     "spark.hadoop.ipc.client.connect.max.retries": "3",
     "spark.hadoop.ipc.client.connect.max.retries.on.timeouts": "3",
@@ -70,7 +70,7 @@ _LOCAL_DEFAULTS = {
 }
 
 _stopped: WeakSet[SparkSession] = WeakSet()
-"""Sessions that :func:`stop_spark` has ended."""
+"""Sessions ended by :func:`stop_spark`."""
 
 _HEADER = re.compile(r"\d\d/\d\d/\d\d \d\d:\d\d:\d\d (TRACE|DEBUG|INFO|WARN|ERROR|FATAL) (.*)")
 """First line of an event in Spark's own log format."""
@@ -84,13 +84,13 @@ _LEVELS = {
 }
 _ERROR = re.compile(r"error|exception|invalid|failed", re.IGNORECASE)
 _THREAD = re.compile(r'^Exception in thread "[^"]*" ([\w.$]+: )?|\s+at [\w.$]+\(.*$')
-"""Beginning of an uncaught exception, and the place that Java's launcher appends."""
+"""Start of an uncaught exception, and the location that Java's launcher appends."""
 _CHATTER = re.compile(r"NativeCodeLoader: ")
-"""Events of every start that ask for nothing."""
+"""Events of every start that need no action."""
 
 
 def start_spark(settings: SparkSettings, master: str | None = None) -> SparkSession:
-    """Return a new session of Spark, in spark-submit's process where that has started one.
+    """Return a new Spark session, in spark-submit's Java process if it exists.
 
     Parameters
     ----------
@@ -100,8 +100,8 @@ def start_spark(settings: SparkSettings, master: str | None = None) -> SparkSess
     Raises
     ------
     ConfigurationError
-        One line that names what to change: the extra or Java is missing, a setting is
-        wrong, or the cluster does not answer.
+        If the extra or Java is missing, a setting is wrong, or the cluster does not answer; the message
+        is one line and names what to change.
     """
     check_extra()
     if master is not None:
@@ -112,7 +112,7 @@ def start_spark(settings: SparkSettings, master: str | None = None) -> SparkSess
     master = master or settings.master
     _silence_py4j()
     with warnings.catch_warnings(), _kept_interrupt():
-        # PySpark warns about versions of pandas, which is not used.
+        # PySpark warns about versions of pandas, which this package does not use.
         warnings.simplefilter("ignore")
         if "PYSPARK_GATEWAY_PORT" in os.environ:
             spark = _join_submitted(settings, master)
@@ -125,25 +125,25 @@ def start_spark(settings: SparkSettings, master: str | None = None) -> SparkSess
 
 
 def stop_spark(spark: SparkSession) -> None:
-    """End a session and the Java process that was started for it."""
+    """End a session, and its Java process if this module started it."""
     from pyspark import SparkContext
 
     _stopped.add(spark)
     gateway: Any = spark.sparkContext._gateway
-    # Java may be gone already.
+    # Java may already be gone.
     with suppress(Exception):
         spark.stop()
     if getattr(gateway, "proc", None) is not None:
         _end(gateway)
-        # Else a later session of this process would use the connection again.
+        # Otherwise a later session of this process would reuse the connection.
         SparkContext._gateway = SparkContext._jvm = None
 
 
 def watch_spark(spark: SparkSession, on_end: Callable[[str], None]) -> None:
-    """Call a function, in another thread, if Spark ends by itself.
+    """Call a function, in another thread, if Spark ends unexpectedly.
 
-    It does when the Java process is killed or runs out of memory, and when the cluster ends the
-    application. A driver without executors must not go on leading its stream.
+    This happens if the Java process is killed or runs out of memory, or if the cluster ends the
+    application. A driver without executors must not continue to lead its stream.
 
     Parameters
     ----------
@@ -181,12 +181,12 @@ def watch_spark(spark: SparkSession, on_end: Callable[[str], None]) -> None:
 
 
 def check_extra() -> None:
-    """Refuse an installation without the extra, or with a Spark of another major version.
+    """Refuse an installation without the extra, or with another major version of Spark.
 
     Raises
     ------
     ConfigurationError
-        One line that says how to install it.
+        If so; the message shows in one line how to install it.
     """
     try:
         import pandas  # noqa: F401
@@ -204,15 +204,15 @@ def check_extra() -> None:
 
 
 def _silence_py4j() -> None:
-    """Drop what Py4J logs on lost connections: stack traces beside errors that are reported anyway."""
+    """Silence Py4J's log: it repeats reported errors as stack traces."""
     for name in ("java_gateway", "clientserver"):
         logging.getLogger(f"py4j.{name}").setLevel(logging.CRITICAL)
-    # It logs to the root logger too, whose filter sees only what is logged there directly.
+    # Py4J also logs to the root logger, whose filter applies only to records logged there directly.
     logging.getLogger().addFilter(_is_not_of_py4j)
 
 
 def _silence_accumulators(context: Any) -> None:
-    """Keep the unused server of accumulators from printing a stack trace when Java is gone."""
+    """Prevent stack traces of the unused accumulator server when Java is gone."""
 
     def handle_error(request: object, address: object) -> None:
         log.debug("Spark: the connection for accumulators ended", exc_info=True)
@@ -226,7 +226,7 @@ def _is_not_of_py4j(record: logging.LogRecord) -> bool:
 
 @contextmanager
 def _kept_interrupt() -> Iterator[None]:
-    """Keep the handler of Ctrl-C: Spark's cancels all jobs, and with them a reserved batch."""
+    """Restore the handler of Ctrl-C: Spark's would cancel the jobs of a reserved batch."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -238,13 +238,13 @@ def _kept_interrupt() -> Iterator[None]:
 
 
 def _join_submitted(settings: SparkSettings, master: str | None) -> SparkSession:
-    """Return the session of the Java process that spark-submit has started."""
+    """Create the session in the Java process that spark-submit has started."""
     from pyspark import SparkConf, SparkContext
 
     gateway = SparkContext._gateway or _launch()
     conf = SparkConf(_jvm=gateway.jvm)
     given = conf.get("spark.master", "local[*]")
-    # In a cluster the address of Kubernetes is another one than outside.
+    # Inside a cluster, the address of Kubernetes differs from the address outside.
     if master not in (None, given) and not str(given).startswith("k8s://"):
         raise ConfigurationError(
             f"spark-submit runs on {given}, not on {master}: give it --master {master}, "
@@ -256,18 +256,18 @@ def _join_submitted(settings: SparkSettings, master: str | None) -> SparkSession
 
 
 def _start(settings: SparkSettings, master: str) -> SparkSession:
-    """Start Java with the executors' Python and return its new session."""
+    """Start Java with the executors' Python, and return a new session."""
     from pyspark import SparkConf, SparkContext
 
     _check_master_answers(master)
     if SparkContext._active_spark_context is not None:
         raise RuntimeError("this process has a session of Spark already")
     early = SparkConf(loadDefaults=False)
-    # A shell's default, as which Spark takes this process, is the other.
+    # Spark takes this process for a shell, where the default is true.
     early.set("spark.ui.showConsoleProgress", "false")
     for name, value in {**settings.conf, "spark.master": master, "spark.app.name": settings.app_name}.items():
         early.set(name, value)
-    # Of this session alone: a later one in this process may name another.
+    # For this session only: a later session of this process may use another Python.
     with _environment(_python_of_executors(settings, master)):
         return _start_java(early, settings, master)
 
@@ -281,15 +281,15 @@ def _start_java(early: SparkConf, settings: SparkSettings, master: str) -> Spark
         with _environment(_loopback(master)):
             gateway = _launch(early, {"stdout": writing, "stderr": writing, "start_new_session": True})
     except Exception as error:
-        # Raised below: this error holds the process and its pipe.
+        # Raise below, without this error: it keeps the process and its pipe alive.
         problem = str(error)
     finally:
-        # Java holds a copy of this end.
+        # Java has a copy of this end.
         os.close(writing)
     if problem:
         relay.join()
         raise ConfigurationError(_why_java_failed(relay.lines, problem))
-    # Spark itself gives up after two minutes, and then speaks of a stopped context.
+    # Spark itself gives up only after two minutes, with a message about a stopped context.
     limit = threading.Timer(_REGISTER_SECONDS, gateway.proc.kill)
     if master.startswith("spark://"):
         limit.start()
@@ -339,7 +339,7 @@ def _session(
 
 
 def _python_of_executors(settings: SparkSettings, master: str) -> dict[str, str]:
-    """Return the variable that names the executors' Python, if it is not set."""
+    """Return the environment variable of the executors' Python, unless it is set."""
     named = settings.conf.get("spark.pyspark.python")
     if "PYSPARK_PYTHON" in os.environ:
         return {}
@@ -353,14 +353,14 @@ def _is_local(master: str) -> bool:
 
 
 def _loopback(master: str) -> dict[str, str]:
-    """Return the variable that keeps a local Spark off other interfaces than loopback."""
+    """Return the environment variable that restricts a local Spark to loopback."""
     wanted = _is_local(master) and "SPARK_LOCAL_IP" not in os.environ
     return {"SPARK_LOCAL_IP": "127.0.0.1"} if wanted else {}
 
 
 @contextmanager
 def _environment(variables: dict[str, str]) -> Iterator[None]:
-    """Set variables of the environment within the block."""
+    """Set environment variables within the block."""
     os.environ.update(variables)
     try:
         yield
@@ -370,7 +370,7 @@ def _environment(variables: dict[str, str]) -> Iterator[None]:
 
 
 def _end(gateway: Any) -> None:
-    """End the Java process: its standard input closes, and it leaves."""
+    """End the Java process, which exits when its standard input closes."""
     with suppress(Exception):
         gateway.shutdown()
     gateway.proc.stdin.close()
@@ -385,7 +385,7 @@ def _end(gateway: Any) -> None:
 
 
 def _check_master_answers(master: str) -> None:
-    """Refuse a master that does not accept a connection: Spark would try for a minute."""
+    """Refuse a master that accepts no connection; Spark would retry for a minute."""
     if master.startswith("spark://"):
         addresses = [f"//{each}" for each in master.removeprefix("spark://").split(",")]
     elif master.startswith("k8s://"):
@@ -442,15 +442,15 @@ def _reason(error: Exception) -> str:
 
 
 class _Relay(threading.Thread):
-    """Thread that logs what the Java process prints.
+    """Thread that logs the output of the Java process.
 
-    Events of Spark's log keep their severity. All other lines (stack traces, and what Python workers print)
-    are for debugging only: they could quote a record.
+    Events of Spark's log keep their severity. All other lines (stack traces, and output of Python workers)
+    have level DEBUG, because they could quote a record.
 
     Attributes
     ----------
     lines : deque of str
-        Last lines, while the process starts.
+        Last lines of the start of the process.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -461,9 +461,9 @@ class _Relay(threading.Thread):
         self.start()
 
     def reason(self, process: subprocess.Popen[bytes]) -> str | None:
-        """Return how a standalone master failed the start; None if it did not."""
+        """Return why a standalone master failed the start; None if it did not."""
         with suppress(subprocess.TimeoutExpired):
-            # It was killed, or lives on.
+            # The process was killed, or keeps running.
             process.wait(1)
         unresponsive = any("All masters are unresponsive" in line for line in self.lines)
         if process.returncode is None and not unresponsive:
@@ -482,5 +482,5 @@ class _Relay(threading.Thread):
                 if event is None:
                     log.debug("Spark: %s", text)
                 elif not _CHATTER.match(event[2]):
-                    # An error of the start is raised, in one line.
+                    # Only DEBUG during the start: its errors are raised, in one line.
                     log.log(logging.DEBUG if self.starting else _LEVELS[event[1]], "Spark: %s", event[2])

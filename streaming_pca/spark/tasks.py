@@ -1,10 +1,10 @@
-"""Functions that executors run: read segments, and sum over their records.
+"""Functions that executors run: they read segments and sum over their records.
 
-Spark calls them through ``mapInArrow``. A record is read from Kafka by the task that needs it and goes
-nowhere else: what a task returns are counts and offsets, exact integer sums, or hashes of users.
+Spark calls them through ``mapInArrow``. The task that needs a record reads it from Kafka, and the record
+goes nowhere else: a task returns only counts and offsets, exact integer sums, or hashes of users.
 
-An unknown error may tell of records, and Spark prints the errors of tasks. So a task fails with a fixed text,
-or returns the reason as a row where a second attempt would not help.
+An unknown error may reveal records, and Spark prints the errors of tasks. Therefore a task fails with a
+fixed text, or returns the reason as a row if a second attempt would not help.
 """
 
 from __future__ import annotations
@@ -45,24 +45,24 @@ HANDLE = (
     "id long, partition int, begin long, end long, epoch int, size long, nulls long, structure binary, "
     "host string, path string, failure string"
 )
-"""Row of a segment that was read."""
+"""Columns of the row for a segment that a task has read."""
 ANSWER = "chunk int, data binary, records long, failure string"
-"""Row of a task's answer; the first one tells how many records it read."""
+"""Columns of a task's answer; the first row contains the number of records read."""
 
 
 class TaskFailed(Exception):
-    """Failure that another attempt, on another executor, may not meet."""
+    """Failure that another attempt, on another executor, may avoid."""
 
 
 def guarded(work: Callable[[], T]) -> T | str:
-    """Run a task's work; return the reason of a failure that another attempt would meet too.
+    """Run a task's work; return the reason of a failure that would recur.
 
     Raises
     ------
     TaskFailed
         If another attempt may succeed.
     """
-    # Executors stay dumpable: they open one another's cached segments in /proc.
+    # Executors stay dumpable, so that they can open one another's cached segments in /proc.
     refuse_core_files()
     try:
         return work()
@@ -83,7 +83,7 @@ def guarded(work: Callable[[], T]) -> T | str:
 def load(
     feed: Feed, ranges: Sequence[Range]
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Return the function of a job that reads ranges, named by their places in ``ranges``."""
+    """Return the function of a job that reads ranges, given by index."""
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
@@ -157,12 +157,12 @@ def answer_rows(chunks: Mapping[int, bytes], failure: str | None = None, records
 
 @dataclass(frozen=True)
 class Work:
-    """Records that an operation reads of one segment.
+    """Records that an operation reads from one segment.
 
     Attributes
     ----------
     structure : str
-        Digest of the structure that the batch was cut by.
+        Digest of the segment's structure at the time when the batch was cut.
     """
 
     structure: str
@@ -178,7 +178,7 @@ def compute(
     ----------
     work : mapping of segment to Work
     width : int
-        Integers of a chunk of a sum; 0 for one chunk.
+        Number of integers per chunk of a sum; 0 for one chunk.
     """
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -221,7 +221,7 @@ def _compute(
 
 
 def _failed_before(failure: str) -> Exception:
-    """Return the error of a segment that could not be read again."""
+    """Return the error for a segment that could not be read again."""
     kind, _, text = failure.partition(": ")
     return RecordsLost(text) if kind == "lost" else TaskFailed("a segment could not be read again")
 
@@ -232,7 +232,7 @@ def digest(structure: bytes) -> str:
 
 
 def add(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Add the chunks of one number: a step of the tree that adds partial sums."""
+    """Add chunks of the same number: a step of the tree of partial sums."""
     totals: dict[int, NDArray[np.int64]] = {}
     failure: str | None = None
     records = 0
@@ -251,7 +251,7 @@ def add(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def add_chunk(totals: dict[int, NDArray[np.int64]], chunk: int, data: bytes) -> None:
-    """Add octets of integers to the total of their chunk."""
+    """Add encoded integers to the total of their chunk."""
     part = np.frombuffer(data, dtype="<i8")
     if chunk in totals:
         totals[chunk] += part
@@ -264,7 +264,7 @@ def drop(
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """Return the function of a job that frees the rows of segments.
 
-    ``closing`` frees everything that the workers keep for the session.
+    ``closing`` frees everything that the workers cache for the session.
     """
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
