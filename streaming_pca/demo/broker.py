@@ -32,7 +32,7 @@ _PASSED_ON = ("PATH", "HOME", "TMPDIR")
 
 
 class EmbeddedBrokerUnavailable(RuntimeError):
-    """Error that the embedded broker is not installed or did not start, with the remedy."""
+    """Missing embedded broker, or failure to start it; the message includes the remedy."""
 
 
 class EmbeddedBroker:
@@ -43,7 +43,7 @@ class EmbeddedBroker:
     Parameters
     ----------
     start_timeout : float, default 10.0
-        Longest time in seconds until it answers a client.
+        Time limit in seconds until the broker answers a client.
 
     Attributes
     ----------
@@ -69,13 +69,13 @@ class EmbeddedBroker:
         return None if self._child is None else self._child.pid
 
     def start(self) -> None:
-        """Start the broker and wait until it answers; does nothing when it is running.
+        """Start the broker and wait until it answers; do nothing if it is running.
 
         Raises
         ------
         EmbeddedBrokerUnavailable
-            If the binary is missing, or the broker ended or did not answer; the message has the end
-            of its log.
+            If the binary is missing, or the broker ended or did not answer; the message contains the
+            end of its log.
         """
         if self._child is not None:
             return
@@ -95,10 +95,10 @@ class EmbeddedBroker:
             raise
 
     def close(self) -> None:
-        """Stop the broker and delete its directory; harmless if called again."""
+        """Stop the broker and delete its directory; can be called repeatedly."""
         self.bootstrap = ""
         if self._child is not None:
-            # Killed, because it keeps nothing on disk, and on SIGTERM waits 5 s for idle connections.
+            # SIGKILL, because the broker stores nothing on disk, and SIGTERM waits 5 s for idle connections.
             self._child.kill()
             self._child = None
         if self._directory is not None:
@@ -118,7 +118,7 @@ class EmbeddedBroker:
         self.close()
 
     def _launch(self, binary: str, log: Path, deadline: float) -> bool:
-        """Start one process; return False if it ended early, for example because of a taken port."""
+        """Start one process; return False if it ended early, for example on a port conflict."""
         bootstrap = f"127.0.0.1:{free_port()}"
         cluster = uuid.uuid4().hex
         command = [
@@ -129,7 +129,7 @@ class EmbeddedBroker:
             f"--advertised-listener-url=tcp://{bootstrap}",
             "--storage-engine=memory://tansu/",
         ]
-        # Tansu reads options from the environment and from `.env` in its directory: give it neither.
+        # Tansu reads options from the environment and from `.env` in its directory: provide neither.
         environment = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
         if self._child is not None:
             self._child.kill()

@@ -41,9 +41,9 @@ from streaming_pca.service.topics.find import create_topics, find_topics
 _N_BATCHES = 6
 _GROWTH = 2.0
 _DEADLINE_SECONDS = 600.0
-"""Longest time until the last release."""
+"""Time limit for the last release."""
 _END_SECONDS = 30.0
-"""Longest time between the last release and the end of the worker."""
+"""Time limit for the worker to exit after the last release."""
 
 _NEXT = """\
 next: {dashboard}
@@ -68,7 +68,7 @@ _SHOWN = "the dashboard, whose address follows, shows this stream until Ctrl-C"
 
 
 class DemoFailed(Exception):
-    """Error of a part of the demo; one line."""
+    """Failure of a part of the demo, with a one-line message."""
 
 
 @dataclass(frozen=True)
@@ -94,15 +94,15 @@ def run_demo(
     Parameters
     ----------
     plot : Path or None
-        PNG file to write; no other file stays.
+        PNG file to write; the demo deletes all its other files.
     bootstrap : str or None
         Broker to use; None starts the embedded one.
     seed : int
-        Public seed of the order of the flights.
+        Public seed for the order of the flights.
     out, err : Console
-        Results and progress.
+        Outputs for results and for progress.
     show : callable, optional
-        Called with the stream's settings and the summary at the end, while the broker still runs.
+        Called at the end with the stream's settings and the summary, while the broker still runs.
 
     Raises
     ------
@@ -173,7 +173,7 @@ def run_demo(
         else:
             name = settings.stream.name
             dashboard = _STAYS.format(bootstrap=bootstrap, name=name, config=text)
-        # Printed as it is: the settings' headings would be markup.
+        # Without markup: rich would interpret the settings' headings as markup.
         out.print(_NEXT.format(dashboard=dashboard), markup=False, highlight=False, soft_wrap=True)
         if show is not None:
             show(settings, facts)
@@ -221,7 +221,7 @@ def _open(settings: Settings, epsilon: float, delta: float) -> None:
 
 
 class _Count(MofNCompleteColumn):
-    """Number of records done, empty for a phase without records."""
+    """Number of processed records; empty for a phase without records."""
 
     def render(self, task: Task) -> Text:
         return Text() if task.fields.get("phase") else super().render(task)
@@ -235,7 +235,7 @@ def _learn(
     start_worker: Callable[[], Child],
     err: Console,
 ) -> tuple[list[_Point], int]:
-    """Send the records in another thread, and collect the releases until the last.
+    """Send the records in another thread, and collect all releases.
 
     Returns
     -------
@@ -261,7 +261,7 @@ def _learn(
                 failures.append(error)
 
         threading.Thread(target=produce, name="producer", daemon=True).start()
-        # It waits for the same kernels, and joins its group meanwhile.
+        # Started early, to join its group while the kernels, which it also needs, are compiled.
         worker = start_worker()
         if compiler is not None:
             compiler.wait()
@@ -332,7 +332,7 @@ def _print_table(points: list[_Point], random_error: float, out: Console) -> Non
 
 
 def _check_plot(path: Path) -> None:
-    """Raise DemoFailed now, not after a minute, where no plot can be written."""
+    """Raise DemoFailed early, not after a minute, if the plot cannot be written."""
     if importlib.util.find_spec("matplotlib") is None:
         raise DemoFailed("--plot needs matplotlib: pip install '.[demo]' in the checkout")
     if not path.absolute().parent.is_dir():

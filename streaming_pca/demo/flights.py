@@ -20,8 +20,8 @@ scales reveal nothing about a record. The constants were chosen once from these 
 rounded. In a real deployment they come from public knowledge: a timetable, a climate table, the
 range of an instrument, or last year's published averages.
 
-The package is read as files, because importing it would parse five tables and needs
-``pkg_resources``, which current setuptools no longer has.
+This module reads the package's files without importing it, because the import parses five tables and
+needs ``pkg_resources``, which current setuptools no longer includes.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ _BLOCK: Final = 16_384
 
 @dataclass(frozen=True, eq=False)
 class Flights:
-    """Records of the flights, and the names of their features.
+    """Records of the flights, with the names of their features.
 
     Attributes
     ----------

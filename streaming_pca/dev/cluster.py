@@ -1,4 +1,4 @@
-"""Clusters of Apache Kafka nodes on this machine, which can be struck one by one."""
+"""Clusters of Apache Kafka nodes on this machine, for fault injection in single nodes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from streaming_pca.dev.storage import Storage
 
 _STOP_SECONDS = 20
 
-# A node that stands still is replaced within seconds, and comes back within seconds.
+# A stalled node is replaced within seconds, and rejoins within seconds.
 _CLUSTER_SETTINGS = """
 default.replication.factor={replication}
 min.insync.replicas={in_sync}
@@ -42,18 +42,19 @@ class KafkaCluster:
     jars : Path
         Directory of Kafka's jars.
     nodes : int
-        Each is broker and controller; they have the numbers 1 to `nodes`.
+        Number of nodes, each broker and controller, with ids 1 to `nodes`.
     replication, in_sync : int
-        Default replicas of a topic, and how many of them `acks=all` waits for; of internal topics too.
+        Default number of replicas of a topic, and of replicas that `acks=all` waits for; also for
+        internal topics.
     heap : int
-        MiB of memory of each node.
+        Heap of each node in MiB.
     more : str
-        Further lines of settings, a template as those of one node are.
+        Further lines of settings: a template like the settings of one node.
     ports : sequence of int, optional
-        Port of each node; by default free ones.
+        Port of each node; by default free ports.
     directory : Path, optional
-        Directory that keeps the data: a later cluster of as many nodes goes on with it. By default a
-        temporary one, deleted at the end.
+        Persistent directory for the data, which a later cluster with as many nodes continues to use. By
+        default a temporary one, deleted at the end.
     options : sequence of str, optional
         Further options of Java.
 
@@ -89,7 +90,7 @@ class KafkaCluster:
     def __enter__(self) -> Self:
         try:
             self._storage.open(len(self._numbers))
-            for _ in range(1 if self._ports else 2):  # a free port may be lost before it is listened to
+            for _ in range(1 if self._ports else 2):  # a free port may be taken before the node listens
                 if self._launch():
                     return self
             tails = [node.log_tail for node in self._nodes.values()]
@@ -104,7 +105,7 @@ class KafkaCluster:
             with ThreadPoolExecutor(len(nodes)) as pool:
                 list(pool.map(lambda node: node.stop(_STOP_SECONDS), nodes))
         for node in nodes:
-            node.kill()  # temporary data is thrown away, so nothing is gained by a clean stop
+            node.kill()  # temporary data is deleted, so a clean stop is useless
         self._storage.close()
 
     def _launch(self) -> bool:
@@ -141,11 +142,11 @@ class KafkaCluster:
 
     @property
     def nodes(self) -> tuple[int, ...]:
-        """Numbers of the nodes."""
+        """Ids of the nodes."""
         return tuple(self._numbers)
 
     def running(self) -> set[int]:
-        """Return the numbers of the nodes whose processes run."""
+        """Return the ids of the nodes whose processes run."""
         return {number for number, node in self._nodes.items() if node.runs}
 
     def address(self, *numbers: int) -> str:
@@ -157,7 +158,7 @@ class KafkaCluster:
         return self._nodes[number].pid
 
     def log_directory(self, number: int, topic: str, partition: int) -> Path:
-        """Return where a node keeps a partition."""
+        """Return the directory of a partition on a node."""
         return self._nodes[number].data / f"{topic}-{partition}"
 
     def kill(self, number: int) -> None:
@@ -165,18 +166,18 @@ class KafkaCluster:
         self._nodes[number].kill()
 
     def start(self, number: int, *, wait: bool = True) -> None:
-        """Start a node that was killed, on the data that it had."""
+        """Restart a killed node with its data."""
         node = self._nodes[number]
         node.start()
         if wait and not node.answers(self._storage.cluster, time.monotonic() + START_SECONDS):
             raise KafkaUnavailable(f"node {number} of Kafka {KAFKA} did not come back", node.log_tail)
 
     def stop(self, number: int) -> None:
-        """Let a node stand still by SIGSTOP: its sockets stay open and nothing answers."""
+        """Suspend a node by SIGSTOP: its sockets stay open, but it does not answer."""
         self._nodes[number].signal(signal.SIGSTOP)
 
     def go_on(self, number: int) -> None:
-        """Let a node that stands still go on, by SIGCONT."""
+        """Resume a suspended node by SIGCONT."""
         self._nodes[number].signal(signal.SIGCONT)
 
     def log_tail(self, number: int) -> str:
@@ -184,9 +185,9 @@ class KafkaCluster:
         return self._nodes[number].log_tail
 
     def missing_replicas(self) -> list[str]:
-        """Return the partitions of which a replica is not in sync, or has no leader; raises KafkaError.
+        """Return the partitions without a leader, or with replicas not in sync.
 
-        Every node is asked: a node that has just returned may not know yet that it was away.
+        This queries every node: a node that has just returned may still have outdated metadata.
         """
         missing: set[str] = set()
         for node in self._nodes.values():
@@ -218,7 +219,7 @@ class KafkaCluster:
 
 
 class KafkaServer(KafkaCluster):
-    """One Apache Kafka node on a free loopback port, its data in a temporary directory.
+    """Single Apache Kafka node on a free loopback port, with data in a temporary directory.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Apache Kafka from Maven Central, and a Java to run it."""
+"""Apache Kafka from Maven Central, and Java to run it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _BACKOFF_SECONDS = 5
 _DOWNLOADED = re.compile(r"Downloaded from \S+ \S+ \(([\d.]+) ([kM]?B) at")
 _UNITS = {"B": 1.0, "kB": 1e3, "MB": 1e6}
 
-# Kafka's own pom has no log4j2 implementation, without which nothing is logged at all.
+# Kafka's own pom lacks a log4j2 implementation, so it would log nothing.
 _POM = f"""<project xmlns="http://maven.apache.org/POM/4.0.0">
 <modelVersion>4.0.0</modelVersion>
 <groupId>streaming-pca</groupId><artifactId>kafka-for-tests</artifactId><version>1</version>
@@ -38,7 +38,7 @@ _POM = f"""<project xmlns="http://maven.apache.org/POM/4.0.0">
 
 
 class KafkaUnavailable(Exception):
-    """No Apache Kafka can be had here; the message is a short reason, the detail what was seen."""
+    """Apache Kafka is unavailable; ``reason`` is short, ``detail`` has evidence, such as a log."""
 
     def __init__(self, reason: str, detail: str = "") -> None:
         super().__init__(reason)
@@ -50,7 +50,7 @@ class KafkaUnavailable(Exception):
 
     @property
     def lines(self) -> list[str]:
-        """Lines for a person: one, or the end of a log before the reason."""
+        """Message as lines: a single line, or the end of a log followed by the reason."""
         if "\n" in self.detail:
             return [*self.detail.splitlines(), self.reason]
         return [f"{self.reason}: {self.detail}" if self.detail else self.reason]
@@ -77,12 +77,12 @@ def find_java() -> str:
 
 
 def fetch_jars(report: Callable[[str], None] = lambda progress: None) -> Path:
-    """Return the directory of Kafka's jars, fetched by Maven when this machine has none yet.
+    """Return the directory of Kafka's jars; fetch them by Maven if missing.
 
     Parameters
     ----------
     report : callable
-        Called with a line about the progress, such as "12 files, 31 MB", while Maven downloads.
+        Called with a progress text, such as "12 files, 31 MB", while Maven downloads.
 
     Raises
     ------
@@ -94,20 +94,20 @@ def fetch_jars(report: Callable[[str], None] = lambda progress: None) -> Path:
     if _is_complete(cache):
         return cache
     if named and (cache / _SERVER_JAR).exists():
-        return cache  # filled by hand: the user's own, taken as it is
+        return cache  # the user filled it manually: use it unchanged
     if cache.exists() and any(cache.iterdir()):
         if named:
             raise KafkaUnavailable(
                 f"{CACHE_VARIABLE} holds no Kafka {KAFKA}",
                 f"{cache} has files but not {_SERVER_JAR}: name an empty or absent directory",
             )
-        shutil.rmtree(cache)  # damaged, and in our own cache
+        shutil.rmtree(cache)  # damaged, and it is our own cache
 
     maven = shutil.which("mvn")
     if maven is None:
         raise KafkaUnavailable("no Maven found", "install maven, which fetches Kafka's jars once")
     cache.parent.mkdir(parents=True, exist_ok=True)
-    # A sibling, so that the rename at the end is atomic; two runs at once each fill their own.
+    # A sibling directory makes the final rename atomic; concurrent runs each fill their own.
     with tempfile.TemporaryDirectory(prefix=f".{cache.name}-", dir=cache.parent) as scratch:
         jars = Path(scratch, "jars")
         _run_maven(maven, Path(scratch), jars, report)
@@ -115,7 +115,7 @@ def fetch_jars(report: Callable[[str], None] = lambda progress: None) -> Path:
         try:
             jars.rename(cache)
         except OSError:
-            if not _is_complete(cache):  # else another run was first
+            if not _is_complete(cache):  # otherwise another run was first
                 raise
     return cache
 
@@ -142,7 +142,7 @@ def _run_maven(maven: str, scratch: Path, jars: Path, report: Callable[[str], No
 
 
 def _follow(command: list[str], folder: Path, log: Path, report: Callable[[str], None]) -> int | None:
-    """Run Maven, report on its downloads, and return its status; None if it took too long."""
+    """Run Maven and report its downloads; return its status, None after a timeout."""
     deadline = time.monotonic() + _ATTEMPT_SECONDS
     with log.open("w") as out:
         process = subprocess.Popen(  # nosec B603  # Maven

@@ -16,7 +16,7 @@ from streaming_pca.dev.processes import Child, cluster_id, free_port
 
 START_SECONDS = 90
 
-# Standard output is the log file, see Child.
+# Standard output is redirected to the log file, see Child.
 LOG4J_PROPERTIES = """
 appender.out.type = Console
 appender.out.name = OUT
@@ -62,7 +62,7 @@ log.cleaner.dedupe.buffer.size=16777216
 
 
 class Node:
-    """Process of Apache Kafka, broker and controller, with its own data directory."""
+    """Process of Apache Kafka, both broker and controller, with a separate data directory."""
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ class Node:
         return self._child.log_tail(30) if self._child else ""
 
     def prepare(self, cluster: str, voters: Sequence[str], replication: int, in_sync: int, more: str) -> None:
-        """Write the settings, and empty storage where there is none yet."""
+        """Write the settings, and format the storage unless it exists."""
         settings = (_SETTINGS + more).format(
             node=self.number,
             voters=",".join(voters),
@@ -135,7 +135,7 @@ class Node:
             )
 
     def start(self) -> None:
-        """Start the process on the storage that is there."""
+        """Start the process with the existing storage."""
         self._child = Child(
             self._command("kafka.Kafka", str(self._settings), heap=self._heap),
             log=self._directory / "server.log",
@@ -143,7 +143,7 @@ class Node:
         )
 
     def answers(self, cluster: str, deadline: float) -> bool:
-        """Wait until the broker serves clients; False if it ends before, or is too late."""
+        """Wait until the broker serves clients; return False if it exits or times out."""
         while time.monotonic() < deadline and self._child is not None and self._child.returncode is None:
             if cluster_id(self.address) == cluster:
                 return True
@@ -195,9 +195,9 @@ def _check_free(port: int) -> None:
 
 
 def _steady_port() -> int:
-    """Return a free loopback port that the system gives to no outgoing connection.
+    """Return a free loopback port outside the range of outgoing connections.
 
-    A node that is down for a while would else lose its port to one of the clients that look for it.
+    Otherwise a node that is down could lose its port to one of the clients that try to connect to it.
     """
     try:
         first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])

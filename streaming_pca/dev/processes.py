@@ -15,9 +15,9 @@ from pathlib import Path
 from kafka import KafkaAdminClient
 from kafka.errors import KafkaError
 
-# Code between fork and exec is unsafe with other threads. A small program therefore requests the
+# Code between fork and exec is unsafe with other threads. Therefore a small program requests the
 # signal after exec, and then replaces itself by the command under the same process id. It restores
-# SIGPIPE and SIGXFSZ, which Python ignores and exec would pass on.
+# SIGPIPE and SIGXFSZ, which Python ignores and the command would otherwise inherit as ignored.
 _LEASH = """
 import ctypes, os, signal, sys
 parent, command = int(sys.argv[1]), sys.argv[2:]
@@ -37,9 +37,9 @@ except OSError as error:
 class Child:
     """Running command whose output goes to a file.
 
-    On Linux the kernel kills it when this process dies, even by `kill -9`. Elsewhere it ends only
-    by `kill`. It has its own session, so that Ctrl-C in a terminal reaches only this process, which
-    can then finish its work while the child still runs.
+    On Linux, the kernel kills the child when this process dies, even by `kill -9`. On other systems, only
+    `kill` ends it. The child has its own session, so that Ctrl-C in a terminal reaches only this process,
+    which can then finish its work while the child still runs.
 
     Parameters
     ----------
@@ -50,7 +50,7 @@ class Child:
     cwd : Path
         Working directory of the child.
     env : mapping of str to str, optional
-        Whole environment of the child; by default this process's own.
+        Complete environment of the child; by default the environment of this process.
 
     Raises
     ------
@@ -69,7 +69,7 @@ class Child:
         outcome: queue.SimpleQueue[subprocess.Popen[bytes] | OSError] = queue.SimpleQueue()
 
         def keep() -> None:
-            # Lives as long as the child: Linux kills a child when the *thread* that started it ends.
+            # This thread lives as long as the child: Linux kills a child when its starting *thread* ends.
             try:
                 with log.open("ab") as output:
                     process = subprocess.Popen(  # nosec B603  # a program of ours
@@ -104,7 +104,7 @@ class Child:
         return self._process.poll()
 
     def kill(self) -> None:
-        """Kill the process and collect its exit status; harmless if it has ended."""
+        """Kill the process and collect its exit status; also works if it has ended."""
         self._process.kill()
         self._process.wait()
         self._killed.set()
@@ -134,7 +134,7 @@ def free_port() -> int:
 
 
 def cluster_id(bootstrap: str, timeout: float = 3.0) -> str | None:
-    """Return the cluster id of the broker at `bootstrap`; None without an answer in time."""
+    """Return the cluster id of the broker at `bootstrap`; None after a timeout or error."""
     host, _, port = bootstrap.rpartition(":")
     try:
         # A plain connection first, because the client logs a warning for every refused one.

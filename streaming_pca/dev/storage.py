@@ -1,4 +1,4 @@
-"""Directories that hold the data of a cluster, for a while or for good."""
+"""Temporary and persistent data directories of clusters."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ class Storage:
     Parameters
     ----------
     kept : Path, optional
-        Directory that stays, made if it is absent. By default a temporary one, deleted at the end.
+        Persistent directory, created if missing. By default a temporary one, deleted at the end.
 
     Attributes
     ----------
     path : Path
-        The directory, once it is open.
+        The directory; valid after :meth:`open`.
     cluster : str
-        Identity of the cluster whose data it holds, once it is open.
+        Id of the cluster that owns the data; valid after :meth:`open`.
     """
 
     def __init__(self, kept: Path | None = None) -> None:
@@ -40,12 +40,13 @@ class Storage:
         self._lock: IO[str] | None = None
 
     def open(self, nodes: int) -> None:
-        """Make the directory, or take over the data of an earlier cluster.
+        """Create the directory, or take over the data of an earlier cluster.
 
         Raises
         ------
         KafkaUnavailable
-            If the directory cannot be written, holds other files or another number of nodes, or is in use.
+            If the directory is not writable, contains other files or another number of nodes, or is in
+            use.
         """
         if not self.kept:
             self.path = Path(tempfile.mkdtemp(prefix="streaming-pca-kafka-"))
@@ -61,7 +62,7 @@ class Storage:
             raise
 
     def close(self) -> None:
-        """Release the directory; a temporary one is deleted."""
+        """Release the directory, and delete it if temporary."""
         if self._lock is not None:
             self._lock.close()
             self._lock = None
