@@ -2,6 +2,6 @@
 
 import os
 
-# Before numpy is imported: the threads of OpenBLAS spin for a second and more after a product, on cores
-# that the next contender needs. A short wait is enough for products that follow each other.
+# Set before numpy is imported. By default, the threads of OpenBLAS spin for over a second after a product,
+# on cores that the next contender needs. A short wait is enough for consecutive products.
 os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "10")

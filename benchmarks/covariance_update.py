@@ -1,4 +1,4 @@
-"""Update of the default's covariance route, with its noise, beside bare products."""
+"""Update of the default estimator's covariance route, with noise, compared with bare products."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ SHAPE = Shape(131_072, 256, 8)
 
 
 def measure(shape: Shape, threads: int, repeats: int | None, effort: Effort) -> dict[str, Any]:
-    """Time the update, and two floors in as many threads of BLAS.
+    """Time the update, and two floors with the same number of BLAS threads.
 
-    The block sums' floor where all d directions are asked for, Y = X V and Y'X in float32 with a
-    (d, d) basis V; and X'X in float64, whose triangle the exact sums need.
+    The first is the floor of block sums for all d directions: Y = X V and Y'X in float32 with a (d, d)
+    basis V. The second is X'X in float64, whose triangle the exact sums need.
     """
     work = Workload(shape, "float32")
     rows = work.rows

@@ -1,31 +1,32 @@
-"""Throughput of the whole worker, beside consumers that discard their input.
+"""Throughput of the whole worker, compared with consumers that discard their input.
 
-Starts an Apache Kafka on this machine and fills one topic of one partition for each size of message:
-1 KiB, one row of 256 float32, a record each (``privacy_unit = "message"``), and 256 KiB, 256 such rows,
-each a record (``privacy_unit = "row"``); with ``--fields N`` also JSON objects of N numbers. Then, in
-turns, processes of their own read it:
+Starts Apache Kafka on this machine and fills one single-partition topic for each message size: 1 KiB, one
+row of 256 float32, where each message is a record (``privacy_unit = "message"``); and 256 KiB, 256 such
+rows, where each row is a record (``privacy_unit = "row"``); with ``--fields N`` also JSON objects of N
+numbers. Then separate processes read it in turns:
 
 - kafka-python's consumer, which discards its input (`benchmarks.kafka.bare_consumer`);
-- librdkafka's, if `confluent-kafka` is installed (`pip install '.[benchmarks]'`);
-- `streaming-pca worker`: real transactions, the ledger, and its releases read back, read_committed;
-- with ``--quixstreams PYTHON``, of an environment with quixstreams and scikit-learn (their versions of our
-  dependencies are others): a program of theirs with `IncrementalPCA` of batches as large, exactly once,
-  not private (`benchmarks.kafka.quixstreams_pca`), for messages of one row.
+- librdkafka's consumer, if `confluent-kafka` is installed (`pip install '.[benchmarks]'`);
+- `streaming-pca worker`, with real transactions and ledger; its releases are read back, read_committed;
+- with ``--quixstreams PYTHON``, the Python of an environment with quixstreams and scikit-learn (which need
+  other versions of our dependencies): a quixstreams program with `IncrementalPCA`, the same batch size,
+  exactly-once, not private (`benchmarks.kafka.quixstreams_pca`), for messages of one row.
 
 The worker's stream has rank 8, batches of 131,072 records (the largest that the default estimator plans by
-itself) and otherwise default settings; first `block`, then `adaptive`, the default, here on its covariance
-route: once while it looks at all radii, as in each of its first sixteen batches, and once after them.
-Its time runs between the arrivals at a consumer of the release before the measured ones and of the last,
-and the topic holds two batches more: starting, compiling and the first two batches are left out, and at both
-ends the worker has read ahead. That is the time of fetching, decoding, reserving, learning, committing and
-publishing these batches. The bare consumers' time runs from the end of their first poll.
-CPU time is the worker's and its clock's, over the same batches; peak
-memory is VmHWM, the worker's and apart from it its clock process's; `anon.` is the most that was seen, at
-releases, without the pages of files, as libraries are.
+itself) and otherwise default settings. The estimators are `block`, then `adaptive`, the default, here on its
+covariance route: once while it looks at all radii, as in each of its first sixteen batches, and once after
+them. The time runs between the arrivals at a consumer of the release before the measured batches and of the
+last release, and the topic contains two more batches. This excludes start, compilation and the first two
+batches, and at both ends the worker has read ahead. It is the time to fetch, decode, reserve, learn, commit
+and publish these batches. The bare consumers' time runs from the end of their first poll.
 
-A worker can be no faster than its estimator: `learning alone` is that, after as many batches, on one batch
-that is in memory, in a process that does nothing else. Ratios hold for the processor that is named, as the
-broker shares its cores.
+CPU time is the time of the worker and its clock process, over the same batches. Peak memory is VmHWM of the
+worker, and separately of its clock process. `anon.` is the maximum at releases without file pages, such as
+libraries.
+
+A worker cannot be faster than its estimator: `learning alone` is the estimator's speed, after the same number
+of batches, on one batch in memory, in an otherwise idle process. Ratios hold only for the named processor,
+because the broker shares its cores.
 """
 
 from __future__ import annotations
@@ -66,11 +67,11 @@ __all__ = ["DIM", "RANK", "learn", "learning_alone", "main", "measure"]
 DIM, RANK = 256, 8
 ROW_BYTES = DIM * 4
 WARM_UP = 2
-"""Batches before the measured ones."""
+"""Number of batches before the measured ones."""
 AFTER_LOOKS = 18
-"""The same for the default estimator once it does not look at the radii in every batch."""
+"""Number of batches until the default estimator no longer looks at the radii in every batch."""
 AHEAD = 2
-"""Batches behind them, so that the worker goes on reading to the end."""
+"""Number of batches after the measured ones, so that the worker keeps reading until their end."""
 _DISTINCT = 4096
 
 
@@ -85,7 +86,7 @@ class Plan:
     options: dict[str, Any]
     quixstreams: str | None = None
     fields: int = 0
-    """Numbers of a record that is a JSON object; 0 for rows of float32."""
+    """Count of numbers in a JSON record; 0 for rows of float32."""
 
     @property
     def dim(self) -> int:
@@ -93,11 +94,11 @@ class Plan:
 
     @property
     def begins(self) -> list[int]:
-        """Numbers of batches before measured ones."""
+        """Numbers of batches before the measured ones."""
         return [WARM_UP, AFTER_LOOKS] if self.estimator == "adaptive" else [WARM_UP]
 
     def stream(self, name: str, topic: str, rows_per_message: int) -> dict[str, Any]:
-        """The stream's table of settings."""
+        """Return the stream's table of settings."""
         what: dict[str, Any] = {"dim": DIM}
         if self.fields:
             what = {"features": [{"name": name, "bounds": [-20, 20]} for name in _names(self.fields)]}
@@ -118,7 +119,7 @@ class Plan:
 
 @dataclass
 class Speed:
-    """One reader's repeats: rows a second, and CPU seconds for a million rows."""
+    """Repeated measurements of one reader: rows per second, and CPU seconds per million rows."""
 
     rows_per_second: list[float] = field(default_factory=list)
     cpu_per_million: list[float] = field(default_factory=list)
@@ -133,7 +134,7 @@ class Speed:
 
 
 def measure(bootstrap: str, folder: Path, plan: Plan, rows_per_message: int) -> list[dict[str, Any]]:
-    """Measure all readers of one size of message, in turns; a row for each of the plan's beginnings."""
+    """Measure all readers of one message size in turns; return a row per entry of ``begins``."""
     topic = f"{plan.estimator}-{plan.fields or rows_per_message}{'-fields' if plan.fields else ''}"
     config = make_stream(bootstrap, folder, plan.stream(f"{topic}-fill", topic, rows_per_message))
     messages = plan.batch * (plan.begins[-1] + plan.batches + AHEAD) // rows_per_message
@@ -174,11 +175,11 @@ def _names(fields: int) -> list[str]:
 
 
 def _payloads(plan: Plan, rows_per_message: int) -> list[bytes]:
-    """Distinct payloads of messages."""
+    """Return distinct message payloads."""
     records = draw_records(max(_DISTINCT, 4 * rows_per_message), plan.dim, RANK)
     if not plan.fields:
         return [rows.tobytes() for rows in records.reshape(-1, rows_per_message, DIM)]
-    # As services write them: a few texts and a nested object beside the numbers.
+    # Like real services: a few texts and a nested object next to the numbers.
     more = {"id": "8d8ac610-566d-4ef0-9c22-186b2a5ed793", "kind": "visit", "at": {"zone": "Europe/Berlin"}}
     names = _names(plan.fields)
     numbers = records.astype(np.float64).round(3).tolist()
@@ -192,14 +193,14 @@ def _row(
     alone: float,
     peaks: list[tuple[int, int, int]],
 ) -> dict[str, Any]:
-    """One line of the result; ratios are medians of the repeats' own, which ran one after the other."""
+    """Return one result row; ratios are medians over repeats, whose readers ran consecutively."""
 
     def ratio(to: list[float]) -> float:
         mine = speeds["worker"].rows_per_second
         return round(statistics.median(a / b for a, b in zip(mine, to, strict=True)), 4)
 
     with_librdkafka = "librdkafka" in speeds
-    # Rows of JSON are float64 in memory.
+    # JSON numbers are float64 in memory.
     batch_bytes = plan.batch * plan.dim * (8 if plan.fields else 4)
     peak, clock, anonymous = (max(each) for each in zip(*peaks, strict=True))
     return {
@@ -227,7 +228,7 @@ def _row(
 
 
 def _other(client: str, bootstrap: str, topic: str, messages: int, plan: Plan) -> dict[str, Any]:
-    """Run another reader of a topic."""
+    """Run another reader of the topic."""
     command = [
         sys.executable,
         "-m",
@@ -250,11 +251,11 @@ def _other(client: str, bootstrap: str, topic: str, messages: int, plan: Plan) -
 
 
 def _worker(config: Path, plan: Plan, speeds: Sequence[Speed]) -> tuple[int, int, int]:
-    """Run one worker and note its speeds; the peak memory of it and its clock, and most that is no file's."""
+    """Run one worker and record its speeds; return its, its clock's and anonymous peak memory."""
     with RunningWorker(config) as worker:
         arrivals = {a.release.batch: a for a in _up_to(worker, plan.begins[-1] + plan.batches)}
     for begin, speed in zip(plan.begins, speeds, strict=True):
-        # A consumer that is late sees two at once; the last of a group is the time of all.
+        # A late consumer receives two together; the arrival of the last of a group dates them all.
         first, last = arrivals[begin], arrivals[begin + plan.batches]
         spent = (last.usage.cpu_seconds + last.usage.children_cpu_seconds) - (
             first.usage.cpu_seconds + first.usage.children_cpu_seconds
@@ -283,7 +284,7 @@ print(learn(load_settings(Path(sys.argv[1])).stream, int(sys.argv[2]), int(sys.a
 
 
 def learning_alone(config: Path, rows: int, before: int = WARM_UP) -> float:
-    """Rows a second that a process learns which does nothing else, after some batches."""
+    """Return rows per second learnt by an otherwise idle process, after some batches."""
     done = subprocess.run(
         [sys.executable, "-c", _ALONE, str(config), str(rows), str(before)],
         capture_output=True,
@@ -295,7 +296,7 @@ def learning_alone(config: Path, rows: int, before: int = WARM_UP) -> float:
 
 
 def learn(stream: StreamSettings, rows: int, before: int = WARM_UP, times: int = 3) -> float:
-    """Return rows a second that the warm estimator learns from a batch in memory."""
+    """Return rows per second that the warm estimator learns from a batch in memory."""
     estimator = stream.build_estimator()
     state = estimator.init(np.random.default_rng(0))
     batch = ArrayBatch.of_vectors(draw_records(rows, stream.dim, stream.rank))
@@ -308,7 +309,7 @@ def learn(stream: StreamSettings, rows: int, before: int = WARM_UP, times: int =
 
 
 def say(line: str) -> None:
-    """Progress goes to standard error."""
+    """Print progress to standard error."""
     print(line, file=sys.stderr, flush=True)
 
 

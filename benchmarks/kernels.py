@@ -1,4 +1,4 @@
-"""The exact clipped sums beside the bare products in float32, and beside scikit-learn's IncrementalPCA."""
+"""Speed of exact clipped sums, compared with float32 products and scikit-learn's IncrementalPCA."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class BitsDiffer(Exception):
 def measure(
     shape: Shape, dtype: str, threads: Sequence[int], repeats: int | None, effort: Effort
 ) -> list[dict[str, Any]]:
-    """A row for each number of threads.
+    """Measure and return a row for each number of threads.
 
     Raises
     ------
@@ -105,7 +105,7 @@ def _row(shape: Shape, dtype: str, threads: int, times: dict[str, list[float]]) 
         "incremental_pca_rows_per_second": shape.m / found["incremental_pca"],
         "bits_of_one_thread": True,
         "seconds": found,
-        # On a machine that others use, the fastest of few turns says more than their median.
+        # On a shared machine, the fastest of a few turns is more reliable than their median.
         "fastest_seconds": {name: min(seconds) for name, seconds in times.items()},
         "turns": {name: len(seconds) for name, seconds in times.items()},
     }
@@ -185,7 +185,7 @@ def _parser() -> Parser:
 
 
 def _hold_to(cpu: str, arguments: Sequence[str]) -> None:
-    """Begin anew with an environment for ``cpu``, unless this is it: numba and BLAS have read theirs."""
+    """Restart with the environment for ``cpu`` if needed: numba and BLAS have already read theirs."""
     wanted = environment(cpu)
     if any(os.environ.get(name) != value for name, value in wanted.items()):
         command = [sys.executable, "-m", "benchmarks.kernels", *arguments]

@@ -1,16 +1,17 @@
-"""Latency of a release, from the moment that its batch is complete.
+"""Latency of a release, from the moment when its batch is complete.
 
-Starts an Apache Kafka on this machine and a `streaming-pca worker` with the default estimator and all
-else as it is by default (a clock that ticks every 0.2 s). A producer sends records of 256 float32, one a
-message, at an even pace; a consumer reads the releases, read_committed. The latency of a batch runs from
-the broker's acknowledgement of its last record to the arrival of its release at the consumer. It
-contains the wait for the clock's next tick, fetching what is left, three transactions, and the batch's
-own learning. What the batch takes to be learnt is measured apart, in a process that does nothing else,
-on a batch of the same size that is in memory; `beyond` is the latency less that median.
+Starts Apache Kafka on this machine and a `streaming-pca worker` with the default estimator and default
+settings (a clock that ticks every 0.2 s). A producer sends records of 256 float32, one per message, at an
+even pace; a consumer reads the releases, read_committed. The latency of a batch runs from the broker's
+acknowledgement of its last record to the arrival of its release at the consumer. It includes the wait for
+the clock's next tick, the fetch of remaining records, three transactions, and the learning of the batch. The
+learning time is measured separately, in an otherwise idle process, on a batch of the same size in memory;
+`beyond` is the latency minus that median.
 
-The first batches, in which kernels are compiled, are sent at once and left out; the pace begins with the
-release of the last of them, so that no queue is left. A worker that takes longer for a batch
-than the producer falls behind: then a latency is the length of a queue, and the benchmark says so.
+The first batches, which compile kernels, are sent immediately and excluded. The even pace starts with the
+release of the last of them, so that no queue remains. If a worker needs more time for a batch than the
+producer, a queue builds up; then the latency measures its length, and the benchmark
+prints a warning.
 """
 
 from __future__ import annotations
@@ -40,35 +41,38 @@ __all__ = ["main", "measure"]
 WARM_UP = 3
 _PACE_SECONDS = 0.02
 _BUSY = 0.7
-"""Share of the time that may be learning: the producer and the broker want the cores too."""
+"""Largest share of the time for learning: the producer and the broker also need the cores."""
 
 
 class PacedProducer:
-    """Sends the first batches at once and the others evenly; notes when each one's last record was there.
+    """Producer that sends the first batches immediately and the others at an even pace.
+
+    It records the time of acknowledgement of each batch's last record.
 
     Parameters
     ----------
     settings : Settings
     batch, batches : int
+        Records per batch, and number of batches.
     seconds : float
-        For each batch.
+        Time for each batch.
     """
 
     def __init__(self, settings: Settings, batch: int, batches: int, seconds: float) -> None:
         self._settings, self._batch, self._batches, self._seconds = settings, batch, batches, seconds
         self.acknowledged: dict[int, float] = {}
-        """Time of acknowledgement by batch, from 1."""
+        """Time of acknowledgement by batch number, from 1."""
         self.error: BaseException | None = None
         self._go = threading.Event()
         self._started = 0.0
 
     def begin(self) -> None:
-        """Send what comes after the first batches, from now on at an even pace."""
+        """Start to send the batches after the first ones, at an even pace."""
         self._started = time.monotonic()
         self._go.set()
 
     def run(self) -> None:
-        """Send them all; an error is kept."""
+        """Send all batches; store an error in ``error``."""
         try:
             self._run()
         except BaseException as error:
@@ -100,7 +104,7 @@ class PacedProducer:
 def measure(
     bootstrap: str, folder: Path, batch: int, batches: int, seconds: float, estimator: str = "adaptive"
 ) -> dict[str, Any]:
-    """Latencies of ``batches`` releases, in milliseconds."""
+    """Measure the latencies of ``batches`` releases, in milliseconds."""
     stream = {
         "name": "latency",
         "input": "latency-records",
@@ -176,7 +180,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--batch", type=int, default=8192, help="records of a batch")
     parser.add_argument("--batches", type=int, default=20, help="measured")
     parser.add_argument("--estimator", default="adaptive")
-    # No multiple of the clock's tick: batches end at all moments between two of them.
+    # Not a multiple of the clock's tick, so that batches end at all phases between two ticks.
     parser.add_argument("--seconds", type=float, default=3.07, help="in which a batch is produced")
     given = parser.parse_args(arguments)
     if given.batch < 2 or given.batches < 1 or not given.seconds > 0:

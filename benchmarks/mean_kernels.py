@@ -1,4 +1,4 @@
-"""The compiled kernels of private means, beside numpy doing the same."""
+"""Speed of the compiled kernels of private means, compared with numpy."""
 
 from __future__ import annotations
 
@@ -77,13 +77,13 @@ KERNELS: dict[str, Callable[[NDArray[np.float64]], tuple[Call, Call]]] = {
     "norms of records": _norms_of_records,
     "sum of records": _sum_of_records,
 }
-"""Makers of a kernel's call and of numpy's, for values (m, n)."""
+"""Factories of a kernel's call and of the same call in numpy, for values (m, n)."""
 
 
 def measure(records: int, coordinates: int, repeats: int | None, effort: Effort) -> list[dict[str, Any]]:
-    """Return each kernel's speed-up over numpy, and median nanoseconds an element of both."""
+    """Return each kernel's speed-up over numpy, and median nanoseconds per element of both."""
     values = np.random.default_rng(0).standard_normal((records, coordinates))
-    # numpy's passes have one thread.
+    # One thread, for a fair comparison: numpy's operations have one thread.
     use_threads(1)
     rows = []
     for name, kernel in KERNELS.items():

@@ -1,4 +1,4 @@
-"""Nanoseconds per value of each mechanism, and of its Gaussian noise beside OpenDP's exact sampler."""
+"""Nanoseconds per value of each mechanism, and of Gaussian noise compared with OpenDP."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SIZES = (1_600, 16_000, 130_000)
 SIGMA = 2.0**40
 
 COMPARED = 131_072
-"""Gaussian values of a call that is compared with OpenDP's."""
+"""Number of Gaussian values per call in the comparison with OpenDP."""
 
 
 def _vector(n: int) -> Callable[[], object]:
@@ -48,7 +48,7 @@ def _symmetric(n: int) -> Callable[[], object]:
 
 
 def _side(n: int) -> int:
-    """Side of the largest symmetric matrix with at most n free values."""
+    """Return the side of the largest symmetric matrix with at most n free values."""
     return int((np.sqrt(8 * n + 1) - 1) / 2)
 
 
@@ -80,7 +80,7 @@ def _argmax(n: int) -> Callable[[], object]:
 
 def _threshold(n: int) -> Callable[[], object]:
     def ask() -> None:
-        # So far above every query that it does not fire.
+        # The threshold is so high that no query exceeds it.
         alarm = mechanisms.AboveThreshold(10**9, 1.0)
         for _ in range(n):
             alarm.ask(0)
@@ -99,14 +99,14 @@ MECHANISMS: dict[str, tuple[str, Callable[[int], Callable[[], object]]]] = {
     "gaussian_histogram_argmax": ("bins, one record each", _argmax),
     "AboveThreshold": ("queries", _threshold),
 }
-"""Description of a value, and maker of a call with n of them."""
+"""Description of a value, and factory of a call with n values."""
 
 
 def measure(name: str, n: int, repeats: int) -> float:
-    """Median nanoseconds per value of a warm call with n values."""
+    """Return the median nanoseconds per value of a warm call with n values."""
     call = MECHANISMS[name][1](n)
     values = _side(n) * (_side(n) + 1) // 2 if name == "gaussian_on_symmetric" else n
-    # The first call builds OpenDP's measurement; it is made at a small size.
+    # Warm up with a small call: the first one builds OpenDP's measurement.
     MECHANISMS[name][1](min(n, 16))()
     times = []
     for _ in range(repeats):
@@ -118,7 +118,7 @@ def measure(name: str, n: int, repeats: int) -> float:
 
 @cache
 def _opendp() -> Any:
-    """OpenDP's discrete Gaussian of the same scale: as exact, a value at a time."""
+    """Return OpenDP's discrete Gaussian of the same scale: equally exact, one value at a time."""
     from opendp.domains import atom_domain, vector_domain
     from opendp.measurements import make_gaussian
     from opendp.metrics import l2_distance
@@ -129,7 +129,7 @@ def _opendp() -> Any:
 
 
 def beside_opendp(n: int, repeats: int) -> dict[str, Any]:
-    """Nanoseconds a value of ``gaussian_on_vector`` and of OpenDP's, taking turns in one thread."""
+    """Time ``gaussian_on_vector`` and OpenDP in turns, in one thread; nanoseconds per value."""
     opendp, zeros = _opendp(), [0] * n
     times = medians(measured({"ours": _vector(n), "opendp": lambda: opendp(zeros)}, repeats))
     return {

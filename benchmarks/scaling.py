@@ -21,11 +21,11 @@ BASE = Shape(4096, 512, 8)
 FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
 STREAMS = (1, 2, 4, 8, 16)
 _OF_STREAM = 4
-"""A stream's batch is that part of the base: each has records and a state of its own in memory."""
+"""Divisor of the base size for a stream's batch: each stream has its own records and state in memory."""
 
 
 def fit(costs: Mapping[int, float]) -> tuple[float, float | None]:
-    """Fit a of cost = c value^a by least squares of logarithms; with R squared.
+    """Fit a in cost = c value^a by least squares of logarithms; also return R squared.
 
     Parameters
     ----------
@@ -36,8 +36,8 @@ def fit(costs: Mapping[int, float]) -> tuple[float, float | None]:
     -------
     exponent : float
     r_squared : float or None
-        None where nothing varies, so that nothing could be explained. Where the
-        exponent is near 0 there is little to explain, and a low one means nothing.
+        None if the costs do not vary. If the exponent is near 0, there is little variation to explain, and
+        a low value is meaningless.
     """
     x, y = (np.log(np.array(list(v), dtype=np.float64)) for v in (costs.keys(), costs.values()))
     slope, constant = np.polyfit(x, y, 1)
@@ -61,7 +61,10 @@ def _row(variable: str, of: str, cost: str, points: Mapping[int, dict[str, float
 def sweep(
     variable: str, base: Shape, factors: Sequence[float], dtype: str, repeats: int | None, effort: Effort
 ) -> list[dict[str, Any]]:
-    """Rows of the block sum and of private Oja's update: exponents of seconds against m, d or k."""
+    """Measure the exponents of seconds against m, d or k, for two operations.
+
+    The operations are the block sum and private Oja's update.
+    """
     centre = getattr(base, variable)
     values = sorted({max(int(centre * factor), 1) for factor in factors})
     shapes = [base._replace(**{variable: value}) for value in values]
@@ -86,7 +89,7 @@ def _named(calls: Mapping[str, Sequence[Call]]) -> dict[str, Call]:
 
 
 class _Stream:
-    """One of the streams that a process serves: an estimator, its own state, its next batch."""
+    """Stream served by the process: an estimator, its state and its next batch."""
 
     def __init__(self, work: Workload) -> None:
         self.estimator, self.batch = work.oja(), work.batch
@@ -99,9 +102,9 @@ class _Stream:
 def streams(
     counts: Sequence[int], base: Shape, dtype: str, repeats: int | None, effort: Effort
 ) -> dict[str, Any]:
-    """A row: exponent of seconds a record against the number of streams that are served in turn.
+    """Measure the exponent of seconds per record against the number of streams served in turn.
 
-    With 0 many streams cost what one costs.
+    An exponent of 0 means that many streams cost as much per record as one.
     """
     shape = base._replace(m=max(base.m // _OF_STREAM, base.k))
     served = [_Stream(Workload(shape, dtype)) for _ in range(max(counts))]
@@ -173,7 +176,7 @@ def _parser() -> Parser:
 
 
 def _check(parser: Parser, given: argparse.Namespace) -> None:
-    """Refuse before any work what could not be measured, or not fitted."""
+    """Refuse arguments that cannot be measured or fitted, before any work."""
     for name in ("factors", "streams"):
         if len(set(getattr(given, name))) < 2:
             parser.error(f"argument --{name}: a fit needs two different values at least")

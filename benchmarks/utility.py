@@ -1,8 +1,8 @@
-"""Error and captured variance of every estimator on every setting, beside other methods.
+"""Error and captured variance of every estimator on every setting, compared with other methods.
 
-Settings with targets are measured with every estimator; real sets and synthetic families with the
-default beside published private methods and an oracle. Each has one table, and cells that can be
-judged are summed up in the end (:mod:`benchmarks.accuracy.summary`).
+Settings with targets are measured with every estimator; real sets and synthetic families with the default
+estimator, published private methods and an oracle. Each setting has one table; a final summary covers the
+cells that can be judged (:mod:`benchmarks.accuracy.summary`).
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def _checked_methods(parser: Parser, given: list[str] | None) -> tuple[str, ...]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure and print, a setting at a time."""
+    """Measure and print the results, one setting at a time."""
     parser = _parser()
     options = parser.parse_args(arguments)
     methods = _checked_methods(parser, options.estimator)
@@ -198,7 +198,7 @@ def _print_list(settings: Sequence[Setting], as_json: bool) -> None:
 
 
 def _check_installed(parser: Parser, settings: Sequence[Setting], plots: Path | None) -> None:
-    """Say before hours of work that the last setting could not run."""
+    """Check installed packages early, before hours of work."""
     missing = missing_packages(setting.data for setting in settings if setting.data is not None)
     if missing:
         parser.error(f"needs {', '.join(missing)}: pip install '.[benchmarks]' in the checkout")

@@ -1,8 +1,8 @@
-"""Stated errors, bounds and doubts beside the truth, on sets that set no constant.
+"""Stated errors, bounds and doubts, compared with the truth, on sets that set no constant.
 
-The truth of a variance is the one of the same records along the released component, or their total; it is
-covered where it lies within two errors. The truth of an angle is the largest one to the same records' leading
-directions: beyond its bound a fit should carry a doubt.
+The true variance is the variance of the same records along the released component, or their total variance;
+it is covered if it lies within two errors. The true angle is the largest angle to the same records' leading
+directions; if it exceeds its bound, the fit should have a doubt.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ SETS: dict[str, Make] = {
     "activity-50000": _activity,
     "mixed-units-20000": _mixed_units,
 }
-"""Sets by name, each with its number of records."""
+"""Data sets by name, which includes the number of records."""
 
 
 @dataclass(frozen=True)
@@ -89,18 +89,18 @@ class Cell:
     covered : float
         Share of variances and totals within two of their errors.
     relative, stated : float
-        Median error, and median stated error, over the truth.
+        Median error, and median stated error, divided by the truth.
     beyond, silent : int
-        Fits whose angle is above its bound, and those of them without a doubt.
+        Number of fits whose angle exceeds its bound, and of such fits without a doubt.
     in_doubt : int
-        Fits within their bound, where it says anything, that are in doubt.
+        Number of fits within a nontrivial bound that have a doubt.
     bounded : int
-        Fits whose bound says anything.
+        Number of fits with a nontrivial bound, below pi/2.
     doubts : list of str
-        Of any fit.
+        Doubts of any fit.
     angle, without_noise : float
-        Median angle to the records' leading directions, and the part of it that is no noise: the same of the
-        exact moment, clipped and centred as the fit chose, or of steps without noise on the block route.
+        Median angle to the records' leading directions, and its part without noise: the angle for the exact
+        moment, clipped and centred as the fit chose, or for steps without noise on the block route.
     """
 
     set: str
@@ -130,7 +130,7 @@ def _leading(covariance: Matrix, k: int) -> Matrix:
 
 
 def _without_noise(pca: PrivatePCA, x: Matrix, k: int) -> Matrix:
-    """Return the components that a fit's choices would give without noise."""
+    """Return the components that result from a fit's choices without noise."""
     estimate = pca._state.covariance
     if not estimate.used:
         with warnings.catch_warnings():
@@ -160,7 +160,7 @@ def cover(name: str, route: str, epsilon: float, fits: int, k: int = 2) -> Cell:
         found = np.append(pca.explained_variance_, pca.total_variance_)
         errors = np.append(pca.explained_variance_error_, pca.total_variance_error_)
         with np.errstate(divide="ignore", over="ignore"):
-            # Of 500 records at epsilon .3, one fit in forty takes all for nothing, with errors of 0.
+            # With 500 records at epsilon 0.3, one fit in forty finds only zeros, with errors of 0.
             apart.append(np.abs(found - truth) / errors)
         relative.append(np.abs(found - truth) / truth)
         stated.append(errors / truth)
@@ -182,16 +182,16 @@ def cover(name: str, route: str, epsilon: float, fits: int, k: int = 2) -> Cell:
 
 @dataclass(frozen=True)
 class Stream:
-    """Errors |U U^T - V V^T|_F of the releases of a stream, against its law.
+    """Errors |U U^T - V V^T|_F of a stream's releases, relative to its distribution.
 
     Attributes
     ----------
     worst : float
-        Largest error from a fifth of the batches on.
+        Largest error after the first fifth of the batches.
     radii : int
-        Clip radii from there on: 1 for a stream that stands still.
+        Number of different clip radii after the first fifth: 1 for a stationary stream.
     covered : float
-        Share of variances from there on within two errors of all records so far.
+        Share of variances, after the first fifth, within two errors of the variance of all records so far.
     """
 
     seed: int
@@ -203,7 +203,7 @@ class Stream:
 
 
 def follow(seed: int, batches: int, k: int = 2, dim: int = 60, size: int = 2000) -> Stream:
-    """Learn a stream of normal records of a falling spectrum, epsilon 1."""
+    """Learn a stream of normal records with a decreasing spectrum, epsilon 1."""
     rng = np.random.default_rng([seed, 12])
     basis = np.linalg.qr(rng.normal(size=(dim, dim)))[0]
     deviations = np.concatenate([[5.0, 4.0, 3.0], 0.9 ** np.arange(dim - 3)])
@@ -234,7 +234,7 @@ def _line(cell: Cell) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; returns its exit status."""
+    """Run the command; return its exit status."""
     parser = Parser(
         prog="python -m benchmarks.variances",
         description=__doc__,
