@@ -1,7 +1,7 @@
-"""Covariance of clipped vectors, and symmetric Gaussian noise of a stated scale, in floats.
+"""Covariance of clipped vectors, and symmetric Gaussian noise of a given scale, in floats.
 
-For the methods that the library is compared with. Neither is a private release: sums are floats and
-noise is numpy's.
+The methods that this library is compared with use them. Neither is a private release: sums are floats, and
+the noise comes from numpy.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _KEPT = 64
 class ClippedCovariance:
     """Second moment of records whose squared norms are clipped, at any radius.
 
-    Radii that were asked for are kept: methods and seeds that share records share most of them.
+    Results are cached by radius: methods and seeds that share records use mostly the same radii.
 
     Parameters
     ----------
     records : (n, d) float32
-        Centred.
+        Centred records.
     """
 
     def __init__(self, records: Records) -> None:
@@ -58,7 +58,7 @@ class ClippedCovariance:
         return float(np.linalg.eigvalsh(self.exact)[-1])
 
     def at(self, squared_radius: float) -> Matrix:
-        """Second moment (d, d) of records scaled down to ``squared_radius`` where they exceed it."""
+        """Return the second moment (d, d) of records clipped to ``squared_radius``."""
         if squared_radius >= self.largest:
             return self.exact
         if squared_radius not in self._kept:
@@ -68,11 +68,11 @@ class ClippedCovariance:
         return self._kept[squared_radius]
 
     def quantile(self, share: float) -> float:
-        """Exact quantile of the squared norms."""
+        """Return an exact quantile of the squared norms."""
         return float(np.quantile(self.squared_norms, share))
 
     def excess(self, squared_radius: float) -> float:
-        """Sum over records of max(|x|^2 - squared_radius, 0): the trace that clipping removes."""
+        """Return the trace that clipping removes: the sum of max(|x|^2 - squared_radius, 0)."""
         return float(np.maximum(self.squared_norms - squared_radius, 0.0).sum())
 
 
@@ -84,7 +84,7 @@ def clipped_mean_square(records: Records, squared_radius: float, factor: Matrix 
     records : (n, d) float32
     squared_radius : float
     factor : (d, d) float64 or None
-        The identity by default.
+        None means the identity.
     """
     n, dim = records.shape
     total = np.zeros((dim, dim))
@@ -102,13 +102,13 @@ def clipped_mean_square(records: Records, squared_radius: float, factor: Matrix 
 
 
 def symmetric_noise(dim: int, scale: float, rng: np.random.Generator) -> Matrix:
-    """Symmetric Gaussian matrix, isotropic in Frobenius norm.
+    """Draw a symmetric Gaussian matrix, isotropic in Frobenius norm.
 
-    Standard deviation ``scale`` on the diagonal and ``scale``/sqrt(2) off it. That is Gaussian
-    noise of ``scale`` in every direction of the symmetric matrices, so a matrix of Frobenius
-    sensitivity D needs ``scale`` = D z, where a vector of sensitivity D needs noise D z. An upper
-    triangle of equal standard deviations, as papers print it, has sqrt(2) times as much off the
-    diagonal for the same privacy.
+    The standard deviation is ``scale`` on the diagonal and ``scale``/sqrt(2) off it. This is Gaussian noise
+    of ``scale`` in every direction of the space of symmetric matrices. Therefore a matrix of Frobenius
+    sensitivity D needs ``scale`` = D z if a vector of sensitivity D needs noise D z. An upper triangle with
+    equal standard deviations, as in papers, has sqrt(2) times as much noise off the diagonal for the same
+    privacy.
     """
     upper = np.triu(rng.standard_normal((dim, dim)), 1) / np.sqrt(2.0)
     return np.asarray(scale * (upper + upper.T + np.diag(rng.standard_normal(dim))))

@@ -1,7 +1,7 @@
 """Every method on one setting: errors over seeds, their ratios, and whether the targets hold.
 
-Estimators run as a user runs them, by ``PrivatePCA.fit``; where records are to stay in their order,
-which ``fit`` does not keep, by the loop of a stream.
+Estimators run as users run them, by ``PrivatePCA.fit``, or by the loop of a stream if records must stay in
+order, which ``fit`` does not preserve.
 """
 
 from __future__ import annotations
@@ -71,14 +71,14 @@ NOTES = (
 
 
 def default_methods(setting: Setting) -> tuple[str, ...]:
-    """Methods that a setting is measured with where none are named."""
+    """Return the default methods of a setting."""
     if setting.beside_peers:
         return (DEFAULT, *PEERS, ORACLE)
     return (*COMPARED, "oja", *LIBRARIES)
 
 
 class Run(NamedTuple):
-    """A method; and, for a route that is judged in hindsight, its fixed quantile."""
+    """Method with, for a route judged in hindsight, its fixed quantile."""
 
     method: str
     clip_quantile: float | None = None
@@ -93,9 +93,9 @@ class Run(NamedTuple):
 
 @dataclass
 class Scores:
-    """Errors, captured variance and seconds, one a seed; or why there are none.
+    """Errors, captured variance and seconds, one per seed, or a reason for skipping.
 
-    ``variant`` is the parameter that was chosen in hindsight, where a method has one.
+    ``variant`` is the parameter chosen in hindsight, for methods with such a parameter.
     """
 
     errors: list[float] = field(default_factory=list)
@@ -128,19 +128,19 @@ def measure(
     rivals_python: str = sys.executable,
     progress: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
-    """Errors of the methods on one setting, and whether its targets hold, as JSON.
+    """Measure the methods on one setting, and check its targets; return JSON data.
 
     Parameters
     ----------
     setting : Setting
     seeds : sequence of int
-        Each draws new records, which all methods share.
+        Each seed draws new records, which all methods share.
     methods : sequence of str
         Ids of estimators and names of rivals.
     rivals_python : str
-        The Python that other libraries run under.
+        Python executable that runs other libraries.
     progress : callable
-        Told what runs now.
+        Called with a description of the current step.
     """
     scores = {run: Scores(skipped=_reason_to_skip(setting, run)) for run in _runs(setting, methods)}
     variants: dict[Run, dict[float | None, Scores]] = {run: {} for run in scores}
@@ -167,7 +167,7 @@ def measure(
                 one.errors.append(subspace_error(components, draw.truth))
                 one.captured.append(float(np.vdot(components @ draw.covariance, components)) / most)
                 one.seconds.append(taken)
-        # The largest draw is 1.9 GB: it goes before the next one comes.
+        # The largest draw is 1.9 GB: free it before the next one.
         del draw
     best = {
         run: min(variants[run].values(), key=lambda one: one.mean or 0.0) if found.skipped is None else found
@@ -179,7 +179,7 @@ def measure(
 def _components(
     setting: Setting, draw: Draw, run: Run, seed: int, rivals_python: str
 ) -> Mapping[float | None, NDArray[np.float64]]:
-    """Return a run's components by the parameter chosen in hindsight, or None."""
+    """Return a run's components by the parameter to choose in hindsight, or by None."""
     records, k, epsilon = draw.records, setting.k, setting.epsilon
     if run.method in PEERS or run.method == ORACLE:
         if draw.vectors is None:
@@ -263,16 +263,16 @@ def judge(
     ----------
     target : Target
     error : float or None
-        Mean error of the default estimator, where it ran.
+        Mean error of the default estimator, if it ran.
     references : dict
-        Mean error by what a target may be a multiple of, where it is known.
+        Mean error for each reference of targets, if known.
     missing : dict
-        Why one is not known.
+        Reasons why references are unknown.
 
     Returns
     -------
     dict
-        ``holds`` is None where it cannot be said, and ``why`` tells the reason.
+        ``holds`` is None if it cannot be determined, and ``why`` is the reason.
     """
     reference = references[target.of]
     found: dict[str, Any] = {"at_most": target.factor, "times": target.of, "reference": reference}
@@ -291,7 +291,7 @@ def _ratio(error: float | None, reference: float | None) -> float | None:
 
 
 def _best(scores: dict[Run, Scores], runs: Sequence[Run]) -> tuple[Run | None, str]:
-    """The run with the smallest mean error, if all of them ran; or why there is none."""
+    """Return the run with the smallest mean error, if all ran; otherwise None and the reason."""
     for run in runs:
         if run not in scores:
             return None, f"{run} did not run"
@@ -312,7 +312,7 @@ def _summary(
     peers = [Run(name) for name in PEERS if Run(name) in scores and scores[Run(name)].mean is not None]
     peer = _best(scores, peers)[0] if peers else None
     references = {
-        # Where errors are measured against the floor itself, it has none.
+        # The floor has no error if errors are measured against the floor itself.
         "floor": floor.mean if setting.judged_against == "population" else None,
         "route": None if route is None else scores[route].mean,
         "hindsight": None if hindsight is None else scores[hindsight].mean,

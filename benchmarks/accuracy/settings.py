@@ -1,7 +1,7 @@
 """Settings of the utility benchmark: data, and targets of the default estimator.
 
-A setting draws its records from a seed. Besides the seed it gives numpy's generator a number of
-its own: the library seeds its initial basis by the seed alone, and must not meet the truth there.
+A setting draws its records from a seed. It adds a constant to the seed of numpy's generator, because the
+library draws its initial basis from the seed alone, which must not coincide with the truth.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Matrix = NDArray[np.float64]
 Records = NDArray[np.float32]
 
 EPSILONS = (0.1, 0.5, 1.0, 4.0)
-"""Values for the real sets and the synthetic families."""
+"""Values of epsilon for the real sets and the synthetic families."""
 
 _DATA_STREAM = 1
 _BLOCK = 2**14
@@ -51,19 +51,19 @@ _DEGREES_OF_FREEDOM = 3
 
 @dataclass(frozen=True)
 class Draw:
-    """One seed's records.
+    """Records of one seed.
 
     Attributes
     ----------
     records : (n, d) vectors or (n, k + 1, d) factors, float32
     truth : (k, d)
-        Orthonormal rows that errors are measured against.
+        Orthonormal rows of the reference subspace for errors.
     floor : (k, d)
-        The exact leading subspace of these records, without privacy.
+        Exact leading subspace of these records, without privacy.
     covariance : (d, d)
-        Second moment of these records; covariance where the setting centres them.
+        Second moment of these records; covariance if the setting centres them.
     vectors : ClippedCovariance or None
-        The records as other methods take them, centred; None for factors.
+        Centred records for other methods; None for factors.
     """
 
     records: Records
@@ -75,10 +75,10 @@ class Draw:
 
 @dataclass(frozen=True)
 class Target:
-    """Bound of the mean error: ``factor`` times another error.
+    """Bound on the mean error: ``factor`` times another error.
 
-    ``of``: "floor"; "route", the better of the two routes alone; "random", a random subspace;
-    "hindsight", the best fixed clip quantile of the better route.
+    ``of`` names that error: "floor"; "route", the better of the two single routes; "random", a random
+    subspace; "hindsight", the best fixed clip quantile of the better route.
     """
 
     factor: float
@@ -90,30 +90,30 @@ class Target:
 
 @dataclass(frozen=True)
 class Setting:
-    """A line of the table: data, the promise, and the targets.
+    """Line of the table: data, privacy parameters, and targets.
 
     Attributes
     ----------
     dim, k, n : int
     judged_against : str
-        "population", "records" or "clean records": whose subspace errors are measured against.
+        "population", "records" or "clean records": the source of the reference subspace for errors.
     draw : callable
-        From a seed to a :class:`Draw`.
+        Maps a seed to a :class:`Draw`.
     bounds : pair or None
-        Public bounds, as ``PrivatePCA`` takes them.
+        Public bounds, in the format of ``PrivatePCA``.
     in_order : bool
-        Whether records are taken in their own order, which drifts.
+        If True, records stay in their original order, which drifts.
     batches : int or None
-        How many batches an estimator that can plan them is told to make of records in
-        their own order; by itself it takes them in one, as their number is known.
+        Number of batches for records in their original order, for estimators that can plan batches; by
+        default they take one batch, because the number of records is known.
     seeds : int
-        How many the target asks for.
+        Number of seeds that the target requires.
     source : str
         "real" or "synthetic" records.
     data : RealData or None
-        The packaged set that the records come from.
+        Packaged data set of the records.
     beside_peers : bool
-        Whether to compare with published methods and the oracle.
+        If True, compare with published methods and the oracle.
     """
 
     name: str
@@ -157,7 +157,10 @@ def spiked(
 def gaussian(
     n: int, dim: int, k: int, delta: float, targets: tuple[Target, ...] = (), family: str = "gaussian"
 ) -> Setting:
-    """x_i ~ N(0, V L V^T + I), L from 10 to 5."""
+    """Return Gaussian vectors x_i ~ N(0, V L V^T + I).
+
+    L runs from 10 to 5.
+    """
     name = f"{family}-n{_short(n)}-k{k}-d{_power(delta)}"
     draw = functools.partial(_draw_vectors, n, dim, k, False)
     return Setting(name, family, n, dim, k, delta, draw, targets)
@@ -176,7 +179,10 @@ def student(n: int, dim: int, k: int, delta: float, targets: tuple[Target, ...] 
 def slow(
     kind: Literal["inverse", "gap"], n: int, dim: int, k: int, delta: float, targets: tuple[Target, ...] = ()
 ) -> Setting:
-    """Gaussian with eigenvalues 10/i ("inverse"), or 10, 1.5, 1, 1, ... ("gap"), in a random basis."""
+    """Return Gaussian vectors of a given spectrum in a random basis.
+
+    The eigenvalues are 10/i ("inverse"), or 10, 1.5, 1, 1, ... ("gap").
+    """
     name = f"slow-{kind}-n{_short(n)}-k{k}-d{_power(delta)}"
     draw = functools.partial(_draw_slow, n, _slow_spectrum(kind, dim), k)
     return Setting(name, "slow", n, dim, k, delta, draw, targets)
@@ -188,7 +194,7 @@ def flights_setting(
     targets: tuple[Target, ...] = (),
     batches: int | None = None,
 ) -> Setting:
-    """The flights: shuffled by the seed, in the order of the file, or shuffled without bounds."""
+    """Return the flights: shuffled by the seed, in file order, or shuffled without bounds."""
     bounded = kind != "unbounded"
     return Setting(
         f"flights-{kind}-k{k}" if batches is None else f"flights-{kind}-{batches}-batches-k{k}",
@@ -209,9 +215,9 @@ def flights_setting(
 
 
 def centred_setting(data: RealData | Family, k: int, epsilon: float) -> Setting:
-    """Records that are centred beforehand, judged against their own leading subspace.
+    """Return a setting of centred records, judged against their own leading subspace.
 
-    Where a family contaminates records, the subspace of the clean ones.
+    If a family contaminates records, the reference is the subspace of the clean records.
     """
     real = isinstance(data, RealData)
     contaminated = isinstance(data, Family) and math.isfinite(data.outlier_norm)
@@ -232,12 +238,12 @@ def centred_setting(data: RealData | Family, k: int, epsilon: float) -> Setting:
 
 
 def select(patterns: Sequence[str]) -> list[Setting]:
-    """The settings that shell-style patterns name, in the table's order.
+    """Return the settings that match shell-style patterns, in the table's order.
 
     Raises
     ------
     ValueError
-        For a pattern that names none.
+        If a pattern matches no setting.
     """
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in TABLE):
@@ -246,7 +252,7 @@ def select(patterns: Sequence[str]) -> list[Setting]:
 
 
 def _table() -> Iterator[Setting]:
-    """The targets of estimators.md, a small setting for other libraries, and those beside peers."""
+    """Return the targets of estimators.md, a small setting for libraries, and settings with peers."""
     for n, delta, factor in ((100_000, 1e-2, 1.4), (400_000, 1e-2, 1.15), (400_000, 1e-6, 1.5)):
         for k in (2, 5):
             for sigma in (0.025, 0.5):
@@ -292,7 +298,7 @@ def _draw_spiked(n: int, dim: int, k: int, sigma: float, seed: int) -> Draw:
         noise = sigma * rng.standard_normal((rows.stop - rows.start, dim), dtype=np.float32)
         records[rows, k] = noise
         scatter += _scatter(noise)
-    # Every record has the same signal rows: their part of the mean needs no pass.
+    # Every record has the same signal rows, so their part of the mean needs no pass over records.
     moment = _scatter(signal) + scatter / n
     return Draw(records, truth, _leading(moment, k), moment)
 
@@ -343,7 +349,7 @@ def _draw_centred(data: RealData | Family, k: int, seed: int) -> Draw:
     return Draw(vectors.records, truth, truth, clean.exact, vectors)
 
 
-# One at a time: settings of a set follow each other, and share what was computed of it.
+# Cache one data set: its settings are consecutive and share its computations.
 @functools.lru_cache(maxsize=1)
 def _load_real(data: RealData) -> ClippedCovariance:
     return ClippedCovariance(load(data))
@@ -357,7 +363,7 @@ def _draw_flights(shuffled: bool, bounded: bool, k: int, seed: int) -> Draw:
     return Draw(records, truth, truth, vectors.exact, vectors)
 
 
-# One at a time: the other is 195 MB that the rest of the table has no use for.
+# Cache one: the other has 195 MB, which the rest of the table does not need.
 @functools.lru_cache(maxsize=1)
 def _load_flights(bounded: bool) -> flights.Flights:
     return flights.load(bounded=bounded)
@@ -397,10 +403,10 @@ def _short(n: int) -> str:
 
 
 def _power(delta: float) -> str:
-    """1e-2 rather than 1e-02."""
+    """Format a power of ten as 1e-2, not 1e-02."""
     exponent = math.floor(math.log10(delta) + 0.5)
     return f"1e{exponent}" if math.isclose(delta, 10.0**exponent) else f"{delta:g}"
 
 
 TABLE: dict[str, Setting] = {setting.name: setting for setting in _table()}
-"""Every setting by its name: those with targets first, in the order of estimators.md."""
+"""Settings by name; settings with targets come first, in the order of estimators.md."""

@@ -1,7 +1,7 @@
 """Geometric means of error ratios to the oracle and the best peer.
 
-A cell is a setting. It counts where the oracle's error is below 0.6 of a random subspace's: beyond
-that the records do not say enough at this epsilon, and every method is about as good as chance.
+A cell is a setting. It counts if the oracle's error is below 0.6 of a random subspace's error: above, the
+records contain too little information at this epsilon, and every method is about as good as chance.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from benchmarks.accuracy.peers import ORACLE
 __all__ = ["SOLVABLE", "summarise", "summary_lines"]
 
 SOLVABLE = 0.6
-"""Share of a random subspace's error that the oracle's is below, in cells that count."""
+"""Upper limit of the oracle's error in cells that count, as a share of a random subspace's error."""
 
 _SHORT = 0.99
 
 
 def summarise(found: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
-    """Geometric means over measured settings, by group; None where no cell counts.
+    """Return geometric means over measured settings by group; None if no cell counts.
 
     Parameters
     ----------
     found : sequence of dict
-        What :func:`benchmarks.accuracy.comparison.measure` returned.
+        Results of :func:`benchmarks.accuracy.comparison.measure`.
 
     Returns
     -------
     dict
-        ``groups``: from "all", "real", "synthetic" and "epsilon E" to the number of cells, the two
-        means (``over_oracle``, ``over_peer``), and ``short``, the cells where the default captured
-        less than 0.99 of the oracle's variance. ``worst``: the cell of the largest ratio to the
-        oracle. ``left_out``: measured cells that do not count.
+        ``groups``: maps "all", "real", "synthetic" and "epsilon E" to the number of cells, the two means
+        (``over_oracle``, ``over_peer``), and ``short``, the number of cells where the default captured less
+        than 0.99 of the oracle's variance. ``worst``: the cell with the largest ratio to the oracle.
+        ``left_out``: number of measured cells that do not count.
     """
     compared = [cell for cell in map(_cell, found) if cell is not None]
     cells = [cell for cell in compared if cell["solvable"]]
@@ -52,7 +52,7 @@ def summarise(found: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
 
 
 def summary_lines(summary: dict[str, Any]) -> list[str]:
-    """The summary as lines of text."""
+    """Format the summary as lines of text."""
     lines = [f"{'geometric means':<18}{'cells':>7}{'ours/oracle':>13}{'ours/peer':>11}{'short':>7}"]
     for name, group in summary["groups"].items():
         peer = "-" if group["over_peer"] is None else f"{group['over_peer']:.3g}"

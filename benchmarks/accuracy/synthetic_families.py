@@ -1,6 +1,6 @@
-"""Synthetic records of known difficulty: decaying, spiked, contaminated, heavy-tailed, of low rank, counts.
+"""Synthetic records of known difficulty: decaying, spiked, contaminated, heavy-tailed, low-rank, counts.
 
-New ones a seed, in a basis that the seed rotates (but for counts), centred by their own mean.
+Each seed draws new records and a rotated basis (except for counts); records are centred by their own mean.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ _RANK = 10
 _TOPICS = 8
 _WORDS_A_TEXT = 100.0
 
-# Not the streams of other settings, of the library's basis and of the peers' noise.
+# Different from the streams of other settings, of the library's basis and of the peers' noise.
 _STREAM = 4
 
 
 @dataclass(frozen=True)
 class Family:
-    """A law of records, its size, and the numbers of components that are judged.
+    """Distribution of records, with their number and the numbers of components to judge.
 
-    Records of ``outlier_norm`` or more are contamination: they are no part of what is judged against.
+    Records with norm ``outlier_norm`` or more are contamination, and excluded from the reference subspace.
     """
 
     name: str
@@ -45,16 +45,16 @@ class Family:
     outlier_norm: float = np.inf
 
     def draw(self, seed: int) -> Records:
-        """Centred records (n, d) of a seed."""
+        """Draw centred records (n, d)."""
         return centred(self.make(self.n, self.dim, np.random.default_rng([seed, _STREAM])))
 
     def clean(self, records: Records) -> Records:
-        """The records that are no contamination."""
+        """Return the records that are not contamination."""
         return np.asarray(records[np.linalg.norm(records, axis=1) < self.outlier_norm])
 
 
 def _gaussian(n: int, variances: Matrix, rng: np.random.Generator) -> Matrix:
-    """Gaussian records with these variances along random orthogonal directions."""
+    """Draw Gaussian records with these variances along random orthogonal directions."""
     dim = len(variances)
     basis = np.linalg.qr(rng.standard_normal((dim, dim)))[0]
     return np.asarray((rng.standard_normal((n, dim)) * np.sqrt(variances)) @ basis.T)
@@ -77,7 +77,7 @@ def _two_spikes(n: int, dim: int, rng: np.random.Generator) -> Matrix:
 
 
 def _contaminated(n: int, dim: int, rng: np.random.Generator) -> Matrix:
-    """Decaying variances; of a hundred records one is isotropic, of 100 root mean square norms."""
+    """Draw decaying records, with 1% isotropic outliers of 100 root mean square norms."""
     records = _decay(n, dim, rng)
     wrong = rng.random(n) < _CONTAMINATED
     directions = rng.standard_normal((int(wrong.sum()), dim))
@@ -91,7 +91,7 @@ def _outlier_norm(dim: int) -> float:
 
 
 def _student(n: int, dim: int, rng: np.random.Generator) -> Matrix:
-    """Decaying scatter, multivariate t of 3 degrees of freedom."""
+    """Draw multivariate t records with 3 degrees of freedom and decaying scatter."""
     records = _decay(n, dim, rng)
     return np.asarray(records * np.sqrt(_DEGREES / rng.chisquare(_DEGREES, (n, 1))))
 
@@ -103,7 +103,7 @@ def _low_rank(n: int, dim: int, rng: np.random.Generator) -> Matrix:
 
 
 def _counts(n: int, dim: int, rng: np.random.Generator) -> Matrix:
-    """Word counts of texts of log-normal length, each a mixture of eight topics."""
+    """Draw word counts of texts with log-normal lengths, each a mixture of eight topics."""
     topics = rng.dirichlet(np.full(dim, 0.1), _TOPICS)
     mixtures = rng.dirichlet(np.full(_TOPICS, 0.3), n)
     lengths = _WORDS_A_TEXT * np.exp(rng.standard_normal((n, 1)))
@@ -121,4 +121,4 @@ _FAMILIES = (
 )
 
 FAMILIES: dict[str, Family] = {family.name: family for family in _FAMILIES}
-"""Every family by its name."""
+"""Families by name."""

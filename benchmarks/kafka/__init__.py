@@ -1,1 +1,1 @@
-"""Apache Kafka and workers, started for a measurement."""
+"""Apache Kafka and workers for measurements."""

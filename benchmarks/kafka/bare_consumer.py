@@ -1,8 +1,8 @@
-"""Consumer that discards its input: the best that a Kafka client in Python does.
+"""Consumer that discards its input: an upper bound on the speed of Kafka clients in Python.
 
-Run in a process of its own, as the worker is: ``python -m benchmarks.kafka.bare_consumer CLIENT BOOTSTRAP
-TOPIC MESSAGES`` reads that many messages of partition 0 from its start, and prints the seconds and the
-CPU seconds from the first one's arrival to the last's.
+Like the worker, it runs in a separate process: ``python -m benchmarks.kafka.bare_consumer CLIENT BOOTSTRAP
+TOPIC MESSAGES`` reads that number of messages of partition 0 from its start, and prints the seconds and CPU
+seconds between the arrivals of the first and the last.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["CLIENTS", "librdkafka_is_there"]
 _PATIENCE_SECONDS = 60.0
 _POLL_SECONDS = 1.0
 _FETCH_BYTES = 16 * 2**20
-"""Both clients are fastest with it, of 1, 4, 16 and 50 MiB; a worker asks for 4, which take less memory."""
+"""Fastest size for both clients among 1, 4, 16 and 50 MiB; a worker requests 4 MiB, to use less memory."""
 _AT_ONCE = 2000
 _FEW = 32
 
@@ -60,12 +60,12 @@ def _by_librdkafka(bootstrap: str, topic: str) -> Iterator[int]:
     )
     consumer.assign([TopicPartition(topic, 0, 0)])
     while True:
-        # Few: the call waits for the whole number.
+        # A small number, because the call waits until it is complete.
         messages = consumer.consume(_FEW, _POLL_SECONDS)
         for message in messages:
             if message.error() is not None:
                 raise RuntimeError(str(message.error()))
-            message.value()  # a copy is made here, not before
+            message.value()  # this call makes the copy
         yield len(messages)
 
 
@@ -76,14 +76,14 @@ CLIENTS: dict[str, Callable[[str, str], Iterator[int]]] = {
 
 
 def librdkafka_is_there() -> bool:
-    """Return whether confluent-kafka, librdkafka's client for Python, is installed."""
+    """Return whether confluent-kafka, the Python client of librdkafka, is installed."""
     from importlib.util import find_spec
 
     return find_spec("confluent_kafka") is not None
 
 
 def main() -> None:
-    """Read, and print one JSON object."""
+    """Read messages and print one JSON object."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.kafka.bare_consumer", description=__doc__)
     parser.add_argument("client", choices=list(CLIENTS))
     parser.add_argument("bootstrap")
@@ -96,7 +96,7 @@ def main() -> None:
     started = cpu = 0.0
     for read in accumulate(CLIENTS[given.client](given.bootstrap, given.topic)):
         if not first and read:
-            # Messages that were here before the clock started are not counted.
+            # Exclude messages that arrived before the clock started.
             first, started, cpu = read, time.monotonic(), time.process_time()
         if read >= given.messages:
             break

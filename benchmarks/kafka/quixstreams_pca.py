@@ -1,9 +1,9 @@
-"""Exactly-once stream processing by quixstreams, with scikit-learn's IncrementalPCA: what a user might write.
+"""Exactly-once quixstreams program with scikit-learn's IncrementalPCA, as a user might write it.
 
-Not private. ``python quixstreams_pca.py BOOTSTRAP TOPIC DIM RANK ROWS BATCHES``, by the Python of an
-environment that has it, learns from batches of ROWS messages of one row of float32, commits offsets and
-components together after each batch, and prints messages, seconds and CPU seconds of BATCHES batches
-behind the first.
+It is not private. ``python quixstreams_pca.py BOOTSTRAP TOPIC DIM RANK ROWS BATCHES``, with the Python of an
+environment that contains quixstreams, learns from batches of ROWS messages of one float32 row each, commits
+offsets and components together after each batch, and prints messages, seconds and CPU seconds of BATCHES
+batches after the first.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _FETCH_BYTES = 16 * 2**20
 
 
 def main() -> None:
-    """Read, learn, and print one JSON object."""
+    """Read and learn, then print one JSON object."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("bootstrap")
     parser.add_argument("topic")
@@ -37,7 +37,7 @@ def main() -> None:
         auto_offset_reset="earliest",
         processing_guarantee="exactly-once",
         loglevel="WARNING",
-        # A commit a batch.
+        # One commit per batch.
         commit_every=given.rows,
         commit_interval=1e9,
         consumer_extra_config={"fetch.max.bytes": _FETCH_BYTES, "max.partition.fetch.bytes": _FETCH_BYTES},

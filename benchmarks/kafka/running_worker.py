@@ -39,7 +39,7 @@ __all__ = [
 ]
 
 ONE_BLAS_THREAD = {"OPENBLAS_NUM_THREADS": "1"}
-"""Environment of measured processes: idle BLAS threads spin on cores that others need."""
+"""Environment of measured processes, because idle BLAS threads spin on cores that others need."""
 _TICKS_A_SECOND = 100
 """USER_HZ, which Linux fixes for /proc."""
 _PATIENCE_SECONDS = 120.0
@@ -47,7 +47,7 @@ _PATIENCE_SECONDS = 120.0
 
 @contextmanager
 def apache_kafka() -> Iterator[str]:
-    """The address of an Apache Kafka that is started for the time being; one line if it cannot be."""
+    """Start Apache Kafka for the block and yield its address; exit with one line on failure."""
     try:
         with KafkaServer(find_java(), fetch_jars()) as server:
             yield server.bootstrap
@@ -56,14 +56,14 @@ def apache_kafka() -> Iterator[str]:
 
 
 def make_stream(bootstrap: str, folder: Path, stream: Mapping[str, Any], tick: float | None = None) -> Path:
-    """Create a stream's topics, one partition each, and open its ledger; returns its settings file.
+    """Create a stream's single-partition topics, open its ledger, and return its settings file.
 
     Parameters
     ----------
     stream : mapping
-        Its table ``[stream]``; ``options`` are the estimator's.
+        Settings of the table ``[stream]``; ``options`` are the estimator's.
     tick : float, optional
-        ``worker.tick_seconds``; the default's where not given.
+        ``worker.tick_seconds``, if not the default.
     """
     table = {k: v for k, v in stream.items() if k not in ("options", "features")}
     worker = {"group": f"workers-{stream['name']}"} | ({} if tick is None else {"tick_seconds": tick})
@@ -80,7 +80,7 @@ def make_stream(bootstrap: str, folder: Path, stream: Mapping[str, Any], tick: f
     path.write_text("\n".join(parts))
     settings = load_settings(path)
     create_topics(settings.kafka, settings.stream, partitions=1, replication=1)
-    # Room for every repeat: streams of one input share its ledger.
+    # A large cap for all repeats: streams with the same input share its ledger.
     cap = Cap(epsilon="1000", delta="0.5")
     topic_id = find_topics(settings.kafka, settings.stream).topic_id
     entry = Opened(topic_id=topic_id, topic=settings.stream.input, cap=cap)
@@ -96,14 +96,14 @@ def _section(name: str, values: Mapping[str, Any]) -> str:
 
 
 def draw_records(count: int, dim: int, rank: int) -> NDArray[np.float32]:
-    """Gaussian records (count, dim), in ``rank`` directions several times as large as in the others."""
+    """Draw Gaussian records (count, dim), several times larger in ``rank`` directions."""
     x = np.random.default_rng(0).standard_normal((count, dim), dtype=np.float32)
     x[:, :rank] *= np.linspace(4, 2, rank, dtype=np.float32)
     return x
 
 
 def send(settings: Settings, values: Sequence[bytes], messages: int) -> None:
-    """Fill partition 0 of the input: the values in turn, each a message, without headers."""
+    """Fill partition 0 of the input with messages: the values in turn, without headers."""
     producer = plain_producer(settings.kafka)
     try:
         sent = None
@@ -117,7 +117,7 @@ def send(settings: Settings, values: Sequence[bytes], messages: int) -> None:
 
 @dataclass(frozen=True)
 class Usage:
-    """CPU time and memory of a process so far, its children's apart.
+    """CPU time and memory of a process so far, separate from its children's.
 
     Attributes
     ----------
@@ -125,7 +125,7 @@ class Usage:
     peak_bytes, children_peak_bytes : int
         Largest resident sizes.
     anonymous_bytes : int
-        Memory now, without pages of files such as library code, which the system shares and can
+        Current memory, excluding pages of files such as library code, which the system shares and can
         reclaim.
     """
 
@@ -137,10 +137,10 @@ class Usage:
 
 
 def usage(pid: int) -> Usage:
-    """Read it from /proc."""
+    """Read the usage of a process from /proc."""
     children: list[int] = []
     for task in Path(f"/proc/{pid}/task").iterdir():
-        # A thread may end between the listing and the reading.
+        # A thread may end between listing and reading.
         with suppress(FileNotFoundError, ProcessLookupError):
             children += map(int, (task / "children").read_text().split())
     return Usage(
@@ -166,15 +166,15 @@ def _status_bytes(pid: int, name: str) -> int:
 
 @dataclass(frozen=True)
 class Arrival:
-    """A release as a consumer got it.
+    """Release received by a consumer.
 
     Attributes
     ----------
     release : Release
     at : float
-        Seconds of the monotonic clock.
+        Arrival time, in seconds of the monotonic clock.
     usage : Usage
-        The worker's, then.
+        Usage of the worker at that time.
     """
 
     release: Release
@@ -183,7 +183,7 @@ class Arrival:
 
 
 class RunningWorker:
-    """`streaming-pca worker` as a process of its own, and a consumer of its releases.
+    """`streaming-pca worker` in a separate process, and a consumer of its releases.
 
     Parameters
     ----------
@@ -221,7 +221,7 @@ class RunningWorker:
         return self._settings.kafka
 
     def arrivals(self) -> Iterator[Arrival]:
-        """Releases as they come."""
+        """Iterate over releases as they arrive."""
         deadline = time.monotonic() + _PATIENCE_SECONDS
         while True:
             for messages in self._consumer.poll(timeout_ms=200).values():

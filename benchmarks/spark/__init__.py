@@ -1,1 +1,1 @@
-"""Cost of batches on Apache Spark beside one worker, and a model of it."""
+"""Cost of batches on Apache Spark compared with one worker, and a cost model."""

@@ -1,11 +1,11 @@
-"""Cost of batches on Apache Spark beside one worker, and a checked model.
+"""Cost of batches on Apache Spark compared with one worker, and a validated model.
 
-Starts an Apache Kafka and, for each number of cores, two processes that take turns on the same messages
-of 256 float32 rows: one worker's parts (reader, decoder, kernels; `service`), and a driver with the
-executors of a local Spark (`spark`). Neither commits. A row's cost is the slope between a small and a
-large batch; what is left is the batch's own. Then the driver's share (a worker on tiny batches), a model
-fitted to some of the turns and checked on others, its predictions for a billion rows, and a batch of a
-billion rows by simulated offsets.
+Starts Apache Kafka and, for each number of cores, two processes that take turns on the same messages of 256
+float32 rows: parts of a worker (reader, decoder, kernels; `service`), and a driver with the executors of a
+local Spark (`spark`). Neither commits. The cost of a row is the slope between a small and a large batch; the
+rest is the constant cost of a batch. Further results are the driver's share (a worker on tiny batches), a
+model fitted to some of the turns and checked on others, its predictions for a billion rows, and a batch of a
+billion rows with simulated offsets.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ class Effort:
     Attributes
     ----------
     sizes : sequence of float
-        MiB of records: the model is fitted to the first and the last, and checked between.
+        MiB of records: the model is fitted to the first and the last, and checked on those between.
     repeats, warm_up : int
-        Turns of each contender, case and size; those of the first case that do not count.
+        Turns of each contender, case and size, and uncounted turns of the first case.
     batches : int
-        Batches of a worker that commits.
+        Number of batches of a worker that commits.
     simulated : sequence of int
-        Messages of the two simulated batches.
+        Numbers of messages of the two simulated batches.
     """
 
     sizes: Sequence[float]
@@ -66,14 +66,14 @@ QUICK = Effort((32, 96, 256), 2, 1, 4, (SMALL, 100 * SMALL))
 
 
 def say(line: str) -> None:
-    """Progress goes to standard error."""
+    """Print progress to standard error."""
     print(line, file=sys.stderr, flush=True)
 
 
 def measure(shapes: Sequence[tuple[int, int]], cores: Sequence[int], effort: Effort) -> dict[str, Any]:
-    """Measure everything but the simulated batches."""
+    """Measure everything except the simulated batches."""
     cases = [Case(dim, rank) for dim, rank in shapes]
-    # The default estimator goes over its records several times: once at the middle shape.
+    # The default estimator makes several passes over its records; measure it only at the middle shape.
     cases.append(Case(*shapes[len(shapes) // 2], estimator="adaptive"))
     with tempfile.TemporaryDirectory(prefix="streaming-pca-spark-") as name, apache_kafka() as bootstrap:
         folder = Path(name)
@@ -152,7 +152,7 @@ def _effort(given: argparse.Namespace) -> Effort:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure, and print tables or JSON."""
+    """Measure and print tables or JSON."""
     parser = _parser()
     given = parser.parse_args(arguments)
     effort = _effort(given)

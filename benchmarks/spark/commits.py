@@ -1,7 +1,7 @@
-"""Driver's own seconds of a batch: two transactions, the noise, eigenpairs and the release.
+"""Driver's own seconds per batch: two transactions, the noise, eigenpairs and the release.
 
-The driver is the service's worker process but for its reader and its sums. So these seconds are those of
-a worker on batches of next to no records: the times between its releases.
+Except for its reader and its sums, the driver is the service's worker process. Therefore these seconds are
+the times between a worker's releases on batches with almost no records.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from streaming_pca.config.loading import load_settings
 __all__ = ["seconds_of_a_batch"]
 
 _BATCH = 64
-"""Messages of one row."""
+"""Messages of a batch, with one row each."""
 _WARM_UP = 3
 
 

@@ -1,7 +1,7 @@
-"""Processes that read and learn the same messages: one worker's parts, and a driver with executors.
+"""Processes that read and learn the same messages: parts of a worker, and a driver with executors.
 
-Each is a process of its own that waits for turns, so that contenders on different numbers of cores can
-take turns: ``python -m benchmarks.spark.contenders`` reads a line of JSON for each turn from its
+Each contender is a separate process that waits for its turns, so that contenders on different numbers of
+cores can alternate: for each turn, ``python -m benchmarks.spark.contenders`` reads a line of JSON from its
 standard input and answers with a line. Neither reserves, commits or publishes anything.
 """
 
@@ -55,11 +55,11 @@ class Turn:
     release_seconds : float
         Time until the rows are dropped.
     cpu_seconds : float
-        CPU time of the process and all processes below it, in all of them.
+        CPU time of the process and all its descendants, over all these phases.
     began, ended : float
-        Seconds of the wall clock, which Spark's own log has too.
+        Seconds of the wall clock, as in Spark's log.
     received, sent : int
-        Bytes that tasks answered to the driver, and partial sums that they sent to each other.
+        Bytes that tasks returned to the driver, and bytes of partial sums that tasks sent to each other.
     """
 
     messages: int
@@ -79,12 +79,12 @@ class Turn:
 
 
 def cpu_seconds(root: int) -> float:
-    """Return the CPU time of a process and all below it, ended ones included."""
+    """Return the CPU time of a process and its descendants, including ended ones."""
     parents: dict[int, int] = {}
     spent: dict[int, int] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
-            # A process may end between the listing and the reading.
+            # A process may end between listing and reading.
             with suppress(OSError):
                 fields = (entry / "stat").read_text().rpartition(")")[2].split()
                 parents[int(entry.name)] = int(fields[1])
@@ -99,7 +99,7 @@ def cpu_seconds(root: int) -> float:
 
 
 class _Learner(ABC):
-    """Estimators and their states, and a turn over messages that a reader gives."""
+    """Estimators with their states, and turns over messages from a reader."""
 
     def __init__(self, kafka: KafkaSettings) -> None:
         self.kafka = kafka
@@ -107,18 +107,18 @@ class _Learner(ABC):
 
     @abstractmethod
     def reader(self, case: Case) -> Reader:
-        """Return a new reader of a case's topic."""
+        """Return a new reader for a case's topic."""
 
     @abstractmethod
     def forget(self, reader: Reader) -> None:
-        """Take the partitions from a reader, so that it can begin anew."""
+        """Remove the partitions of a reader, so that it can restart."""
 
     def traffic(self, batch: Batch) -> tuple[int, int]:
-        """Return the bytes that were received and sent so far."""
+        """Return the bytes received and sent so far."""
         return 0, 0
 
     def turn(self, case: Case, messages: int) -> Turn:
-        """Read messages from the begin of the topic, and learn them."""
+        """Read messages from the start of the topic and learn them."""
         if case not in self._known:
             estimator = case.stream().build_estimator()
             self._known[case] = (self.reader(case), estimator, None)
@@ -142,7 +142,7 @@ class _Learner(ABC):
         released = time.perf_counter()
         spent = cpu_seconds(os.getpid()) - spent
         if state is None:
-            # Later turns begin from the state after one batch: a first one is another thing.
+            # Later turns start from the state after one batch, because first batches are special.
             self._known[case] = (reader, estimator, new)
         moved = (b - a for a, b in zip(before, after, strict=True))
         return Turn(
@@ -150,12 +150,12 @@ class _Learner(ABC):
         )
 
     def probe(self) -> dict[str, float]:
-        """Return what a cluster costs apart from any batch; nothing for a service."""
+        """Return costs of a cluster that are independent of batches; empty for a service."""
         return {}
 
 
 class _Service(_Learner):
-    """One worker's reader, decoder and kernels, in one process."""
+    """Reader, decoder and kernels of one worker, in one process."""
 
     def reader(self, case: Case) -> Reader:
         stream = case.stream()
@@ -190,13 +190,13 @@ class _Spark(_Learner):
         return self._readers(self.kafka, stream, build_codec(stream, None), PARTITIONS, False, lambda: None)
 
     def forget(self, reader: Reader) -> None:
-        # `add` begins anew in each partition.
+        # Nothing to do: `add` restarts each partition.
         return
 
     def probe(self) -> dict[str, float]:
-        """Measure what a task costs its driver, and a byte that a task answers.
+        """Measure the driver's cost of a task, and of a byte that a task returns.
 
-        Both are upper bounds: the tasks run on the driver's own cores.
+        Both are upper bounds, because the tasks run on the driver's cores.
         """
 
         def run(tasks: int) -> None:
@@ -221,7 +221,7 @@ def _answer(size: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordB
 
 
 def _slope(run: Callable[[int], None], few: int, many: int, repeats: int = 3) -> float:
-    """Return the seconds that one more costs: from the medians at two sizes that take turns."""
+    """Return the marginal seconds, from medians at two sizes that take turns."""
     times: dict[int, list[float]] = {few: [], many: []}
     for repeat in range(-1, repeats):
         for size, some in times.items():
@@ -239,10 +239,10 @@ class Contender:
     ----------
     kind : {"service", "spark"}
     cores : int
-        Threads of the service's kernels, or tasks at once.
+        Threads of the service's kernels, or concurrent tasks.
     bootstrap : str
     folder : Path
-        For Spark's event log and what the process prints.
+        Folder for Spark's event log and the output of the process.
     """
 
     def __init__(self, kind: str, cores: int, bootstrap: str, folder: Path) -> None:
@@ -266,11 +266,11 @@ class Contender:
         return f"{self.kind} on {self.cores}"
 
     def turn(self, case: Case, messages: int) -> Turn:
-        """Have the process read and learn messages."""
+        """Run one turn in the process: read and learn messages."""
         return Turn(**self._ask({"case": case.told(), "messages": messages}))
 
     def probe(self) -> dict[str, float]:
-        """Return what a cluster costs apart from any batch."""
+        """Return costs of a cluster that are independent of batches."""
         return self._ask({})
 
     def _ask(self, question: dict[str, Any]) -> dict[str, Any]:
@@ -293,7 +293,7 @@ class Contender:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        """End the process, which ends Spark."""
+        """End the process, and Spark with it."""
         assert self._process.stdin is not None
         with suppress(BrokenPipeError):
             self._process.stdin.close()
@@ -308,7 +308,7 @@ class Contender:
 def _main(kind: str, cores: str, bootstrap: str, events: str) -> None:
     use_threads(int(cores))
     kafka = KafkaSettings(bootstrap_servers=bootstrap)
-    # Nothing else may write to standard output.
+    # Redirect all other output to standard error.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     learner = _Service(kafka) if kind == "service" else _Spark(kafka, int(cores), events)

@@ -1,4 +1,4 @@
-"""Jobs of a Spark application, from its own event log: their times, tasks and bytes."""
+"""Times, tasks and bytes of a Spark application's jobs, from its event log."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ __all__ = ["Job", "jobs_between", "read_jobs"]
 
 @dataclass
 class Job:
-    """One job.
+    """Job of a Spark application.
 
     Attributes
     ----------
     group : str
-        Text that the engine gave it, such as "learning".
+        First word of the group that the engine set, such as "learning".
     began, ended : float
         Seconds of the wall clock.
     tasks : int
     task_seconds : float
-        Seconds of all tasks, from their launches to their ends.
+        Total seconds of all tasks, from launch to end.
     result_bytes : int
         Bytes of the tasks' results, which the driver receives.
     shuffle_bytes : int
@@ -41,12 +41,12 @@ class Job:
 
     @property
     def seconds(self) -> float:
-        """Seconds from its submission to its end."""
+        """Seconds from submission to end."""
         return self.ended - self.began
 
 
 def read_jobs(folder: Path) -> list[Job]:
-    """Return the jobs of the application whose log is in a folder, in order."""
+    """Return the jobs of the application whose log is in the folder, in order."""
     (log,) = folder.iterdir()
     found: dict[int, Job] = {}
     for event in _events(log):
@@ -58,7 +58,7 @@ def read_jobs(folder: Path) -> list[Job]:
         elif kind == "SparkListenerJobEnd":
             found[event["Job ID"]].ended = event["Completion Time"] / 1000
         elif kind == "SparkListenerTaskEnd":
-            # The last job with the stage ran it: others skip it.
+            # Several jobs can contain the stage; the last one ran it, others skip it.
             job = [job for job in found.values() if event["Stage ID"] in job.stages][-1]
             info, metrics = event["Task Info"], event["Task Metrics"]
             job.tasks += 1
@@ -75,6 +75,6 @@ def _events(log: Path) -> Iterator[dict[str, Any]]:
 
 
 def jobs_between(jobs: Iterable[Job], began: float, ended: float) -> Sequence[Job]:
-    """Return the jobs that were submitted within a time."""
-    # Spark's clock has milliseconds.
+    """Return the jobs submitted within a time interval."""
+    # Spark's timestamps have a resolution of milliseconds.
     return [job for job in jobs if began - 0.001 <= job.began <= ended]

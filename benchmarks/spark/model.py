@@ -2,11 +2,10 @@
 
 seconds = driver + jobs x job + tasks x (task / slots + dispatch) + rows x row / executors + tree
 
-``row`` is what one executor needs: reads x (l0 + l1 d) + passes x (p0 + p1 d k). The constants of jobs,
-tasks and rows are fitted to measured batches by least squares of relative errors, none below 0; an
-executor is a machine like the measured one, with as many cores. ``driver`` (noise, eigenpairs,
-transactions), ``dispatch`` (what a task costs its driver) and the seconds of a byte that the driver
-receives are measured apart.
+``row`` is the time of one executor: reads x (l0 + l1 d) + passes x (p0 + p1 d k). The constants of jobs,
+tasks and rows are fitted to measured batches by nonnegative least squares of relative errors; an executor is
+a machine like the measured one, with as many cores. ``driver`` (noise, eigenpairs, transactions),
+``dispatch`` (the driver's cost of a task) and the driver's seconds per received byte are measured separately.
 """
 
 from __future__ import annotations
@@ -23,36 +22,36 @@ from scipy.optimize import nnls
 __all__ = ["Costs", "Driver", "Work", "helpful_executors", "predicted"]
 
 _TASKS_OF_A_SLOT = 3
-"""Tasks of a job for each slot, as the engine cuts them."""
+"""Tasks of a job per slot, as in the engine."""
 _LOADS_OF_A_SLOT = 16
-"""Most tasks for each slot of a job that reads."""
+"""Largest number of tasks per slot of a reading job."""
 _SEGMENT_BYTES = 2**26
 """Decoded bytes that a task reads."""
 _CACHE_BYTES = 2**31
-"""Bytes of decoded rows that a slot keeps by default; what is beyond, each pass reads from Kafka again."""
+"""Bytes of decoded rows that a slot caches by default; each pass reads the rest from Kafka again."""
 _LARGE = 2**20
-"""Integers of a sum from which on a slot has one task."""
+"""Integers of a sum above which a slot has one task."""
 _DIRECT_BYTES = 2**26
-"""Bytes of partial sums that the driver adds itself; executors add more than that."""
+"""Bytes of partial sums that the driver adds itself; above this, executors add them."""
 _OTHER_JOBS = 1
-"""Jobs of a batch that go over no rows: it drops them."""
+"""Jobs of a batch that do not process rows: one drops them."""
 _GAIN = 0.1
-"""Least gain by twice as many executors that is worth them."""
+"""Smallest gain that justifies twice as many executors."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """Work of executors for a batch, or for a part of it.
+    """Work of executors for a batch or a part of it.
 
     Attributes
     ----------
     rows, dim, rank : int
     executors, cores : int
-        Cores are those of each executor.
+        Number of executors, and cores of each.
     jobs, tasks : int
-        Tasks are those of all jobs together.
+        Number of jobs, and of tasks of all jobs together.
     reads, passes : int
-        Jobs that read all rows from Kafka, and jobs that go over the rows that were read.
+        Jobs that read all rows from Kafka, and jobs that process rows already read.
     """
 
     rows: int
@@ -66,7 +65,7 @@ class Work:
     passes: float
 
     def quantities(self) -> list[float]:
-        """Return what the costs are multiplied by, in the order of :class:`Costs`."""
+        """Return the factors of the costs, in the order of :class:`Costs`."""
         share = self.rows / self.executors
         return [
             self.jobs,
@@ -85,11 +84,11 @@ class Costs:
     Attributes
     ----------
     job, task : float
-        Of each job, and of each task on its slot, with any work.
+        Seconds per job, and per task on its slot, with any amount of work.
     read_row, read_feature : float
-        Of reading a row, and each of its features, on one executor.
+        Seconds to read a row, and each of its features, on one executor.
     pass_row, pass_product : float
-        Of a pass over a row, and each of its d k products, on one executor.
+        Seconds of a pass per row, and per each of its d k products, on one executor.
     """
 
     job: float
@@ -101,16 +100,16 @@ class Costs:
 
     @classmethod
     def fitted(cls, measured: Iterable[tuple[Work, float]]) -> Self:
-        """Fit to work and its seconds."""
+        """Fit the costs to measured work and its seconds."""
         works, seconds = zip(*measured, strict=True)
         quantities = np.array([work.quantities() for work in works]) / np.array(seconds)[:, None]
-        # Columns of one size: they differ by ten orders of magnitude.
+        # Scale the columns, which differ by ten orders of magnitude.
         sizes = np.maximum(quantities.max(axis=0), 1e-300)
         found, _ = nnls(quantities / sizes, np.ones(len(works)))
         return cls(*(found / sizes).tolist())
 
     def seconds(self, work: Work) -> float:
-        """Return the seconds that the executors' work takes."""
+        """Return the seconds of the executors' work."""
         return float(np.dot(work.quantities(), astuple(self)))
 
 
@@ -121,9 +120,9 @@ class Driver:
     Attributes
     ----------
     batch : float
-        Of noise, eigenpairs and transactions.
+        Seconds per batch for noise, eigenpairs and transactions.
     task, byte : float
-        Of each task that it starts, and each byte that it receives and adds.
+        Seconds per task that it starts, and per byte that it receives and adds.
     """
 
     batch: float
@@ -134,10 +133,9 @@ class Driver:
 def predicted(
     costs: Costs, driver: Driver, rows: int, dim: int, rank: int, executors: int, cores: int, passes: int = 1
 ) -> dict[str, Any]:
-    """Predict a batch on executors with a number of cores each.
+    """Predict the time of a batch on executors with a given number of cores.
 
-    Each executor has the same share of the rows: the topic has partitions enough, and its brokers keep
-    up.
+    This assumes equal shares of rows per executor: enough partitions, and fast enough brokers.
     """
     slots, size = executors * cores, dim * rank + 1
     segments = math.ceil(rows * dim * 4 / _SEGMENT_BYTES)
@@ -148,7 +146,7 @@ def predicted(
     reads = 1 + passes * (1 - kept)
     work = Work(rows, dim, rank, executors, cores, jobs, tasks, reads, passes)
     moved = learning * size * 8
-    # Beyond that executors add first, and the driver receives one sum.
+    # Above this limit, executors add first, and the driver receives one sum.
     tree = driver.byte * (moved if moved <= _DIRECT_BYTES else moved / executors + size * 8) * passes
     alone = driver.batch + driver.task * tasks + costs.job * jobs + tree
     seconds = costs.seconds(work) + driver.batch + driver.task * tasks + tree
@@ -164,7 +162,7 @@ def predicted(
 
 
 def helpful_executors(predictions: Sequence[dict[str, Any]]) -> int | None:
-    """Return the executors from which twice as many gain less than a tenth; None where they all help."""
+    """Return the number of executors where doubling gains less than a tenth, or None."""
     for some, more in pairwise(predictions):
         if some["seconds"] / more["seconds"] < 1 + _GAIN:
             return int(some["executors"])

@@ -1,10 +1,10 @@
-"""Batch of a billion rows whose offsets exist and whose messages do not.
+"""Batch of a billion rows with real offsets but without real messages.
 
-Each of 64 partitions has as many offsets as the batch takes. What the executors read is a stand-in for
-Kafka: one message of 256 rows, again and again. All else is what a driver does: it has ranges read by
-tasks, cuts, writes RESERVED, has the estimator learn, and encodes the checkpoint. A batch a thousandth
-as large runs first, in a process of its own. The exact sum must equal the sum of one message, times
-their number.
+Each of 64 partitions has as many offsets as the batch takes. Executors read from a substitute for Kafka that
+returns one message of 256 rows repeatedly. Everything else is as in a real driver: tasks read ranges, and
+the driver cuts the batch, writes RESERVED, lets the estimator learn, and encodes the checkpoint. A batch a
+thousandth as large runs first, in a separate process. The exact sum must equal the sum of one message times
+the number of messages.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ __all__ = ["CASE", "LARGE", "SMALL", "simulated"]
 CASE = Case(8, 2)
 PARTITIONS = 64
 LARGE = 3_906_250
-"""Messages: a billion rows. A batch holds 2^22 records at most."""
+"""Number of messages with a billion rows; a batch may contain at most 2^22 records."""
 SMALL = 3_904
 _AT_ONCE = 2048
-"""Messages that one poll brings."""
+"""Number of messages per poll."""
 _HASH = "0" * 64
 _TOPIC_ID = "A" * 22
 
@@ -60,7 +60,7 @@ def _one_message() -> NDArray[np.float32]:
 
 
 class _SimulatedReader(PartitionReader):
-    """Reader of partitions whose every message has the same rows."""
+    """Reader of partitions where every message has the same rows."""
 
     def __init__(self, kafka: KafkaSettings, stream: StreamSettings, codec: PayloadCodec) -> None:
         super().__init__(kafka, stream, codec, 1, False, lambda: None)
@@ -103,14 +103,14 @@ class _SimulatedReader(PartitionReader):
 
 @dataclass(frozen=True)
 class _SimulatedFeed(Feed):
-    """Feed whose records come from no broker."""
+    """Feed of records without a broker."""
 
     def reader(self, codec: PayloadCodec) -> PartitionReader:
         return _SimulatedReader(self.kafka, self.stream, codec)
 
 
 def _learn(messages: int, cores: int) -> dict[str, Any]:
-    """Reserve, learn and encode one batch, in a new driver; return time and memory."""
+    """Reserve, learn and encode one batch in a new driver; return time and memory."""
     settings = SparkSettings(cache_bytes=2**20)
     stream = CASE.stream(largest=LARGE, input_topic="simulated")
     kafka = KafkaSettings(bootstrap_servers="127.0.0.1:9")
@@ -160,7 +160,7 @@ def _through(reader: ClusterReader, stream: StreamSettings, messages: int) -> di
         Checkpoint(_TOPIC_ID, stream.name, 1, positions, b"\0" * 16, data, release)
     )
     seconds = time.perf_counter() - started
-    # The one pass over: its exact sum is known.
+    # Repeat the single pass for its exact sum, outside the measured time.
     exact = block_sum(batch, estimator.preprocessing, state.basis, stream.options["clip_radius"])
     one = ArrayBatch.of_vectors(_one_message()[None])
     alone = block_sum(one, estimator.preprocessing, state.basis, stream.options["clip_radius"])
@@ -183,7 +183,7 @@ def _through(reader: ClusterReader, stream: StreamSettings, messages: int) -> di
 
 
 def simulated(messages: int, cores: int = 2) -> dict[str, Any]:
-    """Run one batch in a process of its own."""
+    """Run one batch in a separate process."""
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.spark.offsets", str(messages), str(cores)],
         capture_output=True,

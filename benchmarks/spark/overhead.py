@@ -1,4 +1,4 @@
-"""Turns of all contenders over cases and sizes, and what they say: per row, per batch, per byte."""
+"""Turns of all contenders over cases and sizes, with costs per row, batch and byte."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ def take_turns(
     warm_up: int,
     say: Callable[[str], None],
 ) -> list[Measured]:
-    """Have contenders learn each case at each size (MiB), in turns.
+    """Run contenders on each case at each size (MiB), in turns.
 
-    The first ``warm_up`` rounds of the first case, and the first one of each other, do not count: Java
-    compiles in the former, kernels and memory for a shape are made in each.
+    The first ``warm_up`` rounds of the first case, and the first round of each other case, do not count: in
+    the former, Java compiles; in all of them, kernels are compiled and memory is allocated for the shape.
     """
     found = []
     for case in cases:
@@ -77,7 +77,7 @@ def _by_size(measured: Sequence[Measured]) -> Mapping[Key, Mapping[int, list[Tur
 
 
 def _line(turns: Mapping[int, Sequence[Turn]], of: Callable[[Turn], float]) -> tuple[float, float]:
-    """Return slope and intercept of the medians, from the smallest and largest size."""
+    """Return slope and intercept of the medians, from the smallest and the largest size."""
     few, many = min(turns), max(turns)
     low, high = (statistics.median(map(of, turns[rows])) for rows in (few, many))
     slope = (high - low) / (many - few)
@@ -85,12 +85,12 @@ def _line(turns: Mapping[int, Sequence[Turn]], of: Callable[[Turn], float]) -> t
 
 
 def _over(spark: float, service: float) -> float | None:
-    """Return by how much the first is larger; None where the batches were too small to tell."""
+    """Return the relative excess of Spark; None if the batches were too small to measure it."""
     return spark / service - 1 if spark > 0 and service > 0 else None
 
 
 def overhead_rows(measured: Sequence[Measured]) -> list[dict[str, Any]]:
-    """Rows a second of both kinds, and what a row costs Spark more."""
+    """Return rows per second of both kinds, and the extra cost per row on Spark."""
     found, rows = _by_size(measured), []
     for (kind, cores, case), turns in found.items():
         if kind != "spark":
@@ -123,7 +123,7 @@ def jobs_of(folders: Mapping[int, Path]) -> Mapping[int, list[Job]]:
 
 
 def traffic_rows(measured: Sequence[Measured], jobs: Mapping[int, list[Job]]) -> list[dict[str, Any]]:
-    """Bytes between tasks and to the driver, at the smallest and the largest size."""
+    """Return bytes between tasks and to the driver, at the smallest and the largest size."""
     rows = []
     for (kind, cores, case), turns in _by_size(measured).items():
         if kind != "spark":
@@ -153,7 +153,7 @@ def traffic_rows(measured: Sequence[Measured], jobs: Mapping[int, list[Job]]) ->
 
 
 def constant_rows(measured: Sequence[Measured], jobs: Mapping[int, list[Job]]) -> list[dict[str, Any]]:
-    """Seconds of a batch that do not depend on its rows, by job."""
+    """Return the seconds of a batch that do not depend on its rows, by job."""
     rows = []
     for (kind, cores, case), turns in _by_size(measured).items():
         if kind != "spark":
@@ -175,7 +175,7 @@ def constant_rows(measured: Sequence[Measured], jobs: Mapping[int, list[Job]]) -
                 "jobs": statistics.median(len(some) for some in its),
                 "tasks": statistics.median(sum(job.tasks for job in some) for some in its),
                 "seconds_of_small_jobs": {name: statistics.median(some) for name, some in by_group.items()},
-                # Plans of jobs, the estimator's own work and its noise.
+                # Planning of jobs, the estimator's own work and its noise.
                 "driver_seconds": float(
                     np.median([turn.seconds - spent for turn, spent in zip(least, of_jobs, strict=True)])
                 ),

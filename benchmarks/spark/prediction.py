@@ -1,4 +1,4 @@
-"""Model of measured batches: fitted to some sizes and shapes, and checked on others."""
+"""Cost model, fitted to batches of some sizes and shapes and checked on others."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ TOLERANCE = 0.2
 """Largest relative error of a prediction."""
 
 Observed = tuple[tuple[Work, float], ...]
-"""Work and seconds of a batch's reading, and of all else."""
+"""Work and seconds of reading a batch, and of everything else."""
 
 
 def observed(case: Case, cores: int, rows: int, its: Sequence[Measured], jobs: Sequence[Job]) -> Observed:
-    """Return the medians of one case and size."""
+    """Return the median work and seconds of one case and size."""
     parts = []
     for reading in (True, False):
         counts, tasks, passes, seconds = [], [], [], []
@@ -52,10 +52,10 @@ def model_rows(
     probes: Mapping[int, Mapping[str, float]],
     commits: Mapping[Case, float],
 ) -> list[dict[str, Any]]:
-    """Return a model for each number of cores, its errors on other turns, and predictions.
+    """Return a model for each number of cores, with errors on other turns and predictions.
 
-    It is fitted to the outer sizes of the outer shapes, and checked on all other turns of private Oja's.
-    With fewer than three shapes, it is fitted to the outer sizes of all of them.
+    The model is fitted to the outer sizes of the outer shapes, and checked on all other turns of private Oja.
+    With fewer than three shapes, it is fitted to the outer sizes of all shapes.
     """
     groups: dict[int, dict[tuple[Case, int], list[Measured]]] = defaultdict(lambda: defaultdict(list))
     for each in measured:

@@ -1,4 +1,4 @@
-"""Streams that the contenders read: topics of messages of many rows, and their settings."""
+"""Input of the contenders: topics of messages with many rows, and stream settings."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROWS = 256
 """Rows of a message."""
 PARTITIONS = 2
 _DISTINCT = 8
-"""Messages that differ; they are sent in turn."""
+"""Number of different messages, sent in turn."""
 _PATIENCE_SECONDS = 120.0
 
 
@@ -31,7 +31,7 @@ class Case:
     ----------
     dim, rank : int
     estimator : str
-        "private-oja" goes over a batch once; "adaptive" is the default.
+        "private-oja" makes one pass over a batch; "adaptive" is the default.
     """
 
     dim: int
@@ -43,7 +43,7 @@ class Case:
 
     @property
     def topic(self) -> str:
-        """Topic of such records."""
+        """Topic of the records."""
         return f"rows-{self.dim}-{self.rank}"
 
     @property
@@ -52,19 +52,19 @@ class Case:
         return ROWS * self.dim * 4
 
     def messages(self, mebibytes: float) -> int:
-        """Return the number of messages for a number of MiB, whole pairs in each partition."""
+        """Return the number of messages for some MiB, with whole pairs in each partition."""
         return max(int(mebibytes * 2**20) // self.message_bytes // (2 * PARTITIONS), 1) * 2 * PARTITIONS
 
     def stream(self, largest: int = 2**20, input_topic: str | None = None) -> StreamSettings:
-        """Return the stream's settings: each message is one record.
+        """Return the stream's settings, where each message is one record.
 
         Parameters
         ----------
         largest : int
-            Messages of a batch.
+            Number of messages of a batch.
         input_topic : str, optional
         """
-        # About the median of ``|A Q|_F``: both sides of the clip are at work.
+        # About the median of ``|A Q|_F``, so that some records are clipped and others are not.
         options: dict[str, Any] = {"clip_radius": float(ROWS * self.rank), "batch_size": largest}
         if self.estimator != "private-oja":
             options = {"growth": 1.0, "first_batch": largest, "max_batch": largest}
@@ -82,17 +82,17 @@ class Case:
         )
 
     def told(self) -> dict[str, Any]:
-        """Return it as JSON."""
+        """Return the case as JSON data."""
         return asdict(self)
 
     @classmethod
     def of(cls, told: dict[str, Any]) -> Self:
-        """Read what :meth:`told` returned."""
+        """Restore a case from the result of :meth:`told`."""
         return cls(**told)
 
 
 def fill(kafka: KafkaSettings, case: Case, messages: int) -> None:
-    """Create the topic of a case and write messages, evenly to its partitions."""
+    """Create the topic of a case, and write messages evenly to its partitions."""
     rows = draw_records(_DISTINCT * ROWS, case.dim, case.rank).reshape(_DISTINCT, ROWS, case.dim)
     values = [each.tobytes() for each in rows]
     topic = NewTopic(case.topic, PARTITIONS, 1, topic_configs={"max.message.bytes": str(2**25)})

@@ -1,4 +1,4 @@
-"""Tables of what was measured."""
+"""Tables of the measurements."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["print_tables"]
 
 
 def print_tables(found: Mapping[str, Any], console: Console | None = None) -> None:
-    """Print them all."""
+    """Print all tables."""
     console = console or Console(width=130)
     _print(
         console,

@@ -1,4 +1,4 @@
-"""Parts shared by the benchmarks' command lines: one-line errors and argument types."""
+"""Common parts of the benchmarks' command lines: one-line errors and argument types."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ T = TypeVar("T")
 
 
 class Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line, without the usage, and ends with status 2."""
+    """Parser that reports an error in one line, without usage, and exits with status 2."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {' '.join(message.split())}\n")
 
 
 def whole(least: int) -> Callable[[str], int]:
-    """A type of arguments: whole numbers of at least ``least``."""
+    """Return an argument type: whole numbers of at least ``least``."""
 
     def read(text: str) -> int:
         if not text.isdecimal() or int(text) < least:
@@ -30,7 +30,7 @@ def whole(least: int) -> Callable[[str], int]:
 
 
 def telling(read: Callable[[str], T]) -> Callable[[str], T]:
-    """The same as a type of arguments: argparse hides what other ValueErrors say."""
+    """Make an argument type that preserves messages of ValueErrors, which argparse hides."""
 
     def told(text: str) -> T:
         try:

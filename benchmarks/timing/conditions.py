@@ -1,4 +1,4 @@
-"""Conditions of a measurement: threads, and the machine."""
+"""Conditions of a measurement: threads and machine."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ __all__ = ["in_blas_threads", "machine", "with_threads"]
 
 @contextlib.contextmanager
 def with_threads(count: int) -> Iterator[None]:
-    """Give kernels ``count`` threads and BLAS one, as the commands do.
+    """Give kernels ``count`` threads and BLAS one, like the commands.
 
-    Two pools on the same cores cost far more than they gain.
+    Two thread pools on the same cores cost far more than they gain.
     """
     with threadpool_limits(1), limited_threads(count):
         yield
@@ -46,7 +46,7 @@ def in_blas_threads(call: Call, count: int) -> Call:
 
 
 def machine() -> dict[str, Any]:
-    """Describe the machine; the load is the last minute's, this process included."""
+    """Describe the machine; the load averages the last minute and includes this process."""
     blas = [pool for pool in threadpool_info() if pool["user_api"] == "blas" and "numpy" in pool["filepath"]]
     return {
         "processor": _processor(),
@@ -60,7 +60,7 @@ def machine() -> dict[str, Any]:
 
 
 def _compiled_for() -> str:
-    """numba's version, the processor that it compiles for, and which vectors it may use there."""
+    """Return numba's version, its target processor, and the enabled vector instructions."""
     _, processor, features = cpu_target.target_context.codegen().magic_tuple()
     vectors = [name for name in ("avx2", "fma", "avx512f") if f"+{name}" in features.split(",")]
     return " ".join([numba.__version__, processor, *vectors])

@@ -1,4 +1,4 @@
-"""Instruction sets to which kernels and BLAS can be limited, to stand for other machines."""
+"""Instruction sets that limit kernels and BLAS, to simulate other machines."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NATIVE = "native"
 
 
 class InstructionSet(NamedTuple):
-    """Processor that numba compiles for, its features, and OpenBLAS's kernels for it."""
+    """Target processor of numba, its features, and OpenBLAS's kernels for it."""
 
     processor: str
     features: tuple[str, ...]
@@ -31,21 +31,21 @@ INSTRUCTION_SETS: Mapping[str, InstructionSet] = {
 
 
 class Lacking(Exception):
-    """The processor does not have an instruction set."""
+    """The processor lacks an instruction set."""
 
 
 def features_of_host() -> frozenset[str]:
-    """Names of what this machine's processor has, as LLVM spells them."""
+    """Return the features of this machine's processor, in LLVM's spelling."""
     return frozenset(name for name, has in llvmlite.binding.get_host_cpu_features().items() if has)
 
 
 def environment(name: str) -> dict[str, str]:
-    """Variables to be set before numba and numpy are imported; none for ``native``.
+    """Return variables to set before importing numba and numpy; empty for ``native``.
 
     Raises
     ------
     Lacking
-        If this machine's processor would stop at the first such instruction.
+        If this machine's processor cannot execute these instructions.
     """
     if name == NATIVE:
         return {}

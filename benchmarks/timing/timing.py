@@ -1,6 +1,6 @@
-"""Times of contenders that take turns: what slows the machine down for a while slows all of them.
+"""Times of contenders that take turns, so that a temporary slowdown affects all of them.
 
-A ratio of medians of such times says what wall-clock times on a shared machine do not.
+On a shared machine, ratios of medians of such times are meaningful; wall-clock times are not.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ _GLANCE, _LONGEST_WAIT = 0.002, 0.5
 
 @dataclass(frozen=True)
 class Effort:
-    """Number of timed calls, by the duration of one.
+    """Number of timed calls, depending on the duration of one.
 
     Attributes
     ----------
     total : float
-        Seconds that all turns of a call are to add up to.
+        Target for the total seconds of a call's turns.
     least, most : int
-        Bounds of the turns.
+        Bounds on the number of turns.
     patience : float
-        Seconds beyond which a slow call has fewer than ``least``,
+        Total seconds above which a slow call has fewer turns than ``least``.
     fewest : int
-        but no fewer than these.
+        Smallest number of turns of a slow call.
     """
 
     total: float = 0.5
@@ -54,10 +54,9 @@ QUICK = Effort(total=0.05, least=3, most=10, patience=1.0, fewest=1)
 
 
 def idle() -> None:
-    """Wait until no thread of this process is at work any more.
+    """Wait until all threads of this process are idle.
 
-    OpenBLAS' threads spin for a tenth of a second after a product: meanwhile they
-    would take a core from the next call.
+    OpenBLAS' threads spin for a tenth of a second after a product, and would take a core from the next call.
     """
     end = time.perf_counter() + _LONGEST_WAIT
     while time.perf_counter() < end:
@@ -74,19 +73,18 @@ def interleaved(
     clock: Clock = time.perf_counter,
     rest: Callable[[], None] = idle,
 ) -> dict[str, list[float]]:
-    """Seconds of every call, the contenders taking turns in rounds.
+    """Time every call, with the contenders taking turns in rounds; return seconds.
 
-    Caches are as the others leave them, as for a batch that has just arrived: small
-    products take twice as long as in a loop of their own.
+    Other contenders have used the caches before each call, as for a batch that has just arrived: small
+    products take twice as long as in a separate loop.
 
     Parameters
     ----------
     contenders : mapping of str to callable
     repeats : int, or mapping of str to int
-        Turns of each contender. Who has fewer than others is in some rounds
-        only, evenly spread.
+        Turns of each contender. A contender with fewer turns takes part in only some rounds, evenly spread.
     clock : callable
-        Seconds, from any origin.
+        Returns seconds, from any origin.
     rest : callable
         Called before every turn.
     """
@@ -118,14 +116,14 @@ def measured(
     ----------
     contenders : mapping of str to callable
     repeats : int, optional
-        Turns of every contender. Left out: by ``effort``, from the faster of its first two calls.
+        Turns of every contender. By default ``effort`` decides, from the faster of its first two calls.
     effort : Effort
     clock, rest : callable
-        Of :func:`interleaved`.
+        Passed to :func:`interleaved`.
     """
     warm = interleaved(contenders, 1, clock=clock, rest=rest)
     times = interleaved(contenders, 1, clock=clock, rest=rest)
-    # One of them may have compiled, or met another process.
+    # One of the two calls may have compiled, or been slowed by another process.
     left = {n: (repeats or effort.turns(min(warm[n][0], times[n][0]))) - 1 for n in contenders}
     for name, more in interleaved(contenders, left, clock=clock, rest=rest).items():
         times[name].extend(more)
@@ -133,5 +131,5 @@ def measured(
 
 
 def medians(times: Mapping[str, list[float]]) -> dict[str, float]:
-    """Median seconds of each contender."""
+    """Return the median seconds of each contender."""
     return {name: statistics.median(seconds) for name, seconds in times.items()}

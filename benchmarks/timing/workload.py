@@ -1,4 +1,4 @@
-"""Records of a shape, and what is timed on them: the exact sums, whole updates, their floor, a rival."""
+"""Records of a given shape, and calls to time: exact sums, updates, a floor, a rival."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ DTYPES = ("float32", "float64")
 
 _PRIVACY = PrivacyParameters(epsilon=1.0, delta=1e-6)
 _QUANTILE = 0.9
-"""Quantile of the records' norms for the clip radius: one in ten is clipped."""
+"""Quantile of the records' norms for the clip radius: one record in ten is clipped."""
 _LOOKED_AT = 512
 
 
 class Shape(NamedTuple):
-    """Records m of d features, and the rank k."""
+    """Number of records m, number of features d, and rank k."""
 
     m: int
     d: int
@@ -42,7 +42,7 @@ class Shape(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Shape:
-        """Parse ``MxDxK``; ValueError names the mistake."""
+        """Parse ``MxDxK``; raise ValueError that names the mistake."""
         numbers = text.split("x")
         if len(numbers) != 3 or not all(n.isdecimal() for n in numbers):
             raise ValueError(f"must be MxDxK, as in 4096x256x8, not {text}")
@@ -59,13 +59,13 @@ class Shape(NamedTuple):
 
 
 class Workload:
-    """A batch of spiked records, with a public basis, clip radii and a centre.
+    """Batch of spiked records, with a public basis, clip radii and a centre.
 
     Parameters
     ----------
     shape : Shape
     dtype : {"float32", "float64"}
-        Of the batch. The values are the same, so the sums have to be, too.
+        Type of the batch. The values are the same, so the sums must also be the same.
     """
 
     def __init__(self, shape: Shape, dtype: str) -> None:
@@ -88,9 +88,9 @@ class Workload:
 
     @cached_property
     def sums(self) -> dict[str, Callable[[], LatticeSum]]:
-        """The exact sums: of A Q, and of A Q - C.
+        """The exact sums of A Q, and of A Q - C.
 
-        Made once: the centre comes from BLAS, whose bits depend on its threads.
+        They are created once, because the centre comes from BLAS, whose bits depend on its threads.
         """
         x = self.rows.astype(np.float64)
         centre = x.T @ (x @ self.basis) / len(x)
@@ -101,9 +101,9 @@ class Workload:
         }
 
     def floor(self) -> Call:
-        """Return the two products that any such sum needs, by BLAS in float32."""
+        """Return the two products that every such sum needs, by BLAS in float32."""
         rows = self.rows
-        # In C order OpenBLAS takes one thread.
+        # Fortran order, because OpenBLAS uses one thread with C order.
         basis = np.asfortranarray(self.basis, dtype=np.float32)
 
         def call() -> object:
@@ -113,12 +113,12 @@ class Workload:
         return call
 
     def oja(self) -> PrivateOja:
-        """Private Oja's for these records."""
+        """Return private Oja for these records."""
         _, d, k = self.shape
         return PrivateOja(d, k, _PRIVACY, self.plain, PrivateOjaOptions(clip_radius=self.radius))
 
     def default(self, route: Literal["block", "covariance"] = "block") -> AdaptivePCA:
-        """The default estimator on one of its routes."""
+        """Return the default estimator on one of its routes."""
         _, d, k = self.shape
         return AdaptivePCA(d, k, _PRIVACY, Preprocessing(dim=d), AdaptiveOptions(route=route))
 
@@ -128,7 +128,7 @@ class Workload:
         return lambda: orthonormalise(total)
 
     def step(self) -> Call:
-        """Return sum and orthonormalisation without noise, to compare with non-private rivals."""
+        """Return sum and orthonormalisation without noise, for comparison with non-private rivals."""
         return lambda: orthonormalise(self._total())
 
     def _total(self) -> NDArray[np.float64]:
@@ -136,7 +136,7 @@ class Workload:
         return np.asarray(exact.total * exact.unit)
 
     def incremental_pca(self) -> Call:
-        """scikit-learn's step on the same float32 records, after its first, which is another."""
+        """Return scikit-learn's step on the same float32 records, after its special first step."""
         from sklearn.decomposition import IncrementalPCA
 
         rival = IncrementalPCA(n_components=self.shape.k).partial_fit(self.rows)
@@ -146,7 +146,7 @@ class Workload:
 def update(estimator: Estimator[Any, Any], batch: ArrayBatch) -> Call:
     """Return a whole update, with its noise, from the state after the same batch.
 
-    A first batch is another thing: the default cuts it into rounds.
+    A first batch differs: the default estimator cuts it into rounds.
     """
     state = estimator.update(estimator.init(np.random.default_rng(0)), batch)
     return lambda: estimator.update(state, batch)
