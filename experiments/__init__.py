@@ -1,1 +1,1 @@
-"""Figures and tables of the papers, run again: `python -m experiments NAME`."""
+"""Reproductions of figures and tables of the papers: `python -m experiments NAME`."""

@@ -35,7 +35,7 @@ examples:
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        # One line, without the usage.
+        # One line, without usage.
         self.exit(2, f"error: {message}\n")
 
 
@@ -118,7 +118,7 @@ def _print(lines: Iterable[str]) -> None:
 
 
 def main() -> NoReturn:
-    """Run the command: a mistake is one line on standard error and exit status 2."""
+    """Run the command; report mistakes in one line and exit with status 2."""
     parser = _parser()
     given = parser.parse_args()
     try:

@@ -1,8 +1,8 @@
 """Kinds of claims in the papers, each compared with the measured errors.
 
-A point is won where the mean error is below the errors of all rivals, and below 0.9 of a
-random subspace's: among methods that found nothing there is no winner. All points won:
-reproduced. At least half of them: partly.
+A method wins a point if its mean error is below the errors of all rivals, and below 0.9 of a random
+subspace's: among methods that found nothing, no method wins. A claim is reproduced if all points are won,
+partly reproduced if at least half are.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ __all__ = [
 ]
 
 _LEARNT = 0.9
-"""Share of a random subspace's error above which nothing was learnt."""
+"""Share of a random subspace's error above which a method has learnt nothing."""
 
 
 @dataclass(frozen=True)
 class Beats:
-    """One method is below others at every point of the panels.
+    """Claim that one method is below others at every point of the panels.
 
     ``at`` restricts the points to these places.
     """
@@ -85,7 +85,7 @@ class Beats:
 
 @dataclass(frozen=True)
 class Slope:
-    """The error of a method is a power of the axis: log-log slope in [low, high]."""
+    """Claim that a method's error is a power of the axis: log-log slope in [low, high]."""
 
     method: str
     panel: str
@@ -103,7 +103,7 @@ class Slope:
 
 @dataclass(frozen=True)
 class Steeper:
-    """One method's error grows less along an axis than others' do."""
+    """Claim that one method's error grows less along an axis than those of others."""
 
     method: str
     others: tuple[str, ...]
@@ -123,9 +123,9 @@ class Steeper:
 
 @dataclass(frozen=True)
 class Ratio:
-    """One method's error over another's shrinks along an axis, or grows.
+    """Claim that the ratio of two methods' errors shrinks, or grows, along an axis.
 
-    The first place of the axis is compared with the last.
+    The comparison is between the first and the last place of the axis.
     """
 
     method: str
@@ -148,7 +148,7 @@ class Ratio:
 
 @dataclass(frozen=True)
 class Changes:
-    """A method's error over an axis, last place over first, lies in [low, high]."""
+    """Claim that an error's ratio, last place over first, lies in [low, high]."""
 
     method: str
     panel: str
@@ -167,11 +167,11 @@ class Changes:
 
 @dataclass(frozen=True)
 class Trend:
-    """A method's error falls, or rises, at every step along the axis.
+    """Claim that a method's error falls, or rises, at every step along the axis.
 
-    A step counts where the confidence intervals of its two ends are apart. If a random subspace's
-    error moves too, as it does with k and d, one of the ends must be below 0.9 of it: a method that
-    found nothing follows it.
+    A step counts if the confidence intervals of its two ends are disjoint. If a random subspace's error
+    also changes, as with k and d, one of the ends must be below 0.9 of it, because the error of a method
+    that found nothing changes with it.
     """
 
     method: str
@@ -202,7 +202,7 @@ class Trend:
 
 @dataclass(frozen=True)
 class Across:
-    """A method's error rises from panel to panel, at every place that they share."""
+    """Claim that a method's error rises from panel to panel, at every common place."""
 
     method: str
     panels: tuple[str, ...]
@@ -226,7 +226,7 @@ class Across:
 
 @dataclass(frozen=True)
 class Levels:
-    """A method's errors are within a share of the paper's, and below a random subspace's."""
+    """Claim that errors are within a share of the paper's, and below a random subspace's."""
 
     method: str
     within: float
@@ -254,9 +254,9 @@ class Levels:
 
 @dataclass(frozen=True)
 class Transition:
-    """The place where half of the trials fail is a power of d.
+    """Claim that the place where half of the trials fail is a power of d.
 
-    The power lies in [low, high]; ``panels`` have the same axis at different d.
+    The power lies in [low, high]; ``panels`` have the same axis for different d.
     """
 
     method: str
@@ -285,7 +285,7 @@ class Transition:
 
 
 def crossing(line: dict[float, float]) -> float | None:
-    """Find the last place on a logarithmic axis at which the mean crosses 1/2."""
+    """Find the last place on a logarithmic axis where the mean crosses 1/2."""
     xs = sorted(line)
     for a, b in reversed(list(itertools.pairwise(xs))):
         if (line[a] - 0.5) * (line[b] - 0.5) <= 0 and line[a] != line[b]:
@@ -296,7 +296,7 @@ def crossing(line: dict[float, float]) -> float | None:
 
 @dataclass(frozen=True)
 class Reaches:
-    """A method's mean purity is at least a share of another's, at one place."""
+    """Claim that a method's mean purity reaches a share of another's, at one place."""
 
     method: str
     other: str
@@ -315,7 +315,7 @@ class Reaches:
 
 
 def _log_ratio(a: float, b: float) -> float:
-    """Return the logarithm of a ratio of errors, which may be 0."""
+    """Return the logarithm of a ratio of errors, either of which may be 0."""
     return math.log(max(a, 1e-300)) - math.log(max(b, 1e-300))
 
 

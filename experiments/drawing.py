@@ -1,4 +1,4 @@
-"""Drawing of an experiment: a panel a plot, a line a method, means with 95% confidence bands."""
+"""Figures of experiments: a plot per panel, a line per method, means with 95% confidence bands."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 __all__ = ["check_matplotlib", "draw"]
 
-# Okabe and Ito's colours, distinct for all eyes. Related methods share one; dashes and markers differ.
+# Okabe and Ito's colours, distinct for all eyes. Related methods share a colour, and differ in dashes and
+# markers.
 _RED, _ORANGE, _PINK, _SKY, _GREEN, _BLUE = "#D55E00", "#E69F00", "#CC79A7", "#56B4E9", "#009E73", "#0072B2"
 _LINES = {
     "adadpo": (_RED, "-", "o"),
@@ -53,14 +54,14 @@ _TENSOR_LINES = {
     "nmf": (_ORANGE, "-", "s"),
     "package-means": ("grey", ":", "x"),
 }
-"""Lines of experiments without subspaces."""
+"""Line styles of experiments without subspaces."""
 _SHARES = {"failure": "chance", "impurity": "one topic for all"}
-"""Measures that are shares, and the name of the worst value."""
+"""Measures that are shares, with the name of the worst value."""
 _LEAST_SHOWN = 1e-14
 _COLUMNS = 3
 _LONG = 10_000_000
 _LEAST_SEEDS = 3
-"""Fewest trials of a band: with two, the interval is 25 standard errors wide."""
+"""Smallest number of trials for a band: with two, the interval is 25 standard errors wide."""
 
 
 def check_matplotlib() -> None:
@@ -84,9 +85,9 @@ def draw(experiment: Experiment, table: Table, file: Path) -> None:
     Raises
     ------
     ExperimentError
-        If it cannot be written.
+        If the file cannot be written.
     """
-    # Without pyplot: no window, and no figure outlives this call; savefig of a PNG uses Agg.
+    # Without pyplot, to avoid windows and figures that outlive this call; savefig of a PNG uses Agg.
     from matplotlib.figure import Figure
 
     columns = min(len(experiment.panels), _COLUMNS)
@@ -114,7 +115,7 @@ def draw(experiment: Experiment, table: Table, file: Path) -> None:
 
 
 def _save(figure: Figure, file: Path) -> None:
-    """Save as a PNG of 128 colours: a third of the bytes, and no visible difference."""
+    """Save as a PNG of 128 colours: a third of the size, without visible difference."""
     from PIL import Image
 
     drawn = io.BytesIO()
@@ -169,7 +170,7 @@ def _tick(x: float, position: int | None = None) -> str:
 
 
 def _scale(ax: Axes, panel: Panel, shown: Sequence[float]) -> None:
-    """Set the axes; limits by the means, so that a wide band does not hide the rest."""
+    """Set up the axes, with limits from the means, not from wide bands."""
     from matplotlib.ticker import FuncFormatter, NullFormatter
 
     if panel.log:

@@ -1,4 +1,4 @@
-"""Experiments: panels of settings, methods and claims of a paper; and the table of measured errors."""
+"""Experiments with panels, methods and claims, and the table of measured errors."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ __all__ = [
 ]
 
 FIRST_SEED = 1000
-"""First seed of the figures; lower seeds are for tuning."""
+"""First seed of the figures; tuning uses lower seeds."""
 
 KEY_DIGITS = 12
 
@@ -71,14 +71,14 @@ class Method:
     Attributes
     ----------
     key, label : str
-        Its names in the CSV and in the figure.
+        Names in the CSV and in the figure.
     id : str
-        Of the estimator, or of another algorithm.
+        Id of the estimator or of another algorithm.
     private : bool
     most_seeds : int or None
-        Trials of a full run, for a slow method; None: all.
+        Number of trials of a full run, for a slow method; None means all.
     place : type or None
-        Kind of place that it runs on; None: any.
+        Type of place that the method runs on; None means any.
     """
 
     key: str
@@ -89,19 +89,19 @@ class Method:
     place: type | None = field(default=None, kw_only=True)
 
     def runs_on(self, setting: Any, number: int) -> bool:
-        """Return whether it runs on a place in the trial of this number, from 0."""
+        """Return whether the method runs on a place in a trial, numbered from 0."""
         if self.place is not None and not isinstance(setting, self.place):
             return False
         return self.most_seeds is None or number < self.most_seeds
 
     def options_for(self, setting: Any) -> dict[str, Any]:
-        """Return the estimator's options at a place; a row's key depends on them."""
+        """Return the estimator's options at a place; they are part of a row's key."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class StreamMethod(Method):
-    """Method that runs an estimator over records, with ``options`` from the place."""
+    """Method that runs an estimator over records; ``options`` maps a place to its options."""
 
     options: Callable[[Any], dict[str, Any]]
 
@@ -111,14 +111,14 @@ class StreamMethod(Method):
 
 @dataclass(frozen=True)
 class JointMethod(Method):
-    """Method that reads a draw as a whole: no estimator of a stream.
+    """Method that reads a whole draw at a time, not as a stream.
 
     Attributes
     ----------
     components : callable
-        From a draw to rows (k, d).
+        Maps a draw to rows (k, d).
     options : mapping
-        A row's key depends on them.
+        Options, which are part of a row's key.
     """
 
     components: Callable[[Any], NDArray[np.float64]]
@@ -135,16 +135,16 @@ class Panel:
     Attributes
     ----------
     key : str
-        Its name in the CSV.
+        Name in the CSV.
     title, axis : str
     points : tuple of (float, Place)
-        The place on the axis, and the setting there.
+        Positions on the axis, with the settings there.
     log : bool
-        Whether the axis is logarithmic.
+        True for a logarithmic axis.
     printed : mapping
-        From a method's key and a place on the axis to the paper's number.
+        Maps a method's key and a position on the axis to the paper's number.
     data : str
-        The synthetic data in place of the paper's, if those are not available.
+        Synthetic data that replace the paper's, if those are not available.
     """
 
     key: str
@@ -159,12 +159,12 @@ class Panel:
     def along(
         cls, key: str, title: str, axis: str, values: Iterable[float], at: Callable[[float], Place]
     ) -> Panel:
-        """Make a panel of the settings ``at`` these values."""
+        """Make a panel of the settings ``at(value)``."""
         return cls(key, title, axis, tuple((float(value), at(value)) for value in values))
 
 
 class Claim(Protocol):
-    """Statement of a paper, as a comparison of numbers."""
+    """Statement of a paper, expressed as a comparison of numbers."""
 
     def compare(self, table: Table) -> Comparison: ...
 
@@ -177,22 +177,22 @@ class Experiment:
     ----------
     name : str
     figure : str
-        Its place in the paper.
+        Reference to the paper's figure or table.
     words : str
-        The paper's claims in its words.
+        The paper's claims in its own words.
     measure : str
-        The error plotted: :data:`~experiments.settings.MEASURES`.
+        Error to plot: a key of :data:`~experiments.settings.MEASURES`.
     panels : tuple of Panel
     methods : tuple of Method
     claims : tuple of Claim
     seeds : int
-        Trials by default.
+        Default number of trials.
     unlike : str
-        Differences from the paper's figure, and their reasons.
+        Differences from the paper's figure, with reasons.
     replaced : str
-        Data of the paper that are not available, and the synthetic data in their place.
+        Unavailable data of the paper, and the synthetic data that replace them.
     told : callable or None
-        Makes lines that are printed after the comparison.
+        Returns lines to print after the comparison.
     """
 
     name: str
@@ -208,7 +208,7 @@ class Experiment:
     told: Callable[[], list[str]] | None = None
 
     def settings(self) -> tuple[Place, ...]:
-        """Return every setting once."""
+        """Return all settings without duplicates."""
         return tuple(dict.fromkeys(setting for panel in self.panels for _, setting in panel.points))
 
 
@@ -222,13 +222,13 @@ class Row:
         None if the method refused the setting.
     seconds : float or None
     learnt : float or None
-        Share of the batches that something was learnt from: those without an
-        outcome, or with the outcome "learnt".
+        Share of the batches that the estimator learnt from: batches without an outcome, or with the
+        outcome "learnt".
     batches : int or None
     key : str
-        Of setting, estimator and options together: :func:`row_key`.
+        Digest of setting, estimator and options together: :func:`row_key`.
     note : str
-        Reason of a refusal.
+        Reason for a refusal.
     paper : float or None
         The paper's number.
     """
@@ -247,14 +247,14 @@ class Row:
 
 
 def row_key(setting: Place, method: Method) -> str:
-    """Return hexadecimal digits that change with the setting, the estimator or its options."""
+    """Return a hexadecimal digest of the setting, the estimator and its options."""
     what = [setting.as_json(), method.id, method.options_for(setting)]
     return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:KEY_DIGITS]
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Verdict on a claim, and the numbers behind it."""
+    """Verdict on a claim, and the supporting numbers."""
 
     verdict: Verdict
     text: str
@@ -284,7 +284,7 @@ class Table:
                 self._learnt[at].append(row.learnt)
 
     def errors(self, panel: str, method: str, x: float) -> Sequence[float]:
-        """Return the errors, one a seed."""
+        """Return the errors, one per seed."""
         return self._errors.get((panel, method, x), ())
 
     def mean(self, panel: str, method: str, x: float) -> float | None:
@@ -293,12 +293,12 @@ class Table:
         return statistics.fmean(found) if found else None
 
     def learnt(self, panel: str, method: str, x: float) -> float | None:
-        """Return the mean share of batches that were learnt from."""
+        """Return the mean share of batches that the estimator learnt from."""
         found = self._learnt.get((panel, method, x))
         return statistics.fmean(found) if found else None
 
     def line(self, panel: str, method: str) -> dict[float, float]:
-        """Return the mean errors along an axis, where the method ran."""
+        """Return the mean errors at the points of an axis where the method ran."""
         means = {x: self.mean(panel, method, x) for x, _ in self.panel(panel).points}
         return {x: mean for x, mean in means.items() if mean is not None}
 
@@ -320,7 +320,7 @@ class Table:
         return min(means, key=means.__getitem__) if means else None
 
     def compare(self) -> Comparison:
-        """Compare all claims, as one verdict."""
+        """Compare all claims and combine their verdicts."""
         found = [claim.compare(self) for claim in self.experiment.claims]
         verdicts = {comparison.verdict for comparison in found}
         verdict = verdicts.pop() if len(verdicts) == 1 else PARTLY
@@ -332,7 +332,7 @@ class Table:
         return Comparison(verdict, "; ".join(said))
 
     def _winners(self) -> str:
-        """Count the points at which each private method has the least error."""
+        """Count the points where each private method has the least error."""
         places = [(panel.key, x) for panel in self.experiment.panels for x, _ in panel.points]
         best = [found for panel, x in places if (found := self.best(panel, x)) is not None]
         counts = sorted(((best.count(key), key) for key in set(best)), reverse=True)
@@ -359,9 +359,9 @@ class Table:
         ]
 
     def beside_the_papers(self) -> list[str]:
-        """Print the paper's numbers and ours, a line each under a heading.
+        """Format the paper's numbers and ours as lines, preceded by a heading.
 
-        Empty if the paper has no numbers.
+        The result is empty if the paper has no numbers.
         """
         cells = [("data", "at", "method", "paper", "ours")]
         for panel in self.experiment.panels:

@@ -1,8 +1,8 @@
 """Methods of the k-PCA figures: an estimator's id, and its options as a function of the setting.
 
-Options that depend on the data use what the papers' experiments know too: eigenvalues, sigma,
-and radii at which clipping is rare. All others were chosen as in [DunglerSanyal2026, appendix F.2],
-by :mod:`experiments.tuning` on seeds below those of the figures.
+Options that depend on the data use quantities that the papers' experiments also know: eigenvalues, sigma, and
+radii where clipping is rare. All others were chosen as in [DunglerSanyal2026, appendix F.2], by
+:mod:`experiments.tuning` on seeds below those of the figures.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from experiments.settings import Family, Setting
 __all__ = ["BOUNDED", "GAUSS", "METHODS", "OURS", "REFERENCES", "Choice", "TunedMethod", "methods_of"]
 
 Choice = Mapping[str, Any]
-"""Options that tuning chooses, by a method's own names."""
+"""Options that tuning chooses, under a method's own names."""
 
 _QUICK_VALUES = 40_000
-"""Largest n d of a slow method in a quick run."""
+"""Largest n d for a slow method in a quick run."""
 
 
 @dataclass(frozen=True)
@@ -31,13 +31,13 @@ class TunedMethod(Method):
     Attributes
     ----------
     options : callable
-        From a setting and a choice to the estimator's options.
+        Maps a setting and a choice to the estimator's options.
     candidates : tuple of Choice
-        For tuning; the first is used if nothing was tuned.
+        Candidates for tuning; without tuning, the first is used.
     tuned : mapping
-        From a family of data to the choice of tuning.
+        Maps a family of data to the choice of tuning.
     most_values : int or None
-        Largest n d that it runs on.
+        Largest n d for this method.
     """
 
     options: Callable[[Setting, Choice], dict[str, Any]]
@@ -57,7 +57,7 @@ class TunedMethod(Method):
 def _rates(setting: Setting, choice: Choice, steps: float) -> dict[str, Any]:
     """Return the learning rates of [DunglerSanyal2026, appendix F.2], times a constant.
 
-    "inverse" is in units of lambda_1, which is 10 there.
+    The rate of "inverse" is in units of lambda_1, which is 10 in that paper.
     """
     schedule, rate = choice["schedule"], choice["rate"]
     if schedule == "inverse":
@@ -93,7 +93,7 @@ def _batches(rule: str, n: int, k: int = 1) -> dict[str, Any]:
 
 
 def _steps(rule: str, n: float) -> float:
-    """Return the batches (of a component) that a rule makes of n records."""
+    """Return the number of batches (of a component) for n records by a rule."""
     return {"n/log n": math.log(n), "sqrt n": math.sqrt(n), "n/5": 5.0}[rule]
 
 
@@ -107,7 +107,7 @@ def _adadpo_printed(setting: Setting, choice: Choice) -> dict[str, Any]:
 
 
 def _tadadpo(setting: Setting, choice: Choice) -> dict[str, Any]:
-    """Use half of the records for ADADPO's start, half for the tangent steps."""
+    """Use half of the records for ADADPO's start, and half for the tangent steps."""
     half, rule = setting.n // 2, choice["batch_rule"]
     return {
         **_batches(rule, half),
@@ -119,7 +119,7 @@ def _tadadpo(setting: Setting, choice: Choice) -> dict[str, Any]:
 
 
 def _private_oja(setting: Setting, choice: Choice) -> dict[str, Any]:
-    """Size batches by the same rules: it has no option for them."""
+    """Size batches by the same rules; the estimator lacks an option for them."""
     steps = _steps(choice["batch_rule"], setting.n)
     return {
         "clip_radius": _product_bound(setting, setting.k),
@@ -129,7 +129,7 @@ def _private_oja(setting: Setting, choice: Choice) -> dict[str, Any]:
 
 
 def _k_dp_pca(setting: Setting, choice: Choice) -> dict[str, Any]:
-    """Use rates by component for the spectral schedules, as both papers do."""
+    """Use rates per component for the spectral schedules, as both papers do."""
     rule = choice["batch_rule"]
     rates = _rates(setting, choice, _steps(rule, setting.n))
     if choice["schedule"] != "inverse":
@@ -156,7 +156,7 @@ def _output_perturbation(setting: Setting, choice: Choice) -> dict[str, Any]:
 
 
 def _noisy_power(setting: Setting, choice: Choice) -> dict[str, Any]:
-    """Use the radii of [DunglerSanyal2026, appendix F]: beta, and the bound of |a|_1 with beta's C."""
+    """Use the radii of [DunglerSanyal2026, appendix F]: beta, and a bound on |a|_1 with beta's C."""
     rare = setting.noise_bound
     alpha = math.sqrt(setting.dim) * (setting.norm_bound - rare) + setting.sigma * setting.dim + rare
     return {
@@ -172,9 +172,9 @@ def _adaptive_power(setting: Setting, choice: Choice) -> dict[str, Any]:
 
 
 def _product_bound(setting: Setting, k: int) -> float:
-    """Return a radius that |A_i Q|_F exceeds with probability 0.01 or so.
+    """Return a radius that |A_i Q|_F exceeds with probability about 0.01.
 
-    For a fixed Q of k columns.
+    This holds for a fixed Q of k columns.
     """
     if setting.family == "coherent":
         return 1.0
@@ -198,7 +198,8 @@ def _none(setting: Setting, choice: Choice) -> dict[str, Any]:
     return {}
 
 
-# The papers' two rules; and a few large batches with long steps, where theirs are too small for PrivRange.
+# The papers' two rules, and a few large batches with long steps, because their batches are too small for
+# PrivRange.
 _BATCHED = (
     *(
         {"batch_rule": rule, **rates}
@@ -211,11 +212,11 @@ _BATCHED = (
     ),
 )
 
-# Choices of tuning.
+# Results of tuning.
 _LONG_STEPS, _SHORTER_STEPS, _SLOW_DECAY, _QUICK_DECAY = _BATCHED[-1], _BATCHED[-2], _BATCHED[2], _BATCHED[1]
 _FAST_DECAY: Choice = {"schedule": "inverse", "decay": (1 / 3, 2.0), "rate": 1.0}
 _ADADPO_TUNED: Mapping[Family, Choice] = {"spiked": _LONG_STEPS, "gaussian": _QUICK_DECAY}
-# Tangent steps have no part inside the span, which keeps ADADPO's long steps from overshooting.
+# Tangent steps lack the component inside the span that prevents ADADPO's long steps from overshooting.
 _TADADPO_TUNED: Mapping[Family, Choice] = {"spiked": _BATCHED[0], "gaussian": _QUICK_DECAY}
 _K_DP_PCA_TUNED: Mapping[Family, Choice] = {
     "spiked": _LONG_STEPS,
@@ -249,7 +250,7 @@ _TABLE = (
     TunedMethod(
         "adaptive-power", "Adaptive power", "adaptive-power", _adaptive_power,
         tuple({"rounds": t} for t in (3, 5, 10, 20)),
-        # T = O(ln(n)/kappa), as in the theorem: three rounds end before they converge.
+        # T = O(ln(n)/kappa), as in the theorem, because three rounds do not converge.
         {"coherent": {"rounds": 8}},
     ),
     TunedMethod(
@@ -260,7 +261,7 @@ _TABLE = (
 )  # fmt: skip
 
 METHODS: dict[str, TunedMethod] = {method.key: method for method in _TABLE}
-"""Every method by its key, in the order of the legends."""
+"""Methods by key, in the order of the legends."""
 
 OURS = ("adaptive", "block")
 REFERENCES = tuple(key for key, method in METHODS.items() if not method.private)
@@ -269,9 +270,9 @@ BOUNDED = (*GAUSS, "noisy-power")
 
 
 def methods_of(quick: bool, *keys: str) -> tuple[TunedMethod, ...]:
-    """Return the methods named, the reference and ours, which every figure has.
+    """Return the named methods, the reference and ours, which every figure contains.
 
-    In a quick experiment a slow method runs once, on the smallest data.
+    In a quick experiment, a slow method runs once, on the smallest data.
     """
     wanted = {*keys, *REFERENCES, *OURS}
     found = [method for key, method in METHODS.items() if key in wanted]

@@ -1,4 +1,4 @@
-"""Rows of an experiment in a CSV file, written as they come."""
+"""Rows of an experiment in a CSV file, written as they arrive."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _COLUMNS = [field.name for field in dataclasses.fields(Row)]
 
 
 class ExperimentError(Exception):
-    """Mistake that a user can correct: one line."""
+    """Mistake that a user can correct, with a one-line message."""
 
 
 class ResultFile:
@@ -27,12 +27,12 @@ class ResultFile:
     Parameters
     ----------
     path : Path
-        The file is created if it does not exist.
+        The file is created if missing.
 
     Raises
     ------
     ExperimentError
-        If it cannot be written, or holds anything else.
+        If the file cannot be written, or contains anything else.
     """
 
     def __init__(self, path: Path) -> None:
@@ -43,7 +43,7 @@ class ResultFile:
         self.replace(self.rows)
 
     def append(self, rows: Iterable[Row]) -> None:
-        """Add rows, so that they survive a run that ends early."""
+        """Append rows immediately, so that they survive an interrupted run."""
         with self._lock, self._writing(), self.path.open("a", newline="", encoding="utf-8") as file:
             writer = csv.writer(file)
             for row in rows:
@@ -51,7 +51,7 @@ class ResultFile:
                 self.rows.append(row)
 
     def replace(self, rows: Iterable[Row]) -> None:
-        """Write these rows and no others, atomically."""
+        """Replace the file by these rows, atomically."""
         kept = list(rows)
         new = self.path.with_name(f"{self.path.name}.new")
         with self._writing():
@@ -83,7 +83,7 @@ def _read(path: Path) -> Iterable[Row]:
             try:
                 yield _row(cells)
             except (TypeError, ValueError):
-                # A torn last line is the end of a run that was killed while it wrote.
+                # Ignore an incomplete last line: the run was killed while writing it.
                 if any(reader):
                     raise ExperimentError(f"{path}, line {number}: is no row of an experiment") from None
 

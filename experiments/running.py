@@ -1,4 +1,4 @@
-"""Runs of experiments: every method on the same draws, by plan and update; a stopped run resumes."""
+"""Runs of experiments: every method on the same draws; interrupted runs can be resumed."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ __all__ = ["Fit", "Work", "fit", "left_to_do", "released", "run"]
 
 
 class Fit(NamedTuple):
-    """Result of one method on one draw; fields as of :class:`~experiments.experiment.Row`."""
+    """Result of one method on one draw, with fields of :class:`~experiments.experiment.Row`."""
 
     error: float | None = None
     seconds: float | None = None
@@ -44,7 +44,7 @@ class Fit(NamedTuple):
 
 @dataclass(frozen=True)
 class Work:
-    """Methods that are still to run on one draw."""
+    """Methods still to run on one draw."""
 
     setting: Place
     seed: int
@@ -52,7 +52,7 @@ class Work:
 
 
 def fit(method: Method, draw: Any, measure: Measure) -> Fit:
-    """Run a method over all records of a draw, in their order; a joint method on the whole draw."""
+    """Run a method over the records of a draw in order; a joint method gets the whole draw."""
     begun = time.perf_counter()
     if isinstance(method, JointMethod):
         components, learnt, batches = method.components(draw), 1, 1
@@ -60,7 +60,7 @@ def fit(method: Method, draw: Any, measure: Measure) -> Fit:
         try:
             estimator = _configured(method, draw.setting)
             state = estimator.init(draw.start())
-            # Impossible noise scales and batch sizes are refused here.
+            # The plan refuses impossible noise scales and batch sizes.
             estimator.plan(state)
         except ValueError as refusal:
             return Fit(note=" ".join(str(refusal).split()))
@@ -70,13 +70,13 @@ def fit(method: Method, draw: Any, measure: Measure) -> Fit:
 
 
 def released(method: Method, draw: Any) -> NDArray[np.float64]:
-    """Return the components (k, d) of an estimator at the end of a draw."""
+    """Return the components (k, d) of an estimator after all records of a draw."""
     estimator = _configured(method, draw.setting)
     return _streamed(estimator, estimator.init(draw.start()), draw)[0]
 
 
 def _streamed(estimator: Estimator[Any, Any], state: Any, draw: Any) -> tuple[NDArray[np.float64], int, int]:
-    """Return components, the batches that were learnt from, and all batches."""
+    """Return components, and the numbers of learnt batches and of all batches."""
     first = batches = learnt = 0
     with np.errstate(all="ignore"):
         while first < draw.setting.n:
@@ -107,7 +107,7 @@ def _configured(method: Method, setting: Any) -> Estimator[Any, Any]:
 
 
 def left_to_do(experiment: Experiment, seeds: Sequence[int], rows: Sequence[Row]) -> list[Work]:
-    """List the fits without a row, draw by draw: all settings with the first seed, then the next."""
+    """List the fits without a row, grouped by draw; seeds in order, settings within a seed."""
     done = {(row.key, row.seed) for row in rows if row.error is not None}
     work = []
     for seed in seeds:
@@ -137,10 +137,10 @@ def run(
     experiment : Experiment
     seeds : sequence of int
     file : ResultFile
-        Its rows are not run again; rows of settings or options that the experiment no
-        longer has are dropped at the end.
+        Results; fits with a row are not run again, and rows of settings or options that the experiment
+        no longer has are dropped at the end.
     jobs : int
-        Draws worked on at once, by as many threads: kernels release the interpreter's lock.
+        Number of concurrent draws and threads; kernels release the interpreter's lock.
     progress : callable
         Called after each fit.
     """
@@ -179,12 +179,12 @@ def run(
 
 
 def _at(row: Row, panel: Panel, x: float) -> Row:
-    """Return the same fit, shown at a place."""
+    """Return the row of the same fit at a place."""
     return replace(row, panel=panel.key, x=x, paper=panel.printed.get((row.method, x)))
 
 
 def _current(experiment: Experiment, rows: Sequence[Row]) -> list[Row]:
-    """Return the rows that the experiment still has, in its order."""
+    """Return the rows that belong to the current experiment, in its order."""
     found = {(row.key, row.seed): row for row in rows}
     seeds = sorted({row.seed for row in rows})
     return [

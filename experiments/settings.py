@@ -1,8 +1,8 @@
-"""Data of the papers on k-PCA: a setting describes the records, a draw holds one seed's.
+"""Data of the papers on k-PCA: a setting describes records, a draw contains the records of a seed.
 
-Memory: a draw keeps one row of float32 a record (4 n d bytes) and makes records of several
-rows as a batch asks for them (4 (k + 1) m d bytes for a batch of m). So a fit needs at most
-4 (k + 2) n d bytes, below 0.7 GB in every experiment, and the memory of its estimator.
+Memory: a draw stores one float32 row per record (4 n d bytes), and creates records of several rows when a
+batch needs them (4 (k + 1) m d bytes for a batch of m). Therefore a fit needs at most 4 (k + 2) n d bytes,
+below 0.7 GB in every experiment, in addition to the memory of its estimator.
 """
 
 from __future__ import annotations
@@ -38,25 +38,25 @@ MEASURES: dict[Measure, str] = {
     "failure": "share of trials that fail",
     "impurity": "1 - purity of topics",
 }
-"""Errors that figures show: of [DunglerSanyal2026, appendix F.3], [DunglerSanyal2025, Definition 1],
+"""Errors in the figures, from [DunglerSanyal2026, appendix F.3], [DunglerSanyal2025, Definition 1],
 [NguyenEneNguyen2026, Theorem 1.1], [WangAnandkumar2016, appendix A]; the last is ours."""
 
 NO_CLIPPING = 0.01
-"""Probability with which the papers' radii clip anything: their zeta."""
+"""Probability that the papers' radii clip anything: their zeta."""
 
 _BLOCK = 2**13
-# One seed gives several generators: truth, records and an estimator's start must be independent.
+# A seed has several generators, because truth, records and an estimator's start must be independent.
 _TRUTH, _RECORDS, _START = range(3)
 
 
 def generator(seed: int, use: int, number: int = 0) -> np.random.Generator:
-    """Return the utility generator of one use of a seed; uses are independent."""
+    """Return the utility generator for one use of a seed; uses are independent."""
     return utility_generator((seed << 64) | (use << 32) | number)
 
 
 @dataclass(frozen=True)
 class Setting:
-    """Point of a figure: the data, epsilon and delta.
+    """Point of a figure: data, epsilon and delta.
 
     Attributes
     ----------
@@ -71,12 +71,12 @@ class Setting:
         a^2 ``carriers`` = L_1 is constant, so that only the coherence max_i |U_i1| =
         ``carriers``**-0.5 moves.
     n, dim : int
-        Records and features.
+        Numbers of records and features.
     eigenvalues : tuple
         L, decreasing; its length is k.
     sigma : float
     carriers : int
-        Of the "coherent" family.
+        Number of carriers of the "coherent" family.
     """
 
     family: Family
@@ -106,7 +106,7 @@ class Setting:
 
     @property
     def bytes(self) -> int:
-        """Most memory of a draw and one batch of all records."""
+        """Peak memory of a draw and one batch of all records."""
         return 4 * self.n * self.dim * (1 + self.rows)
 
     @property
@@ -127,8 +127,8 @@ class Setting:
     def norm_bound(self) -> float:
         """beta: sqrt(trace A_i) exceeds it with probability 0.01 ("clipping is inactive").
 
-        C sqrt(lambda_1) + sigma sqrt(d ln(n/zeta)) ([DunglerSanyal2026, appendix F.2]), with the C that
-        the family needs: the papers give none.
+        It is C sqrt(lambda_1) + sigma sqrt(d ln(n/zeta)) ([DunglerSanyal2026, appendix F.2]), with a C that
+        fits the family: the papers do not give it.
         """
         if self.family == "coherent":
             return 1.0
@@ -141,24 +141,24 @@ class Setting:
 
     @property
     def noise_bound(self) -> float:
-        """sigma sqrt(d ln(n/zeta)): the noise's part of ``norm_bound``; in the unit ball, sigma."""
+        """sigma sqrt(d ln(n/zeta)), the noise's part of ``norm_bound``; sigma in the unit ball."""
         return self.sigma * (1.0 if self.family == "coherent" else math.sqrt(self.dim * self.rarity))
 
     @property
     def rarity(self) -> float:
-        """ln(n/zeta): any of n events of probability exp(-this) occurs with probability zeta."""
+        """ln(n/zeta): one of n events of probability exp(-this) occurs with probability zeta."""
         return math.log(self.n / NO_CLIPPING)
 
     def as_json(self) -> dict[str, Any]:
-        """Return everything that the records depend on besides the seed."""
+        """Return everything that determines the records, except the seed."""
         return asdict(self)
 
     def draw(self, seed: int) -> Draw:
-        """Draw one seed's records."""
+        """Draw the records of a seed."""
         return Draw(self, seed)
 
     def random_error(self, measure: Measure) -> float:
-        """Return the error of a uniformly random subspace: |U^T v|^2 has the mean k/d for any v."""
+        """Return the error of a uniformly random subspace; |U^T v|^2 has mean k/d for any v."""
         share = 1 - self.k / self.dim
         if measure == "subspace":
             return math.sqrt(2 * self.k * share)
@@ -169,7 +169,7 @@ class Setting:
 
 
 class RowsDraw:
-    """One seed's records of one row each; a start for estimators."""
+    """Records of a seed, with one row each, and a start for estimators."""
 
     _rows: NDArray[np.float32]
     _start = _START
@@ -178,22 +178,22 @@ class RowsDraw:
         self.setting, self._seed = setting, seed
 
     def batch(self, first: int, count: int) -> ArrayBatch:
-        """Return records ``first`` to ``first + count``, in their order."""
+        """Return records ``first`` to ``first + count``, in order."""
         rows = self._rows[first : first + count]
         return ArrayBatch(rows, np.arange(len(rows) + 1, dtype=np.int64))
 
     def start(self) -> np.random.Generator:
-        """Return an estimator's utility randomness: the same for all methods on this draw."""
+        """Return an estimator's utility randomness, the same for all methods on this draw."""
         return generator(self._seed, self._start)
 
 
 class Draw(RowsDraw):
-    """One seed's records of a setting.
+    """Records of a setting for one seed.
 
     Attributes
     ----------
     truth : (k, d) float64
-        Orthonormal rows: the population's leading subspace; of "coherent" rows their own.
+        Orthonormal rows: the leading subspace of the population, or of the records if "coherent".
     """
 
     def __init__(self, setting: Setting, seed: int) -> None:
@@ -209,7 +209,7 @@ class Draw(RowsDraw):
             self.truth = self._exact()
 
     def batch(self, first: int, count: int) -> ArrayBatch:
-        """Return records ``first`` to ``first + count``, in their order."""
+        """Return records ``first`` to ``first + count``, in order."""
         r = self.setting.rows
         if r == 1:
             return super().batch(first, count)
@@ -222,7 +222,7 @@ class Draw(RowsDraw):
     def error(self, measure: Measure, components: NDArray[np.float64]) -> float:
         """Return the distance of components (k, d) from the truth; 0 is best.
 
-        ``"energy"``: the lost share of <V V^T, Sigma>.
+        For ``"energy"``, it is the lost share of <V V^T, Sigma>.
         """
         if measure == "subspace":
             return subspace_error(components, self.truth)
@@ -251,7 +251,7 @@ class Draw(RowsDraw):
         setting = self.setting
         v = self.truth[0].astype(np.float32)
         rows -= np.outer(rows @ v, v)
-        # A little short, so that rounding leaves no row longer than 1.
+        # Slightly shorter, so that rounding does not make a row longer than 1.
         rows *= np.float32(setting.sigma * (1 - 1e-5)) / np.linalg.norm(rows, axis=1, keepdims=True)
         # Carriers are spread evenly over the stream.
         reached = np.arange(first, last + 1) * setting.carriers // setting.n

@@ -1,7 +1,7 @@
-"""Tuning of the methods' options: the candidate with the least mean error on a grid of settings.
+"""Tuning of the methods' options: choice of the candidate with the least mean error on a grid.
 
-As in [DunglerSanyal2026, appendix F.2]. The seeds are below those of the figures. The results are
-``tuned`` of :mod:`experiments.methods`.
+This follows [DunglerSanyal2026, appendix F.2]. The seeds are below the seeds of the figures. The results are
+the ``tuned`` mappings of :mod:`experiments.methods`.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ GRIDS: Mapping[Family, tuple[Setting, ...]] = {
     ),
     "coherent": tuple(unit_rows(_N, _DIM, carriers) for carriers in (_N // 80, _N // 4)),
 }
-"""Settings that the errors of a candidate are averaged over, by family."""
+"""Settings for the mean error of a candidate, by family."""
 
 
 def tune(
     method: TunedMethod, family: Family, seeds: Sequence[int], jobs: int = 2
 ) -> list[tuple[float, Choice]]:
-    """Return each candidate's mean error, best first; infinite if it refuses a setting."""
+    """Return the candidates' mean errors, best first; infinite if one refuses a setting."""
     measure: Measure = "sine" if family == "coherent" else "subspace"
     tried = [replace(method, candidates=(choice,), tuned=None) for choice in method.candidates]
 

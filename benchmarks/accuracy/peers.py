@@ -46,7 +46,7 @@ Matrix = NDArray[np.float64]
 Variants = dict[float | None, Matrix]
 
 ORACLE_QUANTILES = (0.5, 0.9, 0.99, 0.997, 0.999, 0.9999)
-"""Clip quantiles of |x|^2, of which the oracle chooses one in hindsight."""
+"""Clip quantiles of |x|^2 for the oracle's choice in hindsight."""
 
 COINPRESS_SHARES = {1: (1.0,), 2: (1 / 4, 3 / 4), 3: (1 / 8, 1 / 8, 3 / 4)}
 """Share of the privacy budget of each step, by the number of steps t, as in the authors' experiments."""

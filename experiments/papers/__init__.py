@@ -1,4 +1,4 @@
-"""Every experiment by its name, in the modules of the papers."""
+"""Experiments by name, from the modules of the papers."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ EXPERIMENTS: dict[str, Callable[[bool], Experiment]] = {
     "tensor-scaling": wang_anandkumar.tensor_scaling,
     "topics": topics.topics,
 }
-"""Every experiment: in full, or (True) in its quick form."""
+"""Factories of experiments by name; the argument True selects the quick form."""
 
 
 def find_experiment(name: str, quick: bool) -> Experiment:
-    """Make the experiment with this name.
+    """Create the experiment with this name.
 
     Raises
     ------
     ExperimentError
-        If there is none.
+        If the name is unknown.
     """
     try:
         make = EXPERIMENTS[name]

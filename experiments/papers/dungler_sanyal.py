@@ -26,7 +26,7 @@ __all__ = [
 _SEEDS = 5
 _LOW_NOISE, _LOWEST_NOISE = 0.025, 0.001
 _FLAT_DIM = 10
-"""On Gaussian records of d = 100 ADADPO stays near a random subspace at all these n."""
+"""Dimension of Gaussian records: at d = 100, ADADPO stays near a random subspace at all these n."""
 _ADADPO_RIVALS = ("k-dp-pca", "k-dp-ojas", *BOUNDED)
 _NOT_SAID = (
     "The papers do not say n, sigma, lower eigenvalues or the axes' values unless a title here has them"
@@ -42,7 +42,7 @@ class _Scale:
     Attributes
     ----------
     n, dim, k : int
-        Where no axis moves them.
+        Values where no axis varies them.
     ns, dims, ks : tuple of int
     gaps, sigmas : tuple of float
         Smallest eigenvalues of the signal, and noise levels.
@@ -82,7 +82,7 @@ class _Scale:
         return Panel.along(key, title, label, values, lambda v: self.at(**{**fixed, axis: v}))
 
     def rank_panels(self) -> tuple[Panel, ...]:
-        """Make panels with the rank along the axis, one a dimension."""
+        """Make one panel per dimension, with the rank along the axis."""
         return tuple(
             Panel.along(
                 f"k-d{d}", f"d = {d}, n = {self.n:,}", "rank k", self.ks, functools.partial(self._rank, d)
@@ -112,7 +112,7 @@ _OJAS = replace(_KDPPCA, dim=50, ns=(12_500, 25_000, 50_000, 100_000), dims=(12,
 
 
 def eigenvalues(k: int, gap: float) -> tuple[float, ...]:
-    """Return k eigenvalues from 10 down to the gap, evenly spaced."""
+    """Return k evenly spaced eigenvalues from 10 down to the gap."""
     return (10.0,) if k == 1 else tuple(10.0 - (10.0 - gap) * i / (k - 1) for i in range(k))
 
 

@@ -4,15 +4,15 @@
 
 Privacy
 -------
-Adjacency (Definition 4.2): symmetric tensors T, T' with T' - T = c S, |c| <= 1, S
-the sum of e_i (x) e_j (x) e_k over the six orders of i, j, k: one entry, with the
-entries that equal it by symmetry. This unit does not protect a record of a stream:
+Adjacency (Definition 4.2): symmetric tensors T, T' with T' - T = c S, |c| <= 1, where S is the sum of
+e_i (x) e_j (x) e_k over the six orders of i, j, k: one entry, with the entries that equal it by symmetry.
+This unit does not protect a record of a stream;
 :class:`~streaming_pca.estimators.tensor.private.PrivateTensorPower` does.
 
-Sensitivity: 6 |u|_inf^2 for T(I, u, u), as printed, and 6 |u|_inf^3 for T(u, u, u). L candidates
-as one answer: 6 sqrt(max_i sum_l u_li^4) and 6 sqrt(max_i sum_l u_li^6). Products are exact
-integers on a lattice. An answer of noise multiplier z is (1/z)-GDP, and K of them are
-sqrt(K)/z-GDP; the printed composition needs far more noise.
+Sensitivity: 6 |u|_inf^2 for T(I, u, u), as printed, and 6 |u|_inf^3 for T(u, u, u). For L candidates as one
+answer: 6 sqrt(max_i sum_l u_li^4) and 6 sqrt(max_i sum_l u_li^6). Products are exact integers on a lattice.
+An answer with noise multiplier z is (1/z)-GDP, and K of them are sqrt(K)/z-GDP; the printed composition
+needs far more noise.
 
 Proof: docs/explanation/proofs/given-tensor.md.
 """
@@ -46,13 +46,13 @@ Calibration = Literal["joint", "single", "paper"]
 _BITS = 12
 """Bits of the candidates, which are multiples of 2**-12."""
 _FINEST = 2**20
-"""Most lattice units of a change of 1."""
+"""Largest number of lattice units for a change of 1."""
 _LARGEST_DIM = 1024
 _MOST_RESTARTS = 2**14
 
 
 def printed_multiplier(epsilon: float, delta: float, answers: int) -> float:
-    """Return the printed noise over sensitivity of each of ``answers`` = K (epsilon' <= 1)."""
+    """Return the printed noise multiplier of each of ``answers`` = K (epsilon' <= 1)."""
     of_each = epsilon / math.sqrt(answers * (4 + math.log(2 / delta)))
     return textbook_multiplier(of_each, delta / (2 * answers))
 
@@ -64,13 +64,13 @@ class PrivateTensor:
     Attributes
     ----------
     weights : (k,) float64
-        In the order in which they were found.
+        Weights in order of discovery.
     components : (k, d) float64
         Unit rows.
     charge : Charge
-        For one entry of the tensor.
+        Charge for one entry of the tensor.
     multiplier : float
-        Noise over sensitivity of each answer.
+        Noise of each answer divided by its sensitivity.
     answers : int
     """
 
@@ -87,14 +87,14 @@ class GivenTensor:
     Parameters
     ----------
     tensor : (d, d, d) float64, symmetric
-        d at most 1024.
+        d is at most 1024.
     entry_bound : float
-        Entries are clipped to it; public.
+        Public bound; larger entries are clipped.
 
     Attributes
     ----------
     per_unit : int
-        N: lattice units of a change of 1.
+        N: number of lattice units for a change of 1.
 
     Raises
     ------
@@ -125,12 +125,12 @@ class GivenTensor:
         self._flat = np.rint(clipped * self.per_unit).reshape(-1, self.dim)
 
     def products(self, q: Integers) -> Integers:
-        """Compute T(I, q, q) of integer candidates (d, L), in lattice units: exact."""
+        """Compute T(I, q, q) of integer candidates (d, L) exactly, in lattice units."""
         once = (self._flat @ q.astype(np.float64)).astype(np.int64).reshape(self.dim, self.dim, -1)
         return np.asarray(np.einsum("ijl,jl->il", once, q), dtype=np.int64)
 
     def values(self, q: Integers) -> Integers:
-        """Compute T(q, q, q) of each, floored to multiples of 2**24 lattice units."""
+        """Compute T(q, q, q) of each candidate, floored to multiples of 2**24 lattice units."""
         columns = zip(q.T.tolist(), self.products(q).T.tolist(), strict=True)
         exact = [sum(a * b for a, b in zip(*pair, strict=True)) for pair in columns]
         return np.array([value >> 2 * _BITS for value in exact], dtype=np.int64)
@@ -146,7 +146,7 @@ class GivenTensor:
 
 
 def _largest_sum(q: Integers, power: int) -> float:
-    """Return max_i sum_l q_li^power; float64, off by less than 1e-12 relatively."""
+    """Return max_i sum_l q_li^power in float64, with relative error below 1e-12."""
     return float((np.abs(q).astype(np.float64) ** power).sum(axis=1).max())
 
 
@@ -156,9 +156,9 @@ def _rounded_up(value: float) -> float:
 
 @dataclass(frozen=True)
 class _Answers:
-    """Noisy answers about a tensor, all at one noise multiplier.
+    """Noisy answers about a tensor, all with the same noise multiplier.
 
-    ``together``: the candidates' products are one answer; else each has its own.
+    If ``together``, the candidates' products are one answer; otherwise each candidate has its own.
     """
 
     tensor: GivenTensor
@@ -172,7 +172,7 @@ class _Answers:
         return lattice_sigma(p.epsilon, p.delta, sensitivity, self.multiplier, self.count)
 
     def products(self, q: Integers) -> Matrix:
-        """Return noisy T(I, u, u), u = 2**-12 q."""
+        """Return noisy T(I, u, u) for u = 2**-12 q."""
         exact = self.tensor.products(q)
         noisy = np.empty(exact.shape)
         for columns in self._parts(q):
@@ -221,17 +221,16 @@ def private_tensor_power(
     k : int
         Components to find.
     privacy : PrivacyParameters
-        For one entry, as Definition 4.2 has it.
+        Privacy of one entry, as in Definition 4.2.
     rng : Generator
-        Utility randomness, of the starts.
+        Utility randomness for the starts.
     restarts, steps : int, optional
         L and R; by default 2 k log k, at least 10, and 2 log2(d) + 6.
     calibration : {"joint", "single", "paper"}
-        "paper": the printed noise for each of k L (R + 1) answers. "single": the noise of
-        Gaussian composition, for each of them. "joint": the L candidates
-        of a step are one answer, of k (R + 1).
+        "paper": the printed noise for each of k L (R + 1) answers. "single": the noise of Gaussian
+        composition, for each of them. "joint": the L candidates of a step form one of k (R + 1) answers.
     entry_bound : float
-        Entries are clipped to it; public.
+        Public bound; larger entries are clipped.
 
     Returns
     -------
@@ -246,9 +245,9 @@ def private_tensor_power(
 
     Notes
     -----
-    Released: all noisy products and values; all else follows from them and from ``rng``.
-    Each is (1/z)-GDP, z its noise multiplier: c of them, each chosen after the earlier
-    answers, are sqrt(c)/z-GDP, so (epsilon, delta)-private
+    The release consists of all noisy products and values; everything else follows from them and from ``rng``.
+    Each is (1/z)-GDP with noise multiplier z. Together c of them, each chosen after the earlier answers, are
+    sqrt(c)/z-GDP, hence (epsilon, delta)-private
     (:func:`~streaming_pca.privacy.calibration.multipliers.lattice_sigma`).
     """
     given = GivenTensor(tensor, entry_bound)

@@ -1,9 +1,9 @@
-"""Mean second moments: the sum of locally private reports, for the figures of [WangXu2020].
+"""Mean second moments, the sums of locally private reports, for the figures of [WangXu2020].
 
-A report is x x^T with one Gaussian number added to each entry of its upper triangle, and the
-estimators use reports by their mean alone. The mean of n such numbers is one Gaussian number of
-1/sqrt(n) times the deviation, so an experiment draws that number: the same distribution, with
-one draw an entry instead of n. For the same reason n may be any number here.
+A report is x x^T with one Gaussian number added to each entry of its upper triangle, and the estimators use
+only the mean of the reports. The mean of n such numbers is one Gaussian number with 1/sqrt(n) times the
+deviation. Therefore an experiment draws that number: the same distribution, with one draw per entry instead
+of n. For the same reason n can be arbitrarily large.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ __all__ = ["MODEL", "MomentDraw", "MomentSetting", "sparse_subspace"]
 Matrix = NDArray[np.float64]
 
 MODEL = "model"
-"""Source of the paper's N(0, Sigma)."""
+"""Name of the source for the paper's N(0, Sigma)."""
 
 _TRUTH, _RECORDS, _NOISE = range(3)
 _MOST_VALUES = 2_000_000
-"""Most numbers n p that are drawn as records; a moment of more is drawn at once."""
+"""Largest n p to draw records; above it, the moment is drawn directly."""
 _STARTS, _ROUNDS = 50, 60
-"""Runs and rounds of the search for a sparse target; the paper has fifty runs."""
+"""Runs and rounds of the search for a sparse target; the paper uses fifty runs."""
 
 
 @dataclass(frozen=True)
@@ -46,11 +46,11 @@ class MomentSetting:
         ([WangXu2020, section 6.1]). Or a key of :data:`~experiments.papers.synthetic_data.DATA_SETS`.
     n, dim, k : int
     epsilon, delta : float
-        Of each report.
+        Privacy parameters of each report.
     sparsity : int
-        Features of the target subspace; 0: all.
+        Number of features of the target subspace; 0 means all.
     total : int
-        Records of the data set that the target is of; of "model" it is the population's.
+        Number of records of the data set that define the target; for "model", the population defines it.
     strength : float
         lambda of the model.
     """
@@ -67,7 +67,7 @@ class MomentSetting:
 
     @property
     def bytes(self) -> int:
-        """Most memory of a draw: a few matrices, and the records that make one."""
+        """Peak memory of a draw: a few matrices, and the records for one of them."""
         rows = _MOST_VALUES if self.source == MODEL else 2**11 * DATA_SETS[self.source].dim
         return 8 * (6 * self.dim**2 + 2 * rows)
 
@@ -82,24 +82,24 @@ class MomentSetting:
         return 1 / (5 * self.dim * (self.strength + 1))
 
     def as_json(self) -> dict[str, Any]:
-        """Return everything that a moment depends on besides the seed."""
+        """Return everything that determines a moment, except the seed."""
         return asdict(self)
 
     def draw(self, seed: int) -> MomentDraw:
-        """Draw one seed's moment and noise."""
+        """Draw the moment and noise of a seed."""
         return MomentDraw(self, seed)
 
     def random_error(self, measure: Measure) -> float:
         """Return the error of a uniformly random subspace.
 
-        Sparse or not, the mean of |U^T v|^2 is k/d.
+        The mean of |U^T v|^2 is k/d, whether V is sparse or not.
         """
         _check(measure)
         return math.sqrt(2 * self.k * (1 - self.k / self.dim))
 
 
 class MomentDraw:
-    """One seed's second moment of a setting.
+    """Second moment of a setting for one seed.
 
     Attributes
     ----------
@@ -122,7 +122,8 @@ class MomentDraw:
     def noisy(self, sigma: float) -> Matrix:
         """Return the mean of n reports with noise ``sigma`` on the upper triangle.
 
-        The standard numbers are the same at any ``sigma``: methods on a draw differ in nothing else.
+        The standard Gaussian numbers are the same for any ``sigma``, so that methods on a draw differ only in
+        ``sigma``.
         """
         drawn = generator(self._seed, _NOISE).standard_normal(self.moment.shape)
         upper = np.triu(drawn)
@@ -137,8 +138,8 @@ class MomentDraw:
     def _model_moment(self) -> Matrix:
         """Draw W/n for W ~ Wishart(Sigma, n).
 
-        Rows are not clipped to |x| <= 1: with these eigenvalues |x|^2 has a mean of at most 1/5, and
-        exceeds 1 with probability exp(-p) or so.
+        Rows are not clipped to |x| <= 1: with these eigenvalues, |x|^2 has a mean of at most 1/5, and exceeds
+        1 with probability about exp(-p).
         """
         setting, rng = self.setting, generator(self._seed, _RECORDS)
         n, d = setting.n, setting.dim
@@ -180,9 +181,10 @@ def _truth_of(source: str, total: int, dim: int, k: int, sparsity: int) -> Matri
 def sparse_subspace(moment: Matrix, k: int, sparsity: int) -> Matrix:
     """Find rows (k, d) on at most ``sparsity`` features with much of the variance.
 
-    The paper takes the best of fifty runs of a non-private method. This is similar: from fifty starts, the
-    components of some features choose the features of which they explain most, until these stay the
-    same; the result is the set of features met on the way whose k eigenvalues are largest.
+    The paper takes the best of fifty runs of a non-private method. This function is similar. From each of
+    fifty starts, it alternates between the components of the current features and the features that these
+    components explain most, until the features do not change. The result is the visited set of features
+    with the largest k eigenvalues.
     """
     rng = utility_generator(0)
     width = len(moment)
@@ -199,7 +201,7 @@ def sparse_subspace(moment: Matrix, k: int, sparsity: int) -> Matrix:
                 best = float(values.sum())
                 found = np.zeros((k, width))
                 found[:, support] = basis.T
-            # |row i|^2 is what these components explain of feature i's variance.
+            # |row i|^2 is the part of feature i's variance that these components explain.
             product = moment[:, support] @ basis / np.sqrt(np.maximum(values, 1e-300))
             chosen = np.argsort(-np.square(product).sum(axis=1), kind="stable")[:sparsity]
             if np.array_equal(np.sort(chosen), support):

@@ -1,4 +1,4 @@
-"""Error of adaptive power against its bounds: [NguyenEneNguyen2026] has no figures."""
+"""Error of adaptive power against its bounds, since [NguyenEneNguyen2026] has no figures."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def unit_rows(n: int, dim: int, carriers: int, epsilon: float = 1.0) -> Setting:
 
 
 def unit_gaussian(n: int, dim: int) -> Setting:
-    """Return Gaussian rows with eigenvalues that sum to 1: 0.5, and the rest equal."""
+    """Return Gaussian rows whose eigenvalues sum to 1: one is 0.5, the others are equal."""
     rest = 0.5 / (dim - 1)
     return Setting("gaussian", n, dim, (0.5 - rest,), rest**0.5, 1.0, 1e-6)
 

@@ -1,8 +1,8 @@
-"""Synthetic data in the shape of [WangXu2020]'s data sets; and one set of real records.
+"""Synthetic data in the shape of [WangXu2020]'s data sets, and one set of real records.
 
-No package carries the originals. Nothing of them is used except their sizes and the description of their
-columns. A set is the same in every run, as a file would be: only the noise has a seed. Every row
-is scaled to length 1, as in the paper.
+No package contains the originals. This module uses only their sizes and the descriptions of their columns. A
+set is the same in every run, like a file: only the noise has a seed. Every row is scaled to length 1, as in
+the paper.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _BLOCK = 2**11
 
 Rows = NDArray[np.float32]
 Maker = Callable[[np.random.Generator, int, int], Callable[[np.random.Generator, int], Rows]]
-"""Function from a generator and (n, d) to a maker of blocks of rows."""
+"""Function that maps a generator and (n, d) to a function that draws blocks of rows."""
 
 
 @dataclass(frozen=True)
@@ -33,13 +33,13 @@ class DataSet:
     Attributes
     ----------
     label : str
-        Its name in the paper.
+        Name in the paper.
     n, dim : int
-        Its size in the paper.
+        Size in the paper.
     words : str
         Description of the synthetic rows.
     blocks : callable
-        Every row, a block at a time.
+        Iterates over all rows in blocks.
     """
 
     label: str
@@ -53,8 +53,8 @@ class DataSet:
 def moment_of(name: str, n: int, dim: int) -> NDArray[np.float64]:
     """Average x x^T over the first n rows of a set.
 
-    On its ``dim`` most energetic features. Rows have length 1 before features are dropped. The choice
-    of features is public here: it depends on the whole set.
+    The result covers the ``dim`` most energetic features. Rows have length 1 before other features are
+    dropped. The choice of features is public here, and depends on the whole set.
 
     Raises
     ------
@@ -101,7 +101,7 @@ def _unit(rows: Rows) -> Rows:
 
 
 def _covertype(rng: np.random.Generator, n: int, dim: int) -> Callable[[np.random.Generator, int], Rows]:
-    """Draw ten measurements in metres and grades of light, 4 areas and 40 soils one-hot."""
+    """Draw ten measurements in metres and grades of light, 4 one-hot areas, 40 one-hot soils."""
     centre: Rows = np.array([2900, 150, 15, 270, 50, 2300, 210, 220, 140, 2000], np.float32)
     spread = np.array([300, 100, 8, 200, 60, 1500, 30, 20, 40, 1300], np.float32)
     mixing = np.linalg.qr(rng.standard_normal((10, 10)))[0].astype(np.float32)
@@ -109,7 +109,7 @@ def _covertype(rng: np.random.Generator, n: int, dim: int) -> Callable[[np.rando
 
     def draw(rng: np.random.Generator, count: int) -> Rows:
         scores = rng.standard_normal((count, 10), dtype=np.float32)
-        # Half of a measurement's variance is shared with the others.
+        # Measurements share half of their variance with the others.
         mixed = (scores * np.linspace(1.5, 0.2, 10, dtype=np.float32)) @ mixing
         scores = np.asarray((scores + mixed) / 1.4, np.float32)
         rows: Rows = np.zeros((count, dim), np.float32)
@@ -122,7 +122,7 @@ def _covertype(rng: np.random.Generator, n: int, dim: int) -> Callable[[np.rando
 
 
 def _buzz(rng: np.random.Generator, n: int, dim: int) -> Callable[[np.random.Generator, int], Rows]:
-    """Draw eleven counts of attention on each of seven days: heavy tails, days alike."""
+    """Draw eleven heavy-tailed counts of attention on each of seven similar days."""
     scale = np.exp(rng.uniform(0, 6, 11)).astype(np.float32)
     # Five of the eleven are shares and ratios, below 1.
     scale[:5] = rng.uniform(0.1, 1.0, 5)
@@ -157,9 +157,9 @@ def _year(rng: np.random.Generator, n: int, dim: int) -> Callable[[np.random.Gen
 def _expression(
     rng: np.random.Generator, n: int, dim: int, tail: float = 1.0, factors: int = 12
 ) -> Callable[[np.random.Generator, int], Rows]:
-    """Draw levels of genes: log-normal scales, and programmes of few genes.
+    """Draw expression levels of genes: log-normal scales, and programmes of few genes.
 
-    A sample has more or less of each programme.
+    Samples differ in their amount of each programme.
     """
     scale = np.exp(tail * rng.standard_normal(dim)).astype(np.float32)
     loadings = rng.standard_normal((factors, dim), dtype=np.float32) * (rng.random((factors, dim)) < 0.05)
@@ -175,12 +175,12 @@ def _expression(
 
 
 def _spoken(rng: np.random.Generator, n: int, dim: int) -> Callable[[np.random.Generator, int], Rows]:
-    """Draw spectra of spoken letters: scales nearly alike, and few strong factors."""
+    """Draw spectra of spoken letters, with similar scales and few strong factors."""
     return _expression(rng, n, dim, tail=0.3, factors=26)
 
 
 def _axes(rng: np.random.Generator, n: int, dim: int) -> Callable[[np.random.Generator, int], Rows]:
-    """Draw rows that are one of ten features: no set of unit rows has a larger tenth variance."""
+    """Draw rows with one of ten features, which maximize the tenth variance of unit rows."""
 
     def draw(rng: np.random.Generator, count: int) -> Rows:
         rows: Rows = np.zeros((count, dim), np.float32)
@@ -191,7 +191,7 @@ def _axes(rng: np.random.Generator, n: int, dim: int) -> Callable[[np.random.Gen
 
 
 def _words(rng: np.random.Generator, n: int, dim: int) -> Callable[[np.random.Generator, int], Rows]:
-    """Draw counts of words: Zipf's frequencies, moved by topics."""
+    """Draw word counts with Zipf frequencies, modified by topics."""
     base = 1.0 / np.arange(2, dim + 2)
     topics = base * np.exp(1.5 * rng.standard_normal((20, dim)) * (rng.random((20, dim)) < 0.1))
     topics *= 300 / topics.sum(axis=1, keepdims=True)
@@ -213,12 +213,12 @@ def _flights() -> Iterator[Rows]:
 def _shuffled_flights() -> Rows:
     """Load the flights in one random order.
 
-    In the file's order months follow each other, and a part is not like the whole.
+    The file is ordered by month, so that a part of it would not represent the whole.
     """
     from streaming_pca.demo.flights import N_RECORDS, load
 
     try:
-        # Only the permuted copy is kept: 195 MB.
+        # Keep only the permuted copy, of 195 MB.
         rows = load().records[utility_generator(99 << 32).permutation(N_RECORDS)]
     except ModuleNotFoundError:
         raise ExperimentError(
@@ -249,4 +249,4 @@ DATA_SETS: dict[str, DataSet] = {
     ),
     "nips": _synthetic(9, "NIPS", 11_463, 5_811, "Poisson counts of twenty topics, Zipf's law", _words),
 }
-"""Every set by its key."""
+"""Data sets by key."""

@@ -1,6 +1,6 @@
 """Data of [WangAnandkumar2016]: given tensors with noise, and records with a third moment.
 
-Memory: a tensor of d features is 8 d^3 bytes, and a few are alive at once; records are 4 n d bytes.
+Memory: a tensor of d features has 8 d^3 bytes, and a few exist at the same time; records have 4 n d bytes.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ TensorNoise = Literal["gaussian", "adversarial", "weak", "none"]
 _RATIOS = (1.0, 0.75, 0.5)
 """Weights of the paper's tensor (appendix A), as shares of the first."""
 _FOUND = 0.25
-"""Least overlap of a component that counts as found (appendix A)."""
+"""Smallest overlap of a component that counts as found (appendix A)."""
 _TRUTH, _NOISE, _RECORDS, _START = range(4)
 _NORM_STARTS, _NORM_STEPS = 8, 60
 """Starts and steps of the power iteration for an operator norm."""
 
 
 def failure(components: Floats, truth: Floats, ordered: bool) -> float:
-    """Return 0 if each row of ``truth`` is found among ``components``, or 1.
+    """Return 0 if each row of ``truth`` is found among ``components``, otherwise 1.
 
     A row is found if a component overlaps it by 1/4 or more.
 
@@ -48,8 +48,8 @@ def failure(components: Floats, truth: Floats, ordered: bool) -> float:
     ----------
     components, truth : (k, d) float64, unit rows
     ordered : bool
-        Compare rows of the same number, as in the paper's figure; or any rows, one for each: the
-        permutation of Theorem 2.2.
+        If True, compare rows with the same index, as in the paper's figure; otherwise compare under the
+        best permutation, as in Theorem 2.2.
     """
     found = components @ truth.T >= _FOUND
     if ordered:
@@ -59,7 +59,7 @@ def failure(components: Floats, truth: Floats, ordered: bool) -> float:
 
 
 class _Components:
-    """Three components, and a trial that fails or not: common to both kinds of places."""
+    """Common base of both kinds of places: three components, trials that fail or succeed."""
 
     dim: int
 
@@ -68,28 +68,28 @@ class _Components:
         return len(_RATIOS)
 
     def random_error(self, measure: Measure) -> float:
-        """Return 1: random components fail, except in a trial of fifty or so at d = 25."""
+        """Return 1: random components fail, except in about one trial of fifty at d = 25."""
         return 1.0
 
 
 @dataclass(frozen=True)
 class TensorSetting(_Components):
-    """Point of figure 1: T = sum lambda_i v_i (x) v_i (x) v_i, and noise.
+    """Point of figure 1: T = sum lambda_i v_i (x) v_i (x) v_i, plus noise.
 
     Attributes
     ----------
     noise : str
-        "gaussian": independent entries, made symmetric. "adversarial": sum_i of v_2 (x) e_i (x) e_i
-        and its turns. "weak": the sum of v_i (x) v_i (x) v_i over a basis of the complement of
-        v_1, v_2, v_3. In these v_i = e_i, as in the paper. "none": no noise, and v_1, v_2, v_3 are
-        random: incoherent, as in Theorem 4.2.
+        "gaussian": independent entries, symmetrised. "adversarial": sum_i of v_2 (x) e_i (x) e_i and its
+        permutations. "weak": the sum of v_i (x) v_i (x) v_i over a basis of the complement of v_1, v_2,
+        v_3. In these three, v_i = e_i, as in the paper. "none": without noise, and v_1, v_2, v_3 are random:
+        incoherent, as in Theorem 4.2.
     dim : int
     level : float
         Operator norm of the noise.
     weight : float
         lambda_1; the others are three quarters and half of it.
     epsilon, delta : float
-        For one entry of the tensor.
+        Privacy parameters for one entry of the tensor.
     """
 
     noise: TensorNoise
@@ -101,7 +101,7 @@ class TensorSetting(_Components):
 
     @property
     def n(self) -> int:
-        """One tensor, no records."""
+        """Number of tensors; the setting has no records."""
         return 1
 
     @property
@@ -112,7 +112,7 @@ class TensorSetting(_Components):
         return {"tensor": "given", **asdict(self)}
 
     def draw(self, seed: int) -> TensorDraw:
-        """Draw one seed's tensor."""
+        """Draw the tensor of a seed."""
         return TensorDraw(self, seed)
 
 
@@ -122,7 +122,7 @@ def _random_truth(setting: TensorSetting | MixtureSetting, seed: int) -> Floats:
 
 
 class TensorDraw:
-    """One seed's tensor.
+    """Tensor of one seed.
 
     Attributes
     ----------
@@ -143,11 +143,14 @@ class TensorDraw:
         )
 
     def start(self) -> np.random.Generator:
-        """Return utility randomness: the same for all methods on this draw."""
+        """Return utility randomness, the same for all methods on this draw."""
         return generator(self._seed, _START)
 
     def error(self, measure: Measure, components: Floats) -> float:
-        """Return 1 for a trial that fails: in the paper's order on its noise, else in any order."""
+        """Return 1 for a failed trial, otherwise 0.
+
+        With noise, components must be in the paper's order; without noise, any order counts.
+        """
         return failure(components, self.truth, ordered=self.setting.noise != "none")
 
 
@@ -159,20 +162,20 @@ def _unit_noise(noise: TensorNoise, dim: int, seed: int) -> Floats:
     if noise == "adversarial":
         one_way = np.zeros((dim, dim, dim))
         one_way[1][np.diag_indices(dim)] = 1.0
-        # E(u, u, u) = 3 (v_2 . u) |u|^2 is at most 3; the mean over orders is a third of the sum of turns.
+        # E(u, u, u) = 3 (v_2 . u) |u|^2 is at most 3; the mean over orders is a third of E.
         return symmetrised(one_way)
     drawn = symmetrised(generator(seed, _NOISE).standard_normal((dim, dim, dim)))
     return np.asarray(drawn / _operator_norm(drawn, generator(seed, _START)))
 
 
 def _operator_norm(tensor: Floats, rng: np.random.Generator) -> float:
-    """Estimate max E(u, u, u) over unit u from below: the best of several shifted power iterations.
+    """Estimate max E(u, u, u) over unit u from below, by several shifted power iterations.
 
-    The paper calls a similar routine (appendix A); the shift makes every step go up.
+    The paper uses a similar routine (appendix A); with the shift, every step increases the value.
     """
     dim = len(tensor)
     u = random_starts(rng, dim, _NORM_STARTS)
-    # The norm of symmetric Gaussian noise is about 2.3 sqrt(d/6): the shift is of that size.
+    # A shift of about the norm of symmetric Gaussian noise, 2.3 sqrt(d/6).
     shift = math.sqrt(dim)
     for _ in range(_NORM_STEPS):
         u = normalised(products_of_tensor(tensor, u) + shift * u, u)
@@ -183,17 +186,17 @@ def _operator_norm(tensor: Floats, rng: np.random.Generator) -> float:
 class MixtureSetting(_Components):
     """Records of mean 0 with a third moment: x = c v_J + z.
 
-    J is 1, 2 or 3 with probabilities in the ratios of the paper's weights; c is ``HIGH`` one time in ten and
-    slightly negative else, so that E[c] = 0; z ~ N(0, sigma^2 I/d). So E[x (x) x (x) x] is
+    J is 1, 2 or 3 with probabilities in the ratios of the paper's weights. c is ``HIGH`` with probability 0.1
+    and otherwise slightly negative, so that E[c] = 0; z ~ N(0, sigma^2 I/d). Therefore E[x (x) x (x) x] is
     E[c^3] sum p_i v_i (x) v_i (x) v_i, with random orthonormal v_i.
 
     Attributes
     ----------
     n, dim : int
     epsilon, delta : float
-        For one record.
+        Privacy parameters for one record.
     sigma : float
-        Root of E|z|^2.
+        Square root of E|z|^2.
     """
 
     n: int
@@ -210,12 +213,12 @@ class MixtureSetting(_Components):
         return {"tensor": "moment", **asdict(self)}
 
     def draw(self, seed: int) -> MixtureDraw:
-        """Draw one seed's records."""
+        """Draw the records of a seed."""
         return MixtureDraw(self, seed)
 
 
 class MixtureDraw(RowsDraw):
-    """One seed's records.
+    """Records of one seed.
 
     Attributes
     ----------
@@ -238,5 +241,5 @@ class MixtureDraw(RowsDraw):
         self._rows += (heights[:, None] * self.truth[which]).astype(np.float32)
 
     def error(self, measure: Measure, components: Floats) -> float:
-        """Return 1 for a trial that fails."""
+        """Return 1 for a failed trial, otherwise 0."""
         return failure(components, self.truth, ordered=False)

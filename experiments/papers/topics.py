@@ -1,12 +1,12 @@
-"""Topics of real text by private tensors, beside methods without privacy.
+"""Topics of real text by private tensors, compared with methods without privacy.
 
-A record is a window: 32 words that follow each other in a source file of matplotlib, numba, scikit-learn or
-Pygments (comments, docstrings and names alike), as counts of 64 words, divided by their length. So
-every record lies in the unit ball, on its surface. The label is the package, which no method knows.
+A record is a window: 32 consecutive words in a source file of matplotlib, numba, scikit-learn or Pygments
+(comments, docstrings and names alike), as counts of 64 words, divided by their length. Therefore every record
+lies on the surface of the unit ball. The label is the package, which no method knows.
 
-The vocabulary is a constant. It was chosen once, without labels, by a rule that prefers words of much use in
-few files; a real deployment takes it from public text. Nothing else of a record is computed from other
-records. Packages change: other versions give a few more windows, or fewer.
+The vocabulary is a constant. It was chosen once, without labels, by a rule that prefers words with frequent
+use in few files; a real deployment takes it from public text. Nothing else in a record is computed from other
+records. Packages change: other versions have slightly more or fewer windows.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ __all__ = [
 Floats = NDArray[np.float64]
 
 PACKAGES: Final = ("matplotlib", "numba", "sklearn", "pygments")
-"""Packages, by their names in imports."""
+"""Packages by import name."""
 
 _DISTRIBUTIONS: Final = ("matplotlib", "numba", "scikit-learn", "Pygments")
 
 _WINDOW: Final = 32
-"""Words of a window."""
+"""Number of words in a window."""
 
 # fmt: off
 VOCABULARY: Final = (
@@ -67,19 +67,19 @@ VOCABULARY: Final = (
 _WORD = re.compile(r"[a-z]{3,}")
 _ORDER = 0
 _SHOWN = 7
-"""Words printed for a topic."""
+"""Number of words to print for a topic."""
 
 
 @dataclass(frozen=True)
 class Windows:
-    """All windows that have a word of the vocabulary, package by package.
+    """All windows with a word of the vocabulary, package by package.
 
     Attributes
     ----------
     rows : (n, 64) float32
-        Counts, at length 1.
+        Counts, scaled to length 1.
     labels : (n,) int64
-        Of :data:`PACKAGES`.
+        Indices into :data:`PACKAGES`.
     """
 
     rows: NDArray[np.float32]
@@ -87,13 +87,13 @@ class Windows:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of the packages, which a result depends on."""
+    """Return the versions of the packages, which affect results."""
     return {name: version(name) for name in _DISTRIBUTIONS}
 
 
 @functools.lru_cache(maxsize=2)
 def windows(most: int) -> Windows:
-    """Read the packages' windows, at most ``most`` of each, spread over its files.
+    """Read at most ``most`` windows of each package, spread over its files.
 
     Raises
     ------
@@ -133,23 +133,23 @@ def _files(package: str) -> list[Path]:
         ) from None
     root = Path(str(installed.locate_file(package)))
     every = (file.relative_to(root) for file in root.rglob("*.py"))
-    # Sorted by parts, so that the order does not depend on the system's separator.
+    # Sort by parts, so that the order does not depend on the system's separator.
     return [root.joinpath(*parts) for parts in sorted(file.parts for file in every)]
 
 
 def _topic_of(components: Floats, found: Windows) -> NDArray[np.intp]:
-    """Assign each window the component at the least angle: the same rule for every method."""
+    """Assign each window to the component at the least angle, for every method."""
     unit = components / np.linalg.norm(components, axis=1, keepdims=True)
     return np.asarray(np.argmax(found.rows @ unit.T, axis=1))
 
 
 def purity(components: Floats, found: Windows) -> float:
-    """Return the share of windows whose topic's commonest package is theirs.
+    """Return the share of windows that belong to their topic's most common package.
 
     Parameters
     ----------
     components : (k, d) float64
-        Of any length but 0.
+        Rows of any nonzero length.
     found : Windows
     """
     topic = _topic_of(components, found)
@@ -159,7 +159,7 @@ def purity(components: Floats, found: Windows) -> float:
 
 
 def top_words(components: Floats, found: Windows) -> list[str]:
-    """Describe each topic in a line: leading words, share of the windows, commonest package."""
+    """Describe each topic in a line: leading words, share of windows, most common package."""
     topic = _topic_of(components, found)
     lines = []
     for i, component in enumerate(components):
@@ -174,14 +174,14 @@ def top_words(components: Floats, found: Windows) -> list[str]:
 
 @dataclass(frozen=True)
 class TopicSetting:
-    """All windows, in the order of the seed.
+    """All windows, in an order that depends on the seed.
 
     Attributes
     ----------
     epsilon, delta : float
-        For one window.
+        Privacy parameters for one window.
     most : int
-        Windows of a package.
+        Largest number of windows per package.
     """
 
     epsilon: float
@@ -202,23 +202,23 @@ class TopicSetting:
 
     @property
     def bytes(self) -> int:
-        """Memory of the windows and of a copy in another order."""
+        """Memory of the windows and a permuted copy."""
         return 8 * self.most * self.k * self.dim
 
     def as_json(self) -> dict[str, Any]:
-        """Return everything that a draw depends on, with the installed versions."""
+        """Return everything that determines a draw, with the installed versions."""
         return {"data": "windows", "versions": versions(), **asdict(self)}
 
     def draw(self, seed: int) -> TopicDraw:
         return TopicDraw(self, seed)
 
     def random_error(self, measure: Measure) -> float:
-        """Return the error of topics without information: all are of the largest package."""
+        """Return the error of uninformed topics, which assign all windows to the largest package."""
         return 1 - float(np.bincount(windows(self.most).labels).max() / self.n)
 
 
 class TopicDraw(RowsDraw):
-    """Windows in one order."""
+    """Permuted windows."""
 
     _start = 1
 
@@ -228,15 +228,15 @@ class TopicDraw(RowsDraw):
         self._rows = self.windows.rows[generator(seed, _ORDER).permutation(setting.n)]
 
     def error(self, measure: Measure, components: Floats) -> float:
-        """Return 1 less the purity."""
+        """Return 1 minus the purity."""
         return 1 - purity(components, self.windows)
 
 
 def _private(setting: TopicSetting) -> dict[str, Any]:
-    """Use two fifths of the windows for the whitening, whose error stays; then few and large batches.
+    """Use two fifths of the windows for whitening, then few large batches.
 
-    The noise of a batch does not shrink with its size. Chosen on seeds below those of the figure.
-    Every window has length 1.
+    The error of the whitening persists, and the noise of a batch does not depend on its size. These options
+    were chosen on seeds below those of the figure. Every window has length 1.
     """
     first = 2 * setting.n // 5
     return {
@@ -259,7 +259,7 @@ def _nmf(draw: TopicDraw) -> Floats:
 
 @functools.lru_cache(maxsize=2)
 def _nmf_of(most: int, k: int) -> Floats:
-    """Run NMF, the same at every seed: a start by singular vectors, and no order of records."""
+    """Run NMF, independent of the seed: it starts from singular vectors, and ignores order."""
     from sklearn.decomposition import NMF
 
     found = NMF(k, init="nndsvda", max_iter=300).fit(windows(most).rows)
@@ -267,7 +267,7 @@ def _nmf_of(most: int, k: int) -> Floats:
 
 
 def _package_means(draw: TopicDraw) -> Floats:
-    """Average by label: nearly the best result of one direction a package."""
+    """Average by label: nearly the best result with one direction per package."""
     found = draw.windows
     return np.array([found.rows[found.labels == i].mean(axis=0) for i in range(len(PACKAGES))])
 

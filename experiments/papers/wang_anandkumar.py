@@ -1,4 +1,4 @@
-"""Figure 1 of [WangAnandkumar2016], and its theorems on the private and the online algorithm."""
+"""Figure 1 of [WangAnandkumar2016], and its theorems on private and online algorithms."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _power(draw: TensorDraw) -> Floats:
 def _private(draw: TensorDraw, calibration: Calibration) -> Floats:
     """Run Algorithm 3.
 
-    No entry exceeds lambda_1, because no entry of a unit vector exceeds 1: the bound is public.
+    lambda_1 is a public bound on the entries, because no entry of a unit vector exceeds 1.
     """
     setting = draw.setting
     privacy = PrivacyParameters(epsilon=setting.epsilon, delta=setting.delta)
@@ -49,8 +49,8 @@ def _private(draw: TensorDraw, calibration: Calibration) -> Floats:
 def _input_perturbation(draw: TensorDraw) -> Floats:
     """Add noise to the entries, then run Algorithm 1 (section 4, comparison with input perturbation).
 
-    One entry and its equals change by at most 1, entries with two equal indices by 2, with three by 6:
-    each has noise of its own change. The noise is for utility only: the tensor is synthetic.
+    One entry and its equals change by at most 1, entries with two equal indices by 2, with three by 6; the
+    noise of each is proportional to its change. The noise only affects utility: the tensor is synthetic.
     """
     setting, rng = draw.setting, draw.start()
     d = setting.dim
@@ -92,14 +92,14 @@ def _batch(n: int, parts: int) -> int:
 
 
 def _online(setting: MixtureSetting) -> dict[str, Any]:
-    """Use six steps a component; the rest refines."""
+    """Use six steps per component; the remaining records refine the result."""
     return {"batch_size": _batch(setting.n, 19), "steps": 6}
 
 
 def _whitened(setting: MixtureSetting) -> dict[str, Any]:
-    """Use a third for the whitening, and three components of three steps.
+    """Use a third of the records for whitening, then three steps per component.
 
-    Few batches, because the noise of a batch does not shrink with its size.
+    There are three components. Batches are few, because the noise of a batch does not decrease with its size.
     """
     first = _batch(setting.n, 3)
     rest = _batch(setting.n - first, 9)
@@ -130,7 +130,7 @@ RECORD_METHODS = (
 
 @dataclass(frozen=True)
 class _Regime:
-    """Row of the figure: the noise, and the scale at which the paper's transitions stand still."""
+    """Row of the figure: noise, and the scale that makes the paper's transitions constant."""
 
     noise: TensorNoise
     name: str

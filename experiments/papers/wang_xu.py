@@ -1,8 +1,8 @@
 """Figures 1 to 4 and tables 1 and 2 of [WangXu2020]: PCA of locally private reports.
 
-A stream gives an estimator reports one by one. Here the mean of n of them is drawn at once
-(:mod:`experiments.papers.moments`), and a method is the estimator's own last step, with its
-default options except for the refit; tests compare it with the estimator's release.
+In a stream, an estimator receives reports one by one. Here the mean of n reports is drawn directly
+(:mod:`experiments.papers.moments`), and a method is the estimator's last step, with its default options
+except for the refit; tests compare it with the estimator's release.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ __all__ = [
 Matrix = NDArray[np.float64]
 
 _OPTIONS = SparseLocalOptions(refit=False)
-"""The printed algorithm: the refit on the selected features is ours."""
+"""Options of the printed algorithm, without our refit on the selected features."""
 
 _DELTA = 1e-4
 _SEEDS, _QUICK_SEEDS = 20, 2
-"""Trials: as many as the paper's in full, half of them in figure 4, for time."""
+"""Trials of full and quick runs: a full run has as many as the paper, or half in figure 4, for time."""
 
 _GAUSSIAN, _SPARSE = "local-gaussian", "local-sparse"
 
@@ -69,7 +69,7 @@ def leading_sparse(mean: Matrix, k: int, sigma: float) -> Matrix:
 
 
 def _printed_sigma(epsilon: float, delta: float) -> float:
-    """Return sigma_1 of Algorithm 1 as printed: for sensitivity 1, although it is sqrt(2)."""
+    """Return sigma_1 of Algorithm 1 as printed, for sensitivity 1 although it is sqrt(2)."""
     return math.sqrt(2 * math.log(1.25 / delta)) / epsilon
 
 
@@ -101,11 +101,11 @@ _TABLE = (
 )
 
 LOCAL_METHODS: dict[str, JointMethod] = {method.key: method for method in _TABLE}
-"""Every method by its key, in the order of the legends."""
+"""Methods by key, in the order of the legends."""
 
 DENSE = tuple(LOCAL_METHODS[key] for key in (_GAUSSIAN, "local-gaussian-printed", "pca"))
 _NOISY = tuple(method for method in DENSE if method.private)
-"""Methods for targets that are the whole set's own: PCA of all of it has no error."""
+"""Methods for targets that PCA of the whole set defines: PCA itself would have error 0."""
 _SPARSE_METHODS = tuple(LOCAL_METHODS[key] for key in (_GAUSSIAN, _SPARSE, "pca"))
 
 
@@ -200,7 +200,7 @@ def _trends(panels: Iterable[Panel], method: str, *, rises: bool) -> tuple[Claim
 
 
 def _as_printed(by_n: Sequence[Panel], method: str) -> tuple[Claim, ...]:
-    """Return the claims of figures 3 and 4; ``by_n``: a panel for each k."""
+    """Return the claims of figures 3 and 4; ``by_n`` has a panel for each k."""
     return (
         *_trends(by_n, method, rises=False),
         Across(method, tuple(panel.key for panel in by_n), "k"),
@@ -214,12 +214,12 @@ def _by_n(at: Callable[..., MomentSetting], k: int) -> Callable[[float], MomentS
 
 
 def ldp_fig3(quick: bool) -> Experiment:
-    """Make figure 3: the printed settings, and others where the rate shows.
+    """Make figure 3 with the printed settings, and with others that show the rate.
 
-    At the printed settings nothing can be learnt.
+    With the printed settings, nothing can be learnt.
     """
     p, k, epsilon, n = (20, 2, 0.5, 100_000) if quick else (40, 10, 0.5, 100_000)
-    # With this many records the noise's spectral norm is a tenth of the gap, or less.
+    # With this many records, the noise's spectral norm is at most a tenth of the gap.
     many = 10**12
     ns, dims = ((10_000, n), (10, 20)) if quick else ((12_500, 25_000, 50_000, n), (20, 40, 60, 80))
     ks, low_high = ((1, 2), (1, 2)) if quick else ((5, 10, 15, 20), (5, 20))
@@ -255,7 +255,7 @@ def ldp_fig3(quick: bool) -> Experiment:
         claims=(
             *_as_printed(printed[:2], _GAUSSIAN),
             Slope(_GAUSSIAN, "rate-n", -0.6, -0.4, "-1/2"),
-            # The sum runs over k(p - k) angles, not k p: less than 1/2 for k near p.
+            # The sum runs over k(p - k) angles, not k p, so the slope is less than 1/2 for k near p.
             Slope(_GAUSSIAN, "rate-k", 0.2, 0.7, "+1/2"),
             Slope(_GAUSSIAN, "rate-p", 0.3, 0.7, "+1/2"),
             Slope(_GAUSSIAN, "rate-p-held", 0.3, 0.8, "+1/2"),
@@ -268,7 +268,7 @@ def ldp_fig3(quick: bool) -> Experiment:
 
 
 def ldp_fig4(quick: bool) -> Experiment:
-    """Make figure 4: as figure 3, with the target on s features."""
+    """Make figure 4: like figure 3, with a target on s features."""
     p, k, s, n = (40, 2, 6, 2_000) if quick else (400, 10, 20, 2_000)
     epsilon = 1.0
     many = 10**13
@@ -322,7 +322,7 @@ def ldp_fig4(quick: bool) -> Experiment:
     )
 
 
-# Tables 1 and 2: data sets, beside the paper's numbers.
+# Tables 1 and 2: data sets, compared with the paper's numbers.
 
 _K = 10
 _FEATURES, _QUICK_FEATURES = 640, 60
@@ -376,7 +376,7 @@ def _table(
         for key, errors in all_errors.items()
         if not quick or key in _QUICK_SETS
     )
-    # A set of isolet5's size that could hardly be clearer, without a number in the paper.
+    # The easiest set of isolet5's size; the paper has no number for it.
     easiest = _row("axes", all_errors["isolet5"], {}, by, quick=False)
     return Experiment(
         name=name,
@@ -384,7 +384,7 @@ def _table(
         words=f"these results are consistent with our theoretical analysis in Theorem 4: the error {words}",
         measure="subspace",
         panels=(*panels, easiest),
-        # PCA without privacy has no sparse target, and no error on the single features.
+        # Without non-private PCA, which has no sparse target, and no error on the single features.
         methods=tuple(method for method in _SPARSE_METHODS if method.private),
         claims=(*_trends(panels, _SPARSE, rises=by != "epsilon"), Levels(_SPARSE, 0.1)),
         seeds=_QUICK_SEEDS if quick else _SEEDS,
