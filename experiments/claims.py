@@ -315,7 +315,7 @@ class Reaches:
 
 
 def _log_ratio(a: float, b: float) -> float:
-    """Return the logarithm of a ratio of errors, either of which may be 0."""
+    """Return the logarithm of a ratio of errors; both may be 0."""
     return math.log(max(a, 1e-300)) - math.log(max(b, 1e-300))
 
 

@@ -1,7 +1,7 @@
 """Settings of the utility benchmark: data, and targets of the default estimator.
 
 A setting draws its records from a seed. It adds a constant to the seed of numpy's generator, because the
-library draws its initial basis from the seed alone, which must not coincide with the truth.
+library draws its initial basis only from the seed, and this basis must not coincide with the truth.
 """
 
 from __future__ import annotations

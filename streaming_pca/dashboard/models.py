@@ -105,7 +105,7 @@ class Lag(_Answer):
 
 
 class Health(_Answer):
-    """Verdict on a stream, from public quantities alone."""
+    """Verdict on a stream, only from public quantities."""
 
     level: Literal["ok", "warning", "problem", "unknown"]
     """Worst of the reasons."""

@@ -174,7 +174,7 @@ class Flights:
 def load(bounded: bool = True) -> Flights:
     """Read the flights, in the order of the file, from the installed package.
 
-    This takes a few seconds and little memory besides the 195 MB of the result.
+    This takes a few seconds, and little memory in addition to the 195 MB of the result.
 
     Parameters
     ----------
@@ -215,12 +215,12 @@ def exact_subspace(records: NDArray[np.floating], rank: int) -> NDArray[np.float
     Returns
     -------
     ndarray of float64, shape (rank, dim)
-        Orthonormal rows by falling variance.
+        Orthonormal rows, in order of decreasing variance.
 
     Raises
     ------
     ValueError
-        If there is no record or `rank` is out of range.
+        If the records are empty or `rank` is out of range.
     """
     n_records, dim = records.shape
     if n_records == 0:

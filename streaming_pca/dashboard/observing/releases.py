@@ -1,7 +1,7 @@
 """Last releases of one stream: some numbers of each, and the complete latest release.
 
-Memory is bounded: only the latest release is held completely, and the numbers of the others are at most
-:data:`MOST_NUMBERS`.
+Memory is bounded: only the latest release is held completely, and the history has at most
+:data:`MOST_NUMBERS` numbers.
 """
 
 from __future__ import annotations
