@@ -1,4 +1,4 @@
-"""Pages of the documentation that are read off the code at build time.
+"""Pages of the documentation that are generated from the code at build time.
 
 A page holds a line ``<!-- generated: NAME -->``; :data:`GENERATORS` names the text that replaces it.
 """
