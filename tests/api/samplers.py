@@ -1,4 +1,4 @@
-"""Noise that tests can count on, the estimators as these tests set them up, and their batches."""
+"""Deterministic noise, estimator configurations and batches for the tests of PrivatePCA."""
 
 from __future__ import annotations
 
@@ -64,32 +64,34 @@ QUIET: dict[str, dict[str, Any]] = {
         "options": {"batch_size": 200, "warm_records": 150, "warm_estimator": "block"},
     },
 }
-"""The same where two fits on the same records may agree: without noise, or where nothing was learnt.
-With those of CASES, every estimator is in at least one."""
+"""Parameters with which two fits on the same records may agree: without noise, or without learning anything.
+
+Every estimator occurs here or in CASES.
+"""
 
 
 class RepeatingSampler(SeededSampler):
-    """The same noise in every call, so that two fits are the same."""
+    """Draw the same noise in every call, so that two fits are identical."""
 
     def rng(self) -> np.random.Generator:
         return np.random.default_rng(0)
 
 
 def spiked(m: int, d: int = 8, k: int = 2, mean: float = 0.0, seed: int = 0) -> NDArray[np.float64]:
-    """Vectors of standard deviation 0.4 to 0.3 in k directions and 0.03 in the others."""
+    """Return vectors with standard deviation 0.4 to 0.3 in k directions and 0.03 in the others."""
     rng = np.random.default_rng(seed)
     deviations = np.concatenate([np.linspace(0.4, 0.3, k), np.full(d - k, 0.03)])
     return rng.standard_normal((m, d)) * deviations @ turn(d) + mean
 
 
 def turn(d: int) -> NDArray[np.float64]:
-    """An orthogonal matrix; its first rows are the directions of :func:`spiked`."""
+    """Return an orthogonal matrix; its first rows are the directions of :func:`spiked`."""
     return np.linalg.qr(np.random.default_rng(99).standard_normal((d, d)))[0]
 
 
 @contextmanager
 def watched(parameters: dict[str, Any]) -> Iterator[list[ArrayBatch]]:
-    """The batches that the estimator really learns from."""
+    """Record the batches that the estimator learns from."""
     kind, seen = find(parameters["estimator"]), []
     update = kind.update
 

@@ -1,4 +1,4 @@
-"""What a model shows of its own accuracy: what its estimator releases, and nothing else."""
+"""A model shows the accuracy that its estimator releases, and nothing else."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ UNSAID = dict.fromkeys(("explained_variance_error", "total_variance", "total_var
 
 @contextmanager
 def saying(**said: Any) -> Iterator[None]:
-    """Releases say this of themselves, whatever the records."""
+    """Make releases report these values, independently of the records."""
     kind = find("private-oja")
     release = kind.release
 

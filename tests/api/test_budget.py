@@ -1,4 +1,4 @@
-"""One budget for several fits: what adds up, what is refused, and who is seen."""
+"""Several fits share one budget: sums, refusals, and charges per model."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def left(budget: BudgetAccountant) -> tuple[Any, Any]:
 
 
 class Counted:
-    """Number of updates of an estimator, which draws in no other place."""
+    """Number of updates of the estimator; only updates draw noise."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.count = 0
@@ -72,7 +72,7 @@ def test_ten_fits_of_a_tenth_are_the_whole_and_an_eleventh_draws_nothing(
             )
             assert refused is model or not hasattr(refused, "privacy_spent_")
     assert updates.count == 10
-    # The earlier model is as it was, and outside the block nothing is counted.
+    # The earlier model is unchanged; outside the block nothing is counted.
     assert all(np.array_equal(before[name], getattr(model, name)) for name in before)
     pca().fit(X)
     assert budget.spent == budget.total.model_copy(update={"rho": budget.spent.rho})
@@ -82,7 +82,7 @@ def test_floats_count_as_their_decimals_and_deltas_count_too() -> None:
     with BudgetAccountant("3/10", 1e-6) as budget:
         for epsilon in (0.1, np.float64(0.1)):
             pca(epsilon, 4e-7).fit(X)
-        # 0.1 + 0.1 + 0.1 is above 0.3 in floats.
+        # In floats, 0.1 + 0.1 + 0.1 exceeds 0.3.
         assert left(budget) == (Fraction(1, 10), Fraction(2, 10**7))
         with pytest.raises(BudgetError, match=r"epsilon 0\.1, delta 2e-07 are left"):
             pca(0.1, 4e-7).fit(X)
@@ -115,7 +115,7 @@ def test_the_batches_of_a_model_count_once_and_each_model_counts() -> None:
             assert budget.spent.epsilon - before == (0 if other is model else Fraction(1, 4))
         with pytest.raises(BudgetError):
             clone(model).partial_fit(X)
-        # Its own batches remain paid.
+        # Batches of the model that has paid stay free.
         model.partial_fit(X)
 
 
@@ -133,7 +133,7 @@ def test_a_loaded_model_counts_from_its_next_batch_on(tmp_path: Path) -> None:
         model.partial_fit(X).partial_fit(X)
         with pytest.raises(BudgetError):
             PrivatePCA.load(tmp_path / "model.npz").partial_fit(X)
-    # In another block the same model pays there.
+    # In another block the same model pays again, from that budget.
     with BudgetAccountant(0.5, 1e-6) as other:
         model.partial_fit(X)
     assert (other.spent.epsilon, budget.spent.epsilon) == (Fraction(1, 10), Fraction(1, 10))
@@ -178,7 +178,7 @@ def test_a_retry_of_a_batch_that_failed_is_charged_again(
         for _ in range(2):
             model.partial_fit(X)
             assert budget.spent.epsilon == model.privacy_spent_.epsilon == Fraction(2, 10)
-        # A batch that is refused is not charged, now or later.
+        # A refused batch is never charged, neither now nor later.
         with BudgetAccountant(0.01, 1e-6), pytest.raises(BudgetError):
             model.partial_fit(X)
         model.partial_fit(X)
@@ -189,7 +189,7 @@ def test_a_retry_of_a_batch_that_failed_is_charged_again(
 def test_nested_budgets_are_charged_both_or_neither() -> None:
     with BudgetAccountant(1.0, 1e-6) as outer:
         with BudgetAccountant(0.1, 1e-6) as inner, outer:
-            # The same budget twice pays once, and is still open after the inner block.
+            # Entering the same budget twice charges once; it stays open after the inner block ends.
             pca(accountant=inner).fit(X)
             with pytest.raises(BudgetError, match=r"epsilon 0, delta 9e-07 are left of epsilon 0\.1"):
                 pca().fit(X)
@@ -237,7 +237,7 @@ def test_a_search_pays_for_each_fit_and_stops_at_the_total() -> None:
         assert left(budget) == (0, Fraction(5, 10**7))
         with pytest.raises(BudgetError):
             search.best_estimator_.fit(X)
-    # A parameter goes with every clone.
+    # Every clone shares the accountant parameter.
     budget = BudgetAccountant(0.4, 1e-6)
     with pytest.raises(BudgetError):
         GridSearchCV(make_pipeline(pca(accountant=budget)), grid, cv=2, error_score="raise").fit(X)
@@ -306,7 +306,7 @@ def test_something_else_is_no_accountant() -> None:
 
 
 def test_a_refusal_shows_by_how_much_even_where_both_numbers_print_alike() -> None:
-    """As floats, epsilon and what is left of the total are the same number."""
+    """Epsilon and the remaining budget are the same number when converted to float."""
     total = BudgetAccountant(Fraction(1, 11) - Fraction(1, 10**20), "1e-6")
     with total, pytest.raises(BudgetError, match=r"are left of .*, too few by epsilon \d\.?\d?e-1\d$"):
         PrivatePCA(epsilon=1 / 11, delta=1e-7, bounds=(-9, 9)).fit(spiked(400))

@@ -1,4 +1,4 @@
-"""How many components a model has: a number, all, or as many as a share of the variance needs."""
+"""The number of components: an integer, all, or enough for a share of the variance."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ def test_none_is_all_that_records_and_features_allow(
 
 @pytest.mark.parametrize("estimator", ["adaptive", "analyze-gauss"])
 def test_all_components_have_the_covariance_of_the_records(estimator: str, tmp_path: Path) -> None:
-    # Any clip radius has the right span of d components: a radius chosen by it lost 15% of this matrix.
+    # Every clip radius gives the right span of d components; a radius chosen by the span lost 15% of this
+    # matrix.
     X = spiked(20_000) * np.linspace(1, 2, 8) + 3
     with replace_noise_sampler(SeededSampler(0)):
         pca = PrivatePCA(None, estimator=estimator, epsilon=100, bounds=(X.min(0), X.max(0))).fit(X)
@@ -62,7 +63,7 @@ def test_a_share_is_judged_anew_with_each_batch_and_costs_nothing(tmp_path: Path
         pca.save(tmp_path / "model.npz")
         copy = PrivatePCA.load(tmp_path / "model.npz")
         assert np.array_equal(copy.components_, pca.components_)
-        # Another share of the same spectrum: the next release, not another fit.
+        # Another share of the same spectrum takes effect with the next release, without a new fit.
         pca.set_params(n_components=0.98).partial_fit(X[:10])
         assert pca.n_components_ == 2
         assert copy.partial_fit(X[:10]).n_components_ == 1
@@ -110,7 +111,8 @@ def test_what_is_neither_is_refused(wrong: Any) -> None:
 @pytest.mark.parametrize("estimator", ["adaptive", "analyze-gauss"])
 @pytest.mark.parametrize("k", [6, 9, 10])
 def test_a_rank_of_nearly_all_features_clips_no_variance_away(estimator: str, k: int) -> None:
-    # Every radius has nearly the same span of k > d/2 components: a radius chosen by it lost a tenth or more.
+    # For k > d/2 components, every radius gives nearly the same span; a radius chosen by it lost a tenth or
+    # more.
     rng = np.random.default_rng(0)
     X = rng.standard_normal((20_000, 10)) * np.linspace(2, 1, 10) * rng.uniform(0.2, 1.8, (20_000, 1))
     spectrum = np.linalg.eigvalsh(np.cov(X.T))[::-1]
@@ -122,7 +124,7 @@ def test_a_rank_of_nearly_all_features_clips_no_variance_away(estimator: str, k:
 
 
 def test_later_batches_have_any_number_of_records() -> None:
-    """As many rows as components are needed where a model begins, and nowhere else."""
+    """Only the first batch of a model needs as many rows as components."""
     X = np.random.default_rng(0).standard_normal((600, 6))
     model = PrivatePCA(n_components=3, epsilon=5.0, delta=1e-6, bounds=(-5, 5))
     with warnings.catch_warnings():

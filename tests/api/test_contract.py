@@ -1,4 +1,4 @@
-"""scikit-learn's checks: all pass, but for those that compare two fits, and these for the noise alone."""
+"""scikit-learn's checks: all pass except comparisons of two fits, which noise alone breaks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ IMPOSSIBLE = {
 
 
 class JudgedPCA(PrivatePCA):
-    """PrivatePCA, but for the tag by which scikit-learn would skip most of these checks."""
+    """PrivatePCA without the tag that makes scikit-learn skip most of these checks."""
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
@@ -40,18 +40,18 @@ class JudgedPCA(PrivatePCA):
 
 JUDGED = [JudgedPCA(**parameters) for parameters in CASES.values()]
 FIRST = ("adaptive", "adaptive-bounded", "analyze-gauss-pairs", "block", "private-oja")
-"""Every estimator and every way to centre once; all pairs of them where noise repeats, below."""
+"""Covers every estimator and every centering once; all combinations run with repeated noise, below."""
 
 
 @pytest.fixture(autouse=True)
 def _with_array_api(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Without it scikit-learn skips a check.
+    # scikit-learn skips one check without this variable.
     monkeypatch.setenv("SCIPY_ARRAY_API", "1")
 
 
 @pytest.fixture(autouse=True)
 def _with_noise_of_one_seed() -> Iterator[None]:
-    # Two fits still differ; but what a few noisy records allow to be released is the same in every run.
+    # Two fits still differ, but every run can release the same results from few noisy records.
     with replace_noise_sampler(SeededSampler(0)):
         yield
 
@@ -117,7 +117,7 @@ def test_as_scikit_learn_sees_it_one_check_fails_and_the_others_that_compare_fit
 
 
 def test_every_estimator_is_judged() -> None:
-    # But for those that read what producers have made private, and those that release no subspace.
+    # Except estimators that read locally privatized records, and those that do not release a subspace.
     judged = {
         name for name, kind in ESTIMATORS.items() if not kind.info.local and kind.info.releases == "subspace"
     }

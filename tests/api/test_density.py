@@ -1,4 +1,4 @@
-"""The normal distribution of a model: scikit-learn's PCA without noise, and what noise may leave of it."""
+"""The normal distribution of a model equals scikit-learn's without noise, and stays usable with noise."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from tests.privacy.noise import ScriptedSampler, SeededSampler
 
 
 def exact(k: Any, X: Any) -> PrivatePCA:
-    """A fit without noise and clipping, on a fine lattice."""
+    """Fit without noise and clipping, on a fine lattice."""
     mean, options = X.mean(axis=0), {"clip_radius": 20.0}
-    # The floor of the noise variance comes from the promised noise, which epsilon makes small.
+    # The noise variance has a floor that depends on the nominal noise; a large epsilon makes it small.
     pca = PrivatePCA(k, epsilon=1e8, estimator="analyze-gauss", centering=mean, options=options)
     with replace_noise_sampler(ScriptedSampler()):
         return pca.fit(X)
@@ -63,7 +63,7 @@ def test_with_many_records_noise_hardly_moves_it() -> None:
 def test_it_is_a_normal_distribution_in_units_of_x(k: int, scale: Any, bounds: Any, centering: Any) -> None:
     X = spiked(3000, mean=1.0)
     with replace_noise_sampler(SeededSampler(1)):
-        # At 1,000 the least variance of scaled records is lost with 3 seeds of 10.
+        # With epsilon 1,000, 3 seeds of 10 lose the smallest variance of the scaled records.
         pca = PrivatePCA(k, epsilon=10_000, scale=scale, bounds=bounds, centering=centering).fit(X)
     covariance = pca.get_covariance()
     np.testing.assert_allclose(pca.get_precision() @ covariance, np.eye(8), atol=1e-8)
@@ -73,7 +73,7 @@ def test_it_is_a_normal_distribution_in_units_of_x(k: int, scale: Any, bounds: A
     found = pca.score_samples(X)
     np.testing.assert_allclose(found, expected, rtol=1e-8, atol=1e-6)
     assert pca.score(X) == found.mean()
-    # Second moments in the records' own units, whatever the scale.
+    # Second moments have the records' own units, at any scale.
     about = (clamped - mean).T @ (clamped - mean) / len(X)
     np.testing.assert_allclose(covariance, about, atol=0.3 * np.abs(about).max())
 
@@ -88,7 +88,7 @@ def test_float32_rows_are_scored_in_double_precision() -> None:
 def test_the_noise_variance_has_a_floor() -> None:
     variances = np.array([3.0, 2.0])
     assert noise_variance(variances, 6, 7.0, 0.5) == pytest.approx(0.5)
-    # Noise has put the total below the sum: one standard error is what can be told.
+    # Noise has put the total below the sum: the smallest detectable value is one standard error.
     assert noise_variance(variances, 6, 4.0, 0.5) == 0.5 / 4
     assert noise_variance(variances, 6, 5.1, 0.5) == 0.5 / 4
     floor = noise_variance(variances, 6, 4.0, None)
@@ -96,7 +96,7 @@ def test_the_noise_variance_has_a_floor() -> None:
     assert 0 < floor < 1e-14
     assert noise_variance(variances, 6, None, None) is None
     assert noise_variance(variances, 2, 1.0, 0.5) == 0.0
-    # The density of such a model is one.
+    # The density of such a model exists.
     model = GaussianModel(Projection(np.eye(2, 6)), np.array([3.0, 0.01]), 0.125)
     np.testing.assert_allclose(model.covariance(), np.diag([3.0, *5 * [0.125]]))
 
@@ -157,7 +157,7 @@ def test_factors_of_several_rows_have_no_density_of_rows_and_no_whitening(tmp_pa
         for call in (model.transform, lambda X, model=model: model.inverse_transform(X[:, :2])):
             with pytest.raises(ValueError, match="has no whitening: set whiten=False"):
                 call(rows)
-    # A new fit of vectors has both.
+    # A new fit of vectors provides both.
     assert np.isfinite(pca.fit(rows).score(rows))
 
 

@@ -26,14 +26,14 @@ def records(m: int, mean: float = 0.0, d: int = D, leading: tuple[float, ...] = 
 
 
 def quietly(pca: PrivatePCA, X: NDArray[Any]) -> PrivatePCA:
-    """Fit, where a warning is an error."""
+    """Fit, treating every warning as an error."""
     with warnings.catch_warnings(), replace_noise_sampler(SeededSampler()):
         warnings.simplefilter("error")
         return pca.fit(X)
 
 
 def warned(pca: PrivatePCA, X: NDArray[Any]) -> str:
-    """Fit, and the one warning of it."""
+    """Fit, and return the text of the only warning."""
     with pytest.warns(DoubtfulResultWarning) as caught, replace_noise_sampler(SeededSampler()):
         pca.fit(X)
     (warning,) = caught
@@ -66,18 +66,18 @@ def test_too_few_records_and_records_without_directions_give_a_warning(X: NDArra
 
 @pytest.mark.parametrize("names", [["income", *"abcde"], None])
 def test_a_feature_that_decides_what_is_clipped_is_named(names: list[str] | None) -> None:
-    """Incomes beside numbers of order one: the unit of one feature hides all others."""
+    """With incomes next to numbers of order one, the unit of one feature hides all others."""
     rng = np.random.default_rng(5)
     X = np.column_stack([np.exp(rng.normal(8, 1.2, 30_000)), rng.normal(3, 1, (30_000, 5))])
     for turn in range(2):
-        # In the second turn the feature is the last one.
+        # In the second turn the dominating feature comes last.
         frame = X[:, ::-1] if turn else X
         columns = names and names[::-1] if turn else names
         named = str((5 if turn else 0) if names is None else "income")
         said = warned(PrivatePCA(2), frame if columns is None else pd.DataFrame(frame, columns=columns))
         assert f"dominated: feature {named} has most of" in said
         assert "a smaller scale" in said
-    # In its logarithm nothing is in doubt.
+    # With its logarithm the result is not doubtful.
     X[:, 0] = np.log(X[:, 0])
     assert "dominated" not in PrivatePCA(2).fit(X).doubts_
 
@@ -88,7 +88,7 @@ def test_components_that_are_one_too_many_are_told_from_the_others() -> None:
 
 @pytest.mark.parametrize("d", [D, 600])
 def test_a_plane_that_a_large_mean_has_spoilt_is_not_passed_off_as_good(d: int) -> None:
-    """50,000 records, all means 10, default settings; noise and order of rows are fixed."""
+    """Use 50,000 records, all means 10, default settings; noise and row order are fixed."""
     X = records(50_000, mean=10.0, d=d).astype(np.float32)
     for seed in range(5):
         with warnings.catch_warnings(record=True) as caught, replace_noise_sampler(SeededSampler(seed)):
@@ -105,7 +105,7 @@ def test_a_mean_that_leads_is_suspected_where_none_is_looked_for() -> None:
     pca = PrivatePCA(2, centering="none")
     assert "direction of a mean" in warned(pca, x)
     assert pca.doubts_ == ("mean-unknown",)
-    # Zeros say that there is nothing to look for.
+    # A centre of zeros declares that the records have no mean to remove.
     assert quietly(pca.set_params(centering=np.zeros(D)), x).doubts_ == ()
 
 
@@ -143,7 +143,7 @@ def test_the_category_is_a_public_name() -> None:
 
 @pytest.mark.parametrize("estimator", ["adaptive", "block", "analyze-gauss"])
 def test_units_of_records_change_nothing_but_the_units(estimator: str) -> None:
-    """Records as large or as small as floats of everyday code: the same directions, and scaled variances."""
+    """The directions stay the same and variances scale, for any size that floats usually hold."""
     rng = np.random.default_rng(3)
     X = rng.standard_normal((8000, 5)) * np.array([5.0, 3.0, 2.0, 1.0, 0.5])
     found = {}
@@ -151,7 +151,7 @@ def test_units_of_records_change_nothing_but_the_units(estimator: str) -> None:
         with replace_noise_sampler(SeededSampler()):
             pca = PrivatePCA(n_components=2, epsilon=4.0, delta=1e-6, estimator=estimator, random_state=0)
             pca.fit(X * scale)
-        # The block route starts at random: its steps still turn by more than the noise.
+        # The block route starts at random; after these steps it still turns by more than the noise.
         assert set(pca.doubts_) <= ({"unsettled"} if estimator == "block" else set())
         found[scale] = pca.explained_variance_ / scale**2
         assert np.abs(pca.components_[0, 0]) > 0.98

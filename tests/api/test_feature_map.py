@@ -1,4 +1,4 @@
-"""`FeatureMap` and `PrivatePCA` of tables: the same rows as a stream's, and scikit-learn's contract."""
+"""`FeatureMap` and `PrivatePCA` of tables: rows equal a stream's, and scikit-learn's contract holds."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ TABLES = {
 
 
 def rows_of_stream(features: list[dict[str, Any]], records: list[dict[str, Any]]) -> Any:
-    """Rows that a worker makes, clamped as its estimator clamps them."""
+    """Return the rows as a worker decodes them, clamped as its estimator clamps them."""
     reader = FieldReader([Feature(**each) for each in features])
     read = [reader.json_records(json.dumps(record).encode(), 1)[0] for record in records]
     assert reader.map.bounds is not None
@@ -130,9 +130,9 @@ def test_a_frame_says_what_is_public_and_asks_for_the_rest() -> None:
     names = list(made.get_feature_names_out())
     assert names[2:6] == ["country=DE", "country=FR", "country=PL", "seen.hour.sin"]
     assert made.transform(frame).shape == (3, 12)
-    # No value is read: of other values, the map is the same.
+    # The map does not depend on any value.
     assert FeatureMap.from_frame(frame[:0], bounds=bounds, missing={"age": 40}).features == made.features
-    # Categories that polars or pandas may have found among the values are no public ones.
+    # polars and pandas may infer categories from the values, so these are not public.
     for found in (
         pl.DataFrame(TIMES).with_columns(pl.col("country").cast(pl.Categorical)),
         pd.DataFrame(TIMES).astype({"country": "category"}),
@@ -193,7 +193,7 @@ def test_a_model_of_features_is_the_model_of_its_rows(tmp_path: Path) -> None:
     np.testing.assert_allclose(np.abs(model.components_), np.abs(plain.components_), atol=1e-3)
     np.testing.assert_allclose(model.mean_, plain.mean_, atol=0.01)
     np.testing.assert_allclose(np.abs(model.transform(frame)), np.abs(plain.transform(rows)), atol=0.01)
-    # Maps of the same features are the same parameter, and the file has them.
+    # Maps of the same features count as equal parameters; the file contains them.
     model.save(tmp_path / "m.npz")
     loaded = PrivatePCA.load(tmp_path / "m.npz")
     np.testing.assert_array_equal(loaded.transform(frame[:5]), model.transform(frame[:5]))
@@ -289,7 +289,7 @@ def test_a_map_without_scale_comes_back_from_a_file(tmp_path: Path) -> None:
     plain.save(tmp_path / "plain.npz")
     with np.load(tmp_path / "plain.npz") as arrays:
         header = json.loads(arrays["model"].tobytes())
-    # Earlier releases read a model without features.
+    # Earlier releases can read a model without features.
     assert (header["version"], "features" in header["parameters"]) == (1, False)
 
 

@@ -1,4 +1,4 @@
-"""What PrivatePCA learns, from which records, in which batches."""
+"""PrivatePCA learns from the right records, in the right batches."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_the_subspace_of_shifted_records_is_found(centering: str) -> None:
     random = orthonormalise(np.random.default_rng(1).standard_normal((8, 2))).T
     truth = turn(8)[:2]
     assert subspace_error(pca.components_, truth) < 0.1 * subspace_error(random, truth)
-    # The radius that is best for the subspace can take much off the variances: here, hardly anything.
+    # The best radius for the subspace can reduce the variances a lot; a high quantile hardly reduces them.
     pca.set_params(estimator="analyze-gauss", options={"clip_quantile": 0.99})
     with replace_noise_sampler(SeededSampler()):
         pca.fit(spiked(40_000, mean=0.5))
@@ -71,7 +71,7 @@ def test_a_mean_that_was_not_found_is_absent(monkeypatch: pytest.MonkeyPatch) ->
 def test_without_noise_and_clipping_it_is_pca() -> None:
     X = spiked(500, mean=1.0)
     mean = X.mean(axis=0)
-    # What noise would add to an eigenvalue is taken off, so the promised noise is small too.
+    # The expected noise is subtracted from eigenvalues, so the nominal noise must be small too.
     told = {"epsilon": 1e8, "estimator": "analyze-gauss", "options": {"clip_radius": 50.0}}
     pca = PrivatePCA(3, centering=mean, **told)
     with replace_noise_sampler(ScriptedSampler()):
@@ -79,7 +79,7 @@ def test_without_noise_and_clipping_it_is_pca() -> None:
     values, vectors = np.linalg.eigh(np.cov(X.T, bias=True))
     np.testing.assert_allclose(pca.explained_variance_, values[::-1][:3], rtol=1e-2)
     assert subspace_error(pca.components_, vectors.T[::-1][:3]) < 1e-2
-    # Found by itself, up to what the clip of the last round leaves.
+    # An estimated mean is as good, apart from clipping in the last round.
     pca = PrivatePCA(3, **told)
     with replace_noise_sampler(ScriptedSampler()):
         pca.fit(X)
@@ -94,7 +94,7 @@ def test_components_are_orthonormal_and_ordered(parameters: dict[str, Any]) -> N
     assert (np.diff(pca.explained_variance_) <= 0).all()
     assert (pca.n_components_, pca.n_features_in_) == (3, 8)
     looks = parameters.get("centering", "auto") == "auto"
-    # Where it looks for a mean that is as good as 0 it may find none.
+    # The search for a mean may find none where the mean is near 0.
     assert np.shape(getattr(pca, "mean_", None)) in (((8,), ()) if looks else ((),))
 
 
@@ -147,7 +147,7 @@ def test_the_estimator_plans_with_the_number_of_records() -> None:
         (None, [1000]),
         ({"n_batches": 1}, [1000]),
         ({"n_batches": 4, "growth": 1}, [250] * 4),
-        # A number that the caller names wins.
+        # An explicit n_records takes precedence.
         ({"n_batches": 1, "n_records": 400}, [400, 400, 200]),
         ({"n_batches": 1, "n_records": 700}, [1000]),
         ({"n_records": None, "first_batch": 300, "growth": 1}, [300, 300, 400]),
@@ -210,7 +210,7 @@ def test_a_factor_is_one_record_of_many_rows() -> None:
 
 
 def test_signs_and_order_are_stable_from_batch_to_batch() -> None:
-    # Two entries of the first direction are as large, so that chance decides a sign that nothing holds.
+    # The first direction has two entries of equal size: without a predecessor, chance decides its sign.
     directions = np.array([[1, -1, 0, 0], [1, 1, 0, 0]]) / np.sqrt(2)
     pca, overlaps, loose = PrivatePCA(2, bounds=(-2, 2)), [], []
     with replace_noise_sampler(SeededSampler()):

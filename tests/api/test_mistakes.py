@@ -1,4 +1,4 @@
-"""What PrivatePCA refuses, in one line."""
+"""PrivatePCA refuses mistakes with a one-line message."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_a_delta_that_protects_too_little_is_a_warning(delta: float, words: str 
     for each in found:
         assert words is not None
         assert words in str(each.message)
-        # It points at the line of the user.
+        # The warning points at the user's line.
         assert each.filename == __file__
 
 

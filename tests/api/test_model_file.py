@@ -1,4 +1,4 @@
-"""Saving and loading: exact, without pickle, and plain about files that hold no model."""
+"""Saving and loading is exact, avoids pickle, and explains files that do not hold a model."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def assert_same(a: PrivatePCA, b: PrivatePCA) -> None:
         assert np.asarray(getattr(a, name, 0.0)).tobytes() == np.asarray(getattr(b, name, 0.0)).tobytes()
     for name in ("n_components_", "n_features_in_", "n_records_seen_", "privacy_spent_", "doubts_"):
         assert getattr(a, name) == getattr(b, name)
-    # Among them the number of records that `fit` told the estimator.
+    # The options include the number of records that `fit` passed to the estimator.
     assert a._estimator.options == b._estimator.options
 
 
@@ -131,7 +131,7 @@ def test_a_file_has_the_version_that_knows_its_parameters(
 
 
 def without_later_keys(header: dict[str, Any]) -> None:
-    """Make the header that of an earlier file of version 1."""
+    """Reduce the header to the keys of an earlier file of version 1."""
     for key in ("rank", "spent_before", "rows_per_record"):
         del header[key]
 
@@ -161,7 +161,7 @@ def test_a_file_holds_plain_arrays_and_no_record(tmp_path: Path) -> None:
         with np.load(io.BytesIO(archive["state"].tobytes()), allow_pickle=False) as state:
             names = set(state_values(PrivatePCA().fit(X)._state))
             assert set(state.files) < names | {"__plain__"}
-            # No array is as long as the records are many: matrices of 8 x 8, packed, at ten radii.
+            # No array grows with the number of records: packed 8 x 8 matrices, at ten radii.
             assert state["covariance.layers"].shape == (10, 36)
             assert max(max(state[name].shape, default=0) for name in names & set(state.files)) == 36
     assert header["privacy_spent"] == {
@@ -199,7 +199,7 @@ def test_a_model_that_cannot_be_saved_says_why(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["taken"]
 
 
-# -- files that hold no model ------------------------------------------------
+# -- files that do not hold a model ------------------------------------------
 
 
 def refused(path: Path) -> str:
@@ -218,7 +218,7 @@ def saved(folder: Path) -> Path:
 
 
 class Trap:
-    """Unpickling it is a failure."""
+    """Fail when unpickled."""
 
     def __reduce__(self) -> Any:
         return (pytest.fail, ("a pickle was read",))
@@ -250,7 +250,7 @@ def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
     for length in rng.integers(0, len(whole), 60):
         path.write_bytes(whole[:length])
         refused(path)
-    # A bit of either array: their sums do not match.
+    # A flipped bit in either array is detected by its checksum.
     with zipfile.ZipFile(io.BytesIO(whole)) as archive:
         starts = [member.header_offset + 200 for member in archive.infolist()]
     for start in starts:
@@ -262,7 +262,7 @@ def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
 
 
 def rewritten(path: Path, change: Callable[[dict[str, Any]], None], compress: bool = False) -> Path:
-    """The file again, with a changed header."""
+    """Write the file with a changed header."""
     with np.load(path) as archive:
         header, state = json.loads(archive["model"].tobytes()), archive["state"]
     change(header)

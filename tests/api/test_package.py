@@ -1,4 +1,4 @@
-"""The public name, and what it costs to import the package."""
+"""The public name, and the cost of importing the package."""
 
 from __future__ import annotations
 

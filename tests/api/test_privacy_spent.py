@@ -1,4 +1,4 @@
-"""What PrivatePCA charges, and when; what no seed can do."""
+"""PrivatePCA's charges, when it makes them, and the independence of noise from seeds."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_without_privacy_every_record_is_charged_infinity(tmp_path: Path) -> Non
     pca.save(tmp_path / "model.npz")
     copy = PrivatePCA.load(tmp_path / "model.npz")
     assert (copy.private, copy.privacy_spent_) == (False, Charge.unbounded())
-    # That it is not private must be said of every model anew.
+    # Every model must declare again that it is not private.
     with pytest.raises(ValueError, match="'oja' is not private"):
         copy.set_params(private=True).partial_fit(spiked(50))
 
@@ -60,7 +60,7 @@ def test_a_batch_is_charged_before_it_is_touched(
             pca.fit(spiked(100))
         with pytest.raises(RuntimeError):
             pca.partial_fit(spiked(100))
-    # The second batch may be the first one's records again.
+    # The second batch may contain the first one's records again.
     assert spent == [1, 2]
     assert pca.privacy_spent_.epsilon == 2
     with pytest.raises(ValueError, match="not fitted"):

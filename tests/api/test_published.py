@@ -1,4 +1,4 @@
-"""Models from releases: the functions of the model that released, and nothing that needs its state."""
+"""Models from releases offer the releasing model's functions, except those that need its state."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NAMES = [f"f{i}" for i in range(8)]
 
 
 def release_of(pca: PrivatePCA, **changes: Any) -> bytes:
-    """Return what a stream with the parameters and the state of a model publishes."""
+    """Return the release that a stream with the model's parameters and state publishes."""
     names = ("epsilon", "delta", "private", "estimator", "centering", "scale", "bounds")
     settings = {name: getattr(pca, name) for name in names} | changes
     plain = json.loads(json.dumps(settings, default=np.ndarray.tolist))

@@ -1,4 +1,4 @@
-"""Sparse rows: the same bits as dense ones, without the memory."""
+"""Sparse rows give the same bits as dense ones with less memory."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_bad_sparse_rows_are_refused(X: Any, words: str) -> None:
 
 
 def test_memory_is_that_of_a_few_blocks() -> None:
-    # Dense, the rows would take 80 MB.
+    # As a dense array the rows would take 80 MB.
     X = sp.random_array((10_000, 1000), density=0.002, rng=0, format="csr")
     pca = PrivatePCA(2, estimator="block", bounds=(0, 1))
     pca.fit(X[:100])

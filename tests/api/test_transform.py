@@ -1,4 +1,4 @@
-"""What a model makes of rows, and of its coordinates."""
+"""A model's coordinates of rows, and rows from its coordinates."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_whitened_coordinates_have_variance_one(scale: Any) -> None:
     np.testing.assert_allclose(
         pca.inverse_transform(white), pca.set_params(whiten=False).inverse_transform(plain), atol=1e-9
     )
-    # The covariance is that of X, whitened or not.
+    # The covariance belongs to X, whitened or not.
     assert np.array_equal(pca.get_covariance(), pca.set_params(whiten=True).get_covariance())
 
 

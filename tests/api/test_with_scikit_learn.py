@@ -1,4 +1,4 @@
-"""PrivatePCA among scikit-learn's and pandas' own: names, frames, clones, pipelines, searches."""
+"""PrivatePCA works with scikit-learn's and pandas' names, frames, clones, pipelines and searches."""
 
 from __future__ import annotations
 

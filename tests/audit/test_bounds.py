@@ -1,4 +1,4 @@
-"""The statistics of the audit, by exact sums over binomial counts: nothing here is random but scores."""
+"""The audit's statistics, checked by exact sums over binomial counts; only scores are random."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from streaming_pca.privacy.calibration.analytic import pure_epsilon
 
 
 def chance(event: NDArray[np.bool_], n: int, a: float, b: float) -> float:
-    """Probability of a set of pairs of counts, (n + 1, n + 1), at rates a and b."""
+    """Return the probability of a set of count pairs, (n + 1, n + 1), at rates a and b."""
     counts = np.arange(n + 1)
     return float(stats.binom.pmf(counts, n, a) @ event @ stats.binom.pmf(counts, n, b))
 
@@ -78,18 +78,18 @@ def test_a_gaussian_is_bounded_above_its_mu_with_at_most_the_risk(mu: float, at:
 def test_an_answer_at_random_is_bounded_above_its_epsilon_with_at_most_the_risk(
     epsilon: float, delta: float
 ) -> None:
-    """Randomised response: the mechanism that is worst among all with its (epsilon, delta)."""
+    """Randomised response is the worst of all mechanisms with its (epsilon, delta)."""
     n, risk = 80, 0.05
     wrong = (1 - delta) / (1 + math.exp(epsilon))
     above = epsilon_bound(*grid(n), n, delta, risk) > epsilon * (1 + 1e-9)
     assert chance(above, n, wrong, wrong) <= risk
-    # The other direction alone is as safe: an event of probability delta under the second only.
+    # The other direction alone is as safe: an event that has probability delta only on the second neighbour.
     assert chance(above, n, 0.1, 1 - min(0.1 * math.exp(epsilon) + delta, 1)) <= risk
 
 
 @pytest.mark.parametrize("mu", [0.24, 0.84, 1.5])
 def test_a_true_gaussian_claim_is_hardly_ever_refuted(mu: float) -> None:
-    """1e-4 is what is promised; as both rates would have to be off, it is less than 1e-6."""
+    """The audit promises 1e-4; as both rates would have to be off, the probability is below 1e-6."""
     n = 750
     rate = float(stats.norm.sf(mu / 2))
     assert chance(mu_bound(*grid(n), n, REFUTED_AT / 2) > mu, n, rate, rate) < 1e-6
@@ -102,7 +102,7 @@ def test_mu_of_a_pure_mechanism_is_the_one_that_accounting_uses(epsilon: float) 
 
 @pytest.mark.parametrize("sign", [1, -1])
 def test_an_audit_finds_the_direction_and_stays_below_the_truth(sign: int) -> None:
-    """Fixed seed: with another one the bound passes the truth in less than 5%."""
+    """The seed is fixed: with another seed the bound exceeds the truth in less than 5% of runs."""
     finding = audit(normal_case(1.0, claimed=1.0, sign=sign), 4000)
     assert 0.8 < finding.mu_lower_bound < 1.0
     assert not finding.refuted
@@ -128,7 +128,7 @@ def test_what_the_choosing_half_shows_does_not_count() -> None:
 
     def sample(second: bool, n: int) -> NDArray[np.float64]:
         seen.append(n)
-        # Apart in the first 500 runs on either neighbour, equal afterwards.
+        # The neighbours differ in the first 500 runs each, and are equal afterwards.
         return np.full(n, float(second and sum(seen) <= 1500))
 
     finding = audit(Case("early", "early", Claim(1.0, 1e-6, 1.0), sample), 1000)

@@ -1,9 +1,9 @@
-"""The empirical audit in its small form: what stands is not refuted, what is broken is.
+"""The empirical audit in its small form refutes broken mechanisms and accepts correct ones.
 
 A true claim is refuted with probability at most 1e-4, the level of the audit;
 for Gaussian noise it is below 1e-6 (see `test_audit_bounds`). Broken variants
 that are noisy draw from a seeded generator, so that their tests cannot fail by
-chance; the probability of catching them with other noise is what `power` computes.
+chance; `power` computes the probability of catching them with other noise.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ from streaming_pca.privacy.randomness import NoiseSampler, noise_sampler, replac
 
 DELTA = 1e-6
 GAUSSIAN_EPSILON = 8.0
-"""mu = 1.53: large enough for some hundred trials to show the half of the noise."""
+"""mu = 1.53: large enough for a few hundred trials to detect that half of the noise is missing."""
 PURE_EPSILON = 2.0
 """Direct bounds on epsilon need e^epsilon times as many trials."""
 
-# Helpers of mechanisms, and an error: they release nothing.
+# Helpers of mechanisms, and an exception: they release nothing.
 NO_MECHANISMS = {
     "AlreadyFired",
     "gaussian_modes_threshold",
@@ -88,7 +88,7 @@ TRIALS = {
     "adaptive-power": 700,
     "noisy-power": 700,
 }
-"""By case, by kind of neighbours or by mechanism, where others than the two above are needed."""
+"""Trials by case, by kind of neighbours or by mechanism, where neither default above is enough."""
 
 
 FIRST = {
@@ -97,16 +97,16 @@ FIRST = {
     "user": {"private-oja"},
     "counts": {"private-oja"},
     "stream": {"analyze-gauss"},
-    # The estimator finds it in rounds of its own, or on a share of the records.
+    # These estimators find the mean in rounds of their own, or on a share of the records.
     "mean": {"adaptive", "private-oja"},
     "layers": {"adaptive"},
     "sizes": {"analyze-gauss"},
     "paper": {"k-dp-pca"},
     "range": {"dp-pca"},
 }
-"""Estimators whose neighbours of a kind stand for those of all that share it, but in `make soak`.
+"""Estimators audited for a kind of neighbours; the others that share the kind run only in `make soak`.
 
-Sums, and kinds of one estimator alone, are always audited.
+Sums, and kinds that only one estimator has, are always audited.
 """
 
 
@@ -115,7 +115,7 @@ def is_first(name: str, kind: str) -> bool:
 
 
 def by_kind(cases: list[tuple[str, str]]) -> pytest.MarkDecorator:
-    """Estimators and kinds of neighbours; those that others stand for are left to `make soak`."""
+    """Parametrize by estimator and kind of neighbours; leave those not in FIRST to `make soak`."""
     marked = [pytest.param(*case, marks=() if is_first(*case) else pytest.mark.soak) for case in cases]
     return pytest.mark.parametrize(("name", "kind"), marked)
 
@@ -135,7 +135,7 @@ def cases_of_mechanism(name: str) -> list[Case]:
 
 
 def cases_of_estimator(name: str, **parameters: Any) -> dict[str, Case]:
-    """By kind of neighbours; what is pure, or has a pure part, at the smaller epsilon."""
+    """Return cases by kind of neighbours; pure ones, and those with a pure part, at the smaller epsilon."""
     kind = parameters.pop("kind", ESTIMATORS[name])
     cases = audit_cases.estimator_cases(kind, GAUSSIAN_EPSILON, DELTA, **parameters)
     small = audit_cases.estimator_cases(kind, PURE_EPSILON, DELTA, **parameters)
@@ -145,7 +145,7 @@ def cases_of_estimator(name: str, **parameters: Any) -> dict[str, Case]:
 
 
 def power(case: Case, n: int, false_positive: float, false_negative: float) -> float:
-    """Probability that ``n`` judging trials refute a claim, at these rates of a threshold."""
+    """Return the probability that ``n`` judging trials refute a claim, at these rates of a threshold."""
     counts = np.arange(n + 1)
     claim = case.claim
     a, b = np.meshgrid(counts, counts, indexing="ij", sparse=True)
@@ -156,7 +156,7 @@ def power(case: Case, n: int, false_positive: float, false_negative: float) -> f
 
 
 class NumpySampler:
-    """Noise of ``factor`` times the scale, from a generator that anybody could copy."""
+    """Noise of ``factor`` times the scale, from a generator that an attacker could copy."""
 
     def __init__(self, factor: float = 1.0, seed: int | None = 0) -> None:
         self.factor, self.rng = factor, np.random.default_rng(seed)
@@ -179,7 +179,7 @@ class NumpySampler:
 
 
 class HalfOfTheRealSampler(NumpySampler):
-    """The real sampler's own noise, of half the scale."""
+    """The real sampler's noise at half the scale."""
 
     def __init__(self, sampler: NoiseSampler) -> None:
         super().__init__()
@@ -189,7 +189,7 @@ class HalfOfTheRealSampler(NumpySampler):
         return self.sampler.rounded_gaussian(total, sigma / 2)
 
 
-# What stands.
+# Correct mechanisms.
 
 
 def test_every_estimator_and_every_mechanism_has_its_worst_case() -> None:
@@ -223,7 +223,7 @@ def test_no_estimator_is_refuted(name: str, first: bool) -> None:
 
 
 def test_the_worst_cases_of_mechanisms_are_nearly_as_bad_as_the_claims() -> None:
-    """A case that tells little would let anything pass. Fixed noise; the bounds miss less than two fifths."""
+    """A case with little power would accept anything. Noise is fixed; bounds lose less than two fifths."""
     for name in MECHANISM_CASES:
         if name.startswith("gaussian_on"):
             is_tight(cases_of_mechanism(name)[0])
@@ -232,7 +232,7 @@ def test_the_worst_cases_of_mechanisms_are_nearly_as_bad_as_the_claims() -> None
 @pytest.mark.soak
 @pytest.mark.parametrize("name", [*SUM_CASES, *COMPOSED_CASES])
 def test_the_worst_cases_of_estimators_are_nearly_as_bad_as_the_claims(name: str) -> None:
-    """Within a factor of two, each is shown below: half of its noise is caught."""
+    """Each is tight within a factor of two, as shown below: halved noise is caught."""
     for kind, case in cases_of_estimator(name).items():
         if kind in ("sum", "matrix", "block", "layers", "whitened", "moment"):
             is_tight(case)
@@ -244,9 +244,9 @@ def is_tight(case: Case) -> None:
     assert finding.mu_lower_bound > case.claim.mu * 3 / 5, case.id
 
 
-# Half the noise.
+# Halved noise.
 
-# Rates at the best threshold, of Laplace noise at twice the epsilon that is claimed; exact for
+# Rates at the best threshold, for Laplace noise at twice the claimed epsilon; exact for
 # permute-and-flip, which gives the second of two candidates with the same probability.
 LAPLACE_RATES = (math.exp(-2 * PURE_EPSILON) / 2, 0.5)
 
@@ -255,7 +255,7 @@ LAPLACE_RATES = (math.exp(-2 * PURE_EPSILON) / 2, 0.5)
 def test_half_of_a_gaussian_noise_is_caught(name: str) -> None:
     case = cases_of_mechanism(name)[0]
     rates = gaussian_rates(2 * case.claim.mu)
-    # So nearly certain that real noise, which no seed repeats, will do.
+    # Catching is nearly certain, so real noise, which no seed repeats, can be used.
     assert power(case, trials_of(case) // 2, *rates) > 1 - 1e-6
     half_is_caught(case, *rates, HalfOfTheRealSampler(noise_sampler()))
 
@@ -266,13 +266,13 @@ def test_half_of_a_pure_noise_is_caught(name: str) -> None:
 
 
 def test_half_the_noise_of_an_alarm_is_caught() -> None:
-    """Rates by summing over the threshold's noise."""
+    """The rates are sums over the threshold's noise."""
     j, q = np.arange(-200, 201), math.exp(-PURE_EPSILON)
     noise = q ** np.abs(j) * (1 - q) / (1 + q)
     half = math.sqrt(q)
 
     def below(query: int) -> NDArray[np.float64]:
-        """P(query + N < 1 + j), N of scale 2/epsilon: half of what it should be."""
+        """Return P(query + N < 1 + j), with N of scale 2/epsilon: half of the correct scale."""
         t = j - query
         tail = half ** (np.abs(t) + (t >= 0)) / (1 + half)
         return np.where(t >= 0, 1 - tail, tail)
@@ -296,7 +296,7 @@ def test_half_the_noise_of_an_alarm_is_caught() -> None:
 def test_half_the_noise_of_a_histogram_is_caught(name: str) -> None:
     case = cases_of_mechanism(name)[0]
     with replace_noise_sampler(NumpySampler(0.5)):
-        # The rates of so small a noise are counted, on noise of their own.
+        # For noise this small, the rates are counted, on separate noise.
         scores = [case.sample(side, 4000) for side in (False, True)]
         cut = np.linspace(-3, 3, 13)[:, None]
         rates = [((scores[0] > t).mean(), (scores[1] <= t).mean()) for t in cut]
@@ -337,14 +337,14 @@ def test_half_the_noise_of_a_composed_sum_is_caught(name: str, kind: str) -> Non
 
 @by_kind([(name, "counts") for name in SUM_CASES])
 def test_half_the_noise_of_the_counts_is_caught(name: str, kind: str) -> None:
-    """Both noisy counts on the side of the second neighbour: each with 1/(1 + q), or q of that."""
+    """Both noisy counts favour the second neighbour: each with probability 1/(1 + q), or q times that."""
     case = cases_of_estimator(name)[kind]
     q = math.exp(-case.claim.epsilon)
     half_is_caught(case, (q / (1 + q)) ** 2, 1 - 1 / (1 + q) ** 2)
 
 
 def gaussian_rates(mu: float, off: float = 0.5) -> tuple[float, float]:
-    """Rates of a threshold that was chosen ``off`` standard deviations beside the best one."""
+    """Return rates of a threshold chosen ``off`` standard deviations away from the best one."""
     return float(stats.norm.sf(mu / 2 + off)), float(stats.norm.sf(mu / 2 - off))
 
 
@@ -357,12 +357,12 @@ def half_is_caught(
         assert audit(case, trials).refuted
 
 
-# Other mistakes. That the estimators as they are pass the same cases is shown above.
+# Other mistakes. The tests above show that the unmodified estimators pass the same cases.
 
 
 @contextmanager
 def no_clip() -> Iterator[None]:
-    """Sums of records up to a million times the radius, with the noise of the radius."""
+    """Sum records up to a million times the radius, with noise for the radius."""
     factor = 10**6
 
     def unclipped(kernel: Callable[..., LatticeSum]) -> Callable[..., LatticeSum]:
@@ -383,7 +383,7 @@ def no_clip() -> Iterator[None]:
 @pytest.mark.parametrize("name", SUM_CASES)
 @pytest.mark.parametrize("kind", ["sum", "matrix"])
 def test_a_clip_that_is_not_applied_is_caught(name: str, kind: str) -> None:
-    """Records a million radii away from each other: no threshold between them ever errs."""
+    """The records are a million radii apart: a threshold between them never errs."""
     case = cases_of_estimator(name)[kind]
     assert power(case, 100, 0.0, 0.0) > 1 - 1e-6
     with no_clip():
@@ -391,7 +391,7 @@ def test_a_clip_that_is_not_applied_is_caught(name: str, kind: str) -> None:
 
 
 class CentredOnItsBatch(AnalyzeGauss):
-    """Subtracts the batch's own mean from its records."""
+    """Subtract the batch's own mean from its records."""
 
     def _update(self, state: AnalyzeGaussState, batch: ArrayBatch) -> tuple[AnalyzeGaussState, int]:
         centre = tuple(batch.rows.mean(axis=0))
@@ -400,14 +400,14 @@ class CentredOnItsBatch(AnalyzeGauss):
 
 
 def test_a_centre_of_the_same_records_is_caught() -> None:
-    """One huge record takes the centre along, and all eight contributions turn: eight times mu."""
+    """One huge record moves the centre, and all eight contributions turn: eight times mu."""
     case = cases_of_estimator("analyze-gauss", kind=CentredOnItsBatch)["sum"]
     assert power(case, 150, *gaussian_rates(8 * case.claim.mu)) > 1 - 1e-6
     assert audit(case, 300).refuted
 
 
 def by_content(stream: ArrayBatch, count: int) -> int:
-    """A batch ends when so many records are not null."""
+    """End a batch after this number of records that are not null."""
     filled = np.cumsum(np.diff(stream.starts) > 0)
     return min(int(np.searchsorted(filled, count)) + 1, len(stream))
 
@@ -423,7 +423,7 @@ def test_a_cut_that_depends_on_contents_is_caught(name: str) -> None:
 
 
 class FloatNoise(AnalyzeGauss):
-    """Right scale, right distribution, and float64 noise on a float64 sum."""
+    """Noise of the right scale and distribution, but in float64 on a float64 sum."""
 
     rng = np.random.default_rng(0)
 
@@ -443,7 +443,7 @@ class FloatNoise(AnalyzeGauss):
 
 
 def test_float_noise_on_float_sums_is_caught() -> None:
-    """Doubles that no float noise takes x x^T to show that x was not there (Mironov 2012)."""
+    """Some doubles are reachable only without x x^T, which reveals that x was absent (Mironov 2012)."""
     case = cases_of_estimator("analyze-gauss", kind=FloatNoise)["floats"]
     shown = float(np.mean(case.sample(False, 5000) < 0))
     assert np.all(case.sample(True, 5000) == 0)
@@ -473,12 +473,12 @@ REPLAYED = [
 @pytest.mark.parametrize("name", REPLAYED)
 @pytest.mark.parametrize("seed", [0, None], ids=["seeded", "unseeded"])
 def test_a_noise_source_that_can_be_copied_is_caught(name: str, seed: int | None) -> None:
-    """Whoever has the seed, or the memory, of the source draws the same noise and subtracts it."""
+    """A holder of the source's seed or memory can draw the same noise and subtract it."""
     case = next(c for c in cases_of_mechanism(name) if c.id.endswith("/replay"))
     trials = trials_of(case)
     with replace_noise_sampler(NumpySampler(seed=seed)):
         if name == "private_quantile":
-            # The same candidate always on the one side, another one now and then on the other.
+            # One side always gives the same candidate, the other sometimes gives another.
             changed = float(np.mean(case.sample(True, 2000) != 0))
             assert np.all(case.sample(False, 2000) == 0)
             assert power(case, trials // 2, 0.0, 1 - changed) > 0.999
@@ -488,7 +488,7 @@ def test_a_noise_source_that_can_be_copied_is_caught(name: str, seed: int | None
 
 
 def test_two_processes_with_one_state_draw_different_noise() -> None:
-    """The source as it is, and the same in a copy of the process: equal with probability below 1e-30."""
+    """A copy of the process draws different noise: equal with probability below 1e-30."""
     case = next(c for c in cases_of_mechanism("gaussian_on_vector") if c.id.endswith("/replay"))
     assert np.all(case.sample(False, 20) != 0)
     with replace_noise_sampler(NumpySampler()):
@@ -496,12 +496,12 @@ def test_two_processes_with_one_state_draw_different_noise() -> None:
 
 
 def test_the_sampler_is_the_real_one() -> None:
-    """No test of this file has left another one open."""
+    """No test of this file has left another sampler active."""
     assert type(noise_sampler()).__module__ == "streaming_pca.privacy.randomness"
 
 
 def test_a_claim_of_a_mechanism_follows_its_parameters() -> None:
-    """Cases are made at the promise that was asked for; no other is audited in its name."""
+    """Cases are built for the requested promise; no other is audited in its name."""
     for name in MECHANISM_CASES:
         for case in mechanism_cases(name, 0.5, 1e-5):
             assert case.subject == name
@@ -510,7 +510,7 @@ def test_a_claim_of_a_mechanism_follows_its_parameters() -> None:
             assert case.claim.delta in (0.0, 1e-5)
     for name in SUM_CASES:
         for case in audit_cases.estimator_cases(ESTIMATORS[name], 0.5, 1e-5):
-            # The noisy counts are half of that promise, and pure; so is the histogram of sizes.
+            # The noisy counts take half of that promise, and are pure; so is the histogram of sizes.
             kind = case.id.split("/")[1]
             pure = {"counts": (0.25, 0.0), "radius": (0.5, 0.0)}
             assert (case.claim.epsilon, case.claim.delta) == pure.get(kind, (0.5, 1e-5))

@@ -1,4 +1,4 @@
-"""The empirical audit of reports: what stands is not refuted, what the paper prints is."""
+"""The empirical audit of reports refutes the paper's printed noise and accepts the corrected one."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PRINTED = math.sqrt(2 * math.log(1.25 / DELTA)) / EPSILON
 
 
 class ScaledSampler(SeededSampler):
-    """Noise of ``factor`` times the scale that was asked for."""
+    """Noise of ``factor`` times the requested scale."""
 
     def __init__(self, factor: float) -> None:
         super().__init__()
@@ -39,12 +39,12 @@ def test_a_report_is_not_refuted() -> None:
 
 
 def test_the_systems_noise_cannot_be_replayed() -> None:
-    """The system's own noise: a true claim is refuted by 1 in 10,000 audits at most."""
+    """This uses the system's noise: at most 1 audit in 10,000 refutes a true claim."""
     assert not audit(REPLAYED, 300).refuted
 
 
 def test_the_printed_noise_is_caught() -> None:
-    """The sensitivity of leaving out, and a constant that holds below epsilon = 1 only."""
+    """The paper uses the sensitivity of leaving out, and a constant that holds only below epsilon = 1."""
     factor = PRINTED * ONE.claim.mu / math.sqrt(2)
     assert power(ONE, TRIALS // 2, *gaussian_rates(ONE.claim.mu / factor)) > 0.999
     with replace_noise_sampler(ScaledSampler(factor)):

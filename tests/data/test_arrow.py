@@ -1,4 +1,4 @@
-"""Arrow IPC streams as payloads: what is read, and what is refused before it can do harm."""
+"""Arrow IPC streams as payloads: valid ones are read, harmful ones are refused first."""
 
 from __future__ import annotations
 
@@ -211,14 +211,14 @@ def test_a_bomb_takes_no_memory(codec: str) -> None:
 
 
 def test_what_was_written_before_arrow_1_is_refused() -> None:
-    """Its metadata can name a compression in another place."""
+    """Such metadata can name a compression elsewhere."""
     version = pa.ipc.MetadataVersion.V4
     assert CODEC.decode(sent(columns(F.tolist()), metadata_version=version)) is None
 
 
 def flatbuffer(field: int, value: bytes | None) -> bytes:
-    """A message whose header has one field, or none."""
-    offset = 4 + 2 * (field + 1)  # of a field behind its table's own vtable
+    """Build a message whose header has at most one field."""
+    offset = 4 + 2 * (field + 1)  # of a field after its table's own vtable
     header_vtable = struct.pack("<HH", offset, 8) + b"\0\0" * field + struct.pack("<H", 4 if value else 0)
     message_vtable = struct.pack("<HHHHH", 10, 8, 0, 0, 4)
     root = struct.pack("<I", 4 + len(message_vtable))

@@ -131,7 +131,7 @@ def test_a_report_is_one_row_that_keeps_its_bits() -> None:
     ids=str,
 )
 def test_what_does_not_say_that_it_is_a_report_of_this_promise_is_null(sent: Message) -> None:
-    """A record without noise above all: reports are charged nothing."""
+    """Most importantly a record without noise: reports are not charged."""
     assert REPORTS.decode(sent) is None
     assert REPORTS.decode_many([sent])[1].tolist() == [0]
 
@@ -203,7 +203,7 @@ NOISY = {
 
 @pytest.mark.parametrize("name", NOISY)
 def test_no_payload_makes_a_library_warn(name: str) -> None:
-    """A warning on standard error would tell of one record. Warnings are errors here."""
+    """A warning on standard error would reveal something about one record. Warnings are errors here."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         CODEC.decode(NOISY[name])
@@ -327,7 +327,7 @@ def test_a_release_round_trips_and_anything_else_is_refused() -> None:
     )
     with pytest.raises(ValueError, match="not a release"):
         Release.from_bytes(b'{"kind": "subspace"}')
-    # A field is not in the releases of streams that have no use for it.
+    # A release omits a field that its stream does not use.
     assert b"contributions" not in release.to_bytes()
     of_users = release.model_copy(update={"privacy_unit": "user", "contributions_per_user": 3})
     assert Release.from_bytes(of_users.to_bytes()) == of_users
@@ -343,7 +343,7 @@ ACCURATE: dict[str, Any] = {
 
 
 def accurate(**changes: Any) -> dict[str, Any]:
-    """A release that says how exact it is, as plain data."""
+    """Return a release with its accuracy, as plain data."""
     values: dict[str, Any] = {
         "version": 2,
         "stream": "s",
@@ -422,10 +422,10 @@ def test_a_subspace_is_published_with_its_accuracy() -> None:
     said = {name: np.array(v) if isinstance(v, list) else v for name, v in numbers.items()}
     release = Release.from_bytes(make_release(stream, replace(plain, **said), 1, 10))
     assert {name: getattr(release, name) for name in ACCURACY} == numbers
-    # A numpy number is a number.
+    # A numpy number counts as a number.
     bounded = Release.from_bytes(make_release(stream, replace(plain, angle_bound=np.float64(0.0)), 1, 10))
     assert (bounded.angle_bound, bounded.total_variance) == (0.0, None)
-    # Not null, and so unknown, in its JSON: the estimator is at fault.
+    # NaN is an error of the estimator: it must not become null in JSON, which means unknown.
     with pytest.raises(ValidationError):
         make_release(stream, replace(plain, total_variance=math.nan), 1, 10)
 
@@ -541,7 +541,7 @@ def test_a_message_key_leaves_the_codec_as_a_keyed_hash_only() -> None:
 
 
 def of_a_tensor(**changes: Any) -> dict[str, Any]:
-    """A tensor's release, as plain data."""
+    """Return a tensor's release as plain data."""
     return accurate(version=4, kind="tensor", weights=[0.5], **dict.fromkeys(ACCURACY)) | changes
 
 

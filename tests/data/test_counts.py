@@ -1,4 +1,4 @@
-"""Releases say how many records of their batch were null or clipped, with noise and its error."""
+"""Releases report how many records of their batch were null or clipped, with noise and its error."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ COUNTED: dict[str, Any] = {
 
 
 def counted(**changes: Any) -> dict[str, Any]:
-    """A release with counts, as plain data."""
+    """Return a release with counts, as plain data."""
     return accurate(version=6, centering="none") | COUNTED | changes
 
 
@@ -44,19 +44,19 @@ def test_counts_round_trip_and_are_left_out_where_there_are_none() -> None:
     assert not json.loads(without.to_bytes()).keys() & set(COUNTS)
     assert (without.counts, without.least_null_share) == ({}, 0.0)
     assert Release(**counted(null_records=-40.0)).least_null_share == 0
-    # Where each row is a record, messages that cannot be read have none.
+    # Where each row is a record, unreadable messages contain none.
     assert Release(**counted(batch_records=0)).least_null_share == 1
-    # Noise alone would make it 220 of 100 records, or hide all records of a small batch.
+    # Noise alone could make it 220 of 100 records, or hide all records of a small batch.
     assert Release(**counted(batch_records=100)).least_null_share == 1
     assert Release(**counted(batch_records=50)).least_null_share == 0
 
 
 def test_clipped_pairs_are_a_share_of_the_pairs() -> None:
-    """A pair is clipped once: where all are, their number is half of the records'."""
+    """A pair is clipped once: if all are clipped, their number is half that of the records."""
     pairs = Release(**counted(centering="pairs", clipped_records=1100.0))
     assert pairs.counts["clipped_of"] == 1100
     assert counts_text(pairs.counts) == "null 12.3% ± 0.45%, clipped 100.0% ± 0.91%"
-    # A single record makes no pair.
+    # A single record does not form a pair.
     assert "clipped 0.0%" in counts_text(Release(**counted(centering="pairs", batch_records=1)).counts)
 
 
@@ -85,7 +85,7 @@ def test_the_standard_error_is_that_of_the_noise() -> None:
     exact = math.sqrt((k**2 * weights).sum() / weights.sum())
     assert math.isclose(diagnostics.standard_error, exact, rel_tol=1e-9)
     drawn = np.array([diagnostics.counts(7, 7) for _ in range(4000)]) - 7
-    # Eight thousand draws: their deviation is within 8% of the true one, but for chances below 1e-6.
+    # Eight thousand draws: their deviation is within 8% of the true one, except with probability below 1e-6.
     assert abs(drawn.std() / diagnostics.standard_error - 1) < 0.08
 
 
@@ -111,7 +111,7 @@ def test_a_batch_that_was_answered_tells_its_noisy_counts_where_they_are_paid_fo
     if not share:
         assert (release.counts, estimator.diagnostics) == ({}, None)
         return
-    # They are the state's own: nothing is drawn for the release.
+    # The counts are part of the state: nothing is drawn for the release.
     assert [release.null_records, release.clipped_records] == result.state.counts.tolist()
     assert (release.batch_records, release.null_records) == (400, 120)  # at epsilon 200 there is hardly noise
     assert estimator.diagnostics is not None

@@ -1,4 +1,4 @@
-"""Columns of files of records: which are features, in which order, and whether they have names."""
+"""Columns of record files: feature selection, order and names."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def chosen(path: Path, keep: str | None = None, drop: str | None = None, **how: 
 
 
 def named(folder: Path, name: str) -> Path:
-    """The records X between a text and a column of dates, which are no features."""
+    """Write the records X between a text and a date column, neither of them a feature."""
     path = folder / name
     table = pa.table(
         {"id": ["x", "y", "z"], **dict(zip(NAMES, X.T, strict=True)), "day": ["mon", "tue", "wed"]}
@@ -164,7 +164,7 @@ def test_text_beside_the_features_tells_nothing_of_the_first_line(tmp_path: Path
 @pytest.mark.parametrize(
     ("text", "header", "expected"),
     [
-        # One bad cell is no header, and its record is not lost.
+        # One bad cell does not make a header, and its record is not lost.
         ("1,oops,3\n4,5,6\n", None, r"line 1: column 2 is 'oops', and other cells are numbers: say --header"),
         ("1,oops,3\n4,5,6\n", False, r"line 1: column 2 is 'oops', which is no number: correct it"),
         ("a,b\n1,2\n", False, r"line 1: column 1 is 'a', which is no number"),
@@ -174,9 +174,9 @@ def test_text_beside_the_features_tells_nothing_of_the_first_line(tmp_path: Path
         ("1;2\n3;4\n", False, r"is '1;2', which is no number: separate cells by commas"),
         ("a,b\n1,2,\n", None, r"line 2: has 3 cells, and the first line has 2"),
         ("a,b\n1,\0\n", None, r"x\.csv"),
-        # An open quote would swallow the lines that follow.
+        # An unclosed quote would swallow the following lines.
         ('a,b\n1,2\n3,"4\n5,6\n', None, r"unexpected end of data"),
-        # Tables without names are saved with numbers for them, and an empty name for the index.
+        # Tables without names are saved with numbers as names, and an empty name for the index.
         (",0,1\n0,1,2\n", None, r"line 1: 0, 1, 2, \.\.\. are names or a record: say --header"),
         ("0,1,2\n3,4,5\n", None, r"line 1: 0, 1, 2, \.\.\. are names or a record: say --header"),
     ],
@@ -233,7 +233,7 @@ def test_a_guessed_header_is_said_unless_the_stream_knows_its_names(
     unknown = write_config(tmp_path, "127.0.0.1:1", "s")
     names = '["f", "b", "c", "d", "e", "a"]'
     known = write_config(tmp_path, "127.0.0.1:1", "t", ("dim = 6", f"dim = 6\nfeature_names = {names}"))
-    # Its factors are too long, which is found after the header, and before a broker is asked.
+    # Its factors are too long; this is detected after the header, before any contact with a broker.
     (tmp_path / "x.csv").write_text("a,b,c,d,e,f\n" + "1,2,3,4,5,6\n" * 65)
     given = ("produce", tmp_path / "x.csv", "--factors", "--rows-per-message", 65, "--config")
     warned = call(capfd, *given, unknown)
@@ -254,7 +254,7 @@ def test_keys_of_a_csv_are_text_without_the_spaces_around_it(tmp_path: Path) -> 
     assert list(open_records(path, "user").keys()) == [b"7", b"7", b"7", b"07", b"7.0", None]
 
 
-# -- what other programs write ---------------------------------------------------------
+# -- files written by other programs ---------------------------------------------------
 
 
 def test_lists_of_one_length_are_records_and_a_null_list_is_null(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A payload is judged by the worker's decoder, and the reason says what to change."""
+"""The worker's decoder judges a payload; the reason explains what to change."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_a_record_has_rows_and_no_reason(codec: PayloadCodec, sent: Message, row
 
 
 def test_a_format_that_no_header_names_is_told() -> None:
-    """JSON whose length is that of octets by chance is read as a record of nonsense: a warning says so."""
+    """JSON that happens to have the length of octets is read as a nonsense record, with a warning."""
     sent = b'{"x": [1, 2, 3]}'
     looks = "it looks like JSON, but no header content-type says so"
     assert looks in judge_message(CODEC, message(sent)).hint
@@ -154,7 +154,7 @@ headers = st.fixed_dictionaries(
 def test_the_verdict_is_always_the_decoder_s(
     codec: PayloadCodec, value: bytes | None, told: dict[str, Any], key: bytes | None
 ) -> None:
-    """The decoder is asked as a worker asks it, among other messages and alone."""
+    """Compare with the decoder as a worker calls it, among other messages and alone."""
     sent = message(value, **told)
     sent.key = key
     verdict = judge_message(codec, sent)

@@ -1,4 +1,4 @@
-"""Where each row is a record: no row's contents can touch another row, or how many there are."""
+"""Where each row is a record, a row's contents cannot affect other rows or their number."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ GOOD = np.array([1.5, -2.0, 3.25])
 
 
 def records_of(*messages: Message) -> tuple[list[bytes], list[int]]:
-    """Each record, as the estimator meets it, and the rows of each message."""
+    """Return each record as the estimator receives it, and the number of rows per message."""
     rows, lengths = CODEC.decode_many(messages)
     batch = ArrayBatch.of_vectors(rows)
     records = [
@@ -38,7 +38,7 @@ def records_of(*messages: Message) -> tuple[list[bytes], list[int]]:
 def neighbours_differ_in_one_record(
     payload: Callable[[list[Any]], Message], rows: list[Any], place: int, other: Any
 ) -> None:
-    """The claim: also among messages of other types, and in the fast path."""
+    """The claim also holds among messages of other types, and in the fast path."""
     place %= len(rows)
     replaced = [*rows[:place], other, *rows[place + 1 :]]
     octets = message(np.stack([GOOD, GOOD]).astype("<f4").tobytes(), "application/octet-stream")
@@ -168,7 +168,7 @@ def test_a_hostile_row_of_json_is_null_or_a_number_and_leaves_the_others(name: s
 
 
 def test_integers_of_json_are_read_like_floats() -> None:
-    """Else one row's integers would round, or not, by what other rows hold."""
+    """Otherwise the contents of other rows would decide whether a row's integers are rounded."""
     text = b"[9007199254740993,1,2]"
     alone, _ = CODEC.decode_many([json_payload([text])])
     beside, _ = CODEC.decode_many([json_payload([text, b"[0.5,0,0]", b"[18446744073709551615,0,-1]"])])
@@ -261,7 +261,7 @@ def test_a_payload_without_rows_keeps_its_place_among_messages(name: str) -> Non
 
 @pytest.mark.parametrize("headers", [{}, {"record_kind": "factor"}])
 def test_a_null_row_keeps_its_place_as_a_row_of_nans(headers: dict[str, str]) -> None:
-    """By the fast path, and by the slow one."""
+    """This holds for the fast path and the slow one."""
     x = np.arange(18, dtype="<f4").reshape(6, 3)
     x[1, 2], x[4, 0] = np.nan, -np.inf
     sent = [message(part.tobytes(), **headers) for part in np.split(x, [1, 4])]
@@ -305,5 +305,6 @@ def test_a_long_tail_takes_no_memory() -> None:
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    # Text, its changes of depth, the depths: a few times its size, not a list of words.
+    # The text, its changes of depth and the depths take a few times its size; a list of words would take
+    # more.
     assert peak < 12 * len(value)

@@ -118,7 +118,7 @@ def test_without_bounds_there_is_no_public_bound() -> None:
 
 @pytest.mark.parametrize("centering", ["none", "pairs", (-1.7e308,) * D])
 def test_a_record_that_overflows_is_null_and_nothing_warns_of_it(centering: Any) -> None:
-    """A warning would tell that there is such a record; pytest makes errors of them."""
+    """A warning would reveal that such a record exists; pytest turns warnings into errors."""
     p = Preprocessing(dim=D, centering=centering, scale=4.0)
     x = np.full((1, D), 1.7e308)
     t = p.apply(ArrayBatch.of_records([x, -x, np.ones((1, D)), np.ones((1, D))], D))
@@ -153,7 +153,7 @@ def test_the_source_is_left_alone() -> None:
 
 
 def test_a_matrix_becomes_symmetric_to_the_last_bit() -> None:
-    """Else the triangle that is released could be larger than the norm that was clipped."""
+    """Otherwise the released triangle could be larger than the clipped norm."""
     p = Preprocessing(dim=2, kind=RecordKind.MATRIX, centering="none")
     assert one(p, [[1.0, 2.0], [4.0, -5.0]]) == [[1.0, 3.0], [3.0, -5.0]]
     assert one(p, [[1.7e308, 1.7e308], [1.7e308, -1.7e308]]) == [[1.7e308, 1.7e308], [1.7e308, -1.7e308]]

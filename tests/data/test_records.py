@@ -1,4 +1,4 @@
-"""Batches: an order, a public length, and null records in their places."""
+"""Batches have an order, a public length, and null records in their places."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def taken_apart(batch: ArrayBatch) -> list[list[list[float]]]:
 
 
 def mixed() -> ArrayBatch:
-    """Records 0 to 9 of 0 to 3 rows that hold their number."""
+    """Build records 0 to 9 of 0 to 3 rows, each row filled with the record's number."""
     return ArrayBatch.of_records(
         [None if i % 4 == 0 else np.full((i % 4, 2), float(i)) for i in range(10)], 2
     )
@@ -110,7 +110,7 @@ def test_parts_keep_the_kind() -> None:
 def test_blocks_cover_the_batch_and_all_but_the_last_are_even(
     limit: int, n_entries: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A pair is never cut."""
+    """A pair is never split."""
     monkeypatch.setattr(array_module, "_BLOCK_ENTRIES", n_entries)
     monkeypatch.setattr(array_module, "_LEAST_ROWS", 0)
     batch = ArrayBatch.of_records([*([None] * 5), *(np.ones((i % 5, 2)) * i for i in range(1, 47))], 2)
@@ -150,7 +150,7 @@ def test_symmetry_is_judged_relative_to_the_largest_entry() -> None:
 
 @pytest.mark.parametrize("entry", [np.nan, np.inf, 1.7e308])
 def test_symmetry_of_extreme_matrices_is_judged_without_a_warning(entry: float) -> None:
-    """pytest makes an error of every warning."""
+    """pytest turns every warning into an error."""
     assert not is_symmetric(np.array([[0.0, entry], [-entry, 0.0]]))
 
 

@@ -28,7 +28,7 @@ BOUNDS = (np.full(DIM, -3.0), np.linspace(2, 4, DIM))
 
 
 def stream_of(pca: PrivatePCA, **changes: Any) -> StreamSettings:
-    """Settings of a stream that learns what the model learns."""
+    """Return settings of a stream that learns the same as the model."""
     how = {name: getattr(pca, name) for name in ("epsilon", "delta", "estimator")}
     for name in ("centering", "scale", "bounds"):
         value = getattr(pca, name)
@@ -40,13 +40,13 @@ def stream_of(pca: PrivatePCA, **changes: Any) -> StreamSettings:
 
 
 def release_of(pca: PrivatePCA, **changes: Any) -> Release:
-    """Return what a stream would publish for the model's state, as a consumer reads it."""
+    """Return the model's release as a consumer reads it."""
     subspace = pca._estimator.release(pca._state)
     return Release.from_bytes(make_release(stream_of(pca, **changes), subspace, 1, pca.n_records_seen_))
 
 
 def plain(**changes: Any) -> dict[str, Any]:
-    """A release of version 6 as plain data."""
+    """Return a release of version 6 as plain data."""
     values: dict[str, Any] = {
         "schema_name": "streaming-pca.release",
         "version": 6,
@@ -95,7 +95,7 @@ def test_a_release_transforms_rows_to_the_models_bits(centering: Any, scale: Any
         np.testing.assert_array_equal(
             release.inverse_transform(made), pca.inverse_transform(made), strict=True
         )
-    # A constant projection would also be equal; the components have lost nothing but the order of sums.
+    # Equality alone would accept a constant projection; the components lose only the order of sums.
     assert np.linalg.matrix_rank(release.transform(rows)) == 3
 
 
@@ -156,7 +156,7 @@ def test_long_settings_are_published_by_their_digest() -> None:
     data = make_release(stream, Subspace(direction, np.ones(1), None), 1, 10)
     assert len(data) <= release_bytes(stream)
     found = json.loads(data)
-    # As a program in another language computes it.
+    # Computed as a program in another language would.
     expected = hashlib.sha256(b"".join(struct.pack("<d", number) for number in centre)).hexdigest()
     assert found["centering"] == {"digest": f"sha256:{expected}", "size": dim}
     assert (found["scale"]["size"], found["bounds"][0], found["bounds"][1]["size"]) == (dim, -4.0, dim)

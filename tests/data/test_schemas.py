@@ -1,4 +1,4 @@
-"""JSON Schemas of messages: what they take is what readers take, and their files are up to date."""
+"""JSON Schemas of messages accept the same as readers do, and their files are up to date."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ HERE = Path(streaming_pca.__file__).parent / "schemas"
 
 
 def sub_schemas(node: Any) -> Any:
-    """Yield a schema and all schemas in it."""
+    """Yield a schema and all schemas nested in it."""
     if isinstance(node, dict):
         yield node
         for value in node.values():
@@ -97,7 +97,7 @@ def test_a_release_is_taken_by_its_schema_as_by_its_reader(good: dict[str, Any])
     assert is_release(good)
     assert [error.message for error in judge.iter_errors(good)] == []
     refused = 0
-    # Sizes that must agree are beyond a schema.
+    # A schema cannot express that sizes must agree.
     for name in sorted({*good, *RELEASES[1]} - {"dim", "rank"}):
         others = {"version": range(1, 8), "kind": ("tensor", "subspace")}
         for wrong in (None, "Not a word", -1, [[]], {}, *others.get(name, ())):
@@ -181,7 +181,7 @@ def test_a_payload_is_taken_by_its_schema_unless_it_is_null(text: str) -> None:
     message = Message(text.encode(), [("content-type", JSON.encode())])
     judge = Draft202012Validator(payload_schema(3, 2))
     assert judge.is_valid(json.loads(text)) == (PayloadCodec(3, max_rows=2).decode(message) is not None)
-    # Without a stream all sizes are good.
+    # Without a stream, every size is valid.
     anything = PayloadCodec(3, max_rows=9).decode(message) is not None
     assert validator("payload").is_valid(json.loads(text)) >= anything
 

@@ -17,7 +17,7 @@ from streaming_pca.kernels.lattice import LatticeSum
 from streaming_pca.kernels.residuals import frobenius_norm
 
 Floats = NDArray[np.float64]
-# 60 digits, and exponents that no product of floats leaves.
+# 60 digits, and exponents that no product of floats exceeds.
 EXACT = Context(prec=60, Emin=-(10**6), Emax=10**6)
 Exact = list[list[Decimal]]
 
@@ -29,7 +29,7 @@ mantissas = st.one_of(
 
 @st.composite
 def entries(draw: st.DrawFn, size: int, top: int | None = None) -> list[float]:
-    """Numbers near one magnitude, or spread over any of them; some zero."""
+    """Draw numbers near one magnitude, or spread over any; some are zero."""
     top = draw(magnitudes) if top is None else top
     spread = draw(st.sampled_from([0, 3, 30, 600, 2100]))
     out = []
@@ -55,7 +55,7 @@ def symmetric(draw: st.DrawFn, max_dim: int = 4) -> Floats:
 
 @st.composite
 def radii(draw: st.DrawFn, size: Decimal) -> float:
-    """A clip radius: anywhere, or within a few units in the last place of ``size``."""
+    """Draw a clip radius: anywhere, or within a few units in the last place of ``size``."""
     if draw(st.booleans()):
         e = draw(st.integers(-820, 820))
         return math.ldexp(draw(mantissas), e)
@@ -66,7 +66,7 @@ def radii(draw: st.DrawFn, size: Decimal) -> float:
 
 
 def ints(values: Floats) -> list[list[int]]:
-    """Entries as Python integers; fails on a fraction, a NaN or an infinity."""
+    """Return entries as Python integers; fail on a fraction, a NaN or an infinity."""
     assert np.isfinite(values).all()
     assert (values == np.rint(values)).all()
     return [[int(v) for v in row] for row in values]
@@ -77,7 +77,7 @@ def squared(values: list[list[int]]) -> int:
 
 
 def product(z: list[list[int]], y: list[list[int]]) -> list[list[int]]:
-    """z^T y."""
+    """Return z^T y."""
     return [
         [sum(z[i][j] * y[i][c] for i in range(len(z))) for c in range(len(y[0]))] for j in range(len(z[0]))
     ]
@@ -92,14 +92,14 @@ def norm(values: list[list[Decimal]]) -> Decimal:
 
 
 def clipped(values: list[list[Decimal]], per_unit: Decimal, radius: int) -> list[list[Decimal]]:
-    """Exact values in lattice units, clipped to a Frobenius norm."""
+    """Clip exact values in lattice units to a Frobenius norm."""
     size = norm(values)
     scale = per_unit if size * per_unit <= radius else Decimal(radius) / size
     return [[v * scale for v in row] for row in values]
 
 
 def exact_product(x: Floats, basis: Floats, kind: RecordKind) -> Exact:
-    """A Q in 60 digits, of rows F with A = F^T F or of A itself."""
+    """Return A Q in 60 digits, from rows F with A = F^T F or from A itself."""
     rows, q = decimals(x), decimals(basis)
     seen = [
         [sum((u * v for u, v in zip(r, c, strict=True)), Decimal(0)) for c in zip(*q, strict=True)]
@@ -118,13 +118,13 @@ def minus(a: Exact, b: Floats) -> Exact:
 
 
 def squared_total(total: NDArray[np.int64]) -> int:
-    """Squared norm of up to 2**20 integers."""
+    """Return the squared norm of up to 2**20 integers."""
     flat = np.ravel(total)
     if np.abs(flat).max(initial=0) >= 2**41:
         return sum(int(v) ** 2 for v in flat)
     high = flat >> 20
     low = flat - (high << 20)
-    # Each a sum of at most 2**42 a number.
+    # Each term is a sum with at most 2**42 per number.
     terms = ((high, high, 40), (high, low, 21), (low, low, 0))
     return sum(int(np.dot(a, b)) << shift for a, b, shift in terms)
 
@@ -138,7 +138,7 @@ def one(rows: Floats) -> NDArray[np.int64]:
 
 
 def basis_for(d: int, seed: int) -> Floats:
-    """Random columns, or coordinate ones."""
+    """Return random columns, or coordinate ones."""
     rng = np.random.default_rng(seed)
     k = int(rng.integers(1, d + 1))
     if seed % 3 == 0:
@@ -148,7 +148,7 @@ def basis_for(d: int, seed: int) -> Floats:
 
 @st.composite
 def centres(draw: st.DrawFn, product: Exact) -> Floats:
-    """Anywhere, or so near to a record's product that nearly all digits cancel."""
+    """Draw a centre anywhere, or so near to a record's product that nearly all digits cancel."""
     d, k = len(product), len(product[0])
     if draw(st.booleans()) and norm(product) < Decimal("1e300"):
         near = np.array([[float(v) for v in row] for row in product])

@@ -1,4 +1,4 @@
-"""Norms of residuals against exact arithmetic, and that each is a function of its record alone."""
+"""Norms of residuals agree with exact arithmetic, and depend on their record alone."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def norms(
 
 
 def exact(rows: Floats, of_matrices: bool, basis: Floats, centre: Floats) -> tuple[Decimal, Decimal]:
-    """|A Q - C|_F, and the size of what is added up for it."""
+    """Return |A Q - C|_F, and the size of the terms in its sum."""
     x, q, c = decimals(rows), decimals(basis), decimals(centre)
     d, k = basis.shape
     seen = [[sum((u * q[j][i] for j, u in enumerate(row)), Decimal(0)) for i in range(k)] for row in x]
@@ -45,8 +45,8 @@ def exact(rows: Floats, of_matrices: bool, basis: Floats, centre: Floats) -> tup
 @given(st.data())
 @pytest.mark.parametrize("of_matrices", [False, True])
 def test_a_norm_is_the_exact_one_but_for_roundings(of_matrices: bool, data: st.DataObject) -> None:
-    """Each of the products and sums rounds by 2**-53 of what it adds up, 8 d of them at most in a row."""
-    # Magnitudes whose fourth powers neither overflow nor vanish.
+    """Each of the products and sums rounds by 2**-53 of its terms, at most 8 d of them in a row."""
+    # Fourth powers of these magnitudes neither overflow nor vanish.
     top = data.draw(st.integers(-120, 120))
     if of_matrices:
         d = data.draw(st.integers(1, 4))
@@ -78,7 +78,7 @@ def test_a_null_record_has_the_norm_of_the_centre() -> None:
 @many
 @given(st.data())
 def test_every_record_has_the_same_bits_in_any_company(data: st.DataObject) -> None:
-    """What makes a size a function of its record alone: neighbours differ in one bin at most."""
+    """So a size is a function of its record alone, and neighbours differ in at most one bin."""
     x = data.draw(factors())
     basis = basis_for(x.shape[1], data.draw(st.integers(0, 10**6)))
     centre = np.array(data.draw(entries(basis.size))).reshape(basis.shape)
@@ -93,7 +93,7 @@ def test_every_record_has_the_same_bits_in_any_company(data: st.DataObject) -> N
 @many
 @given(symmetric())
 def test_any_number_gives_a_size_and_no_error(a: Floats) -> None:
-    """What overflows is inf or NaN, and never less than nothing."""
+    """An overflow gives inf or NaN, never a negative size."""
     found = norms(a, one(a), True, np.eye(len(a)), np.zeros_like(a))[0]
     assert math.isnan(found) or found >= 0
     assert norms(a, one(a), False, np.eye(len(a)), np.zeros_like(a))[0] >= 0 or np.abs(a).max() > 1e70

@@ -43,12 +43,12 @@ FACTOR, MATRIX = RecordKind.FACTOR, RecordKind.MATRIX
 
 
 def product_error(d: int) -> Decimal:
-    """Of a column of products, relative to the lengths of the two: what rounds the basis."""
+    """Return the error of a column of products, relative to both lengths: the basis is rounded."""
     return Decimal(d).sqrt() * Decimal(2) ** -31
 
 
 def cancelling(x: Floats, basis: Floats, size: Decimal, per_unit: Decimal, most: int) -> bool:
-    """Whether |F| |F Q| is so far above the radius that |u| may be held back: smaller, never larger."""
+    """Return if |F| |F Q| exceeds the radius so far that |u| may be held back: smaller, never larger."""
     if len(x) == 1:
         return False
     seen = norm(exact_product(x, basis, MATRIX))
@@ -56,7 +56,7 @@ def cancelling(x: Floats, basis: Floats, size: Decimal, per_unit: Decimal, most:
 
 
 def roundings(x: Floats, basis: Floats, a: Decimal) -> Decimal:
-    """What rounding to integers may move a contribution by, in radii.
+    """Return how far rounding to integers may move a contribution, in radii.
 
     z is off by 1/2 an entry; the product by
     its stated error; u by 1/2 an entry, once where it is rounded and once where room is made for that.
@@ -70,7 +70,7 @@ def roundings(x: Floats, basis: Floats, a: Decimal) -> Decimal:
     of_z = Decimal(x.size).sqrt() * Decimal("0.5001") * TINY
     of_y = product_error(d) * Decimal(k).sqrt()
     of_u = Decimal(len(x) * k).sqrt() * TINY * Decimal("1.01")
-    # Lengths are taken for larger than they are by what their sums, and rounding to 23 bits, may be off.
+    # Lengths are overestimated by the possible error of their sums and of rounding to 23 bits.
     length = Decimal(len(x) * k).sqrt() * TINY + Decimal(2) ** -28
     return a * (2 * of_z + of_z * of_z + of_y) + of_u + length
 
@@ -122,8 +122,8 @@ def test_a_clipped_matrix_product_is_within_the_radius_and_close_to_the_exact_on
         wanted = clipped(residual, per_unit, MATRIX_RADIUS)
         whole = norm(residual) * per_unit / MATRIX_RADIUS
         size = norm(decimals(a)) * per_unit / max(whole, Decimal(1))
-        # What ``matrix_sums`` states: once for the value, once for the length that clips it.
-        # Of the matrix, and of the basis.
+        # ``matrix_sums`` states this error: once for the value, once for the length that clips it;
+        # for the matrix, and for the basis.
         of_product = 2 * (d * Decimal(k).sqrt() + Decimal(d * k).sqrt()) * Decimal(2) ** -26 * size
         padded = -(-d // 8) * 8
         allowed = of_product + Decimal(d * k).sqrt() / 2 + Decimal(k * padded).sqrt() / 2 + 1
@@ -159,10 +159,10 @@ def test_a_weighted_residual_is_within_the_radius_and_close_to_the_exact_one(dat
         wanted = clipped(residual, per_unit, RADIUS**2)
         a = size * size * per_unit / RADIUS**2 / max(length, Decimal(1))
         reach = norm(used) * per_unit / RADIUS**2
-        # How far the centre may be from what the products say of it, in radii: public.
+        # The centre may be this far from the value implied by the products, in radii: public.
         e = Decimal(kernel.of_centre.error) * TINY
         allowed = roundings(x, basis, a)
-        # The weight is rounded, and room was made for that; the length is doubtful by 2 |A| e / length.
+        # The weight is rounded, and room was made for that; the length is uncertain by 2 |A| e / length.
         allowed += reach * TINY * Decimal("1.01") + 4 * (reach + 1) * e + 4 * TINY * TINY
         assert distance(found, wanted) <= min(allowed, Decimal(2)) * RADIUS**2
 

@@ -1,4 +1,4 @@
-"""Kernels in NUMBA_CACHE_DIR are of these sources, and an image brings its own."""
+"""Kernels in NUMBA_CACHE_DIR match the sources; an image ships its own kernels."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.waiting import LIMIT
 
 @pytest.fixture
 def package(tmp_path: Path) -> Path:
-    """A package with a kernel that is called, one that calls it, and a module without any."""
+    """Create a package with a called kernel, a kernel that calls it, and a module without kernels."""
     texts = {"kernels/called.py": "x = 1\n", "estimators/caller.py": "njit\n", "service/other.py": "y = 1\n"}
     for name, text in texts.items():
         path = tmp_path / "package" / name
@@ -28,13 +28,13 @@ def package(tmp_path: Path) -> Path:
 
 
 def folder_of(cache: Path, folder: Path) -> Path:
-    """numba's own folder for the kernels of a folder."""
+    """Return numba's folder for the kernels of a source folder."""
     locator = type(exponent._cache._impl.locator)
     return cache / locator.get_suitable_cache_subpath(str(folder / "any.py"))
 
 
 def kernel_of(cache: Path, folder: Path) -> Path:
-    """An index and a kernel of a module of a folder, as numba lays them down."""
+    """Write an index and a kernel for a module of a folder, as numba lays them out."""
     index = folder_of(cache, folder) / "caller.f-1.py311.nbi"
     index.parent.mkdir(parents=True, exist_ok=True)
     index.write_bytes(b"index")
@@ -49,7 +49,7 @@ def test_a_change_of_a_called_function_empties_the_cache_of_its_callers(
     before = kernel_of(cache, package / "estimators")
     strange = kernel_of(cache, tmp_path / "elsewhere" / "estimators")
     _refresh_cache(cache, package, none)
-    # Of unknown sources, though newer than all of them.
+    # Its sources are unknown, although it is newer than all of them.
     assert not before.exists()
     of_these = kernel_of(cache, package / "estimators")
     (package / "service" / "other.py").write_text("y = 2\n")
@@ -78,7 +78,7 @@ def test_shipped_kernels_of_these_sources_are_taken_and_of_others_not(tmp_path: 
 
     assert taken(tmp_path / "new") == ["caller.f-1.py311.1.nbc", "caller.f-1.py311.nbi"]
     assert (tmp_path / "new" / index.relative_to(shipped)).read_bytes() == b"index"
-    # An image's layers keep whole seconds.
+    # An image's layers round times to whole seconds.
     for source in package.rglob("*.py"):
         os.utime(source, (1_600_000_000, 1_600_000_000))
     assert len(taken(tmp_path / "layers")) == 2
@@ -90,7 +90,7 @@ def test_shipped_kernels_of_these_sources_are_taken_and_of_others_not(tmp_path: 
 
 
 def call(cache: Path, home: Path) -> tuple[int, str, str]:
-    """Call a kernel in a new process; return its status, what it printed, and what it complained of."""
+    """Call a kernel in a new process; return its status, its output, and its complaints."""
     code = (
         "import numpy as np; from streaming_pca.kernels.rounding import exponent; "
         "print(int(exponent(np.array([[8.0]]))), "
@@ -104,7 +104,7 @@ def call(cache: Path, home: Path) -> tuple[int, str, str]:
 
 
 def flipped(data: bytes) -> bytes:
-    """The data with a bit in their middle changed."""
+    """Return the data with a flipped bit in the middle."""
     middle = len(data) // 2
     return data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :]
 
@@ -122,7 +122,7 @@ DAMAGE: dict[str, Callable[[bytes], bytes]] = {
 
 @pytest.fixture(scope="module")
 def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A cache with a kernel."""
+    """Return a cache with a kernel."""
     cache = tmp_path_factory.mktemp("kernels")
     assert call(cache, cache) == (0, "4 0\n", "")
     assert call(cache, cache) == (0, "4 1\n", "")
@@ -141,7 +141,7 @@ def test_a_damaged_cache_is_compiled_anew_and_stops_nobody(
     for path in struck:
         path.write_bytes(DAMAGE[damage](path.read_bytes()))
     assert call(cache, tmp_path) == (0, "4 0\n", "")
-    # And is whole again.
+    # The cache is intact again.
     assert call(cache, tmp_path) == (0, "4 1\n", "")
 
 
@@ -154,7 +154,7 @@ def test_a_cache_that_everybody_may_write_is_not_read(filled: Path, tmp_path: Pa
 
 
 def test_without_any_folder_to_write_kernels_are_kept_nowhere(tmp_path: Path) -> None:
-    """As in a container with a read-only root: no folder of the sources, of the user, or for scratch."""
+    """A container with a read-only root has no writable folder: sources, user or temporary."""
     home = tmp_path / "home"
     home.mkdir()
     code = (
@@ -176,7 +176,7 @@ def test_without_any_folder_to_write_kernels_are_kept_nowhere(tmp_path: Path) ->
             timeout=LIMIT,
         )
         assert (done.returncode, done.stdout, done.stderr) == (0, "4\n", ""), done.stderr
-        # What was kept for the process went with it.
+        # The process's temporary cache was deleted with it.
         assert list(home.iterdir()) == []
 
 

@@ -1,4 +1,4 @@
-"""Rounded directions and their products: exact integers, whatever BLAS adds them up in."""
+"""Rounded directions and their products are exact integers, however BLAS adds them up."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def filled(records: list[np.ndarray], columns: np.ndarray, k: int) -> tuple[Chun
 
 @pytest.mark.parametrize("d", [1, 7, 256, 5000])
 def test_products_are_the_exact_ones(d: int) -> None:
-    """Of the longest directions and columns that there are: all entries alike, and of one sign."""
+    """These are the longest directions and columns possible: all entries alike, and of one sign."""
     rng = np.random.default_rng(d)
     k = min(d, 3)
     alike = np.full((d, k), math.sqrt(1.01 / d))
@@ -70,7 +70,7 @@ def test_null_records_take_no_place() -> None:
 
 
 def test_what_blas_would_read_wrongly_is_refused() -> None:
-    """Single numbers, or another order: no kernel is compiled for them."""
+    """Kernels are compiled for neither single-precision numbers nor another memory order."""
     d, k = 6, 2
     right = np.zeros((4, d)), np.zeros((d, k)), np.zeros((4, k))
     multiply(dgemm_address(), right[0], 4, *right[1:])
@@ -96,6 +96,6 @@ def test_shapes_and_lengths_that_kernels_trust_are_checked() -> None:
     for make in (MeanNorms, partial(_MeanSum, per_unit=1.0)):
         with pytest.raises(ValueError, match="pairs"):
             make(pairs)
-    # A basis of single numbers is read as one of double ones.
+    # A single-precision basis is converted to double precision.
     norms = array_of(block_residual_norms(batch, p, basis.astype(np.float32), 0 * basis.astype(np.float32)))
     np.testing.assert_allclose(norms, 2 * math.sqrt(2), rtol=1e-5)

@@ -53,7 +53,7 @@ def test_a_clipped_factor_is_within_the_radius_and_close_to_the_exact_one(data: 
         quantise_records(x, one(x), per_unit, float(RADIUS), z)
         found = ints(z)
         assert squared(found) <= RADIUS**2
-        # Half a cell of rounding, once more where the radius had to be kept, and one unit.
+        # Half a cell for rounding, again where the radius had to be kept, and one unit.
         allowed = Decimal(x.size).sqrt() + 2
         assert distance(found, clipped(exact, Decimal(per_unit), RADIUS)) <= allowed
 
@@ -100,7 +100,7 @@ def test_a_record_inside_the_radius_is_not_shrunk(d: int) -> None:
 
 @pytest.mark.parametrize("d", [100, 5000, 8192])
 def test_long_records_stay_within_the_radius_and_are_not_dropped(d: int) -> None:
-    """Rounding up every entry adds sqrt(d)/2 units: the second scaling has work to do."""
+    """Rounding up every entry adds sqrt(d)/2 units, so the second scaling is needed."""
     rng = np.random.default_rng(d)
     for scale in 1 + rng.random(20):
         x = np.full((1, d), scale)
@@ -126,7 +126,7 @@ def test_a_record_that_is_not_finite_contributes_nothing(poison: float) -> None:
 
 def test_kernels_older_than_any_source_are_compiled_anew(tmp_path: Path) -> None:
     folder, called = tmp_path / "kernels", tmp_path / "called"
-    # A source of any sub-folder counts, and so does the cache there.
+    # A source in any sub-folder counts, and so does the cache there.
     cache = folder / "block" / "__pycache__"
     cache.mkdir(parents=True)
     called.mkdir()
@@ -143,7 +143,7 @@ def test_kernels_older_than_any_source_are_compiled_anew(tmp_path: Path) -> None
 
 
 def test_kernels_of_estimators_that_call_these_are_compiled_anew(tmp_path: Path) -> None:
-    """An index that is older than the sources it was made of: gone once the package is imported."""
+    """An index older than its sources is deleted on import of the package."""
     for name in ("power.bounded_records", "tensor.sums", "power.adaptive_power"):
         source = inspect.getsource(importlib.import_module(f"streaming_pca.estimators.{name}"))
         assert "from streaming_pca.kernels.rounding import" in source

@@ -1,4 +1,4 @@
-"""Products of records, their bins, their clipped sums: against numpy, at the edges, and record by record."""
+"""Products of records, their bins and clipped sums agree with numpy, also at the edges."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_whatever_a_record_holds_its_integers_stay_in_the_box(data: st.DataObjec
     radius = data.draw(st.floats(1e-150, 1e150))
     added, _ = clamped(record, centre, radius)
     assert all(abs(v) <= COORDINATE_RADIUS for v in added)
-    # As many as a batch can hold fit into int64.
+    # The sum over the largest batch fits into int64.
     assert COORDINATE_RADIUS * MAX_RECORDS < 2**62
 
 

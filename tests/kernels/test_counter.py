@@ -1,4 +1,4 @@
-"""Threads take numbers from one counter: each number is taken once."""
+"""Threads draw numbers from one counter, each number once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Covariance sums in compiled code: BLAS without the interpreter, and blocks that float64 holds."""
+"""Covariance sums in compiled code use BLAS without the interpreter, in blocks exact in float64."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_a_gram_matrix_is_added_below_the_diagonal_alone(n: int, d: int) -> None
 
 @pytest.mark.parametrize("centering", ["none", "pairs"])
 def test_more_records_than_float64_holds_are_exact(centering: str) -> None:
-    """Every one of norm R: a block more in float64 would be beyond 2**53."""
+    """Every record has norm R: one block more in float64 would be beyond 2**53."""
     m = 3 * BLOCK + 6
     rng = np.random.default_rng(5)
     x = rng.standard_normal((m, 3))
@@ -45,7 +45,7 @@ def test_more_records_than_float64_holds_are_exact(centering: str) -> None:
 
 
 def test_a_sum_does_not_wait_for_the_interpreter() -> None:
-    """Beside a thread that never gives way, of itself: 100 waits for the lock would take 100 intervals."""
+    """The other thread never yields: 100 waits for the lock would take 100 switch intervals."""
     batch = ArrayBatch.of_vectors(np.random.default_rng(0).standard_normal((100_000, 8)))
     p = Preprocessing(dim=8, centering="none")
     covariance_sum(batch, p, 1.0)

@@ -1,4 +1,4 @@
-"""Sums are the same integers, however the records are cut, ordered, stored or added."""
+"""Sums are the same integers, however the records are split, ordered, stored or added."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ CASES: dict[str, dict[str, Any]] = {
     "pairs": {"centering": "pairs"},
     "vector": {"centering": tuple(np.linspace(-1, 1, D)), "bounds": (-3.0, 3.0), "scale": 0.7},
     "matrix": {"kind": RecordKind.MATRIX, "centering": "none"},
-    # Records that kernels cannot map by themselves.
+    # Kernels cannot transform these records themselves.
     "bounded": {"centering": "none", "clip_l2": 2.0, "clip_l1": 3.0},
     "bounded pairs": {"centering": "pairs", "clip_l2": 2.0},
     "bounded matrix": {"kind": RecordKind.MATRIX, "centering": "none", "clip_l2": 2.0},
@@ -48,7 +48,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def sums(batch: ArrayBatch, p: Preprocessing) -> list[LatticeSum]:
-    """All that there are; the last two are about a centre, by either of its ways."""
+    """Return all sums; the last two are about a centre, one for each way to handle it."""
     centre = np.linspace(-4, 5, BASIS.size).reshape(BASIS.shape)
     return [
         covariance_sum(batch, p, 5.0),
@@ -67,7 +67,7 @@ def same(a: list[LatticeSum], b: list[LatticeSum]) -> bool:
 
 
 def stream(p: Preprocessing, m: int, dtype: Any = np.float64) -> list[Any]:
-    """Records of wildly differing sizes, some null, some of several rows."""
+    """Return records of wildly differing sizes, some null, some of several rows."""
     rng = np.random.default_rng(1)
     out: list[Any] = []
     for _ in range(m):
@@ -128,7 +128,7 @@ def sizes(batch: ArrayBatch, p: Preprocessing) -> list[bytes]:
 
 
 def test_any_chunk_gives_the_same_sums_and_sizes(p: Preprocessing, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So does any place in a chunk, and any company."""
+    """Neither the place in a chunk nor the neighbouring records matter."""
     batch = ArrayBatch.of_records(stream(p, 700), D, p.kind)
     whole, lengths = sums(batch, p), sizes(batch, p)
     for least, most in ((1, 1), (8, 8), (8, 24), (64, 10_000)):
@@ -141,7 +141,7 @@ def test_any_chunk_gives_the_same_sums_and_sizes(p: Preprocessing, monkeypatch: 
 
 
 def test_any_number_of_threads_gives_the_same_sum(p: Preprocessing, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of BLAS, and of the kernels, which are made to believe that a few records are worth a thread."""
+    """This covers BLAS threads, and kernels made to use threads for few records."""
     batch = ArrayBatch.of_records(stream(p, 3000), D, p.kind)
     with threadpool_limits(1), limited_threads(1):
         whole, lengths = sums(batch, p), sizes(batch, p)
@@ -157,7 +157,7 @@ def test_any_number_of_threads_gives_the_same_sum(p: Preprocessing, monkeypatch:
         return found
 
     def all_at_once(work: Callable[[], Any], most: int) -> list[Any]:
-        """As ``together``, but every thread begins, at the same time."""
+        """Work like ``together``, but start every thread, at the same time."""
         asked.append(most)
         meeting, found = threading.Barrier(most), []
 
@@ -251,7 +251,7 @@ def test_a_full_block_at_the_radius_in_one_direction_is_exact(d: int) -> None:
 
 @pytest.mark.parametrize("which", [0, 1])
 def test_more_than_a_block_near_the_radius_is_exact(which: int) -> None:
-    """Odd products whose sum passes 2**53: one float64 could not hold it."""
+    """These are odd products whose sum passes 2**53: one float64 could not hold it."""
     p = Preprocessing(dim=2, centering="none")
 
     def total(angle: float, m: int) -> int:
@@ -275,7 +275,7 @@ def test_the_largest_sum_leaves_room_for_noise() -> None:
 
 
 def test_a_full_block_of_products_with_the_largest_products_is_exact() -> None:
-    """Rows that cancel in F^T F Q but not in |F| |F Q|: |u| at its cap of 2**24.5."""
+    """The rows cancel in F^T F Q but not in |F| |F Q|: |u| is at its cap of 2**24.5."""
     p = Preprocessing(dim=2, centering="none")
     f = np.array([[0.0, 1.0], [0.01, 0.0]])
     basis = np.array([[1.0], [0.0]])

@@ -1,4 +1,4 @@
-"""Sums have the same bits whatever instructions they are compiled for."""
+"""Sums have the same bits for every instruction set that they are compiled for."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ print(json.dumps([digest.hexdigest(), processor, "+avx512f" in features, "+avx2"
 def digest_on(**variables: str) -> list[object]:
     clean = {name: value for name, value in os.environ.items() if not name.startswith("NUMBA_CPU")}
     clean |= {"OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **variables}
-    # The same bits for what BLAS makes of bases: only the kernels' instructions are to differ.
+    # BLAS must give the same bits for bases, so that only the kernels' instructions differ.
     clean["OPENBLAS_CORETYPE"] = "Prescott"
     command = [sys.executable, "-c", DIGEST]
     done = subprocess.run(
@@ -72,7 +72,7 @@ def native() -> object:
     return digest_on()[0]
 
 
-# Where there is the wider one, it is what `native` has already.
+# Where the processor has wider vectors, `native` already uses them.
 @pytest.mark.parametrize("name", ["avx2", pytest.param("avx512", marks=pytest.mark.soak)])
 def test_sums_have_the_same_bits_with_other_vectors(name: str, native: object) -> None:
     try:

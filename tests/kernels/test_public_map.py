@@ -1,4 +1,4 @@
-"""Rows that kernels transform while they read them: the bits of ``Preprocessing.apply``."""
+"""Rows that kernels transform while reading have the same bits as ``Preprocessing.apply``."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 class AsApplied(Preprocessing):
-    """Kernels are to read what ``apply`` makes."""
+    """Make kernels read the result of ``apply``."""
 
     def public_map(self) -> PublicMap | None:
         return None
 
 
 class TooFew(AsApplied):
-    """Inherits both."""
+    """Inherit both methods."""
 
 
 def test_whoever_applies_more_than_a_map_says_so() -> None:
-    """Else some kernels would read other records than the rest."""
+    """Otherwise some kernels would read other records than the rest."""
     with pytest.raises(TypeError, match="public_map"):
 
         class Doubled(Preprocessing):
@@ -57,10 +57,10 @@ def test_whoever_applies_more_than_a_map_says_so() -> None:
     waiting, seen = [Preprocessing], []
     while waiting:
         kind = waiting.pop()
-        # Those refused above may live on for a while.
+        # The classes refused above may not have been collected yet.
         waiting += [c for c in kind.__subclasses__() if "<locals>" not in c.__qualname__]
         seen.append(kind)
-        # Of the two, the nearer one in line to be called never comes without the other.
+        # The first class in the resolution order that defines either method defines public_map too.
         line = [c for c in kind.__mro__ if {"apply", "public_map"} & set(vars(c))]
         assert "public_map" in vars(line[0])
     assert {BoundedRecords, TooFew} <= set(seen)
@@ -111,7 +111,7 @@ def stream(p: Preprocessing, kind: Any) -> list[Any]:
 @pytest.mark.parametrize("kind", [np.float32, np.float64])
 @pytest.mark.parametrize("name", CASES)
 def test_sums_and_sizes_are_those_of_the_applied_rows(name: str, kind: Any) -> None:
-    """Overflow included: such a record is null."""
+    """This includes overflow, which makes a record null."""
     p, applied = (c(dim=D, **CASES[name]) for c in (Preprocessing, AsApplied))
     rng = np.random.default_rng(0)
     basis = np.linalg.qr(rng.standard_normal((D, 2)))[0]
@@ -142,7 +142,7 @@ def test_an_odd_number_of_records_makes_no_pairs(centre: Any) -> None:
 @pytest.mark.parametrize("kind", ["factor", "matrix"])
 @pytest.mark.parametrize("width", [1, D - 1, D + 1, 40])
 def test_rows_and_bases_of_another_width_are_refused(kind: str, width: int) -> None:
-    """Kernels read and write by these numbers unchecked."""
+    """Kernels index memory by these numbers without checks."""
     p = Preprocessing(dim=D, kind=kind, centering="none")
     rows: NDArray[np.float64] = np.ones((40, width))
     batch = ArrayBatch(rows, np.arange(0, 41, width if kind == "matrix" else 1), p.kind)

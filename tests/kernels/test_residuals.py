@@ -46,7 +46,7 @@ many = settings(deadline=None)
 def test_a_rounded_residual_is_within_the_radius_and_close_to_the_exact_one(
     kind: RecordKind, data: st.DataObject
 ) -> None:
-    """From R just below 0.05 |C| to far below what float64 can tell from C."""
+    """R ranges from just below 0.05 |C| to far below float64's resolution of C."""
     x = data.draw(factors() if kind is RecordKind.FACTOR else symmetric())
     d = x.shape[1]
     basis = basis_for(d, data.draw(st.integers(0, 10**6)))
@@ -68,7 +68,7 @@ def test_a_rounded_residual_is_within_the_radius_and_close_to_the_exact_one(
         k = basis.shape[1]
         size = norm(decimals(x)) ** (1 if kind is RecordKind.MATRIX else 2)
         off = (d + len(x) + 4) * Decimal(k).sqrt() * Decimal(2) ** -53 * (size + norm(decimals(centre)))
-        # Once in place and once in length; values below 2**-1022 are rounded to multiples of 2**-1074.
+        # Once in position and once in length; values below 2**-1022 are rounded to multiples of 2**-1074.
         allowed = 2 * weight * (off + Decimal(2) ** -1060) / Decimal(s.unit) + 2 * Decimal(d * k).sqrt() + 2
         allowed += bound * Decimal(d * k + 16) * Decimal(2) ** -50
         assert distance(found, wanted) <= allowed
@@ -129,7 +129,7 @@ CANCELLING = np.array([[0.0, 1.0], [0.01, 0.0]])
 
 @pytest.mark.parametrize("ratio", [0.05, 1.0, 0.01])
 def test_blocks_of_the_largest_products_are_exact(ratio: float) -> None:
-    """Records as large as 20 R beside the centre, and rows that cancel: |u| at its cap of 2**24.5."""
+    """Records are up to 20 R away from the centre, and rows cancel: |u| is at its cap of 2**24.5."""
     p = Preprocessing(dim=2, centering="none")
     basis = np.array([[0.8], [0.6]])
     x = np.array([[1.3, 0.7]])
@@ -151,7 +151,7 @@ def test_blocks_of_the_largest_products_are_exact(ratio: float) -> None:
 @pytest.mark.parametrize(("d", "k"), [(8192, 1), (1000, 130), (400, 400)])
 @pytest.mark.parametrize("ratio", [1.0, 0.05, 0.01])
 def test_long_records_stay_within_the_radius_and_are_not_dropped(d: int, k: int, ratio: float) -> None:
-    """Everything rounds up somewhere: the second scaling has work to do."""
+    """Every entry can be rounded up, so the second scaling is needed."""
     rng = np.random.default_rng(d)
     basis = np.linalg.qr(rng.standard_normal((d, k)))[0] if k < d else np.eye(d)
     centre = rng.standard_normal((d, k))

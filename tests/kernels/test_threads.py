@@ -16,7 +16,7 @@ from tests.waiting import LIMIT, wait_for
 
 
 def ran(work: Callable[[], object], limit: float = LIMIT) -> None:
-    """Fail, rather than wait for ever, where a deadlock is."""
+    """Fail on a deadlock instead of waiting forever."""
     failed: list[BaseException] = []
 
     def guarded() -> None:
@@ -49,7 +49,7 @@ def test_each_part_has_a_thread_of_its_own_and_the_caller_works_too() -> None:
     meeting = threading.Barrier(5, timeout=LIMIT)
 
     def work(a: int, b: int) -> int:
-        # All five are here at once, or this breaks.
+        # The barrier breaks unless all five threads run simultaneously.
         meeting.wait()
         return threading.get_ident()
 
@@ -95,7 +95,7 @@ def test_together_is_one_call_a_thread_at_most_and_the_callers_first() -> None:
 
 
 def test_a_thread_that_wakes_late_is_not_waited_for() -> None:
-    """It is held up at its lock; what it was called for is done without it, and it does not do it again."""
+    """While it is blocked at its lock, others do its work, and it does not repeat the work."""
     threads._forget_pool()
     woken, calls = threading.Event(), []
 
@@ -117,7 +117,7 @@ def test_a_thread_that_wakes_late_is_not_waited_for() -> None:
 
 
 def test_callers_at_once_get_along_with_few_threads() -> None:
-    """One thread for all, beside their own: none waits for it, and none gets another's results."""
+    """All share one extra thread: no caller waits for it, and none receives another's results."""
 
     def caller(n: int, failures: list[object]) -> None:
         for i in range(200):
@@ -145,7 +145,7 @@ def test_work_that_is_shared_out_within_work_waits_for_no_thread_of_the_pool() -
         return sum(shared_out(6, lambda c, d: d - c))
 
     def whole() -> None:
-        # No more threads than these three wait for.
+        # The pool has exactly the threads that these three use.
         threads._forget_pool()
         with limited_threads(3):
             assert shared_out(3, outer) == [6, 6, 6]
@@ -154,7 +154,7 @@ def test_work_that_is_shared_out_within_work_waits_for_no_thread_of_the_pool() -
 
 
 def test_a_pool_that_grows_refuses_none_who_uses_it() -> None:
-    """Callers of 2 to 16 threads at once, from a fresh pool each time."""
+    """Callers of 2 to 16 threads start simultaneously, each time from a fresh pool."""
 
     def caller(wanted: int, failures: list[BaseException]) -> None:
         try:

@@ -1,4 +1,4 @@
-"""Masks, units and null bitmaps are read or refused, wherever an array comes in."""
+"""Masks, units and null bitmaps are read or refused at every entry point for arrays."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ X = np.random.default_rng(0).standard_normal((300, 3))
 
 
 class Quantity(np.ndarray[Any, Any]):
-    """As astropy's: an array with a unit."""
+    """An array with a unit, as in astropy."""
 
     def __array_finalize__(self, other: Any) -> None:
         self.unit = getattr(other, "unit", "km")
 
 
 class Magnitude:
-    """As pint's: not an array, but what becomes one."""
+    """Like pint's quantity: not an array, but convertible to one."""
 
     units = "kilometer"
     magnitude = X
@@ -53,7 +53,7 @@ def test_masks_and_units_are_refused_in_one_line(name: str) -> None:
         enter(MASKED[[int(np.flatnonzero(MASKED.mask.any(axis=1))[0]), *range(200)]])
     with pytest.raises(ValueError, match="has the unit km, which would be lost"):
         enter(X.view(Quantity))
-    # A mask that masks nothing, and a quantity without a unit, say nothing.
+    # An empty mask and an empty unit are accepted silently.
     enter(np.ma.masked_array(X))
     plain = X.view(Quantity)
     plain.unit = ""

@@ -1,4 +1,4 @@
-"""Leading eigenpairs: against all of them."""
+"""Leading eigenpairs agree with a full decomposition."""
 
 from __future__ import annotations
 

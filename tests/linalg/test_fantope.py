@@ -1,4 +1,4 @@
-"""The Fantope: projections and solutions are optimal by certificates that the tests make themselves."""
+"""The Fantope: certificates computed by the tests prove projections and solutions optimal."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ Matrix = NDArray[np.float64]
 
 
 def symmetric(d: int, sigma: float, seed: int) -> Matrix:
-    """Independent Gaussian entries of this standard deviation in the upper triangle."""
+    """Return a matrix with independent Gaussian entries of this deviation in the upper triangle."""
     upper = np.triu(np.random.default_rng(seed).standard_normal((d, d))) * sigma
     return np.asarray(upper + np.triu(upper, 1).T)
 
 
 def sparse_spike(d: int, k: int, s: int, seed: int) -> tuple[Matrix, Matrix, Matrix]:
-    """A covariance with k directions of variance 1 on s features, the directions, and the features."""
+    """Return a covariance with k directions of variance 1 on s features, the directions, the features."""
     rng = np.random.default_rng(seed)
     features = np.sort(rng.choice(d, s, replace=False))
     rows = np.zeros((k, d))
@@ -38,7 +38,7 @@ def sparse_spike(d: int, k: int, s: int, seed: int) -> tuple[Matrix, Matrix, Mat
 
 
 def most(matrix: Matrix, k: int) -> float:
-    """The largest <A, X> over the Fantope: the sum of the k leading eigenvalues (Ky Fan)."""
+    """Return the largest <A, X> over the Fantope: the sum of the k leading eigenvalues (Ky Fan)."""
     return float(np.linalg.eigvalsh(matrix)[-k:].sum())
 
 
@@ -115,7 +115,7 @@ def test_thresholding_moves_entries_towards_zero_and_not_past_it() -> None:
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("penalty", [0.0, 0.05, 0.3, 1.0])
 def test_in_the_plane_a_fine_grid_finds_nothing_better(seed: int, penalty: float) -> None:
-    """X = [[a, b], [b, 1 - a]] with b^2 <= a (1 - a)."""
+    """Such X are [[a, b], [b, 1 - a]] with b^2 <= a (1 - a)."""
     s = symmetric(2, 1.0, seed)
     found = sparse_subspace(s, 1, penalty, tolerance=1e-7)
     x = embedded(found, 2, found.feasible)
@@ -129,7 +129,7 @@ def test_in_the_plane_a_fine_grid_finds_nothing_better(seed: int, penalty: float
 @pytest.mark.parametrize(("d", "k", "s"), [(12, 1, 4), (30, 3, 8), (60, 5, 20), (200, 2, 10)])
 @pytest.mark.parametrize("constant", [0.3, 1.0])
 def test_a_solution_is_optimal_among_all_features(d: int, k: int, s: int, constant: float) -> None:
-    """A dual matrix of all d features, made here from the solution's, bounds every X."""
+    """A dual matrix of all d features, built here from the solution's, bounds every X."""
     sigma = 0.02
     matrix = sparse_spike(d, k, s, d)[0] + symmetric(d, sigma, d + 1)
     penalty = constant * noise_penalty(d, sigma)
@@ -148,7 +148,7 @@ def test_a_solution_is_optimal_among_all_features(d: int, k: int, s: int, consta
 
 @pytest.mark.parametrize("seed", range(5))
 def test_features_out_of_play_cannot_make_it_better(seed: int) -> None:
-    """Against [WangXu2020, Algorithm 2], as printed: all features, a constant step, no start."""
+    """Compare with [WangXu2020, Algorithm 2], as printed: all features, a constant step, no start."""
     d, k = 25, 3
     matrix = sparse_spike(d, k, 6, seed)[0] + symmetric(d, 0.05, seed)
     penalty = noise_penalty(d, 0.05)
@@ -182,7 +182,7 @@ def test_without_a_penalty_it_is_the_principal_subspace() -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_the_support_is_recovered_where_the_signal_is_above_the_noise(seed: int) -> None:
-    """The regime of [WangXu2020, Theorem 5]."""
+    """The parameters are in the regime of [WangXu2020, Theorem 5]."""
     d, k, s, sigma = 300, 3, 9, 0.01
     covariance, rows, features = sparse_spike(d, k, s, seed)
     matrix = covariance + symmetric(d, sigma, seed + 100)
@@ -233,9 +233,9 @@ def test_any_scale_works(scale: float) -> None:
 
 
 def test_the_penalty_is_what_noise_does_not_exceed() -> None:
-    """But with probability 0.05 by the union bound: of 200 fixed matrices, at most 20."""
+    """The union bound allows probability 0.05: of 200 fixed matrices, at most 20."""
     penalty = noise_penalty(30, 2.0)
     over = sum(np.abs(symmetric(30, 2.0, seed)).max() > penalty for seed in range(200))
     assert over <= 20
-    # And not idle: half of it is exceeded by all.
+    # The penalty is not too large: every matrix exceeds half of it.
     assert all(np.abs(symmetric(30, 2.0, seed)).max() > penalty / 2 for seed in range(200))

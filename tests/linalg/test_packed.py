@@ -1,4 +1,4 @@
-"""Upper triangles and the matrices that they are of."""
+"""Upper triangles and their symmetric matrices."""
 
 from __future__ import annotations
 

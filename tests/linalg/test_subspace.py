@@ -47,7 +47,7 @@ def test_the_projection_is_symmetric_nearest_and_idempotent() -> None:
     p = project_symmetric(y, q)
     np.testing.assert_allclose(q.T @ p, (q.T @ p).T, atol=1e-14)
     np.testing.assert_allclose(project_symmetric(p, q), p, atol=1e-14)
-    # What was removed is orthogonal to every member of the space.
+    # The removed part is orthogonal to every member of the space.
     for _ in range(5):
         member = project_symmetric(rng.standard_normal((7, 3)), q)
         assert abs(np.sum((y - p) * member)) < 1e-13
@@ -76,7 +76,7 @@ def test_rows_without_a_predecessor_have_their_largest_entry_positive() -> None:
     rows = np.array([[0.0, -1.0, 0.0], [0.8, 0.0, -0.6], [-0.6, 0.0, -0.8]])
     wanted = np.array([[0.0, 1.0, 0.0], [0.8, 0.0, -0.6], [0.6, 0.0, 0.8]])
     np.testing.assert_array_equal(stable_signs(rows, None), wanted)
-    # Overlaps below 0.1, or no row of this rank, count as no predecessor.
+    # Overlaps below 0.1 count as no predecessor, and so does a missing row of this rank.
     np.testing.assert_array_equal(stable_signs(rows, np.array([[1.0, 0.05, 0.0]])), wanted)
 
 
@@ -127,7 +127,7 @@ def test_all_principal_angles_keep_their_digits(angles: list[float], more: int) 
     b = np.zeros((k, d))
     for i, angle in enumerate(angles):
         b[i, i], b[i, k + i] = math.cos(angle), math.sin(angle)
-    # Other bases of the same subspaces, turned alike, and one of them in a larger subspace.
+    # Other bases of the same subspaces, rotated in the same way, one of them within a larger subspace.
     turn = random_basis(d, d, 3)
     a, b = random_basis(k, k, 1) @ a @ turn, random_basis(k, k, 2) @ b @ turn
     larger = np.vstack([a, turn[2 * k :]])

@@ -90,7 +90,7 @@ def test_components_of_an_orthogonal_tensor_are_found(d: int, k: int) -> None:
     overlaps = components @ truth.T
     order = np.argmax(overlaps, axis=1)
     assert sorted(order) == list(range(k))
-    # Signs too: a weight is that of v, and -v has the opposite one.
+    # Signs agree too: a weight belongs to v, and -v has the opposite one.
     np.testing.assert_allclose(overlaps[np.arange(k), order], 1.0, atol=1e-6)
     np.testing.assert_allclose(found, weights[order], atol=1e-6)
 

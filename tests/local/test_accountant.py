@@ -1,4 +1,4 @@
-"""What users have spent is on the disk before they report, whoever is killed and whoever else is running."""
+"""A user's charge is on disk before the report, despite crashes and concurrent processes."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ except sqlite3.OperationalError as error:
 
 
 def test_a_charge_keeps_its_lock_when_its_process_opens_the_file_again(path: Path) -> None:
-    """POSIX drops all locks of a process on a file as soon as it closes any descriptor of it."""
+    """POSIX drops all of a process's locks on a file as soon as it closes any descriptor of it."""
     with LocalAccountant(path) as accountant, accountant._transaction():
         with pytest.raises(AccountantError, match="locked"):
             LocalAccountant(path, timeout=0.0)
@@ -165,7 +165,7 @@ print(allowed)
 
 
 def test_processes_together_spend_no_more_than_the_cap(path: Path) -> None:
-    """Three make the file at once, and ask for three reports a user where two are left."""
+    """Three create the file simultaneously, and ask for three reports a user where two are left."""
     running = [
         subprocess.Popen(
             [sys.executable, "-c", SPENDER, str(path)],

@@ -1,4 +1,4 @@
-"""Reports of single records: what enters them, the noise on them, what they cost to import."""
+"""Reports of single records: their inputs, their noise, and the cost of importing them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ EPSILON, DELTA = 1.0, 1e-6
 
 
 def exact_report(x: Any, radius: float = 1.0) -> np.ndarray:
-    """What a report is of, without its noise."""
+    """Return a report without its noise."""
     with replace_noise_sampler(ScriptedSampler()):
         return LocalGaussian(EPSILON, DELTA, radius).privatize(x)
 
@@ -83,7 +83,7 @@ def test_a_radius_divides() -> None:
     x = np.array([3.0, -4.0])
     np.testing.assert_array_equal(exact_report(x, 8.0), pack_symmetric(np.outer(x, x)) / 64)
     np.testing.assert_allclose(exact_report(10 * x, 8.0), pack_symmetric(np.outer(x, x)) / 25, atol=1e-5)
-    # Also where x/R overflows.
+    # This also holds where x/R overflows.
     np.testing.assert_allclose(exact_report([1e200, 0.0], 1e-200), [1, 0, 0], atol=1e-5)
 
 
@@ -149,7 +149,7 @@ def test_promises_that_cannot_be_kept_are_refused() -> None:
 
 
 def test_the_noise_has_the_stated_scale_on_the_diagonal_and_off_it() -> None:
-    """The system's own noise, two-sided at level 2e-7 each; 0.7 or 1.3 times the scale fails."""
+    """Uses the system's noise, two-sided at level 2e-7 each; 0.7 or 1.3 times the scale fails."""
     x = np.array([0.6, 0.0, -0.8, *np.zeros(27)])
     mechanism = LocalGaussian(EPSILON, DELTA)
     reports = np.array([mechanism.privatize(x) for _ in range(40)], dtype=np.float64)
@@ -182,7 +182,7 @@ def test_a_producer_needs_little() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     others, own = (line.split() for line in done.stdout.splitlines())
-    # The first two are SciPy's, and mpmath takes gmpy2 where it is installed.
+    # SciPy imports the first two, and mpmath uses gmpy2 where it is installed.
     least = set(others) - {"charset_normalizer", "cython_runtime", "gmpy2"}
     assert least == {"mpmath", "numpy", "scipy", "streaming_pca"}
     folders = {name.split(".")[1] for name in own}

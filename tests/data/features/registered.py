@@ -1,4 +1,4 @@
-"""Schemas and payloads as a registry numbers them."""
+"""Schemas and payloads as registered in a schema registry."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ VALUES: list[tuple[Any, list[Any], list[Any]]] = [
 @pytest.mark.parametrize(("type_", "values", "expected"), VALUES, ids=[str(each[0]) for each in VALUES])
 def test_values_of_each_type_are_read(type_: Any, values: list[Any], expected: list[Any]) -> None:
     assert read(column(values, type_), "x", "y") == [expected, [None] * len(values)]
-    # Behind other rows, and within a structure and a list.
+    # After other rows, and within a structure and a list.
     assert read(column([None, *values], type_), "x") == [[None, *expected]]
     inside = column([{"y": each} for each in values], pa.struct([("y", type_)]))
     assert read(inside, "x.y") == [expected]
@@ -229,7 +229,7 @@ def test_time_and_memory_are_bounded_by_the_payload(name: str, path: str) -> Non
     value = COSTLY[name]()
     seconds, share = costs(value, path)
     assert seconds < 3
-    # A boolean is one bit there, and a place of a list here.
+    # A boolean takes one bit in the payload and a list entry here.
     assert share < 192 or share * len(value) < MEGABYTE
 
 

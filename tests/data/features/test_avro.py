@@ -134,7 +134,7 @@ def test_paths_lead_through_records_lists_maps_and_choices() -> None:
     assert of(either={"n": 1, "price": 9.0})[3] == 9.0
     assert of(either=("map", {"price": 8.0}))[3] == 8.0
     assert of(either=5)[3] is NOTHING
-    # A list and its first number, both.
+    # A list and its first number can both be read.
     both = in_avro(schema, {"items": [], "more": {}, "either": None, "numbers": [5, 6]})
     assert read(schema, both, "numbers", "numbers.1", "numbers.2") == [[5, 6], 6, None]
 
@@ -146,7 +146,7 @@ def test_blocks_may_have_sizes_and_follow_one_another() -> None:
     again = varint(1) + b"\x02a" + varint(9) + varint(0)
     numbers = varint(-1) + varint(1) + varint(4) + varint(2) + varint(5) + varint(6) + varint(0)
     data = one + again + numbers
-    # Of two values of one name the last counts.
+    # If a name occurs twice, the last value counts.
     assert read(schema, data, "m.a", "m.b", "l.0", "l.2", "l") == [9, 2, 4, 6, [4, 5, 6]]
     assert read(schema, data) == []
     lying = varint(-2) + varint(len(pairs) + 1) + pairs
@@ -160,7 +160,7 @@ def test_confluent_s_wire_format_is_stripped() -> None:
     rows, lengths = reader.decode_many([Message(framed), Message(as_avro(GOOD))])
     assert lengths.tolist() == [1, 1]
     np.testing.assert_allclose(rows, [ROW] * 2, atol=1e-12)
-    # A record that begins with a zero is itself.
+    # A record that begins with a zero octet is not taken for framing.
     schema = avro_record({"a": optional("double"), "b": "double"})
     assert read(schema, in_avro(schema, {"a": None, "b": 2.5}), "b") == [2.5]
 
@@ -226,7 +226,7 @@ BROKEN = {
 @pytest.mark.parametrize("name", BROKEN)
 @pytest.mark.parametrize("paths", [READ, ("x",)], ids=["read", "passed over"])
 def test_a_hostile_payload_is_null_and_disturbs_no_other(name: str, paths: tuple[str, ...]) -> None:
-    # Texts are not looked at where no feature reads them.
+    # Texts are not checked unless a feature reads them.
     if paths == ("x",) and name in ("no UTF-8", "a lone surrogate", "a boolean of 2"):
         return
     words = {"categories": ["A"], "missing": "A"}
@@ -270,7 +270,7 @@ def test_numbers_that_are_none_make_their_record_null() -> None:
 
 
 def costs(schema: Any, value: bytes, *paths: str) -> tuple[float, float]:
-    """Return the seconds, and the bytes for each of the payload's."""
+    """Return the seconds, and the bytes of memory per byte of payload."""
     reader = reader_of(schema, *paths)
     started = time.process_time()
     tracemalloc.start()
@@ -305,7 +305,7 @@ def test_time_and_memory_are_bounded_by_the_payload(name: str, path: str) -> Non
     type_, value = COSTLY[name]
     schema = avro_record({"empty": EMPTY, "before": "string", "x": type_})
     seconds, share = costs(schema, b"\0" + value + b"\0", path)
-    # Time is that of a slow machine under a tracer of memory.
+    # The limit allows for a slow machine that traces memory.
     assert seconds < 5
     assert share < 64
 
@@ -362,7 +362,7 @@ def test_deep_and_wide_schemas_are_read_or_refused_quickly() -> None:
         deep = {"type": "array", "items": deep}
     with pytest.raises(ValueError, match="too deeply"):
         reader_of(of_type(deep), "x")
-    # Each holds the one before twice: a value of the last would have 2**60 octets.
+    # Each type holds the previous one twice: a value of the last would have 2**60 octets.
     doubled = {f"r{i}": avro_record({"a": f"R{i - 1}", "b": f"R{i - 1}"}, f"R{i}") for i in range(1, 60)}
     with pytest.raises(ValueError, match="ends"):
         read(avro_record({"r0": avro_record({"a": "boolean"}, "R0"), **doubled}), bytes(1000), "r59.a.a")

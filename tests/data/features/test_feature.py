@@ -1,4 +1,4 @@
-"""Features: the columns of values of each kind, and settings that do not go together."""
+"""Features: the columns of each kind's values, and settings that contradict each other."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_a_transformed_value_lies_where_its_clamped_value_does(name: Any, share:
     inside = min(max(x, low), high)
     assert single(feature, x) == pytest.approx(of(inside))
     assert feature.column_bounds == pytest.approx((of(low), of(high)))
-    # What clamps rows later can tell that it did.
+    # A later clamp can detect that it clamped.
     outside = single(feature, x, beyond=True)
     if not low <= x <= high:
         assert not of(low) <= outside <= of(high)
@@ -113,7 +113,7 @@ def test_bounds_clamp_plain_numbers_too() -> None:
     feature = Feature(name="x", bounds=(-1, 2))
     assert columns(feature, -5, 0.5, 7) == [[-1], [0.5], [2]]
     assert columns(feature, -5, 0.5, 7, beyond=True) == [[-5], [0.5], [7]]
-    # What is beyond float64 is no number, whatever would clamp it.
+    # A value beyond float64 is not a number, even where bounds would clamp it.
     for transform in ({}, {"transform": "log1p", "bounds": (0, 2)}):
         for wrong in (math.inf, -math.inf, 10**400, np.array([np.inf])):
             bounded = Feature(**{"name": "x", "bounds": (-1, 2)} | transform)
@@ -164,7 +164,7 @@ def test_other_words_may_have_a_column_of_their_own() -> None:
     assert feature.columns == ("c=a", "c=b", "c=other")
     assert columns(feature, "b", "z", None) == [[0, 1, 0], [0, 0, 1], [0, 0, 1]]
     assert feature.column_bounds == (0, 1)
-    # Without it, and without a stand-in, the columns say nothing of a word, and a missing one is null.
+    # Without a column for others and a stand-in, an unknown word gives zeros and a missing one is null.
     plain = Feature(name="c", categories=("a", "b"))
     assert columns(plain, "z") == [[0, 0]]
     assert math.isnan(columns(plain, None)[0][0])
@@ -222,7 +222,7 @@ def test_a_list_has_its_size_and_numbers() -> None:
         assert np.isnan(columns(feature, wrong)).any(), wrong
     filled = Feature(name="e", size=2, missing=0.5)
     assert columns(filled, None, [None, 2]) == [[0.5, 0.5], [0.5, 2]]
-    # The stand-in alone is no list.
+    # The stand-in alone is not a list.
     assert np.isnan(columns(filled, 0.5)).all()
 
 

@@ -1,4 +1,4 @@
-"""Every format of records with fields has the rows of JSON, alone and among others."""
+"""Every format of records with fields gives the same rows as JSON, alone and mixed with others."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.data.features.formats import (
 
 OTHERS: list[Format] = ["avro", "protobuf", "arrow"]
 numbers = st.floats(allow_nan=False, allow_infinity=False) | st.sampled_from([0.0, -0.0, 1.0, 120.5, 9e9])
-# Arrow's own writer refuses times beyond year 9999 in Python's datetimes, but takes their counts.
+# Arrow's own writer refuses datetimes beyond year 9999, but takes their counts.
 records = st.fixed_dictionaries(
     {
         "user": st.none()
@@ -106,7 +106,7 @@ def test_a_field_names_the_user(format_: Format) -> None:
     found = [changed(user={"age": 1.0, "id": name}) for name in ("ann", "", None, "bob")]
     found.append(changed(user=None))
     messages = [Message(encode(each), [("x", b"y")], b"the key") for each in found]
-    # Rows of numbers have no field.
+    # Rows of numbers do not have fields.
     messages.append(Message(np.ones(9, "<f4").tobytes(), [("content-type", OCTETS.encode())], b"ann"))
     users = reader.decode_all(messages).users
     assert users is not None

@@ -163,7 +163,7 @@ VALUES: list[tuple[str, Any, Any]] = [
 def test_values_of_each_type_are_read(path: str, value: Any, absent: Any) -> None:
     assert read(full(), path) == [value]
     assert read(b"", path) == [absent]
-    # The same among all others that can be read with it.
+    # It is also read correctly together with all other compatible paths.
     others = [
         each
         for each, _, _ in VALUES
@@ -299,13 +299,13 @@ def test_values_that_are_none_make_their_record_null() -> None:
         reader = codec_of("protobuf", schema=schema, features=[Feature(name=name, **settings)])
         assert reader.decode_many([Message(value)])[1].tolist() == [0], name
         assert name in judge_message(reader, Message(value)).reason
-    # Where no feature reads it a text may be anything.
+    # A text may be anything where no feature reads it.
     schema = PublicSchema("protobuf", SCHEMA, "t.M")
     assert codec_of("protobuf", schema=schema, features=[Feature(name="d")]).decode(Message(text)) is not None
 
 
 def costs(schema: bytes, value: bytes, *paths: str) -> tuple[float, float]:
-    """Return the seconds, and the bytes of Python's memory for each of the payload's."""
+    """Return the seconds, and the bytes of Python's memory per byte of payload."""
     reader = ProtobufRecords(schema, "t.M", [tuple(path.split(".")) for path in paths])
     started = time.process_time()
     tracemalloc.start()
@@ -352,7 +352,7 @@ def test_a_message_of_many_fields_takes_no_room_for_those_that_none_reads() -> N
 
 
 def resident() -> int:
-    """Return the most memory that this process ever had."""
+    """Return the peak resident memory of this process."""
     with open("/proc/self/status", encoding="ascii") as file:
         return int(file.read().partition("VmHWM:")[2].split()[0]) * 1024
 

@@ -56,7 +56,7 @@ def codec(unit: PrivacyUnit = "message", user: str | None = None, max_rows: int 
 
 
 def sent(*records: Any) -> Message:
-    """One object, or a list of them."""
+    """Build a message of one object, or a list of objects."""
     return Message(json.dumps(records[0] if len(records) == 1 else records).encode())
 
 
@@ -189,7 +189,7 @@ def test_a_verdict_names_the_field(record: Any, words: str) -> None:
     verdict = judge_message(codec(), sent(record))
     assert words in verdict.reason
     assert not judge_message(codec(), sent(GOOD)).reason
-    # Where each row is a record, the row is named too.
+    # Where each row is a record, the reason also names the row.
     reason = judge_message(codec("row"), sent(GOOD, record)).reason
     assert reason.startswith("row 1: ")
     assert words in reason
@@ -306,10 +306,10 @@ def test_a_field_names_the_user() -> None:
     nobody = [None] * 5
     expected = [b"ann", b"17", *nobody, b"ann", None, None, None, "ünï".encode(), None]
     assert users.tolist() == hashed(*expected)
-    # A field with the text of a number is the same user as the number; so says the reference.
+    # A field with the text of a number is the same user as the number, as documented in the reference.
     assert reader.decode_all([sent(of("17"))]).users.tolist() == hashed(b"17")  # type: ignore[union-attr]
     assert "no field 'user.id'" in judge_message(reader, sent(of(None))).reason
-    # A message of rows has no field, and is copied nowhere with its key as the user.
+    # A message of plain rows has no field, and is never copied with its key as the user.
     assert reader.plain_headers == []
 
 
@@ -347,6 +347,6 @@ def test_a_user_cannot_be_above_a_feature_or_below_one() -> None:
 
 
 def test_a_map_of_thousands_of_features_is_made_at_once() -> None:
-    # Comparing each with each took a quarter of a minute.
+    # Comparing all pairs took a quarter of a minute.
     many = RowMap([Feature(name=f"a.b{i}", bounds=(0, 1)) for i in range(8000)])
     assert many.dim == 8000

@@ -1,4 +1,4 @@
-"""Schemas of a registry and those that they refer to become one schema, or are refused."""
+"""A registry's schema and its references become one schema, or are refused."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_a_schema_without_references_keeps_its_octets() -> None:
 
 
 def test_definitions_stand_where_avro_needs_them() -> None:
-    """A diamond: two references use a third one, and the root uses it before them."""
+    """The references form a diamond: two use a third one, and the root uses it before them."""
     unit = avro({"type": "fixed", "name": "Id", "namespace": "x", "size": 2})
     left = avro(avro_record({"id": "x.Id"}, "x.Left"), Id=unit)
     right = avro(avro_record({"id": "Id", "left": ["null", "Left"]}, "x.Right"), Id=unit, Left=left)

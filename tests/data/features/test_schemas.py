@@ -1,4 +1,4 @@
-"""Records that name their schema: each is read as it was written, and nothing is guessed."""
+"""Records that name their schema are read with it; nothing is guessed."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_each_record_is_read_by_the_schema_with_which_it_was_written() -> None:
     codec = reader({7: schema_of(OLD), 900_000: schema_of(SWAPPED)})
     old, new = in_avro(OLD, {"a": 1.0, "b": 2.0}), in_avro(SWAPPED, {"a": 1.0, "b": 2.0})
     assert row(codec, framed(7, old)) == row(codec, framed(900_000, new)) == [1, 2]
-    # The other order of the same two numbers is as long: only the id tells them apart.
+    # The two numbers in the other order have the same length: only the id distinguishes them.
     assert row(codec, framed(7, new)) == [2, 1]
     rows, lengths = codec.decode_many(
         [Message(framed(n, v)) for n, v in ((7, old), (900_000, new), (8, old))]
@@ -108,7 +108,7 @@ def test_a_version_without_a_field_needs_a_stand_in() -> None:
 def test_protobuf_messages_behind_their_indexes() -> None:
     fields = FieldReader(FEATURES, None, None, {3: SCHEMAS["protobuf"]})
     codec = PayloadCodec(9, content_type=FORMATS["protobuf"], fields=fields)
-    # One index, the fourth message of the file; both numbers are in zigzag form.
+    # One index selects the fourth message of the file; both numbers are in zigzag form.
     payload, indexes = as_protobuf(GOOD), b"\x02\x06"
     found = row(codec, framed(3, indexes + payload))
     np.testing.assert_allclose(found, ROW, atol=1e-12)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Records as Confluent's serializers write them, in its wire format."""
+"""Records in Confluent's wire format, as its serializers write them."""
 
 from __future__ import annotations
 
