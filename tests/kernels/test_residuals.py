@@ -129,7 +129,7 @@ CANCELLING = np.array([[0.0, 1.0], [0.01, 0.0]])
 
 @pytest.mark.parametrize("ratio", [0.05, 1.0, 0.01])
 def test_blocks_of_the_largest_products_are_exact(ratio: float) -> None:
-    """Records are up to 20 R away from the centre, and rows cancel: |u| is at its cap of 2**24.5."""
+    """Records of about 20 R lie close to the centre, and rows cancel: |u| is at its cap of 2**24.5."""
     p = Preprocessing(dim=2, centering="none")
     basis = np.array([[0.8], [0.6]])
     x = np.array([[1.3, 0.7]])

@@ -1,6 +1,6 @@
-"""The block route: sensitivity, convergence, what mends the shrink, what is carried, and the rounds.
+"""The block route: sensitivity, convergence, correction of shrinkage, carried state, and the rounds.
 
-Data, and noise where there is any, come from generators of fixed seeds.
+Data and noise come from generators with fixed seeds.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def radius_of(route: BlockUpdate, estimate: BlockEstimate, part: ArrayBatch) -> 
 @pytest.mark.parametrize("centering", ["none", "pairs", "matrix"])
 @pytest.mark.parametrize("far", [0.0, 0.5, 300.0])
 def test_neighbouring_sums_are_within_the_sensitivity(centering: str, far: float) -> None:
-    """In integers, about centres of 0, of half the radius, and far above it."""
+    """The bound holds in integers, about centres of 0, of half the radius, and far above it."""
     kind = RecordKind.MATRIX if centering == "matrix" else RecordKind.FACTOR
     d = 4
     route = make(d, kind=kind, centering="none" if kind is RecordKind.MATRIX else centering)
@@ -112,13 +112,13 @@ def test_neighbouring_sums_are_within_the_sensitivity(centering: str, far: float
     sensitivity = Fraction(block_sensitivity(kind))
     distances = [sum(int(u) ** 2 for u in (a - b).flat) for a, b in combinations(totals, 2)]
     assert max(distances) <= sensitivity**2
-    # Opposite matrices are twice the radius apart, and so are nearly opposite products.
+    # Opposite matrices are twice the radius apart; opposite products are nearly so.
     if far == 0 and centering in ("none", "matrix"):
         assert max(distances) > Fraction(9, 10) ** 2 * sensitivity**2
 
 
 def test_the_histogram_and_the_sum_clip_the_same_number() -> None:
-    """Records below the radius that the sizes tell are not clipped; those above are."""
+    """Records below the radius chosen from the sizes are not clipped; those above are."""
     route = make(5)
     x = np.random.default_rng(1).standard_normal((300, 5))
     estimate = replace(start(route), product=np.full((5, 2), 0.3))
@@ -134,7 +134,7 @@ def test_the_histogram_and_the_sum_clip_the_same_number() -> None:
 
 
 def spectrum(d: int, seed: int) -> tuple[Floats, Floats]:
-    """Records with exactly known second moment, and its eigenvectors by falling eigenvalue."""
+    """Return records with exactly known second moment, and its eigenvectors by falling eigenvalue."""
     rng = utility_generator(seed)
     vectors = orthonormalise(rng.standard_normal((d, d)))
     values = 10 * 0.6 ** np.arange(d)
@@ -152,7 +152,7 @@ def test_rounds_without_noise_converge_to_the_exact_subspace(kind: RecordKind) -
     estimate = start(route)
     errors = []
     for _ in range(40):
-        # The whole estimate is made anew in each round: no gain below 1.
+        # An infinite variance makes each round replace the whole estimate: no gain below 1.
         estimate = learn(route, replace(estimate, variance=math.inf), part, 100.0)
         estimate = route.step(estimate, 0.0)
         errors.append(subspace_error(estimate.basis.T, vectors[:, :k].T))
@@ -179,7 +179,7 @@ def test_a_step_about_the_level_is_faster_than_one_without() -> None:
 
 
 def test_the_mean_weight_mends_the_shrink() -> None:
-    """One round about a wrong centre: divided by the mean weight the estimate is nearer to Sigma Q."""
+    """After one round about a wrong centre, dividing by the mean weight moves the estimate nearer to Sigma Q."""
     d, m = 6, 40_000
     rng = utility_generator(2)
     x = rng.standard_normal((m, d)) * np.linspace(2, 0.5, d)
@@ -191,7 +191,7 @@ def test_the_mean_weight_mends_the_shrink() -> None:
     wanted = x.T @ (x @ estimate.basis) / m
     plain = learn(route, estimate, part, radius)
     mended = learn(route, estimate, part, radius, weight)
-    # Along the right answer; what the clip turns is not mended by a number.
+    # The comparison is along the right answer: a scalar cannot undo a rotation by the clip.
     shrunk, kept = (float(np.sum(b * wanted) / np.sum(wanted**2)) for b in (plain.product, mended.product))
     assert shrunk < 0.75
     assert abs(kept - 1) < 0.8 * (1 - shrunk)
@@ -199,7 +199,7 @@ def test_the_mean_weight_mends_the_shrink() -> None:
 
 
 def test_records_that_agree_need_a_small_radius_only() -> None:
-    """About an estimate of what they have in common, residuals are as small as what they differ by."""
+    """About an estimate of their common part, residuals are only as large as the records' differences."""
     d, m = 6, 4000
     rng = utility_generator(4)
     common = rng.standard_normal(d)
@@ -217,14 +217,14 @@ def test_records_that_agree_need_a_small_radius_only() -> None:
 
 
 def test_the_block_is_carried_to_the_new_basis() -> None:
-    """What it holds of S stays: exactly, where the covariance has no part that S does not show."""
+    """The product on S is exact where the covariance has no component outside S."""
     d, k = 7, 3
     rng = utility_generator(6)
     lead = orthonormalise(rng.standard_normal((d, k)))
     sigma = lead @ np.diag([5.0, 3.0, 2.0]) @ lead.T
     route = make(d, k)
     estimate = start(route, 7)
-    # Near the leading subspace, so that what is neglected is of second order.
+    # Near the leading subspace, so that the neglected terms are of second order.
     basis = orthonormalise(lead + 1e-3 * estimate.basis)
     estimate = replace(estimate, basis=basis, product=sigma @ basis, variance=0.1, noise=0.1)
     after = route.step(estimate, 0.0)
@@ -247,7 +247,7 @@ def test_a_basis_far_from_the_last_one_starts_anew() -> None:
 
 
 def test_later_rounds_count_by_their_variances() -> None:
-    """Two rounds of one basis, of 1000 and 3000 records: a Kalman filter's gain of about 3/4 and more."""
+    """Two rounds with one basis, of 1000 and 3000 records, have a Kalman gain of about 3/4 or more."""
     d = 4
     rng = utility_generator(8)
     x = rng.standard_normal((4000, d))
@@ -278,7 +278,7 @@ def test_a_half_life_keeps_the_gain_up() -> None:
 
 @pytest.mark.parametrize(("before", "after"), [(3, 0), (0, 3)])
 def test_a_stream_keeps_the_columns_it_began_with(before: int, after: int) -> None:
-    """Other settings reserve what the basis costs; sigma depends on the number of columns."""
+    """Sigma depends on the number of columns, so other settings must not change it."""
     kind, d = RecordKind.MATRIX, 8
     privacy = PrivacyParameters(epsilon=1.0, delta=1e-6)
     preprocessing = Preprocessing(dim=d, kind=kind, centering="none")
@@ -335,7 +335,7 @@ def test_a_first_batch_has_several_rounds_and_a_later_one_has_one() -> None:
             patch.setattr(BlockUpdate, "learn", learn)
             estimate, total, _ = learn_block(route, estimate, total, part, budget, BlockOptions())
         assert budget.left == 0
-        # The last has most of the budget.
+        # The last one has most of the budget.
         assert seen == sorted(seen, reverse=True)
         assert seen[-1] < 1.3 * route.multiplier
         rounds.append(len(seen))

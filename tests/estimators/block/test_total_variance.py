@@ -1,4 +1,4 @@
-"""The total variance: one integer a record, and a mean that is right. Seeds are fixed."""
+"""The total variance adds one integer per record and finds the right mean. Seeds are fixed."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def rows(x: Floats) -> list[Any]:
 
 
 def exact(items: list[Any]) -> tuple[int, float]:
-    """The integer that meets the noise, and its scale."""
+    """Return the integer that receives the noise, and its scale."""
     seen: list[tuple[NDArray[np.int64], float]] = []
 
     def call(total: NDArray[np.int64], sigma: float) -> NDArray[np.int64]:
@@ -68,7 +68,7 @@ def test_a_record_adds_an_integer_from_0_to_the_sensitivity() -> None:
 
 
 class Fixed:
-    """A distribution of sizes, of which one radius is asked."""
+    """A distribution of sizes with a fixed quantile."""
 
     def quantile(self, q: float) -> float:
         return 8.0
@@ -89,7 +89,7 @@ def test_it_spends_its_shares_and_no_more() -> None:
 
 
 def test_the_mean_of_light_tailed_traces_is_found_within_a_few_percent() -> None:
-    """Clipped at the 0.95 quantile: the mean of min(size, R), a little below that of all."""
+    """Clipping at the 0.95 quantile gives the mean of min(size, R), slightly below the full mean."""
     x = np.random.default_rng(3).standard_normal((20_000, D))
     found = learn(rows(x))
     assert found.weight == 20_000
@@ -97,7 +97,7 @@ def test_the_mean_of_light_tailed_traces_is_found_within_a_few_percent() -> None
 
 
 def test_parts_are_averaged_and_the_noise_is_told() -> None:
-    """400 fixed seeds of noise: the standard error within 15%."""
+    """400 fixed seeds of noise agree with the standard error within 15%."""
     x = np.random.default_rng(4).standard_normal((1000, D))
     items = rows(x)
     plain = learn(items[:300], learn(items))
@@ -107,7 +107,7 @@ def test_parts_are_averaged_and_the_noise_is_told() -> None:
         rng = np.random.default_rng(seed)
 
         def noise(size: int, scale: float, rng: np.random.Generator = rng) -> NDArray[np.int64]:
-            # None on the counts: the radii stay.
+            # Counts get no noise, so the radii stay fixed.
             drawn = rng.normal(scale=scale, size=size) if scale > 2.0**40 else np.zeros(size)
             return np.rint(drawn).astype(np.int64)
 

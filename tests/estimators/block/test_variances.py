@@ -1,4 +1,4 @@
-"""The pass of the block route: terms within their bound for any record, and shares within the pass's."""
+"""The block route's variance pass keeps terms and shares within their bounds, for any record."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_any_record_has_terms_from_nothing_to_a_whole_layer(rows: list[list[floa
     found = layers(np.array(rows), [0, len(rows)])
     assert found.min() >= 0
     assert found.max() <= LAYER
-    # A layer is begun only where the one below is full.
+    # A layer begins only where the one below is full.
     assert np.all((found[1:] == 0) | (found[:-1] == LAYER))
 
 
@@ -90,7 +90,7 @@ def test_its_layers_cost_no_more_than_the_pass() -> None:
         )
     asked = [(size, sigma) for kind, size, sigma in sampler.asked if kind == "gaussian"]
     assert [size for size, _ in asked] == [3] * len(_PARTS) == [3] * len(_CAPS)
-    # (sensitivity/sigma)^2 summed is the pass's share of the batch's (1/z)^2, at most.
+    # The sum of (sensitivity/sigma)^2 is at most the pass's share of the batch's (1/z)^2.
     spent = sum(3 * Fraction(LAYER) ** 2 / Fraction(sigma) ** 2 for _, sigma in asked)
     assert spent <= Fraction(VARIANCES_SHARE) / 4
     assert float(spent) > 0.999 * VARIANCES_SHARE / 4

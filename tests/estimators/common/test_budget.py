@@ -1,8 +1,8 @@
-"""What the mechanisms of one batch cost together: never more than the one Gaussian that is charged.
+"""The mechanisms of one batch together never cost more than the one Gaussian that is charged.
 
-Two tests hold the estimators to it. One notes every draw's scale beside the sensitivity that its
-mechanism claims. The other does not believe the claims: it gives neighbours the same
-answers, and measures how far apart the integers are that meet the noise. Both add up in fractions.
+Two tests check this for the estimators. One records every draw's scale together with the sensitivity
+that its mechanism claims. The other does not rely on the claims: it gives neighbours the same
+answers, and measures the distance between the integers that receive the noise. Both add up in fractions.
 Seeds are fixed.
 """
 
@@ -65,12 +65,12 @@ def test_whatever_is_taken_the_squares_of_mu_stay_below_that_of_the_whole(
     assert budget.left == 0
     spent = sum(1 / Fraction(m) ** 2 for m in taken)
     assert spent <= 1 / Fraction(multiplier) ** 2
-    # And next to nothing is lost.
+    # Hardly any of it is wasted.
     assert spent >= (1 - Fraction(1, 10**12)) / Fraction(multiplier) ** 2
 
 
 def test_shares_add_up_exactly() -> None:
-    """Ten tenths are one, which floats deny."""
+    """Ten tenths are exactly one, unlike in floats."""
     assert sum([0.1] * 10) != 1
     budget = Budget(3.0, 1.0)
     found = [budget.take(0.1) for _ in range(10)]
@@ -136,7 +136,7 @@ def test_the_whole_is_one_gaussian_that_keeps_the_promise(
 
 @pytest.mark.parametrize("route", ["covariance", "block"])
 def test_what_is_planned_at_the_least_epsilon_can_be_drawn(route: str) -> None:
-    """After the charge no calibration may fail: with the heaviest tails, in looks of the least shares."""
+    """After the charge no calibration may fail, even for the heaviest tails and the smallest shares of looks."""
     low, high = 1e-5, 1.0
     while high / low > 1.0001:
         middle = math.sqrt(low * high)
@@ -159,12 +159,12 @@ def gaussian(m: int, d: int, rng: np.random.Generator) -> Floats:
 
 
 def steep(m: int, d: int, rng: np.random.Generator) -> Floats:
-    """Most of the size is along one direction, far from the gap: weights pay."""
+    """Most of the size is along one direction, far from the gap, so weights help."""
     return rng.standard_normal((m, 1, d)) * np.array([30.0, 10.0, *[0.5] * (d - 2)])
 
 
 def agreeing(m: int, d: int, rng: np.random.Generator) -> Floats:
-    """Factors that are nearly the same, but for their signs: the block route pays."""
+    """Return factors that nearly agree except for their signs, so that the block route helps."""
     truth = orthonormalise(utility_generator(0).standard_normal((d, 2)))
     factors = (np.sqrt([5.0, 4.0]) * truth).T + 0.05 * rng.standard_normal((m, 2, d))
     return factors * rng.choice([-1.0, 1.0], (m, 1, 1))
@@ -175,7 +175,7 @@ def off(m: int, d: int, rng: np.random.Generator) -> Floats:
 
 
 class Stream(NamedTuple):
-    """An estimator, the records of its batches, and what its last state is to show."""
+    """An estimator, the records of its batches, and the expected properties of its last state."""
 
     name: str
     data: Any
@@ -257,7 +257,7 @@ class Claimed(NamedTuple):
 
 @contextmanager
 def claims() -> Iterator[tuple[list[float], list[Claimed]]]:
-    """Every multiplier that a budget gave, and every scale that was made of one."""
+    """Record every multiplier that a budget gave, and every scale derived from one."""
     taken: list[float] = []
     claimed: list[Claimed] = []
     takes = {name: getattr(Budget, name) for name in ("take", "take_rest")}
@@ -282,7 +282,7 @@ def claims() -> Iterator[tuple[list[float], list[Claimed]]]:
 
 @every_stream
 def test_every_draw_has_the_noise_that_its_share_pays_for(stream: Stream) -> None:
-    """Each scale is a multiplier from the budget, which no other draw has, times a sensitivity."""
+    """Each scale is a sensitivity times a multiplier from the budget that no other draw uses."""
     estimator = estimator_of(stream)
     state = start(estimator)
     z = Fraction(estimator.plan(state).parameters["sigma_over_sensitivity"])
@@ -292,17 +292,17 @@ def test_every_draw_has_the_noise_that_its_share_pays_for(stream: Stream) -> Non
         assert seen
         assert {call.name for call in seen} <= {"gaussian_on_vector", "gaussian_on_symmetric"}
         assert [call.args for call in seen] == [(claim.sigma,) for claim in claimed]
-        # A share that is taken early can be spent last.
+        # A share taken early can be spent last.
         assert sorted(claim.multiplier for claim in claimed) == sorted(taken)
         assert sum((Fraction(c.sensitivity) / Fraction(c.sigma)) ** 2 for c in claimed) <= 1 / z**2
-        # The last draw has all that was left: a batch wastes nothing.
+        # The last draw uses the whole remainder: a batch wastes nothing.
         spent = sum(1 / Fraction(m) ** 2 for m in taken)
         assert (1 - Fraction(1, 10**9)) / z**2 <= spent <= 1 / z**2
     check_shown(stream, state)
 
 
 def neighbours(stream: Stream, batch: ArrayBatch) -> Iterator[ArrayBatch]:
-    """One record, or none, at two places, in the place of another: the extremes of each clip."""
+    """Replace the record at two places by another one, or by null: the extremes of each clip."""
     d = DIM
     eye = np.eye(d)
     r = int(batch.starts[1])
@@ -326,14 +326,14 @@ def neighbours(stream: Stream, batch: ArrayBatch) -> Iterator[ArrayBatch]:
 
 @every_stream
 def test_neighbours_are_no_further_apart_than_the_charge_says(stream: Stream) -> None:
-    """Over all mechanisms of a batch together, first and later ones, given what they answered."""
+    """The bound covers all mechanisms of a batch together, given the earlier answers."""
     estimator = estimator_of(stream)
     state = start(estimator)
     z = Fraction(estimator.plan(state).parameters["sigma_over_sensitivity"])
     m = M if stream.shows else 1200
     for number in range(2):
         batch = batch_of(stream, number, m)
-        # Two that neighbours of each other replace, and that are far apart.
+        # Replacements of the same record are neighbours of each other, and these are far apart.
         whole = mechanism_inputs(estimator, batch, state=state)
         answers = [call.answer for call in whole]
         first, last = [whole], [whole]
@@ -342,7 +342,7 @@ def test_neighbours_are_no_further_apart_than_the_charge_says(stream: Stream) ->
             ends.append(mechanism_inputs(estimator, neighbour, answers, state))
         mus = [moved(a, b) for ends in (first, last) for a, b in combinations(ends, 2)]
         assert max(mus) <= 1 / z**2
-        # Nor is the charge many times of what it has to be.
+        # The charge is not many times too large either.
         assert max(mus) >= Fraction(2, 10) / z**2
         with replace_noise_sampler(SeededSampler()):
             state = estimator.update(state, batch)
@@ -350,7 +350,7 @@ def test_neighbours_are_no_further_apart_than_the_charge_says(stream: Stream) ->
 
 
 def test_a_mechanism_that_overspends_would_be_seen() -> None:
-    """All with 0.7 times their noise."""
+    """All draws get 0.7 times their noise."""
     stream = STREAMS["covariance"]
     estimator = estimator_of(stream)
     batch = batch_of(stream, 0, 1200)

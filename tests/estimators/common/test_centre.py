@@ -1,4 +1,4 @@
-"""The records' mean, coarse to fine: how near, what noise makes of it, and what a record moves.
+"""The records' mean, found from coarse to fine: accuracy, effect of noise, influence of a record.
 
 Data and noise have fixed seeds.
 """
@@ -36,7 +36,7 @@ def budget() -> Budget:
 
 
 def rows(m: int, mean: float, d: int = D, seed: int = 0) -> Floats:
-    """Standard normal rows about a mean of so many standard deviations in each coordinate, signs by turns."""
+    """Return standard normal rows about a mean of ``mean`` deviations per coordinate, with alternating signs."""
     return utility_generator(seed).standard_normal((m, d)) + mean * np.resize([1.0, -1.0], d)
 
 
@@ -52,13 +52,13 @@ def find(x: Any, seed: int | None = 0, **public: Any) -> tuple[Floats, bool, flo
 @pytest.mark.parametrize(("mean", "bound"), [(10.0, 0.25), (60.0, 0.25), (1000.0, 0.25), (1e5, 1.5)])
 @pytest.mark.parametrize("seed", range(3))
 def test_it_is_found_however_far_it_is(mean: float, bound: float, seed: int) -> None:
-    """Three clips at the 0.75 quantile: what is left is far below the records' own spread of 1."""
+    """After three clips at the 0.75 quantile the error is far below the records' own spread of 1."""
     x = rows(20_000, mean, seed=seed)
     found, known, noise = find(x, seed)
     assert known
     error = np.linalg.norm(found - x.mean(axis=0))
     assert error < bound
-    # What is told of the noise, to a factor: the clip shrinks besides.
+    # The reported noise is right up to a factor, as the clip shrinks too.
     assert math.sqrt(noise * D) < bound
     assert error < 4 * math.sqrt(noise * D)
 
@@ -79,7 +79,7 @@ def test_a_public_scale_is_taken_off_the_centre_again() -> None:
 
 
 def test_without_a_mean_noise_moves_nothing() -> None:
-    """100 seeds: a noisy mean within two deviations of its noise's length is taken for 0."""
+    """In 100 seeds, a noisy mean within two deviations of its noise's length is treated as 0."""
     x = rows(4000, 0.0, seed=1)
     x -= x.mean(axis=0)
     found = [find(x, seed) for seed in range(100)]
@@ -108,7 +108,7 @@ def test_it_is_finite_whatever_the_records_are(what: str) -> None:
 
 
 def test_without_noise_the_error_is_what_the_clip_leaves() -> None:
-    """Of symmetric records none, once the centre is there; rounds take the distance down to the spread."""
+    """Symmetric records have no error once the centre is close; rounds reduce the distance to the spread."""
     found, known, _ = find(np.concatenate([rows(500, 0.0), -rows(500, 0.0)]) + 50.0, None)
     assert known
     np.testing.assert_allclose(found, 50.0, atol=0.2)
@@ -141,7 +141,7 @@ records = st.one_of(
 @settings(max_examples=100, deadline=None)
 @given(items=st.lists(records, min_size=3, max_size=12), new=records)
 def test_a_replaced_record_moves_the_sum_by_the_sensitivity_at_most(items: list[Any], new: Any) -> None:
-    """In integers, at the same radius."""
+    """The difference is computed in integers, at the same radius."""
     radius = 0.7
 
     def total(of: list[Any]) -> list[int]:
@@ -162,7 +162,7 @@ def test_the_sum_has_the_noise_of_its_sensitivity() -> None:
 
 
 def test_opposite_records_are_as_far_apart_as_the_sensitivity() -> None:
-    """Else more noise would be drawn than is needed."""
+    """Otherwise more noise would be drawn than is needed."""
     far = 1e9 * np.eye(1, 3)
     about = Preprocessing(dim=3).about(np.zeros(3))
     sums = [module.clipped_mean_sum(ArrayBatch.of_vectors(sign * far), about, 1.0) for sign in (1, -1)]
@@ -178,7 +178,7 @@ def test_its_shares_leave_the_most_of_a_batch(dim: int, count: int, multiplier: 
 
 
 def test_what_is_spent_is_public() -> None:
-    """At most three rounds; where two of them see nothing, fewer."""
+    """There are at most three rounds, and fewer if two of them detect nothing."""
     spent = set()
     for x in (rows(3000, 0.0), rows(3000, 50.0), np.zeros((3000, D))):
         whole = budget()
@@ -196,7 +196,7 @@ def test_what_is_spent_is_public() -> None:
 @pytest.mark.parametrize("name", ["adaptive", "analyze-gauss", "block"])
 @pytest.mark.parametrize("mean", [0.0, 10.0, 60.0, 1000.0])
 def test_a_subspace_is_found_at_any_distance_of_the_mean(name: str, mean: float) -> None:
-    """As near as to records about 0, whose mean is taken off them, to a factor; over three batches too."""
+    """The error is that of records with the mean removed, up to a factor, also over three batches."""
     x, truth = spiked(30_000, 8, 2, 4)
     shift = mean * np.resize([1.0, -1.0], 8)
     estimator = make(name, "auto", dim=8, epsilon=2.0, first_batch=10_000, **LARGE)
@@ -226,7 +226,7 @@ def test_a_mean_stays_within_the_bounds() -> None:
 
 
 def test_it_follows_the_stream() -> None:
-    """Rounds count by the precision of their noise: the first has the largest share of its batch."""
+    """Rounds are weighted by their noise's precision: the first has the largest share of its batch."""
     estimator = make("adaptive", "auto", dim=3, k=1, epsilon=8.0, **LARGE)
     state = start(estimator)
     parts = [rows(8000, 40.0, 3, 1), rows(8000, 44.0, 3, 2), rows(16_000, 44.0, 3, 3)]
@@ -242,7 +242,7 @@ def test_it_follows_the_stream() -> None:
 
 @pytest.mark.parametrize(("count", "there"), [(20_000, 0), (20_000, 40), (300_000, 100)])
 def test_noise_puts_no_radius_far_beyond_few_records(count: int, there: int) -> None:
-    """As where bounds are far wider than the data, or most records are null. Seeds are fixed."""
+    """This happens if bounds are far wider than the data, or most records are null. Seeds are fixed."""
     x = np.zeros((count, 1))
     x[:there] = 2.0**-10
     norms = ArrayBatch.of_vectors(x).map(module.MeanNorms(Preprocessing(dim=1, centering="none")))

@@ -30,7 +30,7 @@ def bounded(centering: Any = "none", **more: Any) -> Preprocessing:
 
 
 def counted(items: list[Any], preprocessing: Preprocessing) -> float:
-    """Exact number of records (pairs) that bounds change: the noise is 0."""
+    """Return the exact number of records (pairs) that bounds change: the noise is 0."""
     batch = ArrayBatch.of_records(items, D)
     with replace_noise_sampler(ScriptedSampler()):
         found = learn_clamped(ClampedShare(), batch, preprocessing, Budget(2.0, 1.0), 1.0)
@@ -86,7 +86,7 @@ def test_without_bounds_nothing_is_spent_and_with_them_at_most_a_hundredth() -> 
 
 
 def test_the_noise_that_is_told_is_the_noise() -> None:
-    """400 seeds of two batches: standard deviation within 15%, four deviations of its own."""
+    """400 seeds of two batches: the standard deviation is within 15%, four deviations of its own."""
     batches = [ArrayBatch.of_vectors(np.full((m, D), 2.0)) for m in (1000, 3000)]
     found = []
     for seed in range(400):

@@ -1,4 +1,4 @@
-"""Whole sums as an attacker sees them: neighbours, strangers in the batch, counts, the interpreter's bits."""
+"""Whole sums from an attacker's view: neighbours, other records, counts, the interpreter's bits."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def squared_distance(a: LatticeSum, b: LatticeSum) -> int:
 
 @st.composite
 def records(draw: st.DrawFn, kind: RecordKind) -> Floats | None:
-    """Null, at the scale of the radius, or of any magnitude; a matrix is symmetric to 1e-6 only."""
+    """Draw null, a record of the radius' scale, or of any magnitude; matrices are symmetric to 1e-6 only."""
     top = draw(st.sampled_from([None, None, -3, 0, 0, 3]))
     if draw(st.integers(0, 9)) == 0:
         return None
@@ -79,7 +79,7 @@ def records(draw: st.DrawFn, kind: RecordKind) -> Floats | None:
 
 
 def product(x: Floats | None, p: Preprocessing, basis: Floats) -> Floats:
-    """A Q of one record (twice, for pairs with zero), in floats; 0 where those overflow."""
+    """Return A Q of one record (twice, for pairs with zero), in floats; 0 where those overflow."""
     if x is None:
         return np.zeros(basis.shape)
     group = [x, np.zeros((1, D))][: p.units]
@@ -97,7 +97,7 @@ def size(centre: Floats) -> float:
 
 @st.composite
 def sums(draw: st.DrawFn, p: Preprocessing, batch: list[Any]) -> dict[str, Callable[[list[Any]], LatticeSum]]:
-    """Every sum, each with parameters of its own; a centre is often the product of a record."""
+    """Draw every sum, each with separate parameters; a centre is often the product of a record."""
     basis = basis_for(p.dim, draw(st.integers(0, 100)))
     top = draw(st.sampled_from([-400, -30, 0, 0, 30, 400]))
     drawn = np.array(draw(entries(basis.size, top))).reshape(basis.shape)
@@ -137,15 +137,15 @@ def test_neighbours_differ_by_at_most_the_sensitivity_in_integers(name: str, dat
         assert abs(a.clipped - b.clipped) <= 1, sum_name
         if sum_name == "covariance":
             assert a.sensitivity == covariance_sensitivity(p.kind)
-            # The mechanism reads the upper triangle alone.
+            # The mechanism reads only the upper triangle.
             assert np.array_equal(a.total, a.total.T)
         else:
             assert a.sensitivity == block_sensitivity(p.kind)
-        # No record touches another's contribution: the sum is that of each one alone.
+        # Records do not influence each other's contributions: the sum equals that of the single records.
         alone = [kernel(batch[i : i + p.units]) for i in groups]
         assert np.array_equal(sum(s.total for s in alone), a.total), sum_name
         assert sum(s.clipped for s in alone) == a.clipped, sum_name
-        # Each contribution within half of the sensitivity, but PSD ones, which are within R.
+        # Each contribution is within half of the sensitivity; PSD ones are within R.
         bound = RADIUS**2 if sum_name == "covariance" and p.kind is RecordKind.FACTOR else a.sensitivity / 2
         for s in alone:
             assert sum(int(v) ** 2 for v in s.total.flat) <= Fraction(bound) ** 2, sum_name
@@ -196,11 +196,11 @@ def test_some_neighbours_reach_the_covariance_sensitivity(kind: RecordKind) -> N
 @pytest.mark.parametrize("ratio", [None, 20.0, 1.0, 0.05, 0.01, 1e-6])
 @pytest.mark.parametrize("kind", [RecordKind.FACTOR, RecordKind.MATRIX])
 def test_some_neighbours_reach_the_block_sensitivity(kind: RecordKind, ratio: float | None) -> None:
-    """Two outliers on opposite sides of the centre, for every ratio of R and |C|."""
+    """Two outliers on opposite sides of the centre reach it, for every ratio of R and |C|."""
     p = Preprocessing(dim=3, kind=kind, centering="none")
     far = 1e9
     if kind is RecordKind.FACTOR:
-        # Far outside the basis, with opposite sides of the first coordinate: x x^T Q turns its sign.
+        # The rows are far outside the basis, with opposite first coordinates: x x^T Q changes sign.
         x, y = np.array([[1.0, 40.0, 0.0]]) * far, np.array([[-1.0, 40.0, 0.0]]) * far
     else:
         x, y = np.diag([7.0, 0.0, 0.0]) * far, np.diag([-9.0, 0.0, 0.0]) * far
@@ -215,7 +215,7 @@ def test_some_neighbours_reach_the_block_sensitivity(kind: RecordKind, ratio: fl
 @pytest.mark.parametrize("kind", [RecordKind.FACTOR, RecordKind.MATRIX])
 @pytest.mark.parametrize("sum_name", ["covariance", "block", "about a centre", "tightly about a centre"])
 def test_sums_are_accurate_at_every_magnitude(sum_name: str, kind: RecordKind, magnitude: float) -> None:
-    """Neither norms nor their squares overflow or underflow on the way."""
+    """Neither norms nor their squares overflow or underflow during the computation."""
     rng = np.random.default_rng(5)
     p = Preprocessing(dim=4, kind=kind, centering="none")
     x = rng.standard_normal((9, 4, 4))
@@ -233,7 +233,7 @@ def test_sums_are_accurate_at_every_magnitude(sum_name: str, kind: RecordKind, m
         centre = None if not longer else np.full(basis.shape, longer * magnitude)
         s = block_sum(batch, p, basis, 100 * magnitude, centre)
         if s.centre is not None:
-            # Whatever was clipped hides a centre that is far off; here the count says how it is.
+            # Clipping would hide a far-off centre; here the count reveals whether it happened.
             assert s.clipped == (0 if sum_name == "about a centre" else 9)
             if s.clipped:
                 assert np.linalg.norm(s.total * (s.unit / magnitude)) == pytest.approx(900, rel=1e-3)
@@ -278,7 +278,7 @@ def test_a_null_record_contributes_the_clipped_centre_turned_round(kind: RecordK
 
 @pytest.mark.parametrize("rows", [(1, 2), (2, 4), (4, 5), (6, 0)])
 def test_a_matrix_of_too_few_or_many_rows_is_null_and_spills_into_no_other(rows: tuple[int, int]) -> None:
-    """Taken together they are as many rows as whole matrices are."""
+    """Together they have as many rows as whole matrices."""
     p = Preprocessing(dim=3, kind=RecordKind.MATRIX, centering="none")
     whole = np.diag([1.0, 2.0, 3.0])
     first, last = (np.full((r, 3), 7.0) for r in rows)
@@ -300,7 +300,7 @@ def test_a_matrix_of_too_few_or_many_rows_is_null_and_spills_into_no_other(rows:
 @some
 @given(data=st.data())
 def test_the_count_of_clipped_records_is_exact(data: st.DataObject) -> None:
-    """Judged in 60 digits; norms within 1e-4 R and 2**-18 |A| of R may fall either way."""
+    """Counts are judged with 60 digits; norms within 1e-4 R and 2**-18 |A| of R may fall either way."""
     p = Preprocessing(dim=D, centering="none")
     batch = [data.draw(records(p.kind)) for _ in range(5)]
     basis = np.eye(D)[:, [2, 0]]
@@ -314,7 +314,7 @@ def test_the_count_of_clipped_records_is_exact(data: st.DataObject) -> None:
         block_sum(packed, p, basis, radius),
         block_sum(packed, p, basis, radius, centre),
     )
-    # Not all of the one that was given.
+    # The sum may use only part of the given centre.
     taken = found[2].centre
     assert taken is not None
     assert frobenius_norm(taken - centre) <= radius * (0.125 + 1e-5)
@@ -332,7 +332,7 @@ def test_the_count_of_clipped_records_is_exact(data: st.DataObject) -> None:
             off = [Decimal("1e-4") * Decimal(radius) + Decimal(2) ** -18 * trace for trace in traces]
             surely = sum(v - u > Decimal(radius) for u, v in zip(off, sizes, strict=True))
             perhaps = sum(u + v > Decimal(radius) for u, v in zip(off, sizes, strict=True))
-            # Rows that cancel are held back further than R asks, and count.
+            # Rows that cancel are held back further than R requires, and count as clipped.
             assert surely <= s.clipped <= perhaps + (0 if s is found[0] else several)
 
 
@@ -361,12 +361,12 @@ def test_a_centre_that_is_no_centre_is_refused(where: str) -> None:
 
 
 def add_gram_by_numpy(dsyrk: int, rows: NDArray[np.float64], count: int, total: NDArray[np.float64]) -> None:
-    """For an interpreter, which has no intrinsics; of integers that float64 holds."""
+    """Replace the intrinsic for an interpreter, which lacks them; exact for integers that float64 holds."""
     total += np.tril(rows[:count].T @ rows[:count])
 
 
 def digest_of_all_sums() -> str:
-    """Totals and counts of a mixed batch, by every kernel that an interpreter can run."""
+    """Return totals and counts of a mixed batch, from every kernel that an interpreter can run."""
     rng = np.random.default_rng(11)
     digest = hashlib.sha256()
     if numba.config.DISABLE_JIT:
@@ -385,7 +385,7 @@ def digest_of_all_sums() -> str:
         for s in (covariance_sum(packed, p, 3.0), tight):
             digest.update(s.total.tobytes() + bytes([s.clipped]))
         digest.update(array_of(record_norms(packed, p)).tobytes())
-    # Rounding to integers would hide most of what a changed order does to a float.
+    # Rounding to integers would hide most effects of a changed order on a float.
     for n in (7, 64, 1001):
         x = rng.standard_normal((3, n)) * 10.0 ** rng.uniform(-6, 6, n)
         out = np.empty_like(x)
@@ -429,7 +429,7 @@ KERNELS = {
     "estimators.power.bounded_records": 1,
     "estimators.tensor.sums": 1,
 }
-"""At least so many compiled functions of its own has each module whose results enter a sum."""
+"""The minimum number of compiled functions in each module whose results enter a sum."""
 
 
 @pytest.mark.parametrize("name", KERNELS)
@@ -451,7 +451,7 @@ def test_no_module_with_kernels_is_missing_above() -> None:
         for path in (folder / room).rglob("*.py")
         if "@njit" in path.read_text()
     }
-    # The baseline that is not private sums nothing for a mechanism.
+    # The baseline without privacy computes no sums for a mechanism.
     assert found - set(KERNELS) <= {"kernels.sequential_oja"}
 
 

@@ -1,9 +1,9 @@
-"""What the noise alone does to a release: bounds that hold, and are not too large to be of use.
+"""The effect of noise alone on a release: bounds that hold, and are small enough to be useful.
 
 Coverage is counted over 2,000 draws and must be at least 0.95. Seeds are fixed.
 A bound whose true coverage is 0.93 passes with probability 2e-4 (binomial); the
-bounds here are conservative, so that the other error, of a bound that is right,
-has a probability below 1e-9.
+bounds here are conservative, so that a correct bound fails
+with a probability below 1e-9.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ SAYS_NOTHING = math.pi / 2
 
 
 def symmetric_noise(rng: np.random.Generator, draws: int, d: int) -> Matrix:
-    """Standard deviation 1 on the diagonal, 1/sqrt(2) off it."""
+    """Return noise with standard deviation 1 on the diagonal, 1/sqrt(2) off it."""
     g = rng.standard_normal((draws, d, d))
     return (g + g.transpose(0, 2, 1)) / 2
 
 
 def eigenpairs(matrices: Matrix) -> tuple[Matrix, Matrix]:
-    """Decreasing."""
+    """Return eigenpairs in decreasing order."""
     values, vectors = np.linalg.eigh(matrices)
     return values[:, ::-1], vectors[:, :, ::-1]
 
 
 def angles(vectors: Matrix, basis: Matrix) -> Matrix:
-    """Largest principal angle of each of many subspaces (draws, d, k) to one (d, k)."""
+    """Return the largest principal angle of each of many subspaces (draws, d, k) to one (d, k)."""
     rest = vectors - basis @ (basis.T @ vectors)
     return np.arcsin(np.minimum(np.linalg.norm(rest, 2, axis=(1, 2)), 1.0))
 
@@ -53,7 +53,7 @@ def covered(found: Matrix, bounds: Matrix) -> float:
 def draw_covariance(
     spectrum: Matrix, k: int, sigma: float = 1.0, draws: int = DRAWS
 ) -> tuple[Matrix, Matrix]:
-    """Angles, and eigenvalues, of noisy matrices."""
+    """Return angles and eigenvalues of noisy matrices."""
     d = len(spectrum)
     noise = sigma * symmetric_noise(np.random.default_rng([d, k]), draws, d)
     values, vectors = eigenpairs(np.diag(spectrum) + noise)
@@ -96,7 +96,7 @@ def test_where_the_gap_is_large_the_bound_is_near_the_true_quantile(d: int, k: i
     found, values = draw_covariance(spike(k, d, 60 * math.sqrt(d)), k)
     bounds = np.array([angle_bound_of_covariance(each, k, 1.0) for each in values])
     assert bounds.max() < factor * np.quantile(found, 1 - FAILURE)
-    # So told of half the noise it would not hold: the tests of coverage can fail.
+    # Assuming half the noise, the bound must fail, so the tests of coverage can fail.
     halves = np.array([angle_bound_of_covariance(each, k, 0.5) for each in values])
     assert covered(found, halves) < 1 - FAILURE
 
@@ -104,7 +104,7 @@ def test_where_the_gap_is_large_the_bound_is_near_the_true_quantile(d: int, k: i
 def test_a_gap_well_above_the_noise_is_bounded_and_one_inside_it_is_not() -> None:
     d = 100
     _, values = draw_covariance(spike(1, d, 60.0), 1, draws=100)
-    # The noise alone has eigenvalues up to sqrt(2 d) = 14, and the gap above them is some 47.
+    # The noise alone has eigenvalues up to sqrt(2 d) = 14, and the gap above them is about 47.
     assert max(angle_bound_of_covariance(each, 1, 1.0) for each in values) < math.pi / 10
     _, values = draw_covariance(spike(1, d, 14.0), 1, draws=100)
     assert {angle_bound_of_covariance(each, 1, 1.0) for each in values} == {SAYS_NOTHING}
@@ -140,7 +140,7 @@ def test_a_perturbation_of_any_kind_is_covered_by_its_norm() -> None:
     d, k, norm = 12, 2, 6.0
     rng = np.random.default_rng(5)
     noise = symmetric_noise(rng, DRAWS, d)
-    # It does its worst: it turns the last leading direction toward the noisiest other.
+    # The worst case of the noise turns the last leading direction toward the noisiest other.
     turn = noise[:, k:, k - 1] / np.linalg.norm(noise[:, k:, k - 1], axis=1, keepdims=True)
     other = np.zeros_like(noise)
     other[:, k:, k - 1] = other[:, k - 1, k:] = norm * turn
@@ -157,7 +157,7 @@ def orthonormal(d: int, k: int) -> Matrix:
 
 
 def draw_block(exact: Matrix, k: int, project: bool = False) -> tuple[Matrix, Matrix]:
-    """Angles, and singular values, of noisy blocks."""
+    """Return angles and singular values of noisy blocks."""
     d, columns = exact.shape
     noise = np.random.default_rng([d, k]).standard_normal((DRAWS, d, columns))
     if project:
@@ -192,7 +192,7 @@ def test_the_angle_of_a_block_is_within_its_bound(name: str, project: bool) -> N
     found, values = draw_block(exact, k, project)
     bounds = np.array([angle_bound_of_block(each, k, len(exact), 1.0) for each in values])
     if name == "of lower rank":
-        # There is no one leading subspace; the bound is to the nearest that holds the column space.
+        # The leading subspace is not unique; the bound is to the nearest that contains the column space.
         assert (bounds == SAYS_NOTHING).mean() > 0.9
     assert covered(found, bounds) >= 1 - FAILURE
 

@@ -1,4 +1,4 @@
-"""States that an estimator can go on from, and others."""
+"""States from which an estimator can continue, and incompatible ones."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_a_state_with_noisy_counts_fits() -> None:
 def test_a_state_of_options_that_give_it_another_shape_does_not_fit(
     name: str, was: dict[str, Any], now: dict[str, Any]
 ) -> None:
-    """What is charged is reckoned from the options, what is released from the state."""
+    """Charges are computed from the options, and releases from the state."""
     before = make(name, **was)
     data = encode_state(run(before, [records(before, 80)]))
     decode_fitting_state(make(name, **was), data)

@@ -1,9 +1,9 @@
-"""Forgetting: what counts as a move, and that a subspace that rotates is followed.
+"""Forgetting: the definition of a move, and tracking of a subspace that rotates.
 
 Data of the streams have fixed seeds, their noise is real. With a public clip
-radius every release is bounded. With a private one some 2% of the releases of
-batches this small are clipped far too widely, as noise in the sizes' tail has
-it; the median over the batches is bounded. In 30 runs (median: 8 to 30) these
+radius every release is bounded. With a private one about 2% of the releases of
+batches this small are clipped far too widely, due to noise in the sizes'
+tail; the median over the batches is bounded. In 30 runs (median: 8 to 30) these
 numbers had
 
 =========  ===================  ====================  ======
@@ -14,7 +14,7 @@ jumping    0.043, 0.004         0.059, 0.007          0.3
 steady     0.038, 0.005         0.062, 0.006          0.15
 =========  ===================  ====================  ======
 
-so each bound is 14 or more standard deviations away. Where nothing is forgotten the
+so each bound is 14 or more standard deviations away. Without forgetting, the
 rotating stream ended at 0.95 to 0.96, and five releases after the jump were at 1.99
 to 2 (6 runs).
 """
@@ -37,7 +37,7 @@ from streaming_pca.privacy.randomness import utility_generator
 Floats = NDArray[np.float64]
 
 
-# What is forgotten by a clock.
+# Forgetting by time.
 
 
 @pytest.mark.parametrize("half_life", [None, "auto"])
@@ -51,7 +51,7 @@ def test_a_half_life_halves_however_the_records_are_cut() -> None:
     assert kept_share(1000.0, 700) * kept_share(1000.0, 1300) == pytest.approx(kept_share(1000.0, 2000))
 
 
-# What counts as a move.
+# The definition of a move.
 
 
 @pytest.mark.parametrize("size", [0, 1, 60, 900])

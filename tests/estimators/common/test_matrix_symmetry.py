@@ -1,4 +1,4 @@
-"""Matrices that are symmetric to a tolerance only do not slip past the clip."""
+"""Matrices that are only symmetric to a tolerance cannot evade the clip."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_the_upper_triangle_alone_decides_what_is_clipped() -> None:
     total = covariance_sum(batch, preprocessing, radius=1e-3).total
     assert np.array_equal(total, total.T)
     assert total[0, 1] != 0
-    # What the noise of gaussian_on_symmetric is calibrated to.
+    # The noise of gaussian_on_symmetric is calibrated to this.
     paid = sum(int(v) ** 2 for v in np.diagonal(total)) + 2 * sum(
         int(v) ** 2 for v in total[np.triu_indices(d, 1)]
     )

@@ -1,6 +1,6 @@
-"""Private counts of sizes: each of the sensitivity that it says, and what they say of the sizes.
+"""Private counts of sizes: each has its stated sensitivity, and quantiles and tails follow from them.
 
-No noise but where a test says so; the seeds of data and noise are fixed.
+There is no noise unless a test mentions it; the seeds of data and noise are fixed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ BIN = 2 ** (1 / 8)
 Z = 4.2
 SHARES = (0.03, 0.05)
 QUERIES = 11
-"""Of 100 octaves of 8 steps: one for the null records, and ten at most for the median."""
+"""For 100 octaves of 8 steps: one for the null records, and at most ten for the median."""
 
 
 def found(
@@ -48,7 +48,7 @@ Asked = tuple[NDArray[np.int64], float, NDArray[np.int64]]
 
 
 def counts(sizes: Floats, answers: list[NDArray[np.int64]] | None = None) -> list[Asked]:
-    """Exact counts, their scale and their answer; answers may be given."""
+    """Return exact counts, their scale and their answer; answers may be given."""
     seen: list[Asked] = []
 
     def call(total: NDArray[np.int64], sigma: float) -> NDArray[np.int64]:
@@ -109,7 +109,7 @@ def test_any_sizes_and_any_noise_give_a_distribution(
 def test_a_replaced_record_moves_a_count_by_one_and_the_histogram_by_one_bin_for_another(
     values: list[float], place: int, new: float
 ) -> None:
-    """With earlier answers equal: then the same is asked, of the same noise."""
+    """With equal earlier answers the later questions and their noise are the same."""
     sizes = np.array(values)
     neighbour = sizes.copy()
     neighbour[place % len(values)] = new
@@ -158,7 +158,7 @@ noises = pytest.mark.parametrize("seed", [None, 0, 1])
 @pytest.mark.parametrize("name", LAW_NAMES)
 @noises
 def test_quantiles_are_found(name: str, seed: int | None) -> None:
-    """The median within a step of 9% (two with noise); the tail within its bins of half an octave or one."""
+    """The median is within a step of 9% (two with noise), the tail within its bins of half or one octave."""
     sizes = law(name)
     distribution = found(sizes, seed=seed)
     check(distribution)
@@ -190,7 +190,7 @@ def test_the_excess_of_heavy_and_light_tails_is_known_to_a_factor(name: str) -> 
     for q, factor in ((0.5, 1.3), (0.9, 1.5), (0.99, 4.0)):
         radius = max(float(np.quantile(sizes, q)), float(distribution.radii[0]))
         excess = float(np.maximum(sizes - radius, 0).mean())
-        # What is beyond the last bin that is filled is not known.
+        # The distribution beyond the last filled bin is unknown.
         assert excess / factor < float(distribution.excess(radius)) < excess * 1.3
 
 
@@ -204,7 +204,7 @@ def test_any_quantile_can_be_looked_for(quantile: float, seed: int | None) -> No
         )
     assert present == pytest.approx(0.5, abs=0.02)
     inside = float(np.mean(sizes[sizes > 0] <= radius))
-    # 9% of a radius is up to so many of the records.
+    # 9% of a radius contains up to this share of the records.
     assert quantile - 0.05 <= inside <= quantile + 0.1
 
 
@@ -261,7 +261,7 @@ def test_what_overflowed_does_not_move_the_bulk() -> None:
 
 @pytest.mark.parametrize("size", [30.0, 1000.0, math.inf])
 def test_large_records_are_seen_across_a_gap(size: float) -> None:
-    """Of 20 seeds of noise: 400 of the records, where the noise is sqrt(2) 4.2/sqrt(0.05) = 27."""
+    """20 seeds of noise find 400 of the records, where the noise is sqrt(2) 4.2/sqrt(0.05) = 27."""
     sizes = np.ones(40_000)
     sizes[:400] = size
     sizes = utility_generator(2).permutation(sizes)
@@ -270,7 +270,7 @@ def test_large_records_are_seen_across_a_gap(size: float) -> None:
 
 
 def test_a_few_large_records_do_not_move_the_bulk() -> None:
-    """With noise, of 30 fixed seeds: 10 records in 20,000 at 2^50 times the size of the others."""
+    """With noise from 30 fixed seeds: 10 records in 20,000 are 2^50 times as large as the others."""
     sizes = utility_generator(3).permutation(np.concatenate([np.full(19_990, 1.0), np.full(10, 2.0**50)]))
     for seed in range(30):
         distribution = found(sizes, seed=seed)
@@ -279,7 +279,7 @@ def test_a_few_large_records_do_not_move_the_bulk() -> None:
 
 
 def test_noise_alone_makes_no_tail() -> None:
-    """200 seeds: bins that no record is in count as filled above 2 deviations in a row, or 5 anywhere."""
+    """200 seeds: empty bins count as filled above 2 deviations in a row, or 5 anywhere."""
     sizes = np.ones(20_000)
     ends = np.array([float(found(sizes, seed=seed).share_above(2.0)) for seed in range(200)])
     assert np.mean(ends > 0) < 0.1
@@ -298,7 +298,7 @@ def test_shares_lie_between_their_limits(count: int, multiplier: float, part: fl
 
 
 def test_bins_that_show_records_together_are_in_what_hides() -> None:
-    """Each is below what counts as filled; three of them in a row are not."""
+    """Each bin is below the limit for filled ones; three of them in a row are above it."""
     one, many = np.zeros(module.BINS), np.zeros(module.BINS)
     one[:2] = many[:2] = [4000.0, 1000.0]
     one[5], many[4:7] = 160.0, 160.0

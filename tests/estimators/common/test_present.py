@@ -1,4 +1,4 @@
-"""Null records dilute nothing: variances are of the records that are there.
+"""Null records do not dilute variances, which describe the records that are present.
 
 Noise comes from seeded generators, so no result is left to chance.
 """
@@ -34,7 +34,7 @@ VARIANCES = np.array([25.0, 12.0, 5.0, 2.0, 1.0, 0.5])
 
 
 def gaussians(count: int, nulls: float, seed: int = 0, mean: float = 3.0) -> Floats:
-    """Return normal records, of which a share is null: rows of NaNs."""
+    """Return normal records, a share of them null: rows of NaNs."""
     rng = utility_generator(seed)
     x = rng.standard_normal((count, D)) * np.sqrt(VARIANCES) + mean
     x[rng.random(count) < nulls] = math.nan
@@ -59,7 +59,7 @@ def learnt(
 
 
 def truth(x: Floats, centering: Any = "auto") -> Floats:
-    """Return the variances of the records that are there, decreasing."""
+    """Return the variances of the records that are present, decreasing."""
     if centering == "pairs":
         x = (x[0::2] - x[1::2]) / math.sqrt(2)
     x = x[np.isfinite(x).all(axis=1)]
@@ -75,7 +75,7 @@ def test_variances_are_of_the_records_that_are_there(name: str, centering: Any, 
     x = gaussians(40_000, nulls)
     batches, options = [ArrayBatch.of_vectors(x)], {}
     if name == "block":
-        # At a public radius it takes one step a batch: its first ones, from a guess, are to be forgotten.
+        # At a public radius it takes one step per batch; the half-life forgets the first ones, from a guess.
         batches, options = batches * 12, {"half_life": len(x) / 3}
     _, release = learnt(batches, name, centering, clip_radius=RADIUS, **options)
     wanted = truth(x, centering)
@@ -126,7 +126,7 @@ def test_a_share_that_changes_from_batch_to_batch_is_followed(name: str) -> None
 def test_each_batch_is_divided_by_its_own_share_before_it_weighs(
     name: str, centering: Any, shares: tuple[float, ...], options: dict[str, Any]
 ) -> None:
-    """Whatever the gains are: batches do not weigh by their counts alone."""
+    """For any gains, batches are not weighted by their counts alone."""
     parts = [gaussians(20_000, share, seed) for seed, share in enumerate(shares)]
     _, release = learnt([ArrayBatch.of_vectors(part) for part in parts], name, centering, **options)
     wanted = truth(np.concatenate(parts), centering)
@@ -220,7 +220,7 @@ def test_completeness_never_follows_from_records() -> None:
     batch = ArrayBatch.of_vectors(x, complete=True)
     assert not ArrayBatch.of_vectors(x).complete
     assert batch.split([40, 60])[1].complete
-    # Whether all are kept is as secret as the records.
+    # Whether all records are kept is as secret as the records.
     assert not batch.keeping(np.ones(100, dtype=bool)).complete
     assert not batch.keeping(np.arange(100) > 3).complete
     assert not batch.single_rows().complete

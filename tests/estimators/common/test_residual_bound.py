@@ -1,4 +1,4 @@
-"""Block sums under attack: the bound in integers, centres of all kinds, hard records, any company."""
+"""Block sums under attack: the bound in integers, all kinds of centres, hard records, any company."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ CENTRES: dict[str, Callable[[Rng, Floats], Floats | None]] = {
 
 
 def kernel_about(rng: Rng, name: str, d: int, k: int) -> tuple[FactorProducts, Floats, float]:
-    """A kernel, its basis and its radius; the centre is up to 20 R, often as far as that."""
+    """Return a kernel, its basis and its radius; the centre is at up to 20 R, often as far as that."""
     basis = random_basis(rng, d, k)
     scale = 10.0 ** rng.choice([0, 0, 0, -60, 60])
     centre = CENTRES[name](rng, basis)
@@ -72,7 +72,7 @@ def kernel_about(rng: Rng, name: str, d: int, k: int) -> tuple[FactorProducts, F
 
 
 def error_matrix(kernel: FactorProducts) -> Floats:
-    """C' - B M, of the columns as kernels have them."""
+    """Return C' - B M, for the columns as kernels have them."""
     assert kernel.lattice_centre is not None
     return np.asarray(kernel.lattice_centre - kernel.columns @ kernel.of_centre.mix)
 
@@ -82,7 +82,7 @@ def worst_direction(matrix: Floats) -> Floats:
 
 
 def hard_record(rng: Rng, kernel: FactorProducts, basis: Floats, r: int) -> Floats:
-    """Rows of no size yet: random, aligned with what is delicate, all alike, or cancelling."""
+    """Return unscaled rows: random, aligned with sensitive directions, all alike, or cancelling."""
     d, k = basis.shape
     centre = kernel.lattice_centre
     centred = centre is not None and bool(centre.any())
@@ -112,7 +112,7 @@ def hard_record(rng: Rng, kernel: FactorProducts, basis: Floats, r: int) -> Floa
 
 
 def sized(rng: Rng, x: Floats, basis: Floats, radius: float, reach: float) -> Floats:
-    """The record, of a product near the radius, near the centre, of 20 radii, or of any size."""
+    """Scale the record so that its product is near the radius, near the centre, at 20 radii, or of any size."""
     with np.errstate(over="ignore", under="ignore"):
         x = x / max(float(np.abs(x).max()), 1e-300)
         x = x / math.sqrt(float(np.sum(x * x)))
@@ -155,13 +155,13 @@ def test_thousands_of_hard_records_stay_within_the_radius_and_are_not_dropped(na
                 worst = max(worst, size)
                 seen += 1
                 if kernel.centre is not None and kernel.centre.any():
-                    # A weight of 0 beside a product of 0: a record that failed the last comparison.
+                    # The contribution is 0 only for a record that failed the last comparison.
                     assert size > 0
                 if clipped and r == 1:
                     shortest = min(shortest, size)
     assert seen >= 1000
     assert worst <= R2**2
-    # The bound is met, too: by a few parts in 10**3 for a centre of 20 R, and none is shrunk further.
+    # The bound is tight, within a few parts in 10**3 for a centre of 20 R; no record shrinks further.
     assert worst >= (1 - 1e-4) * R2**2 or name == "zero"
     assert shortest >= 0.98 * R2**2
 
@@ -182,7 +182,7 @@ def test_matrices_that_are_hard_stay_within_the_radius_and_are_not_dropped(centr
                 if way == 1:
                     a = np.exp(rng.uniform(-700, 700, (d, d)))
                 if way == 2 and centre is not None:
-                    # All roundings alike, near the radius.
+                    # All entries round alike, near the radius.
                     a = (centre + radius * 0.51 / math.sqrt(d * k)) @ basis.T
                 if way == 3:
                     a = np.full((d, d), 0.5 + 2.0**-20)
@@ -201,7 +201,7 @@ def test_matrices_that_are_hard_stay_within_the_radius_and_are_not_dropped(centr
 
 @pytest.mark.parametrize("name", [c for c in CENTRES if c not in ("none", "zero")])
 def test_products_with_the_centre_are_within_the_stated_error(name: str) -> None:
-    """|z C' - y M| <= |z| e, for the records that it is hardest for; and |C'| is not understated."""
+    """|z C' - y M| <= |z| e even for the hardest records, and |C'| is not understated."""
     rng = np.random.default_rng(1)
     for d in (1, 3, 16, 17, 100, 1000, 4096):
         for k in sorted({1, min(3, d), min(10, d)}):
@@ -219,15 +219,15 @@ def test_products_with_the_centre_are_within_the_stated_error(name: str) -> None
             done = fill_chunk(read, 0, n, NO_MAP, kernel.columns, about, 1.0, dgemm_address(), chunk)
             assert done == (n, n)
             z, y = chunk.z[:n], chunk.y[:n]
-            # Integers below 2**53: BLAS adds them exactly.
+            # The integers are below 2**53: BLAS adds them exactly.
             away = np.linalg.norm(z @ lattice - y @ about.mix, axis=1)
             assert np.all(away <= np.linalg.norm(z, axis=1) * about.error)
-            # What it costs a clipped record is as small as stated.
+            # A clipped record loses no more than stated.
             assert about.error <= 2.0**20 * 2e-3 * max(1.0, frobenius_norm(lattice * 1.0) * 2.0**-20 / 20)
 
 
 def company(rng: Rng, d: int, kind: Any, longest: int) -> list[Any]:
-    """One row, several, none; more than the rows' products are formed for, and than a chunk has."""
+    """Return records of one row, several or none; some exceed the limit for row products, or a chunk."""
     lengths = [1, 1, 0, 2, 64, 1, 65, 3, 0, 1, longest, 5, 1, 130, 1, 7]
     out: list[Any] = []
     for i, r in enumerate(lengths * 3):
@@ -242,7 +242,7 @@ def equal(a: LatticeSum, b: LatticeSum) -> bool:
 
 @pytest.mark.parametrize(("d", "k"), [(5, 1), (17, 12), (33, 13), (50, 24), (50, 25), (47, 40)])
 def test_every_record_adds_what_it_adds_alone(d: int, k: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In any order, company, type and number of threads; alone it stays within the radius."""
+    """Order, company, type and thread count do not matter; alone a record stays within the radius."""
     rng = np.random.default_rng(d)
     p = Preprocessing(dim=d, centering="none")
     basis = np.linalg.qr(rng.standard_normal((d, k)))[0]
@@ -325,7 +325,7 @@ def test_sums_far_beyond_int64_on_the_way_are_exact() -> None:
 
 
 def test_a_long_record_beside_large_ones_makes_no_longer_sums_in_float64() -> None:
-    """The chunk has room for 3000 rows; 2**8 records of 2**44 units at a time are all that is exact."""
+    """The chunk has room for 3000 rows; only 2**8 records of 2**44 units at a time are exact."""
     p = Preprocessing(dim=2, centering="none")
     basis = np.array([[0.8], [0.6]])
     centre = 19.9999 * basis
@@ -339,11 +339,11 @@ def test_a_long_record_beside_large_ones_makes_no_longer_sums_in_float64() -> No
 
 
 def test_the_last_comparison_allows_for_all_that_may_be_off() -> None:
-    """By itself: what scales a record leaves room for the same, so no record puts it to the test."""
+    """This is tested directly: scaling leaves room for the same errors, so no record reaches the limit."""
     bound = float(R2)
 
     def within(size: float, weight: float, error: float, poisoned: int = -1) -> bool:
-        """Of one row of norm 2**20 whose product is as long as makes ``size``, beside a centre of 0."""
+        """Check a one-row record of norm 2**20 scaled so that its product has norm ``size``; centre 0."""
         values = [size * size, (size / 2.0**20) ** 2, 2.0**20, 0.0]
         if poisoned >= 0:
             values[poisoned] = math.nan
@@ -353,7 +353,7 @@ def test_the_last_comparison_allows_for_all_that_may_be_off() -> None:
     assert within(bound - 2.0**10, 0.0, 0.0)
     assert not within(bound, 0.0, 0.0)
     assert not within(bound + 1, 0.0, 0.0)
-    # 2**61 is left of 2**80, and a doubtful z C' takes 2 w |u| |z| e = 2**61 e.
+    # 2**61 is left of 2**80, and an uncertain z C' takes 2 w |u| |z| e = 2**61 e.
     near = bound - 2.0**20
     assert within(near, WEIGHT, 0.9)
     assert not within(near, WEIGHT, 1.1)

@@ -1,4 +1,4 @@
-"""Every bit of a state comes back from its bytes, and a foreign one is refused."""
+"""Every bit of a state survives encoding to bytes, and a foreign state is refused."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Layers: each record within the sensitivity of each, exact, and together the clipped sums.
+"""Layers: each record is within each layer's sensitivity, exactly; together they are the clipped sums.
 
-No noise; seeds are fixed.
+There is no noise; seeds are fixed.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ HUGE, TINY = 1.7e308, 5e-324
 
 
 def turned(d: int = D, spread: float = 1e3, seed: int = 0) -> Floats:
-    """Orthonormal columns over roots of weights of geometric mean 1."""
+    """Return orthonormal columns divided by square roots of weights with geometric mean 1."""
     basis = orthonormalise(utility_generator(seed).standard_normal((d, d)))
     return basis * np.geomspace(spread, 1 / spread, d)
 
 
 def coordinates(how: str, d: int = D) -> Coordinates:
-    """In the records' own coordinates, in turned ones, with weights at the edge of floats; or matrices."""
+    """Return the records' own coordinates, turned ones, weights at the edge of floats, or matrices."""
     kind = RecordKind.MATRIX if how == "matrix" else RecordKind.FACTOR
     centering = "pairs" if "pairs" in how else "none"
     p = Preprocessing(dim=d, kind=kind, centering=centering)
@@ -63,7 +63,7 @@ def batch_of(where: Coordinates, items: list[Any]) -> ArrayBatch:
 
 
 def check_one(where: Coordinates, items: list[Any], radii: list[float] | None = None) -> None:
-    """One record's, or pair's, integers: symmetric, positive semidefinite but matrices, within the clip."""
+    """Check that one record's or pair's integers are symmetric, clipped and, except matrices, PSD."""
     for layer in layers(where, batch_of(where, items), radii):
         total = layer.total
         assert np.array_equal(total, total.T)
@@ -118,7 +118,7 @@ def test_no_matrix_passes_the_radius_of_any_layer(values: list[float], radii: li
 @pytest.mark.parametrize("how", ["own", "turned", "matrix"])
 @pytest.mark.parametrize("radius", RADII)
 def test_records_at_a_radius_and_a_bit_off_it_are_within_every_layer(how: str, radius: float) -> None:
-    """And on both sides of an edge they count nearly alike: no record gains by the layer that it is in."""
+    """Records on both sides of an edge count nearly alike: no record gains by its layer."""
     where = coordinates(how)
     rng = utility_generator(1)
     for _ in range(50):
@@ -137,7 +137,7 @@ def test_records_at_a_radius_and_a_bit_off_it_are_within_every_layer(how: str, r
 
 
 def reference(where: Coordinates, batch: ArrayBatch, radii: list[float]) -> list[Floats]:
-    """Sums clipped at each radius, by numpy."""
+    """Return the sums clipped at each radius, by numpy."""
     p = where.preprocessing
     found = [np.zeros((D, D)) for _ in radii]
     read = p.apply(batch)
@@ -155,7 +155,7 @@ def reference(where: Coordinates, batch: ArrayBatch, radii: list[float]) -> list
 
 
 def some_records(how: str, m: int, seed: int = 0, d: int = D) -> list[Any]:
-    """Of all sizes, and some null."""
+    """Return records of all sizes, some of them null."""
     rng = utility_generator(seed)
     items: list[Any] = []
     for i in range(m):
@@ -178,7 +178,7 @@ def test_the_first_layers_add_up_to_the_clipped_sum(how: str) -> None:
     at_all = reference(where, batch, RADII)
     for i, (layer, wanted) in enumerate(zip(found, at_all, strict=True)):
         total = total + layer.total * layer.unit
-        # Half a unit an entry: of factors, of at most 12 entries, relative to the clip.
+        # Half a unit per entry: for factors, of at most 12 entries, relative to the clip.
         error = m * RADII[i] * (2.0**-19 * math.sqrt(12) if how != "matrix" else 2.0**-26)
         assert np.abs(total - wanted).max() <= error
         (alone,) = layers(where, batch, [RADII[i]])
@@ -213,7 +213,7 @@ def test_null_records_and_zeros_add_nothing(how: str) -> None:
 
 
 def parts_of(where: Coordinates, batch: ArrayBatch) -> list[tuple[ArrayBatch, ...]]:
-    """A batch cut by position, and parts of picked records."""
+    """Return a batch split by position, and parts of picked records."""
     m, step = len(batch), where.preprocessing.granularity
     cut = m // 3 // step * step
     chosen = np.repeat(utility_generator(3).random(m // step) < 0.4, step)
@@ -241,7 +241,7 @@ def test_a_batch_is_the_sum_of_its_parts_to_the_bit(how: str) -> None:
 
 @pytest.mark.parametrize("how", HOWS)
 def test_threads_change_no_bit(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shares of 7 records, and with more records than are held in floats at once."""
+    """Threads take shares of 7 records, and there are more records than are held in floats at a time."""
     where = coordinates(how)
     batch = batch_of(where, some_records(how, 9001 - 1, 6))
     step = where.preprocessing.granularity

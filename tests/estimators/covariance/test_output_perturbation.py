@@ -1,6 +1,6 @@
-"""Output perturbation: sensitivities in integers, the test of the gap, and what it learns.
+"""Output perturbation: sensitivities in integers, the test of the gap, and its accuracy.
 
-Tests with real noise say with what probability they fail by chance.
+Tests with real noise state their probability of failing by chance.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def unit_matrix(matrix: Floats) -> Floats:
 
 
 def neighbours(kind: RecordKind, dim: int, count: int, seed: int) -> tuple[ArrayBatch, ArrayBatch]:
-    """Records that span two directions, and one at the end that is replaced: adversarial for even seeds."""
+    """Return records that span two directions; the last one is replaced, adversarially for even seeds."""
     rng = np.random.default_rng(seed)
     e = np.eye(dim)
     if seed % 2:
@@ -88,7 +88,7 @@ def test_gaps_and_projectors_of_neighbours_are_within_their_bounds(
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_projectors_bound_is_attained(kind: RecordKind) -> None:
-    """A smaller one, of 0.99 of it, would be wrong."""
+    """A bound of 0.99 times this one would be wrong."""
     one, other = neighbours(kind, 4, 300, 0)
     (g, p), (h, q) = (gap_and_projector(b, 4, 1) for b in (one, other))
     bounds = GapBounds(kind, 4, 300)
@@ -115,7 +115,7 @@ def test_the_gaps_bound_is_attained_by_matrices() -> None:
 
 @pytest.mark.parametrize("d", [5, 60])
 def test_floats_are_within_their_public_bound(d: int) -> None:
-    """Eigenpairs of an integer matrix, put together in more digits, give it back within eta."""
+    """Eigenpairs of an integer matrix, recombined with more digits, reproduce it within eta."""
     rng = np.random.default_rng(d)
     z = np.rint(rng.standard_normal((3 * d, d)) * 2.0**20 / math.sqrt(d)) / 1.5 // 1
     total = (z.T @ z).astype(np.int64)
@@ -138,11 +138,11 @@ def test_a_failure_of_the_eigensolver_raises_nothing(monkeypatch: pytest.MonkeyP
     assert np.array_equal(vectors, np.eye(3))
 
 
-# What meets the noise.
+# Inputs of the noise.
 
 
 class Watcher:
-    """Inputs of the mechanisms, in order; their answers are given, where some are."""
+    """Record the inputs of the mechanisms in order, and optionally give their answers."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, answers: list[Any] | None = None) -> None:
         self.calls: list[tuple[str, NDArray[np.int64], tuple[Any, ...]]] = []
@@ -169,7 +169,7 @@ class Watcher:
 def test_integers_that_meet_noise_are_within_their_sensitivities(
     kind: RecordKind, noise: str, seed: int
 ) -> None:
-    """Gap, projector and variances of neighbours, given what each mechanism answers."""
+    """Compare gap, projector and variances of neighbours, given the answer of each mechanism."""
     estimator = make(kind=kind, gap_noise=noise)
     plan = estimator.plan(start(estimator)).parameters
     pair = neighbours(kind, 4, 3000, seed)
@@ -194,7 +194,7 @@ def test_integers_that_meet_noise_are_within_their_sensitivities(
             sum((int(a) - int(b)) ** 2 for a, b in zip(one[1].flat, other[1].flat, strict=True))
         )
         assert apart <= one[2][0] / ratio * (1 + 1e-12)
-    # The projectors use it up: this is what the noise has to hide.
+    # The projectors use the sensitivity up: the noise has to hide this distance.
     if seed % 2 == 0:
         moved = seen[0][1][1] - seen[1][1][1]
         # The bound uses a gap that is lower by its noise and quantile.
@@ -208,7 +208,7 @@ def test_integers_that_meet_noise_are_within_their_sensitivities(
 def test_all_that_a_unit_meets_costs_the_promise(
     noise: str, shares: tuple[float, float], epsilon: float, delta: float, contributions: int
 ) -> None:
-    """By the accountant, with the probability that a bound fails; and nearly all of it is spent."""
+    """The accountant adds the probability that a bound fails; nearly the whole promise is spent."""
     estimator = make(
         epsilon=epsilon,
         delta=delta,
@@ -239,7 +239,7 @@ def test_all_that_a_unit_meets_costs_the_promise(
 
 @pytest.mark.parametrize("noise", ["gaussian", "laplace"])
 def test_the_bound_of_the_gap_fails_as_rarely_as_is_charged(noise: str) -> None:
-    """delta_1 = 0.05: of 4,000 bounds 200 are above, +- 14; 130 to 280 but for 1e-6 in two."""
+    """delta_1 = 0.05: of 4,000 bounds 200 are above, +- 14; except for 1e-6 on both sides, 130 to 280."""
     estimator = make(delta=0.5, gap_noise=noise)
     bounds = GapBounds(RecordKind.FACTOR, 4, 10_000)
     gap = 2**50
@@ -253,7 +253,7 @@ def test_no_bound_is_above_what_so_many_records_can_have() -> None:
     bounds = GapBounds(RecordKind.FACTOR, 4, 50)
     with replace_noise_sampler(ScriptedSampler(lambda size, scale: np.full(size, 2**63 - 1))):
         assert estimator._noisy_gap(1.0, bounds)[1] == 50 * 2**40
-    # So entries of the projector stay exact in float64.
+    # This keeps entries of the projector exact in float64.
     for kind in KINDS:
         for count in (2, 2**22):
             bounds = GapBounds(kind, 4, count)
@@ -262,7 +262,7 @@ def test_no_bound_is_above_what_so_many_records_can_have() -> None:
 
 @pytest.mark.parametrize("noise", ["gaussian", "laplace"])
 def test_a_batch_without_a_gap_teaches_nothing_and_says_so(noise: str) -> None:
-    """Two directions of one variance: the gap of 4,000 records passes with probability below 1e-7."""
+    """Two directions have equal variance: the gap of 4,000 records passes with probability below 1e-7."""
     x = np.tile(2 * np.eye(2), (2000, 1)) @ np.eye(2, 4)
     estimator = make(gap_noise=noise)
     state = estimator.update(start(estimator), ArrayBatch.of_vectors(x))
@@ -275,7 +275,7 @@ def test_a_batch_without_a_gap_teaches_nothing_and_says_so(noise: str) -> None:
 
 @pytest.mark.parametrize("noise", ["gaussian", "laplace"])
 def test_fewer_records_than_could_pass_are_told_apart(noise: str) -> None:
-    """Without noise, the clearest gap that there is: one direction, all records at the radius."""
+    """Without noise, this is the clearest possible gap: one direction, all records at the radius."""
     estimator = make(gap_noise=noise)
     least = estimator.plan(start(estimator)).least
     x = np.tile(3 * np.eye(1, 4), (least + 1, 1))
@@ -289,7 +289,7 @@ def test_fewer_records_than_could_pass_are_told_apart(noise: str) -> None:
 
 
 def test_what_passes_has_noise_below_the_projectors_own_gap() -> None:
-    """sqrt(2 d) deviations of the diagonal: the noise's norm at the largest Delta is 1."""
+    """The diagonal has sqrt(2 d) deviations: the noise's norm at the largest Delta is 1."""
     estimator = make(dim=50, k=3)
     z = estimator.plan(start(estimator)).parameters["projector_sigma_over_sensitivity"]
     assert estimator._most * z * math.sqrt(2 * 50) == pytest.approx(1.0)
@@ -306,11 +306,11 @@ def test_a_later_batch_that_fails_leaves_what_was_learnt() -> None:
     assert np.array_equal(estimator.release(first).components, estimator.release(second).components)
 
 
-# What it learns; with real noise.
+# Accuracy with real noise.
 
 
 def bound(estimator: OutputPerturbation, gap: float, records: int, deviations: float = 3.0) -> float:
-    """2 sqrt(2 k) |E|_2 with |E|_2 <= Delta z (sqrt(2 d) + deviations), for a gap of the mean.
+    """Return 2 sqrt(2 k) |E|_2 with |E|_2 <= Delta z (sqrt(2 d) + deviations), for a gap of the mean.
 
     E's entries off the diagonal have a deviation of Delta z/sqrt(2): its norm is below
     Delta z (sqrt(2 d) + t) but for 2 exp(-t^2/2) (Gordon; Borell), and the k leading
@@ -318,7 +318,7 @@ def bound(estimator: OutputPerturbation, gap: float, records: int, deviations: f
     """
     bounds = GapBounds(estimator.kind, estimator.dim, records)
     z = estimator.plan(start(estimator)).parameters["projector_sigma_over_sensitivity"]
-    # The lower bound of the gap is below the true one by at most twice the quantile, but for delta_1.
+    # The lower bound of the gap is below the true one by at most twice the quantile, except for delta_1.
     per_unit = (
         records / estimator.options.clip_radius * (2**40 if estimator.kind is RecordKind.FACTOR else 2**26)
     )
@@ -350,9 +350,9 @@ def test_it_finds_a_spiked_subspace_within_the_papers_bound(noise: str) -> None:
 
 
 def test_the_noise_falls_as_one_over_the_records() -> None:
-    """At four times the records a quarter of the error, or less, as the gap's quantile stays.
+    """With four times the records the error is a quarter or less, as the gap's quantile stays.
 
-    Of R = 100: gaps of 450 and 1,800 R, less 200. Means over 20 seeds, the same in each run.
+    For R = 100, gaps are 450 and 1,800 R, less 200. Means are over 20 seeds, the same in each run.
     """
     errors = []
     for records in (5000, 20_000):
@@ -369,7 +369,7 @@ def test_the_noise_falls_as_one_over_the_records() -> None:
 
 
 def test_projectors_of_batches_are_averaged_by_precision() -> None:
-    """Four batches of one size: the error of their average is about half of one's."""
+    """For four batches of one size, the error of their average is about half that of one batch."""
     x, _ = spiked(80_000, 8, 2, 4)
     exact = np.linalg.svd(x, full_matrices=False)[2][:2]
     estimator = make(8, 2, clip_radius=64.0)
@@ -387,7 +387,9 @@ def test_projectors_of_batches_are_averaged_by_precision() -> None:
 
 
 def test_matrices_are_learnt_too() -> None:
-    """Clipped in norm at 64, sensitivity 128: a bound of 0.33 by the gap of 7; failing is below 1e-6."""
+    """Matrices are clipped in norm at 64, sensitivity 128: a bound of 0.33 by the gap of 7; failing is below
+    1e-6.
+    """
     x, truth = spiked(8000, 6, 2, 2)
     estimator = make(6, 2, RecordKind.MATRIX, clip_radius=64.0, epsilon=2.0)
     rows = (x[:, :, None] * x[:, None, :]).reshape(-1, 6)
@@ -423,7 +425,7 @@ def test_without_a_share_there_are_no_variances() -> None:
 
 @pytest.mark.parametrize("centering", ["pairs", "auto", (2.0, -2.0, 2.0, -2.0)])
 def test_a_large_mean_is_taken_off(centering: Any) -> None:
-    """Error below 0.1 where the mean alone would be the leading direction."""
+    """The error is below 0.1 where the mean alone would be the leading direction."""
     x, truth = spiked(40_000, 4, 1, 7)
     x = x + 2.0 * np.array([1.0, -1.0, 1.0, -1.0])
     estimator = make(4, 1, centering=centering, clip_radius=60.0, epsilon=8.0)

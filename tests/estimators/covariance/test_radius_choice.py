@@ -1,4 +1,4 @@
-"""Which radius is read off private moments: small where clipping only shrinks, large where it turns.
+"""The radius chosen from private moments is small where clipping only shrinks, large where it turns.
 
 Data and noise have fixed seeds.
 """
@@ -33,7 +33,7 @@ SPAN = (2.0**-40, 2.0**60)
 
 
 def elliptical(m: int, d: int, k: int, freedom: int, seed: int) -> tuple[Floats, Floats]:
-    """Student's t with k directions of variance 16 among ones of 1, and those."""
+    """Return Student's t with k directions of variance 16 among ones of 1, and those directions."""
     rng = utility_generator(seed)
     truth = orthonormalise(rng.standard_normal((d, k)))
     x = rng.standard_normal((m, d)) + math.sqrt(15) * rng.standard_normal((m, k)) @ truth.T
@@ -41,7 +41,7 @@ def elliptical(m: int, d: int, k: int, freedom: int, seed: int) -> tuple[Floats,
 
 
 def swapped(m: int, d: int, seed: int, rare: float = 0.08, size: float = 15.0) -> tuple[Floats, Floats]:
-    """Ordinary records along two directions, and a share of large ones along a third, which leads by them."""
+    """Return ordinary records along two directions and a few large ones that make a third direction lead."""
     rng = utility_generator(seed)
     turn = orthonormalise(rng.standard_normal((d, d)))
     scale = np.full(d, 0.3)
@@ -72,7 +72,7 @@ def looked(
 
 @pytest.mark.parametrize("coming", [0.0, 1e6])
 def test_elliptical_records_are_clipped_near_their_median(coming: float) -> None:
-    """Clipping only shrinks these: where there is much noise, the smallest radii have the least of it."""
+    """Clipping only shrinks these: under much noise, the smallest radii have the least of it."""
     found = []
     for seed in range(8):
         estimate, reading = looked(
@@ -86,7 +86,7 @@ def test_elliptical_records_are_clipped_near_their_median(coming: float) -> None
 
 @pytest.mark.parametrize("freedom", [3, 5, 10])
 def test_the_chosen_radius_is_near_the_records_subspace(freedom: int) -> None:
-    """With little noise the choice may be larger, as tails move the subspace of a sample: not at a price."""
+    """With little noise a larger radius costs nothing; tails move the subspace of a sample."""
     for seed in range(3):
         x, truth = elliptical(20_000, 20, 2, freedom, seed)
         estimate, reading = looked(x, seed)
@@ -95,7 +95,7 @@ def test_the_chosen_radius_is_near_the_records_subspace(freedom: int) -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_a_direction_that_leads_by_its_large_records_gets_a_large_radius(seed: int) -> None:
-    """Its 8% of the records are 225 long, where the median is 12; at the median it is the third."""
+    """Its 8% of the records have size 225, with median 12; at the median it is third."""
     x, truth = swapped(60_000, 10, seed)
     estimate, reading = looked(x, seed)
     assert estimate.radii[estimate.chosen] > 5 * estimate.radii[0]
@@ -108,7 +108,7 @@ def test_a_direction_that_leads_by_its_large_records_gets_a_large_radius(seed: i
 
 @pytest.mark.parametrize("seed", range(3))
 def test_rare_records_of_another_direction_are_found_when_they_can_be_told(seed: int) -> None:
-    """A hundredth of the records, 50 times as long as others."""
+    """A hundredth of the records are 50 times as long as others."""
     x, truth = swapped(200_000, 10, seed, rare=0.01, size=40.0)
     estimate, reading = looked(x, seed, multiplier=1.0)
     assert subspace_error(reading.eigenvectors[estimate.chosen][:, :2].T, truth) < 0.3
@@ -118,7 +118,7 @@ def test_rare_records_of_another_direction_are_found_when_they_can_be_told(seed:
 
 
 def moments_of(spectrum: Floats, radii: int, sigma: float, seed: int) -> tuple[Floats, Floats]:
-    """The same moment at all radii, with layers' noise that grows to ``sigma``; and its covariance."""
+    """Return the same moment at all radii, with layers' noise that grows to ``sigma``; and its covariance."""
     known = np.linspace(0.2, 1.0, radii) * sigma**2
     noise = np.minimum.outer(known, known)
     drawn = symmetric_noise(utility_generator(seed), radii, len(spectrum))
@@ -145,7 +145,9 @@ def read(
 @pytest.mark.parametrize(("d", "k"), [(10, 1), (20, 2), (60, 3)])
 @pytest.mark.parametrize("height", [6.0, 12.0])
 def test_the_noise_that_is_told_is_the_error_to_come(d: int, k: int, height: float) -> None:
-    """Mean square of the error over 60 draws, to a factor of 2 at each radius; half of the look's noise."""
+    """The mean square error over 60 draws is within a factor of 2 at each radius, for half of the look's
+    noise.
+    """
     sigma = 1.0
     spectrum = np.where(np.arange(d) < k, height * math.sqrt(d) / 2, 0.0)
     told = np.mean([read(spectrum, 4, sigma, k, seed, coming=0.5).noise for seed in range(10)], axis=0)
@@ -159,7 +161,7 @@ def test_the_noise_that_is_told_is_the_error_to_come(d: int, k: int, height: flo
 
 @pytest.mark.parametrize("deviations", [ONCE, 4.0])
 def test_noise_alone_is_hardly_ever_taken_for_bias(deviations: float) -> None:
-    """The same moment at all radii; 50 seeds. What is taken for bias is small."""
+    """With the same moment at all radii, 50 seeds find little apparent bias."""
     spectrum = np.array([40.0, 30.0, *[0.0] * 8])
     found = [read(spectrum, 5, 1.0, 2, seed, deviations=deviations) for seed in range(50)]
     worst = np.array([reading.bias.max() for reading in found])
@@ -169,7 +171,7 @@ def test_noise_alone_is_hardly_ever_taken_for_bias(deviations: float) -> None:
 
 
 def test_a_bias_is_its_distance() -> None:
-    """Two radii, hardly any noise, a leading direction that turns by 0.3."""
+    """There are two radii, hardly any noise, and a leading direction that turns by 0.3."""
     turn = np.eye(4)
     turn[:2, :2] = [[math.cos(0.3), -math.sin(0.3)], [math.sin(0.3), math.cos(0.3)]]
     one = np.diag([9.0, 1.0, 0.5, 0.2])
@@ -182,7 +184,7 @@ def test_a_bias_is_its_distance() -> None:
 
 
 def test_a_clip_that_takes_much_of_a_sample_is_biased_by_chance() -> None:
-    """Even where it only shrinks: the fewer records the more."""
+    """This holds even where the clip only shrinks, and more so with fewer records."""
     spectrum = np.array([10.0, 8.0, 1.0, 1.0, 1.0])
     squared = np.array([400.0, 40.0, 0.0])
     few, many = (
@@ -203,7 +205,7 @@ def test_the_whole_space_has_neither_noise_nor_bias() -> None:
 
 
 def test_what_is_resolved_rises_above_the_noise() -> None:
-    """Noise of 1 on the diagonal reaches sqrt(2 d) = 4.5 or so among ten."""
+    """Noise of 1 on the diagonal reaches about sqrt(2 d) = 4.5 among ten."""
     spectrum = np.array([50.0, 20.0, 3.0, *[0.0] * 7])
     reading = read(spectrum, 2, 1.0, 2)
     assert reading.resolved(2).all()
@@ -240,7 +242,7 @@ def test_symmetric_noise_has_half_the_variance_off_the_diagonal() -> None:
 @pytest.mark.parametrize("d", [5, 40, 41, 120])
 @pytest.mark.parametrize("shift", [0.0, -30.0])
 def test_leading_subspaces_are_those_of_eigenvectors(d: int, shift: float) -> None:
-    """Also where the largest eigenvalues in size are the others."""
+    """This holds even where the eigenvalues largest in absolute value are the others."""
     rng = utility_generator(d)
     base = np.diag(np.concatenate([[60.0, 50.0, 40.0], np.linspace(5, 0, d - 3)]) + shift)
     matrices = base + symmetric_noise(rng, 4, d)

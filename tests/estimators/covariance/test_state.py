@@ -1,4 +1,4 @@
-"""The layers of all radii: batches weigh by their sizes in each of them. Seeds are fixed."""
+"""The layers of all radii weigh batches by their sizes in each layer. Seeds are fixed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ D = 3
 
 
 class Seen(NamedTuple):
-    """Layers of a batch: what they said, their noise, and the batch's variance for the gain."""
+    """Layers of a batch: their values, their noise, and the batch's variance for the gain."""
 
     layers: Floats
     noise: Floats
@@ -34,7 +34,7 @@ def symmetric(rng: np.random.Generator, count: int) -> Floats:
 
 
 def history(seed: int, used: int, batches: int) -> list[Seen]:
-    """Layers of some batches."""
+    """Return layers of some batches."""
     rng = utility_generator(seed)
     found = []
     for _ in range(batches):
@@ -73,7 +73,7 @@ def test_each_layer_is_the_mean_of_all_batches(used: int, batches: int) -> None:
 
 
 def test_noise_that_is_told_is_that_of_the_moments() -> None:
-    """4,000 draws of fixed seeds: variances within 14%, six deviations of theirs."""
+    """In 4,000 draws with fixed seeds, variances are within 14%, six of their deviations."""
     used, draws = 3, 4000
     plan = history(1, used, 4)
     rng = utility_generator(2)
@@ -92,7 +92,7 @@ def test_noise_that_is_told_is_that_of_the_moments() -> None:
 
 
 def test_faded_records_count_less() -> None:
-    """A half-life gone by: as if there had been half of the records, of twice the variance."""
+    """After one half-life the records count as half as many, with twice the variance."""
     rng = utility_generator(0)
     used = 3
     layers, noise, new = symmetric(rng, used), rng.uniform(0.1, 1, used), symmetric(rng, used)
@@ -101,7 +101,7 @@ def test_faded_records_count_less() -> None:
     half = estimate.discounted(0.5).with_layers(new, noise, 1.0)
     np.testing.assert_allclose(half.all_moments(), np.cumsum(layers / 3 + 2 * new / 3, axis=0), atol=1e-12)
     np.testing.assert_allclose(half.noise[:used], noise * (1 / 9 + 4 / 9), atol=1e-12)
-    # What has moved by far more than its noise is forgotten.
+    # A moment that has moved by far more than its noise is forgotten.
     gone = estimate.discounted(1.0, 1e12).with_layers(new, noise, 1.0)
     np.testing.assert_allclose(gone.moment(1), new[:2].sum(axis=0), atol=1e-6)
 
@@ -145,7 +145,7 @@ def test_a_grid_that_reaches_far_enough_stays() -> None:
 
 
 def test_batches_weigh_as_in_other_layers_at_a_new_radius() -> None:
-    """Records before it hardly reached it, which is known of them."""
+    """The state knows that records before the new radius hardly reached it."""
     rng = utility_generator(0)
     noise = np.ones(3)
     estimate = on_grid(2).with_layers(symmetric(rng, 2), noise[:2], 1.0).extended_to(4.0)
@@ -172,7 +172,7 @@ def test_a_release_is_in_the_records_coordinates() -> None:
 
 
 def test_a_radius_that_is_set_later_takes_the_place_of_all() -> None:
-    """A stream that found its radii, and then gets one in its settings."""
+    """A stream that found its radii later gets a fixed one in its settings."""
     found = make("analyze-gauss", epsilon=8.0)
     state = run(found, [records(found, 2000, i) for i in range(2)])
     assert state.covariance.used > 1
@@ -185,7 +185,7 @@ def test_a_radius_that_is_set_later_takes_the_place_of_all() -> None:
     known = sum(batch.present.latest_share for batch in (state, after))
     assert 2000 * known <= after.covariance.records <= 6000
     check_subspace(fixed, fixed.release(after))
-    # And back: what was set stays.
+    # Returning to the old settings keeps the fixed radius.
     again = found.update(
         decode_fitting_state(found, encode_state(after)), pack(found, records(found, 2000, 4))
     )

@@ -1,4 +1,4 @@
-"""Streams of many batches: the radius comes to rest, and no release is far off. Seeds are fixed."""
+"""In streams of many batches the radius settles, and no release is far off. Seeds are fixed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::streaming_pca.DoubtfulResultWar
 
 
 def stream(seed: int, batches: int) -> tuple[Floats, list[float]]:
-    """Errors of all releases against the directions of the law, and the radii."""
+    """Return the errors of all releases against the true directions, and the radii."""
     rng = np.random.default_rng(seed)
     basis = np.linalg.qr(rng.normal(size=(D, D)))[0]
     deviations = np.concatenate([[5.0, 4.0, 3.0], 0.9 ** np.arange(D - 3)])
@@ -35,7 +35,7 @@ def stream(seed: int, batches: int) -> tuple[Floats, list[float]]:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_steady_stream_comes_to_rest(seed: int) -> None:
-    """Targets at 100 batches: .035 at the end, none above .08 after 40; here .02 and .04 at 50."""
+    """Targets at 100 batches are .035 at the end and .08 after 40; the limits for 50 batches are these."""
     errors, radii = stream(seed, 50)
     assert errors[-1] < 0.035
     assert errors[25:].max() < 0.06
@@ -51,7 +51,7 @@ def test_three_hundred_batches_have_no_bad_release(seed: int) -> None:
 
 
 def test_a_small_last_chunk_changes_next_to_nothing() -> None:
-    """Chunks of 5,000 and a last one of 300: the first variance moves by less than its error."""
+    """After chunks of 5,000 and a last one of 300, the first variance moves by less than its error."""
     rng = np.random.default_rng(0)
     pca = PrivatePCA(2)
     with replace_noise_sampler(SeededSampler(0)):
@@ -62,7 +62,7 @@ def test_a_small_last_chunk_changes_next_to_nothing() -> None:
 
 
 def test_a_plan_that_grows_is_nearly_as_good_as_one_batch() -> None:
-    """Root mean square over six seeds: 1.3 to 1.4 times; 1.7 times where batches weigh by counts."""
+    """The root mean square over six seeds is 1.3 to 1.4 times; weighting batches by counts gives 1.7 times."""
     errors: dict[int, list[float]] = {1: [], 9: []}
     for seed in range(6):
         rng = np.random.default_rng(seed)

@@ -1,6 +1,6 @@
-"""The covariance route over batches: what it learns, when it looks, and how near it comes.
+"""The covariance route over batches: its moments, the times of its looks, and its accuracy.
 
-Data and noise have fixed seeds. What its mechanisms cost is in test_budget, what they are given
+Data and noise have fixed seeds. The costs of its mechanisms are tested in test_budget, their inputs
 in test_layered_sums and test_sizes.
 """
 
@@ -63,7 +63,7 @@ def spread(m: int, d: int, seed: int = 0) -> Floats:
 
 @pytest.mark.parametrize("weighted", [False, True])
 def test_without_noise_each_moment_is_that_of_the_clipped_records(weighted: bool) -> None:
-    """At all radii, of all batches, in whatever coordinates; to the lattice's rounding."""
+    """This holds at all radii, for all batches and coordinates, up to the lattice's rounding."""
     d = 4
     parts = np.split(utility_generator(0).standard_normal((12_000, d)) * [30, 10, 0.5, 0.5], [4000, 7000])
     (*_, estimate) = learn(route_of(d, 2, multiplier=1.0, weighted=weighted), parts)
@@ -76,13 +76,13 @@ def test_without_noise_each_moment_is_that_of_the_clipped_records(weighted: bool
     for slot in range(estimate.used):
         kept = np.minimum(1, estimate.radii[slot] / sizes)
         wanted = (x * kept[:, None]).T @ x / 12_000 * scale
-        # The sums are at the chosen radius; the others know the layers of every batch.
+        # The sums are at the chosen radius; the others contain the layers of every batch.
         tolerance = 1e-3 if slot == estimate.chosen else 0.1
         assert np.linalg.norm(estimate.moment(slot) - wanted) < tolerance * np.linalg.norm(wanted)
 
 
 def test_batches_are_averaged_by_their_sizes_at_a_public_radius() -> None:
-    """Weights are one over 2 z^2/n^2 + 1/(d^2 n): by n^2 where noise decides, by n where a sample does."""
+    """Weights are one over 2 z^2/n^2 + 1/(d^2 n): n^2 where noise dominates, n where sampling does."""
     x = spread(5000, 4, 3)
     parts = np.split(x, [100, 700, 2500])
     for epsilon in (1.0, 1e4):
@@ -101,7 +101,7 @@ def test_batches_are_averaged_by_their_sizes_at_a_public_radius() -> None:
 
 
 def test_the_noise_that_is_told_is_the_noise() -> None:
-    """200 seeds at a public radius: the mean square off the diagonal within 10% of half of ``noise``."""
+    """200 seeds at a public radius: the mean square off the diagonal is within 10% of half of ``noise``."""
     x = spread(3000, 4, 3)
     estimator = make("analyze-gauss", dim=4, clip_radius=100.0)
     squares = []
@@ -119,7 +119,7 @@ def test_the_noise_that_is_told_is_the_noise() -> None:
 def test_the_noise_of_looks_and_sums_together_is_told(weighted: bool) -> None:
     """150 seeds of noise on tiny records, over two batches: entry ij has sqrt(u_i u_j) times as much.
 
-    Counts of sizes have no noise: the radii stay. Their mean within 8%.
+    Counts of sizes get no noise, so the radii stay fixed. The mean is within 8%.
     """
     d = 3
     basis = orthonormalise(utility_generator(1).standard_normal((d, d)))
@@ -156,11 +156,11 @@ def test_the_noise_of_looks_and_sums_together_is_told(weighted: bool) -> None:
     assert np.mean(deviations / told) == pytest.approx(1, abs=0.08)
 
 
-# When it looks.
+# The times of its looks.
 
 
 def looks(batches: int, size: int = 200, **options: Any) -> list[int]:
-    """Looks so far after each batch of as many records."""
+    """Return the number of looks after each batch, for batches of equal size."""
     route = route_of(3, 1, multiplier=0.5, **options)
     return [
         estimate.looks
@@ -175,7 +175,7 @@ def test_it_looks_at_all_radii_sixteen_times_and_then_more_and_more_rarely() -> 
 
 
 def test_what_is_left_of_a_later_batch_is_nearly_all_of_it() -> None:
-    """The sum of a batch without a look has the whole budget; with one, 0.85 of it or more."""
+    """The sum of a batch without a look has the whole budget; with a look, 0.85 of it or more."""
     route = route_of(3, 1)
     estimate = learn(route, [spread(4000, 3)])[0]
     for state, least in ((estimate, 0.84), (replace(estimate, looks=99, looked=1e9), 1.0)):
@@ -197,19 +197,19 @@ def test_a_first_batch_keeps_half_of_its_budget_for_the_sum() -> None:
 
 
 def test_larger_records_that_come_later_get_radii_of_their_own() -> None:
-    """First records of one size; then a tenth of them a hundred times as long, which noise cannot hide."""
+    """First all records have one size; then a tenth are a hundred times as long, which noise cannot hide."""
     d = 4
     first, later = spread(4000, d), spread(8000, d, 1)
     later[::10] *= 100
     route = route_of(d, 1, multiplier=0.2)
     one, two, *_, last = learn(route, [first, *[np.concatenate([later, later])] * 5], SeededSampler(0))
     assert one.radii[one.used - 1] < 200
-    # A grid keeps one of its radii at least.
+    # A grid keeps at least one of its radii.
     assert two.radii[two.used - 1] > 2 * one.radii[one.used - 1]
     assert last.radii[last.used - 1] > 5000
 
 
-# How near it comes.
+# Accuracy.
 
 
 def error_after(estimator: Any, x: Floats, parts: int, truth: Floats, seed: int = 0) -> float:
@@ -238,7 +238,7 @@ def family(name: str, m: int, d: int, seed: int) -> tuple[Floats, Floats]:
 @pytest.mark.parametrize("parts", [1, 5])
 @pytest.mark.parametrize("centering", ["none", "auto"])
 def test_it_is_accurate_on_synthetic_families(name: str, parts: int, centering: str) -> None:
-    """30,000 records of 10 features at epsilon 1; the errors are 0.02 to 0.06."""
+    """30,000 records of 10 features at epsilon 1 give errors of 0.02 to 0.06."""
     x, truth = family(name, 30_000, 10, 1)
     mean = 0.0 if centering == "none" else 30.0
     for estimator_name in ("adaptive", "analyze-gauss"):
@@ -247,7 +247,7 @@ def test_it_is_accurate_on_synthetic_families(name: str, parts: int, centering: 
 
 
 def test_weights_pay_where_one_direction_has_most_of_the_size() -> None:
-    """The second direction is the one to find: 8 seeds, mean errors."""
+    """The task is to find the second direction: 8 seeds, mean errors."""
     d = 10
     rng = utility_generator(0)
     scale = np.array([30.0, 6.0, *[0.5] * (d - 2)])
@@ -288,7 +288,7 @@ def test_symmetric_matrices_are_learnt_as_their_factors_are() -> None:
 
 
 def test_a_half_life_forgets() -> None:
-    """A second batch as long as the half-life: the first one's records count half."""
+    """After a second batch as long as the half-life, the first one's records count half."""
     first, second = np.array([[1.0, 0.0]]), np.array([[0.0, 1.0]])
     estimator = make("analyze-gauss", dim=2, k=1, clip_radius=4.0, half_life=1000.0)
     state = start(estimator)
@@ -299,7 +299,7 @@ def test_a_half_life_forgets() -> None:
 
 
 def relative_noise(estimate: CovarianceEstimate) -> float:
-    """Noise of the released moment, in units of its radius."""
+    """Return the noise of the released moment, in units of its radius."""
     return estimate.released_noise / float(estimate.radii[estimate.chosen]) ** 2
 
 
@@ -322,18 +322,19 @@ def test_forgetting_by_itself_follows_a_turn_and_keeps_a_steady_stream(options: 
         for _ in range(2):
             state = estimator.update(state, rows(3))
     assert abs(estimator.release(state).components[0, 3]) > 0.9
-    # What is forgotten lowers no noise any more.
+    # Forgotten batches no longer lower the noise.
     assert relative_noise(state.covariance) > steady
 
 
-# What a release says of itself.
+# Accuracy that a release reports.
 
 
 @pytest.mark.parametrize("weighted", [False, True])
 def test_the_angle_bound_covers_the_noise(weighted: bool) -> None:
-    """Of 150 seeds at least 0.93 are within: a true coverage of 0.95 is below that with probability 0.1, but
+    """At least 0.93 of 150 seeds are within the bounds, which are not far above the noise either.
 
-    the bounds are conservative and the seeds fixed. And they are not far above what noise makes.
+    A true coverage of 0.95 is below 0.93 with probability 0.1, but
+    the bounds are conservative and the seeds fixed.
     """
     d = 8
     scale = np.array([30.0, 10.0, *[0.5] * (d - 2)]) if weighted else np.array([5.0, 4.0, *[1.0] * (d - 2)])
@@ -348,7 +349,7 @@ def test_the_angle_bound_covers_the_noise(weighted: bool) -> None:
             estimate, _ = route.sum(
                 replace(exact, doubt=exact.doubt * 1e12), ArrayBatch.of_vectors(x), budget
             )
-        # Where no norms are counted, the bound is of the noise alone.
+        # Without counted norms, the bound covers the noise alone.
         estimate = replace(estimate, sizes=NormCounts.empty())
         release = covariance_subspace(estimate, route.preprocessing, 2, PresentShare())
         clipped = exact.released_moment()

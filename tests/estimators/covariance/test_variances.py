@@ -1,6 +1,6 @@
-"""Variances and their errors: read off the moments at all radii, and true within what they say.
+"""Variances and their errors, computed from the moments at all radii, are true within their errors.
 
-Data and noise have fixed seeds; the families are none that constants were set on.
+Data and noise have fixed seeds; no constant was tuned on these families.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def fitted(x: Floats, seed: int, k: int = 2, **parameters: Any) -> PrivatePCA:
 
 
 def scores(pca: PrivatePCA, x: Floats) -> tuple[Floats, Floats]:
-    """Errors of variances and total, in standard errors and over the truth."""
+    """Return errors of variances and total, in standard errors and relative to the truth."""
     covariance = np.cov(x.T, bias=True)
     truth = np.einsum("id,de,ie->i", pca.components_, covariance, pca.components_)
     truth = np.append(truth, np.trace(covariance))
@@ -68,7 +68,7 @@ def test_most_variances_lie_within_two_errors(parameters: dict[str, Any]) -> Non
             apart.append(errors)
             relative.append(off)
     assert np.mean(np.abs(apart) <= 2) >= 0.85
-    # An error that covers everything says nothing.
+    # An error that covers everything would be useless.
     assert np.median(np.abs(apart)) >= 0.1
     assert np.median(np.abs(relative)) <= 0.03
 
@@ -103,7 +103,7 @@ def test_all_variances_together_are_the_total() -> None:
 
 
 def test_a_common_number_lies_between_its_measurements() -> None:
-    """Where errors are nearly one, least squares would extrapolate, with a weight below 0."""
+    """With nearly equal errors, least squares would extrapolate, with a weight below 0."""
     covariance = np.array([[1.0, 1.9], [1.9, 4.0]])
     value, error = _least_squares(np.array([10.0, 20.0]), covariance)
     assert value == pytest.approx(10.0)
@@ -128,7 +128,7 @@ def test_noise_lifts_an_eigenvalue_above_the_variance_along_its_vector() -> None
 
 
 def test_variances_of_records_that_grow_are_of_all_of_them() -> None:
-    """Larger radii are found on the way; earlier batches count there too."""
+    """Larger radii are found during the stream; earlier batches count there too."""
     rng, parts = np.random.default_rng(5), []
     with replace_noise_sampler(SeededSampler(0)):
         pca = PrivatePCA(2, epsilon=2.0)

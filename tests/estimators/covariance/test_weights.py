@@ -1,4 +1,4 @@
-"""Weights of directions: where the noise of the subspace is least. Seeds are fixed."""
+"""Weights of directions minimise the noise of the subspace. Seeds are fixed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Floats = NDArray[np.float64]
 
 
 def cost(u: Floats, variances: Floats, values: Floats, k: int, noise: float) -> float:
-    """What the module's notes say, by loops."""
+    """Compute the formula of the module's notes with loops."""
     size = sum(v / w for v, w in zip(variances, u, strict=True))
     pairs = sum(
         u[i] * u[j] / max(values[i] - values[j], noise) ** 2 for i in range(k) for j in range(k, len(u))
@@ -31,7 +31,7 @@ def cost(u: Floats, variances: Floats, values: Floats, k: int, noise: float) -> 
 
 
 def slopes(u: Floats, *how: object) -> Floats:
-    """Of the logarithm of the cost by those of the weights."""
+    """Return the derivatives of the log cost with respect to the log weights."""
     step = 1e-5
     found = []
     for i in range(len(u)):
@@ -70,7 +70,7 @@ def test_no_weight_can_be_changed_for_the_better(name: str, k: int) -> None:
 
 @pytest.mark.parametrize("name", SPECTRA)
 def test_of_one_direction_the_weights_are_known(name: str) -> None:
-    """u_j as sqrt(lambda_j) gap_j, and u_1 so that it has half of the size; the gain in closed form."""
+    """u_j is proportional to sqrt(lambda_j) gap_j, and u_1 has half of the size; the gain is in closed form."""
     values = SPECTRA[name]
     u, gain = direction_weights(values, values, 1, 1e-9)
     gaps = values[0] - values[1:]
@@ -83,7 +83,7 @@ def test_of_one_direction_the_weights_are_known(name: str) -> None:
 
 
 def test_equal_variances_on_both_sides_halve_the_size() -> None:
-    """k of one variance, d - k of another: the sizes of both halves become alike."""
+    """k directions have one variance, d - k another: the sizes of both halves become equal."""
     values = np.array([9.0, 9.0, 1.0, 1.0, 1.0, 1.0])
     u, _ = direction_weights(values, values, 2, 1e-9)
     shares = values / u
@@ -116,7 +116,7 @@ def test_any_spectrum_has_weights(values: list[float], k: int, noise: float, sca
 
 
 def test_weights_that_hide_what_the_first_look_saw_are_not_taken() -> None:
-    """1% of the records are large along a feature that leads by them; six fixed seeds, 1.2 off before."""
+    """1% of the records are large along a feature that they make lead; six fixed seeds, 1.2 off before."""
     errors = []
     for seed in range(6):
         rng = np.random.default_rng(seed)
@@ -134,7 +134,7 @@ def test_weights_that_hide_what_the_first_look_saw_are_not_taken() -> None:
 def test_the_signs_that_lapack_gives_eigenvectors_change_nothing(
     estimator: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They can depend on where a workspace lies in memory, and with fixed noise a fit has one result."""
+    """Signs can depend on a workspace's memory address, yet a fit with fixed noise has one result."""
     x = utility_generator(7).standard_normal((20_000, 20)) * np.linspace(5, 1, 20) + 10.0
     rng = utility_generator(0)
     flips = 0

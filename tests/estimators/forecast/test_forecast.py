@@ -1,4 +1,4 @@
-"""Forecasts: their formulas against simulated and against private noise."""
+"""Forecasts: their formulas agree with simulated and with private noise."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ DIM, RANK, RECORDS, GAP = 30, 3, 12_000, 0.06
 
 
 def known_records(seed: int) -> tuple[Matrix, Matrix]:
-    """Gaussian records with exactly the gap, total variance 1, and their leading eigenvectors."""
+    """Return Gaussian records with exactly the gap, total variance 1, and their leading eigenvectors."""
     rng = np.random.default_rng(seed)
     x = rng.standard_normal((RECORDS, DIM))
     white = x @ np.linalg.inv(np.linalg.cholesky(x.T @ x / RECORDS)).T
@@ -38,7 +38,7 @@ def known_records(seed: int) -> tuple[Matrix, Matrix]:
 
 
 def configured(name: str, radius: float, batches: int, contributions: int = 1) -> Estimator[Any, Any]:
-    """One whose radius is public: it spends everything on one sum a batch."""
+    """Return an estimator with a public radius, so that it spends everything on one sum per batch."""
     kind = find(name)
     return kind(
         DIM,
@@ -50,7 +50,7 @@ def configured(name: str, radius: float, batches: int, contributions: int = 1) -
 
 
 def learnt(estimator: Estimator[Any, Any], x: Matrix) -> tuple[Matrix, Matrix]:
-    """Components and standard errors of their variances."""
+    """Return the components and the standard errors of their variances."""
     state, first = estimator.init(np.random.default_rng(0)), 0
     while first < len(x):
         count = estimator.plan(state).count
@@ -62,7 +62,7 @@ def learnt(estimator: Estimator[Any, Any], x: Matrix) -> tuple[Matrix, Matrix]:
 
 
 def distance(one: Matrix, other: Matrix) -> float:
-    """|U U^T - V V^T|_F of orthonormal rows."""
+    """Return |U U^T - V V^T|_F of orthonormal rows."""
     return math.sqrt(max(2 * len(one) - 2 * float(np.sum((one @ other.T) ** 2)), 0.0))
 
 
@@ -70,7 +70,7 @@ def distance(one: Matrix, other: Matrix) -> float:
     ("name", "batches", "contributions"), [("adaptive", 1, 1), ("analyze-gauss", 4, 1), ("adaptive", 3, 2)]
 )
 def test_the_noise_makes_the_error_that_was_forecast(name: str, batches: int, contributions: int) -> None:
-    """Within 25%, of the root mean square of eight fits.
+    """The root mean square of eight fits is within 25%.
 
     The noise is real. The mean square is (to first order) chi-squared over its
     n = 8 k (d - k) = 648 degrees of freedom; by Chernoff's bound
@@ -87,7 +87,7 @@ def test_the_noise_makes_the_error_that_was_forecast(name: str, batches: int, co
         forecasts.append(forecast_of(estimator, RECORDS, tail=radius))
         found, errors = learnt(estimator, x)
         squares.append(distance(found, leading) ** 2)
-        # Besides the noise a release knows that it has helped to choose the directions.
+        # Apart from the noise, a release accounts for its influence on the choice of directions.
         assert np.all(errors > 0.98 * forecasts[-1].variance_error)
         assert np.all(errors < 3 * forecasts[-1].variance_error)
     measured = math.sqrt(np.mean(squares))
@@ -98,7 +98,7 @@ def test_the_noise_makes_the_error_that_was_forecast(name: str, batches: int, co
 
 @pytest.mark.parametrize(("dim", "rank"), [(10, 1), (10, 3), (50, 2), (50, 5)])
 def test_the_error_saturates_as_simulated(dim: int, rank: int) -> None:
-    # Noise of a fixed seed: no privacy, no chance.
+    # Noise with a fixed seed: no privacy, no chance.
     rng = np.random.default_rng(dim + rank)
     for x in (0.1, 0.5, 1.0, 2.0, 6.0):
         gap = 1 / (2 * rank)
@@ -134,7 +134,7 @@ def test_equal_batches_cost_by_their_number_and_unequal_ones_less() -> None:
     assert equal.entry_noise == pytest.approx(one.multiplier / 10_000 * math.sqrt(1 / 0.77 + 3 / 0.94))
     growing = forecast(20, 2, 10_000, 1.0, 1e-6, shares=Shares(), batches=(1000, 2000, 3000, 4000))
     assert one.entry_noise < growing.entry_noise < equal.entry_noise
-    # Where a sample is what is uncertain, batches weigh by their counts, and lengths do not matter.
+    # Where sampling dominates the uncertainty, batches weigh by their counts, and lengths do not matter.
     parts: list[Any] = [4, (1000, 2000, 3000, 4000)]
     certain = [forecast(1, 1, 10_000, 1e4, 1e-6, shares=Shares(), batches=b).entry_noise for b in parts]
     assert certain[0] == pytest.approx(certain[1], rel=0.01)
