@@ -1,4 +1,4 @@
-"""A batch in pieces, each of which only ever meets a copy of a kernel: as on several machines."""
+"""A batch in pieces, each processed by a copy of a kernel, as on several machines."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from streaming_pca.data.records import (
 from streaming_pca.kernels.coordinates import BinCounts
 
 try:
-    # As Spark sends functions: it also takes those that plain pickle cannot name.
+    # Spark serializes functions in this way; it handles functions that plain pickle cannot name.
     from pyspark.cloudpickle import dumps
 except ImportError:
     from pickle import dumps
@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 def sent(value: T) -> T:
-    """Return what arrives elsewhere."""
+    """Return the value as received by another process."""
     copy: T = pickle.loads(dumps(value))
     return copy
 
@@ -72,7 +72,7 @@ class SplitBatch(Batch):
 
     @classmethod
     def of(cls, batch: ArrayBatch, sizes: Sequence[int]) -> SplitBatch:
-        """Cut a batch into pieces of these sizes in turn, all even so that no pair is cut."""
+        """Split a batch into pieces of these sizes in turn, all even so that no pair is separated."""
         assert all(size % 2 == 0 for size in sizes)
         counts, left, turns = [], len(batch), cycle(sizes)
         while left:

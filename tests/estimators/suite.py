@@ -1,7 +1,7 @@
-"""Estimators made for tests, and their mechanisms watched.
+"""Estimators configured for tests, and a record of their mechanisms' calls.
 
 A new estimator joins by its id in ESTIMATORS and its options in OPTIONS.
-Mechanisms are watched where estimators call them: by the names that
+Mechanisms are recorded where estimators call them: by the names that
 `privacy.mechanisms` exports, in every module of `streaming_pca.estimators`.
 """
 
@@ -66,11 +66,11 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "tensor-online": {"batch_size": 64, "restarts": 3, "steps": 1},
     "tensor-private": {"clip_radius": 2.0, "batch_size": 64, "restarts": 3, "steps": 1},
 }
-# The largest rank, where there is one.
+# The largest rank, if limited.
 RANKS = {"dp-pca": 1}
-# The epsilon for which batches of a hundred records are enough for anything; 1 for all others.
+# The epsilon for which batches of a hundred records are enough; 1 for all others.
 LOOSE = dict.fromkeys(("adadpo", "adaptive-power", "dp-pca", "k-dp-pca", "tadadpo"), 16.0)
-# Mechanisms that one record meets, where their costs compose: 1 for all others.
+# The number of mechanisms with one record, where their costs compose: 1 for all others.
 MEETS = {
     "adadpo": 2,
     # Two rounds, each a sum and up to thirteen answers of one AboveThreshold.
@@ -81,15 +81,15 @@ MEETS = {
     "output-perturbation": 3,
     "tadadpo": 2,
 }
-# Whose mechanisms all read all records, with shares of one Gaussian's budget.
+# Estimators whose mechanisms all read all records, with shares of one Gaussian's budget.
 COMPOSED = {name for name, estimator in ESTIMATORS.items() if issubclass(estimator, ComposedEstimator)}
-# A null record is a matrix of zeros there: it counts in histograms, and has a message of its own.
+# These treat a null record as a matrix of zeros: it counts in histograms, and has a message of its own.
 NULLS_COUNT = {"adadpo", "adaptive-power", "dp-pca", "k-dp-ojas", "k-dp-pca", "tadadpo"}
-# Of which each of a user's batches costs a part of the promise.
+# Estimators that charge a part of the promise for each of a user's batches.
 IN_PARTS = {name for name, estimator in ESTIMATORS.items() if estimator.in_parts}
-# Whose charge has no rho: with some probability below delta, an answer may tell all.
+# Charges without rho: with some probability below delta, an answer may reveal everything.
 UNCLAIMED = {*IN_PARTS, "output-perturbation"} - {"k-dp-ojas"}
-# Instead of the above where the radius must not depend on the records.
+# Replaces the options above where the radius must not depend on the records.
 PUBLIC_RADIUS: dict[str, dict[str, Any]] = {
     "adaptive": {"clip_radius": 3.0, "route": "covariance"},
     "analyze-gauss": {"clip_radius": 3.0},
@@ -112,7 +112,7 @@ LOCAL_CASES = [
 
 EVERY_CASE = [*CASES, *MATRIX_CASES, *LOCAL_CASES]
 every_case = pytest.mark.parametrize(("name", "how"), EVERY_CASE, ids=str)
-# Those with mechanisms of their own: a report's is its producer's.
+# Estimators with mechanisms of their own: a local report's mechanism belongs to its producer.
 PRIVATE_CASES = [
     (name, how) for name, how in EVERY_CASE if find(name).info.private and not find(name).info.local
 ]
@@ -120,9 +120,9 @@ private_case = pytest.mark.parametrize(("name", "how"), PRIVATE_CASES, ids=str)
 
 
 def crossed(cases: list[tuple[str, Any]], names: str, values: list[Any]) -> pytest.MarkDecorator:
-    """Cross cases with values: all of them on one centering of each estimator and kind, one on each other.
+    """Cross cases with values: all on one centering of each estimator and kind, one on each other.
 
-    The one is the next in turn, so that each way to centre meets each value, if not of every estimator.
+    That one value rotates, so that each centering meets each value, if not for every estimator.
     All other combinations are left to `make test-rest`.
     """
     first = {(name, isinstance(how, RecordKind) and how): how for name, how in reversed(cases)}
@@ -137,7 +137,7 @@ def crossed(cases: list[tuple[str, Any]], names: str, values: list[Any]) -> pyte
 
 
 class FixedSampler(SeededSampler):
-    """No noise; the same candidate whatever the scores, as one output of the mechanism."""
+    """Add no noise; pick the same candidate for any scores, as one possible output of the mechanism."""
 
     def rounded_gaussian(self, total: NDArray[np.int64], sigma: float) -> NDArray[np.int64]:
         return total.copy()
@@ -147,13 +147,13 @@ class FixedSampler(SeededSampler):
 
 
 class ClosedSampler:
-    """Fails when anything is drawn."""
+    """Fail when anything is drawn."""
 
     def __getattr__(self, name: str) -> Any:
         raise AssertionError(f"{name} was drawn")
 
 
-# Batches as large as the tests of utility want them.
+# The tests of utility need batches this large.
 LARGE = {"max_batch": 40_000}
 
 
@@ -203,7 +203,7 @@ def made(
     share: float = 0.0,
     **options: Any,
 ) -> Any:
-    """An estimator of vectors centred in some way, or of matrices, by its class and its own options."""
+    """Build an estimator of vectors with a centering, or of matrices, from its class and options."""
     of_matrices = how is RecordKind.MATRIX
     return kind(
         dim,
@@ -220,14 +220,14 @@ def made(
 
 
 def spiked(m: int, d: int, k: int, seed: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Rows with k directions of variance 9 among ones of 0.01, and those directions."""
+    """Return rows with k directions of variance 9 among ones of 0.01, and those directions."""
     rng = utility_generator(seed)
     truth = orthonormalise(rng.standard_normal((d, k)))
     return 3 * rng.standard_normal((m, k)) @ truth.T + 0.1 * rng.standard_normal((m, d)), truth.T
 
 
 def records(estimator: Estimator[Any, Any], m: int, seed: int = 0) -> list[Any]:
-    """Anisotropic records, one in ten null."""
+    """Return anisotropic records, one in ten null."""
     rng = np.random.default_rng(seed)
     d = estimator.dim
     out: list[Any] = []
@@ -260,7 +260,7 @@ def run(estimator: Estimator[Any, Any], batches: list[list[Any]], sampler: Any =
     return state
 
 
-# What has no private input, or is watched where it is asked.
+# These have no private input, or are recorded when they are asked.
 PUBLIC = {
     "AboveThreshold",
     "AlreadyFired",
@@ -275,14 +275,14 @@ class Call(NamedTuple):
 
     name: str
     values: NDArray[Any]
-    """Its private input."""
+    """The private input."""
     args: tuple[Any, ...]
     answer: Any
 
 
 @contextmanager
 def watched(answers: list[Any] | None = None) -> Iterator[list[Call]]:
-    """Every call of a mechanism by an estimator; with ``answers``, these instead of its own."""
+    """Record every call of a mechanism by an estimator; ``answers`` replace its own."""
     seen: list[Call] = []
     with pytest.MonkeyPatch.context() as patch:
         for name in mechanisms.__all__:
@@ -310,9 +310,9 @@ def watched(answers: list[Any] | None = None) -> Iterator[list[Call]]:
 
 
 def _as_array(values: Any) -> NDArray[Any]:
-    """A copy of a mechanism's input; keys of a histogram, which may be None, as objects.
+    """Copy a mechanism's input; keys of a histogram, which may be None, as objects.
 
-    Of counted bins: by histogram, the number of records in each bin.
+    Counted bins become, by histogram, the number of records in each bin.
     """
     if isinstance(values, BinCounts):
         return np.array([*bins_of(values), None], dtype=object)[:-1]
@@ -320,7 +320,7 @@ def _as_array(values: Any) -> NDArray[Any]:
 
 
 def bins_of(counted: BinCounts) -> list[Counter[int]]:
-    """The number of records in each bin, by histogram."""
+    """Return the number of records in each bin, by histogram."""
     bins: list[Counter[int]] = [Counter() for _ in range(counted.histograms)]
     for owner, key, count in zip(counted.owners, counted.keys, counted.counts, strict=True):
         assert count > 0
@@ -330,7 +330,7 @@ def bins_of(counted: BinCounts) -> list[Counter[int]]:
 
 
 def replaced(before: Counter[int], after: Counter[int]) -> int:
-    """The least number of records whose replacement explains the change of a histogram."""
+    """Return the least number of replaced records that explains the change of a histogram."""
     return max((before - after).total(), (after - before).total())
 
 
@@ -340,7 +340,7 @@ def mechanism_inputs(
     answers: list[Any] | None = None,
     state: Any = None,
 ) -> list[Call]:
-    """What the mechanisms of an update, by default the first, are asked, given what they answer."""
+    """Return the inputs of an update's mechanisms, by default the first update, given their answers."""
     batch = items if isinstance(items, ArrayBatch) else pack(estimator, items)
     with replace_noise_sampler(SeededSampler()), watched(answers) as seen:
         estimator.update(start(estimator) if state is None else state, batch)
@@ -349,7 +349,7 @@ def mechanism_inputs(
 
 
 def moved(a: list[Call], b: list[Call]) -> Fraction:
-    """Squared mu of two neighbours whose Gaussian mechanisms were answered alike: sum |D_i|^2/sigma_i^2."""
+    """Return the squared mu of two neighbours with equal Gaussian answers: sum |D_i|^2/sigma_i^2."""
     total = Fraction(0)
     for one, other in zip(a, b, strict=True):
         assert one.name.startswith("gaussian_on")
@@ -358,7 +358,7 @@ def moved(a: list[Call], b: list[Call]) -> Fraction:
 
 
 def differing(a: Call, b: Call) -> int:
-    """Squared distance of two sums in lattice units; records that differ, of numbers a record."""
+    """Return the squared distance of two sums in lattice units, or the number of differing records."""
     assert (a.name, a.values.shape, repr(a.args)) == (b.name, b.values.shape, repr(b.args))
     if a.name.startswith("gaussian_on"):
         return sum((int(x) - int(y)) ** 2 for x, y in zip(a.values.flat, b.values.flat, strict=True))

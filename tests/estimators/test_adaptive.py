@@ -1,6 +1,6 @@
-"""The default estimator: which route it takes, what that costs, and that nothing stops it.
+"""The default estimator: its choice of route, its costs, and its robustness.
 
-Data and noise come from generators of fixed seeds unless a test says otherwise.
+Data and noise come from generators with fixed seeds unless a test mentions otherwise.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def gaussian(m: int, d: int, seed: int) -> ArrayBatch:
 
 
 def agreeing(m: int, d: int, seed: int, of: int = 0) -> tuple[ArrayBatch, Floats]:
-    """Factors F with F^T F near V L V^T for one V, and V^T."""
+    """Return factors F with F^T F near V L V^T for one V, and V^T."""
     truth = orthonormalise(utility_generator(of).standard_normal((d, 2)))
     rng = utility_generator(seed)
     factors = (np.sqrt([5.0, 4.0]) * truth).T + 0.05 * rng.standard_normal((m, 2, d))
@@ -103,7 +103,7 @@ def test_above_512_features_the_block_route_is_public() -> None:
 
 
 def test_the_route_changes_when_the_stream_does() -> None:
-    """Records that agree, then records that do not, then others that agree."""
+    """Records agree, then disagree, then others agree."""
     d = 10
     together, _ = agreeing(40_000, d, 1)
     apart = gaussian(40_000, d, 2)
@@ -127,7 +127,7 @@ def test_a_route_that_does_not_exist_is_refused() -> None:
         AdaptiveOptions(route="both")  # type: ignore[arg-type]
 
 
-# What it costs, and what reads a record.
+# Costs, and mechanisms that read a record.
 
 
 def states_of_both_routes() -> list[tuple[AdaptivePCA, AdaptiveState]]:
@@ -198,7 +198,7 @@ def batches_of(what: str, d: int, kind: RecordKind, m: int) -> ArrayBatch:
 @pytest.mark.parametrize("route", ["auto", "block"])
 @pytest.mark.parametrize(("d", "k"), [(1, 1), (3, 3), (4, 1)])
 def test_nothing_stops_it(how: Any, route: str, d: int, k: int) -> None:
-    """Orthonormal, finite components after batches of any size, of any records, with noise and without."""
+    """Components stay orthonormal and finite for any batch size and records, with noise and without."""
     kind = RecordKind.MATRIX if how is RecordKind.MATRIX else RecordKind.FACTOR
     centering = "none" if kind is RecordKind.MATRIX else how
     estimator = make(d, k, kind=kind, centering=centering, route=route)

@@ -1,4 +1,4 @@
-"""Angles beyond the bound of the noise: from clips, and from steps. Seeds are fixed."""
+"""Angles beyond the bound of the noise, caused by clips and by steps. Seeds are fixed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Floats = NDArray[np.float64]
 
 
 def heavy(rng: np.random.Generator) -> Floats:
-    """Few large records along the last feature, whose variance is the second."""
+    """Return few large records along the last feature, whose variance is the second."""
     x = rng.normal(size=(30_000, 12)) * np.linspace(4, 1, 12)
     x[::60, -1] += 25 * rng.choice([-1.0, 1.0], 500)
     return x
@@ -39,7 +39,7 @@ def counts(rng: np.random.Generator) -> Floats:
 
 
 def fitted(x: Floats, epsilon: float, seed: int, k: int = 2, **options: Any) -> tuple[PrivatePCA, float]:
-    """A model, and its angle to the directions of the same records."""
+    """Return a model, and its angle to the directions of the same records."""
     with warnings.catch_warnings(), replace_noise_sampler(SeededSampler(seed)):
         warnings.simplefilter("ignore")
         pca = PrivatePCA(k, epsilon=epsilon, options=options, random_state=seed).fit(x)
@@ -50,7 +50,7 @@ def fitted(x: Floats, epsilon: float, seed: int, k: int = 2, **options: Any) -> 
 @pytest.mark.parametrize("make", [heavy, lognormal, scale_mixed, counts])
 @pytest.mark.parametrize("epsilon", [0.3, 1.0, 4.0, 1e4])
 def test_an_angle_beyond_its_bound_is_doubted(make: Any, epsilon: float) -> None:
-    """All of three seeds; the bound of the noise alone failed for 10 of these 48 without a word."""
+    """All three seeds pass; the noise bound alone silently failed for 10 of these 48."""
     for seed in range(3):
         pca, angle = fitted(make(np.random.default_rng([seed, 77])), epsilon, seed)
         assert angle <= pca.angle_bound_ or pca.doubts_
@@ -65,7 +65,7 @@ def test_records_that_a_clip_only_shrinks_have_a_bound_and_no_doubt() -> None:
 
 
 def test_steps_that_still_turn_are_told_until_the_components_settle() -> None:
-    """A random start and a spectrum that falls slowly: one batch leaves it far off, with hardly any noise."""
+    """One batch from a random start with a slowly falling spectrum is far off, almost without noise."""
     x = np.random.default_rng(0).normal(size=(20_000, 30)) * 0.97 ** np.arange(30)
     pca, angle = fitted(x, 1e4, 0, route="block")
     assert angle > 0.1
@@ -80,7 +80,7 @@ def test_steps_that_still_turn_are_told_until_the_components_settle() -> None:
 
 
 def test_steps_that_have_settled_do_not_hide_what_clipped_residuals_turn() -> None:
-    """Few users with most of all counts: the clip at the median takes most of the leading directions."""
+    """A few users have most of all counts: clipping at the median removes most of the leading directions."""
     rng = np.random.default_rng(4)
     users, habits = rng.pareto(3.5, (20_000, 1)) + 0.2, rng.dirichlet(np.full(20, 0.2), 5)
     x = rng.poisson(8 * users * habits[rng.integers(0, 5, 20_000)]).astype(np.float64)
@@ -95,7 +95,7 @@ def test_steps_that_have_settled_do_not_hide_what_clipped_residuals_turn() -> No
 
 
 def test_columns_beyond_the_rank_do_not_unsettle() -> None:
-    """They turn with the noise; the released ones do not."""
+    """The additional columns turn with the noise; the released ones do not."""
     x = np.random.default_rng(0).normal(size=(100_000, 20)) * np.array([5.0, 3.0, *[1.0] * 18])
     with warnings.catch_warnings(), replace_noise_sampler(SeededSampler(0)):
         warnings.simplefilter("ignore")

@@ -1,4 +1,4 @@
-"""The ledger accepts what every estimator reserves, and no less of it."""
+"""The ledger accepts every estimator's reservations, and rejects any lower charge."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ CLAIMING = [
     if estimator.info.private and not estimator.info.local and name not in UNCLAIMED
 ]
 EPSILONS = (0.1, 0.7, 1.0, 1 / 3, 8.0)
-# One that no decimal of 17 digits subtracts exactly.
+# The last share cannot be subtracted exactly by a decimal of 17 digits.
 SHARES = (0.0, 0.02, 0.123456789012345)
 MORE_OPTIONS: dict[str, list[dict[str, Any]]] = {
     "adaptive-power": [{"rounds": 1}, {"rounds": 5, "octaves": 3}],
@@ -74,7 +74,7 @@ def reserved(stream: StreamSettings, state: Any = None) -> Reserved:
 
 
 def verdict(entry: Reserved, rule: Any, **changes: Any) -> str:
-    """Why the entry is void under an infinite cap; "" if it counts."""
+    """Return the reason why the entry is void under an infinite cap; "" if it counts."""
     ledger = Ledger("T")
     ledger.apply(Opened(topic_id="T", topic="in", cap=Cap(epsilon="inf", delta="inf"), filter=rule))
     charge = entry.charge.model_copy(update=changes)
@@ -82,7 +82,7 @@ def verdict(entry: Reserved, rule: Any, **changes: Any) -> str:
 
 
 def check(entry: Reserved) -> None:
-    """Both filters take the charge, and nothing that is lower."""
+    """Check that both filters accept the charge, and reject anything lower."""
     for rule in ("basic", "zcdp"):
         assert verdict(entry, rule) == ""
         if entry.promise.get("private") is False or entry.promise.get("local"):

@@ -1,4 +1,4 @@
-"""What every estimator keeps, whatever its algorithm."""
+"""Every estimator keeps these rules, with any algorithm."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_any_rank_from_one_to_the_dimension_works(name: str, how: Any, dim: int,
 
 @crossed(EVERY_CASE, "m", [0, 1, 2, 3, 7, 64])
 def test_batches_of_any_length_work(name: str, how: Any, m: int) -> None:
-    """An empty one, fewer records than the rank, odd lengths; pairs come in even numbers."""
+    """Sizes include an empty batch, fewer records than the rank, and odd lengths; pairs come in even numbers."""
     estimator = make(name, how, k=4)
     m -= m % estimator.preprocessing.granularity
     state = run(estimator, [records(estimator, m), records(estimator, 40)])
@@ -173,7 +173,7 @@ def test_null_records_keep_their_place_and_change_nothing_but_the_count(name: st
     with_nulls: list[Any] = []
     for i in range(0, len(items), units):
         with_nulls += [*items[i : i + units], *[None] * units]
-    # The radius of a mean is found on all records, null ones included.
+    # The radius of a mean is found on all records, including null ones.
     plain, nulls = (
         [call for call in mechanism_inputs(estimator, batch) if call.name != "private_quantile"]
         for batch in (items, with_nulls)
@@ -185,7 +185,7 @@ def test_null_records_keep_their_place_and_change_nothing_but_the_count(name: st
 
 @private_case
 def test_a_null_record_takes_the_place_of_one_and_shifts_no_other(name: str, how: Any) -> None:
-    """Parts are cut by position: nothing but the record's own contribution changes."""
+    """Parts are split by position: only the record's own contribution changes."""
     estimator = make(name, how)
     ratio = Fraction(estimator.plan(start(estimator)).parameters["sigma_over_sensitivity"])
     items = records(estimator, 200)
@@ -203,10 +203,10 @@ def test_a_null_record_takes_the_place_of_one_and_shifts_no_other(name: str, how
 
 @crossed(PRIVATE_CASES, "m", [120, 4000])
 def test_neighbours_reach_one_mechanism_within_its_sensitivity(name: str, how: Any, m: int) -> None:
-    """Sums in lattice units as they meet the noise; sigma over its multiplier is the sensitivity.
+    """Sums receive noise in lattice units; sigma over its multiplier is the sensitivity.
 
-    In the larger batch every part is there that an estimator cuts. Where all mechanisms
-    read all records, they are within the sensitivity of one together: more in test_budget.
+    The larger batch contains every part into which an estimator splits it. Where all mechanisms
+    read all records, they are together within the sensitivity of one: more in test_budget.
     """
     estimator = make(name, how)
     parameters = estimator.plan(start(estimator)).parameters
@@ -217,7 +217,7 @@ def test_neighbours_reach_one_mechanism_within_its_sensitivity(name: str, how: A
     answers = [call.answer for call in whole]
     rng = np.random.default_rng(11)
     one = next(r for r in items if r is not None)
-    # In each of the parts of 4000: 3%, 3%, 1% and what is left, or 10% and rounds.
+    # One place in each of the parts of 4000: 3%, 3%, 1% and the remainder, or 10% and rounds.
     for place in (0, 5, 30, 77, 119) if m == 120 else (50, 180, 260, 500, 3999):
         news = (None, -1e200 * one, 1e3 * one, rng.standard_normal(one.shape) * 1e-3)
         for new in news if m == 120 else news[:2]:
@@ -258,7 +258,7 @@ def test_the_charge_is_the_promise_and_not_more(name: str, how: Any, epsilon: fl
 
 
 class ListeningSampler(SeededSampler):
-    """Remembers the scales of the exponential mechanism and of histograms."""
+    """Record the scales of the exponential mechanism and of histograms."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -299,7 +299,7 @@ def test_whatever_a_unit_meets_in_its_batches_costs_the_promise_together(
     sampler = ListeningSampler()
     run(estimator, [records(estimator, 200, i) for i in range(2)], sampler)
     for scale in sampler.scales:
-        # A pure mechanism's trade-off function is that of a Gaussian at their common fixed point.
+        # A pure mechanism's trade-off function equals a Gaussian's at their common fixed point.
         pure = 2 / scale
         assert pure <= epsilon
         # A record meets one mechanism; a user's batches may mix them.
@@ -317,7 +317,7 @@ def test_the_plan_depends_on_the_state_alone(name: str, how: Any) -> None:
         plan = estimator.plan(one)
         assert plan == estimator.plan(one) == make(name, how).plan(one)
         assert plan == estimator.plan(decode_state(estimator.state_type, encode_state(one)))
-        # Neither estimator's plan uses more of the state than the number of batches.
+        # An estimator's plan depends on the state only through the number of batches.
         assert plan == estimator.plan(other)
         assert plan.count % plan.granularity == 0
         assert plan.count >= plan.granularity == estimator.preprocessing.granularity
@@ -325,7 +325,7 @@ def test_the_plan_depends_on_the_state_alone(name: str, how: Any) -> None:
 
 @pytest.mark.parametrize("name", ESTIMATORS)
 def test_what_sizes_batches_does_nothing_else(name: str) -> None:
-    """A reservation does not name it: a batch may be answered under another."""
+    """Reservations omit these options, so a batch may be answered under other values."""
     estimator = make(name)
     options = estimator.options.model_dump()
     batch = pack(estimator, records(estimator, 400))
@@ -379,7 +379,7 @@ def test_a_rank_outside_the_dimension_is_refused(name: str, k: int) -> None:
     ("name", "how"), [c for c in EVERY_CASE if find(c[0]).info.releases == "subspace"], ids=str
 )
 def test_signs_do_not_flip_between_releases(name: str, how: Any) -> None:
-    """The leading direction, which every batch shows clearly."""
+    """The test follows the leading direction, which every batch shows clearly."""
     estimator = make(name, how, k=1, epsilon=8.0, **PUBLIC_RADIUS.get(name, {}))
     state = start(estimator)
     previous = None
@@ -404,7 +404,7 @@ def test_a_way_to_centre_works_or_is_refused_with_the_others(name: str, centerin
 
 @private_case
 def test_reservations_and_states_name_the_law_of_their_noise(name: str, how: Any) -> None:
-    """A state without it, as earlier versions wrote them, is read, and says that its noise was another."""
+    """A state without it, as earlier versions wrote them, is read as having another law of noise."""
     estimator = make(name, how)
     state = start(estimator)
     assert estimator.plan(state).parameters["noise"] == "rounded-gaussian"
@@ -427,7 +427,7 @@ def test_reservations_and_states_name_the_law_of_their_noise(name: str, how: Any
 
 @private_case
 def test_a_promise_that_int64_cannot_keep_is_refused_before_a_batch_is_charged(name: str, how: Any) -> None:
-    """A plan is what a charge is made of: after it, no calibration may fail."""
+    """A charge is made from a plan: after it, no calibration may fail."""
     usual = make(name, how)
     privacy = PrivacyParameters(epsilon=3e-7, delta=1e-9)
     try:
@@ -435,13 +435,13 @@ def test_a_promise_that_int64_cannot_keep_is_refused_before_a_batch_is_charged(n
         estimator.plan(estimator.init(np.random.default_rng(0)))
     except CalibrationError:
         return
-    # Its sums have other units, and the room.
+    # Its sums have other units, with enough room.
     run(estimator, [records(estimator, 80)])
 
 
 @private_case
 def test_no_record_makes_an_error_where_the_host_asks_for_all_of_them(name: str, how: Any) -> None:
-    """Whether one is raised would tell of a record: subnormal, huge, or of both."""
+    """An exception would reveal a record: subnormal, huge, or with both kinds of entries."""
     estimator = make(name, how)
     hostile = records(estimator, 200)
     one = next(record for record in hostile if record is not None)

@@ -1,4 +1,4 @@
-"""Noisy counts of null and clipped records: what they count, what they cost, what they tell."""
+"""Noisy counts of null and clipped records: correct, paid for, and accurate within their error."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.privacy.noise import ScriptedSampler
 
 D = 3
 RADIUS = 4.0
-"""Of the trace for covariances, of |A Q|_F for blocks: both are public here."""
+"""The radius of the trace for covariances, of |A Q|_F for blocks: both are public here."""
 OPTIONS: dict[str, dict[str, Any]] = {
     "adaptive": {"clip_radius": RADIUS, "route": "covariance"},
     "analyze-gauss": {"clip_radius": RADIUS},
@@ -35,7 +35,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "tadadpo": {"warm_estimator": "analyze-gauss", "warm_options": {"clip_radius": RADIUS}},
     "tensor-private": {"clip_radius": RADIUS**0.5, "whitening": False},
 }
-# They learn from no batch as small as those here, and so clip nothing: counted in their own tests.
+# These learn nothing from batches this small, and so clip nothing: counted in their own tests.
 OTHERS = {"adadpo", "adaptive-power", "dp-pca", "k-dp-ojas", "k-dp-pca"}
 every_estimator = pytest.mark.parametrize("name", OPTIONS)
 of_matrices = pytest.mark.parametrize("name", [n for n in OPTIONS if RecordKind.MATRIX in find(n).kinds])

@@ -1,4 +1,4 @@
-"""Doubts are what released numbers imply, and no more."""
+"""Doubts follow from the released numbers, and from nothing else."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def found(centering: Any = "auto", records: int = 100, **changes: Any) -> list[s
         ({"mean": np.full(D, 10.0), "angle_bound": None, "total_variance_error": 500.0}, []),
         ({"mean": None}, ["mean-unknown"]),
         ({"records": 0, "angle_bound": RIGHT, "mean": None}, ["no-records"]),
-        # Of a tensor there are no variances, and no centre.
+        # A tensor has neither variances nor a centre.
         ({"weights": np.ones(2), "mean": None, "explained_variance": np.zeros(2)}, []),
     ],
 )  # fmt: skip
@@ -62,7 +62,7 @@ def test_doubts_are_those_that_the_numbers_imply(changes: dict[str, Any], expect
 @pytest.mark.parametrize(
     ("centering", "changes", "expected"),
     [
-        # A mean that was taken off beforehand does no harm.
+        # A mean that was removed beforehand does no harm.
         ("auto", {"mean": np.full(D, 10.0), "angle_bound": None}, []),
         ("auto", {"mean": None}, ["mean-unknown"]),
         ("pairs", {"mean": None, "explained_variance": np.array([13.9, 1.0])}, []),
@@ -71,11 +71,11 @@ def test_doubts_are_those_that_the_numbers_imply(changes: dict[str, Any], expect
         ("none", {"mean": None, "explained_variance": np.array([100.0, 4.0]), "total_variance": 106.0},
          ["mean-unknown"]),
         ("none", {"mean": None, "explained_variance": np.array([100.0, 4.0]), "total_variance": None}, []),
-        # Clips are uncertain in both numbers, and alike.
+        # Clipping makes both numbers uncertain by equal amounts.
         ("none", {"mean": None, "explained_variance": np.array([100.0, 4.0]), "total_variance": 106.0,
                   "explained_variance_error": np.array([5.0, 1.0]), "total_variance_error": 5.0},
          ["mean-unknown"]),
-        # Not beyond the noise.
+        # The difference is within the noise.
         ("none", {"mean": None, "explained_variance": np.array([100.0, 4.0]), "total_variance": 106.0,
                   "explained_variance_error": np.array([25.0, 1.0])}, []),
     ],
@@ -125,7 +125,7 @@ def test_resolved_components_are_counted(changes: dict[str, Any], expected: int 
 
 
 def test_components_of_noise_are_not_counted_among_the_resolved() -> None:
-    """Of five components two are real; 200 draws, each may count too many with probability 0.05."""
+    """Two of five components are real; in 200 draws, each may count too many with probability 0.05."""
     rng, truth = np.random.default_rng(3), np.diag([25.0, 9.0, *[1.0] * 18])
     counts = []
     for _ in range(200):
@@ -168,7 +168,7 @@ def test_words_for_people() -> None:
     assert unresolved.startswith("not-resolved: noise alone")
     assert unresolved.endswith(", but not the first 2 of 5; unheard-of")
     assert "first" not in describe_doubts([Doubt.NOT_RESOLVED], 0, 5)
-    # One remedy for two doubts is named once.
+    # A remedy shared by two doubts is named once.
     assert remedies([Doubt.NOT_RESOLVED, Doubt.VARIANCE_LOST]) == Doubt.NOT_RESOLVED.remedy
     assert remedies([Doubt.NOT_RESOLVED]) == "more records, a larger epsilon, public bounds or a lower rank"
 

@@ -1,4 +1,4 @@
-"""Kernels that were compiled ahead are those that batches need."""
+"""Kernels compiled ahead of time include all that batches need."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ print(json.dumps([are_cached([kind]) for kind in RecordKind]))
 
 
 def cached(**variables: str) -> list[bool]:
-    """Whether kernels of factors, of matrices, and of reports are cached."""
+    """Return for factors, for matrices and for reports if their kernels are cached."""
     command = [sys.executable, "-c", ASK]
     done = subprocess.run(
         command, env=os.environ | variables, capture_output=True, text=True, check=True, timeout=120
@@ -140,8 +140,8 @@ def test_kernels_of_another_processor_count_as_missing(tmp_path: Path) -> None:
     compile_reading(RecordKind.FACTOR)
     assert are_cached([RecordKind.FACTOR])
     assert cached()[0]
-    # As where an image that was built elsewhere brings them. No other test compiles for this one: they share
-    # the cache.
+    # An image that was built elsewhere brings such kernels. Tests share the cache, and no other test compiles
+    # for this processor.
     assert cached(NUMBA_CPU_NAME="bonnell", NUMBA_CPU_FEATURES="+ssse3") == [False] * 3
     assert cached(NUMBA_CACHE_DIR=str(tmp_path)) == [False] * 3
 
@@ -171,7 +171,7 @@ def test_a_compiler_that_is_stopped_leaves_no_process(
 
 
 def _runs(pid: str) -> bool:
-    """Whether a process is there and no zombie, which somebody else's child may be for long."""
+    """Return if a process exists and is not a zombie; its parent may leave it one for long."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
@@ -179,7 +179,7 @@ def _runs(pid: str) -> bool:
 
 
 def test_of_two_processes_at_once_one_compiles(tmp_path: Path) -> None:
-    """The other waits for its lock, and finds what a first batch needs."""
+    """The other waits for its lock, and then uses the compiled kernels of a first batch."""
     environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}
     command = [sys.executable, "-m", kernel_cache.__name__, FIRST]
     both = [subprocess.Popen(command, env=environment) for _ in range(2)]

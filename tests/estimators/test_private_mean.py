@@ -1,6 +1,6 @@
-"""The private mean: its mechanisms on neighbours, how near it comes, and what estimators make of it.
+"""The private mean: its mechanisms on neighbours, its accuracy, and its use by estimators.
 
-Where a test draws secret noise, its docstring says how it could fail by chance.
+Where a test draws secret noise, its docstring gives the probability of failing by chance.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "adadpo": {"batch_size": 4000},
     "adaptive-power": {"clip_radius": 40.0, "batch_size": 4000, "rounds": 2},
     "dp-pca": {"batch_size": 4000},
-    # Below what is left of 4,000: of more it looks at so many.
+    # Below the remainder of 4,000 records: with a larger batch it would read more than these.
     "k-dp-ojas": {"clip_radius": 20.0, "batch_size": 3000},
     "k-dp-pca": {"batch_size": 4000},
     "noisy-power": {"clip_l2": 6.0, "batch_size": 4000},
@@ -48,9 +48,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "tensor-private": {"clip_radius": 6.0, "batch_size": 4000, "whitening": False},
 }
 CENTRED = [name for name, kind in ESTIMATORS.items() if "auto" in kind.centerings and not kind.finds_centre]
-"""Those that can use a private mean, and do not find it themselves: these are in test_centre."""
+"""Estimators that can use a private mean; estimators that find it themselves are in test_centre."""
 REACHED = ("noisy-power", "output-perturbation", "private-oja")
-"""Those for which 20,000 records and an epsilon of 8 are many."""
+"""Estimators for which 20,000 records and an epsilon of 8 are plenty."""
 
 
 def rank(name: str) -> int:
@@ -131,13 +131,13 @@ def test_no_record_adds_more_than_the_radius_and_no_replacement_moves_more_than_
 
 
 def test_opposite_records_are_as_far_apart_as_the_sensitivity_says() -> None:
-    """Else the noise would be more than is needed; the check's margin is some units of 2**40."""
+    """Otherwise the noise would be too large; the check's margin is some units of 2**40."""
     a, b = (total([np.array([[s * 1e6, 0.25, 0.25, 0.25]])]) for s in (1, -1))
     assert distance_squared(a, b) >= (2 * (MEAN_RADIUS - 10)) ** 2
 
 
 def test_rounding_never_takes_a_record_above_the_radius() -> None:
-    """Norms that are the radius but for rounding, checked in integers of any size."""
+    """Norms equal the radius up to rounding, checked in integers of any size."""
     rng = np.random.default_rng(1)
     rows = rng.standard_normal((3000, 7))
     rows /= np.linalg.norm(rows, axis=1, keepdims=True)
@@ -173,7 +173,7 @@ def test_the_cut_into_blocks_changes_nothing() -> None:
 
 
 def watched(pm: PrivateMean, records: list[Any], weight: float) -> list[tuple[str, Any, tuple[Any, ...]]]:
-    """Inputs of the mechanisms of one share, whose answers are always the same."""
+    """Return inputs of the mechanisms of one share, with fixed answers."""
     seen: list[tuple[str, Any, tuple[Any, ...]]] = []
 
     def quantile(counts: Any, size: int, candidates: Any, *args: Any) -> float:
@@ -234,7 +234,7 @@ def test_each_mechanism_costs_the_promise_and_not_more(epsilon: float, contribut
     together = gaussian_delta(epsilon, z / math.sqrt(contributions))
     assert 0.99 * delta <= together <= delta
     assert pure <= epsilon
-    # In several batches the quantile is as private as the sum: see pure_epsilon.
+    # Over several batches the quantile is as private as the sum: see pure_epsilon.
     assert contributions == 1 or -2 * ndtri(1 / (1 + math.exp(pure))) <= (1 + 1e-9) / z
     charge = pm.charge
     assert (charge.epsilon, charge.delta) == (parse_rational(epsilon), parse_rational(delta))
@@ -245,7 +245,7 @@ def test_each_mechanism_costs_the_promise_and_not_more(epsilon: float, contribut
 
 
 def test_rhos_of_a_mean_add_up_where_each_batch_costs_a_part() -> None:
-    """With so much noise of its own that the estimator's rho would hide nothing."""
+    """Its own noise is so large that the estimator's rho alone would not cover the mean's."""
     kind = find("k-dp-ojas")
     privacy = PrivacyParameters(epsilon=1.0, delta=1e-6, contributions=20)
     options = kind.options_type(clip_radius=1.0, noise_multiplier=50.0)
@@ -258,7 +258,7 @@ def test_rhos_of_a_mean_add_up_where_each_batch_costs_a_part() -> None:
 
 @pytest.mark.parametrize("name", CENTRED)
 def test_a_user_in_any_mix_of_batches_is_within_the_promise(name: str) -> None:
-    """What a batch's mean costs is no more than what its estimator costs."""
+    """A batch's mean costs no more than its estimator."""
     kind = find(name)
     radius = "clip_l2" if name == "noisy-power" else "clip_radius"
     options = {radius: 1.0} if radius in kind.options_type.model_fields else {}
@@ -272,7 +272,7 @@ def test_a_user_in_any_mix_of_batches_is_within_the_promise(name: str) -> None:
     )
     assert plan.charge.rho is None or plan.charge.rho >= 4 * rho * (1 - Fraction(1, 10**9))
     multiplier = of_mean["sigma_over_sensitivity"]
-    # Each of them costs a quarter of the promise, or all four of them together the whole.
+    # Each batch costs a quarter of the promise, or all four together cost the whole.
     batches, epsilon, delta = (1, 0.25, 2.5e-7) if kind.in_parts else (4, 1.0, 1e-6)
     left = delta * (0.9 if name == "output-perturbation" else 1.0)
     assert gaussian_delta(epsilon, multiplier / math.sqrt(batches)) <= left
@@ -312,7 +312,7 @@ def test_spreading_is_what_finds_them() -> None:
 
 
 def test_null_records_have_the_least_radius() -> None:
-    """A share without records must not bring noise of the largest one."""
+    """A share without records must not bring noise of the largest radius."""
     pm = private_mean()
     about = pm._preprocessing.about(np.zeros(D))
     found = [pm._radius(ArrayBatch.of_records([None] * 600, D), about) for _ in range(20)]
@@ -347,11 +347,11 @@ def test_the_mean_stays_within_the_bounds(bound: float) -> None:
     assert np.all((mean >= -bound) & (mean <= 2 * bound))
 
 
-# How near it comes.
+# Accuracy.
 
 
 def shifted(m: int, seed: int = 0, distance: float = 20.0) -> NDArray[np.float64]:
-    """Rows about (distance, -distance, ...), with variances 9, 4, 0.04, 0.04."""
+    """Return rows about (distance, -distance, ...), with variances 9, 4, 0.04, 0.04."""
     rng = np.random.default_rng(seed)
     return rng.standard_normal((m, D)) * [3.0, 2.0, 0.2, 0.2] + distance * np.resize([1.0, -1.0], D)
 
@@ -386,7 +386,7 @@ def test_scaled_features_have_a_mean_in_units_of_the_data() -> None:
 def test_a_second_round_goes_about_the_first_one() -> None:
     """One round is clipped at 1000 or more: noise of 8 a feature or more; two of them at 100 or less, 0.8.
 
-    R2 is the first round's error, |noise| < 6 16 = 100 but for 1e-8. Six deviations again.
+    R2 is the first round's error, |noise| < 6 16 = 100 except for 1e-8. Six deviations again.
     """
     x = shifted(4000, 4, 500.0)
     mean, _ = private_mean().refresh(None, 0.0, ArrayBatch.of_vectors(x))
@@ -414,7 +414,7 @@ def test_the_mean_is_refreshed_over_batches(name: str) -> None:
 
 @pytest.mark.parametrize("name", CENTRED)
 def test_a_batch_is_learnt_about_the_mean_of_its_own_share(name: str) -> None:
-    """Without noise: what the share showed is off the rest of the same batch."""
+    """Without noise, the share's mean is subtracted from the rest of the same batch."""
     estimator = make(name)
     start = estimator.init(utility_generator(0))
     with replace_noise_sampler(ScriptedSampler()):
@@ -438,7 +438,7 @@ def test_a_batch_is_learnt_about_the_mean_of_its_own_share(name: str) -> None:
 
 @pytest.mark.parametrize("name", CENTRED)
 def test_every_estimator_takes_part_through_the_base_class(name: str) -> None:
-    """One that overrides these would leave the mean, or the counts, out."""
+    """An override of these methods would omit the mean, or the counts."""
     for method in ("plan", "update", "release"):
         assert getattr(find(name), method) is getattr(Estimator, method), f"{name}: name it _{method}"
 
@@ -528,7 +528,7 @@ def test_a_state_of_before_there_were_means_is_read() -> None:
 
 @pytest.mark.parametrize("name", CENTRED)
 def test_counts_are_of_all_records(name: str) -> None:
-    """Null ones in the share too."""
+    """Counts include null records in the share."""
     estimator = make(name, share=0.5)
     rows = np.random.default_rng(0).standard_normal((4000, 1, D))
     records = [None if i % 4 == 0 else row for i, row in enumerate(rows)]
@@ -541,12 +541,12 @@ def test_counts_are_of_all_records(name: str) -> None:
 @pytest.mark.parametrize("scale", [None, (1.5, 1.0, 2.0, 2.0)])
 @pytest.mark.parametrize("name", REACHED)
 def test_private_pca_finds_mean_and_components_of_shifted_records(name: str, scale: Any) -> None:
-    """Nearly as well as about the exact mean: both errors against the exact components.
+    """Errors are nearly as small as about the exact mean, both relative to the exact components.
 
     Noise of the second round's mean: R 2 z/m = 20 2 0.8/300 < 0.11 a feature, for
     z(8, 1e-6) < 0.8. A centre that is off by 6 such, 0.7, in each of four features
     adds 2 to a spectrum with a gap of 4 or more. The scale leaves that gap and brings
-    the mean nearer: one that divides by less than 1 would make R and the noise larger.
+    the mean nearer: dividing by less than 1 would make R and the noise larger.
     """
     x = shifted(20_000, 7)
     options = {k: v for k, v in OPTIONS[name].items() if "batch" not in k}
@@ -592,6 +592,6 @@ def test_a_saved_mean_that_does_not_fit_is_refused(wrong: dict[str, Any]) -> Non
 
 
 def test_noise_of_the_sum_is_the_mechanisms() -> None:
-    """The only noise is that of `privacy.mechanisms`."""
+    """All noise comes from `privacy.mechanisms`."""
     assert mean_module.gaussian_on_vector is gaussian_on_vector
     assert mean_module.private_quantile is private_quantile

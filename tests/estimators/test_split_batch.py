@@ -1,4 +1,4 @@
-"""No estimator can tell where the records of a batch are: its bits are those of one array."""
+"""Estimators give the same bits for a batch in pieces as for one array."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.privacy.noise import SeededSampler
 
 SIZES = (2, 100, 0, 38, 6)
 
-# Options that lead to other sums, maps or tallies than those of the suite.
+# Options that lead to other sums, maps or tallies than the suite's options.
 MORE: dict[str, list[dict[str, Any]]] = {
     "adaptive": [{"route": "block"}, {"route": "covariance"}, {"clip_quantile": 0.3}],
     "analyze-gauss": [{"clip_radius": 3.0}, {"clip_quantile": 0.3}, {"clip_quantile": 0.8}],
@@ -42,7 +42,7 @@ CASES = [
 
 
 class Watched(SeededSampler):
-    """Remembers every exact number that noise hid."""
+    """Record every exact number that noise hid."""
 
     def __init__(self) -> None:
         super().__init__(3)
@@ -62,7 +62,7 @@ class Watched(SeededSampler):
 
 
 def odd_records(estimator: Estimator[Any, Any], m: int, seed: int) -> list[Any]:
-    """Among records as usual some of several rows, huge, tiny, zero, and of too many rows."""
+    """Return records with some of several rows, huge, tiny, zero, and of too many rows."""
     out = records(estimator, m, seed)
     if estimator.kind is RecordKind.LOCAL:
         return out
@@ -85,7 +85,7 @@ def with_diagnostics(estimator: Estimator[Any, Any]) -> Any:
 
 
 def outcome(estimator: Any, batches: list[Batch]) -> list[Any]:
-    """States, releases, and what the mechanisms were asked, after each batch."""
+    """Return states and releases after each batch, and the mechanisms' inputs."""
     sampler, found, state = Watched(), [], start(estimator)
     with replace_noise_sampler(sampler):
         for batch in batches:
@@ -104,7 +104,7 @@ def test_pieces_give_the_bits_of_one_array(name: str, how: Any, options: dict[st
         ArrayBatch.of_records(odd_records(estimator, m, i), estimator.dim, estimator.kind)
         for i, m in enumerate((400, 600, 0))
     ]
-    # As where users have limits: some records are null in the stream's middle.
+    # Limits for users have this effect: some records are null in the stream's middle.
     kept = np.random.default_rng(5).random(600) < 0.8
     whole = [arrays[0], arrays[1].keeping(kept), arrays[2]]
     pieces = [SplitBatch.of(array, SIZES) for array in arrays]
@@ -125,12 +125,12 @@ OF_BOUNDED_SPREAD: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("how", ["none", "pairs", RecordKind.MATRIX], ids=str)
 @pytest.mark.parametrize("case", OF_BOUNDED_SPREAD)
 def test_pieces_of_records_that_agree_give_the_bits_of_one_array(case: str, how: Any) -> None:
-    """Records whose scale and gap are found, so that a batch is learnt from."""
+    """The records' scale and gap can be found, so that the estimator learns from a batch."""
     name = case.split()[0]
     estimator = with_diagnostics(make(name, how, epsilon=100.0, delta=1e-3, **OF_BOUNDED_SPREAD[case]))
     rng = np.random.default_rng(11)
     rows = rng.choice([-1.0, 1.0], (6000, 1, 5)) * np.linspace(2, 0.6, 5)
-    # Not those in which the scale is looked for.
+    # Only records outside the share that determines the scale are enlarged.
     rows[3000::50] *= 10
     items: list[Any] = [x.T @ x - 0.3 * np.eye(5) for x in rows] if how is RecordKind.MATRIX else [*rows]
     items[7::100] = [None] * len(items[7::100])
@@ -145,7 +145,7 @@ def test_pieces_of_records_that_agree_give_the_bits_of_one_array(case: str, how:
 
 @pytest.mark.parametrize("name", ["adaptive", "block", "analyze-gauss", "adadpo", "adaptive-power", "oja"])
 def test_pieces_of_many_records_give_the_bits_of_one_array(name: str) -> None:
-    """Beyond the blocks of every kernel, with float32 records."""
+    """The sizes exceed the blocks of every kernel; records are float32."""
     assert name in OPTIONS
     how = "auto" if "auto" in find(name).centerings else "none"
     estimator = with_diagnostics(make(name, how, dim=12, epsilon=16.0))

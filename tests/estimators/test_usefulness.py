@@ -1,4 +1,4 @@
-"""What estimators are good for, one at a time, most of them with secret noise."""
+"""The usefulness of each estimator separately, mostly with secret noise."""
 
 from __future__ import annotations
 
@@ -61,9 +61,9 @@ def test_extreme_bounds_leave_a_radius_to_find(bound: float) -> None:
 
 @pytest.mark.parametrize("where", ["all alike", "one far above", "all above the range", "all null", "three"])
 def test_a_radius_is_found_on_any_sizes(where: str) -> None:
-    """In one bin, with a record above every other, above every bin, without a size, too few for a bin.
+    """Sizes fill one bin, have one outlier, are above every bin, or are null or too few for a bin.
 
-    Without noise: what would be wrong here would be so in most runs.
+    Without noise, an error here would occur in most runs.
     """
     x = np.ones((4000, D))
     sizes = {"one far above": (2.0**-10, 2.0**40), "all above the range": (1e-6, 1.0)}.get(where)
@@ -75,11 +75,11 @@ def test_a_radius_is_found_on_any_sizes(where: str) -> None:
     release = estimator.release(state)
     check_subspace(estimator, release)
     if where in ("all alike", "one far above"):
-        # The trace is 5, and a radius is known to 9%: a clip of as much, and no larger than need be.
+        # The trace is 5, and a radius is known to 9%: the clip should be as large, but no larger than needed.
         assert release.explained_variance[0] == pytest.approx(5, rel=0.09)
         assert 4.5 < state.covariance.radii[state.covariance.chosen] < 5 * 2 ** (4 / 8)
     if where == "all above the range":
-        # The tail is looked at from the last bin on, so even these need no clip.
+        # The tail search starts at the last bin, so even these need no clip.
         assert 0.99 < release.explained_variance[0] < 5.01
 
 
@@ -118,7 +118,7 @@ def test_batches_that_cannot_be_are_refused(options: dict[str, Any]) -> None:
 
 
 def learn(estimator: Estimator[Any, Any], x: NDArray[np.float64]) -> Subspace:
-    """All records, in the batches that the estimator plans."""
+    """Learn from all records, in the batches that the estimator plans."""
     state, taken = start(estimator), 0
     while taken < len(x):
         count = min(estimator.plan(state).count, len(x) - taken)
@@ -130,7 +130,7 @@ def learn(estimator: Estimator[Any, Any], x: NDArray[np.float64]) -> Subspace:
 def test_analyze_gauss_finds_a_spiked_subspace() -> None:
     """Noise on the mean is sqrt(2) R z/n, below 0.05 an entry for R = 64 and z = 4.3.
 
-    The spectral norm of an 8 x 8 symmetric matrix of such entries passes 0.5
+    The spectral norm of an 8 x 8 symmetric matrix of such entries exceeds 0.5
     with probability below 1e-12 (3 sqrt(8) + 7 deviations are less than that);
     with a gap of at least 5 the error is then at most sqrt(2) 2 0.5/5 = 0.28.
     The median of 400 traces is missed by 50 ranks with probability below 1e-8.
@@ -144,7 +144,7 @@ def test_private_oja_finds_a_spiked_subspace() -> None:
     """Noise on a batch's mean is 2 R z/B = 2 20 1.2/4000 = 0.012 an entry, for z(4, 1e-6) < 1.2.
 
     Twelve deviations of its norm on 8 x 2 entries, 0.2, are small against the
-    gap of 4 or more that is left after clipping: so are the errors.
+    gap of 4 or more that remains after clipping: so are the errors.
     """
     x, truth = spiked(48_000, 8, 2, 2)
     estimator = make(
@@ -155,12 +155,12 @@ def test_private_oja_finds_a_spiked_subspace() -> None:
 
 @pytest.mark.parametrize("name", [name for name, _ in MATRIX_CASES])
 def test_matrices_do_as_well_as_their_factors(name: str) -> None:
-    """As above; clipped at a Frobenius norm of 64, noise of 2 64 1.2/4000 = 0.04 an entry at most.
+    """Noise is at most 2 64 1.2/4000 = 0.04 an entry, for a clip at a Frobenius norm of 64; see above.
 
     The seed is fixed: a random start of ``k-dp-ojas`` is nearly orthogonal too often, once in 80.
     """
     x, truth = spiked(16_000, 8, 2, 3)
-    # Without the logarithm of its radius, which wants more records than these.
+    # A tail exponent of 0 omits the logarithm of the radius, which needs more records than these.
     adaptive = {
         "batch_size": 4000,
         "learning_rate": 1.0,
@@ -196,13 +196,13 @@ def test_matrices_do_as_well_as_their_factors(name: str) -> None:
             rows = (part[:, :, None] * part[:, None, :]).reshape(-1, 8)
             starts = np.arange(0, len(rows) + 1, 8, dtype=np.int64)
             state = estimator.update(state, ArrayBatch(rows, starts, RecordKind.MATRIX))
-    # Of those that find fewer than two: how far these are from the plane.
+    # For estimators that find fewer than two components, their distance from the plane counts.
     inside = np.linalg.norm(estimator.release(state).components @ truth.T)
     assert math.sqrt(2 * max(estimator.k - inside**2, 0.0)) < 0.3
 
 
 def shifted(m: int) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-    """Spiked rows far from the origin, their exact leading directions and mean."""
+    """Return spiked rows far from the origin, their exact leading directions and mean."""
     x, _ = spiked(m, 8, 2, 4)
     x = x + 2.5 * np.resize([1.0, -1.0], 8)
     mean = x.mean(axis=0)
@@ -215,7 +215,7 @@ def test_centring_removes_a_large_mean(centering: str) -> None:
 
     Six deviations of all its terms are below 0.4, and with a gap of 8.9 the error below 0.1. The
     last round of the centre is clipped at R < 8: noise of 2 R z/(0.1 n) < 0.002 a feature. Records
-    are symmetric about their mean, so the clip shrinks what is left of the way there, no more.
+    are symmetric about their mean, so the clip only shrinks the remaining distance.
     """
     x, truth, mean = shifted(40_000)
     how: Any = tuple(mean.tolist()) if centering == "vector" else centering

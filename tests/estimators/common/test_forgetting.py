@@ -108,7 +108,7 @@ def jumping(batch: int) -> float:
 def errors(
     angle: Callable[[int], float], half_life: HalfLife, clip_radius: float | None = None, seed: int = 0
 ) -> Floats:
-    """Error of each release against its own batch's subspace; a random one's is 1.9."""
+    """Return the error of each release against its own batch's subspace; a random one's is 1.9."""
     rng = utility_generator(seed)
     both = orthonormalise(rng.standard_normal((DIM, 2 * RANK)))
     estimator = configure(
@@ -141,17 +141,17 @@ def errors(
 
 
 RADIUS = 64.0
-"""Public; 9 records in 10 are smaller."""
+"""A public radius; 9 records in 10 are smaller."""
 
 
 def test_a_subspace_that_rotates_is_followed() -> None:
-    """By 3 degrees a batch."""
+    """It rotates by 3 degrees per batch."""
     assert max(errors(rotating, "auto", RADIUS)[3:]) < 0.2
     assert errors(rotating, None, RADIUS)[-1] > 0.4
 
 
 def test_a_subspace_that_jumps_is_found_again_within_two_batches() -> None:
-    """By a right angle."""
+    """It jumps by a right angle."""
     assert max(errors(jumping, "auto", RADIUS)[JUMP + 2 :]) < 0.3
     assert min(errors(jumping, None, RADIUS)[JUMP : JUMP + 5]) > 1.0
 

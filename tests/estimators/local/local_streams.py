@@ -17,7 +17,7 @@ from streaming_pca.privacy.parameters import PrivacyParameters
 from streaming_pca.privacy.randomness import utility_generator
 
 LENGTH = 0.9
-"""Of every record that :func:`records_on` makes."""
+"""Length of every record from :func:`records_on`."""
 
 
 def local(name: str, dim: int, k: int, *, epsilon: float = 8.0, share: float = 0.0, **options: Any) -> Any:
@@ -33,7 +33,7 @@ def local(name: str, dim: int, k: int, *, epsilon: float = 8.0, share: float = 0
 
 
 def records_on(n: int, dim: int, k: int, s: int, seed: int) -> tuple[NDArray[Any], NDArray[Any], list[int]]:
-    """Records in a random subspace of s of the features, its rows, and the features.
+    """Return records in a random subspace of s of the features, its rows, and the features.
 
     Their second moment is LENGTH^2/k on the subspace, up to sampling: the gap.
     """
@@ -46,7 +46,7 @@ def records_on(n: int, dim: int, k: int, s: int, seed: int) -> tuple[NDArray[Any
 
 
 def reports_of(x: NDArray[Any], sigma: float, seed: int) -> ArrayBatch:
-    """What producers would send, in float32."""
+    """Return the reports that producers would send, in float32."""
     rng = utility_generator(seed)
     n, d = x.shape
     noise = np.float32(sigma) * rng.standard_normal((n, d * (d + 1) // 2), dtype=np.float32)

@@ -29,9 +29,9 @@ LOCAL = ["local-gaussian", "local-sparse"]
 @pytest.mark.parametrize("n", [2000, 8000, 32_000])
 @pytest.mark.parametrize(("d", "k"), [(12, 2), (20, 4)])
 def test_the_error_is_that_of_theorem_2(n: int, d: int, k: int) -> None:
-    """|sin|_F^2 near k (d - k) sigma^2/(n gap^2): the rate of Theorem 2, with its first-order constant.
+    """|sin|_F^2 is near k (d - k) sigma^2/(n gap^2), the rate of Theorem 2 with its first-order constant.
 
-    Both ways: an error far below it would be of noise that is not there.
+    The error has a lower limit too: far below it, noise would be missing.
     """
     estimator = local("local-gaussian", d, k)
     x, rows, _ = records_on(n, d, k, d, seed=n + d)
@@ -41,7 +41,7 @@ def test_the_error_is_that_of_theorem_2(n: int, d: int, k: int) -> None:
     error = subspace_error(release.components, rows) ** 2 / 2
     if rate < 0.1:
         assert rate / 3 < error < 3 * rate
-    # Of all that there are, k (d - k) directions: the theorem bounds nothing then.
+    # For k (d - k) directions of the whole space the theorem bounds nothing.
     assert error < min(3 * rate, k)
 
 
@@ -70,7 +70,7 @@ def test_the_angle_bound_holds_and_says_something() -> None:
 
 
 def test_standard_errors_are_those_of_the_noise() -> None:
-    """The noise on the diagonal is that off it, so a vector on an axis has half the variance."""
+    """Noise on and off the diagonal is equal, so a vector on an axis has half the variance."""
     rng = utility_generator(3)
     rows = np.array([[1.0, 0, 0, 0], [0.5, 0.5, 0.5, 0.5], [0.6, -0.8, 0, 0]])
     upper = np.triu(2.0 * rng.standard_normal((20_000, 4, 4)))
@@ -110,7 +110,7 @@ def test_the_bits_do_not_depend_on_how_the_stream_is_cut() -> None:
 
 
 def test_a_sum_is_sequential_in_every_entry() -> None:
-    """Over the edges of the pieces that it is made in, and for both types."""
+    """This holds across the edges of its pieces, and for both types."""
     rows = utility_generator(9).standard_normal((37, 9001)).astype(np.float32)
     expected = np.zeros(9001)
     for row in rows:
@@ -210,7 +210,7 @@ def test_a_state_of_any_batch_fits_the_estimator(name: str) -> None:
         data = encode_state(learnt(estimator, *batches))
         assert encode_state(decode_fitting_state(estimator, data)) == data
         sizes.add(len(data) // 1024)
-    # A topic's settings bound it by that of the first.
+    # A topic's settings limit later states by the size of the first.
     assert max(sizes) - min(sizes) <= 1
 
 
@@ -227,7 +227,7 @@ def test_records_that_are_no_reports_are_refused(name: str) -> None:
 
 @pytest.mark.parametrize("name", LOCAL)
 def test_what_producers_send_is_learnt(name: str) -> None:
-    """The library's own reports; at epsilon 16 three hundred are enough."""
+    """Three hundred of the library's own reports are enough at epsilon 16."""
     producer = LocalGaussian(16.0, 1e-2)
     kind = find(name)
     estimator = kind(

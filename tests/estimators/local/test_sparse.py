@@ -20,7 +20,7 @@ D, K, S = 40, 2, 6
 
 
 def stream(n: int, seed: int, d: int = D) -> tuple[Any, Any, Any, list[int]]:
-    """An estimator, reports, and the subspace and the features that they are of."""
+    """Return an estimator, reports, and the reports' subspace and features."""
     estimator = local("local-sparse", d, K)
     x, rows, features = records_on(n, d, K, S, seed)
     return estimator, reports_of(x, estimator.sigma, seed + 1), rows, features
@@ -36,7 +36,7 @@ def test_the_error_is_that_of_theorem_4(n: int) -> None:
     plain = local("local-gaussian", D, K)
     of_plain = subspace_error(plain.release(learnt(plain, batch)).components, rows) ** 2 / 2
     assert error < of_plain
-    # And as printed, of the solution itself.
+    # The bound also holds for the printed algorithm, the solution without refit.
     printed = local("local-sparse", D, K, refit=False)
     of_printed = subspace_error(printed.release(learnt(printed, batch)).components, rows) ** 2 / 2
     assert error < of_printed <= (S * estimator.sigma / gap) ** 2 * math.log(D) / n
@@ -97,7 +97,7 @@ def test_the_gap_says_how_far_a_solver_that_was_cut_short_may_be_off() -> None:
     assert cut.iterations == 2
     assert cut.gap > 10 * full.gap
     assert full.gap < 1e-4
-    # And the next batch goes on from there.
+    # The next batch continues from there.
     state = cut
     for _ in range(60):
         state = short.update(state, batch.split([0, len(batch)])[0])
@@ -108,7 +108,7 @@ def test_variances_are_those_of_the_mean_without_the_penalty() -> None:
     estimator, batch, _, _ = stream(16_000, 1)
     release = estimator.release(learnt(estimator, batch))
     assert release.angle_bound is None
-    # Records of this length, half on each direction; errors, and a little bias of the choice.
+    # Records of this length lie half on each direction; errors, and a small bias of the choice.
     off = np.abs(release.explained_variance - LENGTH**2 / K)
     assert (off <= 6 * release.explained_variance_error).all()
     assert release.total_variance == pytest.approx(LENGTH**2, abs=5 * release.total_variance_error)

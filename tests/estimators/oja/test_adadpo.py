@@ -1,4 +1,4 @@
-"""ADADPO and TADADPO: what they learn where their theory says so, and what they say where they cannot."""
+"""ADADPO and TADADPO recover subspaces where their theory applies, and report where they cannot."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def make(kind: Any = AdaDPO, epsilon: float = 1.0, contributions: int = 1, **opt
 
 
 def spiked(n: int, sigma: float, seed: int) -> tuple[Floats, Floats]:
-    """Factors of A = V L V^T + z z^T, and V."""
+    """Return factors of A = V L V^T + z z^T, and V."""
     rng = utility_generator(seed)
     truth = orthonormalise(rng.standard_normal((D, K)))
     signal = np.broadcast_to((np.sqrt(EIGENVALUES) * truth).T, (n, K, D))
@@ -39,7 +39,7 @@ def spiked(n: int, sigma: float, seed: int) -> tuple[Floats, Floats]:
 
 
 def learn(estimator: Any, x: Floats, seed: int = 0) -> tuple[Any, list[str]]:
-    """The last state and all outcomes; noise from a fixed generator."""
+    """Return the last state and all outcomes; noise from a fixed generator."""
     state, taken, outcomes = estimator.init(utility_generator(7)), 0, []
     with replace_noise_sampler(SeededSampler(seed)):
         while taken < len(x):
@@ -51,10 +51,11 @@ def learn(estimator: Any, x: Floats, seed: int = 0) -> tuple[Any, list[str]]:
 
 
 def privacy_term(estimator: Any, scale: float, n: int, batch: int) -> float:
-    """The last term of [DunglerSanyal2026, Theorem 2].
+    """Return the last term of [DunglerSanyal2026, Theorem 2].
 
-    With what its O hides: noise of one step over the gap, times
-    lambda_1/(lambda_k - lambda_{k+1}) for the steps."""
+    Terms hidden by its O are included: noise of one step over the gap, times
+    lambda_1/(lambda_k - lambda_{k+1}) for the steps.
+    """
     sensitivity = 2 * estimator._radius(scale, batch, 1) * math.sqrt(D * K) / (batch / 2)
     noise = estimator.adaptive_mean.multiplier * sensitivity * math.sqrt(D * K)
     gap = EIGENVALUES[-1]
@@ -65,12 +66,12 @@ def privacy_term(estimator: Any, scale: float, n: int, batch: int) -> float:
 def test_adadpo_recovers_a_spiked_subspace(sigma: float, most: float) -> None:
     """[DunglerSanyal2026, Theorem 2].
 
-    lambda_1 sqrt(k V)/(gap sqrt n) + lambda_1 K d k gamma/(epsilon gap n), but for logs.
+    lambda_1 sqrt(k V)/(gap sqrt n) + lambda_1 K d k gamma/(epsilon gap n), without the logarithms.
 
     lambda_1^2 V = |E (z z^T - sigma^2)^2| = sigma^4 (d + 1); the range Lambda is
     2 lambda_1^2 gamma^2 = 4 sigma^4 or a little more. The whole bound is below
-    ``most`` for both, so it says something: a random subspace has sqrt(3.2); and it
-    falls with sigma^2, as adaptivity demands. What is left of the start after ten steps 3/t
+    ``most`` for both, so it is informative: a random subspace has sqrt(3.2); and it
+    falls with sigma^2, as adaptivity demands. The start's remainder after ten steps 3/t
     is below 1e-6: each direction outside shrinks by 1 + 15/t. (Fixed seeds.)
     """
     n, batch = 200_000, 20_000
@@ -98,7 +99,7 @@ def test_the_printed_accounting_learns_where_its_histograms_are_full() -> None:
 
 
 def test_a_batch_too_small_for_the_range_teaches_nothing_and_says_so() -> None:
-    """m = 4 ln(1/(delta zeta))/epsilon blocks want a pair each, and as many records for the mean."""
+    """m = 4 ln(1/(delta zeta))/epsilon blocks need a pair each, and as many records for the mean."""
     estimator = make(batch_size=64)
     before = estimator.init(utility_generator(7))
     assert estimator._range_blocks(1) * 4 > 64
@@ -111,7 +112,7 @@ def test_a_batch_too_small_for_the_range_teaches_nothing_and_says_so() -> None:
 
 
 def test_no_range_teaches_nothing_and_says_so() -> None:
-    """Records of all sizes: every block has a bin of its own."""
+    """The records have all sizes: every block has a bin of its own."""
     estimator = make(batch_size=2000)
     before = estimator.init(utility_generator(0))
     sizes = 2.0 ** utility_generator(4).uniform(-60, 60, 2000)
@@ -160,7 +161,7 @@ def test_tadadpo_refines_what_its_start_has_found() -> None:
     x ~ N(0, V L V^T + s^2 I), where tangent products are smaller than products.
 
     x x^T q is as large as lambda_1, its tangent part as sqrt(lambda_1) s: where the start is
-    good enough, the range and with it the noise fall by s^2/lambda_1, up to 1/1,000, against more
+    good enough, the range and with it the noise fall by s^2/lambda_1, up to 1/1,000, compared with more
     steps of the start's own kind on the same records. (Fixed seeds.)
     """
     n, s = 240_000, 0.1
@@ -179,14 +180,14 @@ def test_tadadpo_refines_what_its_start_has_found() -> None:
     ]
     assert errors[1] < errors[0] / 4
     assert state.scale < alone.scale / 100
-    # Opt_T of the bound, c = 1, from an error of 1 at most; and its privacy term by the last range, twice:
-    # the first tangent steps' were larger.
+    # Opt_T of the bound, c = 1, from an error of 1 at most; and its privacy term by the last range, twice,
+    # because the first tangent steps' range was larger.
     opt = math.exp(-EIGENVALUES[-1] * math.fsum(0.3 / t for t in range(1, 7)))
     assert errors[1] < opt + 2 * privacy_term(estimator, state.scale, n // 2, 20_000) < 0.08
 
 
 def test_the_start_is_the_other_estimators_own_state() -> None:
-    """As if it ran alone on those records; then its subspace is the first iterate."""
+    """The start equals a separate run on those records; its subspace becomes the first iterate."""
     own = {"clip_radius": 30.0, "batch_size": 500, "learning_rate": 0.2}
     x = spiked(1000, 0.5, 6)[0]
     estimator = make(TadaDPO, warm_estimator="private-oja", warm_records=1000, warm_options=own)
@@ -222,7 +223,7 @@ def test_a_start_knows_when_it_ends() -> None:
 
 
 def test_a_users_batches_of_both_sorts_cost_the_promise_together() -> None:
-    """Basic composition, whichever sorts they are of: a start of one batch of the user's has a c-th."""
+    """Basic composition covers any mix: a start from one batch of the user's has a c-th."""
     own = {"clip_radius": 30.0}
     estimator = make(TadaDPO, contributions=4, warm_estimator="private-oja", warm_options=own)
     assert estimator.warm.privacy.contributions == 1

@@ -1,4 +1,4 @@
-"""The frame of the deflation family: order, orthogonality, passes; with an oracle that is exact."""
+"""The deflation family's frame: order, orthogonality, passes; tested with an exact oracle."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class _Asked:
 
 
 class _Exact(Deflation[DeflationState, _Options]):
-    """Thirty exact power steps a batch on the sum of its records, without noise; ``fails`` names batches."""
+    """Run thirty exact power steps per batch without noise; ``fails`` names batches."""
 
     info = EstimatorInfo("exact", "_Exact", "none", "replace-one", False, "nothing", "a test's oracle")
     options_type: ClassVar[type[_Options]] = _Options
@@ -75,7 +75,7 @@ class _Exact(Deflation[DeflationState, _Options]):
         for _ in range(30):
             x = inside @ moment @ x
             x /= np.linalg.norm(x)
-        # Neither of length one nor at right angles: that is the frame's to mend.
+        # The vector is neither normalised nor orthogonal: the frame must correct this.
         return Learnt(7 * x + 3 * removed.sum(axis=1), float(x @ moment @ x / (x @ x)), Outcome.LEARNT, 1)
 
 
@@ -85,7 +85,7 @@ def make(dim: int = 6, k: int = 3, steps: int = 1, centering: Any = "none") -> _
 
 
 def rows(m: int, d: int, seed: int = 0) -> ArrayBatch:
-    """Variances 4^0, 4^-1, ..."""
+    """Return rows with variances 4^0, 4^-1, ..."""
     return ArrayBatch.of_vectors(utility_generator(seed).standard_normal((m, d)) * 2.0 ** -np.arange(d))
 
 
@@ -128,7 +128,7 @@ def test_a_new_pass_begins_where_the_old_one_ended() -> None:
     assert third.component == 0
     assert third.removed.shape == (6, 0)
     assert np.array_equal(third.iterate, states[2].basis[:, 0])
-    # Its neighbour is turned out of the way of the new first component, and no more than that.
+    # Its neighbour is only turned enough to be orthogonal to the new first component.
     turned = states[3].basis[:, 1] @ states[2].basis[:, 1]
     assert turned > 0.99
     assert states[2].basis[:, 1] @ states[3].basis[:, 0] != 0
@@ -170,7 +170,7 @@ def test_an_iterate_that_is_not_finite_is_passed_over(what: float) -> None:
 
 @pytest.mark.parametrize("answer", [np.zeros(6), np.eye(6)[0] * 1e300, np.eye(6)[0] * 1e-300])
 def test_any_finite_iterate_leaves_an_orthonormal_basis(answer: Matrix) -> None:
-    """The same one for each component, too: nothing of it is left beside the first."""
+    """Even equal answers for all components work, which vanish orthogonally to the first."""
     estimator = make()
     estimator.answer = answer
     assert run(estimator, 1)[-1].scale == 2.5
@@ -203,7 +203,7 @@ def test_columns_are_made_orthonormal_in_order(first: int) -> None:
     orthonormalise_from(basis, first)
     assert orthonormal(basis)
     assert np.array_equal(basis[:, :first], before[:, :first])
-    # The same as QR with a positive diagonal.
+    # This equals QR with a positive diagonal.
     scaled = before / np.abs(before).max(axis=0)
     np.testing.assert_allclose(basis, orthonormalise(scaled), atol=1e-12)
 

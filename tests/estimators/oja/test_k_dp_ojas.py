@@ -1,4 +1,4 @@
-"""k-DP-Ojas: what meets the noise, in which order, and what it learns."""
+"""k-DP-Ojas: the inputs of the noise, their order, and the algorithm's accuracy."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def update(estimator: DPOjas, items: list[Any], sampler: Any = None, state: Any 
 def messages(
     monkeypatch: pytest.MonkeyPatch, estimator: DPOjas, items: list[Any], answers: Calls | None = None
 ) -> Calls:
-    """What each message is without and with its noise; with ``answers``, given their noisy ones."""
+    """Return each message without and with noise; ``answers`` replace the noisy ones."""
     seen: Calls = []
     original = gaussian_on_message
 
@@ -75,14 +75,14 @@ def norm_squared(values: NDArray[np.int64]) -> int:
     return sum(int(v) ** 2 for v in values)
 
 
-# What meets the noise.
+# Inputs of the noise.
 
 
 @every_kind
 def test_a_record_reaches_one_message_within_the_sensitivity(
     how: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Given all earlier messages and the order, on the integers that meet the noise."""
+    """The test compares the integers that receive noise, given earlier messages and the order."""
     estimator = make(how)
     items = records(estimator, 200)
     whole = messages(monkeypatch, estimator, items)
@@ -221,7 +221,7 @@ def test_the_number_of_clipped_records_depends_on_neither_order_nor_noise() -> N
                 assert abs(estimator._update(state, pack(estimator, neighbour))[1] - counts[0]) <= 1
 
 
-# What is proved, charged and refused.
+# Proofs, charges and refusals.
 
 
 @pytest.mark.parametrize("contributions", [1, 3])
@@ -285,7 +285,7 @@ def test_a_batch_too_short_to_hide_a_record_teaches_nothing(how: Any, m: int) ->
     assert (after.batch, after.records) == (1, m)
     assert np.array_equal(after.basis, state.basis)
     assert not any(name == "permutation" for name, *_ in sampler.asked)
-    # The component's window is gone: the next one is for the next component.
+    # The component's window has passed: the next window belongs to the next component.
     assert after.component == 1
     assert estimator.plan(after).charge == estimator.plan(state).charge
 
@@ -293,7 +293,7 @@ def test_a_batch_too_short_to_hide_a_record_teaches_nothing(how: Any, m: int) ->
 @every_kind
 @pytest.mark.parametrize("size", [200, 4000])
 def test_a_batch_as_planned_always_teaches(how: Any, size: int) -> None:
-    """Also where a share of it goes to the mean: its noise is for what is left at least."""
+    """This holds even if a share goes to the mean: the noise is calibrated to the minimum remainder."""
     estimator = make(how, batch_size=size)
     state = start(estimator)
     for i in range(3):
@@ -379,7 +379,7 @@ def test_learning_rates_go_on_through_passes() -> None:
 
 
 def low_rank(m: int, d: int, seed: int) -> tuple[ArrayBatch, NDArray[np.float64]]:
-    """A = V diag(10, 5) V^T + z z^T, z ~ N(0, 0.09 I), as three rows; and V^T.
+    """Return A = V diag(10, 5) V^T + z z^T, z ~ N(0, 0.09 I), as three rows; and V^T.
 
     See [DunglerSanyal2025, appendix G.1].
     """
@@ -400,10 +400,10 @@ def test_it_finds_the_subspace_where_the_paper_says_so(seed: int) -> None:
 
     Here lambda_1 = 10, Delta = 5, V and gamma below 0.1, n = 20,000, d = 6, k = 2, epsilon = 1, delta
     = 1e-6: without constants and logarithms 2 (0.003 + 0.008) = 0.02. The second term has the
-    printed alpha = log(n/delta)/(epsilon sqrt n); with the proved one, z = 0.6, it is that of
+    printed alpha = log(n/delta)/(epsilon sqrt n); with the proved one, z = 0.6, it equals the term of
     Oja's rule with noise 2 beta z an entry: at rates c/(t + t_0) each component is off by about
     c 2 beta z sqrt((d - 1)/((2 c Delta - 1) m)) = 0.4 14.4 sqrt(5/(3 10,000)) = 0.075; both 0.11.
-    Twice that is passed with probability below 1e-4 (chi-square of 10), and seeds are fixed.
+    The error exceeds twice that with probability below 1e-4 (chi-square of 10), and seeds are fixed.
     """
     batch, truth = low_rank(20_000, 6, seed)
     estimator = make(dim=6, clip_radius=12.0, n_records=20_000, learning_rate=0.4, offset=300.0)
@@ -418,7 +418,7 @@ def test_it_finds_the_subspace_where_the_paper_says_so(seed: int) -> None:
 
 
 def test_later_passes_improve_on_the_first() -> None:
-    """On the average of four fixed seeds: 0.09 after four passes of 8,000 records, 0.16 after one."""
+    """The average of four fixed seeds is 0.09 after four passes of 8,000 records, 0.16 after one."""
     first, last = [], []
     estimator = make(dim=6, clip_radius=12.0, batch_size=4000, learning_rate=0.4, offset=300.0)
     for seed in range(4):

@@ -1,4 +1,4 @@
-"""k-DP-PCA and DP-PCA: batches, steps, what a record meets, and what they find."""
+"""k-DP-PCA and DP-PCA: batches, steps, the mechanisms of a record, and accuracy."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def make(how: Any = "none", *, dim: int = D, k: int = 2, kind: type[KDPPCA] = KD
 
 
 def records(how: Any, m: int, seed: int = 0) -> list[Any]:
-    """Of bounded spread, so that the blocks of a range agree."""
+    """Return records of bounded spread, so that the blocks of a range agree."""
     rng = np.random.default_rng(seed)
     rows = rng.choice([-1.0, 1.0], (m, 1, D)) * np.linspace(2, 0.6, D)
     if how is RecordKind.MATRIX:
@@ -57,7 +57,7 @@ class Call(NamedTuple):
 
 @contextmanager
 def watched(replay: list[Call] | None = None) -> Iterator[list[Call]]:
-    """Every mechanism of the adaptive mean; with ``replay``, its answers instead of their own."""
+    """Record every mechanism of the adaptive mean; with ``replay``, give its answers."""
     seen: list[Call] = []
     with pytest.MonkeyPatch.context() as patch:
         for name in NAMES:
@@ -74,7 +74,7 @@ def watched(replay: list[Call] | None = None) -> Iterator[list[Call]]:
 
 
 def after_one_component(estimator: KDPPCA, how: Any, m: int) -> DeflationState:
-    """A state in which something is projected out."""
+    """Return a state with one component projected out."""
     with replace_noise_sampler(SeededSampler()):
         state = estimator.update(start(estimator), pack(estimator, records(how, m, 5)))
     assert (state.component, state.outcome) == (1, "learnt")
@@ -87,7 +87,10 @@ def after_one_component(estimator: KDPPCA, how: Any, m: int) -> DeflationState:
 def test_a_record_meets_the_range_or_the_mean_within_their_sensitivities(
     how: Any, accounting: str, component: int
 ) -> None:
-    """One block's bin; or one bin a coordinate and, in integers, 2 * 2**30 sqrt(d): it is reached."""
+    """The range moves by one block's bin.
+
+    The mean moves by one bin a coordinate and, in integers, by 2 * 2**30 sqrt(d), which is attained.
+    """
     m = 4000
     estimator = make(how, epsilon=8.0, accounting=accounting, steps_per_component=1, range_constant=20.0)
     state = start(estimator) if component == 0 else after_one_component(estimator, how, m)
@@ -138,7 +141,7 @@ def test_a_record_meets_the_range_or_the_mean_within_their_sensitivities(
 @pytest.mark.parametrize("contributions", [1, 3])
 @pytest.mark.parametrize("epsilon", [0.5, 4.0])
 def test_what_a_unit_meets_costs_the_promise(accounting: str, contributions: int, epsilon: float) -> None:
-    """Range and mean each, on disjoint halves; c batches of a c-th."""
+    """Range and mean each cost it, on disjoint halves; c batches cost a c-th each."""
     delta = 1e-5
     estimator = make(epsilon=epsilon, delta=delta, contributions=contributions, accounting=accounting)
     plan = estimator.plan(start(estimator))
@@ -157,12 +160,13 @@ def test_what_a_unit_meets_costs_the_promise(accounting: str, contributions: int
         assert modes.args[1] * D <= d / 2 * (1 + 1e-12)
         assert gaussian_delta(e / 2, z) <= d / 2
     else:
-        # By zCDP's conversion (Canonne, Kamath and Steinke 2020, Proposition 12), evaluated here.
+        # The reference is zCDP's conversion (Canonne, Kamath and Steinke 2020, Proposition 12), evaluated
+        # here.
         rho, alpha = modes.args[0] + 1 / (2 * z**2), 1 + np.logspace(-3, 4, 10**6)
         log_delta = (alpha - 1) * (alpha * rho - e) + alpha * np.log1p(-1 / alpha) - np.log(alpha - 1)
         assert math.exp(log_delta.min()) + (1 + math.exp(e)) * modes.args[1] <= d
     if contributions > 1:
-        # By basic composition, whichever halves the unit is in.
+        # Basic composition applies for all halves that the unit is in.
         parts = [Approximate(e, d)] * contributions
         assert sum(p.epsilon for p in parts) <= epsilon * (1 + 1e-12)
 
@@ -184,7 +188,7 @@ def test_batches_follow_the_rules(rule: str, wanted: int) -> None:
 
 
 def test_a_batch_needs_a_pair_a_block_and_as_many_records_for_the_mean() -> None:
-    """m = C1 ln(1/(delta tau))/epsilon blocks, tau/(2 T) for tau; a batch that is never enough says so."""
+    """m = C1 ln(1/(delta tau))/epsilon blocks, tau/(2 T) for tau; a batch that is never enough is reported."""
     options: dict[str, Any] = {
         "n_records": 100_000,
         "batch_size": 5000,
@@ -236,7 +240,7 @@ def test_a_batch_that_is_too_small_draws_nothing_and_says_so(m: int) -> None:
 
 
 def test_where_no_range_is_found_nothing_is_learnt() -> None:
-    """Zeros have no spread: no bin."""
+    """Zeros have no spread, so no bin is found."""
     estimator = make(steps_per_component=1)
     state = start(estimator)
     with replace_noise_sampler(SeededSampler()), watched() as seen:
@@ -319,7 +323,7 @@ def test_a_step_is_the_papers() -> None:
 
 
 def test_the_range_is_that_of_the_products() -> None:
-    """l of the covariance of differences, which is twice that of the products: within its bin and sampling.
+    """l of the covariance of differences is twice the products' l, within its bin and sampling.
 
     Products of x ~ N(0, 1) along e_1, times 1: A w = x^2 e_1 w_1, variance 2 w_1^2. Blocks of some
     600 pairs estimate it to 5 sqrt(14/600) < 80% at most, their fullest bin nearer; the bin is 2^(1/4) wide.
@@ -360,14 +364,14 @@ def test_dp_pca_is_k_dp_pca_for_one_component() -> None:
 
 
 def spiked(m: int, v: Matrix, values: list[float], sigma: float, rng: np.random.Generator) -> ArrayBatch:
-    """A = V L V^T + z z^T of [DunglerSanyal2025, appendix G.1], as factors of k + 1 rows."""
+    """Return A = V L V^T + z z^T of [DunglerSanyal2025, appendix G.1], as factors of k + 1 rows."""
     factor = (np.sqrt(values) * v).T
     fixed = np.broadcast_to(factor, (m, *factor.shape))
     return ArrayBatch.of_vectors(np.concatenate([fixed, sigma * rng.standard_normal((m, 1, len(v)))], axis=1))
 
 
 def zeta(components: Matrix, v: Matrix, values: list[float], sigma: float) -> float:
-    """sqrt(1 - <U U^T, S>/|S|_k), Definition 1."""
+    """Return sqrt(1 - <U U^T, S>/|S|_k), Definition 1."""
     s = (v * values) @ v.T + sigma**2 * np.eye(len(v))
     best = sum(values) + sigma**2 * len(values)
     return math.sqrt(max(1 - np.trace(components @ s @ components.T) / best, 0.0))
@@ -390,12 +394,12 @@ def test_it_finds_a_spiked_subspace_as_theorem_1_says(
 
     zeta = O~(kappa' (sqrt(V k/n) + gamma d k sqrt(ln(1/delta))/(epsilon n))).
 
-    Line (1): e^(kappa'^2) <= e^4, and terms below 10^4 besides. lambda_1^2 V = sigma^4 (d + 1) and
+    Line (1): e^(kappa'^2) <= e^4, and additional terms below 10^4. lambda_1^2 V = sigma^4 (d + 1) and
     lambda_1^2 gamma^2 = 2 sigma^4 here. In place of O~ the constants and logarithms of Algorithm 7, line 9,
     for a step's m = n/(2 k T) records, and Lambda <= 2^(1/4) 2 (gamma lambda_1)^2: the bound is
     kappa' (sqrt(V k/n) + 12 sqrt(2) 2^(1/8) ln(m d 2 T/tau) gamma d sqrt(2 ln(2.5/delta))/(epsilon m)),
     0.0004 and 0.0017 in numbers, where a random subspace has about 0.9. Twenty times the
-    learning rate of G.1, that 16 steps leave nothing of the start. Fixed seeds.
+    learning rate of G.1 is used, so that 16 steps leave nothing of the start. Fixed seeds.
     """
     n, d, sigma, epsilon, delta, steps = 320_000, 10, 0.1, 4.0, 1e-2, 16
     k = len(values)

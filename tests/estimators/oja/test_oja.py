@@ -1,4 +1,4 @@
-"""Oja's algorithm without privacy: the steps that the paper prints, and nothing hidden in them."""
+"""Oja's algorithm without privacy takes the paper's printed steps, and nothing else."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def make(how: Any = "none", dim: int = D, k: int = K, **options: Any) -> OjaPCA:
 
 
 def items(how: Any, m: int, dim: int = D, seed: int = 0) -> list[Any]:
-    """Anisotropic records, one in eight null; factors of up to three rows but for pairs."""
+    """Return anisotropic records, one in eight null; factors of up to three rows except for pairs."""
     rng = np.random.default_rng(seed)
     out: list[Any] = []
     for i in range(m):
@@ -60,7 +60,7 @@ def start(estimator: OjaPCA) -> IterateState:
 def by_definition(
     estimator: OjaPCA, how: Any, records: list[Any], basis: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """[DunglerSanyal2026, Algorithm 7], steps 2 to 5, as printed."""
+    """Compute [DunglerSanyal2026, Algorithm 7], steps 2 to 5, as printed."""
     if how == "pairs":
         pairs = zip(records[::2], records[1::2], strict=True)
         records = [None if a is None or b is None else (a - b) / math.sqrt(2) for a, b in pairs]

@@ -1,4 +1,4 @@
-"""PrivRange and TruncatedMean: what they find, what they cost, what bounds their records."""
+"""PrivRange and TruncatedMean: their results, their costs, and the bounds of their records."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_the_range_is_the_spread_of_the_products(scale: float, removed: bool) ->
     """Gaussian x with covariance s^2 I: x x^T q has covariance s^4 (I + q q^T), norm 2 s^4; less q, s^4.
 
     Blocks of 2,500 pairs miss it by less than a twentieth (their standard error
-    is 4%); so the fullest bin [l, 2^(1/4) l) is one that holds 0.85 to 1.15 of
+    is 4%); so the fullest bin [l, 2^(1/4) l) contains a value of 0.85 to 1.15 times
     it, and Lambda = 2 l. Fixed seeds, real noise on 20 blocks: a bin of 8
     is hidden with probability below e^-25.
     """
@@ -56,7 +56,7 @@ def test_the_range_is_the_spread_of_the_products(scale: float, removed: bool) ->
 def test_there_is_no_range_where_no_bin_is_full_enough() -> None:
     mean = AdaptiveMean(1.0, 1e-6, D * K, "zcdp")
     blocks = mean.range_blocks(0.01, 4.0)
-    # A factor of 4 from pair to pair: every block in a bin of its own, so far apart that none is shown.
+    # With a factor of 4 between pairs, every block has a bin of its own, too far apart to be released.
     spread = np.repeat(2.0 ** np.arange(blocks), 2)[:, None] * np.tile([[1.0] * D, [0.0] * D], (blocks, 1))
     with replace_noise_sampler(ScriptedSampler()):
         assert mean.scale(ArrayBatch.of_vectors(spread), ABOUT_ZERO, BASIS, NOTHING, blocks) is None
@@ -75,7 +75,7 @@ def test_blocks_follow_the_paper() -> None:
 @pytest.mark.parametrize("delta", [1e-2, 1e-6])
 @pytest.mark.parametrize("values", [1, 12, 1000])
 def test_centre_and_mean_together_cost_the_promise(epsilon: float, delta: float, values: int) -> None:
-    """By dp-accounting, from the parameters that a reservation names."""
+    """dp-accounting checks this from the parameters that a reservation names."""
     paper = AdaptiveMean(epsilon, delta, values, "paper").parameters
     half = epsilon / 2
     histograms = [Approximate(epsilon / (2 * values), delta / (2 * values))] * values
@@ -91,13 +91,13 @@ def test_centre_and_mean_together_cost_the_promise(epsilon: float, delta: float,
     unseen = (1 + math.exp(epsilon)) * zcdp["centre_delta"]
     # The accountant's grid of orders is coarser than the calibration's.
     assert delta_of(mechanisms, epsilon, Route.ZCDP) * 0.98 + unseen <= delta
-    # And not much less than it, nor more noise than the printed one needs where that is comparable.
+    # The cost is not much lower, and the noise not above the printed one's where they are comparable.
     assert delta_of(mechanisms, epsilon * 0.97, Route.ZCDP) + unseen > delta * 0.9
     assert zcdp["sigma_over_sensitivity"] < paper["sigma_over_sensitivity"]
 
 
 def test_the_printed_histograms_need_tens_of_thousands_of_records_a_bin() -> None:
-    """What the design says of d = 200: epsilon/(2 d k) and delta/(2 d k) each."""
+    """The design's numbers for d = 200 are epsilon/(2 d k) and delta/(2 d k) each."""
     for k, wanted in ((2, 17_000), (5, 46_000)):
         values = 200 * k
         needed = stability_threshold(1.0 / (2 * values), 1e-2 / (2 * values))
@@ -148,7 +148,7 @@ def test_coordinates_in_turns_give_what_they_give_at_once(monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("accounting", ["paper", "zcdp"])
 def test_the_mean_has_the_noise_of_its_box(accounting: Any) -> None:
-    """Box of half-width R: sensitivity 2 R sqrt(d k); 12 entries a draw, 400 draws, a fixed generator."""
+    """The box of half-width R has sensitivity 2 R sqrt(d k); 12 entries a draw, 400 draws, fixed seed."""
     batch = ArrayBatch.of_vectors(np.zeros((64, D)))
     mean = AdaptiveMean(4.0, 1e-2, D * K, accounting)
     with replace_noise_sampler(SeededSampler()):
@@ -169,7 +169,7 @@ def test_an_epsilon_that_leaves_nothing_of_delta_is_refused(accounting: Any) -> 
 def test_the_histograms_parts_add_up_to_no_more_than_their_half(
     values: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In exact arithmetic: of epsilon = 0.1, 88 float parts are more than the half."""
+    """In exact arithmetic, 88 float parts of epsilon = 0.1 are more than the half."""
     parts: list[tuple[float, float]] = []
     found = adaptive_mean.stability_modes
 

@@ -1,4 +1,4 @@
-"""The adaptive power method: its search, its filter, what neighbours may do to both, and what it finds."""
+"""The adaptive power method: its search, its filter, neighbours' effect on both, and accuracy."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def make(how: Any = "none", *, dim: int = D, k: int = 2, **more: Any) -> Adaptiv
 
 @dataclass
 class Seen:
-    """What the mechanisms were asked, and what they answered."""
+    """Inputs and answers of the mechanisms."""
 
     queries: list[int] = field(default_factory=list)
     fired: list[bool] = field(default_factory=list)
@@ -53,7 +53,7 @@ class Seen:
 
 @contextmanager
 def watched(replay: Seen | None = None) -> Iterator[Seen]:
-    """Both mechanisms; with ``replay``, its answers instead of their own."""
+    """Record both mechanisms; with ``replay``, give its answers instead of their own."""
     seen = Seen()
     original = MODULE.gaussian_on_vector
 
@@ -95,7 +95,7 @@ def pack(estimator: AdaptivePowerMethod, items: list[Any]) -> ArrayBatch:
 
 
 def second_component(estimator: AdaptivePowerMethod, how: Any, m: int) -> DeflationState:
-    """A state in which something is projected out."""
+    """Return a state with one component projected out."""
     with replace_noise_sampler(SeededSampler()):
         state = estimator.update(start(estimator), pack(estimator, records(how, m, 5)))
     assert (state.component, state.outcome) == (1, "learnt")
@@ -108,9 +108,9 @@ HOW = pytest.mark.parametrize("how", ["none", "pairs", RecordKind.MATRIX], ids=s
 @HOW
 @pytest.mark.parametrize("component", [0, 1])
 def test_neighbours_move_counts_by_one_and_sums_by_the_sensitivity(how: Any, component: int) -> None:
-    """On the integers that meet the noise, given the same answers: 2 * 2**26, and it is reached.
+    """On the integers that receive noise, given equal answers, the bound 2 * 2**26 is attained.
 
-    Records far above, at and below the threshold, opposite ones, null ones, such as overflow.
+    Records lie far above, at and below the threshold, are opposite or null, or overflow.
     """
     m = 4000
     estimator = make(how, epsilon=8.0, clip_radius=40.0)
@@ -118,7 +118,7 @@ def test_neighbours_move_counts_by_one_and_sums_by_the_sensitivity(how: Any, com
     items = records(how, m)
     places = (0, 1, m - 1)
     if how == "pairs":
-        # Of a pair with zero nothing but the other record is left.
+        # If one half of a pair is zero, only the other half remains.
         places, zero = (0, 3, m - 1), np.zeros((1, D))
         items[1] = items[2] = items[m - 2] = zero
     with replace_noise_sampler(SeededSampler()), watched() as whole:
@@ -132,7 +132,7 @@ def test_neighbours_move_counts_by_one_and_sums_by_the_sensitivity(how: Any, com
     for size in (1e-9, 0.5, 0.999, 1.001, 1e3, 1e100, 1e200, 1e307):
         for sign in (1, -1):
             if how is RecordKind.MATRIX:
-                # |A x| is as said; of the rows below, 0.1 |(0.1, 1)| times the square of their scale.
+                # |A x| has this size; the rows below have 0.1 |(0.1, 1)| times the square of their scale.
                 news.append(sign * size * theta * (x @ far.T + far @ x.T))
             else:
                 scale = math.sqrt(size) * math.sqrt(theta / 0.1 / math.hypot(0.1, 1) * (1 + (how == "pairs")))
@@ -149,19 +149,19 @@ def test_neighbours_move_counts_by_one_and_sums_by_the_sensitivity(how: Any, com
             assert moved.sigmas == whole.sigmas == [estimator._sigma] * 3
             assert max(abs(a - b) for a, b in zip(whole.queries, moved.queries, strict=True)) <= 1
             changed.append(moved.totals)
-        # Any two of these inputs are neighbours.
+        # All these inputs are neighbours of each other.
         for i, one in enumerate([*changed, whole.totals]):
             for other in changed[:i]:
                 for a, b in zip(one, other, strict=True):
                     distance = sum((int(p) - int(q)) ** 2 for p, q in zip(a, b, strict=True))
                     assert distance <= (2 * MATRIX_RADIUS) ** 2
                     reached = max(reached, distance)
-    # The claim is not idle.
+    # The claim is nearly attained.
     assert reached >= (1.9 * MATRIX_RADIUS) ** 2
 
 
 def test_the_sensitivity_is_reached_by_opposite_products() -> None:
-    """Where no threshold fires, what is above the bound is scaled down to it."""
+    """If no threshold fires, larger products are scaled down to the bound."""
     estimator = make(RecordKind.MATRIX, k=1, epsilon=8.0, rounds=1, clip_radius=1.0)
     state = start(estimator)
     x, far = state.basis, np.linalg.svd(state.basis, full_matrices=True)[0][:, -1:]
@@ -177,14 +177,14 @@ def test_the_sensitivity_is_reached_by_opposite_products() -> None:
 
 
 def test_all_rounds_of_all_batches_compose_to_the_promise() -> None:
-    """By the accountant, another route than lattice_sigma's; and hardly less noise would do."""
+    """The accountant checks this independently of lattice_sigma; slightly less noise would not suffice."""
     for epsilon, delta, rounds, contributions in [(1.0, 1e-6, 3, 1), (0.3, 1e-9, 20, 1), (4.0, 1e-3, 5, 4)]:
         estimator = make(epsilon=epsilon, delta=delta, rounds=rounds, contributions=contributions)
         plan = estimator.plan(start(estimator))
         z = plan.parameters["sigma_over_sensitivity"]
         search = plan.parameters["search_epsilon"]
         met: list[Mechanism] = [Gaussian(z), Pure(search)] * rounds
-        # 1e-9: of epsilon, for the floats of either route.
+        # 1e-9 of epsilon covers the floats of either route.
         assert delta_of(met, epsilon * (1 + 1e-9), Route.GDP, contributions) <= delta
         less: list[Mechanism] = [Gaussian(0.99 * z), Pure(search)] * rounds
         assert delta_of(less, epsilon, Route.GDP, contributions) > delta
@@ -208,7 +208,7 @@ def test_each_round_asks_one_search_and_one_sum() -> None:
 
 
 def filtered(estimator: AdaptivePowerMethod, items: list[Any]) -> tuple[float, Seen, int]:
-    """theta of a single round without noise, what was seen, and the clipped count."""
+    """Return theta of a single round without noise, the mechanisms' inputs, and the clipped count."""
     state = start(estimator)
     with replace_noise_sampler(ScriptedSampler()), watched() as seen:
         _, clipped = estimator._update(state, pack(estimator, items))
@@ -229,7 +229,7 @@ def test_the_threshold_is_the_least_power_of_two_that_hardly_any_record_is_above
     exact = sizes(estimator, items)
     slack = estimator._slack
     assert (exact <= theta).sum() >= 3000 - slack > (exact <= theta / 2).sum()
-    # Its own records enter and no others; a record is off by half a unit a coordinate.
+    # Only records within theta enter; each is off by half a unit a coordinate.
     kept = exact <= theta
     assert clipped == 3000 - kept.sum() >= 1
     x = start(estimator).basis[:, 0]
@@ -346,8 +346,8 @@ def test_it_finds_the_leading_direction_as_theorem_1_1_says() -> None:
     + K T d (1 + kappa/2)^-T)^2, s and Y the first singular value and its coherence, K = ln(T n/(beta delta)).
 
     Rows +-v plus noise of 0.05, scaled to length one at most (|x| < 1.5): the theorem's epsilon
-    is one mechanism's, 0.16. Evaluated below with constants of 1: kappa = 0.997 > 0.65; B = 0.02. What
-    is left of the noise is far smaller: a coordinate of the mean gets 2 theta z/n <= 2 2.25 5.1/10^5,
+    covers one mechanism, 0.16. Evaluated below with constants of 1: kappa = 0.997 > 0.65; B = 0.02. The
+    remaining noise is far smaller: a coordinate of the mean gets 2 theta z/n <= 2 2.25 5.1/10^5,
     four of them 0.0005; and 30 steps with a ratio above 100 leave nothing of the start.
     A probability of failure below 1e-6: eight deviations more are below 0.0024 < 0.005.
     """
@@ -373,7 +373,7 @@ def test_it_finds_the_leading_direction_as_theorem_1_1_says() -> None:
 
 
 def test_a_loose_bound_costs_next_to_nothing() -> None:
-    """Where a fixed clip at the bound would have 10^6 times the noise, thetas are twice the size at most.
+    """Thetas are at most twice the size, where a fixed clip at the bound would have 10^6 times the noise.
 
     Records' products are at most 2 in length; noise of the mean is 2 theta z/n = 2 4 2.4/10^4 = 0.002 a
     coordinate at the end (z = sqrt(2 8) 0.6 at epsilon 8, 1e-6), against a gap of 0.9: five
@@ -392,7 +392,7 @@ def test_deflation_on_disjoint_windows_finds_a_subspace() -> None:
     """Variances 3 and 1 among 0.01; products at most 3 3.5 < 16: noise below 2 16 2.4/20000 = 0.004 each.
 
     The second window's iterate is off by that over its gap of 1, and the first one's by it over 2,
-    besides 8 steps at a ratio of 1/3: 0.0002. Eight deviations of six coordinates: below 0.1.
+    plus 8 steps at a ratio of 1/3: 0.0002. Eight deviations of six coordinates: below 0.1.
     """
     rng = utility_generator(5)
     scales = np.array([3.0, 1.7, 0.1, 0.1, 0.1, 0.1])
@@ -402,7 +402,7 @@ def test_deflation_on_disjoint_windows_finds_a_subspace() -> None:
 
 
 def test_matrices_do_as_well_as_their_factors() -> None:
-    """As above, with something taken off the diagonal that makes them indefinite."""
+    """The setup is the above, minus a multiple of the diagonal that makes the matrices indefinite."""
     rng = utility_generator(6)
     x = rng.uniform(-1, 1, (40_000, D)) * [3.0, 1.7, 0.1, 0.1, 0.1]
     estimator = make(RecordKind.MATRIX, epsilon=8.0, rounds=8, clip_radius=100.0)

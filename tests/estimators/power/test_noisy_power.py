@@ -1,6 +1,6 @@
-"""The noisy power method: both clips, the radius of a pass, what composes, and what it learns.
+"""The noisy power method: both clips, the radius of a pass, composition, and accuracy.
 
-Tests with real noise say with what probability they fail by chance.
+Tests with real noise state their probability of failing by chance.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def bases(seed: int) -> list[Floats]:
 
 @pytest.mark.parametrize("alpha", [0.5, 1.0, 1.5, 10.0])
 def test_products_of_bounded_records_are_within_the_radius(alpha: float) -> None:
-    """Each by itself, in floats; so the clip in integers cuts off nothing but roundings."""
+    """Each product is within it in floats, so the clip in integers only removes roundings."""
     estimator = make(clip_l1=alpha)
     records = BoundedRecords.of(estimator.preprocessing, 1.0, alpha)
     rng = np.random.default_rng(1)
@@ -130,7 +130,7 @@ def test_products_of_bounded_records_are_within_the_radius(alpha: float) -> None
 
 
 def test_the_radius_is_attained_by_signs() -> None:
-    """An even basis vector and the record of its signs: |A q| = beta alpha max|q|, and no less would do."""
+    """An even basis vector and the record of its signs have |A q| = beta alpha max|q|, the smallest bound."""
     q = np.ones((D, 1)) / math.sqrt(D)
     beta, alpha = 1.0, 0.5
     estimator = make(k=1, clip_l2=beta, clip_l1=alpha)
@@ -142,18 +142,18 @@ def test_the_radius_is_attained_by_signs() -> None:
     assert estimator._radius(q) == pytest.approx(beta * alpha / math.sqrt(D))
     spike = records.apply(ArrayBatch.of_vectors(np.eye(1, D))).rows
     assert np.linalg.norm(spike.T @ (spike @ q)) <= estimator._radius(q)
-    # With alpha = beta sqrt(d), where both clips bind at once, it is attained.
+    # With alpha = beta sqrt(d), where both clips bind together, it is attained.
     loose = make(k=1, clip_l2=beta, clip_l1=beta * math.sqrt(D))
     records = BoundedRecords.of(loose.preprocessing, beta, beta * math.sqrt(D))
     x = records.apply(ArrayBatch.of_vectors(np.ones((1, D)))).rows
     assert np.linalg.norm(x.T @ (x @ q)) == pytest.approx(loose._radius(q))
 
 
-# What meets the noise.
+# Inputs of the noise.
 
 
 class Watcher:
-    """Sums that meet the noise, with their bases and scales."""
+    """Record the sums that receive noise, with their bases and scales."""
 
     def __init__(self, patch: pytest.MonkeyPatch, answers: list[Floats] | None = None) -> None:
         self.calls: list[tuple[NDArray[np.int64], Floats, float]] = []
@@ -206,12 +206,13 @@ def test_integers_that_meet_noise_are_within_their_sensitivity_in_every_pass(
             apart = math.sqrt(sum((int(x) - int(y)) ** 2 for x, y in zip(a.flat, b.flat, strict=True)))
             assert apart <= sigma / ratio * (1 + 1e-12)
             largest = max(largest, apart * ratio / sigma)
-    # Opposite matrices are 2 rho apart: all of it. Two records in the basis are sqrt(2) beta^2.
+    # Opposite matrices are 2 rho apart: the full sensitivity. Two records in the basis are sqrt(2) beta^2
+    # apart.
     assert largest > (0.999 if kind is RecordKind.MATRIX else 0.1 if "clip_l1" in options else 0.7)
 
 
 def test_a_record_far_beyond_the_radius_of_a_pass_is_still_within_it() -> None:
-    """The bound rests on the clip in integers alone: here records come to it unscaled."""
+    """The bound rests on the clip in integers alone: here records arrive unscaled."""
     basis = np.ascontiguousarray(np.ones((D, 1)) / math.sqrt(D))
     unscaled = Preprocessing(dim=D, centering="none")
     total = block_sum(ArrayBatch.of_vectors(1e6 * np.ones((1, D))), unscaled, basis, 1e-3).total
@@ -227,7 +228,7 @@ def test_a_record_far_beyond_the_radius_of_a_pass_is_still_within_it() -> None:
 def test_all_passes_of_all_batches_cost_the_promise(
     epsilon: float, delta: float, contributions: int, iterations: int
 ) -> None:
-    """By the accountant; nearly all of it is spent, and the charge's rho covers all passes."""
+    """The accountant finds nearly the whole promise spent, and the charge's rho covers all passes."""
     estimator = make(epsilon=epsilon, delta=delta, contributions=contributions, iterations=iterations)
     plan = estimator.plan(start(estimator))
     one = Gaussian(plan.parameters["sigma_over_sensitivity"])
@@ -242,11 +243,11 @@ def test_all_passes_of_all_batches_cost_the_promise(
     assert len(watcher.calls) == iterations
 
 
-# Batches that cannot tell.
+# Batches without enough information.
 
 
 def test_a_batch_of_too_few_records_teaches_nothing_and_says_so() -> None:
-    """Without noise: records all alike, whose eigenvalue is as clear as can be."""
+    """Without noise, identical records have the clearest possible eigenvalue."""
     estimator = make(k=1)
     least = estimator.plan(start(estimator)).least
     x = np.tile(3 * np.eye(1, D), (least, 1))
@@ -264,9 +265,9 @@ def test_a_batch_of_too_few_records_teaches_nothing_and_says_so() -> None:
 
 
 def test_a_batch_that_is_lost_in_noise_teaches_nothing_and_says_so() -> None:
-    """Records of a hundredth of the clip, 10^-4 in eigenvalues: noise alone is above it by 10.
+    """The records have a hundredth of the clip, 10^-4 in eigenvalues: noise alone exceeds it by 10.
 
-    Its Ritz values are then below its norm, of which they are half: in all of 20 seeds.
+    Its Ritz values are then below its norm, about half of it: in all of 20 seeds.
     """
     x = 0.01 * np.random.default_rng(0).standard_normal((1000, D))
     estimator = make()
@@ -288,18 +289,18 @@ def test_a_later_batch_that_fails_leaves_what_was_learnt() -> None:
     assert np.array_equal(estimator.release(first).components, estimator.release(second).components)
 
 
-# What it learns.
+# Accuracy.
 
 
 @pytest.mark.parametrize("options", [{}, {"clip_l1": 8.0 * math.sqrt(2)}, {"oversampling": 2}], ids=str)
 def test_it_finds_a_spiked_subspace_within_the_papers_bound(options: dict[str, Any]) -> None:
     """Hardt and Price 2014, Corollary 1.1: if 5 |G|_2 <= e (s_k - s_{k+1}) and 5 |U^T G|_2 <=
     (s_k - s_{k+1}) (sqrt(p) - sqrt(k - 1))/(t sqrt(d)), p the columns, |(I - X X^T) U|_2 <= e after
-    O(s_k/(s_k - s_{k+1}) ln(d t/e)) passes, but for t^-Omega(p + 1 - k) of the starts.
+    O(s_k/(s_k - s_{k+1}) ln(d t/e)) passes, except for t^-Omega(p + 1 - k) of the starts.
 
     n = 40,000, d = 8, k = 2, clipped at 8: s_k - s_{k+1} is 8 or more (5 with the coordinates' clip),
     s_{k+1}/s_k 0.002. z(4, 1e-6) < 1.25, times sqrt(4) passes, and 2 rho z/n = 0.008 an entry: |G|_2 <=
-    0.008 (sqrt(8) + sqrt(4) + 5.5) = 0.083 but for 1e-6 in four passes. So e = 0.052 (0.083), t = 3, and
+    0.008 (sqrt(8) + sqrt(4) + 5.5) = 0.083 except for 1e-6 in four passes. So e = 0.052 (0.083), t = 3, and
     |U U^T - V V^T|_F <= sqrt(2 k) e = 0.11 (0.17). The start is fixed, and sampling adds 1e-3.
     """
     x, truth = spiked(40_000, 8, 2, 2)
@@ -341,7 +342,7 @@ def test_the_clip_of_the_coordinates_lowers_the_noise_of_spread_bases() -> None:
 
 
 def test_later_batches_start_where_the_last_one_ended() -> None:
-    """One pass a batch, a flat spectrum: errors fall from batch to batch until the noise is met."""
+    """With one pass a batch and a flat spectrum, errors fall until they reach the noise."""
     rng = utility_generator(6)
     truth = orthonormalise(rng.standard_normal((D, 2)))
     x = rng.standard_normal((60_000, 2)) @ truth.T * 2 + 1.2 * rng.standard_normal((60_000, D))
@@ -357,7 +358,7 @@ def test_later_batches_start_where_the_last_one_ended() -> None:
 
 
 def test_bases_of_batches_are_averaged() -> None:
-    """16 batches of one size: the error of their average is about a quarter of one's."""
+    """16 batches of one size: the error of their average is about a quarter of a single batch's."""
     x, truth = spiked(64_000, D, 2, 4)
     estimator = make(clip_l2=8.0)
     last, average = [], []
@@ -366,14 +367,14 @@ def test_bases_of_batches_are_averaged() -> None:
             state = start(estimator)
             for part in np.split(x, 16):
                 state = estimator.update(state, ArrayBatch.of_vectors(part))
-        # The k columns of the last iterate are the last batch's own answer.
+        # The last iterate's first k columns are the last batch's own result.
         last.append(subspace_error(state.start.T, truth))
         average.append(subspace_error(estimator.release(state).components, truth))
     assert np.mean(average) < 0.5 * np.mean(last)
 
 
 def test_a_batch_that_is_nearly_noise_counts_for_little() -> None:
-    """A first batch a hundred times smaller than the next, by two decades of precision."""
+    """A first batch is a hundred times smaller than the next: two decades of precision."""
     x, truth = spiked(40_400, D, 2, 7)
     estimator = make(clip_l2=8.0, epsilon=2.0)
     with replace_noise_sampler(SeededSampler(2)):
@@ -404,7 +405,7 @@ def test_oversampling_converges_by_a_later_eigenvalue() -> None:
 
 
 def test_matrices_are_learnt_too() -> None:
-    """Clipped in norm at 64: 2 64 8.6/16,000 = 0.07 an entry, against a gap of 8."""
+    """Matrices are clipped in norm at 64: 2 64 8.6/16,000 = 0.07 an entry, against a gap of 8."""
     x, truth = spiked(16_000, D, 2, 3)
     estimator = make(kind=RecordKind.MATRIX, clip_l2=8.0)
     rows = (x[:, :, None] * x[:, None, :]).reshape(-1, D)
@@ -425,7 +426,7 @@ def test_of_indefinite_matrices_the_largest_absolute_eigenvalues_are_found() -> 
 
 @pytest.mark.parametrize("centering", ["pairs", "auto", (2.0, -2.0) * 3])
 def test_a_large_mean_is_taken_off(centering: Any) -> None:
-    """Error below 0.1 where the mean alone would be the leading direction."""
+    """The error is below 0.1 where the mean alone would be the leading direction."""
     x, truth = spiked(40_000, D, 2, 9)
     x = x + 2.0 * np.resize([1.0, -1.0], D)
     estimator = make(centering=centering, clip_l2=8.0, epsilon=4.0)

@@ -1,4 +1,4 @@
-"""Online tensor power method: the paper's steps on fresh records, its rate, and its memory."""
+"""The online tensor power method: the paper's steps on fresh records, its rate, and its memory."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_components_are_recovered_at_the_rate_of_theorem_3_1() -> None:
     """n = sigma^2 d/error^2 records a step, error = C_1 lambda_min/sqrt(k); C_1 = 1/2, C_2 = 1, C_3 = 2.
 
     sigma is the largest standard deviation of (x . u)^2 (x . v), for unit u, v:
-    that of a coordinate's cube, as measured on a draw.
+    the deviation of a coordinate's cube, as measured on a draw.
     """
     d, k = 10, 3
     axes, rng = mixing(d), np.random.default_rng(2)
@@ -77,7 +77,7 @@ def test_components_are_recovered_at_the_rate_of_theorem_3_1() -> None:
     np.testing.assert_allclose(release.weights, SKEWS, atol=error)
     distances = np.linalg.norm(release.components - axes[:, :k].T, axis=1)
     assert (distances <= 2 * error / SKEWS).all()
-    # Refinement averages: four times the records, half of the error or so.
+    # Refinement averages: four times the records give about half of the error.
     for _ in range(20):
         state = estimator.update(state, ArrayBatch.of_vectors(independent(rng, n, axes)))
     refined = np.linalg.norm(estimator.release(state).components - axes[:, :k].T, axis=1)
@@ -152,7 +152,7 @@ def test_memory_is_linear_in_the_dimension() -> None:
     estimator.release(estimator.update(state, batch))
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    # Seventy vectors' worth, far below a d x d matrix of 3000.
+    # The peak allows about 150 vectors, far below a d x d matrix for d = 3000.
     assert peak < 8 * d * 150
     assert len(encode_state(state)) < 8 * d * 20 + 10_000
 

@@ -1,4 +1,4 @@
-"""Private tensor power on a stream: what one record moves, exactly, and what is found all the same."""
+"""Private tensor power on a stream: the exact influence of one record, and the accuracy."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def squared_distance(a: NDArray[np.int64], b: NDArray[np.int64]) -> int:
     return sum((int(x) - int(y)) ** 2 for x, y in zip(a.flat, b.flat, strict=True))
 
 
-# What one record moves.
+# The influence of one record.
 
 
 @pytest.mark.parametrize("d", [1, 2, 7, 300])
@@ -70,7 +70,7 @@ def test_rho_bounds_all_candidates_products_of_a_unit_record_together(d: int, re
     assert 1 <= rho <= math.sqrt(restarts) * (1 + 1e-8)
     for x in (*candidates.T, *random_starts(rng, d, 50).T):
         assert np.linalg.norm((x @ candidates) ** 2) <= rho
-    # Alike, they have the whole of sqrt(L); orthonormal, 1.
+    # Equal candidates attain sqrt(L); orthonormal ones have 1.
     alike = np.repeat(candidates[:, :1], restarts, axis=1)
     assert joint_radius(alike) == pytest.approx(math.sqrt(restarts))
     assert joint_radius(np.eye(d)[:, :restarts]) == pytest.approx(1.0)
@@ -111,7 +111,7 @@ def test_neighbours_are_no_farther_apart_than_the_sensitivity_says(
         assert all(s.sensitivity == PRODUCT_SENSITIVITY for s in sums)
         distances = [squared_distance(a.total, b.total) for a in sums for b in sums]
         assert max(distances) <= int(PRODUCT_SENSITIVITY) ** 2
-        # The bound is met nearly: the record along a candidate, and its opposite.
+        # The bound is nearly attained: by the record along a candidate, and its opposite.
         if not whitened and candidates.shape[1] in (1, 4):
             assert max(distances) >= 0.999 * PRODUCT_SENSITIVITY**2
 
@@ -172,13 +172,13 @@ def test_records_of_more_rows_are_null() -> None:
     assert np.array_equal(product_sum(more, plain(3), candidates).total, expected.total)
     estimator = make(3, 2)
     with replace_noise_sampler(ScriptedSampler()):
-        # Of the same length: the mean counts null records.
+        # The batches have the same length: the mean counts null records.
         nulls = ArrayBatch.of_records([*rows[:3], None, None, *rows[3:]], 3)
         states = [estimator.update(start(estimator), batch) for batch in (more, nulls)]
     assert encode_state(states[0]) == encode_state(states[1])
 
 
-# What it costs.
+# Costs.
 
 
 @pytest.mark.parametrize("whitening", [False, True])
@@ -237,13 +237,13 @@ def test_a_whole_stream_depends_on_noise_and_records_alone() -> None:
             assert encode_state(estimator.update(again, batch)) == encode_state(state)
 
 
-# What is found.
+# Accuracy.
 
 SHARES = np.array([0.5, 0.3, 0.2])
 
 
 def topics(rng: np.random.Generator, m: int, centres: Floats) -> Floats:
-    """Each record is one of the centres, with a little noise: moments sum w mu^2 and sum w mu^3."""
+    """Draw each record near one of the centres: moments sum w mu^2 and sum w mu^3."""
     shares = SHARES[: len(centres)]
     rows = centres[rng.choice(len(centres), m, p=shares / shares.sum())]
     return np.asarray(rows + 0.03 * rng.standard_normal(rows.shape))
@@ -273,7 +273,7 @@ def test_orthogonal_components_are_found_as_well_as_the_noise_allows(whitening: 
     truth = orthonormal(d, k)
     estimator = make(d, k, batch_size=m, clip_radius=1.3, whitening=whitening)
     multiplier = estimator.plan(start(estimator)).parameters["sigma_over_sensitivity"]
-    # Of the last search step, whose candidates are one; in the data's space.
+    # This is the last search step's error, whose candidates are one; in the data's space.
     restarts = estimator.options.restarts_of(k)
     error = multiplier * 2 * 1.3**3 * math.sqrt(restarts * d) / m
     assert error <= 0.5 * SHARES.min() / math.sqrt(k)
@@ -326,7 +326,7 @@ def test_data_that_show_nothing_release_nothing_but_noise(items: list[Any], whit
                 np.testing.assert_allclose(np.linalg.norm(release.components, axis=1), 1.0)
 
 
-# What is refused.
+# Refusals.
 
 
 @pytest.mark.parametrize("centering", ["pairs"])
@@ -342,7 +342,7 @@ def test_ways_to_centre_that_a_third_moment_cannot_use_are_refused(centering: An
 
 
 def test_a_private_mean_makes_it_the_central_moment() -> None:
-    """Skewed about a mean far away: without a centre, the mean's cube is all that shows."""
+    """The records are skewed about a distant mean: without a centre, only the mean's cube would show."""
     rng = np.random.default_rng(11)
     p, far = 0.1, np.array([0.0, 1.0, 0.0])
     estimator = PrivateTensorPower(
