@@ -64,7 +64,7 @@ QUIET: dict[str, dict[str, Any]] = {
         "options": {"batch_size": 200, "warm_records": 150, "warm_estimator": "block"},
     },
 }
-"""Parameters with which two fits on the same records may agree: without noise, or without learning anything.
+"""Parameters under which two fits may agree: without noise, or without learning anything.
 
 Every estimator occurs here or in CASES.
 """
@@ -78,7 +78,7 @@ class RepeatingSampler(SeededSampler):
 
 
 def spiked(m: int, d: int = 8, k: int = 2, mean: float = 0.0, seed: int = 0) -> NDArray[np.float64]:
-    """Return vectors with standard deviation 0.4 to 0.3 in k directions and 0.03 in the others."""
+    """Return vectors with deviations 0.4 to 0.3 in k directions and 0.03 in the others."""
     rng = np.random.default_rng(seed)
     deviations = np.concatenate([np.linspace(0.4, 0.3, k), np.full(d - k, 0.03)])
     return rng.standard_normal((m, d)) * deviations @ turn(d) + mean

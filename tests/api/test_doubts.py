@@ -66,7 +66,7 @@ def test_too_few_records_and_records_without_directions_give_a_warning(X: NDArra
 
 @pytest.mark.parametrize("names", [["income", *"abcde"], None])
 def test_a_feature_that_decides_what_is_clipped_is_named(names: list[str] | None) -> None:
-    """With incomes next to numbers of order one, the unit of one feature hides all others."""
+    """The unit of incomes next to numbers of order one hides all other features."""
     rng = np.random.default_rng(5)
     X = np.column_stack([np.exp(rng.normal(8, 1.2, 30_000)), rng.normal(3, 1, (30_000, 5))])
     for turn in range(2):

@@ -1,4 +1,4 @@
-"""Saving and loading is exact, avoids pickle, and explains files that do not hold a model."""
+"""Saving and loading is exact, avoids pickle, and explains files without a model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models from releases offer the releasing model's functions, except those that need its state."""
+"""Models from releases offer the releasing model's functions, unless they need its state."""
 
 from __future__ import annotations
 

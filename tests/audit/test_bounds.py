@@ -27,7 +27,7 @@ from streaming_pca.privacy.calibration.analytic import pure_epsilon
 
 
 def chance(event: NDArray[np.bool_], n: int, a: float, b: float) -> float:
-    """Return the probability of a set of count pairs, (n + 1, n + 1), at rates a and b."""
+    """Return the probability of a set of count pairs at rates a and b; shape (n + 1, n + 1)."""
     counts = np.arange(n + 1)
     return float(stats.binom.pmf(counts, n, a) @ event @ stats.binom.pmf(counts, n, b))
 

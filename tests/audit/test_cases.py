@@ -145,7 +145,7 @@ def cases_of_estimator(name: str, **parameters: Any) -> dict[str, Case]:
 
 
 def power(case: Case, n: int, false_positive: float, false_negative: float) -> float:
-    """Return the probability that ``n`` judging trials refute a claim, at these rates of a threshold."""
+    """Return the probability that ``n`` judging trials refute a claim, given a threshold's rates."""
     counts = np.arange(n + 1)
     claim = case.claim
     a, b = np.meshgrid(counts, counts, indexing="ij", sparse=True)
@@ -443,7 +443,7 @@ class FloatNoise(AnalyzeGauss):
 
 
 def test_float_noise_on_float_sums_is_caught() -> None:
-    """Some doubles are reachable only without x x^T, which reveals that x was absent (Mironov 2012)."""
+    """Some doubles are unreachable with x x^T, so releasing one reveals x's absence (Mironov 2012)."""
     case = cases_of_estimator("analyze-gauss", kind=FloatNoise)["floats"]
     shown = float(np.mean(case.sample(False, 5000) < 0))
     assert np.all(case.sample(True, 5000) == 0)
@@ -473,7 +473,7 @@ REPLAYED = [
 @pytest.mark.parametrize("name", REPLAYED)
 @pytest.mark.parametrize("seed", [0, None], ids=["seeded", "unseeded"])
 def test_a_noise_source_that_can_be_copied_is_caught(name: str, seed: int | None) -> None:
-    """A holder of the source's seed or memory can draw the same noise and subtract it."""
+    """A holder of the source's seed or memory draws the same noise and subtracts it."""
     case = next(c for c in cases_of_mechanism(name) if c.id.endswith("/replay"))
     trials = trials_of(case)
     with replace_noise_sampler(NumpySampler(seed=seed)):

@@ -44,7 +44,7 @@ def test_the_systems_noise_cannot_be_replayed() -> None:
 
 
 def test_the_printed_noise_is_caught() -> None:
-    """The paper uses the sensitivity of leaving out, and a constant that holds only below epsilon = 1."""
+    """The paper uses the sensitivity of leaving out. Its constant holds only below epsilon = 1."""
     factor = PRINTED * ONE.claim.mu / math.sqrt(2)
     assert power(ONE, TRIALS // 2, *gaussian_rates(ONE.claim.mu / factor)) > 0.999
     with replace_noise_sampler(ScaledSampler(factor)):

@@ -1,4 +1,4 @@
-"""Releases report how many records of their batch were null or clipped, with noise and its error."""
+"""Releases report noisy counts of their batch's null and clipped records, with errors."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_counts_round_trip_and_are_left_out_where_there_are_none() -> None:
 
 
 def test_clipped_pairs_are_a_share_of_the_pairs() -> None:
-    """A pair is clipped once: if all are clipped, their number is half that of the records."""
+    """A pair is clipped once: if all are clipped, their number is half the number of records."""
     pairs = Release(**counted(centering="pairs", clipped_records=1100.0))
     assert pairs.counts["clipped_of"] == 1100
     assert counts_text(pairs.counts) == "null 12.3% ± 0.45%, clipped 100.0% ± 0.91%"

@@ -30,7 +30,7 @@ def chosen(path: Path, keep: str | None = None, drop: str | None = None, **how: 
 
 
 def named(folder: Path, name: str) -> Path:
-    """Write the records X between a text and a date column, neither of them a feature."""
+    """Write the records X between a text and a date column, which are not features."""
     path = folder / name
     table = pa.table(
         {"id": ["x", "y", "z"], **dict(zip(NAMES, X.T, strict=True)), "day": ["mon", "tue", "wed"]}

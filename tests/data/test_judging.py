@@ -110,7 +110,7 @@ def test_a_record_has_rows_and_no_reason(codec: PayloadCodec, sent: Message, row
 
 
 def test_a_format_that_no_header_names_is_told() -> None:
-    """JSON that happens to have the length of octets is read as a nonsense record, with a warning."""
+    """JSON with the length of octets is read as a nonsense record, with a warning."""
     sent = b'{"x": [1, 2, 3]}'
     looks = "it looks like JSON, but no header content-type says so"
     assert looks in judge_message(CODEC, message(sent)).hint

@@ -1,4 +1,4 @@
-"""Where each row is a record, a row's contents cannot affect other rows or their number."""
+"""A row's contents cannot affect other rows or their number if rows are records."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ def taken_apart(batch: ArrayBatch) -> list[list[list[float]]]:
 
 
 def mixed() -> ArrayBatch:
-    """Build records 0 to 9 of 0 to 3 rows, each row filled with the record's number."""
+    """Build records 0 to 9 of 0 to 3 rows; entries are the record's number."""
     return ArrayBatch.of_records(
         [None if i % 4 == 0 else np.full((i % 4, 2), float(i)) for i in range(10)], 2
     )

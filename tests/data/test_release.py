@@ -1,4 +1,4 @@
-"""Release version 6: settings with which a consumer repeats ``transform``, and later versions."""
+"""Release version 6: settings for repeating ``transform`` as a consumer, and later versions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""JSON Schemas of messages accept the same as readers do, and their files are up to date."""
+"""JSON Schemas of messages accept the same as readers, and their files are current."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A batch in pieces, each processed by a copy of a kernel, as on several machines."""
+"""A batch in pieces; copies of a kernel process them, as on several machines."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class SplitBatch(Batch):
 
     @classmethod
     def of(cls, batch: ArrayBatch, sizes: Sequence[int]) -> SplitBatch:
-        """Split a batch into pieces of these sizes in turn, all even so that no pair is separated."""
+        """Split a batch into pieces of these sizes in turn; even sizes keep pairs together."""
         assert all(size % 2 == 0 for size in sizes)
         counts, left, turns = [], len(batch), cycle(sizes)
         while left:

@@ -68,7 +68,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 # The largest rank, if limited.
 RANKS = {"dp-pca": 1}
-# The epsilon for which batches of a hundred records are enough; 1 for all others.
+# The epsilon that makes batches of a hundred records sufficient; 1 for all others.
 LOOSE = dict.fromkeys(("adadpo", "adaptive-power", "dp-pca", "k-dp-pca", "tadadpo"), 16.0)
 # The number of mechanisms with one record, where their costs compose: 1 for all others.
 MEETS = {
@@ -203,7 +203,7 @@ def made(
     share: float = 0.0,
     **options: Any,
 ) -> Any:
-    """Build an estimator of vectors with a centering, or of matrices, from its class and options."""
+    """Build an estimator of centred vectors, or of matrices, from its class and options."""
     of_matrices = how is RecordKind.MATRIX
     return kind(
         dim,
@@ -358,7 +358,7 @@ def moved(a: list[Call], b: list[Call]) -> Fraction:
 
 
 def differing(a: Call, b: Call) -> int:
-    """Return the squared distance of two sums in lattice units, or the number of differing records."""
+    """Return two sums' squared distance in lattice units, or the number of differing records."""
     assert (a.name, a.values.shape, repr(a.args)) == (b.name, b.values.shape, repr(b.args))
     if a.name.startswith("gaussian_on"):
         return sum((int(x) - int(y)) ** 2 for x, y in zip(a.values.flat, b.values.flat, strict=True))

@@ -93,7 +93,7 @@ def test_any_rank_from_one_to_the_dimension_works(name: str, how: Any, dim: int,
 
 @crossed(EVERY_CASE, "m", [0, 1, 2, 3, 7, 64])
 def test_batches_of_any_length_work(name: str, how: Any, m: int) -> None:
-    """Sizes include an empty batch, fewer records than the rank, and odd lengths; pairs come in even numbers."""
+    """Sizes include an empty batch, one below the rank, and odd lengths; pairs come in even numbers."""
     estimator = make(name, how, k=4)
     m -= m % estimator.preprocessing.granularity
     state = run(estimator, [records(estimator, m), records(estimator, 40)])
@@ -317,7 +317,7 @@ def test_the_plan_depends_on_the_state_alone(name: str, how: Any) -> None:
         plan = estimator.plan(one)
         assert plan == estimator.plan(one) == make(name, how).plan(one)
         assert plan == estimator.plan(decode_state(estimator.state_type, encode_state(one)))
-        # An estimator's plan depends on the state only through the number of batches.
+        # Of the state, plans of both kinds use at most the number of batches.
         assert plan == estimator.plan(other)
         assert plan.count % plan.granularity == 0
         assert plan.count >= plan.granularity == estimator.preprocessing.granularity
@@ -404,7 +404,7 @@ def test_a_way_to_centre_works_or_is_refused_with_the_others(name: str, centerin
 
 @private_case
 def test_reservations_and_states_name_the_law_of_their_noise(name: str, how: Any) -> None:
-    """A state without it, as earlier versions wrote them, is read as having another law of noise."""
+    """A state without it, written by earlier versions, is read as having another noise law."""
     estimator = make(name, how)
     state = start(estimator)
     assert estimator.plan(state).parameters["noise"] == "rounded-gaussian"

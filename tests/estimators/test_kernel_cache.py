@@ -1,4 +1,4 @@
-"""Kernels compiled ahead of time include all that batches need."""
+"""Kernels compiled ahead of time include every kernel that batches need."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ def _runs(pid: str) -> bool:
 
 
 def test_of_two_processes_at_once_one_compiles(tmp_path: Path) -> None:
-    """The other waits for its lock, and then uses the compiled kernels of a first batch."""
+    """The other waits for its lock, and uses the compiled kernels of a first batch."""
     environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}
     command = [sys.executable, "-m", kernel_cache.__name__, FIRST]
     both = [subprocess.Popen(command, env=environment) for _ in range(2)]

@@ -38,7 +38,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "adadpo": {"batch_size": 4000},
     "adaptive-power": {"clip_radius": 40.0, "batch_size": 4000, "rounds": 2},
     "dp-pca": {"batch_size": 4000},
-    # Below the remainder of 4,000 records: with a larger batch it would read more than these.
+    # Fewer than remain of 4,000 records: the estimator uses only this many of a larger batch.
     "k-dp-ojas": {"clip_radius": 20.0, "batch_size": 3000},
     "k-dp-pca": {"batch_size": 4000},
     "noisy-power": {"clip_l2": 6.0, "batch_size": 4000},
@@ -50,7 +50,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 CENTRED = [name for name, kind in ESTIMATORS.items() if "auto" in kind.centerings and not kind.finds_centre]
 """Estimators that can use a private mean; estimators that find it themselves are in test_centre."""
 REACHED = ("noisy-power", "output-perturbation", "private-oja")
-"""Estimators for which 20,000 records and an epsilon of 8 are plenty."""
+"""Estimators with plenty of information in 20,000 records at an epsilon of 8."""
 
 
 def rank(name: str) -> int:
@@ -245,7 +245,7 @@ def test_each_mechanism_costs_the_promise_and_not_more(epsilon: float, contribut
 
 
 def test_rhos_of_a_mean_add_up_where_each_batch_costs_a_part() -> None:
-    """Its own noise is so large that the estimator's rho alone would not cover the mean's."""
+    """The estimator's noise is so large that its rho alone would not cover the mean's."""
     kind = find("k-dp-ojas")
     privacy = PrivacyParameters(epsilon=1.0, delta=1e-6, contributions=20)
     options = kind.options_type(clip_radius=1.0, noise_multiplier=50.0)
@@ -258,7 +258,7 @@ def test_rhos_of_a_mean_add_up_where_each_batch_costs_a_part() -> None:
 
 @pytest.mark.parametrize("name", CENTRED)
 def test_a_user_in_any_mix_of_batches_is_within_the_promise(name: str) -> None:
-    """A batch's mean costs no more than its estimator."""
+    """A batch's mean costs at most as much as its estimator."""
     kind = find(name)
     radius = "clip_l2" if name == "noisy-power" else "clip_radius"
     options = {radius: 1.0} if radius in kind.options_type.model_fields else {}
@@ -541,7 +541,7 @@ def test_counts_are_of_all_records(name: str) -> None:
 @pytest.mark.parametrize("scale", [None, (1.5, 1.0, 2.0, 2.0)])
 @pytest.mark.parametrize("name", REACHED)
 def test_private_pca_finds_mean_and_components_of_shifted_records(name: str, scale: Any) -> None:
-    """Errors are nearly as small as about the exact mean, both relative to the exact components.
+    """Errors are nearly as small as about the exact mean, relative to the exact components.
 
     Noise of the second round's mean: R 2 z/m = 20 2 0.8/300 < 0.11 a feature, for
     z(8, 1e-6) < 0.8. A centre that is off by 6 such, 0.7, in each of four features

@@ -125,7 +125,7 @@ OF_BOUNDED_SPREAD: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("how", ["none", "pairs", RecordKind.MATRIX], ids=str)
 @pytest.mark.parametrize("case", OF_BOUNDED_SPREAD)
 def test_pieces_of_records_that_agree_give_the_bits_of_one_array(case: str, how: Any) -> None:
-    """The records' scale and gap can be found, so that the estimator learns from a batch."""
+    """The records' scale and gap can be found, so the estimator learns from them."""
     name = case.split()[0]
     estimator = with_diagnostics(make(name, how, epsilon=100.0, delta=1e-3, **OF_BOUNDED_SPREAD[case]))
     rng = np.random.default_rng(11)
@@ -194,7 +194,7 @@ def test_counts_of_values_do_not_depend_on_where_they_are() -> None:
 
 
 class _Weighed:
-    """Sum of places at which a value is positive."""
+    """Sum of the positions of positive values."""
 
     ordered = True
 

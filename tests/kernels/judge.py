@@ -99,7 +99,7 @@ def clipped(values: list[list[Decimal]], per_unit: Decimal, radius: int) -> list
 
 
 def exact_product(x: Floats, basis: Floats, kind: RecordKind) -> Exact:
-    """Return A Q in 60 digits, from rows F with A = F^T F or from A itself."""
+    """Return A Q in 60 digits, from rows F (A = F^T F) or from A itself."""
     rows, q = decimals(x), decimals(basis)
     seen = [
         [sum((u * v for u, v in zip(r, c, strict=True)), Decimal(0)) for c in zip(*q, strict=True)]
@@ -148,7 +148,7 @@ def basis_for(d: int, seed: int) -> Floats:
 
 @st.composite
 def centres(draw: st.DrawFn, product: Exact) -> Floats:
-    """Draw a centre anywhere, or so near to a record's product that nearly all digits cancel."""
+    """Draw a centre anywhere, or so near a record's product that most digits cancel."""
     d, k = len(product), len(product[0])
     if draw(st.booleans()) and norm(product) < Decimal("1e300"):
         near = np.array([[float(v) for v in row] for row in product])

@@ -45,7 +45,7 @@ def exact(rows: Floats, of_matrices: bool, basis: Floats, centre: Floats) -> tup
 @given(st.data())
 @pytest.mark.parametrize("of_matrices", [False, True])
 def test_a_norm_is_the_exact_one_but_for_roundings(of_matrices: bool, data: st.DataObject) -> None:
-    """Each of the products and sums rounds by 2**-53 of its terms, at most 8 d of them in a row."""
+    """Each product and sum rounds by 2**-53 of its terms; at most 8 d follow each other."""
     # Fourth powers of these magnitudes neither overflow nor vanish.
     top = data.draw(st.integers(-120, 120))
     if of_matrices:
@@ -78,7 +78,7 @@ def test_a_null_record_has_the_norm_of_the_centre() -> None:
 @many
 @given(st.data())
 def test_every_record_has_the_same_bits_in_any_company(data: st.DataObject) -> None:
-    """So a size is a function of its record alone, and neighbours differ in at most one bin."""
+    """A size is a function of its record alone: neighbours differ in at most one bin."""
     x = data.draw(factors())
     basis = basis_for(x.shape[1], data.draw(st.integers(0, 10**6)))
     centre = np.array(data.draw(entries(basis.size))).reshape(basis.shape)

@@ -48,7 +48,7 @@ def product_error(d: int) -> Decimal:
 
 
 def cancelling(x: Floats, basis: Floats, size: Decimal, per_unit: Decimal, most: int) -> bool:
-    """Return if |F| |F Q| exceeds the radius so far that |u| may be held back: smaller, never larger."""
+    """Return if |F| |F Q| exceeds the radius by enough to hold |u| back: smaller, never larger."""
     if len(x) == 1:
         return False
     seen = norm(exact_product(x, basis, MATRIX))
@@ -174,7 +174,7 @@ def test_a_weighted_residual_is_within_the_radius_and_close_to_the_exact_one(dat
 @example(np.array([[1.7976931348623157e308, 5e-324, 1.0]]))
 @example(np.array([[0.0], [0.0]]))
 def test_a_record_of_any_magnitude_is_clipped_to_the_radius_and_no_less(x: Floats) -> None:
-    """With all columns as basis nothing is lost, unless rows cancel."""
+    """The full basis loses nothing, unless rows cancel."""
     s = the_sum(x, FACTOR, np.eye(x.shape[1]), 1e-250)
     found = squared([[int(v) for v in row] for row in s.total])
     assert found <= RADIUS**4

@@ -18,7 +18,7 @@ from tests.waiting import LIMIT
 
 @pytest.fixture
 def package(tmp_path: Path) -> Path:
-    """Create a package with a called kernel, a kernel that calls it, and a module without kernels."""
+    """Create a package: a called kernel, a kernel that calls it, a module without kernels."""
     texts = {"kernels/called.py": "x = 1\n", "estimators/caller.py": "njit\n", "service/other.py": "y = 1\n"}
     for name, text in texts.items():
         path = tmp_path / "package" / name
@@ -34,7 +34,7 @@ def folder_of(cache: Path, folder: Path) -> Path:
 
 
 def kernel_of(cache: Path, folder: Path) -> Path:
-    """Write an index and a kernel for a module of a folder, as numba lays them out."""
+    """Write an index and a kernel for a folder's module in numba's layout."""
     index = folder_of(cache, folder) / "caller.f-1.py311.nbi"
     index.parent.mkdir(parents=True, exist_ok=True)
     index.write_bytes(b"index")

@@ -95,7 +95,7 @@ def test_together_is_one_call_a_thread_at_most_and_the_callers_first() -> None:
 
 
 def test_a_thread_that_wakes_late_is_not_waited_for() -> None:
-    """While it is blocked at its lock, others do its work, and it does not repeat the work."""
+    """Others do its work while it is blocked at its lock; it does not repeat the work."""
     threads._forget_pool()
     woken, calls = threading.Event(), []
 

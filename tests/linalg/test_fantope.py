@@ -29,7 +29,7 @@ def symmetric(d: int, sigma: float, seed: int) -> Matrix:
 
 
 def sparse_spike(d: int, k: int, s: int, seed: int) -> tuple[Matrix, Matrix, Matrix]:
-    """Return a covariance with k directions of variance 1 on s features, the directions, the features."""
+    """Return a covariance, its directions and features: k directions of variance 1 on s features."""
     rng = np.random.default_rng(seed)
     features = np.sort(rng.choice(d, s, replace=False))
     rows = np.zeros((k, d))

@@ -124,7 +124,7 @@ except sqlite3.OperationalError as error:
 
 
 def test_a_charge_keeps_its_lock_when_its_process_opens_the_file_again(path: Path) -> None:
-    """POSIX drops all of a process's locks on a file as soon as it closes any descriptor of it."""
+    """POSIX drops all of a process's locks on a file when any descriptor is closed."""
     with LocalAccountant(path) as accountant, accountant._transaction():
         with pytest.raises(AccountantError, match="locked"):
             LocalAccountant(path, timeout=0.0)
@@ -165,7 +165,7 @@ print(allowed)
 
 
 def test_processes_together_spend_no_more_than_the_cap(path: Path) -> None:
-    """Three create the file simultaneously, and ask for three reports a user where two are left."""
+    """Three create the file simultaneously; each asks for three reports a user, two are left."""
     running = [
         subprocess.Popen(
             [sys.executable, "-c", SPENDER, str(path)],

@@ -1,4 +1,4 @@
-"""Every format of records with fields gives the same rows as JSON, alone and mixed with others."""
+"""Every format of records with fields gives JSON's rows, alone and mixed with others."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ def radius_of(route: BlockUpdate, estimate: BlockEstimate, part: ArrayBatch) -> 
 @pytest.mark.parametrize("centering", ["none", "pairs", "matrix"])
 @pytest.mark.parametrize("far", [0.0, 0.5, 300.0])
 def test_neighbouring_sums_are_within_the_sensitivity(centering: str, far: float) -> None:
-    """The bound holds in integers, about centres of 0, of half the radius, and far above it."""
+    """The bound holds in integers: about centres of 0, of half the radius, and far above it."""
     kind = RecordKind.MATRIX if centering == "matrix" else RecordKind.FACTOR
     d = 4
     route = make(d, kind=kind, centering="none" if kind is RecordKind.MATRIX else centering)
@@ -179,7 +179,7 @@ def test_a_step_about_the_level_is_faster_than_one_without() -> None:
 
 
 def test_the_mean_weight_mends_the_shrink() -> None:
-    """After one round about a wrong centre, dividing by the mean weight moves the estimate nearer to Sigma Q."""
+    """Dividing by the mean weight moves the estimate nearer to Sigma Q: one round, wrong centre."""
     d, m = 6, 40_000
     rng = utility_generator(2)
     x = rng.standard_normal((m, d)) * np.linspace(2, 0.5, d)
@@ -199,7 +199,7 @@ def test_the_mean_weight_mends_the_shrink() -> None:
 
 
 def test_records_that_agree_need_a_small_radius_only() -> None:
-    """About an estimate of their common part, residuals are only as large as the records' differences."""
+    """Residuals about an estimate of the common part are as small as the records' differences."""
     d, m = 6, 4000
     rng = utility_generator(4)
     common = rng.standard_normal(d)
@@ -247,7 +247,7 @@ def test_a_basis_far_from_the_last_one_starts_anew() -> None:
 
 
 def test_later_rounds_count_by_their_variances() -> None:
-    """Two rounds with one basis, of 1000 and 3000 records, have a Kalman gain of about 3/4 or more."""
+    """Rounds of 1000 and 3000 records have a Kalman gain of about 3/4 or more."""
     d = 4
     rng = utility_generator(8)
     x = rng.standard_normal((4000, d))

@@ -89,7 +89,7 @@ def test_it_spends_its_shares_and_no_more() -> None:
 
 
 def test_the_mean_of_light_tailed_traces_is_found_within_a_few_percent() -> None:
-    """Clipping at the 0.95 quantile gives the mean of min(size, R), slightly below the full mean."""
+    """Clipping at the 0.95 quantile gives the mean of min(size, R), slightly below the mean."""
     x = np.random.default_rng(3).standard_normal((20_000, D))
     found = learn(rows(x))
     assert found.weight == 20_000

@@ -1,4 +1,4 @@
-"""The mechanisms of one batch together never cost more than the one Gaussian that is charged.
+"""The mechanisms of one batch together never cost more than the one charged Gaussian.
 
 Two tests check this for the estimators. One records every draw's scale together with the sensitivity
 that its mechanism claims. The other does not rely on the claims: it gives neighbours the same
@@ -136,7 +136,7 @@ def test_the_whole_is_one_gaussian_that_keeps_the_promise(
 
 @pytest.mark.parametrize("route", ["covariance", "block"])
 def test_what_is_planned_at_the_least_epsilon_can_be_drawn(route: str) -> None:
-    """After the charge no calibration may fail, even for the heaviest tails and the smallest shares of looks."""
+    """Calibration cannot fail after the charge: heaviest tails, and the smallest shares of looks."""
     low, high = 1e-5, 1.0
     while high / low > 1.0001:
         middle = math.sqrt(low * high)
@@ -282,7 +282,7 @@ def claims() -> Iterator[tuple[list[float], list[Claimed]]]:
 
 @every_stream
 def test_every_draw_has_the_noise_that_its_share_pays_for(stream: Stream) -> None:
-    """Each scale is a sensitivity times a multiplier from the budget that no other draw uses."""
+    """Each scale is a sensitivity times a multiplier from the budget, used only once."""
     estimator = estimator_of(stream)
     state = start(estimator)
     z = Fraction(estimator.plan(state).parameters["sigma_over_sensitivity"])

@@ -36,7 +36,7 @@ def budget() -> Budget:
 
 
 def rows(m: int, mean: float, d: int = D, seed: int = 0) -> Floats:
-    """Return standard normal rows about a mean of ``mean`` deviations per coordinate, with alternating signs."""
+    """Return standard normal rows about a mean of ``mean`` deviations per coordinate, signs alternating."""
     return utility_generator(seed).standard_normal((m, d)) + mean * np.resize([1.0, -1.0], d)
 
 
@@ -52,7 +52,7 @@ def find(x: Any, seed: int | None = 0, **public: Any) -> tuple[Floats, bool, flo
 @pytest.mark.parametrize(("mean", "bound"), [(10.0, 0.25), (60.0, 0.25), (1000.0, 0.25), (1e5, 1.5)])
 @pytest.mark.parametrize("seed", range(3))
 def test_it_is_found_however_far_it_is(mean: float, bound: float, seed: int) -> None:
-    """After three clips at the 0.75 quantile the error is far below the records' own spread of 1."""
+    """Three clips at the 0.75 quantile leave far less than the records' spread of 1."""
     x = rows(20_000, mean, seed=seed)
     found, known, noise = find(x, seed)
     assert known
@@ -79,7 +79,7 @@ def test_a_public_scale_is_taken_off_the_centre_again() -> None:
 
 
 def test_without_a_mean_noise_moves_nothing() -> None:
-    """In 100 seeds, a noisy mean within two deviations of its noise's length is treated as 0."""
+    """A noisy mean within two deviations of its noise's length becomes 0, in 100 seeds."""
     x = rows(4000, 0.0, seed=1)
     x -= x.mean(axis=0)
     found = [find(x, seed) for seed in range(100)]
@@ -196,7 +196,7 @@ def test_what_is_spent_is_public() -> None:
 @pytest.mark.parametrize("name", ["adaptive", "analyze-gauss", "block"])
 @pytest.mark.parametrize("mean", [0.0, 10.0, 60.0, 1000.0])
 def test_a_subspace_is_found_at_any_distance_of_the_mean(name: str, mean: float) -> None:
-    """The error is that of records with the mean removed, up to a factor, also over three batches."""
+    """The error equals the error about 0, up to a factor, also over three batches."""
     x, truth = spiked(30_000, 8, 2, 4)
     shift = mean * np.resize([1.0, -1.0], 8)
     estimator = make(name, "auto", dim=8, epsilon=2.0, first_batch=10_000, **LARGE)

@@ -196,7 +196,7 @@ def test_some_neighbours_reach_the_covariance_sensitivity(kind: RecordKind) -> N
 @pytest.mark.parametrize("ratio", [None, 20.0, 1.0, 0.05, 0.01, 1e-6])
 @pytest.mark.parametrize("kind", [RecordKind.FACTOR, RecordKind.MATRIX])
 def test_some_neighbours_reach_the_block_sensitivity(kind: RecordKind, ratio: float | None) -> None:
-    """Two outliers on opposite sides of the centre reach it, for every ratio of R and |C|."""
+    """Two outliers on opposite sides of the centre attain it, for every R/|C|."""
     p = Preprocessing(dim=3, kind=kind, centering="none")
     far = 1e9
     if kind is RecordKind.FACTOR:
@@ -366,7 +366,7 @@ def add_gram_by_numpy(dsyrk: int, rows: NDArray[np.float64], count: int, total: 
 
 
 def digest_of_all_sums() -> str:
-    """Return totals and counts of a mixed batch, from every kernel that an interpreter can run."""
+    """Return totals and counts of a mixed batch, from all kernels that an interpreter can run."""
     rng = np.random.default_rng(11)
     digest = hashlib.sha256()
     if numba.config.DISABLE_JIT:
@@ -395,7 +395,7 @@ def digest_of_all_sums() -> str:
 
 
 def test_compiled_kernels_give_the_bits_that_the_interpreter_gives() -> None:
-    """No operation is fused or reordered for a processor, and no compiled copy is out of date."""
+    """No operation is fused or reordered for a processor; no compiled copy is out of date."""
     script = "from tests.estimators.common.test_clipped_sums import digest_of_all_sums as d; print(d())"
     interpreted = subprocess.run(
         [sys.executable, "-c", script],

@@ -41,7 +41,7 @@ def eigenpairs(matrices: Matrix) -> tuple[Matrix, Matrix]:
 
 
 def angles(vectors: Matrix, basis: Matrix) -> Matrix:
-    """Return the largest principal angle of each of many subspaces (draws, d, k) to one (d, k)."""
+    """Return the largest principal angle of many subspaces, (draws, d, k), to one, (d, k)."""
     rest = vectors - basis @ (basis.T @ vectors)
     return np.arcsin(np.minimum(np.linalg.norm(rest, 2, axis=(1, 2)), 1.0))
 

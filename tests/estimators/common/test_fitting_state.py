@@ -1,4 +1,4 @@
-"""States from which an estimator can continue, and incompatible ones."""
+"""States that an estimator can continue, and incompatible ones."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Private counts of sizes: each has its stated sensitivity, and quantiles and tails follow from them.
 
-There is no noise unless a test mentions it; the seeds of data and noise are fixed.
+Tests without noise are the default; the seeds of data and noise are fixed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ BIN = 2 ** (1 / 8)
 Z = 4.2
 SHARES = (0.03, 0.05)
 QUERIES = 11
-"""For 100 octaves of 8 steps: one for the null records, and at most ten for the median."""
+"""Queries for 100 octaves of 8 steps: one for the null records, at most ten for the median."""
 
 
 def found(
@@ -109,7 +109,7 @@ def test_any_sizes_and_any_noise_give_a_distribution(
 def test_a_replaced_record_moves_a_count_by_one_and_the_histogram_by_one_bin_for_another(
     values: list[float], place: int, new: float
 ) -> None:
-    """With equal earlier answers the later questions and their noise are the same."""
+    """Equal earlier answers lead to the same questions with the same noise."""
     sizes = np.array(values)
     neighbour = sizes.copy()
     neighbour[place % len(values)] = new
@@ -158,7 +158,7 @@ noises = pytest.mark.parametrize("seed", [None, 0, 1])
 @pytest.mark.parametrize("name", LAW_NAMES)
 @noises
 def test_quantiles_are_found(name: str, seed: int | None) -> None:
-    """The median is within a step of 9% (two with noise), the tail within its bins of half or one octave."""
+    """The median is within a step of 9% (two with noise); the tail is within its half or whole octave."""
     sizes = law(name)
     distribution = found(sizes, seed=seed)
     check(distribution)
@@ -261,7 +261,7 @@ def test_what_overflowed_does_not_move_the_bulk() -> None:
 
 @pytest.mark.parametrize("size", [30.0, 1000.0, math.inf])
 def test_large_records_are_seen_across_a_gap(size: float) -> None:
-    """20 seeds of noise find 400 of the records, where the noise is sqrt(2) 4.2/sqrt(0.05) = 27."""
+    """400 of the records are found in 20 seeds, where the noise is sqrt(2) 4.2/sqrt(0.05) = 27."""
     sizes = np.ones(40_000)
     sizes[:400] = size
     sizes = utility_generator(2).permutation(sizes)
@@ -270,7 +270,7 @@ def test_large_records_are_seen_across_a_gap(size: float) -> None:
 
 
 def test_a_few_large_records_do_not_move_the_bulk() -> None:
-    """With noise from 30 fixed seeds: 10 records in 20,000 are 2^50 times as large as the others."""
+    """Noise has 30 fixed seeds; 10 records in 20,000 are 2^50 times as large as the others."""
     sizes = utility_generator(3).permutation(np.concatenate([np.full(19_990, 1.0), np.full(10, 2.0**50)]))
     for seed in range(30):
         distribution = found(sizes, seed=seed)

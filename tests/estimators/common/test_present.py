@@ -126,7 +126,7 @@ def test_a_share_that_changes_from_batch_to_batch_is_followed(name: str) -> None
 def test_each_batch_is_divided_by_its_own_share_before_it_weighs(
     name: str, centering: Any, shares: tuple[float, ...], options: dict[str, Any]
 ) -> None:
-    """For any gains, batches are not weighted by their counts alone."""
+    """Batches are not weighted by their counts alone, for any gains."""
     parts = [gaussians(20_000, share, seed) for seed, share in enumerate(shares)]
     _, release = learnt([ArrayBatch.of_vectors(part) for part in parts], name, centering, **options)
     wanted = truth(np.concatenate(parts), centering)

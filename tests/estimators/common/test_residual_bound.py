@@ -112,7 +112,7 @@ def hard_record(rng: Rng, kernel: FactorProducts, basis: Floats, r: int) -> Floa
 
 
 def sized(rng: Rng, x: Floats, basis: Floats, radius: float, reach: float) -> Floats:
-    """Scale the record so that its product is near the radius, near the centre, at 20 radii, or of any size."""
+    """Scale the record: its product is near the radius or centre, at 20 radii, or of any size."""
     with np.errstate(over="ignore", under="ignore"):
         x = x / max(float(np.abs(x).max()), 1e-300)
         x = x / math.sqrt(float(np.sum(x * x)))
@@ -201,7 +201,7 @@ def test_matrices_that_are_hard_stay_within_the_radius_and_are_not_dropped(centr
 
 @pytest.mark.parametrize("name", [c for c in CENTRES if c not in ("none", "zero")])
 def test_products_with_the_centre_are_within_the_stated_error(name: str) -> None:
-    """|z C' - y M| <= |z| e even for the hardest records, and |C'| is not understated."""
+    """|z C' - y M| <= |z| e even for the hardest records; |C'| is not understated."""
     rng = np.random.default_rng(1)
     for d in (1, 3, 16, 17, 100, 1000, 4096):
         for k in sorted({1, min(3, d), min(10, d)}):
@@ -222,7 +222,7 @@ def test_products_with_the_centre_are_within_the_stated_error(name: str) -> None
             # The integers are below 2**53: BLAS adds them exactly.
             away = np.linalg.norm(z @ lattice - y @ about.mix, axis=1)
             assert np.all(away <= np.linalg.norm(z, axis=1) * about.error)
-            # A clipped record loses no more than stated.
+            # A clipped record loses at most the stated amount.
             assert about.error <= 2.0**20 * 2e-3 * max(1.0, frobenius_norm(lattice * 1.0) * 2.0**-20 / 20)
 
 

@@ -1,6 +1,6 @@
 """Layers: each record is within each layer's sensitivity, exactly; together they are the clipped sums.
 
-There is no noise; seeds are fixed.
+No noise is drawn; seeds are fixed.
 """
 
 from __future__ import annotations
@@ -241,7 +241,7 @@ def test_a_batch_is_the_sum_of_its_parts_to_the_bit(how: str) -> None:
 
 @pytest.mark.parametrize("how", HOWS)
 def test_threads_change_no_bit(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Threads take shares of 7 records, and there are more records than are held in floats at a time."""
+    """Threads take shares of 7 records; floats hold fewer records at a time than there are."""
     where = coordinates(how)
     batch = batch_of(where, some_records(how, 9001 - 1, 6))
     step = where.preprocessing.granularity

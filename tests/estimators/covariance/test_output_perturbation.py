@@ -350,7 +350,7 @@ def test_it_finds_a_spiked_subspace_within_the_papers_bound(noise: str) -> None:
 
 
 def test_the_noise_falls_as_one_over_the_records() -> None:
-    """With four times the records the error is a quarter or less, as the gap's quantile stays.
+    """Four times the records leave a quarter of the error or less, as the gap's quantile stays.
 
     For R = 100, gaps are 450 and 1,800 R, less 200. Means are over 20 seeds, the same in each run.
     """
@@ -369,7 +369,7 @@ def test_the_noise_falls_as_one_over_the_records() -> None:
 
 
 def test_projectors_of_batches_are_averaged_by_precision() -> None:
-    """For four batches of one size, the error of their average is about half that of one batch."""
+    """The average over four batches of one size has about half of one batch's error."""
     x, _ = spiked(80_000, 8, 2, 4)
     exact = np.linalg.svd(x, full_matrices=False)[2][:2]
     estimator = make(8, 2, clip_radius=64.0)
@@ -387,9 +387,7 @@ def test_projectors_of_batches_are_averaged_by_precision() -> None:
 
 
 def test_matrices_are_learnt_too() -> None:
-    """Matrices are clipped in norm at 64, sensitivity 128: a bound of 0.33 by the gap of 7; failing is below
-    1e-6.
-    """
+    """Matrices are clipped at norm 64: sensitivity 128, bound 0.33 by the gap of 7; failing is below 1e-6."""
     x, truth = spiked(8000, 6, 2, 2)
     estimator = make(6, 2, RecordKind.MATRIX, clip_radius=64.0, epsilon=2.0)
     rows = (x[:, :, None] * x[:, None, :]).reshape(-1, 6)

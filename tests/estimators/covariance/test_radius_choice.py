@@ -1,4 +1,4 @@
-"""The radius chosen from private moments is small where clipping only shrinks, large where it turns.
+"""The radius chosen from private moments is small unless clipping turns the subspace.
 
 Data and noise have fixed seeds.
 """
@@ -33,7 +33,7 @@ SPAN = (2.0**-40, 2.0**60)
 
 
 def elliptical(m: int, d: int, k: int, freedom: int, seed: int) -> tuple[Floats, Floats]:
-    """Return Student's t with k directions of variance 16 among ones of 1, and those directions."""
+    """Return Student's t with k directions of variance 16 among ones of 1, and the directions."""
     rng = utility_generator(seed)
     truth = orthonormalise(rng.standard_normal((d, k)))
     x = rng.standard_normal((m, d)) + math.sqrt(15) * rng.standard_normal((m, k)) @ truth.T
@@ -41,7 +41,7 @@ def elliptical(m: int, d: int, k: int, freedom: int, seed: int) -> tuple[Floats,
 
 
 def swapped(m: int, d: int, seed: int, rare: float = 0.08, size: float = 15.0) -> tuple[Floats, Floats]:
-    """Return ordinary records along two directions and a few large ones that make a third direction lead."""
+    """Return ordinary records along two directions, and large ones along a third, which leads."""
     rng = utility_generator(seed)
     turn = orthonormalise(rng.standard_normal((d, d)))
     scale = np.full(d, 0.3)
@@ -86,7 +86,7 @@ def test_elliptical_records_are_clipped_near_their_median(coming: float) -> None
 
 @pytest.mark.parametrize("freedom", [3, 5, 10])
 def test_the_chosen_radius_is_near_the_records_subspace(freedom: int) -> None:
-    """With little noise a larger radius costs nothing; tails move the subspace of a sample."""
+    """Little noise may lead to a larger radius: tails move a sample's subspace, at no cost."""
     for seed in range(3):
         x, truth = elliptical(20_000, 20, 2, freedom, seed)
         estimate, reading = looked(x, seed)
@@ -145,9 +145,7 @@ def read(
 @pytest.mark.parametrize(("d", "k"), [(10, 1), (20, 2), (60, 3)])
 @pytest.mark.parametrize("height", [6.0, 12.0])
 def test_the_noise_that_is_told_is_the_error_to_come(d: int, k: int, height: float) -> None:
-    """The mean square error over 60 draws is within a factor of 2 at each radius, for half of the look's
-    noise.
-    """
+    """The mean square error over 60 draws is within a factor of 2 at each radius; half of the look's noise."""
     sigma = 1.0
     spectrum = np.where(np.arange(d) < k, height * math.sqrt(d) / 2, 0.0)
     told = np.mean([read(spectrum, 4, sigma, k, seed, coming=0.5).noise for seed in range(10)], axis=0)
@@ -161,7 +159,7 @@ def test_the_noise_that_is_told_is_the_error_to_come(d: int, k: int, height: flo
 
 @pytest.mark.parametrize("deviations", [ONCE, 4.0])
 def test_noise_alone_is_hardly_ever_taken_for_bias(deviations: float) -> None:
-    """With the same moment at all radii, 50 seeds find little apparent bias."""
+    """The same moment at all radii shows little apparent bias in 50 seeds."""
     spectrum = np.array([40.0, 30.0, *[0.0] * 8])
     found = [read(spectrum, 5, 1.0, 2, seed, deviations=deviations) for seed in range(50)]
     worst = np.array([reading.bias.max() for reading in found])

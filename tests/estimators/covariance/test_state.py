@@ -92,7 +92,7 @@ def test_noise_that_is_told_is_that_of_the_moments() -> None:
 
 
 def test_faded_records_count_less() -> None:
-    """After one half-life the records count as half as many, with twice the variance."""
+    """Records count as half as many after one half-life, with twice the variance."""
     rng = utility_generator(0)
     used = 3
     layers, noise, new = symmetric(rng, used), rng.uniform(0.1, 1, used), symmetric(rng, used)

@@ -51,7 +51,7 @@ def test_three_hundred_batches_have_no_bad_release(seed: int) -> None:
 
 
 def test_a_small_last_chunk_changes_next_to_nothing() -> None:
-    """After chunks of 5,000 and a last one of 300, the first variance moves by less than its error."""
+    """A last chunk of 300 moves the first variance by less than its error; others have 5,000."""
     rng = np.random.default_rng(0)
     pca = PrivatePCA(2)
     with replace_noise_sampler(SeededSampler(0)):
@@ -62,7 +62,7 @@ def test_a_small_last_chunk_changes_next_to_nothing() -> None:
 
 
 def test_a_plan_that_grows_is_nearly_as_good_as_one_batch() -> None:
-    """The root mean square over six seeds is 1.3 to 1.4 times; weighting batches by counts gives 1.7 times."""
+    """The root mean square over six seeds is 1.3 to 1.4 times; weighting by counts gives 1.7 times."""
     errors: dict[int, list[float]] = {1: [], 9: []}
     for seed in range(6):
         rng = np.random.default_rng(seed)

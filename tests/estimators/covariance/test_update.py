@@ -288,7 +288,7 @@ def test_symmetric_matrices_are_learnt_as_their_factors_are() -> None:
 
 
 def test_a_half_life_forgets() -> None:
-    """After a second batch as long as the half-life, the first one's records count half."""
+    """The first batch's records count half after a second batch as long as the half-life."""
     first, second = np.array([[1.0, 0.0]]), np.array([[0.0, 1.0]])
     estimator = make("analyze-gauss", dim=2, k=1, clip_radius=4.0, half_life=1000.0)
     state = start(estimator)
@@ -331,7 +331,7 @@ def test_forgetting_by_itself_follows_a_turn_and_keeps_a_steady_stream(options: 
 
 @pytest.mark.parametrize("weighted", [False, True])
 def test_the_angle_bound_covers_the_noise(weighted: bool) -> None:
-    """At least 0.93 of 150 seeds are within the bounds, which are not far above the noise either.
+    """At least 0.93 of 150 seeds are within the bounds, which stay near the noise.
 
     A true coverage of 0.95 is below 0.93 with probability 0.1, but
     the bounds are conservative and the seeds fixed.

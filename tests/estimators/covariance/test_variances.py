@@ -1,4 +1,4 @@
-"""Variances and their errors, computed from the moments at all radii, are true within their errors.
+"""Variances and their errors, computed from moments at all radii, are true within the errors.
 
 Data and noise have fixed seeds; no constant was tuned on these families.
 """
@@ -103,7 +103,7 @@ def test_all_variances_together_are_the_total() -> None:
 
 
 def test_a_common_number_lies_between_its_measurements() -> None:
-    """With nearly equal errors, least squares would extrapolate, with a weight below 0."""
+    """Least squares would extrapolate from nearly equal errors, with a weight below 0."""
     covariance = np.array([[1.0, 1.9], [1.9, 4.0]])
     value, error = _least_squares(np.array([10.0, 20.0]), covariance)
     assert value == pytest.approx(10.0)

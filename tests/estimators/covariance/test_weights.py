@@ -70,7 +70,7 @@ def test_no_weight_can_be_changed_for_the_better(name: str, k: int) -> None:
 
 @pytest.mark.parametrize("name", SPECTRA)
 def test_of_one_direction_the_weights_are_known(name: str) -> None:
-    """u_j is proportional to sqrt(lambda_j) gap_j, and u_1 has half of the size; the gain is in closed form."""
+    """u_j is proportional to sqrt(lambda_j) gap_j, and u_1 has half of the size; the gain has a closed form."""
     values = SPECTRA[name]
     u, gain = direction_weights(values, values, 1, 1e-9)
     gaps = values[0] - values[1:]
@@ -134,7 +134,7 @@ def test_weights_that_hide_what_the_first_look_saw_are_not_taken() -> None:
 def test_the_signs_that_lapack_gives_eigenvectors_change_nothing(
     estimator: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Signs can depend on a workspace's memory address, yet a fit with fixed noise has one result."""
+    """Signs can depend on a workspace's memory address, but a fit's result does not."""
     x = utility_generator(7).standard_normal((20_000, 20)) * np.linspace(5, 1, 20) + 10.0
     rng = utility_generator(0)
     flips = 0

@@ -38,7 +38,7 @@ def known_records(seed: int) -> tuple[Matrix, Matrix]:
 
 
 def configured(name: str, radius: float, batches: int, contributions: int = 1) -> Estimator[Any, Any]:
-    """Return an estimator with a public radius, so that it spends everything on one sum per batch."""
+    """Return an estimator with a public radius; it spends everything on one sum per batch."""
     kind = find(name)
     return kind(
         DIM,

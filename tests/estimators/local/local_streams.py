@@ -33,7 +33,7 @@ def local(name: str, dim: int, k: int, *, epsilon: float = 8.0, share: float = 0
 
 
 def records_on(n: int, dim: int, k: int, s: int, seed: int) -> tuple[NDArray[Any], NDArray[Any], list[int]]:
-    """Return records in a random subspace of s of the features, its rows, and the features.
+    """Return records in a random subspace of s features, the subspace's rows, and the features.
 
     Their second moment is LENGTH^2/k on the subspace, up to sampling: the gap.
     """

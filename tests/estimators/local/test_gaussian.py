@@ -70,7 +70,7 @@ def test_the_angle_bound_holds_and_says_something() -> None:
 
 
 def test_standard_errors_are_those_of_the_noise() -> None:
-    """Noise on and off the diagonal is equal, so a vector on an axis has half the variance."""
+    """Noise is equal on and off the diagonal: a vector on an axis has half the variance."""
     rng = utility_generator(3)
     rows = np.array([[1.0, 0, 0, 0], [0.5, 0.5, 0.5, 0.5], [0.6, -0.8, 0, 0]])
     upper = np.triu(2.0 * rng.standard_normal((20_000, 4, 4)))

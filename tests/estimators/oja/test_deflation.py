@@ -170,7 +170,7 @@ def test_an_iterate_that_is_not_finite_is_passed_over(what: float) -> None:
 
 @pytest.mark.parametrize("answer", [np.zeros(6), np.eye(6)[0] * 1e300, np.eye(6)[0] * 1e-300])
 def test_any_finite_iterate_leaves_an_orthonormal_basis(answer: Matrix) -> None:
-    """Even equal answers for all components work, which vanish orthogonally to the first."""
+    """Equal answers for all components work too; projection leaves nothing of the later ones."""
     estimator = make()
     estimator.answer = answer
     assert run(estimator, 1)[-1].scale == 2.5

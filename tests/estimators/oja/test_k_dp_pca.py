@@ -188,7 +188,7 @@ def test_batches_follow_the_rules(rule: str, wanted: int) -> None:
 
 
 def test_a_batch_needs_a_pair_a_block_and_as_many_records_for_the_mean() -> None:
-    """m = C1 ln(1/(delta tau))/epsilon blocks, tau/(2 T) for tau; a batch that is never enough is reported."""
+    """m = C1 ln(1/(delta tau))/epsilon blocks, tau/(2 T) for tau; a batch that never suffices is reported."""
     options: dict[str, Any] = {
         "n_records": 100_000,
         "batch_size": 5000,
@@ -272,7 +272,7 @@ def test_degenerate_records_go_through_quietly(how: Any, what: str) -> None:
 
 
 def test_a_step_is_the_papers() -> None:
-    """Lines 5 and 6, and the constants of Algorithm 7, on exact answers of the second component's oracle."""
+    """The answers of the second component's oracle are exact; lines 5 and 6 and constants of Algorithm 7."""
     m = 4000
     options: dict[str, Any] = {
         "tail_constant": 1.5,

@@ -97,7 +97,7 @@ def test_centre_and_mean_together_cost_the_promise(epsilon: float, delta: float,
 
 
 def test_the_printed_histograms_need_tens_of_thousands_of_records_a_bin() -> None:
-    """The design's numbers for d = 200 are epsilon/(2 d k) and delta/(2 d k) each."""
+    """The design gives each epsilon/(2 d k) and delta/(2 d k), for d = 200."""
     for k, wanted in ((2, 17_000), (5, 46_000)):
         values = 200 * k
         needed = stability_threshold(1.0 / (2 * values), 1e-2 / (2 * values))

@@ -108,7 +108,7 @@ HOW = pytest.mark.parametrize("how", ["none", "pairs", RecordKind.MATRIX], ids=s
 @HOW
 @pytest.mark.parametrize("component", [0, 1])
 def test_neighbours_move_counts_by_one_and_sums_by_the_sensitivity(how: Any, component: int) -> None:
-    """On the integers that receive noise, given equal answers, the bound 2 * 2**26 is attained.
+    """The bound 2 * 2**26 on integers that receive noise is attained, given equal answers.
 
     Records lie far above, at and below the threshold, are opposite or null, or overflow.
     """
@@ -161,7 +161,7 @@ def test_neighbours_move_counts_by_one_and_sums_by_the_sensitivity(how: Any, com
 
 
 def test_the_sensitivity_is_reached_by_opposite_products() -> None:
-    """If no threshold fires, larger products are scaled down to the bound."""
+    """Products above the bound are scaled down to it if no threshold fires."""
     estimator = make(RecordKind.MATRIX, k=1, epsilon=8.0, rounds=1, clip_radius=1.0)
     state = start(estimator)
     x, far = state.basis, np.linalg.svd(state.basis, full_matrices=True)[0][:, -1:]
@@ -373,7 +373,7 @@ def test_it_finds_the_leading_direction_as_theorem_1_1_says() -> None:
 
 
 def test_a_loose_bound_costs_next_to_nothing() -> None:
-    """Thetas are at most twice the size, where a fixed clip at the bound would have 10^6 times the noise.
+    """Thetas are at most twice the size; a fixed clip at the bound would have 10^6 times the noise.
 
     Records' products are at most 2 in length; noise of the mean is 2 theta z/n = 2 4 2.4/10^4 = 0.002 a
     coordinate at the end (z = sqrt(2 8) 0.6 at epsilon 8, 1e-6), against a gap of 0.9: five
@@ -402,7 +402,7 @@ def test_deflation_on_disjoint_windows_finds_a_subspace() -> None:
 
 
 def test_matrices_do_as_well_as_their_factors() -> None:
-    """The setup is the above, minus a multiple of the diagonal that makes the matrices indefinite."""
+    """The setup is as above, but a multiple of the diagonal makes the matrices indefinite."""
     rng = utility_generator(6)
     x = rng.uniform(-1, 1, (40_000, D)) * [3.0, 1.7, 0.1, 0.1, 0.1]
     estimator = make(RecordKind.MATRIX, epsilon=8.0, rounds=8, clip_radius=100.0)

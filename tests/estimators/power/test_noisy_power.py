@@ -130,7 +130,7 @@ def test_products_of_bounded_records_are_within_the_radius(alpha: float) -> None
 
 
 def test_the_radius_is_attained_by_signs() -> None:
-    """An even basis vector and the record of its signs have |A q| = beta alpha max|q|, the smallest bound."""
+    """An even vector and the record of its signs attain beta alpha max|q|."""
     q = np.ones((D, 1)) / math.sqrt(D)
     beta, alpha = 1.0, 0.5
     estimator = make(k=1, clip_l2=beta, clip_l1=alpha)
@@ -342,7 +342,7 @@ def test_the_clip_of_the_coordinates_lowers_the_noise_of_spread_bases() -> None:
 
 
 def test_later_batches_start_where_the_last_one_ended() -> None:
-    """With one pass a batch and a flat spectrum, errors fall until they reach the noise."""
+    """Errors fall until they reach the noise: one pass a batch, a flat spectrum."""
     rng = utility_generator(6)
     truth = orthonormalise(rng.standard_normal((D, 2)))
     x = rng.standard_normal((60_000, 2)) @ truth.T * 2 + 1.2 * rng.standard_normal((60_000, D))

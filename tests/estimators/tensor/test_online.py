@@ -152,7 +152,7 @@ def test_memory_is_linear_in_the_dimension() -> None:
     estimator.release(estimator.update(state, batch))
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    # The peak allows about 150 vectors, far below a d x d matrix for d = 3000.
+    # The peak is about seventy vectors, far below a d x d matrix for d = 3000.
     assert peak < 8 * d * 150
     assert len(encode_state(state)) < 8 * d * 20 + 10_000
 
