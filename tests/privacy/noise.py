@@ -1,6 +1,6 @@
 """A sampler without noise, one with reproducible noise, and two-sided tests of the scale of noise.
 
-Every test of a scale is a chi-square or gamma test at level 2e-7, with so many
+Every test of a scale is a chi-square or gamma test at level 2e-7, with enough
 draws that the same test misses noise of 0.7 or 1.3 times the scale with
 probability below 1e-7 (computed by `missed`). So a run of all of them fails by
 chance less than once in 10**5.
@@ -22,7 +22,7 @@ FACTORS = [0.7, 1.3]
 
 
 class ScriptedSampler:
-    """No noise at all, unless told; remembers what was asked of it."""
+    """Sampler without noise, unless scripted, that records its requests."""
 
     def __init__(self, noise: Callable[[int, float], NDArray[np.int64]] | None = None) -> None:
         self.noise = noise or (lambda size, scale: np.zeros(size, dtype=np.int64))
@@ -70,21 +70,21 @@ class SeededSampler:
 
 
 def distribution_of_sum(n: int, law: str) -> Any:
-    """Distribution of the sum of n squared normal, or absolute Laplace, draws of scale 1."""
-    # A second, which every process of workers would spend for the samplers alone.
+    """Return the law of the sum of n squared normal, or absolute Laplace, draws of scale 1."""
+    # The import takes a second, which every worker process would spend for the samplers alone.
     from scipy import stats
 
     return stats.chi2(n) if law == "gaussian" else stats.gamma(n)
 
 
 def acceptance(n: int, law: str) -> tuple[float, float]:
-    """Where the sum of n squared normal, or absolute Laplace, draws of scale 1 lies."""
+    """Return the accepted interval of the sum of n squared normal, or absolute Laplace, draws."""
     distribution = distribution_of_sum(n, law)
     return float(distribution.ppf(LEVEL / 2)), float(distribution.isf(LEVEL / 2))
 
 
 def missed(n: int, law: str, factor: float) -> float:
-    """Probability that noise of ``factor`` times the scale is accepted."""
+    """Return the probability of accepting noise of ``factor`` times the scale."""
     low, high = acceptance(n, law)
     distribution = distribution_of_sum(n, law)
     by = factor**2 if law == "gaussian" else factor
@@ -92,7 +92,7 @@ def missed(n: int, law: str, factor: float) -> float:
 
 
 def has_scale(noise: NDArray[np.floating] | NDArray[np.int64], scale: float, law: str = "gaussian") -> bool:
-    """The two-sided test."""
+    """Return the result of the two-sided test."""
     x = np.asarray(noise, dtype=np.float64).ravel() / scale
     low, high = acceptance(x.size, law)
     return low <= float(np.sum(x * x) if law == "gaussian" else np.sum(np.abs(x))) <= high

@@ -1,12 +1,12 @@
-"""Finds sources of randomness in a module's text: imports, names, attribute chains, and ways around them."""
+"""Find sources of randomness in a module's text: imports, names, attributes, and detours."""
 
 from __future__ import annotations
 
 import ast
 
-# Modules whose every import is a find; opendp's samplers are what the noise sampler wraps.
+# Every import of these modules counts; opendp's samplers are wrapped by the noise sampler.
 MODULES = ("random", "secrets", "opendp", "numpy.random", "scipy.stats", "sklearn.utils.random")
-# Functions elsewhere, by full name and by last name: `x.urandom`, whatever x is.
+# Functions elsewhere, by full name and by last name: `x.urandom`, for any x.
 FUNCTIONS = {
     "os.urandom",
     "os.getrandom",
@@ -28,7 +28,7 @@ LAST_NAMES = {name.rpartition(".")[2] for name in FUNCTIONS} | {
     "token_urlsafe",
 }
 DEVICES = ("/dev/random", "/dev/urandom", "/dev/hwrng")
-# Where a name is a string, or code is: to be looked at by hand, each one.
+# Here a name or code is a string: each use needs a manual check.
 INDIRECT = {"__import__", "eval", "exec", "compile", "importlib.reload", "sys.modules"}
 IMPORTERS = ("import_module", "find_spec")
 # Types that annotations may name, without drawing from them.
@@ -36,7 +36,7 @@ TYPES = {"numpy.random.Generator"}
 
 
 def randomness_in(source: str) -> set[str]:
-    """Every source of randomness that a module imports, names or could be hiding."""
+    """Return every source of randomness that a module imports, names or could hide."""
     tree = ast.parse(source)
     search = _Search(tree)
     search.visit(tree)
@@ -70,7 +70,7 @@ class _Search(ast.NodeVisitor):
         for name in (f"{module}.{a.name}" for a in node.names):
             if (_forbidden(module) or _forbidden(name)) and name not in TYPES:
                 self.found.add(name)
-            # A star of numpy, scipy or os brings in what it holds.
+            # A star import of numpy, scipy or os includes their forbidden names.
             if name.endswith(".*") and any(m.startswith(f"{module}.") for m in (*MODULES, *FUNCTIONS)):
                 self.found.add(name)
 
@@ -80,7 +80,7 @@ class _Search(ast.NodeVisitor):
             return
         if _forbidden(name) or node.attr in LAST_NAMES or name in INDIRECT:
             self.found.add(name)
-            # Its own beginning, numpy.random, is no second find.
+            # The prefix of the same chain, numpy.random, does not count again.
             if not name.startswith("?"):
                 return
         self.generic_visit(node)
@@ -121,7 +121,7 @@ SAMPLERS = {"noise_sampler", "replace_noise_sampler", "_SecretSampler", "_sample
 
 
 def names_in(source: str) -> set[str]:
-    """Every name that a module uses, imports or takes as an attribute."""
+    """Return every name that a module uses, imports or takes as an attribute."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Name):

@@ -1,4 +1,6 @@
-"""The rounded Gaussian: decisions against arithmetic of 300 bits, and its law. See noise.py for levels."""
+"""The rounded Gaussian: decisions agree with 300-bit arithmetic, and the law is exact. See noise.py for
+levels.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,7 @@ SEED = 20261123
 
 
 class Bytes:
-    """The bytes it is given first, then those of a seeded generator; remembers these."""
+    """The given bytes, followed by a seeded generator's; records the latter."""
 
     def __init__(self, words: NDArray[np.uint64], seed: int = 0) -> None:
         self._first = words.astype("<u8").tobytes()
@@ -55,7 +57,7 @@ class Bytes:
 
 @pytest.fixture
 def settled(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """What the slow path has answered."""
+    """Record the answers of the slow path."""
     answers: list[int] = []
     settle: Callable[..., int] = noise._settle
 
@@ -68,9 +70,9 @@ def settled(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def holds(total: int, sigma: float, negative: bool, tail: tuple[Fraction, Fraction], answer: int) -> bool:
-    """Whether every real number whose tail lies in an interval gives this answer, at 300 bits.
+    """Return if all real numbers with a tail in an interval give this answer, at 300 bits.
 
-    By one comparison of tails at each end of what rounds to it: no inverse, and none of the code on trial.
+    One comparison of tails at each end of the rounding interval suffices: no inverse, and no code under test.
     """
     exponent = grid_exponent(sigma)
     most = LARGEST_TOTAL
@@ -93,7 +95,7 @@ def holds(total: int, sigma: float, negative: bool, tail: tuple[Fraction, Fracti
 
 
 def judged(totals: Integers, sigma: float, words: NDArray[np.uint64]) -> int:
-    """Judge the answers to these totals by these bits; returns how many asked for more of them."""
+    """Judge the answers for these totals and bits; return how many requested more bits."""
     together = rounded_gaussian(totals, sigma, Bytes(words))
     asked = 0
     for i, (total, word) in enumerate(zip(totals.tolist(), words.tolist(), strict=True)):
@@ -112,15 +114,15 @@ def judged(totals: Integers, sigma: float, words: NDArray[np.uint64]) -> int:
 @pytest.mark.parametrize("n", [1000, pytest.param(12_500, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("sigma", SIGMAS)
 def test_random_decisions_are_those_of_300_bits(sigma: float, n: int) -> None:
-    """8,000 in all; 100,000 by `make soak`."""
+    """There are 8,000 in all; 100,000 with `make soak`."""
     rng = np.random.default_rng(SEED)
     totals = rng.integers(-(2**61), 2**61, n)
-    # Two in 10**5 are open at most, so 20 of so few come with probability below 1e-20.
+    # At most two in 10**5 are undecided, so 20 among these few have a probability below 1e-20.
     assert judged(totals, sigma, rng.integers(0, 2**64, n, dtype=np.uint64)) < 20
 
 
 def extremes(rng: np.random.Generator, n: int) -> NDArray[np.uint64]:
-    """Tails near 0, 2**-63 and 1/2, at and beside powers of two."""
+    """Return tails near 0, 2**-63 and 1/2, at and near powers of two."""
     powers = [2**i + j for i in range(1, 64) for j in (-2, -1, 0, 1)]
     known = np.array([*range(64), *powers, *range(TOP - 64, TOP + 1)], dtype=np.uint64)
     return rng.choice(known[known <= TOP], n) << np.uint64(1) | rng.integers(0, 2, n, dtype=np.uint64)
@@ -129,19 +131,19 @@ def extremes(rng: np.random.Generator, n: int) -> NDArray[np.uint64]:
 @pytest.mark.parametrize("n", [200, pytest.param(1300, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("sigma", SIGMAS)
 def test_extreme_decisions_are_those_of_300_bits(sigma: float, n: int) -> None:
-    """1,600 in all, 10,400 by `make soak`: tails, and totals at the ends of int64."""
+    """1,600 in all, 10,400 with `make soak`: tails, and totals at the ends of int64."""
     rng = np.random.default_rng(SEED)
     ends = np.array([-(2**63), -(2**63) + 1, -(2**62), -1, 0, 1, 2**62 - 1, 2**62, TOP], dtype=np.int64)
     totals = np.where(rng.random(n) < 0.5, rng.choice(ends, n), rng.integers(-(2**63), TOP, n))
     words = extremes(rng, n)
-    # m = 0 is an extreme that settles nothing by itself.
+    # m = 0 is an extreme that decides nothing by itself.
     words[0] = 0
     assert judged(totals, sigma, words) > 0
 
 
 @pytest.mark.parametrize("sigma", [2.0**35, 2.0**41 * 5.97, 2.0**50, 2.0**57])
 def test_sums_beside_a_rounding_boundary_are_those_of_300_bits(sigma: float, settled: list[int]) -> None:
-    """S + sigma z lies within half a lattice unit of a boundary: floats cannot tell."""
+    """S + sigma z lies within half a lattice unit of a boundary: floats cannot decide."""
     rng = np.random.default_rng(SEED)
     n, step = 200, 2 ** grid_exponent(sigma)
     words = rng.integers(0, 2**64, n, dtype=np.uint64)
@@ -153,7 +155,7 @@ def test_sums_beside_a_rounding_boundary_are_those_of_300_bits(sigma: float, set
             reached = int(mpmath.nint(sigma * (-z if word & 1 else z)))
             totals.append(int(rng.integers(-(2**20), 2**20)) * step + step // 2 - reached)
     judged(np.array(totals, dtype=np.int64), sigma, words)
-    # Half a unit is 2**-(e + 1) of the grid: at the largest scale less than what floats can tell.
+    # Half a unit is 2**-(e + 1) of the grid: at the largest scale below the resolution of floats.
     assert sigma < 2.0**57 or len(settled) > n
 
 
@@ -161,7 +163,7 @@ def test_sums_beside_a_rounding_boundary_are_those_of_300_bits(sigma: float, set
 def test_the_slow_path_gives_the_answers_of_the_fast_one(
     sigma: float, settled: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not the law alone: the same bits, the same answers. The guard is so wide that no value is settled."""
+    """The same bits give the same answers. The guard is so wide that the fast path decides nothing."""
     rng = np.random.default_rng(SEED)
     totals = rng.integers(-(2**61), 2**61, 1000)
     words = rng.integers(0, 2**64, totals.size, dtype=np.uint64)
@@ -187,7 +189,7 @@ def test_threads_do_not_disturb_each_other_where_precision_counts(monkeypatch: p
     rng = np.random.default_rng(SEED)
     totals = rng.integers(-(2**61), 2**61, (8, 60))
     words = rng.integers(0, 2**64, totals.shape, dtype=np.uint64)
-    # Scales whose first bits do not suffice here and there: the digits in use differ.
+    # For some scales the first bits do not suffice, so the precisions in use differ.
     words[:, ::3] &= np.uint64(1)
 
     def draw(i: int) -> Integers:
@@ -215,20 +217,22 @@ def test_tails_are_within_what_they_say(bits: int) -> None:
 
 
 def agrees(drawn: Integers, sigma: float) -> bool:
-    """Kolmogorov and Smirnov's test against the rounded Gaussian, at 1e-6 (Massart 1990)."""
+    """Return the result of Kolmogorov and Smirnov's test against the rounded Gaussian, at 1e-6 (Massart
+    1990).
+    """
     step = 2 ** grid_exponent(sigma)
     ordered = np.sort(drawn)
     last = np.append(ordered[1:] != ordered[:-1], True)
     reached = (np.flatnonzero(last) + 1) / ordered.size
     exact = ndtr((ordered[last] + step / 2) / sigma)
     distance = np.max(np.abs(reached - exact))
-    # Between atoms both are constant, so their distance at atoms is the largest there is.
+    # Between atoms both are constant, so the distance at atoms is the maximum.
     return bool(distance <= math.sqrt(math.log(2 / 1e-6) / 2 / ordered.size))
 
 
 @pytest.mark.parametrize("sigma", [40.0, 2.0**41 * 5.97])
 def test_ten_million_values_have_the_exact_law_and_no_other(sigma: float) -> None:
-    """Moments and distribution, at 1e-6; 0.99 and 1.01 of sigma fail both.
+    """Moments and distribution agree at 1e-6; 0.99 and 1.01 of sigma fail both.
 
     The distributions are .0024 apart there, the test's radius .00085: it misses that with
     probability 1e-13.
@@ -252,7 +256,7 @@ def test_ten_million_values_have_the_exact_law_and_no_other(sigma: float) -> Non
 
 @pytest.mark.parametrize("sigma", [0.3, 0.8, 3.0])
 def test_small_noise_has_the_exact_distribution(sigma: float) -> None:
-    """Chi-square over all values that 200,000 draws should show 20 times; 1e-9 leaves room for the rest."""
+    """Chi-square over all values expected 20 times in 200,000 draws; 1e-9 leaves room for the rest."""
     n = 200_000
     j = np.arange(-60, 61)
     p = ndtr((j + 0.5) / sigma) - ndtr((j - 0.5) / sigma)
@@ -266,7 +270,7 @@ def test_small_noise_has_the_exact_distribution(sigma: float) -> None:
 
 
 def test_it_cannot_be_told_from_the_discrete_gaussian() -> None:
-    """Two samples, OpenDP's and ours, where the laws are within 1e-6 of each other; level 1e-6."""
+    """Two samples, OpenDP's and ours, have laws within 1e-6 of each other; level 1e-6."""
     enable_features("contrib")
     n, sigma = 100_000, 200.0
     sampler = make_gaussian(vector_domain(atom_domain(T="i64")), l2_distance(T="f64"), scale=sigma)
@@ -321,7 +325,7 @@ assert np.count_nonzero(own == 0) + np.count_nonzero(other == 0) < 5
 
 @pytest.mark.parametrize("how", ["python", "libc"])
 def test_a_copy_of_a_process_draws_its_own(how: str) -> None:
-    """Also one that is made below Python, where no hook runs: nothing is kept that could be repeated."""
+    """This includes copies made below Python, where no hook runs: no reusable state is kept."""
     subprocess.run([sys.executable, "-c", _COPIES, how], check=True, timeout=240)
 
 

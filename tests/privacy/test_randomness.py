@@ -1,4 +1,4 @@
-"""The samplers to randomness, and that there are no others."""
+"""The samplers have the only sources of randomness."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_utility_randomness_repeats_and_salts_do_not() -> None:
 
 
 PACKAGE = Path(streaming_pca.__file__).parent
-# Neither noise nor anything that privacy rests on; each with its reason.
+# Neither noise nor anything that privacy depends on; each with its reason.
 ALLOWED_USES = {
     ("demo/flights.py", "numpy.random.PCG64"): "the published shuffle of a public data set",
     ("demo/flights.py", "?.random_raw"): "of the same",
@@ -83,7 +83,7 @@ def test_no_module_but_the_samplers_has_a_source_of_randomness() -> None:
         for use in randomness_in(source)
     }
     assert found - ALLOWED_USES.keys() == set()
-    # An exception that nothing needs any more is a hole.
+    # An unused exception is a hole.
     assert ALLOWED_USES.keys() - found == set()
     assert randomness_in(modules()[RANDOMNESS]) >= {"secrets", "numpy.random.default_rng"}
 

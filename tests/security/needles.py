@@ -1,6 +1,6 @@
 """Recognisable secrets and records, and a search that finds them in any encoding.
 
-Every secret of the tests has the word `MARK` in it, so that one search finds any of them. A record is
+Every secret of the tests contains the word `MARK`, so that one search finds all of them. A record is
 recognised by `ROW`: two neighbouring features whose decimal digits and octets no other test has.
 """
 
@@ -18,9 +18,9 @@ from pathlib import Path
 from tempfile import NamedTemporaryFile
 
 MARK = "vQ7xN33dL9"
-"""Part of every secret that the tests use; letters and digits alone, so that no escaping changes it."""
+"""Part of every secret in the tests; letters and digits alone, so that no escaping changes it."""
 
-# The digits are those of float32 as well. They look like other values of the tests' records.
+# The digits are also those of float32. They look like other values of the tests' records.
 ROW = (1.7391682863235474, -0.8264739513397217)
 """Neighbouring features of a record."""
 
@@ -36,20 +36,20 @@ def is_secret(text: str) -> bool:
 
 @dataclass(frozen=True)
 class Needle:
-    """Something that must not be found, in one encoding."""
+    """Octets that must not be found, in one encoding."""
 
     name: str
     octets: bytes
 
 
 def _encoded(name: str, octets: bytes) -> Iterator[Needle]:
-    """Yield octets as they are, as hexadecimal digits, and as base64 wherever they begin."""
+    """Yield octets unchanged, as hexadecimal digits, and as base64 at any offset."""
     yield Needle(f"{name}, raw", octets)
     yield Needle(f"{name}, hexadecimal", octets.hex().encode())
     yield Needle(f"{name}, hexadecimal in capitals", octets.hex().upper().encode())
     for shift in range(3):
         code = base64.b64encode(b"\0" * shift + octets)
-        # Digits that hold neighbouring octets too are left out.
+        # Digits that also encode neighbouring octets are omitted.
         whole = code[-(-8 * shift // 6) : 8 * (shift + len(octets)) // 6]
         yield Needle(f"{name}, base64 at {shift}", whole)
         if whole.translate(bytes.maketrans(b"+/", b"-_")) != whole:
@@ -67,7 +67,7 @@ def _of_records() -> Iterator[Needle]:
         for code, kind in (("f", "float32"), ("d", "float64")):
             yield from _encoded(f"a record, {kind} {ending}-endian", struct.pack(f"{order}2{code}", *ROW))
     for value in ROW:
-        # As float32 prints it, and any number of digits more; a comma stands for the point in some languages.
+        # The digits as float32 prints them, or more; some languages use a comma for the point.
         digits = f"{abs(value):.9f}"[:8]
         for point in ".,":
             yield Needle(f"a record's {value}, decimal", digits.replace(".", point).encode())
@@ -81,7 +81,7 @@ EVERYTHING = SECRETS + RECORDS
 
 
 def found_in(octets: bytes, needles: Iterable[Needle] = EVERYTHING) -> list[str]:
-    """Return the names of the needles in some octets, each with what stands around it."""
+    """Return the names of the needles in some octets, each with its surroundings."""
     return [
         f"{needle.name}: {octets[max(0, at - 60) : at + len(needle.octets) + 60]!r}"
         for needle in needles
@@ -91,7 +91,7 @@ def found_in(octets: bytes, needles: Iterable[Needle] = EVERYTHING) -> list[str]
 
 @dataclass(frozen=True)
 class Search:
-    """What was searched, and what was found: a line for each place."""
+    """The extent of a search, and its finds: a line for each place."""
 
     files: int
     octets: int
@@ -99,9 +99,9 @@ class Search:
 
 
 def search(paths: Iterable[Path], needles: Iterable[Needle] = EVERYTHING) -> Search:
-    """Search files, and the names of all.
+    """Search files and all file names.
 
-    grep looks for all needles at once, fifty times as fast as Python's search for each.
+    grep searches for all needles together, fifty times as fast as Python's search for each.
     """
     needles, paths = tuple(needles), tuple(paths)
     found = [
@@ -122,11 +122,11 @@ def search(paths: Iterable[Path], needles: Iterable[Needle] = EVERYTHING) -> Sea
 
 
 def _suspects(files: Sequence[Path], patterns: str) -> Sequence[Path]:
-    """Return the files in which grep finds something; all, where there is no grep."""
+    """Return the files with a match by grep; all files without grep."""
     grep = shutil.which("grep")
     if grep is None:
         return files
-    # -s: a process may end meanwhile, and take a file along.
+    # -s: a process may end during the search and remove a file.
     done = subprocess.run(
         [grep, "-s", "-l", "-a", "-F", "-Z", "-f", patterns, "--", *map(str, files)],
         capture_output=True,

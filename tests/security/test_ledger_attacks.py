@@ -1,6 +1,6 @@
-"""What an attacker tried on the ledger, and what became of it: one test an attack.
+"""Attacks on the ledger and their results: one test an attack.
 
-The attacker writes whatever a job may write, chooses every charge after every
+The attacker writes anything that a job may write, chooses every charge after every
 verdict, and owns records; the log's order is Kafka's, and so is fencing
 (tests/privacy/ledger/test_ledger_search.py tries their orders).
 """
@@ -49,13 +49,13 @@ from tests.privacy.ledger.test_verify import messages
 
 @contextmanager
 def any_charge() -> Iterator[None]:
-    """Reservations may charge what they like, however little: the filter alone must hold."""
+    """Let reservations charge any amount, however small: the filter alone must hold."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(protocol, "_check_charge", lambda entry: "")
         yield
 
 
-# ------------------------------------------------------------------- a cap that is passed adaptively
+# ------------------------------------------------------------------- exceeding a cap adaptively
 
 shares = st.one_of(
     st.just(Fraction(1)),
@@ -97,7 +97,7 @@ def test_who_chooses_each_charge_from_what_is_left_never_passes_a_basic_cap(
 
 
 def largest_rho(cap: Cap, spent: Fraction, digits: int) -> Fraction:
-    """The largest rho of so many decimals that fits beside what is spent: an independent solution."""
+    """Return the largest rho with these decimals that fits in the rest: an independent solution."""
     with mpmath.workdps(digits + 60):
         e = mpmath.mpf(Fraction(cap.epsilon).numerator) / Fraction(cap.epsilon).denominator
         d = mpmath.mpf(Fraction(cap.delta).numerator) / Fraction(cap.delta).denominator
@@ -128,7 +128,7 @@ def test_who_chooses_each_charge_from_what_is_left_never_passes_a_zcdp_cap(
     for number, (share, digits, users) in enumerate(steps):
         promise = OF_USERS if users else PROMISE
         most = max(largest_rho(cap, spent, digits), Fraction(0))
-        # The edge is irrational: one more of the last decimal is above it.
+        # The edge is irrational: adding one to the last decimal exceeds it.
         above = Charge(epsilon=0, delta=0, rho=most + Fraction(1, 10**digits))
         assert not log.reserve(f"greedy {number}", span(0, 1), charge=above, promise=promise).accepted
         cost = Charge(epsilon=9, delta=1, rho=most * share)
@@ -156,7 +156,7 @@ def test_no_log_whatever_it_holds_takes_a_record_or_a_user_above_the_cap(writer:
             for r in entry.ranges:
                 for offset in range(r.start, r.end):
                     of_records.setdefault((r.partition, offset), []).append(entry.charge)
-        # Whoever has records in each job's costliest batch.
+        # A user may have records in each job's costliest batch.
         users = sum((max_of(charges) for charges in of_users.values()), Charge.nothing())
         for charges in of_records.values():
             assert within_cap(sum(charges, users), opened.cap, opened.filter)
@@ -200,7 +200,7 @@ def test_a_user_in_the_costliest_batches_of_every_job_pays_what_every_record_is_
 
 
 def test_charges_whose_sum_is_above_the_largest_charge_are_judged_like_others() -> None:
-    """A sum may be above the largest number that one charge may name; a reader must not fail on it."""
+    """A sum may exceed the largest number of one charge; a reader must not fail on it."""
     huge = Charge(epsilon=10**12, delta=TINY)
     log = Writer(epsilon=1)
     assert log.reserve("a", span(0, 1)).accepted
@@ -217,7 +217,7 @@ def test_charges_whose_sum_is_above_the_largest_charge_are_judged_like_others() 
 
 @any_charge()
 def test_a_sum_of_more_digits_than_python_prints_stops_nobody() -> None:
-    """Python refuses to write integers of over 4,300 digits: a refusal that shows the sum would fail."""
+    """Python refuses to print integers of over 4,300 digits: a refusal that prints the sum would fail."""
     log = Writer(epsilon=1)
     for job, n in zip("abc", (1, 3, 7), strict=True):
         cost = Charge(epsilon=Fraction(1, 10**1800 + n), delta=Fraction(1, 10**1800 + n))
@@ -236,7 +236,7 @@ def test_a_sum_of_more_digits_than_python_prints_stops_nobody() -> None:
 
 @any_charge()
 def test_coprime_denominators_cost_digits_by_charge_and_not_by_batch() -> None:
-    """A job charges a record once: its million batches add nothing up, however odd its charge."""
+    """A job charges a record once: its million batches add no digits, however odd its charge."""
     odd = Charge(epsilon=Fraction(1, 10**300 + 7), delta=0, rho=Fraction(1, 10**300 + 9))
     log = Writer(epsilon=2)
     for batch in range(200):
@@ -298,7 +298,7 @@ def test_a_topic_that_was_created_again_inherits_no_entry_and_gives_none_away() 
     assert again.opened is None
     opened = Opened(topic_id="U", topic="in", cap=Cap(epsilon=1, delta=1))
     assert again.apply(opened).accepted
-    # A zombie of the old life writes on: its chain is right, its life is over.
+    # A zombie of the old life continues: its chain is right, but its life is over.
     zombie = log.reserved("a", span(5, 9))
     assert not again.apply(zombie).accepted
     assert not again.apply(zombie.model_copy(update={"topic_id": "U"})).accepted
@@ -308,7 +308,7 @@ def test_a_topic_that_was_created_again_inherits_no_entry_and_gives_none_away() 
 @settings(deadline=None)
 @given(drawn_logs(sound=True), st.data())
 def test_a_ledger_that_lost_its_end_is_refused_or_lost_no_answer(writer: Writer, data: st.DataObject) -> None:
-    """The state knows the last batch that was answered; a ledger that does not is refused."""
+    """The state knows the last answered batch; a ledger that lacks it is refused."""
     kept = Ledger("T")
     for entry in writer.log[: data.draw(st.integers(1, len(writer.log)))]:
         kept.apply(entry)
@@ -325,7 +325,7 @@ def test_a_ledger_that_lost_its_end_is_refused_or_lost_no_answer(writer: Writer,
         except LedgerMismatch:
             assert left.last_committed < job.last_committed
             continue
-        # Whatever comes next, no batch that has an answer gets another one.
+        # Later entries never give an answered batch another answer.
         assert left.last_committed == job.last_committed
         if found.action is Action.RESUME:
             assert left.batch not in answered
@@ -359,7 +359,7 @@ def test_a_leader_that_ignores_that_its_reservation_is_void_is_found_out() -> No
 
 
 def test_an_entry_that_is_written_twice_counts_once() -> None:
-    """A producer that sends again, or a zombie that sends late: the chain has moved on."""
+    """A producer may send again, or a zombie late: the chain has advanced."""
     log = Writer(epsilon=9)
     for kind in ("charge", "reserve", "commit", "abandon", "release"):
         again = Writer(epsilon=9)
@@ -379,7 +379,7 @@ def test_an_entry_that_is_written_twice_counts_once() -> None:
     assert log.ledger.jobs == {}
 
 
-# ------------------------------------------------------------------------------------- what leaks
+# ------------------------------------------------------------------------------------- leaks
 
 
 def test_the_digest_in_the_ledger_tells_nothing_to_whoever_guesses_the_state() -> None:
@@ -400,7 +400,7 @@ def test_a_refusal_names_charges_and_offsets_and_nothing_else() -> None:
     )
 
 
-@settings(deadline=None)  # the first one compiles
+@settings(deadline=None)  # the first example compiles
 @given(st.integers(0, 6), st.integers(0, 2**32))
 def test_a_record_of_wider_numbers_changes_no_other_records_part(at: int, seed: int) -> None:
     """One float64 payload makes the whole batch float64: the others must not round differently for it."""

@@ -1,4 +1,4 @@
-"""The search for secrets finds them in every encoding: a search that finds nothing proves something."""
+"""The search for secrets finds them in every encoding, so an empty result is evidence."""
 
 from __future__ import annotations
 
@@ -69,5 +69,5 @@ def test_it_finds_nothing_where_there_is_nothing() -> None:
 def test_a_needle_is_long_enough_to_be_no_chance_find() -> None:
     assert len(EVERYTHING) == len(SECRETS) + len(RECORDS)
     for needle in EVERYTHING:
-        # 8 octets, or as many characters of base64 or digits.
+        # 8 octets, or 8 characters of base64 or digits.
         assert len(needle.octets) >= 8, needle

@@ -1,4 +1,4 @@
-"""Memory of a process with records and secrets: no core file, no debugger, and no message that quotes it."""
+"""Memory of a process with records and secrets: no core file, no debugger, no revealing message."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def core_limit(pid: int) -> str:
 
 
 def abort(process: subprocess.Popen[str], cwd: Path) -> bool:
-    """Abort a process whose limit of core files its user has raised; return whether its memory was dumped."""
+    """Abort a process after its user raised the core limit; return whether its memory was dumped."""
     raised = unprivileged.run("prlimit", "--core=unlimited:", "--pid", process.pid, cwd=cwd)
     assert raised.returncode == 0, raised.stderr
     assert core_limit(process.pid) == "unlimited"
@@ -106,7 +106,7 @@ system.ptrace(17, int(sys.argv[1]), None, None)
 
 
 def attach(pid: int, cwd: Path) -> str:
-    """Attach a debugger of the same user, and detach it; return why it cannot be."""
+    """Attach a debugger of the same user, and detach it; return the reason of a failure."""
     return unprivileged.run(unprivileged.python(), "-c", ATTACH, pid, cwd=cwd).stderr.strip()
 
 
@@ -185,7 +185,7 @@ def test_a_guarded_process_without_rights_can_still_do_its_work(folder: Path) ->
     with unprivileged.running(folder / "alive.py", cwd=folder) as process:
         said = process.communicate(timeout=120)[0]
     assert process.returncode == -signal.SIGKILL, said
-    # A child dies with it, by the system's own signal.
+    # The system's own signal kills its child with it.
     (child,) = [int(line.split()[1]) for line in said.splitlines() if line.startswith("child ")]
     wait_for("the child's end", lambda: not Path(f"/proc/{child}").exists())
 
@@ -195,7 +195,7 @@ def test_the_compiler_of_kernels_is_given_no_secret(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("STREAMING_PCA_KAFKA__SASL_PASSWORD", secret("password"))
     monkeypatch.setenv("streaming_pca_http__token", secret("token"))
     compiler = compile_apart([RecordKind.LOCAL])
-    # The kernel shows it a moment after the program is exchanged.
+    # The kernel shows it a moment after exec.
     environment = wait_for("its environment", Path(f"/proc/{compiler.pid}/environ").read_bytes)
     stop(compiler)
     compiler.wait()
@@ -227,7 +227,7 @@ def test_a_platform_without_protection_is_told(monkeypatch: pytest.MonkeyPatch) 
 
 
 def broken(*_: Any, **__: Any) -> None:
-    """Fail as a library would that quotes what it cannot handle."""
+    """Fail like a library that quotes input that it cannot handle."""
     try:
         raise KeyError(secret("inner"))
     except KeyError as error:

@@ -1,4 +1,4 @@
-"""The search of a whole run fails it where a test has shown a secret, and says how much was searched."""
+"""The search of a whole run fails it if a test has shown a secret, and reports its extent."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_only_named_files_are_left_out() -> None:
 
 
 def test_every_password_of_the_tests_can_be_found() -> None:
-    """A secret in clear text would be one that the search of the run does not know."""
+    """The search of the run would not know a secret in clear text."""
     literal = re.compile(
         r"""(?i)^\s*(?:PASSWORD|TOKEN|OTHER)\s*=\s*["']|(?:sasl_password|\btoken)=["']\w{8}"""
     )

@@ -22,19 +22,19 @@ _STANDARD = {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")}
 _SITE = [
     path
     for path in sys.path
-    # Another Python of the same version has a standard library of its own.
+    # Another Python of the same version has its own standard library.
     if path and path not in _STANDARD and not path.endswith((".zip", "lib-dynload"))
 ]
 
 
 def environment(**more: str) -> dict[str, str]:
-    """Return the environment of such a program: this one's packages, and a home that it cannot write."""
+    """Return the environment of such a program: this one's packages, and a read-only home."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("STREAMING_PCA_")}
     return kept | {"PYTHONPATH": os.pathsep.join(_SITE), "HOME": "/nonexistent"} | more
 
 
 def _user() -> dict[str, Any]:
-    """Return the arguments of a process of the user nobody; none where tests have no rights themselves."""
+    """Return the arguments of a process of the user nobody; none if tests lack rights themselves."""
     if os.geteuid() != 0:
         return {}
     nobody = pwd.getpwnam("nobody")
@@ -63,7 +63,7 @@ def python() -> str:
 
 
 def user_id() -> int:
-    """Return the number of that user; 0 where tests have no rights themselves."""
+    """Return the number of that user; 0 if tests lack rights themselves."""
     return int(_user().get("user", 0))
 
 
@@ -74,7 +74,7 @@ def paths(first: Path) -> str:
 
 @contextmanager
 def folder() -> Iterator[Path]:
-    """Make a folder that the user can write; pytest's own are closed to others by each run of pytest."""
+    """Make a folder that the user can write; pytest closes its own folders to others."""
     with TemporaryDirectory(prefix="streaming-pca-unprivileged-", ignore_cleanup_errors=True) as name:
         path = Path(name)
         path.chmod(0o777)
@@ -100,7 +100,7 @@ def running(*words: object, cwd: Path, **how: Any) -> Iterator[subprocess.Popen[
 
 
 def is_dumpable(pid: int) -> bool:
-    """Return whether core files and debuggers of its user are admitted: if not, /proc gives it to root."""
+    """Return whether its user may have core files and debuggers; otherwise root owns its /proc."""
     assert os.stat(f"/proc/{pid}").st_uid != 0 or os.geteuid() != 0, "a process of root"
     return os.stat(f"/proc/{pid}/environ").st_uid != 0
 

@@ -1,7 +1,7 @@
-"""Search of all that a run of the tests printed and wrote, for their own secrets and records.
+"""Search of all output and files of a test run for the tests' own secrets and records.
 
-Tests use secrets and records that :mod:`tests.security.needles` recognises. What each test printed and
-logged is searched as it ends, and all files below the run's temporary folder after the last one. A find
+Tests use secrets and records that :mod:`tests.security.needles` recognises. Each test's output and
+log is searched as it ends, and all files below the run's temporary folder after the last one. A find
 fails the run.
 """
 
@@ -38,11 +38,11 @@ process (a regular expression), and the reason."""
 _HOLDERS = re.compile("|".join(f"(?:{pattern})" for pattern in HOLDERS) or r"(?!)")
 _OF_PROCESS = re.compile(r"popen-gw\d+/")
 _MOST = 100
-"""Most finds that are shown."""
+"""Maximum number of finds shown."""
 
 
 def is_searched(path: str) -> bool:
-    """Return whether a file is searched: by its path below the temporary folder."""
+    """Return whether a file is searched, by its path below the temporary folder."""
     return _HOLDERS.fullmatch(_OF_PROCESS.sub("", path, count=1)) is None
 
 
@@ -56,7 +56,7 @@ class WholeRun:
         self._characters = self._tests = 0
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Search what a test has printed and logged."""
+        """Search the output and log of a test."""
         began = time.perf_counter()
         self._tests += report.when == "call"
         for name, text in report.sections:
@@ -67,7 +67,7 @@ class WholeRun:
         self._found += [f"the name of a test: {each}" for each in found_in(report.nodeid.encode())]
         self._seconds += time.perf_counter() - began
 
-    # Innermost: what is found is a failure of the run, which another plugin writes.
+    # Innermost: a find fails the run, and another plugin writes that result.
     @pytest.hookimpl(wrapper=True, trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> Iterator[None] | Any:
         """Search the files, and fail the run on a find."""

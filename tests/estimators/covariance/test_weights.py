@@ -70,7 +70,7 @@ def test_no_weight_can_be_changed_for_the_better(name: str, k: int) -> None:
 
 @pytest.mark.parametrize("name", SPECTRA)
 def test_of_one_direction_the_weights_are_known(name: str) -> None:
-    """u_j is proportional to sqrt(lambda_j) gap_j, and u_1 has half of the size; the gain has a closed form."""
+    """u_j is proportional to sqrt(lambda_j) gap_j, and u_1 has half of the size; gains are in closed form."""
     values = SPECTRA[name]
     u, gain = direction_weights(values, values, 1, 1e-9)
     gaps = values[0] - values[1:]

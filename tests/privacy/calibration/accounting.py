@@ -1,6 +1,6 @@
-"""What several mechanisms cost together, on top of dp-accounting: the judge of the package's rules.
+"""The joint cost of several mechanisms, on top of dp-accounting: the judge of the package's rules.
 
-What to hand in for each mechanism of :mod:`mechanisms`, adjacency replace-one:
+Arguments for each mechanism of :mod:`mechanisms`, adjacency replace-one:
 
 ==================================================  =======================================
 gaussian_on_vector, _symmetric, _symmetric_space    ``Gaussian(multiplier)``
@@ -21,7 +21,7 @@ Three routes, all upper bounds:
   rounding; the tightest for mixtures, for a schedule that is fixed in advance.
 
 Gaussian answers are rounded, which is post-processing. Importing this module takes over
-a second: dp-accounting does.
+a second, because of dp-accounting.
 """
 
 from __future__ import annotations
@@ -54,24 +54,25 @@ __all__ = [
     "epsilon_of",
 ]
 
-# What FFTs in float64 may lose of a delta (some 1e-15 each), added to every answer of the PLD route.
+# The possible error of a delta from FFTs in float64 (about 1e-15 each), added to every answer of the PLD
+# route.
 _PLD_ROUNDING = 1e-12
 
-# Discretisation intervals to the typical privacy loss of the least and the greatest mechanism: what a
-# small mechanism loses to a coarse interval beside a large one, rounding up pays for.
+# Discretisation intervals per typical privacy loss of the smallest and the largest mechanism: rounding up
+# covers the loss of a small mechanism in the coarse interval of a large one.
 _PLD_STEPS, _PLD_MOST_STEPS = 1000, 20_000
 
 # Typical loss of a mechanism whose distribution would fill the memory.
 _PLD_GREATEST_LOSS = 30.0
 
-# Beyond this an epsilon promises nothing, and e^epsilon nears the end of floats.
+# A larger epsilon promises nothing, and e^epsilon approaches the limit of floats.
 _GREATEST_EPSILON = 500.0
 
 _RENYI_ORDERS = [1 + 10 ** (i / 40) for i in range(-120, 241)]
 
 
 class Route(StrEnum):
-    """How costs add up."""
+    """The rule for adding up costs."""
 
     ZCDP = "zcdp"
     GDP = "gdp"
@@ -89,21 +90,21 @@ class Gaussian:
 
     @property
     def rho(self) -> float:
-        """Bun and Steinke 2016, Proposition 1.6."""
+        """Return rho by Bun and Steinke 2016, Proposition 1.6."""
         return 1 / (2 * self.multiplier**2)
 
     @property
     def mu(self) -> float:
-        """Gaussian-DP parameter."""
+        """Return the Gaussian-DP parameter."""
         return 1 / self.multiplier
 
     @property
     def aside(self) -> float:
-        """Delta that adds up beside the rest."""
+        """Return the delta that adds to the rest."""
         return 0.0
 
     def pld(self, interval: float) -> Any:
-        """Privacy loss distribution: REPLACE_SPECIAL, as REPLACE_ONE would double the sensitivity."""
+        """Return the privacy loss distribution: REPLACE_ONE would double the sensitivity."""
         return privacy_loss_distribution.from_gaussian_mechanism(
             self.multiplier,
             value_discretization_interval=interval,
@@ -113,10 +114,10 @@ class Gaussian:
 
 @dataclass(frozen=True)
 class Approximate:
-    """Any (epsilon, delta)-DP mechanism: an epsilon-DP one, but for a part delta of its answers.
+    """Any (epsilon, delta)-DP mechanism: epsilon-DP except for a part delta of its answers.
 
-    Kairouz, Oh and Viswanath 2015, Theorem 3.1: it is a post-processing of
-    one that tells all with probability delta and is randomised response otherwise.
+    Kairouz, Oh and Viswanath 2015, Theorem 3.1: it is a post-processing of a mechanism
+    that reveals everything with probability delta and is randomised response otherwise.
     """
 
     epsilon: float
@@ -128,21 +129,21 @@ class Approximate:
 
     @property
     def rho(self) -> float:
-        """Bun and Steinke 2016, Proposition 1.4."""
+        """Return rho by Bun and Steinke 2016, Proposition 1.4."""
         return self.epsilon**2 / 2
 
     @property
     def mu(self) -> float:
-        """The inverse of :func:`calibration.pure_epsilon`, rounded up."""
+        """Return the inverse of :func:`calibration.pure_epsilon`, rounded up."""
         return -2 * float(ndtri_exp(-np.logaddexp(0, self.epsilon))) * (1 + 1e-12) + 1e-15
 
     @property
     def aside(self) -> float:
-        """Delta that adds up beside the rest."""
+        """Return the delta that adds to the rest."""
         return self.delta
 
     def pld(self, interval: float) -> Any:
-        """Randomised response: no epsilon-DP mechanism is worse."""
+        """Return randomised response's distribution: no epsilon-DP mechanism is worse."""
         parameters = common.DifferentialPrivacyParameters(self.epsilon, 0.0)
         return privacy_loss_distribution.from_privacy_parameters(parameters, interval)
 
@@ -161,11 +162,11 @@ Mechanism = Gaussian | Approximate
 
 @dataclass(frozen=True)
 class Parallel:
-    """Mechanisms on disjoint parts of a batch: a record enters one of them, whichever is worst.
+    """Mechanisms on disjoint parts of a batch: a record enters one of them, possibly the worst.
 
-    On the routes zcdp and gdp this holds also where earlier answers decide
-    which part a user's next record falls in; on the route pld every fixed
-    choice is tried.
+    On the routes zcdp and gdp this also holds where earlier answers decide
+    which part a user's next record enters; the route pld tries every fixed
+    choice.
     """
 
     parts: tuple[Mechanism, ...]
@@ -179,16 +180,16 @@ class Parallel:
 def delta_of(
     mechanisms: Sequence[Mechanism | Parallel], epsilon: float, route: Route, contributions: int = 1
 ) -> float:
-    """Delta of all of them together, on the same records.
+    """Return the joint delta of all mechanisms on the same records.
 
     Parameters
     ----------
     mechanisms : sequence
-        What one batch, or one estimator, runs on a record.
+        All mechanisms that one batch, or one estimator, runs on a record.
     epsilon : float > 0
     route : Route
     contributions : int
-        Batches that one unit of privacy may enter: with ``privacy_unit =
+        Number of batches that one unit of privacy may enter: with ``privacy_unit =
         "user"`` a user is charged this for at most ``contributions`` batches,
         each with these mechanisms.
 
@@ -209,12 +210,12 @@ def delta_of(
 def epsilon_of(
     mechanisms: Sequence[Mechanism | Parallel], delta: float, route: Route, contributions: int = 1
 ) -> float:
-    """Epsilon of all of them together, on the same records; parameters as for :func:`delta_of`.
+    """Return the joint epsilon on the same records; parameters as for :func:`delta_of`.
 
     Returns
     -------
     float
-        Smallest to a part in 10**9, rounded up; infinity where no epsilon up
+        Smallest to a part in 10**9, rounded up; infinity if no epsilon up
         to 500 has so small a delta.
 
     Raises
@@ -225,7 +226,7 @@ def epsilon_of(
     require_open_unit("delta", delta)
     composition = _Composition(mechanisms, route, contributions)
     low, high = 0.0, 1e-6
-    # Walk up to the first epsilon that will do.
+    # Increase epsilon to the first sufficient value.
     while composition.delta(high) > delta:
         low, high = high, 1.25 * high
         if high > _GREATEST_EPSILON:
@@ -237,7 +238,7 @@ def epsilon_of(
 
 
 class _Composition:
-    """The composed mechanisms, ready to be asked at any epsilon."""
+    """The composed mechanisms, ready for a query at any epsilon."""
 
     def __init__(self, mechanisms: Sequence[Mechanism | Parallel], route: Route, contributions: int) -> None:
         require_count("contributions", contributions)
@@ -265,7 +266,7 @@ class _Composition:
 
 
 def _selections(choices: Sequence[tuple[Mechanism, ...]], contributions: int) -> Iterator[Counter[Mechanism]]:
-    """Every way to meet one mechanism of each choice, as often as ``contributions``; order does not count."""
+    """Yield every way to meet one mechanism of each choice, ``contributions`` times, in any order."""
     kinds = Counter({parts: 0 for parts in choices})
     for parts in choices:
         kinds[parts] += contributions

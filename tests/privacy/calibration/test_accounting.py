@@ -1,4 +1,4 @@
-"""Composition: the routes against each other and against what is known exactly."""
+"""Composition: the routes agree with each other and with exact results."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ROUTES = list(Route)
 @pytest.mark.parametrize("route", ROUTES)
 @pytest.mark.parametrize(("epsilon", "delta"), [(0.2, 1e-6), (1.0, 1e-6), (3.0, 1e-2)])
 def test_one_gaussian_costs_what_it_was_calibrated_for(epsilon: float, delta: float, route: Route) -> None:
-    """Exactly on the routes that know it; zCDP never less, and at most a fifth more epsilon."""
+    """The exact routes give exactly this; zCDP gives at least it, and at most a fifth more epsilon."""
     found = epsilon_of([Gaussian(gaussian_multiplier(epsilon, delta))], delta, route)
     assert epsilon * (1 - 1e-9) <= found <= epsilon * (1.2 if route is Route.ZCDP else 1 + 1e-5)
 
@@ -50,7 +50,7 @@ def test_gaussians_compose_by_the_squares_of_their_inverse_multipliers(route: Ro
 
 @pytest.mark.parametrize("route", ROUTES)
 def test_replacing_a_record_costs_a_gaussian_its_sensitivity_once(route: Route) -> None:
-    """dp-accounting's REPLACE_ONE would double it: multiplier 4 would then cost what 2 does."""
+    """REPLACE_ONE of dp-accounting would double it: multiplier 4 would then cost as 2 does."""
     assert delta_of([Gaussian(4.0)], 1.0, route) < 1e-2 * delta_of([Gaussian(2.0)], 1.0, route)
 
 
@@ -71,7 +71,7 @@ def test_pure_mechanisms_compose_as_randomised_response_by_pld() -> None:
 
 def test_epsilon_of_a_pure_mechanism_is_its_own_by_pld() -> None:
     assert epsilon_of([Pure(0.7)], 1e-9, Route.PLD) == pytest.approx(0.7, rel=1e-6)
-    # Never more than the sum.
+    # Never above the sum.
     assert epsilon_of([Pure(0.7)] * 4, 1e-9, Route.PLD) <= 2.8 * (1 + 1e-6)
 
 
@@ -86,7 +86,7 @@ def test_disjoint_parts_cost_the_worst_of_them() -> None:
     for route in ROUTES:
         alone = max(delta_of([gaussian], 0.5, route), delta_of([pure], 0.5, route))
         assert delta_of([Parallel(gaussian, pure)], 0.5, route) == pytest.approx(alone, rel=1e-9)
-        # One part of a batch and then a mechanism on the whole: the worst beside it.
+        # One part of a batch, and then a mechanism on the whole: the worst part counts.
         after = Gaussian(8.0)
         both = max(delta_of([part, after], 0.5, route) for part in (gaussian, pure))
         found = delta_of([Parallel(gaussian, pure), after], 0.5, route)
@@ -102,7 +102,7 @@ def test_disjoint_parts_cost_the_worst_of_them() -> None:
 def test_the_rule_for_users_covers_every_mixture_and_wastes_nothing(
     epsilon: float, delta: float, contributions: int
 ) -> None:
-    """Gaussians of sqrt(c) times the multiplier, pure parts at `pure_epsilon`: whichever parts are met.
+    """Gaussians have sqrt(c) times the multiplier, pure parts `pure_epsilon`, in any mixture.
 
     The numerical bounds on every fixed choice of parts stay within the promise
     (1e-5 for their pessimistic rounding), and the worst choice reaches it, so
@@ -116,13 +116,13 @@ def test_the_rule_for_users_covers_every_mixture_and_wastes_nothing(
     assert by_rule == pytest.approx(epsilon, rel=1e-7)
     assert epsilon * (1 - 1e-5) <= by_pld <= epsilon * (1 + 1e-5)
     assert by_rule <= epsilon_of([batch], delta, Route.ZCDP, contributions)
-    # Pure parts alone stay below, so the Gaussian ones are what is paid for.
+    # Pure parts alone cost less, so the Gaussian ones determine the price.
     pure = [p for p in batch.parts if isinstance(p, Pure)]
     assert epsilon_of(pure, delta, Route.PLD, contributions) < epsilon
 
 
 def test_the_rule_for_users_would_fail_with_a_pure_part_at_the_whole_epsilon() -> None:
-    """What one batch may spend on a pure part, every batch may not: the test above can fail."""
+    """A pure part may cost the whole epsilon in one batch only, so the test above can fail."""
     sigma = lattice_sigma(1.0, 1e-6, 2.0**40, contributions=3)
     batch = Parallel(Gaussian(sigma / 2.0**40), Pure(1.0))
     assert epsilon_of([batch], 1e-6, Route.PLD, 3) > 2
@@ -138,7 +138,7 @@ def test_the_rule_for_users_would_fail_with_a_pure_part_at_the_whole_epsilon() -
 def test_no_route_is_below_the_tightest(
     multipliers: list[float], epsilons: list[float], target: float
 ) -> None:
-    """PLD is exact to its rounding, so zCDP and GDP have to lie above, less a thousandth."""
+    """PLD is exact to its rounding, so zCDP and GDP must be above it, less a thousandth."""
     mechanisms: Sequence[Mechanism] = [*map(Gaussian, multipliers), *map(Pure, epsilons)]
     tightest = delta_of(mechanisms, target, Route.PLD)
     for route in (Route.ZCDP, Route.GDP):
@@ -147,7 +147,7 @@ def test_no_route_is_below_the_tightest(
 
 @pytest.mark.parametrize("route", ROUTES)
 def test_mechanisms_of_very_different_cost_compose(route: Route) -> None:
-    """On the route pld the small one is rounded up to the interval of the large one."""
+    """On the route pld the small mechanism is rounded up to the interval of the large one."""
     alone = epsilon_of([Gaussian(0.5)], 1e-6, route)
     assert alone <= epsilon_of([Gaussian(0.5), Pure(1e-6)], 1e-6, route) <= 1.002 * alone
 
@@ -160,7 +160,7 @@ def test_epsilon_and_delta_are_inverse() -> None:
         assert delta_of(mechanisms, epsilon * (1 - 1e-6), route) > 1e-5
 
 
-# The ledger's filter, under an adversary who sees what is left.
+# The ledger's filter, with an adversary who sees the remaining budget.
 
 SMALL = st.fractions(Fraction(0), Fraction(2), max_denominator=10**6)
 
@@ -177,7 +177,7 @@ SMALL = st.fractions(Fraction(0), Fraction(2), max_denominator=10**6)
 def test_charges_chosen_from_what_is_left_never_pass_the_cap(
     cap: tuple[Fraction, Fraction], rule: str, moves: list[tuple[str, Fraction]]
 ) -> None:
-    """Each charge is accepted or not by the filter; what was accepted is judged apart, at 60 digits."""
+    """The filter accepts or rejects charges; accepted ones are judged separately, at 60 digits."""
     limit = Cap(epsilon=cap[0], delta=cap[1])
     spent = Charge.nothing()
     accepted: list[Charge] = []
@@ -203,7 +203,7 @@ def test_charges_chosen_from_what_is_left_never_pass_the_cap(
         with mpmath.workdps(60):
             rho = mpmath.mpf(total.numerator) / total.denominator
             assert rho + 2 * mpmath.sqrt(rho * log) <= mpmath.mpf(cap[0].numerator) / cap[0].denominator
-        # And what a Gaussian of that rho really costs is within the cap, by the exact formula.
+        # By the exact formula, the real cost of a Gaussian with that rho is within the cap, too.
         if total > 0:
             assert gaussian_delta(float(cap[0]), 1 / math.sqrt(2 * total)) <= cap[1]
 

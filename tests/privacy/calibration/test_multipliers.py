@@ -1,4 +1,4 @@
-"""How much noise a promise needs, judged at 60 digits or more."""
+"""The noise that a promise requires, judged at 60 digits or more."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DELTAS = [1e-300, 1e-100, 1e-15, 1e-9, 1e-6, 1e-2, 0.3, 0.5]
 
 
 def exact_delta(epsilon: float, multiplier: float | Fraction) -> mpmath.mpf:
-    """Balle and Wang 2018, Theorem 8."""
+    """Return delta by Balle and Wang 2018, Theorem 8."""
     with mpmath.workdps(80):
         e = mpmath.mpf(epsilon)
         z = mpmath.mpf(Fraction(multiplier).numerator) / Fraction(multiplier).denominator
@@ -46,7 +46,7 @@ def test_the_multiplier_is_private_and_tight(epsilon: float, delta: float) -> No
 @pytest.mark.parametrize("epsilon", EPSILONS)
 @pytest.mark.parametrize("delta", DELTAS)
 def test_the_multiplier_agrees_with_dp_accounting(epsilon: float, delta: float) -> None:
-    """Its own error is up to 4e-8 at epsilon = 1e-6 and 2e-10 at 1e-3, with too little noise as well."""
+    """The error of dp-accounting is up to 4e-8 at epsilon = 1e-6 and 2e-10 at 1e-3, even downwards."""
     tolerance = 1e-7 if epsilon <= 1e-3 else 1e-10
     assert gaussian_multiplier(epsilon, delta) == pytest.approx(
         get_sigma_gaussian(epsilon, delta), rel=tolerance
@@ -58,11 +58,11 @@ def test_the_multiplier_agrees_with_dp_accounting(epsilon: float, delta: float) 
     [(0.1, 0.3), (0.3, 1e-6), (0.07, 0.1), (1e12, 1e-300), (1e-200, 1e-6), (1.0, 5e-324)],
 )
 def test_the_multiplier_is_private_at_the_decimals_that_are_charged(epsilon: float, delta: float) -> None:
-    """Not only at the floats nearest to them; and far out."""
+    """The decimals count, rather than the nearest floats; this includes extreme values."""
     with mpmath.workdps(800):
         e, z = mpmath.mpf(repr(epsilon)), mpmath.mpf(gaussian_multiplier(epsilon, delta))
         half = 1 / (2 * z)
-        # ncdf rounds its argument to the precision in use, so it is high enough to tell the two apart.
+        # ncdf rounds its argument to the working precision, which must distinguish the two arguments.
         reached = mpmath.ncdf(half - e * z) - mpmath.exp(e) * mpmath.ncdf(-half - e * z)
         promised = min(mpmath.mpf(repr(delta)), mpmath.mpf(delta))
         assert promised * (1 - mpmath.mpf("1e-8")) <= reached <= promised
@@ -82,7 +82,7 @@ def test_the_textbook_multiplier_is_private_wherever_it_is_used(delta: float) ->
     assert textbook_multiplier(2.0, delta) == gaussian_multiplier(2.0, delta)
 
 
-# Pure mechanisms beside a Gaussian.
+# Pure mechanisms and a Gaussian.
 
 
 @pytest.mark.parametrize("multiplier", [0.05, 0.3, 1.0, 4.2, 30.0, 1e4, 1e12])
@@ -112,7 +112,7 @@ def test_a_pure_mechanism_at_the_pure_epsilon_is_no_easier_to_tell_than_the_gaus
 def test_the_lattice_scale_is_that_of_one_gaussian_and_no_larger(
     epsilon: float, delta: float, sensitivity: float, contributions: int
 ) -> None:
-    """c batches are one Gaussian of sqrt(c) times the sensitivity, whatever the lattice and its values."""
+    """c batches are one Gaussian of sqrt(c) times the sensitivity, for any lattice and values."""
     sigma = lattice_sigma(epsilon, delta, sensitivity, contributions=contributions)
     with mpmath.workdps(40):
         together = mpmath.mpf(sigma) / sensitivity / mpmath.sqrt(contributions)

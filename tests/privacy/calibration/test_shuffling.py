@@ -31,7 +31,7 @@ def best_bound(epsilon: float, multiplier: float, messages: int) -> float:
 
 
 def positive_part(epsilon: float, h: float, a: Floats) -> Floats:
-    """E max(0, a + Y) in closed form."""
+    """Return E max(0, a + Y) in closed form."""
     e, w = math.exp(epsilon), -a * math.exp(h * h / 2)
     z = (epsilon / 2 + np.arcsinh(w / (2 * math.sqrt(e)))) / h
     return np.asarray(stats.norm.sf(z - h) - e * stats.norm.sf(z + h) + a * stats.norm.sf(z))
@@ -58,7 +58,7 @@ def test_the_blanket_s_own_part_is_that_of_a_quadrature_and_not_below(
 @pytest.mark.parametrize(("epsilon", "multiplier"), [(1.0, 0.5), (0.3, 1.0), (1.0, 2.0)])
 def test_with_hardly_a_blanket_it_is_the_price_of_a_message_alone(epsilon: float, multiplier: float) -> None:
     alone = gaussian_delta(epsilon, multiplier)
-    # 1e-3 others are expected to wear it: that much less, at most.
+    # The blanket is expected to cover 1e-3 other messages: the delta is at most that much lower.
     assert 0.999 * alone < blanket_delta(epsilon, multiplier, 1000, 1e-6, 1e-12) < 1.02 * alone
 
 
@@ -67,7 +67,7 @@ def test_with_hardly_a_blanket_it_is_the_price_of_a_message_alone(epsilon: float
 def test_two_messages_in_a_secret_order_are_as_private_as_is_claimed(
     epsilon: float, multiplier: float, other: float
 ) -> None:
-    """The exact delta of (P_b(x) R(y) + R(x) P_b(y))/2, integrated on a grid."""
+    """The reference is the exact delta of (P_b(x) R(y) + R(x) P_b(y))/2, integrated on a grid."""
     sigma = 2 * multiplier
     x = np.linspace(-1 - 7 * sigma, 1 + 7 * sigma, 2001)
     p, q, r = (stats.norm.pdf(x, c, sigma) for c in (1.0, -1.0, other))
@@ -79,10 +79,10 @@ def test_two_messages_in_a_secret_order_are_as_private_as_is_claimed(
 
 @pytest.mark.parametrize("strategy", ["opposite", "alternating", "follow", "orthogonal", "shrink"])
 def test_no_adaptive_choice_of_contributions_passes_the_bound(strategy: str) -> None:
-    """Others at 0, so that the blanket is all of them: delta = E max(0, mean(L^0 - e L^1)) exactly.
+    """Others contribute 0, so all are in the blanket: delta = E max(0, mean(L^0 - e L^1)) exactly.
 
-    By simulation, 2e5 runs: an average of numbers in [0, 20] or so, six of whose deviations
-    (found from the sample) are taken off. The seed is fixed. The worst strategy
+    A simulation of 2e5 runs averages numbers in [0, 20] or so, minus six deviations
+    (estimated from the sample). The seed is fixed. The worst strategy
     comes within 3% of the bound, so a bound too small by a tenth would fail.
     """
     epsilon, multiplier, m, runs = 0.3, 0.6, 30, 200_000
@@ -104,7 +104,7 @@ def test_no_adaptive_choice_of_contributions_passes_the_bound(strategy: str) -> 
         total += first - e * second
     found = np.maximum(total, 0) / m
     deviation = found.std() / math.sqrt(runs)
-    # A blanket of all but nothing less: only the second term of the bound counts.
+    # The blanket has nearly the whole share: only the second term of the bound counts.
     whole = blanket_delta(epsilon, multiplier, m, 1 - 1e-9, 1e-9)
     blanket = (1 + e) * (m - 1) * (1 - 1e-9) * gaussian_delta(-math.log(1 - 1e-9), 1 / h)
     worst = whole - blanket
@@ -142,7 +142,7 @@ def test_the_noise_at_a_hundred_thousand_records_is_as_documented() -> None:
 
 
 def test_the_printed_multiplier_is_not_private_at_all() -> None:
-    """alpha = 0.08 at n = 1e5: whether any message lies beyond 5 sigma tells which of two records was there.
+    """alpha = 0.08 at n = 1e5: a message beyond 5 sigma reveals which of two records was there.
 
     The others contribute 0, the one in question b or -b; sigma = 2 b 0.08.
     """
@@ -155,7 +155,7 @@ def test_the_printed_multiplier_is_not_private_at_all() -> None:
 
 
 def clones_delta(epsilon: float, local: float, messages: int) -> float:
-    """Feldman, McMillan and Talwar 2021, Theorem 3.1's pair: from below, at the mean number of clones."""
+    """Bound the pair of Feldman, McMillan and Talwar 2021, Theorem 3.1, from below, at the mean clones."""
     c = round((messages - 1) * math.exp(-local))
     p = 1 / (1 + math.exp(-local))
     k = np.arange(c + 2)
@@ -165,7 +165,7 @@ def clones_delta(epsilon: float, local: float, messages: int) -> float:
 
 
 def test_the_clones_of_2021_would_take_more_noise() -> None:
-    """Their (epsilon_0, delta_0) with m delta_0 (1 + e^epsilon) of delta at most, as Theorem 3.8 has it."""
+    """Their (epsilon_0, delta_0) has m delta_0 (1 + e^epsilon) <= delta, as in Theorem 3.8."""
     for epsilon, delta, m in ((1.0, 1e-6, 10**5), (1.0, 0.01, 10**5), (0.1, 1e-6, 10**4)):
         low, high = 0.1, 30.0
         for _ in range(40):
@@ -209,7 +209,7 @@ def test_a_secret_order_is_a_permutation_and_never_the_same() -> None:
 
 
 def test_every_secret_order_is_equally_likely() -> None:
-    """24,000 orders of four: a chi-square of 23 degrees at level 1e-7; one twice as likely is 1,000 more."""
+    """24,000 orders of four: a chi-square of 23 degrees at level 1e-7; doubling one adds 1,000."""
     index = {p: i for i, p in enumerate(itertools.permutations(range(4)))}
     counts = np.zeros(24)
     for _ in range(24_000):
@@ -220,7 +220,7 @@ def test_every_secret_order_is_equally_likely() -> None:
 
 
 def test_a_long_order_puts_a_record_anywhere() -> None:
-    """Where the first of 50 goes: 10,000 orders, a chi-square at level 1e-7."""
+    """The position of the first of 50 over 10,000 orders passes a chi-square test at level 1e-7."""
     places = [int(np.argmin(noise_sampler().permutation(50))) for _ in range(10_000)]
     counts = np.bincount(places, minlength=50)
     assert float(((counts - 200) ** 2 / 200).sum()) < stats.chi2.isf(1e-7, 49)

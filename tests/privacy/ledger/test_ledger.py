@@ -40,7 +40,7 @@ from streaming_pca.privacy.parameters import Charge
 ONE = Charge(epsilon=1, delta="1e-6")
 PROMISE = {"epsilon": 0.25, "delta": 1e-30, "rank": 2, "privacy_unit": "message"}
 TINY = "1e-30"
-# What it costs of rho, 5e-7, is below every rho that is claimed here.
+# Its cost of rho, 5e-7, is below every rho claimed here.
 PARAMETERS = {"mechanism": "private-oja", "sigma_over_sensitivity": 1000.0}
 TOO_QUIET = PARAMETERS | {"sigma_over_sensitivity": 10.0}
 OF_USERS = PROMISE | {"privacy_unit": "user", "contributions_per_user": 3}
@@ -56,7 +56,7 @@ STANDINGS: dict[str, Any] = {"pause": Paused, "resume": Resumed, "retire": Retir
 
 
 class Writer:
-    """A log and its replay; writes entries whose chains are right unless told otherwise."""
+    """A log and its replay; writes entries with valid chains unless given another hash."""
 
     def __init__(self, epsilon: Any = 2, delta: Any = 1, rule: Any = "basic", topic_id: str = "T") -> None:
         self.topic_id = topic_id
@@ -111,7 +111,7 @@ class Writer:
         return self.put(Released(**self._common(job, batch, None), release_digest=digest))
 
     def stand(self, job: str, action: str, previous: str | None = None) -> Verdict:
-        """Pause, resume or retire."""
+        """Pause, resume or retire a job."""
         return self.put(STANDINGS[action](**self._of_job(job, previous), reason=action))
 
     def start(self, job: str, *offsets: int, previous: str | None = None) -> Verdict:
@@ -129,7 +129,7 @@ class Writer:
         return self.put(self.charged(job, *ranges, **more))
 
     def answer(self, job: str, *ranges: OffsetRange, **more: Any) -> None:
-        """A whole batch."""
+        """Reserve, commit and release a whole batch."""
         assert self.reserve(job, *ranges, **more).accepted
         assert self.commit(job).accepted
         assert self.release(job).accepted
@@ -143,7 +143,7 @@ COSTS = [
     Charge(epsilon=1, delta=TINY, rho="1/2"),
     Charge.unbounded(),
 ]
-# Below the promise, or below what the mechanism costs.
+# Charges below the promise, or below the cost of the mechanism.
 TOO_LITTLE = [
     Charge(epsilon="1/5", delta=1),
     Charge(epsilon=1, delta=TINY, rho=0),
@@ -160,7 +160,7 @@ EVERYTHING = [
 
 
 def sensible(job: str, known: JobLedger) -> list[str]:
-    """What a sound writer may write next."""
+    """Return the entries that a sound writer may write next."""
     match known.standing:
         case JobStatus.RETIRED:
             return ["rest"]
@@ -178,7 +178,7 @@ def sensible(job: str, known: JobLedger) -> list[str]:
 
 @st.composite
 def drawn_ranges(draw: st.DrawFn, ends: dict[int, int], odd: bool) -> list[OffsetRange]:
-    """Ranges that begin where others end; impossible ones too where they may be odd."""
+    """Draw ranges that begin where others end; if odd, impossible ones too."""
     ranges = []
     for partition in draw(st.sampled_from([(0,), (1,), (0, 1), (1, 0), *([()] * odd)])):
         start = ends.get(partition, 0) + draw(st.integers(-2 if odd else 0, 1))
@@ -193,9 +193,9 @@ def drawn_ranges(draw: st.DrawFn, ends: dict[int, int], odd: bool) -> list[Offse
 
 @st.composite
 def drawn_logs(draw: st.DrawFn, sound: bool = False) -> Writer:
-    """A log of jobs of messages (a, b) and of users (u, v) and one that charges (c).
+    """Draw a log of jobs of messages (a, b) and of users (u, v), and one that charges (c).
 
-    Unless it is sound, with entries no sound writer writes.
+    Unless ``sound``, it contains entries that no sound writer writes.
     """
     epsilon, delta = draw(st.sampled_from(CAPS))
     writer = Writer(epsilon, delta, draw(st.sampled_from(["basic", "zcdp"])))
@@ -253,7 +253,7 @@ def drawn_logs(draw: st.DrawFn, sound: bool = False) -> Writer:
 
 @dataclass
 class Naive:
-    """The ledger's rules, record by record, without hashes that are computed twice or intervals."""
+    """The ledger's rules, record by record, without intervals or computing hashes twice."""
 
     topic_id: str
     opened: Opened | None = None
@@ -264,7 +264,7 @@ class Naive:
     of_users: dict[str, list[Charge]] = field(default_factory=dict)
 
     def everywhere(self, job: str = "", more: tuple[Charge, ...] = ()) -> list[Charge]:
-        """A charge for each job of users: the largest of all that it reserved, and of ``more`` by one."""
+        """Return a charge for each job of users: the largest of its reservations, and ``more`` for one."""
         named = {name: list(charges) for name, charges in self.of_users.items()}
         if job:
             named.setdefault(job, []).extend(more)
@@ -330,7 +330,7 @@ class Naive:
 
     @staticmethod
     def covers(entry: Reserved) -> bool:
-        """Whether the charge is what the entry says of itself, by the few promises and mechanisms drawn."""
+        """Return if the charge covers the entry's own claims, for the few promises and mechanisms drawn."""
         charge = entry.charge
         if "epsilon" not in entry.promise or charge.epsilon < Fraction(1, 4) or charge.delta < Fraction(TINY):
             return False
@@ -358,7 +358,7 @@ class Naive:
         if any(r.end < r.start for r in entry.ranges):
             return False
         after = self.everywhere(entry.job, (entry.charge,))
-        # An empty list is a record that no job has read.
+        # The empty list represents a record that no job has read.
         if not all(naive_within([*charges, *after], opened) for charges in [[], *self.spent.values()]):
             return False
         self.of_users.setdefault(entry.job, []).append(entry.charge)
@@ -387,7 +387,7 @@ def naive_within(charges: list[Charge], opened: Opened) -> bool:
 
 
 def exact_zcdp(rho: Fraction, epsilon: Fraction, delta: Fraction) -> bool:
-    """rho + 2 sqrt(rho ln(1/delta)) <= epsilon, with 200 digits."""
+    """Return rho + 2 sqrt(rho ln(1/delta)) <= epsilon, with 200 digits."""
     if delta == 0:
         return False
     with mpmath.workdps(200):
@@ -487,7 +487,7 @@ def test_charges_fill_the_cap_exactly() -> None:
     for job in "abc":
         assert log.reserve(job, span(0, 1), charge=Charge(epsilon="1/3", delta=TINY)).accepted
     assert log.ledger.spent(0, 0).epsilon == 1
-    # So little that next to no noise would do.
+    # A charge this small would allow almost no noise.
     loud = PARAMETERS | {"sigma_over_sensitivity": 1e11}
     little = Charge(epsilon="1e-10", delta=TINY)
     late = log.reserve("d", span(0, 1), charge=little, promise=PROMISE | {"epsilon": 1e-10}, parameters=loud)
@@ -900,7 +900,7 @@ def test_the_zcdp_filter_is_right_at_the_caps_very_edge(rho: Fraction, delta: Fr
         edge = Fraction(
             int((r + 2 * mpmath.sqrt(r * mpmath.log(1 / d))) * mpmath.mpf(10) ** digits), 10**digits
         )
-    # The cap below the converted epsilon, by less than 10**-digits, and the one above.
+    # One cap below the converted epsilon, by less than 10**-digits, and one above.
     assert not within_cap(spent(rho), Cap(epsilon=edge, delta=delta), "zcdp")
     assert within_cap(spent(rho), Cap(epsilon=edge + Fraction(1, 10**digits), delta=delta), "zcdp")
 

@@ -1,16 +1,16 @@
-"""The ledger's protocol, searched: every order of every action of two jobs, their zombies and successors.
+"""Search of the ledger's protocol: every order of all actions of two jobs, zombies and successors.
 
-What is real here: the entries' bytes, their hashes, the Ledger, recover(). What is modelled, as
-privacy.md has it: the ledger's log with transactions, one transactional producer a job whose
-init_transactions fences the epoch before and aborts what it left open, a coordinator that times out
+These parts are real: the entries' bytes, their hashes, the Ledger, recover(). These are modelled, as in
+privacy.md: the ledger's log with transactions, one transactional producer a job whose
+init_transactions fences the epoch before and aborts its open transaction, a coordinator that times out
 an open transaction, readers that stop at the last stable offset, and the steps of a leader.
 
 A job has a few processes, each of them a leader once. Any process may take any next step at any
 time. So a crash is a process that never steps again, a zombie one that steps after its successor did,
-and both happen between any two actions. The search is breadth first, so a trace it prints is a
+and both happen between any two actions. The search is breadth first, so a printed trace is a
 shortest one.
 
-A job's unit of privacy is a message, or a user: then it charges every record, wherever it reads.
+A job's unit of privacy is a message, or a user: then it charges every record, independently of its ranges.
 
 A job may have operators too: processes that take over as a leader does, to pause, resume or retire it,
 or, for a job without leaders, to charge records for a release made elsewhere.
@@ -53,7 +53,7 @@ from streaming_pca.privacy.ledger.spend_map import SpendMap
 from streaming_pca.privacy.parameters import Charge
 from streaming_pca.service.commit.recovery import Action, LedgerMismatch, Recovery, recover
 
-# The invariants, by the claim that each one makes.
+# The invariants, named by their claims.
 CHARGED_ONCE = "a job charges a record once"
 CAP_HOLDS = "no record is charged above the cap"
 ONE_ANSWER = "a batch has one answer outside"
@@ -90,7 +90,7 @@ EVERY_INVARIANT = frozenset(
 
 
 class Broken(Exception):
-    """An invariant does not hold."""
+    """Violation of an invariant."""
 
     def __init__(self, invariant: str, detail: str = "") -> None:
         super().__init__(f"{invariant}: {detail}")
@@ -101,9 +101,9 @@ class Broken(Exception):
 
 
 class Job(NamedTuple):
-    """What a job asks of the input: one partition, offsets [start, stop), ``size`` of them a batch.
+    """A job's use of the input: one partition, offsets [start, stop), ``size`` of them per batch.
 
-    Operators are "pause", "resume", "retire", and "charge" for all of the offsets at once.
+    Operators are "pause", "resume", "retire", and "charge", which charges all of the offsets together.
     ``of_users``: its unit of privacy is a user. ``latest``: it begins at an end offset of the moment.
     """
 
@@ -120,14 +120,14 @@ class Job(NamedTuple):
 
 @dataclass(frozen=True)
 class Bounds:
-    """How much of the world is searched."""
+    """The searched part of all worlds."""
 
     jobs: tuple[Job, ...]
     cap: Cap
 
 
 DELTA = "1e-30"
-"""Of every contract and charge: caps on delta are far away."""
+"""The delta of every contract and charge: caps on delta are far away."""
 
 
 def unit(epsilon: int) -> Charge:
@@ -139,7 +139,7 @@ def unit(epsilon: int) -> Charge:
 
 @dataclass(frozen=True)
 class Protocol:
-    """The protocol of privacy.md; each field other than as given here is a mistake."""
+    """The protocol of privacy.md; changing any field makes a mistake."""
 
     ledger: type[Ledger] = Ledger
     recover: Callable[[JobLedger, int, str, dict[int, int]], Recovery] = recover
@@ -160,7 +160,7 @@ class Protocol:
 
 
 class Record(NamedTuple):
-    """A message in the ledger topic. Aborted ones are taken away, unless somebody reads those too."""
+    """A message in the ledger topic. Aborted ones are removed, unless a reader includes those too."""
 
     entry: int
     job: int
@@ -172,7 +172,7 @@ OPEN, COMMITTED, ABORTED = range(3)
 
 
 class At:
-    """Where a process stands: plain numbers, for speed."""
+    """The position of a process: plain numbers, for speed."""
 
     IDLE, LATE, INITIALISED, PLANNING, RESERVING, READING_BACK, ACCEPTED = range(7)
     ANSWERED, COMMITTING, PUBLISHING, RELEASING, ABANDONING, STOPPED = range(7, 13)
@@ -205,9 +205,9 @@ class Process(NamedTuple):
     """A process and its memory.
 
     ``view`` is the ledger as far as read (None: read up to the own last entry first), ``head`` the
-    own job's last entry, ``answer`` what was computed (a process answers a batch once: its number
-    is a fresh answer's name), ``end`` where the batch ends or the next one begins, ``late`` what it
-    will be once it has called init_transactions, if it read first.
+    own job's last entry, ``answer`` the computed result (a process answers a batch once: its number
+    names a fresh answer), ``end`` where the batch ends or the next one begins, ``late`` its
+    state after calling init_transactions, if it read first.
     """
 
     at: int = At.IDLE
@@ -220,7 +220,7 @@ class Process(NamedTuple):
 
 
 class World(NamedTuple):
-    """Everything there is. ``states``: (batch, answer, end) of each committed state, by job."""
+    """The complete state. ``states``: (batch, answer, end) of each committed state, by job."""
 
     log: tuple[Record, ...]
     owners: tuple[int, ...]
@@ -242,7 +242,7 @@ class Search:
 
     def __init__(self, bounds: Bounds, protocol: Protocol, watched: frozenset[str] = EVERY_INVARIANT) -> None:
         self.jobs, self.cap, self.protocol, self.watched = bounds.jobs, bounds.cap, protocol, watched
-        # What each process of a job is for: "" is a leader.
+        # The role of each process of a job: "" is a leader.
         self.roles = tuple(("",) * job.processes + job.operators for job in self.jobs)
         self.seen_by: Counter[str] = Counter()
         self._ids: dict[bytes, int] = {}
@@ -282,7 +282,7 @@ class Search:
         return self._hashes[max(head, 0)]  # 0 is OPENED
 
     def _reservation(self, j: int, view: tuple[int, ...], at: int) -> tuple[int, int, int] | None:
-        """The next batch as (entry, batch, end), if the ledger that was read has room for it."""
+        """Return the next batch as (entry, batch, end), if the ledger's view has room for it."""
         job = self.jobs[j]
         ledger, _ = self.replay(view)
         known = ledger.job(job.name)
@@ -309,7 +309,7 @@ class Search:
         return None
 
     def _operation(self, j: int, role: str, view: tuple[int, ...]) -> int | None:
-        """What an operator writes after it has read a ledger; None if there is nothing to write."""
+        """Return an operator's entry after reading a ledger; None if it has nothing to write."""
         job = self.jobs[j]
         ledger, _ = self.replay(view)
         known = ledger.job(job.name)
@@ -333,7 +333,7 @@ class Search:
     def _decide(
         self, j: int, role: str, view: tuple[int, ...], states: tuple[tuple[int, int, int], ...]
     ) -> Process:
-        """What a process does first after it has read everything."""
+        """Return the first step of a process that has read everything."""
         job = self.jobs[j]
         ledger, _ = self.replay(view)
         known = ledger.job(job.name)
@@ -367,7 +367,7 @@ class Search:
 
     @staticmethod
     def stable(log: tuple[Record, ...]) -> int:
-        """The last stable offset: where the first open transaction begins."""
+        """Return the last stable offset: the start of the first open transaction."""
         return next((i for i, record in enumerate(log) if record.status == OPEN), len(log))
 
     def abort(self, log: tuple[Record, ...], j: int) -> tuple[Record, ...]:
@@ -382,7 +382,7 @@ class Search:
         return self.protocol.fences and self.has_epoch(j, i) and world.owners[j] != i
 
     def has_epoch(self, j: int, i: int) -> bool:
-        """Whether the process writes with the job's transactional id, as it should."""
+        """Return if the process writes with the job's transactional id, as it should."""
         return not self.roles[j][i] or self.protocol.operators_fence
 
     # ------------------------------------------------------------------------------------ the actions
@@ -398,12 +398,12 @@ class Search:
     def successors(self, world: World) -> Iterator[tuple[str, World]]:
         for j, job in enumerate(self.jobs):
             if self.protocol.fences and any(r.job == j and r.status == OPEN for r in world.log):
-                # The coordinator aborts, and bumps the epoch.
+                # The coordinator aborts the transaction and increments the epoch.
                 after = world._replace(log=self.abort(world.log, j), owners=put(world.owners, j, -1))
                 yield f"{job.name}: time-out", self.settle(after, j)
             for i, process in enumerate(world.processes[j]):
                 if process.at == At.STOPPED or (
-                    # Leaders are alike: they begin in order.
+                    # Leaders are interchangeable: they begin in order.
                     process.at == At.IDLE
                     and i
                     and self.roles[j][i] == self.roles[j][i - 1]
@@ -414,9 +414,9 @@ class Search:
                     yield f"{job.name}{i}{self.roles[j][i]}: {label}", self.settle(after, j)
 
     def settle(self, world: World, j: int) -> World:
-        """Stop the fenced processes of a job that have nothing left to do but to hear that they are.
+        """Stop the fenced processes of a job whose only remaining step is to learn that they are fenced.
 
-        No epoch comes back, so their next call of the broker fails whenever they make it.
+        An epoch is never restored, so their next call of the broker fails at any time.
         """
         if not self.protocol.fences:
             return world
@@ -448,7 +448,7 @@ class Search:
             )
 
         def mine_is_stable() -> tuple[int, ...] | None:
-            """The log up to my last entry, if a reader can come so far."""
+            """Return the log up to my last entry, if a reader can read that far."""
             last = max(k for k, r in enumerate(world.log) if (r.job, r.process) == (j, i))
             if self.stable(world.log) <= last:
                 return None
@@ -488,7 +488,7 @@ class Search:
                 yield f"append Reserved {batch}", become(after, log=(*world.log, Record(entry, j, i, OPEN)))
             case At.STARTING:
                 job = self.jobs[j]
-                # The end offset is what it is at this moment.
+                # Any offset may be the end offset at this moment.
                 for offset in range(job.start, job.stop):
                     if not self.protocol.writes_its_start:
                         yield f"start at {offset}", become(Process(At.PLANNING, me.view, end=offset))
@@ -572,9 +572,9 @@ class Search:
     def read(self, world: World, j: int, i: int, become: Callable[..., World]) -> Iterator[tuple[str, World]]:
         """Replay both topics and decide.
 
-        All that is open must be resolved below the end offsets that were taken after
-        init_transactions. With two jobs that is the same as a moment at which nothing is open:
-        the own producer has nothing open, and the other job's has one transaction at a time.
+        All open transactions must be resolved below the end offsets that were taken after
+        init_transactions. With two jobs this is equivalent to a moment without open transactions:
+        the own producer has none, and the other job has one transaction at a time.
         """
         if not self.protocol.reads_committed:
             view = tuple(r.entry for r in world.log)
@@ -591,7 +591,7 @@ class Search:
 
     @staticmethod
     def exposed(world: World, j: int, me: Process) -> Any:
-        # On the topic as soon as it is sent: anybody may read uncommitted.
+        # A sent record is on the topic immediately: a reader may use read_uncommitted.
         return put(world.releases, j, world.releases[j] | {(me.batch, me.answer)})
 
     # --------------------------------------------------------------------------------- the invariants
@@ -660,7 +660,7 @@ class Search:
                 self.seen_by[f"job {job.name}: everything answered"] += 1
 
     def check_standing(self, j: int, mine: list[Any], released: frozenset[tuple[int, int]]) -> None:
-        """Walk the entries of a job that count, in order."""
+        """Walk the valid entries of a job, in order."""
         name = self.jobs[j].name
         paused = False
         reserved: set[int] = set()
@@ -684,7 +684,7 @@ class Search:
                 return
 
     def check_charges(self, records_view: tuple[int, ...]) -> None:
-        """Add up, record by record, what accepted reservations charge."""
+        """Add up the charges of accepted reservations, record by record."""
         _, verdicts = self.replay(records_view)
         total: dict[int, Fraction] = defaultdict(Fraction)
         of_users: dict[str, Fraction] = defaultdict(Fraction)
@@ -699,11 +699,11 @@ class Search:
                 continue
             cost = Fraction(entry.charge.epsilon)
             if units[entry.job]:
-                # One user may have every record: all batches that hold them cost this together.
+                # One user may own every record: all batches that hold them cost this together.
                 of_users[entry.job] = max(of_users[entry.job], cost)
             for r in entry.ranges:
                 for offset in range(r.start, r.end):
-                    # A charge is another release each time; a batch is not.
+                    # Each charge is another release; a batch is not.
                     if isinstance(entry, Reserved):
                         if (entry.job, offset) in charged:
                             self.broken(CHARGED_ONCE, f"job {entry.job}, offset {offset}")
@@ -720,7 +720,7 @@ class Search:
     # ------------------------------------------------------------------------------------- the search
 
     def run(self) -> int:
-        """Visit every world; returns how many there are. Raises :class:`Broken` with a shortest trace."""
+        """Visit every world and return their number; raise :class:`Broken` with a shortest trace."""
         first = self.first()
         before: dict[World, tuple[str, World] | None] = {first: None}
         waiting = deque([first])
@@ -754,7 +754,7 @@ class Search:
 
 
 class ChargesWhenCommitted(Ledger):
-    """A reservation costs nothing until there is an answer."""
+    """A reservation costs nothing until it has an answer."""
 
     def _record(self, entry: Any, job: JobLedger) -> None:
         if isinstance(entry, Reserved):
@@ -769,7 +769,7 @@ class ChargesWhenCommitted(Ledger):
 
 
 class ForgetsOpenBatches(Ledger):
-    """Takes a reservation while the batch before is open."""
+    """Accept a reservation while the previous batch is open."""
 
     def _check_protocol(self, entry: LedgerEntry, job: JobLedger) -> str:
         forgotten = replace(job, phase=BatchStatus.NONE) if isinstance(entry, Reserved) else job
@@ -777,7 +777,7 @@ class ForgetsOpenBatches(Ledger):
 
 
 class ForgetsRanges(Ledger):
-    """Takes a reservation of records that the job has reserved before."""
+    """Accept a reservation of records that the job has reserved before."""
 
     def _check_protocol(self, entry: LedgerEntry, job: JobLedger) -> str:
         forgotten = replace(job, ends={}) if isinstance(entry, Reserved) else job
@@ -785,14 +785,14 @@ class ForgetsRanges(Ledger):
 
 
 class HasNoCap(Ledger):
-    """Every reservation counts."""
+    """Accept every reservation."""
 
     def check_budget(self, entry: Reserved | Charged) -> None:
         pass
 
 
 class ForgetsPauses(Ledger):
-    """Takes a reservation of a job that is paused or retired."""
+    """Accept a reservation of a job that is paused or retired."""
 
     def _check_protocol(self, entry: LedgerEntry, job: JobLedger) -> str:
         forgotten = replace(job, standing=JobStatus.ACTIVE) if isinstance(entry, Reserved) else job
@@ -800,7 +800,7 @@ class ForgetsPauses(Ledger):
 
 
 class RetiresOverOpenBatches(Ledger):
-    """Takes RETIRED whatever is open, and lets that end later."""
+    """Accept RETIRED with open batches, and let these end later."""
 
     def _check_protocol(self, entry: LedgerEntry, job: JobLedger) -> str:
         forgotten = replace(job, phase=BatchStatus.NONE) if isinstance(entry, Retired) else job
@@ -808,7 +808,7 @@ class RetiresOverOpenBatches(Ledger):
 
 
 class ChargesNothingForReleasesElsewhere(Ledger):
-    """Writes a charge down and does not add it up."""
+    """Record a charge without adding it up."""
 
     def _charge(self, entry: Reserved | Charged, job: JobLedger) -> None:
         if isinstance(entry, Reserved):
@@ -816,7 +816,7 @@ class ChargesNothingForReleasesElsewhere(Ledger):
 
 
 class ChargesUsersWhereTheyWereRead(Ledger):
-    """Charges a job of users for the ranges that it reserved, like one of messages."""
+    """Charge a job of users for its reserved ranges, like a job of messages."""
 
     def check_budget(self, entry: Reserved | Charged) -> None:
         super().check_budget(entry.model_copy(update={"promise": {}}))
@@ -826,7 +826,7 @@ class ChargesUsersWhereTheyWereRead(Ledger):
 
 
 class ForgetsUsersWhereMessagesAreCharged(Ledger):
-    """Holds a job of messages against what its ranges were charged, and against nothing else."""
+    """Compare a job of messages only with the charges of its ranges."""
 
     def check_budget(self, entry: Reserved | Charged) -> None:
         kept, self.everywhere = self.everywhere, Charge.nothing()
@@ -837,7 +837,7 @@ class ForgetsUsersWhereMessagesAreCharged(Ledger):
 
 
 class ForgetsMessagesWhereUsersAreCharged(Ledger):
-    """Holds a job of users against other such jobs, and against no record."""
+    """Compare a job of users only with other such jobs, not with any record."""
 
     def check_everywhere(self, name: str, charge: Charge) -> None:
         kept, self.spend = self.spend, defaultdict(SpendMap)
@@ -920,20 +920,20 @@ MISTAKES: dict[str, tuple[Protocol, set[str]]] = {
 
 # ----------------------------------------------------------------------------------------------- tests
 
-# A record has room for one charge of b, or for two of a: that a charges it once is no work of the cap.
+# A record has room for one charge of b, or for two of a: so the cap does not explain that a charges it once.
 A, B = unit(1), unit(2)
 CAP = Cap(epsilon=Fraction(2), delta=Fraction(1))
 
 SMALL = Bounds((Job("a", 0, 2, 1, 2, A), Job("b", 1, 2, 1, 1, B)), CAP)
 
-# A charge of c leaves no room for another one beside a's.
+# A charge of c leaves no room for another one in addition to a's.
 C = unit(1)
 OPERATED = Bounds((Job("a", 0, 2, 1, 2, A, ("pause", "resume")),), CAP)
 RETIRED = Bounds((Job("a", 0, 2, 1, 2, A, ("pause", "retire")),), CAP)
 LATEST = Bounds((Job("a", 0, 2, 1, 2, A, ("pause", "resume"), latest=True),), CAP)
 CHARGING = Bounds((Job("a", 0, 2, 1, 2, A), Job("c", 0, 2, 2, 0, C, ("charge", "charge"))), CAP)
 
-# A job of users has room beside itself for a's charge, or none for b's, wherever either reads.
+# A job of users leaves room for a's charge but not for b's, independently of their ranges.
 TWO_OF_USERS = Bounds((Job("a", 0, 2, 1, 2, A, (), True), Job("b", 5, 7, 2, 1, B, (), True)), CAP)
 USERS_AND_MESSAGES = Bounds((Job("a", 0, 2, 1, 2, A, (), True), Job("b", 5, 6, 1, 1, B)), CAP)
 
@@ -1095,7 +1095,7 @@ def test_no_order_of_crashes_zombies_and_take_overs_breaks_a_promise(bounds: Bou
     worlds = search.run()
     print(f"{worlds} worlds, {search.seen_by}")
     assert worlds >= at_least
-    # The search went where it can hurt.
+    # The search reached the critical events.
     assert all(search.seen_by[event] for event in EVENTS), search.seen_by
 
 
@@ -1120,7 +1120,7 @@ def test_no_order_of_jobs_of_users_takes_a_user_or_a_record_above_the_cap(
     worlds = search.run()
     print(f"{worlds} worlds, {search.seen_by}")
     assert worlds >= at_least
-    # Ranges are disjoint: what is void is void because of users.
+    # Ranges are disjoint: void entries are void because of users.
     assert all(search.seen_by[event] for event in EVENTS), search.seen_by
 
 

@@ -1,9 +1,9 @@
 """Lawful ledgers of every estimator, changed in one place: each change that weakens the promise is refused.
 
-Weaker is what a reader of releases could use: less noise, more mechanisms or batches under the same
-noise, a larger epsilon of a pure mechanism, fewer records to hide among, a charge or a contract that says
-less than was spent, a history with an entry less, or twice, or elsewhere, and a release that says what the
-ledger does not.
+A weakness is anything that a reader of releases could use: less noise, more mechanisms or batches under the
+same noise, a larger epsilon of a pure mechanism, fewer records to hide among, a charge or a contract below
+the amount spent, a history with an entry less, or twice, or elsewhere, and a release that contradicts the
+ledger.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ LESS = {
     *("sigma_over_sensitivity", "projector_sigma_over_sensitivity", "variance_sigma_over_sensitivity"),
     "gap_sigma_over_sensitivity",
 }
-"""Numbers of which less is weaker."""
+"""Parameters that are weaker when smaller."""
 MORE = {
     *(
         "iterations",
@@ -51,13 +51,13 @@ MORE = {
     ),
     *("gap_failure_delta", "epsilon", "contributions_per_user"),
 }
-"""Numbers of which more is weaker; ``epsilon`` is that of counts."""
+"""Parameters that are weaker when larger; ``epsilon`` belongs to counts."""
 NO_NUMBERS: list[Any] = [None, "", "much", "nan", True, [], {}, -1, 0, "inf"]
 UNKNOWN: list[Any] = ["none", "raw", "gaussian", "Block", "", None, 3, ["block"], {}]
 
 
 def settings_of(name: str) -> Iterator[dict[str, Any]]:
-    """Streams of an estimator: options, units, centring, counts, epsilon."""
+    """Yield streams of an estimator: options, units, centring, counts, epsilon."""
     for options in [{}, PUBLIC_RADIUS.get(name, {}), *MORE_OPTIONS.get(name, [])]:
         yield {"options": OPTIONS[name] | options}
     auto = "auto" if "auto" in find(name).centerings else "none"
@@ -81,7 +81,7 @@ LAWFUL = [
 
 
 def log_of(*entries: LedgerEntry, cap: Any = "inf") -> Writer:
-    """A log with the entries' chains in order."""
+    """Return a log with valid chains of the entries."""
     writer = Writer(cap, cap)
     for entry in entries:
         assert not isinstance(entry, Opened)
@@ -90,14 +90,14 @@ def log_of(*entries: LedgerEntry, cap: Any = "inf") -> Writer:
 
 
 def verdicts(entry: Reserved) -> tuple[str, tuple[str, ...]]:
-    """What the writer is told of a reservation, and what the verifier finds."""
+    """Return the writer's reason for refusing a reservation, and the verifier's problems."""
     writer = log_of(entry)
     found = verify_log([(i, encode_entry(each)) for i, each in enumerate(writer.log)])
     return writer.verdicts[-1].reason, found.problems
 
 
 def leaves(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Yield (path, value) of everything in a table that is no table."""
+    """Yield (path, value) of everything in a table except tables."""
     if isinstance(value, dict):
         for key, inner in value.items():
             yield from leaves(inner, (*path, key))
@@ -106,7 +106,7 @@ def leaves(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, 
 
 
 def put(table: Parameters, path: tuple[str, ...], value: Any) -> Parameters:
-    """Return a copy with another value; without the key where it is Ellipsis."""
+    """Return a copy with another value; without the key if it is Ellipsis."""
     changed = copy.deepcopy(table)
     inner = changed
     for key in path[:-1]:
@@ -126,19 +126,19 @@ def scaled(value: Any, factor: Fraction) -> Any:
 
 
 def weaker_parameters(entry: Reserved) -> Iterator[tuple[str, Parameters]]:
-    """Yield (what was done, parameters) of weaker mechanisms, and of those whose cost nobody can tell."""
+    """Yield (change, parameters) of weaker mechanisms, and of mechanisms with unknown cost."""
     parameters = entry.parameters
     for path, value in leaves(parameters):
         key, said = path[-1], ".".join(path)
         counts = key in LESS | MORE | {"secret_order_of"}
-        # Options are what was asked for; what is done stands beside them.
+        # Options are the request; the other numbers describe the actual mechanisms.
         if not counts or value is None or path[0] == "options" or said in unused(entry):
             continue
         for factor in (2, 1000):
             weaker = Fraction(factor) if key in MORE else Fraction(1, factor)
             yield f"{said} by {weaker}", put(parameters, path, scaled(value, weaker))
         for no_number in [..., *NO_NUMBERS]:
-            # A part of a mechanism that is left out costs nothing: that is another, cheaper mechanism.
+            # Omitting a part of a mechanism costs nothing: that is another, cheaper mechanism.
             if not (key == "variance_sigma_over_sensitivity" and no_number in (..., None)):
                 yield f"{said} = {no_number}", put(parameters, path, no_number)
     for name in UNKNOWN:
@@ -152,7 +152,7 @@ def weaker_parameters(entry: Reserved) -> Iterator[tuple[str, Parameters]]:
 
 
 def unused(entry: Reserved) -> set[str]:
-    """Numbers that nothing is drawn by."""
+    """Return the numbers that no draw uses."""
     parameters = entry.parameters
     found = set()
     if "projector_sigma_over_sensitivity" in parameters:
@@ -163,11 +163,11 @@ def unused(entry: Reserved) -> set[str]:
 
 
 def weaker_entries(entry: Reserved) -> Iterator[tuple[str, Reserved]]:
-    """Yield (what was done, entry) with a weaker contract, charge or mechanism."""
+    """Yield (change, entry) with a weaker contract, charge or mechanism."""
     promise, charge = entry.promise, entry.charge
     for said, parameters in weaker_parameters(entry):
         yield said, entry.model_copy(update={"parameters": parameters})
-    # A contract that says less than the noise, the charge with it or not.
+    # A contract that promises less than the noise, with the charge changed or not.
     for name in ("epsilon", "delta"):
         for factor in (Fraction(1, 1000), Fraction(1, 2), Fraction(2), Fraction(1000)):
             changed = promise | {name: scaled(promise[name], factor)}
@@ -222,7 +222,7 @@ def test_every_weaker_reservation_is_refused_by_writer_and_verifier(name: str, h
 
 
 def again(entry: Reserved) -> Reserved:
-    """The entry as readers see it."""
+    """Return the entry as readers see it."""
     of_users = entry.promise.get("privacy_unit") == "user"
     found = decode_entry(encode_entry(entry.model_copy(update={"version": 1 + of_users})))
     assert isinstance(found, Reserved)
@@ -234,7 +234,7 @@ def again(entry: Reserved) -> Reserved:
 
 @dataclass
 class History:
-    """Two jobs on one topic, with all that a verifier reads."""
+    """Two jobs on one topic, with everything that a verifier reads."""
 
     writer: Writer
     releases: list[bytes] = field(default_factory=list)
@@ -248,7 +248,7 @@ class History:
 
 
 def publish(history: History, entry: Reserved, start: int, **facts: Any) -> None:
-    """Append a whole batch of an entry's job, whose release says so, but for the given facts."""
+    """Append a whole batch of an entry's job, with a matching release except for the given facts."""
     writer, job = history.writer, entry.job
     batch, count = writer.ledger.job(job).batch + 1, 40 - writer.ledger.job(job).batch
     ranges = [{"partition": 0, "start": start, "end": start + 40, "count": count}]
@@ -276,7 +276,7 @@ def publish(history: History, entry: Reserved, start: int, **facts: Any) -> None
 
 
 def made(**facts: Any) -> History:
-    """A job of messages and one of users, three batches each; the facts are of the last release."""
+    """Build a job of messages and one of users, three batches each; facts change the last release."""
     history = History(Writer("inf", "inf"))
     one = reserved(stream_of("block")).model_copy(update={"job": "one"})
     of_users = {"privacy_unit": "user", "contributions_per_user": 3}
@@ -288,11 +288,11 @@ def made(**facts: Any) -> History:
 
 
 def weaker_logs(log: list[LedgerEntry]) -> Iterator[tuple[str, list[LedgerEntry]]]:
-    """Yield (what was done, log) with an entry dropped, doubled, moved or from another life."""
+    """Yield (change, log) with an entry dropped, doubled, moved or from another life."""
     for i, entry in enumerate(log):
         yield f"{i} dropped", log[:i] + log[i + 1 :]
         for j in range(i + 1, len(log)):
-            # A second OPENED, or an entry that is written again, is off its job's chain.
+            # A second OPENED, or a repeated entry, is off its job's chain.
             if not isinstance(entry, Opened):
                 yield f"{i} again at {j}", [*log[:j], entry, *log[j:]]
             if isinstance(entry, Opened) or entry.job == getattr(log[j], "job", None):
@@ -326,7 +326,7 @@ WRONG_FACTS: dict[str, list[Any]] = {
 
 @pytest.mark.parametrize("name", WRONG_FACTS)
 def test_a_release_says_what_its_ledger_says(name: str) -> None:
-    """The digest in the ledger is of the false release: a worker wrote both."""
+    """The digest in the ledger matches the false release, as if a worker wrote both."""
     for value in WRONG_FACTS[name]:
         (problem,) = made(**{name: value}).problems()
         assert f"(stream 'other', batch 3): its {name} is" in problem
@@ -353,7 +353,7 @@ def with_earlier(history: History, earlier: list[LedgerEntry], *releases: bytes)
 
 
 def earlier_life() -> tuple[Writer, bytes]:
-    """A whole life of the topic, and its release."""
+    """Return a whole life of the topic, and its release."""
     old = History(Writer("inf", "inf", topic_id="U"))
     entry = reserved(stream_of("block")).model_copy(update={"job": "one", "topic_id": "U"})
     publish(old, entry, 0, created="long ago")
@@ -374,7 +374,7 @@ def test_one_forged_entry_of_a_life_that_never_was_verifies_nothing() -> None:
         assert len(problems) == 1, problems
     (problem,) = with_earlier(history, old.log[-1:], release)
     assert problem.endswith("(stream 'one', batch 1): differs from the release in the ledger")
-    # A life that does not hold for another reason speaks for none of its releases either.
+    # A life that is invalid for another reason does not vouch for any of its releases either.
     (problem,) = with_earlier(history, [*old.log, old.log[1]], release)
     assert (
         "is of an earlier life, whose ledger does not hold: offset 4: the hash chain of job 'one'" in problem
@@ -387,7 +387,7 @@ def test_no_release_of_an_earlier_life_follows_one_of_this_life() -> None:
     assert problem.endswith("is of an earlier life of the topic, and comes after one of this life")
 
 
-# -- reports beside records --------------------------------------------------------
+# -- reports next to records -------------------------------------------------------
 
 
 @pytest.mark.parametrize("first", ["local-gaussian", "block", "oja"])

@@ -1,4 +1,4 @@
-"""Reservations that no sound writer writes: void when they are judged, and problems when verified."""
+"""Reservations that no sound writer writes are void when judged, and problems when verified."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def claim(rho: str, mechanism: str, **parameters: Any) -> dict[str, Any]:
     return {"charge": charge, "parameters": MECHANISM | {"mechanism": mechanism} | parameters}
 
 
-# From the issue, word for word, and what is like them. True: 1/(2 4.2^2) = .0283, 1/2 of the histogram.
+# From the issue, word for word, and similar ones. Correct values: 1/(2 4.2^2) = .0283, 1/2 of the histogram.
 UNLAWFUL: dict[str, tuple[dict[str, Any], str]] = {
     "a charge of 0 under a promise of epsilon 50, delta .9": (
         {"charge": NOTHING, "promise": LAWFUL["promise"] | {"epsilon": 50.0, "delta": 0.9}},
@@ -188,7 +188,7 @@ def test_an_unlawful_reservation_is_void_and_a_problem(changes: dict[str, Any], 
 
 @pytest.mark.parametrize("rule", ["basic", "zcdp"])
 def test_records_that_were_never_named_are_not_released(rule: str) -> None:
-    """RESERVED without ranges, then COMMITTED and RELEASED."""
+    """The log contains RESERVED without ranges, then COMMITTED and RELEASED."""
     writer = Writer("inf", "inf", rule)
     reserve(writer, ranges=())
     writer.commit("a", batch=1)
@@ -247,7 +247,7 @@ def test_a_job_that_was_started_reserves_nothing_before_and_costs_nothing_by_tha
     assert job.most_charged() == Charge.nothing()
     before = writer.reserve("b", span(100, 150), span(49, 60, partition=1), **LAWFUL)
     assert before.reason == "partition 1: offset 49 is before the job's start, 50"
-    # A partition that is younger than the entry begins at its first record.
+    # A partition younger than the entry begins at its first record.
     assert writer.reserve("b", span(100, 150), span(0, 9, partition=2), **LAWFUL).accepted
     assert writer.ledger.job("b").ends == {0: 150, 1: 50, 2: 9}
     report = verify_log(messages(writer))

@@ -55,7 +55,7 @@ def sha(data: bytes) -> str:
 
 
 def replayed(writer: Writer) -> dict[str, Any]:
-    """What the ledger makes of a log, in the report's words."""
+    """Return the ledger's view of a log, in the report's words."""
     phases: dict[tuple[str, int], str] = {}
     offsets: dict[tuple[int, int], Charge] = {}
     records = void = elsewhere = 0
@@ -168,7 +168,7 @@ class Topics:
 
 
 def topics() -> Topics:
-    """Two jobs, a race for the cap that b lost, an abandoned batch, four releases.
+    """Build two jobs, a race for the cap that b lost, an abandoned batch, four releases.
 
     0 OPENED; a: 1-3 released, 6-8 released, 12 open; b: 4 over the cap, 5 and 9 abandoned, 10 11 13 released
     """
@@ -262,7 +262,7 @@ def test_the_newest_life_of_a_topic_is_judged_and_an_asked_one() -> None:
     _, _, both = two_lives()
     for asked, judged in ((None, "NEW"), ("NEW", "NEW"), ("OLD", "OLD")):
         report = both.report(topic_id=asked)
-        # A life that is not the newest has releases of a later one behind its own.
+        # In a life other than the newest, releases of a later life follow its own.
         assert len(report.problems) == (judged == "OLD")
         assert (report.topic_id, report.entries, report.other_entries) == (judged, 4, 4)
         assert (report.releases, report.other_releases) == (1, 1)
@@ -272,7 +272,7 @@ def test_a_fault_in_another_life_is_not_this_ones() -> None:
     _, _, both = two_lives()
     del both.ledger[1]
     assert verify_log(both.ledger, topic_id="NEW").ok
-    # But its releases are on the topic, and nothing else speaks for them.
+    # But its releases are on the topic, and nothing else vouches for them.
     (problem,) = both.report(topic_id="NEW").problems
     assert problem == "release 0 (stream 'a', batch 1): differs from the release in the ledger"
     assert not both.report(topic_id="OLD").ok
@@ -304,7 +304,7 @@ def swap(one: int, other: int) -> Callable[[Topics], None]:
 
 
 def append(**fields: Any) -> Callable[[Topics], None]:
-    """An entry with its chain in order, as a mistaken writer would append it."""
+    """Append an entry with a valid chain, as a mistaken writer would append it."""
 
     def tamper(t: Topics) -> None:
         chain = [t.ledger[0][1], *(d for _, d in t.ledger if json.loads(d).get("job") == fields["job"])]
@@ -341,7 +341,7 @@ def charge(start: int, end: int, **more: Any) -> dict[str, Any]:
 
 
 def after(*entries: dict[str, Any]) -> Callable[[Topics], None]:
-    """Several, one after the other."""
+    """Append several entries in order."""
 
     def tamper(t: Topics) -> None:
         for fields in entries:
@@ -524,7 +524,7 @@ TAMPERED: dict[str, tuple[Callable[[Topics], Any], str]] = {
 
 
 def exchanged(t: Topics) -> None:
-    """The two releases of job a."""
+    """Exchange the two releases of job a."""
     t.releases[0], t.releases[1] = t.releases[1], t.releases[0]
 
 
@@ -646,7 +646,7 @@ def test_what_jobs_of_users_charge_every_record_is_reported() -> None:
 
 
 class ChargesUsersLikeRecords(Ledger):
-    """The mistake that charges a job of users only in the ranges that it read."""
+    """The mistake of charging a job of users only in the ranges that it read."""
 
     def check_budget(self, entry: Reserved | Charged) -> None:
         super().check_budget(entry.model_copy(update={"promise": {}}))
@@ -659,7 +659,7 @@ class ChargesUsersLikeRecords(Ledger):
 def test_a_ledger_that_charged_users_in_their_ranges_only_is_not_verified(
     promises: tuple[dict[str, Any], dict[str, Any]], found: bool
 ) -> None:
-    """Two jobs on disjoint ranges: if one is of users, the second passes the cap."""
+    """The jobs have disjoint ranges: if one is of users, the second exceeds the cap."""
     for pair in (promises, promises[::-1]):
         writer = Writer(epsilon="3/2")
         ledger = ChargesUsersLikeRecords("T")
@@ -677,7 +677,7 @@ def test_a_ledger_that_charged_users_in_their_ranges_only_is_not_verified(
 
 
 def test_releases_of_several_streams_may_be_mixed_and_those_of_a_life_come_after_another() -> None:
-    """The order is each stream's own."""
+    """The order counts only within each stream."""
     log = topics()
     assert [json.loads(r)["stream"] for r in log.releases] == ["a", "a", "b"]
     log.releases = [log.releases[2], *log.releases[:2]]
@@ -693,7 +693,7 @@ def test_releases_of_several_streams_may_be_mixed_and_those_of_a_life_come_after
 
 
 def states_of(t: Topics) -> dict[str, StoredState]:
-    """What the ledger of :func:`topics` committed last, as its state topics hold it."""
+    """Return the last states that the ledger of :func:`topics` committed, as in their topics."""
     last = {json.loads(data)["stream"]: sha(data) for data in t.releases}
     return {name: StoredState(f"state {name} 2", "T", name, 2, "", last[name]) for name in "ab"}
 
@@ -703,7 +703,7 @@ def test_states_that_the_ledger_committed_are_counted() -> None:
     report = verify_log(log.ledger, log.releases, states_of(log))
     assert report.problems == ()
     assert report.states == 2
-    # A job of charges has none; neither has one whose batches were all abandoned.
+    # A job that only charges has no state, nor does a job that abandoned all its batches.
     writer = Writer()
     writer.charge("c", span(0, 5))
     writer.reserve("a", span(0, 5))

@@ -1,4 +1,4 @@
-"""The stability histogram and the one over public bins: exact where that can be, two-sided elsewhere."""
+"""The stability histogram and the histogram over public bins: exact or two-sided tests."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ DELTAS = [1e-300, 1e-9, 1e-4, 0.3, 0.9]
 
 
 def law(count: int, epsilon: float, threshold: int, reach: int) -> dict[int | None, mpmath.mpf]:
-    """What a bin of ``count`` records shows: its noisy count, or None."""
+    """Return the law of a bin of ``count`` records: its noisy count, or None."""
     q = mpmath.exp(-1 / mpmath.mpf(laplace_scale(2, epsilon)))
     if count == 0:
         return {None: mpmath.mpf(1)}
     out: dict[int | None, mpmath.mpf] = {
         value: q ** abs(value - count) * (1 - q) / (1 + q) for value in range(threshold, threshold + reach)
     }
-    # Beyond the reach, in one: below every count there, ratios of tails are those of the first.
+    # One value covers everything beyond the reach: ratios of tails equal the ratio of their first terms.
     out[threshold + reach] = q ** (threshold + reach - count) / (1 + q)
     out[None] = 1 - mpmath.fsum(out.values())
     return out
 
 
 def delta_between(one: list[int], other: list[int], epsilon: float, threshold: int) -> mpmath.mpf:
-    """Exact delta of the bins that differ, at epsilon, from the first side."""
+    """Return the exact delta of the differing bins, at epsilon, from the first side."""
     reach = max(*one, *other) + 4
     laws = [[law(n, epsilon, threshold, reach) for n in side] for side in (one, other)]
     factor = mpmath.exp(epsilon)
@@ -60,7 +60,7 @@ def delta_between(one: list[int], other: list[int], epsilon: float, threshold: i
     ("epsilon", "delta"), [(0.7, 1e-2), (1.5, 1e-4), (1.0, 0.2), (3.0, 1e-6), (0.5, 0.9)]
 )
 def test_the_stability_histogram_is_private_by_its_exact_distribution(epsilon: float, delta: float) -> None:
-    """Two bins of a and b records, one of which moves, or becomes null, or appears: both ways."""
+    """Of two bins of a and b records, one record moves, becomes null, or appears: both ways."""
     threshold = stability_threshold(epsilon, delta)
     counts = sorted({0, 1, 2, threshold - 1, threshold + 2})
     worst = mpmath.mpf(0)
@@ -152,7 +152,7 @@ def test_counts_with_laplace_noise_are_exact_but_for_the_noise() -> None:
 def test_the_laplace_histogram_is_private_by_its_exact_law(
     bins: list[int], place: int, new: int, epsilon: float
 ) -> None:
-    """Discrete Laplace noise of scale s on counts that differ by c in L1: a ratio of e^(c/s) at most."""
+    """Discrete Laplace noise of scale s on counts c apart in L1 has a ratio of e^(c/s) at most."""
     neighbour = bins.copy()
     neighbour[place % len(bins)] = new
     sampler = ScriptedSampler()
@@ -210,7 +210,7 @@ def test_noise_on_public_bins_has_the_stated_scale() -> None:
 
 
 def test_the_fullest_bin_is_found_when_it_stands_out() -> None:
-    """By 400 records at noise of 10: missed with probability below e**-390."""
+    """It leads by 400 records at noise of 10: missed with probability below e**-390."""
     bins = np.repeat(np.arange(6), [10, 500, 20, 900, 30, 0])
     assert gaussian_histogram_argmax(bins, 6, 0.01) == 3
 

@@ -1,4 +1,4 @@
-"""The noise, from both sides, and that nothing but noise is added. See noise.py for the levels."""
+"""The noise from both sides, and that nothing else is added. See noise.py for the levels."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_vector_noise_has_the_stated_scale() -> None:
 
 
 def symmetric_noise(sigma: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Diagonal and off-diagonal noise, 1,000 numbers each or more."""
+    """Return diagonal and off-diagonal noise, 1,000 numbers each or more."""
     d = 50
     total = np.random.default_rng(1).integers(-(2**40), 2**40, (d, d))
     total += total.T
@@ -110,7 +110,7 @@ def test_noise_in_the_symmetric_space_is_isotropic() -> None:
 
 
 def test_every_integer_gets_noise_of_its_own() -> None:
-    """A draw for each entry of the upper triangle, for each of the d k integers; none is shared."""
+    """Each entry of the upper triangle, and each of the d k integers, has its own draw."""
     sampler = ScriptedSampler(lambda size, scale: np.arange(1, size + 1, dtype=np.int64) * 1000)
     with replace_noise_sampler(sampler):
         noisy = gaussian_on_symmetric(np.zeros((4, 4), dtype=np.int64), 100.0)
@@ -150,7 +150,7 @@ def test_laplace_noise_has_the_stated_scale() -> None:
 
 @pytest.mark.parametrize("scale", [0.4, 2.0])
 def test_small_laplace_noise_has_the_exact_discrete_distribution(scale: float) -> None:
-    """Chi-square over all values that 20,000 draws should show 20 times; 1e-9 and 30 for the rest."""
+    """Chi-square over all values expected 20 times in 20,000 draws; 1e-9 and 30 for the rest."""
     n = 20_000
     noise = laplace_on_vector(np.zeros(n, dtype=np.int64), scale)
     j = np.arange(-60, 61)
@@ -169,7 +169,7 @@ def test_small_laplace_noise_has_the_exact_discrete_distribution(scale: float) -
 def test_the_laplace_scale_is_private_at_the_decimal_that_is_charged(
     sensitivity: float, epsilon: float
 ) -> None:
-    """Not only at the float nearest to it; and no larger than needed."""
+    """The decimal counts, rather than the nearest float; the scale is no larger than needed."""
     scale = laplace_scale(sensitivity, epsilon)
     assert Fraction(sensitivity) / Fraction(scale) <= min(Fraction(str(epsilon)), Fraction(epsilon))
     assert scale == pytest.approx(sensitivity / epsilon, rel=1e-15)

@@ -1,4 +1,4 @@
-"""The fullest bin of many histograms: against a plain count, at the threshold, and by exact distributions."""
+"""The fullest bin of many histograms: against a plain count, at the threshold, and by exact laws."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Bins = NDArray[np.int32]
 
 
 def fullest(bins: Bins, threshold: int) -> list[int | None]:
-    """Of each row: the bin with most records, the lowest of equal ones; None below the threshold."""
+    """Return each row's bin with most records, the lowest of equal ones; None below the threshold."""
     out: list[int | None] = []
     for row in bins.tolist():
         counts = {b: row.count(b) for b in set(row) if b != NOWHERE}
@@ -41,7 +41,7 @@ def fullest(bins: Bins, threshold: int) -> list[int | None]:
 @settings(deadline=None)
 @given(st.data())
 def test_without_noise_they_are_the_fullest_bins(data: st.DataObject) -> None:
-    """Bins near each other are counted in a table, far ones by sorting: both here."""
+    """Nearby bins are counted in a table, distant ones by sorting: both are tested here."""
     n, m = data.draw(st.integers(1, 4)), data.draw(st.integers(0, 60))
     near = st.integers(-3, 3)
     far = st.sampled_from([NOWHERE, -(2**31) + 1, -5000, 0, 5000, 2**31 - 1])
@@ -95,7 +95,7 @@ def rounded_gaussian(scale: float, reach: int) -> dict[int, mpmath.mpf]:
 @pytest.mark.parametrize(("n", "rho"), [(1, 0.5), (1, 8.0), (10, 0.02), (4000, 1.0)])
 @pytest.mark.parametrize("delta", [0.1, 1e-6])
 def test_the_threshold_hides_bins_of_one_record(n: int, rho: float, delta: float) -> None:
-    """n P(1 + N >= t) <= delta by the exact tail; and t is two above the least one at most."""
+    """n P(1 + N >= t) <= delta by the exact tail; t is at most two above the minimum."""
     t = gaussian_modes_threshold(n, rho, delta)
     scale = math.sqrt(n / rho)
     with mpmath.workdps(30):
@@ -109,7 +109,7 @@ def test_the_threshold_hides_bins_of_one_record(n: int, rho: float, delta: float
 
 
 def test_gaussian_modes_are_private_by_their_exact_distribution() -> None:
-    """All shown counts of one histogram, of which the fullest bin is a post-processing: both ways."""
+    """All counts of one histogram are shown, and the fullest bin is a post-processing: both ways."""
     epsilon, delta = 1.5, 0.05
     unseen = delta / 4 / (1 + math.exp(epsilon))
     rho = greatest_rho(epsilon, delta * 0.75)
@@ -138,7 +138,7 @@ def test_gaussian_modes_are_private_by_their_exact_distribution() -> None:
                         total += max(p - mpmath.exp(epsilon) * q, 0)
                     worst = max(worst, total)
     assert worst <= delta
-    # And most of what bins of one record may cost is spent.
+    # Most of the allowance for bins of one record is spent.
     assert worst > unseen / 10
 
 

@@ -25,7 +25,7 @@ from tests.privacy.noise import FACTORS, LEVEL, MISS, ScriptedSampler
 
 
 def permute_and_flip(scores: NDArray[np.int64], scale: float) -> NDArray[np.float64]:
-    """Its exact output distribution: candidates in random order, each kept with exp((s - max)/scale)."""
+    """Return the exact law: candidates in random order, each kept with exp((s - max)/scale)."""
     keep = np.exp((scores - scores.max()) / scale)
     out = np.zeros(scores.size)
     orders = list(itertools.permutations(range(scores.size)))
@@ -53,7 +53,7 @@ def asked_scores(
 
 
 def follows(counts: NDArray[np.int64], p: NDArray[np.float64]) -> bool:
-    """Chi-square test at LEVEL; every expected count is above 40."""
+    """Return the result of a chi-square test at LEVEL; every expected count is above 40."""
     expected = counts.sum() * p
     assert expected.min() > 40
     return float(np.sum((counts - expected) ** 2 / expected)) <= stats.chi2(p.size - 1).isf(LEVEL)
@@ -65,7 +65,7 @@ def test_the_noisy_maximum_has_the_distribution_of_permute_and_flip() -> None:
     p = permute_and_flip(scores, scale)
     for factor in FACTORS:
         q = permute_and_flip(scores, factor * scale)
-        # The statistic is then about a non-central chi-square one.
+        # The statistic then has about a non-central chi-square distribution.
         shift = n * float(np.sum((q - p) ** 2 / p))
         bound = float(stats.chi2(p.size - 1).isf(LEVEL))
         assert stats.ncx2(p.size - 1, shift).cdf(bound) < MISS
@@ -105,13 +105,13 @@ def test_the_quantile_is_epsilon_private_by_its_exact_distribution(
 
 @pytest.mark.parametrize("epsilon", [0.07, 0.09, 0.1, 0.3])
 def test_the_quantile_is_private_at_the_decimal_that_is_charged(epsilon: float) -> None:
-    """Not only at the float nearest to it."""
+    """The decimal counts, rather than the nearest float."""
     _, scale = asked_scores(np.ones(3), 0.5, epsilon)
     assert Fraction(2) / Fraction(scale) <= Fraction(str(epsilon))
 
 
 def test_half_the_noise_of_the_quantile_would_break_its_promise() -> None:
-    """The bound is nearly met: records at 0.5, 3 and 20, one of which moves from last to first."""
+    """The bound is nearly met: records at 0.5, 3 and 20, one moving from last to first."""
     epsilon = 1.0
     worst = {1.0: 0.0, 0.5: 0.0}
     for low, middle, high in itertools.product((0, 6), (2, 12, 24), (1, 8)):
@@ -144,7 +144,7 @@ def test_a_quantile_of_no_records_is_one_of_the_candidates() -> None:
 
 
 def test_the_order_of_values_and_their_bits_below_the_candidates_tell_nothing() -> None:
-    """Only which candidates a value lies under reaches the mechanism."""
+    """The mechanism only learns which candidates are above a value."""
     values = np.array([0.3, 1.7, 3.0, -0.0, 9.0])
     scores, _ = asked_scores(values, 0.5, 1.0)
     moved, _ = asked_scores(np.array([9.5, 0.0, 2.1, 1.2, -1e300]), 0.5, 1.0)
@@ -184,13 +184,13 @@ def laplace(scale: float, reach: int) -> Iterator[tuple[int, mpmath.mpf]]:
 
 
 def at_least(t: int, scale: float) -> mpmath.mpf:
-    """P(N >= t) of discrete Laplace noise."""
+    """Return P(N >= t) of discrete Laplace noise."""
     q = mpmath.exp(-1 / mpmath.mpf(scale))
     return q**t / (1 + q) if t >= 1 else 1 - q ** (1 - t) / (1 + q)
 
 
 def answers(queries: list[int], threshold: int, epsilon: float, sensitivity: int) -> list[mpmath.mpf]:
-    """P(first "above" at query i), and last P(never), as the mechanism's docstring says."""
+    """Return P(first "above" at query i), and last P(never), by the mechanism's docstring."""
     out = [mpmath.mpf(0)] * (len(queries) + 1)
     for r, p in laplace(2 * sensitivity / epsilon, 200):
         left = p
@@ -211,14 +211,14 @@ def answers(queries: list[int], threshold: int, epsilon: float, sensitivity: int
 def test_above_threshold_is_epsilon_private_by_its_exact_distribution(
     queries: list[int], moves: list[int], epsilon: float
 ) -> None:
-    """Every sequence of answers, on neighbours whose queries differ by up to the sensitivity 2."""
+    """Every sequence of answers is compared, on neighbours whose queries differ by up to 2."""
     neighbour = [q + m for q, m in zip(queries, moves, strict=False)]
     for p, q in zip(answers(queries, 3, epsilon, 2), answers(neighbour, 3, epsilon, 2), strict=True):
         assert abs(mpmath.log(p / q)) <= epsilon * (1 + 1e-9)
 
 
 def test_half_the_noise_of_above_threshold_would_break_its_promise() -> None:
-    """A million queries that rise, then one that falls and fires: nearly the whole epsilon is spent."""
+    """After a million rising queries, one that falls and fires spends nearly the whole epsilon."""
 
     def fires_last(quiet: int, last: int, epsilon: float) -> mpmath.mpf:
         return mpmath.fsum(
@@ -232,7 +232,7 @@ def test_half_the_noise_of_above_threshold_would_break_its_promise() -> None:
 
 
 def test_above_threshold_answers_with_the_distribution_that_was_proved() -> None:
-    """2,500 runs against the exact law (chi-square at LEVEL), which other noise would miss."""
+    """2,500 runs agree with the exact law (chi-square at LEVEL), which other noise would miss."""
     queries, threshold, epsilon, n = [-4, 2, 0, 5], 3, 1.0, 2500
     expected = np.array([float(p) for p in answers(queries, threshold, epsilon, 1)]) * n
     assert expected.min() > 40
@@ -276,7 +276,7 @@ def test_above_threshold_stops_at_its_first_alarm() -> None:
 
 
 def test_any_number_of_quiet_answers_may_be_asked() -> None:
-    """10**4 queries 10**6 below: one fires with probability below e**-(10**5), as 10**6 is 250,000 scales."""
+    """10**4 queries are 10**6 below: one fires with probability below e**-(10**5) (250,000 scales)."""
     alarm = AboveThreshold(10**6, 1.0)
     assert not any(alarm.ask(0) for _ in range(10**4))
     assert not alarm.fired

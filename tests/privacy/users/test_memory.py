@@ -1,4 +1,4 @@
-"""Ten million users in less than 400 MB, and batches in bounded memory, each in a process of its own."""
+"""Ten million users fit in less than 400 MB, and batches in bounded memory, in separate processes."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ print(status("VmHWM") - before, table.nbytes, len(table))
     print(f"{used / 1e6:.0f} MB of memory, {nbytes / 1e6:.0f} MB of them in the table")
     assert n == users
     assert nbytes <= 18 * n
-    # At least the table must be in the measure: else this measures the wrong process.
+    # The measurement must include at least the table; otherwise it measures the wrong process.
     assert nbytes < used < 40 * users
 
 
@@ -59,5 +59,5 @@ print(status("VmHWM") - before, len(admission.users))
 """)
     assert n == (1 if "ones" in users else 2**22)
     print(f"{used / 2**22:.1f} bytes a record")
-    # 8 MB for what allocators round up.
+    # 8 MB for rounding by allocators.
     assert 2**22 < used < 30 * 2**22 + 8_000_000

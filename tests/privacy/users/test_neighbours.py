@@ -1,4 +1,4 @@
-"""A user enters one record in each of at most ``limit`` batches, whatever the others do."""
+"""A user enters one record in each of at most ``limit`` batches, independently of the others."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Table(Protocol):
 
 
 def positions(table: Table, stream: Messages) -> list[set[int]]:
-    """The positions that count, batch by batch."""
+    """Return the positions that count, batch by batch."""
     counted = []
     for batch in stream:
         admission = table.admit(hash_users(SECRET, batch))
@@ -35,7 +35,7 @@ def positions(table: Table, stream: Messages) -> list[set[int]]:
 
 
 def broken_promises(make: Callable[[], Table], stream: Messages, user: bytes, limit: int) -> list[str]:
-    """What does not hold between this stream and the neighbours where ``user`` is another or nobody."""
+    """Return the violations between this stream and neighbours with ``user`` replaced or removed."""
     own = [{i for i, key in enumerate(batch) if key == user} for batch in stream]
     counted = positions(make(), stream)
     broken = []
@@ -125,7 +125,7 @@ def test_the_check_of_neighbours_catches_a_broken_table(make: Callable[[], Table
 
 
 def test_a_message_that_changes_hands_can_move_three_records_of_a_limit_of_one() -> None:
-    """Not covered by the promise for one user: the page on limits says so."""
+    """The promise for one user does not cover this, as the page on limits explains."""
     counted = []
     for first in (b"u", b"v"):
         table = UserTable(1)

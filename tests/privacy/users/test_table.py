@@ -21,8 +21,8 @@ User = tuple[int, int]
 NOBODY: User = (0, 0)
 LAST = 2**64 - 1
 
-# Hashes are uniform; these are not: few shards, words that differ in one bit, and equal
-# high words, so that a search must go on by the low ones.
+# Real hashes are uniform; these are not: few shards, words that differ in one bit, and equal
+# high words, so that a search must continue by the low ones.
 HIGH = [0, 1, 5 << 58, (5 << 58) + 1, 63 << 58, LAST]
 LOW = [0, 1, 2**32 - 1, 1 << 63, LAST - 1, LAST]
 awkward_users = st.tuples(st.sampled_from(HIGH), st.sampled_from(LOW))
@@ -39,7 +39,7 @@ def tuples(users: NDArray[np.uint64]) -> list[User]:
 
 
 class Model:
-    """What the table must do, one record after the other, in a dict."""
+    """The table's required behaviour, one record after the other, in a dict."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -104,11 +104,11 @@ def test_a_table_that_grows_forgets_nobody_and_stays_small(limit: int) -> None:
     table, model = UserTable(limit), Model(limit)
     empty = table.nbytes
     users = distinct_users(1, 30_000)
-    # All in one shard.
+    # All users are in one shard.
     users[:, 0] |= np.uint64(63 << 58)
     random = np.random.default_rng(2)
     for first in range(0, len(users), 1_500):
-        # 500 that are there already, and new ones.
+        # 500 known users, and new ones.
         known = random.choice(first, 500, replace=False) if first else np.empty(0, np.int64)
         batch = np.concatenate([users[known], users[first : first + 1_500]])
         admission = table.admit(batch)
@@ -153,7 +153,7 @@ def test_a_loaded_table_decides_as_the_one_that_was_stored(
 
 
 def test_a_count_above_255_survives_a_limit_that_was_lowered_and_raised_again() -> None:
-    """Were it cut to one byte, the user could pass the limit once that is raised."""
+    """Cut to one byte, the count would let the user exceed the limit after raising it again."""
     user = array([(7, 7)])
     table = UserTable(400)
     for _ in range(300):
@@ -301,7 +301,7 @@ def stored(shard: int, rows: Sequence[tuple[int, int, int]]) -> bytes:
 
 
 def columns(*rows: tuple[int, int, int]) -> bytes:
-    """A shard 0 whose users stay in the given order."""
+    """Return a shard 0 whose users stay in the given order."""
     high, low, count = zip(*rows, strict=True)
     n = len(rows)
     return struct.pack(f"<4sBBHQ{n}Q{n}Q{n}H", b"SPUT", 1, 0, 0, n, *high, *low, *count)
