@@ -1,7 +1,7 @@
 """Fuzzing of everything that reads bytes from outside: ``python -m tests.fuzz``.
 
 - ``list``: names of the targets;
-- ``check [TARGET ...]``: a bounded run, the same each time (`make test-rest`); a line of JSON a target;
+- ``check [TARGET ...]``: a bounded, reproducible run (`make test-rest`); a line of JSON a target;
 - ``replay TARGET FILE ...``: inputs once more;
 - ``atheris SECONDS [TARGET ...]``: guided by coverage (`make fuzz`), needs the extra ``fuzz``.
 """
@@ -29,11 +29,11 @@ from tests.fuzz.target import MIB, TARGETS, Target, address_space, limit_process
 
 HERE = Path(__file__).parent
 REGRESSIONS = HERE / "regressions"
-"""Inputs that have once broken a promise, by target."""
+"""Inputs that once broke a promise, by target."""
 FOUND = Path("build", "fuzz")
 _SEED = 17
 _ROOM = 2**30
-"""Address space beside what the process has: an input that asks for more ends it."""
+"""Address space in addition to the process's own: an input that needs more ends it."""
 
 
 _MODULES = ("records", "fields", "logs", "outside")
@@ -47,7 +47,7 @@ def load_targets() -> None:
 
 
 def inputs_of(target: Target) -> Iterator[bytes]:
-    """Yield inputs that failed once, the seeds, and mutations of both: the same each time."""
+    """Yield previously failing inputs, the seeds, and mutations of both, reproducibly."""
     failed = [path.read_bytes() for path in sorted((REGRESSIONS / target.name).glob("*"))]
     seeds = [*failed, *target.seeds]
     yield from seeds
@@ -58,8 +58,8 @@ def inputs_of(target: Target) -> Iterator[bytes]:
 
 
 def outcome(target: Target, inputs: Iterable[bytes]) -> dict[str, Any]:
-    """Run inputs in a process of their own; return how many, and the first that failed with its failure."""
-    # The child notes each input before it runs it: what ends the child is the last one.
+    """Run inputs in a separate process; return their number and the first failure, with its input."""
+    # The child notes each input before it runs it: the last noted input is the one responsible.
     note = mmap.mmap(-1, 64 * MIB)
     started = time.monotonic()
     reading, writing = os.pipe()
@@ -105,7 +105,7 @@ def _keep(name: str, data: bytes) -> Path:
 
 
 def reproduce(name: str, path: str) -> str:
-    """Return the command that runs an input once more."""
+    """Return the command that repeats an input."""
     return f"python -m tests.fuzz replay {name} {path}"
 
 
@@ -130,7 +130,7 @@ def replay(name: str, paths: list[Path]) -> int:
 
 
 def guided(seconds: float, names: list[str]) -> int:
-    """Run atheris on each target in a process of its own; report failures with their commands."""
+    """Run atheris on each target in a separate process; report failures with their commands."""
     failures = []
     for number, name in enumerate(names, 1):
         corpus, crashes = FOUND / "corpus" / name, FOUND / name
@@ -166,20 +166,20 @@ def _summary(log: Path) -> str:
 
 
 def compiled_modules() -> list[str]:
-    """Return names of modules with functions for numba, which compiles no instrumented ones."""
+    """Return names of modules with numba functions, which must not be instrumented."""
     root = HERE.parents[1]
     package = root / "streaming_pca"
     files = [*(package / "kernels").rglob("*.py")]
     files += [path for path in package.rglob("*.py") if "import njit" in path.read_text("utf-8")]
-    # Each by its own name: to atheris a package's stands for no module within it.
+    # Listed individually: to atheris the name of a package does not include its modules.
     return [".".join(path.relative_to(root).with_suffix("").parts) for path in files]
 
 
 def one(name: str, options: list[str]) -> None:
-    """Run atheris on one target, in this process, which it ends."""
+    """Run atheris on one target, in this process, and end the process."""
     import atheris
 
-    # Before anything else imports what is to guide the search.
+    # This must precede all other imports of the instrumented modules.
     with atheris.instrument_imports(include=_INSTRUMENTED, exclude=compiled_modules()):
         load_targets()
     target = TARGETS[name]

@@ -42,7 +42,7 @@ def _readers(format_: Format) -> list[Any]:
 
 
 def check_beside_good(format_: Format, data: bytes) -> None:
-    """Raise Broken if a payload harms the records beside it; the first byte names the unit."""
+    """Raise Broken if a payload harms neighbouring records; the first byte selects the unit."""
     if not data:
         return
     reader = READERS[format_][data[0] % 3]
@@ -146,7 +146,7 @@ def _registered_seeds() -> Sequence[bytes]:
 
 @target("registered-records", _registered_seeds, times=64)
 def registered_records(data: bytes) -> None:
-    """Decode records that name a schema; the first byte chooses the format."""
+    """Decode records that name a schema; the first byte selects the format."""
     if not data:
         return
     reader, value = REGISTERED[data[0] % 2], data[1:]
@@ -172,7 +172,7 @@ def _joined_seeds() -> Sequence[bytes]:
 
 @target("registered-schemas", _joined_seeds, times=256)
 def registered_schemas(data: bytes) -> None:
-    """Join a schema with those behind it, a zero between; the first byte chooses the format."""
+    """Join a schema with the schemas that follow, separated by zeros; the first byte selects the format."""
     if not data:
         return
     format_: Literal["avro", "protobuf"] = "protobuf" if data[0] % 2 else "avro"
@@ -189,7 +189,7 @@ PLACES = [("spent",), ("items", "1", "price"), ("before", "x", "0"), ("behind",)
 
 @target("avro-schema", lambda: [json.dumps(AVRO_SCHEMA).encode()], times=256)
 def avro_schema(data: bytes) -> None:
-    """Read a schema, and a record by it."""
+    """Read a schema, and a record with it."""
     try:
         reader = AvroRecords(data, PLACES)
     except ValueError as error:
@@ -204,7 +204,7 @@ def avro_schema(data: bytes) -> None:
 
 @target("protobuf-schema", lambda: [PROTOBUF_SCHEMA], times=256)
 def protobuf_schema(data: bytes) -> None:
-    """Read a set of descriptors, and a message by it."""
+    """Read a set of descriptors, and a message with it."""
     try:
         reader = ProtobufRecords(data, "shop.Visit", PLACES)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""Targets of what the service reads back: ledger, states, releases, backups, models."""
+"""Targets of data that the service reads back: ledger, states, releases, backups, models."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _entry_seeds() -> Sequence[bytes]:
 
 @target("ledger-entry", _entry_seeds, times=64, inputs=3000)
 def ledger_entry(data: bytes) -> None:
-    """Decode an entry, and replay it behind the ledger's beginning."""
+    """Decode an entry, and replay it after the first entries of a ledger."""
     try:
         entry = decode_entry(data)
     except MalformedEntry as error:
@@ -132,7 +132,7 @@ def _shard_seeds() -> Sequence[bytes]:
 
 @target("user-shard", _shard_seeds, times=64, inputs=300)
 def user_shard(data: bytes) -> None:
-    """Read a part of the table of users, as itself and within a table."""
+    """Read a part of the table of users, alone and within a table."""
     for shard in (0, 1, 63):
         with suppress(MalformedUsers):
             again = UserShard.from_bytes(shard, data, 2)
@@ -150,7 +150,7 @@ def user_shard(data: bytes) -> None:
 
 
 CASES = list(dict(reversed(EVERY_CASE)).items())
-"""One way to make each estimator."""
+"""A case to build each estimator."""
 
 
 @cache
@@ -191,7 +191,7 @@ def _text(data: bytes) -> bytes:
 
 @target("estimator-state", _state_seeds, times=64, beside=32 * MIB, inputs=200)
 def estimator_state(data: bytes) -> None:
-    """Decode an estimator's state, which the first byte names."""
+    """Decode the state of an estimator, which the first byte selects."""
     if not data:
         return
     estimator = _estimator(data[0])

@@ -1,4 +1,4 @@
-"""Mutations of inputs: of bytes, and of the structures that they hold."""
+"""Mutations of inputs: of bytes, and of the structures in them."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def _splice(dice: random.Random, data: bytes, seeds: Sequence[bytes]) -> bytes:
 
 
 def _reverse(dice: random.Random, data: bytes, seeds: Sequence[bytes]) -> bytes:
-    """Turn a run of numbers to the other endianness."""
+    """Reverse the endianness of a run of numbers."""
     size = dice.choice((2, 4, 8))
     a = dice.randrange(len(data) + 1)
     b = a + (len(data) - a) // size * size
@@ -136,13 +136,13 @@ def _reverse(dice: random.Random, data: bytes, seeds: Sequence[bytes]) -> bytes:
 
 
 def _json(dice: random.Random, data: bytes, seeds: Sequence[bytes]) -> bytes:
-    """Change one value of a JSON text, wherever it is in the bytes."""
+    """Change one value of a JSON text, anywhere in the bytes."""
     start = data.find(b"{")
     with suppress(ValueError, RecursionError):
         value, end = json.JSONDecoder().raw_decode(data[start:].decode("latin-1"))
         if start >= 0 and isinstance(value, dict):
             text = json.dumps(_changed(dice, value), separators=dice.choice(((",", ":"), (", ", ": "))))
-            # Sometimes a key twice.
+            # Sometimes repeat a key.
             if dice.random() < 0.1 and len(value) > 1:
                 text = text[:-1] + "," + json.dumps({dice.choice(list(value)): dice.choice(_VALUES)})[1:]
             return data[:start] + text.encode("latin-1") + data[start + end :]
@@ -166,7 +166,7 @@ def _changed(dice: random.Random, value: Any) -> Any:
 
 
 def zip_parts(data: bytes) -> dict[str, bytes] | None:
-    """Return the members of a small archive; None if it is none."""
+    """Return the members of a small archive; None for anything else."""
     with suppress(Exception), zipfile.ZipFile(io.BytesIO(data)) as archive:
         if sum(info.file_size for info in archive.infolist()) < 2**22:
             return {name: archive.read(name) for name in archive.namelist()}
@@ -183,7 +183,7 @@ def with_zip_parts(parts: dict[str, bytes], method: int = zipfile.ZIP_STORED) ->
 
 
 def _zip(dice: random.Random, data: bytes, seeds: Sequence[bytes]) -> bytes:
-    """Change one member of an archive, and write the archive anew."""
+    """Change one member of an archive, and rewrite the archive."""
     parts = zip_parts(data)
     if not parts:
         return _number(dice, data, seeds)
@@ -197,7 +197,7 @@ def _zip(dice: random.Random, data: bytes, seeds: Sequence[bytes]) -> bytes:
         parts[name] = parts[name] + bytes(dice.choice((1, 1000, 2**20)))
     else:
         inner = tuple(parts.values())
-        # An array's header is at its start, and often tells of bytes within.
+        # An array's header is at its start, and often describes the bytes that follow.
         parts[name] = dice.choice(_MUTATIONS)(dice, parts[name], inner)
     method = zipfile.ZIP_DEFLATED if dice.random() < 0.2 else zipfile.ZIP_STORED
     return with_zip_parts(parts, method)

@@ -1,4 +1,4 @@
-"""Targets of people and programs beside the records: HTTP requests and settings files."""
+"""Targets for people and programs other than producers: HTTP requests and settings files."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from tests.service.http.running import TOKEN, Running, serving
 
 
 class _Site(ApiSite):
-    """The dashboard's routes over an observer that has no broker."""
+    """The dashboard's routes over an observer without a broker."""
 
     def start(self) -> None:
-        """Ask no broker: what is known is nothing."""
+        """Ask no broker, so that the observer knows nothing."""
 
     def stop(self) -> None:
-        """There is nothing to end."""
+        """Do nothing, as nothing was started."""
 
 
 @cache
@@ -41,7 +41,7 @@ def _server() -> Running:
     for name in ("uvicorn.error", "asyncio", "streaming_pca"):
         logging.getLogger(name).addHandler(_Log(logging.ERROR))
         logging.getLogger(name).propagate = False
-    # In a thread of its own until the process ends.
+    # It runs in a separate thread until the process ends.
     context = serving(site=site, requests_per_second=10_000.0, token=TOKEN)
     running = context.__enter__()
     _open.append(context)
@@ -54,7 +54,7 @@ _logged: list[str] = []
 
 class _Log(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
-        """Note errors: an unknown client must not be able to fill the log."""
+        """Record errors: an unknown client must not be able to fill the log."""
         _logged.append(record.getMessage() + traceback_of(record))
 
 
@@ -118,7 +118,7 @@ _HEALTH = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\
 
 @target("http", _http_seeds, times=16, beside=32 * MIB, inputs=800)
 def http(data: bytes) -> None:
-    """Send bytes to the server: it answers with no error of its own, and goes on to serve."""
+    """Send bytes to the server: it answers without an internal error, and continues to serve."""
     answer = _exchange(data)
     if b"HTTP/1.1 500" in answer or b"Traceback" in answer:
         raise Broken(f"the server fails: {answer[:200]!r}")
@@ -129,9 +129,9 @@ def http(data: bytes) -> None:
 
 
 def _exchange(data: bytes, seconds: float = 1.0) -> bytes:
-    """Send bytes, say that no more come, and return what is answered."""
+    """Send bytes, shut down writing, and return the answer."""
     found = b""
-    # A server may hang up in the middle of what it refuses, and a stream of events does not end.
+    # A server may close the connection while it refuses a request, and a stream of events does not end.
     with (
         suppress(TimeoutError, ConnectionError),
         socket.create_connection(_server().place, timeout=seconds) as connection,

@@ -1,4 +1,4 @@
-"""Targets of what producers send: payloads, reports, record batches, and files of records."""
+"""Targets of data from producers: payloads, reports, record batches, and files of records."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ CODECS = [
     PayloadCodec(DIM, kind=RecordKind.LOCAL, promise=PROMISE),
     PayloadCodec(DIM, max_rows=6, content_type="application/json"),
 ]
-"""Codecs that an input's first byte chooses from."""
+"""Codecs to choose from by an input's first byte."""
 
 
 def message(value: bytes | None, content_type: str | None = None, **headers: bytes) -> Any:
@@ -56,7 +56,7 @@ def message(value: bytes | None, content_type: str | None = None, **headers: byt
 
 
 def good_messages(codec: PayloadCodec) -> list[Any]:
-    """Two records that each codec reads."""
+    """Return two records that each codec reads."""
     if codec.kind is RecordKind.LOCAL:
         value = np.arange(codec.kind.width(DIM), dtype="<f4").tobytes()
         report = message(value)
@@ -71,7 +71,7 @@ def good_messages(codec: PayloadCodec) -> list[Any]:
 
 
 def check_beside_good(codec: PayloadCodec, made: Any) -> None:
-    """Raise Broken if a message harms the records beside it, or is itself read with a NaN."""
+    """Raise Broken if a message harms neighbouring records, or decodes to a NaN."""
     first, last = good_messages(codec)
     wanted, counts = codec.decode_many([first, last])
     rows, lengths = codec.decode_many([first, made, last])
@@ -79,7 +79,7 @@ def check_beside_good(codec: PayloadCodec, made: Any) -> None:
     if len(lengths) != 3 or (lengths[[0, 2]] != counts).any() or lengths.sum() != len(rows):
         raise Broken("a record has moved")
     around = np.concatenate([rows[: lengths[0]], rows[lengths[0] + own :]])
-    # float32 beside float64 is widened, which changes no value.
+    # float32 next to float64 is widened, which changes no value.
     if not np.array_equal(around, wanted.astype(around.dtype)):
         raise Broken("a good record has changed")
     middle = rows[lengths[0] : lengths[0] + own]
@@ -147,7 +147,7 @@ def npy(descr: str, shape: str) -> bytes:
 
 @target("payload", _payload_seeds, times=20, inputs=3000)
 def payload(data: bytes) -> None:
-    """Decode a value behind two bytes that name the codec and the format."""
+    """Decode a value after two bytes that select the codec and the format."""
     if len(data) < 2:
         return
     codec, value = CODECS[data[0] % len(CODECS)], data[2:]
@@ -168,7 +168,7 @@ def _header_seeds() -> Sequence[bytes]:
 
 @target("headers", _header_seeds, times=64)
 def headers(data: bytes) -> None:
-    """Decode a record behind headers that are anything."""
+    """Decode a record after arbitrary headers."""
     try:
         named = json.loads(data[1:])
     except (ValueError, RecursionError):
@@ -212,7 +212,7 @@ def _batch_seeds() -> Sequence[bytes]:
         hostile.record(None, body=b"\x80" * 12),
         hostile.record(None, body=b"\0\0\0\x01\x01" + hostile.varint(2**31 - 1)),
     ]
-    # The compiler takes memory once.
+    # The compiler allocates memory once.
     RecordBlock(DefaultRecordBatch(hostile.batch(records[:1])))
     return [
         hostile.batch(records),
@@ -225,12 +225,12 @@ def _batch_seeds() -> Sequence[bytes]:
 
 @target("record-batch", _batch_seeds, times=512, inputs=3000)
 def record_batch(data: bytes) -> None:
-    """Parse a batch and decode it: as many records as it counts, at rising offsets."""
+    """Parse a batch and decode it: its count of records, at rising offsets."""
     try:
         batch = DefaultRecordBatch(data)
     except struct.error:
         return  # kafka-python's: a broker's answer that ends within a header
-    # A broker refuses a batch whose count is not that of its records; this bounds those that it never sent.
+    # A broker refuses a batch with a wrong count of records; this bounds batches that it never sent.
     if batch.records_count > 10_000 or batch.base_offset > 2**62 or batch.base_offset < 0:
         return
     try:
@@ -245,7 +245,7 @@ def record_batch(data: bytes) -> None:
     if offsets and not batch.base_offset <= offsets[0] <= offsets[-1] <= batch.last_offset:
         raise Broken("a record is outside of its batch")
     if not found:
-        return  # no batch is cut of nothing
+        return  # a batch is never cut to nothing
     buffer = RecordBuffer(CODECS[3])
     buffer.buffers[0] = PartitionBuffer(0)
     buffer.append(0, found)
@@ -268,7 +268,7 @@ def _compressed_seeds() -> Sequence[bytes]:
         bytes([codecs.CODECS[codec][0], 2]) + codecs.bomb(codec, 64 * MIB, records[1])
         for codec in ("gzip", "lz4", "xerial", "zstd")
     ]
-    # Libraries and the compiler take memory once.
+    # Libraries and the compiler allocate memory once.
     for seed in seeds[:5]:
         compressed_batch(seed)
     return seeds
@@ -276,7 +276,7 @@ def _compressed_seeds() -> Sequence[bytes]:
 
 @target("compressed-batch", _compressed_seeds, times=512, beside=96 * MIB, inputs=3000)
 def compressed_batch(data: bytes) -> None:
-    """Read a compressed batch, of a codec and a count by the first two bytes, in both ways."""
+    """Read a compressed batch in both ways; the first two bytes select its codec and count."""
     if len(data) < 2:
         return
     number, count = data[0] % 8, data[1]
@@ -323,7 +323,7 @@ def _file_seeds() -> Sequence[bytes]:
 
 @target("record-file", _file_seeds, times=64, beside=64 * MIB, inputs=600)
 def record_file(data: bytes) -> None:
-    """Open a file of records, whose ending the first byte names, and read it."""
+    """Open a file of records, with an ending selected by the first byte, and read it."""
     if not data:
         return
     ending = (".npy", ".csv", ".parquet", ".arrow")[data[0] % 4]

@@ -14,15 +14,15 @@ __all__ = ["MIB", "TARGETS", "Broken", "Target", "limit_process", "run_bounded",
 
 MIB = 2**20
 SECONDS = 10
-"""Longest processor time of one input: other work on the machine does not count."""
+"""Maximum processor time of one input: other work on the machine does not count."""
 HANG_SECONDS = 60
-"""Time after which an input hangs."""
+"""Time after which an input counts as hanging."""
 
 Run = Callable[[bytes], None]
 
 
 class Broken(AssertionError):
-    """Promise that an input breaks."""
+    """Violation of a promise by an input."""
 
 
 @dataclass(frozen=True)
@@ -33,13 +33,13 @@ class Target:
     ----------
     name : str
     run : callable
-        Reads an input, and raises unless it keeps its promise. Documented errors are no failures.
+        Reads an input, and raises unless it keeps its promise. Documented errors are not failures.
     make_seeds : callable
-        Makes valid inputs, and others by hand.
+        Makes valid inputs, and handwritten ones.
     memory : callable
-        Most bytes by which the process may grow, by the input's length.
+        Maximum growth of the process in bytes, by the input's length.
     inputs : int
-        Inputs of the run in `make test-rest`, beside the seeds.
+        Inputs of the run in `make test-rest`, in addition to the seeds.
     """
 
     name: str
@@ -50,7 +50,7 @@ class Target:
 
     @property
     def seeds(self) -> Sequence[bytes]:
-        """Inputs from which others are made."""
+        """Inputs for mutation."""
         return _seeds(self.name)
 
 
@@ -70,7 +70,7 @@ def target(
     beside: int = 16 * MIB,
     inputs: int = 1000,
 ) -> Callable[[Run], Run]:
-    """Register a function as a target that may take ``beside`` bytes, and ``times`` its input's length."""
+    """Register a target that may take ``beside`` bytes plus ``times`` its input's length."""
 
     def register(run: Run) -> Run:
         TARGETS[name] = Target(name, run, seeds, lambda length: beside + times * length, inputs)
@@ -80,17 +80,17 @@ def target(
 
 
 def limit_process(most: int) -> None:
-    """End this process before it takes the machine's memory, or leaves a file there."""
+    """End this process before it exhausts the machine's memory, or leaves a file there."""
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
 def run_bounded(target: Target, data: bytes) -> None:
-    """Run one input; Broken unless it keeps its promise within its memory.
+    """Run one input; raise Broken unless it keeps its promise within its memory.
 
-    An input that takes too long ends the process, by SIGPROF, and one that hangs, by SIGALRM.
+    A slow input ends the process by SIGPROF, and a hanging input by SIGALRM.
     """
-    # The promise is one of the process: memory that C code takes counts, memory that is not touched does not.
+    # The promise is about the process: memory allocated by C code counts, untouched memory does not.
     with suppress(OSError), open("/proc/self/clear_refs", "w") as file:
         file.write("5")
     before = _status("VmRSS")

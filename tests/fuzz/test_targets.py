@@ -1,4 +1,4 @@
-"""Readers of bytes from outside keep their promises on hostile bytes: a bounded run of each target."""
+"""Readers of outside bytes keep their promises on hostile input: a bounded run of each target."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ load_targets()
 
 @pytest.fixture(scope="module")
 def outcomes(request: pytest.FixtureRequest) -> dict[str, Any]:
-    """Run the targets whose tests were chosen, in one process."""
+    """Run the selected tests' targets in one process."""
     chosen = {item.callspec.params["name"] for item in request.session.items if _is_of_a_target(item)}
     names = [name for name in TARGETS if name in chosen]
     run = subprocess.run(
@@ -44,7 +44,7 @@ def _is_of_a_target(item: Any) -> bool:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", TARGETS)
 def test_hostile_bytes_break_no_promise(name: str, outcomes: dict[str, Any]) -> None:
-    """Documented errors only, in bounded memory and time; records beside the hostile one stay as they are."""
+    """Only documented errors occur, in bounded memory and time; neighbouring records stay unchanged."""
     found = outcomes[name]
     assert "failure" not in found, f"{found['failure']}\n{reproduce(name, found['file'])}"
     assert found["inputs"] >= TARGETS[name].inputs

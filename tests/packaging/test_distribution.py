@@ -1,4 +1,4 @@
-"""The wheel and the sdist hold what they should, install, and run."""
+"""The wheel and the sdist contain the right files, install, and run."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ reveal_type(pca)
 
 
 def run(*command: object, cwd: Path, **environment: str) -> str:
-    """Run a command to its good end; what it wrote on standard output."""
+    """Run a command that must succeed, and return its standard output."""
     result = subprocess.run(
         [str(part) for part in command],
         cwd=cwd,
@@ -68,7 +68,7 @@ class Distributions:
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Distributions:
-    """Built from a copy: what setuptools leaves behind would be in the next wheel."""
+    """Build from a copy: files left by setuptools would be in the next wheel."""
     tmp = tmp_path_factory.mktemp("distributions")
     source = tmp / "source"
     for name in ("streaming_pca", "tests"):
@@ -85,7 +85,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Distributions:
 
 @pytest.fixture(scope="module")
 def installed(built: Distributions, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Environment with the wheel, and with this environment's other packages in reach."""
+    """Return an environment with the wheel and access to this environment's other packages."""
     environment = tmp_path_factory.mktemp("installed") / "venv"
     venv.create(environment, with_pip=False)
     python = environment / "bin" / "python"
@@ -94,7 +94,8 @@ def installed(built: Distributions, tmp_path_factory: pytest.TempPathFactory) ->
     own = Path(
         run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=environment).strip()
     )
-    # Paths only: a site directory's .pth files, the editable installation's among them, are not read.
+    # Only paths are allowed: this ignores a site directory's .pth files, including the editable
+    # installation's.
     (own / "others.pth").write_text(sysconfig.get_path("purelib") + "\n")
     return environment
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-# Of a service, of noise and of kernels that come later: none to import the package or to read settings.
+# For a service, noise and kernels: not loaded by importing the package or reading settings.
 LATER = {"fastapi", "kafka", "matplotlib", "numba", "opendp", "plotly", "prometheus_client", "sse_starlette"}
 LATER |= {"opentelemetry", "requests", "starlette", "uvicorn", "uvloop"}
 NUMERICS = {"numpy", "pydantic", "scipy", "sklearn"}

@@ -1,7 +1,7 @@
-"""Imports of the package point down its layers, in no circle, and only to declared distributions.
+"""The package's imports point down its layers, without cycles, and only to declared distributions.
 
-An import inside a function counts, one for type checking alone does not. That a module's import runs the
-``__init__`` of the packages around it is not counted.
+An import inside a function counts, one for type checking alone does not. Importing a module also runs the
+``__init__`` of the packages around it, which is not counted.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ LAYERS = """
 # Modules that are run, not imported.
 ENTRY_POINTS = {"__main__"}
 
-# Modules, and packages with all of theirs, that may import the distributions of an extra.
+# Modules, and packages with all their modules, that may import the distributions of an extra.
 EXTRAS = {
     "arrow": {"data.arrow", "data.files", "data.tables"},
     "avro": {"data.features.avro"},
@@ -79,8 +79,8 @@ class Tree:
         Folder of the package.
     files : mapping of module to file
     imports : mapping of module to imported modules
-        Absolute names of everything a module imports, a submodule rather than its package where
-        ``from package import submodule`` names one.
+        Absolute names of all imports of a module; for ``from package import submodule`` the
+        submodule rather than its package.
     """
 
     folder: Path
@@ -147,7 +147,7 @@ def rooms_of(layers: str) -> dict[str, tuple[int, str]]:
 
 
 def upward_arrows(tree: Tree, layers: str) -> list[str]:
-    """Name modules without a layer, and imports of another room in the same line or a higher one."""
+    """Return modules without a layer, and imports from other rooms in the same line or above."""
     rooms = rooms_of(layers)
 
     def place(module: str) -> tuple[int, str] | None:
@@ -172,7 +172,7 @@ def upward_arrows(tree: Tree, layers: str) -> list[str]:
 
 
 def circles(tree: Tree) -> list[str]:
-    """Name each set of modules that import each other."""
+    """Return each set of modules that import each other."""
     reach: dict[str, set[str]] = {}
     for module in tree.files:
         found: set[str] = set()
@@ -191,7 +191,7 @@ def circles(tree: Tree) -> list[str]:
 
 
 def orphans(tree: Tree, entry_points: set[str]) -> list[str]:
-    """Name the modules that no other imports."""
+    """Return the modules that no other module imports."""
     imported = {other for module in tree.files for other in tree.inner(module) - {module}}
     return [
         f"{module}: no module imports it"
@@ -213,7 +213,7 @@ def undeclared(
     extras: Mapping[str, set[str]],
     installed: Mapping[str, list[str]],
 ) -> list[str]:
-    """Name third-party imports that neither the core nor a permitted extra declares."""
+    """Return third-party imports that neither the core nor a permitted extra declares."""
     dependencies, optional = project["dependencies"], project.get("optional-dependencies", {})
     assert isinstance(dependencies, list)
     assert isinstance(optional, dict)
@@ -316,7 +316,7 @@ Write = Callable[..., Tree]
 
 @pytest.fixture
 def small(tmp_path: Path) -> Write:
-    """Write a package in which every check passes, with changes."""
+    """Return a function that writes a package which passes every check, with changes."""
 
     def write(changes: Mapping[str, str] | None = None) -> Tree:
         for name, text in {**SMALL, **(changes or {})}.items():

@@ -1,4 +1,4 @@
-"""Another version of kafka-python than the supported ones is refused with one line that names it."""
+"""An unsupported version of kafka-python is refused with one line that names it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.packaging.test_imports import PACKAGE, ROOT, the_tree
 
 
 def run(folder: Path, version: str, *command: str) -> subprocess.CompletedProcess[str]:
-    """Run Python where kafka-python seems to have a version: its metadata is found first."""
+    """Run Python with an apparent version of kafka-python, whose metadata is found first."""
     metadata = folder / f"kafka_python-{version}.dist-info"
     metadata.mkdir()
     (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: kafka-python\nVersion: {version}\n")

@@ -1,4 +1,4 @@
-"""Installation by make: one line and dots, and all that pip said where it fails."""
+"""Installation by make prints one line and dots, and pip's whole output if it fails."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 MAKEFILE = Path(__file__).parents[2] / "Makefile"
 
-# `PYTHON -m venv FOLDER`, which makes a python whose `-m pip` talks, and then fails or not.
+# `PYTHON -m venv FOLDER`, which creates a python whose `-m pip` prints, and then fails or not.
 PYTHON = """#!/bin/sh
 mkdir -p "$3/bin"
 cat > "$3/bin/python" <<'END'

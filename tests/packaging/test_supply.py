@@ -1,4 +1,4 @@
-"""What a container installs: pinned, with hashes, within the ranges of the library, and listed in a bill."""
+"""A container's packages are pinned, hashed, within the library's ranges, and in a bill."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def load(name: str) -> ModuleType:
 
 
 def pins(lock: str) -> dict[str, tuple[Requirement, list[str]]]:
-    """The packages of a lock with their hashes; every line is a pin, a hash or a comment."""
+    """Return the packages of a lock with their hashes; every line is a pin, a hash or a comment."""
     found: dict[str, tuple[Requirement, list[str]]] = {}
     name = ""
     for line in (LOCKS / lock).read_text().splitlines():
@@ -73,7 +73,7 @@ BETAS = {
     "opentelemetry-exporter-otlp-common",
     "opentelemetry-semantic-conventions",
 }
-"""Packages that have no other versions; each is pinned by a stable one of the same project."""
+"""Packages that only have beta versions; each is pinned by a stable one of the same project."""
 
 
 @pytest.mark.parametrize("lock", ["service.txt", "build.txt", "flights.txt"])
@@ -112,7 +112,7 @@ def test_the_build_requirements_are_those_of_the_project() -> None:
 
 
 def test_the_lock_has_all_that_the_packages_need_here() -> None:
-    """Where the installed version is the locked one, its own needs are in the lock too."""
+    """The lock contains the dependencies of each package installed in its locked version."""
     from importlib.metadata import PackageNotFoundError, distribution
 
     found, compared = pins("service.txt"), 0
@@ -155,7 +155,7 @@ def test_the_image_installs_nothing_but_what_is_locked() -> None:
 
 
 def test_the_registry_serves_what_the_lock_names(tmp_path: Path) -> None:
-    """pip finds a file with one of the hashes for every package of this platform, and no other it needs."""
+    """pip finds a matching file for every package of this platform, and needs no others."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("PIP_REQUIRE")}
     options = ["--dry-run", "--quiet", "--require-hashes", "--only-binary", ":all:"]
     files = ["--target", tmp_path / "x", "--report", tmp_path / "report.json", "-r", LOCKS / "service.txt"]
@@ -242,7 +242,7 @@ def test_the_bill_of_materials_has_every_package_with_hash_and_url(tmp_path: Pat
         assert each["purl"] == f"pkg:pypi/{name}@{version}"
         given = [h["content"] for ref in each["externalReferences"] for h in ref.get("hashes", ())]
         assert sorted(given) == sorted(hashes), name
-    # Each is there for the product, or for another package.
+    # The product, or another package, depends on each.
     graph = {each["ref"]: set(each.get("dependsOn", ())) for each in bill["dependencies"]}
     reached, ahead = set(), [product["bom-ref"]]
     while ahead:

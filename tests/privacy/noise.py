@@ -1,4 +1,4 @@
-"""A sampler without noise, one with reproducible noise, and two-sided tests of the scale of noise.
+"""Samplers without noise and with reproducible noise, and two-sided tests of its scale.
 
 Every test of a scale is a chi-square or gamma test at level 2e-7, with enough
 draws that the same test misses noise of 0.7 or 1.3 times the scale with
@@ -48,7 +48,7 @@ class ScriptedSampler:
 
 
 class SeededSampler:
-    """Independent noise of the right law and size, the same in each run of a test."""
+    """Independent noise of the right law and size, identical in each run of a test."""
 
     def __init__(self, seed: int = 0) -> None:
         self._rng = np.random.default_rng(seed)
@@ -70,7 +70,7 @@ class SeededSampler:
 
 
 def distribution_of_sum(n: int, law: str) -> Any:
-    """Return the law of the sum of n squared normal, or absolute Laplace, draws of scale 1."""
+    """Return the law of the sum of n squared normal, or absolute Laplace, draws."""
     # The import takes a second, which every worker process would spend for the samplers alone.
     from scipy import stats
 

@@ -70,7 +70,7 @@ def settled(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def holds(total: int, sigma: float, negative: bool, tail: tuple[Fraction, Fraction], answer: int) -> bool:
-    """Return if all real numbers with a tail in an interval give this answer, at 300 bits.
+    """Return if all real numbers with such a tail give this answer, at 300 bits.
 
     One comparison of tails at each end of the rounding interval suffices: no inverse, and no code under test.
     """
@@ -217,9 +217,7 @@ def test_tails_are_within_what_they_say(bits: int) -> None:
 
 
 def agrees(drawn: Integers, sigma: float) -> bool:
-    """Return the result of Kolmogorov and Smirnov's test against the rounded Gaussian, at 1e-6 (Massart
-    1990).
-    """
+    """Test against the rounded Gaussian by Kolmogorov and Smirnov, at 1e-6 (Massart 1990)."""
     step = 2 ** grid_exponent(sigma)
     ordered = np.sort(drawn)
     last = np.append(ordered[1:] != ordered[:-1], True)

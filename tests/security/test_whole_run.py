@@ -1,4 +1,4 @@
-"""The search of a whole run fails it if a test has shown a secret, and reports its extent."""
+"""A shown secret fails the whole run, whose search reports its extent."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def environment(**more: str) -> dict[str, str]:
 
 
 def _user() -> dict[str, Any]:
-    """Return the arguments of a process of the user nobody; none if tests lack rights themselves."""
+    """Return the arguments of a process without rights; none if tests lack rights themselves."""
     if os.geteuid() != 0:
         return {}
     nobody = pwd.getpwnam("nobody")

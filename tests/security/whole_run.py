@@ -1,4 +1,4 @@
-"""Search of all output and files of a test run for the tests' own secrets and records.
+"""Search of a test run's output and files for the tests' own secrets and records.
 
 Tests use secrets and records that :mod:`tests.security.needles` recognises. Each test's output and
 log is searched as it ends, and all files below the run's temporary folder after the last one. A find

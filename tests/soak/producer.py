@@ -1,4 +1,4 @@
-"""Producer at a stream's own pace, a program: it stays a number of records ahead of the releases."""
+"""A producer program at a stream's own pace: it stays a number of records ahead of releases."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _stopping = False
 
 @dataclass(frozen=True)
 class Pace:
-    """What it writes, and how far ahead.
+    """Parameters of the producer.
 
     Attributes
     ----------
@@ -25,7 +25,7 @@ class Pace:
     partitions : int
     record_bytes : int
     ahead : int
-        Records that are written and not in a release, at most.
+        Maximum number of written records not yet in a release.
     """
 
     bootstrap: str
@@ -42,7 +42,7 @@ def _stop(number: int, frame: FrameType | None) -> None:
 
 
 def run(pace: Pace) -> int:
-    """Write until told to stop; return the number of records."""
+    """Write until stopped by a signal; return the number of records."""
     dice = random.Random(0)
     # The exponents of ordinary numbers: float32, little-endian.
     values = [

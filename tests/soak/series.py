@@ -1,4 +1,4 @@
-"""What processes hold, sample by sample, and whether it grows."""
+"""Resource usage of processes, sample by sample, and detection of growth."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LIMITS: Mapping[str, tuple[float, float]] = {
     "threads": (0.04, 2.0),
     "series": (0.0, 0.5),
 }
-"""What may be gained in the second half of a run: a share of the level, and at least so much of it."""
+"""Allowed gain in the second half of a run: a share of the level, and a minimum amount."""
 
 
 @dataclass
@@ -40,7 +40,7 @@ class Series:
             self.values[name].append(value)
 
     def growth(self, name: str) -> tuple[float, float]:
-        """Return what the fitted line of the second half gains over that half, and its level."""
+        """Return the fitted line's gain over the second half, and its level."""
         at, values = np.array(self.at), np.array(self.values[name])
         late = at >= (at[0] + at[-1]) / 2
         slope, _ = np.polyfit(at[late], values[late], 1)
@@ -69,7 +69,7 @@ class Series:
 
 
 def sample(pids: Sequence[int]) -> dict[str, float]:
-    """Return what processes hold together now."""
+    """Return the processes' total usage now."""
     processes = [psutil.Process(pid) for pid in pids]
     return {
         "memory_mib": sum(each.memory_info().rss for each in processes) / 2**20,

@@ -1,7 +1,7 @@
-"""A leader and a standby at full speed for as long as ``--soak-seconds`` says: nothing grows.
+"""A leader and a standby run at full speed for ``--soak-seconds``: nothing grows.
 
 The producer stays a few batches ahead of the releases, so that the worker's pace is the stream's. Metrics of
-both workers are scraped meanwhile. The result is in build/soak.json.
+both workers are scraped during the run. The result is in build/soak.json.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ PARTITIONS, DIM, BATCH = 4, 64, 20_000
 AHEAD = 6 * BATCH
 SAMPLE_SECONDS, PROGRESS_SECONDS = 2.0, 30.0
 WARM_SHARE = 0.1
-"""Of the run, at its start, that is not looked at: pools and buffers fill."""
+"""Share of the run, at its start, that is ignored: pools and buffers fill."""
 SLOWEST = 0.5
-"""Pace of the second half, as a share of the first's: below, work grows with what was done."""
+"""Minimum pace of the second half relative to the first: otherwise work grows with the history."""
 
 
 # -- the check itself ------------------------------------------------------
 
 
 def series_of(memory: Callable[[np.ndarray], np.ndarray]) -> Series:
-    """A run of an hour whose memory follows a rule, with noise of some percent."""
+    """Return an hour of samples whose memory follows a rule, with noise of a few percent."""
     made, at = Series(), np.arange(0.0, 3600.0, 2.0)
     noise = np.random.default_rng(0).normal(0, 12, len(at))
     for seconds, mib in zip(at, memory(at) + noise, strict=True):
@@ -55,7 +55,7 @@ def series_of(memory: Callable[[np.ndarray], np.ndarray]) -> Series:
 
 
 def test_a_leak_is_noticed() -> None:
-    """30 MiB an hour, and a descriptor every three minutes."""
+    """The leak is 30 MiB an hour, and a descriptor every three minutes."""
     assert series_of(lambda at: 400 - 100 * np.exp(-at / 300)).problems() == []
     (found,) = series_of(lambda at: 400 + at * 60 / 3600).problems()
     assert found.startswith("memory_mib: +")
@@ -69,7 +69,7 @@ def test_a_leak_is_noticed() -> None:
 
 
 def make_stream(cluster: KafkaCluster, directory: Path) -> Stream:
-    """A stream of vectors without end, whose read records are deleted."""
+    """Make an endless stream of vectors that deletes records once read."""
     made = Stream.make(
         cluster.bootstrap,
         "soak",
@@ -95,20 +95,20 @@ def address_of(worker: Child) -> str:
 
 
 def bad_lines(worker: Child) -> list[str]:
-    """Lines of a log that a run without faults has no reason for."""
+    """Return log lines that a run without faults has no reason for."""
     return [
         line for line in worker.log.splitlines() if re.search(r" (WARNING|ERROR|CRITICAL) |Traceback", line)
     ]
 
 
 class Soak:
-    """A leader, a standby and a producer, looked at all along."""
+    """A leader, a standby and a producer, sampled continuously."""
 
     def __init__(self, stream: Stream, directory: Path) -> None:
         self.stream, self._directory = stream, directory
         self.name = stream.settings.stream.name
         self.learnt: list[tuple[float, float, float]] = []
-        """Seconds, records that were learnt until then, and the lag."""
+        """Seconds, records learnt by then, and the lag."""
         self.series = {"leader": Series(), "standby": Series()}
 
     def start(self) -> None:
@@ -152,7 +152,7 @@ class Soak:
         return line
 
     def stop(self) -> int:
-        """End the producer, and the workers once they are through; return the records written."""
+        """End the producer, then the workers after the last record; return the records written."""
         os.kill(self.producer.pid, signal.SIGTERM)
         wait_for("the producer to end", lambda: self.producer.returncode is not None)
         assert self.producer.returncode == 0, self.producer.log_tail()
@@ -165,7 +165,7 @@ class Soak:
         return written
 
     def pace(self) -> tuple[float, float]:
-        """Records a second, of each half."""
+        """Return the records per second of each half."""
         (first, a, _), (middle, b, _), (end, c, _) = (
             self.learnt[i] for i in (0, len(self.learnt) // 2, len(self.learnt) - 1)
         )

@@ -1,4 +1,4 @@
-"""Brokers with the topics that an earlier version wrote."""
+"""Brokers with topics that an earlier version wrote."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ VERSION = "0.5.0"
 
 @pytest.fixture(scope="session")
 def fixtures() -> Path:
-    """Folder of the recorded version."""
+    """Return the folder of the recorded version."""
     return FIXTURES / VERSION
 
 
 @pytest.fixture(scope="session")
 def facts(fixtures: Path) -> dict[str, Any]:
-    """What that version said of its streams."""
+    """Return that version's facts about its streams."""
     found: dict[str, Any] = json.loads((fixtures / "facts.json").read_text())
     return found
 

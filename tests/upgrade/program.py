@@ -1,4 +1,4 @@
-"""A version of the program in a checkout of its own, run as its users ran it."""
+"""A version of the program in a separate checkout, run as its users ran it."""
 
 from __future__ import annotations
 
@@ -74,11 +74,11 @@ class Program:
         return done
 
     def json(self, *words: object) -> Any:
-        """Run a command with `--json`, and return what it printed."""
+        """Run a command with `--json`, and return the parsed output."""
         return json.loads(self.run(*words, "--json").stdout.splitlines()[-1])
 
     def python(self, code: str, *words: object) -> str:
-        """Run a program of this version's Python."""
+        """Run a program with this version's Python."""
         done = subprocess.run(
             [sys.executable, "-P", "-c", code, *map(str, words)],
             env=self._environment,
@@ -93,7 +93,7 @@ class Program:
     def start_worker(
         self, configs: Iterable[Path], log: Path, strike: tuple[str, int] | None = None
     ) -> subprocess.Popen[bytes]:
-        """Start a worker, which may strike itself after a step."""
+        """Start a worker, which may kill itself after a step."""
         options = [word for config in configs for word in ("--config", str(config))]
         program: Sequence[str] = ("-m", "streaming_pca")
         if strike is not None:
@@ -131,7 +131,7 @@ def status_of(worker: subprocess.Popen[bytes], seconds: float = LIMIT) -> int | 
 
 
 def until(what: str, holds: Callable[[], bool], worker: subprocess.Popen[bytes], log: Path) -> None:
-    """Wait until something holds while a worker runs."""
+    """Wait until a condition holds while a worker runs."""
 
     def seen() -> str:
         return log.read_text()[-3000:]

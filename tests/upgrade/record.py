@@ -1,7 +1,7 @@
 """Record the fixtures of a version: `python -m tests.upgrade.record CHECKOUT`.
 
-A Kafka of its own, streams of that version on it, and then the whole data directory
-of the broker as an archive: ids of topics cannot be chosen, and ledger and state hold them.
+It starts a separate Kafka, runs that version's streams on it, and archives the broker's whole data
+directory: ids of topics cannot be chosen, and ledger and state contain them.
 See README.md here.
 """
 
@@ -76,11 +76,11 @@ def record_version(program: Program) -> None:
 
 
 SMALL = "offsets.topic.num.partitions=1\ntransaction.state.log.num.partitions=1\n"
-"""Few files in the archive."""
+"""Reduces the number of files in the archive."""
 
 
 def record(program: Program, bootstrap: str, scratch: Path, folder: Path) -> dict[str, Any]:
-    """Run all streams, and return what the version itself says of them."""
+    """Run all streams, and return the version's own facts about them."""
     configs = {name: write_config(scratch, bootstrap, name) for name in (*ESTIMATORS, *OTHERS)}
     for name, config in configs.items():
         topic = stream_settings(name)["input"]
@@ -126,7 +126,7 @@ def record(program: Program, bootstrap: str, scratch: Path, folder: Path) -> dic
 
 
 def pack(data: Path, archive: Path) -> None:
-    """Write a cluster's data, without logs of the process and with no times."""
+    """Write a cluster's data, without the process's logs and without times."""
     with tarfile.open(archive, "w:xz", preset=9) as tar:
         for path in sorted(data.rglob("*")):
             if path.name in _LEFT_OUT or not path.is_file():

@@ -1,4 +1,4 @@
-"""Streams of the upgrade tests: every estimator, unit of privacy and status that a version has."""
+"""Streams of the upgrade tests: every estimator, unit of privacy and status of a version."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ESTIMATORS: dict[str, dict[str, Any]] = {
     "private-oja": {"options": CLIPPED},
     "tadadpo": {"options": {**RANGED, "warm_records": BATCH, "warm_options": RANGED}, **LOOSE},
 }
-"""Settings by the id of the estimator; all of the same input."""
+"""Settings by the id of the estimator; all have the same input."""
 
 CAPS = {"old": "1000,0.1", "old-users": "10,1e-3", "old-open": "inf,inf", "old-life": "10,1e-3"}
 """Inputs with the caps of their ledgers."""

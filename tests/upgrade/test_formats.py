@@ -1,4 +1,4 @@
-"""Files and messages of the version before are read; unknown later versions are refused."""
+"""Files and messages of the previous version are read; unknown later versions are refused."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_later_release_is_read_and_another_format_is_not(facts: dict[str, Any]
 @pytest.mark.parametrize("estimator", ["adaptive", "private-oja"])
 def test_models_of_the_version_before(fixtures: Path, estimator: str) -> None:
     path = fixtures / f"{estimator}.model"
-    if estimator == "adaptive":  # its state is another one
+    if estimator == "adaptive":  # its state differs
         with pytest.raises(ValueError, match=r"adaptive\.model") as refused:
             PrivatePCA.load(path)
         assert len(str(refused.value).splitlines()) == 1

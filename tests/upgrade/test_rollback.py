@@ -1,6 +1,6 @@
-"""Both programs on one stream: a rolling update, and what becomes of a rollback.
+"""Both programs on one stream: a rolling update, and the result of a rollback.
 
-They run the code of the version before, from the history of this repository.
+The tests run the code of the previous version, from the history of this repository.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NAME = "private-oja"
 
 @pytest.fixture(scope="module")
 def old_program(facts: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Program]:
-    """The program of the version before."""
+    """Return the program of the previous version."""
     folder = tmp_path_factory.mktemp("old")
     archive = folder / "source.tar"
     made = subprocess.run(
@@ -41,7 +41,7 @@ def old_program(facts: dict[str, Any], tmp_path_factory: pytest.TempPathFactory)
 
 @pytest.fixture
 def new_program() -> Iterator[Program]:
-    """The program of this checkout."""
+    """Return the program of this checkout."""
     with closing(Program(ROOT)) as program:
         yield program
 
@@ -57,7 +57,7 @@ def test_a_rolling_update_and_a_rollback(
     def releases() -> int:
         return len(messages_of(bootstrap, f"{NAME}.releases"))
 
-    # The leader is old, the standby new: the old one goes on until it is stopped.
+    # The leader is old, the standby new: the old leader continues until it is stopped.
     old = old_program.start_worker([config], old_log)
     until("the old leader", lambda: "leading stream" in old_log.read_text(), old, old_log)
     new = new_program.start_worker([config], new_log)
@@ -70,7 +70,7 @@ def test_a_rolling_update_and_a_rollback(
     kafka = load_settings(config, None).kafka
     assert verify_ledger(kafka, "old").ok
 
-    # Back: the old program is refused in a line, and writes nothing.
+    # Rollback: the old program is refused in one line, and writes nothing.
     assert end(new) == 0, new_log.read_text()
     topics = (f"{NAME}.releases", f"{NAME}.state", "old.ledger")
     before = [[m.value for m in messages_of(bootstrap, topic)] for topic in topics]
@@ -82,7 +82,7 @@ def test_a_rolling_update_and_a_rollback(
     assert "not a release: Input should be 1, 2 or 3" in line
     assert [[m.value for m in messages_of(bootstrap, topic)] for topic in topics] == before
 
-    # And forward again: nothing is lost.
+    # A second upgrade loses nothing.
     again = new_program.start_worker([config], new_log)
     until("a release of the new program", lambda: releases() == 5, again, new_log)
     assert end(again) == 0, new_log.read_text()

@@ -1,4 +1,4 @@
-"""A new worker takes over streams that the version before began, or refuses them in one line."""
+"""A new worker continues streams of the previous version, or refuses them in one line."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ REFUSED = {
     "user-often": "whose noise was discrete",
     "retired": "is retired, which is final",
 }
-"""Streams that do not go on, and why."""
+"""Streams that the new version refuses, with the reason."""
 
 WAITING = {"paused"}
 GOING_ON = {*ESTIMATORS, *OTHERS} - REFUSED.keys() - WAITING
@@ -47,7 +47,7 @@ class Upgraded:
         Messages before the new program ran, and after it had refused streams.
     configs : dict of stream to file
     log, refusals : str
-        Logs of the worker that went on, and of the one that was refused.
+        Logs of the accepted worker, and of the refused one.
     """
 
     bootstrap: str
@@ -73,7 +73,7 @@ class Upgraded:
 def upgraded(
     restore: Callable[[], str], fixtures: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Upgraded:
-    """Bring a backup back, refuse some streams, and go on with the others."""
+    """Restore a backup, refuse some streams, and continue the others."""
     folder = tmp_path_factory.mktemp("upgraded")
     bootstrap = restore()
     configs = {name: write_config(folder, bootstrap, name) for name in (*ESTIMATORS, *OTHERS)}
@@ -155,7 +155,7 @@ def test_a_reserved_batch_is_abandoned_and_stays_charged(upgraded: Upgraded) -> 
 def test_a_committed_release_is_published_as_it_was(upgraded: Upgraded) -> None:
     releases = upgraded.stream("committed").releases()
     assert [release.batch for release in releases] == [1, 2, 3]
-    # Made by the version before, published by this one.
+    # The previous version computed it, this one published it.
     assert [release.version for release in releases] == [1, 1, 6]
 
 

@@ -122,7 +122,7 @@ def test_the_rule_for_users_covers_every_mixture_and_wastes_nothing(
 
 
 def test_the_rule_for_users_would_fail_with_a_pure_part_at_the_whole_epsilon() -> None:
-    """A pure part may cost the whole epsilon in one batch only, so the test above can fail."""
+    """A pure part with the whole epsilon fails over several batches: the test above can fail."""
     sigma = lattice_sigma(1.0, 1e-6, 2.0**40, contributions=3)
     batch = Parallel(Gaussian(sigma / 2.0**40), Pure(1.0))
     assert epsilon_of([batch], 1e-6, Route.PLD, 3) > 2
@@ -138,7 +138,7 @@ def test_the_rule_for_users_would_fail_with_a_pure_part_at_the_whole_epsilon() -
 def test_no_route_is_below_the_tightest(
     multipliers: list[float], epsilons: list[float], target: float
 ) -> None:
-    """PLD is exact to its rounding, so zCDP and GDP must be above it, less a thousandth."""
+    """PLD is exact to its rounding, so zCDP and GDP exceed it, less a thousandth."""
     mechanisms: Sequence[Mechanism] = [*map(Gaussian, multipliers), *map(Pure, epsilons)]
     tightest = delta_of(mechanisms, target, Route.PLD)
     for route in (Route.ZCDP, Route.GDP):
@@ -147,7 +147,7 @@ def test_no_route_is_below_the_tightest(
 
 @pytest.mark.parametrize("route", ROUTES)
 def test_mechanisms_of_very_different_cost_compose(route: Route) -> None:
-    """On the route pld the small mechanism is rounded up to the interval of the large one."""
+    """The route pld rounds the small mechanism up to the large one's interval."""
     alone = epsilon_of([Gaussian(0.5)], 1e-6, route)
     assert alone <= epsilon_of([Gaussian(0.5), Pure(1e-6)], 1e-6, route) <= 1.002 * alone
 

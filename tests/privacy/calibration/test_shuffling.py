@@ -67,7 +67,7 @@ def test_with_hardly_a_blanket_it_is_the_price_of_a_message_alone(epsilon: float
 def test_two_messages_in_a_secret_order_are_as_private_as_is_claimed(
     epsilon: float, multiplier: float, other: float
 ) -> None:
-    """The reference is the exact delta of (P_b(x) R(y) + R(x) P_b(y))/2, integrated on a grid."""
+    """The exact delta of (P_b(x) R(y) + R(x) P_b(y))/2 is integrated on a grid."""
     sigma = 2 * multiplier
     x = np.linspace(-1 - 7 * sigma, 1 + 7 * sigma, 2001)
     p, q, r = (stats.norm.pdf(x, c, sigma) for c in (1.0, -1.0, other))
@@ -155,7 +155,10 @@ def test_the_printed_multiplier_is_not_private_at_all() -> None:
 
 
 def clones_delta(epsilon: float, local: float, messages: int) -> float:
-    """Bound the pair of Feldman, McMillan and Talwar 2021, Theorem 3.1, from below, at the mean clones."""
+    """Bound Theorem 3.1's pair from below, at the mean number of clones.
+
+    See Feldman, McMillan and Talwar 2021.
+    """
     c = round((messages - 1) * math.exp(-local))
     p = 1 / (1 + math.exp(-local))
     k = np.arange(c + 2)
@@ -220,7 +223,7 @@ def test_every_secret_order_is_equally_likely() -> None:
 
 
 def test_a_long_order_puts_a_record_anywhere() -> None:
-    """The position of the first of 50 over 10,000 orders passes a chi-square test at level 1e-7."""
+    """The first of 50 takes every position equally: 10,000 orders, a chi-square at level 1e-7."""
     places = [int(np.argmin(noise_sampler().permutation(50))) for _ in range(10_000)]
     counts = np.bincount(places, minlength=50)
     assert float(((counts - 200) ** 2 / 200).sum()) < stats.chi2.isf(1e-7, 49)

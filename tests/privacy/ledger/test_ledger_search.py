@@ -6,8 +6,8 @@ init_transactions fences the epoch before and aborts its open transaction, a coo
 an open transaction, readers that stop at the last stable offset, and the steps of a leader.
 
 A job has a few processes, each of them a leader once. Any process may take any next step at any
-time. So a crash is a process that never steps again, a zombie one that steps after its successor did,
-and both happen between any two actions. The search is breadth first, so a printed trace is a
+time. So a crash is a process that never steps again, a zombie is a process that steps after its successor
+did, and both happen between any two actions. The search is breadth first, so a printed trace is a
 shortest one.
 
 A job's unit of privacy is a message, or a user: then it charges every record, independently of its ranges.
@@ -282,7 +282,7 @@ class Search:
         return self._hashes[max(head, 0)]  # 0 is OPENED
 
     def _reservation(self, j: int, view: tuple[int, ...], at: int) -> tuple[int, int, int] | None:
-        """Return the next batch as (entry, batch, end), if the ledger's view has room for it."""
+        """Return the next batch as (entry, batch, end), if the ledger has room for it."""
         job = self.jobs[j]
         ledger, _ = self.replay(view)
         known = ledger.job(job.name)
@@ -414,7 +414,7 @@ class Search:
                     yield f"{job.name}{i}{self.roles[j][i]}: {label}", self.settle(after, j)
 
     def settle(self, world: World, j: int) -> World:
-        """Stop the fenced processes of a job whose only remaining step is to learn that they are fenced.
+        """Stop a job's fenced processes if their only remaining step is to learn of it.
 
         An epoch is never restored, so their next call of the broker fails at any time.
         """

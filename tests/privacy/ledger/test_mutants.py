@@ -248,7 +248,7 @@ class History:
 
 
 def publish(history: History, entry: Reserved, start: int, **facts: Any) -> None:
-    """Append a whole batch of an entry's job, with a matching release except for the given facts."""
+    """Append a whole batch of an entry's job; its release matches except for given facts."""
     writer, job = history.writer, entry.job
     batch, count = writer.ledger.job(job).batch + 1, 40 - writer.ledger.job(job).batch
     ranges = [{"partition": 0, "start": start, "end": start + 40, "count": count}]

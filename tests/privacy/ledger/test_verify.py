@@ -168,7 +168,7 @@ class Topics:
 
 
 def topics() -> Topics:
-    """Build two jobs, a race for the cap that b lost, an abandoned batch, four releases.
+    """Build two jobs: a race for the cap that b lost, an abandoned batch, four releases.
 
     0 OPENED; a: 1-3 released, 6-8 released, 12 open; b: 4 over the cap, 5 and 9 abandoned, 10 11 13 released
     """

@@ -60,7 +60,7 @@ def delta_between(one: list[int], other: list[int], epsilon: float, threshold: i
     ("epsilon", "delta"), [(0.7, 1e-2), (1.5, 1e-4), (1.0, 0.2), (3.0, 1e-6), (0.5, 0.9)]
 )
 def test_the_stability_histogram_is_private_by_its_exact_distribution(epsilon: float, delta: float) -> None:
-    """Of two bins of a and b records, one record moves, becomes null, or appears: both ways."""
+    """There are two bins of a and b records. One record moves, becomes null, or appears: both ways."""
     threshold = stability_threshold(epsilon, delta)
     counts = sorted({0, 1, 2, threshold - 1, threshold + 2})
     worst = mpmath.mpf(0)
@@ -152,7 +152,7 @@ def test_counts_with_laplace_noise_are_exact_but_for_the_noise() -> None:
 def test_the_laplace_histogram_is_private_by_its_exact_law(
     bins: list[int], place: int, new: int, epsilon: float
 ) -> None:
-    """Discrete Laplace noise of scale s on counts c apart in L1 has a ratio of e^(c/s) at most."""
+    """Discrete Laplace noise of scale s on counts c apart has a ratio of at most e^(c/s)."""
     neighbour = bins.copy()
     neighbour[place % len(bins)] = new
     sampler = ScriptedSampler()

@@ -110,7 +110,7 @@ def test_noise_in_the_symmetric_space_is_isotropic() -> None:
 
 
 def test_every_integer_gets_noise_of_its_own() -> None:
-    """Each entry of the upper triangle, and each of the d k integers, has its own draw."""
+    """The upper triangle's entries, and the d k integers, each have their own draw."""
     sampler = ScriptedSampler(lambda size, scale: np.arange(1, size + 1, dtype=np.int64) * 1000)
     with replace_noise_sampler(sampler):
         noisy = gaussian_on_symmetric(np.zeros((4, 4), dtype=np.int64), 100.0)
@@ -169,7 +169,7 @@ def test_small_laplace_noise_has_the_exact_discrete_distribution(scale: float) -
 def test_the_laplace_scale_is_private_at_the_decimal_that_is_charged(
     sensitivity: float, epsilon: float
 ) -> None:
-    """The decimal counts, rather than the nearest float; the scale is no larger than needed."""
+    """The decimal counts, rather than the nearest float; the scale is as small as possible."""
     scale = laplace_scale(sensitivity, epsilon)
     assert Fraction(sensitivity) / Fraction(scale) <= min(Fraction(str(epsilon)), Fraction(epsilon))
     assert scale == pytest.approx(sensitivity / epsilon, rel=1e-15)

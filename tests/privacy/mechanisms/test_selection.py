@@ -218,7 +218,7 @@ def test_above_threshold_is_epsilon_private_by_its_exact_distribution(
 
 
 def test_half_the_noise_of_above_threshold_would_break_its_promise() -> None:
-    """After a million rising queries, one that falls and fires spends nearly the whole epsilon."""
+    """A million rising queries before a falling query that fires spend nearly the whole epsilon."""
 
     def fires_last(quiet: int, last: int, epsilon: float) -> mpmath.mpf:
         return mpmath.fsum(

@@ -1,4 +1,4 @@
-"""Ten million users fit in less than 400 MB, and batches in bounded memory, in separate processes."""
+"""Ten million users fit in less than 400 MB, and batches in bounded memory; separate processes."""
 
 from __future__ import annotations
 

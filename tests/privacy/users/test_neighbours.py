@@ -1,4 +1,4 @@
-"""A user enters one record in each of at most ``limit`` batches, independently of the others."""
+"""A user enters one record in each of at most ``limit`` batches, regardless of others."""
 
 from __future__ import annotations
 

@@ -153,7 +153,7 @@ def test_a_loaded_table_decides_as_the_one_that_was_stored(
 
 
 def test_a_count_above_255_survives_a_limit_that_was_lowered_and_raised_again() -> None:
-    """Cut to one byte, the count would let the user exceed the limit after raising it again."""
+    """A count cut to one byte would let the user exceed a limit raised again."""
     user = array([(7, 7)])
     table = UserTable(400)
     for _ in range(300):
