@@ -26,7 +26,7 @@ def every(role: str) -> list[Permission]:
 
 
 def found(role: str, *streams: Settings) -> dict[str, set[str]]:
-    """Operations by topic."""
+    """Return operations by topic."""
     output = "flows.out" if role == "projector" else None
     wanted = permissions(role, streams or [settings()], output, IDS)
     return {p.name: set(p.operations) for p in wanted if p.kind == "topic"}
@@ -73,7 +73,7 @@ def test_a_worker_is_permitted_the_transactions_of_its_own_streams_and_no_others
         ("streaming-pca.Jj9Yx1Q.flows", False),
         ("streaming-pca.Jj9Yx1Q.others", False),
     ]
-    # A wider permission is one of an operator, or lies within a projector's own output.
+    # Wider permissions belong to an operator, or lie within a projector's own output.
     wide = {(r, p.kind, p.name) for r in ROLES for p in every(r) if p.prefixed}
     assert wide == {
         ("operator", "transactional-id", "streaming-pca."),

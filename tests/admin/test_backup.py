@@ -1,4 +1,4 @@
-"""The file of a copy, and what is checked of it: no broker is needed."""
+"""The file of a backup, and its checks: no broker is needed."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def entries_of(job: str, previous: str, batches: int, **changes: Any) -> list[Le
 
 
 def made_backup() -> Backup:
-    """Streams of two batches, of one, and of one abandoned; and a charge for a release made elsewhere."""
+    """Build streams of two batches, of one, and of one abandoned; and a charge without a release here."""
     opened = Opened(topic_id=ID, topic="in", cap=Cap(epsilon="4", delta="1e-5"))
     first = entry_hash(opened)
     entries = [opened, *entries_of("a", first, 2), *entries_of("b", first, 1)]
@@ -132,7 +132,7 @@ def test_a_copy_that_cannot_be_written_leaves_no_file(tmp_path: Path) -> None:
 
 
 def rewritten(path: Path, change: Callable[[dict[str, bytes]], None], mend: bool) -> None:
-    """Change the parts of a copy; with ``mend``, make the manifest fit again."""
+    """Change the parts of a copy; with ``mend``, make the manifest match."""
     with zipfile.ZipFile(path) as archive:
         parts = {name: archive.read(name) for name in archive.namelist()}
     change(parts)
@@ -222,7 +222,7 @@ def test_damage_to_the_file_itself_is_found_at_every_byte(tmp_path: Path) -> Non
     whole = path.read_bytes()
     for at in range(0, len(whole), 61):
         path.write_bytes(whole[:at] + bytes([whole[at] ^ 0x10]) + whole[at + 1 :])
-        with suppress(BackupError):  # but for a byte that means nothing, such as a time of day
+        with suppress(BackupError):  # except for an insignificant byte, such as a time of day
             assert read_backup(path) == made_backup(), at
         path.write_bytes(whole[:at])
         with pytest.raises(BackupError):
@@ -233,7 +233,7 @@ def test_damage_to_the_file_itself_is_found_at_every_byte(tmp_path: Path) -> Non
 
 
 def copy_with_users() -> Backup:
-    """A stream of one batch of three users."""
+    """Build a stream of one batch of three users."""
     log, users = UserLog(1), np.arange(6, dtype=np.uint64).reshape(3, 2)
     step = log.step(users, log.admit(users).counted)
     opened = Opened(topic_id=ID, topic="in", cap=Cap(epsilon="4", delta="1e-5"))
@@ -313,7 +313,7 @@ def test_a_part_that_unfolds_to_more_than_it_should_is_not_unfolded(
         read_backup(path)
 
 
-# -- with a manifest that fits ------------------------------------------------------
+# -- with a matching manifest -------------------------------------------------------
 
 
 def test_a_sound_copy_is_verified() -> None:
@@ -324,7 +324,7 @@ def test_a_sound_copy_is_verified() -> None:
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        # A smaller charge, for an entry that others follow.
+        # A smaller charge, for an entry that other entries follow.
         (
             line(1, lambda x: x.replace(b'"epsilon":"1"', b'"epsilon":"0"')),
             "the hash chain of job 'a' breaks",

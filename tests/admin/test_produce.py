@@ -1,4 +1,4 @@
-"""Files of records, and the messages that are made of them."""
+"""Files of records, and the messages made from them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def lists(rows: Any) -> Any:
 
 
 def write(folder: Path, name: str, table: Any = None, **options: Any) -> Path:
-    """The records X, with names a and b where the format has any."""
+    """Write the records X, with names a and b if the format supports names."""
     path = folder / name
     if table is None:
         table = pa.table({"a": X[:, 0], "b": X[:, 1]})
@@ -140,7 +140,7 @@ IDS = ["ada", "bob", "ada"]
 
 
 def keyed(folder: Path, name: str, ids: Any = IDS) -> Path:
-    """The records X, with their users in a column between the two features."""
+    """Write the records X, with their users in a column between the two features."""
     table = pa.table({"a": X[:, 0], "who": ids, "b": X[:, 1]})
     if not name.endswith("csv"):
         return write(folder, name, table, **({"row_group_size": 2} if name.endswith("parquet") else {}))
@@ -312,7 +312,7 @@ def test_what_is_encoded_is_decoded(content_type: Any, dtype: Any, rows: int) ->
 
 @pytest.mark.parametrize("content_type", CONTENT_TYPES)
 def test_a_row_that_is_not_finite_is_encoded_as_a_null_record(content_type: Any) -> None:
-    """Also one that float32 cannot hold, without a warning."""
+    """This includes rows that float32 cannot hold, without a warning."""
     x = np.array([[1.0, 2], [np.nan, 4], [5, -np.inf], [7, 8]])
     if content_type != "json":
         x[1, 0] = 1e300
@@ -405,7 +405,7 @@ def topic(broker_bootstrap: str, unique_name: Callable[[str], str]) -> tuple[Kaf
 
 
 def sent_to(kafka: KafkaSettings, topic: str, expected: int) -> list[list[Any]]:
-    """All messages, by partition."""
+    """Return all messages, by partition."""
     tps = [TopicPartition(topic, p) for p in range(2)]
     found: list[list[Any]] = [[], []]
     with closing(

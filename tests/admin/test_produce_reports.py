@@ -1,4 +1,4 @@
-"""From vectors to reports: what is refused, what is sent, and who is charged for it."""
+"""From vectors to reports: refusals, messages, and charges of users."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ Sent = list[tuple[bytes, list[tuple[str, bytes]]]]
 
 @pytest.fixture
 def sent(monkeypatch: pytest.MonkeyPatch) -> Sent:
-    """What would have been sent: every message with its headers."""
+    """Collect every message with its headers instead of sending it."""
     found: Sent = []
 
     def send(
@@ -99,7 +99,7 @@ def exact(x: np.ndarray) -> np.ndarray:
     return pack_symmetric(x[:, :, None] * x[:, None, :])
 
 
-# -- what is refused -------------------------------------------------------
+# -- refusals --------------------------------------------------------------
 
 
 def test_the_promise_is_the_streams() -> None:
@@ -148,7 +148,7 @@ def test_a_report_that_no_message_holds_is_refused_before_any_is_made() -> None:
         arrange_vectors(wide, stream(dim=4500))
 
 
-# -- what is sent ----------------------------------------------------------
+# -- messages --------------------------------------------------------------
 
 
 def test_each_message_is_a_report_that_the_codec_takes(sent: Sent) -> None:
@@ -174,7 +174,7 @@ class _Message:
 
 
 def test_what_is_sent_has_the_noise_that_is_promised(sent: Sent) -> None:
-    """The system's own noise at level 2e-7, on vectors that are null too."""
+    """This uses the system's own noise at level 2e-7, also on null vectors."""
     records = RecordFile.of_array(np.tile(X, (60, 1)), "x.npy")
     mechanism = mechanism_of(stream())
     send_reports(NOWHERE, "in", records, mechanism)
@@ -193,7 +193,7 @@ def test_a_public_seed_shuffles(sent: Sent) -> None:
     np.testing.assert_allclose(np.sort(found, axis=0), x * x, atol=1e-5)
 
 
-# -- who is charged --------------------------------------------------------
+# -- charges ---------------------------------------------------------------
 
 
 def test_a_file_is_reported_once(sent: Sent, accountant: LocalAccountant) -> None:
@@ -232,7 +232,7 @@ def test_a_user_of_two_rows_reports_once(sent: Sent, accountant: LocalAccountant
 def test_an_interrupted_file_goes_on_where_it_stopped(
     sent: Sent, accountant: LocalAccountant, shuffle: int | None
 ) -> None:
-    """The report that was being made stays charged, and is lost."""
+    """The interrupted report stays charged, and is lost."""
     mechanism = LocalGaussian(*ONE)
 
     class Interrupted(ScriptedSampler):
@@ -284,7 +284,7 @@ def test_nobody_is_charged_where_no_broker_answers(
 
 
 def test_no_more_waits_to_be_sent_than_a_few_large_reports(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor is one made before the one before it has been handed over."""
+    """The previous report must be handed over before the next is made."""
     waiting = made = 0
     most = 0
 

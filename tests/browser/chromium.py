@@ -1,4 +1,4 @@
-"""Debian's Chromium, driven by playwright: where it is, and how it is started."""
+"""Debian's Chromium, driven by playwright: how it is found and started."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, Playwright
 
 VARIABLE = "CHROMIUM"
-"""Names the program, where it is not on PATH under one of these names."""
+"""Variable that names the program if PATH has none of these names."""
 _NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
 
 def find_chromium() -> str:
-    """Return the browser's program; skips loudly, or fails where REQUIRE_BROWSER is set."""
+    """Return the browser's program; skip loudly, or fail if REQUIRE_BROWSER is set."""
     named = os.environ.get(VARIABLE)
     for name in (named,) if named else _NAMES:
         if found := shutil.which(name):
@@ -38,9 +38,9 @@ def _missing(reason: str, detail: str) -> BaseException:
 
 @contextmanager
 def playing() -> Iterator[Playwright]:
-    """Start playwright's driver, which brings no browser of its own.
+    """Start playwright's driver, which has no bundled browser.
 
-    While it runs this thread has an event loop that asyncio takes for a running one: end it with the file.
+    During its life, asyncio takes this thread's event loop for a running one: end it with the file.
     """
     try:
         from playwright.sync_api import sync_playwright
@@ -52,7 +52,7 @@ def playing() -> Iterator[Playwright]:
 
 @contextmanager
 def chromium(playwright: Playwright, program: str) -> Iterator[Browser]:
-    """Start the browser; it cannot resolve any name, whatever a page asks for."""
+    """Start the browser, which cannot resolve any name that a page requests."""
     arguments = ["--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1, EXCLUDE localhost"]
     if os.geteuid() == 0:
         # Its sandbox refuses to run as root.
@@ -65,7 +65,7 @@ def chromium(playwright: Playwright, program: str) -> Iterator[Browser]:
 
 
 def memory_of_pages(browser: Browser) -> int:
-    """Return the bytes that the browser's page processes hold for themselves alone.
+    """Return the private memory of the browser's page processes, in bytes.
 
     A page has one process; the sum includes Chromium's empty spare one.
     """

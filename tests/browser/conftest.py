@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """Chromium without a screen."""
+    """Start Chromium without a screen."""
     program = find_chromium()
     with playing() as playwright, chromium(playwright, program) as started:
         yield started
@@ -26,14 +26,14 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def running(
-    browser: Browser,  # before the worker: without one no stream is worth its time
+    browser: Browser,  # before the worker: without a browser a stream would waste time
     fork_server: None,
     kafka_bootstrap: str,
     session_ms: int,
     unique_name: Callable[[str], str],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[RunningStream]:
-    """A stream with a worker, which has published its first releases."""
+    """Start a stream with a worker that has published its first releases."""
     folder = tmp_path_factory.mktemp("running")
     stream = RunningStream.start(kafka_bootstrap, unique_name("visits"), folder, session_ms)
     try:
@@ -45,7 +45,7 @@ def running(
 
 @pytest.fixture(scope="module")
 def site(running: RunningStream, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dashboard]:
-    """The dashboard of the running stream."""
+    """Serve the dashboard of the running stream."""
     folder: Path = tmp_path_factory.mktemp("dashboard")
     with dashboard(folder, [running.settings, *running.others]) as served:
         served.wait_until_loaded()

@@ -34,7 +34,7 @@ SHOWN: tuple[tuple[Theme, str], ...] = (
 )
 """Themes and widths of the pictures that a test writes."""
 _OF_DOCS: dict[str, Theme] = {"streams": "dark", "stream": "light", "ledger": "light", "plan": "dark"}
-"""Pages that the documentation shows, in one theme each."""
+"""Pages shown in the documentation, in one theme each."""
 _QUALITY = 60
 
 
@@ -60,12 +60,12 @@ def take_all(browser: Browser, home: str, running: RunningStream, folder: Path) 
 
 
 def take(visit: Visit, path: str, to: Path) -> Path:
-    """Open a page and write the whole of it, once its numbers and plots stand."""
+    """Open a page and write all of it, once its numbers and plots are complete."""
     visit.go(path)
     visit.wait_attached('main[aria-busy="false"]')
     figures = visit.page.locator("figure[data-plot]")
     for i in range(figures.count()):
-        # Figures are drawn when they come into view.
+        # Figures are drawn when they scroll into view.
         figures.nth(i).scroll_into_view_if_needed()
         visit.wait_attached(f"figure[data-plot][data-state] >> nth={i}")
     visit.page.evaluate("scrollTo(0, 0)")

@@ -1,4 +1,4 @@
-"""A stream with a worker, whose next release comes when a test wants it."""
+"""A stream with a worker that releases when a test wants it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class RunningStream:
     stream : Stream
     worker : Child
     others : list of Settings
-        Streams of the same broker that are not well: one never began, one has no topics.
+        Unhealthy streams on the same broker: one never began, one has no topics.
     """
 
     stream: Stream
@@ -75,7 +75,7 @@ class RunningStream:
 
     @property
     def released(self) -> int:
-        """Number of releases that were waited for."""
+        """Return the number of releases waited for."""
         return self._sent * BATCHES // _RECORDS
 
     def learn(self, batches: int = 1) -> None:
@@ -100,7 +100,7 @@ class RunningStream:
 
 
 def _rows(count: int, seed: int) -> NDArray[np.float32]:
-    """Return rows of three strong directions, a little noise, and one that some bounds clamp."""
+    """Return rows of three strong directions, a little noise, and a feature that some bounds clamp."""
     rng = np.random.default_rng([17, seed])
     d = len(FEATURES)
     directions = np.linalg.qr(np.random.default_rng(1).standard_normal((d, 3)))[0]

@@ -1,4 +1,4 @@
-"""The command `streaming-pca dashboard` in a process of its own."""
+"""The command `streaming-pca dashboard` in a separate process."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ class Dashboard:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                # A test may run on another copy of the code than the one that is installed.
+                # A test may run on another copy of the code than the installed one.
                 env={**os.environ, "PYTHONPATH": str(ROOT)},
             )
 
     @property
     def log(self) -> str:
-        """What the process has said so far."""
+        """Return the process's output so far."""
         return self._log.read_text()
 
     @property
@@ -84,7 +84,7 @@ class Dashboard:
         )
 
     def stop(self) -> None:
-        """End it as an operator does; it must end well and have said nothing of a bug."""
+        """End it as an operator does; it must succeed without reporting a bug."""
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
         try:
@@ -127,5 +127,5 @@ def _value(value: Any) -> str:
         return "{ " + ", ".join(f"{json.dumps(key)} = {_value(each)}" for key, each in value.items()) + " }"
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(_value, value)) + "]"
-    # Text, numbers and truth are written as JSON has them.
+    # Text, numbers and booleans are written as in JSON.
     return json.dumps(value)

@@ -1,4 +1,4 @@
-"""The token: asked for, kept for the tab, sent with every request, never in an address."""
+"""The token is requested, kept for the tab, sent with every request, and never in an address."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_page_asks_for_the_token_and_keeps_it_for_the_tab(
         visit.go(f"/streams/{stream.name}")
         visit.wait('form[data-form="token"]')
         assert accessibility_problems(visit.page) == []
-        # The name is that of the address: nothing else is known yet.
+        # The name comes from the address: nothing else is known yet.
         assert not visit.page.locator(records).is_visible()
         give(visit, "wrong-horse-battery-staple")
         assert "\n" not in visit.text('form[data-form="token"] [role=alert]')
@@ -63,7 +63,7 @@ def test_a_page_asks_for_the_token_and_keeps_it_for_the_tab(
         visit.wait_attached('html[data-live="events"]')
         stream.publish(1)
         visit.shows(records, 300)
-        # A download carries it too.
+        # A download sends it too.
         button = visit.page.locator('[data-batch="3"] [data-download="json"]')
         with visit.page.expect_download() as pending:
             button.click()
@@ -91,7 +91,7 @@ def test_a_page_waits_for_a_server_that_has_too_many_requests(
         visiting(browser, site.home) as visit,
     ):
         visit.unheeded = "status of 429"
-        # A slow machine asks for a page's parts so slowly that one visit is not too many.
+        # A slow machine requests a page's parts slowly, so one visit may stay below the limit.
         while sum(status == 429 for _, _, status in visit.answers) < 3:
             visit.go(f"/streams/{stream.name}")
             visit.shows(records, 100 * len(stream.values))

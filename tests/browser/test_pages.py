@@ -1,4 +1,4 @@
-"""Every page shows the topic's numbers, and the next ones as they come."""
+"""Every page shows the topic's numbers, and later ones as they arrive."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def visit(browser: Browser, site: Dashboard) -> Iterator[Visit]:
 
 @pytest.fixture
 def shown(visit: Visit, running: RunningStream) -> Callable[[str], list[float]]:
-    """Read the numbers of a field of the running stream, on the page that is open."""
+    """Return a reader of numbers in a field of the running stream, on the open page."""
     return lambda name: numbers(visit.text(field(running.name, name)))
 
 
@@ -44,7 +44,7 @@ def field(stream: str, name: str) -> str:
 
 
 def is_shown(value: float, text: list[float]) -> bool:
-    """Whether a text has a number, rounded to three digits or more."""
+    """Return if a text has a number, rounded to three digits or more."""
     return any(abs(each - value) <= 5e-3 * max(abs(value), 1e-9) for each in text)
 
 
@@ -58,7 +58,7 @@ def test_the_streams_page_shows_each_stream_at_a_glance(
     visit.go("/")
     assert shown("records") == [release.records]
     assert shown("last_release.batch") == [release.batch]
-    # A release by so few records may be doubtful, by chance.
+    # A release from few records may happen to be doubtful.
     level = "warning" if release.doubts else "ok"
     assert visit.value(field(running.name, "health.level")) == level
     assert visit.value(field(f"{running.name}-waiting", "health.level")) == "warning"
@@ -297,7 +297,7 @@ def test_downloads_are_the_bytes_of_the_topic_and_the_snippet_runs(
 
 
 def table(visit: Visit, plot: str) -> list[list[str]]:
-    """Return the rows of the table that a figure has below it, as texts."""
+    """Return the rows of the table below a figure, as texts."""
     figure = visit.page.locator(f'figure[data-plot="{plot}"]')
     figure.scroll_into_view_if_needed()
     visit.wait_attached(f'figure[data-plot="{plot}"][data-state="drawn"]')
@@ -311,7 +311,7 @@ def table(visit: Visit, plot: str) -> list[list[str]]:
 
 
 def near(value: float, text: str, error: float) -> bool:
-    """Whether a text has a number within an error of another."""
+    """Return if a text has a number within an error of another."""
     return any(abs(each - value) <= error for each in numbers(text))
 
 

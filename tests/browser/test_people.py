@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.kafka]
 
 
 def paths(running: RunningStream) -> dict[str, str]:
-    """Return the path of each page, and those of streams that are not well."""
+    """Return the path of each page, including pages of unhealthy streams."""
     return pictures.paths(running) | {
         "stream without a release": f"/streams/{running.name}-waiting",
         "stream without topics": f"/streams/{running.name}-absent",
@@ -30,7 +30,7 @@ def paths(running: RunningStream) -> dict[str, str]:
 
 
 def open_each(visit: Visit, running: RunningStream) -> list[str]:
-    """Open every page, one after the other; return what axe finds."""
+    """Open every page in turn; return axe's findings."""
     found = []
     for name, path in paths(running).items():
         visit.go(path)
@@ -111,7 +111,7 @@ def test_everything_is_reached_by_the_keyboard(
             ".filter(e => e.checkVisibility() && !e.disabled && !walked.has(e)).map(e => e.outerHTML)"
         )
         assert missed == []
-        # By Enter, to the page of a stream, and there the focus is at its head.
+        # Enter opens the page of a stream, with the focus at its head.
         visit.page.get_by_role("link", name=running.name, exact=True).focus()
         visit.page.keyboard.press("Enter")
         visit.wait('[data-plot="scree"]')
@@ -138,7 +138,7 @@ def test_pictures_of_every_page_are_written(
 
 
 def walk(visit: Visit) -> list[str]:
-    """Press Tab until the focus leaves the page or returns; each stop must show where it is."""
+    """Press Tab until the focus leaves the page or returns; each stop must be visible."""
     visit.page.evaluate("() => { document.activeElement?.blur(); window.walked = new Set() }")
     stops: list[str] = []
     for _ in range(300):
@@ -166,6 +166,6 @@ def background(visit: Visit) -> str:
 
 
 def luminance(colour: str) -> float:
-    """Return how light a colour is, from 0 to 1."""
+    """Return the lightness of a colour, from 0 to 1."""
     parts = [float(each) for each in colour.partition("(")[2].rstrip(")").split(",")[:3]]
     return (0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2]) / 255

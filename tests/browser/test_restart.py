@@ -1,4 +1,4 @@
-"""A broker that goes away and comes back: the pages say so, keep their numbers, and catch up."""
+"""Pages report a missing broker, keep their numbers, and catch up when it returns."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ def test_pages_survive_a_restart_of_the_broker(
         for visit in (streams, one):
             visit.wait(banner)
             assert "\n" not in visit.text(banner)
-            # What was known stays.
+            # Known numbers stay.
             assert numbers(visit.text(records)) == [300]
-        # So it is for a page that is opened now.
+        # This also holds for a page opened now.
         with visiting(browser, site.home) as late:
             late.go("/")
             assert numbers(late.text(records)) == [300]

@@ -1,7 +1,7 @@
-"""Fifty streams and a thousand releases: how soon the numbers stand, and what they take in the browser.
+"""Fifty streams and a thousand releases: time to the first numbers, and memory in the browser.
 
-Other tests use the processors too: a page is opened until one load keeps the limit, and fails if none of them
-is within twice of it. What was measured is in the file that the last lines of the run name.
+Other tests use the processors too: a page is opened until one load keeps the limit, and fails unless one
+is within twice of it. The measurements are in the file that the last lines of the run name.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ STREAMS, RELEASES = 50, 1000
 LIMIT_MS = 200
 """Longest time from the start of the navigation until the first numbers are painted."""
 LIMIT_BYTES = 300_000_000
-"""Most memory of the browser's processes of pages."""
+"""Maximum memory of the browser's page processes."""
 SLACK = 2
-"""Other tests may make the fastest load take as many times longer."""
+"""Factor by which other tests may slow down the fastest load."""
 LOADS = 5
 MOST_LOADS = 20
 
 
 @pytest.fixture(scope="module")
 def streams(browser: Browser, kafka_bootstrap: str, unique_name: Callable[[str], str]) -> list[MadeStream]:
-    """Fifty streams on five inputs; the first has a thousand releases."""
+    """Make fifty streams on five inputs; the first has a thousand releases."""
     stem = unique_name("many")
     made = make_streams(
         kafka_bootstrap,

@@ -1,4 +1,4 @@
-"""The eyes of these tests see: each page below does one thing that no page of the dashboard may do."""
+"""The checks of these tests work: each page below does one thing that the dashboard must not do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pages that are looked at, and everything that goes wrong on them."""
+"""Pages in a browser, and everything that goes wrong on them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ addEventListener("securitypolicyviolation", event => console.error(
 
 @dataclass
 class Visit:
-    """Page of a browser, with what it asked for and what went wrong.
+    """Page of a browser, with its requests and its problems.
 
     Attributes
     ----------
@@ -35,13 +35,13 @@ class Visit:
     home : str
         Origin of the dashboard.
     asked : list of str
-        All addresses that were asked for.
+        All requested addresses.
     complaints : list of str
         Errors and warnings of the console, errors of the page, requests to another host.
     answers : list of (str, str, int)
         Method, address and status of each answer.
     unheeded : str
-        Pattern of messages of the console that are no complaints, however many come and however late.
+        Pattern of console messages that are not complaints, in any number and at any time.
     """
 
     page: Page
@@ -63,7 +63,7 @@ class Visit:
         return self
 
     def expect(self, pattern: str) -> None:
-        """Forget complaints that a test has brought about; one must come, though it may be late."""
+        """Forget complaints that a test has caused; one must arrive, perhaps late."""
 
         def brought() -> list[str]:
             return [each for each in self.complaints if re.search(pattern, each)]
@@ -81,24 +81,24 @@ class Visit:
         return self.page.locator(selector).first.inner_text(timeout=LIMIT_MS).strip()
 
     def value(self, selector: str) -> str:
-        """Return the value behind an element's text, as the API has it."""
+        """Return the value of an element in the API's form."""
         return self.page.locator(selector).first.get_attribute("data-value", timeout=LIMIT_MS) or ""
 
     def wait(self, selector: str) -> None:
-        """Wait until an element is seen."""
+        """Wait until an element is visible."""
         self.page.locator(selector).first.wait_for(timeout=LIMIT_MS)
 
     def wait_attached(self, selector: str) -> None:
-        """Wait until an element is there, seen or not."""
+        """Wait until an element exists, visible or not."""
         self.page.locator(selector).first.wait_for(state="attached", timeout=LIMIT_MS)
 
     def shows(self, selector: str, number: int) -> None:
-        """Wait until an element's digits are those of a number."""
+        """Wait until an element's digits equal a number's."""
         read = "selector => document.querySelector(selector)?.textContent.replace(/[^0-9]/g, '')"
         self.until(lambda: self.page.evaluate(read, selector) == str(number), f"{number} in {selector}")
 
     def until(self, probe: Callable[[], T | None], what: str) -> T:
-        """Wait until ``probe`` is true, and return it; the page goes on meanwhile.
+        """Wait until ``probe`` is true, and return it; the page stays active.
 
         Playwright's own ``wait_for_function`` compiles text in the page, which the pages' policy forbids.
         """
@@ -126,9 +126,9 @@ class Visit:
 
 @contextmanager
 def visiting(browser: Browser, home: str, theme: Theme = "light", **how: Any) -> Iterator[Visit]:
-    """Open a page of a context of its own, and look at the end whether anything went wrong.
+    """Open a page in a separate context, and check at the end that nothing went wrong.
 
-    ``how`` goes to the context: viewport, extra_http_headers and so on.
+    ``how`` is passed to the context: viewport, extra_http_headers and so on.
     """
     how = {"viewport": {"width": 1280, "height": 900}, "reduced_motion": "reduce"} | how
     context = browser.new_context(color_scheme=theme, **how)
@@ -157,7 +157,7 @@ def keep_at_home(context: BrowserContext, home: str) -> None:
 
 
 def accessibility_problems(page: Page) -> list[str]:
-    """Return what axe-core finds on the page as it stands, a line each."""
+    """Return axe-core's findings on the current page, a line each."""
     from axe_playwright_python.sync_playwright import Axe
 
     found = Axe().run(page).response["violations"]
@@ -169,6 +169,6 @@ def accessibility_problems(page: Page) -> list[str]:
 
 
 def numbers(text: str) -> list[float]:
-    """Return the numbers of a text, whatever separates thousands."""
+    """Return the numbers of a text, for any thousands separator."""
     plain = re.sub(r"(?<=\d)[,\u2009\u202f\u00a0 ](?=\d{3}(?!\d))", "", text.replace("\u2212", "-"))
     return [float(each) for each in re.findall(r"-?\d+(?:\.\d+)?(?:e[+-]?\d+)?", plain)]

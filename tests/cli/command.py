@@ -1,4 +1,4 @@
-"""Commands in this process: the same entry point as the program's, without seconds of imports."""
+"""Commands in this process: the program's entry point, without seconds of imports."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from streaming_pca.cli import main
 
 
 def call(capfd: pytest.CaptureFixture[str], *arguments: object) -> subprocess.CompletedProcess[str]:
-    """Run a command line; its status and what it printed."""
+    """Run a command line; return its status and output."""
     capfd.readouterr()
     words = [str(argument) for argument in arguments]
     before, sys.argv = sys.argv, ["streaming-pca", *words]

@@ -1,4 +1,4 @@
-"""The command line as a user meets it."""
+"""The command line from a user's view."""
 
 from __future__ import annotations
 
@@ -98,14 +98,14 @@ def test_estimators_are_listed_for_people_and_programs() -> None:
         assert info["adjacency"] == ("replace-one" if info["private"] else "none")
         assert {"source", "needs", "summary", "local", "releases"} < info.keys()
         assert all(info[name] for name in ("source", "needs", "summary"))
-    # The 16 of the design, and the half of the default that has an id of its own.
+    # The 16 of the design, and the part of the default that has its own id.
     assert len(infos) == 17
     shown = run("estimators").stdout
     assert {info["id"] for info in infos} <= set(shown.split())
 
 
 def leaves(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """Words of each command of the program."""
+    """Yield the words of each command of the program."""
     inner = getattr(command, "commands", None)
     if inner is None:
         yield path
@@ -156,7 +156,7 @@ def test_a_wrong_configuration_is_one_line(
 def test_an_unreachable_broker_is_one_line_in_bounded_time(tmp_path: Path) -> None:
     config = write_config(tmp_path, f"127.0.0.1:{closed_port()}", "s", ("delta = 1e-6", "delta = 0.1"))
     worked = run("worker", "--config", config)
-    # The worker's log has a warning about its delta besides.
+    # The worker's log also has a warning about its delta.
     (warning,) = (line for line in worked.stderr.splitlines() if " WARNING " in line)
     assert " WARNING delta = 0.1 is not below 1/records" in warning
     worked.stderr = worked.stderr.replace(f"{warning}\n", "")

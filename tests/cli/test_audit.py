@@ -1,4 +1,4 @@
-"""`streaming-pca audit` as a user meets it."""
+"""`streaming-pca audit` from a user's view."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_one_mechanism_gives_one_object(capfd: pytest.CaptureFixture[str]) -> No
 def test_all_are_audited_where_none_is_named(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The command alone: tests/audit has the noise."""
+    """This tests the command alone: tests/audit covers the noise."""
     monkeypatch.setattr(bounds, "_scores", lambda case, second, trials, advance: np.arange(trials) / 1.0)
     result = call(capfd, "audit", *FEW, "--json")
     assert result.returncode == 0, result.stderr
@@ -52,7 +52,7 @@ def test_all_are_audited_where_none_is_named(
     audited = {case["id"].split("/")[0] for case in facts["cases"]}
     private = {name for name, kind in ESTIMATORS.items() if kind.info.private and not kind.info.local}
     assert audited == private | MECHANISM_CASES.keys() | LOCAL_CASES.keys()
-    # Not every mechanism claims a mu.
+    # Some mechanisms do not claim a mu.
     assert {None} < {case["mu"] for case in facts["cases"]}
     assert facts["epsilon_lower_bound"] <= max(case["epsilon_lower_bound"] for case in facts["cases"])
 

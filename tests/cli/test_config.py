@@ -1,4 +1,4 @@
-"""`streaming-pca config`: what a file comes to, what can be in one, and the README's reference."""
+"""`streaming-pca config`: a file's effective settings, the possible settings, README's reference."""
 
 from __future__ import annotations
 
@@ -141,14 +141,14 @@ def test_a_stream_that_is_not_private_is_shown_with_its_infinite_charge(
 
 
 def test_no_finite_cap_is_opened_for_a_stream_that_is_not_private(tmp_path: Path, capfd: Capture) -> None:
-    # Before the broker is asked, and nothing answers at this address.
+    # The refusal precedes any request, as no broker answers at this address.
     create = ("topics", "create", "--config", written(tmp_path, OJA), "--cap")
     one_line(call(capfd, *create, "1,1e-6"), 2, "is not private", "charges infinity", "--cap inf,inf")
     one_line(call(capfd, *create, "inf,1"), 2, "is not private", "--cap inf,inf")
 
 
 def test_memory_counts_the_state(tmp_path: Path, capfd: Capture) -> None:
-    """A covariance and the three sums of its slots, 400 x 400, against a basis."""
+    """The state is a covariance and three sums of its slots, 400 x 400, or a basis."""
     text = (
         GOOD.replace("dim = 4", "dim = 400") + 'centering = "none"\nestimator = "{}"\n[stream.options]\n{}\n'
     )
@@ -277,7 +277,7 @@ def test_a_password_is_masked_and_its_origin_shown(
     assert "**********" in call(capfd, "config", "check", "--verbose", "--config", config).stdout
 
 
-# One process for all commands: each takes seconds to start.
+# One process runs all commands, as each takes seconds to start.
 RUN_ALL = """
 import sys
 from streaming_pca.cli import main
@@ -292,7 +292,7 @@ for command in {commands}:
 
 @pytest.mark.parametrize("by_file", [False, True])
 def test_no_command_prints_a_password(tmp_path: Path, by_file: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Against a port that nobody listens on, with all that is ever logged."""
+    """The broker's port is closed, and all possible output is logged."""
     text = GOOD.replace("127.0.0.1:9092", f"127.0.0.1:{closed_port()}")
     sasl = f"{SASL}bootstrap_timeout_ms = 500\n"
     if by_file:
@@ -323,7 +323,7 @@ def test_no_command_prints_a_password(tmp_path: Path, by_file: bool, monkeypatch
         check=True,
     )
     assert PASSWORD not in result.stdout + result.stderr
-    # It is the broker that is missing, not the password.
+    # The missing broker is the error, not the password.
     found = [line.split()[1:] for line in result.stdout.splitlines() if line.startswith("status ")]
     assert found == [[*command, str(status)] for command, status in statuses.items()]
     assert result.stderr.count("no broker answers") >= list(statuses.values()).count(4)

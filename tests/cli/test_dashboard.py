@@ -1,4 +1,4 @@
-"""`streaming-pca dashboard`, and a worker's: where they listen, what they refuse, how they end."""
+"""`streaming-pca dashboard`, and a worker's: their addresses, refusals and endings."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def written(path: Path, bootstrap: str, made: MadeStream | None = None, more: st
 
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
-    """Settings whose broker does not answer."""
+    """Write settings with a broker that does not answer."""
     return written(tmp_path / "stream.toml", f"127.0.0.1:{closed_port()}")
 
 
@@ -109,7 +109,7 @@ def read(url: str) -> bytes:
 
 
 def ends(process: subprocess.Popen[str], number: signal.Signals) -> int:
-    """Send a signal and return the exit status; whoever still listens must not hold the process up."""
+    """Send a signal and return the exit status; remaining listeners must not delay the process."""
     process.send_signal(number)
     return process.wait(LIMIT)
 
@@ -124,7 +124,7 @@ def test_it_prints_its_address_and_ends_soon_even_without_a_broker(
         with urllib.request.urlopen(f"{url}/", timeout=240) as page:
             assert page.headers["content-type"].startswith("text/html")
         events = urllib.request.urlopen(f"{url}/v1/events", timeout=240)
-        # The events' client stays: a server that waited for it would not end.
+        # The events' client stays: a server that waits for it would not end.
         status = ends(process, number)
         events.close()
         assert status == 0

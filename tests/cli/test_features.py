@@ -1,4 +1,4 @@
-"""`streaming-pca features`: what a schema suggests, and what a map makes of sample records."""
+"""`streaming-pca features`: suggestions from a schema, and a map's rows of sample records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The first process of a container heeds SIGTERM from its beginning."""
+"""The first process of a container handles SIGTERM from its beginning."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _UNSHARE = ["unshare", "--pid", "--fork", "--kill-child", "--map-root-user"]
 
 @pytest.fixture(scope="module")
 def namespace() -> list[str]:
-    """Command that runs another as the first process of a namespace."""
+    """Return the command that runs another as the first process of a namespace."""
     if shutil.which("unshare") is None or subprocess.run([*_UNSHARE, "true"], capture_output=True).returncode:
         pytest.skip("this machine makes no namespaces of processes")
     return _UNSHARE
@@ -31,7 +31,7 @@ def namespace() -> list[str]:
 def test_a_worker_ends_however_early_it_is_told_to(
     namespace: list[str], tmp_path: Path, after: float
 ) -> None:
-    """The system delivers no signal to the first process that it does not handle."""
+    """The system delivers only handled signals to the first process."""
     config = written(tmp_path)
     command = [*namespace, sys.executable, "-P", "-m", "streaming_pca", "worker", "--config", str(config)]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as started:
@@ -47,7 +47,7 @@ def test_a_worker_ends_however_early_it_is_told_to(
 
 
 def _handles(pid: int, number: signal.Signals) -> bool:
-    """Whether a process has a handler of a signal."""
+    """Return if a process has a handler of a signal."""
     status = Path(f"/proc/{pid}/status").read_text()
     caught = int(next(line.split()[1] for line in status.splitlines() if line.startswith("SigCgt")), 16)
     return bool(caught >> (number - 1) & 1)

@@ -1,4 +1,4 @@
-"""Standard output that takes few characters, or none: one line, a status, and no traceback."""
+"""Full or closed standard output gives one line, a status, and no traceback."""
 
 from __future__ import annotations
 

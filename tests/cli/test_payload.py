@@ -41,7 +41,7 @@ def payload(tmp_path: Path, data: bytes) -> Path:
 def test_json_without_its_header_is_null_and_the_header_is_named(
     capfd: pytest.CaptureFixture[str], config: Path, tmp_path: Path
 ) -> None:
-    """Thousands of such messages became null records, and nothing said why."""
+    """Thousands of such messages became null records, without any explanation."""
     file = payload(tmp_path, JSON.encode())
     told = call(capfd, "payload", "check", file, "--config", config)
     assert (told.returncode, told.stderr) == (1, "")
@@ -143,7 +143,7 @@ def test_arguments_that_are_not_utf8_are_the_octets_that_they_are(
     capfd: pytest.CaptureFixture[str], tmp_path: Path, option: str
 ) -> None:
     file = payload(tmp_path, np.ones(3, "<f4").tobytes())
-    # As Python reads the argument b"dtype=\xff".
+    # Python decodes the argument b"dtype=\xff" to this.
     done = call(capfd, "payload", "check", file, "--dim", 3, option, "dtype=\udcff")
     assert done.returncode == (0 if option == "--key" else 1), done.stderr
     assert "Traceback" not in done.stderr

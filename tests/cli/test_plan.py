@@ -1,4 +1,4 @@
-"""`streaming-pca plan` as a user meets it."""
+"""`streaming-pca plan` from a user's view."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_a_file_of_settings_tells_the_rest(capfd: pytest.CaptureFixture[str], tm
     found = facts(capfd, *PLAN, "--config", config)
     assert (found["dim"], found["rank"], found["contributions"]) == (6, 2, 2)
     assert found["batches"] == [50_000, 50_000]
-    # The share of diagnostics is charged, and not there for the sums.
+    # The share of diagnostics is charged, and is missing from the sums.
     assert found["charge"]["epsilon"] == "1"
     assert found["epsilon"] == pytest.approx(0.98)
     assert facts(capfd, *PLAN, "--config", config, "--batches", 4)["batches"] == [25_000] * 4

@@ -1,4 +1,4 @@
-"""`streaming-pca project` refuses what it could not project, before it asks a broker."""
+"""`streaming-pca project` refuses impossible projections before it asks a broker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`streaming-pca spark` where Spark cannot start: a line that says what to do, and status 2."""
+"""`streaming-pca spark` ends with one line of advice and status 2 if Spark cannot start."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def config(tmp_path: Path) -> Path:
 def test_without_the_extra(
     name: str, config: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Python refuses the import of a name that is there as None.
+    # A module entry of None makes Python refuse the import.
     monkeypatch.setitem(sys.modules, name, None)
     one_line(call(capfd, "spark", "--config", config), 2, f"error: Spark needs {name}: {EXTRA}")
 

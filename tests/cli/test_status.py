@@ -1,4 +1,4 @@
-"""`streaming-pca status`: how streams stand, from the topics alone."""
+"""`streaming-pca status` reports the state of streams from the topics alone."""
 
 from __future__ import annotations
 
@@ -70,12 +70,12 @@ name = "{name}-b"
 
 @pytest.fixture(autouse=True)
 def wide(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A terminal on which no line is wrapped; tests/cli/test_tables.py has narrow ones."""
+    """Set a terminal width that wraps no line; tests/cli/test_tables.py has narrow ones."""
     monkeypatch.setattr(out, "_width", 200)
 
 
 class Written:
-    """Two streams of one input of two partitions, whose topics are written here, without a worker."""
+    """Two streams of one input of two partitions, with topics written here, without a worker."""
 
     def __init__(self, bootstrap: str, name: str, directory: Path, budget_filter: str = "basic") -> None:
         self.name = name
@@ -127,7 +127,7 @@ class Written:
                 self.send(f"{self.name}-in", b"x", partition)
 
     def commit(self, letter: str, **offsets: int) -> None:
-        """What a worker commits for lag tools."""
+        """Commit offsets as a worker does for lag tools."""
         with KafkaConsumer(
             bootstrap_servers=self.settings[0].kafka.bootstrap_servers, group_id=self.job(letter)
         ) as consumer:
@@ -153,7 +153,7 @@ def written(broker_bootstrap: str, unique_name: Name, tmp_path: Path) -> Iterato
 
 
 def test_records_behind_an_open_transaction_are_told_apart(written: Written) -> None:
-    """Nobody reads them before it ends: a lag of 0 alone would look as if there were none."""
+    """They are unreadable until it ends: a lag of 0 alone would hide them."""
     written.records(3, 4)
     kafka = written.settings[0].kafka
     with closing(transactional_producer(kafka, f"open-{written.name}")) as producer:
@@ -207,7 +207,7 @@ def test_batches_releases_and_charges_are_those_of_the_ledger(written: Written) 
     assert a["accuracy"] == {"explained_variance": [2.5], **dict.fromkeys(ACCURACY)}
     assert a["charged"] == {
         "by_stream": {"epsilon": "1", "delta": "1/1000000"},
-        # The record at partition 0, offset 4: both jobs have had it.
+        # The record at partition 0, offset 4: both jobs have read it.
         "by_all": {"epsilon": "2", "delta": "1/500000"},
     }
     assert a["left"] == b["left"] == {"epsilon": "1", "delta": "1/125000"}
@@ -256,7 +256,7 @@ def test_the_lag_is_behind_the_offsets_of_the_group(
 
 @contextmanager
 def candidate(settings: Settings, topics: list[str]) -> Iterator[KafkaConsumer]:
-    """A member of the election's group, whatever else a worker is."""
+    """Join the election's group as a member, without a worker's other functions."""
     consumer = group_consumer(settings.kafka, settings.worker.group, StickyPartitionAssignor)
     try:
         consumer.subscribe(topics)
@@ -271,7 +271,7 @@ def test_the_leader_is_the_group_s_member_that_holds_the_state_topic(
 ) -> None:
     with closing(Written(kafka_bootstrap, unique_name("st"), tmp_path)) as written:
         nobody = {"present": False, "host": None, "candidates": 0}
-        # A new broker has no coordinator for some moments.
+        # A new broker lacks a coordinator for some moments.
         wait_for("an answer about the group", lambda: written.status()[0]["leader"] == nobody)
         settings = written.settings[0]
         with candidate(settings, [settings.stream.state_topic]) as consumer:

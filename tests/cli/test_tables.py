@@ -1,4 +1,4 @@
-"""Tables of the commands: at any width of the terminal no name and no number is cut."""
+"""The commands' tables cut no name and no number at any terminal width."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def width(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> in
 
 
 def printed(capfd: Capture, width: int, show: Callable[[], None], *whole: str) -> str:
-    """What is printed: it has these words whole, and only a word alone may pass the width."""
+    """Return the output: it has these words whole, and only a single word may exceed the width."""
     capfd.readouterr()
     show()
     text = capfd.readouterr().out

@@ -1,4 +1,4 @@
-"""`streaming-pca watch`: releases as they are published, and nothing else."""
+"""`streaming-pca watch` shows releases as they are published, and nothing else."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ COMMAND = [sys.executable, "-m", "streaming_pca", "watch"]
 
 @pytest.fixture(autouse=True)
 def wide(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A terminal on which no line is wrapped; tests/cli/test_tables.py has narrow ones."""
+    """Set a terminal width that wraps no line; tests/cli/test_tables.py has narrow ones."""
     monkeypatch.setattr(out, "_width", 200)
 
 
 def release(batch: int, turn: float = 0.0, **changes: Any) -> Release:
-    """One direction of the plane, ``turn`` radians from the first axis."""
+    """Return one direction of the plane, ``turn`` radians from the first axis."""
     values: dict[str, Any] = {
         "stream": "s",
         "batch": batch,
@@ -90,7 +90,7 @@ class Published:
         return ["--releases", self.topic, "--bootstrap", self.kafka.bootstrap_servers]
 
     def watch(self, capfd: Capture, *arguments: object) -> list[dict[str, Any]]:
-        """What `watch --json` prints until it ends well."""
+        """Return the output of `watch --json`, which must succeed."""
         result = call(capfd, "watch", *self.arguments(), "--json", *arguments)
         assert result.returncode == 0, result.stderr
         return [json.loads(line) for line in result.stdout.splitlines()]
@@ -110,7 +110,7 @@ def published(broker_bootstrap: str, unique_name: Name) -> Iterator[Published]:
 
 @contextmanager
 def watching(*arguments: object, **how: Any) -> Iterator[subprocess.Popen[str]]:
-    """A running watch; ended with the test."""
+    """Run watch until the test ends."""
     process = subprocess.Popen(
         [*COMMAND, *map(str, arguments)],
         stdout=how.pop("stdout", subprocess.PIPE),
@@ -376,7 +376,7 @@ def test_it_ends_well_with_whoever_reads_it(published: Published) -> None:
         os.close(write_end)
         with os.fdopen(read_end) as lines:
             assert json.loads(lines.readline())["batch"] == 1
-        # No release comes that would find the pipe broken.
+        # No further release reveals the broken pipe.
         assert process.wait(120) == 0
         assert process.stderr is not None
         assert process.stderr.read() == ""
@@ -438,7 +438,7 @@ def test_a_broker_that_falls_silent_meanwhile_is_noticed(monkeypatch: pytest.Mon
 def test_shares_of_null_and_clipped_records_are_shown_with_their_errors(
     published: Published, capfd: Capture
 ) -> None:
-    """In text a share is between 0% and 100%; in JSON the numbers are as the noise left them."""
+    """Text limits a share to between 0% and 100%; JSON keeps the noisy numbers."""
     of_version_6 = {"version": 6, "centering": "none"}
     published(
         release(1),

@@ -1,4 +1,4 @@
-"""`streaming-pca watch` before the first release: it says what may be waited for, once."""
+"""`streaming-pca watch` explains once, before the first release, why it may have to wait."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.cli.test_watch import release
 
 
 class Clock:
-    """Seconds that pass with each look."""
+    """Clock that advances with each look."""
 
     def __init__(self, step: float) -> None:
         self.now, self.step = 0.0, step
@@ -23,7 +23,7 @@ class Clock:
 
 
 def shown(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, silent: int) -> tuple[str, str]:
-    """Return what is printed where so many looks, a second apart, find nothing before two releases."""
+    """Return the output if ``silent`` looks, a second apart, find nothing before two releases."""
     monkeypatch.setattr(module, "time", Clock(1.0))
     first, second = (FollowedRelease(release(batch), None) for batch in (1, 2))
     items = [*[None] * silent, first, *[None] * 60, second]

@@ -1,4 +1,4 @@
-"""Producer for programs, on Apache Kafka: what it sends is what the worker's decoder reads."""
+"""The producer for programs, on Apache Kafka: the worker's decoder can read its messages."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def new_topic(kafka_bootstrap: str, unique_name: Callable[[str], str]) -> NewTop
 
 
 def sent(bootstrap: str, topic: str, partitions: int = 1) -> list[list[Any]]:
-    """All messages, by partition, through the worker's reader."""
+    """Return all messages, by partition, through the worker's reader."""
     tps = [TopicPartition(topic, p) for p in range(partitions)]
     found: list[list[Any]] = [[] for _ in tps]
     with closing(reading_consumer(KafkaSettings(bootstrap_servers=bootstrap), io="records")) as consumer:
@@ -86,13 +86,13 @@ def test_each_vector_is_a_message_and_partitions_take_turns(
     rows, lengths = codec.decode_many(messages)
     assert lengths.tolist() == [1] * 5
     np.testing.assert_array_equal(np.sort(rows, axis=0), X)
-    # As fast to read as messages of `streaming-pca produce`, which have one header.
+    # They are as fast to read as messages of `streaming-pca produce`, which have one header.
     assert codec._decode_octets(messages) is not None
     with KafkaAdminClient(bootstrap_servers=kafka_bootstrap) as admin:
         tps = [TopicPartition(topic, p) for p in range(2)]
         # Only an idempotent producer has an id.
         assert all(state.active_producers for state in admin.describe_producers(tps).values())
-    # A stream with other settings makes them null.
+    # Under a stream's different settings they are null.
     assert not PayloadCodec(3, kind=RecordKind.MATRIX, dtype="float64").decode_many(messages)[1].any()
 
 
@@ -109,7 +109,7 @@ def test_factors_and_matrices_arrive_in_every_format(
             topic, kafka_bootstrap, dim=3, record_kind=kind, dtype=dtype, content_type=content_type
         ) as producer:
             producer.send(records)
-        # The header says what the numbers are, so that the stream's own dtype does not matter.
+        # The header gives the number format, so that the stream's own dtype does not matter.
         codec = PayloadCodec(3, kind=RecordKind(kind), dtype="float32")
         (messages,) = sent(kafka_bootstrap, topic)
         for message, record in zip(messages[-2:], records, strict=True):
@@ -125,7 +125,7 @@ def test_rows_wait_for_a_full_message(kafka_bootstrap: str, new_topic: NewTopic)
     buffer = np.empty((26, 3), np.float32)
     with Producer(topic, kafka_bootstrap, dim=3, privacy_unit="row") as producer:
         for first in range(0, 130, 26):
-            # A program may use its array again.
+            # A program may reuse its array.
             buffer[:] = rows[first : first + 26]
             producer.send(buffer)
         assert producer._sender.sent == 2
@@ -269,10 +269,10 @@ def test_a_message_that_is_refused_is_raised_and_ends_the_sending(
         reports.send(np.zeros(40), key="ada")
         with pytest.raises(DeliveryError):
             reports.flush()
-        # Charged before its noise was drawn: it cannot be drawn again.
+        # The report was charged before its noise was drawn: it cannot be drawn again.
         with pytest.raises(AlreadySpent):
             reports.send(np.zeros(40), key="ada")
-        # What cannot be sent any more is not charged.
+        # A report is not charged once it cannot be sent.
         with pytest.raises(DeliveryError):
             reports.send(np.zeros(40), key="bob")
         assert accountant.spent(b"ada", topic)[0] == 1
@@ -300,7 +300,7 @@ def test_each_user_reports_once(kafka_bootstrap: str, new_topic: NewTopic, tmp_p
         with pytest.raises(ValueError, match="names the user"):
             producer.send(X[0] / 9)
         producer.send(X[:2] / 9, key=["ada", "bob"])
-        # Found before any of the call is charged: eve may still report.
+        # This is detected before any charge of the call: eve may still report.
         for keys in (["eve", "ada"], ["eve", "eve"]):
             with pytest.raises(AlreadySpent, match="nothing of this call was sent"):
                 producer.send(X[2:4] / 9, key=keys)

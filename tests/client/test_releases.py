@@ -38,7 +38,7 @@ def follow_all(published: Published, **how: object) -> Releases:
 
 
 def batches(items: Releases, count: int) -> list[int]:
-    """Wait for releases, and return their batches and those of all that come soon after."""
+    """Wait for releases; return their batches and the batches of all that follow soon."""
     found = [each.batch for each in islice(items, count)]
     items._timeout = QUIET
     return [*found, *(each.batch for each in items)]
@@ -48,7 +48,7 @@ def test_before_the_first_release_there_is_none(published: Published) -> None:
     name, broker = name_of(published), published.kafka.bootstrap_servers
     assert latest(name, broker) is None
     assert list(follow(name, broker, timeout=QUIET)) == []
-    # Nor behind the control records of transactions that were aborted.
+    # Control records of aborted transactions do not count as releases either.
     published(release(1), release(2), abort=True)
     assert latest(name, broker) is None
 
@@ -109,7 +109,7 @@ def test_a_stream_without_topics_is_named(
 
 
 def test_a_forked_process_reads_for_itself(published: Published) -> None:
-    """As servers do that load an application and fork: the parent's threads are not in the child."""
+    """Servers load an application and then fork: the parent's threads are missing in the child."""
     published(release(1))
     assert latest(name_of(published), published.kafka) == release(1)
     with follow_all(published, start="first") as items:

@@ -1,4 +1,4 @@
-"""Settings of streams whose records have a schema: what goes together, and what the contract holds."""
+"""Settings of streams whose records have a schema: valid combinations, and the contract."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_the_contract_holds_a_schema_s_content_and_not_its_place(tmp_path: Path)
     assert set(contract["schema"]) == {"sha256"}
     moved = shutil.copy(AVSC, tmp_path / "moved.avsc")
     assert a_stream(**AVRO | {"schema_file": moved}).privacy_contract == contract
-    # Processes elsewhere, Spark's for example, need no file.
+    # Processes elsewhere, for example in Spark, do not need the file.
     there = pickle.loads(pickle.dumps(a_stream(**AVRO | {"schema_file": moved})))
     Path(moved).unlink()
     assert there.fields.map.dim == 4
@@ -102,7 +102,7 @@ def test_a_format_without_its_library_is_refused_at_the_start(
     settings: dict[str, Any], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in ("fastavro.schema", "google.protobuf.descriptor_pb2", "google.protobuf.descriptor_pool"):
-        # Python raises ImportError for it.
+        # A value of None makes Python raise ImportError.
         monkeypatch.setitem(sys.modules, module, None)
     stream = a_stream(**settings)
     with pytest.raises(StreamRefused) as refused:

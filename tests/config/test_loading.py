@@ -1,4 +1,4 @@
-"""Settings from a file and from the environment: each can be set, and what is wrong is named where it is."""
+"""Settings come from a file and from the environment; errors name the setting and its source."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ NEEDED = {
     ("http", "certificate"): "belong together",
     ("http", "private_key"): "belong together",
 }
-"""Why the rest of their case is refused without these settings."""
+"""Reasons for refusing the rest of their case without these settings."""
 OTHER = {("stream", "centering"): "none", ("stream", "options", "clip_radius"): "3"}
 OJA = OTHER | {("stream", "estimator"): "private-oja"}
 OTHERS = {("stream", "centering"): "none"}
@@ -96,7 +96,7 @@ Case = tuple[str, Any] | tuple[str, Any, dict[tuple[str, ...], str]]
 
 
 def of_clipping(estimator: str) -> dict[tuple[str, ...], Case]:
-    """Cases of the options that every estimator with a private clip radius has."""
+    """Return cases of the options shared by estimators with a private clip radius."""
     named = {("stream", "estimator"): estimator}
     return {
         (estimator, "first_batch"): ("100", 100, named),
@@ -112,7 +112,7 @@ def of_clipping(estimator: str) -> dict[tuple[str, ...], Case]:
 
 
 def of_rates(estimator: str, needed: dict[tuple[str, ...], str]) -> dict[tuple[str, ...], Case]:
-    """Cases of the learning rates."""
+    """Return cases of the learning rates."""
     named = OTHERS | {("stream", "estimator"): estimator} | needed
 
     def option(name: str) -> tuple[str, ...]:
@@ -134,7 +134,7 @@ def of_rates(estimator: str, needed: dict[tuple[str, ...], str]) -> dict[tuple[s
 
 
 def of_adaptive_mean(estimator: str) -> dict[tuple[str, ...], Case]:
-    """Cases of what the estimators with an adaptive mean share."""
+    """Return cases of the options shared by estimators with an adaptive mean."""
     named = OTHERS | {("stream", "estimator"): estimator}
     if estimator == "dp-pca":
         named |= {("stream", "rank"): "1"}
@@ -153,7 +153,7 @@ def of_adaptive_mean(estimator: str) -> dict[tuple[str, ...], Case]:
 
 
 def of_components(estimator: str, named: dict[tuple[str, ...], str]) -> dict[tuple[str, ...], Case]:
-    """The case of a component's own guesses, of two components or of one."""
+    """Return the case of a component's own guesses, for two components or one."""
     few = named.get(("stream", "rank")) == "1"
     text, expected = ("[3, 1]", (3.0, 1.0)) if few else ("[3, 2, 1]", (3.0, 2.0, 1.0))
     spectral = {
@@ -168,7 +168,7 @@ def of_components(estimator: str, named: dict[tuple[str, ...], str]) -> dict[tup
 def of_own(
     estimator: str, needed: dict[tuple[str, ...], str], cases: dict[str, tuple[str, Any]]
 ) -> dict[tuple[str, ...], Case]:
-    """Cases of an estimator's own options."""
+    """Return cases of an estimator's own options."""
     named = OTHERS | {("stream", "estimator"): estimator} | needed
     return {(estimator, name): (text, value, named) for name, (text, value) in cases.items()}
 
@@ -180,7 +180,7 @@ TENSOR: dict[str, tuple[str, Any]] = {
     "window": ("9", 9),
 }
 
-# What the variable holds, what the setting then is, and what else must be set for it to be valid.
+# The variable's value, the resulting setting, and other settings required for validity.
 CASES: dict[tuple[str, ...], Case] = {
     ("kafka", "bootstrap_servers"): ("a:1,b:2", "a:1,b:2"),
     ("kafka", "bootstrap_timeout_ms"): ("777", 777),
@@ -413,7 +413,7 @@ def load(tmp_path: Path) -> Load:
 def test_every_setting_has_an_environment_variable(
     setting: Setting, load: Load, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A setting that has no case here fails too."""
+    """A setting without a case here fails too."""
     text, expected, *more = case_of(setting)
     for path, value in (more[0] if more else {}).items():
         monkeypatch.setenv(variable_of(path), value)
@@ -435,7 +435,7 @@ def test_no_case_is_of_a_setting_that_is_gone() -> None:
 def test_variables_of_others_with_the_same_beginning_are_no_settings(
     service: str, load: Load, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Kubernetes sets these in each pod for a Service; the last is of this package."""
+    """Kubernetes sets these in each pod for a Service; the last belongs to this package."""
     prefix = "_".join(part for part in ("STREAMING_PCA", service) if part)
     for name, text in {
         "SERVICE_HOST": "10.0.0.1",
@@ -485,7 +485,7 @@ def test_a_section_can_be_one_variable(load: Load, monkeypatch: pytest.MonkeyPat
         ("KAFKA", "5", "environment: STREAMING_PCA_KAFKA: must be a table"),
         ("COLOUR", "red", "environment: STREAMING_PCA_COLOUR: no such setting"),
         ("STREAM_EPSILON", "9", "environment: STREAMING_PCA_STREAM_EPSILON: no such setting"),
-        # As Kubernetes names the variables of a Service, with values that are none of its.
+        # These are named like a Service's variables in Kubernetes, but with different values.
         ("HTTP_PORT", "9464", "environment: STREAMING_PCA_HTTP_PORT: no such setting"),
         ("HTTP_SERVICE_HOST", "pca.example.org", "environment: STREAMING_PCA_HTTP_SERVICE_HOST: no such"),
         ("HTTP__SERVICE_HOST", "10.0.0.1", "environment: STREAMING_PCA_HTTP__SERVICE_HOST: no such"),
@@ -530,7 +530,7 @@ def test_streams_have_what_the_file_has_in_common_and_their_own(load: Load) -> N
     assert [s.rank for s in (a, b, c)] == [2, 3, 2]
     assert [s.input for s in (a, b, c)] == ["in", "in", "other"]
     assert (a.build_estimator().options.first_batch, a.build_estimator().options.growth) == (100, 2.0)
-    # Options of one estimator are merged, those of another have nothing in common.
+    # Options are merged within one estimator, but not between different ones.
     assert (b.build_estimator().options.first_batch, b.build_estimator().options.growth) == (200, 2.0)
     assert c.options == {"clip_radius": 2.0}
 
@@ -718,7 +718,7 @@ def test_no_error_repeats_a_password(
         load()
     error: BaseException | None = caught.value
     assert PASSWORD not in str(error)
-    # Nothing that a traceback would print either.
+    # A traceback would not print it either.
     assert error is not None
     assert error.__suppress_context__ or error.__context__ is None
 

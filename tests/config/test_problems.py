@@ -1,4 +1,4 @@
-"""Misspelt settings: each is named with the one that was meant, all at once, and nothing else is."""
+"""Misspelt settings are named together with the intended ones, and nothing else is."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.security.needles import secret
 
 
 def problems(tmp_path: Path, text: str) -> list[str]:
-    """Lines of the error, without the file's name."""
+    """Return lines of the error, without the file's name."""
     path = tmp_path / "stream.toml"
     path.write_text(text)
     with pytest.raises(ConfigurationError) as caught:
@@ -52,9 +52,9 @@ def problems(tmp_path: Path, text: str) -> list[str]:
             ("rank = 2", 'rank = 2\nestimator = "adaptve"'),
             "stream: no estimator 'adaptve'; did you mean adaptive?",
         ),
-        # Where nothing is near, nothing is guessed.
+        # Without a similar name there is no suggestion.
         (("rank = 2", "rank = 2\ncolour = 1"), "stream.colour: no such setting"),
-        # A required option under a wrong name is not missing.
+        # A required option under a wrong name does not count as missing.
         (
             (
                 "rank = 2",
@@ -126,7 +126,7 @@ def test_streams_of_a_list_are_named_by_their_places(tmp_path: Path) -> None:
         "streams[2].rnak: no such setting; did you mean rank?",
         "streams[3]: options of private-oja: clip_radus: no such setting; did you mean clip_radius?",
     ]
-    # The common table has one problem, however many streams share it.
+    # The common table has one problem, independent of the number of streams.
     assert problems(tmp_path, SEVERAL.replace("dim = 4", "dim = 0")) == [
         "stream.dim: must be at least 1, not 0"
     ]

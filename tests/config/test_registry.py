@@ -1,4 +1,4 @@
-"""Settings of the schema registry: what is refused, in one line, and which secrets are read again."""
+"""Settings of the schema registry: one-line refusals, and secrets that are read again."""
 
 from __future__ import annotations
 

@@ -47,10 +47,10 @@ def test_a_user_may_count_as_often_as_the_estimator_is_calibrated_for(tmp_path: 
         assert stream.build_estimator().privacy.contributions == expected
         assert stream.privacy_contract["contributions_per_user"] == expected
         assert stream.privacy_contract["privacy_unit"] == "user"
-    # Counts that take another share in some of a user's batches would cost more than either share.
+    # Counts with another share in some of a user's batches would cost more than either share.
     shares = [load(tmp_path, unit + f"diagnostics_share = {share}\n") for share in (0.0, 0.5)]
     assert [settings.stream.privacy_contract["diagnostics_share"] for settings in shares] == [0.0, 0.5]
-    # What other streams have promised is as it was: a changed promise is refused.
+    # Other streams' promises stay unchanged: a changed promise is refused.
     assert "diagnostics_share" not in load(tmp_path, GOOD).stream.privacy_contract
     assert "contributions_per_user" not in load(tmp_path, GOOD).stream.privacy_contract
 
@@ -147,7 +147,7 @@ def test_a_stream_that_is_not_private_promises_nothing(tmp_path: Path) -> None:
         "delta": "inf",
         "private": False,
     }
-    # What other streams have promised is as it was: a changed promise is refused.
+    # Other streams' promises stay unchanged: a changed promise is refused.
     assert "private" not in load(tmp_path, GOOD).stream.privacy_contract
     assert (
         load(tmp_path, GOOD + "private = true\n").stream.privacy_contract

@@ -1,4 +1,4 @@
-"""Settings of Spark: its own names as TOML has them, secrets masked, and no part of a worker."""
+"""Settings of Spark: its own names as TOML has them, masked secrets, not part of a worker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Streams without a worker: their topics, releases and ledger entries, written at once by a test.
+"""Streams without a worker: a test writes their topics, releases and ledger entries directly.
 
 made = make_stream(bootstrap, "flights", releases=1000, dim=20, rank=4)
 observer = Observer([made.settings])
@@ -55,11 +55,11 @@ class MadeStream:
     ----------
     settings : Settings
     topic_id : str
-        Of its input.
+        Id of its input.
     partitions : int
-        Of its input.
+        Number of its input's partitions.
     values : list of bytes
-        Its releases, in order, as they were published.
+        Its releases, in order, as published.
     """
 
     settings: Settings
@@ -82,7 +82,7 @@ class MadeStream:
         """Learn and release batches as a worker does, each with its three ledger entries; return releases.
 
         ``changes`` are fields of the releases, for example ``doubts=("not-resolved",)``. Without
-        ``entries`` the ledger knows nothing of these batches, so none that follow may have any.
+        ``entries`` the ledger does not contain these batches, so later batches cannot have entries either.
         """
         made = [self.next_release(**changes) for _ in range(batches)]
         messages: list[tuple[str, bytes]] = []
@@ -96,7 +96,7 @@ class MadeStream:
         return self.values[len(self.values) - batches :]
 
     def send(self, messages: Sequence[tuple[str, bytes]], *, commit: bool = True) -> None:
-        """Write messages (topic, value) in transactions, which are aborted with ``commit=False``."""
+        """Write messages (topic, value) in transactions, which ``commit=False`` aborts."""
         kafka = self.settings.kafka
         with closing(transactional_producer(kafka, f"made-{self.name}")) as producer:
             producer.init_transactions()
@@ -117,14 +117,14 @@ class MadeStream:
         return self._head
 
     def produce(self, records: int) -> None:
-        """Write records that wait to the input, round robin over its partitions."""
+        """Write pending records to the input, round robin over its partitions."""
         with closing(plain_producer(self.settings.kafka)) as producer:
             for i in range(records):
                 producer.send(self.settings.stream.input, b"record", partition=i % self.partitions)
             producer.flush(LIMIT)
 
     def next_release(self, **changes: Any) -> Release:
-        """Make the next batch's release; nothing is published."""
+        """Make the next batch's release without publishing it."""
         self._batch += 1
         stream, rng = self.settings.stream, np.random.default_rng(self._batch)
         d, k = stream.dim, stream.rank
@@ -209,16 +209,16 @@ def make_stream(
     ----------
     bootstrap, name : str
     releases : int
-        Batches to publish at once.
+        Number of batches to publish immediately.
     ledger_batches : int, optional
         How many of them have entries in the ledger, three each; by default all. Replaying a ledger takes
-        some 0.2 ms an entry, so tests of many releases may do with a few.
+        about 0.2 ms an entry, so tests of many releases may use only a few.
     input : str, optional
-        By default ``in-NAME``; streams with the same one share a ledger.
+        By default ``in-NAME``; streams with the same input share a ledger.
     cap : (epsilon, delta), optional
-        None leaves the ledger shut (then publish with ``entries=False``).
+        None leaves the ledger unopened (then publish with ``entries=False``).
     topics : bool
-        False makes none, and asks no broker.
+        False creates no topics, and contacts no broker.
     stream
         Settings of the stream: dim, rank, feature_names, epsilon and so on.
     """
@@ -232,7 +232,7 @@ def make_stream(
         "centering": "none",
         "options": {"n_records": 10**5, "n_batches": 1000, "growth": 1.0},
     } | stream
-    # `Settings(...)` goes through the environment, which other tests may change meanwhile.
+    # `Settings(...)` reads the environment, which other tests may change concurrently.
     settings = Settings.model_construct(
         kafka=KafkaSettings(bootstrap_servers=bootstrap, **(kafka or {})),
         stream=StreamSettings(**base),
@@ -261,7 +261,7 @@ def make_stream(
 
 
 def make_streams(bootstrap: str, names: Sequence[str], **how: Any) -> list[MadeStream]:
-    """Make several streams at the same time, as :func:`make_stream`: most of the time it waits."""
+    """Make several streams concurrently with :func:`make_stream`, which mostly waits."""
     with ThreadPoolExecutor(16) as pool:
         return list(pool.map(lambda name: make_stream(bootstrap, name, **how), names))
 

@@ -1,4 +1,4 @@
-"""The guarantee in words says what holds, for whom, with the stream's numbers; and no more."""
+"""The guarantee in words gives its claim and its unit, with the stream's numbers; nothing more."""
 
 from __future__ import annotations
 

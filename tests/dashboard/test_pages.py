@@ -1,4 +1,4 @@
-"""Pages: their headers, their files, and what they may not contain."""
+"""Pages: their headers, their files, and forbidden contents."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Answer:
 
 
 class Client:
-    """Client of a running server; it sends paths as they are given."""
+    """Client of a running server that sends paths unchanged."""
 
     def __init__(self, port: int) -> None:
         self._port = port
@@ -242,7 +242,7 @@ def test_compressed_bytes_are_the_same_in_all_processes(client: Client) -> None:
 
 
 def test_package_data_names_all_files() -> None:
-    """That they are in the wheel is shown by tests/packaging/test_distribution.py, which builds one."""
+    """tests/packaging/test_distribution.py builds a wheel, which shows that it contains them."""
     package = ROOT / "streaming_pca"
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     patterns = settings["tool"]["setuptools"]["package-data"]["streaming_pca"]

@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 README = ROOT / "README.md"
 PAGES = (README, *sorted((DOCS / "tutorial").glob("*.md")), *sorted((DOCS / "how-to").glob("*.md")))
-"""Every page whose code blocks run."""
+"""Every page with code blocks that run."""
 
 _BLOCK = re.compile(
     r"^(?:<!-- not run: (?P<marker>[a-z-]+) -->\n)?"
@@ -28,10 +28,10 @@ class Block:
     Attributes
     ----------
     line : int
-        Line of the page that it begins on.
+        First line in the page.
     language, code : str
     title : str or None
-        Name of the file that the block is.
+        Name of the file that contains the block.
     marker : str or None
         Reason why it does not run.
     """

@@ -1,7 +1,8 @@
-"""Code blocks of README, tutorials and how-to pages run as printed, each page in a directory of its own.
+"""Code blocks of README, tutorials and how-to pages run as printed, each page in a separate directory.
 
 A page is one shell script. A block with a title is a file; neighbouring Python blocks are one program; a
-comment ``<!-- setup ... -->`` is a part that readers bring along. Broker and port are replaced by the test's.
+comment ``<!-- setup ... -->`` contains steps that readers have already done. Broker and port are replaced by
+the test's.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ def test_markers_are_known_and_blocks_are_labelled() -> None:
             where = f"{name_of(page)}:{block.line}"
             assert block.marker is None or block.marker in NOT_RUN, where
             if block.marker is None and block.title is None:
-                # Pictures are no code; plain text is what a command prints, or what README types.
+                # Diagrams are not code; plain text is a command's output, or README's input.
                 assert block.language in _RUNNABLE | {"mermaid", "text", "json"}, where
 
 
@@ -128,7 +129,7 @@ def _check_command(words: list[str], where: str) -> None:
 
 
 def _script(page: Path) -> str:
-    """Return all blocks of a page that run as one script of bash; "" if there are none."""
+    """Return all blocks of a page that run as one script of bash; "" without such blocks."""
     running = [block for block in blocks(page) if block.marker is None and _runs(block)]
     if not any(block.title is None for block in running):
         return ""
@@ -192,7 +193,7 @@ def test_the_page_runs_as_printed_on_a_broker(
 
 
 def _topics_of(script: str, admin: KafkaAdminClient) -> list[str]:
-    """Return the broker's topics that a page names, NAME.state and so on too."""
+    """Return the broker's topics that a page names, including NAME.state and so on."""
     return [name for name in admin.list_topics() if f'"{name.partition(".")[0]}"' in script]
 
 
@@ -220,7 +221,7 @@ def _run(script: str, folder: Path, **environment: str) -> None:
 
 
 def _end_session(process: subprocess.Popen[bytes]) -> None:
-    """End the script and the workers that it has left in the background."""
+    """End the script and its workers in the background."""
     for kind in (signal.SIGTERM, signal.SIGKILL):
         try:
             os.killpg(process.pid, kind)

@@ -1,4 +1,4 @@
-"""The site builds without a warning, and holds every page."""
+"""The site builds without a warning, and contains every page."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
 
 
 class _Loader(yaml.SafeLoader):
-    """Loader that reads Python names of mkdocs.yml as nothing."""
+    """Loader that ignores Python names in mkdocs.yml."""
 
 
 _Loader.add_multi_constructor("tag:yaml.org,2002:python/", lambda loader, suffix, node: None)
@@ -131,6 +131,6 @@ def test_every_work_that_is_cited_has_its_key() -> None:
     }
     assert len(cited) > 20
     assert {key: str(path) for key, path in cited.items() if key not in defined} == {}
-    # Author and year in running text is a work without a key.
+    # Author and year in running text cite a work without its key.
     loose = re.compile(r"[A-Z][a-zé]+ (?:and [A-Z][a-zé]+|et al\.?),? \(?(?:19|20)\d\d\b")
     assert [str(path) for path in sources if loose.search(path.read_text(encoding="utf-8"))] == []

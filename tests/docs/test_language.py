@@ -1,4 +1,4 @@
-"""Docstrings are understood at first reading: rules of CONTRIBUTING.md, as far as they can be counted."""
+"""Docstrings are understandable at first reading: CONTRIBUTING.md's rules, as far as counts show."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ def test_every_link_of_the_readme_and_of_contributing_leads_somewhere() -> None:
 
 
 def test_the_blocks_of_the_readme_run_without_hidden_setup() -> None:
-    """`test_code_blocks.py` runs them as they stand; what a comment set up, a reader would lack."""
+    """`test_code_blocks.py` runs them unchanged; readers would lack anything set up in a comment."""
     assert "<!-- setup" not in README.read_text(encoding="utf-8")
     assert [block.marker for block in blocks(README) if block.language in ("bash", "python", "toml")] == [
         None

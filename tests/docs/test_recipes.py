@@ -1,6 +1,6 @@
 """The programs of the page on other languages, run against Apache Kafka as printed.
 
-What they send is read by the worker's own reader and decoder; what they read was written in transactions,
+The worker's own reader and decoder read their messages; their input was written in transactions,
 as a worker writes it.
 """
 
@@ -38,11 +38,11 @@ PAGE = DOCS / "how-to" / "other-languages.md"
 KAFKAJS = "kafkajs@2.2.4"
 X = np.array([0.5, -1.25, 2.0, 0.125])
 SENT = {(tuple(X),): 2, (tuple(X), (1.0, 0.0, 0.0, 1.0)): 1}
-"""Rows of each record, and the number of messages that hold it."""
+"""Rows of each record, and the number of its messages."""
 
 
 def need(name: str) -> str:
-    """Path of a program."""
+    """Return the path of a program."""
     found = shutil.which(name)
     if found is None:
         raise missing(f"no {name} found", "As root, .ci/run installs it.")
@@ -50,7 +50,7 @@ def need(name: str) -> str:
 
 
 def missing(reason: str, detail: str) -> BaseException:
-    """What to raise where a client is not to be had: a failure if all is required, else a loud skip."""
+    """Return the exception for a missing client: a failure if all are required, else a loud skip."""
     if kafka_is_required():
         return pytest.fail.Exception(f"REQUIRE_KAFKA is set, but {reason}. {detail}", pytrace=False)
     return NoBroker("recipe", reason, detail)
@@ -68,7 +68,7 @@ def node(folder: Path) -> tuple[list[str], list[str]]:
 
 
 def kafkajs() -> Path:
-    """Folder of kafkajs, installed once a machine."""
+    """Return the folder of kafkajs, installed once per machine."""
     folder = Path.home() / ".cache" / "streaming-pca" / KAFKAJS.replace("@", "-")
     if not folder.exists():
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -112,7 +112,7 @@ def java(folder: Path) -> tuple[list[str], list[str]]:
 
 @dataclass(frozen=True)
 class Topics:
-    """Topics of the page's stream, with one release behind one that was aborted."""
+    """Topics of the page's stream, with an aborted release before a committed one."""
 
     kafka: KafkaSettings
     inputs: dict[str, str]
@@ -164,7 +164,7 @@ def test_a_recipe_sends_records_and_reads_the_release(
         code = code.replace("visits-pca.releases", topics.releases)
         for quoted in ('"visits"', "-t visits "):
             code = code.replace(quoted, quoted.replace("visits", topic))
-        # A group of its own, and not another client's.
+        # A separate group, not shared with another client.
         (tmp_path / block.title).write_text(code.replace('"dashboard"', f'"{topic}"'))
     produce, consume = client(tmp_path)
     with ExitStack() as stack:
@@ -181,7 +181,7 @@ def test_a_recipe_sends_records_and_reads_the_release(
 
 
 def assert_taken(kafka: KafkaSettings, topic: str) -> None:
-    """The worker's reader and decoder take all messages, which an idempotent producer sent."""
+    """Check that the worker's reader and decoder accept all messages, from an idempotent producer."""
     tp = TopicPartition(topic, 0)
     messages: list[Any] = []
     with closing(reading_consumer(kafka, io="records")) as consumer:
@@ -233,7 +233,7 @@ class running:
 
 
 def first_line(process: subprocess.Popen[bytes], out: Path) -> str:
-    """Everything that a consumer has printed, once the release is in it."""
+    """Return a consumer's whole output, once it contains the release."""
 
     def printed() -> str | None:
         ended = process.poll() is not None

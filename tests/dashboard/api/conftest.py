@@ -1,4 +1,4 @@
-"""Streams on Kafka, observed, behind a server that runs."""
+"""Observed streams on Kafka, with a running server in front."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ class Unstarted:
         return getattr(self._observer, name)
 
     def start(self) -> None:
-        """Leave it as it is."""
+        """Leave it unchanged."""
 
     def stop(self) -> None:
-        """Leave it as it is."""
+        """Leave it unchanged."""
 
 
 @dataclass
@@ -55,7 +55,7 @@ class World:
     Attributes
     ----------
     flights, few, unborn, missing : MadeStream
-        One with 30 releases, one with three, one without a release, one without topics.
+        Streams with 30 releases, with three, without a release, and without topics.
     """
 
     flights: MadeStream

@@ -1,6 +1,6 @@
 """Dashboard of made streams, to look at: ``python -m tests.dashboard.api.standin BOOTSTRAP [--port 9470]``.
 
-One stream is well and gets a release every few seconds; others have problems. The broker is real.
+One stream is healthy and gets a release every few seconds; others have problems. The broker is real.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ FEATURES = [
 
 
 def made_streams(bootstrap: str, mark: str) -> list[MadeStream]:
-    """Make streams in all standings; the first is well."""
+    """Make streams of every status; the first is healthy."""
     well = make_stream(
         bootstrap,
         f"flights-{mark}",

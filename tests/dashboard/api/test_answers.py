@@ -1,4 +1,4 @@
-"""The API's answers are what the topics hold, with validators, pages and problems."""
+"""The API's answers equal the topics' contents, with validators, pages and problems."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ PLAN = "plan?dim=50&rank=2&records=100000&epsilon=1&delta=1e-6"
 
 
 def problem_of(answer: Any, status: int) -> str:
-    """The line of a problem, which has the form that all have."""
+    """Return the line of a problem, which has the common form."""
     assert answer.status == status, (answer.status, answer.body)
     assert answer.headers["content-type"] == "application/problem+json"
     assert answer.headers["cache-control"] == "no-store"
@@ -49,7 +49,7 @@ def problem(world: World, path: str, status: int, method: str = "GET") -> str:
     return problem_of(world.server.ask(f"/v1/{path}", method), status)
 
 
-# -- what the topics hold ----------------------------------------------------
+# -- contents of the topics --------------------------------------------------
 
 
 def test_streams_are_listed_by_name_with_their_numbers(world: World) -> None:
@@ -286,7 +286,7 @@ def test_pages_of_entries(world: World) -> None:
 
 
 def test_pages_hold_each_release_once_while_new_ones_arrive(world: World) -> None:
-    """Runs last of this module: it publishes."""
+    """This test publishes, so it runs last in this module."""
     name, found, before = world.flights.name, [], ""
     while True:
         page = ReleasePage.model_validate(world.json(f"streams/{name}/releases?limit=4{before}"))

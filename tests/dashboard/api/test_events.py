@@ -35,7 +35,7 @@ def server(observer: Observer) -> Iterator[Running]:
 
 
 class Stream:
-    """Stream of events, behind its first block."""
+    """Stream of events, positioned after its first block."""
 
     def __init__(self, server: Running, **headers: str) -> None:
         self._connection = server.connect()
@@ -118,7 +118,7 @@ def test_streams_end_with_the_server_and_leave_no_listener(made: MadeStream) -> 
             "the end of the other listener",
             lambda: made.publish(1) and len(observer._listeners._listeners) == 1,
         )
-    # The stream's client stays: a server that waited for it would not end.
+    # The stream's client stays: a server that waits for it would not end.
     assert running.stopped_in < LIMIT
     while answer.block():
         pass

@@ -1,4 +1,4 @@
-"""The OpenAPI document says what the API does: schemathesis asks everything of it, in this process."""
+"""The OpenAPI document matches the API: schemathesis tests every operation, in this process."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from tests.dashboard.api.conftest import World
 
 _HOST = {"Host": "127.0.0.1"}
 _EXAMPLES = 6
-"""Random examples of each operation."""
+"""Number of random examples of each operation."""
 
 
 def document_with_names(world: World) -> dict[str, Any]:
-    """The document, with names that exist: so most answers hold something, and other names are 404."""
+    """Return the document with existing names: most answers have contents, and other names are 404."""
     found = openapi_document()
     streams = [world.flights.name, world.unborn.name, world.missing.name]
     named = {"name": streams, "input": [f"in-{name}" for name in streams]}
@@ -33,16 +33,16 @@ def document_with_names(world: World) -> dict[str, Any]:
 
 
 def configuration() -> SchemathesisConfig:
-    """All checks, and the same examples each time."""
-    # A forecast refuses some combinations of numbers, each of which is valid alone. A busy machine's broker
-    # may be slow: 503 is an answer then, but no operation's only one.
+    """Return a configuration with all checks, and the same examples each time."""
+    # A forecast refuses some combinations of individually valid numbers. The broker of a busy machine
+    # may be slow: 503 is then an answer, but never an operation's only one.
     slow = ["2xx", "3xx", "4xx", "503"]
     return SchemathesisConfig.from_dict(
         {
             "seed": 23,
             "base-url": "http://127.0.0.1",
             "headers": _HOST,
-            # Above the API's own limits, so that the API says what took too long.
+            # Above the API's own limits, so that the API reports what took too long.
             "request-timeout": 60,
             "generation": {"max-examples": _EXAMPLES, "deterministic": True, "database": "none"},
             "checks": {
@@ -54,13 +54,13 @@ def configuration() -> SchemathesisConfig:
 
 
 def is_left_out(context: Any) -> bool:
-    """Whether other tests ask an operation: events have no end, and HEAD is one function for all paths."""
+    """Return if other tests cover an operation: events are endless, HEAD is one function for all paths."""
     path, method = context.operation.path, context.operation.method.upper()
     return path == "/v1/events" or (method == "HEAD" and "/releases/" not in path)
 
 
 def found_by_schemathesis(world: World) -> tuple[list[str], set[str], int]:
-    """Run all of its phases; return what fails, the operations answered, and the number of requests."""
+    """Run all of its phases; return the failures, the operations answered, and the number of requests."""
     schema = schemathesis.openapi.from_dict(document_with_names(world), config=configuration())
     schema.app = world.server.server.application()
     failures: list[str] = []

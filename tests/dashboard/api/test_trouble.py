@@ -1,4 +1,4 @@
-"""Brokers that hang, errors inside, and absurd plans: each has an answer, in bounded time."""
+"""Brokers that hang, internal errors, and absurd plans get answers in bounded time."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _HANGS = 4.0
 
 
 class Troubled:
-    """Observer of a broker that is away, as its threads have found; a test may replace its answers."""
+    """Observer whose threads have lost the broker; a test may replace its answers."""
 
     def __init__(self) -> None:
         made = make_stream(f"127.0.0.1:{free_port()}", "away", topics=False)
@@ -33,7 +33,7 @@ class Troubled:
         self.observer.report("topics", "the broker does not answer")
 
     def start(self) -> None:
-        """Start no thread: a test of the observer covers how it finds that a broker is away."""
+        """Start no thread: a test of the observer covers how it detects a missing broker."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.observer, name)
@@ -90,7 +90,7 @@ def test_hanging_questions_keep_no_other_from_its_answer(server: Running, troubl
             assert server.ask("/v1/streams").status == 200
             said = {detail(one.result(), 503) for one in hanging}
             assert said == {"the broker did not answer within 4 s: try again later"}
-            # Those that waited for a turn had none after their time.
+            # Waiting requests did not get a turn after their time.
             assert len(asked) == 8
         names = [thread.name for thread in threading.enumerate()]
         assert names.count("dashboard-question") <= 8, (before, names)

@@ -36,7 +36,7 @@ def observe() -> Iterator[Observe]:
 
 @pytest.fixture
 def make(kafka_bootstrap: str, unique_name: Callable[[str], str]) -> Make:
-    """Make a stream of a new name."""
+    """Make a stream with a new name."""
 
     def made(stem: str = "seen", **how: Any) -> MadeStream:
         return make_stream(kafka_bootstrap, unique_name(stem), **how)

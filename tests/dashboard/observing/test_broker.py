@@ -1,4 +1,4 @@
-"""The observer beside a broker that is away, is killed, comes back, or stands still."""
+"""The observer while a broker is away, is killed, returns, or stands still."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.waiting import wait_for
 Observe = Callable[..., Observer]
 
 LONG_MS = 40_000
-"""Time for which a request to a broker that is away may be made to last."""
+"""Duration that a request to a missing broker may be made to last."""
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +29,7 @@ def cluster(make_cluster: Callable[..., KafkaCluster]) -> KafkaCluster:
 
 
 def starts_and_stops_in_time(observe: Observe, settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Start and stop an observer whose requests last far longer than both may take."""
+    """Start and stop an observer whose requests last far longer than the limits of both."""
     limits = {"request_timeout_ms": LONG_MS, "bootstrap_timeout_ms": LONG_MS}
     patient = settings.model_copy(update={"kafka": settings.kafka.model_copy(update=limits)})
     with monkeypatch.context() as patch:
@@ -37,7 +37,7 @@ def starts_and_stops_in_time(observe: Observe, settings: Settings, monkeypatch: 
         patch.setattr(observing, "_BOOTSTRAP_MS", LONG_MS)
         begun = time.monotonic()
         observer = observe(patient, loaded=False)
-        # So that its threads are in a request.
+        # This lets its threads begin a request.
         time.sleep(1)
         observer.stop()
     assert time.monotonic() - begun < LONG_MS / 2000
@@ -87,11 +87,11 @@ def test_numbers_stay_while_the_broker_is_away(
         assert observer.release(name)[0] == stream.values[-1]
         assert observer.record_charge(topic, 0, 5).spent.epsilon == "1"
         with monkeypatch.context() as patch:
-            # It does not ask: a request would take 5 s to fail.
+            # It must not ask: a request would take 5 s to fail.
             patch.delattr(type(observer._lookup), "ask")
             with pytest.raises(BrokerUnreachable):
                 observer.release(name, 1)
-        # Another one, begun now, ends in time too, and so do its threads when their requests do.
+        # Another observer, started now, ends in time too, and its threads end with their requests.
         starts_and_stops_in_time(observe, stream.settings, monkeypatch)
         mend(1)
         wait_for("the connection", lambda: observer.overview().connection.ok)
@@ -107,6 +107,6 @@ def test_numbers_stay_while_the_broker_is_away(
 
 
 def _threads_of(observer: Observer) -> int:
-    """Return how many threads there are when only this observer's and the client's are left."""
+    """Return the number of threads once only this observer's and the client's are left."""
     own = {thread for thread in threading.enumerate() if not thread.name.startswith("dashboard-")}
     return len(own) + len(observer._threads)

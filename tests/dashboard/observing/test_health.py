@@ -71,11 +71,11 @@ def _grows(lags: list[int], largest: int = 100) -> bool:
 def test_a_lag_grows_when_it_does_not_come_down_again() -> None:
     assert _grows([50 * i for i in range(60)])
     assert not _grows([50 * i for i in range(6)])
-    # Up and down with each batch, on a level, or within one batch.
+    # The lag rises and falls with each batch, is constant, or stays within one batch.
     assert not _grows([10 * (i % 20) for i in range(60)])
     assert not _grows([5000] * 60)
     assert not _grows(list(range(60)))
-    # It grew once, and long ago.
+    # It grew once, long ago.
     assert not _grows([50 * i for i in range(30)] + [1500] * 70)
 
 

@@ -1,4 +1,4 @@
-"""The observer shows what the topics hold, and tells of what is new."""
+"""The observer shows the topics' contents, and publishes events for changes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_it_agrees_with_status(make: Make, observe: Observe) -> None:
     streams = [make(releases=n, partitions=3) for n in (0, 1, 4)]
     streams[2].produce(7)
     observer = observe(*streams)
-    # The broker's answers on leaders and lags come with the next round.
+    # The broker's answers on leaders and lags arrive with the next round.
     wait_for(
         "the leader",
         lambda: all(s.lag is not None and s.leader is not None for s in observer.overview().streams),
@@ -127,7 +127,7 @@ def test_news_come_after_the_state(make: Make, observe: Observe) -> None:
     for _ in range(2):
         stream.publish()
         wait_for("the events", lambda: ("release", stream._batch) in [(e.kind, e.batch) for e, _ in heard])
-    # Its ledger and its standing may be told after a release.
+    # The events of its ledger and its standing may follow the release.
     wait_for("the events", lambda: {"release", "ledger", "standing"} <= {e.kind for e, _ in list(heard)})
     wait_for("the records", lambda: observer.stream(stream.name).records == 300)
     for event, (batch, entries) in heard:
@@ -243,7 +243,7 @@ def test_a_verification_runs_in_a_thread(make: Make, observe: Observe) -> None:
     observer.listen(lambda e: done.set() if e.input == topics[0] else None)
     begun = observer.verify(topics[0])
     assert (begun.state, begun.finished) == ("running", None)
-    # One at a time: the second is not begun, or the first has ended meanwhile.
+    # One at a time: the second has not started, or the first has ended in between.
     assert observer.verify(topics[1]).state in ("never", "running")
     wait_for("the verification", lambda: observer.verification(topics[0]).state != "running")
     ended = observer.verification(topics[0])

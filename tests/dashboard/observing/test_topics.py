@@ -1,4 +1,4 @@
-"""Topics that are hostile, missing, deleted, made anew or cut, and histories longer than what is held."""
+"""Topics that are hostile, missing, deleted, recreated or truncated, and histories beyond the limit."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Make = Callable[..., MadeStream]
 
 
 def hostile(stream: MadeStream) -> list[bytes]:
-    """Messages that anybody could write to a releases topic; the last is of a version that is to come."""
+    """Return messages that an attacker could write to a releases topic; the last has a future version."""
     good = stream.next_release()
     plain = json.loads(good.to_bytes())
 
@@ -68,7 +68,7 @@ def test_messages_that_are_no_releases_are_counted(make: Make, observe: Observe)
     assert observer.stream(stream.name).unreadable == len(messages)
     reasons = observer.stream(stream.name).health.reasons
     assert any(f"no releases of this stream: {len(messages)}" in reason for reason in reasons)
-    # Numbers beyond all bounds, which are still a release's.
+    # Numbers beyond all bounds are still valid in a release.
     extreme = {
         "components": [[1e308] * 5] * 2,
         "explained_variance": [1e308, -1e308],
@@ -81,7 +81,7 @@ def test_messages_that_are_no_releases_are_counted(make: Make, observe: Observe)
     assert seen.angles[:3] == [None, None, None]
     assert seen.angles[3] is not None
     assert (seen.null_share[1], seen.null_share_error[1]) == (0.0, 0.01)
-    # All of it is JSON that any reader takes.
+    # All of it is JSON that any reader accepts.
     json.loads(seen.model_dump_json(), parse_constant=pytest.fail)
     json.loads(observer.overview().model_dump_json(), parse_constant=pytest.fail)
     assert observer.release(stream.name)[1].doubts == ("of-later-versions",)
@@ -174,17 +174,17 @@ def test_topics_made_anew_are_read_from_their_beginnings(
         observer.release(name, 5)
     assert observer.stream(name).problem is None
     assert observer.history(other.name).batch == [1]
-    # Of a topic that was made anew and is longer at once: nothing of the first is left either.
+    # The recreated topic grows longer than the first: nothing of the first is left either.
     again.publish(1)
     wait_for("the history", lambda: observer.history(name).batch == [1, 2, 3])
 
 
 def _made_again(bootstrap: str, name: str) -> MadeStream | None:
-    """Make a stream once the broker has deleted its topics; its releases differ from those of the first."""
+    """Make a stream once the broker has deleted its topics; its releases differ from the first's."""
     try:
         made = make_stream(bootstrap, name)
     except Exception as error:
-        # A topic that is being deleted is in the way for a moment.
+        # A topic under deletion blocks its name for a moment.
         if "delet" in str(error).lower() or "exist" in str(error).lower() or "missing" in str(error).lower():
             return None
         raise
@@ -207,7 +207,7 @@ def test_releases_that_retention_deletes_are_gone(make: Make, observe: Observe) 
     with pytest.raises(UnknownRelease, match="holds it no more"):
         observer.release(stream.name, 3)
     assert observer.release(stream.name, 4)[0] == stream.values[3]
-    # All of them, and the one that comes next is read.
+    # After deleting all of them, the next release is still read.
     with administration(stream) as admin:
         admin.delete_records({tp: page.items[0].offset + 1})
     wait_for("the history", lambda: observer.history(stream.name).batch == [6])
@@ -320,7 +320,7 @@ def test_twenty_streams_take_two_threads(
     streams = make_streams(kafka_bootstrap, names, releases=30, ledger_batches=3)
     before = threading.active_count()
     observer = observe(*streams)
-    # The client's own thread for sockets is shared by the whole process.
+    # The whole process shares the client's own thread for sockets.
     assert threading.active_count() <= before + 3
     assert [s.name for s in observer.overview().streams] == sorted(names)
     for stream in streams:
@@ -355,7 +355,7 @@ def test_a_history_holds_few_bytes_a_release(unmade: Make) -> None:
         history.add(2 * i, value)
     grown, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    # Each point took the place of another, so what was traced is all that 500 of them hold.
+    # Each point replaced another one, so the traced memory is that of all 500.
     assert len(history.history().batch) == 500
     assert grown < 500 * 3000, grown
     assert len(values[-1]) > 14_000

@@ -1,4 +1,4 @@
-"""The observer beside a real worker."""
+"""The observer with a real worker."""
 
 from __future__ import annotations
 
