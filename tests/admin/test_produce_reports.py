@@ -1,4 +1,4 @@
-"""From vectors to reports: refusals, messages, and charges of users."""
+"""Reports from vectors: refusals, messages, and charges of users."""
 
 from __future__ import annotations
 

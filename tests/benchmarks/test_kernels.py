@@ -1,4 +1,4 @@
-"""The benchmark of the kernels says what it measured, on its last line."""
+"""The benchmark of the kernels reports its measurements on its last line."""
 
 from __future__ import annotations
 

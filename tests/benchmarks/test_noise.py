@@ -1,4 +1,4 @@
-"""The benchmark of the noise runs and says what it measured; how fast it was is not judged."""
+"""The benchmark of the noise runs and reports its measurements; its speed is not judged."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_bad_arguments_get_one_line_and_a_status(
 ) -> None:
     with pytest.raises(SystemExit) as stop:
         noise.main(arguments)
-    # A text is printed as the program ends, with status 1.
+    # The text of SystemExit is printed at the end, with status 1.
     (line,) = str(stop.value.code).splitlines()
     assert arguments[0] in line
     assert not capsys.readouterr().out
@@ -78,7 +78,7 @@ def test_readers_are_compared_on_a_real_broker(kafka_bootstrap: str, tmp_path: P
     assert (row["worker_to_librdkafka"] is None) != bare_consumer.librdkafka_is_there()
     assert row["rows_per_second"]["worker"] > 0
     assert row["cpu_seconds_per_million_rows"]["worker"] > 0
-    # Two processes, each with an interpreter of its own.
+    # There are two processes, each with its own interpreter.
     assert row["peak_bytes"] > row["clock_peak_bytes"] > 2**20
     assert row["peak_over_two_batches_bytes"] == row["peak_bytes"] - 2 * row["batch_bytes"]
     assert row["anonymous_over_two_batches_bytes"] < row["peak_over_two_batches_bytes"]

@@ -1,4 +1,4 @@
-"""Peers of the utility benchmark: sensitivity, scale of the noise, and what they find without noise."""
+"""Peers of the utility benchmark: sensitivity, scale of the noise, and results without noise."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def records_of_one_norm(n: int = 3_000) -> np.ndarray:
 
 
 def noise_scales(draws: list[np.ndarray]) -> tuple[float, float]:
-    """Standard deviations on and off the diagonal, pooled over entries."""
+    """Return standard deviations on and off the diagonal, pooled over entries."""
     off = ~np.eye(len(draws[0]), dtype=bool)
     stack = np.array(draws)
     diagonal = np.array([draw.diagonal() for draw in draws])
@@ -68,7 +68,7 @@ def test_a_replaced_record_moves_the_clipped_moment_by_sqrt_2_radii_over_n_at_mo
         moves.append(clipped_mean_square(records, radius) - clipped_mean_square(other, radius))
     bound = math.sqrt(2) * radius / 50
     assert max(np.linalg.norm(move) for move in moves) <= bound * (1 + 1e-6)
-    # The bound is attained by large orthogonal records.
+    # Large orthogonal records attain the bound.
     one, two = records.copy(), records.copy()
     one[0], two[0] = 100 * np.eye(6)[0], 100 * np.eye(6)[1]
     move = clipped_mean_square(one, radius) - clipped_mean_square(two, radius)
@@ -123,7 +123,7 @@ def test_a_second_step_of_coinpress_whitens_what_the_first_found() -> None:
 
 
 def test_adaptive_cov_pays_seven_eighths_for_radius_and_release() -> None:
-    """All norms are one, so no radius below it is taken, and the release has its exact noise."""
+    """All norms are one, so no smaller radius is chosen, and the release has its exact noise."""
     records = records_of_one_norm(20_000)
     covariance = ClippedCovariance(records)
     rho = 1.0
@@ -133,7 +133,7 @@ def test_adaptive_cov_pays_seven_eighths_for_radius_and_release() -> None:
 
 
 def test_adaptive_cov_takes_a_smaller_radius_where_one_record_is_large() -> None:
-    """Of many features: the noise that a radius costs is then far above the search's own."""
+    """The features are many, so a radius's noise is far above the search's own."""
     records = RNG.standard_normal((500, 300)).astype(np.float32)
     records[0] *= 50.0
     covariance = ClippedCovariance(records)

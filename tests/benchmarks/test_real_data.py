@@ -1,4 +1,4 @@
-"""Packaged real sets: their stated size, centred; or one line that says what is missing."""
+"""Packaged real sets have their stated size, centred; or one line names the missing package."""
 
 from __future__ import annotations
 

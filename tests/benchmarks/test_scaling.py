@@ -1,4 +1,4 @@
-"""Exponents are those of the costs, and the benchmark says them on its last line."""
+"""Exponents match the costs, and the benchmark reports them on its last line."""
 
 from __future__ import annotations
 

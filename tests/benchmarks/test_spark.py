@@ -1,4 +1,4 @@
-"""The cost model finds the costs that made its measurements, and jobs are read as Spark logs them."""
+"""The cost model recovers the costs behind its measurements, and jobs are read from Spark's log."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ EXECUTORS = [2**i for i in range(9)]
 
 
 def parts(rows: int, dim: int, rank: int) -> list[Work]:
-    """Work of a batch's reading, and of all else."""
+    """Return the work of reading a batch, and of everything else."""
     reading = max(rows * dim * 4 // 2**26, 2)
     return [
         Work(rows, dim, rank, 1, 2, 1, reading, 1, 0),

@@ -1,8 +1,8 @@
-"""The exact sums stay fast: ratios to what this machine does at the same moment, with wide margins.
+"""The exact sums stay fast: ratios to this machine's simultaneous speed, with wide margins.
 
-No test here knows a wall-clock time. A ratio is of medians of calls that take
+The tests do not use wall-clock limits. A ratio is of medians of calls that take
 turns, and the best of several rounds is judged: a busy machine makes a round
-worse, hardly ever better, so that it takes slow code to fail all of them.
+worse, hardly ever better, so that only slow code fails all of them.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from benchmarks.timing.workload import Shape, Workload
 SHAPE = Shape(2048, 1024, 16)
 
 MOST_FLOORS = 4.0
-"""Of the floor's time, that of a sum: 0.8, about a centre 1, when this was set."""
+"""Allowed time of a sum in units of the floor's: 0.8, about a centre 1, when this was set."""
 LEAST_SPEEDUP = 40.0
-"""Over a step of scikit-learn's IncrementalPCA: above 200 when this was set."""
+"""Required speedup over a step of scikit-learn's IncrementalPCA: above 200 when this was set."""
 
 ROUNDS = 6
 
 
 def least_ratio(contenders: Mapping[str, Call], enough: float, repeats: int) -> float:
-    """First contender's time over the second's: of the best round, or of the first that is enough."""
+    """Return the first contender's time over the second's, from the first sufficient or best round."""
     least = float("inf")
     for _ in range(ROUNDS):
         found = list(medians(measured(contenders, repeats)).values())

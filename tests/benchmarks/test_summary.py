@@ -1,4 +1,4 @@
-"""The summary of the utility benchmark: which cells count, and what is made of them."""
+"""The summary of the utility benchmark counts the right cells, and summarises them correctly."""
 
 from __future__ import annotations
 

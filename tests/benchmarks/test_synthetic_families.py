@@ -1,4 +1,4 @@
-"""Synthetic families: the spectra and tails that their names state."""
+"""Synthetic families have the spectra and tails that their names state."""
 
 from __future__ import annotations
 

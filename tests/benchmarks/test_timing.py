@@ -1,4 +1,4 @@
-"""Contenders take turns, and are timed as often as they are quick; the clock here is not the machine's."""
+"""Contenders take turns, and fast ones are timed more often; the clock here is simulated."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from benchmarks.timing.timing import QUICK, THOROUGH, Effort, idle, interleaved,
 
 
 class Stage:
-    """A clock that only calls move, and who was called."""
+    """A clock that only calls advance, and the callers' names."""
 
     def __init__(self) -> None:
         self.now, self.calls = 0.0, ""
@@ -23,7 +23,7 @@ class Stage:
         self.now += 100.0
 
     def call(self, name: str, *seconds: float) -> Callable[[], None]:
-        """A contender that takes these times in turn, the last one ever after."""
+        """Return a contender that takes these times in turn, and then always the last one."""
         left = list(seconds)
 
         def run() -> None:

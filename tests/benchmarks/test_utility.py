@@ -255,7 +255,7 @@ def test_records_in_order_are_taken_as_they_come_in_several_batches(
 
 
 def printed_oja(factors: np.ndarray, start: np.ndarray, c: float, trace: float) -> np.ndarray:
-    """Run [DunglerSanyal2026, Alg. 7] as it stands: QR after every record."""
+    """Run [DunglerSanyal2026, Alg. 7] as printed: QR after every record."""
     q = start
     for t, rows in enumerate(factors, start=1):
         q = np.linalg.qr(q + c / (trace * (t + c)) * rows.T @ (rows @ q))[0]

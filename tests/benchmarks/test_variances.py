@@ -1,4 +1,4 @@
-"""The benchmark of variances: what it measures, and what it says of a wrong name."""
+"""The benchmark of variances: its measurements, and its message for a wrong name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The token is requested, kept for the tab, sent with every request, and never in an address."""
+"""The token is requested, kept for the tab, sent always, and never in an address."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ LIMIT_MS = 200
 LIMIT_BYTES = 300_000_000
 """Maximum memory of the browser's page processes."""
 SLACK = 2
-"""Factor by which other tests may slow down the fastest load."""
+"""Other tests may slow down the fastest load by this factor."""
 LOADS = 5
 MOST_LOADS = 20
 

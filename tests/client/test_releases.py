@@ -38,7 +38,7 @@ def follow_all(published: Published, **how: object) -> Releases:
 
 
 def batches(items: Releases, count: int) -> list[int]:
-    """Wait for releases; return their batches and the batches of all that follow soon."""
+    """Wait for releases; return their batches and those of all later arrivals."""
     found = [each.batch for each in islice(items, count)]
     items._timeout = QUIET
     return [*found, *(each.batch for each in items)]

@@ -52,7 +52,7 @@ def problems(tmp_path: Path, text: str) -> list[str]:
             ("rank = 2", 'rank = 2\nestimator = "adaptve"'),
             "stream: no estimator 'adaptve'; did you mean adaptive?",
         ),
-        # Without a similar name there is no suggestion.
+        # Without a similar name, no suggestion is made.
         (("rank = 2", "rank = 2\ncolour = 1"), "stream.colour: no such setting"),
         # A required option under a wrong name does not count as missing.
         (

@@ -106,7 +106,7 @@ def test_it_may_be_started_again_and_starting_twice_is_starting_once() -> None:
 
 
 def test_it_outlives_the_thread_that_started_it() -> None:
-    # Linux ties a death signal to the thread, not the process, that made the child.
+    # Linux ties a death signal to the thread, not the process, that created the child.
     broker = EmbeddedBroker()
     starter = threading.Thread(target=broker.start)
     starter.start()

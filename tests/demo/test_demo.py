@@ -1,4 +1,4 @@
-"""The demo as a user meets it: it says what it does, and leaves nothing behind."""
+"""The demo from a user's view: it explains its actions, and leaves nothing running."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_the_demo_learns_the_flights_and_explains_itself(tmp_path: Path) -> None
     text = " ".join(" ".join(lines).split())
     assert "error: distance |UU^T - VV^T|_F" in text
     assert "0 is the same subspace; a random one has 3.11" in text
-    # Where it sends a reader there is something.
+    # The pages that it recommends exist.
     pages = re.findall(r"docs/\S+\.md", text.partition("next: ")[2])
     assert len(pages) == 2
     assert all((Path(__file__).parents[2] / page).is_file() for page in pages)
@@ -57,7 +57,7 @@ def test_the_demo_learns_the_flights_and_explains_itself(tmp_path: Path) -> None
 
 
 def told(process: subprocess.Popen[str]) -> tuple[str, str]:
-    """Return what a process wrote until its end; it does not outlive the test."""
+    """Return a process's whole output; the process does not outlive the test."""
     with process:
         try:
             return process.communicate(timeout=_LIMIT)
@@ -72,7 +72,7 @@ def streams_at(url: str) -> list[dict[str, Any]]:
 
 
 def address_in(process: subprocess.Popen[str]) -> tuple[str, list[str]]:
-    """The address that a process prints, and the lines before."""
+    """Return the address that a process prints, and the lines before."""
     assert process.stdout is not None
     said: list[str] = []
     for line in process.stdout:
@@ -84,7 +84,7 @@ def address_in(process: subprocess.Popen[str]) -> tuple[str, list[str]]:
 
 
 def learnt(url: str) -> dict[str, Any]:
-    """The stream at an address, once the dashboard has read its topics."""
+    """Return the stream at an address, once the dashboard has read its topics."""
     (found,) = wait_for(
         "the last release", lambda: [s for s in streams_at(url) if s["last_release"] is not None]
     )
@@ -143,7 +143,7 @@ def test_on_a_broker_of_ones_own_the_printed_lines_show_the_stream(
 def test_a_first_demo_says_that_it_compiles_and_stops_when_told(tmp_path: Path) -> None:
     cache, cwd = tmp_path / "numba", tmp_path / "cwd"
     cwd.mkdir()
-    # So wide that the words are in one line: the display of progress has them too, at its end.
+    # The width keeps the words in one line, as the progress display prints them too, at its end.
     with demo(cwd, NUMBA_CACHE_DIR=str(cache), TMPDIR=str(tmp_path), COLUMNS="120") as process:
         assert process.stderr is not None
         assert any("compiling kernels (first run)" in line for line in process.stderr)

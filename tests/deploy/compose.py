@@ -1,8 +1,8 @@
-"""The services of docker-compose.yml as processes of this machine: no container engine runs here.
+"""The services of docker-compose.yml as processes of this machine, which has no container engine.
 
-What is run is read from the file, and each process is confined as the file says: its user, its mounts at
-their own paths, a read-only root. A service's host name becomes a loopback address of its own, so that
-ports stay what they are; the image is the environment that the Dockerfile's own lines made.
+The commands are read from the file, and each process is confined as the file requires: its user, its mounts
+at their own paths, a read-only root. A service's host name becomes a separate loopback address, so that
+ports stay unchanged; the image is the environment that the Dockerfile's own lines built.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from tests.waiting import LIMIT, wait_for
 
 COMPOSE_FILE = ROOT / "docker-compose.yml"
 
-# Users of images that others make, and their folders that a new volume takes its owner from.
+# Users of other projects' images, and the image folders that give a new volume its owner.
 _OTHERS = {
     "apache/kafka": (1000, ("/var/lib/kafka/data",)),
     "prom/prometheus": (65534, ("/prometheus",)),
     "grafana/grafana": (472, ("/var/lib/grafana",)),
 }
 NOT_HERE = {"grafana"}
-"""Services whose program no registry of packages has; their files are checked, and not run."""
+"""Services whose program no registry of packages has; their files are checked, but not run."""
 
-# Kafka's programs as apache/kafka has them: its shell scripts are in no package, its classes are.
+# Kafka's programs as in apache/kafka: no package contains its shell scripts, but its classes are available.
 _KAFKA_PROGRAMS = {"kafka-storage.sh": "kafka.tools.StorageTool", "kafka-server-start.sh": "kafka.Kafka"}
 _KAFKA_PROGRAM = """#!/usr/bin/env bash
 exec {java} $KAFKA_HEAP_OPTS -XX:+UseSerialGC $KAFKA_LOG4J_OPTS -cp '/opt/kafka/libs/*' {main} "$@"
@@ -43,19 +43,19 @@ exec {java} $KAFKA_HEAP_OPTS -XX:+UseSerialGC $KAFKA_LOG4J_OPTS -cp '/opt/kafka/
 
 
 def read_compose() -> dict[str, Any]:
-    """The file, its anchors resolved."""
+    """Return the file with resolved anchors."""
     loaded: dict[str, Any] = yaml.safe_load(COMPOSE_FILE.read_text())
     return loaded
 
 
 def mounts_of(told: Mapping[str, Any]) -> list[tuple[str, str, bool]]:
-    """Source, target and whether it can be written, of each mount of a service."""
+    """Return source, target and writability of each mount of a service."""
     split = [mount.split(":") for mount in told.get("volumes", [])]
     return [(parts[0], parts[1], parts[2:] != ["ro"]) for parts in split]
 
 
 class Service:
-    """One service: what its container would be told, in terms of this machine."""
+    """One service, with its container's settings translated to this machine."""
 
     def __init__(self, name: str, told: Mapping[str, Any], address: str) -> None:
         self.name, self.told, self.address = name, told, address
@@ -81,11 +81,11 @@ class Deployment:
     Parameters
     ----------
     directory : Path
-        For volumes and logs.
+        Directory of volumes and logs.
     image : Image
-        What the Dockerfile made.
+        Result of the Dockerfile.
     java, jars
-        Of Apache Kafka, which stands for the image ``apache/kafka``.
+        Programs of Apache Kafka, in place of the image ``apache/kafka``.
     """
 
     def __init__(self, directory: Path, image: Image, java: str, jars: Path) -> None:
@@ -104,7 +104,7 @@ class Deployment:
     # -- from the container's terms to this machine's ----------------------
 
     def volume(self, name: str) -> Path:
-        """Directory of a volume."""
+        """Return the directory of a volume."""
         return self.directory / "volumes" / name
 
     def _user(self, service: Service) -> int:
@@ -129,7 +129,7 @@ class Deployment:
     def _image_mounts(self, service: Service) -> list[Mount]:
         if "build" in service.told:
             made = self.image.root / "opt"
-            # Its programs name their interpreter by the path at which they were made.
+            # Its programs name their interpreter by its path during the build.
             return [Mount(made, "/opt"), Mount(made, str(made))]
         if service.image == "apache/kafka":
             return [Mount(self._programs, "/opt/kafka/bin"), Mount(self._jars, "/opt/kafka/libs")]
@@ -148,7 +148,7 @@ class Deployment:
             os.chown(volume, owner, owner)
 
     def _copy(self, source: Path, target: Path, service: Service) -> None:
-        """Copy text files, with this machine's addresses in them."""
+        """Copy text files with this machine's addresses in them."""
         files = [source] if source.is_file() else [p for p in source.rglob("*") if p.is_file()]
         assert files, f"{source} is mounted by {service.name} and holds nothing"
         for file in files:
@@ -156,7 +156,7 @@ class Deployment:
             copy.parent.mkdir(parents=True, exist_ok=True)
             text = self.addressed(file.read_text(), service)
             if service.name == "prometheus":
-                # On loopback, which stands for a container's own address, a server knows no other name.
+                # Loopback addresses replace the containers' own, and a server there knows no other name.
                 names = "|".join(map(re.escape, self.services))
                 text = re.sub(rf"(?<![\w.-])({names})(?=:\d)", lambda m: self.services[m[1]].address, text)
             copy.write_text(text)
@@ -179,11 +179,11 @@ class Deployment:
         if entry is None:
             entry = [tool(service.name)]
         words = [*entry, *told.get("command", ()), *extra]
-        # A dollar of the shell's, not of compose's own.
+        # compose turns two dollars into one for the shell.
         return [self.addressed(word.replace("$$", "$"), service) for word in words]
 
     def sandbox(self, service: Service) -> Sandbox:
-        """What surrounds a process of the service."""
+        """Return the surroundings of a process of the service."""
         user = self._user(service)
         return Sandbox(
             self.directory / service.name / "root",
@@ -201,7 +201,7 @@ class Deployment:
     # -- what an engine does -----------------------------------------------
 
     def start(self, name: str, *extra: str) -> Service:
-        """Start a service, and wait for nothing; ``extra`` goes behind its command."""
+        """Start a service without waiting; ``extra`` is appended to its command."""
         service = self.services[name]
         command = self.sandbox(service).command(*self._command(service, extra))
         service.process = Child(
@@ -213,7 +213,7 @@ class Deployment:
         return service
 
     def up(self, name: str, *extra: str) -> Service:
-        """Start a service and, before it and as the file says, all that it depends on."""
+        """Start a service after all its dependencies, with the file's conditions."""
         service = self.services[name]
         if service.process is not None:
             return service
@@ -232,7 +232,7 @@ class Deployment:
         return self.sandbox(service).run(*words, env=self.environment(service))
 
     def is_healthy(self, name: str) -> bool:
-        """What the service's own health check says now."""
+        """Return the current result of the service's own health check."""
         kind, *command = self.services[name].told["healthcheck"]["test"]
         assert kind == "CMD"
         return self.run(self.services[name], *command).returncode == 0
@@ -249,7 +249,7 @@ class Deployment:
         wait_for(f"{name} to be healthy", is_healthy, 2 * LIMIT, lambda: service.log, pause=0.3)
 
     def ends(self, name: str, seconds: float = 2 * LIMIT) -> int:
-        """The exit status of a service, once it has ended."""
+        """Return the exit status of a service, once it has ended."""
         process = self.services[name].process
         assert process is not None
         wait_for(
@@ -259,7 +259,7 @@ class Deployment:
         return process.returncode
 
     def stop(self, name: str) -> int:
-        """Ask a service to end, as ``docker-compose stop`` does, within the time that the file grants."""
+        """Stop a service like ``docker-compose stop``, within the time that the file grants."""
         process = self.services[name].process
         assert process is not None
         os.kill(process.pid, signal.SIGTERM)
@@ -276,10 +276,10 @@ def _tmpfs(told: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def seconds_of(text: str) -> float:
-    """A duration of the file: 90s, 2m."""
+    """Convert a duration of the file: 90s, 2m."""
     return float(text[:-1]) * {"s": 1, "m": 60}[text[-1]]
 
 
 def bytes_of(text: str) -> int:
-    """A size of the file: 512m, 2g."""
+    """Convert a size of the file: 512m, 2g."""
     return int(text[:-1]) * {"m": 2**20, "g": 2**30}[text[-1]]

@@ -1,4 +1,4 @@
-"""One image and one deployment for all tests of a run, and a broker that asks for passwords."""
+"""One image and one deployment for all tests of a run, and a broker that requires passwords."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.kafka.security.secured import pem_of
 
 @pytest.fixture(scope="session")
 def image(tmp_path_factory: pytest.TempPathFactory) -> Image:
-    """What the lines of the Dockerfile make: once for all processes of a run, as it takes a minute."""
+    """Build the Dockerfile's result once for all processes of a run, as it takes a minute."""
     base = tmp_path_factory.getbasetemp()
     folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "image"
     made = Image(folder)
@@ -48,7 +48,7 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Image:
 
 @pytest.fixture(scope="module")
 def deployment(image: Image, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    """The services of docker-compose.yml, none of them started."""
+    """Return the services of docker-compose.yml, none of them started."""
     found = installation()
     if isinstance(found, KafkaUnavailable):
         raise missing(found.reason, found.detail)
@@ -61,7 +61,7 @@ def deployment(image: Image, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 @dataclass(frozen=True)
 class Guarded:
-    """A broker with TLS, passwords and an authorizer, at the name and the port that settings have."""
+    """A broker with TLS, passwords and an authorizer, at the name and port in the settings."""
 
     address: str
     open_settings: KafkaSettings
@@ -70,7 +70,7 @@ class Guarded:
     passwords: dict[Role, str]
 
     def permit(self, streams: Sequence[Settings], *roles: Role) -> None:
-        """Let the users who are named like these roles do what the roles do."""
+        """Grant the users named like these roles the roles' permissions."""
         for role in roles:
             ids = topic_ids(role, [each.model_copy(update={"kafka": self.open_settings}) for each in streams])
             apply_permissions(self.open_settings, permissions(role, streams, None, ids), f"User:{role}")
@@ -80,7 +80,7 @@ class Guarded:
 def guard(
     make_cluster: Callable[..., KafkaCluster], tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[[str], Guarded]:
-    """Start such a broker for HOST:PORT of a settings file; the host is known in sandboxes alone."""
+    """Start such a broker for HOST:PORT of a settings file; only sandboxes know the host."""
 
     def start(server: str) -> Guarded:
         require()

@@ -1,4 +1,4 @@
-"""The Dockerfile as data, and its lines run natively, in directories of their own."""
+"""The Dockerfile as data, and its lines run natively, in separate directories."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Stage:
 
 
 def read_stages() -> dict[str, Stage]:
-    """The stages of the Dockerfile, in order."""
+    """Return the stages of the Dockerfile, in order."""
     from dockerfile_parse import DockerfileParser
 
     parser = DockerfileParser(fileobj=BytesIO(DOCKERFILE.read_bytes()))
@@ -50,7 +50,7 @@ def read_stages() -> dict[str, Stage]:
 
 
 def inherited(stage: str) -> Iterator[tuple[str, str]]:
-    """All lines that hold in a stage, its base's first."""
+    """Yield all lines valid in a stage, its base's first."""
     found = read_stages()[stage]
     if found.base in read_stages():
         yield from inherited(found.base)
@@ -58,32 +58,32 @@ def inherited(stage: str) -> Iterator[tuple[str, str]]:
 
 
 def last_of(stage: str, instruction: str) -> str | None:
-    """The value that counts where an instruction stands several times."""
+    """Return the effective value of an instruction that may occur several times."""
     values = [value for name, value in inherited(stage) if name == instruction]
     return values[-1] if values else None
 
 
 def build_context() -> set[str]:
-    """The files that .dockerignore lets through, by Docker's own rules."""
+    """Return the files that .dockerignore lets through, by Docker's own rules."""
     patterns = (ROOT / ".dockerignore").read_text().splitlines()
     patterns = [line for line in patterns if line and not line.startswith("#")]
     from docker.utils.build import exclude_paths
 
     paths = exclude_paths(str(ROOT), patterns)
-    # Docker reads .dockerignore from the context and copies it nowhere.
+    # Docker reads .dockerignore from the context but never copies it.
     return {path for path in paths if (ROOT / path).is_file()} - {".dockerignore"}
 
 
 class Image:
-    """What the Dockerfile makes, below one directory; ``/opt/x`` of the image is ``root/opt/x``.
+    """Result of the Dockerfile, below one directory; ``/opt/x`` of the image is ``root/opt/x``.
 
-    The stages share the directory, so what one makes must not be in another's way.
+    The stages share the directory, so the files of one must not conflict with another's.
     """
 
     def __init__(self, root: Path) -> None:
         self.root = root
         self.built: dict[str, tuple[int, int]] = {}
-        """Its files as they were made, by path: size and time of change."""
+        """Its files just after the build, by path: size and time of change."""
 
     def translated(self, text: str) -> str:
         """Replace the image's own paths."""
@@ -108,7 +108,7 @@ class Image:
         self.built = self.files()
 
     def _run(self, line: str, where: Path) -> None:
-        # The builder's ENV only keeps pip's cache out of the image; here it saves fetching all again.
+        # The builder's ENV only keeps pip's cache out of the image; here it saves fetching everything again.
         environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
         environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
         done = subprocess.run(
@@ -124,7 +124,7 @@ class Image:
         assert done.returncode == 0, f"{line}\n{done.stdout[-2000:]}{done.stderr[-2000:]}"
 
     def environment(self, stage: str, path: str) -> dict[str, str]:
-        """The variables of a stage, in the image's own terms but for the old PATH."""
+        """Return the variables of a stage with the image's own paths, except for the old PATH."""
         found = {"PATH": path}
         for instruction, value in inherited(stage):
             if instruction == "ENV":
@@ -140,7 +140,7 @@ class Image:
         return command
 
     def owner(self, stage: str, folder: str) -> int:
-        """User of a folder of the image, whom a new volume there belongs to; root if there is none."""
+        """Return the owner of a folder of the image, and so of a new volume there; by default root."""
         for instruction, value in inherited(stage):
             owned = re.fullmatch(r"--from=\S+ --chown=(\d+):\d+ (/\S+) (/\S+)", value)
             if instruction == "COPY" and owned is not None and Path(folder).is_relative_to(owned[3]):
@@ -148,7 +148,7 @@ class Image:
         return 0
 
     def files(self) -> dict[str, tuple[int, int]]:
-        """Size and time of every file that a container would find, not of what only a builder has."""
+        """Return size and time of every file in a container, without the builder's files."""
         top = self.root / "opt"
         stats = ((path, path.stat()) for path in top.rglob("*") if path.is_file())
         return {str(path): (stat.st_size, stat.st_mtime_ns) for path, stat in stats}

@@ -21,7 +21,7 @@ def read_dashboard(name: str) -> dict[str, Any]:
 
 
 def variables(dashboard: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
-    """Series and label that each variable of a dashboard takes its values from."""
+    """Return the series and label that provide the values of each variable of a dashboard."""
     found = {}
     for variable in dashboard["templating"]["list"]:
         match = _LABEL_VALUES.fullmatch(variable["query"])
@@ -38,5 +38,5 @@ def queries(dashboard: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def resolved(promql: str, values: Mapping[str, str]) -> str:
-    """What Grafana asks Prometheus for."""
+    """Return the query that Grafana sends to Prometheus."""
     return re.sub(r"\$(\w+)", lambda m: values[m[1]], promql)

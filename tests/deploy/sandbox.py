@@ -1,7 +1,7 @@
-"""A process as a container or a unit of systemd would run it, without either: no container engine runs here.
+"""A process as a container or a unit of systemd would run it, on a machine without either.
 
-The kernel does what an engine asks of it: a mount namespace of its own with the root read-only, another
-user, no capabilities and none to be gained. Only the network and the process numbers are this machine's.
+The kernel does the same as for an engine: a mount namespace of its own with the root read-only, another
+user, no capabilities and no way to gain any. Only the network and the process numbers are this machine's.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tests.deploy.tools import missing, tool
 from tests.waiting import LIMIT
 
 _SHARED = ("/proc", "/sys", "/dev")
-"""Of this machine, also inside."""
+"""Paths of this machine that are also visible inside."""
 _APART = ("unshare", "--mount", "--propagation", "private")
 
 
@@ -34,23 +34,23 @@ class Mount:
 
 @dataclass(frozen=True)
 class Sandbox:
-    """What a process finds around it.
+    """Surroundings of a process.
 
     Attributes
     ----------
     scratch : Path
-        Directory that each process mounts its root upon, in its own namespace.
+        Directory for each process's root mount, in its own namespace.
     mounts : sequence of Mount
     user, group : int
         By number, as files of images name them.
     groups : sequence of int
-        Further ones.
+        Additional groups.
     hosts : mapping of str to str
         Addresses by name.
     tmpfs : mapping of str to str
         Options of the empty file systems in memory, by path.
     read_only : bool
-        True if nothing but writable mounts and file systems in memory can be written.
+        True if only writable mounts and file systems in memory can be written.
     """
 
     scratch: Path
@@ -64,7 +64,7 @@ class Sandbox:
     cwd: str = "/"
 
     def command(self, *arguments: str) -> list[str]:
-        """The command that replaces itself by another, confined, with the same process number."""
+        """Return a command that execs another one, confined, with the same process number."""
         self.scratch.mkdir(parents=True, exist_ok=True)
         confined = [tool("setpriv"), *self._rights(), "env", f"--chdir={self.cwd}", *arguments]
         return [*_APART, "/bin/sh", "-euc", self._script(), "sandbox", *confined]
@@ -89,7 +89,7 @@ class Sandbox:
             f"mount -t overlay overlay -o lowerdir=/,upperdir=upper,workdir=work {root}",
             *(f"mount --rbind {path} {root}{path}" for path in _SHARED),
         ]
-        # The interpreter below the image's own, which a home directory may hold.
+        # The image's interpreter depends on another one, which may be in a home directory.
         for program in {sys.executable, os.path.realpath(sys.executable)}:
             lines += [f"chmod a+x {root}{above}" for above in Path(program).parents if _is_closed(above)]
         lines += [f"echo '{address} {name}' >>{root}/etc/hosts" for name, address in self.hosts.items()]
@@ -131,7 +131,7 @@ def _is_closed(directory: Path) -> bool:
 
 @cache
 def require() -> None:
-    """Fail, or skip loudly, where a run may not mount: it must be root's, and of a kernel that lets it."""
+    """Fail, or skip loudly, if a run may not mount: this needs root and a permissive kernel."""
     tool("setpriv")
     tried = subprocess.run(
         [tool("unshare"), *_APART[1:], "true"], capture_output=True, text=True, check=False

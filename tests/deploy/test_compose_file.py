@@ -1,4 +1,4 @@
-"""docker-compose.yml: an engine would take it, and it gives away nothing that it need not."""
+"""docker-compose.yml is valid for an engine, and reveals nothing without need."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SERVICES: dict[str, dict[str, Any]] = read_compose()["services"]
 OURS = {name: told for name, told in SERVICES.items() if "build" in told}
 LONG_RUNNING = {"kafka", "worker", "standby", "dashboard", "prometheus", "grafana"}
 ONCE = {"secrets", "acls", "worker-acls", "topics", "flights-file", "flights", "auditor"}
-# Users of Kafka, and who logs in as each.
+# Users of Kafka, and the services that log in as each.
 ROLES = {
     "admin": {"acls", "worker-acls"},
     "operator": {"topics"},
@@ -35,7 +35,7 @@ def test_docker_compose_accepts_the_file() -> None:
     checked = run_tool("docker-compose", "config")
     assert checked.returncode == 0, checked.stderr
     assert checked.stderr == ""
-    # It resolves the anchors to what the other tests run.
+    # Resolving the anchors gives the services that the other tests run.
     resolved = yaml.safe_load(checked.stdout)["services"]
     assert set(resolved) == set(SERVICES)
     for name, told in resolved.items():
@@ -119,9 +119,9 @@ def test_a_service_is_shown_the_secrets_that_it_names_and_no_others(name: str) -
             assert writable == (name == "secrets")
     workers = {"worker", "standby", "secrets"}
     assert ("/access" in mounts) == (name in workers | {"dashboard"})
-    # With the dashboard's token Prometheus would see all streams.
+    # The dashboard's token would let Prometheus see all streams.
     assert ("/access-metrics" in mounts) == (name in workers | {"prometheus"})
-    # Files of 0640, of the image's own group.
+    # The files have mode 0640 and the image's own group.
     if (shown or {"/access", "/access-metrics"} & set(mounts)) and "build" not in told:
         assert told["group_add"] == [(last_of("service", "USER") or "").partition(":")[2]]
 

@@ -1,4 +1,4 @@
-"""The Dockerfile: linted, small, not root, and its own lines make something that runs."""
+"""The Dockerfile is linted, small and not root, and its own lines build a working program."""
 
 from __future__ import annotations
 

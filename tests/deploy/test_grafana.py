@@ -1,6 +1,6 @@
-"""Dashboards and provisioning of deploy/grafana hold together, and Grafana's own schema knows every field.
+"""Dashboards and provisioning of deploy/grafana are consistent and match Grafana's own schema.
 
-That each query has data is shown by test_monitoring.py.
+test_monitoring.py shows that each query has data.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""deploy/kubernetes: valid, confined, true to the settings, and its containers run as it says."""
+"""deploy/kubernetes is valid, confined and true to the settings, and its containers run."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ WORKLOADS = ("streaming-pca-worker", "streaming-pca-dashboard", "streaming-pca-t
 
 @cache
 def build(layer: str) -> tuple[dict[str, Any], ...]:
-    """The objects that a layer makes."""
+    """Return the objects that a layer makes."""
     made = run_tool("kustomize", "build", FILES / layer)
     assert made.returncode == 0, made.stderr
     assert made.stderr == ""
@@ -47,7 +47,7 @@ def build(layer: str) -> tuple[dict[str, Any], ...]:
 
 
 def find(layer: str, kind: str, name: str | None = None) -> dict[str, Any]:
-    """The one object of a kind, or of a kind and a name."""
+    """Return the only object of a kind, or of a kind and a name."""
     (found,) = (
         each for each in build(layer) if each["kind"] == kind and name in (None, each["metadata"]["name"])
     )
@@ -69,9 +69,9 @@ def labels_of(owner: dict[str, Any]) -> dict[str, str]:
 
 
 def validate(each: dict[str, Any]) -> None:
-    """Raise for an object that the schemas refuse; a field that no schema knows is refused too."""
+    """Raise for an object that the schemas refuse; a field unknown to all schemas is refused too."""
     if each["kind"] == "ServiceMonitor":
-        # Two seconds, which no other process of a run need spend.
+        # The import takes two seconds, which no other process of a run needs to spend.
         from cloudcoil.models.prometheus_operator.v1 import ServiceMonitor
 
         read = ServiceMonitor.model_validate(each).model_dump(by_alias=True, exclude_unset=True, mode="json")
@@ -108,7 +108,7 @@ def test_kube_score_finds_nothing(layer: str, tmp_path: Path) -> None:
         "kube-score",
         "score",
         "--exit-one-on-warning",
-        # The one exception: a worker that is held back holds a reserved batch longer.
+        # The one exception: a throttled worker would hold a reserved batch longer.
         "--ignore-container-cpu-limit",
         *(word for name in more for word in ("--enable-optional-test", name)),
         tmp_path / "objects.yaml",
@@ -141,7 +141,7 @@ def test_a_pod_has_no_right_that_it_need_not_have(name: str) -> None:
     pod = pod_of(workload("base", name))
     assert pod["automountServiceAccountToken"] is False
     assert find("base", "ServiceAccount")["automountServiceAccountToken"] is False
-    # Else variables of services would be read as settings, see below.
+    # Otherwise variables of services would be read as settings, see below.
     assert pod["enableServiceLinks"] is False
     assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
     user, _, group = (last_of("service", "USER") or "").partition(":")
@@ -163,7 +163,7 @@ def test_every_path_of_the_settings_is_mounted(layer: str, name: str) -> None:
     named = set(re.findall(r'"(/[^"]+)"', text)) | {SETTINGS}
     assert len(named) == 5
     assert container["args"][container["args"].index("--config") + 1] == SETTINGS
-    if name == "streaming-pca-topics":  # it serves nothing
+    if name == "streaming-pca-topics":  # it has no server
         named = {path for path in named if "/http/" not in path}
     folders = {mount["mountPath"] for mount in container["volumeMounts"]} - {"/tmp"}
     assert {str(Path(path).parent) for path in named} == folders
@@ -236,7 +236,7 @@ def test_prometheus_finds_the_workers_under_the_name_that_alerts_ask_for() -> No
 
 
 def source_of(pod: dict[str, Any], path: str) -> dict[str, Any]:
-    """The volume that a path of the container lies in."""
+    """Return the volume that contains a path of the container."""
     mounts = pod["containers"][0]["volumeMounts"]
     (name,) = (mount["name"] for mount in mounts if mount["mountPath"] == str(Path(path).parent))
     (volume,) = (volume for volume in pod["volumes"] if volume["name"] == name)
@@ -247,7 +247,7 @@ def source_of(pod: dict[str, Any], path: str) -> dict[str, Any]:
 
 
 class Pod:
-    """One pod of a workload as a process of this machine, with an address of its own."""
+    """One pod of a workload as a process of this machine, with a separate address."""
 
     def __init__(
         self,
@@ -348,7 +348,7 @@ class Pod:
         return process.returncode
 
     def terminate(self) -> int:
-        """End it as Kubernetes does: what precedes the signal counts among the seconds that it has."""
+        """End it like Kubernetes: steps before the signal count towards the grace period."""
         assert self.process is not None
         before = self.container.get("lifecycle", {}).get("preStop", {}).get("sleep", {}).get("seconds", 0)
         os.kill(self.process.pid, signal.SIGTERM)
@@ -356,7 +356,7 @@ class Pod:
 
 
 class Cluster:
-    """Pods of the example: its settings, Secrets that this test fills, and a broker of the settings' name."""
+    """Pods of the example: its settings, Secrets filled by this test, a broker with the right name."""
 
     layer = "overlays/example"
 
@@ -371,7 +371,7 @@ class Cluster:
             patch.setenv("STREAMING_PCA_KAFKA__SASL_USERNAME", "worker")
             settings = load_settings(directory / "stream.toml")
         broker.permit([settings], "dashboard", "operator")
-        # Once the topics are there.
+        # This takes effect once the topics exist.
         self.permit_workers = partial(broker.permit, [settings], "worker")
         self.tokens = {name: secrets.token_urlsafe(32) for name in ("token", "metrics-token")}
         self._files: dict[str, dict[str, str]] = {
@@ -406,7 +406,7 @@ def cluster(
 @pytest.mark.timeout(600)
 def test_the_pods_run_answer_their_probes_and_end_in_time(cluster: Cluster) -> None:
     job = cluster.pod("streaming-pca-topics")
-    # The one thing that differs: this broker is alone.
+    # The only difference: this broker is alone.
     assert job.command[-2:] == ["--replication", "3"]
     job.command[-1] = "1"
     assert job.start().ends() == 0, job.log

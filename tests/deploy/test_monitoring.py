@@ -1,6 +1,6 @@
 """Each alert fires on its fault: a broker, workers and Prometheus, all real.
 
-The tests run in this order. Those behind the broker's and a worker's end find these at work no more.
+The tests run in this order. Tests after the end of the broker and of a worker must not need them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(900)]
 
-# Alert, worker and stream with the fault: what watched.py does to it.
+# Alert, worker, and the stream with the fault that watched.py causes.
 FAULTS = [
     ("NoStandby", "", "stuck"),
     ("StandbyUnfit", "standby", "unfit"),
@@ -35,7 +35,7 @@ FAULTS = [
     ("VerificationOverdue", "", "stuck"),
 ]
 LATER = {"BrokerSlow", "WorkerDown", "NoLeader"}
-# Its quarter of an hour is no duration of the rule: alerts_test.yml alone shows that it fires.
+# Its quarter of an hour is not a duration of the rule: only alerts_test.yml shows that it fires.
 ELSEWHERE = {"SchemasStale"}
 
 
@@ -112,8 +112,8 @@ def test_a_stream_without_a_fault_sets_off_no_alert(watched: Watched) -> None:
             a["alertname"] in of_processes or a.get("stream") == watched.names["fine"] for a in alerts
         )
 
-    # The election that follows the standby's start outlasts the second that is a minute here. A take-over
-    # refuses the forged release, so that stream may have no leader.
+    # The election after the standby's start takes longer than the second that represents a minute here. A
+    # take-over refuses the forged release, so that stream may have no leader.
     wait_for("silence", quiet, seen=lambda: str(watched.prometheus.get("alerts")))
 
 
@@ -125,7 +125,7 @@ def test_an_alert_fires_on_a_broker_that_answers_slowly(watched: Watched) -> Non
     watched.end_load()
 
     def slow() -> list[dict[str, Any]]:
-        # Of 1.7 s it works 0.2 s; no session and no request ends by that.
+        # It works for 0.2 s in 1.7 s, which ends neither a session nor a request.
         watched.cluster.stop(1)
         time.sleep(1.5)
         watched.cluster.go_on(1)

@@ -1,4 +1,4 @@
-"""Prometheus reads its files, and the alerts say what they should and when."""
+"""Prometheus reads its files, and the alerts fire with the right texts at the right times."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CASES = Path(__file__).with_name("alerts_test.yml")
 
 
 def test_prometheus_accepts_its_configuration(tmp_path: Path) -> None:
-    # It looks for the token too, which is in a volume.
+    # It also requires the token, which is in a volume.
     (tmp_path / "token").write_text(secret("token"))
     text = (FILES / "prometheus.yml").read_text()
     assert text.count("/access-metrics/token") == 1

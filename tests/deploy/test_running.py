@@ -1,4 +1,4 @@
-"""docker-compose.yml, run: every command, health check and address of it, on this machine."""
+"""docker-compose.yml on this machine: all its commands, health checks and addresses work."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ PORTS = {"worker": 9464, "standby": 9464, "dashboard": 9470}
 
 @pytest.fixture(scope="module")
 def running(deployment: Deployment) -> Deployment:
-    """All services up, in the order that the file asks for."""
+    """Start all services, in the order that the file requires."""
     deployment.start("flights-file", "--limit", str(LIMIT))
     assert not deployment.is_healthy("kafka"), "its health check passes without it"
     for name in (*SERVING, "prometheus"):
@@ -56,7 +56,7 @@ def password(running: Deployment, role: str) -> str:
 
 
 def connection(running: Deployment, role: str, secret: str | None = None) -> KafkaSettings:
-    """How a program of this machine reaches the broker, as a role."""
+    """Return settings for a program of this machine to reach the broker, as a role."""
     return KafkaSettings(
         bootstrap_servers=f"{running.services['kafka'].address}:19092",
         security_protocol="SASL_PLAINTEXT",
@@ -68,7 +68,7 @@ def connection(running: Deployment, role: str, secret: str | None = None) -> Kaf
 
 @pytest.fixture(scope="module")
 def releases(running: Deployment) -> list[Release]:
-    """What was released once all flights were sent."""
+    """Return the releases after all flights were sent."""
     assert running.ends("flights") == 0, running.services["flights"].log
     kafka = connection(running, "dashboard")
     with follow(STREAM, kafka, start="first", timeout=waiting.LIMIT) as found:
@@ -86,7 +86,7 @@ def get(deployment: Deployment, service: str, port: int, path: str) -> str:
 
 
 def query(deployment: Deployment, promql: str) -> list[dict[str, Any]]:
-    """What Prometheus answers to a query, now."""
+    """Return Prometheus's current answer to a query."""
     path = "/api/v1/query?" + urllib.parse.urlencode({"query": promql})
     result: list[dict[str, Any]] = json.loads(get(deployment, "prometheus", 9090, path))["data"]["result"]
     return result
@@ -104,8 +104,8 @@ def test_kafka_knows_every_property_that_the_file_sets(running: Deployment) -> N
     assert len(wanted) >= 25
     with closing(admin_client(connection(running, "admin"))) as admin:
         told = admin.describe_configs([ConfigResource("broker", "1")], config_filter="all")["broker"]["1"]
-    # A property that Kafka does not know would be taken in silence, and left out of this answer. So are those
-    # of plugins, and it shows no secret: other tests log in, and are refused.
+    # Kafka would accept an unknown property silently, and omit it from this answer. It also omits properties
+    # of plugins, and shows no secret: other tests log in, and are refused.
     hidden = {
         key for key in wanted if re.search(r"jaas|^config\.providers|^super\.users|^allow\.everyone", key)
     }
@@ -175,7 +175,7 @@ def test_a_server_tells_only_those_who_have_the_token(running: Deployment) -> No
                 urllib.request.urlopen(url + path, timeout=60)
     streams = json.loads(get(running, "dashboard", 9470, "/v1/streams"))["items"]
     assert [stream["name"] for stream in streams] == [STREAM]
-    # Prometheus has a token of its own, with which it sees nothing else.
+    # Prometheus has a separate token, which gives access to nothing else.
     address = f"http://{running.services['dashboard'].address}:{PORTS['dashboard']}/v1/streams"
     of_metrics = (running.volume("access-metrics") / "token").read_text()
     with pytest.raises(urllib.error.HTTPError, match="401"):
@@ -216,7 +216,7 @@ def test_every_service_stays_below_its_limits(running: Deployment, releases: lis
         facts = dict(line.split(":", 1) for line in status.splitlines())
         assert int(facts["VmHWM"].split()[0]) * 1024 < 0.8 * bytes_of(service.told["mem_limit"]), name
         assert int(facts["Threads"]) < 0.8 * service.told["pids_limit"], name
-        # The confinement that the file asks for is the one that was tried.
+        # The confinement tested here is the one that the file requires.
         assert facts["NoNewPrivs"].strip() == "1"
         assert {facts[kind].strip() for kind in ("CapPrm", "CapEff", "CapBnd")} == {"0" * 16}
         assert "0" not in facts["Uid"].split()
@@ -246,7 +246,7 @@ def test_prometheus_has_what_the_alerts_ask_for(running: Deployment, releases: l
         return all(alert["state"] != "firing" for alert in alerts)
 
     # Workers that compile their kernels first, on a busy machine, have no leader for a minute: that alert
-    # stays until the rules are looked at again.
+    # stays until the next evaluation of the rules.
     wait_for("every alert to end", silent)
 
 

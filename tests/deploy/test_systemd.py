@@ -1,7 +1,7 @@
-"""deploy/systemd: what systemd thinks of the units, and their commands under the restrictions that they name.
+"""deploy/systemd: systemd accepts the units, and their commands run under the restrictions.
 
-No systemd runs here, so that a user of its own, the mounts, the capabilities and the filter of system calls
-are made as systemd makes them. PrivateUsers, PrivateIPC and the limits of a control group are not.
+As this machine has no systemd, the tests set up the user, the mounts, the capabilities and the filter of
+system calls as systemd does. PrivateUsers, PrivateIPC and the limits of a control group are missing.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from tests.waiting import LIMIT, wait_for
 UNITS = ("streaming-pca", "streaming-pca-dashboard")
 INSTANCE = "flights"
 SERVER = "kafka.example.org:9093"
-# Of those that DynamicUser chooses from.
+# In the range of DynamicUser.
 USER = 61184
-# Of systemd-analyze security, in tenths; 100 is a unit that restricts nothing.
+# The score of systemd-analyze security, in tenths; 100 is a unit without restrictions.
 EXPOSURE = 15
 
 STREAM = """
@@ -60,7 +60,7 @@ epsilon = 1.0
 delta = 1e-6
 """
 
-# The filter of system calls, as the unit has it, and then the command.
+# The unit's filter of system calls, followed by the command.
 FILTER = """
 import os, sys
 import pyseccomp
@@ -85,7 +85,7 @@ def path_of(unit: str) -> Path:
 
 @cache
 def read(unit: str) -> dict[str, list[str]]:
-    """What a unit says, by directive, with the names of one instance in it."""
+    """Return a unit's directives with the names of one instance in it."""
     specifiers = {"%i": INSTANCE, "%d": f"/run/credentials/{unit}@{INSTANCE}.service", "%C": "/var/cache"}
     said: dict[str, list[str]] = {}
     for line in path_of(unit).read_text().splitlines():
@@ -98,7 +98,7 @@ def read(unit: str) -> dict[str, list[str]]:
 
 @cache
 def calls_of(group: str) -> frozenset[str]:
-    """System calls of a group of systemd's."""
+    """Return the system calls of a group of systemd's."""
     listed = run_tool("systemd-analyze", "syscall-filter", "--no-pager", group)
     assert listed.returncode == 0, listed.stderr
     words = {line.strip() for line in listed.stdout.splitlines()[1:]}
@@ -108,7 +108,7 @@ def calls_of(group: str) -> frozenset[str]:
 
 
 def allowed_calls(unit: str) -> set[str]:
-    """System calls that a unit may make, but for sockets, which it restricts by family."""
+    """Return the unit's allowed system calls, except sockets, which it restricts by family."""
     allowed: set[str] = set()
     for words in read(unit)["SystemCallFilter"]:
         for word in words.removeprefix("~").split():
@@ -118,7 +118,7 @@ def allowed_calls(unit: str) -> set[str]:
 
 @pytest.mark.parametrize("unit", UNITS)
 def test_systemd_accepts_the_unit(unit: str, tmp_path: Path) -> None:
-    # The program of the unit is not on this machine: another stands there.
+    # The unit's program is not on this machine, so another takes its place.
     text = path_of(unit).read_text()
     program = shlex.split(read(unit)["ExecStart"][0])[0]
     copy = tmp_path / path_of(unit).name
@@ -157,7 +157,7 @@ def test_a_worker_that_is_refused_is_not_started_again() -> None:
     text = re.sub(r"\s+", " ", told.stdout)
     assert "2 refused or misconfigured, 3 the cap is reached, 4 the broker was lost" in text
     assert statuses.split() == ["2", "3"]
-    # It compiles machine code, which this would forbid.
+    # The program compiles machine code, which this would forbid.
     assert read("streaming-pca")["MemoryDenyWriteExecute"] == ["no"]
 
 
@@ -175,7 +175,8 @@ class Unit:
         credentials = f"/run/credentials/{unit}@{INSTANCE}.service"
         mounts = [Mount(made, "/opt"), Mount(made, str(made)), Mount(etc, "/etc/streaming-pca")]
         mounts.append(Mount(private, credentials))
-        # The interpreter below the image's own may be in a home directory, which the unit does not see.
+        # The image's interpreter depends on another one, which may be in a home directory hidden from the
+        # unit.
         base = Path(os.path.realpath(sys.executable)).parents[1]
         mounts += [Mount(base, str(base)), Mount(Path(sys.prefix), sys.prefix)]
         for folder in self.said.get("CacheDirectory", []):
@@ -197,7 +198,7 @@ class Unit:
         self.process: Child | None = None
 
     def confined(self, command: Sequence[str]) -> list[str]:
-        """The command behind the unit's filter of system calls and its limits."""
+        """Return the command under the unit's filter of system calls and its limits."""
         families = [
             str(int(getattr(socket, name))) for name in self.said["RestrictAddressFamilies"][0].split()
         ]
@@ -229,7 +230,7 @@ class Unit:
         return self.process.log_tail(40)
 
     def wait(self, url: str) -> None:
-        """Wait until the unit answers well."""
+        """Wait until the unit answers successfully."""
 
         def answers() -> bool:
             assert self.process is not None
@@ -254,7 +255,7 @@ class Unit:
 def units(
     guard: Callable[[str], Guarded], image: Image, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[str, dict[str, Unit]]]:
-    """Address at which two units serve, and the units of a machine with settings and secrets."""
+    """Return the address of two serving units, and the units of a machine with settings and secrets."""
     machine = tmp_path_factory.mktemp("machine")
     broker = guard(SERVER)
     address = f"{broker.address.rpartition('.')[0]}.{(int(broker.address.rpartition('.')[2]) + 1) % 255}"
@@ -322,7 +323,7 @@ def test_the_restrictions_are_real(units: tuple[str, dict[str, Unit]]) -> None:
         refused = worker.run(*command)
         assert refused.returncode != 0
         assert message in refused.stderr, refused.stderr
-    # The compiler of kernels needs no more than it has.
+    # The compiler of kernels works within these restrictions.
     compiled = worker.run(f"{Path(worker.command[0]).parent}/python", "-P", "-c", COMPILE)
     assert compiled.stdout == "2\n", compiled.stderr
     unknown = worker.run(*worker.command[:-1], "/etc/streaming-pca/absent.toml")

@@ -1,4 +1,4 @@
-"""Programs that no Python package brings."""
+"""Programs without a Python package."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def missing(reason: str, detail: str = "") -> BaseException:
-    """What to raise where something is not to be had: a failure if all is required, else a loud skip."""
+    """Return the exception for a missing program: a failure if all are required, else a loud skip."""
     if kafka_is_required():
         return pytest.fail.Exception(f"REQUIRE_KAFKA is set, but {reason}. {detail}", pytrace=False)
     return NoBroker("deployment", reason, detail)
 
 
 def tool(name: str) -> str:
-    """Path of a program."""
+    """Return the path of a program."""
     found = shutil.which(name)
     if found is None:
         raise missing(f"no {name} found", "As root, .ci/run installs it.")
@@ -29,7 +29,7 @@ def tool(name: str) -> str:
 
 
 def run_tool(*command: object, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    """Run a program to its end, good or bad."""
+    """Run a program to its end, successful or not."""
     program, *arguments = map(str, command)
     return subprocess.run(
         [tool(program), *arguments],

@@ -27,23 +27,23 @@ from tests.waiting import wait_for
 
 RULES = ROOT / "deploy" / "prometheus"
 
-# Of the rules' own durations: an hour that an alert waits are 5 s here, and a window of 15 minutes is 5 s
-# too, which holds 5 scrapes. Thresholds and expressions stay as they are; tests/deploy/alerts_test.yml has
-# the durations themselves.
+# The rules' own durations are scaled: an alert's hour of waiting is 5 s here, and a window of 15 minutes
+# is 5 s too, which holds 5 scrapes. Thresholds and expressions stay unchanged; tests/deploy/alerts_test.yml
+# tests the durations themselves.
 FOR_SCALE = 720
 WINDOW_SCALE = 180
 LEAST_WINDOW = 5
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 BATCH = 100
-# Broken by hand, so that two thirds of epsilon and more is left for noisy counts of small batches.
+# These settings leave two thirds of epsilon and more for noisy counts of small batches.
 _COUNTED = {"diagnostics_share": 0.5, "epsilon": 4.0, "cap": ("4", "1e-6")}
 _TINY = {"clip_l2": 1e-3, "batch_size": BATCH}
 STREAMS: dict[str, dict[str, Any]] = {
     # The first two are verified first.
     "forged": {},
     "fine": {},
-    # Of which the dashboards are shown: it has a release of whichever process leads it.
+    # The dashboards show this stream: any process that leads it has a release.
     "busy": {},
     "budget": {"cap": ("1.05", "1e-5")},
     "nulls": _COUNTED,
@@ -55,12 +55,12 @@ STREAMS: dict[str, dict[str, Any]] = {
 
 
 def seconds(text: str) -> int:
-    """A duration of Prometheus."""
+    """Convert a duration of Prometheus."""
     return int(text[:-1]) * _UNITS[text[-1]]
 
 
 def scaled(rules: str) -> str:
-    """Rules with shorter durations, and nothing else changed."""
+    """Return rules with shorter durations and no other change."""
     rules = re.sub(r"\bfor: (\d+[smhd])", lambda m: f"for: {max(1, seconds(m[1]) // FOR_SCALE)}s", rules)
     return re.sub(
         r"(\[|\boffset )(\d+[smhd])",
@@ -70,7 +70,7 @@ def scaled(rules: str) -> str:
 
 
 class Prometheus:
-    """Prometheus with the rules of the repository, in which only durations are others."""
+    """Prometheus with the rules of the repository, except for the durations."""
 
     def __init__(self, directory: Path, targets: Sequence[str]) -> None:
         directory.mkdir()
@@ -110,7 +110,7 @@ class Prometheus:
         return result
 
     def firing(self, name: str, **labels: str) -> list[dict[str, Any]]:
-        """The alerts of that name that fire, with these labels."""
+        """Return the firing alerts with that name and these labels."""
         return [
             alert
             for alert in self.get("alerts")["alerts"]
@@ -120,12 +120,12 @@ class Prometheus:
 
 
 class Watched:
-    """A leader, a standby and a lonely worker, each stream with a fault of its own.
+    """A leader, a standby and a lonely worker; each stream has a different fault.
 
     Attributes
     ----------
     leader, standby, lonely : Child
-        The third one alone runs the stream "stuck", whose first commit never ends.
+        Only the third one runs the stream "stuck", whose first commit never ends.
     addresses : dict of worker to HOST:PORT
     prometheus : Prometheus
     """
@@ -134,7 +134,7 @@ class Watched:
         self.cluster = cluster
         self.names = {fault: name(fault) for fault in STREAMS}
         group = name("watched")
-        # Nothing but a stopped broker may end a session here, and ticks leave most of a second to it.
+        # Only a stopped broker may end a session here, and ticks leave most of a second to it.
         worker = {
             "group": group,
             "tick_seconds": 0.3,
@@ -207,13 +207,13 @@ class Watched:
         wait_for("Prometheus", self._prometheus.answers)
 
     def metrics(self, worker: str) -> str:
-        """What a worker serves."""
+        """Return the metrics of a worker."""
         with urllib.request.urlopen(f"http://{self.addresses[worker]}/metrics", timeout=60) as answer:
             text: str = answer.read().decode()
         return text
 
     def _forge(self) -> None:
-        """Publish a release that no ledger has: what only a verification finds."""
+        """Publish a release missing from every ledger, which only a verification detects."""
         stream = self.streams["forged"]
         value = stream.release_values()[0].replace(b'"batch":1', b'"batch":2')
         assert value != stream.release_values()[0]
@@ -222,7 +222,7 @@ class Watched:
         producer.close()
 
     def _produce(self) -> None:
-        """Send a batch a second: to the busy stream, and to those that clip it, cannot read it, or hang."""
+        """Send a batch a second to the busy stream, and to the clipping, unreadable and stuck ones."""
         try:
             while not self._ending.wait(1):
                 for fault in ("busy", "nulls", "clipped", "stuck"):
@@ -233,7 +233,7 @@ class Watched:
             self._failed = error
 
     def end_load(self) -> None:
-        """Send no more."""
+        """Stop sending."""
         self._ending.set()
         if self._load.ident is not None:
             self._load.join()
@@ -246,7 +246,7 @@ class Watched:
             self._prometheus.program.kill()
 
     def fires(self, name: str, **labels: str) -> dict[str, Any]:
-        """The one alert of that name with these labels, once it fires."""
+        """Return the only alert with that name and these labels, once it fires."""
 
         def found() -> list[dict[str, Any]]:
             return self.prometheus.firing(name, **labels)

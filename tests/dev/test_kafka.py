@@ -1,4 +1,4 @@
-"""Apache Kafka by one command: it serves, keeps its data, and leaves no process."""
+"""One command for Apache Kafka: it serves, keeps its data, and leaves no process."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ Found = tuple[str, Path]
 
 
 class Running:
-    """The command in a process of its own.
+    """The command in a separate process.
 
     Attributes
     ----------
     facts : dict
-        What `--json` printed.
+        Parsed output of `--json`.
     """
 
     def __init__(self, errors: Path, *options: object) -> None:
@@ -123,7 +123,7 @@ def test_three_nodes_lose_one_and_serve_on(kafka_installation: Found, tmp_path: 
 
 @pytest.fixture
 def refusal(capfd: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """Run the command in this process, and return the one line that it ends with."""
+    """Run the command in this process, and return its final line."""
 
     def run(*options: object) -> str:
         ended = call(capfd, "dev", "kafka", *options)

@@ -1,4 +1,4 @@
-"""Directories of a cluster's data: one process at a time, and never another's files."""
+"""Directories of a cluster's data: one process at a time, and no other files touched."""
 
 from __future__ import annotations
 

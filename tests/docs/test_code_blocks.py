@@ -1,8 +1,8 @@
-"""Code blocks of README, tutorials and how-to pages run as printed, each page in a separate directory.
+"""Code blocks of README, tutorials and how-to pages run as printed, each page separately.
 
-A page is one shell script. A block with a title is a file; neighbouring Python blocks are one program; a
-comment ``<!-- setup ... -->`` contains steps that readers have already done. Broker and port are replaced by
-the test's.
+A page is one shell script, in its own directory. A block with a title is a file; neighbouring Python blocks
+are one program; a comment ``<!-- setup ... -->`` contains steps that readers have already done. Broker and
+port are replaced by the test's.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from experiments.__main__ import main
 
 
 def call(capfd: pytest.CaptureFixture[str], *arguments: object) -> subprocess.CompletedProcess[str]:
-    """Run a command line; its status and its output."""
+    """Run a command line; return its status and output."""
     capfd.readouterr()
     words = [str(argument) for argument in arguments]
     before, sys.argv = sys.argv, ["experiments", *words]

@@ -1,4 +1,4 @@
-"""`python -m experiments` as a user meets it."""
+"""`python -m experiments` from a user's view."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from experiments.running import _configured
 from streaming_pca.estimators.registry import ESTIMATORS
 from tests.experiments.command import call
 
-# Those of tensors have tests of their own.
+# Experiments with tensors have separate tests.
 SUBSPACES = [name for name in EXPERIMENTS if not name.startswith(("tensor-", "topics"))]
 
 
@@ -29,7 +29,7 @@ def rows(path: Path) -> list[dict[str, str]]:
 
 
 def always_there(experiment: Experiment) -> tuple[str, ...]:
-    """What every figure of its model has."""
+    """Return the methods in every figure of its model."""
     if all(isinstance(method, JointMethod) for method in experiment.methods):
         return ("local-gaussian",)
     return (*OURS, *REFERENCES)
@@ -75,11 +75,11 @@ def test_an_experiment_is_whole(name: str, quick: bool) -> None:
     methods = {method.key for method in experiment.methods}
     assert methods >= set(always_there(experiment))
     for setting in experiment.settings():
-        # What README.md promises of memory, for each of two draws at once.
+        # README.md promises this memory for each of two simultaneous draws.
         assert setting.bytes < 0.7e9
         for method in experiment.methods:
             if isinstance(method, JointMethod):
-                # What a method is given is what its estimator would be given.
+                # A joint method receives the same input as its estimator.
                 assert method.id in ESTIMATORS or not method.private
             elif method.runs_on(setting, 0) and method.id in ESTIMATORS:
                 _configured(method, setting)

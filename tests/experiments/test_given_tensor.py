@@ -36,7 +36,7 @@ PRIVACY = PrivacyParameters(epsilon=1.0, delta=1e-6)
 
 
 def orbit(d: int, i: int, j: int, k: int) -> Floats:
-    """symmetrize(e_i (x) e_j (x) e_k) of Definition 4.2."""
+    """Return symmetrize(e_i (x) e_j (x) e_k) of Definition 4.2."""
     out = np.zeros((d, d, d))
     for order in itertools.permutations((i, j, k)):
         out[order] += 1.0
@@ -53,7 +53,7 @@ def squared(values: Integers) -> int:
 
 @pytest.mark.parametrize("restarts", [1, 2, 7])
 def test_a_neighbour_moves_the_answers_by_no_more_than_the_sensitivity(restarts: int) -> None:
-    """Every orbit, up and down, whole and in part, of a tensor of any reals; one of them is the worst."""
+    """Every orbit of a real tensor moves up and down, fully and partly; one of them is the worst."""
     d, rng = 4, np.random.default_rng(restarts)
     tensor = symmetrised(rng.standard_normal((d, d, d)) * 3)
     q = lattice(random_starts(rng, d, restarts))
@@ -68,7 +68,7 @@ def test_a_neighbour_moves_the_answers_by_no_more_than_the_sensitivity(restarts:
             worst = [max(pair) for pair in zip(worst, moved, strict=True)]
     assert worst[0] <= Fraction(of_products) ** 2
     assert worst[1] <= Fraction(of_values) ** 2
-    # As large as claimed: the diagonal entries attain it.
+    # The claimed values are attained by the diagonal entries.
     assert worst[0] >= 0.999 * of_products**2
     assert worst[1] >= 0.98 * of_values**2
 
@@ -153,11 +153,11 @@ def test_parameters_out_of_their_range_are_refused() -> None:
 def test_the_printed_constant_is_short_by_a_third_and_gaussian_composition_covers_it() -> None:
     epsilon, delta, answers = 1.0, 1e-6, 3 * 12 * 21
     of_each = epsilon / math.sqrt(answers * (4 + math.log(2 / delta)))
-    # Advanced composition (Dwork and Roth, Theorem 3.20), with the half of delta that is left for it.
+    # Advanced composition (Dwork and Roth, Theorem 3.20), with its remaining half of delta.
     composed = math.sqrt(2 * answers * math.log(2 / delta)) * of_each
     composed += answers * of_each * math.expm1(of_each)
     assert composed == pytest.approx(1.31, abs=0.005)
-    # The theorem holds all the same, with six times the noise that Gaussian composition asks for.
+    # The theorem still holds, with six times the noise that Gaussian composition requires.
     printed = printed_multiplier(epsilon, delta, answers)
     assert printed == math.sqrt(2 * math.log(1.25 * 2 * answers / delta)) / of_each
     assert gaussian_delta(epsilon, printed / math.sqrt(answers)) < delta
@@ -213,7 +213,7 @@ def test_components_are_recovered_within_the_noise_of_an_answer() -> None:
     tensor = sum_of_cubes(weights, truth)
     with replace_noise_sampler(SeededSampler()):
         found = private_tensor_power(tensor, k, PRIVACY, utility_generator(3), restarts=10, steps=10)
-    # The noise of the last product, of candidates that are one.
+    # The noise of the last product, whose candidates are one.
     noise = found.multiplier * 6 * math.sqrt(10 * d) * float((truth**4).max()) ** 0.5
     order = np.argmax(np.abs(found.components @ truth.T), axis=1)
     assert sorted(order) == [0, 1]

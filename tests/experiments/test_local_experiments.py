@@ -46,9 +46,9 @@ SMALL = MomentSetting(MODEL, 2_000, 6, 2, 1.0, 1e-4)
 
 
 def test_the_noise_of_a_mean_is_that_of_its_reports() -> None:
-    """Standard deviation sigma/sqrt(n) on and above the diagonal, and a copy below it.
+    """The deviation is sigma/sqrt(n) on and above the diagonal, with a copy below it.
 
-    4,000 seeds: a standard deviation is within 8% but with probability below 1e-11.
+    4,000 seeds: a standard deviation is within 8% except with probability below 1e-11.
     """
     found = np.array([SMALL.draw(seed).noisy(3.0) - SMALL.draw(seed).moment for seed in range(4_000)])
     np.testing.assert_allclose(found, found.transpose(0, 2, 1), atol=1e-15)
@@ -59,7 +59,7 @@ def test_the_noise_of_a_mean_is_that_of_its_reports() -> None:
 
 @pytest.mark.parametrize("n", [2_000, 10**9])
 def test_the_models_moment_is_a_wisharts(n: int) -> None:
-    """Mean Sigma, and n Var(S_ij) = Sigma_ij^2 + Sigma_ii Sigma_jj, drawn from records and at once."""
+    """The mean is Sigma, and n Var(S_ij) = Sigma_ij^2 + Sigma_ii Sigma_jj, for both ways of drawing."""
     setting = dataclasses.replace(SMALL, n=n)
     draws = [setting.draw(seed) for seed in range(3_000)]
     whites = []
@@ -88,7 +88,7 @@ def test_the_models_eigenvalues_and_support_are_the_papers() -> None:
 
 @pytest.mark.parametrize(("key", "step"), [("local-gaussian", 0), ("local-sparse", 1)])
 def test_a_method_is_the_last_step_of_its_estimator(key: str, step: int) -> None:
-    """Reports of a real stream, with their noise: the estimator's release is the method's answer."""
+    """The reports come from a real stream, with their noise: release and answer agree."""
     dim, k, n = 12, 2, 500
     rng = np.random.default_rng(3)
     sigma = noise_sigma(8.0, 1e-4)
@@ -142,7 +142,7 @@ def test_a_sets_moment_is_that_of_its_first_rows_and_its_most_energetic_features
 
 
 def test_the_sparse_target_is_the_best_that_there_is() -> None:
-    """Five planted features of 30; and never below what the largest diagonal entries give."""
+    """Five of 30 features are planted; the target is at least the largest diagonal entries' value."""
     planted = np.zeros((2, 30))
     planted[0, [3, 8, 20]], planted[1, [11, 25]] = 1, 1
     planted /= np.linalg.norm(planted, axis=1, keepdims=True)
@@ -190,7 +190,7 @@ def test_a_table_has_all_18_numbers_of_the_paper(
     assert sum(len(panel.printed) for panel in found.panels) == 18
     panel = next(panel for panel in found.panels if panel.key == place[0])
     assert panel.printed["local-sparse", place[1]] == number
-    # The set is the paper's in size, if not in its numbers.
+    # The set has the paper's size, if not its numbers.
     assert all(setting.n == DATA_SETS[place[0]].n and setting.k == 10 for _, setting in panel.points)
 
 
@@ -223,7 +223,7 @@ def test_a_quick_table_has_the_papers_numbers_and_says_what_replaced_the_data(
 
 
 def table_of(errors: dict[tuple[str, float], list[float]], printed: dict[float, float]) -> Table:
-    """Panels with these errors of local-gaussian at these places; k is 2, or 4 where the key ends so."""
+    """Build panels with local-gaussian's errors at these places; k is 2, or 4 if the key ends in it."""
     keys = dict.fromkeys(panel for panel, _ in errors)
     panels = tuple(
         Panel(
@@ -253,7 +253,7 @@ NOISY, CLEAR = [1.0, 1.1, 0.9], [1.0, 1.001, 0.999]
     [
         (Trend("local-gaussian", "a", rises=False), {("a", 1.0): CLEAR, ("a", 2.0): [0.9, 0.901, 0.899]}, {},
          "reproduced", "1 of 1"),
-        # Intervals meet.
+        # The intervals overlap.
         (Trend("local-gaussian", "a", rises=False), {("a", 1.0): NOISY, ("a", 2.0): [0.9, 0.95, 0.85]}, {},
          "not reproduced", "1 of them no more than chance"),
         (Across("local-gaussian", ("a", "a4"), "k"), {("a", 1.0): [1.0], ("a4", 1.0): [1.5]}, {},
@@ -267,7 +267,7 @@ NOISY, CLEAR = [1.0, 1.1, 0.9], [1.0, 1.001, 0.999]
          "not judged", "did not run"),
         (Levels("local-gaussian", 0.1), {("a", 1.0): [1.0]}, {1.0: 1.05}, "reproduced", "ratios 0.95"),
         (Levels("local-gaussian", 0.1), {("a", 1.0): [1.0]}, {1.0: 1.5}, "not reproduced", "ratios 0.67"),
-        # As good as the paper's, and nothing learnt.
+        # As good as the paper's, but nothing was learnt.
         (Levels("local-gaussian", 0.1), {("a", 1.0): [1.9]}, {1.0: 1.9}, "not reproduced", "near a random"),
         (Levels("local-gaussian", 0.1), {("a", 1.0): [1.0]}, {}, "not judged", "did not run"),
     ],

@@ -1,4 +1,4 @@
-"""Experiments run, resume, and say what became of the papers' claims."""
+"""Experiments run, resume, and report the verdicts on the papers' claims."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ BAD = TunedMethod("bad", "bad", "analyze-gauss", refusing)
 
 
 def small(*methods: TunedMethod) -> Experiment:
-    """Two panels that share a setting."""
+    """Build two panels that share a setting."""
     return Experiment(
         name="small",
         figure="none",
@@ -69,7 +69,7 @@ def test_every_method_runs_at_every_place_with_every_seed(tmp_path: Path) -> Non
         for key in ("adaptive", "analyze-gauss"):
             assert len(table.errors(panel, key, x)) == 2
             assert table.learnt(panel, key, x) == 1.0
-    # One fit, shown in two places.
+    # One fit is shown in two places.
     assert table.errors("a", "adaptive", 2_000.0) == table.errors("b", "adaptive", 0.1)
     lines = (tmp_path / "x.csv").read_text().splitlines()
     assert lines[0] == "panel,x,method,seed,error,seconds,learnt,batches,key,note,paper"
@@ -87,7 +87,7 @@ def test_a_run_takes_up_what_the_file_holds(tmp_path: Path, monkeypatch: pytest.
     assert path.read_bytes() == before
     more = range(FIRST_SEED, FIRST_SEED + 3)
     assert sum(len(w.methods) for w in left_to_do(experiment, more, ResultFile(path).rows)) == 4
-    # A killed run leaves a torn line: what it was about is run again.
+    # A killed run leaves a torn line: the work of that line is repeated.
     lines = before.splitlines(keepends=True)
     for cut in (3, 20, 40, 70):
         path.write_bytes(b"".join(lines[:3]) + lines[3][:cut])
@@ -108,7 +108,7 @@ def test_an_interrupted_run_keeps_what_it_has(tmp_path: Path, monkeypatch: pytes
     with pytest.raises(KeyboardInterrupt):
         run(experiment, SEEDS, ResultFile(path))
     left = sum(len(work.methods) for work in left_to_do(experiment, SEEDS, ResultFile(path).rows))
-    # What ran beside the fourth may have ended; the fourth itself did not.
+    # Fits concurrent with the fourth may have ended; the fourth itself did not.
     assert 1 <= left <= 8 - 3
 
 
@@ -164,7 +164,7 @@ def test_a_file_of_something_else_is_left_alone(tmp_path: Path, text: str, expec
 
 
 def table_of(lines: dict[str, list[float]], measure: str = "subspace") -> Table:
-    """Methods with these errors at n = 1,000, 10,000 and 100,000."""
+    """Build methods with these errors at n = 1,000, 10,000 and 100,000."""
     ns = (1_000, 10_000, 100_000)
     panel = Panel("n", "n", "records n", tuple((float(n), setting(n)) for n in ns))
     experiment = dataclasses.replace(
@@ -184,7 +184,7 @@ def table_of(lines: dict[str, list[float]], measure: str = "subspace") -> Table:
         (Beats("a", ("b",), ("n",)), {"a": [0.1, 0.2, 0.1], "b": [0.2, 0.4, 0.2]}, "reproduced", "0.5 x b"),
         (Beats("a", ("b",), ("n",)), {"a": [0.1, 0.2, 0.3], "b": [0.2, 0.4, 0.2]}, "partly", "2 of 3"),
         (Beats("a", ("b",), ("n",)), {"a": [3, 5, 0.1], "b": [0.2, 0.4, 0.2]}, "not reproduced", "1 of 3"),
-        # A random subspace scores 1.55: the lesser of two that found nothing has not won.
+        # A random subspace scores 1.55: the better of two methods that found nothing has not won.
         (Beats("a", ("b",), ("n",)), {"a": [1.5] * 3, "b": [1.6] * 3}, "not reproduced", "near a random"),
         (Beats("a", ("b",), ("n",), (1_000.0,)), {"a": [0.1, 9, 9], "b": [0.2] * 3}, "reproduced", "1 of 1"),
         (Beats("a", ("b", "c"), ("n",)), {"a": [0.1] * 3, "b": [0.2] * 3}, "reproduced", "without c"),
@@ -237,7 +237,7 @@ def test_slopes_and_intervals_are_those_of_the_textbook() -> None:
 
 
 def test_tuning_puts_the_best_candidate_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Noise a thousand times the signal loses to the least that there is: no draw decides that."""
+    """Noise of a thousand times the signal always loses to the least possible noise."""
     monkeypatch.setattr(tuning, "GRIDS", {"spiked": (setting(5_000),)})
     gauss = dataclasses.replace(
         METHODS["analyze-gauss"],
@@ -251,7 +251,7 @@ def test_tuning_puts_the_best_candidate_first(monkeypatch: pytest.MonkeyPatch) -
 
 def test_every_method_has_a_line_of_its_own() -> None:
     assert set(drawing._LINES) == {*METHODS, *LOCAL_METHODS}
-    # These two are never in one figure with the two that they look like.
+    # These two never share a figure with their lookalikes.
     apart = {key: line for key, line in drawing._LINES.items() if key not in ("dp-pca", "adaptive-power")}
     assert len(set(apart.values())) == len(apart)
 

@@ -1,4 +1,4 @@
-"""The data of the experiments: what is drawn is what a setting says."""
+"""The data of the experiments are drawn as the setting describes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ EVERY = pytest.mark.parametrize(
 
 
 def matrix(draw: Draw, first: int = 0, count: int | None = None) -> np.ndarray:
-    """Mean of the records' matrices."""
+    """Return the mean of the records' matrices."""
     batch = draw.batch(first, draw.setting.n if count is None else count)
     rows = batch.rows.astype(np.float64)
     return rows.T @ rows / len(batch)
@@ -65,15 +65,17 @@ def test_a_seed_names_one_stream(setting: Setting) -> None:
     np.testing.assert_array_equal(a.batch(0, 100).rows, b.batch(0, 100).rows)
     assert not np.array_equal(a.batch(0, 100).rows, c.batch(0, 100).rows)
     assert a.start().random() == b.start().random()
-    # An estimator's start must not meet the truth, which is drawn from the same seed.
+    # An estimator's start must be independent of the truth, which is drawn from the same seed.
     first = orthonormalise(a.start().standard_normal((setting.dim, setting.k))).T
     assert a.error("subspace", first) > 0.1
 
 
 @EVERY
 def test_the_papers_radius_clips_next_to_nothing(setting: Setting) -> None:
-    """No record of 20,000: it is above the radius with probability 0.01 by the papers' own count, and
-    their noise term is sqrt(ln(n/zeta)) = 3.8 times what it has to be; these seeds are fixed."""
+    """No record of 20,000 is clipped; the papers' own count gives a probability of 0.01.
+
+    Their noise term is sqrt(ln(n/zeta)) = 3.8 times the necessary value; these seeds are fixed.
+    """
     batch = Draw(setting, 6).batch(0, setting.n)
     squared = np.add.reduceat(np.square(batch.rows.astype(np.float64)).sum(axis=1), batch.starts[:-1])
     assert squared.max() <= setting.norm_bound**2
@@ -88,7 +90,7 @@ def test_coherence_is_what_the_carriers_say_and_rows_stay_in_the_unit_ball() -> 
         left, singular, _ = np.linalg.svd(rows, full_matrices=False)
         assert np.abs(left[:, 0]).max() == pytest.approx(carriers**-0.5, rel=0.1)
         values[carriers] = singular[:2] ** 2
-    # Nothing but the coherence moves.
+    # Only the coherence changes.
     for found in values.values():
         assert found[0] == pytest.approx(200, rel=0.02)
         assert found[1] == pytest.approx(0.09 * 20_000 / 39, rel=0.1)

@@ -1,4 +1,4 @@
-"""Experiments of [WangAnandkumar2016]: the data are what they say, quick forms run, claims compare."""
+"""Experiments of [WangAnandkumar2016]: correct data, quick runs, and comparable claims."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_the_power_method_finds_components_until_there_is_much_noise() -> None:
 
 
 def test_the_private_method_finds_components_of_a_large_tensor_only() -> None:
-    """Of a small one by chance, 1 time in 15: 9 times of 12 with a probability of 1e-8."""
+    """A small tensor's components are found by chance, 1 time in 15: 9 of 12 with probability 1e-8."""
     entry = GIVEN_METHODS[0]
     assert fit(entry, TensorSetting("none", 10, 0.0, 50_000.0).draw(FIRST_SEED), "failure").error == 0
     small = TensorSetting("none", 10, 0.0, 1.0).draw(FIRST_SEED)
@@ -145,7 +145,7 @@ def test_each_method_runs_on_its_own_kind_of_place() -> None:
 
 
 def table(lines: dict[str, dict[float, float]], measure: str = "failure") -> Table:
-    """Panels of the same axis at d = 10, 20, 40, and method ``a``."""
+    """Build panels of the same axis at d = 10, 20, 40, and method ``a``."""
     panels = tuple(
         Panel(key, key, "x", tuple((x, TensorSetting("none", d, 0.0, x)) for x in (1.0, 2.0, 4.0, 8.0)))
         for key, d in (("p10", 10), ("p20", 20), ("p40", 40))
@@ -186,7 +186,7 @@ def test_a_crossing_lies_between_two_places() -> None:
 def test_a_purity_is_reached_or_not() -> None:
     claim = Reaches("a", "a", "p10", 0.9, 2.0)
     assert claim.compare(table({"p10": {2.0: 0.3}})).verdict == "reproduced"
-    # 1.1 times its own purity is too much to ask.
+    # 1.1 times its own purity is impossible.
     assert Reaches("a", "a", "p10", 1.1, 2.0).compare(table({"p10": {2.0: 0.3}})).verdict == "not reproduced"
 
 
@@ -229,7 +229,7 @@ def test_purity_and_words_of_topics_that_are_known() -> None:
 
 
 def test_private_topics_are_better_than_none_with_a_loose_promise() -> None:
-    """At epsilon = 8 and 6,000 windows; seeds are fixed."""
+    """Epsilon is 8 with 6,000 windows; seeds are fixed."""
     setting = TopicSetting(8.0, most=FEW)
     components = released(TOPIC_METHODS[0], setting.draw(FIRST_SEED))
     assert components.shape == (4, 64)
