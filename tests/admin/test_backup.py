@@ -86,7 +86,7 @@ def entries_of(job: str, previous: str, batches: int, **changes: Any) -> list[Le
 
 
 def made_backup() -> Backup:
-    """Build streams of two batches, of one, and of one abandoned; and a charge without a release here."""
+    """Build streams of two batches, one, and one abandoned; and a charge for a release elsewhere."""
     opened = Opened(topic_id=ID, topic="in", cap=Cap(epsilon="4", delta="1e-5"))
     first = entry_hash(opened)
     entries = [opened, *entries_of("a", first, 2), *entries_of("b", first, 1)]

@@ -123,7 +123,7 @@ def test_a_second_step_of_coinpress_whitens_what_the_first_found() -> None:
 
 
 def test_adaptive_cov_pays_seven_eighths_for_radius_and_release() -> None:
-    """All norms are one, so no smaller radius is chosen, and the release has its exact noise."""
+    """All norms are one: no smaller radius is chosen; the release has its exact noise."""
     records = records_of_one_norm(20_000)
     covariance = ClippedCovariance(records)
     rho = 1.0

@@ -1,4 +1,4 @@
-"""The cost model recovers the costs behind its measurements, and jobs are read from Spark's log."""
+"""The cost model recovers its measurements' costs, and jobs are read from Spark's log."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from benchmarks.timing.timing import QUICK, THOROUGH, Effort, idle, interleaved,
 
 
 class Stage:
-    """A clock that only calls advance, and the callers' names."""
+    """A clock that only calls advance, and the names of the called contenders."""
 
     def __init__(self) -> None:
         self.now, self.calls = 0.0, ""

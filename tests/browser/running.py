@@ -100,7 +100,7 @@ class RunningStream:
 
 
 def _rows(count: int, seed: int) -> NDArray[np.float32]:
-    """Return rows of three strong directions, a little noise, and a feature that some bounds clamp."""
+    """Return rows of three strong directions, little noise, and a feature clamped by some bounds."""
     rng = np.random.default_rng([17, seed])
     d = len(FEATURES)
     directions = np.linalg.qr(np.random.default_rng(1).standard_normal((d, 3)))[0]

@@ -35,7 +35,7 @@ def visit(browser: Browser, site: Dashboard) -> Iterator[Visit]:
 
 @pytest.fixture
 def shown(visit: Visit, running: RunningStream) -> Callable[[str], list[float]]:
-    """Return a reader of numbers in a field of the running stream, on the open page."""
+    """Return a reader of numbers in the running stream's fields, on the open page."""
     return lambda name: numbers(visit.text(field(running.name, name)))
 
 
@@ -44,7 +44,7 @@ def field(stream: str, name: str) -> str:
 
 
 def is_shown(value: float, text: list[float]) -> bool:
-    """Return if a text has a number, rounded to three digits or more."""
+    """Return whether a text has a number, rounded to three digits or more."""
     return any(abs(each - value) <= 5e-3 * max(abs(value), 1e-9) for each in text)
 
 
@@ -311,7 +311,7 @@ def table(visit: Visit, plot: str) -> list[list[str]]:
 
 
 def near(value: float, text: str, error: float) -> bool:
-    """Return if a text has a number within an error of another."""
+    """Return whether a text has a number within an error of another."""
     return any(abs(each - value) <= error for each in numbers(text))
 
 

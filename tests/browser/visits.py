@@ -126,7 +126,7 @@ class Visit:
 
 @contextmanager
 def visiting(browser: Browser, home: str, theme: Theme = "light", **how: Any) -> Iterator[Visit]:
-    """Open a page in a separate context, and check at the end that nothing went wrong.
+    """Open a page in a separate context; check at the end that nothing went wrong.
 
     ``how`` is passed to the context: viewport, extra_http_headers and so on.
     """

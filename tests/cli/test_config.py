@@ -148,7 +148,7 @@ def test_no_finite_cap_is_opened_for_a_stream_that_is_not_private(tmp_path: Path
 
 
 def test_memory_counts_the_state(tmp_path: Path, capfd: Capture) -> None:
-    """The state is a covariance and three sums of its slots, 400 x 400; elsewhere a basis."""
+    """One state has a covariance and its slots' three sums, 400 x 400; the other a basis."""
     text = (
         GOOD.replace("dim = 4", "dim = 400") + 'centering = "none"\nestimator = "{}"\n[stream.options]\n{}\n'
     )

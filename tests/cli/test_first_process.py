@@ -47,7 +47,7 @@ def test_a_worker_ends_however_early_it_is_told_to(
 
 
 def _handles(pid: int, number: signal.Signals) -> bool:
-    """Return if a process has a handler of a signal."""
+    """Return whether a process has a handler of a signal."""
     status = Path(f"/proc/{pid}/status").read_text()
     caught = int(next(line.split()[1] for line in status.splitlines() if line.startswith("SigCgt")), 16)
     return bool(caught >> (number - 1) & 1)

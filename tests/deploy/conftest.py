@@ -1,4 +1,4 @@
-"""One image and one deployment for all tests of a run, and a broker that requires passwords."""
+"""One image and one deployment for all tests, and a broker that requires passwords."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.kafka.security.secured import pem_of
 
 @pytest.fixture(scope="session")
 def image(tmp_path_factory: pytest.TempPathFactory) -> Image:
-    """Build the Dockerfile's result once for all processes of a run, as it takes a minute."""
+    """Build the Dockerfile's result once for all processes: it takes a minute."""
     base = tmp_path_factory.getbasetemp()
     folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "image"
     made = Image(folder)
@@ -61,7 +61,7 @@ def deployment(image: Image, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 @dataclass(frozen=True)
 class Guarded:
-    """A broker with TLS, passwords and an authorizer, at the name and port in the settings."""
+    """A broker with TLS, passwords and an authorizer, at the settings' name and port."""
 
     address: str
     open_settings: KafkaSettings

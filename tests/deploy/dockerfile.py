@@ -124,7 +124,7 @@ class Image:
         assert done.returncode == 0, f"{line}\n{done.stdout[-2000:]}{done.stderr[-2000:]}"
 
     def environment(self, stage: str, path: str) -> dict[str, str]:
-        """Return the variables of a stage with the image's own paths, except for the old PATH."""
+        """Return the variables of a stage with the image's paths, except for the old PATH."""
         found = {"PATH": path}
         for instruction, value in inherited(stage):
             if instruction == "ENV":
@@ -140,7 +140,7 @@ class Image:
         return command
 
     def owner(self, stage: str, folder: str) -> int:
-        """Return the owner of a folder of the image, and so of a new volume there; by default root."""
+        """Return the owner of a folder of the image, or a new volume there; default root."""
         for instruction, value in inherited(stage):
             owned = re.fullmatch(r"--from=\S+ --chown=(\d+):\d+ (/\S+) (/\S+)", value)
             if instruction == "COPY" and owned is not None and Path(folder).is_relative_to(owned[3]):

@@ -1,4 +1,4 @@
-"""A process as a container or a unit of systemd would run it, on a machine without either.
+"""A process confined as by a container or a systemd unit, on a machine without either.
 
 The kernel does the same as for an engine: a mount namespace of its own with the root read-only, another
 user, no capabilities and no way to gain any. Only the network and the process numbers are this machine's.

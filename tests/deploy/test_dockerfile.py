@@ -1,4 +1,4 @@
-"""The Dockerfile is linted, small and not root, and its own lines build a working program."""
+"""The Dockerfile is linted, small and not root, and its lines build a working program."""
 
 from __future__ import annotations
 

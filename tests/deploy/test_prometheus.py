@@ -1,4 +1,4 @@
-"""Prometheus reads its files, and the alerts fire with the right texts at the right times."""
+"""Prometheus reads its files, and the alerts fire with correct texts and timing."""
 
 from __future__ import annotations
 

@@ -255,7 +255,7 @@ class Unit:
 def units(
     guard: Callable[[str], Guarded], image: Image, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[str, dict[str, Unit]]]:
-    """Return the address of two serving units, and the units of a machine with settings and secrets."""
+    """Return the address of two serving units, and units with settings and secrets."""
     machine = tmp_path_factory.mktemp("machine")
     broker = guard(SERVER)
     address = f"{broker.address.rpartition('.')[0]}.{(int(broker.address.rpartition('.')[2]) + 1) % 255}"

@@ -222,7 +222,7 @@ class Watched:
         producer.close()
 
     def _produce(self) -> None:
-        """Send a batch a second to the busy stream, and to the clipping, unreadable and stuck ones."""
+        """Send a batch a second to the busy, clipping, unreadable and stuck streams."""
         try:
             while not self._ending.wait(1):
                 for fault in ("busy", "nulls", "clipped", "stuck"):

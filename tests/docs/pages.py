@@ -23,7 +23,7 @@ _BLOCK = re.compile(
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block of a page, or the setup that a page hides in a comment.
+    """A fenced block of a page, or the setup hidden in a comment.
 
     Attributes
     ----------

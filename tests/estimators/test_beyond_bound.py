@@ -65,7 +65,7 @@ def test_records_that_a_clip_only_shrinks_have_a_bound_and_no_doubt() -> None:
 
 
 def test_steps_that_still_turn_are_told_until_the_components_settle() -> None:
-    """One batch is far off, from a random start with a slowly falling spectrum, almost without noise."""
+    """One batch is far off even without noise: a random start, a slowly falling spectrum."""
     x = np.random.default_rng(0).normal(size=(20_000, 30)) * 0.97 ** np.arange(30)
     pca, angle = fitted(x, 1e4, 0, route="block")
     assert angle > 0.1

@@ -317,7 +317,7 @@ def test_the_plan_depends_on_the_state_alone(name: str, how: Any) -> None:
         plan = estimator.plan(one)
         assert plan == estimator.plan(one) == make(name, how).plan(one)
         assert plan == estimator.plan(decode_state(estimator.state_type, encode_state(one)))
-        # Of the state, plans of both kinds use at most the number of batches.
+        # The plan uses at most the number of batches from the state.
         assert plan == estimator.plan(other)
         assert plan.count % plan.granularity == 0
         assert plan.count >= plan.granularity == estimator.preprocessing.granularity

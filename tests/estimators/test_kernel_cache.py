@@ -171,7 +171,7 @@ def test_a_compiler_that_is_stopped_leaves_no_process(
 
 
 def _runs(pid: str) -> bool:
-    """Return if a process exists and is not a zombie; its parent may leave it one for long."""
+    """Return whether a process exists and is not a zombie; its parent may leave it one for long."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):

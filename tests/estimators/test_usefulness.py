@@ -61,7 +61,7 @@ def test_extreme_bounds_leave_a_radius_to_find(bound: float) -> None:
 
 @pytest.mark.parametrize("where", ["all alike", "one far above", "all above the range", "all null", "three"])
 def test_a_radius_is_found_on_any_sizes(where: str) -> None:
-    """Sizes fill one bin, have an outlier, exceed every bin, are null, or are too few.
+    """Sizes fill one bin, have an outlier, exceed every bin, are null or too few.
 
     Without noise, an error here would occur in most runs.
     """

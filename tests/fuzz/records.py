@@ -323,7 +323,7 @@ def _file_seeds() -> Sequence[bytes]:
 
 @target("record-file", _file_seeds, times=64, beside=64 * MIB, inputs=600)
 def record_file(data: bytes) -> None:
-    """Open a file of records, with an ending selected by the first byte, and read it."""
+    """Open and read a file of records; the first byte selects its ending."""
     if not data:
         return
     ending = (".npy", ".csv", ".parquet", ".arrow")[data[0] % 4]

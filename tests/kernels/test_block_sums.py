@@ -48,7 +48,7 @@ def product_error(d: int) -> Decimal:
 
 
 def cancelling(x: Floats, basis: Floats, size: Decimal, per_unit: Decimal, most: int) -> bool:
-    """Return if |F| |F Q| exceeds the radius by enough to hold |u| back: smaller, never larger."""
+    """Return whether |F| |F Q| exceeds the radius enough to hold |u| back: smaller, never larger."""
     if len(x) == 1:
         return False
     seen = norm(exact_product(x, basis, MATRIX))

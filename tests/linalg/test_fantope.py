@@ -115,7 +115,7 @@ def test_thresholding_moves_entries_towards_zero_and_not_past_it() -> None:
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("penalty", [0.0, 0.05, 0.3, 1.0])
 def test_in_the_plane_a_fine_grid_finds_nothing_better(seed: int, penalty: float) -> None:
-    """Such X are [[a, b], [b, 1 - a]] with b^2 <= a (1 - a)."""
+    """The feasible X are [[a, b], [b, 1 - a]] with b^2 <= a (1 - a)."""
     s = symmetric(2, 1.0, seed)
     found = sparse_subspace(s, 1, penalty, tolerance=1e-7)
     x = embedded(found, 2, found.feasible)

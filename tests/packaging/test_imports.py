@@ -147,7 +147,7 @@ def rooms_of(layers: str) -> dict[str, tuple[int, str]]:
 
 
 def upward_arrows(tree: Tree, layers: str) -> list[str]:
-    """Return modules without a layer, and imports from other rooms in the same line or above."""
+    """Return modules without a layer, and imports that do not point to a lower line."""
     rooms = rooms_of(layers)
 
     def place(module: str) -> tuple[int, str] | None:

@@ -70,7 +70,7 @@ def settled(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def holds(total: int, sigma: float, negative: bool, tail: tuple[Fraction, Fraction], answer: int) -> bool:
-    """Return if all real numbers with such a tail give this answer, at 300 bits.
+    """Return whether all real numbers with such a tail give this answer, at 300 bits.
 
     One comparison of tails at each end of the rounding interval suffices: no inverse, and no code under test.
     """

@@ -179,7 +179,7 @@ def max_of(charges: list[Charge]) -> Charge:
 def test_a_user_in_the_costliest_batches_of_every_job_pays_what_every_record_is_charged(
     batches: list[tuple[str, Fraction, bool]], contributions: int
 ) -> None:
-    """A batch charged rho costs its user rho/c, for up to c batches of a job."""
+    """A batch charged rho costs its user rho/c, for c batches of a job."""
     log = Writer(epsilon="inf", delta=1, rule="zcdp")
     of_job: dict[str, list[Fraction]] = {}
     for number, (job, rho, abandoned) in enumerate(batches):

@@ -46,7 +46,7 @@ SLOWEST = 0.5
 
 
 def series_of(memory: Callable[[np.ndarray], np.ndarray]) -> Series:
-    """Return an hour of samples whose memory follows a rule, with noise of a few percent."""
+    """Return an hour of samples whose memory follows a rule, with some percent of noise."""
     made, at = Series(), np.arange(0.0, 3600.0, 2.0)
     noise = np.random.default_rng(0).normal(0, 12, len(at))
     for seconds, mib in zip(at, memory(at) + noise, strict=True):

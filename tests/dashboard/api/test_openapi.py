@@ -54,7 +54,7 @@ def configuration() -> SchemathesisConfig:
 
 
 def is_left_out(context: Any) -> bool:
-    """Return if other tests cover an operation: events are endless, HEAD is one function for all paths."""
+    """Return whether other tests cover an operation: events are endless, HEAD is one function."""
     path, method = context.operation.path, context.operation.method.upper()
     return path == "/v1/events" or (method == "HEAD" and "/releases/" not in path)
 

@@ -18,7 +18,7 @@ Make = Callable[..., MadeStream]
 
 @pytest.fixture
 def observe() -> Iterator[Observe]:
-    """Start an observer of made streams or settings, and wait until it has read all topics."""
+    """Start an observer of made streams or settings, and wait until all topics are read."""
     started: list[Observer] = []
 
     def start(*streams: MadeStream | Settings, loaded: bool = True, **how: Any) -> Observer:

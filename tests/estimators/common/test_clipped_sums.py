@@ -366,7 +366,7 @@ def add_gram_by_numpy(dsyrk: int, rows: NDArray[np.float64], count: int, total: 
 
 
 def digest_of_all_sums() -> str:
-    """Return totals and counts of a mixed batch, from all kernels that an interpreter can run."""
+    """Return totals and counts of a mixed batch, from every kernel that the interpreter runs."""
     rng = np.random.default_rng(11)
     digest = hashlib.sha256()
     if numba.config.DISABLE_JIT:

@@ -1,6 +1,6 @@
 """Private counts of sizes: each has its stated sensitivity, and quantiles and tails follow from them.
 
-Tests without noise are the default; the seeds of data and noise are fixed.
+Tests add noise only where they mention it; the seeds of data and noise are fixed.
 """
 
 from __future__ import annotations
@@ -261,7 +261,7 @@ def test_what_overflowed_does_not_move_the_bulk() -> None:
 
 @pytest.mark.parametrize("size", [30.0, 1000.0, math.inf])
 def test_large_records_are_seen_across_a_gap(size: float) -> None:
-    """400 of the records are found in 20 seeds, where the noise is sqrt(2) 4.2/sqrt(0.05) = 27."""
+    """400 large records are found in each of 20 seeds; the noise is sqrt(2) 4.2/sqrt(0.05) = 27."""
     sizes = np.ones(40_000)
     sizes[:400] = size
     sizes = utility_generator(2).permutation(sizes)

@@ -350,7 +350,7 @@ def test_it_finds_a_spiked_subspace_within_the_papers_bound(noise: str) -> None:
 
 
 def test_the_noise_falls_as_one_over_the_records() -> None:
-    """Four times the records leave a quarter of the error or less, as the gap's quantile stays.
+    """Four times the records leave a quarter of the error or less: the gap's quantile stays.
 
     For R = 100, gaps are 450 and 1,800 R, less 200. Means are over 20 seeds, the same in each run.
     """

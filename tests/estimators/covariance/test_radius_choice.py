@@ -33,7 +33,7 @@ SPAN = (2.0**-40, 2.0**60)
 
 
 def elliptical(m: int, d: int, k: int, freedom: int, seed: int) -> tuple[Floats, Floats]:
-    """Return Student's t with k directions of variance 16 among ones of 1, and the directions."""
+    """Return Student's t with k directions of variance 16 among 1, and the directions."""
     rng = utility_generator(seed)
     truth = orthonormalise(rng.standard_normal((d, k)))
     x = rng.standard_normal((m, d)) + math.sqrt(15) * rng.standard_normal((m, k)) @ truth.T
@@ -145,7 +145,7 @@ def read(
 @pytest.mark.parametrize(("d", "k"), [(10, 1), (20, 2), (60, 3)])
 @pytest.mark.parametrize("height", [6.0, 12.0])
 def test_the_noise_that_is_told_is_the_error_to_come(d: int, k: int, height: float) -> None:
-    """The mean square error over 60 draws is within a factor of 2, for half of the look's noise."""
+    """The mean square error over 60 draws is within a factor of 2; half of the look's noise."""
     sigma = 1.0
     spectrum = np.where(np.arange(d) < k, height * math.sqrt(d) / 2, 0.0)
     told = np.mean([read(spectrum, 4, sigma, k, seed, coming=0.5).noise for seed in range(10)], axis=0)

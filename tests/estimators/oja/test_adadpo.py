@@ -99,7 +99,7 @@ def test_the_printed_accounting_learns_where_its_histograms_are_full() -> None:
 
 
 def test_a_batch_too_small_for_the_range_teaches_nothing_and_says_so() -> None:
-    """m = 4 ln(1/(delta zeta))/epsilon blocks need a pair each, and as many records for the mean."""
+    """The range takes a pair a block, the mean as many records; m = 4 ln(1/(delta zeta))/epsilon blocks."""
     estimator = make(batch_size=64)
     before = estimator.init(utility_generator(7))
     assert estimator._range_blocks(1) * 4 > 64

@@ -46,7 +46,7 @@ def test_the_multiplier_is_private_and_tight(epsilon: float, delta: float) -> No
 @pytest.mark.parametrize("epsilon", EPSILONS)
 @pytest.mark.parametrize("delta", DELTAS)
 def test_the_multiplier_agrees_with_dp_accounting(epsilon: float, delta: float) -> None:
-    """dp-accounting's error, also towards too little noise, is up to 4e-8 at epsilon 1e-6, 2e-10 at 1e-3."""
+    """dp-accounting errs by up to 4e-8 at epsilon 1e-6 and 2e-10 at 1e-3; also towards too little noise."""
     tolerance = 1e-7 if epsilon <= 1e-3 else 1e-10
     assert gaussian_multiplier(epsilon, delta) == pytest.approx(
         get_sigma_gaussian(epsilon, delta), rel=tolerance

@@ -193,7 +193,7 @@ def drawn_ranges(draw: st.DrawFn, ends: dict[int, int], odd: bool) -> list[Offse
 
 @st.composite
 def drawn_logs(draw: st.DrawFn, sound: bool = False) -> Writer:
-    """Draw a log of jobs of messages (a, b), of users (u, v), and of charges (c).
+    """Draw a log of jobs: of messages (a, b), of users (u, v), and of charges (c).
 
     Unless ``sound``, it contains entries that no sound writer writes.
     """
@@ -330,7 +330,7 @@ class Naive:
 
     @staticmethod
     def covers(entry: Reserved) -> bool:
-        """Return if the charge covers the entry's own claims, for the promises and mechanisms drawn."""
+        """Return whether the charge covers the entry's claims, for the promises and mechanisms drawn."""
         charge = entry.charge
         if "epsilon" not in entry.promise or charge.epsilon < Fraction(1, 4) or charge.delta < Fraction(TINY):
             return False

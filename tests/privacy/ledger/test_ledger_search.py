@@ -382,7 +382,7 @@ class Search:
         return self.protocol.fences and self.has_epoch(j, i) and world.owners[j] != i
 
     def has_epoch(self, j: int, i: int) -> bool:
-        """Return if the process writes with the job's transactional id, as it should."""
+        """Return whether the process writes with the job's transactional id, as it should."""
         return not self.roles[j][i] or self.protocol.operators_fence
 
     # ------------------------------------------------------------------------------------ the actions

@@ -152,7 +152,7 @@ def test_counts_with_laplace_noise_are_exact_but_for_the_noise() -> None:
 def test_the_laplace_histogram_is_private_by_its_exact_law(
     bins: list[int], place: int, new: int, epsilon: float
 ) -> None:
-    """Discrete Laplace noise of scale s on counts c apart has a ratio of at most e^(c/s)."""
+    """Discrete Laplace noise of scale s on counts that differ by c in L1: a ratio of e^(c/s) at most."""
     neighbour = bins.copy()
     neighbour[place % len(bins)] = new
     sampler = ScriptedSampler()
