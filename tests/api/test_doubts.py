@@ -1,4 +1,4 @@
-"""`PrivatePCA` warns of results that should not be relied on, and of no others."""
+"""`PrivatePCA` warns only of results that should not be relied on."""
 
 from __future__ import annotations
 

@@ -190,7 +190,7 @@ def test_a_record_of_any_magnitude_is_clipped_to_the_radius_and_no_less(x: Float
 def test_a_record_that_is_not_finite_contributes_what_null_does(
     kind: RecordKind, poison: float, dtype: type
 ) -> None:
-    """The decoder makes it null; should it ever fail to, the kernels still do."""
+    """The decoder makes such a record null; if it ever fails to, the kernels still do."""
     d = 33
     basis = basis_for(d, 1)[:, :2]
     p = Preprocessing(dim=d, kind=kind, centering="none")

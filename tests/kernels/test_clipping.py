@@ -112,7 +112,7 @@ def test_long_records_stay_within_the_radius_and_are_not_dropped(d: int) -> None
 
 @pytest.mark.parametrize("poison", [math.nan, math.inf, -math.inf])
 def test_a_record_that_is_not_finite_contributes_nothing(poison: float) -> None:
-    """The decoder makes it null; should it ever fail to, the kernels still do."""
+    """The decoder makes such a record null; if it ever fails to, the kernels still do."""
     x = np.array([[1.0, poison, 2.0]])
     for per_unit in (1.0, math.inf):
         z = np.ones_like(x)

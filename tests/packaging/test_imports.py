@@ -147,7 +147,7 @@ def rooms_of(layers: str) -> dict[str, tuple[int, str]]:
 
 
 def upward_arrows(tree: Tree, layers: str) -> list[str]:
-    """Return modules without a layer, and imports that do not point to a lower line."""
+    """Return modules without a layer, and imports of another room that is not below."""
     rooms = rooms_of(layers)
 
     def place(module: str) -> tuple[int, str] | None:

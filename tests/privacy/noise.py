@@ -70,7 +70,7 @@ class SeededSampler:
 
 
 def distribution_of_sum(n: int, law: str) -> Any:
-    """Return the law of the sum of n squared normal, or absolute Laplace, draws."""
+    """Return the law of a sum of n squared normal or absolute Laplace draws; scale 1."""
     # The import takes a second, which every worker process would spend for the samplers alone.
     from scipy import stats
 
@@ -78,7 +78,7 @@ def distribution_of_sum(n: int, law: str) -> Any:
 
 
 def acceptance(n: int, law: str) -> tuple[float, float]:
-    """Return the accepted interval of the sum of n squared normal, or absolute Laplace, draws."""
+    """Return the accepted interval of a sum of n squared normal or absolute Laplace draws; scale 1."""
     distribution = distribution_of_sum(n, law)
     return float(distribution.ppf(LEVEL / 2)), float(distribution.isf(LEVEL / 2))
 

@@ -186,7 +186,7 @@ def test_a_user_in_the_costliest_batches_of_every_job_pays_what_every_record_is_
         charge = Charge(epsilon=0, delta=0, rho=rho)
         log.reserve(job, span(number, number + 1), charge=charge, promise=OF_USERS)
         if abandoned:
-            log.abandon(job)  # nobody has counted in it, and others may come in its place
+            log.abandon(job)  # no user has counted in it, and other batches may replace it
         else:
             log.commit(job)
             log.release(job)

@@ -269,7 +269,7 @@ def test_a_null_record_contributes_the_clipped_centre_turned_round(kind: RecordK
     beside = block_sum(ArrayBatch.of_records([outside], 3, kind), p, np.eye(3)[:, :1], radius, centre[:, :1])
     null = block_sum(ArrayBatch.of_records([None], 3, kind), p, np.eye(3)[:, :1], radius, centre[:, :1])
     assert np.array_equal(beside.total, null.total)
-    # The decoder makes it null; should it ever fail to, the kernels still do.
+    # The decoder makes such a record null; if it ever fails to, the kernels still do.
     starts = np.array([0, len(poisoned)], dtype=np.int64)
     assert np.array_equal(
         block_sum(ArrayBatch(poisoned, starts, kind), p, basis, radius, centre).total, one.total

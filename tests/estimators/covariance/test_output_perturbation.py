@@ -313,7 +313,7 @@ def bound(estimator: OutputPerturbation, gap: float, records: int, deviations: f
     """Return 2 sqrt(2 k) |E|_2 with |E|_2 <= Delta z (sqrt(2 d) + deviations), for a gap of the mean.
 
     E's entries off the diagonal have a deviation of Delta z/sqrt(2): its norm is below
-    Delta z (sqrt(2 d) + t) but for 2 exp(-t^2/2) (Gordon; Borell), and the k leading
+    Delta z (sqrt(2 d) + t) except for 2 exp(-t^2/2) (Gordon; Borell), and the k leading
     eigenvectors of P + E are within 2 sqrt(2 k) |E|_2 of P's (Yu, Wang and Samworth 2015).
     """
     bounds = GapBounds(estimator.kind, estimator.dim, records)

@@ -112,7 +112,7 @@ def test_a_batch_too_small_for_the_range_teaches_nothing_and_says_so() -> None:
 
 
 def test_no_range_teaches_nothing_and_says_so() -> None:
-    """The records have all sizes: every block has a bin of its own."""
+    """The records have all sizes: every block has a separate bin."""
     estimator = make(batch_size=2000)
     before = estimator.init(utility_generator(0))
     sizes = 2.0 ** utility_generator(4).uniform(-60, 60, 2000)

@@ -56,7 +56,7 @@ def test_the_range_is_the_spread_of_the_products(scale: float, removed: bool) ->
 def test_there_is_no_range_where_no_bin_is_full_enough() -> None:
     mean = AdaptiveMean(1.0, 1e-6, D * K, "zcdp")
     blocks = mean.range_blocks(0.01, 4.0)
-    # With a factor of 4 between pairs, every block has a bin of its own, too far apart to be released.
+    # With a factor of 4 between pairs, every block has its own distant bin, so that none is shown.
     spread = np.repeat(2.0 ** np.arange(blocks), 2)[:, None] * np.tile([[1.0] * D, [0.0] * D], (blocks, 1))
     with replace_noise_sampler(ScriptedSampler()):
         assert mean.scale(ArrayBatch.of_vectors(spread), ABOUT_ZERO, BASIS, NOTHING, blocks) is None
