@@ -1,7 +1,7 @@
 """Leader election by a consumer group that subscribes to one-partition topics.
 
-A process has one consumer for all its streams. The state topic of a stream has one partition,
-and the member to which it is assigned leads the stream.
+A process has one consumer for all its streams. A stream's state topic has one partition; the member that
+holds this partition leads the stream.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from streaming_pca.service.kafka.clients import group_consumer
 
 
 class _OnePartition:
-    """Cluster metadata, as an assignor asks for it, of one-partition topics."""
+    """Cluster metadata of one-partition topics, in the form that an assignor reads."""
 
     def __init__(self, topics: set[str]) -> None:
         self._topics = topics
@@ -32,9 +32,9 @@ class _OnePartition:
 class _LeadershipAssignor(StickyPartitionAssignor):  # type: ignore[misc]
     """Sticky assignment of partition 0, without waiting for metadata.
 
-    A state topic always has one partition. kafka-python may assign before metadata has arrived, and
-    then to no member (docs/explanation/kafka-client.md). Sticky, because the default assignor lets a
-    joining standby take the lead away.
+    A state topic always has one partition. kafka-python may assign before metadata arrives, and then
+    assigns it to no member (docs/explanation/kafka-client.md). The assignment is sticky, because with the
+    default assignor a joining standby takes over the lead.
     """
 
     def assign(self, cluster: Any, members: Any) -> Any:
@@ -48,9 +48,9 @@ class Election(ConsumerRebalanceListener):  # type: ignore[misc]
     Parameters
     ----------
     group : str
-        The same for all processes that may lead any of these streams.
+        Equal in all processes that may lead any of these streams.
     topics : iterable of str
-        Their state topics, which are never read here.
+        State topics of the streams; this class never reads them.
     on_rebalance : callable
         Called after each assignment.
     """
@@ -66,24 +66,24 @@ class Election(ConsumerRebalanceListener):  # type: ignore[misc]
 
     @property
     def joined(self) -> bool:
-        """True once the group has answered: this process or another one leads."""
+        """True after the first assignment: this process or another one leads."""
         return self._joined
 
     def on_partitions_assigned(self, assigned: Any) -> None:
-        """Pause the assigned partitions: a state can be large, and is read elsewhere."""
+        """Pause the assigned partitions: a state can be large and is read elsewhere."""
         if assigned:
             self._consumer.pause(*assigned)
         self._joined = True
         self._on_rebalance()
 
     def on_partitions_revoked(self, revoked: Any) -> None:
-        """Do nothing: :meth:`poll` sees it."""
+        """Do nothing: :meth:`poll` notices the change."""
 
     def on_partitions_lost(self, lost: Any) -> None:
-        """Do nothing: :meth:`poll` sees it."""
+        """Do nothing: :meth:`poll` notices the change."""
 
     def stand_for(self, topics: Iterable[str]) -> None:
-        """Stand for these streams from now on, and for no others."""
+        """Replace the streams that this process may lead."""
         wanted = sorted(topics)
         if wanted != self._topics:
             self._topics = wanted
@@ -96,8 +96,8 @@ class Election(ConsumerRebalanceListener):  # type: ignore[misc]
         """Serve the group protocol briefly; return the state topics of led streams."""
         if not self._topics:
             return frozenset()
-        # kafka-python 3.0.12 forgets a join whose answer takes longer than one poll: the member would
-        # send no more heartbeats and keep its former assignment, beside its successor.
+        # kafka-python 3.0.12 abandons a join that outlasts one poll: the member would stop its heartbeats
+        # and keep its former assignment while its successor holds it too.
         coordinator = self._consumer._coordinator
         if not coordinator.stable():
             coordinator.request_rejoin()
@@ -108,5 +108,5 @@ class Election(ConsumerRebalanceListener):  # type: ignore[misc]
         return frozenset(tp.topic for tp in assignment)
 
     def close(self) -> None:
-        """Leave the group, so that a standby need not wait for a timeout."""
+        """Leave the group, so that a standby takes over without waiting for a timeout."""
         self._consumer.close()

@@ -10,7 +10,7 @@ _NOT_PERMITTED = 29
 
 
 class StreamRefused(Exception):
-    """Ledger or state that does not allow this stream to go on as configured."""
+    """Ledger or state that does not allow this stream to continue as configured."""
 
 
 class TopicError(Exception):
@@ -18,7 +18,7 @@ class TopicError(Exception):
 
     @classmethod
     def missing(cls, topic: str) -> Self:
-        """Return the error of a topic of a stream that is not there."""
+        """Return the error for a missing topic."""
         return cls(
             f"topic {topic!r} is missing: create it with "
             "`streaming-pca topics create --config FILE --cap EPSILON,DELTA`, or correct its name"
@@ -43,7 +43,7 @@ class NotPermitted(TopicError):
 
 
 class RecordsLost(Exception):
-    """Unread records that are gone, or that cannot be read as they were written."""
+    """Unread records that were deleted or are in an unreadable format."""
 
 
 class SessionLost(Exception):
@@ -51,4 +51,4 @@ class SessionLost(Exception):
 
 
 class DeadlineExceeded(Exception):
-    """Hanging exchange with the broker; its thread cannot be stopped, so the process must end."""
+    """Step that hangs; its thread cannot be stopped, so the process must end."""

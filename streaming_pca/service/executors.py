@@ -18,15 +18,15 @@ class Pool(StrEnum):
     """Names of the thread pools."""
 
     READING = "reading"
-    """Fetching, decoding and assembly of batches, ahead of the kernels: one thread, because decoding holds
-    the interpreter's lock.
+    """Fetching, decoding and assembly of batches ahead of the kernels; one thread, because decoding holds
+    the GIL.
     """
     RECORDS = "records"
     """Kernels, and opening and closing the input: all other work on records."""
     COMMITS = "commits"
     """Exchanges with ledger, state and releases."""
     ELECTION = "election"
-    """The group protocol alone: no kernel and no slow commit may delay it."""
+    """The group protocol only, so that kernels and slow commits cannot delay it."""
 
 
 _COUNTS = {Pool.READING: 1, Pool.RECORDS: 2, Pool.COMMITS: 2, Pool.ELECTION: 1}
@@ -51,17 +51,17 @@ class Executors:
         Raises
         ------
         DeadlineExceeded
-            If it runs longer than ``deadline`` seconds, from when a thread was free for it
-            (0: no limit). It goes on there; a thread cannot be stopped. Also if all threads of
-            the pool are past such a deadline, as none may ever be free again.
+            If it runs longer than ``deadline`` seconds after a thread has started it (0: no limit). It
+            keeps running there, because a thread cannot be stopped. Also if all threads of the pool are
+            past such a deadline, because perhaps no thread becomes free again.
         """
         if self._hanging[pool] == _COUNTS[pool]:
             raise DeadlineExceeded(f"{task} cannot start: the process hangs in an earlier step")
         loop = asyncio.get_running_loop()
         started = asyncio.Event()
 
-        # Not by the future: an error of kafka-python and this thread's frames refer to one another, and so to
-        # the future. A batch would stay in memory until the collector finds that circle.
+        # Not via the future: kafka-python's exception forms a reference cycle with this frame, and so with
+        # the future, which would keep a batch in memory until the next garbage collection.
         results: list[T] = []
         errors: list[BaseException] = []
 

@@ -1,7 +1,7 @@
-"""Log lines for people or for programs, with stream, job and batch.
+"""Log lines, as text or JSON, with stream, job and batch.
 
 They show public quantities only: counts of delivered records, offsets, charges
-and times of day; nothing that depends on a record's contents.
+and times of day. Nothing in them depends on a record's contents.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from streaming_pca.service.protection import traceback_text
 _FIELDS = ("stream", "job", "batch")
 
 trace_id: ContextVar[str | None] = ContextVar("trace_id", default=None)
-"""Id of the trace that is being recorded, in 32 hexadecimal digits; None without one."""
+"""Id of the current trace, in 32 hexadecimal digits; None without a trace."""
 
 
 class StreamLog(logging.LoggerAdapter[logging.Logger]):
@@ -31,7 +31,7 @@ class StreamLog(logging.LoggerAdapter[logging.Logger]):
         super().__init__(logger, {"stream": stream, "job": stream})
 
     def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
-        """Add the stream, and a trace's id, to the fields of a line."""
+        """Add the stream and the current trace's id to the fields of a line."""
         trace = {} if trace_id.get() is None else {"trace_id": trace_id.get()}
         kwargs["extra"] = {**(self.extra or {}), **trace, **kwargs.get("extra", {})}
         return msg, kwargs
@@ -39,7 +39,7 @@ class StreamLog(logging.LoggerAdapter[logging.Logger]):
 
 class _Formatter(logging.Formatter):
     def formatException(self, ei: Any) -> str:
-        # Of a bug, in a library perhaps: its message may quote a record.
+        # A bug's message, for example a library's, may quote a record.
         return traceback_text(ei[1]).rstrip("\n")
 
 
@@ -70,8 +70,8 @@ def configure_logging(settings: LogSettings) -> None:
     """Send all log lines to standard error, in place of earlier handlers."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_formatter(settings))
-    # A line that a full disk has no room for is lost; a traceback in its place would say nothing more.
+    # A full disk loses the line; a traceback about the loss would add nothing.
     logging.raiseExceptions = False
     logging.basicConfig(level=settings.level.upper(), handlers=[handler], force=True)
-    # The client logs every reconnect; its relevant failures reach our own log.
+    # The client logs every reconnect; our own log reports the failures that matter.
     logging.getLogger("kafka").setLevel(logging.CRITICAL)

@@ -1,11 +1,10 @@
 """Prometheus metrics: public quantities only.
 
 Counts are of delivered records, null ones included. Norms, errors and the true numbers of malformed
-or clipped records are private. Of the latter two there are noisy counts, with their error, only where
-the stream pays for them. What is shown of a release is copied from its published bytes. Process
-metrics (memory, CPU time) depend on records: they are off unless a setting asks for them. So can the
-duration of a batch: that channel is not closed (docs/explanation/guarantee.md), and the buckets are
-coarse.
+or clipped records are private. Noisy counts of the latter two, with their error, are shown only if the
+stream pays for them. The metrics of a release are copied from its published bytes. Process metrics (memory,
+CPU time) depend on records, so they are off by default. The duration of a batch can depend on records as
+well: that channel is not closed (docs/explanation/guarantee.md), and the buckets are coarse.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ class Metrics:
     Parameters
     ----------
     process : bool
-        Show memory, CPU time and descriptors too, which can depend on records.
+        Include memory, CPU time and file descriptors, which can depend on records.
     """
 
     def __init__(self, *, process: bool = False) -> None:
@@ -124,9 +123,9 @@ class Metrics:
 
     @cached_property
     def counts(self) -> tuple[Gauge, ...]:
-        """Noisy counts of null and of clipped records, their errors, and their wholes.
+        """Noisy counts of null and clipped records, their errors and the totals.
 
-        Not there before a stream has paid for them.
+        Registered only when a stream first pays for them.
         """
         return (
             self._gauge("batch_null_records", "Null records of the last batch, with privacy noise."),
@@ -157,7 +156,7 @@ class StreamMetrics:
         self.set_leading(False)
         self.set_paused(False)
         self.set_refused(False)
-        # A missing series looks like a broken one.
+        # Dashboards cannot distinguish a missing series from a broken one.
         for outcome in ("committed", "abandoned"):
             metrics.batches.labels(stream, outcome)
         metrics.records.labels(stream)
@@ -171,7 +170,7 @@ class StreamMetrics:
         self._all.leader.labels(self._stream).set(leading)
 
     def set_paused(self, paused: bool) -> None:
-        """Set whether the stream is paused, as far as this process knows."""
+        """Set whether this process knows the stream to be paused."""
         self._all.paused.labels(self._stream).set(paused)
 
     def set_refused(self, refused: bool) -> None:
@@ -179,11 +178,11 @@ class StreamMetrics:
         self._all.refused.labels(self._stream).set(refused)
 
     def set_ready_source(self, read: Callable[[], bool]) -> None:
-        """Set the function that tells whether this process can lead, when metrics are read."""
+        """Set the function that each scrape calls for whether this process can lead."""
         self._all.ready.labels(self._stream).set_function(read)
 
     def set_planned(self, records: int | None) -> None:
-        """Set the size of the next batch; None where this process does not lead."""
+        """Set the size of the next batch; None if this process does not lead."""
         if records is None:
             self._all.planned.remove(self._stream)
         else:
@@ -195,20 +194,20 @@ class StreamMetrics:
         self._all.verified.labels(self._stream).set(time.time())
 
     def count_verification_error(self) -> None:
-        """Count a verification that could not be done."""
+        """Count a verification that could not run."""
         self._all.verification_errors.labels(self._stream).inc()
 
     def set_lag_source(self, read: Callable[[], float]) -> None:
-        """Set the function that is called for the lag when metrics are read."""
+        """Set the function that each scrape calls for the lag."""
         self._all.lag.labels(self._stream).set_function(read)
 
     def set_listing_source(self, read: Callable[[], float]) -> None:
-        """Set the function that tells when a registry last listed the stream's schemas."""
+        """Set the function that returns the time of the last listing of the stream's schemas."""
         self._all.listed.labels(self._stream).set_function(read)
 
     @contextmanager
     def time_commit(self) -> Iterator[None]:
-        """Time a commit; only a successful one counts."""
+        """Time a commit; ignore a failed one."""
         started = time.monotonic()
         yield
         self._all.commit_seconds.labels(self._stream).observe(time.monotonic() - started)
@@ -245,12 +244,12 @@ class StreamMetrics:
             (self._all.total_variance_error, release.total_variance_error),
         ):
             if value is None:
-                # An earlier release's number would be taken for this one's.
+                # Otherwise an earlier release's value would appear to belong to this one.
                 metric.remove(self._stream)
             else:
                 metric.labels(self._stream).set(value)
         if release.outcome is not None:
-            # The others too: a missing series looks like a broken one.
+            # All outcomes: dashboards cannot distinguish a missing series from a broken one.
             for outcome in Outcome:
                 self._all.outcomes.labels(self._stream, outcome.value)
             self._all.outcomes.labels(self._stream, release.outcome).inc()

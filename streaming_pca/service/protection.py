@@ -1,13 +1,13 @@
-"""Protection of a process's memory, which holds records and secrets, against dumps and debuggers.
+"""Protection of a process's memory, which holds records and secrets, from dumps and debuggers.
 
-Imports the standard library alone, since commands call it first of all.
+Imports only the standard library, because commands call it before anything else.
 
 On Linux a protected process is not dumpable (prctl(2), PR_SET_DUMPABLE). The system then writes no core
-file, not even for a handler such as systemd-coredump, which the limit of core files does not bind. Other
+file, not even for a handler such as systemd-coredump, which ignores the limit on core files. Other
 processes of the same user can neither attach a debugger nor read its memory, its environment and its open
-files in ``/proc``. Only root can. The flag returns at ``exec``, so every program of the service sets its own.
+files in ``/proc``. Only root can. ``exec`` resets the flag, so every program of the service sets it.
 
-Error messages of bugs are withheld as well: those of libraries quote the values that they cannot handle.
+Error messages of bugs are withheld as well: libraries quote the values that they cannot handle.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ _messages_shown = False
 
 
 def protect_process(*, debuggable: bool = False) -> str | None:
-    """Refuse core files and debuggers from now on; harmless when repeated.
+    """Refuse core files and debuggers from now on; idempotent.
 
     Parameters
     ----------
     debuggable : bool
-        Admit debuggers of the same user and show messages of bugs; core files stay refused.
+        Admit debuggers of the same user and show messages of bugs; core files are still refused.
 
     Returns
     -------
     str or None
-        Reason for which something is not refused here, or what ``debuggable`` admits; for the log.
+        For the log: why a protection is not available here, or what ``debuggable`` admits.
     """
     global _messages_shown
     _messages_shown = debuggable
@@ -54,11 +54,11 @@ def protect_process(*, debuggable: bool = False) -> str | None:
 
 
 def refuse_core_files() -> str | None:
-    """Set the limit of core files to 0, also for programs started from here; or return why it cannot be."""
+    """Set the limit of core files to 0, also for child processes; return the reason on failure."""
     try:
         import resource
 
-        # The soft limit alone: the hard one could not be undone for programs that are started later.
+        # Only the soft limit: programs started later could not raise the hard one again.
         resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     except (ImportError, OSError, ValueError):
         return "this platform cannot refuse core files: switch them off for this user"
@@ -76,7 +76,7 @@ def _set_dumpable(dumpable: bool) -> str | None:
 def traceback_text(error: BaseException) -> str:
     """Return an error's traceback, with messages of errors only if the process is debuggable.
 
-    A type and the lines of the source tell nothing of records; nor does the name of a missing module.
+    An error's type, lines of source code and the name of a missing module reveal nothing about records.
     """
     if _messages_shown:
         return "".join(traceback.format_exception(error))
@@ -96,7 +96,7 @@ def traceback_text(error: BaseException) -> str:
 
 @contextmanager
 def withheld_messages() -> Iterator[None]:
-    """Print errors that end a thread, or that nothing can catch, without their messages."""
+    """Print uncaught errors of threads and of the interpreter without their messages."""
 
     def show(_: Any, error: BaseException | None, trace: TracebackType | None) -> None:
         if error is not None:

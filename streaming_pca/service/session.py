@@ -1,6 +1,6 @@
-"""One session as leader of a stream: take over, learn batch by batch, until the lead is lost.
+"""One session as leader of a stream: take over, then learn batches until the lead is lost.
 
-Nothing here touches Kafka or numbers itself. The source and the kernels run in one pool of threads, the
+This module itself neither calls Kafka nor computes. The source and the kernels run in one thread pool, the
 checkpoint's exchanges in another, so that a long kernel delays neither heartbeats nor commits. Every
 exchange has a deadline.
 """
@@ -45,15 +45,15 @@ from streaming_pca.service.tracing import Span, StreamTraces
 T = TypeVar("T")
 
 _PAUSED_POLL_SECONDS = 2.0
-"""Interval at which a paused stream's status is read."""
+"""Polling interval of a paused stream's status."""
 _STATUS_POLL_SECONDS = 10.0
-"""Interval at which the status of a stream that waits for records is read."""
+"""Polling interval of the status while a stream waits for records."""
 _MANY_NULL = 0.5
 """Share of null records above which the log warns."""
 _LONGEST_TAKE_OVER_SECONDS = 3600.0
 """Time limit of a take-over, which reads the whole ledger (4,000 entries a second).
 
-A standstill ends it sooner.
+A lack of progress ends it sooner.
 """
 
 
@@ -63,11 +63,11 @@ class Session:
     Parameters
     ----------
     topics : Topics
-        Found anew for every session: a topic that was created again is other data.
+        Looked up for every session: a recreated topic holds different data.
     on_release : callable, optional
-        Called with every release after it was published.
+        Called with every release after its publication.
     make_reader : ReaderFactory
-        What reads the input: by default this process.
+        Reader of the input; by default in this process.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Session:
         self._on_taken_over = on_taken_over
         self._subject = settings.stream.registry_subject
         self._told: set[str] = set()
-        """Faults of schemas that the log names."""
+        """Faults of schemas that were already logged."""
         self._interrupted = False
         self._wakeup = asyncio.Event()
         self._loop = asyncio.get_running_loop()
@@ -101,14 +101,14 @@ class Session:
         self._feed: OffsetFeed | None = None
         self._reserved_at: float | None = None
         self.paused = False
-        """True while it waits for the stream to be resumed."""
+        """True while the session waits for the stream to be resumed."""
         self.made_progress = False
-        """True once a release was published."""
+        """True once a release has been published."""
 
     def interrupt(self) -> None:
-        """Finish a reserved batch, drop an unreserved one, and end for good.
+        """Finish a reserved batch, drop an unreserved one, and end permanently.
 
-        After a lost lead the session does not go on, even if the lead comes back at once.
+        After losing the lead the session does not continue, even if it regains the lead immediately.
         """
         self._interrupted = True
         self._wakeup.set()
@@ -120,26 +120,26 @@ class Session:
         Raises
         ------
         SessionLost, BrokerUnreachable
-            Recover by another session.
+            Recover with a new session.
         StreamRefused, RecordsLost, BudgetExceeded
-            The stream cannot go on as configured.
+            The stream cannot continue as configured.
         DeadlineExceeded
             A thread hangs: the process must end.
         """
         self._writer = CheckpointWriter(self._settings.kafka, self._stream, self._topics.topic_id)
         hanging = False
         try:
-            # In no variable here, which would keep the first state in memory.
+            # Not bound to a local: that would keep the first state alive.
             return await self._learn(*await self._take_over())
         except RecordsLost:
-            # A topic that was created again has lost all its records: report that instead.
+            # A recreated topic has lost all its records: report that instead.
             await self._check_topic()
             raise
         except DeadlineExceeded as error:
             hanging = True
             raise DeadlineExceeded(f"{error} (step {self._writer.step})") from None
         finally:
-            # The metric must not keep the session's last batch in memory.
+            # The metric must not keep the session's last batch alive.
             self._metrics.set_lag_source(lambda: 0.0)
             self._metrics.set_planned(None)
             if self._feed is not None:
@@ -153,9 +153,10 @@ class Session:
     # -- take-over ---------------------------------------------------------
 
     async def _take_over(self) -> tuple[TakenOver, State]:
-        """Fence the predecessor and finish its last batch; return the state to go on from."""
+        """Fence the predecessor and finish its last batch; return the state to continue from."""
         with self._traces.trace("lead") as trace:
-            # One at a time: it may wait for another job's transaction, and must leave a thread to others.
+            # One at a time: it may wait for another job's transaction and must leave a thread for other
+            # streams.
             async with self._executors.long_exchange:
                 with trace.child("recover"):
                     takeover = await self._executors.call(
@@ -169,7 +170,7 @@ class Session:
     async def _recover(self, takeover: TakenOver, trace: Span) -> State:
         if takeover.recovery.action is Action.PUBLISH:
             await self._publish(trace)
-        # Opened before a batch is resumed: the time that this takes must not decide the next cut.
+        # Opened before resuming a batch: the duration of that must not affect the next cut.
         self._feed = self._poller.open_feed(
             self._stream.input, self._topics.partitions, self._notify, self._topics.topic_id, self._subject
         )
@@ -181,10 +182,10 @@ class Session:
         )
         is_resumed = takeover.recovery.action is Action.RESUME
         if takeover.standing is JobStatus.PAUSED and not is_resumed:
-            # It reads nothing.
+            # A paused stream reads nothing.
             return state
         if self._subject is not None and not await self._wait_for_schemas(self._feed):
-            # A reserved batch is the next session's.
+            # Leave a reserved batch to the next session.
             return state
         self._codec = await self._make_codec(self._feed.schemas)
         if not self._codec.arrow:
@@ -195,9 +196,9 @@ class Session:
         return state
 
     async def _wait_for_schemas(self, feed: OffsetFeed) -> bool:
-        """Wait until a registry has listed the schemas that records name; False when interrupted.
+        """Wait until the registry has listed the subject's schemas; return False when interrupted.
 
-        Without any of them every record would be null, and charged.
+        Without schemas every record would be null, yet charged.
         """
         self._metrics.set_listing_source(lambda: feed.listed_at)
         while feed.schemas is None and not self._interrupted:
@@ -209,11 +210,11 @@ class Session:
         return feed.schemas is not None
 
     async def _make_codec(self, schemas: Schemas | None) -> PayloadCodec:
-        """Return the decoder, made in a thread: many MiB of schemas take seconds to compile."""
+        """Build the decoder in a thread: many MiB of schemas take seconds to compile."""
         return await self._executors.call(Pool.RECORDS, "reading schemas", self._codec_of, schemas)
 
     def _codec_of(self, schemas: Schemas | None) -> PayloadCodec:
-        """Return the decoder that reads by a registry's schemas; log which are unreadable."""
+        """Return the decoder for a registry's schemas; log the unreadable ones."""
         codec = build_codec(
             self._stream, None if self._writer.users is None else self._writer.users.key, schemas
         )
@@ -228,7 +229,7 @@ class Session:
     async def _learn(self, takeover: TakenOver, state: State) -> bool:
         assert self._feed is not None
         if takeover.standing is JobStatus.PAUSED:
-            self._poller.close_feed(self._feed)  # it has no reader now
+            self._poller.close_feed(self._feed)  # a paused stream does not read it
             await self._wait_while_paused()
             return False
         if not self._interrupted:
@@ -254,11 +255,11 @@ class Session:
         return False
 
     async def _start_at_ends(self) -> Offsets:
-        """Begin the stream behind the records that exist now, for good; return the positions."""
+        """Start the stream at the current end offsets, permanently; return them."""
         feed = self._feed
         assert feed is not None
-        # The clock's ends are public, and those of committed records. Its first tick may know only the
-        # partitions of before, and a partition that is left out here begins at its first record.
+        # The clock's end offsets are public and cover committed records only. Its first tick may not know
+        # the newest partitions, and a partition missing here would start at its first record.
         while len(feed.last) < len(self._topics.partitions) and not self._interrupted:
             self._wakeup.clear()
             feed.check()
@@ -271,7 +272,7 @@ class Session:
         return positions
 
     def _notify(self) -> None:
-        """Announce possible news; called from the poller's thread."""
+        """Wake the session, which then looks for changes; called from the poller's thread."""
         self._loop.call_soon_threadsafe(self._wakeup.set)
 
     async def _wait_while_paused(self) -> None:
@@ -280,7 +281,7 @@ class Session:
         self._metrics.set_paused(True)
         try:
             while not self._interrupted:
-                # Cleared first: an interruption while the ledger is read must end the wait that follows.
+                # Cleared first: an interruption while the ledger is read must end the following wait.
                 self._wakeup.clear()
                 standing = await self._exchange("reading the ledger", self._writer.read_status)
                 if standing is not JobStatus.PAUSED:
@@ -296,12 +297,12 @@ class Session:
         if not self._settings.worker.stop_when_done or n_records is None:
             return False
         learnt = self._writer.log.ledger.job(self._stream.name).records_committed
-        # Pairs leave the last record of an odd number over.
+        # Pairs leave one record over if the number is odd.
         return bool(learnt > n_records - self._estimator.preprocessing.granularity)
 
     async def _learn_batch(self, state: State, trace: Span) -> State:
         """Cut, charge and complete one batch; return the same state when interrupted."""
-        # A separate function, so that nothing holds this batch while the next one is gathered.
+        # A separate function, so that no local keeps this batch alive while the next one is read.
         plan = self._estimator.plan(state)
         trace.show_planned(plan.count)
         with trace.child("read"):
@@ -326,9 +327,9 @@ class Session:
         return state
 
     async def _wait_for_batch(self, plan: Plan) -> CutBatch | None:
-        """Wait for a batch; None when interrupted, or no longer active.
+        """Wait for a batch; return None when interrupted or no longer active.
 
-        A stream that is paused or retired meanwhile ends the session.
+        Pausing or retiring the stream during the wait ends the session.
         """
         await self._input.set_plan(plan)
         self._metrics.set_planned(plan.count)
@@ -341,7 +342,7 @@ class Session:
             await first_of(self._wakeup, seconds=_STATUS_POLL_SECONDS)
             if not self._interrupted and time.monotonic() - looked >= _STATUS_POLL_SECONDS:
                 looked = time.monotonic()
-                # A waiting stream would otherwise learn of a pause only at its next reservation.
+                # Otherwise a waiting stream would notice a pause only at its next reservation.
                 if (
                     await self._exchange("reading the ledger", self._writer.read_status)
                     is not JobStatus.ACTIVE
@@ -350,9 +351,9 @@ class Session:
         return None
 
     async def _check_topic(self) -> None:
-        """Check that the records just read are of the topic that will be charged.
+        """Check that the records just read belong to the topic that will be charged.
 
-        After reading, because an id never comes back.
+        Checking after the read suffices, because a topic's id is never reused.
         """
         current = await self._executors.call(
             Pool.COMMITS,
@@ -366,7 +367,7 @@ class Session:
             raise SessionLost(f"topic {self._stream.input!r} was deleted and created again")
 
     async def _resume(self, state: State, takeover: TakenOver, trace: Span) -> State:
-        """Finish a predecessor's reserved batch, or abandon it: its charge is spent already."""
+        """Finish or abandon a predecessor's reserved batch, whose charge is already spent."""
         reserved = takeover.reservation
         assert reserved is not None
         plan = self._estimator.plan(state)
@@ -381,8 +382,8 @@ class Session:
         ):
             reason = "the mechanism's parameters changed"
         else:
-            # Read its partitions only, and past retention: lost records of this batch abandon it,
-            # lost records of later batches concern the next source.
+            # Read only this batch's partitions, and tolerate records deleted by retention: missing records
+            # of this batch abandon it; missing records of later batches concern the next source.
             assert self._feed is not None
             await self._input.open(
                 tuple(r.partition for r in reserved.ranges),
@@ -417,7 +418,7 @@ class Session:
         return state
 
     async def _codec_of_batch(self, reserved: Reserved) -> PayloadCodec | None:
-        """Return the decoder of a reserved batch; None if the registry lacks a schema of it."""
+        """Return the decoder of a reserved batch; None if the registry lacks one of its schemas."""
         named = reserved.parameters.get("schemas")
         if self._subject is None or named is None:
             return self._codec
@@ -426,7 +427,7 @@ class Session:
         found = {number: known[number] for number in ids if number in known}
         missing = [number for number in ids if number not in known]
         if missing:
-            # The ledger names them, so that the request tells of no record.
+            # The ledger names them, so the request reveals nothing about records.
             found |= await self._executors.call(
                 Pool.COMMITS, "asking the schema registry", self._read_schemas, missing
             )
@@ -438,25 +439,25 @@ class Session:
         return SchemaRegistry(self._settings.registry, *self._subject).read_ids(ids)
 
     async def _complete_batch(self, state: State, reserved: Reserved, cut: CutBatch, trace: Span) -> State:
-        """Compute the batch's one result, commit it and publish it."""
+        """Compute the batch's only result, commit it and publish it."""
         try:
             how = (self._stream, self._writer.users, state, cut, reserved.batch)
             with trace.child("update", secret_errors=True):
                 result = await self._executors.call(Pool.RECORDS, "learning", compute_batch, *how)
         except SessionLost:
-            # Records that are kept elsewhere could not be had, which tells nothing of them. There is no
-            # result yet: as after a crash, the next session finishes the batch under the same charge.
+            # Records stored elsewhere could not be read, which reveals nothing about them. The batch has no
+            # result yet: as after a crash, the next session finishes it under the same charge.
             raise
         except Exception:
-            # The error may tell of the records, or of unpublished noise, and a second attempt would draw new
-            # noise: the batch gets no result and no explanation.
+            # The error may reveal records or unpublished noise, and a second attempt would draw new noise.
+            # So the batch gets neither a result nor an explanation.
             await self._abandon(reserved, "the estimator failed", trace)
             raise StreamRefused(
                 f"the estimator failed on batch {reserved.batch}, which is abandoned; its charge stays. "
                 "Restart to go on behind it"
             ) from None
         if not isinstance(cut.batch, ArrayBatch):
-            # Its records may have been read again since, at the same offsets of another topic of that name.
+            # The records may have been read again since, from the same offsets of a recreated topic.
             await self._check_topic()
         with self._metrics.time_commit(), trace.child("commit"):
             await self._exchange("commit", self._writer.commit, reserved, cut.positions, cut.epochs, result)
@@ -506,9 +507,9 @@ class Session:
 
 
 def _epochs_at(positions: Offsets, checkpoint: Checkpoint | None) -> dict[int, int]:
-    """Return a checkpoint's leader epochs for the positions that are its own.
+    """Return a checkpoint's leader epochs for the positions that it contains.
 
-    Abandoned batches move positions further.
+    Abandoned batches advance positions beyond it.
     """
     if checkpoint is None:
         return {}

@@ -12,13 +12,13 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 @contextmanager
 def stop_on_signals(stop: Callable[[], None]) -> Iterator[None]:
-    """Call ``stop`` in the event loop, within the block, when SIGTERM or SIGINT comes."""
+    """Call ``stop`` in the event loop on SIGTERM or SIGINT within the block."""
     loop = asyncio.get_running_loop()
     for number in _SIGNALS:
         loop.add_signal_handler(number, stop)
     try:
         yield
     finally:
-        # uvloop would leave its handler of SIGINT, and a Ctrl-C after its end would do nothing.
+        # uvloop would leave its SIGINT handler installed, and a later Ctrl-C would do nothing.
         for number in _SIGNALS:
             loop.remove_signal_handler(number)

@@ -1,9 +1,9 @@
-"""Export of spans by OpenTelemetry (extra ``otel``): OTLP over HTTP, on a thread of its own.
+"""Export of spans by OpenTelemetry (extra ``otel``): OTLP over HTTP, in a separate thread.
 
-A collector that is dead, slow or hostile costs spans and nothing else. The queue is bounded and drops its
-oldest spans, an answer's body is never read, redirects are not followed, and the end of the process waits
-``_CLOSE_SECONDS`` at most. The library's own log lines are not shown: they can quote the collector, and the
-headers in which its password is. One line of ours stands for them.
+A dead, slow or hostile collector costs only spans. The queue is bounded and drops its oldest spans,
+response bodies are never read, redirects are not followed, and the end of the process waits at most
+``_CLOSE_SECONDS``. The library's own log lines are not shown, because they can quote the collector and the
+headers that contain its password. One line of ours replaces them.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ _VERSION = version("streaming-pca")
 _LIBRARIES = ("opentelemetry", "urllib3")
 """Loggers of the library and of its HTTP client."""
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
-"""Variables of the collector's address, the first that is set decides."""
+"""Variables for the collector's address, in order of precedence."""
 _ONLY = {
     "OTEL_TRACES_EXPORTER": "otlp",
     "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "http/protobuf",
     "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf",
 }
-"""Standard variables of which this exporter knows one value."""
+"""Standard variables that may have only this value here."""
 
 
 class _Ids(IdGenerator):
     """Ids from the operating system's generator.
 
-    The library's would show the outputs of Python's shared generator, and so its state.
+    The library's ids would reveal outputs of Python's shared generator, and so its state.
     """
 
     def generate_span_id(self) -> int:
@@ -64,10 +64,10 @@ class _Ids(IdGenerator):
 
 
 class _Session(requests.Session):
-    """HTTP session that reads status and headers of an answer, and no body."""
+    """HTTP session that reads only the status and headers of a response."""
 
     outcome = "no answer"
-    """Outcome of the last request for the log: a status, or the type of an error."""
+    """Outcome of the last request, for the log: a status or an error's type."""
 
     def request(self, *args: Any, **kwargs: Any) -> requests.Response:
         self.outcome = "no answer"
@@ -79,27 +79,27 @@ class _Session(requests.Session):
         response.close()
         self.outcome = f"status {response.status_code}"
         if response.is_redirect:
-            # The library takes it for success.
+            # The library treats a redirect as success.
             raise requests.TooManyRedirects
         return response
 
 
 class _LibraryLog(logging.Handler):
-    """Handler that turns the library's warnings into one line, until spans are taken again.
+    """Handler that replaces the library's warnings by one line per outage.
 
     Parameters
     ----------
     collector : str
-        Address to name.
+        Address for the log.
     session : _Session
-        What knows the reason.
+        Source of the reason for a failure.
     """
 
     def __init__(self, collector: str, session: _Session) -> None:
         super().__init__(logging.WARNING)
         self._collector, self._session = collector, session
         self.at_start: list[str] | None = []
-        """Lines of the library while it is set up, without the values in them; then None."""
+        """The library's lines during setup, without their values; None afterwards."""
         self._failing = self._silent = False
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -114,31 +114,31 @@ class _LibraryLog(logging.Handler):
             )
 
     def attach(self) -> None:
-        """Take the lines of the libraries from all other handlers."""
+        """Redirect the libraries' log lines to this handler only."""
         for library in map(logging.getLogger, _LIBRARIES):
             library.addHandler(self)
             library.setLevel(logging.WARNING)
             library.propagate = False
 
     def detach(self) -> None:
-        """Give the libraries their log back, and say no more."""
-        # First: the library's thread may have a line under way.
+        """Restore the libraries' loggers; log nothing further."""
+        # First, because the library's thread may be about to log a line.
         self._silent = True
         for library in map(logging.getLogger, _LIBRARIES):
             library.removeHandler(self)
             library.propagate = True
-            # A thread that still hangs in a request must not begin to speak.
+            # A thread that still hangs in a request must not start to log.
             library.setLevel(logging.CRITICAL)
 
     def recovered(self) -> None:
-        """Log that spans are taken again, if the log says otherwise."""
+        """Log the recovery if the log reported a failure."""
         if self._failing and not self._silent:
             self._failing = False
             log.info("traces: the collector at %s takes spans again", self._collector)
 
 
 class _Exporter(OTLPSpanExporter):
-    """Exporter that tells the log of its success; of failures the library tells."""
+    """Exporter that logs recovery; the library logs failures."""
 
     def __init__(self, library_log: _LibraryLog, endpoint: str | None, session: _Session) -> None:
         super().__init__(endpoint=endpoint, session=session)
@@ -152,17 +152,17 @@ class _Exporter(OTLPSpanExporter):
 
 
 class SpanExport:
-    """Spans of a process, and their way to the collector.
+    """Tracer of a process that exports its spans to the collector.
 
     Parameters
     ----------
     settings : TraceSettings
-        The rest are the standard variables ``OTEL_*``.
+        Other settings are read from the standard variables ``OTEL_*``.
 
     Raises
     ------
     ConfigurationError
-        If a variable is wrong: one line, without secrets.
+        If a variable is wrong; the message is one line without secrets.
     """
 
     def __init__(self, settings: TraceSettings) -> None:
@@ -195,12 +195,12 @@ class SpanExport:
         return self._tracer.start_span(name, context, start_time=time)
 
     def mark_failed(self, span: Span) -> None:
-        """Mark a span as failed; no text, because texts of errors may tell of records."""
+        """Mark a span as failed, without text: error messages may reveal records."""
         span.set_status(StatusCode.ERROR)
 
     def close(self) -> None:
-        """Export the spans that are left, within a time limit."""
-        # The library's own limit is half a minute, and the thread is in a request meanwhile.
+        """Export the remaining spans, within a time limit."""
+        # The library's own limit is half a minute, during which its thread is inside a request.
         closing = threading.Thread(target=self._provider.shutdown, name="closing-traces", daemon=True)
         closing.start()
         closing.join(_CLOSE_SECONDS)
@@ -213,7 +213,7 @@ class SpanExport:
 
 def _resource() -> Resource:
     ours = {"service.name": "streaming-pca", "service.version": _VERSION}
-    # The variables have the last word: OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES.
+    # The variables take precedence: OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES.
     return Resource.create(ours).merge(OTELResourceDetector().detect())
 
 

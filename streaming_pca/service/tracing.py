@@ -1,11 +1,11 @@
 """Traces of batches and take-overs: their steps, with times and public quantities.
 
-A span holds what the ledger and the log show too: numbers and offset ranges of batches, charges, outcomes.
-It never holds sizes, norms, null counts, or the text of an error. All spans of a batch are kept back until
-the batch is released, abandoned or given up: no part of a trace leaves the process between ``update`` and
-the commit. Times are whole milliseconds, as those of messages in the ledger. They can depend on records, as
-all durations can (docs/explanation/guarantee.md). Contexts of traces are never read from a record: a header
-is contents.
+A span contains only what the ledger and the log show too: numbers and offset ranges of batches, charges,
+outcomes. It never contains sizes, norms, null counts or error messages. All spans of a batch are held until
+the batch is released, abandoned or given up, so no part of a trace leaves the process between ``update``
+and the commit. Times are whole milliseconds, like those of messages in the ledger. They can depend on
+records, as all durations can (docs/explanation/guarantee.md). Trace contexts are never read from a record,
+because headers count as contents.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ _PUBLIC_ERRORS = (
     SessionLost,
     StreamRefused,
 )
-"""Errors whose types tell nothing of records."""
+"""Errors whose types reveal nothing about records."""
 
 
 class _Trace:
-    """Spans of one trace, kept back until its root ends."""
+    """Spans of one trace, held until its root ends."""
 
     def __init__(self, export: SpanExport) -> None:
         self.export = export
-        # One reading of the wall clock: a step of it must not tear a trace apart.
+        # Read the wall clock once, so that an adjustment of it does not distort the trace.
         self._epoch = time.time_ns() - time.monotonic_ns()
         self.ended: list[tuple[OtelSpan, int]] = []
         self.dropped = False
@@ -68,7 +68,7 @@ class _Trace:
 class Span:
     """Step of a batch or of a take-over; records nothing while traces are off.
 
-    A span holds its name and the parameters of these methods, and nothing else.
+    A span contains only its name and the parameters of these methods.
     """
 
     def __init__(self, trace: _Trace | None = None, span: OtelSpan | None = None) -> None:
@@ -81,7 +81,7 @@ class Span:
         Parameters
         ----------
         secret_errors : bool
-            True for a step on records, where even the type of an error may tell of them.
+            True for a step on records, where even an error's type may reveal them.
         """
         if self._trace is None:
             yield self
@@ -90,7 +90,7 @@ class Span:
             yield Span(self._trace, span)
 
     def drop(self) -> None:
-        """Forget the whole trace."""
+        """Discard the whole trace."""
         if self._trace is not None:
             self._trace.dropped = True
 
@@ -99,7 +99,7 @@ class Span:
         self._set(stream=stream.name, input=stream.input)
 
     def show_reserved(self, reserved: Reserved) -> None:
-        """Set what RESERVED says of the batch: number, records and charge."""
+        """Set the batch's number, records and charge from its RESERVED entry."""
         if self._span is None:
             return
         charge = reserved.charge
@@ -113,15 +113,15 @@ class Span:
         )
 
     def show_planned(self, count: int, *, resumed: bool = False) -> None:
-        """Set the planned number of records, and whether another leader reserved them."""
+        """Set the planned batch size, and whether another leader reserved the batch."""
         self._set(planned=count, resumed=resumed)
 
     def show_lead(self, action: str, epoch: int) -> None:
-        """Set a take-over's first action, and the epoch by which the broker fences leaders."""
+        """Set a take-over's first action and its leader epoch (the broker's fencing token)."""
         self._set(action=action, leader_epoch=epoch)
 
     def show_release(self, batch: int, outcome: str | None) -> None:
-        """Set number and outcome of a batch that is published."""
+        """Set the number and outcome of a published batch."""
         self._set(batch=batch, outcome=outcome)
 
     def _set(self, **attributes: str | int | float | list[str] | None) -> None:
@@ -158,7 +158,7 @@ class StreamTraces:
     Parameters
     ----------
     export : SpanExport or None
-        None records nothing.
+        None turns recording off.
     """
 
     def __init__(self, export: SpanExport | None, stream: StreamSettings) -> None:
@@ -166,7 +166,7 @@ class StreamTraces:
 
     @contextmanager
     def trace(self, name: str) -> Iterator[Span]:
-        """Record a trace; its id is in the log's lines meanwhile."""
+        """Record a trace; log lines carry its id while it is open."""
         if self._export is None:
             yield NO_SPAN
             return
@@ -198,7 +198,7 @@ class Tracing:
         self._export: SpanExport | None = None
         if not settings.enabled:
             return
-        # Imported here: who has no traces needs no library, and waits for none.
+        # Imported here: users without tracing do not need the library or its import time.
         try:
             from streaming_pca.service.span_export import SpanExport
         except ImportError as error:
@@ -206,7 +206,7 @@ class Tracing:
                 f"trace.enabled needs {error.name or 'opentelemetry'}: pip install '.[otel]' in the checkout"
             ) from None
         except ValueError as error:
-            # The library reads some variables when it is imported.
+            # The library reads some variables at import time.
             raise ConfigurationError(f"environment: {error}") from None
         self._export = SpanExport(settings)
 
@@ -215,6 +215,6 @@ class Tracing:
         return StreamTraces(self._export, stream)
 
     def close(self) -> None:
-        """Export the spans that are left, within a time limit."""
+        """Export the remaining spans, within a time limit."""
         if self._export is not None:
             self._export.close()

@@ -1,7 +1,8 @@
 """Periodic verification of the ledgers of a worker's streams.
 
-Each runs in a process of its own (:mod:`streaming_pca.service.commit.verification`), one at a time. A
-ledger grows for ever and is read from its start, so the pause grows with the time that one takes.
+Each verification runs in a separate process (:mod:`streaming_pca.service.commit.verification`), one at a
+time. A ledger keeps growing and is read from its start, so the pause grows with the duration of a
+verification.
 """
 
 from __future__ import annotations
@@ -22,24 +23,26 @@ from streaming_pca.service.metrics import StreamMetrics
 log = logging.getLogger(__name__)
 
 _FIRST_SECONDS = 300.0
-"""Longest time to the first verification: not beside the take-over that follows a start."""
+"""Longest time to the first verification, which should not compete with the take-over after a start."""
 _PAUSES = 9
-"""Least pause behind a verification, as a multiple of its duration: it takes a tenth of the time."""
+"""Shortest pause after a verification, as a multiple of its duration, so that verifying takes at most a
+tenth of the time.
+"""
 _LONGEST_SECONDS = 3600.0
 """Time limit of one verification, which reads some thousands of entries a second."""
 _MOST_LINES = 10
-"""Problems that are logged; `streaming-pca ledger verify` shows all."""
+"""Number of problems that are logged; `streaming-pca ledger verify` shows all."""
 
 
 class Verifier:
-    """Verifier of ledgers at an interval.
+    """Periodic verifier of ledgers.
 
     Parameters
     ----------
     shown : mapping of input topic to StreamMetrics
-        Streams that read the topic, in whose metrics the result is shown.
+        Metrics of the streams that read the topic; they show the result.
     interval : float
-        Seconds; 0 for no verification.
+        In seconds; 0 turns verification off.
     """
 
     def __init__(
@@ -48,7 +51,7 @@ class Verifier:
         self._kafka, self._shown, self._interval = kafka, shown, interval
 
     async def run(self, stopping: asyncio.Event) -> None:
-        """Verify all ledgers again and again, until stopping."""
+        """Verify all ledgers periodically, until stopping."""
         if not self._interval:
             return
         await first_of(stopping, seconds=min(self._interval, _FIRST_SECONDS))
@@ -76,16 +79,16 @@ class Verifier:
             log.error("the ledger of %s is NOT verified: %s", topic, problem)
 
     async def _ask(self, topic: str, stopping: asyncio.Event) -> dict[str, Any]:
-        """Return the answer of a process; it is killed if it is late or the worker stops."""
+        """Return the result of a process; kill it if it is late or the worker stops."""
         try:
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
-                # -P: nothing is imported from the folder in which the worker was started.
+                # -P: import nothing from the worker's working directory.
                 *("-P", "-m", "streaming_pca.service.commit.verification"),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.DEVNULL,
-                start_new_session=True,  # a terminal's Ctrl-C is for the worker
+                start_new_session=True,  # keep a terminal's Ctrl-C from this process
             )
         except OSError as error:
             return {"failed": f"no process could be started ({error.strerror or error})"}

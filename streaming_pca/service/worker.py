@@ -1,9 +1,9 @@
 """Worker process: one election, one clock and a few threads for all its streams.
 
-Each stream stands by, leads in sessions, and steps down. The end of one stream (a cap that is reached,
-a changed privacy contract) does not end the others. The loop is asyncio on uvloop and never blocks
-(:mod:`streaming_pca.service.session`). A thread that misses its deadline cannot be stopped, so then the
-process ends and its successor recovers.
+Each stream stands by, leads in sessions, and steps down. The end of one stream (a reached cap, a changed
+privacy contract) does not end the others. The event loop (asyncio on uvloop) never blocks
+(:mod:`streaming_pca.service.session`). A thread that misses its deadline cannot be stopped, so the process
+ends and its successor recovers.
 """
 
 from __future__ import annotations
@@ -58,13 +58,13 @@ from streaming_pca.service.verification import Verifier
 log = logging.getLogger(__name__)
 
 _COMPILING_POLL_SECONDS = 0.2
-"""Time between two looks at the compiler."""
+"""Polling interval of the compiler."""
 _REST_SECONDS = 120.0
-"""Time until the other kernels compile: a start has enough to do."""
+"""Delay before the other kernels compile, so that they do not slow the start."""
 _SWITCH_SECONDS = 0.0005
-"""Time that a decoding thread may keep the interpreter's lock.
+"""Longest time that a decoding thread may keep the GIL.
 
-Others wait for that lock with the answer to a commit, or a kernel's next block: at Python's own 5 ms a
+Other threads wait for it with a commit's response or a kernel's next block: at Python's default of 5 ms a
 batch waits for it dozens of times.
 """
 
@@ -73,18 +73,18 @@ _ELECTION_SECONDS = 60.0
 _CHECK_SECONDS = 300.0
 """Time limit of one step of a standby's comparison with the ledger."""
 _JOINING_SECONDS = 3.0
-"""Time for a process that has joined to be given the lead: a leader compares its settings itself."""
+"""Time for a joined process to receive the lead: a leader compares its settings itself."""
 _RECHECK_SECONDS = 2.0
-"""Pause after a comparison that the broker did not allow."""
+"""Pause after a comparison that failed because of the broker."""
 
 T = TypeVar("T")
 
 
 def _prepare() -> None:
-    """Set up the interpreter, once everything is imported.
+    """Set up the interpreter after all imports.
 
-    Objects that exist now are excluded from garbage collection: hundreds of thousands, of the libraries,
-    which the collector would search every few polls. That was a fifth of the processor time of a worker of
+    The hundreds of thousands of existing objects of the libraries are excluded from garbage collection; the
+    collector would search them every few polls. That was a fifth of the processor time of a worker with
     small messages. The collector still runs as often.
     """
     sys.setswitchinterval(_SWITCH_SECONDS)
@@ -94,7 +94,7 @@ def _prepare() -> None:
 
 
 def _status_of(error: BaseException) -> int | None:
-    """Return the exit status of a stream's end; None where the process must end."""
+    """Return the exit status for a stream's error; None if the process must end."""
     if isinstance(error, BudgetExceeded | BudgetExceededByAnother):
         return 3
     if isinstance(error, StreamRefused | TopicError | RecordsLost | ConfigurationError | ParameterError):
@@ -110,7 +110,7 @@ class _Stream:
     def __init__(self, worker: Worker, settings: Settings) -> None:
         self.settings = settings
         self.status: int | None = None
-        """Exit status; None while the stream has not ended."""
+        """Exit status; None until the stream ends."""
         self._worker = worker
         self._log = StreamLog(log, settings.stream.name)
         self.metrics = worker.metrics.for_stream(settings.stream.name)
@@ -119,19 +119,19 @@ class _Stream:
         self._session: Session | None = None
         self._trouble_since: float | None = None
         self._lost_at: float | None = None
-        """Time at which a session was lost that no other has followed."""
+        """Time of the last lost session; None once a session has followed."""
         self._compared = False
-        """True once its settings were compared with the ledger, while standing by."""
+        """True once its settings have been compared with the ledger, while standing by."""
         self._agrees = False
-        """True once they were found to agree, which is for good."""
+        """True once the settings have agreed with the ledger; never reset."""
         self.is_candidate = False
-        """True once its topics were found, so that this process can lead it."""
+        """True once its topics have been found, so that this process can lead it."""
         self.refusal: str | None = None
-        """Reason for which settings or topics do not allow this process to run it."""
+        """Reason why settings or topics do not allow this process to run it."""
 
     @property
     def topic(self) -> str:
-        """Topic whose assignment is the stream's leadership."""
+        """Topic whose assignment decides the stream's leader."""
         return self.settings.stream.state_topic
 
     @property
@@ -151,7 +151,7 @@ class _Stream:
         return "standby" if self._compared and self._worker.joined.is_set() else "starting"
 
     def warn(self) -> None:
-        """Log what is doubtful about the settings."""
+        """Log warnings about doubtful settings."""
         for line in doubts_of_settings(self.settings.stream):
             self._log.warning("%s", line)
 
@@ -222,7 +222,7 @@ class _Stream:
             self._trouble_since = None
 
     async def _stand_by(self, topics: Topics | None) -> None:
-        """Wait for the lead, or the process's end; raise StreamRefused where a take-over would."""
+        """Wait for the lead or the process's end; raise StreamRefused if a take-over would."""
         worker, check = self._worker, None
         if not self._agrees:
             await first_of(self._leading, worker.stopping, worker.joined)
@@ -236,7 +236,7 @@ class _Stream:
                         check = check or StandbyCheck(
                             self.settings.kafka, self.settings.stream, topics.topic_id
                         )
-                        # One at a time, as take-overs: reading a ledger may take long.
+                        # One at a time, like take-overs: reading a ledger may take long.
                         async with worker.executors.long_exchange:
                             wait = await self._compare(check.run)
                         self._agrees, self._compared = wait is None, self._compared or wait != 0
@@ -269,7 +269,7 @@ class _Stream:
         )
         self._session = session
         try:
-            # The lead may be lost by now, or the process stopping.
+            # The lead may have been lost by now, or the process may be stopping.
             if worker.stopping.is_set() or not self._leading.is_set():
                 return False
             return await session.run()
@@ -279,7 +279,7 @@ class _Stream:
             self._session = None
 
     def _tell_recovery(self) -> None:
-        """Log that the stream goes on, if the log says that its session was lost."""
+        """Log the recovery if the log reported a lost session."""
         if self._lost_at is not None:
             seconds = time.monotonic() - self._lost_at
             self._log.info(
@@ -298,7 +298,7 @@ class _Stream:
         )
 
     async def _find_topics_patiently(self) -> Topics:
-        """Find the topics; retry if the broker has answered another stream of the process."""
+        """Find the topics; retry if the broker has responded to another stream of the process."""
         worker = self._worker
         while True:
             started = time.monotonic()
@@ -315,7 +315,7 @@ class _Stream:
                 return topics
 
     def _raise_if_stuck(self, started: float) -> None:
-        """Raise the current error again if trouble has lasted too long without progress."""
+        """Reraise the current error if trouble has lasted too long without progress."""
         now, patience = time.monotonic(), self.settings.worker.give_up_seconds
         if self._trouble_since is None or now - started > patience:
             self._trouble_since = now
@@ -329,13 +329,13 @@ class Worker:
     Parameters
     ----------
     settings : sequence of Settings
-        One for each stream, equal but for ``stream``.
+        One per stream, equal except for ``stream``.
     on_release : callable, optional
-        Called with every release after it was published.
+        Called with every release after its publication.
     make_reader : ReaderFactory
-        What reads the inputs: by default this process.
+        Reader of the inputs; by default in this process.
     site : Site, optional
-        Site that the HTTP server shows beside metrics and health.
+        Site that the HTTP server shows in addition to metrics and health.
     """
 
     def __init__(
@@ -361,11 +361,11 @@ class Worker:
         self.compiled = asyncio.Event()
         """Set once the kernels are compiled."""
         self.candidates = asyncio.Event()
-        """Set once there is a stream to stand for."""
+        """Set once the process is a candidate for a stream."""
         self.broker_reached = False
-        """True once the broker has answered any stream."""
+        """True once the broker has responded to any stream."""
         self.joined = asyncio.Event()
-        """Set once the election has answered."""
+        """Set after the election's first assignment."""
         self._streams = [_Stream(self, each) for each in settings]
 
     def stop(self) -> None:
@@ -376,9 +376,11 @@ class Worker:
             stream.interrupt()
 
     async def _compile(self) -> None:
-        """Compile before standing for a stream what first batches need, as none may wait; then the rest.
+        """Compile the kernels of first batches, then, after the start, the others.
 
-        Cancelled, it stops at once: a worker that finds no broker does not wait for the compiler.
+        The first batches' kernels are compiled before the process becomes a candidate, because no batch may
+        wait for them. Cancelling stops immediately: a worker that finds no broker does not wait for the
+        compiler.
         """
         use_threads(self._settings.worker.threads)
         streams = [stream.settings.stream for stream in self._streams]
@@ -388,7 +390,7 @@ class Worker:
         try:
             await self._fill_cache({each.record_kind for each in streams})
         except Exception as error:
-            # It serves streams by now, which go on without.
+            # By now the worker serves streams, which continue without the kernels.
             log.warning("kernels compile at their first use: %s", error)
 
     async def _fill_cache(self, kinds: Collection[str]) -> None:
@@ -397,7 +399,7 @@ class Worker:
         log.info("%s: up to half a minute of one core, longer beside other work", COMPILING)
         started, compiler = time.monotonic(), compile_apart(kinds)
         try:
-            # No thread of a pool may wait for the second part.
+            # Polled, because no pool thread may be blocked by the second compilation.
             while (status := compiler.poll()) is None:
                 await asyncio.sleep(_COMPILING_POLL_SECONDS)
         finally:
@@ -417,7 +419,7 @@ class Worker:
         return {stream.settings.stream.name: stream.role for stream in self._streams}
 
     def refusals(self) -> dict[str, str]:
-        """Return the streams that this process may not run as configured, with the reasons."""
+        """Return the reasons by stream that this process may not run as configured."""
         return {s.settings.stream.name: s.refusal for s in self._streams if s.refusal is not None}
 
     async def run(self) -> int:
@@ -441,7 +443,7 @@ class Worker:
         compiling = asyncio.create_task(self._compile())
         running = [asyncio.create_task(stream.run()) for stream in self._streams]
         for task in running:
-            # The first error is raised; asyncio would print the others, with their contents.
+            # The first error is raised; asyncio would print the others with their messages.
             task.add_done_callback(lambda done: done.cancelled() or done.exception())
         election = asyncio.create_task(self._serve_election())
         verifying = asyncio.create_task(self._verifier().run(self.stopping))
@@ -456,7 +458,7 @@ class Worker:
             await self.executors.call(Pool.ELECTION, "closing", self.poller.close, deadline=patience)
             if http is not None:
                 await http.stop()
-            # In none of the pools, whose threads may hang.
+            # Outside the pools, whose threads may hang.
             await asyncio.to_thread(self.tracing.close)
         return max(stream.status or 0 for stream in self._streams)
 
@@ -478,7 +480,7 @@ class Worker:
                 task.result()
 
     async def _serve_election(self) -> None:
-        """Serve the election until stopping; replace a failed consumer."""
+        """Serve the election until stopping; replace failed consumers."""
         kafka, group = self._settings.kafka, self._settings.worker.group
         await first_of(self.candidates, self.stopping)
         while not self.stopping.is_set():
@@ -511,7 +513,7 @@ class Worker:
         return await self.executors.call(Pool.ELECTION, task, function, *args, deadline=deadline)
 
     def _topics(self) -> list[str]:
-        """Return the state topics of the streams for which this process stands."""
+        """Return the state topics of the streams that this process may lead."""
         return [stream.topic for stream in self._streams if stream.is_candidate and stream.status is None]
 
     def _lead(self, led_topics: frozenset[str]) -> None:
@@ -530,17 +532,17 @@ def run_worker(
     Parameters
     ----------
     settings : sequence of Settings
-        One for each stream.
+        One per stream.
     on_release : callable, optional
-        Called with every release after it was published.
+        Called with every release after its publication.
     site : Site, optional
-        Site that the HTTP server shows beside metrics and health.
+        Site that the HTTP server shows in addition to metrics and health.
 
     Returns
     -------
     int
         Exit status: 0 stopped or done, 2 refused or misconfigured, 3 budget
-        exceeded, 4 broker lost; the greatest where streams ended differently.
+        exceeded, 4 broker lost; the greatest if streams ended differently.
     """
     _prepare()
 
@@ -551,7 +553,7 @@ def run_worker(
 
     try:
         with warnings.catch_warnings():
-            # A library's warning about a number is a statement about records or noise.
+            # A library's warning about a number could reveal records or noise.
             warnings.simplefilter("ignore")
             return uvloop.run(main())
     except DeadlineExceeded as error:

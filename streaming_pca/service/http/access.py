@@ -1,4 +1,4 @@
-"""Access to the HTTP server: bearer tokens, names of the host, and what may be had without a token."""
+"""Access control of the HTTP server: bearer tokens, host names and routes without a token."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ log = logging.getLogger(__name__)
 _SAFE_METHODS = {"GET", "HEAD", "OPTIONS"}
 
 AUTHORIZED = "streaming_pca.authorized"
-"""Key of a request's scope: whether it came with the token, or none is needed."""
+"""Key of a request's scope: True if the request has the token, or does not need it."""
 
 
 def problem(scope: Scope, status: HTTPStatus, detail: str, **headers: str) -> JSONResponse:
-    """Return an error as RFC 9457 has it; the names of headers are written with ``_``."""
+    """Return an error response in the format of RFC 9457; header names use ``_`` for ``-``."""
     body = {
         "type": "about:blank",
         "title": status.phrase,
@@ -52,21 +52,22 @@ def _digest(token: str) -> bytes:
 
 
 class Token:
-    """Token of requests; a file is read again once it changes.
+    """Token of requests; a changed file is read again.
 
-    Only its digest is kept. A file that cannot be read, or that holds no token, lets no one in.
+    Only the token's digest is stored. If the file cannot be read or does not contain a token, all requests
+    are refused.
 
     Parameters
     ----------
     name : str
-        Name of the setting, for messages.
+        Setting's name in messages.
     file : Path or None
-        File in place of the secret.
+        File to read instead of ``secret``.
 
     Raises
     ------
     ConfigurationError
-        If the file holds no token now.
+        If the file does not contain a token.
     """
 
     def __init__(self, name: str, secret: SecretStr | None, file: Path | None) -> None:
@@ -80,9 +81,9 @@ class Token:
             self._digest = self._read(file)
 
     def matches(self, given: str) -> bool:
-        """Return whether this is the token, in a time that tells nothing of it."""
+        """Return whether this is the token, in constant time."""
         self._refresh()
-        # Digests have one length, and tell nothing of the token however long the comparison takes.
+        # Digests have equal lengths, and the duration of their comparison reveals nothing about the token.
         return self._digest is not None and hmac.compare_digest(_digest(given), self._digest)
 
     def _refresh(self) -> None:
@@ -120,7 +121,7 @@ class Token:
 
 
 def make_tokens(settings: HttpSettings) -> tuple[Token | None, Token | None]:
-    """Return the tokens of the API and of the metrics; None where none is needed.
+    """Return the tokens of the API and of the metrics; None for unprotected routes.
 
     Raises
     ------
@@ -139,10 +140,10 @@ def make_tokens(settings: HttpSettings) -> tuple[Token | None, Token | None]:
 
 
 class Access:
-    """Middleware that lets requests through which may be answered.
+    """Middleware that passes permitted requests on.
 
-    ``/healthz``, the answer of ``/readyz`` without its details, and the pages, which hold no data, need no
-    token. Its scope tells a request's endpoint whether it came with one.
+    ``/healthz``, ``/readyz`` without details, and the pages, which do not contain data, do not need a
+    token. The request's scope shows its endpoint whether the request had one.
 
     Parameters
     ----------
@@ -157,7 +158,7 @@ class Access:
         self._is_known = _known_hosts(settings)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request that is refused, or pass it on."""
+        """Refuse a request or pass it on."""
         if scope["type"] != "http" or scope["path"] == "/healthz":
             await self._app(scope, receive, send)
             return
@@ -168,7 +169,7 @@ class Access:
         host, path = headers.get("host", ""), scope["path"]
         is_known = self._is_known(_without_port(host))
         if not is_known and path != "/readyz":
-            # A page of another site whose name resolves to this machine (DNS rebinding).
+            # Another site's page whose host name resolves to this machine (DNS rebinding).
             detail = "the header Host is of another server: use the address it printed, or set http.hosts"
             return problem(scope, HTTPStatus.MISDIRECTED_REQUEST, detail)
         origin = headers.get("origin", "").lower()
@@ -177,14 +178,15 @@ class Access:
             detail = "a page of another site may not do this: name its origin in http.origins"
             return problem(scope, HTTPStatus.FORBIDDEN, detail)
         if not path.isprintable():
-            # Routes end with a pattern's "$", which a line feed may follow: /metrics%0A is /metrics to them.
+            # Route patterns end with "$", which also matches before a line feed: /metrics%0A would match
+            # /metrics.
             return problem(scope, HTTPStatus.NOT_FOUND, "no path has control characters or line separators")
         if path == "/metrics":
             needed, setting = self._metrics_token, "http.metrics_token"
         else:
             needed, setting = self._token, "http.token"
         given = _bearer(headers)
-        # A probe has the name or address that its platform knows, and is told the status alone.
+        # Probes use their platform's name or address for this host, and receive only the status.
         scope[AUTHORIZED] = is_known and (needed is None or (given is not None and needed.matches(given)))
         if scope[AUTHORIZED] or not (path in ("/metrics", "/v1") or path.startswith("/v1/")):
             return None
@@ -209,15 +211,15 @@ def _bearer(headers: Headers) -> str | None:
 def _without_port(host: str) -> str:
     if host.startswith("["):
         return host.partition("]")[0].lower() + "]"
-    # A name may end with the dot of the root.
+    # A fully qualified name may end with a dot.
     return host.partition(":")[0].lower().removesuffix(".")
 
 
 def _known_hosts(settings: HttpSettings) -> Callable[[str], bool]:
-    """Return the test of a name in the header Host.
+    """Return the check of the Host header's name.
 
-    An address is no name that could resolve to this machine, and a request without the header is no
-    browser's: proxies, probes and scrapers send them.
+    Addresses are allowed because they cannot be rebound by DNS; requests without the header because
+    browsers always send it. Proxies, probes and scrapers send both.
     """
     named = frozenset(settings.hosts)
     if not named and not is_loopback(settings.host):

@@ -26,31 +26,30 @@ MAX_BODY = 16 * 1024
 MAX_HEADERS = 16 * 1024
 """Most bytes of a request's line and headers."""
 _MAX_BYTES = MAX_HEADERS + 8 * MAX_BODY
-"""Most bytes of a request as it is sent: a chunk of one byte takes six, and each costs as much time as a
-large one."""
+"""Most bytes of a request on the wire: a one-byte chunk takes six bytes and as much time as a large chunk."""
 _MAX_CONNECTIONS = 128
 _REQUEST_SECONDS = 10.0
-"""Longest time for a request to arrive, from the connection or from the end of the answer before."""
+"""Longest time for a request to arrive, counted from the connection or the end of the previous response."""
 _WRITE_SECONDS = 30.0
-"""Longest time for which a client may leave an answer unread."""
+"""Longest time that a client may leave a response unread."""
 _MAX_ADDRESSES = 4096
-"""Client addresses whose rates are remembered."""
+"""Number of client addresses with stored rates."""
 _BURST_SECONDS = 2.0
-"""Seconds whose requests may come at once."""
+"""Allowed burst, in seconds of requests at the permitted rate."""
 _COUNTED = ("/v1", "/metrics")
 _BARE_LF = re.compile(rb"(?<!\r)\n")
 _LEAVING_SECONDS = 0.3
-"""Time for a stream of events to end by itself."""
+"""Time for an event stream to end without cancellation."""
 
 
 class _WholeLines(ReceiveBuffer):
     """Buffer of a connection whose header lines end with CR LF.
 
-    A proxy that does not take LF for an end would see other headers than this server.
+    A proxy that does not treat LF as a line end would see other headers than this server.
     """
 
     def maybe_extract_lines(self) -> list[bytearray] | None:
-        """Return the lines of a whole head; raises RemoteProtocolError for a bare LF."""
+        """Return the lines of a complete head; raise RemoteProtocolError for a bare LF."""
         before = bytes(self)
         lines = super().maybe_extract_lines()
         if _BARE_LF.search(before, 0, len(before) - len(self)):
@@ -59,10 +58,10 @@ class _WholeLines(ReceiveBuffer):
 
 
 class LimitedProtocol(H11Protocol):
-    """HTTP connection that slow clients cannot hold for long.
+    """HTTP connection that slow clients cannot occupy for long.
 
-    Of too many connections the longest without a request is closed, so that clients that send nothing
-    keep no one else out.
+    Above the limit, the connection that has been idle longest is closed, so that silent clients do not
+    block others.
     """
 
     _slow: asyncio.TimerHandle | None = None
@@ -71,40 +70,40 @@ class LimitedProtocol(H11Protocol):
     _bytes = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Begin to wait for a request."""
+        """Start waiting for a request."""
         super().connection_made(transport)
-        # It has no other hook for the bytes of a head.
+        # h11 has no other hook for the bytes of a head.
         self.conn._receive_buffer = _WholeLines()
         self._since = self.loop.time()
         self._watch()
         if len(self.connections) > _MAX_CONNECTIONS:
             idle = [c for c in self.connections if isinstance(c, LimitedProtocol) and c.is_waiting]
-            # This one is among them, and goes only if all others are in use.
+            # This connection is among them, and is closed only if all others are in use.
             oldest = min(idle, key=lambda connection: connection._since)
             oldest.transport.abort()
 
     @property
     def is_waiting(self) -> bool:
-        """True while the client has not sent all of a request."""
+        """True while the client has not sent a complete request."""
         return self.cycle is None or self.cycle.response_complete or self.cycle.more_body
 
     def data_received(self, data: bytes) -> None:
-        """Take bytes of a request; those beyond the limit are not parsed."""
+        """Parse bytes of a request up to the limit."""
         left = _MAX_BYTES - self._bytes
         self._bytes += len(data)
         if left > 0:
             super().data_received(data[:left])
             self._watch()
         elif self.cycle is None or self.cycle.response_complete:
-            # The answer did not need the body.
+            # The response did not need the body.
             self.transport.close()
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what is no request; hang up where an earlier request is being answered."""
+        """Refuse an invalid request; hang up during the response to an earlier one."""
         if self.cycle is None or self.cycle.response_complete:
             super().send_400_response(msg)
             return
-        # Two answers at a time would fail both, and log a traceback for each such client.
+        # Two simultaneous responses would both fail and log a traceback for each such client.
         self.cycle.disconnected = True
         self.cycle.message_event.set()
         self.transport.close()
@@ -120,20 +119,20 @@ class LimitedProtocol(H11Protocol):
         self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the timers."""
+        """Cancel the timers."""
         for timer in (self._slow, self._stuck):
             if timer is not None:
                 timer.cancel()
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
-        """Begin to wait for the client to read."""
+        """Start waiting for the client to read."""
         super().pause_writing()
         if self._stuck is None:
             self._stuck = self.loop.call_later(_WRITE_SECONDS, self.transport.abort)
 
     def resume_writing(self) -> None:
-        """Go on: the client has read."""
+        """Continue, as the client has read."""
         if self._stuck is not None:
             self._stuck.cancel()
             self._stuck = None
@@ -168,11 +167,11 @@ class SizeLimit:
             return
         headers = Headers(scope=scope)
         if "transfer-encoding" in headers and "content-length" in headers:
-            # A proxy may believe the other of the two, and see another request in the body.
+            # A proxy may rely on the other of the two, and see another request in the body.
             detail = "a body has a Content-Length or a Transfer-Encoding, not both"
             await problem(scope, HTTPStatus.BAD_REQUEST, detail, connection="close")(scope, receive, send)
             return
-        # The protocol has refused lengths that are no numbers.
+        # The protocol has already refused non-numeric lengths.
         if int(headers.get("content-length", "0")) > MAX_BODY:
             await _too_large(scope)(scope, receive, send)
             return
@@ -199,7 +198,7 @@ class SizeLimit:
 
 
 class _TooLarge(Exception):
-    """Body that is larger than its limit."""
+    """Body above the size limit."""
 
 
 def _too_large(scope: Scope) -> JSONResponse:
@@ -208,26 +207,26 @@ def _too_large(scope: Scope) -> JSONResponse:
 
 
 class RateLimit:
-    """Middleware that limits the requests of a client's address.
+    """Middleware that limits the request rate of each client address.
 
-    Probes are not counted, so that a busy client does not make a process look dead; nor are pages, one
-    of which needs dozens of files.
+    Probes are not counted, so that a busy client does not make a process look dead; nor are pages, because
+    each needs dozens of files.
 
     Parameters
     ----------
     app : ASGI application
     clock : callable
-        Seconds that never go back.
+        Monotonic time in seconds.
     """
 
     def __init__(self, app: ASGIApp, per_second: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._app, self._rate, self._clock = app, per_second, clock
         self._burst = max(1.0, per_second * _BURST_SECONDS)
         self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()
-        """Requests that an address has left, and when it had them; the longest unused first."""
+        """Remaining requests of each address, and the time of that count; least recently used first."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Refuse a request too many, or pass it on."""
+        """Refuse a request above the rate, or pass it on."""
         if scope["type"] != "http" or not scope["path"].startswith(_COUNTED):
             await self._app(scope, receive, send)
             return
@@ -240,7 +239,7 @@ class RateLimit:
         await refused(scope, receive, send)
 
     def _take(self, address: str) -> float:
-        """Take one request of an address; return the seconds to wait if it has none left."""
+        """Count one request of an address; return the seconds to wait if it is above the rate."""
         now = self._clock()
         left, then = self._left.pop(address, (self._burst, now))
         left = min(self._burst, left + (now - then) * self._rate)
@@ -252,7 +251,10 @@ class RateLimit:
 
 
 def _client(scope: Scope) -> str:
-    """Return the address of a client; of IPv6 its network, whose addresses one client can have."""
+    """Return a client's IPv4 address or IPv6 network.
+
+    One client can have all addresses of an IPv6 network.
+    """
     host = str(scope["client"][0]) if scope.get("client") else ""
     try:
         address = ipaddress.ip_address(host.partition("%")[0])
@@ -264,16 +266,16 @@ def _client(scope: Scope) -> str:
 
 
 class EventStreams:
-    """Middleware that limits streams of events, and ends them when the server stops.
+    """Middleware that limits event streams, and ends them when the server stops.
 
-    Of a full pool the address that holds the most streams loses its oldest one to an address with fewer: one
-    client may use every free stream, and keeps no other client out.
+    If the pool is full, the address with the most streams loses its oldest one to an address with fewer:
+    one client may use all free streams without blocking other clients.
 
     Parameters
     ----------
     app : ASGI application
     most : int
-        Most streams at the same time.
+        Most simultaneous streams.
     stopping : asyncio.Event
         Set once the server stops.
     """
@@ -281,10 +283,10 @@ class EventStreams:
     def __init__(self, app: ASGIApp, most: int, stopping: asyncio.Event) -> None:
         self._app, self._most, self._stopping = app, most, stopping
         self._open: dict[asyncio.Event, str] = {}
-        """Address of each open stream, and what ends it; the oldest first."""
+        """Address of each open stream by the event that ends it; the oldest first."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Refuse a stream too many, or pass it on."""
+        """Refuse a stream above the limit, or pass it on."""
         if scope["type"] != "http" or scope["path"] != EVENTS or scope["method"] != "GET":
             await self._app(scope, receive, send)
             return
@@ -302,7 +304,7 @@ class EventStreams:
             self._open.pop(ended, None)
 
     def _has_room(self, address: str) -> bool:
-        """Return whether an address may have one more stream; another's may be ended for it."""
+        """Return whether an address may open another stream; this may end another address's stream."""
         if len(self._open) < self._most:
             return True
         held = Counter(self._open.values())
@@ -315,7 +317,7 @@ class EventStreams:
         return True
 
     async def _follow(self, scope: Scope, receive: Receive, send: Send, ended: asyncio.Event) -> None:
-        """Run the application; at the server's or the stream's end, tell it that the client is gone."""
+        """Run the application; report a disconnect to it when the server or the stream ends."""
         state = "waiting"
 
         async def noting(message: Message) -> None:

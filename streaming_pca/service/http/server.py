@@ -34,9 +34,9 @@ from streaming_pca.service.http.limits import (
 log = logging.getLogger(__name__)
 
 _LEAVING_SECONDS = 1.0
-"""Time for answers in progress to end; the streams of events are ended before."""
+"""Time for responses in progress to end; event streams are ended earlier."""
 _STOPPING_SECONDS = 1.8
-"""Time for everything to end; a site that waits for a broker is left behind."""
+"""Time for everything to end; a site that still waits for a broker is abandoned."""
 
 
 class Exposition(Protocol):
@@ -48,26 +48,26 @@ class Exposition(Protocol):
 
 
 class Site(Protocol):
-    """Routes beside metrics and health, with what feeds them."""
+    """Additional routes and their data source."""
 
     @property
     def routes(self) -> Sequence[BaseRoute]:
-        """Routes; those of data begin with ``/v1`` and need the token."""
+        """Routes; data routes begin with ``/v1`` and need the token."""
         ...
 
     def start(self) -> None:
-        """Begin to read; called in a thread."""
+        """Start reading; called in a thread."""
         ...
 
     def stop(self) -> None:
-        """End; called in a thread."""
+        """Stop reading; called in a thread."""
         ...
 
 
 class _Server(uvicorn.Server):
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        # The process has handlers of its own; a worker's finish a reserved batch first.
+        # The process has its own handlers; a worker's handlers first finish a reserved batch.
         yield
 
 
@@ -77,19 +77,19 @@ class HttpServer:
     Parameters
     ----------
     metrics : Exposition, optional
-        Without it there is no ``/metrics``.
+        ``/metrics`` does not exist without it.
     roles : callable
         Returns this process's role in each stream, by name: "starting", "leading",
         "standby", "paused", "ended".
     refusals : callable
-        Returns the streams that this process may not run as configured, with the reasons.
+        Returns the reasons by stream that this process may not run as configured.
 
     Raises
     ------
     ConfigurationError
-        If others could come without a token, or a token or a certificate cannot be used.
+        If other machines would have access without a token, or a token or certificate is unusable.
     StreamRefused
-        If the port cannot be listened on.
+        If the server cannot listen on the port.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class HttpServer:
             log_level="error",
             access_log=False,
             server_header=False,
-            # Anyone can send X-Forwarded-For: the limit of requests counts real addresses.
+            # Anyone can send X-Forwarded-For; the rate limit needs real addresses.
             proxy_headers=False,
             h11_max_incomplete_event_size=MAX_HEADERS,
             timeout_graceful_shutdown=None,
@@ -127,9 +127,9 @@ class HttpServer:
         self._socket = _listen(settings)
         host, port = self._socket.getsockname()[:2]
         self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        """Host and port on which it listens."""
+        """Host and port of the listening socket."""
         self.url = f"{'http' if settings.certificate is None else 'https'}://{self.address}"
-        """The same with the scheme."""
+        """URL of the server, with scheme, host and port."""
         self._server = _Server(config)
         self._task: asyncio.Task[None] | None = None
         self._starting: asyncio.Task[None] | None = None
@@ -149,7 +149,7 @@ class HttpServer:
             Middleware(EventStreams, most=self._settings.event_streams, stopping=self._stopping),
         ]
         if self._settings.origins:
-            # Outside of Access: a browser asks first whether it may send a token at all.
+            # Outside Access, because a browser's preflight request has no token.
             cors = Middleware(
                 CORSMiddleware,
                 allow_origins=self._settings.origins,
@@ -165,7 +165,7 @@ class HttpServer:
         return Response(self._metrics.text(), headers={"content-type": CONTENT_TYPE_LATEST})
 
     async def _health(self, request: Request) -> Response:
-        """Report that the process serves; a process with a hanging exchange ends itself."""
+        """Report that the process is alive; a process with a hanging exchange ends itself."""
         return JSONResponse({"status": "ok"})
 
     async def _ready(self, request: Request) -> Response:
@@ -181,7 +181,7 @@ class HttpServer:
         return JSONResponse(body, status_code=200 if ready else 503)
 
     def start(self) -> None:
-        """Begin to serve; call it in the event loop."""
+        """Start serving; call it in the event loop."""
         self._task = asyncio.create_task(self._server.serve(sockets=[self._socket]))
         if self._site is not None:
             self._starting = asyncio.create_task(self._start_site(self._site))
@@ -190,11 +190,11 @@ class HttpServer:
         try:
             await asyncio.to_thread(site.start)
         except Exception:
-            # Metrics, health and above all the streams go on.
+            # Metrics, health and above all the streams continue.
             log.exception("the dashboard cannot start")
 
     async def stop(self) -> None:
-        """End within two seconds, also beside clients that do not."""
+        """End within two seconds, even if clients stay connected."""
         self._stopping.set()
         self._server.should_exit = True
         waiting = [asyncio.create_task(self._stop_serving())]
@@ -222,7 +222,7 @@ def _load(config: uvicorn.Config, settings: HttpSettings) -> None:
     Raises
     ------
     ConfigurationError
-        One line that names the setting.
+        The message is one line that names the setting.
     """
     check_files(settings)
     try:
@@ -237,7 +237,7 @@ def _load(config: uvicorn.Config, settings: HttpSettings) -> None:
 
 def _listen(settings: HttpSettings) -> socket.socket:
     try:
-        # uvicorn would end the process where the port is taken.
+        # uvicorn would end the process if the port is taken.
         family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
         made = socket.create_server((settings.host, settings.port), family=family)
     except OSError as error:

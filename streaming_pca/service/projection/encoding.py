@@ -1,8 +1,8 @@
 """Projection of messages: payloads in, coordinates of their rows out.
 
-Every message has a projection, so that consumers can line up the two topics. A null record, and a payload
-without rows, give a payload without rows. The result of a message depends on no other message, but for last
-bits, which a product of matrices may round otherwise in another shape.
+Every message has a projection, so that consumers can align the two topics. A null record or a payload
+without rows yields a payload without rows. A message's result does not depend on other messages, except for
+the last bits: a matrix product may round differently for another shape.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Encoder:
 
     @property
     def headers(self) -> list[tuple[str, bytes]]:
-        """Headers of every message that say how to read its payload."""
+        """Headers of every message that describe its payload."""
         if self.format == "json":
             return [("content-type", JSON.encode())]
         return [("content-type", OCTETS.encode()), ("dtype", self.dtype.encode())]
@@ -73,16 +73,16 @@ def project(
     Parameters
     ----------
     codec : PayloadCodec
-        Of the stream; where rows are records, a null row stays in its place.
+        The stream's codec; if rows are records, a null row keeps its place.
 
     Returns
     -------
     list of bytes
-        Without rows for a null record, and where a coordinate is beyond the number type.
+        Without rows for a null record, or if a coordinate overflows the number type.
     """
     rows, lengths = codec.decode_many(messages)
-    # A warning would reveal that a record overflowed. In float64, because the type of ``rows`` depends on
-    # the other messages.
+    # A warning would reveal that a record overflowed. float64, because the type of ``rows`` depends on the
+    # other messages.
     with np.errstate(all="ignore"):
         found = projection.transform(rows.astype(np.float64)).astype(encoder.numbers)
     finite = np.isfinite(found).all(axis=1)
@@ -98,7 +98,7 @@ def project(
 
 
 def headers_of(release_batch: int, doubts: Sequence[str], encoder: Encoder) -> list[tuple[str, bytes]]:
-    """Return the headers that all projections with one release have."""
+    """Return the headers common to all projections with one release."""
     headers = [*encoder.headers, ("release-batch", str(release_batch).encode())]
     if doubts:
         headers.append(("release-doubts", ",".join(doubts).encode()))

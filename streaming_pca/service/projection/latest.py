@@ -1,4 +1,4 @@
-"""Release that is projected with: the newest of its stream, or a chosen one."""
+"""Release for the projection: the stream's newest or a chosen one."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ class LatestRelease:
     Parameters
     ----------
     batch : int, optional
-        Batch of the release to use instead.
+        Batch of the release to use instead of the newest.
 
     Raises
     ------
     StreamRefused
-        If there is no release of that batch, or the release is of other settings.
+        If that batch has no release, or the release has other settings.
     SessionLost
         If the broker fails.
     """
@@ -42,7 +42,7 @@ class LatestRelease:
         self._kafka, self._stream, self._batch = kafka, stream, batch
         self._tp = TopicPartition(stream.releases_topic, 0)
         self.release: Release | None = None
-        """Release to project with; None before the first."""
+        """Release in use; None before the first one."""
         self._consumer = reading_consumer(kafka, topics=[self._tp.topic])
         try:
             self._consumer.assign([self._tp])
@@ -55,10 +55,10 @@ class LatestRelease:
             raise
 
     def _find(self) -> None:
-        """Read back from the end until there is a release to use."""
+        """Read backwards from the end until a usable release is found."""
         timeout = self._kafka.request_timeout_ms
         first = first_offsets(self._consumer, [self._tp], timeout)[self._tp]
-        # On a read_committed consumer no open transaction is before it.
+        # A read_committed consumer's end offset lies before any open transaction.
         end, span = last_offsets(self._consumer, [self._tp], timeout)[self._tp], _FIRST_SPAN
         newest: Release | None = None
         while True:
@@ -90,7 +90,7 @@ class LatestRelease:
                 raise SessionLost(
                     f"{self._tp.topic} could not be read to offset {end}: it stops at {position}"
                 )
-            # Also what is behind the end by now: it is read once.
+            # Includes messages written after ``end``, which are read only once.
             found += self._messages()
         return found
 
@@ -98,7 +98,7 @@ class LatestRelease:
         return int(self._consumer.position(self._tp, timeout_ms=self._kafka.request_timeout_ms) or 0)
 
     def poll(self) -> bool:
-        """Take a newer release, if there is one; return whether there was."""
+        """Adopt a newer release; return whether there was one."""
         if self._batch is not None:
             return False
         try:
@@ -133,12 +133,12 @@ class LatestRelease:
 
 
 def projection_of(release: Release, stream: StreamSettings) -> Projection:
-    """Return the map from records of the stream to their coordinates in the release's subspace.
+    """Return the projection of the stream's records onto the release's subspace.
 
     Raises
     ------
     StreamRefused
-        If the release was made with other settings than the stream's; one line.
+        If the release was computed with other settings; the message is one line.
     """
     if release.kind != "subspace":
         raise StreamRefused(f'stream {stream.name!r} releases a "{release.kind}", which spans no subspace')
@@ -147,7 +147,7 @@ def projection_of(release: Release, stream: StreamSettings) -> Projection:
         ("dim", stream.dim, release.dim),
         ("rank", stream.rank, release.rank),
     ]
-    # A release from before version 6 does not say.
+    # Releases before version 6 do not contain it.
     if release.centering is not None:
         bounds = None if stream.bounds is None else tuple(map(published_setting, stream.bounds))
         pairs += [
@@ -171,7 +171,7 @@ def projection_of(release: Release, stream: StreamSettings) -> Projection:
 
 
 def _plain(value: Any) -> Any:
-    """Return a setting as JSON has it, in which lists and tuples are equal."""
+    """Return a setting in its JSON form, where lists and tuples are equal."""
     if isinstance(value, tuple | list):
         return [_plain(item) for item in value]
     return value

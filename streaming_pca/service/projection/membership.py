@@ -1,9 +1,9 @@
 """Membership in the group of workers that share the partitions of an input.
 
-The group decides who projects which partition, keeps the positions, and fences: a position is taken in a
-transaction only from a member of the present generation. kafka-python's own view of the generation can be
-ahead of its view of the assignment (docs/explanation/kafka-client.md), so both are noted together, when they
-are assigned.
+The group assigns partitions to workers, stores the positions, and fences: the broker accepts a position in
+a transaction only from a member of the current generation. kafka-python's own view of the generation can be
+ahead of its view of the assignment (docs/explanation/kafka-client.md), so both are recorded together at the
+assignment.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Assignment:
     Attributes
     ----------
     member : ConsumerGroupMetadata
-        Of that generation, by which brokers fence later.
+        Metadata of that generation, which brokers check for fencing.
     """
 
     partitions: tuple[int, ...]
@@ -37,7 +37,7 @@ class Assignment:
 
 
 class _KnownPartitions:
-    """Cluster metadata, as an assignor asks for it, with partitions that are known otherwise."""
+    """Cluster metadata in the form that an assignor reads, with partitions from another source."""
 
     def __init__(self, cluster: Any, topic: str, partitions: Iterable[int]) -> None:
         self._cluster, self._topic, self._partitions = cluster, topic, set(partitions)
@@ -52,7 +52,7 @@ class _KnownPartitions:
 class _InputAssignor(StickyPartitionAssignor):  # type: ignore[misc]
     """Sticky assignment of an input's partitions, without waiting for metadata.
 
-    kafka-python may assign before metadata has arrived, and then to no member.
+    kafka-python may assign before metadata arrives, and then assigns to no member.
     """
 
     def __init__(self, topic: str, partitions: Iterable[int]) -> None:
@@ -69,40 +69,40 @@ class Membership(ConsumerRebalanceListener):  # type: ignore[misc]
     Parameters
     ----------
     partitions : sequence of int
-        Partitions that the topic has now.
+        Current partitions of the topic.
     """
 
     def __init__(self, kafka: KafkaSettings, group: str, topic: str, partitions: Sequence[int]) -> None:
         self._topic = topic
         self.assignment: Assignment | None = None
-        """Present assignment; None while there is none."""
+        """Current assignment; None without one."""
         self._consumer = group_consumer(kafka, group, _InputAssignor(topic, partitions))
         self._consumer.subscribe([topic], listener=self)
 
     def on_partitions_assigned(self, assigned: Any) -> None:
-        """Note the assignment with its generation."""
+        """Record the assignment with its generation."""
         for tp in assigned:
             self._consumer.pause(tp)
-            # Without a position, each poll would ask for one.
+            # Without a position, each poll would request one.
             self._consumer.seek(tp, 0)
         member = self._consumer.group_metadata()
-        # A transaction is not fenced by a generation that is unknown.
+        # An unknown generation would not fence a transaction.
         if member.generation_id > 0 and member.member_id:
             self.assignment = Assignment(tuple(sorted(tp.partition for tp in assigned)), member)
 
     def on_partitions_revoked(self, revoked: Any) -> None:
-        """Forget the assignment."""
+        """Drop the assignment."""
         self.assignment = None
 
     def on_partitions_lost(self, lost: Any) -> None:
-        """Forget the assignment."""
+        """Drop the assignment."""
         self.assignment = None
 
     def poll(self) -> None:
         """Serve the group protocol; wait only while it changes the assignment."""
         coordinator = self._consumer._coordinator
         if not coordinator.stable():
-            # kafka-python forgets a join whose answer takes longer than one poll (election.py).
+            # kafka-python abandons a join that outlasts one poll (election.py).
             coordinator.request_rejoin()
         stable = coordinator.stable() and not coordinator.coordinator_unknown()
         self._consumer.poll(timeout_ms=0 if stable else _JOIN_MS)
@@ -110,17 +110,17 @@ class Membership(ConsumerRebalanceListener):  # type: ignore[misc]
             self._consumer.pause(tp)
 
     def positions(self, partitions: Iterable[int], timeout_ms: int) -> dict[int, OffsetAndMetadata]:
-        """Return the group's positions, by partition; those not known are left out.
+        """Return the group's known positions, by partition.
 
-        Waits for positions of transactions that are open, and raises KafkaTimeoutError if they stay so.
+        Waits for positions in open transactions; raises KafkaTimeoutError if these stay open.
         """
         wanted = [TopicPartition(self._topic, p) for p in partitions]
         coordinator = self._consumer._coordinator
-        # kafka-python would take a late answer to a former call for the answer to this one.
+        # kafka-python would accept a late response to an earlier call as the response to this one.
         coordinator._offset_fetch_futures.clear()
         found = coordinator.fetch_committed_offsets(wanted, timeout_ms=timeout_ms)
         return {tp.partition: position for tp, position in found.items()}
 
     def close(self) -> None:
-        """Leave the group, so that the others need not wait for a timeout."""
+        """Leave the group, so that other members do not wait for a timeout."""
         self._consumer.close()

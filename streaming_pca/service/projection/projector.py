@@ -1,9 +1,10 @@
 """Exactly-once loop of a projecting worker: read, project, and write in one transaction.
 
-A transaction holds the projections of some records and the group's positions behind them. Positions are
-taken from a member of the present generation only, and read only once no transaction on them is open: so a
-record is projected by the holder of its partition, from where the last committed transaction ended. After
-any error the producer and the reader are dropped, and the group's positions say what was committed.
+A transaction contains the projections of some records and the group's positions after these records. The
+broker accepts positions only from a member of the current generation, and returns them only when no
+transaction on them is open. So the holder of a partition projects its records, starting where the last
+committed transaction ended. After any error the producer and the reader are dropped; the group's positions
+show what was committed.
 
 Why nothing is lost or written twice: docs/explanation/exactly-once.md.
 """
@@ -47,27 +48,29 @@ from streaming_pca.service.topics.sizes import MOST_KEY_BYTES
 log = logging.getLogger(__name__)
 
 _BATCH_RECORDS = 2000
-"""Most records of a transaction: more are no faster, and take more memory."""
+"""Most records of a transaction: larger ones are not faster and take more memory."""
 _FETCH_BYTES = 4 * 2**20
 _IDLE_MS = 100
 _JOINING = "joining the group"
 _POSITIONS_MS = 1000
-"""Longest wait for another worker's open transaction in one step."""
+"""Longest wait in one step for another worker's open transaction."""
 _SHORT_ENDS = 5
-"""Times that an end is below a position before records are lost: a new leader may say so for a moment."""
+"""Number of ends below a position before records count as lost: a new leader may briefly return such an
+end.
+"""
 
 
 class Projector:
-    """Worker's part of the projections of one stream; one call at a time.
+    """Worker's share of one stream's projections; not thread-safe.
 
     Parameters
     ----------
     release_batch : int, optional
-        Batch of the one release to project with; by default the newest is followed.
+        Batch of the only release to use; by default the newest release is used.
     on_commit : callable, optional
         Called with the number of messages of each committed transaction.
     registry : RegistrySettings, optional
-        Where the schemas are that records name.
+        Registry with the schemas that records name.
     """
 
     def __init__(
@@ -88,22 +91,22 @@ class Projector:
         self._releases: LatestRelease | None = None
         self._assignment: Assignment | None = None
         self._joined = False
-        """True once the group has answered."""
+        """True after the first assignment."""
         self._reader: KafkaConsumer | None = None
         self._positions: dict[int, int] = {}
-        """Committed positions of the partitions that are read."""
+        """Committed positions of this reader's partitions."""
         self._producer: KafkaProducer | None = None
         self._admin: KafkaAdminClient | None = None
         self._using: tuple[int, Projection, list[tuple[str, bytes]]] | None = None
-        """Batch of the release in use, its projection, and the headers that name it."""
+        """Batch of the release in use, its projection and its headers."""
         self.step = ""
         """Current step."""
         self.lag = 0
-        """Offsets between the committed positions and the newest ends that were fetched."""
+        """Offsets between the committed positions and the last fetched ends."""
         self._waits_said = ""
         self._short_ends = 0
         self._waiting_since = 0.0
-        """Time from which on the group's positions were not told; 0 if they were."""
+        """Time since the group's positions have been unavailable; 0 if they are available."""
 
     # -- state, also for other threads -------------------------------------
 
@@ -123,23 +126,23 @@ class Projector:
 
     @property
     def partitions(self) -> tuple[int, ...]:
-        """Partitions of the input that this worker holds."""
+        """Input partitions assigned to this worker."""
         assignment = self._assignment  # another thread may change it
         return () if assignment is None else assignment.partitions
 
     # -- steps -------------------------------------------------------------
 
     def work(self) -> int:
-        """Do one piece of work; return the number of messages that were projected.
+        """Do one step of work; return the number of projected messages.
 
         Raises
         ------
         SessionLost
-            If a transaction or the broker failed: call :meth:`recover`, then go on.
+            If a transaction or the broker failed: call :meth:`recover`, then continue.
         StreamRefused
             If the release does not fit the settings.
         RecordsLost
-            If unread records are gone.
+            If unread records no longer exist.
         """
         with self._named(_JOINING):
             members = self._members = self._members or self._join()
@@ -160,9 +163,10 @@ class Projector:
         return self._project_some(self._assignment)
 
     def recover(self) -> None:
-        """Drop everything that a failed exchange may have left behind."""
+        """Drop everything that a failed exchange may have left in an unknown state."""
         reader, self._reader, self._positions = self._reader, None, {}
-        # kafka-python keeps positions of an aborted transaction for the next one: never use it again.
+        # kafka-python carries positions of an aborted transaction into the next one, so never reuse a
+        # producer.
         producer, self._producer = self._producer, None
         releases, self._releases = self._releases, None
         admin, self._admin = self._admin, None
@@ -192,9 +196,10 @@ class Projector:
         try:
             yield
         except KafkaError as error:
-            # The client's frames keep the error, and so would it keep them, and records in their callers'.
+            # kafka-python keeps this exception; drop the traceback, or it keeps records in our callers'
+            # frames alive.
             error.with_traceback(None)
-            # Its text may hold bytes of a record.
+            # The error's text may contain bytes of a record.
             raise SessionLost(f"{step}: {type(error).__name__}") from None
 
     def _join(self) -> Membership:
@@ -226,16 +231,17 @@ class Projector:
     # -- reading -----------------------------------------------------------
 
     def _open_reader(self, members: Membership, assignment: Assignment) -> bool:
-        """Start to read where the group's committed transactions end; False while one is open."""
+        """Start reading at the end of the group's committed transactions; False while one is open."""
         with self._named("beginning to write"):
             if self._producer is None:
                 self._producer = transactional_producer(self._kafka, self._transactional_id)
-                # Ends the transaction that this process may have left open, and its wait for positions.
+                # Ends a transaction that this process may have left open, and with it the wait for
+                # positions.
                 self._producer.init_transactions()
         with self._named("reading the positions"):
-            # Before the positions: if this transaction wrote there, its positions are seen below.
+            # Before the positions: if a transaction wrote to the output, its positions are visible below.
             ends = self._output_ends()
-            # Of all partitions: another worker may have begun.
+            # For all partitions, because another worker may have started.
             known = self._group_positions(members, {*self._output.input_partitions, *assignment.partitions})
         if known is None:
             self._say_once("waiting for the open transaction of another worker, or of an earlier one")
@@ -276,7 +282,7 @@ class Projector:
         return True
 
     def _group_positions(self, members: Membership, partitions: Iterable[int]) -> dict[int, int] | None:
-        """Return the group's positions, by partition; None while a transaction on them is open."""
+        """Return the group's positions by partition; None while a transaction on them is open."""
         try:
             found = members.positions(partitions, _POSITIONS_MS)
         except KafkaTimeoutError:
@@ -287,11 +293,11 @@ class Projector:
                 raise SessionLost("the group's positions are not told: the broker hangs") from None
             return None
         self._waiting_since = 0.0
-        # A topic of the same name that was deleted had other records.
+        # Positions of a deleted topic of the same name refer to other records.
         return {p: o.offset for p, o in found.items() if o.metadata in ("", None, self._output.input_id)}
 
     def _without_lost(self, partition: int, position: int, first: int, end: int) -> int:
-        """Return where to read on; raise RecordsLost if records in between are gone."""
+        """Return the position to continue from; raise RecordsLost if records were lost."""
         where = f"topic {self._stream.input!r}, partition {partition}"
         if position < first:
             gone, wanted = f"records {position} to {first - 1} were deleted before they were projected", first
@@ -318,14 +324,14 @@ class Projector:
             consumer.close(autocommit=False)
 
     def _has_projections(self, ends: Mapping[TopicPartition, int]) -> bool:
-        """Return whether the output ever had a message before these ends; what was aborted is none."""
+        """Return whether the output ever had a committed message before these ends."""
         timeout = self._kafka.request_timeout_ms
         consumer = reading_consumer(self._kafka)
         with self._named("reading the output"):
             try:
                 first = first_offsets(consumer, list(ends), timeout)
                 if any(first.values()):
-                    return True  # retention has deleted something
+                    return True  # retention has deleted messages
                 left = [tp for tp, end in ends.items() if end > 0]
                 consumer.assign(left)
                 for tp in left:
@@ -353,7 +359,7 @@ class Projector:
     # -- projecting --------------------------------------------------------
 
     def _project_some(self, assignment: Assignment) -> int:
-        """Project what one poll brings; return the number of messages."""
+        """Project the messages of one poll; return their number."""
         reader = self._reader
         assert reader is not None, "open it first"
         with self._named("reading records"):
@@ -366,10 +372,10 @@ class Projector:
                     f'(`kafka-delete-records`, up to offset {error.end}) and set stream.lost_records = "skip"'
                 ) from None
             except OffsetOutOfRangeError:
-                # Opened anew, it says what is gone.
+                # Reopening finds out which records were lost.
                 self._drop_reader()
                 return 0
-            # Behind markers of transactions too.
+            # Positions, because they also advance past transaction markers.
             reached = {p: self._position(reader, p) for p in assignment.partitions}
         moved = {p: offset for p, offset in reached.items() if offset > self._positions[p]}
         count = 0
@@ -383,9 +389,9 @@ class Projector:
         return count
 
     def _check_input(self) -> None:
-        """Check that the records just read are of the topic that the positions are of.
+        """Check that the records just read belong to the same topic as the positions.
 
-        After reading, because an id never comes back.
+        Checking after the read suffices, because a topic's id is never reused.
         """
         with self._named("looking at the input"):
             self._admin = self._admin or admin_client(self._kafka)
@@ -405,7 +411,7 @@ class Projector:
     ) -> int:
         assert self._using is not None, "there is a release"
         _, projection, headers = self._using
-        # Before the transaction, which may not stay open for long.
+        # Before the transaction, which must not stay open for long.
         self._schemas.follow(polled)
         projected = [(tp, messages, self._values(projection, messages)) for tp, messages in polled.items()]
         assert self._producer is not None, "it is made with the reader"
@@ -429,13 +435,13 @@ class Projector:
         try:
             return project(self._schemas.codec, projection, self._encoder, messages)
         except Exception:
-            # A shape that could not be allocated is a count of rows.
+            # For example, the shape in an allocation error contains the number of rows.
             raise StreamRefused("projecting failed; why could tell of records, so no more is said") from None
 
     # -- the end of the input ----------------------------------------------
 
     def ends(self) -> dict[int, tuple[int, int]]:
-        """Return first and end offset of each partition of the input, up to open transactions."""
+        """Return the first and end offset of each input partition, before open transactions."""
         consumer = reading_consumer(self._kafka)
         tps, timeout = [self._tp(p) for p in self._output.input_partitions], self._kafka.request_timeout_ms
         with self._named("reading the input's ends"):
@@ -446,7 +452,7 @@ class Projector:
                 consumer.close(autocommit=False)
 
     def has_reached(self, ends: Mapping[int, tuple[int, int]]) -> bool:
-        """Return whether the group, with all its workers, has projected all records before the ends."""
+        """Return whether the workers of the group have projected all records before the ends."""
         if self._members is None:
             return False
         with self._named("reading the positions"):

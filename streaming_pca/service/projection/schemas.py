@@ -20,12 +20,12 @@ log = logging.getLogger(__name__)
 
 
 class FollowingCodec:
-    """Codec of a stream, made anew where a registry lists a new schema.
+    """Codec of a stream, rebuilt when a registry lists a new schema.
 
     Parameters
     ----------
     registry : RegistrySettings or None
-        None where a stream's records name no schema.
+        None if the stream's records do not name schemas.
 
     Raises
     ------
@@ -46,11 +46,11 @@ class FollowingCodec:
         self.codec = self._listed({})
 
     def follow(self, polled: Mapping[Any, Iterable[Any]]) -> PayloadCodec:
-        """Return the codec of messages that were read just now.
+        """Return the codec for the messages just read.
 
-        The registry is asked after they were read, since a schema is registered before its first record.
-        Where it fails, records wait only if they name a schema that is not known, and it is left alone for
-        as long as a request may take: otherwise each poll would wait for a silent one.
+        The registry is queried after reading, because a schema is registered before its first record. If
+        the query fails, records wait only if they name an unknown schema. The next query follows after a
+        request's time limit: otherwise each poll would wait for an unresponsive registry.
         """
         if self._registry is None or not any(polled.values()):
             return self.codec
@@ -69,7 +69,7 @@ class FollowingCodec:
         return self.codec
 
     def _has_unknown(self, polled: Mapping[Any, Iterable[Any]]) -> bool:
-        """Return whether a message names a schema that is not known."""
+        """Return whether a message names an unknown schema."""
         known = {number.to_bytes(REGISTERED_BYTES, "big") for number in self.codec.schemas or ()}
         names = {bytes((m.value or b"")[:REGISTERED_BYTES]) for each in polled.values() for m in each}
         return any(len(name) == REGISTERED_BYTES and name[0] == 0 for name in names - known)

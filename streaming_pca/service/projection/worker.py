@@ -1,7 +1,7 @@
-"""Process that projects a stream's records until it is stopped, or has caught up.
+"""Process that projects a stream's records until it is stopped or has caught up.
 
-The exchange with the broker runs in one thread, a bounded piece of work at a time, and each has a deadline:
-beside a broker that hangs the process ends, and its successor goes on from the committed positions.
+The exchange with the broker runs in one thread, in bounded steps that each have a deadline. If the broker
+hangs, the process ends, and its successor continues from the committed positions.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ T = TypeVar("T")
 _CLOSING_SECONDS = 30.0
 _PROGRESS_SECONDS = 30.0
 _END_SECONDS = 0.5
-"""Least interval between looks at whether the input's end is reached."""
+"""Shortest interval between checks for the end of the input."""
 
 
 @dataclass(frozen=True)
@@ -49,13 +49,13 @@ class ProjectionOptions:
     ----------
     format : {"octets", "json"}
     release_batch : int or None
-        Batch of the one release to project with.
+        Batch of the only release to use.
     until_end : bool
-        Stop once everything that the input held at the start is projected.
+        Stop when all records present at the start are projected.
     create : bool
         Create a missing output.
     http_port : int or None
-        Port of metrics and health; None for no server.
+        Port of metrics and health; None disables the server.
     """
 
     output: str
@@ -88,7 +88,7 @@ class ProjectionMetrics:
         self._messages.labels(stream)
 
     def watch(self, projector: Projector) -> None:
-        """Read lag and partitions off a projector whenever metrics are read."""
+        """Read lag and partitions from a projector at each scrape."""
         self._lag.labels(self._stream).set_function(lambda: projector.lag)
         self._partitions.labels(self._stream).set_function(lambda: len(projector.partitions))
 
@@ -120,7 +120,7 @@ class ProjectionWorker:
         self._said_at = time.monotonic()
 
     def stop(self) -> None:
-        """Finish the transaction that is open, leave the group, and end."""
+        """Finish the open transaction, leave the group, and end."""
         log.info("stopping: the transaction in progress is finished first")
         self._stopping.set()
 
@@ -158,7 +158,7 @@ class ProjectionWorker:
             )
             encoder = Encoder(options.format, stream.dtype)
             how = (settings.kafka, stream, output, encoder, options.release_batch, self._count)
-            # It reads the schemas that records name, where they name any.
+            # The constructor reads the schemas from the registry, if records name any.
             projector = await self._call("making a projector", Projector, *how, settings.registry)
             self._projector = projector
             self._metrics.watch(projector)
@@ -183,7 +183,7 @@ class ProjectionWorker:
         return await self._executors.call(Pool.RECORDS, task, function, *args, deadline=deadline)
 
     async def _project(self, projector: Projector) -> None:
-        """Work step by step; recover from failures for as long as the settings say."""
+        """Work step by step; recover from failures until ``give_up_seconds`` have passed."""
         patience = self._settings.worker.give_up_seconds
         ends: dict[int, tuple[int, int]] | None = None
         trouble_since, failed_at, looked_at = math.inf, -math.inf, -math.inf
@@ -196,7 +196,7 @@ class ProjectionWorker:
                 self._say_progress()
                 if messages:
                     trouble_since = math.inf
-                # Also beside producers that go on, where every step has messages.
+                # Also while producers keep writing, when every step has messages.
                 if ends is not None and time.monotonic() - looked_at > _END_SECONDS:
                     self._require_release(projector)
                     if await self._call("reading the positions", projector.has_reached, ends):
@@ -232,7 +232,7 @@ class ProjectionWorker:
 
 
 def _status_of(error: BaseException) -> int | None:
-    """Return the exit status of an error that ends the process in order; None for a bug."""
+    """Return the exit status for an expected error; None for a bug."""
     if isinstance(error, StreamRefused | TopicError | RecordsLost | ConfigurationError):
         return 2
     if isinstance(error, BrokerUnreachable | SessionLost | KafkaError):
@@ -256,7 +256,7 @@ def run_projection(settings: Settings, options: ProjectionOptions) -> int:
 
     try:
         with warnings.catch_warnings():
-            # A library's warning about a number is a statement about records.
+            # A library's warning about a number could reveal records.
             warnings.simplefilter("ignore")
             uvloop.run(main())
     except DeadlineExceeded as error:

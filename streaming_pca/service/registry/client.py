@@ -1,7 +1,7 @@
 """Bounded requests to a schema registry.
 
-The library of Confluent bounds neither the size of an answer nor the time that it takes, inflates it, and
-sends passwords through proxies of the environment.
+Confluent's library bounds neither the size nor the duration of a response, inflates it, and sends passwords
+through proxies from the environment.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from streaming_pca.config.registry import RegistrySettings
 from streaming_pca.service.errors import SessionLost, StreamRefused
 
 _MOST_BYTES = 2**25
-"""Most bytes of an answer: the largest schema that is read, in base64 and more."""
+"""Most bytes of a response: the largest accepted schema, in base64, with a margin."""
 _ACCEPT = "application/vnd.schemaregistry.v1+json, application/json"
 _PASSING = (408, 425, 429)
-"""Statuses below 500 after which the same request may succeed."""
+"""Statuses below 500 that allow a retry of the same request."""
 _UNKNOWN = (40401, 40402, 40403)
 
 T = TypeVar("T")
@@ -38,20 +38,20 @@ class _Error(msgspec.Struct):
 
 
 class RegistryAway(SessionLost):
-    """Failure of the registry that may pass: ask again later. One line."""
+    """Temporary failure of the registry; the message is one line."""
 
 
 class RegistryRefused(StreamRefused):
-    """Failure of the registry that needs a change; one line that names the setting."""
+    """Permanent failure of the registry; the message is one line that names the setting."""
 
 
 class NotThere(Exception):
-    """Subject, version or id that the registry does not have.
+    """Subject, version or id that is missing from the registry.
 
     Attributes
     ----------
     code : int
-        Confluent's number: 40401 a subject, 40402 a version, 40403 an id.
+        Confluent's error code: 40401 subject, 40402 version, 40403 id.
     """
 
     def __init__(self, code: int) -> None:
@@ -60,7 +60,7 @@ class NotThere(Exception):
 
 
 class RegistryClient:
-    """Client of one registry; each request has a connection of its own."""
+    """Client of one registry; each request uses a new connection."""
 
     def __init__(self, settings: RegistrySettings) -> None:
         self._settings = settings
@@ -70,12 +70,12 @@ class RegistryClient:
         self._headers: dict[str, str] = {}
 
     def renew(self) -> None:
-        """Read the files of secrets and authorities again.
+        """Reread the files of secrets and certificate authorities.
 
         Raises
         ------
         RegistryRefused
-            If one of them cannot be read.
+            If a file cannot be read.
         """
         settings = self._settings
         headers = {"Accept": _ACCEPT, "Connection": "close"}
@@ -106,7 +106,7 @@ class RegistryClient:
             raise RegistryRefused(f"registry.ssl_cafile = {str(cafile)!r}: {reason}") from None
 
     def get(self, kind: type[T], *path: str | int, query: Mapping[str, str], most: int = _MOST_BYTES) -> T:
-        """Return an answer, of which only the fields of its type are read.
+        """Return a response, decoded into the fields of ``kind``.
 
         Parameters
         ----------
@@ -116,7 +116,7 @@ class RegistryClient:
             Parts of the path below the registry's address.
         query : mapping of str to str
         most : int
-            Most bytes of the answer.
+            Most bytes of the response.
 
         Raises
         ------
@@ -140,7 +140,7 @@ class RegistryClient:
                 f"{self._shown} does not speak TLS as this client does ({error.reason or 'TLS failed'})"
             ) from None
         except (http.client.HTTPException, ValueError) as error:
-            # Their texts quote the answer.
+            # Their messages quote the response.
             raise RegistryRefused(
                 f"{self._shown} does not answer as HTTP does ({type(error).__name__})"
             ) from None
@@ -154,7 +154,7 @@ class RegistryClient:
         return f"registry.url = {self._settings.url!r}"
 
     def _exchange(self, target: str, most: int) -> tuple[int, bytes]:
-        """Send a request; return the status and the body of the answer, within the time limit."""
+        """Send a request within the time limit; return the response's status and body."""
         ends = time.monotonic() + self._settings.timeout_seconds
         parts, secure = self._parts, self._parts.scheme == "https"
         host, port = str(parts.hostname), parts.port or (443 if secure else 80)
@@ -200,7 +200,7 @@ class RegistryClient:
         if status >= 500 or status in _PASSING:
             raise RegistryAway(f"{self._shown} does not answer (HTTP {status})")
         if 300 <= status < 400:
-            # Following it could carry the secret to another host.
+            # Following it could send the secret to another host.
             raise RegistryRefused(
                 f"{self._shown} redirects (HTTP {status}): set the address that it leads to"
             )
@@ -209,7 +209,7 @@ class RegistryClient:
         raise RegistryRefused(f"{self.no_registry()} (HTTP {status})")
 
     def no_registry(self) -> RegistryRefused:
-        """Return the error of an answer that no registry would give."""
+        """Return the error for a response that is not a registry's."""
         return RegistryRefused(
             f"{self._shown} does not answer as a schema registry: set the address of its "
             "Confluent-compatible API, with its path"
@@ -217,7 +217,7 @@ class RegistryClient:
 
 
 class _Timed:
-    """Socket whose operations together end in time, as `http.client` uses one."""
+    """Socket for `http.client` whose operations share one deadline."""
 
     def __init__(self, inner: socket.socket, ends: float) -> None:
         self._inner, self._ends = inner, ends
@@ -230,7 +230,7 @@ class _Timed:
         return io.BufferedReader(_Reader(self._inner, self._ends))
 
     def close(self) -> None:
-        """Do nothing: `http.client` closes it before the body is read."""
+        """Do nothing: `http.client` closes the socket before reading the body."""
 
 
 class _Reader(io.RawIOBase):

@@ -1,6 +1,6 @@
-"""Versions of a subject: its schemas by the ids that records carry.
+"""Versions of a subject: its schemas by the ids that records contain.
 
-All versions of the subject are asked for, at a fixed interval: no request depends on a record's id.
+All versions of the subject are requested, at a fixed interval, so no request depends on a record's id.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ _MOST_VERSIONS = 1000
 _MOST_BYTES = 2**26
 """Most bytes of all schemas together."""
 _MOST_REFERENCES = 200
-"""Most schemas to which one refers, by way of others too."""
+"""Most schemas that one schema refers to, directly or indirectly."""
 _DEEPEST = 32
 _SHOWN = 200
-"""Characters of a subject in a message."""
+"""Most characters of a subject in a message."""
 _MOST_LIST = 2**20
 """Most bytes of a list of versions."""
 _DELETED, _SERIALIZED = {"deleted": "true"}, {"format": "serialized"}
-"""Softly deleted versions too; Protobuf's descriptor in place of its text."""
+"""Query parameters: include softly deleted versions; return Protobuf's descriptor instead of its text."""
 _CONTEXT = ":."
-"""Beginning of subjects in a context of Confluent's registry, where ids are the context's."""
+"""Prefix of subjects in a context of Confluent's registry; ids are unique only within a context."""
 
 Number = Annotated[int, msgspec.Meta(gt=0, lt=2**32)]
 
@@ -43,17 +43,17 @@ class _Reference(msgspec.Struct):
 
 
 class _Version(msgspec.Struct, rename="camel"):
-    """Answer with a schema; without its id where that was asked for."""
+    """Response with a schema; without an id if the request was by id."""
 
     schema: str
     id: Number | None = None
-    # Confluent's registry names the type of all schemas but Avro's.
+    # Confluent's registry omits the type for Avro.
     schema_type: str | None = None
     references: list[_Reference] | None = None
 
 
 class _Unusable(Exception):
-    """Reason why a schema cannot be used, whenever it is asked for; one line."""
+    """Permanent reason why a schema cannot be used; one line."""
 
 
 class SchemaRegistry:
@@ -63,11 +63,11 @@ class SchemaRegistry:
     ----------
     format : {"avro", "protobuf"}
     message : str, optional
-        Full name of the Protobuf message; by default the first one of each schema.
+        Full name of the Protobuf message; by default the first one in each schema.
 
     Notes
     -----
-    For use by one thread at a time.
+    Not thread-safe.
     """
 
     def __init__(
@@ -81,16 +81,16 @@ class SchemaRegistry:
         self._faults: dict[int, str] = {}
 
     def read(self, known: Mapping[int, PublicSchema]) -> dict[int, PublicSchema]:
-        """Return the known schemas and those of all versions, also of softly deleted ones.
+        """Return the known schemas and those of all versions, including softly deleted ones.
 
-        Of the versions that were read before only the newest is asked for again.
+        Of the versions read earlier, only the newest is requested again.
 
         Raises
         ------
         RegistryAway
-            If the registry does not answer; the next call continues.
+            If the registry does not respond; the next call continues.
         RegistryRefused
-            If a setting has to change, the subject is not there, or no version can be read.
+            If a setting has to change, the subject is missing, or all versions are unreadable.
         """
         self._begin(known)
         try:
@@ -110,7 +110,8 @@ class SchemaRegistry:
         self._versions = {
             version: self._versions[version] for version in versions if version in self._versions
         }
-        # The newest known one shows whether versions were deleted permanently, and their numbers given again.
+        # The newest known version reveals whether versions were deleted permanently and their numbers
+        # reused.
         newest = max(self._versions, default=0)
         if newest and self._id_of(newest) != self._versions[newest]:
             self._versions = {}
@@ -123,7 +124,7 @@ class SchemaRegistry:
         return found
 
     def _id_of(self, version: int) -> int | None:
-        """Take a version's schema and return its id; None if it was deleted since it was listed."""
+        """Store a version's schema and return its id; None if it was deleted after the listing."""
         try:
             answer = self._version(self._subject, version)
         except NotThere:
@@ -134,7 +135,7 @@ class SchemaRegistry:
         return answer.id
 
     def read_ids(self, ids: Iterable[int]) -> dict[int, PublicSchema]:
-        """Return the schemas of some ids, for a batch that was begun with them; without ids that are gone.
+        """Return the schemas of a reserved batch by id, without ids that no longer exist.
 
         Raises
         ------
@@ -157,7 +158,7 @@ class SchemaRegistry:
         return found
 
     def _join(self, answer: _Version) -> bytes:
-        """Return the data of the newest version, joined with the schemas it refers to."""
+        """Return the newest version's data, joined with the schemas that it refers to."""
         self._begin({})
         self._take(0, answer, f"the newest version of subject {self._subject!r}")
         if 0 in self._faults:
@@ -175,14 +176,14 @@ class SchemaRegistry:
         )
 
     def _take(self, id_: int, answer: _Version, what: str) -> None:
-        """Keep the schema of an answer, which never changes under its id."""
+        """Store a response's schema, which never changes under its id."""
         if id_ in self._schemas:
             return
         try:
             schema = public_schema(self._format, self._registered(answer, what, 0), self._message)
         except (_Unusable, ValueError) as error:
-            # As it is: its records are null, and those of other versions are read. A registry that refuses a
-            # request for a reference is another matter: it passes.
+            # Kept as it is: its records are null, while those of other versions are read. A refused request
+            # for a reference is temporary and therefore not caught here.
             schema = PublicSchema(self._format, answer.schema.encode("utf-8", "replace"), self._message)
             self._faults[id_] = str(error) if isinstance(error, _Unusable) else f"{what}: {error}"
         if sum(len(each.data) for each in self._schemas.values()) + len(schema.data) > _MOST_BYTES:
@@ -224,12 +225,12 @@ class SchemaRegistry:
 
 
 def schemas_of(settings: RegistrySettings | None, subject: Subject | None) -> dict[int, PublicSchema] | None:
-    """Return the schemas that a stream's records may name now; None where they name none.
+    """Return the current schemas of a stream's records; None if they do not name schemas.
 
     Raises
     ------
     ConfigurationError
-        One line, if the registry is away or refuses.
+        If the registry is unavailable or refuses; the message is one line.
     """
     if subject is None or settings is None:
         return None
@@ -242,7 +243,7 @@ def schemas_of(settings: RegistrySettings | None, subject: Subject | None) -> di
 def read_latest(
     settings: RegistrySettings, subject: str
 ) -> tuple[Literal["avro", "protobuf", "json"], bytes]:
-    """Return the format and the data of a subject's newest schema.
+    """Return the format and data of a subject's newest schema.
 
     Raises
     ------

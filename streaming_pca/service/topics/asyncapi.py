@@ -18,7 +18,7 @@ Schema = dict[str, Any]
 
 _BINDING = "0.5.0"
 _KAFKA_KEYS = ("cleanup.policy", "retention.ms", "retention.bytes")
-"""Topic settings that the binding names."""
+"""Topic settings that the binding includes."""
 
 _PARAMETERS = {
     "input": {"description": "Input topic, stream.input of the settings."},
@@ -59,9 +59,9 @@ def asyncapi_document(
     Parameters
     ----------
     stream : StreamSettings, optional
-        Stream whose topics have addresses; by default these have parameters.
+        Stream whose topics get concrete addresses; by default addresses have parameters.
     kafka : KafkaSettings, optional
-        Broker, the document's server.
+        Broker to name as the document's server.
     """
     kind = None if stream is None else stream.record_kind
     schemas = _components("release", release_schema()) | _components("entry", ledger_schema())
@@ -74,7 +74,7 @@ def asyncapi_document(
         if stream is not None and stream.format in ("avro", "protobuf"):
             names["input"] = (*_RECORDS, stream.format)
     if kind not in (None, RecordKind.FACTOR):
-        # Only rows are projected.
+        # Only rows can be projected.
         del names["projections"]
     messages = _messages(stream)
     document: dict[str, Any] = {
@@ -82,7 +82,7 @@ def asyncapi_document(
         "id": "urn:streaming-pca:asyncapi",
         "info": {
             "title": "streaming-pca" if stream is None else f"streaming-pca: {stream.name}",
-            # Of the newest format; it changes with the formats alone.
+            # Version of the newest format; it changes only with the formats.
             "version": "6",
             "description": "Topics of a stream, as its worker uses them. All transactional: read committed.",
         },
@@ -101,12 +101,12 @@ def asyncapi_document(
 
 
 def stream_payload_schema(stream: StreamSettings | None) -> Schema:
-    """Return the schema of a JSON payload of one stream, or of any.
+    """Return the schema of a JSON payload, for one stream or for any.
 
     Raises
     ------
     ConfigurationError
-        If the stream takes no JSON.
+        If the stream does not accept JSON.
     """
     if stream is None:
         return payload_schema()
@@ -304,7 +304,7 @@ def _message(
 ) -> dict[str, Any]:
     made: dict[str, Any] = {"name": name, "title": title, "contentType": content_type, "payload": payload}
     if headers is not None:
-        # Kafka's header values are octets: text in ASCII. A header without a meaning is ignored.
+        # Kafka's header values are octets; these contain ASCII text. Unknown headers are ignored.
         made["headers"] = {"type": "object", "properties": headers, "required": needed or []}
     return made | {"bindings": {"kafka": {"key": key, "bindingVersion": _BINDING}}}
 
@@ -322,7 +322,7 @@ def _digits(description: str) -> Schema:
 
 
 def _components(name: str, schema: Schema) -> Schema:
-    """Return a schema and its definitions as AsyncAPI's components, which are draft 7."""
+    """Return a schema and its definitions as AsyncAPI components, in JSON Schema draft 7."""
     parts = {f"{name}.{key}": value for key, value in schema.pop("$defs").items()}
     outer = {key: value for key, value in schema.items() if key not in ("$schema", "$id")}
     found: Schema = {key: _as_draft_7(value, name) for key, value in {name: outer, **parts}.items()}
@@ -335,7 +335,7 @@ def _as_draft_7(node: Any, name: str) -> Any:
     if not isinstance(node, dict):
         return node
     if "$ref" in node:
-        # Draft 7 ignores all else beside a reference.
+        # Draft 7 ignores all other keys next to a reference.
         return {"$ref": node["$ref"].replace("#/$defs/", f"#/components/schemas/{name}.")}
     words = {"prefixItems": "items"}
     return {

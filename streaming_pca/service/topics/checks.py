@@ -1,4 +1,4 @@
-"""Checks of the configuration of a stream's topics, each problem with its remedy."""
+"""Checks of the configuration of a stream's topics, with a remedy for each problem."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ from streaming_pca.service.topics.sizes import (
 )
 
 _RANGE_BYTES = 128
-"""Upper bound of the bytes that a ledger entry spends on one partition."""
+"""Upper bound of a ledger entry's bytes per partition."""
 _ENTRY_BYTES = 64 * 1024
 _CHUNK_BYTES = 512 * 1024 + MESSAGE_OVERHEAD
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Setting that must be changed, or should be where a worker can go on.
+    """Setting that must be changed, or, if a worker can run with it, should be.
 
     Attributes
     ----------
     subject : str
         "topic 'NAME'" or "broker ID".
     key : str
-        The setting; "" where the topic is missing.
+        The setting; "" if the topic is missing.
     fix : str
-        A command, or what to change.
+        A command or a description of the change.
     fatal : bool
-        A worker does not start.
+        True if a worker refuses to start.
     """
 
     subject: str
@@ -66,7 +66,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Finding:
-    """Setting of an input topic that may be anything, and its meaning for a stream."""
+    """Setting of an input topic, where any value is allowed, and its meaning."""
 
     topic: str
     key: str
@@ -81,14 +81,14 @@ class Finding:
 
 @dataclass(frozen=True)
 class _Rule:
-    """Value that a topic's setting must have, or (not ``fatal``) should have.
+    """Required or (not ``fatal``) recommended value of a topic's setting.
 
     Attributes
     ----------
     reason : str
         Appended to the wanted value in the problem's line.
     refused : str
-        Where given, a value is wrong only if it contains this; a setting that is not shown is right.
+        If given, a value is wrong only if it contains this text; a missing setting is right.
     """
 
     key: str
@@ -103,9 +103,9 @@ class _Rule:
         return value == self.wanted
 
 
-# An election of a replica that was not in sync loses the tail of a topic.
+# Electing a replica that was not in sync loses the tail of a topic.
 _NO_UNCLEAN_ELECTION = _Rule("unclean.leader.election.enable", "false")
-# Brokers refuse a record that its writer stamped more than message.timestamp.after.max.ms ahead of them.
+# Brokers refuse a record with a timestamp more than message.timestamp.after.max.ms ahead of their clock.
 _STAMP, _BY_BROKER = "message.timestamp.type", "LogAppendTime"
 _WRITTEN = _Rule(
     _STAMP, _BY_BROKER, " (a broker refuses records of a writer whose clock is an hour ahead)", fatal=False
@@ -145,11 +145,11 @@ _RULES: dict[str, tuple[_Rule, ...]] = {
         _WRITTEN,
     ),
 }
-"""Settings that privacy, recovery or `ledger verify` rest on, by the topic's role."""
+"""Settings required by privacy, recovery or `ledger verify`, by the topic's role."""
 
 
 def required_configs(role: str) -> dict[str, str]:
-    """Return the settings with which a topic of a role is created."""
+    """Return the settings for creating a topic of a role."""
     return {rule.key: rule.wanted for rule in _RULES[role]}
 
 
@@ -172,7 +172,7 @@ def find_problems(
         if configs:
             yield from _topic_problems(kafka, stream, role, described[role], configs, n_brokers)
         else:
-            # Empty from the embedded broker, but also where an ACL denies DESCRIBE_CONFIGS.
+            # Empty from the embedded broker, but also if an ACL denies DESCRIBE_CONFIGS.
             yield Problem(
                 f"the way in which topic {name!r} is kept",
                 "",
@@ -187,7 +187,7 @@ def find_problems(
 
 
 def find_facts(admin: KafkaAdminClient, topic: str) -> list[Finding]:
-    """Say how the broker keeps an input topic; nothing where it does not tell."""
+    """Describe how the broker stores an input topic; empty if it does not return the settings."""
     found = admin.describe_configs([ConfigResource("topic", topic)], config_filter="all").get("topic", {})
     values = {key: str(item["value"]) for key, item in found.get(topic, {}).items()}
     facts = []
@@ -259,7 +259,7 @@ def _least_message_bytes(stream: StreamSettings, role: str, n_partitions: int) -
 def replica_problems(
     kafka: KafkaSettings, topic: Mapping[str, Any], configs: Mapping[str, str], n_brokers: int
 ) -> Iterator[Problem]:
-    """Yield problems that lose committed data, or stop a topic from taking writes."""
+    """Yield replica settings that can lose committed data or block writes."""
     subject, key = f"topic {topic['name']!r}", "min.insync.replicas"
     n_replicas = min(len(p["replica_nodes"]) for p in topic["partitions"])
     in_sync = int(configs.get(key, "1"))
@@ -312,12 +312,12 @@ def _broker_problems(admin: KafkaAdminClient, kafka: KafkaSettings) -> Iterator[
 
 
 def broker_settings(admin: KafkaAdminClient) -> tuple[str, dict[str, str]]:
-    """Return the id of one broker and its settings; empty where it shows none."""
+    """Return the id and settings of one broker; the settings are empty if it hides them."""
     broker = str(admin.describe_cluster()["brokers"][0]["broker_id"])
     try:
         found = admin.describe_configs([ConfigResource("broker", broker)], config_filter="all")
     except KafkaError:
-        # Hosted clusters show topics' settings but not brokers'.
+        # Hosted clusters return the settings of topics but not of brokers.
         return broker, {}
     items = found.get("broker", {}).get(broker, {}).items()
     return broker, {key: str(item["value"]) for key, item in items if item["value"] is not None}

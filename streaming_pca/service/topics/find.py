@@ -39,32 +39,32 @@ from streaming_pca.service.topics.sizes import (
 
 log = logging.getLogger(__name__)
 
-# A ledger entry names every partition of the input: room for some 30,000 of them.
+# A ledger entry names every partition of the input: this allows some 30,000 partitions.
 _LEDGER_MESSAGE = 4 * 2**20
 _ROLES = {"input": "input", "ledger": "ledger_topic", "state": "state_topic", "releases": "releases_topic"}
 
 
 @dataclass(frozen=True)
 class Topics:
-    """Identity of a stream's input topic, as the broker describes it."""
+    """Identity of a stream's input topic, as described by the broker."""
 
     topic_id: str
     partitions: tuple[int, ...]
 
 
 def durable(replication: int) -> dict[str, str]:
-    """Return the settings that keep what was written when a replica is lost."""
-    # Producers write with acks=all, which waits for the in-sync replicas only, perhaps the leader alone.
+    """Return the settings that preserve written data when a replica is lost."""
+    # Producers write with acks=all, which waits only for the in-sync replicas, perhaps only the leader.
     return {"min.insync.replicas": "2"} if replication >= 3 else {}
 
 
 def input_topic(stream: StreamSettings, partitions: int, replication: int) -> NewTopic:
     """Return the definition of a stream's input topic."""
-    # A broker then inflates what is sent compressed, and refuses more than the largest message.
+    # With this setting a broker inflates compressed batches, and refuses those above the largest message.
     configs = required_configs("input") | durable(replication) | {"compression.type": "uncompressed"}
     record = record_bytes(stream) + MESSAGE_OVERHEAD
     if record > 2**20:
-        # Above the broker's default limit of a message.
+        # Above the broker's default limit for a message.
         configs |= {"max.message.bytes": str(whole_mib(record))}
     return NewTopic(stream.input, partitions, replication, topic_configs=configs)
 
@@ -90,12 +90,12 @@ def releases_topic(name: str, replication: int, release: int) -> NewTopic:
 def create_topics(
     kafka: KafkaSettings, stream: StreamSettings, partitions: int, replication: int
 ) -> list[str]:
-    """Create the missing ones of a stream's four topics; return their names.
+    """Create a stream's missing topics; return their names.
 
     Raises
     ------
     TopicError
-        If the broker refuses, or a release cannot fit into a message.
+        If the broker refuses, or a release does not fit into a message.
     """
     _check_release(kafka, stream, release_bytes(stream))
     return ensure_topics(
@@ -114,7 +114,7 @@ def written_topics(stream: StreamSettings, replication: int) -> list[NewTopic]:
 
 def _check_release(kafka: KafkaSettings, stream: StreamSettings, release: int) -> None:
     # A topic's max.message.bytes overrides the broker's message.max.bytes, and replicas fetch a first
-    # message of any size: the remaining limit is the size of one request.
+    # message of any size. The remaining limit is the size of one request.
     admin = admin_client(kafka)
     try:
         broker, settings = broker_settings(admin)
@@ -137,12 +137,12 @@ def _check_release(kafka: KafkaSettings, stream: StreamSettings, release: int) -
 
 
 def ensure_topics(kafka: KafkaSettings, wanted: Iterable[NewTopic]) -> list[str]:
-    """Create the missing topics and wait until all answer; return the new names."""
+    """Create the missing topics and wait until all are available; return the new names."""
     wanted, created = list(wanted), []
     admin = admin_client(kafka)
     try:
         for topic in wanted:
-            # The exception's text would be the whole request.
+            # The exception's text would contain the whole request.
             (answer,) = admin.create_topics([topic], raise_errors=False)["topics"]
             if answer["error_code"] == TopicAlreadyExistsError.errno:
                 continue
@@ -161,7 +161,7 @@ def ensure_topics(kafka: KafkaSettings, wanted: Iterable[NewTopic]) -> list[str]
 
 
 def check_topics(kafka: KafkaSettings, stream: StreamSettings) -> tuple[Topics | None, list[Problem]]:
-    """Return the topics and their problems; no topics if a needed one is missing.
+    """Return the topics and their problems; None for the topics if one is missing.
 
     Raises
     ------
@@ -180,7 +180,7 @@ def check_topics(kafka: KafkaSettings, stream: StreamSettings) -> tuple[Topics |
 
 
 def describe_input(kafka: KafkaSettings, stream: StreamSettings) -> list[Finding]:
-    """Say how the broker keeps a stream's input topic; errors as of :func:`check_topics`."""
+    """Describe how the broker stores a stream's input topic; raises like :func:`check_topics`."""
     admin = admin_client(kafka)
     try:
         return find_facts(admin, stream.input)
@@ -198,7 +198,7 @@ def find_topics(kafka: KafkaSettings, stream: StreamSettings) -> Topics:
     Raises
     ------
     TopicError
-        Names the topic, the setting, the value that it must have, and how to set it.
+        Names the topic, the setting, the required value, and how to set it.
     BrokerUnreachable
         If the broker fails during the check.
     """
@@ -230,7 +230,7 @@ def describe_topics(kafka: KafkaSettings, names: Sequence[str], what: str) -> li
 
 
 def input_topic_id(kafka: KafkaSettings, stream: StreamSettings) -> str | None:
-    """Return the current id of the input topic; None if there is no such topic."""
+    """Return the current id of the input topic; None if the topic is missing."""
     (topic,) = describe_topics(kafka, [stream.input], stream.input)
     return None if topic["error_code"] else str(topic["topic_id"])
 

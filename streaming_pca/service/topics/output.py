@@ -1,4 +1,4 @@
-"""Topic of projections: its name, its creation, and checks before anything is written to it."""
+"""Topic of projections: its name, its creation, and checks before the first write."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ _RETENTION = ("retention.ms", "retention.bytes")
 
 
 def group_of_projections(stream: str, output: str) -> str:
-    """Return the consumer group of the workers that write a stream's projections to a topic."""
+    """Return the consumer group of workers that project a stream to a topic."""
     return f"{stream}.project.{output}"
 
 
 @dataclass(frozen=True)
 class Output:
-    """Topic of a stream's projections, and the input that they are of."""
+    """Topic of a stream's projections, with its input."""
 
     topic: str
     partitions: int
@@ -48,7 +48,7 @@ class Output:
 
     @property
     def transactional_prefix(self) -> str:
-        """Beginning of the transactional ids of these workers."""
+        """Prefix of these workers' transactional ids."""
         return f"streaming-pca.{self.group}."
 
 
@@ -74,7 +74,7 @@ def check_output_name(output: str, streams: Iterable[StreamSettings]) -> None:
 
 
 def check_stream(stream: StreamSettings) -> None:
-    """Refuse a stream whose records have no projection.
+    """Refuse a stream whose records cannot be projected.
 
     Raises
     ------
@@ -93,17 +93,17 @@ def check_stream(stream: StreamSettings) -> None:
 
 
 def find_output(kafka: KafkaSettings, stream: StreamSettings, output: str, create: bool = False) -> Output:
-    """Find or create the topic of projections, and check it beside the input.
+    """Find or create the topic of projections, and check it together with the input.
 
     Parameters
     ----------
     create : bool
-        Create a missing topic with the input's partitions, replicas and retention.
+        Create a missing topic, with the input's partitions, replicas and retention.
 
     Raises
     ------
     TopicError
-        Names the topic, the setting, the value that it must have, and how to set it.
+        Names the topic, the setting, the required value, and how to set it.
     BrokerUnreachable
     """
     size = projection_bytes(stream) + MESSAGE_OVERHEAD
@@ -161,7 +161,7 @@ def _described(kafka: KafkaSettings, names: dict[str, str]) -> dict[str, Any]:
 
 
 def _definition(admin: KafkaAdminClient, stream: StreamSettings, output: str, source: Any) -> NewTopic:
-    """Return the definition of an output that is kept as its input is."""
+    """Return the definition of an output with its input's retention."""
     replication = min(len(p["replica_nodes"]) for p in source["partitions"])
     kept = _configs(admin, stream.input)
     configs = required_configs("output") | durable(replication)
@@ -177,7 +177,7 @@ def _configs(admin: KafkaAdminClient, topic: str) -> dict[str, str]:
 
 
 def _retention_problems(admin: KafkaAdminClient, names: dict[str, str]) -> Iterable[Problem]:
-    """Yield where projections are kept longer than the records that they tell of."""
+    """Yield settings that keep projections longer than their records."""
     source, output = (_configs(admin, names[role]) for role in ("input", "output"))
     for key in _RETENTION:
         if key not in source or key not in output:

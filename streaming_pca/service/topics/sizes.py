@@ -1,8 +1,8 @@
 """Message sizes of a stream, and the settings that bound its topics' disk use.
 
-The state topic stays below ``2 (C + M) + 2 S`` bytes and what is written while its
-cleaner works, for commits of C bytes, segments of S and transaction markers of M.
-Proof, and the growth of the other topics: docs/explanation/disk-use.md.
+The state topic stays below ``2 (C + M) + 2 S`` bytes plus the data written while its cleaner works, for
+commits of C bytes, segments of S and transaction markers of M. For the proof and the growth of the other
+topics, see docs/explanation/disk-use.md.
 """
 
 from __future__ import annotations
@@ -26,35 +26,35 @@ _DIRTY_RATIO = 0.5
 _LARGEST_SEGMENT = 2**30
 _MARKER_BYTES = 78
 _NUMBER_BYTES = 25
-"""The longest float64 in JSON, -2.2250738585072014e-308, and a comma."""
+"""Length of the longest float64 in JSON, -2.2250738585072014e-308, and a comma."""
 
 _USER_BYTES = 18
-"""A user in the table: a hash and a count."""
+"""Size of a user in the table: a hash and a count."""
 _DELTA_BYTES = 16
-"""A record in the delta of a commit: the user's hash."""
+"""Size of a record in a commit's delta: the user's hash."""
 _PART_OVERHEAD = 512
 """Upper bound of a shard's header and of Kafka's overhead around two chunks."""
 
 MESSAGE_OVERHEAD = 4096
-"""Upper bound of the key, headers and batch around one message."""
+"""Upper bound of one message's key, headers and batch overhead."""
 
 MOST_KEY_BYTES = 2**15
-"""Longest key of a record that its projection keeps, so that every projection fits into a message."""
+"""Longest record key that a projection copies, so that every projection fits into a message."""
 
 LEDGER_BYTES_A_BATCH = 2200
 """Disk use of one batch in the ledger: RESERVED, COMMITTED, RELEASED and their markers.
 
 Measured on an `adaptive` stream of three partitions, d = 20 (``tests/kafka/admin/test_topics.py``).
-One batch a minute is 1.1 GB a year. More partitions add some 55 bytes each; more features add
-nothing, because the ledger holds digests of long arrays.
+One batch a minute is 1.1 GB a year. Each further partition adds some 55 bytes; further features add
+nothing, because the ledger stores digests of long arrays.
 """
 
 
 def release_bytes(stream: StreamSettings) -> int:
-    """Return the upper bound of a batch's bytes on the releases topic."""
+    """Return the upper bound of a batch's size on the releases topic."""
     d, k = stream.dim, stream.rank
     if d * k * _NUMBER_BYTES > _LARGEST_SEGMENT:
-        return d * k * _NUMBER_BYTES  # too large for any broker: not worth writing out
+        return d * k * _NUMBER_BYTES  # too large for any broker: no need to encode it
     longest = -np.finfo(np.float64).tiny
     largest = Subspace(
         np.full((k, d), longest),
@@ -68,10 +68,10 @@ def release_bytes(stream: StreamSettings) -> int:
         weights=np.full(k, longest) if stream.build_estimator().info.releases == "tensor" else None,
         support=tuple(range(d)) if stream.build_estimator().info.local else None,
     )
-    # Text of a float depends on its value: room for the longest.
+    # A float's length as text depends on its value, so allow for the longest.
     diagnostics = stream.build_estimator().diagnostics
     counts = {} if diagnostics is None else dict.fromkeys(COUNTS, -longest) | {"batch_records": 2**63}
-    # The numbers decide which doubts apply: room for all of them, with quotes, commas and the key.
+    # The numbers decide which doubts apply, so allow for all, with quotes, commas and the key.
     doubts = len('"doubts":[],"dominant_feature":,') + _NUMBER_BYTES + sum(len(doubt) + 3 for doubt in Doubt)
     return len(make_release(stream, largest, 2**63, 2**63, counts)) + doubts
 
@@ -86,35 +86,35 @@ def record_bytes(stream: StreamSettings) -> int:
 
 
 def projection_bytes(stream: StreamSettings) -> int:
-    """Return the upper bound of a projected message's bytes, with its key."""
+    """Return the upper bound of a projected message's size, including its key."""
     return stream.max_rows * (stream.rank * (_NUMBER_BYTES + 1) + 4) + MOST_KEY_BYTES
 
 
 def commit_bytes(stream: StreamSettings) -> int:
-    """Return the upper bound of a batch's bytes on the state topic.
+    """Return the upper bound of a batch's size on the state topic.
 
-    A 64th of the table of users, written with each commit, is not included.
+    Excludes the 64th of the table of users that is written with each commit.
     """
     estimator = stream.build_estimator()
     state = len(encode_state(estimator.init(utility_generator(0))))
-    # None before the first batch: a release's rows, or a basis of the transformed features; a mean.
+    # The initial state lacks these: a release's rows or a basis of the transformed features, and a mean.
     later = 2 * 8 * (estimator.preprocessing.dim * stream.rank + 64)
     if estimator.private_mean is not None:
         later += 8 * (stream.dim + 64)
-    # Positions at thousands of partitions, salt, names, and numbers that get longer.
+    # Positions of thousands of partitions, salt, names, and numbers that grow longer.
     header = 2**16
     return header + state + later + release_bytes(stream) + _delta_bytes(stream)
 
 
 def _delta_bytes(stream: StreamSettings) -> int:
-    """Return the upper bound of a batch's delta of the table of users."""
+    """Return the upper bound of a batch's delta of the table of users, in bytes."""
     if stream.privacy_unit != "user":
         return 0
     return _DELTA_BYTES * stream.build_estimator().largest_batch + _PART_OVERHEAD
 
 
 def table_bytes(stream: StreamSettings, users: int) -> int:
-    """Return the upper bound of a cleaned table of ``users`` users: T of the page."""
+    """Return the upper bound of a compacted table of ``users`` users: T in docs/explanation/disk-use.md."""
     if stream.privacy_unit != "user":
         return 0
     return SHARDS * (_delta_bytes(stream) + _PART_OVERHEAD) + _USER_BYTES * users
@@ -130,11 +130,11 @@ def _segment_bytes(commit: int) -> int:
 
 
 def state_topic_config(commit: int) -> dict[str, str]:
-    """Return the settings of a state topic for commits of ``commit`` bytes."""
+    """Return a state topic's settings for commits of ``commit`` bytes."""
     return {
         "cleanup.policy": "compact",
         "unclean.leader.election.enable": "false",
-        # A chunk and its headers fit twice.
+        # Twice the size of a chunk with its headers.
         "max.message.bytes": str(_MIB),
         "segment.bytes": str(_segment_bytes(commit)),
         "segment.ms": str(24 * 3600 * 1000),
@@ -149,14 +149,14 @@ def state_topic_config(commit: int) -> dict[str, str]:
 def state_bound(commit: int, commits_an_hour: float = 3600, table: int = 0) -> int:
     """Return the upper bound of a state topic's log, in bytes.
 
-    What is written while the cleaner waits and works is not included.
+    Excludes data written while the cleaner waits and works.
 
     Parameters
     ----------
     commit : int
         :func:`commit_bytes`.
     table : int
-        :func:`table_bytes`, where the user is the unit of privacy.
+        :func:`table_bytes`, if the user is the unit of privacy.
     """
     segment = _segment_bytes(commit)
     markers = _MARKER_BYTES * math.ceil(commits_an_hour + 2 * (commit + table + segment) / commit)
