@@ -1,4 +1,4 @@
-"""Checks that the ledger admits a stream as configured."""
+"""Checks that the ledger admits a stream with its settings."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from streaming_pca.service.errors import StreamRefused
 
 
 def check_opened(stream: StreamSettings, ledger: Ledger) -> None:
-    """Refuse a ledger without a cap, or with another cap than the stream's settings.
+    """Refuse a ledger without a cap, or with a cap other than ``stream.cap``.
 
     Raises
     ------
@@ -45,7 +45,7 @@ def check_opened(stream: StreamSettings, ledger: Ledger) -> None:
 
 
 def check_admission(stream: StreamSettings, ledger: Ledger) -> None:
-    """Refuse a stream that could not reserve a batch, independent of its records.
+    """Refuse a stream that could not reserve a batch, regardless of its records.
 
     Raises
     ------
@@ -56,7 +56,7 @@ def check_admission(stream: StreamSettings, ledger: Ledger) -> None:
         # Otherwise this worker would spend the budget on null records.
         raise StreamRefused("stream.format = \"arrow\" needs pyarrow: pip install '.[arrow]' in the checkout")
     try:
-        # A codec of a registry's schemas is made once these are known.
+        # With a registry, the codec is built later, when its schemas are known.
         _ = None if stream.needs_registry else stream.fields
     except LibraryMissing as error:
         raise StreamRefused(str(error)) from None
@@ -73,7 +73,7 @@ def check_admission(stream: StreamSettings, ledger: Ledger) -> None:
         _check_first_batch(stream, ledger)
         return
     _check_options(stream, job)
-    # A contract leaves this out where it is the default.
+    # A contract omits default values.
     named = ("features", "message", "schema", "user_field")
     default = {"content_type": OCTETS, **dict.fromkeys(named)}
     wanted = default | stream.privacy_contract
@@ -85,7 +85,7 @@ def check_admission(stream: StreamSettings, ledger: Ledger) -> None:
                 # A contract names the format by its media type.
                 names: dict[Any, str] = {media_type: name for name, media_type in FORMATS.items()}
                 setting, value, before = "format", names.get(value, value), names.get(before, before)
-            # It names a file by its content.
+            # The contract identifies a file by its content.
             setting = "schema_file" if key == "schema" else setting
             is_digest = isinstance(value, dict)
             told = f"is {_short(value)}, but the ledger has {_short(before)}"
@@ -96,10 +96,10 @@ def check_admission(stream: StreamSettings, ledger: Ledger) -> None:
 
 
 def _check_options(stream: StreamSettings, job: JobLedger) -> None:
-    """Refuse changed options, or another noise law, where a user enters several batches.
+    """Refuse changed options or another noise law if a user may be in several batches.
 
-    The proof that these batches keep the (epsilon, delta) guarantee together needs all of
-    them calibrated alike.
+    The proof of the joint (epsilon, delta) guarantee of these batches requires the same calibration of all
+    of them.
     """
     if stream.privacy_unit != "user" or job.reservation is None:
         return
@@ -127,7 +127,7 @@ def decode_admitted_state(stream: StreamSettings, estimator: Estimator[Any, Any]
     Raises
     ------
     StreamRefused
-        If it is not of these settings: options are no part of the privacy contract.
+        If the state belongs to other settings: the privacy contract does not include options.
     """
     try:
         return decode_fitting_state(estimator, data)
@@ -144,9 +144,9 @@ def check_room(stream: StreamSettings, cap: Cap, rule: Literal["basic", "zcdp"])
     Parameters
     ----------
     cap : Cap
-        Of the ledger, which may be about to be opened.
+        The ledger's cap; the ledger may not be open yet.
     rule : {"basic", "zcdp"}
-        Rule by which the ledger adds charges up.
+        Composition rule of the ledger.
 
     Raises
     ------
@@ -181,11 +181,11 @@ def check_room(stream: StreamSettings, cap: Cap, rule: Literal["basic", "zcdp"])
 def _check_input(stream: StreamSettings, ledger: Ledger) -> None:
     """Refuse records on a topic of reports, and reports on a topic of records.
 
-    Reports are charged nothing: on a mixed topic, records would be released as if they had noise.
+    Reports are not charged: on a mixed topic, records would be released as if they already contained noise.
     """
     of_reports = stream.record_kind is RecordKind.LOCAL
     for name, job in ledger.jobs.items():
-        # This stream's own record_kind is compared with the rest of its contract, by the caller.
+        # The caller compares this stream's own record_kind, with the rest of its contract.
         if (
             name == stream.name
             or job.contract is None
@@ -201,9 +201,9 @@ def _check_input(stream: StreamSettings, ledger: Ledger) -> None:
 
 
 def _check_first_batch(stream: StreamSettings, ledger: Ledger) -> None:
-    """Refuse a stream whose first batch the cap refuses, independent of its records.
+    """Refuse a stream whose first batch exceeds the cap, regardless of its records.
 
-    Otherwise the stream would collect a whole batch before it is refused.
+    Otherwise the stream would collect a whole batch before the refusal.
     """
     opened = ledger.opened
     assert isinstance(opened, Opened), "checked before"

@@ -27,7 +27,7 @@ class BatchResult:
     release : bytes
         Encoded release, published after the commit.
     users : Step or None
-        Change of the table of users, where the user is the unit of privacy.
+        Change of the table of users, if the user is the unit of privacy.
     """
 
     state: State
@@ -47,11 +47,11 @@ def parameters_of(stream: StreamSettings, plan: Plan, schemas: Schemas | None = 
 def compute_batch(
     stream: StreamSettings, users: UserLog | None, state: State, taken: CutBatch, number: int
 ) -> BatchResult:
-    """Compute the result of batch ``number``; changes nothing.
+    """Compute the result of batch ``number`` without side effects.
 
-    Where the user is the unit of privacy, records over a user's limit become
-    null here, in their places. The same table and batch always give the same null
-    records, so a successor that finishes a batch uses the same records.
+    If the user is the unit of privacy, records above a user's limit become null here, in place. The same
+    table and batch always give the same null records, so a successor that finishes a batch uses the same
+    records.
     """
     batch, step = taken.batch, None
     if users is not None:

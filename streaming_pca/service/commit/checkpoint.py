@@ -1,12 +1,11 @@
 """Writer of ledger, state and releases: take over, start, reserve, commit, publish, abandon.
 
-Every write is a transaction of the stream's one transactional producer. Its
-id consists of the input topic's id and the stream's name, so a successor's
-``init_transactions`` fences the previous leader, even while it is suspended. Steps
-are numbered; the tests kill the process before and after each.
+Every write is a transaction of the stream's only transactional producer. Its id consists of the input
+topic's id and the stream's name, so a successor's ``init_transactions`` fences the previous leader, even a
+suspended one. Steps are numbered; the tests kill the process before and after each.
 
-After any error in here the caller drops everything in memory and takes over
-anew, because an exception of a commit does not tell whether it happened.
+After any error in this module the caller drops everything in memory and takes over again, because an
+exception from a commit leaves its outcome open.
 
 Why nothing is lost or charged twice: docs/explanation/exactly-once.md.
 """
@@ -53,7 +52,7 @@ from streaming_pca.service.kafka.refusals import in_one_line
 from streaming_pca.service.kafka.transaction import Transaction, discard
 
 _RELEASES_TAIL = 32
-"""Offsets from the end in which the last release is searched; a publication takes two."""
+"""Number of last offsets searched for the last release; each publication takes two."""
 
 
 @dataclass(frozen=True)
@@ -63,9 +62,9 @@ class TakenOver:
     recovery: Recovery
     checkpoint: Checkpoint | None
     reservation: Reserved | None
-    """The open batch, if there is one."""
+    """The open batch, if any."""
     standing: JobStatus
-    """Only an active stream may reserve; a paused one may end its open batch."""
+    """Status; only an active stream may reserve, but a paused one may finish its open batch."""
     has_begun: bool
     """True if the ledger fixes where the stream begins to read."""
 
@@ -85,7 +84,7 @@ class CheckpointWriter(LedgerWriter):
         self._state: StateReader | None = None
         self._checkpoint: Checkpoint | None = None
         self.users: UserLog | None = None
-        """Table of users after :meth:`take_over`, where the user is the unit of privacy."""
+        """Table of users after :meth:`take_over`, if the user is the unit of privacy."""
 
     def close(self) -> None:
         """Release producer and consumers."""
@@ -97,20 +96,20 @@ class CheckpointWriter(LedgerWriter):
     def read_ahead(self) -> None:
         """Read ledger and state before fencing, to shorten the take-over.
 
-        :meth:`take_over` reads to the end anyway. After this call, little is left to read
-        between its fence and the first write.
+        :meth:`take_over` reads to the end anyway. After this call, it has little left to read between its
+        fence and the first write.
         """
         self.log.catch_up()
         self._states.read_to(high_watermark(self._kafka, self._stream.state_topic))
 
     def take_over(self, *, to_change_status: bool = False) -> TakenOver:
-        """Fence the predecessor, read to the now final end, cross-check, and decide.
+        """Fence the predecessor, read to the final end, cross-check, and decide.
 
         Parameters
         ----------
         to_change_status : bool
-            True to pause, resume or retire only. Then neither a changed privacy contract
-            nor the stream's status is a reason to refuse.
+            True to only pause, resume or retire. Then neither a changed privacy contract nor the stream's
+            status causes a refusal.
         """
         with self._step("take_over.1 fence"):
             self._fence()
@@ -147,15 +146,15 @@ class CheckpointWriter(LedgerWriter):
         return self._state
 
     def _close_states(self) -> None:
-        # Frees the chunks that the reader holds: a state can be large.
+        # Frees the reader's chunks: a state can be large.
         states, self._state = self._state, None
         if states is not None:
             states.close()
 
     def read_status(self) -> JobStatus:
-        """Read the stream's present status, for a leader that waits while it is paused.
+        """Read the stream's current status, for a leader that waits while it is paused.
 
-        Resuming a stream fences that leader, so it takes over anew before it goes on.
+        Resuming a stream fences that leader, so it takes over again before it continues.
         """
         self.log.catch_up()
         return self.log.ledger.job(self._stream.name).standing
@@ -163,8 +162,8 @@ class CheckpointWriter(LedgerWriter):
     def _refuse(self, reason: str, ledger_end: int) -> NoReturn:
         """Refuse the stream, or raise SessionLost if the ledger has grown since it was read.
 
-        A leader that was suspended after reading the ledger's end may have been fenced, and its
-        successor may have gone on. Then ledger and state were read at two different moments.
+        A leader that was suspended after reading the ledger's end may have been fenced, and its successor
+        may have continued. Then ledger and state were read at different moments.
         """
         if high_watermark(self._kafka, self._stream.ledger_topic) != ledger_end:
             raise SessionLost(f"the ledger went on during the take-over ({reason})")
@@ -173,7 +172,7 @@ class CheckpointWriter(LedgerWriter):
     def _check_releases(self, batch: int, ledger_end: int) -> None:
         """Refuse a ledger and state that were both rolled back.
 
-        Batches that were released since would be answered again.
+        Batches released since the backup would get a second result.
         """
         topic = self._stream.releases_topic
         end = high_watermark(self._kafka, topic)
@@ -195,10 +194,10 @@ class CheckpointWriter(LedgerWriter):
     # -- start -------------------------------------------------------------
 
     def start(self, positions: Mapping[int, int]) -> None:
-        """Fix where the stream begins, before its first batch.
+        """Record the stream's starting offsets before its first batch.
 
-        In the ledger, because a crash before the first commit leaves no other trace: its
-        successor would begin elsewhere, and leave out the records that came in between.
+        They are written to the ledger, because a crash before the first commit leaves no other trace: the
+        successor would start elsewhere and skip the records that arrived in between.
         """
         with self._step("start.1 begin"):
             self.log.catch_up()
@@ -218,7 +217,7 @@ class CheckpointWriter(LedgerWriter):
             self._expect(sent.offset, entry)
 
     def _require_own_head(self) -> None:
-        """Raise SessionLost if another writer has continued the job: ours would be off its chain."""
+        """Raise SessionLost if another writer has continued the job's chain of entries."""
         if self.log.ledger.head(self._stream.name) != self._head:
             raise SessionLost("another leader, or an import, has written for the stream meanwhile")
 
@@ -230,14 +229,14 @@ class CheckpointWriter(LedgerWriter):
         Raises
         ------
         BudgetExceeded
-            If a record would pass the cap, now or because another job was faster.
+            If a record would exceed the cap, already now or because another job was faster.
         """
         ledger = self.log.ledger
         with self._step("reserve.1 dry run"):
             self.log.catch_up()
             status = ledger.job(self._stream.name).standing
             # Another writer for this stream has fenced us, or is `import`. Our plan is older than its
-            # entries, so it must not be judged against them: the next take-over deals with them.
+            # entries, so it must not be checked against them: the next take-over handles them.
             if status is not JobStatus.ACTIVE:
                 raise SessionLost(f"the stream is {status}")
             self._require_own_head()
@@ -251,7 +250,7 @@ class CheckpointWriter(LedgerWriter):
                 parameters=parameters,
                 charge=charge,
             )
-            # The entry as every reader will see it: tuples are lists on the wire.
+            # Use the entry as every reader will see it: tuples are lists on the wire.
             entry = cast(Reserved, decode_entry(encode_entry(entry)))
             try:
                 ledger.check_budget(entry)
@@ -277,7 +276,7 @@ class CheckpointWriter(LedgerWriter):
         with self._step("reserve.4 commit"):
             self._transaction.commit()
         with self._step("reserve.5 read back"):
-            # The log's order decides between jobs, so the entry counts only if replay accepts it.
+            # The log's order decides between competing jobs, so the entry counts only if replay accepts it.
             verdict = self._read_back(sent.offset, entry)
             if not verdict.accepted:
                 raise BudgetExceededByAnother(verdict.reason)
@@ -290,7 +289,7 @@ class CheckpointWriter(LedgerWriter):
     ) -> Checkpoint:
         """Write state, COMMITTED and offsets in one transaction.
 
-        No result of ``update`` leaves the process in any other way.
+        Results of ``update`` leave the process in no other way.
         """
         users = answer.users
         checkpoint = Checkpoint(
@@ -320,7 +319,8 @@ class CheckpointWriter(LedgerWriter):
         with self._step("commit.3 COMMITTED"):
             sent = self._send_entry(entry)
         with self._step("commit.4 offsets"):
-            # For lag tools, and as a trace outside the ledger; positions live in the state.
+            # For lag tools, and as a trace outside the ledger; the authoritative positions are in the
+            # state.
             self._transaction.send_offsets(self._stream.input, positions, self._stream.name, trace_of(entry))
         with self._step("commit.5 commit"):
             self._transaction.commit()
@@ -335,7 +335,7 @@ class CheckpointWriter(LedgerWriter):
     # -- publish -----------------------------------------------------------
 
     def publish(self) -> bytes:
-        """Publish the committed release, with RELEASED, in a transaction of its own.
+        """Publish the committed release, with RELEASED, in a separate transaction.
 
         A consumer that reads uncommitted messages sees aborted transactions too. So the
         release is never sent in the transaction that commits the state.
@@ -369,7 +369,7 @@ class CheckpointWriter(LedgerWriter):
     # -- abandon -----------------------------------------------------------
 
     def abandon(self, reserved: Reserved, reason: str) -> None:
-        """Close a reserved batch without an answer; its charge stays."""
+        """Close a reserved batch without a result; its charge remains."""
         entry = Abandoned(
             topic_id=self._topic_id,
             job=self._stream.name,
@@ -395,7 +395,7 @@ class BudgetExceededByAnother(StreamRefused):
 
 
 def open_ledger(kafka: KafkaSettings, entry: Opened, topic: str) -> Opened:
-    """Write OPENED unless the ledger is open; return the entry that counts."""
+    """Write OPENED unless the ledger is open; return the valid entry."""
     log = LedgerLog(kafka, topic, entry.topic_id)
     try:
         log.catch_up()

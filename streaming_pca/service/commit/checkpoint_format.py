@@ -1,4 +1,4 @@
-"""Bytes of a checkpoint, as the state topic holds them in chunks."""
+"""Byte format of a checkpoint, which the state topic stores in chunks."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _VERSION = 1
 
 
 class MalformedCheckpoint(ValueError):
-    """Error of a state message that cannot be read."""
+    """State message that cannot be read."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Complete state of a stream after a batch, from which another worker can continue.
+    """Complete state of a stream after a batch; another worker can continue from it.
 
     Attributes
     ----------
@@ -30,11 +30,11 @@ class Checkpoint:
     salt : bytes
         Random bytes that make the digest in the ledger useless without the state.
     state, release : bytes
-        State of the estimator, and the release to publish.
+        The estimator's state, and the release to publish.
     users : UserIndex or None
-        Index of users; only if the privacy unit is the user.
+        Index of users, if the privacy unit is the user.
     epochs : dict of partition to leader epoch
-        Epochs of the last records before the positions, as far as they are known.
+        Epochs of the last records before the positions, if known.
     """
 
     topic_id: str
@@ -49,7 +49,7 @@ class Checkpoint:
 
 
 def encode_checkpoint(checkpoint: Checkpoint) -> tuple[bytes, str]:
-    """Return the bytes of a checkpoint, and their digest for the ledger."""
+    """Return a checkpoint's bytes and their digest for the ledger."""
     facts = {
         "version": _VERSION,
         "topic_id": checkpoint.topic_id,
@@ -69,7 +69,7 @@ def encode_checkpoint(checkpoint: Checkpoint) -> tuple[bytes, str]:
 
 
 def decode_checkpoint(data: bytes) -> tuple[Checkpoint, str]:
-    """Return the checkpoint that :func:`encode_checkpoint` wrote, and its digest.
+    """Decode the bytes of :func:`encode_checkpoint`; return the checkpoint and its digest.
 
     Raises
     ------

@@ -40,12 +40,12 @@ def trace_of(entry: LedgerEntry) -> str:
 
 
 def group_of_charges(topic: str, job: str) -> str:
-    """Return the consumer group for traces of a job's charges; no consumer uses such a name."""
+    """Return the consumer group for traces of a job's charges; consumers never use such a name."""
     return f"{topic}.ledger.{job}"
 
 
 class LedgerWriter:
-    """Base of ledger writers: numbered steps, fencing, and reading back.
+    """Base class of ledger writers: numbered steps, fencing, and reading back.
 
     Parameters
     ----------
@@ -59,7 +59,7 @@ class LedgerWriter:
         self._producer: KafkaProducer | None = None
         self._open: Transaction | None = None
         self._head = ""
-        """Hash of the job's last entry as far as this writer knows it."""
+        """Hash of the job's last entry that this writer knows."""
         self._log: LedgerLog | None = None
         self.step = ""
         """Current step, reported on timeout."""
@@ -71,13 +71,13 @@ class LedgerWriter:
         try:
             yield
         except KafkaError as error:
-            # After the first error of a transaction each further call says only that there was one.
+            # After a transaction's first error, further calls only report that one has occurred.
             cause = next((each for each in error.args if isinstance(each, KafkaError)), error)
-            # The client's frames keep the error, and so would it keep them, and the state in their callers'.
+            # kafka-python keeps this exception; drop the traceback, or it keeps our callers' state alive.
             raise SessionLost(f"{name}: {in_one_line(cause, 'Write')}") from error.with_traceback(None)
 
     def _begin(self) -> None:
-        """Begin a transaction; one at a time."""
+        """Begin a transaction; only one may be open."""
         assert self._producer is not None, "fence first"
         self._open = Transaction(self._producer, self._kafka)
 
@@ -95,7 +95,7 @@ class LedgerWriter:
 
     @property
     def epoch(self) -> int:
-        """Epoch by which the broker tells this writer from the ones before; -1 before the fence."""
+        """Epoch that distinguishes this writer from its predecessors; -1 before the fence."""
         return (
             -1
             if self._producer is None
@@ -105,13 +105,13 @@ class LedgerWriter:
     def close(self) -> None:
         """Release producer and consumer."""
         if self._producer is not None:
-            # Unsent messages are dropped: waiting for them would end in an error that hides the first one.
+            # Drop unsent messages: waiting for them would end in an error that hides the first one.
             discard(self._producer)
         if self._log is not None:
             self._log.close()
 
     def _fence(self) -> None:
-        """Fence the job's previous writer, and end its open transaction."""
+        """Fence the job's previous writer and abort its open transaction."""
         self._producer = transactional_producer(self._kafka, f"streaming-pca.{self._topic_id}.{self._job}")
         self._producer.init_transactions()
 
@@ -127,7 +127,7 @@ class LedgerWriter:
         return own.verdict
 
     def _expect(self, offset: int, entry: LedgerEntry) -> None:
-        """Replay to the entry just written; SessionLost if it does not count."""
+        """Replay to the entry just written; raise SessionLost if the ledger rejects it."""
         verdict = self._read_back(offset, entry)
         if not verdict.accepted:
             raise SessionLost(f"{self.step}: the ledger did not take the entry: {verdict.reason}")

@@ -18,14 +18,14 @@ from streaming_pca.service.kafka.clients import reading_consumer
 from streaming_pca.service.kafka.refusals import in_one_line
 
 _POLL_MS = 10
-"""Short, because a poll that meets only a transaction's marker waits for all of it."""
+"""Short, because a poll that finds only a transaction marker waits for the full timeout."""
 
 
 def high_watermark(kafka: KafkaSettings, topic: str) -> int:
     """Return the end of a topic's partition 0, open transactions included.
 
-    A read_committed end would stop before a predecessor's transaction that the
-    broker is still completing; a successor must read past it.
+    A read_committed end would lie before a predecessor's transaction that the broker is still completing; a
+    successor must read past it.
     """
     reader = EndReader(kafka, topic)
     try:
@@ -35,14 +35,14 @@ def high_watermark(kafka: KafkaSettings, topic: str) -> int:
 
 
 class EndReader:
-    """Repeated reader of a partition 0's high watermark, over one connection."""
+    """Reader of a topic's high watermark in partition 0, over one connection."""
 
     def __init__(self, kafka: KafkaSettings, topic: str) -> None:
         self._kafka, self._tp = kafka, TopicPartition(topic, 0)
         self._consumer = reading_consumer(kafka, committed=False, topics=[topic])
 
     def end(self) -> int:
-        """Return the end, open transactions included; SessionLost if the broker fails."""
+        """Return the end, open transactions included; raise SessionLost if the broker fails."""
         try:
             ends = self._consumer.end_offsets([self._tp], timeout_ms=self._kafka.request_timeout_ms)
         except KafkaError as error:
@@ -57,7 +57,7 @@ class EndReader:
 
 
 class LogReader:
-    """Read_committed reader of partition 0, from ``start`` or the first record on."""
+    """Read_committed reader of partition 0, starting at ``start`` or the first record."""
 
     def __init__(self, kafka: KafkaSettings, topic: str, start: int = 0) -> None:
         self.topic = topic
@@ -90,13 +90,13 @@ class LogReader:
     def read_to(self, end: int, patience_seconds: float) -> Iterator[Any]:
         """Yield the committed messages before offset ``end``.
 
-        Waits for transactions that are open before ``end``. SessionLost after a standstill
-        of ``patience_seconds``.
+        Waits for open transactions before ``end``. Raises SessionLost after ``patience_seconds`` without
+        progress.
         """
         seen, deadline = -1, 0.0
         while (position := self.position) < end:
             if position != seen:
-                # Only a standstill is limited: a long log may take any time.
+                # Limit only the time without progress: a long log may take any time.
                 seen, deadline = position, time.monotonic() + patience_seconds
             elif time.monotonic() > deadline:
                 raise SessionLost(
@@ -116,7 +116,7 @@ class LogReader:
 
 
 def whole_log(kafka: KafkaSettings, topic: str) -> LogReader:
-    """Return a reader from a ledger's first entry; StreamRefused if that was deleted."""
+    """Return a reader from a ledger's first entry; raise StreamRefused if that was deleted."""
     reader = LogReader(kafka, topic)
     if reader.first != 0:
         reader.close()
@@ -125,7 +125,7 @@ def whole_log(kafka: KafkaSettings, topic: str) -> LogReader:
 
 
 def lost_entries(topic: str, first: int) -> str:
-    """Return why a ledger cannot be read that does not start at offset 0."""
+    """Return the message for a ledger that does not start at offset 0."""
     return (
         f"ledger topic {topic!r} starts at offset {first}: entries were deleted, "
         "so what records have been charged is not known. Restore the topic"
@@ -142,7 +142,7 @@ class Replayed:
 
 
 class LedgerReplay:
-    """Replay of one ledger topic from its messages, which the caller reads.
+    """Replay of one ledger topic from messages that the caller reads.
 
     Attributes
     ----------
@@ -158,7 +158,7 @@ class LedgerReplay:
         self.entries = 0
 
     def apply(self, offset: int, value: bytes | None) -> Replayed:
-        """Replay the next message; StreamRefused if it is no entry."""
+        """Replay the next message; raise StreamRefused if it is not an entry."""
         try:
             entry = decode_entry(value or b"")
         except MalformedEntry as error:
@@ -171,7 +171,7 @@ class LedgerReplay:
 
 
 class LedgerLog(LedgerReplay):
-    """Replay of one ledger topic, brought up to date on demand."""
+    """Replay of one ledger topic, updated on demand."""
 
     def __init__(self, kafka: KafkaSettings, topic: str, topic_id: str) -> None:
         super().__init__(topic, topic_id)
@@ -188,7 +188,7 @@ class LedgerLog(LedgerReplay):
         return [self.apply(m.offset, m.value) for m in self._reader.read_to(end, patience)]
 
     def read_committed(self, most: int) -> bool:
-        """Replay at most ``most`` further offsets, waiting for no transaction; True at their end."""
+        """Replay up to ``most`` more offsets without waiting for transactions; return True at the end."""
         end, position = self._reader.committed_end(), self._reader.position
         self.catch_up(min(end, position + most))
         return end <= position + most

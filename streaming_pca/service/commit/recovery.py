@@ -1,7 +1,7 @@
 """First action of a leader that has just taken over: a pure decision.
 
-Its inputs are the ledger and the last state, both replayed to an end that no earlier
-leader can move any more. Its result is one of three actions.
+Its inputs are the ledger and the last state, both replayed to an end that earlier leaders can no longer
+move. Its result is one of three actions.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from streaming_pca.privacy.ledger.protocol import BatchStatus
 
 
 class LedgerMismatch(Exception):
-    """Contradiction between ledger and state: going on could answer a batch twice."""
+    """Contradiction between ledger and state: continuing could give a batch two results."""
 
 
 class Action(StrEnum):
@@ -27,7 +27,7 @@ class Action(StrEnum):
 
 @dataclass(frozen=True)
 class Recovery:
-    """Action, and the offsets at which the job's next new batch starts."""
+    """Action, and the starting offsets of the job's next new batch."""
 
     action: Action
     positions: dict[int, int]
@@ -39,18 +39,18 @@ def recover(job: JobLedger, batch: int, digest: str, positions: dict[int, int]) 
     Parameters
     ----------
     job : JobLedger
-        This stream's, replayed to the end.
+        This stream's job, replayed to the end.
     batch : int
-        The ledger's batch number in the last committed state, 0 where there is none.
+        The ledger's batch number in the last committed state; 0 without one.
     digest : str
-        That state's salted digest, "" where there is none.
+        That state's salted digest; "" without one.
     positions : dict of partition to offset
         End of the state's batch.
 
     Raises
     ------
     LedgerMismatch
-        If one of them has lost entries that the other has.
+        If ledger or state lacks entries that the other has.
     """
     if job.last_committed < batch:
         raise LedgerMismatch(
@@ -69,8 +69,8 @@ def recover(job: JobLedger, batch: int, digest: str, positions: dict[int, int]) 
             f"the state of batch {batch} differs from the one committed: "
             "bring back their newest backups, or start the stream under a new name"
         )
-    # The ledger runs ahead of the state by abandoned batches: their records are
-    # spent, and no later batch may hold them.
+    # The ledger is ahead of the state by abandoned batches: their records are spent, and later batches must
+    # not contain them.
     ahead = {p: max(offset, job.ends.get(p, 0)) for p, offset in positions.items()}
     ahead |= {p: offset for p, offset in job.ends.items() if p not in ahead}
     match job.phase:

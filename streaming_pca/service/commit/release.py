@@ -32,7 +32,7 @@ def make_release(
     records: int,
     counts: Mapping[str, float] = MappingProxyType({}),
 ) -> bytes:
-    """Encode a release; its bytes are part of the state until they are published.
+    """Encode a release; its bytes are part of the state until publication.
 
     Parameters
     ----------
@@ -46,7 +46,7 @@ def make_release(
     Raises
     ------
     ValueError
-        If a figure of the subspace's accuracy is not finite or out of its range.
+        If an accuracy figure of the subspace is not finite or out of range.
     """
     accuracy = _accuracy(subspace)
     outcome = None if subspace.outcome is None else subspace.outcome.value

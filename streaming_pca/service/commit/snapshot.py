@@ -1,10 +1,9 @@
-"""Snapshot of a ledger and of its jobs' committed states, taken beside running workers.
+"""Snapshot of a ledger and its jobs' committed states, taken while workers run.
 
-The ledger is read first, up to some offset. Then the state that each job's last
-COMMITTED before that offset names is looked up. The state is still on its topic,
-perhaps with later ones behind it, because the broker's cleaner leaves recent
-messages alone. Where a job commits faster than that, both are read again. So a
-snapshot shows one point of the ledger's log, and no worker has to stop.
+The ledger is read first, up to some offset. Then each job's state is looked up that its last COMMITTED
+before that offset names. The state is still on its topic, perhaps followed by later ones, because the
+broker's cleaner does not touch recent messages. If a job commits faster than that, ledger and state are
+read again. So a snapshot shows one point of the ledger's log, without stopping any worker.
 """
 
 from __future__ import annotations
@@ -28,15 +27,15 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Snapshot(Generic[T]):
-    """Ledger up to some offset, and its jobs' states at that point.
+    """Ledger up to an offset, and its jobs' states at that point.
 
     Attributes
     ----------
     entries : tuple of (offset, bytes)
     end : int
-        Offset to which the ledger was read.
+        End offset of the part of the ledger that was read.
     states : dict of job to T
-        For each job with a committed batch.
+        States of the jobs that have a committed batch.
     """
 
     entries: tuple[tuple[int, bytes], ...]
@@ -47,17 +46,17 @@ class Snapshot(Generic[T]):
 def read_snapshot(
     kafka: KafkaSettings, reader: LogReader, topic_id: str, keep: Callable[[FoundState, str], T]
 ) -> Snapshot[T]:
-    """Read a ledger to its end, and its jobs' states.
+    """Read a ledger to its end, then its jobs' states.
 
     Parameters
     ----------
     reader : LogReader
-        Of the ledger topic, at its start.
+        Reader of the ledger topic, at its start.
     topic_id : str
-        Id of the input topic's life whose jobs are meant.
+        Id of the input topic (of its present incarnation), whose jobs are read.
     keep : callable
-        Takes what was found for a job, and the digest it was searched by. Returns what
-        the snapshot keeps of it, for a state may be large.
+        Takes a job's found state and the digest of the search. Returns the part that the snapshot keeps,
+        because a state may be large.
 
     Raises
     ------
@@ -83,8 +82,8 @@ def read_snapshot(
             if not found.is_whole(digest):
                 behind.append(name)
         sought = wanted
-        # A missing state was replaced by a later one, whose entry can be read by now.
-        # If there is no such entry, the state is lost: the verifier reports that.
+        # A missing state was replaced by a later one, whose entry can be read by now. Without such an
+        # entry, the state is lost: the verifier reports that.
         if not behind:
             return Snapshot(tuple(entries), reader.position, states)
     raise SessionLost(
@@ -104,23 +103,23 @@ def replay(entries: Iterable[bytes], ledger: Ledger) -> Ledger:
 
 
 def existing_topics(kafka: KafkaSettings, names: Iterable[str]) -> set[str]:
-    """Return the subset of these topics that exists."""
+    """Return the existing ones among these topics."""
     if not (names := list(names)):
         return set()
     described = describe_topics(kafka, names, "the topics")
-    # Nothing is known of a topic that may not be seen: it is not missing.
+    # A topic that this user may not describe must not count as missing.
     NotPermitted.check(described)
     return {t["name"] for t in described if not t["error_code"]}
 
 
 def read_messages(kafka: KafkaSettings, reader: LogReader) -> list[tuple[int, bytes]]:
-    """Read the committed messages, (offset, bytes), from the reader's position to the present end."""
+    """Read the committed messages, (offset, bytes), from the reader's position to the current end."""
     end = high_watermark(kafka, reader.topic)
     return [(m.offset, m.value or b"") for m in reader.read_to(end, PATIENCE_SECONDS)]
 
 
 def read_topic(kafka: KafkaSettings, topic: str) -> Iterator[bytes]:
-    """Yield all committed messages of an existing topic, up to its present end."""
+    """Yield all committed messages of an existing topic, up to its current end."""
     reader = LogReader(kafka, topic)
     try:
         end = high_watermark(kafka, topic)

@@ -1,6 +1,7 @@
 """Comparison of a standby's settings with the ledger's privacy contract and the stream's state.
 
-Otherwise a standby with other settings than the leader's would be refused at fail-over, when it is needed.
+Otherwise a standby whose settings differ from the leader's would be refused only at fail-over, when it is
+needed.
 """
 
 from __future__ import annotations
@@ -14,17 +15,17 @@ from streaming_pca.service.commit.state_topic import check_input, find_state
 from streaming_pca.service.errors import StreamRefused
 
 _SLICE = 5000
-"""Offsets read at a time: about a second, which a take-over may have to wait."""
+"""Offsets read per step: about one second, which may delay a take-over."""
 _POLL_SECONDS = 10.0
-"""Interval at which the ledger is read while there is nothing yet to compare with."""
+"""Polling interval of the ledger until it contains something to compare."""
 
 
 class StandbyCheck:
-    """Repeated comparison of a stream's settings with its ledger and its state, until they agree.
+    """Repeated comparison of a stream's settings with its ledger and state, until they agree.
 
-    Only committed entries are read, and no open transaction is waited for. A stream's first reservation
+    It reads only committed entries and does not wait for open transactions. A stream's first reservation
     binds all later ones to its contract, and states keep their shapes, so settings that agree once agree
-    for good.
+    permanently.
 
     Parameters
     ----------
@@ -37,17 +38,17 @@ class StandbyCheck:
         self._log: LedgerLog | None = None
 
     def run(self) -> float | None:
-        """Read the ledger on and compare; return the seconds until the next call, None for no more.
+        """Continue reading and compare; return the seconds until the next call, or None when done.
 
-        0 means that there is more to read. A stream that has not begun has no contract yet, and one in its
-        first batch no state.
+        0 means that more entries can be read. A stream that has not begun does not have a contract yet, and
+        a stream in its first batch does not have a state.
 
         Raises
         ------
         StreamRefused
-            As a take-over by this standby would.
+            If a take-over by this standby would be refused.
         SessionLost, BrokerUnreachable, KafkaError
-            If the broker fails; the next call starts anew.
+            If the broker fails; the next call starts over.
         """
         try:
             wait = self._compare()
@@ -65,7 +66,7 @@ class StandbyCheck:
             return 0.0
         job = self._log.ledger.job(self._stream.name)
         if job.contract is None:
-            # It may have begun on another input, whose ledger has the contract.
+            # The stream may have begun on another input, whose ledger has the contract.
             check_input(self._kafka, self._stream, self._topic_id)
             return _POLL_SECONDS
         check_admission(self._stream, self._log.ledger)
@@ -73,7 +74,7 @@ class StandbyCheck:
             find_state(self._kafka, self._stream.state_topic, job.state_digest) if job.state_digest else None
         )
         if found is None or found.data is None:
-            return _POLL_SECONDS  # the leader has committed its first, or the next one, meanwhile
+            return _POLL_SECONDS  # the leader has just committed its first or next state
         try:
             checkpoint, _ = decode_checkpoint(found.data)
         except MalformedCheckpoint as error:
@@ -82,7 +83,7 @@ class StandbyCheck:
         return None
 
     def close(self) -> None:
-        """Release the consumer; harmless if repeated."""
+        """Release the consumer; idempotent."""
         log, self._log = self._log, None
         if log is not None:
             log.close()

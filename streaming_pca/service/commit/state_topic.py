@@ -1,9 +1,8 @@
-"""State topic: checkpoints in chunks, written in the caller's transaction, read back whole.
+"""State topic: checkpoints in chunks, written in the caller's transaction.
 
-Chunks have keys 0, 1, ... with batch, count and digest in their headers, so
-compaction cannot tear a state apart and keys do not grow. Parts of the table of
-users (:mod:`.user_log`) have keys NAME.0, NAME.1, ...; the checkpoint that follows
-them names the size and digest of each.
+Chunks have keys 0, 1, ... with batch, count and digest in their headers, so compaction cannot tear a state
+apart and the number of keys does not grow. Parts of the table of users (:mod:`.user_log`) have keys NAME.0,
+NAME.1, ...; the checkpoint after them contains the size and digest of each.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _CHUNK_BYTES = 512 * 1024
 _PARTS = b"users."
 
 PATIENCE_SECONDS = 60.0
-"""Standstill, in seconds, after which a topic read beside running workers is given up."""
+"""Time limit without progress, in seconds, for reading a topic while workers run."""
 
 
 def send_state(
@@ -42,7 +41,7 @@ def send_state(
 ) -> None:
     """Send a checkpoint's bytes after the parts that it names, in one transaction.
 
-    In this order, the last message of each key before a checkpoint's end is of its commit.
+    In this order, the last message of each key before a checkpoint's end belongs to its commit.
     """
     headers = [("batch", str(batch).encode())]
     for name, part in parts.items():
@@ -62,26 +61,26 @@ def _chunks(data: bytes) -> Iterator[bytes]:
 
 
 def is_part(message: Any) -> bool:
-    """Return whether a message is a chunk of the table of users (not a checkpoint's)."""
+    """Return whether a message is a chunk of the table of users."""
     return bool((message.key or b"").startswith(_PARTS))
 
 
 class PartChunks:
-    """Last chunk of each key, among messages with parts of the table of users."""
+    """Last chunk of each key of the table of users."""
 
     def __init__(self) -> None:
         self._chunks: dict[bytes, bytes] = {}
 
     def take(self, message: Any) -> None:
-        """Keep a chunk."""
+        """Store a chunk, replacing an earlier one with its key."""
         self._chunks[message.key] = message.value or b""
 
     def joined(self, index: UserIndex) -> dict[str, bytes]:
-        """Join the parts that an index names, where complete; contents are not checked."""
+        """Join an index's complete parts; contents are not checked."""
         found = {}
         for name, part in index.parts.items():
             chunks = []
-            # One after the other: the size is what the state claims, and may be any number.
+            # Stop at the first missing chunk: the size is claimed by the state and may be any number.
             for i in range(math.ceil(part.size / _CHUNK_BYTES)):
                 chunk = self._chunks.get(f"{name}.{i}".encode())
                 if chunk is None:
@@ -98,7 +97,7 @@ class StateReader:
     Parameters
     ----------
     topic_id : str
-        The input topic's present id: a state of another life is refused.
+        The input topic's current id; a state of an earlier incarnation is refused.
     """
 
     def __init__(self, kafka: KafkaSettings, stream: StreamSettings, topic_id: str) -> None:
@@ -120,21 +119,22 @@ class StateReader:
                 raise self._unreadable(f"offset {message.offset} is no chunk of a state") from None
 
     def read_committed(self) -> None:
-        """Read the committed chunks; no open transaction is waited for."""
+        """Read the committed chunks without waiting for open transactions."""
         self.read_to(self._reader.committed_end())
 
     def last(self) -> tuple[Checkpoint | None, str]:
-        """Return the last state that was read and its digest, or None and "".
+        """Return the last state and its digest, or None and "".
 
         Raises
         ------
         StreamRefused
-            If a chunk is missing or changed, or the state is of another life of the input topic.
+            If a chunk is missing or changed, or the state belongs to an earlier incarnation of the input
+            topic.
         """
         if not self._chunks:
             return None, ""
-        # The latest chunk 0 is of the latest commit. Chunks that compaction or a
-        # shorter commit left at higher keys carry another digest.
+        # The latest chunk 0 belongs to the latest commit. Chunks that compaction or a shorter commit left
+        # at higher keys have another digest.
         try:
             first = dict(self._chunks[0].headers)
             parts = []
@@ -158,12 +158,12 @@ class StateReader:
         return checkpoint, digest
 
     def users(self, checkpoint: Checkpoint | None) -> UserLog | None:
-        """Rebuild the table of users after the last state; None if users are not the unit.
+        """Rebuild the table of users after the last state; None if users are not the privacy unit.
 
         Raises
         ------
         StreamRefused
-            If a part of it is missing or changed.
+            If a part of the table is missing or changed.
         """
         if self._stream.privacy_unit != "user":
             return None
@@ -190,7 +190,7 @@ class StateReader:
 
 
 def check_input(kafka: KafkaSettings, stream: StreamSettings, topic_id: str) -> None:
-    """Refuse a stream whose state is of another input topic than ``topic_id``.
+    """Refuse a stream whose state belongs to an input topic other than ``topic_id``.
 
     Raises
     ------
@@ -210,16 +210,16 @@ def check_input(kafka: KafkaSettings, stream: StreamSettings, topic_id: str) -> 
 
 @dataclass(frozen=True)
 class FoundState:
-    """State as a topic holds it.
+    """State found on a topic.
 
     Attributes
     ----------
     data : bytes or None
-        The state, if the topic holds it whole.
+        The state, if it is complete.
     users : bytes or None
-        The table of users that the state names, if it names one and it is whole.
+        The state's table of users, if it has a complete one.
     last : str
-        The digest of the last state there; "" if the topic is empty.
+        The digest of the topic's last state; "" if the topic is empty.
     """
 
     data: bytes | None = None
@@ -227,14 +227,14 @@ class FoundState:
     last: str = ""
 
     def is_whole(self, digest: str) -> bool:
-        """Return whether this state has that digest and its table of users."""
+        """Return whether this state has the digest and, if needed, its table of users."""
         if _digest(self.data) != digest:
             return False
         return self.users is not None or _users_of(self.data) is None
 
 
 def find_state(kafka: KafkaSettings, topic: str, digest: str) -> FoundState:
-    """Search a topic for the state with that digest."""
+    """Search a topic for the state with a digest."""
     chunks: dict[int, bytes] = {}
     parts, complete = PartChunks(), False
     last = ""
@@ -242,7 +242,7 @@ def find_state(kafka: KafkaSettings, topic: str, digest: str) -> FoundState:
     try:
         for message in reader.read_to(high_watermark(kafka, topic), PATIENCE_SECONDS):
             if is_part(message):
-                # Parts that follow the state belong to later ones.
+                # Parts after the state belong to later states.
                 if not complete:
                     parts.take(message)
                 continue
@@ -252,7 +252,7 @@ def find_state(kafka: KafkaSettings, topic: str, digest: str) -> FoundState:
                 chunks[int(message.key)] = message.value or b""
                 complete = len(chunks) == int(headers.get("chunks", b"0"))
     except (AttributeError, TypeError, ValueError):
-        return FoundState(last="?")  # another program's message: its key is no number
+        return FoundState(last="?")  # another program's message: its key is not a number
     finally:
         reader.close()
     data = b"".join(chunks[index] for index in sorted(chunks))
@@ -268,9 +268,9 @@ def find_state(kafka: KafkaSettings, topic: str, digest: str) -> FoundState:
 
 
 def summarise(data: bytes, users: bytes | None) -> StoredState:
-    """Summarise a state, and check that it and its table of users are whole.
+    """Summarise a state, and check that it and its table of users are complete.
 
-    A stream with a missing or wrong table would let users count anew.
+    A stream with a missing or wrong table would count its users from zero.
     """
     try:
         checkpoint, digest = decode_checkpoint(data)
@@ -297,7 +297,7 @@ def summarise(data: bytes, users: bytes | None) -> StoredState:
 
 
 def _users_of(data: bytes | None) -> UserIndex | None:
-    """Return a state's index of users; None if it has none or cannot be read."""
+    """Return a state's index of users; None if it is missing or the state cannot be read."""
     with suppress(MalformedCheckpoint):
         return None if data is None else decode_checkpoint(data)[0].users
     return None

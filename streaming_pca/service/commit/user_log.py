@@ -1,14 +1,14 @@
-"""Durable form of the table of users: parts beside the checkpoints on the state topic.
+"""Durable form of the table of users: parts next to the checkpoints on the state topic.
 
 Commit number n of a stream writes two parts, both under slot n mod 64:
 
-- its *delta*: for each record of the batch, in order, the user's hash if the
-  record counts, else (0, 0). Its size depends on the size of the batch alone, which is public;
-- one *shard* of the table, a 64th, as it was *before* this commit.
+- its *delta*: for each record of the batch, in order, the user's hash if the record counts, else (0, 0).
+  Its size depends only on the batch size, which is public;
+- one *shard* (a 64th) of the table, in its state *before* this commit.
 
-The checkpoint names size and digest of every part
-(:class:`~streaming_pca.privacy.users.index.UserIndex`), and the ledger's COMMITTED names
-the checkpoint. Why this is enough: docs/explanation/users.md.
+The checkpoint contains the size and digest of every part
+(:class:`~streaming_pca.privacy.users.index.UserIndex`), and the ledger's COMMITTED contains the
+checkpoint's digest. Why this suffices: docs/explanation/users.md.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _LITTLE = np.dtype("<u8")
 
 
 class MalformedUserLog(ValueError):
-    """Part of the table of users that is missing, changed, or inconsistent with others."""
+    """Part of the table of users that is missing, changed, or inconsistent with other parts."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Step:
     parts : dict of name to bytes
         Parts that the commit writes.
     users : (a, 2) uint64
-        Users to count once more.
+        Users whose counts increase by one.
     """
 
     index: UserIndex
@@ -56,14 +56,14 @@ class UserLog:
     Parameters
     ----------
     limit : int
-        Batches that one user may count in.
+        Most batches that may count one user.
 
     Attributes
     ----------
     key : bytes
-        Secret with which messages' keys are hashed. Drawn anew until the first commit
-        carries it. Until then the table is empty, and equality of keys within one batch
-        does not depend on the secret.
+        Secret key for hashing messages' keys. Each process draws another one until the first commit
+        contains it. Until then the table is empty, and equality of keys within one batch does not depend on
+        the secret.
     index : UserIndex or None
         Index of the last commit; None before the first.
     """
@@ -75,14 +75,14 @@ class UserLog:
 
     @classmethod
     def rebuilt(cls, limit: int, index: UserIndex, parts: MutableMapping[str, bytes]) -> UserLog:
-        """Rebuild the table that an index names; removes the shards from ``parts``.
+        """Rebuild an index's table; remove the shards from ``parts``.
 
-        Together the shards are large, so each is freed once it is loaded.
+        Together the shards are large, so each is freed after loading.
 
         Raises
         ------
         MalformedUserLog
-            If a part is missing, changed, or of another commit.
+            If a part is missing, changed, or from another commit.
         """
         log = cls(limit)
         log.key, log.index = index.key, index
@@ -90,7 +90,7 @@ class UserLog:
         try:
             log._replay(index, parts)
         except ValueError as error:
-            # All digests are right, so the parts were already inconsistent when written.
+            # All digests match, so the parts were already inconsistent when written.
             raise MalformedUserLog(f"the table of users cannot be rebuilt: {error}") from None
         return log
 
@@ -105,11 +105,11 @@ class UserLog:
             self.table.add(users[as_before[self.table.shard_of(users)] <= n])
 
     def admit(self, users: NDArray[np.uint64]) -> Admission:
-        """Decide which records of a batch count, by their users (m, 2); changes nothing."""
+        """Decide which records of a batch count, by their users (m, 2), without side effects."""
         return self.table.admit(users)
 
     def step(self, users: NDArray[np.uint64], counted: NDArray[np.bool_]) -> Step:
-        """Prepare the next commit's change of the table; changes nothing.
+        """Prepare the next commit's change of the table, without side effects.
 
         Parameters
         ----------
@@ -131,7 +131,7 @@ class UserLog:
         return Step(index, {f"users.delta.{slot}": data, f"users.shard.{slot}": shard}, _counted(delta))
 
     def follow(self, step: Step) -> None:
-        """Apply the change of a commit that succeeded."""
+        """Apply the change of a successful commit."""
         self.table.add(step.users)
         self.index = step.index
 
@@ -141,7 +141,7 @@ def _counted(delta: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def check_parts(index: UserIndex, parts: Mapping[str, bytes]) -> None:
-    """Raise MalformedUserLog if a part that an index names is missing or differs."""
+    """Raise MalformedUserLog if a part in an index is missing or differs."""
     for name, part in index.parts.items():
         if name not in parts:
             raise MalformedUserLog(f"{name} of the table of users is missing")

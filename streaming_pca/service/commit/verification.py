@@ -1,9 +1,9 @@
 """Verification of a ledger from the topics alone, also as a process.
 
-Run as ``python -m streaming_pca.service.commit.verification``. The first line on its standard input
-holds the settings, the second the input topic. The one line on its standard output holds the problems,
-or the reason for which there was no verification. It runs at the lowest priority: a worker's batches
-come first, and what a verification holds in memory ends with it.
+Run as ``python -m streaming_pca.service.commit.verification``. The first line of its standard input
+contains the settings, the second the input topic. The only line of its standard output contains the
+problems, or the reason why the verification failed. It runs at the lowest priority, so that a worker's
+batches come first, and its memory is freed when it ends.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ FAILURES = (
     StreamRefused,
     TopicError,
 )
-"""Errors of a verification that could not be done."""
+"""Errors that make a verification impossible."""
 
 
 def topic_id_of(kafka: KafkaSettings, topic: str) -> str:
-    """Return the topic's present id; TopicError if it or its ledger is missing."""
+    """Return the topic's current id; raise TopicError if it or its ledger is missing."""
     described = describe_topics(kafka, [topic, f"{topic}.ledger"], "the topics")
     NotPermitted.check(described)
     found = {t["name"]: t for t in described}
@@ -77,7 +77,7 @@ def verify_ledger(kafka: KafkaSettings, topic: str, *, states: bool = True) -> R
     topic : str
         Input topic.
     states : bool
-        False leaves the states' topics alone, which an auditor may not read.
+        False skips the state topics, which an auditor may not read.
     """
     topic_id = topic_id_of(kafka, topic)
     reader = whole_log(kafka, f"{topic}.ledger")
@@ -90,7 +90,7 @@ def verify_ledger(kafka: KafkaSettings, topic: str, *, states: bool = True) -> R
         releases: list[StoredRelease] = []
         for name in sorted(existing_topics(kafka, [f"{job}.releases" for job in jobs])):
             releases.extend(map(summarise_release, read_topic(kafka, name)))
-        # A worker may have gone on: entries written since the snapshot account for later releases.
+        # Workers continue: entries written since the snapshot account for later releases.
         later = tuple(_decoded(read_messages(kafka, reader)))
     finally:
         reader.close()
@@ -98,7 +98,7 @@ def verify_ledger(kafka: KafkaSettings, topic: str, *, states: bool = True) -> R
     known = [release for release in releases if release.digest not in since]
     committed = {e.state_digest for e in later if isinstance(e, Committed)}
     last_states = {
-        # A worker resumes from the topic's last state, so some COMMITTED must name that state.
+        # A worker resumes from the topic's last state, so a COMMITTED entry must name that state.
         name: state if last in (state.digest, *committed) else StoredState(last)
         for name, (state, last) in read.states.items()
         if last
@@ -107,7 +107,7 @@ def verify_ledger(kafka: KafkaSettings, topic: str, *, states: bool = True) -> R
 
 
 def _stored(found: FoundState, digest: str) -> tuple[StoredState, str]:
-    """Summarise a state; return also the digest of its topic's last one."""
+    """Summarise a state; also return the digest of its topic's last state."""
     if found.data is not None:
         return summarise(found.data, found.users), found.last
     torn = "a chunk of its state is missing or was changed" if found.last == digest else ""
@@ -115,7 +115,7 @@ def _stored(found: FoundState, digest: str) -> tuple[StoredState, str]:
 
 
 def _decoded(messages: Iterable[tuple[int, bytes]]) -> Iterator[LedgerEntry]:
-    """Decode the messages that are entries; the verifier reports the others."""
+    """Decode the valid entries; the verifier reports other messages."""
     for _, data in messages:
         with suppress(MalformedEntry):
             yield decode_entry(data)

@@ -1,1 +1,1 @@
-"""Input topics: clock, batch boundaries, reading, and batches."""
+"""Input topics: clock, batch boundaries, reading and batches."""

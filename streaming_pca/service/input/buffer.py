@@ -1,6 +1,6 @@
-"""Records that were read and not cut yet, and their assembly into a batch.
+"""Records that were read but not cut yet, and their assembly into a batch.
 
-Messages are kept by partition; their rows lie in one of two arrays, which batches share.
+Messages are stored by partition; their rows lie in one of two arrays, which batches share.
 """
 
 from __future__ import annotations
@@ -21,34 +21,36 @@ from streaming_pca.service.input.plain_payloads import PlainPayloads
 from streaming_pca.service.kafka.record_blocks import RecordBlock
 
 _PIECE_BYTES = 2**20
-"""Bytes decoded at a time, which stay in the nearer caches on their way to the store."""
+"""Bytes decoded at a time, few enough to stay in the CPU caches on their way to the store."""
 
 _MAPPED_BYTES = 2**25 + 2**16
-"""Least size of a store's memory, of which only what is used is there.
+"""Smallest size of a store's memory; only the used part is resident.
 
-Above 32 MiB glibc gives memory a mapping of its own, which grows in place and is given back. Less lies in a
-heap between other objects: a store that outgrew one, at 64 MiB, left a hole of that size.
+Above 32 MiB glibc uses a separate mapping, which grows in place and is returned to the system. Smaller
+blocks lie in a heap between other objects: a store that outgrew such a block, at 64 MiB, left a hole of
+that size.
 """
 _AT_ONCE = 2000
-"""Records that are made of a block at a time."""
+"""Records created from a block at a time."""
 _MOST_MADE = 2**26
-"""Bytes of rows that the objects of a poll become before a batch needs them.
+"""Most bytes of rows decoded from one poll's JSON objects before a batch needs them.
 
-An object of twenty bytes can be a row of thousands of columns: beyond this, objects wait as they were read.
+An object of twenty bytes can become a row of thousands of columns, so objects beyond this limit wait
+undecoded.
 """
 
 Rows = NDArray[np.floating]
 
 
 class RowStore:
-    """Growing array of rows, float32 as long as all of them are.
+    """Growing array of rows, in float32 as long as all rows are.
 
-    The precision changes no sum: kernels give the same bits for the same values
+    The precision does not change any sum: kernels return the same bits for the same values
     (``tests/kernels/test_lattice.py``).
 
-    It takes the memory of the most rows that it held, and a 64th or a MiB more (the larger), in 32 MiB
-    of addresses at least. It reserves nothing else ahead of records, which could otherwise make a worker
-    ask for more memory than there is.
+    Its memory is the most rows so far plus a 64th or a MiB (the larger), in at least 32 MiB of address
+    space. It does not reserve more ahead of records, because records could otherwise make a worker request
+    more memory than the machine has.
 
     Parameters
     ----------
@@ -65,7 +67,7 @@ class RowStore:
 
     @property
     def rows(self) -> Rows:
-        """All rows (size, width), not copied; invalid after :meth:`append` or :meth:`clear`."""
+        """View of all rows (size, width); invalid after :meth:`append` or :meth:`clear`."""
         return self._view(self._dtype, 0, self.size)
 
     @property
@@ -74,7 +76,7 @@ class RowStore:
         return self._width * self._dtype.itemsize
 
     def append(self, rows: Rows) -> int:
-        """Copy rows (n, width), float32 or float64, to the end; return the first one's place."""
+        """Append a copy of rows (n, width), float32 or float64; return the first row's place."""
         dtype = np.result_type(self._dtype, rows.dtype) if self.size else rows.dtype
         first, size = self.size, self.size + len(rows)
         self._reserve(size * self._width * dtype.itemsize)
@@ -85,9 +87,9 @@ class RowStore:
         return first
 
     def room(self, count: int, dtype: np.dtype[Any]) -> Rows | None:
-        """Return a place for ``count`` rows of a type behind the last one.
+        """Return a view for ``count`` rows of a type after the last row.
 
-        :meth:`keep` keeps them. None where the rows so far are of another type.
+        :meth:`keep` adds them to the store. None if the existing rows have another type.
         """
         if self.size and self._dtype != dtype:
             return None
@@ -96,32 +98,32 @@ class RowStore:
         return self._view(dtype, self.size, self.size + count)
 
     def keep(self, count: int) -> int:
-        """Keep the first ``count`` rows of the :meth:`room`; return the first one's place."""
+        """Keep the first ``count`` rows of the :meth:`room`; return the first row's place."""
         self.size += count
         return self.size - count
 
     def clear(self) -> None:
-        """Drop all rows and keep the memory; :attr:`rows` must have no reader."""
+        """Drop all rows but keep the memory; :attr:`rows` must not be in use."""
         self.size = 0
 
     def _view(self, dtype: np.dtype[Any], first: int, last: int) -> Rows:
-        """Return rows [first, last) as numbers of a type."""
+        """Return rows [first, last) as numbers of ``dtype``."""
         size = self._width * dtype.itemsize
         return self._memory[first * size : last * size].view(dtype).reshape(last - first, self._width)
 
     def _reserve(self, wanted: int) -> None:
-        """Grow to ``wanted`` bytes, in place where possible: no second block of memory then."""
+        """Grow to ``wanted`` bytes, in place if possible, which avoids a second block."""
         if wanted <= self._memory.size:
             return
         wanted = max(wanted + max(wanted // 64, _PIECE_BYTES), _MAPPED_BYTES)
         if not self._memory.size:
-            # Not by `resize`, which writes zeros.
+            # Not `resize`, which would write zeros.
             self._memory = np.empty(wanted, dtype=np.uint8)
             return
         try:
             self._memory.resize(wanted)
         except ValueError:
-            # Another object holds a view of it, a debugger perhaps.
+            # Another object, such as a debugger, holds a view of the memory.
             larger = np.empty(wanted, dtype=np.uint8)
             larger[: self._memory.size] = self._memory
             self._memory = larger
@@ -129,7 +131,7 @@ class RowStore:
     def _widen(self, dtype: np.dtype[Any]) -> None:
         """Convert the rows to a larger type, last rows first.
 
-        In this order no row is overwritten before it was read.
+        In this order every row is read before it is overwritten.
         """
         some = max(_PIECE_BYTES // max(self._width * dtype.itemsize, 1), 1)
         for last in range(self.size, 0, -some):
@@ -148,9 +150,9 @@ class Chunk:
     lengths: NDArray[np.int64]
     """Number of each message's rows."""
     users: NDArray[np.uint64] | None = None
-    """(n, 2) keyed hashes of the messages' keys, where the user is the unit of privacy."""
+    """(n, 2) keyed hashes of the messages' keys, if the user is the unit of privacy."""
     epoch: int = -1
-    """Epoch of the leader that took the last message; -1 where it is not known."""
+    """Epoch of the leader that accepted the last message; -1 if unknown."""
 
     def split(self, count: int) -> tuple[Chunk, Chunk]:
         """Return the first ``count`` messages, and the rest."""
@@ -163,7 +165,7 @@ class Chunk:
 
 @dataclass
 class Waiting:
-    """Messages whose rows are made when a batch needs them."""
+    """Messages that are decoded when a batch needs them."""
 
     offsets: NDArray[np.int64]
     values: Sequence[memoryview | None]
@@ -173,12 +175,13 @@ class Waiting:
 
 @dataclass
 class PartitionBuffer:
-    """Messages of one partition, in offset order: decoded ones, and behind them waiting ones."""
+    """Messages of one partition, in offset order: decoded ones, then waiting ones."""
 
     position: int
-    """Offset of the first message not taken yet, or an unused offset between it and the last taken."""
+    """Offset of the first message not taken yet, or an unused offset between the last taken message and it.
+    """
     epoch: int = -1
-    """Epoch of the leader that took the last message before ``position``; -1 where it is not known."""
+    """Epoch of the leader that accepted the last message before ``position``; -1 if unknown."""
     chunks: deque[Chunk] = field(default_factory=deque)
     waiting: deque[Waiting] = field(default_factory=deque)
     count: int = 0
@@ -190,12 +193,12 @@ class PartitionBuffer:
         return self.count - sum(len(each.offsets) for each in self.waiting)
 
     def wait(self, messages: Waiting) -> None:
-        """Append messages whose rows are made later."""
+        """Append messages to decode later."""
         self.waiting.append(messages)
         self.count += len(messages.offsets)
 
     def append(self, chunk: Chunk) -> None:
-        """Append messages; ValueError unless their offsets rise from the buffer's end."""
+        """Append messages; raise ValueError unless their offsets rise from the buffer's end."""
         if not len(chunk.offsets):
             return
         end = self.chunks[-1].offsets[-1] + 1 if self.chunks else self.position
@@ -206,7 +209,7 @@ class PartitionBuffer:
 
     @property
     def rows(self) -> int:
-        """Number of rows of all its messages."""
+        """Number of rows of all messages."""
         return sum(int(c.lengths.sum()) for c in self.chunks)
 
     def count_before(self, end: int) -> int:
@@ -238,8 +241,8 @@ class PartitionBuffer:
 class RecordBuffer:
     """Buffers of partitions, and the store of their rows; not thread-safe.
 
-    Two stores alternate: a batch shares the rows of one, while later messages fill the
-    other. Both keep their memory.
+    Two stores alternate: a batch shares the rows of one while later messages fill the other. Both keep
+    their memory.
     """
 
     def __init__(self, codec: PayloadCodec) -> None:
@@ -251,7 +254,7 @@ class RecordBuffer:
         self._shared: RowStore | None = None
 
     def use(self, codec: PayloadCodec) -> None:
-        """Decode by another codec of the same rows from now on."""
+        """Decode with another codec, for rows of the same form, from now on."""
         self._codec, self._plain = codec, PlainPayloads(codec)
 
     @property
@@ -261,17 +264,17 @@ class RecordBuffer:
 
     @property
     def bytes(self) -> int:
-        """Lower bound of the bytes held; every message counts as one row at least."""
+        """Lower bound of the buffered bytes; every message counts as at least one row."""
         messages = sum(buffer.count for buffer in self.buffers.values())
         return max(self._store.size, messages) * self._store.row_bytes
 
     def append(self, partition: int, messages: Sequence[Any]) -> None:
-        """Decode messages, and blocks of them, that follow those of a partition's buffer.
+        """Decode messages, and blocks of messages, and append them to a partition's buffer.
 
-        After an error the reader must end: messages are missing, and later ones would be taken.
+        After an error the reader must end: otherwise messages would be missing before later ones.
         """
         buffer = self.buffers[partition]
-        # The batch for which more is read needs what waits.
+        # Reading more means that the batch needs the waiting messages.
         self._make(buffer, buffer.count)
         enough = self._store.size * self._store.row_bytes + _MOST_MADE
         chunks: list[Chunk] = []
@@ -295,7 +298,7 @@ class RecordBuffer:
                             chunks.append(self._of_objects(some))
                     continue
                 self._make(buffer, buffer.count)
-                # Some at a time: headers of all of them could take many times the batch's bytes.
+                # In parts: the headers of all records could take many times the batch's size.
                 records = block.records()
                 while each := list(islice(records, _AT_ONCE)):
                     chunks += self._decoded(each)
@@ -306,7 +309,7 @@ class RecordBuffer:
             buffer.append(_joined(list(same)))
 
     def _make(self, buffer: PartitionBuffer, count: int) -> None:
-        """Decode messages that wait, until ``count`` of the partition's are decoded."""
+        """Decode waiting messages until ``count`` messages of the partition are decoded."""
         while buffer.waiting and buffer.decoded < count:
             some = buffer.waiting.popleft()
             buffer.count -= len(some.offsets)
@@ -321,7 +324,7 @@ class RecordBuffer:
             yield _chunk(offsets, first, lengths, users, piece[-1].leader_epoch)
 
     def _objects(self, block: RecordBlock, values: Sequence[memoryview | None]) -> Iterator[Waiting]:
-        """Yield a block's JSON objects some at a time: their values stay in the nearer caches."""
+        """Yield a block's JSON objects in parts whose values stay in the CPU caches."""
         keys = list(block.keys()) if self._codec.user_key is not None else [None] * len(values)
         for first in range(0, len(values), _AT_ONCE):
             some = slice(first, first + _AT_ONCE)
@@ -332,7 +335,7 @@ class RecordBuffer:
         return _chunk(some.offsets, self._store.append(rows), lengths, users, some.epoch)
 
     def _copied(self, block: RecordBlock) -> Chunk | None:
-        """Copy a block's rows, or return None where a payload is not plain."""
+        """Copy a block's rows; return None if a payload is not plain."""
         copied = self._plain.copy(block, self._store)
         if copied is None:
             return None
@@ -340,7 +343,7 @@ class RecordBuffer:
         return _chunk(block.offsets, first, lengths, self._codec.users_of(block.keys()), block.leader_epoch)
 
     def prepare(self, counts: Mapping[int, int]) -> None:
-        """Decode the first messages of partitions that wait."""
+        """Decode the first messages of partitions, if they wait."""
         for partition, count in counts.items():
             self._make(self.buffers[partition], count)
 
@@ -349,7 +352,7 @@ class RecordBuffer:
 
         The batch may share a store's rows until :meth:`release_memory`.
         """
-        # Memory that was not released by now stays the batch's for good.
+        # Memory that was not released by now belongs to the batch permanently.
         self._shared = None
         self.prepare(dict(zip(self.partitions, counts, strict=True)))
         parts = [self.buffers[p].take(count) for p, count in zip(self.partitions, counts, strict=True)]
@@ -357,7 +360,7 @@ class RecordBuffer:
         batch = batch_of(self._store.rows, taken, self._codec.kind, self._codec.unit == "row")
         left = sum(buffer.rows for buffer in self.buffers.values())
         if self._store.size - left < left:
-            # The smaller part is copied: the batch here, the rest below.
+            # Copy the smaller part: the batch here, the rest below.
             return batch.copy(), taken.users
         self._shared, before = self._store, self._store
         self._store, self._spare = self._spare or RowStore(self._width), None
@@ -369,13 +372,13 @@ class RecordBuffer:
         return batch, taken.users
 
     def release_memory(self) -> None:
-        """Release the last batch's memory for reuse; the batch must have no reader."""
+        """Release the last batch's memory for reuse; the batch must not be in use."""
         if self._shared is not None:
             self._shared.clear()
             self._spare, self._shared = self._shared, None
 
     def clear(self) -> None:
-        """Drop all messages, and the memory; a batch that was taken keeps its rows."""
+        """Drop all messages and the memory; a taken batch keeps its rows."""
         for buffer in self.buffers.values():
             buffer.chunks.clear()
             buffer.waiting.clear()
@@ -386,7 +389,7 @@ class RecordBuffer:
         """Drop a partition's messages."""
         del self.buffers[partition]
         if not any(buffer.count for buffer in self.buffers.values()):
-            # Nothing refers to its rows; with messages of others they stay until the next batch.
+            # The rows are unused; if other partitions have messages, they stay until the next batch.
             self._store.clear()
 
 
@@ -397,12 +400,12 @@ def _chunk(
     users: NDArray[np.uint64] | None,
     epoch: int,
 ) -> Chunk:
-    """Return messages whose rows follow one another from a place on."""
+    """Return messages whose rows are consecutive from ``first``."""
     return Chunk(offsets, first + np.cumsum(lengths) - lengths, lengths, users, epoch)
 
 
 def _joined(chunks: list[Chunk]) -> Chunk:
-    """Return consecutive chunks of one epoch as one: of many small ones each would cost time later."""
+    """Merge consecutive chunks of one epoch, because each chunk costs time later."""
     if len(chunks) == 1:
         return chunks[0]
     users = [c.users for c in chunks if c.users is not None]
@@ -416,7 +419,7 @@ def _joined(chunks: list[Chunk]) -> Chunk:
 
 
 def _pieces(messages: Sequence[Any]) -> Iterator[Sequence[Any]]:
-    """Yield runs of messages of one leader, each ended once it reaches a piece's size."""
+    """Yield runs of messages of one leader, each of about a piece's size."""
     first = size = 0
     for i, message in enumerate(messages):
         if message.leader_epoch != messages[first].leader_epoch:
@@ -459,7 +462,7 @@ def batch_of(rows: NDArray[np.floating], messages: Chunk, kind: RecordKind, by_r
     ----------
     rows : (n, width)
     by_row : bool
-        Whether each row is a record (a row of NaNs a null record), rather than each message.
+        Whether each row, not each message, is a record; a row of NaNs is a null record.
     """
     places, lengths = messages.places, messages.lengths
     if by_row:
@@ -470,6 +473,6 @@ def batch_of(rows: NDArray[np.floating], messages: Chunk, kind: RecordKind, by_r
     there = np.flatnonzero(lengths)
     first = int(places[there[0]]) if len(there) else 0
     if np.array_equal(places[there] - first, starts[:-1][there]):
-        # Consecutive rows, as of a single partition: the batch need not store places.
+        # Consecutive rows, for example of a single partition: the batch need not store places.
         return ArrayBatch(rows[first : first + int(starts[-1])], starts, kind)
     return ArrayBatch(rows, starts, kind, places)

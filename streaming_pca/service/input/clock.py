@@ -1,17 +1,17 @@
 """Separate process that reads the partitions' end offsets on a clock's ticks.
 
-A tick decides where a batch ends. In a thread of the worker it would wait for the interpreter's
-lock while a record is decoded, for a time that depends on that record. So the clock shares no
-interpreter with code that sees records (docs/explanation/batch-boundaries.md).
+A tick decides where a batch ends. In a thread of the worker it would wait for the GIL while a record is
+decoded, for a time that depends on that record. So the clock does not share an interpreter with code that
+sees records (docs/explanation/batch-boundaries.md).
 
-Run as ``python -m streaming_pca.service.input.clock``. The first line on its standard input holds
-the settings; each later line holds the topics to read from then on, each with the number of its
-partitions as far as it is known, the subjects whose schemas their records name, and whether a session
-waits for these. Each line on its standard output is a tick's end offsets, the topics' ids, a subject's
-schemas, or a failure. It ends with its input, however the worker ended.
+Run as ``python -m streaming_pca.service.input.clock``. The first line of its standard input contains the
+settings. Each later line contains the topics to read from then on, each with its known number of
+partitions; the subjects whose schemas their records name; and whether a session waits for these. Each line
+of its standard output is a tick's end offsets, the topics' ids, a subject's schemas, or a failure. The
+process ends when its input ends, regardless of how the worker ended.
 
-A topic that is deleted and created again can have the same end offsets, so ids are read as often,
-by a thread of their own: a slow answer must not delay a tick. Another thread lists the schemas.
+A recreated topic can have the same end offsets, so topic ids are read equally often, in a separate thread:
+a slow response must not delay a tick. Another thread lists the schemas.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ from streaming_pca.service.registry.registry import SchemaRegistry
 _SINGLE_TOPIC_MS = 2000
 _HEARTBEAT_SECONDS = 1.0
 _LISTED_AT_ONCE = 8
-"""Subjects that are listed at the same time; an answer can have 32 MiB."""
+"""Subjects listed in parallel; a response can have 32 MiB."""
 _FLUSH_SECONDS = 0.5
-"""Time that the event writer has to write its last event."""
+"""Time for the event writer to write its last event."""
 
 SendEvent = Callable[[dict[str, Any]], None]
 
@@ -59,7 +59,7 @@ SendEvent = Callable[[dict[str, Any]], None]
 def settings_line(
     kafka: KafkaSettings, tick: float, partitions_every: float, registry: RegistrySettings | None = None
 ) -> bytes:
-    """Return the first line that the process reads; passwords go no other way."""
+    """Return the first line for the process; passwords are passed in no other way."""
     plain = kafka.model_dump(mode="json")
     if kafka.sasl_password is not None:
         plain["sasl_password"] = kafka.sasl_password.get_secret_value()
@@ -72,7 +72,7 @@ def settings_line(
 
 
 def decode_schemas(subject: Subject, schemas: Mapping[str, str]) -> dict[int, PublicSchema]:
-    """Return the schemas of an event, by their ids."""
+    """Return an event's schemas by their ids."""
     return {
         int(number): PublicSchema(subject.format, base64.b64decode(data), subject.message)
         for number, data in schemas.items()
@@ -80,19 +80,19 @@ def decode_schemas(subject: Subject, schemas: Mapping[str, str]) -> dict[int, Pu
 
 
 class Poller:
-    """Reader of the wanted topics' last stable offsets, tick after tick.
+    """Reader of the requested topics' last stable offsets at every tick.
 
     Parameters
     ----------
     tick, partitions_every : float
         Seconds between ticks, and between searches for new partitions.
     send : callable
-        Takes ``{"at": time, "by": time, "ends": {topic: [offset, ...]}}``, the offsets by partition, asked
-        for at the first time and known by the second; ``{"at": time, "failed": reason, "topics": [topic,
-        ...]}``, None for all topics; ``{"at": time, "ids": {topic: id}}`` where an id is new; ``{"waited":
-        seconds}``, the time of a tick's requests; ``{"at": time, "subject": subject, "schemas": {id: octets
-        in base64}}`` with those not sent before, or ``"failed": reason, "refused": bool`` in their place.
-        Times are of the monotonic clock, which processes share.
+        Takes ``{"at": time, "by": time, "ends": {topic: [offset, ...]}}``, the offsets by partition,
+        requested at the first time and received by the second; ``{"at": time, "failed": reason, "topics":
+        [topic, ...]}``, None for all topics; ``{"at": time, "ids": {topic: id}}`` if an id is new;
+        ``{"waited": seconds}``, the duration of a tick's requests; ``{"at": time, "subject": subject,
+        "schemas": {id: octets in base64}}`` with the schemas not sent before, or ``"failed": reason,
+        "refused": bool`` instead. Times are those of the monotonic clock, which processes share.
     """
 
     def __init__(
@@ -117,9 +117,9 @@ class Poller:
     def set_topics(
         self, topics: dict[str, int], subjects: Collection[Subject] = (), list_now: bool = False
     ) -> None:
-        """Read these topics, with at least these numbers of partitions, and subjects from now on.
+        """Set the topics, with their known numbers of partitions, and the subjects to read.
 
-        Subjects are listed immediately where one is new, or if asked for. May be called from any thread.
+        Subjects are listed immediately if one is new, or on request. May be called from any thread.
         """
         with self._lock:
             list_now = list_now or not set(subjects) <= set(self._subjects)
@@ -128,7 +128,7 @@ class Poller:
             self._silent_since = {t: since for t, since in self._silent_since.items() if t in topics}
             self._ids = {}
         if list_now:
-            # Only now: the thread that it wakes looks at the subjects once.
+            # Only now, because the woken thread reads the subjects just once.
             self._new_subjects.set()
 
     def run(self) -> None:
@@ -144,12 +144,12 @@ class Poller:
                 self._serve()
             except BrokerUnreachable as error:
                 self._fail(type(error).__name__)
-                # The fault may be this process's, not the broker's (seen once: no client could be made for a
-                # minute, beside others that could): the worker starts another one.
+                # The fault may lie in this process, not in the broker (seen once: it could not make a
+                # client for a minute while other processes could), so the worker starts another one.
                 time.sleep(_FLUSH_SECONDS)
                 _end()
             except (KafkaError, ConfigurationError) as error:
-                # Present readers start again; later ones get a new consumer.
+                # Current readers start again; later ones get a new consumer.
                 self._fail(type(error).__name__)
             except Exception as error:
                 self._fail(f"a bug in the clock: {type(error).__name__}")
@@ -176,7 +176,7 @@ class Poller:
                 if partitions:
                     consumer = consumer or reading_consumer(self._kafka, io="control")
                     if not self._timed_read(consumer, at, partitions):
-                        # Perhaps the consumer has failed.
+                        # The consumer may have failed.
                         consumer.close(autocommit=False)
                         consumer = None
                     if at - last_search >= self._partitions_every:
@@ -192,13 +192,13 @@ class Poller:
         try:
             return self._read(consumer, at, partitions)
         finally:
-            # Also of requests that failed: a broker that hangs is a slow one.
+            # Failed requests count too: a hanging broker is a slow one.
             self._send({"waited": time.monotonic() - at})
 
     def _read(self, consumer: KafkaConsumer, at: float, partitions: dict[str, int]) -> bool:
-        """Read the end offsets of all topics once; return whether any answered."""
-        # Topics that have answered before share a request. A new one is asked alone, because the client
-        # waits for metadata only where it knows no leader at all.
+        """Read the end offsets of all topics once; return whether any request succeeded."""
+        # Known topics share a request. Each new one gets its own, because the client waits for metadata
+        # only if it does not know any leader.
         asked = [topic for topic in partitions if topic in self._answered]
         groups = [asked, *([topic] for topic in partitions if topic not in self._answered)]
         ends: dict[str, list[int]] = {}
@@ -207,15 +207,15 @@ class Poller:
             group = groups.pop()
             wanted = [TopicPartition(topic, p) for topic in group for p in range(partitions[topic])]
             timeout = self._kafka.request_timeout_ms
-            # A silent topic must not delay the others' ticks for long.
+            # An unresponsive topic must not delay the other topics' ticks for long.
             timeout = timeout if len(group) > 1 else min(timeout, _SINGLE_TOPIC_MS)
             try:
                 found = last_offsets(consumer, wanted, timeout) if wanted else {}
             except KafkaError as error:
                 self._answered -= set(group)
                 if len(group) > 1:
-                    # A topic that was deleted, or has no leader, must not stop the others' streams.
-                    # A dead broker must: then the search for partitions fails.
+                    # A deleted or leaderless topic must not stop the streams of other topics. A dead broker
+                    # must stop them: then the search for partitions fails.
                     self._find_partitions(set(group))
                     groups.extend([topic] for topic in group)
                 else:
@@ -231,7 +231,7 @@ class Poller:
         return bool(ends)
 
     def _drop_if_silent(self, topic: str, error: KafkaError) -> None:
-        """Skip a topic for this tick; give it up after too long a silence."""
+        """Skip a topic for this tick; drop it if it stays unresponsive for too long."""
         now = time.monotonic()
         with self._lock:
             since = self._silent_since.setdefault(topic, now)
@@ -242,24 +242,24 @@ class Poller:
             self._fail(type(error).__name__, {topic})
 
     def _watch_ticks(self) -> None:
-        """End the process if the ticks stand still for longer than their requests may take.
+        """End the process if the ticks stop for longer than their requests may take.
 
-        The process writes its signs of life in another thread, so the worker cannot see it. Looks are
-        counted, not time: a process that was stopped as a whole goes on.
+        The worker cannot notice that, because another thread writes the signs of life. This counts checks
+        instead of time, so that a process continues after it was suspended as a whole.
         """
-        # Between two steps are a connection, and the requests of a search for partitions or of a tick.
+        # Between two steps the process may connect and make the requests of a partition search or a tick.
         patience = (self._kafka.bootstrap_timeout_ms + 3 * self._kafka.request_timeout_ms) / 1000
         seen, looks = -1, 0
         while looks * _HEARTBEAT_SECONDS < patience:
             time.sleep(_HEARTBEAT_SECONDS)
             seen, looks = self._steps, looks + 1 if self._steps == seen else 0
-        # Without the lock, which the other thread may hold.
+        # Not with `_fail`: the other thread may hold its lock.
         self._send({"at": time.monotonic(), "failed": "the clock stood still", "topics": None})
         time.sleep(_FLUSH_SECONDS)
         _end()
 
     def _watch_ids(self) -> None:
-        """Send the ids of the wanted topics whenever one is new."""
+        """Send the topics' ids whenever one is new."""
         admin: KafkaAdminClient | None = None
         while True:
             time.sleep(self._tick)
@@ -276,7 +276,7 @@ class Poller:
                     if not t["error_code"]
                 }
             except Exception:
-                # The ticks report a lost broker, and ids are checked again before records are charged.
+                # The ticks report a lost broker, and ids are checked again before charging records.
                 if admin is not None:
                     with contextlib.suppress(Exception):
                         admin.close()
@@ -284,11 +284,11 @@ class Poller:
                 continue
             if found.items() - sent.items():
                 self._send({"at": at, "ids": found})
-                # `sent` belongs to the topics wanted at that time: for others, ids are sent again.
+                # `sent` belongs to the topics of that time; after `set_topics`, ids are sent again.
                 sent.update(found)
 
     def _watch_schemas(self, settings: RegistrySettings) -> None:
-        """List the wanted subjects' schemas again and again, and send new ones."""
+        """List the subjects' schemas periodically, and send new ones."""
         registries: dict[Subject, SchemaRegistry] = {}
         known: dict[Subject, Schemas] = {}
 
@@ -309,7 +309,7 @@ class Poller:
                 event |= {"failed": f"a bug in the clock: {type(error).__name__}", "refused": False}
             self._send(event)
 
-        # Side by side: where the registry is silent, each subject takes the time limit of a request.
+        # In parallel: if the registry is unresponsive, each subject takes a request's full time limit.
         with ThreadPoolExecutor(_LISTED_AT_ONCE, "schemas") as pool:
             while True:
                 self._new_subjects.clear()
@@ -318,7 +318,7 @@ class Poller:
                 self._new_subjects.wait(max(began + settings.seconds - time.monotonic(), 0))
 
     def _find_partitions(self, topics: set[str]) -> None:
-        """Find new partitions, and give up the topics that are gone."""
+        """Find new partitions, and drop topics that no longer exist."""
         admin = admin_client(self._kafka)
         try:
             described = {t["name"]: t for t in admin.describe_topics(sorted(topics))}
@@ -338,9 +338,9 @@ class Poller:
 def event_writer(out: IO[bytes], on_closed: Callable[[], object]) -> SendEvent:
     """Return a function that queues events for a writing thread, one line each.
 
-    A pipe holds 64 KiB. The worker empties it when its interpreter's lock is free, and the time that a
-    record keeps that lock depends on contents: no tick may wait for it. Without events an empty line is
-    written each second as a sign of life. ``on_closed`` is called once the reader is gone.
+    A pipe holds 64 KiB. The worker empties it when its GIL is free, and how long a record keeps the GIL
+    depends on its contents: ticks must not wait for that. Without events an empty line is written each
+    second as a sign of life. ``on_closed`` is called when the reader has closed the pipe.
     """
     events: SimpleQueue[dict[str, Any]] = SimpleQueue()
 
@@ -369,24 +369,24 @@ def _read_topics(poller: Poller, lines: IO[bytes]) -> None:
 
 
 def _end() -> None:
-    # No connection or file here needs a clean end.
+    # The connections and files do not need a clean end.
     os._exit(0)
 
 
 def main() -> None:
     """Serve one worker."""
-    # Before the password is read.
+    # Before reading the password.
     protect_process()
     with withheld_messages():
         _serve()
 
 
 def _serve() -> None:
-    # These signals can reach a whole process group: the worker finishes its batch first, and the clock
-    # ends with it.
+    # These signals can reach a whole process group; the worker first finishes its batch, and the clock ends
+    # with it.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    # Failures are sent to the worker, which logs them in its own format.
+    # The worker receives the failures and logs them in its own format.
     logging.getLogger().addHandler(logging.NullHandler())
     first = json.loads(sys.stdin.buffer.readline())
     send = event_writer(sys.stdout.buffer, _end)

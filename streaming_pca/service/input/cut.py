@@ -1,6 +1,6 @@
-"""Batch boundaries, decided from the clock's ticks and from record counts alone.
+"""Batch boundaries, decided only from the clock's ticks and record counts.
 
-Why no record's contents can move a boundary: docs/explanation/batch-boundaries.md.
+Why a record's contents cannot move a boundary: docs/explanation/batch-boundaries.md.
 """
 
 from __future__ import annotations
@@ -10,21 +10,22 @@ from collections.abc import Callable, Sequence
 from streaming_pca.service.input.end_offsets import EndOffsets, OffsetFeed
 
 Quotas = list[int]
-"""Units that each partition gives to a batch, in the order of the partitions."""
+"""Units per partition in a batch, in the order of the partitions."""
 
 
 class BatchCutter:
-    """Search for the end offsets at which each batch is cut.
+    """Search for the end offsets that cut each batch.
 
-    A batch is cut at the first end offsets that cover the planned count, starting with those at
-    which the last batch was cut. With a ``max_wait`` it is cut late once that time has passed
-    since the last cut (for the first batch: since the feed was opened): at the newest end
-    offsets of that moment, or at the first ones after it that have the fewest records of use.
+    A batch is cut at the first end offsets that cover the planned count; the search starts with the end
+    offsets that cut the last batch. With a ``max_wait``, a batch is cut late once that time has passed
+    since the last cut (for the first batch: since the feed was opened). The late cut is at the newest end
+    offsets of that moment or, if they cover too little, at the first later end offsets with the fewest
+    useful records.
 
     Parameters
     ----------
     max_wait : float or None
-        Seconds of the clock that ticks.
+        In seconds of the ticking clock.
     """
 
     def __init__(self, feed: OffsetFeed, max_wait: float | None) -> None:
@@ -33,7 +34,7 @@ class BatchCutter:
         self._current: EndOffsets | None = None
 
     def schedule_wake(self) -> None:
-        """Have the feed notify when ``max_wait`` is over."""
+        """Make the feed notify when ``max_wait`` is over."""
         if self._max_wait is not None:
             self._feed.wake_at(self._last_cut + self._max_wait)
 
@@ -43,22 +44,22 @@ class BatchCutter:
         Parameters
         ----------
         quotas_at : callable
-            Takes end offsets and whether the cut is late. Returns each partition's quota, or None if
-            the end offsets cover too little: of the planned count, or of the fewest records of use.
+            Takes end offsets and whether the cut is late. Returns each partition's quota, or None if the
+            end offsets cover less than the planned count (late: less than the fewest useful records).
 
         Returns
         -------
         list of int or None
-            The quotas of the batch; None if no end offsets that are here cut it.
+            The quotas of the batch; None if the end offsets so far do not cut it.
         """
         while True:
             current = self._current
             if current is not None:
                 cut_at = current.time
                 quotas = quotas_at(current, False)
-                # One look decides both whether this cut is late and whether newer end offsets exist: a tick
-                # between two looks would make the batch depend on the reader's pace. `ticked` is read
-                # first, or a tick in between would count as one without change.
+                # A single `peek` decides both whether this cut is late and whether newer end offsets exist:
+                # a tick between two peeks would make the batch depend on the reader's pace. `ticked` is
+                # read first, or a tick in between would count as unchanged.
                 ticked = self._feed.ticked
                 newer = self._feed.peek()
                 late_at = self._late_cut_time(current, ticked if newer is None else newer)
@@ -88,22 +89,22 @@ class BatchCutter:
 def round_robin_quota(
     available: Sequence[int], complete: Sequence[bool], units: int
 ) -> tuple[int, Quotas | None]:
-    """Deal ``units`` to partitions in turn, each up to its own supply.
+    """Deal ``units`` to partitions in turn, each up to its supply.
 
     Parameters
     ----------
     available : sequence of int
-        Units of each partition that are known so far.
+        Known units of each partition so far.
     complete : sequence of bool
-        Whether a partition has no more units than that below the end offsets.
+        Whether these are all units of a partition below the end offsets.
 
     Returns
     -------
     level : int
-        Units that every incomplete partition must show before the quotas are certain;
-        -1 if all partitions together have fewer than ``units``.
+        Units that every incomplete partition must have before the quotas are certain; -1 if all partitions
+        together have fewer than ``units``.
     quotas : list of int or None
-        None while they are not certain.
+        None while the quotas are not certain.
     """
     level = 0
     while True:
@@ -114,7 +115,7 @@ def round_robin_quota(
         if not growing:
             return -1, None
         level += max(1, (units - reached) // len(growing))
-    # The step can overshoot the least sufficient level, by what complete partitions lack.
+    # The step can overshoot the lowest sufficient level, because complete partitions may have less.
     while level > 0:
         lower = sum(min(a, level - 1) if c else level - 1 for a, c in zip(available, complete, strict=True))
         if lower < units:

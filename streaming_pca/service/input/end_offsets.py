@@ -27,11 +27,11 @@ from streaming_pca.service.input.clock import decode_schemas, settings_line
 log = logging.getLogger(__name__)
 
 Offsets = dict[int, int]
-"""One offset for each partition."""
+"""Offset of each partition."""
 
 _FREE_AFTER = 2**16
 _SILENCE_SECONDS = 30
-"""Silence after which the clock process counts as dead; it writes a line each second."""
+"""Longest silence of a living clock process, which writes a line each second."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class EndOffsets:
     ends : dict of partition to offset
         Last stable offsets.
     schemas : mapping of int to PublicSchema, optional
-        What a schema registry listed after that, by ids. One object as long as nothing is new.
+        A schema registry's listing after the tick, by ids. The same object until a schema is new.
     """
 
     time: float
@@ -56,23 +56,23 @@ class EndOffsets:
 class OffsetFeed:
     """Queue of a topic's end offsets for one reader, in the order of the ticks.
 
-    Nothing in it is ever dropped: the reader's pace depends on contents, and must not
-    change the end offsets that it sees. Equal neighbours are merged, and each entry takes
-    8 bytes a partition: with three partitions and five ticks a second 14 MB a day of lag. Ticks
-    that are held back are not merged, and take 200 bytes more: an hour of three partitions 4 MB.
+    Entries are never dropped: the reader's pace depends on contents, and must not change the end offsets
+    that it sees. Equal neighbours are merged, and each entry takes 8 bytes per partition: with three
+    partitions and five ticks a second, 14 MB per day of lag. Ticks that are held back are not merged, and
+    take 200 bytes more: 4 MB for an hour of three partitions.
 
-    Where records name schemas of a registry, a tick is held back until a listing of them that
-    began after it: a producer registers a schema before it writes the first record, so each
-    record below the tick's ends names a schema of that listing.
+    If records name schemas of a registry, a tick is held back until a listing that began after it: a
+    producer registers a schema before it writes the first record, so each record below the tick's ends
+    names a schema of that listing.
 
     Parameters
     ----------
     notify : callable
-        Called from the poller's thread when there may be something new.
+        Called from the poller's thread when new data may be available.
     topic_id : str, optional
-        The expected id: the feed fails when the topic gets another.
+        The expected id; the feed fails when the topic gets another one.
     subject : Subject, optional
-        Whose schemas the records name.
+        Subject of the schemas that the records name.
     """
 
     def __init__(
@@ -100,34 +100,34 @@ class OffsetFeed:
         self._wake_at = float("inf")
         self._error: BaseException | None = None
         self.started = time.monotonic()
-        """Time of its opening."""
+        """Time when the feed was opened."""
         self.ticked = self.started
-        """Time up to which all ticks are in the queue."""
+        """Time up to which the queue contains all ticks."""
         self.unlisted: BaseException | None = None
-        """Error for which no schemas are known yet."""
+        """Reason why schemas are not known yet."""
         self.listed_at = 0.0
-        """Time of the registry's last answer, in seconds since 1970."""
+        """Time of the registry's last listing, in seconds since 1970."""
 
     @property
     def last(self) -> Offsets:
-        """The newest ends, read or not, or held back."""
+        """The newest ends, including unread and held ones."""
         return self._newest
 
     @property
     def schemas(self) -> Schemas | None:
-        """The newest schemas that a registry has listed; None before that."""
+        """The newest schemas that a registry has listed; None before the first listing."""
         return self._listed[-1]
 
     def add(self, at: float, ends: Offsets, by: float = math.inf) -> None:
-        """Append the ends of a tick, which were known by a time; from the poller's thread."""
+        """Append the ends of a tick, received by a time; from the poller's thread."""
         with self._lock:
             self._newest = ends
-            # Partitions are numbered from 0 and only ever added.
+            # Partitions are numbered from 0 and never removed.
             row = array("q", (ends[p] for p in sorted(ends)))
             if self.subject is None:
                 wanted = self._append(at, row, 0)
             else:
-                # Later ticks need no listing that began before this one.
+                # Later ticks do not need listings that began before this one.
                 while self._listings and self._listings[0][0] < by:
                     self._listings.popleft()
                 self._held.append((at, by, row))
@@ -136,7 +136,7 @@ class OffsetFeed:
             self._notify()
 
     def add_listing(self, began: float, schemas: Schemas) -> None:
-        """Note what a registry listed when asked at a time; from the poller's thread."""
+        """Record a registry's listing and the time of its request; from the poller's thread."""
         with self._lock:
             first, self.unlisted = self._listed[-1] is None, None
             if schemas is not self._listed[-1]:
@@ -150,9 +150,9 @@ class OffsetFeed:
             self._notify()
 
     def _release(self) -> bool:
-        """Append the held ticks that a listing covers; return whether a reader wants to know.
+        """Append the held ticks that a listing covers; return whether to notify the reader.
 
-        Each gets the first listing that began after it: neither side's delays decide which.
+        Each tick gets the first listing that began after it, so delays on either side do not matter.
         """
         wanted = False
         while self._held and self._listings:
@@ -176,7 +176,7 @@ class OffsetFeed:
         return changed or at >= self._wake_at
 
     def miss_listing(self, error: BaseException) -> None:
-        """Note that no schemas are known yet; from the poller's thread."""
+        """Record why schemas are not known yet; from the poller's thread."""
         self.unlisted = error
         self._notify()
 
@@ -217,29 +217,29 @@ class OffsetFeed:
             return end_offsets
 
     def wake_at(self, at: float) -> None:
-        """Notify on every tick from this time on, with or without a change."""
+        """Notify on every tick from this time on, even without a change."""
         self._wake_at = at
 
     def check(self) -> None:
-        """Raise SessionLost if the feed has failed: the broker does not answer."""
+        """Raise SessionLost if the feed has failed."""
         if self._error is not None:
             raise SessionLost(f"following {self.topic} failed: {self._error}") from self._error
 
 
 class EndOffsetPoller:
-    """Worker's side of the clock process: it delivers the ticks to the open feeds.
+    """Worker's side of the clock process, which delivers the ticks to the open feeds.
 
-    The process (:mod:`~streaming_pca.service.input.clock`) alone decides the time of a tick and
-    the ends that it shows. A delay on this side changes neither.
+    Only the process (:mod:`~streaming_pca.service.input.clock`) decides the time of a tick and its end
+    offsets. A delay on this side changes neither.
 
     Parameters
     ----------
     tick, partitions_every : float
         Seconds between ticks, and between searches for new partitions.
     on_answer : callable, optional
-        Takes the seconds that a tick's requests to the broker took; called in a thread.
+        Takes the duration of a tick's requests to the broker, in seconds; called in a thread.
     registry : RegistrySettings, optional
-        Registry of the subjects that feeds name.
+        Registry of the feeds' subjects.
     """
 
     def __init__(
@@ -260,7 +260,7 @@ class EndOffsetPoller:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start the process early, so that the first feed need not wait for it."""
+        """Start the process early, so that the first feed does not wait for it."""
         with self._lock:
             self._start()
 
@@ -272,7 +272,7 @@ class EndOffsetPoller:
         topic_id: str | None = None,
         subject: Subject | None = None,
     ) -> OffsetFeed:
-        """Open a feed of a topic with the partitions known now; new ones are found."""
+        """Open a feed of a topic with its known partitions; new partitions are detected."""
         with self._lock:
             self._start()
             feed = OffsetFeed(topic, notify, topic_id, subject)
@@ -280,7 +280,8 @@ class EndOffsetPoller:
             # Partitions are numbered from 0.
             known = max(partitions, default=-1) + 1
             self._partitions[topic] = max(self._partitions.get(topic, 0), known)
-            # Its ticks would otherwise wait for the interval, where another feed has the same subject.
+            # Otherwise its ticks would wait for the next periodic listing if another feed has the same
+            # subject.
             self._send_topics(list_now=subject is not None)
         return feed
 
@@ -302,11 +303,11 @@ class EndOffsetPoller:
         if self._process is not None:
             return
         self._process = subprocess.Popen(  # nosec B603  # this Python, and our module
-            # -P: nothing is imported from the folder in which the worker was started.
+            # -P: import nothing from the worker's working directory.
             [sys.executable, "-P", "-m", "streaming_pca.service.input.clock"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            process_group=0,  # a terminal's Ctrl-C is for the worker
+            process_group=0,  # keep a terminal's Ctrl-C from this process
         )
         self._write(self._settings_line)
         threading.Thread(target=self._read, args=(self._process,), name="end-offsets", daemon=True).start()
@@ -319,7 +320,7 @@ class EndOffsetPoller:
     def _write(self, line: bytes) -> None:
         if self._process is None or self._process.stdin is None:
             return
-        # An error means that the process has ended; the reading thread notices, and fails the feeds.
+        # An error means that the process has ended; the reading thread notices that and fails the feeds.
         with contextlib.suppress(OSError):
             self._process.stdin.write(line)
             self._process.stdin.flush()
@@ -344,7 +345,7 @@ class EndOffsetPoller:
                     self._on_answer(event["waited"])
                 else:
                     self._fail(event)
-        process.kill()  # it may still run, silent
+        process.kill()  # it may still run without output
         process.wait()
         if process.stdin is not None:
             with contextlib.suppress(OSError):
@@ -353,14 +354,14 @@ class EndOffsetPoller:
             if self._process is not process:
                 return
             self._process = None
-            # All feeds so far were the dead process's; the next feed starts a new one.
+            # All existing feeds belonged to the dead process; the next feed starts a new one.
             lost, self._feeds, self._partitions = self._feeds, [], {}
         for feed in lost:
             feed.fail(SessionLost("the clock's process ended"))
 
     def _deliver(self, at: float, by: float, ends: dict[str, list[int]]) -> None:
         with self._lock:
-            # A tick that was under way when a feed was opened is not delivered to it.
+            # Do not deliver ticks that began before a feed was opened.
             feeds = [f for f in self._feeds if f.topic in ends and at >= f.started]
         grown = {f.topic for f in feeds if 0 < len(f.last) < len(ends[f.topic])}
         for topic in sorted(grown):
@@ -369,9 +370,9 @@ class EndOffsetPoller:
             feed.add(at, dict(enumerate(ends[feed.topic])), by)
 
     def _list_schemas(self, event: dict[str, Any]) -> None:
-        """Deliver the schemas that the registry has listed, or has listed before it failed.
+        """Deliver the registry's listing, or, after a failure, its previous one.
 
-        A registry that is away stops no stream: it registers nothing new meanwhile.
+        An unavailable registry does not stop streams, since it cannot register new schemas either.
         """
         subject, at = Subject(*event["subject"]), event["at"]
         known = self._schemas.get(subject, {})
@@ -404,7 +405,7 @@ class EndOffsetPoller:
                 feed.miss_listing(kind(event["failed"]))
 
     def _check_ids(self, at: float, ids: dict[str, str]) -> None:
-        """Fail the feeds of topics that were deleted and created again."""
+        """Fail the feeds of recreated topics."""
         with self._lock:
             lost = [f for f in self._feeds if f.topic_id is not None and at >= f.started]
             lost = [f for f in lost if ids.get(f.topic, f.topic_id) != f.topic_id]
@@ -418,23 +419,23 @@ class EndOffsetPoller:
             lost = [f for f in self._feeds if topics is None or f.topic in topics]
             lost = [f for f in lost if f.started <= event["at"]]
             self._remove(lost)
-            # The process has dropped these topics, also for feeds opened since: name them again.
+            # The process has dropped these topics, also for feeds opened since, so send them again.
             self._send_topics()
         for feed in lost:
             feed.fail(SessionLost(event["failed"]))
 
 
 def _lines(out: IO[bytes]) -> Iterator[bytes]:
-    """Yield whole lines as they come, until the pipe ends or stays silent."""
+    """Yield complete lines as they arrive, until the pipe ends or stays silent."""
     poll = select.poll()
     poll.register(out, select.POLLIN)
-    # In parts: a line with a registry's schemas can have many MiB.
+    # Joined from parts: a line with a registry's schemas can have many MiB.
     parts: list[bytes] = []
-    # Twice: after a standstill of this process there is something to read now.
+    # Polled twice: after a suspension of this process, the pipe has data by now.
     while poll.poll(_SILENCE_SECONDS * 1000) or poll.poll(1000):
         data = os.read(out.fileno(), 2**16)
         if not data:
-            return  # the process ended within a line
+            return  # the process ended in the middle of a line
         *ends, rest = data.split(b"\n")
         for end in ends:
             line, parts = b"".join([*parts, end]), []

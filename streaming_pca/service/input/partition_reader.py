@@ -1,4 +1,4 @@
-"""Reader of partitions into this process's memory, by a Kafka consumer each."""
+"""Reader of partitions into this process's memory, with one Kafka consumer per partition."""
 
 from __future__ import annotations
 
@@ -30,39 +30,39 @@ from streaming_pca.service.kafka.inflating import most_record_bytes
 from streaming_pca.service.kafka.record_readers import UnreadableBatch
 
 _FETCH_BYTES = 4 * 2**20
-"""Bytes fetched ahead by all partitions together, 1 MiB each at least.
+"""Bytes fetched ahead by all partitions together; at least 1 MiB each.
 
-A client has up to six copies of it while it is decoded; larger fetches are hardly faster.
+A client holds up to six copies of them during decoding; larger fetches are hardly faster.
 """
 _POLL_MS = 20
-"""Time limit of a poll, which goes on waiting when it meets only a transaction's marker."""
+"""Time limit of a poll, which keeps waiting if it finds only a transaction marker."""
 
 
 class PartitionReader:
-    """Reader of partitions, each from an offset on; not thread-safe but for :meth:`stop`.
+    """Reader of partitions from given offsets; only :meth:`stop` is thread-safe.
 
-    It is a :class:`~streaming_pca.service.input.reader.Reader`, and its class a ``ReaderFactory``.
+    It implements :class:`~streaming_pca.service.input.reader.Reader`; the class is a ``ReaderFactory``.
 
     Parameters
     ----------
     partitions : int
         Number of partitions that share the bytes fetched ahead.
     skip_lost : bool
-        Whether lost records are no reason to end the stream.
+        Whether the stream continues after lost records.
     check : callable
-        Called before each poll; raises if nothing will come.
+        Called before each poll; raises if records cannot arrive.
 
     Notes
     -----
-    Each partition has a consumer of its own, because kafka-python loses records of paused partitions
-    (docs/explanation/kafka-client.md). The consumer of a partition that was removed waits for the next
-    one. Nothing is connected before it is needed.
+    Each partition has its own consumer, because kafka-python loses records of paused partitions
+    (docs/explanation/kafka-client.md). The consumer of a removed partition is kept for the next one.
+    Connections are made on demand.
 
-    A poll brings one answer of the broker at most. A batch is not copied: it shares the buffers' rows.
+    A poll returns at most one response of the broker. A batch is not copied: it shares the buffers' rows.
     """
 
     ahead = True
-    """Records are read before a batch needs them."""
+    """True: records are read before a batch needs them."""
 
     def __init__(
         self,
@@ -84,16 +84,19 @@ class PartitionReader:
 
     @property
     def buffers(self) -> dict[int, PartitionBuffer]:
-        """Buffers of the partitions that were added and not removed."""
+        """Buffers of the current partitions."""
         return self._buffer.buffers
 
     @property
     def bytes(self) -> int:
-        """Lower bound of the bytes held; every message counts as one row at least."""
+        """Lower bound of the buffered bytes; every message counts as at least one row."""
         return self._buffer.bytes
 
     def add(self, starts: Mapping[int, int], epochs: Mapping[int, int]) -> None:
-        """Start to read partitions at offsets; reading fails where another leader took what is before."""
+        """Start reading partitions at offsets.
+
+        Reading fails if the record before an offset was accepted by a leader with another epoch.
+        """
         for p, start in sorted(starts.items()):
             if p in self._consumers:
                 raise ValueError(f"partition {p} is being read")
@@ -109,12 +112,12 @@ class PartitionReader:
         """Stop reading a partition and drop its buffer; its consumer serves the next partition."""
         consumer = self._consumers.pop(partition)
         self._buffer.remove(partition)
-        # Records that it has fetched ahead are dropped too: no position is there any more.
+        # This also drops records fetched ahead, because their partition is no longer assigned.
         consumer.unsubscribe()
         self._free.append(consumer)
 
     def restart(self, codec: PayloadCodec) -> None:
-        """Drop what was read and not taken, and read it again with another codec."""
+        """Drop the records not taken yet, and read them again with another codec."""
         found = {p: (buffer.position, buffer.epoch) for p, buffer in self.buffers.items()}
         for p in found:
             self.remove(p)
@@ -125,7 +128,7 @@ class PartitionReader:
         )
 
     def _idle_consumer(self) -> KafkaConsumer:
-        """Return a consumer without partition, made if there is none."""
+        """Return a consumer without a partition, creating one if necessary."""
         if not self._free:
             self._free.append(
                 reading_consumer(
@@ -151,7 +154,7 @@ class PartitionReader:
         return {tp.partition: offset for tp, offset in found.items()}
 
     def last_offsets(self, partitions: Sequence[int]) -> Offsets:
-        """Return the ends of partitions, open transactions included."""
+        """Return the ends of partitions, including open transactions."""
         consumer = reading_consumer(self._kafka, committed=False, topics=[self._topic])
         try:
             found = last_offsets(consumer, [self._tp(p) for p in partitions], self._kafka.request_timeout_ms)
@@ -162,7 +165,7 @@ class PartitionReader:
         return {tp.partition: offset for tp, offset in found.items()}
 
     def position(self, partition: int) -> int:
-        """Return the offset up to which a partition was read."""
+        """Return the next offset to read in a partition."""
         try:
             position = self._consumers[partition].position(
                 self._tp(partition), timeout_ms=self._kafka.request_timeout_ms
@@ -206,7 +209,7 @@ class PartitionReader:
                 'stream.lost_records = "skip"'
             ) from None
         except KafkaError as error:
-            # The error's text may hold bytes of a record.
+            # The error's text may contain bytes of a record.
             raise SessionLost(
                 f"reading {self._topic}-{partition} at offset {self.position(partition)} failed: "
                 f"{type(error).__name__}"
@@ -215,8 +218,8 @@ class PartitionReader:
             self._buffer.append(partition, messages)
 
     def _raise_truncated(self, partition: int, error: LogTruncationError) -> NoReturn:
-        """Stop where a new leader lacks records that its predecessor had."""
-        # The offset at which the two logs part; None where the new leader does not know the old one.
+        """Stop if a new leader lacks records of its predecessor."""
+        # The offset where the two logs diverge; None if the new leader does not know the old epoch.
         parted = error.divergent_offsets.get(self._tp(partition))
         end, position = (0 if parted is None else parted.offset), self.buffers[partition].position
         if end < position and not self._skip_lost:
@@ -224,11 +227,11 @@ class PartitionReader:
         raise SessionLost(f"{self._topic}-{partition} has lost what followed offset {end}") from None
 
     def prepare(self, counts: Mapping[int, int]) -> None:
-        """Decode the first messages of partitions, where some wait."""
+        """Decode the first messages of partitions, if they wait."""
         self._buffer.prepare(counts)
 
     def take(self, counts: Sequence[int], granularity: int) -> tuple[ArrayBatch, NDArray[np.uint64] | None]:
-        """Remove the first messages of each partition, in their order; return their batch and its users."""
+        """Remove the first messages of each partition, in order; return their batch and its users."""
         return self._buffer.take(counts, granularity)
 
     def release_memory(self) -> None:
@@ -236,13 +239,13 @@ class PartitionReader:
         self._buffer.release_memory()
 
     def stop(self) -> None:
-        """Make :meth:`fetch` return soon; from any thread."""
+        """Make :meth:`fetch` return soon; thread-safe."""
         self._stop.set()
 
     def close(self) -> None:
-        """Close all consumers and drop what was read."""
-        # kafka-python's errors and frames refer to one another, and to this reader: its memory must not
-        # wait until the collector finds such a circle, while the next session reads the same again.
+        """Close all consumers and drop their records."""
+        # kafka-python's errors and frames form reference cycles that include this reader. Its memory must
+        # not wait for the garbage collector while the next session reads the same records again.
         self._buffer.clear()
         for consumer in [*self._consumers.values(), *self._free]:
             close_reader(consumer)

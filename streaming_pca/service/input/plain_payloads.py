@@ -1,4 +1,4 @@
-"""Rows of plain payloads, copied from a broker's answer to where a batch reads them."""
+"""Rows of plain payloads, copied from a broker's response into a row store."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _WORDS: dict[str, Any] = {"float32": np.uint32, "float64": np.uint64}
 
 
 class PlainPayloads:
-    """Copies of plain payloads, as ``PayloadCodec.decode_many`` would decode them."""
+    """Copier of plain payloads, equivalent to ``PayloadCodec.decode_many``."""
 
     def __init__(self, codec: PayloadCodec) -> None:
         self._codec = codec
@@ -38,8 +38,8 @@ class PlainPayloads:
         lengths : (m,) int64
             Number of each record's rows.
 
-        None where some record is no plain payload, or the store has rows of another type: then nothing
-        is kept.
+        None if some payload is not plain, or the store has rows of another type; then the store keeps
+        nothing.
         """
         codec, parts = self._codec, block.parts
         if codec.kind is not RecordKind.FACTOR or not len(self._headers):
@@ -67,7 +67,7 @@ class PlainPayloads:
 
 
 def _encoded(headers: list[tuple[str, bytes]]) -> bytes:
-    """Return the bytes of a record's headers, as every client writes them."""
+    """Return the bytes of a record's headers as written by every client."""
     parts = [part for name, value in headers for part in (name.encode(), value)]
     if max([len(headers), *map(len, parts)]) >= 64:
         raise ValueError("a length takes one byte, of 63 at most")
@@ -75,7 +75,7 @@ def _encoded(headers: list[tuple[str, bytes]]) -> bytes:
 
 
 def _forms(encoded: Iterable[bytes]) -> NDArray[np.uint8]:
-    """Return a row for each form: its length, its bytes, and zeros."""
+    """Return a row for each form: its length, its bytes, and padding zeros."""
     every = list(encoded)
     forms = np.zeros((len(every), 1 + max(map(len, every), default=0)), np.uint8)
     for row, form in zip(forms, every, strict=True):

@@ -1,8 +1,8 @@
-"""Input of a session: opened, read ahead of the batch in progress, and closed.
+"""Input of a session: opening, reading ahead of the batch in progress, and closing.
 
-While a batch is reserved, learnt from, committed and published, the next one is fetched and
-decoded, or as much of it as ``worker.read_ahead`` says. Reading before a reservation is allowed,
-computing is not. Reading ahead changes no batch: end offsets alone decide where a batch is cut.
+While a batch is reserved, learnt from, committed and published, the next one is fetched and decoded, up to
+the share ``worker.read_ahead``. Reading before a reservation is allowed; computing is not. Reading ahead
+does not change batches: only end offsets decide where a batch is cut.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ T = TypeVar("T")
 
 
 class ReadAhead:
-    """Task that gathers the next batch step by step until it is stopped.
+    """Task that reads the next batch step by step until it is stopped.
 
     Parameters
     ----------
     step : callable
-        Reads a little; returns whether there is more to read now. Steps never overlap, and
-        none starts after :meth:`stop` has returned.
+        Reads a little; returns whether more can be read now. Steps never overlap, and none starts after
+        :meth:`stop` has returned.
     wakeup : asyncio.Event
-        Set when there may be more to read.
+        Set when more data may be available.
     """
 
     def __init__(self, step: Callable[[], Awaitable[bool]], wakeup: asyncio.Event) -> None:
@@ -45,25 +45,25 @@ class ReadAhead:
         self._wanted = False
 
     def start(self) -> None:
-        """Begin; it must not be running."""
+        """Start; the task must not be running."""
         assert self._task is None, "it runs"
         self._wanted = True
         self._task = asyncio.create_task(self._run())
 
     async def stop(self) -> None:
-        """Wait for the current step, if any, and raise the error of a step."""
+        """Wait for the current step, if any; raise the error of a step."""
         task, self._task, self._wanted = self._task, None, False
         if task is not None:
             self._wakeup.set()
             try:
                 await task
             finally:
-                # As in `Executors.call`: an error must not keep what was read.
+                # As in `Executors.call`: an error must not keep records alive.
                 del task
 
     async def _run(self) -> None:
         while self._wanted:
-            # Cleared first, so that news during a step is not missed.
+            # Cleared first, so that a wake-up during a step is not missed.
             self._wakeup.clear()
             while self._wanted and await self._step():
                 pass
@@ -77,11 +77,11 @@ class Input:
     Parameters
     ----------
     wakeup : asyncio.Event
-        Set when there may be something to read, or reason to stop.
+        Set when data may be available, or when the session should stop.
     read_ahead : float
-        Part of a batch that is read ahead.
+        Share of a batch that is read ahead.
     make_reader : ReaderFactory
-        Called each time that a source is opened.
+        Called each time a source is opened.
     """
 
     def __init__(
@@ -101,14 +101,14 @@ class Input:
         self._read_ahead_task = ReadAhead(self._read_step, wakeup)
 
     def stop(self) -> None:
-        """End present and later reads early, for good."""
+        """End current and later reads early, permanently."""
         self._stopped = True
         if self._source is not None:
             self._source.stop()
 
     @property
     def lag(self) -> int:
-        """Offsets between the next batch's start and the newest ends; from any thread."""
+        """Offsets between the next batch's start and the newest ends; thread-safe."""
         source = self._source
         return 0 if source is None else source.lag
 
@@ -122,9 +122,9 @@ class Input:
         skip_lost: bool | None = None,
         codec_of: CodecMaker | None = None,
     ) -> None:
-        """Start to read from positions; ``skip_lost`` defaults to the stream's setting.
+        """Start reading from positions; ``skip_lost`` defaults to the stream's setting.
 
-        ``codec_of`` makes the codec of other schemas, where records name those of a registry.
+        ``codec_of`` returns the codec for other schemas, if records name schemas of a registry.
         """
         stream = self._stream
         skip = stream.lost_records == "skip" if skip_lost is None else skip_lost
@@ -140,24 +140,24 @@ class Input:
             self._source.stop()
 
     async def close(self) -> None:
-        """Stop reading; harmless where nothing is open."""
+        """Stop reading; do nothing if the input is not open."""
         source = self._source
         if source is None:
             return
         source.stop()
-        # An error of reading ahead does not matter now: the next batch is not wanted.
+        # An error of reading ahead does not matter now, because the next batch is not needed.
         with contextlib.suppress(Exception):
             await self._read_ahead_task.stop()
         self._source = None
         await self._call("closing the input", source.close, deadline=30.0)
 
     async def set_plan(self, plan: Plan) -> None:
-        """Set the plan of the next batch and end reading ahead; raise its error."""
+        """Set the next batch's plan and end reading ahead; raise an error from the latter."""
         await self._read_ahead_task.stop()
         self._opened.set_plan(plan)
 
     async def poll(self) -> CutBatch | None:
-        """Return the planned batch once it is cut, and start to read its successor ahead."""
+        """Return the planned batch once it is cut, and start reading its successor ahead."""
         cut = await self._call("reading records", self._opened.poll, pool=Pool.READING)
         if cut is not None:
             self._read_ahead_task.start()
@@ -171,7 +171,7 @@ class Input:
     async def read_reserved(self, ranges: Sequence[OffsetRange], granularity: int) -> CutBatch | None:
         """Return exactly the records of a reservation.
 
-        None if some are gone, or when stopped.
+        None if some no longer exist, or when stopped.
         """
         return await self._call("reading the batch again", self._opened.read_reserved, ranges, granularity)
 
@@ -191,10 +191,10 @@ class Input:
         pool: Pool = Pool.RECORDS,
         deadline: float = 0.0,
     ) -> T:
-        """Run a function that touches records before they are charged.
+        """Run a function that handles records before they are charged.
 
-        An unknown error may tell of them: a shape that could not be allocated is a count of the
-        records that are not null.
+        An unknown error may reveal them: for example, the shape in an allocation error contains the number
+        of non-null records.
         """
         try:
             return await self._executors.call(pool, task, function, *args, deadline=deadline)

@@ -1,13 +1,12 @@
-"""Input topic to batches, cut on public quantities only.
+"""Batches of an input topic, cut on public quantities only.
 
-The boundaries and the order of a batch depend on the partitions, the order of offsets, the number
-of records that each partition delivered, and the worker's clock. They do not depend on sizes,
-contents, keys, producer timestamps, or the pace at which records arrived here. Mechanism and
-proof: docs/explanation/batch-boundaries.md.
+The boundaries and the order of a batch depend on the partitions, the order of offsets, the number of
+records that each partition delivered, and the worker's clock. They do not depend on sizes, contents, keys,
+producer timestamps, or the pace of records' arrival here. Mechanism and proof:
+docs/explanation/batch-boundaries.md.
 
-Offsets only grow, unless the topic loses its tail by an unclean election or a replaced disk. New
-records would then come under offsets that were charged already, so an end below a position stops
-the stream.
+Offsets only grow, unless the topic loses its tail in an unclean election or with a replaced disk. Then new
+records would get offsets that were already charged, so an end below a position stops the stream.
 """
 
 from __future__ import annotations
@@ -34,11 +33,11 @@ from streaming_pca.service.input.end_offsets import EndOffsets, OffsetFeed, Offs
 from streaming_pca.service.input.reader import Reader, deleted, read_to, tail_lost
 
 _READ_AHEAD_BYTES, _READ_AHEAD_MESSAGES = 2**24, 2**14
-"""Read ahead however small a batch is, until the first of the two is reached."""
+"""Amount to read ahead even for small batches, until the first of the two limits is reached."""
 
 
 CodecMaker = Callable[["Schemas | None"], PayloadCodec]
-"""Maker of the decoder that reads by a registry's schemas."""
+"""Factory of the decoder for a registry's schemas."""
 
 
 def build_codec(
@@ -49,14 +48,14 @@ def build_codec(
     Parameters
     ----------
     user_key : bytes or None
-        Key of the hashes of users, where they are the unit of privacy.
+        Key of the users' hashes, if users are the unit of privacy.
     schemas : mapping of int to PublicSchema, optional
-        Schemas of a registry that records name.
+        A registry's schemas, if records name them.
 
     Raises
     ------
     ConfigurationError
-        If the format's library is not installed, or no schema has a value for each feature.
+        If the format's library is missing, or every schema lacks a value for some feature.
     """
     try:
         if schemas is None or stream.features is None:
@@ -80,53 +79,53 @@ def build_codec(
 
 @dataclass(frozen=True)
 class CutBatch:
-    """Batch with the offsets that it came from."""
+    """Batch with its source offsets."""
 
     batch: Batch
     ranges: tuple[OffsetRange, ...]
     positions: Offsets
     """Start of the next batch, by partition."""
     epochs: dict[int, int]
-    """Epochs of the leaders that took the last record before each position, where known."""
+    """Epochs of the leaders that accepted the last record before each position, if known."""
     users: NDArray[np.uint64] | None = None
-    """(m, 2) keyed hashes of the messages' keys, where the user is the unit of privacy."""
+    """(m, 2) keyed hashes of the messages' keys, if the user is the unit of privacy."""
     schemas: Schemas | None = None
-    """Schemas of a registry by which the records were decoded."""
+    """A registry's schemas that decoded the records."""
 
 
 class Source:
-    """Batches of one input topic; not thread-safe but for :meth:`stop`.
+    """Source of one input topic's batches; only :meth:`stop` is thread-safe.
 
     Parameters
     ----------
     reader : Reader
-        Reader without partitions; closed with this source.
+        Reader without partitions; this source closes it.
     partitions : sequence of int
-        The partitions known now.
+        The currently known partitions.
     positions : dict of partition to offset
-        Where to start. A partition without a position, which the job never reserved, starts at its
-        first record.
+        Starting offsets. A partition without a position, which the job never reserved, starts at its first
+        record.
     epochs : dict of partition to leader epoch
-        Epoch of the last record before a position, where known: reading stops where the partition
-        has lost that record.
+        Epoch of the last record before a position, if known: reading stops if the partition has lost that
+        record.
     feed : OffsetFeed
-        The session's; it outlives this source.
+        The session's feed, which outlives this source.
     skip_lost : bool
-        Whether to start later where records are gone.
+        Whether to skip records that no longer exist.
     max_wait : float or None
         Seconds.
     ahead : float
-        Part of a batch of the last plan's size that :meth:`read_ahead` gathers.
+        Share of a batch of the last plan's size that :meth:`read_ahead` reads.
     schemas : mapping of int to PublicSchema, optional
-        By which the reader decodes at first.
+        The reader's initial schemas.
     codec_of : CodecMaker, optional
-        Called where end offsets come with other schemas.
+        Called when end offsets arrive with other schemas.
 
     Notes
     -----
-    Memory: a partition is not read on once it shows its quota of the batch that is gathered. With the
-    service's reader, buffers hold one batch and at most a poll (2,000 records) a partition more. Beside
-    a batch in progress they hold ``ahead`` of it, or 16 MiB, and at most such a poll a partition more.
+    Memory: reading a partition stops when it has its quota of the next batch. With the service's reader,
+    buffers hold one batch plus at most one poll (2,000 records) per partition. During a batch in progress
+    they hold the share ``ahead`` of it, or 16 MiB, plus at most one such poll per partition.
     """
 
     def __init__(
@@ -157,7 +156,7 @@ class Source:
             raise
 
     def _add_partitions(self, partitions: Iterable[int], positions: Offsets, epochs: dict[int, int]) -> None:
-        """Start to read partitions."""
+        """Start reading partitions."""
         new = sorted(partitions)
         if not new:
             return
@@ -177,17 +176,17 @@ class Source:
 
     @property
     def epochs(self) -> dict[int, int]:
-        """Leader epochs of the last records before the positions, where known."""
+        """Leader epochs of the last records before the positions, if known."""
         return {p: b.epoch for p, b in list(self._buffers.items()) if b.epoch >= 0}
 
     @property
     def lag(self) -> int:
-        """Offsets between the positions and the newest ends; from any thread."""
+        """Offsets between the positions and the newest ends; thread-safe."""
         positions = self.positions
         return sum(max(end - positions.get(p, 0), 0) for p, end in self._feed.last.items())
 
     def stop(self) -> None:
-        """Make :meth:`poll` and :meth:`read_reserved` return None soon; from any thread."""
+        """Make :meth:`poll` and :meth:`read_reserved` return None soon; thread-safe."""
         self._stop.set()
         self._reader.stop()
 
@@ -196,7 +195,7 @@ class Source:
         self._reader.close()
 
     def set_plan(self, plan: Plan) -> None:
-        """Set the plan of the next batch; before :meth:`poll`.
+        """Set the next batch's plan; call before :meth:`poll`.
 
         ``plan.granularity`` consecutive messages of a partition stay together.
         """
@@ -206,8 +205,8 @@ class Source:
     def poll(self) -> CutBatch | None:
         """Return the planned batch once end offsets cut it.
 
-        None before that, or when stopped. Call again when the feed notifies: it waits only for records
-        that exist.
+        None before that, or when stopped. Call again when the feed notifies: this method waits only for
+        existing records.
         """
         assert self._plan is not None, "call set_plan first"
         quotas = self._cutter.next_quotas(self._quotas_at)
@@ -217,11 +216,11 @@ class Source:
         return self._cut([quota * granularity for quota in quotas], granularity)
 
     def read_ahead(self) -> bool:
-        """Fetch and decode a little of the next batch; return whether more is to do.
+        """Fetch and decode a little of the next batch; return whether to continue.
 
-        This changes no batch: end offsets alone decide, and :meth:`poll` would fetch the same. False
-        when the wanted part of a batch is here, round-robin over partitions as it will be taken, or
-        everything that the newest ends cover.
+        This does not change batches: only end offsets decide, and :meth:`poll` would fetch the same
+        records. False when the wanted share of a batch is buffered, round-robin over partitions as it will
+        be taken, or all records that the newest ends cover.
         """
         assert self._plan is not None, "call set_plan first"
         if not self._reader.ahead:
@@ -242,27 +241,27 @@ class Source:
 
     @property
     def buffered(self) -> int:
-        """Records that were read and not cut yet."""
+        """Number of records that were read but not cut yet."""
         return sum(b.count for b in list(self._buffers.values()))
 
     def _quotas_at(self, end_offsets: EndOffsets, late: bool) -> list[int] | None:
         """Return each partition's quota, in units of the plan's granularity.
 
-        A late cut takes everything that the end offsets cover. None if that is too little.
+        A late cut takes all records that the end offsets cover. None if they are too few.
         """
         plan = self._plan
         assert plan is not None
         if self._stop.is_set():
             return None
         if self._codec_of is not None and end_offsets.schemas is not self._schemas:
-            # Records that were read are read again, so that the tick alone decides how a record is decoded.
+            # Reread buffered records, so that only the tick decides how a record is decoded.
             self._reader.restart(self._codec_of(end_offsets.schemas))
             self._schemas = end_offsets.schemas
         self._add_partitions([p for p in end_offsets.ends if p not in self._buffers], {}, {})
         self._check_tails(end_offsets)
         if not late:
             return self._fetch_quotas(end_offsets, plan.count // plan.granularity, plan.granularity)
-        # A reader that reads ahead is there already.
+        # A reader that reads ahead has already reached the ends.
         if not read_to(self._reader, self._topic, end_offsets.ends, self._stop.is_set):
             return None
         quotas = [self._available(end_offsets, p) // plan.granularity for p in self._partitions]
@@ -273,7 +272,7 @@ class Source:
         short = [p for p, b in self._buffers.items() if end_offsets.ends.get(p, b.position) < b.position]
         if not short or self._skip_lost:
             return
-        # These are last stable offsets, which a broker may report too low for a moment: look again.
+        # A broker may briefly report last stable offsets that are too low, so check again.
         ends = self._reader.last_offsets(short)
         for p in short:
             if ends[p] < self._buffers[p].position:
@@ -297,7 +296,8 @@ class Source:
             if quotas is not None or level < 0:
                 return quotas
             if not self._reader.ahead:
-                # The supplies that offsets allow: the level is too low for no smaller ones.
+                # With the largest supplies that the offsets allow, the level is a lower bound for the real
+                # ones.
                 most = [self._most(end_offsets, p) // granularity for p in partitions]
                 level, _ = round_robin_quota(most, [True] * len(most), units)
                 if level < 0:
@@ -309,7 +309,7 @@ class Source:
         return None
 
     def _most(self, end_offsets: EndOffsets, partition: int) -> int:
-        """Return the most records that end offsets can cover: one at each offset not read."""
+        """Return the most records that end offsets can cover: one per unread offset."""
         unread = end_offsets.ends.get(partition, 0) - self._reader.position(partition)
         return self._available(end_offsets, partition) + max(unread, 0)
 
@@ -330,8 +330,8 @@ class Source:
     def read_reserved(self, ranges: Sequence[OffsetRange], granularity: int = 1) -> CutBatch | None:
         """Return exactly the records of a reservation.
 
-        The source must have been started at the ranges' starts. None if some records are gone, or
-        after :meth:`stop`.
+        The source must start at the ranges' starts. None if some records no longer exist, or after
+        :meth:`stop`.
         """
         wanted = {r.partition: r for r in ranges}
         ends = self._reader.last_offsets(list(wanted))

@@ -1,9 +1,9 @@
-"""Kafka clients, with the faults of kafka-python that the service works around.
+"""Kafka clients, with workarounds for faults of kafka-python.
 
 Raises
 ------
 ImportError
-    If kafka-python has another version than those whose private names this package uses.
+    If this package does not support the private names of the installed kafka-python.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import re
 from importlib.metadata import version
 
 _FIRST, _END = (3, 0, 12), (3, 1)
-"""The first version that works, and the first that moves modules which this package imports."""
+"""The first supported version, and the first version that moves modules used here."""
 
 
 def _check_version() -> None:

@@ -1,9 +1,9 @@
 """Kafka clients of the service, with its timeouts, limits and security settings.
 
-Consumers share three threads for their sockets, because a process of fifty streams would
-otherwise have hundreds: one for records, which arrive in megabytes; one for ledgers, states
-and releases, for which a batch waits; one for control (the election, the clock), which must not
-wait for either. A transactional producer keeps the thread that kafka-python gives it.
+Consumers share three socket threads, because a process of fifty streams would otherwise have hundreds: one
+for records, which arrive in megabytes; one for ledgers, states and releases, which delay a batch; one for
+control (the election, the clock), which must not wait for either. A transactional producer keeps the thread
+that kafka-python gives it.
 
 Faults of kafka-python that the service works around: docs/explanation/kafka-client.md.
 """
@@ -42,13 +42,13 @@ Io = Literal["records", "logs", "control"]
 C = TypeVar("C")
 MAX_MESSAGE_BYTES = 32 * 2**20
 MAX_ANSWER_BYTES = 2**30
-"""Largest answer of a broker that a reader takes.
+"""Largest response of a broker that a reader accepts.
 
-kafka-python's own limit is 100 MB: a larger message would be asked for again for ever. This one is still
-below the first bytes of HTTP and SSH, read as a length.
+kafka-python's own limit is 100 MB: a larger message would be requested forever. This limit is still below
+the first bytes of HTTP and SSH, read as a length.
 """
 MOST_MESSAGE_BYTES = MAX_ANSWER_BYTES - 2**20
-"""Largest message of an input topic: an answer holds a little more."""
+"""Largest message of an input topic: a response contains a little more."""
 _FETCH_BYTES = 8 * 2**20
 
 
@@ -58,20 +58,20 @@ class BrokerUnreachable(Exception):
 
 _LEAST_BOOTSTRAP_MS = 1500
 _answered: dict[str, str] = {}
-"""Bootstrap server that answered last, by the list that names it."""
+"""Bootstrap server that responded last, by list of servers."""
 
 
 def _connect(settings: KafkaSettings, make: Callable[..., C]) -> C:
-    """Make a client by the first bootstrap server that answers.
+    """Make a client with the first bootstrap server that responds.
 
-    The server that answered last is tried first. kafka-python 3.0.12 draws one server and gives it
-    all of the time: a hanging broker among three could keep a worker from ever making the clients
-    that a take-over needs.
+    The server that responded last is tried first. kafka-python 3.0.12 picks one server at random and gives
+    it all of the time: one hanging broker of three could prevent a worker from ever making the clients that
+    a take-over needs.
 
     Raises
     ------
     BrokerUnreachable
-        If none answers.
+        If none responds.
     """
     servers = settings.bootstrap_servers.split(",")
     servers.sort(key=lambda server: server != _answered.get(settings.bootstrap_servers))
@@ -103,8 +103,8 @@ def broker_failed(
 ) -> BrokerUnreachable | NotPermitted:
     """Return the error for a request that failed after a client was made.
 
-    Perhaps it needs a permission, of ``operation``, or the broker refers clients to an address that this
-    machine cannot reach.
+    Possible causes are a missing permission for ``operation``, or a broker that refers clients to an
+    address that this machine cannot reach.
     """
     missing = missing_permission(error, operation)
     if missing is not None:
@@ -119,8 +119,9 @@ class _Selector(NetworkSelector):  # type: ignore[misc]
         try:
             return super().run(coro, *args)
         except KafkaError as error:
-            # The client's frame keeps the error and the error that frame, with those of all callers: each
-            # poll in vain would hold what they know, batches too, until the collector finds the circle.
+            # The client's frame and its error refer to each other, and to all callers' frames: each failed
+            # poll would keep the callers' objects, including batches, alive until the next garbage
+            # collection.
             raise error.with_traceback(None) from error.__cause__
 
 
@@ -129,7 +130,7 @@ _selectors: dict[Io, NetworkSelector] = {}
 
 
 def _shared_selector(name: Io) -> NetworkSelector:
-    """Return the selector that serves consumers' sockets; a failed one is replaced."""
+    """Return the selector that serves consumers' sockets; replace a failed one."""
     with _selectors_lock:
         found = _selectors.get(name)
         if found is None or found._exception is not None:
@@ -139,10 +140,10 @@ def _shared_selector(name: Io) -> NetworkSelector:
 
 
 def _leave_selectors_behind() -> None:
-    """In a forked child: its parent's threads are not there, and clients get selectors of its own."""
+    """Give a forked child new selectors, because its parent's threads do not exist in it."""
     global _selectors_lock
-    # The lock may be held for ever. The selectors stay referenced: their end would take the parent's sockets
-    # out of an epoll that both processes share.
+    # A thread of the parent may have held the lock. The selectors stay referenced: deleting them would
+    # remove the parent's sockets from an epoll that both processes share.
     _selectors_lock = threading.Lock()
     _of_parents.extend(_selectors.values())
     _selectors.clear()
@@ -154,22 +155,22 @@ os.register_at_fork(after_in_child=_leave_selectors_behind)
 
 class _Manager(KafkaConnectionManager):  # type: ignore[misc]
     def close_idle_connections(self) -> None:
-        """Leave idle connections to the brokers, which close them too.
+        """Do nothing: the brokers close idle connections too.
 
-        The client's own method schedules itself for ever: on a shared selector a closed manager
-        would stay, with its sockets.
+        The client's own method reschedules itself forever: on a shared selector a closed manager would stay
+        alive, with its sockets.
         """
 
 
 class _SharedClient(KafkaNetClient):  # type: ignore[misc]
-    """Client of a consumer that closes its own connections and leaves the selector running."""
+    """Consumer's client that closes its own connections but leaves the selector running."""
 
     def __init__(self, io: Io, **configs: Any) -> None:
         net = _shared_selector(io)
         super().__init__(net=net, manager=_Manager(net, **configs), **configs)
 
     def close(self, node_id: Any = None) -> None:
-        # In the selector's thread, where its connections are in use.
+        # Closed in the selector's thread, which uses the connections.
         self._net.run(lambda: self._manager.close(node_id=node_id))
 
 
@@ -181,12 +182,12 @@ def _consumer(
     most_bytes: int = MOST_RECORD_BYTES,
     **configs: Any,
 ) -> KafkaConsumer:
-    """Make a consumer on a shared selector; a failure leaves nothing there."""
+    """Make a consumer on a shared selector; clean up after a failure."""
     made: list[_SharedClient] = []
 
     def client(**more: Any) -> _SharedClient:
         made.append(_SharedClient(io, **more))
-        # Its first request for metadata asks for their leaders too. `set_topics` would begin to connect,
+        # The first metadata request then includes the topics' leaders. `set_topics` would start to connect,
         # without a time limit.
         made[0].cluster._topics.update(topics)
         return made[0]
@@ -195,7 +196,7 @@ def _consumer(
         consumer = KafkaConsumer(**configs, kafka_client=client)
         reader: type[RecordReader] = RecordReader if io == "records" else InflatingReader
         if blocks:
-            # With numpy, which a clock does without.
+            # Imported here because it needs numpy, which a clock does without.
             from streaming_pca.service.kafka.record_blocks import BlockReader
 
             reader = BlockReader
@@ -213,7 +214,8 @@ def _common_options(settings: KafkaSettings) -> dict[str, Any]:
         "bootstrap_servers": settings.bootstrap_servers.split(","),
         "bootstrap_timeout_ms": settings.bootstrap_timeout_ms,
         "request_timeout_ms": settings.request_timeout_ms,
-        # The client's own is 30 s: a lead would be lost while a broker is back, or a password changed.
+        # The client's default is 30 s: a lead would be lost although the broker is back or the password has
+        # been changed.
         "reconnect_backoff_max_ms": settings.session_timeout_ms // 3,
         "metrics_enabled": False,
         "security_protocol": settings.security_protocol,
@@ -229,9 +231,9 @@ def _common_options(settings: KafkaSettings) -> dict[str, Any]:
 
 
 class _AdminClient(KafkaAdminClient):  # type: ignore[misc]
-    """Client that asks again where a connection ends before the answer.
+    """Client that retries when a connection ends before the response.
 
-    kafka-python's own raises at once: a broker that hangs up on one connection would end a lead.
+    kafka-python's own client raises immediately: a broker that closes one connection would end a lead.
     """
 
     def describe_topics(self, *args: Any, **kwargs: Any) -> Any:
@@ -255,7 +257,7 @@ class _AdminClient(KafkaAdminClient):  # type: ignore[misc]
 
 
 def admin_client(settings: KafkaSettings) -> KafkaAdminClient:
-    """Make a client for topics and their configuration; its questions outlive a lost connection."""
+    """Make a client for topics and their configuration, which retries after a lost connection."""
 
     def make(*, metrics_enabled: bool, **common: Any) -> KafkaAdminClient:
         del metrics_enabled  # unknown to KafkaAdminClient
@@ -275,12 +277,12 @@ def reading_consumer(
     blocks: bool = False,
     most_bytes: int = MOST_RECORD_BYTES,
 ) -> KafkaConsumer:
-    """Make a consumer without a group: partitions and positions are assigned by hand.
+    """Make a consumer without a group; the caller assigns partitions and positions.
 
-    ``io`` is the thread of its socket: "records" for an input, "control" for a consumer that fetches
-    nothing and must not wait for fetches, "logs" for all else. The leaders of ``topics`` are known at
-    once; for others the client waits a tenth of a second before it asks. With ``blocks`` a poll brings
-    blocks of records too (record_blocks.py). ``most_bytes`` is the longest record that is kept of a
+    ``io`` is the thread of its socket: "records" for an input, "control" for a consumer that does not fetch
+    and must not wait for fetches, "logs" otherwise. The leaders of ``topics`` are requested immediately;
+    for other topics the client waits a tenth of a second before the request. With ``blocks`` a poll also
+    returns blocks of records (record_blocks.py). ``most_bytes`` is the longest record that is kept from a
     compressed batch.
     """
     return _connect(
@@ -305,9 +307,9 @@ def reading_consumer(
 
 
 def close_reader(consumer: KafkaConsumer) -> None:
-    """Close a consumer without a commit, and drop what was fetched and not returned.
+    """Close a consumer without a commit, and drop its fetched records.
 
-    The client's objects refer to one another: their records would wait for the collector.
+    The client's objects form reference cycles: their records would stay until the next garbage collection.
     """
     try:
         consumer.close(autocommit=False)
@@ -322,7 +324,7 @@ def close_reader(consumer: KafkaConsumer) -> None:
 def group_consumer(settings: KafkaSettings, group: str, assignor: Any) -> KafkaConsumer:
     """Make a member of a group that shares partitions by ``assignor``.
 
-    It sees positions only once the transactions are done that wrote them.
+    It sees positions only after the end of the transactions that wrote them.
     """
     return _connect(
         settings,
@@ -333,7 +335,7 @@ def group_consumer(settings: KafkaSettings, group: str, assignor: Any) -> KafkaC
             isolation_level="read_committed",
             partition_assignment_strategy=[assignor],
             session_timeout_ms=settings.session_timeout_ms,
-            # A heartbeat that is lost with its connection is followed by another only after the interval.
+            # After a heartbeat is lost with its connection, the next one follows only after this interval.
             heartbeat_interval_ms=settings.session_timeout_ms // 5,
             auto_offset_reset="latest",
             enable_auto_commit=False,
@@ -343,7 +345,7 @@ def group_consumer(settings: KafkaSettings, group: str, assignor: Any) -> KafkaC
 
 
 def transactional_producer(settings: KafkaSettings, transactional_id: str) -> KafkaProducer:
-    """Make the one writer of a stream; ``init_transactions`` fences its predecessors."""
+    """Make a stream's only writer; ``init_transactions`` fences its predecessors."""
     return _connect(
         settings,
         partial(
@@ -351,7 +353,8 @@ def transactional_producer(settings: KafkaSettings, transactional_id: str) -> Ka
             kafka_client=TransactionalClient,
             transactional_id=transactional_id,
             transaction_timeout_ms=settings.transaction_timeout_ms,
-            # A broker that still completes the previous transaction refuses the next one for milliseconds.
+            # While a broker completes the previous transaction, it refuses the next one for some
+            # milliseconds.
             retry_backoff_ms=20,
             delivery_timeout_ms=delivery_timeout_ms(settings),
             max_block_ms=settings.request_timeout_ms,
@@ -364,13 +367,13 @@ def transactional_producer(settings: KafkaSettings, transactional_id: str) -> Ka
 def plain_producer(settings: KafkaSettings) -> KafkaProducer:
     """Make a producer of records: idempotent, batched, not compressed.
 
-    Rows of floats hardly get smaller.
+    Compression hardly reduces rows of floats.
     """
     return _connect(
         settings,
         partial(
             KafkaProducer,
-            # Both are the client's defaults, which it gives up without a word beside other settings.
+            # Both are the client's defaults, but some other settings disable them silently.
             acks="all",
             enable_idempotence=True,
             batch_size=256 * 1024,
@@ -383,10 +386,10 @@ def plain_producer(settings: KafkaSettings) -> KafkaProducer:
 
 
 def seek(consumer: KafkaConsumer, partition: TopicPartition, offset: int, epoch: int) -> None:
-    """Read on from an offset, and detect a lost tail.
+    """Continue from an offset, and detect a lost tail.
 
-    Reading raises LogTruncationError if the record before the offset was taken by another leader
-    than ``epoch``'s (-1: not known). The consumer's own method takes no epoch.
+    Reading raises LogTruncationError if the record before the offset was accepted by a leader of an epoch
+    other than ``epoch`` (-1: unknown). The consumer's own method does not accept an epoch.
     """
     consumer.seek(partition, offset)
     consumer._subscription.seek(partition, OffsetAndMetadata(offset, "", epoch))
@@ -395,14 +398,14 @@ def seek(consumer: KafkaConsumer, partition: TopicPartition, offset: int, epoch:
 def first_offsets(
     consumer: KafkaConsumer, partitions: Iterable[TopicPartition], timeout_ms: int
 ) -> dict[TopicPartition, int]:
-    """Return the first offsets of partitions; KafkaError unless all are known."""
+    """Return the first offsets of partitions; raise KafkaError unless all are known."""
     return _offsets(consumer.beginning_offsets, partitions, timeout_ms)
 
 
 def last_offsets(
     consumer: KafkaConsumer, partitions: Iterable[TopicPartition], timeout_ms: int
 ) -> dict[TopicPartition, int]:
-    """Return the end offsets of partitions; KafkaError unless all are known."""
+    """Return the end offsets of partitions; raise KafkaError unless all are known."""
     return _offsets(consumer.end_offsets, partitions, timeout_ms)
 
 
@@ -412,5 +415,5 @@ def _offsets(
     try:
         return {tp: int(offset) for tp, offset in ask(list(partitions), timeout_ms=timeout_ms).items()}
     except KeyError as error:
-        # kafka-python 3.0.12 asks the leaders that it knows, and forgets the other partitions.
+        # kafka-python 3.0.12 queries the known leaders and omits the other partitions.
         raise LeaderNotAvailableError(f"{error.args[0]} has no known leader") from None

@@ -1,6 +1,6 @@
-"""Passwords and tokens of connections, read again for each: rotation needs no restart.
+"""Passwords and tokens, read again for each connection: rotation does not need a restart.
 
-The files of certificates need no code here: kafka-python reads them for each connection.
+Certificate files do not need code here: kafka-python reads them for each connection.
 """
 
 from __future__ import annotations
@@ -31,33 +31,33 @@ log = logging.getLogger(__name__)
 _GRANT_SECONDS = 10.0
 """Time limit of a request to the identity provider."""
 _RENEW_AT = 0.8
-"""Part of a token's life after which the next one is asked for."""
+"""Share of a token's lifetime after which the next one is requested."""
 _RETRY_SECONDS = (1.0, 30.0)
-"""Pause after a failed grant, doubled from the first to the second."""
+"""Shortest and longest pause after failed grants, doubling in between."""
 _LONGEST_LIFE = 7 * 86400.0
-"""Most seconds that a token is used: `time.sleep` refuses numbers that a provider may answer."""
+"""Longest use of a token: `time.sleep` refuses some numbers that a provider may return."""
 _MOST_BYTES = 1 << 20
-"""Most bytes that are read of an answer."""
+"""Most bytes read from a response."""
 
 
 class TokenRefused(Exception):
-    """Failure of the identity provider to grant a token; one line that names the setting to change."""
+    """Refusal or failure of a token grant; the message names the setting to change."""
 
 
 def sasl_options(settings: KafkaSettings) -> dict[str, Any]:
-    """Return kafka-python's options of authentication.
+    """Return kafka-python's authentication options.
 
     Raises
     ------
     ConfigurationError
         If a secret's file cannot be read.
     TokenRefused
-        If the identity provider grants no token.
+        If the identity provider does not grant a token.
     """
     options: dict[str, Any] = {"sasl_mechanism": settings.sasl_mechanism}
     if settings.sasl_mechanism == "OAUTHBEARER":
         provider = _TokenFile(settings) if settings.sasl_oauth_token_url is None else _shared_grant(settings)
-        # A client retries a refused connection until its time is up: a mistake is told before.
+        # A client retries a refused connection until its time limit, so report mistakes before.
         provider.token()
         return options | {"sasl_oauth_token_provider": provider}
     password = _Password(settings)
@@ -66,7 +66,7 @@ def sasl_options(settings: KafkaSettings) -> dict[str, Any]:
 
 
 class _Password:
-    """Password as its file holds it at present; its text form hides it."""
+    """Password with the file's current contents; its text form hides it."""
 
     def __init__(self, settings: KafkaSettings) -> None:
         self._settings = settings
@@ -103,8 +103,8 @@ class _TokenFile(AbstractTokenProvider):  # type: ignore[misc]
 class _Grant(AbstractTokenProvider):  # type: ignore[misc]
     """Token of the client-credentials grant (RFC 6749, 4.4), renewed by a thread before it expires.
 
-    Connections share it, and their threads never wait for the identity provider: those serve the sockets
-    of many clients.
+    Connections share it, and their threads never wait for the identity provider, because they serve the
+    sockets of many clients.
     """
 
     def __init__(self, settings: KafkaSettings) -> None:
@@ -115,17 +115,17 @@ class _Grant(AbstractTokenProvider):  # type: ignore[misc]
         self._renewer: threading.Thread | None = None
 
     def prepare(self) -> None:
-        """Wait for a token if there is none, and keep it fresh; TokenRefused if it is not granted."""
+        """Request a token if needed, and start renewing it; raise TokenRefused on refusal."""
         with self._lock:
             if time.monotonic() >= self._expires_at:
                 self._take(_ask(self._settings))
-            # A forked process has no threads of its parent.
+            # A forked process does not have its parent's threads.
             if self._renewer is None or not self._renewer.is_alive():
                 self._renewer = threading.Thread(target=self._keep_fresh, name="token", daemon=True)
                 self._renewer.start()
 
     def token(self) -> str:
-        """Return the present token; TokenRefused if it has expired."""
+        """Return the current token; raise TokenRefused if it has expired."""
         if self._token is None or time.monotonic() >= self._expires_at:
             raise TokenRefused(
                 f"kafka.sasl_oauth_token_url = {self._settings.sasl_oauth_token_url!r}: expired"
@@ -139,8 +139,8 @@ class _Grant(AbstractTokenProvider):  # type: ignore[misc]
             try:
                 granted = _ask(self._settings)
             except Exception as error:
-                # No other thread renews the token, so it outlives every error. An unforeseen one may
-                # quote the answer.
+                # No other thread renews the token, so this one must survive every error. An unforeseen
+                # error may quote the response.
                 foreseen = isinstance(error, ConfigurationError | TokenRefused)
                 log.warning(
                     "the token for the broker was not renewed: %s",
@@ -162,7 +162,7 @@ _grants: dict[KafkaSettings, _Grant] = {}
 
 
 def _shared_grant(settings: KafkaSettings) -> _Grant:
-    """Return the grant that all clients with these settings share, with a token."""
+    """Return the grant shared by all clients with these settings, with a token."""
     with _grants_lock:
         grant = _grants.setdefault(settings, _Grant(settings))
     grant.prepare()
@@ -170,7 +170,7 @@ def _shared_grant(settings: KafkaSettings) -> _Grant:
 
 
 def _renew_locks() -> None:
-    """In a forked child: a thread that is not there may hold them."""
+    """Replace the locks in a forked child: a thread of the parent may have held them."""
     global _grants_lock
     _grants_lock = threading.Lock()
     for grant in _grants.values():
@@ -181,14 +181,14 @@ os.register_at_fork(after_in_child=_renew_locks)
 
 
 def _ask(settings: KafkaSettings) -> tuple[str, float]:
-    """Ask the identity provider for a token; return it and its life in seconds.
+    """Request a token from the identity provider; return it and its lifetime in seconds.
 
     Raises
     ------
     ConfigurationError
-        If the secret or the authority's file cannot be read.
+        If the secret's or the authority's file cannot be read.
     TokenRefused
-        If the provider does not answer, or refuses.
+        If the provider does not respond, or refuses.
     """
     url, who = str(settings.sasl_oauth_token_url), str(settings.sasl_oauth_client_id)
     secret = settings.read_secret("sasl_oauth_client_secret_file")
@@ -203,7 +203,7 @@ def _ask(settings: KafkaSettings) -> tuple[str, float]:
         {"Authorization": "Basic " + base64.b64encode(pair.encode()).decode(), "Accept": "application/json"},
     )
     try:
-        # No redirects: they would carry the secret to another host.
+        # No redirects: they would send the secret to another host.
         opener = urllib.request.build_opener(
             urllib.request.HTTPSHandler(context=_context(settings)), _NoRedirect()
         )
@@ -226,8 +226,8 @@ def _ask(settings: KafkaSettings) -> tuple[str, float]:
                 f"{str(settings.sasl_oauth_client_secret_file)!r})"
             ) from None
     except http.client.HTTPException as error:
-        # urllib passes these on. Uncaught they would end the thread that renews the token; their text
-        # quotes the answer.
+        # urllib does not catch these. Uncaught they would end the thread that renews the token; their text
+        # quotes the response.
         raise TokenRefused(
             f"kafka.sasl_oauth_token_url = {url!r} does not answer as HTTP does ({type(error).__name__})"
         ) from None
@@ -262,7 +262,7 @@ def _context(settings: KafkaSettings) -> ssl.SSLContext:
 
 
 def _reason(error: urllib.error.HTTPError) -> str:
-    """Return the error code of an answer, as RFC 6749, 5.2 has it."""
+    """Return the error code of a response (RFC 6749, 5.2)."""
     try:
         code = json.loads(error.read(_MOST_BYTES))["error"]
     except (OSError, http.client.HTTPException, ValueError, TypeError, KeyError, RecursionError):
@@ -275,10 +275,10 @@ _initialize = KafkaConnection.initialize
 
 
 async def _authenticate_or_reconnect(self: Any, timeout_at: float | None = None) -> None:
-    """Authenticate; a refusal is a lost connection, which clients retry.
+    """Authenticate; treat a refusal as a lost connection, which clients retry.
 
-    A password or token changes at the broker and in its file one after the other. In between,
-    kafka-python would give a transactional producer up for good.
+    A password or token does not change at the broker and in its file at the same moment. In between,
+    kafka-python would permanently abandon a transactional producer.
     """
     try:
         await _authenticate(self, timeout_at)
@@ -291,7 +291,7 @@ async def _authenticate_or_reconnect(self: Any, timeout_at: float | None = None)
 async def _initialize_or_raise(self: Any, timeout_at: float | None = None) -> None:
     """Initialise a connection; raise its failure, so that attempts back off.
 
-    kafka-python resets the pause after a connection that was refused, and asks again at once.
+    kafka-python resets the pause after a refused connection, and retries immediately.
     """
     await _initialize(self, timeout_at)
     if self._init_future.failed():
@@ -299,7 +299,7 @@ async def _initialize_or_raise(self: Any, timeout_at: float | None = None) -> No
 
 
 def install() -> None:
-    """Register the mechanisms, and patch the client; harmless when repeated."""
+    """Register the mechanisms and patch the client; idempotent."""
     register_sasl_mechanism("PLAIN", _Plain, overwrite=True)
     for name in ("SCRAM-SHA-256", "SCRAM-SHA-512"):
         register_sasl_mechanism(name, _Scram, overwrite=True)

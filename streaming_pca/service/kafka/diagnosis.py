@@ -1,7 +1,7 @@
-"""Diagnosis of a connection that failed: the step that fails, and the setting to change.
+"""Diagnosis of a failed connection: the failing step, and the setting to change.
 
-kafka-python tries again until its time is up, and keeps the reason to itself. So the steps of a connection
-are repeated here, once, each with a time limit: name, socket, TLS, Kafka's protocol, authentication.
+kafka-python retries until its time limit and does not report the reason. So this module repeats the steps
+of a connection once, each with a time limit: name, socket, TLS, Kafka's protocol, authentication.
 """
 
 from __future__ import annotations
@@ -27,29 +27,29 @@ from streaming_pca.config.kafka import ConfigurationError, KafkaSettings
 from streaming_pca.service.kafka.credentials import TokenRefused, sasl_options
 
 _SECONDS = 5.0
-"""Time limit of a diagnosis; all servers are examined at the same time."""
+"""Time limit of a diagnosis; all servers are examined in parallel."""
 _STEP_SECONDS = 2.0
 """Time limit of a step."""
 
-# Of OpenSSL: X509_V_ERR_CERT_NOT_YET_VALID, _CERT_HAS_EXPIRED, _HOSTNAME_MISMATCH, _IP_ADDRESS_MISMATCH.
+# OpenSSL codes: X509_V_ERR_CERT_NOT_YET_VALID, _CERT_HAS_EXPIRED, _HOSTNAME_MISMATCH, _IP_ADDRESS_MISMATCH.
 _NOT_VALID_NOW = (9, 10)
 _OF_ANOTHER_NAME = (62, 64)
-# Of Kafka: error codes of SaslHandshake.
+# Kafka's error codes of SaslHandshake.
 _NO_SASL_HERE = 34
 _MECHANISM_OR_NONE = (0, 33)
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """Reason for which no connection can be made."""
+    """Reason for failed connections."""
 
     text: str
     answers: bool
-    """True if a broker answers there, which the settings do not suit."""
+    """True if a broker responds but the settings do not fit it."""
 
 
 class _Found(Exception):
-    """End of an examination that has found the reason."""
+    """Found reason, which ends an examination."""
 
     def __init__(self, text: str, *, answers: bool) -> None:
         super().__init__(text)
@@ -59,10 +59,10 @@ class _Found(Exception):
 def diagnose(
     settings: KafkaSettings, servers: Sequence[str], *, advertised: bool = False
 ) -> Diagnosis | None:
-    """Return the reason for which these servers cannot be used; None if there is none to see.
+    """Return the reason why these servers cannot be used; None if none is visible.
 
-    Settings that do not suit a broker come before servers that do not answer. With ``advertised``, the
-    addresses are examined too by which the brokers refer clients to each other.
+    Settings that do not fit a broker take precedence over servers that do not respond. With ``advertised``,
+    the brokers' advertised addresses are examined too.
     """
     found: dict[str, Diagnosis] = {}
 
@@ -72,9 +72,9 @@ def diagnose(
         except _Found as reason:
             found[server] = reason.diagnosis
         except Exception:
-            return  # a diagnosis must not replace the error that it is made for
+            return  # a diagnosis must not replace the error that it explains
 
-    # Threads, because name resolution has no time limit of its own.
+    # Threads, because name resolution does not have a time limit.
     threads = [threading.Thread(target=examine, args=(s,), daemon=True, name="diagnosis") for s in servers]
     for thread in threads:
         thread.start()
@@ -89,14 +89,14 @@ def diagnose(
 
 
 class _Peer:
-    """Other end of a socket, asked in Kafka's protocol."""
+    """Other end of a socket, for requests in Kafka's protocol."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self._protocol = KafkaProtocol(client_id="streaming-pca", receive_message_max_bytes=2**20)
 
     def ask(self, request: Any) -> Any:
-        """Return the answer; OSError or KafkaError if there is none."""
+        """Send a request and return the response; raise OSError or KafkaError without one."""
         self._protocol.send_request(request)
         self._sock.sendall(self._protocol.send_bytes())
         while True:
@@ -112,7 +112,10 @@ class _Peer:
         return MetadataRequest.API_KEY in {each.api_key for each in answer.api_keys}
 
     def mechanisms(self, wanted: str) -> list[str] | None:
-        """Return the mechanisms of authentication; none at a listener without, None if it does not say."""
+        """Return the listener's authentication mechanisms; None if it does not list them.
+
+        The list is empty if the listener does not use authentication.
+        """
         answer = self.ask(SaslHandshakeRequest(version=1, mechanism=wanted))
         if answer.error_code == _NO_SASL_HERE:
             return []
@@ -129,7 +132,7 @@ class _Examination:
         self._sasl = settings.security_protocol.startswith("SASL")
 
     def run(self, advertised: bool = False) -> None:
-        """Raise the reason, if a step fails."""
+        """Raise the reason if a step fails."""
         context = self._context() if self._tls else None
         with self._connect() as bare, self._encrypt(bare, context) as sock:
             peer = _Peer(sock)
@@ -150,7 +153,7 @@ class _Examination:
                 self._follow(peer)
 
     def _follow(self, peer: _Peer) -> None:
-        """Examine the addresses to which the broker refers its clients."""
+        """Examine the broker's advertised addresses."""
         for broker in peer.ask(MetadataRequest(version=1, topics=[])).brokers:
             host = f"[{broker.host}]" if ":" in broker.host else broker.host
             try:
@@ -194,7 +197,7 @@ class _Examination:
     # -- TLS ---------------------------------------------------------------
 
     def _context(self) -> ssl.SSLContext:
-        """Return the context that kafka-python makes of these settings."""
+        """Return the context that kafka-python would make from these settings."""
         context, settings = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), self._settings
         names = ["ssl_cafile"]
         try:
@@ -248,7 +251,7 @@ class _Examination:
     # -- protocol ----------------------------------------------------------
 
     def _not_kafka(self, error: Exception) -> _Found:
-        """Return the reason for a connection that was closed, or has another protocol."""
+        """Return the reason for a closed connection or another protocol."""
         if isinstance(error, ssl.SSLError) and "CERTIFICATE" in str(error.reason):
             own = self._settings.ssl_certfile
             remedy = (
@@ -293,7 +296,7 @@ class _Examination:
         try:
             offered = peer.mechanisms(wanted)
         except (OSError, KafkaError):
-            return  # known of brokers older than 1.0, and of others than Apache Kafka
+            return  # known for brokers before 1.0, and for brokers other than Apache Kafka
         if offered is None:
             return
         listed = " or ".join(offered)
@@ -363,7 +366,7 @@ class _Examination:
 
 
 def _expired_since(token: str) -> float | None:
-    """Return the seconds since a token expired; None if it has not, or is no JSON Web Token (RFC 7519)."""
+    """Return the seconds since a JSON Web Token (RFC 7519) expired; None for others."""
     try:
         payload = token.split(".")[1]
         since = time.time() - float(json.loads(base64.urlsafe_b64decode(payload + "=="))["exp"])

@@ -1,7 +1,7 @@
-"""Sockets of connections that fail are closed at once.
+"""Immediate closing of the sockets of failed connections.
 
-kafka-python leaves them to the garbage collector, and a process whose broker is away makes several a second.
-Reasons: docs/explanation/kafka-client.md.
+kafka-python leaves them to the garbage collector, and a process whose broker is unavailable opens several a
+second. Reasons: docs/explanation/kafka-client.md.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from kafka.net.inet import KafkaNetSocket
 async def _connect(
     self: Any, net: Any, address: Sequence[Any], socket_options: Sequence[Any] = (), timeout_at: Any = None
 ) -> socket.socket:
-    """Connect a socket, as the patched method does, but close it on failure."""
+    """Connect a socket like the patched method, but close it on failure."""
     family, kind, protocol, _, place = address
     made: socket.socket = self.socket(family, kind, protocol)
     try:
@@ -25,11 +25,11 @@ async def _connect(
             made.setsockopt(*option)
         connected: socket.socket = await self.sock_connect(net, made, place, timeout_at=timeout_at)
         return connected
-    except BaseException:  # also where its client is closed meanwhile, which ends the coroutine
+    except BaseException:  # also if its client is closed, which ends the coroutine
         made.close()
         raise
 
 
 def install() -> None:
-    """Patch the client; harmless when repeated."""
+    """Patch the client; idempotent."""
     KafkaNetSocket.connect = _connect

@@ -1,14 +1,14 @@
-"""Compressed batches, inflated a piece at a time into batches that are not compressed.
+"""Compressed batches, inflated piece by piece into uncompressed batches.
 
-Nothing is inflated whole and looked at afterwards: each library is asked for a few KiB, and
-:func:`inflate` keeps whole records of two MiB, or one record. A record of more bytes than the stream's
-largest is passed over: it keeps its place and its key, and has no value.
+Batches are never inflated as a whole before a check: each library returns a few KiB at a time, and
+:func:`inflate` keeps two MiB of whole records, or one record. A record longer than the stream's largest is
+skipped: it keeps its place and key but loses its value.
 
-Where the bytes break off, the batch's header still counts its records, and a broker has checked the
-header: each missing one is null, at its offset. Bytes behind the last record are not read.
+If the bytes break off, the batch's header, checked by the broker, still contains the number of records:
+each missing record is null, at its offset. Bytes after the last record are not read.
 
 The rules of each codec are those of Apache Kafka 4.1's Java client: members of gzip, frames of zstd and
-blocks of snappy follow one another, and lz4 ends with its first frame. No codec has a dictionary.
+blocks of snappy are concatenated, and lz4 ends with its first frame. Dictionaries are not used.
 """
 
 from __future__ import annotations
@@ -28,38 +28,38 @@ from kafka.record.util import encode_varint
 from streaming_pca.service.kafka.record_batches import MalformedRecord, bodies, count_of, read_body, varint
 
 MOST_INFLATED = 64 * 2**20
-"""Inflated bytes that a reader holds at most, where records are of :data:`MOST_RECORD_BYTES`."""
+"""Most inflated bytes of a reader, for records of :data:`MOST_RECORD_BYTES`."""
 MOST_RECORD_BYTES = 16 * 2**20
-"""Length up to which a record is kept, unless the stream's records may be longer."""
+"""Longest record that is kept, unless the stream's records may be longer."""
 _PIECE_BYTES = 2**21
 _PIECE_RECORDS = 2**16
 _STEP = 2**14
-"""Bytes asked for at a time."""
+"""Bytes requested at a time."""
 _INPUT = 2**10
-"""Compressed bytes given at a time: libraries copy what is left over."""
+"""Compressed bytes passed at a time: libraries copy unused input."""
 _BARREN = 2**8
-"""Steps without output, as of empty frames, after which there is a pause."""
+"""Steps without output, for example of empty frames, before a pause."""
 _MOST_WINDOW = 2**27
-"""Largest window of zstd, which the library holds beside the pieces.
+"""Largest window of zstd, which the library holds in addition to the pieces.
 
-It is the limit of Java's client, and the window of level 22. A batch that inflates to less takes less.
+It is the limit of Java's client, and the window of level 22. A batch with less inflated data takes less.
 """
 _XERIAL = b"\x82SNAPPY\0"
 _XERIAL_BYTES = 16
 _CUT_OFF = 1
-"""Length of a value that is not there."""
+"""Length of a missing value."""
 
 
 def most_record_bytes(payload: int) -> int:
-    """Return the longest record that is kept, by a bound on payloads.
+    """Return the longest record that is kept, for a bound on payloads.
 
-    The rest is for keys and headers, and for payloads whose form has no bound.
+    The margin is for keys and headers, and for payloads in unbounded formats.
     """
     return max(MOST_RECORD_BYTES, payload + MOST_RECORD_BYTES // 16)
 
 
 class _Broken(Exception):
-    """Bytes that are not of their codec."""
+    """Bytes that are invalid for their codec."""
 
 
 _Errors = (_Broken, zlib.error, zstandard.ZstdError, cramjam.DecompressionError, RuntimeError)
@@ -67,14 +67,14 @@ _Errors = (_Broken, zlib.error, zstandard.ZstdError, cramjam.DecompressionError,
 
 @dataclass
 class Piece:
-    """Records of a compressed batch, read as if they were a batch that is not.
+    """Records of a compressed batch, readable like an uncompressed batch.
 
     Attributes
     ----------
     base_offset, records_count, last_offset_delta, leader_epoch : int
-        As of a batch; a piece without records is a place to pause.
+        Like a batch's; a piece without records is a pause.
     inflated : int
-        Bytes that were inflated for it.
+        Bytes that were inflated for this piece.
     """
 
     _buffer: bytes | bytearray
@@ -88,16 +88,16 @@ class Piece:
 
 class _Stream(Protocol):
     def read(self, size: int, /) -> bytes | None:
-        """Return up to ``size`` bytes, none at the end; or None, for a pause."""
+        """Return up to ``size`` bytes, empty at the end, or None for a pause."""
 
 
 class _Fed:
-    """Stream of a library's function that takes some input and returns some output."""
+    """Stream from a library function that takes some input and returns some output."""
 
     def __init__(self, data: memoryview) -> None:
         self._data, self._at = data, 0
         self.step = _INPUT
-        """Bytes given at a time."""
+        """Bytes passed at a time."""
 
     def read(self, size: int) -> bytes | None:
         for _ in range(_BARREN):
@@ -113,7 +113,7 @@ class _Fed:
         raise NotImplementedError
 
     def _inflate(self, given: memoryview, size: int) -> tuple[bytes, int]:
-        """Return output, and the number of bytes that it took."""
+        """Return output and the number of bytes consumed."""
         raise NotImplementedError
 
 
@@ -125,7 +125,7 @@ class _Gzip(_Fed):
     def _is_complete(self) -> bool:
         if not self._member.eof:
             return False
-        # Java ignores what follows and is no member; here that ends the stream too.
+        # Like Java, ignore a rest that is not a member: it ends the stream.
         self._member = zlib.decompressobj(wbits=31)
         return self._at == len(self._data)
 
@@ -151,7 +151,7 @@ class _Lz4(_Fed):
 
 
 class _Snappy:
-    """Blocks as Java frames them, or a single one, as librdkafka writes it."""
+    """Blocks framed like Java's, or a single block like librdkafka's."""
 
     def __init__(self, data: memoryview, most_block: int) -> None:
         self._most = most_block
@@ -181,7 +181,7 @@ class _Snappy:
             if block is None:
                 return b""
             self._block, self._at = memoryview(b""), 0
-            # The library makes room for as much as the block claims.
+            # The library allocates the size that the block claims.
             if cramjam.snappy.decompress_raw_len(block) > self._most:
                 raise _Broken
             self._block = memoryview(cramjam.snappy.decompress_raw(block))
@@ -193,7 +193,7 @@ def _opened(codec: int, data: memoryview, most_bytes: int) -> _Stream:
         case 1:
             return _Gzip(data)
         case 2:
-            # A block of librdkafka is a whole batch.
+            # librdkafka writes a whole batch as one block.
             return _Snappy(data, MOST_INFLATED // 4 + most_bytes)
         case 3:
             return _Lz4(data)
@@ -205,7 +205,7 @@ def _opened(codec: int, data: memoryview, most_bytes: int) -> _Stream:
 
 
 def _chunks(codec: int, data: memoryview, most_bytes: int) -> Iterator[bytes]:
-    """Yield the inflated bytes up to the end, or to where they break off; empty ones are pauses."""
+    """Yield the inflated bytes up to their end or break; empty chunks are pauses."""
     done = 0
     try:
         stream = _opened(codec, data, most_bytes)
@@ -216,8 +216,8 @@ def _chunks(codec: int, data: memoryview, most_bytes: int) -> Iterator[bytes]:
         pass
     else:
         return
-    # The call that failed has kept its last bytes to itself: once more, with these one by one. (Of
-    # zstd the last byte can be missing, with the record that it ends.)
+    # The failed call did not return its last bytes, so repeat with single bytes at the end. (With zstd the
+    # last byte can be missing, and with it the record that it ends.)
     try:
         stream = _opened(codec, data, most_bytes)
         while done and (again := stream.read(min(_STEP, done))) != b"":
@@ -232,7 +232,7 @@ def _chunks(codec: int, data: memoryview, most_bytes: int) -> Iterator[bytes]:
 
 
 class _Records:
-    """Records of one batch, cut from its inflated bytes."""
+    """Iterator over the records of one batch, cut from its inflated bytes."""
 
     def __init__(self, batch: Any, most_bytes: int) -> None:
         data = memoryview(batch._buffer)[batch._pos :]
@@ -245,7 +245,8 @@ class _Records:
     def __iter__(self) -> Iterator[tuple[bytes | bytearray, int, int]]:
         """Yield bytes of whole records, their number, and the bytes inflated for them.
 
-        Without records it is a pause. It ends with the last record, or where the next cannot be found.
+        An item without records is a pause. The iteration ends with the last record, or when the next one
+        cannot be found.
         """
         while self._left:
             yield from self._fill(_PIECE_BYTES)
@@ -271,7 +272,7 @@ class _Records:
                     return
 
     def _fill(self, size: int) -> Iterator[tuple[bytes, int, int]]:
-        """Inflate until the buffer has a size, or all is there; yield pauses."""
+        """Inflate until the buffer has ``size`` bytes or the data ends; yield pauses."""
         unseen = 0
         while len(self._buffer) < size and not self._is_complete:
             chunk = next(self._chunks, None)
@@ -287,7 +288,7 @@ class _Records:
     def _count(self) -> tuple[int, int]:
         if not self._buffer:
             return 0, 0
-        # Imported where records are read: a clock, which each worker starts, does without.
+        # Imported here, where records are read: each worker's clock does not need it.
         import numpy as np
 
         from streaming_pca.kernels.plain_records import whole_records
@@ -298,7 +299,7 @@ class _Records:
         return int(count), int(end)
 
     def _pass_over(self, start: int, end: int) -> Iterator[tuple[bytes, int, int]]:
-        """Drop a record that is too long; yield one without value at the end."""
+        """Drop an overlong record; finally yield it without a value."""
         delta, key, *_ = read_body(self._buffer, start, min(end, len(self._buffer)))
         passed, seen = 0, 0
         while passed + len(self._buffer) < end:
@@ -316,7 +317,7 @@ class _Records:
 
 
 def _without_value(delta: int, key: bytes | None) -> bytes:
-    """Return a record that ends where its value should begin."""
+    """Return a record that ends before its value."""
     body, record = bytearray(b"\0\0"), bytearray()
     encode_varint(delta, body.append)
     encode_varint(-1 if key is None else len(key), body.append)
@@ -327,25 +328,25 @@ def _without_value(delta: int, key: bytes | None) -> bytes:
 
 
 def inflate(batch: Any, most_bytes: int = MOST_RECORD_BYTES) -> Iterator[Piece]:
-    """Yield the records that a compressed batch counts, as batches that are not compressed.
+    """Yield a compressed batch's records as uncompressed batches.
 
     Parameters
     ----------
     batch : DefaultRecordBatch
-        Format 2, its records not read yet.
+        In format 2, with unread records.
     most_bytes : int
         Longest record that is kept.
 
     Raises
     ------
     CorruptRecordError
-        As of :func:`~streaming_pca.service.kafka.record_batches.parse_batch`.
+        Like :func:`~streaming_pca.service.kafka.record_batches.parse_batch`.
     """
     base, count, span = count_of(batch)
     epoch = batch.leader_epoch
     keep = False
     if count < span:
-        # Whether a compacted batch's own offsets rise is known at its end: it is inflated twice.
+        # Whether a compacted batch's own offsets rise is known only at its end, so it is inflated twice.
         last, seen, keep = -1, 0, True
         for data, some, inflated in _Records(batch, most_bytes):
             piece = Piece(data, base, some, some - 1, epoch, inflated)

@@ -1,6 +1,6 @@
 """Faster sockets for kafka-python: larger reads, fewer copies, no log calls.
 
-With these patches a consumer takes a third of the time. Reasons: docs/explanation/kafka-client.md.
+With these patches a consumer needs a third of the time. Reasons: docs/explanation/kafka-client.md.
 """
 
 from __future__ import annotations
@@ -17,16 +17,18 @@ _LEAST_SHARED_BYTES = 2**16
 
 
 def _read_piece(self: Any) -> tuple[bytes, Exception | None]:
-    """Read up to a piece; the caller is called again when there is more.
+    """Read up to a piece; the caller is called again when more data is available.
 
-    The rest of a large answer is read to its place: then no bytes are returned, and none is copied.
+    The rest of a large response is read directly into its buffer; then the result is empty and nothing is
+    copied.
     """
     parser = getattr(self._protocol, "parser", None)
     answer = parser._rbuffer if parser is not None and parser._receiving else None
     data = b""
     try:
         if answer is not None and len(answer) - answer._idx > _LEAST_SHARED_BYTES:
-            # The last byte comes by the client's own way, which then sees that the answer is complete.
+            # Leave the last byte to the client's own code, which then notices that the response is
+            # complete.
             count: int = self._sock.recv_into(memoryview(answer)[answer._idx : -1])
             answer._idx += count
         else:
@@ -36,7 +38,7 @@ def _read_piece(self: Any) -> tuple[bytes, Exception | None]:
         return b"", None
     except OSError as error:
         return b"", KafkaConnectionError(error)
-    # A readable socket without data was closed by its other end.
+    # A readable socket without data was closed by the peer.
     return data, None if count else KafkaConnectionError("socket disconnected")
 
 
@@ -44,9 +46,9 @@ _copy = KafkaBytes.read
 
 
 def _read_rest(self: Any, nbytes: int | None = None) -> bytes | memoryview:
-    """Return the patched method's bytes, without a copy of a large answer's rest.
+    """Return the patched method's bytes, without copying the rest of a large response.
 
-    The decoder takes bytes and memoryviews, and a complete answer is not written to any more.
+    The decoder accepts bytes and memoryviews, and a complete response is no longer written to.
     """
     if nbytes is not None or len(self) - self._idx < _LEAST_SHARED_BYTES:
         few: bytes = _copy(self, nbytes)
@@ -60,7 +62,7 @@ class KeySelector(selectors.DefaultSelector):
     """Selector without a log message for an unregistered file."""
 
     def get_key(self, fileobj: Any) -> selectors.SelectorKey:
-        # The standard library's table heals itself where a closed file's number is used again.
+        # The standard library's table corrects itself when a closed file's number is reused.
         me: Any = self
         key: selectors.SelectorKey | None = me._fd_to_key.get(me._fileobj_lookup(fileobj))
         if key is None:
@@ -69,10 +71,10 @@ class KeySelector(selectors.DefaultSelector):
 
 
 def install() -> None:
-    """Patch the client; harmless when repeated.
+    """Patch the client; idempotent.
 
-    TLS keeps the client's own reads: decrypted data does not show at the socket, so it must be read
-    to its end.
+    TLS keeps the client's own reads: decrypted data is not visible at the socket, so it must be read
+    completely.
     """
     KafkaTCPTransport._sock_recv = _read_piece
     KafkaBytes.read = _read_rest

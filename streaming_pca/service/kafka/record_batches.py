@@ -1,16 +1,16 @@
-"""Parser of record batches in which no record can stop or move another.
+"""Parser of record batches in which records cannot stop or move other records.
 
-A record's bytes are private contents. Brokers check that a batch can be read as Java reads it, and that
-it has as many offsets as records; they do not check the offset that a record of an uncompressed batch
-claims. kafka-python 3.0.12 believes that claim, reads attributes and lengths otherwise than Java, and
-raises from `poll`, at every attempt, for an unreadable record. Compressed batches become pieces that are
-not: :mod:`~streaming_pca.service.kafka.inflating`.
+A record's bytes are private contents. Brokers check that Java can read a batch, and that it has as many
+offsets as records; they do not check the offset that a record of an uncompressed batch claims. kafka-python
+3.0.12 trusts that claim, reads attributes and lengths differently from Java, and raises from `poll`, at
+every attempt, for an unreadable record. Compressed batches become uncompressed pieces:
+:mod:`~streaming_pca.service.kafka.inflating`.
 
 Here the records of a batch have consecutive offsets from its base offset on. A batch with fewer records
 than offsets was compacted by a broker's cleaner (a broker refuses such a batch from a client): the
 remaining records keep their own offsets if these rise within the batch. An unreadable record, or a record
-of more than a thousand headers, keeps its place, has no value, and keeps its key if that can be read, so it
-still counts for its user.
+with more than a thousand headers, keeps its place, loses its value, and keeps its key if that can be read,
+so it still counts for its user.
 
 Reference: `DefaultRecord.readFrom` and `ByteUtils` of Apache Kafka 4.1.
 """
@@ -24,26 +24,26 @@ from kafka.errors import CorruptRecordError
 
 _FormatError = (IndexError, ValueError)
 _MOST_HEADERS = 1000
-"""Limit above which a record is null.
+"""Most headers of a non-null record.
 
-A message holds half a million headers, which take a third of a second.
+A message can contain half a million headers, which take a third of a second.
 """
 
 _LARGE_BYTES = 2**16
 
 
 class MalformedRecord(ValueError):
-    """Bytes that Java does not read as a record either."""
+    """Bytes that Java cannot read as a record either."""
 
 
 class Record(NamedTuple):
-    """Message as consumers of the service see it.
+    """Message as seen by the service's consumers.
 
     Attributes
     ----------
     headers : sequence of (str, bytes or None)
     leader_epoch : int
-        Epoch of the partition's leader that took it: the same offset under another epoch may be another
+        Epoch of the partition's leader that accepted it: the same offset under another epoch may be another
         record.
     """
 
@@ -55,17 +55,17 @@ class Record(NamedTuple):
 
 
 def parse_batch(batch: Any) -> Iterator[Record]:
-    """Yield the records that an uncompressed batch counts, at strictly rising offsets.
+    """Yield an uncompressed batch's records, at strictly rising offsets.
 
     Parameters
     ----------
     batch : DefaultRecordBatch
-        Format 2, its records not read yet.
+        In format 2, with unread records.
 
     Raises
     ------
     CorruptRecordError
-        If the batch counts more records than it has offsets: no broker stores that.
+        If the batch claims more records than offsets, which brokers never store.
     """
     base, count, span = count_of(batch)
     epoch = batch.leader_epoch
@@ -82,12 +82,12 @@ def parse_batch(batch: Any) -> Iterator[Record]:
 
 
 def count_of(batch: Any) -> tuple[int, int, int]:
-    """Return a batch's first offset, and its numbers of records and of offsets.
+    """Return a batch's first offset, number of records and number of offsets.
 
     Raises
     ------
     CorruptRecordError
-        As of :func:`parse_batch`.
+        Like :func:`parse_batch`.
     """
     base, count, span = batch.base_offset, batch.records_count, batch.last_offset_delta + 1
     if not 0 <= count <= span:
@@ -109,7 +109,7 @@ def bodies(batch: Any, count: int) -> Iterator[_Body]:
             if not 0 <= length <= end - start:
                 raise MalformedRecord
         except _FormatError:
-            # The starts of the others are not known.
+            # The starts of the following records are unknown.
             for _ in range(index, count):
                 yield _NULL
             return
@@ -121,7 +121,7 @@ def read_body(buffer: bytearray, start: int, end: int) -> _Body:
     """Read a record between its length and its end; return offset delta, key, value and headers."""
     delta, key = -1, None
     try:
-        # One byte of attributes, which mean nothing.
+        # The attributes (one byte) do not have a meaning.
         position = start + 2 if buffer[start + 1] < 0x80 else _skip_varlong(buffer, start + 1)
         delta, position = varint(buffer, position)
         key, position = _bytes(buffer, position, end)
@@ -138,7 +138,7 @@ def read_body(buffer: bytearray, start: int, end: int) -> _Body:
             if name is None:
                 raise MalformedRecord
             item, position = _bytes(buffer, position, end)
-            # As in Java: a name that is not UTF-8 means nothing.
+            # Like Java: a name need not be UTF-8.
             headers.append((name.decode("utf-8", "replace"), item))
         if position != end:
             raise MalformedRecord
@@ -157,7 +157,7 @@ def varint(buffer: bytearray, position: int) -> tuple[int, int]:
         byte = buffer[position + i]
         raw |= (byte & 0x7F) << 7 * i
         if byte < 0x80:
-            # Bits beyond 32 in the fifth byte are dropped, as in Java.
+            # Drop bits beyond 32 in the fifth byte, like Java.
             raw &= 0xFFFFFFFF
             return (raw >> 1) ^ -(raw & 1), position + i + 1
     raise MalformedRecord
@@ -172,7 +172,7 @@ def _skip_varlong(buffer: bytearray, position: int) -> int:
 
 
 def _bytes(buffer: bytearray, position: int, end: int) -> tuple[bytes | None, int]:
-    """Read bytes behind their length; return them, None for a negative length, and their end."""
+    """Read bytes after their length; return them (None for a negative length) and their end."""
     length, position = varint(buffer, position)
     if length < 0:
         return None, position
@@ -180,5 +180,5 @@ def _bytes(buffer: bytearray, position: int, end: int) -> tuple[bytes | None, in
         raise MalformedRecord
     if length < _LARGE_BYTES:
         return bytes(buffer[position : position + length]), position + length
-    # A slice would be another copy, which a view is not; of few bytes it takes less time.
+    # A view avoids the copy of a slice; for few bytes a slice is faster.
     return bytes(memoryview(buffer)[position : position + length]), position + length

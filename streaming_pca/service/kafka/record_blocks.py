@@ -1,6 +1,6 @@
-"""Record batches whose records are found by one compiled pass, and not made into objects.
+"""Record batches whose records one compiled pass locates, without creating objects.
 
-The rules are those of :mod:`~streaming_pca.service.kafka.record_batches`, whose parser is the model: a
+The rules are those of :mod:`~streaming_pca.service.kafka.record_batches`, whose parser is the reference: a
 block has the same records.
 """
 
@@ -32,29 +32,29 @@ from streaming_pca.service.kafka.record_readers import RecordReader
 
 _LEAST_RECORDS = 12
 _LEAST_BYTES = 2**12
-"""A batch of fewer records and fewer bytes takes less time record by record."""
+"""A batch with fewer records and fewer bytes is parsed faster record by record."""
 _MOST_RECORDS = 2**16
-"""A batch of more, of which most are empty, would take several times its bytes."""
+"""A larger batch of mostly empty records would take several times its bytes."""
 
 
 class RecordBlock:
-    """Records of one batch, which share the bytes of the broker's answer.
+    """Records of one batch, which share the bytes of the broker's response.
 
     Parameters
     ----------
     batch : DefaultRecordBatch
-        Format 2, or a piece of a compressed one, with bytes for as many records as it counts.
+        In format 2, or a piece of a compressed batch, with bytes for its number of records.
     first : int
-        Offset of the first record that is wanted.
+        Offset of the first requested record.
 
     Attributes
     ----------
     data : (n,) uint8
     parts : (m, 8) int32
-        Places of the records' parts, as of :func:`~streaming_pca.kernels.plain_records.find_records`.
+        Places of the records' parts, from :func:`~streaming_pca.kernels.plain_records.find_records`.
     offsets : (m,) int64
     offset : int
-        Last offset of the batch's records, wanted or not.
+        Last offset of all the batch's records.
     """
 
     __slots__ = ("data", "leader_epoch", "offset", "offsets", "parts")
@@ -62,7 +62,7 @@ class RecordBlock:
     def __init__(self, batch: Any, first: int = 0) -> None:
         base, count, span = count_of(batch)
         self.data = np.frombuffer(batch._buffer, np.uint8)
-        # Kernels are compiled for one of the two.
+        # Kernels are compiled for read-only arrays only.
         self.data.flags.writeable = False
         self.leader_epoch = batch.leader_epoch
         parts = np.empty((count, PARTS), np.int32)
@@ -85,12 +85,12 @@ class RecordBlock:
             yield bytes(view[at : at + size]) if size >= 0 else None
 
     def bare_values(self) -> list[memoryview | None] | None:
-        """Return the records' values, None for those without; None if some record has headers."""
+        """Return the records' values (None if missing); None if some record has headers."""
         places, ends = self.parts[:, HEADERS], self.parts[:, END]
         readable = places >= 0
         if (self.data[places[readable]] != 0).any():
             return None
-        # Java reads no record whose bytes go on behind its headers.
+        # Java rejects a record whose bytes continue after its headers.
         sizes = np.where(readable & (ends == places + 1), self.parts[:, VALUE_BYTES], -1)
         view = self.data.data
         pairs = zip(self.parts[:, VALUE].tolist(), sizes.tolist(), strict=True)
@@ -98,7 +98,7 @@ class RecordBlock:
 
     def records(self) -> Iterator[Record]:
         """Yield the records one by one, with their headers."""
-        # Single bytes are read faster than from a view.
+        # Reading single bytes is faster than from a view.
         buffer, epoch = bytearray(self.data), self.leader_epoch
         places = self.parts[:, [START, END, HEADERS]].tolist()
         for offset, key, (start, end, headers) in zip(
@@ -111,7 +111,7 @@ class RecordBlock:
 
 
 class _View(DefaultRecordBatch):  # type: ignore[misc]
-    """Batch that shares its bytes, which kafka-python copies."""
+    """Batch that shares its bytes, while kafka-python would copy them."""
 
     def __init__(self, buffer: memoryview) -> None:
         self._buffer = buffer
@@ -124,22 +124,22 @@ class _View(DefaultRecordBatch):  # type: ignore[misc]
 
 class _Views(MemoryRecords):  # type: ignore[misc]
     def next_batch(self) -> Any:
-        """Return the next batch, or None; a large one of format 2 is not copied."""
+        """Return the next batch, or None; do not copy a large one in format 2."""
         part = self._next_slice
         if part is None or len(part) < _LEAST_BYTES or part[self.MAGIC_OFFSET] != 2:
             return super().next_batch()
         view = _View(part)
         if view.is_control_batch:
-            # Its record is read by kafka-python's own methods, which need a copy.
+            # kafka-python's own methods read its record; they need a copy.
             return super().next_batch()
         self._cache_next()
         return view
 
 
 class BlockReader(RecordReader):
-    """Reader of one partition's records in one answer, in blocks where a batch has several.
+    """Reader of one partition's records in one response, in blocks for batches of several.
 
-    The blocks take the places of records: their last offsets rise, and a poll counts each as one.
+    The blocks replace records: their last offsets rise, and a poll counts each as one record.
     """
 
     def _unpack_records(self, tp: Any, records: Any, *deserializers: Any) -> Iterator[Any]:
@@ -148,7 +148,7 @@ class BlockReader(RecordReader):
     def _records(self, batch: Any) -> Iterator[Any]:
         count, room = batch.records_count, len(batch._buffer) - batch._pos
         is_small = count < _LEAST_RECORDS and room < _LEAST_BYTES
-        # A batch that counts more than its bytes can be takes no memory for them.
+        # Do not allocate memory for a batch that claims more records than its bytes can contain.
         if is_small or not 1 <= count <= min(room // LEAST_RECORD_BYTES, _MOST_RECORDS):
             return parse_batch(batch)
         return iter([RecordBlock(batch, self.fetch_offset)])

@@ -1,7 +1,7 @@
-"""Readers of fetched records, in place of kafka-python's own.
+"""Readers of fetched records that replace kafka-python's own.
 
-What a poll brings is bounded by inflated bytes too: a fetch of 4 MiB can be one of gigabytes. A poll ends
-after the records of :data:`_POLL_BYTES`, and goes on there at the next.
+Inflated bytes also bound the result of a poll: a fetch of 4 MiB can inflate to gigabytes. A poll ends after
+the records of :data:`_POLL_BYTES`, and the next one continues there.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ _POLL_BYTES = 2**23
 
 
 class UnreadableBatch(KafkaError):  # type: ignore[misc]
-    """Batch of a message format that is not read.
+    """Batch in an unsupported message format.
 
     Attributes
     ----------
     what : str
-        The fault of its records.
+        Fault of its records.
     first, end : int
-        Its offsets [first, end); only the first one's, as others are not known.
+        Its offsets [first, end); only the first one, because the others are unknown.
     """
 
     def __init__(self, what: str, first: int, end: int) -> None:
@@ -36,14 +36,14 @@ class UnreadableBatch(KafkaError):  # type: ignore[misc]
 
 
 class RecordReader(Fetcher.PartitionRecords):  # type: ignore[misc]
-    """Reader of one partition's records in one answer, in place of `Fetcher.PartitionRecords`.
+    """Reader of one partition's records in one response, replacing `Fetcher.PartitionRecords`.
 
     Parameters
     ----------
     *args, **kwargs
-        Of `Fetcher.PartitionRecords`.
+        Arguments of `Fetcher.PartitionRecords`.
     most_bytes : int
-        Longest record of a compressed batch that is kept.
+        Longest record that is kept from a compressed batch.
     """
 
     def __init__(self, *args: Any, most_bytes: int = MOST_RECORD_BYTES, **kwargs: Any) -> None:
@@ -53,7 +53,7 @@ class RecordReader(Fetcher.PartitionRecords):  # type: ignore[misc]
         super().__init__(*args, **kwargs)
 
     def take(self, n: int | None = None) -> list[Any]:
-        """Return up to ``n`` records; fewer where many bytes were inflated for them."""
+        """Return up to ``n`` records, or fewer if many bytes were inflated for them."""
         self._maybe_raise_next_inline_exception()
         self.inflated = 0
         records: list[Any] = []
@@ -72,15 +72,15 @@ class RecordReader(Fetcher.PartitionRecords):  # type: ignore[misc]
         return records
 
     def _maybe_skip_record(self, record: Any) -> bool:
-        """Leave that to `_unpack_records`, which can pause meanwhile."""
+        """Leave skipping to `_unpack_records`, which can pause."""
         return False
 
     def _unpack_records(self, tp: Any, records: Any, *deserializers: Any) -> Iterator[Any]:
         """Yield the records of all batches that were not aborted.
 
-        None among them is a place where a poll may end. Keeps the contract of the overridden method: after
-        each record, and at the end behind the last batch, `next_fetch_offset` is the offset from which to
-        go on.
+        A None between records is a place where a poll may end. Keeps the contract of the overridden method:
+        after each record, and at the end after the last batch, `next_fetch_offset` is the offset to
+        continue from.
         """
         while (batch := records.next_batch()) is not None:
             if self.check_crcs and not batch.validate_crc():
@@ -97,9 +97,9 @@ class RecordReader(Fetcher.PartitionRecords):  # type: ignore[misc]
                         self.records_read += 1
                         self.next_fetch_offset = record.offset + 1
                         yield record
-            # A batch keeps its offsets where its last records were compacted away.
+            # A batch keeps its offset range even if its last records were compacted away.
             self.next_fetch_offset = max(batch.next_offset, self.fetch_offset)
-        # Any number above 0 lets the fetcher serve the partitions in turn.
+        # A number above 0 makes the fetcher serve the partitions in turn.
         self.bytes_read = self.records_read
         self.drain()
 
@@ -114,7 +114,7 @@ class RecordReader(Fetcher.PartitionRecords):  # type: ignore[misc]
         return bool(batch.is_control_batch)
 
     def _parse(self, batch: Any) -> Iterator[Any]:
-        """Yield a batch's records, and None behind each piece of a compressed one."""
+        """Yield a batch's records, and None after each piece of a compressed batch."""
         if not batch.compression_type:
             yield from self._records(batch)
             return
@@ -124,12 +124,15 @@ class RecordReader(Fetcher.PartitionRecords):  # type: ignore[misc]
             yield None
 
     def _records(self, batch: Any) -> Iterator[Any]:
-        """Yield the records of a batch, or of a piece, that is not compressed."""
+        """Yield the records of an uncompressed batch or piece."""
         return parse_batch(batch)
 
 
 class InflatingReader(RecordReader):
-    """Reader of the service's own topics, which a broker may compress: there a broken batch is an error."""
+    """Reader of the service's own topics, where a broken batch is an error.
+
+    A broker may compress these topics.
+    """
 
     def _parse(self, batch: Any) -> Iterator[Record]:
         batch._maybe_uncompress()
@@ -137,9 +140,9 @@ class InflatingReader(RecordReader):
 
 
 def use_reader(fetcher: Fetcher, reader: type[RecordReader], most_bytes: int = MOST_RECORD_BYTES) -> None:
-    """Have a consumer read by a reader, and end polls that inflate bytes.
+    """Make a consumer use a reader, and end polls that inflate bytes.
 
-    The client would go on with a partition until it has as many records as a poll may bring.
+    The client would otherwise continue with a partition until the poll has its maximum number of records.
     """
     append = fetcher._append
 

@@ -1,4 +1,4 @@
-"""Errors of the broker in one line; a missing permission by its name."""
+"""One-line texts of broker errors, naming missing permissions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kafka.errors import (
 from streaming_pca.service.errors import NotPermitted
 
 _MOST = 200
-"""Most characters of a client's text."""
+"""Most characters of the client's text."""
 _RESOURCES: dict[type[Exception], tuple[str, str]] = {
     GroupAuthorizationFailedError: ("Read", "consumer group"),
     TransactionalIdAuthorizationFailedError: ("Write with", "the transactional id"),
@@ -28,20 +28,20 @@ def missing_permission(error: BaseException, operation: str) -> NotPermitted | N
     Parameters
     ----------
     operation : str
-        Operation on a topic that was tried, in Kafka's words: the broker names the topic only.
+        Kafka's name of the attempted operation on a topic: the broker names only the topic.
     """
     if isinstance(error, TopicAuthorizationFailedError):
         named = error.args[0] if error.args else ()
         topics = sorted({named} if isinstance(named, str) else map(str, named))
         return NotPermitted(operation, " and ".join(f"topic {t!r}" for t in topics) or "a topic")
     if type(error) is KafkaError:
-        # The client wraps answers to commits of a group's offsets, and to a producer's first request.
+        # The client wraps responses to commits of a group's offsets, and to a producer's first request.
         if TopicAuthorizationFailedError.__name__ in str(error):
             return NotPermitted("Read", "the topic whose offsets are committed")
         if ClusterAuthorizationFailedError.__name__ in str(error):
             return missing_permission(ClusterAuthorizationFailedError(), operation)
     if isinstance(error, ClusterAuthorizationFailedError) and operation == "Write":
-        # Idempotent producers need it, or to write any topic.
+        # Idempotent producers need this permission, or a permission to write any topic.
         return NotPermitted(operation, "any topic")
     for kind, (verb, resource) in _RESOURCES.items():
         if isinstance(error, kind):

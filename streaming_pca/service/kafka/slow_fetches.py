@@ -1,6 +1,6 @@
-"""Smaller fetches over a link that is too slow for the present size.
+"""Smaller fetches over a link that is too slow for the current size.
 
-A fetch that takes longer than a request may is thrown away and asked for again, of the same size, for ever
+A fetch that exceeds the request timeout is discarded and repeated with the same size, forever
 (docs/explanation/kafka-client.md).
 """
 
@@ -21,11 +21,11 @@ LEAST_FETCH_BYTES = 64 * 1024
 _SHRINKING = 4
 _SIZES = ("fetch_max_bytes", "max_partition_fetch_bytes")
 _REMEMBERED_SECONDS = 600.0
-"""Time for which new consumers of the process begin with the size that was small enough."""
+"""Time that new consumers of the process start with the reduced size."""
 
 
 class _Limit:
-    """Size of the process's fetches that a slow link has lately allowed."""
+    """Fetch size of the process that a slow link has recently allowed."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -36,7 +36,7 @@ class _Limit:
         return self._size if time.monotonic() < self._until else sys.maxsize
 
     def lower(self, size: int) -> bool:
-        """Set a lower limit; False where it is as low already."""
+        """Set a lower limit; return False if it is already as low."""
         with self._lock:
             if self.bytes <= size:
                 return False
@@ -48,12 +48,12 @@ _limit = _Limit()
 
 
 def shrink_on_timeout(fetcher: Fetcher, request_timeout_ms: int) -> None:
-    """Quarter a consumer's fetches after each fetch that was not answered in time.
+    """Quarter a consumer's fetch size after each timed-out fetch.
 
     Parameters
     ----------
     fetcher : Fetcher
-        The consumer's own.
+        The consumer's fetcher.
     """
     handle = fetcher._handle_fetch_error
 

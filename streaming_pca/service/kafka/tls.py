@@ -1,4 +1,4 @@
-"""TLS for kafka-python: handshakes end in time, and a failed one leaves no socket.
+"""TLS for kafka-python: handshakes have a time limit, and failures close the socket.
 
 Reasons: docs/explanation/kafka-client.md.
 """
@@ -20,9 +20,10 @@ _make = KafkaSSLTransport.__init__
 
 
 def _init(self: Any, net: Any, sock: socket.socket, **configs: Any) -> None:
-    """Make a transport, as the patched method does; KafkaConnectionError for files that cannot be used.
+    """Make a transport like the patched method; raise KafkaConnectionError for unusable files.
 
-    The client would pass the file's own error to a waiting request, which expects none, and keep the socket.
+    The client would pass the file's own error to a waiting request, which does not expect it, and keep the
+    socket open.
     """
     try:
         _make(self, net, sock, **configs)
@@ -32,7 +33,7 @@ def _init(self: Any, net: Any, sock: socket.socket, **configs: Any) -> None:
 
 
 async def _handshake(self: Any) -> None:
-    """Shake hands; KafkaTimeoutError after :data:`_HANDSHAKE_SECONDS`. A failure closes the socket."""
+    """Shake hands; raise KafkaTimeoutError after :data:`_HANDSHAKE_SECONDS`. A failure closes the socket."""
     timeout_at = time.monotonic() + _HANDSHAKE_SECONDS
     try:
         while True:
@@ -43,12 +44,12 @@ async def _handshake(self: Any) -> None:
                 await self._net.wait_read(self._sock, timeout_at)
             except ssl.SSLWantWriteError:
                 await self._net.wait_write(self._sock, timeout_at)
-    except BaseException:  # also where its client is closed meanwhile, which ends the coroutine
+    except BaseException:  # also if its client is closed, which ends the coroutine
         self._sock.close()
         raise
 
 
 def install() -> None:
-    """Patch the client; harmless when repeated."""
+    """Patch the client; idempotent."""
     KafkaSSLTransport.__init__ = _init
     KafkaSSLTransport.handshake = _handshake

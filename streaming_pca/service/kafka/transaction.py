@@ -1,11 +1,10 @@
 """Transactions that commit only after every message has arrived.
 
-kafka-python 3.0.12 can commit a transaction that has lost a message (which cases, and how this module
-closes each: docs/explanation/kafka-client.md). In all of them the message's future fails. So a commit
-first waits for every future, and no message is in flight when EndTxn is sent. Offsets are confirmed when
-they are sent. The delivery timeout ends after the broker has aborted the transaction by itself: a batch
-that is given up belongs to no transaction that could still be committed. The caller reads back what was
-committed.
+kafka-python 3.0.12 can commit a transaction that has lost a message (the cases, and how this module handles
+each: docs/explanation/kafka-client.md). In all cases the message's future fails. So a commit first waits
+for every future, and no message is in flight when EndTxn is sent. Offsets are confirmed when they are sent.
+The delivery timeout is later than the broker's own abort of the transaction, so an expired batch cannot
+belong to a transaction that could still be committed. The caller reads back the committed messages.
 """
 
 from __future__ import annotations
@@ -21,20 +20,21 @@ from kafka.structs import ConsumerGroupMetadata
 from streaming_pca.config.kafka import KafkaSettings
 
 _CLEANUP_MS = 10_000
-"""Interval at which a broker looks for timed-out transactions, by default."""
+"""Broker's default interval between searches for timed-out transactions."""
 _SLACK_MS = 1_000
 
 
 def delivery_timeout_ms(settings: KafkaSettings) -> int:
-    """Return the time that a message may take, longer than its transaction may be open."""
+    """Return the delivery timeout, which exceeds the time that a transaction may be open."""
     aborted = settings.transaction_timeout_ms + _CLEANUP_MS
     return max(2 * settings.request_timeout_ms, aborted + _SLACK_MS)
 
 
 def discard(producer: KafkaProducer) -> None:
-    """Close a producer, and drop its unsent messages.
+    """Close a producer and drop its unsent messages.
 
-    Its own method first waits for all messages; if that takes too long it raises and closes nothing.
+    The producer's own method first waits for all messages; if that takes too long it raises without
+    closing.
     """
     producer._sender.force_close()
     producer.close(timeout=2)
@@ -43,12 +43,12 @@ def discard(producer: KafkaProducer) -> None:
 class TransactionalClient(KafkaNetClient):  # type: ignore[misc]
     """Connections of a transactional producer.
 
-    The producer forgets a transaction's request if the coordinator's connection fails before it is
-    sent: its own client raises then, where the producer is made for an answer.
+    The producer loses a transaction's request if the coordinator's connection fails before sending: the
+    client raises here although the producer expects False.
     """
 
     def await_ready(self, node_id: Any, timeout_ms: int = 30_000) -> bool:
-        """Return whether the node's connection stands, or does within the time."""
+        """Return whether the node is connected, or becomes so within the time."""
         try:
             return bool(super().await_ready(node_id, timeout_ms=timeout_ms))
         except KafkaError:
@@ -56,7 +56,7 @@ class TransactionalClient(KafkaNetClient):  # type: ignore[misc]
 
 
 class Sent:
-    """Message on its way to a topic."""
+    """Sent message, perhaps not delivered yet."""
 
     def __init__(self, future: Any) -> None:
         self._future = future
@@ -73,19 +73,19 @@ class Transaction:
     Parameters
     ----------
     producer : KafkaProducer
-        Initialised for transactions, with none open.
+        Initialised for transactions, without an open one.
     settings : KafkaSettings
         The producer's own settings.
 
     Raises
     ------
     KafkaError
-        By every method. The outcome is not known then: take over anew.
+        From every method. The outcome is then unknown: take over again.
     """
 
     def __init__(self, producer: KafkaProducer, settings: KafkaSettings) -> None:
         self._producer = producer
-        # The producer gives a message up first, and names the reason.
+        # The producer fails a message earlier, with the reason.
         self._patience = (delivery_timeout_ms(settings) + settings.request_timeout_ms) / 1000
         self._answer_ms = 2 * settings.request_timeout_ms
         self._manager = producer._transaction_manager
@@ -110,13 +110,13 @@ class Transaction:
     ) -> None:
         """Commit a group's offsets of a topic, by partition, with the transaction.
 
-        A member of the group is fenced if its generation has passed; a name alone is not.
+        A group member of a past generation is fenced; a group's name alone is not.
         """
         wanted = {TopicPartition(topic, p): OffsetAndMetadata(o, metadata, -1) for p, o in offsets.items()}
         self._wait(self._manager.send_offsets_to_transaction(wanted, group), "offsets")
 
     def commit(self) -> None:
-        """Commit, once every message has arrived."""
+        """Commit after every message has arrived."""
         for future in self._sent:
             future.get(timeout=self._patience)
         self._wait(self._manager.begin_commit(), "commit")
@@ -126,9 +126,9 @@ class Transaction:
         self._wait(self._manager.begin_abort(), "abort")
 
     def _wait(self, result: Any, what: str) -> None:
-        """Wait for an answer within a time limit, which the producer's own methods lack.
+        """Wait for a response within a time limit, which the producer's own methods lack.
 
-        Beside a dead coordinator the client may ask for ever.
+        With a dead coordinator the client may retry forever.
         """
         self._producer._sender.wakeup()
         if not result.wait(timeout_ms=self._answer_ms):
