@@ -1,6 +1,6 @@
-"""Client for programs: records go out through a producer, releases come in.
+"""Client for programs: a producer of records and readers of releases.
 
-Importing it loads no estimator and compiles nothing.
+Importing it neither loads an estimator nor compiles kernels.
 """
 
 import streaming_pca.service.kafka  # noqa: F401  (checks the version of kafka-python first)

@@ -24,15 +24,15 @@ _DTYPES: dict[str, np.dtype[Any]] = {"float32": np.dtype("<f4"), "float64": np.d
 def headers_of(
     content_type: ContentType, dtype: Dtype | None = None, record_kind: str | None = None
 ) -> list[tuple[str, bytes]]:
-    """Return the headers of a message with such a payload.
+    """Return the headers that describe a payload.
 
     Parameters
     ----------
     content_type : {"octets", "npy", "json", "arrow"}
     dtype : {"float32", "float64"}, optional
-        Of octets, where the stream's own is not known to be the same.
+        For octets, if the stream's own type may differ.
     record_kind : str, optional
-        A stream of another kind makes the record null.
+        A stream of another kind treats the record as null.
     """
     headers = [("content-type", FORMATS[content_type].encode())]
     if dtype is not None and content_type == "octets":
@@ -84,7 +84,7 @@ def _as_npy(rows: NDArray[np.floating]) -> bytes:
 def _as_json(rows: NDArray[np.floating]) -> bytes:
     numbers: list[list[Any]] = rows.astype(np.float64, copy=False).tolist()
     if not np.isfinite(rows).all():
-        # JSON has no NaN. A null instead makes the record null, as a NaN would.
+        # JSON cannot represent NaN. A null makes the record null, as a NaN would.
         numbers = [[x if np.isfinite(x) else None for x in row] for row in numbers]
     body = {"x": numbers[0]} if len(numbers) == 1 else {"rows": numbers}
     return json.dumps(body, separators=(",", ":"), allow_nan=False).encode()

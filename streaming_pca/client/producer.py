@@ -34,63 +34,63 @@ Records = ArrayLike | Mapping[str, Any] | Sequence[Mapping[str, Any]]
 
 
 class Producer:
-    """Producer that sends records as a stream expects them.
+    """Producer that sends records in the format that a stream expects.
 
-    Messages go to the topic's partitions in turn, are acknowledged by all in-sync replicas, and
-    arrive once: the client's retries make no duplicates.
+    Messages go to the topic's partitions in turn, are acknowledged by all in-sync replicas, and arrive
+    once: the client's retries do not cause duplicates.
 
     Parameters
     ----------
     topic : str
         Input topic of the stream.
     kafka : KafkaSettings or str, optional
-        Broker as HOST:PORT, or all settings of the connection; by default localhost:9092.
+        Broker as HOST:PORT, or all connection settings; by default localhost:9092.
     dim : int
-        The stream's ``dim``, and so for the next parameters.
+        The stream's ``dim``; likewise for the next parameters.
     privacy_unit : {"message", "row", "user"}
     record_kind : {"factor", "matrix"}
     dtype : {"float32", "float64"}
     max_rows : int
         Most rows of a message.
     content_type : {"octets", "npy", "json", "arrow"}
-        Format of the messages; octets are the fastest to read.
+        Format of the messages; octets are read fastest.
     rows_per_message : int, optional
-        Records of a message if each row is a record; by default ``max_rows``.
+        Records per message if each row is a record; by default ``max_rows``.
     privatize : LocalGaussian, optional
-        Mechanism of the local model, for ``record_kind = "local"``: reports are sent in place
-        of the records, without keys.
+        Mechanism of the local model, for ``record_kind = "local"``: reports are sent instead of the
+        records, without keys.
     accountant : LocalAccountant, optional
-        Charged for each report before its noise is drawn. Without an accountant a
-        record that is handed over twice is reported twice.
+        Charged for each report before drawing its noise. Without an accountant a record that is passed
+        twice is reported twice.
     describe : bool
-        Name the type of the numbers and the record kind in headers, so that a stream with other
-        settings makes the records null instead of misreading them.
+        State the number type and the record kind in headers, so that a stream with other settings treats
+        the records as null instead of misreading them.
     feature_names : sequence of str, optional
-        The stream's; a table whose columns have other names, or another order, is refused.
+        The stream's feature names; a table whose columns differ in names or order is refused.
     features : FeatureMap, or sequence of Feature or dict, optional
-        The stream's; records are then mappings or tables with these fields. They are mapped here, and
-        only their rows are sent, as numbers of type ``dtype``.
+        The stream's features; records are then mappings or tables with these fields. The producer maps them
+        and sends only their rows, as numbers of type ``dtype``.
 
     Raises
     ------
     ValueError
-        If parameters do not go together.
+        If parameters are incompatible.
     TopicError
         If the topic is missing.
     BrokerUnreachable
 
     Notes
     -----
-    It belongs to the process that made it: used in a fork, it raises RuntimeError. Threads may
-    share it, but not an accountant, which belongs to the thread that opened it. At most 50,000
-    messages and 96 MiB wait for acknowledgement, then :meth:`send` waits too.
+    A producer belongs to the process that created it: in a fork, it raises RuntimeError. Threads may share
+    it, but not an accountant, which belongs to the thread that opened it. At most 50,000 messages and 96
+    MiB wait for acknowledgement; beyond that :meth:`send` waits.
 
-    After a :class:`DeliveryError` nothing more is sent, and it is not known which of the messages
-    since the last :meth:`flush` arrived: to send them again may count a record twice.
+    After a :class:`DeliveryError` the producer sends nothing further, and it is unknown which messages
+    since the last :meth:`flush` have arrived: sending them again may count a record twice.
 
-    A report is made once. It is charged, its noise is drawn, and the client repeats the same bytes
-    until they are acknowledged. If they never are, the charge stays, and another report of the same
-    user raises AlreadySpent.
+    Each report is computed once. It is charged, its noise is drawn, and the client repeats the same bytes
+    until they are acknowledged. If they never are, the charge remains, and another report of the same user
+    raises AlreadySpent.
     """
 
     def __init__(
@@ -166,7 +166,7 @@ class Producer:
         self._lock = threading.RLock()
         self._rows: list[NDArray[Any]] = []
         self._count = 0
-        # Many producers of few records each would otherwise all fill the first partition.
+        # Otherwise many producers of few records each would all fill the first partition.
         self._sender = Sender(connection(kafka), topic, first=time.monotonic_ns() // 1000)
 
     @classmethod
@@ -179,7 +179,7 @@ class Producer:
         privatize: LocalGaussian | None = None,
         accountant: LocalAccountant | None = None,
     ) -> Self:
-        """Make a producer for a stream of known settings.
+        """Make a producer for a stream with known settings.
 
         Parameters
         ----------
@@ -193,8 +193,8 @@ class Producer:
         ConfigurationError
             If the file is wrong.
         ValueError
-            Also if ``privatize`` has another epsilon or delta than the stream, which would make
-            every report null.
+            Also if the epsilon or delta of ``privatize`` differs from the stream's, which would make every
+            report null.
         TopicError, BrokerUnreachable
         """
         from streaming_pca.config.loading import load_settings
@@ -239,22 +239,21 @@ class Producer:
         Parameters
         ----------
         records : (d,), (m, d) or (m, r, d) numbers; a mapping, a list of them, or a table
-            One vector, m vectors, or m factors of r rows; (m, d, d) of kind matrix. A record
-            that is not finite counts as null. With ``features`` records have named fields; what
-            these refuse is an error.
+            One vector, m vectors, or m factors of r rows; (m, d, d) of kind matrix. A record that is not
+            finite counts as null. With ``features`` records have named fields; values that the features
+            refuse raise an error.
         key : bytes, str or a sequence of m of them, optional
-            Users of the records, needed where the privacy unit is the user or an
-            accountant is charged.
+            Users of the records, required if the privacy unit is the user or an accountant is charged.
 
         Raises
         ------
         ValueError
-            If the shape is wrong, or a key is missing; nothing was sent.
+            If the shape is wrong or a key is missing; nothing was sent.
         AlreadySpent
-            If a user has no report left. Unless another process charged the same users at the
-            same time, nothing was sent.
+            If a user has spent all reports. Nothing was sent, unless another process charged the same users
+            at the same time.
         DeliveryError
-            If messages could not be delivered, these or earlier ones.
+            If these or earlier messages could not be delivered.
         """
         self._check_process()
         array = self._shaped(records)
@@ -269,12 +268,12 @@ class Producer:
                     self._sender.send(self._encode(np.atleast_2d(record)), own, self._headers)
 
     def flush(self) -> None:
-        """Send rows that wait for a full message, and wait until all messages are acknowledged.
+        """Send waiting rows, and wait until all messages are acknowledged.
 
         Raises
         ------
         DeliveryError
-            If some could not be delivered, these or earlier ones.
+            If these or earlier messages could not be delivered.
         """
         self._check_process()
         with self._lock:
@@ -285,7 +284,7 @@ class Producer:
             self._sender.flush()
 
     def close(self) -> None:
-        """Flush, and release the connection."""
+        """Flush and release the connection."""
         self._check_process()
         try:
             self.flush()
@@ -304,8 +303,8 @@ class Producer:
             self._sender.close()
 
     def __del__(self) -> None:
-        """Warn of rows that wait for a full message and are lost."""
-        # A constructor that has raised leaves no rows; a fork's are sent by the process that made them.
+        """Warn about waiting rows that are lost."""
+        # After a failed constructor there are no rows; a fork's rows are sent by the creating process.
         if getattr(self, "_count", 0) and self._process == os.getpid():
             warnings.warn(
                 f"{self._count} rows for {self.topic!r} were not sent: close the producer",
@@ -316,13 +315,13 @@ class Producer:
 
     def _check_process(self) -> None:
         if self._process != os.getpid():
-            # The client's thread is not in a fork, and the lock may be held for ever.
+            # The client's thread does not exist in a fork, and the lock may stay held forever.
             raise RuntimeError("the producer was made in another process: make one in each, after the fork")
 
     def _shaped(self, records: Any) -> NDArray[Any]:
         if self._map is not None:
             rows = rows_of_table(self._map, [records] if isinstance(records, Mapping) else records)
-            # As a worker clamps objects: beyond float32 a number would be none.
+            # Clamp like a worker: numbers beyond float32 would become infinite.
             return rows if self._map.bounds is None else np.clip(rows, *self._map.bounds)
         columns = list(getattr(records, "columns", ()))
         if self._names is not None and columns and columns != self._names:
@@ -370,7 +369,7 @@ class Producer:
 
     def _send_rows(self, rows: NDArray[Any]) -> None:
         while len(rows):
-            # A copy: the caller may write to its array before the message is full.
+            # Copied, because the caller may write to its array before the message is full.
             taken = np.array(rows[: self._together - self._count])
             rows = rows[len(taken) :]
             self._rows.append(taken)
@@ -385,7 +384,7 @@ class Producer:
         if self._accountant is not None:
             self._check_left(self._accountant, users)
         for vector, user in zip(vectors, users, strict=True):
-            # Before the charge: a producer that has failed must not spend.
+            # Before the charge, because a failed producer must not spend.
             self._sender.make_room()
             report = charged_report(self._mechanism, self._accountant, self.topic, user, vector)
             self._sender.send(report, None, self._headers)
@@ -404,7 +403,7 @@ class Producer:
 
 
 def _map_of(features: Any) -> RowMap:
-    """Return the map of features, or of a FeatureMap, which is known by its attribute."""
+    """Return the map of features or of a FeatureMap (recognized by its attribute)."""
     listed = getattr(features, "features", features)
     return RowMap([each if isinstance(each, Feature) else Feature(**each) for each in listed])
 
@@ -425,7 +424,7 @@ def charged_report(
     user: bytes | None,
     vector: NDArray[Any],
 ) -> bytes:
-    """Charge a user, then make the payload of a report; never the other way round.
+    """Charge a user, then compute the payload of a report, always in this order.
 
     Raises
     ------

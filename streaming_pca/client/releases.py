@@ -35,16 +35,16 @@ if TYPE_CHECKING:
 
 _POLL_MS = 200
 _SILENCE_SECONDS = 10.0
-"""Time without messages after which the broker is probed: polling a dead one is silent."""
+"""Time without messages before the broker is probed, because polling a dead one does not fail."""
 _FIRST_SPAN = 4
-"""Offsets read first from the end: two releases, each with the marker of its transaction."""
+"""Number of last offsets to read first: two releases, each with its transaction marker."""
 _LONGEST_TIME = 64
-"""Most characters of a release's time."""
+"""Most characters of a release's creation time."""
 _log = logging.getLogger(__name__)
 
 
 class UnreadableRelease(Exception):
-    """Release that this program cannot read, perhaps of a later version; one line."""
+    """Release that this program cannot read, perhaps of a later version; the message is one line."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class NotARelease:
     offset : int
     reason : str
     version : int
-        Version that it states, as a release does; 0 for anything else.
+        Stated version, if the message looks like a release; otherwise 0.
     """
 
     topic: str
@@ -69,7 +69,7 @@ class NotARelease:
         return f"{self.topic}, offset {self.offset}: {self.reason}"
 
     def unreadable(self) -> UnreadableRelease:
-        """Return the error for a reader that must not miss a release."""
+        """Return the error for readers that must not miss a release."""
         return UnreadableRelease(
             f"{self.topic}, offset {self.offset}: a release of version {self.version} cannot be read "
             f"({self.reason}): update streaming-pca, if the stream's worker is newer"
@@ -77,7 +77,7 @@ class NotARelease:
 
 
 class ReleaseReader:
-    """Reader of the releases topic, read_committed: aborted releases were never published."""
+    """Read_committed reader of the releases topic: aborted releases were never published."""
 
     def __init__(self, kafka: KafkaSettings, topic: str) -> None:
         self._topic, self._tp = topic, TopicPartition(topic, 0)
@@ -102,16 +102,16 @@ class ReleaseReader:
         return int(of([self._tp], timeout_ms=self._timeout_ms)[self._tp])
 
     def seek(self, offset: int) -> None:
-        """Read on from an offset."""
+        """Continue reading from an offset."""
         self._consumer.seek(self._tp, offset)
 
     def last(self, wanted: int, *, strict: bool = False) -> list[Release]:
-        """Return up to ``wanted`` last releases, in order; :meth:`poll` goes on behind them.
+        """Return up to ``wanted`` last releases, in order; :meth:`poll` continues after them.
 
-        ``strict`` raises UnreadableRelease if releases follow that cannot be read.
+        ``strict`` raises UnreadableRelease if they are followed by unreadable releases.
         """
         try:
-            # On a read_committed consumer this is the last stable offset: no open transaction is before it.
+            # For a read_committed consumer this is the last stable offset, before any open transaction.
             end = self._offset(self._consumer.end_offsets)
             span = _FIRST_SPAN
             while True:
@@ -141,7 +141,7 @@ class ReleaseReader:
                     yield read_release(self._topic, message.offset, message.value)
 
     def poll(self) -> list[Release | NotARelease]:
-        """Wait briefly for new messages, and return them."""
+        """Wait briefly for new messages and return them."""
         try:
             return [read_release(self._topic, message.offset, message.value) for message in self._messages()]
         except OffsetOutOfRangeError:
@@ -168,7 +168,7 @@ class ReleaseReader:
 
 
 def read_release(topic: str, offset: int, value: bytes | None) -> Release | NotARelease:
-    """Read a message of a releases topic, whose writer is not known."""
+    """Read a message of a releases topic, whose writer is unknown."""
     try:
         release = Release.from_bytes(value or b"")
         _check(release)
@@ -178,7 +178,7 @@ def read_release(topic: str, offset: int, value: bytes | None) -> Release | NotA
 
 
 def _version_of(value: bytes) -> int:
-    """Return the version that a message states as a release; 0 for anything else."""
+    """Return the stated version of a message that looks like a release, otherwise 0."""
     try:
         stated = json.loads(value)
     except (ValueError, RecursionError):
@@ -190,7 +190,7 @@ def _version_of(value: bytes) -> int:
 
 
 def _check(release: Release) -> None:
-    """Raise ValueError if a release's numbers are inconsistent, for they are computed with."""
+    """Raise ValueError if a release's numbers, used in computations, are inconsistent."""
     shape = (release.rank, release.dim)
     try:
         components = np.array(release.components, dtype=np.float64)
@@ -201,7 +201,7 @@ def _check(release: Release) -> None:
     if not np.isfinite(release.explained_variance).all():
         raise ValueError("not a release: explained_variance is not finite")
     try:
-        # A time may have any number of digits, and a dashboard keeps those of many releases.
+        # A time may have any number of digits, and a dashboard stores the times of many releases.
         if len(release.created) > _LONGEST_TIME:
             raise ValueError
         datetime.fromisoformat(release.created)
@@ -219,9 +219,9 @@ def latest(stream: str | Settings, kafka: KafkaSettings | str | None = None) -> 
     Parameters
     ----------
     stream : str or Settings
-        Name of the stream, or its settings, which name the broker too.
+        Name of the stream, or its settings, which include the broker.
     kafka : KafkaSettings or str, optional
-        Broker as HOST:PORT, or all settings of the connection; by default localhost:9092.
+        Broker as HOST:PORT, or all connection settings; by default localhost:9092.
 
     Raises
     ------
@@ -229,8 +229,8 @@ def latest(stream: str | Settings, kafka: KafkaSettings | str | None = None) -> 
         If the stream's topics are missing.
     BrokerUnreachable
     UnreadableRelease
-        If the last release cannot be read, for example because it is of a later version. Messages
-        that are no releases are skipped.
+        If the last release cannot be read, for example because it has a later version. Messages that are
+        not releases are skipped.
     """
     reader = ReleaseReader(*_place_of(stream, kafka))
     try:
@@ -246,17 +246,17 @@ def follow(
     start: Literal["last", "first", "next"] = "last",
     timeout: float | None = None,
 ) -> Releases:
-    """Return an iterator over a stream's releases, which waits for the next ones.
+    """Return an iterator over a stream's releases that waits for new ones.
 
     Parameters
     ----------
     stream, kafka
         As for :func:`latest`.
     start : {"last", "first", "next"}
-        First release of the iterator: the last that there is, the first that there is,
-        or the next that is published after this call.
+        First release of the iterator: the last existing one, the first existing one, or the next one
+        published after this call.
     timeout : float, optional
-        Seconds without a release after which the iterator ends; by default it does not end.
+        Seconds without a release before the iterator ends; by default it does not end.
 
     Returns
     -------
@@ -266,14 +266,14 @@ def follow(
     Raises
     ------
     TopicError
-        If the stream's topics are missing; from the iterator, if the topic was deleted meanwhile.
+        If the stream's topics are missing; from the iterator, if the topic was deleted.
     BrokerUnreachable
         Also from the iterator.
     RuntimeError
-        From the iterator, in a process that was forked since.
+        From the iterator, in a process forked after this call.
     UnreadableRelease
-        Also from the iterator, at a release that cannot be read. Messages that are no releases are
-        logged as warnings, and skipped.
+        Also from the iterator, at an unreadable release. Messages that are not releases are logged as
+        warnings and skipped.
     """
     reader = ReleaseReader(*_place_of(stream, kafka))
     try:
@@ -289,7 +289,7 @@ def follow(
 
 
 class Releases(Iterator[Release]):
-    """Iterator over releases, from :func:`follow`."""
+    """Iterator over releases, returned by :func:`follow`."""
 
     def __init__(self, reader: ReleaseReader, first: list[Release], timeout: float | None) -> None:
         self._reader: ReleaseReader | None = reader
@@ -299,7 +299,7 @@ class Releases(Iterator[Release]):
 
     def __next__(self) -> Release:
         if self._reader is not None and self._process != os.getpid():
-            # The client's thread is not in a fork.
+            # The client's thread does not exist in a fork.
             raise RuntimeError(
                 "the iterator over releases was opened in another process: open one in each, after the fork"
             )
@@ -319,7 +319,7 @@ class Releases(Iterator[Release]):
         raise StopIteration
 
     def close(self) -> None:
-        """Close the connection, which ends the iterator; in a fork, the connection stays its parent's."""
+        """Close the connection, which ends the iterator; in a fork, leave the connection to the parent."""
         reader, self._reader = self._reader, None
         if reader is not None and self._process == os.getpid():
             reader.close()
@@ -338,7 +338,7 @@ def _place_of(stream: str | Settings, kafka: KafkaSettings | str | None) -> tupl
 
 
 def connection(kafka: KafkaSettings | str | None) -> KafkaSettings:
-    """Return the settings of the connection that an argument names."""
+    """Return the connection settings for an argument."""
     if kafka is None:
         return KafkaSettings()
     if not isinstance(kafka, str):

@@ -1,4 +1,4 @@
-"""Sender of messages to a topic's partitions in turn, with a bound on unsent ones."""
+"""Sender of messages to a topic's partitions in turn, with a bound on unsent messages."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Outgoing:
 
 @dataclass(frozen=True)
 class Produced:
-    """Count of the messages and rows that were sent.
+    """Counts of sent messages and rows.
 
     Attributes
     ----------
@@ -50,9 +50,9 @@ class Produced:
     seconds : float
     topic : str
     not_finite : int
-        Messages with a number that is not finite, or not in the stream's ``dtype``.
+        Messages with a number that is not finite, or not finite in the stream's ``dtype``.
     without_key : int
-        Messages without a key, where the file has a column of keys.
+        Messages without a key, if the file has a column of keys.
     """
 
     messages: int
@@ -64,14 +64,14 @@ class Produced:
 
 
 class Sender:
-    """Idempotent sender to one topic, which stops at its first failure.
+    """Idempotent sender to one topic that stops at its first failure.
 
     Parameters
     ----------
     kafka : KafkaSettings
     topic : str
     first : int
-        Number of the partition to begin with, of any size.
+        Number of the first partition; any integer, taken modulo the number of partitions.
 
     Raises
     ------
@@ -84,20 +84,20 @@ class Sender:
         self.topic = topic
         self.partitions = _count_partitions(kafka, topic)
         self.sent = 0
-        """Number of messages handed over."""
+        """Number of messages passed to the client."""
         self._first = first
         self._failures: list[BaseException] = []
         self._unsent = self._unsent_bytes = 0
         self._producer = plain_producer(kafka)
 
     def make_room(self) -> None:
-        """Wait until another message may be handed over; DeliveryError if an earlier one failed."""
+        """Wait for room for another message; raise DeliveryError if an earlier one failed."""
         self._raise_failure()
         if self._unsent >= _MAX_UNSENT or self._unsent_bytes >= _MAX_UNSENT_BYTES:
             self.flush()
 
     def send(self, value: bytes, key: bytes | None, headers: Headers) -> None:
-        """Hand a message over to the client, which retries it without duplicates."""
+        """Pass a message to the client, which retries it without duplicates."""
         self.make_room()
         partition = (self._first + self.sent) % self.partitions
         try:
@@ -114,7 +114,7 @@ class Sender:
         self._raise_failure()
 
     def flush(self) -> None:
-        """Wait until the broker has acknowledged all messages; DeliveryError if it has not."""
+        """Wait until the broker has acknowledged all messages; raise DeliveryError otherwise."""
         try:
             self._producer.flush(timeout=_FLUSH_SECONDS)
         except (KafkaError, KafkaTimeoutError) as error:
@@ -148,11 +148,12 @@ def send_messages(
     Parameters
     ----------
     messages : iterable of Outgoing
-        Consumed one at a time, each after the last was handed over; none before the topic was found.
+        Consumed one at a time, each after the previous one was passed to the client, and only after the
+        topic was found.
     total : int
         Number of messages.
     headers : list of (str, bytes)
-        Of each message.
+        Headers of each message.
     rate : float, optional
         Most messages per second.
     progress : callable, optional
@@ -163,7 +164,7 @@ def send_messages(
     TopicError
         If the topic is missing.
     BrokerUnreachable
-        If the broker does not answer, or accepts no more messages.
+        If the broker does not respond, or stops accepting messages.
     """
     sender = Sender(kafka, topic)
     started = time.monotonic()
@@ -175,8 +176,8 @@ def send_messages(
             if progress is not None and sender.sent % progress_every == 0:
                 progress(progress_every)
             _keep_rate(started, sender.sent, rate)
-            # The embedded broker tells the end of a partition as one past the *first* record of
-            # its last batch: a last batch of one record makes that the true end.
+            # The embedded broker reports the end of a partition as one past the *first* record of its last
+            # batch: a last batch of one record makes that the true end.
             if sender.sent == total - sender.partitions:
                 sender.flush()
         sender.flush()
@@ -188,7 +189,7 @@ def send_messages(
 
 
 def _count_partitions(kafka: KafkaSettings, topic: str) -> int:
-    # A producer would wait a minute for a topic that is missing.
+    # A producer would wait a minute for a missing topic.
     admin = admin_client(kafka)
     try:
         (found,) = admin.describe_topics([topic])

@@ -19,13 +19,13 @@ from streaming_pca.privacy.randomness import utility_generator
 
 # Bounds of the memory of a stream.
 _BLOCKS_BYTES = 128 * 2**20
-"""Four temporaries of a kernel."""
+"""Memory of four temporaries of a kernel."""
 _FETCH_BYTES = 48 * 2**20
-"""Messages fetched ahead, being decoded, and on the wire; more are held with over 48 partitions."""
+"""Messages fetched ahead, being decoded, and on the wire; with over 48 partitions they take more."""
 _STATES = 8
-"""Copies of a state: old, new, encoded, and temporaries of sums, noise and eigenvectors; 7 were measured."""
+"""Copies of a state: old, new, encoded, and temporaries of sums, noise and eigenvectors (7 measured)."""
 _ROW_BYTES = 16
-"""Indices of a row."""
+"""Memory of a row's indices."""
 
 Origin = Literal["default", "environment", "file"]
 
@@ -40,7 +40,7 @@ class EffectiveSetting:
 
 
 def process_settings(settings: Settings) -> list[EffectiveSetting]:
-    """Return the settings that all streams of a file share."""
+    """Return the settings common to all streams of a file."""
     return [
         found
         for name in Settings.model_fields
@@ -92,7 +92,7 @@ def _effective(model: BaseModel, path: tuple[str, ...], own: Any = None) -> list
 
 
 def _plain(value: Any) -> Any:
-    """Return infinities as text, for JSON has none."""
+    """Return infinities as text, which JSON cannot represent as numbers."""
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -139,7 +139,7 @@ def describe_guarantee(stream: StreamSettings) -> str:
 
 
 def doubts_of_settings(stream: StreamSettings) -> list[str]:
-    """Return a line for each valid setting that is doubtful."""
+    """Return a warning for each valid but doubtful setting."""
     if not stream.private:
         return []
     records = getattr(stream.build_estimator().options, "n_records", None)
@@ -153,8 +153,8 @@ def doubts_of_settings(stream: StreamSettings) -> list[str]:
 def _memory(stream: StreamSettings, state: State) -> dict[str, int]:
     """Bound the memory of a stream, in bytes.
 
-    One bound holds for any messages; for factors a second one holds if each
-    message is one row of the stream's number type.
+    One bound holds for all messages; for factors a second bound holds if each message is one row of the
+    stream's number type.
     """
     state_bytes = sum(a.nbytes for a in state_values(state).values() if isinstance(a, np.ndarray))
     fixed = _STATES * state_bytes + _BLOCKS_BYTES + _FETCH_BYTES

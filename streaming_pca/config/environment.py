@@ -17,7 +17,7 @@ OPTIONS = ("stream", "options")
 SPARK_CONF = ("spark", "conf")
 """Path of Spark's own settings."""
 NO_SETTINGS = frozenset({f"{ENV_PREFIX}KAFKA_JARS"})
-"""Variables of this package that are no settings (:mod:`streaming_pca.dev.jars`)."""
+"""Variables of this package that are not settings (:mod:`streaming_pca.dev.jars`)."""
 _ONE_PORT = "_PORT_[0-9]+_(TCP|UDP|SCTP)"
 _OF_A_SERVICE = {
     f"_SERVICE_HOST|{_ONE_PORT}_ADDR": "[0-9a-fA-F:.]+",
@@ -25,11 +25,11 @@ _OF_A_SERVICE = {
     f"{_ONE_PORT}_PROTO": "tcp|udp|sctp",
     f"_PORT|{_ONE_PORT}": "(tcp|udp|sctp)://.+:[0-9]+",
 }
-"""Ends of the variables that Kubernetes sets in pods for a Service, and their values."""
+"""Name endings and value patterns of the variables that Kubernetes sets in pods for a Service."""
 SECRETS = frozenset(
     {("kafka", "sasl_password"), ("http", "token"), ("http", "metrics_token"), ("registry", "password")}
 )
-"""Paths of the settings that only the environment may hold; ``NAME_file`` stands for each in a file."""
+"""Paths of the settings that only the environment may contain; a file contains ``NAME_file`` instead."""
 
 
 def variable_of(path: Sequence[str]) -> str:
@@ -38,7 +38,7 @@ def variable_of(path: Sequence[str]) -> str:
 
 
 def _environment() -> dict[str, str]:
-    """Return all variables in upper case, since pydantic-settings ignores case."""
+    """Return all variables in upper case, because pydantic-settings ignores case."""
     return {name.upper(): value for name, value in os.environ.items()}
 
 
@@ -48,8 +48,8 @@ def deciding_variable(path: Sequence[str]) -> tuple[str, Sequence[str]] | None:
     Parameters
     ----------
     path : sequence of str
-        For example ``("stream", "cap", "epsilon")``, which the variables of
-        ``stream.cap`` and of ``stream`` can set too, as JSON.
+        For example ``("stream", "cap", "epsilon")``, which the variables of ``stream.cap`` and ``stream``
+        can also set, as JSON.
 
     Returns
     -------
@@ -67,7 +67,7 @@ def deciding_variable(path: Sequence[str]) -> tuple[str, Sequence[str]] | None:
 
 
 def _keys(text: str, path: Sequence[str]) -> Sequence[str] | None:
-    """Return the keys along a path in the JSON of a variable; None if it does not set that value."""
+    """Return the keys along a path in a variable's JSON; None if it does not set that value."""
     value: Any = json.loads(text) if _is_json(text) else text
     for depth, name in enumerate(path):
         if not isinstance(value, dict):
@@ -84,7 +84,7 @@ def check_environment() -> None:
     Raises
     ------
     ConfigurationError
-        One line that names the variable.
+        The message is one line that names the variable.
     """
     for variable, path, text in _settings():
         if path[0] == "streams" and len(path) > 1:
@@ -119,7 +119,7 @@ def _settings() -> Iterator[tuple[str, tuple[str, ...], str]]:
 
 def _is_of_a_service(variable: str, text: str) -> bool:
     """Return whether Kubernetes sets this variable in pods, for a Service called ``streaming-pca...``."""
-    # By the value too: a mistaken STREAMING_PCA_HTTP_PORT = 9464 is to be refused.
+    # Compares the value too, because a mistaken STREAMING_PCA_HTTP_PORT = 9464 must be refused.
     return "__" not in variable and any(
         re.search(f"({end})$", variable) and re.fullmatch(value, text) for end, value in _OF_A_SERVICE.items()
     )
@@ -132,12 +132,12 @@ def _is_known(path: tuple[str, ...]) -> bool:
 def environment_streams() -> list[Any] | None:
     """Return the list of streams in ``STREAMING_PCA_STREAMS``; None if it is not set.
 
-    The variable is JSON, as :func:`check_environment` has made sure.
+    The variable contains JSON, as checked by :func:`check_environment`.
 
     Raises
     ------
     ConfigurationError
-        If it is not a list of one stream or more.
+        If it is not a list of at least one stream.
     """
     text = _environment().get(STREAMS_VARIABLE)
     if text is None:

@@ -22,14 +22,14 @@ def with_features(values: Mapping[str, Any]) -> dict[str, Any]:
     Raises
     ------
     ValueError
-        If the features do not go together, or another setting contradicts them.
+        If the features are incompatible, or another setting contradicts them.
     """
     found = dict(values)
     if found.get("features") is not None:
         try:
             features = _FEATURES.validate_python(found["features"])
         except ValidationError:
-            # Their own check describes that. No setting that follows from them is missing.
+            # Their own check reports this error. Add `dim`, so that it is not reported as missing.
             return {"dim": 2**13, **found}
         _follow(found, RowMap(features))
     if found.get("scale") == "bounds":
@@ -38,7 +38,7 @@ def with_features(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _follow(found: dict[str, Any], rows: RowMap) -> None:
-    # What follows may be there already, in the settings of a stream that are checked again.
+    # Derived settings may already be present, when a stream's settings are checked again.
     if found.setdefault("dim", rows.dim) != rows.dim:
         raise ValueError(f"dim is {rows.dim} by the columns of features: leave it out")
     if _plain(found.setdefault("feature_names", rows.names)) != _plain(rows.names):
@@ -64,7 +64,7 @@ def _plain(value: Any) -> Any:
 
 
 def _scale_of(bounds: Any) -> Any:
-    """Return factors that make each range 2 wide."""
+    """Return factors that scale each range to width 2."""
     if bounds is None:
         raise ValueError('scale = "bounds" needs bounds')
     try:
@@ -72,7 +72,7 @@ def _scale_of(bounds: Any) -> Any:
         with np.errstate(all="ignore"):
             factors = 2 / (upper - lower)
     except (TypeError, ValueError):
-        # The check of bounds describes that.
+        # The check of bounds reports this error.
         return None
     if (upper > lower).all() and not ((factors > 0).all() and np.isfinite(factors).all()):
         raise ValueError(
@@ -84,12 +84,12 @@ def _scale_of(bounds: Any) -> Any:
 def read_schema(
     format: str, path: Path | None, message: str | None, subject: str | None
 ) -> PublicSchema | None:
-    """Read the schema of a stream's payloads; None where it needs none, or a registry has it.
+    """Read a stream's schema file; return None if the stream does not use one.
 
     Raises
     ------
     ValueError
-        One line, if the settings do not go together or the file cannot be read.
+        If the settings are incompatible or the file cannot be read; the message is one line.
     """
     if format != "protobuf" and message is not None:
         raise ValueError('message needs format = "protobuf"')

@@ -13,15 +13,15 @@ from streaming_pca.config.kafka import ConfigurationError, StrictSection
 MIN_TOKEN = 16
 """Fewest characters of a token."""
 _MAX_FILE = 4096
-"""Most bytes of a token's file that are read."""
-# What RFC 6750 allows after "Bearer".
+"""Most bytes read from a token's file."""
+# The characters that RFC 6750 allows after "Bearer".
 _TOKEN = re.compile(r"[A-Za-z0-9._~+/-]+=*")
 _ORIGIN = re.compile(r"https?://(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:[0-9]{1,5})?")
 _HOST = re.compile(r"\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+")
 
 
 def check_token(token: str) -> None:
-    """Raise ValueError if a token is too short, or if no header can carry it."""
+    """Raise ValueError if a token is too short or not allowed in a header."""
     if len(token) < MIN_TOKEN:
         raise ValueError(f"must have at least {MIN_TOKEN} characters, not {len(token)}")
     if not _TOKEN.fullmatch(token):
@@ -29,7 +29,7 @@ def check_token(token: str) -> None:
 
 
 def read_token(setting: str, file: Path) -> str:
-    """Read the token that a file holds.
+    """Read the token from a file.
 
     Parameters
     ----------
@@ -39,7 +39,7 @@ def read_token(setting: str, file: Path) -> str:
     Raises
     ------
     ConfigurationError
-        If the file holds no token; the message does not repeat its text.
+        If the file does not contain a valid token; the message does not repeat its text.
     """
     try:
         with file.open("rb") as opened:
@@ -58,53 +58,60 @@ def read_token(setting: str, file: Path) -> str:
 
 
 def unusable(setting: str, file: Path, reason: str) -> ConfigurationError:
-    """Return the error of a file that cannot be used."""
+    """Return the error for an unusable file."""
     return ConfigurationError(f"http.{setting}: {file}: {reason}")
 
 
 class HttpSettings(StrictSection):
-    """HTTP server of metrics and health, and perhaps of the API and the dashboard.
+    """HTTP server for metrics and health, and optionally for the API and the dashboard.
 
-    On another address than loopback it needs a token, or certificates of its clients.
+    On an address other than loopback it needs a token or client certificates.
     """
 
     enabled: bool = True
     """Run the HTTP server of a worker."""
     host: str = "127.0.0.1"
-    """Address to listen on; another than loopback needs `token_file`, `token` or `client_authority`."""
+    """Address to listen on; an address other than loopback needs `token_file`, `token` or
+    `client_authority`.
+    """
     port: int = Field(default=9464, ge=0, le=65535)
     """Port to listen on; 0 chooses a free one and logs it."""
     dashboard: bool = False
-    """Serve the API and the dashboard too, from the worker; it needs the extra `dashboard`."""
+    """Also serve the API and the dashboard from the worker; this needs the extra `dashboard`."""
     token: SecretStr | None = None
-    """Bearer token of the API and the metrics, 16 characters or more, read only from the environment
-    variable ``STREAMING_PCA_HTTP__TOKEN``."""
+    """Bearer token of the API and the metrics, at least 16 characters, read only from the environment
+    variable ``STREAMING_PCA_HTTP__TOKEN``.
+    """
     token_file: Path | None = None
-    """File that holds the token, in place of the environment variable; it is read again once it changes."""
+    """File that contains the token, instead of the environment variable; it is read again when it changes."""
     metrics_token: SecretStr | None = None
-    """Bearer token of the metrics alone, read only from the environment variable
-    ``STREAMING_PCA_HTTP__METRICS_TOKEN``; if not set, the token of the API."""
+    """Bearer token of the metrics only, read only from the environment variable
+    ``STREAMING_PCA_HTTP__METRICS_TOKEN``; if not set, the API's token applies.
+    """
     metrics_token_file: Path | None = None
-    """File that holds the token of the metrics, in place of the environment variable."""
+    """File that contains the metrics token, instead of the environment variable."""
     certificate: Path | None = None
     """PEM file of the server's certificate with its chain, for HTTPS."""
     private_key: Path | None = None
     """PEM file of the certificate's private key, without a pass phrase."""
     client_authority: Path | None = None
-    """PEM file of the certificate authorities whose clients may connect; without such a certificate
-    none can (mutual TLS)."""
+    """PEM file of the certificate authorities for clients: only clients with a certificate signed by them
+    can connect (mutual TLS).
+    """
     hosts: tuple[str, ...] = ()
-    """Names by which clients reach the server, as the header ``Host`` has them, without the port. If there
-    are none: loopback's names on loopback, any name elsewhere."""
+    """Accepted names in the header ``Host``, without the port. If empty: loopback's names on loopback, any
+    name elsewhere.
+    """
     origins: tuple[str, ...] = ()
     """Origins of other sites whose pages may use the API, such as `https://example.org` (CORS)."""
     event_streams: int = Field(default=32, ge=1, le=1024)
-    """Most clients that are sent events at the same time."""
+    """Most clients that receive events at the same time."""
     process_metrics: bool = False
-    """Show `process_*` among the metrics: memory, CPU time, descriptors. They can depend on what records
-    hold, so turn them on only where the readers of the metrics may know that."""
+    """Include `process_*` in the metrics: memory, CPU time, descriptors. They can depend on the contents of
+    records, so enable them only if the readers of the metrics may know these.
+    """
     requests_per_second: float = Field(default=50.0, gt=0)
-    """Requests a second that one client address may make for long; twice as many at once."""
+    """Sustained requests per second of one client address; short bursts may have twice as many."""
 
     @field_validator("token", "metrics_token")
     @classmethod
@@ -147,7 +154,7 @@ class HttpSettings(StrictSection):
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether an address can be reached from this machine alone."""
+    """Return whether only this machine can reach an address."""
     if host.lower() == "localhost":
         return True
     try:
@@ -157,12 +164,12 @@ def is_loopback(host: str) -> bool:
 
 
 def check_access(settings: HttpSettings) -> None:
-    """Refuse to listen where others could come without a token or a certificate.
+    """Refuse an address that other machines could reach without a token or certificate.
 
     Raises
     ------
     ConfigurationError
-        One line that says what to set.
+        The message is one line that names the settings to change.
     """
     if not (is_loopback(settings.host) or settings.has_token or settings.client_authority is not None):
         raise ConfigurationError(
@@ -172,12 +179,12 @@ def check_access(settings: HttpSettings) -> None:
 
 
 def check_files(settings: HttpSettings) -> None:
-    """Refuse files of tokens and certificates that cannot be read.
+    """Refuse unreadable files of tokens and certificates.
 
     Raises
     ------
     ConfigurationError
-        One line that names the setting.
+        The message is one line that names the setting.
     """
     for name in ("token_file", "metrics_token_file"):
         file = getattr(settings, name)

@@ -1,6 +1,6 @@
 """Settings of the Kafka connection.
 
-They stand apart from all other settings because the clock's process imports nothing else of this package.
+They are separate from other settings, because the clock process does not import those.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _GRANT = (
     "sasl_oauth_scope",
     "sasl_oauth_cafile",
 )
-"""Settings of the client-credentials grant; it needs the first three."""
+"""Settings of the client-credentials grant; the first three are required."""
 
 
 class ConfigurationError(Exception):
-    """Error of wrong settings; each line of the message names one of them."""
+    """Wrong settings; each line of the message names one of them."""
 
     def __init__(self, *lines: str) -> None:
         super().__init__("\n".join(lines))
@@ -45,14 +45,14 @@ class ConfigurationError(Exception):
 class Section(BaseModel):
     """Table of the settings file."""
 
-    # Errors do not quote values: one may be a password in the wrong place.
+    # Errors must not quote values: one may be a misplaced password.
     model_config = ConfigDict(
         frozen=True, extra="forbid", use_attribute_docstrings=True, hide_input_in_errors=True
     )
 
 
 class ClearText(str):
-    """Secret in clear text, masked where a library logs or prints its options."""
+    """Secret in clear text, masked when a library logs or prints its options."""
 
     __slots__ = ()
 
@@ -61,14 +61,14 @@ class ClearText(str):
 
 
 def check_https(url: str, instead: str) -> None:
-    """Raise ValueError if an address is not encrypted, or holds a password.
+    """Raise ValueError if an address is not encrypted or contains a password.
 
     Parameters
     ----------
     url : str
-        May be http on this machine.
+        Address; http is allowed on this machine.
     instead : str
-        Settings that hold the password.
+        Settings to use for the password.
     """
     parts = urlsplit(url)
     if parts.username or parts.password:
@@ -76,7 +76,7 @@ def check_https(url: str, instead: str) -> None:
     try:
         numbered = parts.port is None or parts.port > 0
     except ValueError:
-        # Its words quote the port, which is a password where @HOST was left out.
+        # Its message quotes the port, which is a password if @HOST was left out.
         numbered = False
     encrypted = parts.scheme == "https" or (parts.scheme == "http" and parts.hostname in _THIS_MACHINE)
     if not (encrypted and parts.hostname and numbered):
@@ -84,12 +84,12 @@ def check_https(url: str, instead: str) -> None:
 
 
 def secret_of(setting: str, path: Path) -> str:
-    """Return the content of a secret's file, without its last line break.
+    """Return the content of a secret's file, without the final line break.
 
     Raises
     ------
     ConfigurationError
-        If the file cannot be read, or is empty; the message names the setting.
+        If the file is unreadable or empty; the message names the setting.
     """
     try:
         content = path.read_text(encoding="utf-8").rstrip("\r\n")
@@ -102,7 +102,7 @@ def secret_of(setting: str, path: Path) -> str:
 
 
 class StrictSection(Section):
-    """Table whose numbers are no booleans, which Python takes for 0 and 1."""
+    """Table that refuses booleans for numbers, since Python treats them as 0 and 1."""
 
     @field_validator("*", mode="before")
     @classmethod
@@ -118,14 +118,14 @@ class KafkaSettings(Section):
     bootstrap_timeout_ms: int = Field(default=5000, ge=100)
     """Longest time to look for a broker, in milliseconds."""
     request_timeout_ms: int = Field(default=10_000, ge=1000)
-    """Longest time to wait for the answer to a request, in milliseconds."""
+    """Longest time to wait for the response to a request, in milliseconds."""
     session_timeout_ms: int = Field(default=6000, ge=1000)
     """Silence after which a stream's leader is replaced, in milliseconds."""
     transaction_timeout_ms: int = Field(default=15_000, ge=1000)
     """Time after which the broker aborts an open transaction, in milliseconds; messages may take 11 s
     more to arrive."""
     unchecked_topics: bool = False
-    """Continue if the broker does not report how topics are kept, as the embedded broker does not."""
+    """Continue if the broker does not return the topics' configuration, like the embedded broker."""
     security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "PLAINTEXT"
     """Encryption and authentication of the connection."""
     sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER"] | None = None
@@ -135,17 +135,17 @@ class KafkaSettings(Section):
     sasl_password: SecretStr | None = None
     """Password, read only from the environment variable ``STREAMING_PCA_KAFKA__SASL_PASSWORD``."""
     sasl_password_file: Path | None = None
-    """File that holds the password, in place of the environment variable; read at each connection."""
+    """File that contains the password, instead of the environment variable; read at each connection."""
     sasl_oauth_token_file: Path | None = None
-    """File that holds a token for OAUTHBEARER, which another program renews; read at each connection."""
+    """File that contains a token for OAUTHBEARER, which another program renews; read at each connection."""
     sasl_oauth_token_url: str | None = None
-    """Address of an identity provider that grants tokens for OAUTHBEARER, in place of a file."""
+    """Address of an identity provider that grants tokens for OAUTHBEARER, instead of a file."""
     sasl_oauth_client_id: str | None = None
     """Name of this client at the identity provider, needed by ``sasl_oauth_token_url``."""
     sasl_oauth_client_secret_file: Path | None = None
     """File of this client's secret, needed by ``sasl_oauth_token_url``; read at each grant."""
     sasl_oauth_scope: str | None = None
-    """Scope of the tokens that are asked for."""
+    """Scope of the requested tokens."""
     sasl_oauth_cafile: Path | None = None
     """PEM file of the identity provider's authorities; if not set, the system's are trusted."""
     ssl_cafile: Path | None = None
@@ -205,7 +205,7 @@ class KafkaSettings(Section):
 
     @property
     def password(self) -> str | None:
-        """Password in clear text, for the client; a file is read again each time.
+        """Password in clear text, for the client; a file is reread each time.
 
         Raises
         ------
@@ -217,11 +217,11 @@ class KafkaSettings(Section):
         return self.read_secret("sasl_password_file")
 
     def read_secret(self, name: str) -> str:
-        """Return the content of the file that a setting names, without its last line break.
+        """Return the content of a setting's file, without the final line break.
 
         Raises
         ------
         ConfigurationError
-            If the file cannot be read, or is empty; the message names the setting.
+            If the file is unreadable or empty; the message names the setting.
         """
         return secret_of(f"kafka.{name}", getattr(self, name))

@@ -43,12 +43,12 @@ def load_settings(path: Path, stream: str | None = None) -> Settings:
     Parameters
     ----------
     stream : str, optional
-        Name of the stream; needed if the file holds several.
+        Name of the stream; required if the file has several.
 
     Raises
     ------
     ConfigurationError
-        A line for each problem, which names the file or the variable, and the setting.
+        The message has a line for each problem, with the file or the variable, and the setting.
     """
     found = load_streams(path)
     names = ", ".join(settings.stream.name for settings in found)
@@ -63,17 +63,16 @@ def load_settings(path: Path, stream: str | None = None) -> Settings:
 
 
 def load_streams(path: Path) -> tuple[Settings, ...]:
-    """Read a TOML file of one stream or several.
+    """Read a TOML file of one or several streams.
 
-    ``[stream]`` is the only stream, or holds the settings that all of
-    ``[[streams]]`` share. Environment variables
-    (``STREAMING_PCA_STREAM__EPSILON``) override the file for each stream;
+    ``[stream]`` is the only stream, or contains the common settings of all ``[[streams]]``. Environment
+    variables (``STREAMING_PCA_STREAM__EPSILON``) override the file for each stream;
     ``STREAMING_PCA_STREAMS`` replaces the list ``[[streams]]``, as JSON.
 
     Raises
     ------
     ConfigurationError
-        A line for each problem, which names the file or the variable, and the setting.
+        The message has a line for each problem, with the file or the variable, and the setting.
     """
     text = _read(path)
     check_environment()
@@ -86,7 +85,7 @@ def load_streams(path: Path) -> tuple[Settings, ...]:
     except ValidationError:
         found = []
     if not found or unknown_variables():
-        # Not within the handler, because the first error holds the values and so perhaps a password.
+        # Not within the handler, because the first error contains the values, perhaps a password.
         raise ConfigurationError(*(_all_problems(path, text) or [f"{path}: is not valid"]))
     names = [settings.stream.name for settings in found]
     for name in names:
@@ -97,12 +96,12 @@ def load_streams(path: Path) -> tuple[Settings, ...]:
 
 
 def load_registry(path: Path, stream: str | None = None) -> tuple[RegistrySettings, str]:
-    """Read the registry, and a stream's subject, from a file that may lack features.
+    """Read the registry and a stream's subject from a file, which may lack features.
 
     Parameters
     ----------
     stream : str, optional
-        Name of the stream; needed if the file holds several.
+        Name of the stream; required if the file has several.
 
     Raises
     ------
@@ -126,12 +125,13 @@ def load_registry(path: Path, stream: str | None = None) -> tuple[RegistrySettin
 
 
 def registry_of(table: Mapping[str, Any], path: Path | None = None) -> RegistrySettings:
-    """Return the registry of a table and of the environment's variables.
+    """Return the registry settings from a table and the environment.
 
     Parameters
     ----------
     path : Path, optional
-        File of the table, over which the environment takes precedence; without it the table is of options.
+        File of the table; the environment overrides it. Without a file, the table contains command-line
+        options, which override the environment.
 
     Raises
     ------
@@ -147,7 +147,7 @@ def registry_of(table: Mapping[str, Any], path: Path | None = None) -> RegistryS
             decided = deciding_variable(("registry", *place)) if place and place[0] in environment else None
             here = f"{path}: {'.'.join(['registry', *place])}" if path else "--registry"
             lines.append(f"{here if decided is None else f'environment: {decided[0]}'}: {message}")
-    # Not within the handler, because the error holds the values and so perhaps a password.
+    # Not within the handler, because the error contains the values, perhaps a password.
     raise ConfigurationError(*lines)
 
 
@@ -157,13 +157,13 @@ def load_together(paths: Sequence[Path], ignored: Collection[str] = ()) -> tuple
     Parameters
     ----------
     ignored : collection of str
-        Sections that the process does not read, and which may therefore differ.
+        Sections that the process does not read, so they may differ.
 
     Raises
     ------
     ConfigurationError
-        If a file is wrong, a stream's name occurs twice, or the files differ in
-        another section than ``[stream]``.
+        If a file is wrong, a stream's name occurs twice, or the files differ in a section other than
+        ``[stream]``.
     """
     found: list[Settings] = []
     problems: list[str] = []
@@ -189,7 +189,7 @@ def load_together(paths: Sequence[Path], ignored: Collection[str] = ()) -> tuple
 
 
 def _refuse_outputs(where: str, streams: Sequence[StreamSettings]) -> None:
-    """Refuse a stream that reads what another, or this package, writes."""
+    """Refuse a stream that reads an output topic of a stream."""
     outputs = {topic: s.name for s in streams for topic in (s.state_topic, s.releases_topic, s.ledger_topic)}
     for stream in streams:
         if stream.input in outputs:
@@ -201,7 +201,7 @@ def _refuse_outputs(where: str, streams: Sequence[StreamSettings]) -> None:
 
 def _read(path: Path) -> str:
     try:
-        # Some editors begin a file with a byte order mark.
+        # Some editors write a byte order mark at the beginning.
         return path.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise ConfigurationError(f"{path}: {error.strerror or error}") from None
@@ -215,7 +215,7 @@ def _parsed(path: Path, text: str) -> Tables:
     except RecursionError:
         raise ConfigurationError(f"{path}: is not TOML: it nests too deeply") from None
     except ValueError as error:
-        # Integers of thousands of digits are no TOMLDecodeError.
+        # Integers with thousands of digits do not raise a TOMLDecodeError.
         raise ConfigurationError(f"{path}: is not TOML: {error}") from None
 
 
@@ -230,7 +230,7 @@ def _refuse_secrets(path: Path, values: Tables) -> None:
 
 
 def _tables_of_streams(path: Path, values: Tables, streams: list[Any] | None) -> list[tuple[str, Tables]]:
-    """Return the sections of each stream, with the place of its own table in messages."""
+    """Return each stream's sections, with its table's name for messages."""
     common = values.get("stream", {})
     if not isinstance(common, dict):
         hint = "; write several as [[streams]]" if isinstance(common, list) else ""
@@ -247,7 +247,7 @@ def _tables_of_streams(path: Path, values: Tables, streams: list[Any] | None) ->
 
 
 def _listed_streams(path: Path, values: dict[str, Any]) -> list[Any] | None:
-    """Remove the list of streams from ``values`` and return it; None if there is only ``[stream]``."""
+    """Remove the list of streams from ``values`` and return it; None without such a list."""
     streams = values.pop("streams", None)
     from_environment = environment_streams()
     if from_environment is not None:
@@ -266,7 +266,7 @@ def _listed_streams(path: Path, values: dict[str, Any]) -> list[Any] | None:
 def _merged(common: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
     """Merge a stream's own settings over the common ones.
 
-    Options are merged too unless the stream names an estimator of its own.
+    Options are merged too, unless the stream sets its own estimator.
     """
     both = common | own
     shared, options = common.get("options"), own.get("options")
@@ -278,7 +278,7 @@ def _merged(common: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
 
 
 def _all_problems(path: Path, text: str) -> list[str]:
-    """Describe every problem in a line: unknown names first, each problem once."""
+    """Return one line per problem: unknown names first, each problem once."""
 
     def unknown_in_file(here: Place, there: Place | None) -> str:
         return unknown_line(f"{path}: {'.'.join(here)}", here, there)
@@ -320,27 +320,27 @@ def _over(tables: Any, environment: Any) -> Any:
 
 
 def _label(path: Path, where: str, own: Tables, values: Tables, merged: Tables, place: Place) -> str:
-    """Name a setting and its origin: a variable, or a place in the file.
+    """Return the name of a setting with its origin: a variable or a place in the file.
 
     Parameters
     ----------
     where : str
         Table of the stream: "stream", or "streams[2]".
     own : dict
-        The stream's own table in ``[[streams]]``; empty if there is no such list.
+        The stream's own table in ``[[streams]]``; empty without such a list.
     values, merged : dict
-        Sections of the file, and with the environment's over them.
+        Sections of the file, without and with the environment's overrides.
     """
     is_option = place[:2] == OPTIONS and len(place) > 2
     decided = deciding_variable(place)
     if decided is None and len(place) > 2 and not is_option:
-        # A table that a variable holds lacks it.
+        # A variable contains the table without this setting.
         outer = deciding_variable(place[:-1])
         decided = None if outer is None else (outer[0], [*outer[1], place[-1]])
     if decided is None and len(place) > 1:
-        # STREAMING_PCA_STREAM__EPSILON__X makes a table of a number.
+        # STREAMING_PCA_STREAM__EPSILON__X turns a number into a table.
         decided = next(((variable, ()) for variable in variables_below(place)), None)
-    # A problem of a whole section is a conflict of its settings, which may have several origins.
+    # A problem of a whole section is a conflict between settings, which may have several origins.
     if decided is not None and (len(place) > 1 or not isinstance(merged.get(place[0]), dict)):
         variable, rest = decided
         return ": ".join(["environment", variable, *([] if is_option else rest)])
@@ -354,5 +354,5 @@ def _label(path: Path, where: str, own: Tables, values: Tables, merged: Tables, 
 
 
 def _home_of_streams(path: Path) -> str:
-    """Name the origin of the list of streams in messages."""
+    """Return the origin of the list of streams, for messages."""
     return f"{path}" if environment_streams() is None else f"environment: {STREAMS_VARIABLE}"

@@ -1,7 +1,7 @@
 """All problems of a settings file and its environment, one line each, unknown names first.
 
-While the rest is checked, an unknown name stands for the setting that it resembles, so
-that a misspelt setting is not reported as missing too.
+For the check of the rest, an unknown name is replaced by the setting that it resembles, so that a misspelt
+setting is not reported as missing too.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ Tables = dict[str, Any]
 Describe = Callable[[Place, Place | None], str]
 
 _FORMER = {("stream", "content_type"): ("stream", "format")}
-"""Present names of settings that had others."""
+"""Current names of renamed settings."""
 _SECTIONS = {name: model_of(field.annotation) for name, field in Settings.model_fields.items()}
 
 
 class _Written(float):
-    """Number that prints as its author wrote it."""
+    """Number that prints in its original spelling."""
 
     text: str
 
     def __new__(cls, text: str) -> _Written:
-        """Keep the text beside the number."""
+        """Keep the text together with the number."""
         number = super().__new__(cls, text.replace("_", ""))
         number.text = text
         return number
@@ -52,7 +52,7 @@ class _Written(float):
 
 
 def read_written(text: str) -> Tables:
-    """Parse TOML; its decimal numbers print in messages as they are written."""
+    """Parse TOML; decimal numbers keep their spelling in messages."""
     return tomllib.loads(text, parse_float=_Written)
 
 
@@ -62,14 +62,14 @@ def read_written(text: str) -> Tables:
 def take_unknown(tables: Mapping[str, Any], describe: Describe) -> tuple[Tables, list[str]]:
     """Move unknown names to the settings that they resemble, and describe each in a line.
 
-    Options are left alone, because the estimator decides which are known.
+    Options are not changed, because the estimator decides which are known.
 
     Parameters
     ----------
     tables : mapping
         Sections.
     describe : callable
-        Returns a line on an unknown name from its place and the place that was meant.
+        Returns a line about an unknown name, from its place and the intended place.
     """
     fixed: Tables = {}
     lines: list[str] = []
@@ -106,7 +106,7 @@ def take_unknown(tables: Mapping[str, Any], describe: Describe) -> tuple[Tables,
 
 
 def unknown_line(label: str, here: Place, there: Place | None) -> str:
-    """Describe an unknown name, and the name or the section that was meant."""
+    """Describe an unknown name, with the intended name or section."""
     hint = ""
     if there is not None and len(there) == 1:
         hint = meant("[[streams]]" if there == ("streams",) else f"[{there[0]}]")
@@ -119,9 +119,9 @@ def unknown_line(label: str, here: Place, there: Place | None) -> str:
 
 
 def _homes() -> dict[str, Place]:
-    """Return the place of each setting by its name; the one nearest to the top."""
+    """Return the place of each setting by its name; the outermost place if several exist."""
     places = sorted((setting.path for setting in every_setting()), key=len, reverse=True)
-    # A file may not hold a secret.
+    # A file must not contain a secret.
     return {place[-1]: place for place in places if place not in SECRETS}
 
 
@@ -146,7 +146,7 @@ def _setting_meant(here: Place, model: type[BaseModel]) -> Place | None:
 
 
 def _put(tables: Tables, place: Place, value: Any) -> None:
-    """Set a value that is not set yet."""
+    """Set a value unless it is already set."""
     *path, name = place
     for each in path:
         tables = tables.setdefault(each, {})
@@ -183,14 +183,14 @@ def _unknown_in_environment(here: Place, there: Place | None) -> str:
 
 
 def value_problems(tables: Mapping[str, Any], label: Callable[[Place], str]) -> tuple[list[str], list[str]]:
-    """Describe the unknown options of a stream, and all wrong or missing values.
+    """Return lines on a stream's unknown options, and on its wrong or missing values.
 
     Parameters
     ----------
     tables : mapping
-        Sections of one stream without unknown names, the environment's merged over the file's.
+        Sections of one stream without unknown names, with the environment's overrides.
     label : callable
-        Names a place and its origin in a message.
+        Returns a place with its origin, for messages.
     """
     lines = []
     valid: dict[str, Any] = {}
@@ -222,7 +222,7 @@ def value_problems(tables: Mapping[str, Any], label: Callable[[Place], str]) -> 
 
 
 def _between_sections(tables: Mapping[str, Any], valid: Mapping[str, Any]) -> Iterator[tuple[Place, str]]:
-    """Yield places and descriptions of problems between sections that are valid by themselves."""
+    """Yield places and descriptions of conflicts between individually valid sections."""
     stream, registry = valid.get("stream"), valid.get("registry")
     if isinstance(stream, StreamSettings) and (registry is not None or "registry" not in tables):
         assert registry is None or isinstance(registry, RegistrySettings)
@@ -233,11 +233,11 @@ def _between_sections(tables: Mapping[str, Any], valid: Mapping[str, Any]) -> It
 
 
 def _together(table: Any, message: str) -> list[str]:
-    """Return the problems of a section's settings together, with numbers as they are written."""
+    """Return the problems of a section's combined settings, with numbers in their original spelling."""
     found = []
     for line in message.splitlines():
         if line.startswith("options of "):
-            # They are described one by one.
+            # Options are described one by one elsewhere.
             continue
         for name, value in table.items() if isinstance(table, dict) else ():
             if name in line and not isinstance(value, bool):

@@ -10,25 +10,28 @@ from streaming_pca.config.kafka import ClearText, StrictSection, check_https, se
 
 
 class RegistrySettings(StrictSection):
-    """Schema registry, for streams of Avro or Protobuf without a file of their schema."""
+    """Schema registry, for streams of Avro or Protobuf without a schema file."""
 
     url: str
-    """Address of its Confluent-compatible API: `https://HOST`, with a path if it has one; `http://` on
-    localhost alone. Proxies of the environment are not used."""
+    """Address of its Confluent-compatible API: `https://HOST`, with a path if it has one; `http://` only on
+    localhost. Proxies from the environment are not used.
+    """
     username: str | None = None
     """User name of basic authentication."""
     password: SecretStr | None = None
     """Password, read only from the environment variable ``STREAMING_PCA_REGISTRY__PASSWORD``."""
     password_file: Path | None = None
-    """File that holds the password, in place of the environment variable; read every `seconds`."""
+    """File that contains the password, instead of the environment variable; read every `seconds`."""
     token_file: Path | None = None
-    """File that holds a bearer token, in place of a user name; read every `seconds`."""
+    """File that contains a bearer token, instead of a user name; read every `seconds`."""
     ssl_cafile: Path | None = None
     """PEM file of the registry's certificate authorities; if not set, the system's are trusted."""
     seconds: float = Field(default=2.0, ge=0.1, le=60)
-    """Interval between reads of a subject's versions, in seconds; a batch is cut up to this much later."""
+    """Interval between reads of a subject's versions, in seconds; it delays the cut of a batch by up to
+    this time.
+    """
     timeout_seconds: float = Field(default=10.0, ge=0.1, le=60)
-    """Longest time for one request with its answer, in seconds."""
+    """Longest time for one request and its response, in seconds."""
 
     @field_validator("url")
     @classmethod
@@ -60,7 +63,7 @@ class RegistrySettings(StrictSection):
 
     @property
     def clear_password(self) -> str | None:
-        """Password in clear text; a file is read again each time.
+        """Password in clear text; a file is reread each time.
 
         Raises
         ------
@@ -73,7 +76,7 @@ class RegistrySettings(StrictSection):
 
     @property
     def token(self) -> str | None:
-        """Bearer token; its file is read again each time.
+        """Bearer token; its file is reread each time.
 
         Raises
         ------

@@ -88,7 +88,7 @@ def _settings_of(
             yield Setting(here, _type(field), _default(field), _one_line(field.description), estimator)
             continue
         for setting in _settings_of(inner, here):
-            # An optional table: its required keys are required only if the table is given.
+            # The required keys of an optional table are required only if the table is given.
             yield Setting(
                 setting.path, setting.type, "not set", setting.description or _one_line(field.description)
             )
@@ -201,7 +201,7 @@ def _table(settings: list[Setting], depth: int, variables: bool = True) -> str:
 def file_schema() -> dict[str, Any]:
     """Return the JSON schema of a settings file, for editors.
 
-    Passwords and tokens are not in it, because only the environment may hold it.
+    Excludes passwords and tokens, because only the environment may contain them.
     """
     schema = copy.deepcopy(Settings.model_json_schema())
     definitions = schema["$defs"]
@@ -210,17 +210,17 @@ def file_schema() -> dict[str, Any]:
         assert model is not None, f"{section} is no section"
         del definitions[model.__name__]["properties"][name]
     for name in ("epsilon", "delta"):
-        # Exact rationals: pydantic does not know which types their parser accepts.
+        # Exact rationals: pydantic does not know the types that their parser accepts.
         definitions["Cap"]["properties"][name] |= {"type": ["number", "string"]}
     stream = definitions["StreamSettings"]
     needed = stream.pop("required")
-    # It follows from features.
+    # `dim` follows from features.
     needed.remove("dim")
     needs = {"required": needed, "anyOf": [{"required": ["dim"]}, {"required": ["features"]}]}
     stream["properties"]["estimator"]["enum"] = sorted(ESTIMATORS)
     stream["allOf"] = [_options_schema(name) for name in sorted(ESTIMATORS)]
     for section in schema["properties"].values():
-        # The default of a whole section would show the password's key; each key has its own default.
+        # A whole section's default would show the password's key; each key has its own default.
         section.pop("default", None)
     table = {"$ref": "#/$defs/StreamSettings"}
     schema["properties"]["stream"] = {

@@ -1,6 +1,6 @@
 """Frozen tree of settings, which :mod:`streaming_pca.config.loading` reads from a file.
 
-The docstrings of the fields are the descriptions in the settings reference.
+The fields' docstrings are the descriptions in the settings reference.
 """
 
 from __future__ import annotations
@@ -48,15 +48,15 @@ from streaming_pca.validation import lines_of, options_lines
 
 ENV_PREFIX = "STREAMING_PCA_"
 _MAX_LEDGER_ITEMS = 16
-"""Longest array that the privacy contract holds itself; of a longer one it holds the digest."""
+"""Longest array that the privacy contract contains; longer ones are replaced by their digests."""
 TOPIC_NAME = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,200}")
 
 
 class WorkerSettings(StrictSection):
-    """Operation of the worker; no part of the privacy contract."""
+    """Operation of the worker; not part of the privacy contract."""
 
     group: str = Field(default="streaming-pca", pattern=r"^[A-Za-z0-9._-]{1,200}$")
-    """Consumer group of the leader election, the same for all workers that may run a stream."""
+    """Consumer group of the leader election, equal for all workers that may run a stream."""
     tick_seconds: float = Field(default=0.2, gt=0, le=60)
     """Interval between reads of the partitions' end offsets, in seconds; batches close on these ticks."""
     partitions_seconds: float = Field(default=10.0, gt=0)
@@ -66,20 +66,24 @@ class WorkerSettings(StrictSection):
     give_up_seconds: float = Field(default=120.0, gt=0)
     """Longest time a worker tries to recover from broker failures before it exits, in seconds."""
     threads: int | None = Field(default=None, ge=1, le=256)
-    """Threads of the compiled kernels, in one shared pool; if not set, as many as processors that this
-    process may use, at most 8. Results do not depend on it."""
+    """Threads of the compiled kernels, in one shared pool; if not set, the number of processors available
+    to this process, at most 8. Results do not depend on it.
+    """
     read_ahead: float = Field(default=1.0, ge=0, le=1)
-    """Share of the next batch to read while the current one is processed; less saves memory but leaves
-    more to read afterwards. Up to 16 MiB are read ahead in any case."""
+    """Share of the next batch to read while the current one is processed; a lower value saves memory but
+    leaves more to read afterwards. Up to 16 MiB are read ahead in any case.
+    """
     verify_seconds: float = Field(default=86_400.0, ge=0)
-    """Interval between verifications of the ledgers by this worker, in seconds, the first after 5 minutes at
-    most; 0 for none. Each reads a ledger from its start, in a process of low priority, and takes at most a
-    tenth of the time."""
+    """Interval between this worker's verifications of its ledgers, in seconds; the first one follows after
+    at most 5 minutes; 0 disables them. Each reads a ledger from its start, in a process of low priority.
+    Verifications run for at most a tenth of the time.
+    """
     debuggable: bool = False
-    """Admit debuggers of the same user, and show the messages of unexpected errors; both can show records
-    and secrets. If not set, only root can attach one."""
+    """Admit debuggers of the same user, and show the messages of unexpected errors; both can reveal records
+    and secrets. If not set, only root can attach a debugger.
+    """
     stop_when_done: bool = False
-    """Exit after ``options.n_records`` records are learnt, for a stream of known length."""
+    """Exit after learning ``options.n_records`` records, for a stream of known length."""
 
 
 class LogSettings(Section):
@@ -92,14 +96,15 @@ class LogSettings(Section):
 
 
 class TraceSettings(StrictSection):
-    """Traces of the worker by OpenTelemetry; they need the extra `otel`."""
+    """The worker's traces with OpenTelemetry; they need the extra `otel`."""
 
     enabled: bool = False
     """Send spans of each batch and take-over to a collector, by OTLP over HTTP."""
     endpoint: str | None = None
-    """Address of the collector, to which `/v1/traces` is added; if not set, the standard variables
-    `OTEL_EXPORTER_OTLP_TRACES_ENDPOINT` and `OTEL_EXPORTER_OTLP_ENDPOINT` name it, else it is
-    `http://localhost:4318`."""
+    """Address of the collector, without `/v1/traces`; if not set, the address is read from the standard
+    variables `OTEL_EXPORTER_OTLP_TRACES_ENDPOINT` and `OTEL_EXPORTER_OTLP_ENDPOINT`, else it is
+    `http://localhost:4318`.
+    """
 
     @field_validator("endpoint")
     @classmethod
@@ -110,7 +115,7 @@ class TraceSettings(StrictSection):
 
 
 def check_collector(url: str) -> None:
-    """Raise ValueError if the address of a collector is none, or holds a secret."""
+    """Raise ValueError if the collector's URL is invalid or contains credentials."""
     try:
         parts = urlsplit(url)
         valid = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
@@ -132,81 +137,94 @@ class StreamSettings(StrictSection):
     input: str
     """Topic to read; its ledger is the topic INPUT.ledger."""
     dim: int = Field(ge=1, le=2**13)
-    """Number d of features of a record."""
+    """Number d of features."""
     rank: int = Field(ge=1)
     """Dimension k of the subspace."""
     epsilon: float
-    """Epsilon of the privacy guarantee for each privacy unit over all releases; `inf` if
-    `private = false`. For `record_kind = "local"`: the guarantee that every report has already."""
+    """Epsilon of the privacy guarantee for each privacy unit over all releases; `inf` if `private = false`.
+    For `record_kind = "local"`: the guarantee that every report already has.
+    """
     delta: float
     """Delta of the privacy guarantee; `inf` if `private = false`."""
     private: bool = True
-    """Require a private estimator; with false nothing is guaranteed, every record is
-    charged infinity, and the cap of the input's ledger must be `inf,inf`."""
+    """Require a private estimator; with false there is no guarantee, every record is charged infinity, and
+    the cap of the input's ledger must be `inf,inf`.
+    """
     privacy_unit: Literal["message", "row", "user"] = "message"
     """Unit that the guarantee protects: a message with all its rows, each row of a message, or all
     messages of a user, identified by the message key."""
     contributions_per_user: int = Field(default=1, ge=1, le=65535)
-    """Most batches in which one user counts, with one message each; only for `privacy_unit = "user"`."""
+    """Most batches that count one user, with one message each; only for `privacy_unit = "user"`."""
     record_kind: RecordKind = RecordKind.FACTOR
     """Kind of records: vectors and factors F (A = F^T F), symmetric matrices, or reports that producers
-    have made private themselves."""
+    have already made private.
+    """
     feature_names: tuple[str, ...] | None = None
     """Names of the d features, copied into releases."""
     dtype: Literal["float32", "float64"] = "float32"
     """Number type of ``application/octet-stream`` payloads."""
     features: tuple[Feature, ...] | None = Field(default=None, min_length=1)
-    """Fields of records with names, in order, and the numbers that they become; `dim`, `feature_names`,
-    `bounds` and `scale` follow from them."""
+    """Named fields of records, in order, and their mapping to numbers; `dim`, `feature_names`, `bounds` and
+    `scale` follow from them.
+    """
     user_field: Annotated[
         Path | None, BeforeValidator(path_of, json_schema_input_type=str | list[str] | None)
     ] = None
-    """Field of a record that names its user, in the place of the message key; for `features` and
-    `privacy_unit = "user"`."""
+    """Field of a record that contains its user, instead of the message key; only for `features` and
+    `privacy_unit = "user"`.
+    """
     format: Format = "octets"
-    """Format of messages without a header ``content-type``; with `features` it is `json` if not set, and
-    `avro` and `protobuf` need them."""
+    """Format of messages without a header ``content-type``; with `features` the default is `json`; `avro`
+    and `protobuf` need `features`.
+    """
     schema_file: FilePath | None = None
     """File of the records' schema: Avro's JSON, or the descriptors that `protoc --descriptor_set_out` writes.
-    Its content is part of the privacy contract, its place is not. Without it `[registry]` has the schemas."""
+    Its content is part of the privacy contract, its path is not. If not set, the schemas are read from
+    `[registry]`.
+    """
     subject: str | None = Field(default=None, pattern=r"^[^\x00-\x1f\x7f]{1,255}$")
     """Subject of the records' schemas in `[registry]`; if not set, INPUT-value."""
     message: str | None = None
-    """Full name of the records' Protobuf message, `shop.Visit`; with `[registry]` it is the first one of the
-    schema if not set."""
+    """Full name of the records' Protobuf message, such as `shop.Visit`; with `[registry]` the default is
+    the schema's first message.
+    """
     max_rows: int = Field(default=64, ge=1, le=2**16)
-    """Most rows of one payload; a payload with more is a null record."""
+    """Most rows of a payload; a payload with more is a null record."""
     max_wait_seconds: float | None = Field(default=None, gt=0)
-    """Time in seconds after which a batch closes before it is full, provided that it has the estimator's
-    minimum of records; if not set, only full batches close."""
+    """Time in seconds after which a batch closes although it is not full, if it has the estimator's minimum
+    number of records; if not set, only full batches close.
+    """
     centering: Annotated[
         Literal["auto", "pairs", "none"] | tuple[float, ...], BeforeValidator(present_centering)
     ] = "auto"
-    """Treatment of the mean: estimated with a small part of the budget, removed by pairs, kept, or
-    replaced by a given public centre."""
+    """Treatment of the mean: estimated with a small part of the budget, removed by pairs, kept, or replaced
+    by a given public centre.
+    """
     bounds: tuple[Numbers, Numbers] | None = None
-    """Public lower and upper bounds to which rows are clamped, each a number or one number a feature."""
+    """Public lower and upper bounds for clamping rows, each a number or one number per feature."""
     scale: Numbers | Literal["bounds"] | None = None
-    """Public factors by which features are multiplied after centring, a number or one a feature; `bounds`
-    makes each range 2 wide. With `features` that all have bounds it is `bounds` if not set."""
+    """Public factors that multiply features after centring, a number or one per feature; `bounds` scales
+    each range to width 2. If all `features` have bounds, the default is `bounds`.
+    """
     estimator: str = "adaptive"
     """Id of the estimator; `streaming-pca estimators` lists them."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Options of the estimator."""
     diagnostics_share: float = Field(default=0.02, ge=0, le=MAX_SHARE)
-    """Share of epsilon that pays for noisy counts of null and of clipped records in each batch, shown in
-    releases, status and metrics; 0 disables them, as do `private = false` and `record_kind = "local"`."""
+    """Share of epsilon that pays for noisy counts of null and clipped records in each batch, shown in
+    releases, status and metrics; 0 disables them, as do `private = false` and `record_kind = "local"`.
+    """
     seed: int | None = None
-    """Seed of utility randomness (an initial basis), never of noise; if not set, it is random."""
+    """Seed of utility randomness (an initial basis), never of noise; if not set, the seed is random."""
     start: Literal["earliest", "latest"] = "earliest"
-    """Beginning of a new stream: at the oldest record, or behind all records that are there at its first
-    start, for example where another stream has spent their budget. It has no effect on a stream that has
-    begun."""
+    """Beginning of a new stream: at the oldest record, or after the last record present at its first start,
+    for example when another stream has spent their budget. It does not affect a stream that has begun.
+    """
     lost_records: Literal["stop", "skip"] = "stop"
     """Reaction to records that retention deleted before they were read: stop the stream with an error, or
     continue without them."""
     cap: Cap | None = None
-    """Cap that the input's ledger must have; if not set, it is not checked."""
+    """Required cap of the input's ledger; if not set, the cap is not checked."""
 
     _estimator: Estimator[Any, Any] = PrivateAttr()
     _schema: PublicSchema | None = PrivateAttr(default=None)
@@ -286,10 +304,10 @@ class StreamSettings(StrictSection):
             if self.format in ("octets", "npy"):
                 raise ValueError(f'user_field does not go with format = "{self.format}": rows name no user')
         try:
-            # A schema that cannot be read, or that lacks a field, shows here.
+            # Detect a schema that cannot be read or lacks a field.
             _ = None if self.needs_registry else self.fields
         except LibraryMissing:
-            # A worker is refused at its start: other commands can do without.
+            # Only a worker needs the library, and is refused at its start.
             pass
         except ValueError as error:
             raise ValueError(f"schema_file {str(self.schema_file)!r}: {error}") from None
@@ -343,7 +361,7 @@ class StreamSettings(StrictSection):
             kind=self.record_kind,
             centering=self.centering,
             bounds=self.bounds,
-            # Settings that name their bounds were given these factors before they were checked.
+            # With `bounds`, the factors were already set before this check, unless the bounds are wrong.
             scale=None if self.scale == "bounds" else self.scale,
         )
 
@@ -358,27 +376,27 @@ class StreamSettings(StrictSection):
         return kind(self.dim, self.rank, self._privacy(), self._preprocessing(), options, share)
 
     def build_estimator(self) -> Estimator[Any, Any]:
-        """Return the configured estimator, made once when the settings are checked."""
+        """Return the configured estimator, built once during the check of the settings."""
         return self._estimator
 
     @property
     def privacy_contract(self) -> dict[str, Any]:
-        """Settings that may never change under this name, recorded in every reservation.
+        """Settings that must never change under this name, recorded in every reservation.
 
-        Long arrays are replaced by their digests because the ledger is kept for ever.
+        Long arrays are replaced by their digests, because the ledger is kept forever.
         """
         names = {"epsilon", "delta", "privacy_unit", "dim", "rank", "estimator", "record_kind", "max_rows"}
         names |= {"dtype", "centering", "bounds", "scale"}
         if self.privacy_unit == "user":
-            # Only here, so that contracts of other units keep their bytes. A user's batches compose, and
-            # the proof assumes that the diagnostic counts cost the same share in each of them.
+            # Only for this unit, so that contracts of other units keep their bytes. A user's batches
+            # compose, and the proof assumes that the diagnostic counts cost the same share in each of them.
             names |= {"contributions_per_user", "diagnostics_share"}
         contract = self.model_dump(mode="json", include=names)
-        # Only where they are set, so that contracts from before these settings keep their bytes.
+        # Only if set, so that contracts from before these settings keep their bytes.
         if self.content_type != OCTETS:
             contract |= {"content_type": self.content_type}
         if self.features is not None:
-            # What is not set is left out too, for settings of features that are still to come.
+            # Unset keys of features are omitted too, to allow for future keys.
             contract |= {"features": _digest([each.plain for each in self.features])}
         if self._schema is not None:
             contract |= {"schema": {"sha256": self._schema.digest}}
@@ -387,10 +405,10 @@ class StreamSettings(StrictSection):
         if self.user_field is not None:
             contract |= {"user_field": list(self.user_field)}
         if not self.private:
-            # JSON has no infinity.
+            # JSON cannot represent infinity.
             contract |= {"epsilon": "inf", "delta": "inf", "private": False}
         if self.record_kind is RecordKind.LOCAL:
-            # Producers keep the guarantee, report by report; this stream's batches cost nothing.
+            # Producers ensure the guarantee, report by report; this stream's batches cost nothing.
             contract |= {"local": True}
         return {name: _with_digests(value) for name, value in contract.items()}
 
@@ -401,12 +419,12 @@ class StreamSettings(StrictSection):
 
     @property
     def needs_registry(self) -> bool:
-        """True if the registry has the schemas of the records."""
+        """True if the records' schemas are in the registry."""
         return self.registry_subject is not None
 
     @property
     def registry_subject(self) -> Subject | None:
-        """Subject of the records' schemas in the registry; None where it has none of them."""
+        """Subject of the records' schemas in the registry; None if they are not there."""
         if self.format not in SCHEMA_FORMATS or self.schema_file is not None:
             return None
         return Subject(subject_name(self.subject, self.input), SCHEMA_FORMATS[self.format], self.message)
@@ -418,7 +436,7 @@ class StreamSettings(StrictSection):
         Raises
         ------
         ConfigurationError
-            If the schemas are in the registry, which this process has not read.
+            If the schemas are in the registry, which this process does not read.
         """
         if self.needs_registry:
             raise ConfigurationError(
@@ -429,14 +447,14 @@ class StreamSettings(StrictSection):
 
     @property
     def mechanism_options(self) -> dict[str, Any]:
-        """Options on which the result of a batch depends, as a reservation records them."""
+        """Options that affect the result of a batch, as recorded in a reservation."""
         chosen = self.build_estimator().options
         options: dict[str, Any] = chosen.model_dump(mode="json", exclude=set(chosen.sizing))
         return options
 
     @property
     def local_guarantee(self) -> bytes | None:
-        """Value of the header that states a report's local guarantee; None for other records."""
+        """Header value of a report's local guarantee; None for other records."""
         if self.record_kind is not RecordKind.LOCAL:
             return None
         return promise_header(self.epsilon, self.delta)
@@ -448,7 +466,7 @@ class StreamSettings(StrictSection):
 
     @property
     def state_topic(self) -> str:
-        """Internal compacted topic; the holder of its one partition leads the stream."""
+        """Internal compacted topic; the holder of its only partition leads the stream."""
         return f"{self.name}.state"
 
     @property
@@ -458,13 +476,13 @@ class StreamSettings(StrictSection):
 
 
 def parse_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Parse lists and tables among options that environment variables hold as text."""
-    # Their types are known only to the estimator.
+    """Parse lists and tables among options, which environment variables contain as text."""
+    # Only the estimator knows their types.
     return {name: _parse_json(value) for name, value in options.items()}
 
 
 def _parse_json(value: Any) -> Any:
-    """Parse a list or a table that is written as JSON; return anything else unchanged."""
+    """Parse a list or table in JSON; return other values unchanged."""
     if not (isinstance(value, str) and value.startswith(("[", "{"))):
         return value
     try:
@@ -474,7 +492,7 @@ def _parse_json(value: Any) -> Any:
 
 
 def _with_digests(value: Any) -> Any:
-    """Replace lists that are longer than ``_MAX_LEDGER_ITEMS`` by their length and digest."""
+    """Replace lists longer than ``_MAX_LEDGER_ITEMS`` by their length and digest."""
     if not isinstance(value, list):
         return value
     if len(value) <= _MAX_LEDGER_ITEMS:
@@ -489,7 +507,7 @@ def _digest(value: list[Any]) -> dict[str, Any]:
 
 
 def subject_name(subject: str | None, topic: str) -> str:
-    """Return the subject of a topic's values, which serializers name after the topic."""
+    """Return the subject of a topic's values; by default serializers name it after the topic."""
     return f"{topic}-value" if subject is None else subject
 
 
@@ -533,5 +551,5 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Give the environment precedence over the file, whose values are the init arguments."""
+        """Let the environment override the file, whose values are the init arguments."""
         return env_settings, init_settings

@@ -1,4 +1,4 @@
-"""Settings of Apache Spark, which only `streaming-pca spark` reads."""
+"""Settings of Apache Spark, used only by `streaming-pca spark`."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from streaming_pca.validation import refuse_boolean
 
 _MIB = 2**20
 _HOMES = {"spark.master": "master", "spark.app.name": "app_name", "spark.submit.deployMode": None}
-"""Settings of Spark that are not part of ``conf``, with the setting to use instead."""
+"""Spark settings that are not allowed in ``conf``, with the setting to use instead."""
 _SECRET = re.compile(r"secret|password|token|access[.]?key", re.IGNORECASE)
-"""Names whose values Spark itself hides in its web pages (``spark.redaction.regex``)."""
+"""Names of values that Spark itself hides in its web pages (``spark.redaction.regex``)."""
 _MASTER = re.compile(r"local(\[(\d+|\*)(,\d+)?\])?|yarn|(spark|k8s)://\S+|local-cluster\[[\d,]+\]")
 
 
 def _present_conf(conf: Any) -> Any:
     """Return Spark's settings as a flat table of text.
 
-    In TOML ``spark.executor.memory = "8g"`` is a table in tables, and numbers and flags are no text.
+    In TOML ``spark.executor.memory = "8g"`` is a nested table, and numbers and flags are not text.
 
     Raises
     ------
@@ -58,7 +58,7 @@ def _leaves(table: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, A
 
 
 class SparkSettings(Section):
-    """Apache Spark, for `streaming-pca spark` alone; a worker with the same file ignores it."""
+    """Apache Spark, only for `streaming-pca spark`; a worker with the same file ignores it."""
 
     master: str | None = None
     """Cluster to run on: `local[N]`, `spark://HOST:PORT`, `yarn` or `k8s://https://HOST:PORT`; if not
@@ -66,9 +66,11 @@ class SparkSettings(Section):
     app_name: str = Field(default="streaming-pca", min_length=1)
     """Name of the application in Spark's web pages and logs."""
     cache_bytes: int = Field(default=2048 * _MIB, ge=_MIB)
-    """Bytes of decoded rows that one Python worker of an executor keeps, in an unnamed file on its disk."""
+    """Most bytes of decoded rows that one Python worker of an executor stores, in an unnamed file on its
+    disk.
+    """
     segment_bytes: int = Field(default=64 * _MIB, ge=64 * 1024)
-    """Bytes of decoded rows that one task aims at; less gives more tasks, each with a cost of its own."""
+    """Target bytes of decoded rows per task; a lower value gives more tasks, each with a fixed cost."""
     conf: Annotated[dict[str, str], BeforeValidator(_present_conf), WithJsonSchema({"type": "object"})] = (
         Field(default_factory=dict)
     )
@@ -93,7 +95,7 @@ class SparkSettings(Section):
 
 
 def check_master(master: str) -> None:
-    """Raise ValueError if a cluster's address has none of Spark's forms."""
+    """Raise ValueError if a cluster's address is not in one of Spark's forms."""
     if master.startswith("sc://"):
         raise ValueError(
             "Spark Connect (sc://) cannot run this: name the cluster itself, as spark://HOST:PORT"

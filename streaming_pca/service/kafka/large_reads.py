@@ -48,7 +48,7 @@ _copy = KafkaBytes.read
 def _read_rest(self: Any, nbytes: int | None = None) -> bytes | memoryview:
     """Return the patched method's bytes, without copying the rest of a large response.
 
-    The decoder accepts bytes and memoryviews, and a complete response is no longer written to.
+    The decoder accepts bytes and memoryviews, and a complete response never changes.
     """
     if nbytes is not None or len(self) - self._idx < _LEAST_SHARED_BYTES:
         few: bytes = _copy(self, nbytes)

@@ -1,4 +1,4 @@
-"""Parser of record batches in which records cannot stop or move other records.
+"""Parser of record batches that keeps records from stopping or moving other records.
 
 A record's bytes are private contents. Brokers check that Java can read a batch, and that it has as many
 offsets as records; they do not check the offset that a record of an uncompressed batch claims. kafka-python
