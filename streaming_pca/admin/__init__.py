@@ -1,3 +1,3 @@
-"""Operations on a stream from outside: status, ledger, watch, pause, charge, backup, produce."""
+"""External operations on a stream: status, ledger, watch, pause, charge, backup, produce."""
 
 import streaming_pca.service.kafka  # noqa: F401  (checks the version of kafka-python first)

@@ -1,7 +1,7 @@
 """Permissions that each role needs on a broker with access control lists.
 
-The table of roles is here alone: `streaming-pca topics acls` prints it or applies it, and
-`deploy/kafka/acls.sh` applies what that command prints.
+This is the only table of roles: `streaming-pca topics acls` prints or applies it, and
+`deploy/kafka/acls.sh` applies that command's output.
 """
 
 from __future__ import annotations
@@ -42,21 +42,21 @@ _TYPES = {
 }
 _CLUSTER = "kafka-cluster"
 _WRITERS = "streaming-pca."
-"""Beginning of all transactional ids of this package; the rest holds ids of topics."""
+"""Prefix of all transactional ids of this package; the rest contains ids of topics."""
 
 
 @dataclass(frozen=True, order=True)
 class Permission:
-    """Operations that a role may do on one resource.
+    """Operations that a role may perform on one resource.
 
     Attributes
     ----------
     kind : str
         "topic", "group", "transactional-id" or "cluster".
     operations : tuple of str
-        In Kafka's words.
+        Kafka's names of the operations.
     prefixed : bool
-        True if it holds for all names that begin so.
+        True if ``name`` is a prefix.
     """
 
     kind: str
@@ -70,12 +70,12 @@ class Permission:
 
 
 def topic_ids(role: str, streams: Sequence[Settings]) -> dict[str, str]:
-    """Return the ids of the streams' inputs that a role's permissions name.
+    """Return the ids of the input topics that a role's permissions contain.
 
     Raises
     ------
     TopicError
-        If a topic is missing: a worker is permitted after the topics were created.
+        If a topic is missing: a worker's permissions need existing topics.
     """
     if role != "worker":
         return {}
@@ -95,21 +95,21 @@ def permissions(
     Parameters
     ----------
     output : str, optional
-        Topic of projections, of a projector.
+        Topic of projections, for a projector.
     ids : dict of topic to its id
         From :func:`topic_ids`.
 
     Raises
     ------
     ConfigurationError
-        If the role is unknown, or needs an output, or the output is or could be a stream's topic.
+        If the role is unknown or lacks an output, or the output is or could be a stream's topic.
     """
     if role not in ROLES:
         raise ConfigurationError(f"--role must be one of {', '.join(ROLES)}, not {role!r}")
     if (role == "projector") != (output is not None):
         raise ConfigurationError("--output TOPIC is needed with --role projector, and only there")
     if output is not None:
-        # A broker takes the name "*" for all topics, and a projector may write its output.
+        # A broker interprets the name "*" as all topics, and a projector may write its output.
         check_output_name(output, [settings.stream for settings in streams])
     # Streams share inputs and groups.
     return sorted({each for settings in streams for each in _of_stream(role, settings, output or "", ids)})
@@ -138,7 +138,7 @@ def _of_stream(role: str, settings: Settings, output: str, ids: Mapping[str, str
         case "projector":
             yield _may("topic", source, "DescribeConfigs", "Read")
             yield _may("topic", releases, "Read")
-            # It reads its own output once, to find out whether it begins.
+            # It reads its own output once, to find out whether it starts from the beginning.
             yield _may("topic", output, "DescribeConfigs", "Read", "Write")
             projecting = group_of_projections(stream.name, output)
             yield _may("group", projecting, "Read")
@@ -150,19 +150,19 @@ def _of_stream(role: str, settings: Settings, output: str, ids: Mapping[str, str
                 yield _may("topic", name, "DescribeConfigs", "Read", "Write")
             for name in (stream.name, group):
                 yield _may("group", name, "Read")
-            # Literally: with a prefix a worker could fence the leaders of all other streams.
+            # A literal name, because with a prefix a worker could fence the leaders of all other streams.
             yield _may("transactional-id", f"{_WRITERS}{ids[source]}.{stream.name}", "Write")
             yield _may("cluster", _CLUSTER, "DescribeConfigs")
         case "operator":
-            # A pause leaves a trace in a group's offsets, which Kafka lets only readers commit.
+            # A pause leaves a trace in a group's offsets, and Kafka lets only readers commit these.
             yield _may("topic", source, "Create", "DescribeConfigs", "Read")
             for name in (ledger, state, releases):
                 yield _may("topic", name, "Create", "DescribeConfigs", "Read", "Write")
             for name in (stream.name, group):
                 yield _may("group", name, "Read")
-            # A charge under the name of a stream is refused: other streams' topics must be seen.
+            # A charge under a stream's name is refused, so other streams' topics must be visible.
             yield _may("topic", "*", "Describe")
-            # Groups that trace charges: `ledger charge`.
+            # For the groups with traces of charges (`ledger charge`).
             yield _may("group", f"{ledger}.", "Read", prefixed=True)
             yield _may("transactional-id", _WRITERS, "Write", prefixed=True)
             yield _may("cluster", _CLUSTER, "DescribeConfigs")
@@ -173,12 +173,12 @@ def _may(kind: str, name: str, *operations: str, prefixed: bool = False) -> Perm
 
 
 def principal_of(principal: str | None, kafka: KafkaSettings) -> str:
-    """Return the principal that an option names, by default the settings' own user.
+    """Return the principal of an option, by default the settings' own user.
 
     Raises
     ------
     ConfigurationError
-        If there is none, or it has no type, or is everybody.
+        If the principal is missing, lacks a type, or is everybody.
     """
     if principal is None and kafka.sasl_username is not None and kafka.sasl_mechanism != "OAUTHBEARER":
         principal = f"User:{kafka.sasl_username}"
@@ -187,14 +187,14 @@ def principal_of(principal: str | None, kafka: KafkaSettings) -> str:
     kind, colon, name = principal.partition(":")
     if not (kind == "User" and colon and name and name.isprintable()):
         raise ConfigurationError(f"--principal must be User:NAME, not {principal!r}")
-    # kafka-acls.sh trims: to it "User:* " is everybody too.
+    # kafka-acls.sh strips spaces, so "User:* " would also be everybody.
     if name.strip() == "*":
         raise ConfigurationError("--principal User:* would permit everybody: name the role's own user")
     return principal
 
 
 def as_options(wanted: Iterable[Permission], principal: str) -> list[str]:
-    """Return permissions as options of Kafka's ``kafka-acls.sh --add``, one line for each call of it."""
+    """Return permissions as options of Kafka's ``kafka-acls.sh --add``, one line per call."""
     lines = []
     for (kind, operations, prefixed), alike in groupby(wanted, lambda p: (p.kind, p.operations, p.prefixed)):
         words = ["--allow-principal", principal]
@@ -206,12 +206,12 @@ def as_options(wanted: Iterable[Permission], principal: str) -> list[str]:
 
 
 def apply_permissions(kafka: KafkaSettings, wanted: Sequence[Permission], principal: str) -> None:
-    """Grant permissions to a principal; harmless when repeated.
+    """Grant permissions to a principal; idempotent.
 
     Raises
     ------
     NotPermitted
-        If the settings' own user may not.
+        If the settings' own user must not grant them.
     TopicError
         If the broker has no authorizer.
     BrokerUnreachable

@@ -1,15 +1,13 @@
-"""Backup of a ledger and of its jobs' states: taking it, verifying it, and its file.
+"""Backup of a ledger and its jobs' states: export, verification and file format.
 
-The file is a zip of ``manifest.json``, ``ledger.jsonl`` (the entries' exact bytes, in
-order, one a line), ``states/JOB`` (the bytes that the state topic holds in
-chunks) and, where the user is the unit of privacy, ``users/JOB`` (the parts of
-the table that the state names, one after the other).
+The file is a zip of ``manifest.json``, ``ledger.jsonl`` (the entries' exact bytes, in order, one per line),
+``states/JOB`` (the bytes that the state topic contains in chunks) and, if the user is the unit of privacy,
+``users/JOB`` (the concatenated parts of the state's table of users).
 
-Digests in the manifest find damage. Forgery is found by the ledger's hash chains,
-except for a forged end of a chain: keep backups where only the topics' own readers
-may read them, and no one may write.
+Digests in the manifest detect damage. The ledger's hash chains detect forgery, except for a forged end of a
+chain: keep backups where they are read-only, and readable only by the topics' own readers.
 
-How ledger and states are read beside running workers: :mod:`streaming_pca.service.commit.snapshot`.
+How ledger and states are read while workers run: :mod:`streaming_pca.service.commit.snapshot`.
 """
 
 from __future__ import annotations
@@ -39,12 +37,12 @@ from streaming_pca.service.commit.verification import topic_id_of
 
 _LARGEST_MANIFEST = 64 * 2**20
 _MOST_UNFOLDED = 100
-"""Largest ratio of the parts' size to the file's. A ledger holds hashes, and deflates to a tenth or so."""
+"""Largest ratio of the parts' size to the file's. A ledger contains hashes, and deflates to about a tenth."""
 _LEDGER, _MANIFEST, _STATES, _USERS = "ledger.jsonl", "manifest.json", "states/", "users/"
 
 
 class BackupError(Exception):
-    """File that cannot be written or read, or is no backup of the topic; one line."""
+    """File that is unreadable, cannot be written, or is not a backup of the topic; one line."""
 
 
 class BackupNotVerified(Exception):
@@ -63,22 +61,22 @@ class BackupNotVerified(Exception):
 
 @dataclass(frozen=True)
 class Backup:
-    """Ledger of an input topic, and the last committed states of its jobs.
+    """Ledger of an input topic, with the last committed states of its jobs.
 
     Attributes
     ----------
     topic, topic_id : str
-        The input topic, and the id of its life.
+        The input topic, and the id of its incarnation.
     created : str
         ISO 8601, UTC.
     ledger_end : int
-        Offset of the ledger topic at which the backup ends.
+        End offset of the backup in the ledger topic.
     entries : tuple of bytes
-        All of the ledger, other lives of the topic included.
+        The whole ledger, including entries for other incarnations of the topic.
     states : dict of str to bytes
-        The last committed state of each job that has one.
+        The last committed states, by job.
     users : dict of str to bytes
-        The table of users of each job whose state names one.
+        The tables of users, by job, if the job's state has one.
     """
 
     topic: str
@@ -102,7 +100,7 @@ def export_backup(kafka: KafkaSettings, topic: str, path: Path) -> Backup:
 
 
 def take_backup(kafka: KafkaSettings, topic: str) -> Backup:
-    """Read and verify a ledger and its jobs' states, beside running workers.
+    """Read and verify a ledger and its jobs' states while workers run.
 
     Raises
     ------
@@ -136,12 +134,12 @@ def take_backup(kafka: KafkaSettings, topic: str) -> Backup:
 
 
 def verified_ledger(backup: Backup, what: str = "the backup") -> Ledger:
-    """Verify a backup, and that each state is its job's last; return its ledger.
+    """Verify a backup, including that each state is its job's last; return its ledger.
 
     Raises
     ------
     BackupNotVerified
-        With everything that is wrong.
+        With all problems.
     """
     report = verify_log(enumerate(backup.entries), topic_id=backup.topic_id)
     problems = list(report.problems)
@@ -182,7 +180,7 @@ class _Manifest(_Frozen):
 
 
 def write_backup(backup: Backup, path: Path) -> None:
-    """Write a new file, readable by its owner alone: all of it, or no file."""
+    """Write a new file atomically, readable only by its owner."""
     _check_new(path)
     ledger = b"".join(entry + b"\n" for entry in backup.entries)
     manifest = _Manifest(
@@ -196,19 +194,19 @@ def write_backup(backup: Backup, path: Path) -> None:
         states={name: _part(data) for name, data in backup.states.items()},
         users={name: _part(data) for name, data in backup.users.items()},
     )
-    # An older program knows no users: it can read a backup that has none.
+    # Older versions do not know users, but can read a backup without them.
     left_out = None if backup.users else {"users"}
     parts = {_MANIFEST: manifest.model_dump_json(indent=1, exclude=left_out).encode(), _LEDGER: ledger}
     parts |= {f"{_STATES}{name}": data for name, data in backup.states.items()}
     parts |= {f"{_USERS}{name}": data for name, data in backup.users.items()}
     try:
-        # Made with mode 0600; beside the file, so that the rename is atomic.
+        # Created with mode 0600, in the same directory, so that the rename is atomic.
         handle, scratch = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
         try:
             with os.fdopen(handle, "wb") as file:
                 with zipfile.ZipFile(file, "w") as archive:
                     for name, data in parts.items():
-                        # States are mostly noise and hashes, which do not compress.
+                        # States consist mostly of noise and hashes, which do not compress.
                         dense = name.startswith((_STATES, _USERS))
                         method = zipfile.ZIP_STORED if dense else zipfile.ZIP_DEFLATED
                         archive.writestr(name, data, compress_type=method)
@@ -228,8 +226,8 @@ def write_backup(backup: Backup, path: Path) -> None:
 
 
 def _check_new(path: Path) -> None:
-    """Refuse to write over a file."""
-    # Not path.exists(), which raises where it may not look, and overlooks a broken link.
+    """Refuse to overwrite a file."""
+    # Not path.exists(), which raises without permission and overlooks a broken link.
     if os.path.lexists(path):
         raise BackupError(f"{path}: is there already: name a new file")
 
@@ -239,7 +237,7 @@ def _part(data: bytes) -> _Part:
 
 
 def read_backup(path: Path) -> Backup:
-    """Read a backup; BackupError if the file is none, or is damaged."""
+    """Read a backup; raise BackupError for other or damaged files."""
     try:
         with zipfile.ZipFile(path) as archive:
             members = archive.infolist()
@@ -281,7 +279,7 @@ def read_backup(path: Path) -> Backup:
 
 
 def _read_part(archive: zipfile.ZipFile, path: Path, name: str, part: _Part) -> bytes:
-    # Before unpacking: a damaged size is a damaged part.
+    # Checked before unpacking, because a wrong size means a damaged part.
     if archive.getinfo(name).file_size != part.size:
         raise BackupError(f"{path}: {name} is damaged: its size is not the manifest's")
     data = archive.read(name)

@@ -1,8 +1,8 @@
-"""Charges for releases that were made elsewhere: `streaming-pca ledger charge`.
+"""Charges for releases made elsewhere: `streaming-pca ledger charge`.
 
-The cap of a topic covers the releases of this program. An owner who releases
-something else about the same records enters its cost here, so that the cap
-covers that too. Like every charge, it can never be taken back.
+A topic's cap covers the releases of this program. An owner who releases something else about the same
+records enters its cost here, so that the cap covers that too. Like every charge, it can never be taken
+back.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from streaming_pca.service.topics.find import describe_topics
 
 
 class ChargeVoid(StreamRefused):
-    """Charge that another job forestalled: it is in the log and counts for nothing."""
+    """Charge that came after another job's: it is in the log but does not count."""
 
 
 @dataclass(frozen=True)
 class Done:
-    """Charge that counts.
+    """Valid charge.
 
     Attributes
     ----------
     offset : int
-        Of the entry in the ledger topic.
+        Offset of the entry in the ledger topic.
     spent : Charge
-        Largest sum that any of these records has been charged; epsilon, delta and rho each on its own.
+        Largest total charge of any of these records; epsilon, delta and rho separately.
     opened : Opened
-        The cap and the filter.
+        Entry with the cap and the filter.
     """
 
     entry: Charged
@@ -64,18 +64,18 @@ def charge_records(
     topic : str
         The input topic.
     job : str
-        Name to charge under; not a stream's.
+        Name for the charge; must not be a stream's name.
     charge : Charge
         Cost of the release for each record.
     ranges : sequence of OffsetSpan, or None
-        Records to charge; None for every record that the topic holds or ever held.
+        Records to charge; None for all present and past records of the topic.
     reason : str
-        One line for readers of the ledger.
+        Reason for readers of the ledger, in one line.
 
     Raises
     ------
     BudgetExceeded, ChargeVoid
-        If a record would pass the cap: then nothing is charged.
+        If a record would exceed the cap; then nothing is charged.
     ConfigurationError
         If an argument is wrong.
     """
@@ -87,7 +87,7 @@ def charge_records(
     topic_id, ends = _look_up(kafka, topic, job)
     writer = ChargeWriter(kafka, topic, topic_id, job)
     try:
-        # Before the fence, which would end the session of a stream of that name.
+        # Before fencing, which would end the session of a stream of that name.
         writer.check(charge)
         return writer.charge(_spans(ranges, ends, topic), charge, reason)
     except SessionLost as error:
@@ -102,17 +102,17 @@ def charge_records(
 
 
 class ChargeWriter(LedgerWriter):
-    """Writer of the CHARGED entries of one job."""
+    """Writer of one job's CHARGED entries."""
 
     committing = False
-    """True from just before the commit, which may succeed even if it raises."""
+    """True from just before the commit on, since that may succeed even if it raises."""
 
     def __init__(self, kafka: KafkaSettings, topic: str, topic_id: str, job: str) -> None:
         super().__init__(kafka, f"{topic}.ledger", topic_id, job)
         self._topic = topic
 
     def check(self, charge: Charge) -> None:
-        """Refuse a wrong charge before fencing any other writer."""
+        """Refuse a wrong charge before fencing other writers."""
         with self._step("charge.1 read ahead"):
             self.log.catch_up()
         opened, known = self.log.ledger.opened, self.log.ledger.job(self._job)
@@ -133,7 +133,7 @@ class ChargeWriter(LedgerWriter):
             raise ConfigurationError(f"--job {self._job} is a stream with batches: choose another name")
 
     def charge(self, ranges: Sequence[OffsetSpan], charge: Charge, reason: str) -> Done:
-        """Write CHARGED, unless a record would pass the cap."""
+        """Write CHARGED, unless a record would exceed the cap."""
         with self._step("charge.2 fence"):
             self._fence()
         with self._step("charge.3 end"):
@@ -173,7 +173,7 @@ class ChargeWriter(LedgerWriter):
         return Done(entry, sent.offset, self._most(ranges), ledger.opened)
 
     def _most(self, ranges: Sequence[OffsetSpan]) -> Charge:
-        """Return the largest charges of these records: epsilon, delta and rho each on its own."""
+        """Return the largest charges of these records: epsilon, delta and rho separately."""
         ledger, most = self.log.ledger, Charge.nothing()
         for r in ranges:
             for spent in ledger.spend[r.partition].over(r.start, r.end):
@@ -182,17 +182,17 @@ class ChargeWriter(LedgerWriter):
 
 
 def _look_up(kafka: KafkaSettings, topic: str, job: str) -> tuple[str, dict[int, int]]:
-    """Return the topic's id and each partition's end; refuse a job that is a stream."""
+    """Return the topic's id and each partition's end; refuse a stream's name as the job."""
     names = {"topic": topic, "ledger": f"{topic}.ledger", "state": f"{job}.state"}
     described = describe_topics(kafka, [*names.values()], "the topics")
-    # A state topic that may not be seen may be there.
+    # A state topic that this user may not describe may exist.
     NotPermitted.check(described)
     found = {t["name"]: t for t in described if not t["error_code"]}
     for name in (names["topic"], names["ledger"]):
         if name not in found:
             raise TopicError.missing(name)
     if names["state"] in found:
-        # The charge would fence its leader, and a job with charges can never reserve again.
+        # The charge would fence the stream's leader, and a job with charges can never reserve again.
         raise ConfigurationError(f"--job {job} is a stream (topic {job}.state is there): choose another name")
     tps = [TopicPartition(topic, p["partition_index"]) for p in found[topic]["partitions"]]
     consumer = reading_consumer(kafka, committed=False, topics=[topic])
@@ -206,7 +206,7 @@ def _look_up(kafka: KafkaSettings, topic: str, job: str) -> tuple[str, dict[int,
 
 
 def _spans(ranges: Sequence[OffsetSpan] | None, ends: dict[int, int], topic: str) -> list[OffsetSpan]:
-    """Return the ranges to charge; refuse empty ones, and records that are not there."""
+    """Return the ranges to charge; refuse empty ranges and missing records."""
     if ranges is None:
         everything = [OffsetSpan(partition=p, start=0, end=end) for p, end in sorted(ends.items()) if end]
         if not everything:

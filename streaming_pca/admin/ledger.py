@@ -1,4 +1,4 @@
-"""Reading a ledger without writing to it: `streaming-pca ledger`."""
+"""Read-only views of a ledger: `streaming-pca ledger`."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _replayed(kafka: KafkaSettings, topic: str) -> tuple[Ledger, list[Replayed]]
 
 
 def describe_ledger(kafka: KafkaSettings, topic: str) -> dict[str, Any]:
-    """Describe cap, jobs and every entry as plain data."""
+    """Return the cap, jobs and all entries as plain data."""
     ledger, replayed = _replayed(kafka, topic)
     entries = [
         {"offset": item.offset, "kind": item.entry.kind, "void": item.verdict.reason, **_row(item.entry)}
@@ -81,7 +81,7 @@ def describe_ledger(kafka: KafkaSettings, topic: str) -> dict[str, Any]:
 
 
 def _row(entry: LedgerEntry) -> dict[str, Any]:
-    """Describe an entry's fields, its kind left out."""
+    """Describe an entry's fields, without its kind."""
     if isinstance(entry, Opened):
         return {}
     row: dict[str, Any] = {"job": entry.job}
@@ -100,18 +100,18 @@ def _row(entry: LedgerEntry) -> dict[str, Any]:
 
 
 def describe_spent(kafka: KafkaSettings, topic: str, partition: int, offset: int) -> dict[str, Any]:
-    """Describe the charges of one record: in all, by job, and left under the cap.
+    """Describe the charges of one record: total, by job, and remaining under the cap.
 
     Raises
     ------
     TopicError
         If the ledger is not open.
     ConfigurationError
-        If there is no such record: the line names the offsets that there are.
+        If the record does not exist; the message names the existing offsets.
     """
     ledger = read_ledger(kafka, topic)
     if ledger.opened is not None and ledger.spent(partition, offset) == ledger.everywhere:
-        # No range of the ledger names it, so it may never have been there.
+        # The record is in no range of the ledger, so it may never have existed.
         require_record(kafka, topic, partition, offset)
     return {"topic": topic, "partition": partition, "offset": offset} | describe_record(
         ledger, topic, partition, offset
@@ -119,7 +119,9 @@ def describe_spent(kafka: KafkaSettings, topic: str, partition: int, offset: int
 
 
 def describe_record(ledger: Ledger, topic: str, partition: int, offset: int) -> dict[str, Any]:
-    """Describe the charges of one record, which need not exist: in all, by job, and left under the cap.
+    """Describe the charges of one record: total, by job, and remaining under the cap.
+
+    The record need not exist.
 
     Raises
     ------
@@ -144,7 +146,7 @@ def describe_record(ledger: Ledger, topic: str, partition: int, offset: int) -> 
 
 
 def require_record(kafka: KafkaSettings, topic: str, partition: int, offset: int) -> None:
-    """Raise ConfigurationError, which names the existing offsets, unless a record is or was there."""
+    """Raise ConfigurationError, naming the existing offsets, unless a record exists or existed."""
     consumer = reading_consumer(kafka, committed=False, topics=[topic])
     try:
         partitions = sorted(consumer.partitions_for_topic(topic) or ())
@@ -166,7 +168,7 @@ def require_record(kafka: KafkaSettings, topic: str, partition: int, offset: int
 def describe_charge(charge: Charge, *, with_rho: bool) -> dict[str, str | None]:
     """Describe a charge as plain data.
 
-    A rho of None claims none; such a charge never fits the zcdp filter.
+    A rho of None claims no bound; such a charge never fits the zcdp filter.
     """
     plain: dict[str, str | None] = {
         "epsilon": approximate(charge.epsilon),
@@ -178,7 +180,7 @@ def describe_charge(charge: Charge, *, with_rho: bool) -> dict[str, str | None]:
 
 
 def describe_left(spent: Charge, opened: Opened) -> dict[str, str]:
-    """Describe what the cap leaves of a record's budget, in the filter's units."""
+    """Describe a record's remaining budget, in the filter's units."""
     if opened.filter == "zcdp":
         return {"rho": approximate(_rho_left(spent, opened))}
     pairs = {"epsilon": (opened.cap.epsilon, spent.epsilon), "delta": (opened.cap.delta, spent.delta)}
@@ -186,7 +188,10 @@ def describe_left(spent: Charge, opened: Opened) -> dict[str, str]:
 
 
 def _rho_left(spent: Charge, opened: Opened) -> Fraction | float:
-    """Return the largest rho that fits, rounded down to 12 decimals; the exact one is irrational."""
+    """Return the largest rho that fits, rounded down to 12 decimals.
+
+    The exact value is irrational.
+    """
 
     def fits(rho: Fraction) -> bool:
         more = Charge(epsilon=Fraction(0), delta=Fraction(0), rho=rho)

@@ -1,10 +1,9 @@
 """Pause, resume and retire a stream: `streaming-pca stream`.
 
-Each is an entry of the stream's own chain, written with the stream's own
-transactional id. So the running leader is fenced, recovers from the topics, and finds
-the entry there. A committed release is published on the way. An open reservation is
-left to the next leader, which may finish it while the stream is paused. A retired
-stream has no next leader, so its reservation is abandoned.
+Each is an entry in the stream's own chain, written with the stream's own transactional id. So the running
+leader is fenced, recovers from the topics, and finds the entry there. A committed release is published
+first. An open reservation is left to the next leader, which may finish it while the stream is paused. A
+retired stream does not have a next leader, so its reservation is abandoned.
 """
 
 from __future__ import annotations
@@ -36,9 +35,9 @@ class Change:
     Attributes
     ----------
     changed : bool
-        False where the stream had this status already.
+        False if the stream already had this status.
     batch : int
-        The last batch that was reserved, 0 before the first.
+        The last reserved batch; 0 before the first.
     phase : str
         Status of that batch.
     """
@@ -51,17 +50,17 @@ class Change:
 
 
 def pause(kafka: KafkaSettings, stream: StreamSettings, reason: str) -> Change:
-    """Stop the stream from reserving batches until it is resumed."""
+    """Stop the stream from reserving batches until a resume."""
     return _change(kafka, stream, Paused, reason)
 
 
 def resume(kafka: KafkaSettings, stream: StreamSettings, reason: str) -> Change:
-    """Let a paused stream go on."""
+    """Let a paused stream continue."""
     return _change(kafka, stream, Resumed, reason)
 
 
 def retire(kafka: KafkaSettings, stream: StreamSettings, reason: str) -> Change:
-    """End the stream for ever; its charges stay."""
+    """End the stream permanently; its charges remain."""
     return _change(kafka, stream, Retired, reason)
 
 
@@ -76,7 +75,7 @@ def _change(
         try:
             return writer.change(kind, reason)
         except SessionLost as error:
-            # The fenced leader takes over anew, and may fence this writer in turn.
+            # The fenced leader takes over again, and may fence this writer in turn.
             if attempt == _ATTEMPTS:
                 raise
             attempt += 1
@@ -89,7 +88,7 @@ class LifecycleWriter(CheckpointWriter):
     """Writer that changes the status of a stream for its operator."""
 
     def change(self, kind: type[Paused | Resumed | Retired], reason: str) -> Change:
-        """Give the stream the status that an entry of this kind stands for."""
+        """Set the stream's status by an entry of this kind."""
         name = self._stream.name
         with self._step("standing.1 read ahead"):
             self.read_ahead()
@@ -123,7 +122,7 @@ class LifecycleWriter(CheckpointWriter):
             self._begin()
         with self._step("standing.4 entry"):
             sent = self._send_entry(entry)
-            # Unchanged offsets, or the beginning: only the trace beside them is new.
+            # Unchanged offsets, or the beginning: only their metadata, the trace, is new.
             positions = self._checkpoint.positions if self._checkpoint else {0: 0}
             self._transaction.send_offsets(self._stream.input, positions, self._stream.name, trace_of(entry))
         with self._step("standing.5 commit"):

@@ -23,11 +23,11 @@ from streaming_pca.privacy.randomness import utility_generator
 
 _REPORT_EVERY = 1000
 _BLOCK_ENTRIES = 2**20
-"""Numbers of a file held in memory at once, beside one message's."""
+"""Numbers of a file held in memory at a time, in addition to one message's."""
 
 
 def arrange_features(records: RecordFile, stream: StreamSettings) -> RecordFile:
-    """Arrange the records' features as the stream has them, in its order.
+    """Arrange the records' features in the stream's order.
 
     Raises
     ------
@@ -42,7 +42,7 @@ def arrange_features(records: RecordFile, stream: StreamSettings) -> RecordFile:
 
 
 def _remedy(own: tuple[str, ...] | None, wanted: tuple[str, ...] | None) -> str:
-    """Return the remedy for a wrong number of features; names tell more."""
+    """Return the remedy for a wrong number of features, more precise with names."""
     if own is not None and wanted is not None:
         lacking = [name for name in wanted if name not in own]
         if lacking:
@@ -55,14 +55,14 @@ def _remedy(own: tuple[str, ...] | None, wanted: tuple[str, ...] | None) -> str:
 def arrange(
     records: RecordFile, stream: StreamSettings, *, rows_per_message: int = 1, factors: bool = False
 ) -> RecordFile:
-    """Check records against a stream; arrange features and factors as the stream has them.
+    """Check records against a stream; arrange features and factors as in the stream.
 
     Parameters
     ----------
     rows_per_message : int
-        Above 1 only where each row is a record, or with ``factors``.
+        Above 1 only if each row is a record, or with ``factors``.
     factors : bool
-        Make every ``rows_per_message`` rows one record.
+        Combine every ``rows_per_message`` rows into one record.
 
     Raises
     ------
@@ -101,7 +101,7 @@ def arrange(
         )
     if factors:
         records = records.grouped(rows_per_message)
-        # Checked now: an error halfway would leave the first messages sent.
+        # Checked now, because a later error would occur after the first messages were sent.
         deque(records.keys(), maxlen=0)
     if stream.record_kind is RecordKind.MATRIX:
         if records.shape[1:] != (stream.dim, stream.dim):
@@ -131,7 +131,7 @@ def send_records(
     rate: float | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Produced:
-    """Send records, with any keys they have, to the topic's partitions in turn.
+    """Send records, with their keys if any, to the topic's partitions in turn.
 
     Parameters
     ----------
@@ -141,13 +141,13 @@ def send_records(
         Type of the payload's numbers; the stream's ``dtype``.
     content_type : {"octets", "npy", "json", "arrow"}
     rows_per_message : int
-        Vectors in a message; the last one may have fewer.
+        Vectors per message; the last message may have fewer.
     shuffle : int, optional
-        Public seed of the order of vectors or factors.
+        Public seed for the order of vectors or factors.
     rate : float, optional
         Most messages per second.
     progress : callable, optional
-        Called now and then with the number of messages sent since its last call.
+        Called occasionally with the number of messages sent since its last call.
     """
     if not isinstance(records, RecordFile):
         records = RecordFile.of_array(records)
@@ -161,7 +161,7 @@ def send_records(
         limit = np.finfo(dtype).max
         for rows in _messages(records, rows_per_message, order):
             key = next(keys)
-            # Not a number compares false.
+            # Comparisons with NaN are false.
             not_finite += int(not (np.abs(rows) <= limit).all())
             without_key += int(records.row_keys is not None and key is None)
             yield Outgoing(encode(rows), key, len(rows))
@@ -190,21 +190,21 @@ def send_objects(
     rate: float | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Produced:
-    """Send the JSON objects of a file, one a line, as they stand.
+    """Send the JSON objects of a file, one per line, unchanged.
 
     Parameters
     ----------
     stream : StreamSettings
-        With features: what its worker would make null is counted as not finite.
+        Stream with features; objects that its worker would treat as null count as not finite.
     key : str, optional
-        Path of the field that is each message's key.
+        Path of the field with each message's key.
     shuffle, rate, progress
-        As of :func:`send_records`.
+        As for :func:`send_records`.
 
     Raises
     ------
     RecordFileError
-        If the file cannot be read, or has no line.
+        If the file cannot be read, or is empty.
     """
     try:
         lines = [line for line in path.read_bytes().splitlines() if line.strip()]
@@ -220,7 +220,7 @@ def send_objects(
     def outgoing() -> Iterator[Outgoing]:
         nonlocal not_finite, without_key
         for line in lines:
-            # A worker reads this one object with the same reader.
+            # A worker reads the object with the same reader.
             records = fields.json_records(line, 1) if line.lstrip()[:1] != b"[" else [None]
             not_finite += int(np.isnan(fields.rows(records)).any())
             (user,) = [None] if key is None else fields.users(records)

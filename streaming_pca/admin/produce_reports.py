@@ -1,7 +1,7 @@
 """Sender of vectors as locally private reports: `produce` for `record_kind = "local"`.
 
-Each vector is first charged to its user, then privatized, then sent. So a process
-that is killed has charged every report that it sent.
+Each vector is first charged to its user, then privatized, then sent. So even a killed process has charged
+every report that it sent.
 """
 
 from __future__ import annotations
@@ -29,30 +29,30 @@ from streaming_pca.privacy.randomness import utility_generator
 from streaming_pca.service.kafka.clients import MAX_MESSAGE_BYTES
 
 _BLOCK_ENTRIES = 2**20
-"""Numbers of a file held in memory at once."""
+"""Numbers of a file held in memory at a time."""
 
 _OVERHEAD = 2**16
-"""Most bytes of a message beside its payload."""
+"""Most bytes of a message in addition to its payload."""
 
 
 def mechanism_of(
     stream: StreamSettings, epsilon: float | None = None, delta: float | None = None, radius: float = 1.0
 ) -> LocalGaussian:
-    """Return the mechanism that makes the stream's reports.
+    """Return the mechanism for the stream's reports.
 
     Parameters
     ----------
     epsilon, delta : float, optional
         The producer's privacy parameters; by default the stream's.
     radius : float
-        Clip radius: longest norm that is left as it is; public.
+        Clip radius: largest norm that stays unchanged; public.
 
     Raises
     ------
     ConfigurationError
-        If the stream takes no reports, or reports with other privacy parameters.
+        If the stream does not accept reports, or only with other privacy parameters.
     ParameterError
-        If no noise gives that privacy guarantee, or the radius is invalid.
+        If the privacy guarantee is unattainable or the radius invalid.
     """
     if stream.record_kind is not RecordKind.LOCAL:
         raise ConfigurationError(
@@ -70,7 +70,7 @@ def mechanism_of(
 
 
 def arrange_vectors(records: RecordFile, stream: StreamSettings) -> RecordFile:
-    """Check vectors against a stream of reports; arrange features as the stream has them.
+    """Check vectors against a stream of reports; arrange features in the stream's order.
 
     Raises
     ------
@@ -93,13 +93,13 @@ def arrange_vectors(records: RecordFile, stream: StreamSettings) -> RecordFile:
 def users_of(records: RecordFile) -> list[bytes]:
     """Return the user of each row: its key, or the row itself if the file has no keys.
 
-    The key itself is the user. So charges from Python, or from another program that
-    uses the same accountant's file, count here.
+    The key itself identifies the user. So charges from Python, or from another program with the same
+    accountant's file, count here.
 
     Raises
     ------
     RecordFileError
-        If a row has no key.
+        If a row lacks a key.
     """
     if records.row_keys is None:
         path = str(Path(records.path).resolve())
@@ -117,7 +117,7 @@ def users_of(records: RecordFile) -> list[bytes]:
 def without_spent(
     users: list[bytes], accountant: LocalAccountant, topic: str, mechanism: LocalGaussian
 ) -> NDArray[np.int64]:
-    """Return the rows whose users may still report, in order; the first ones of each user.
+    """Return the rows whose users may still report: the first ones of each user, in order.
 
     Raises
     ------
@@ -144,7 +144,7 @@ def send_reports(
     rate: float | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Produced:
-    """Send a report of each vector, without its key, in turn over the topic's partitions.
+    """Send a report of each vector, without its key, to the topic's partitions in turn.
 
     Parameters
     ----------
@@ -153,23 +153,23 @@ def send_reports(
     mechanism : LocalGaussian
         From :func:`mechanism_of`.
     accountant : LocalAccountant, optional
-        Charged before the noise of a report is drawn. Without an accountant a vector
-        could be reported twice.
+        Charged before drawing the noise of a report. Without an accountant a vector could be reported
+        twice.
     skip_spent : bool
-        Leave out users who may not report any more, instead of sending nothing:
-        to go on where a process was interrupted.
+        Skip users who have spent all their reports, instead of refusing to send: this continues an
+        interrupted process.
     shuffle : int, optional
         Public seed of the order.
     rate : float, optional
         Most reports per second.
     progress : callable, optional
-        Called after each report, and with the number of rows left out.
+        Called after each report, and with the number of skipped rows.
 
     Raises
     ------
     AlreadySpent
-        If a user has nothing left. Unless another process charged the same users
-        at the same time, nothing was sent.
+        If a user has spent all reports. Nothing was sent, unless another process charged the same users at
+        the same time.
     AccountantError, RecordFileError, TopicError, BrokerUnreachable
     """
     order = None if shuffle is None else utility_generator(shuffle).permutation(len(records))

@@ -1,24 +1,21 @@
-"""Import of a backup: what is missing of it is written to the topics.
+"""Import of a backup: its missing parts are written to the topics.
 
-Everything that is missing goes into one transaction. An import that was cut
-short has therefore written nothing, and the next one starts anew: its producer's
-``init_transactions`` ends what the first left open. Contents that are there
-already must be the backup's. A ledger that is the backup's beginning (OPENED alone,
-after `topics create`) is continued; a ledger that holds the whole backup is left alone, so
-to import twice is to import once.
+All missing parts are written in one transaction. An interrupted import has therefore written nothing, and
+the next one starts over: its producer's ``init_transactions`` aborts the open transaction of the first.
+Existing contents must agree with the backup. A ledger that is a prefix of the backup (OPENED alone, after
+`topics create`) is continued; a ledger that contains the whole backup is not changed, so importing is
+idempotent.
 
-An old backup is worse than none: batches that were answered after it would be
-answered again. :func:`_check_newest` looks for traces of such batches before
-anything is written:
+An old backup is worse than none: later batches would get a second result. :func:`_check_newest` looks for
+traces of such batches before writing:
 
 - releases on the releases topics;
-- offsets that consumer groups have committed: the positions of streams, with the hash
-  of the ledger entry that was written beside them (batches, PAUSED, RESUMED, RETIRED, CHARGED).
+- committed offsets of consumer groups: the positions of streams, with the hash of the ledger entry written
+  in the same transaction (batches, PAUSED, RESUMED, RETIRED, CHARGED).
 
-All of these can be lost together with the ledger, and brokers forget a group's
-offsets (`offsets.retention.minutes`, a week unless set otherwise); then nothing
-tells. A reservation leaves no trace before its batch is committed, and none is
-needed: its answer was never seen.
+All of these can be lost together with the ledger, and brokers delete a group's offsets
+(`offsets.retention.minutes`, by default a week); a stale backup then goes undetected. A reservation leaves
+no trace before its batch is committed. It does not need one, because its result was never published.
 """
 
 from __future__ import annotations
@@ -78,11 +75,11 @@ from streaming_pca.service.topics.find import (
 )
 
 _BYTES_A_SECOND = 2 * 2**20
-"""Assumed speed of writing: far less than a broker on the same continent takes."""
+"""Assumed speed of writing, far below the speed of a broker on the same continent."""
 _TRANSACTION_MS = 900_000
-"""Kafka's own ``transaction.max.timeout.ms``."""
+"""Kafka's default of ``transaction.max.timeout.ms``."""
 _COORDINATOR_SECONDS = 60.0
-"""Longest wait for the coordinator of consumer groups, which a new broker sets up on demand."""
+"""Longest wait for the coordinator of consumer groups, which a new broker creates on demand."""
 _TRACE = re.compile(r"([A-Z]+) ([0-9a-f]{64})")
 _OLD = (
     "the backup is old, and with it records would be charged and answered a second time. "
@@ -99,13 +96,13 @@ class Restored:
     created : tuple of str
         Topics that were missing.
     entries : int
-        Number of the backup's entries that were written.
+        Number of written entries of the backup.
     states : tuple of str
         Jobs whose states were written.
     newer : int
-        Number of entries that the ledger holds beyond the backup.
+        Number of entries in the ledger beyond the backup.
     lost_releases : int
-        Number of releases that the ledger names and no topic has.
+        Number of releases in the ledger that are missing from the topics.
     """
 
     backup: Backup
@@ -118,7 +115,7 @@ class Restored:
 
 @dataclass(frozen=True)
 class _Missing:
-    """Part of a backup that is not in the topics."""
+    """Part of a backup that is missing from the topics."""
 
     entries: tuple[bytes, ...]
     states: dict[str, bytes]
@@ -128,28 +125,27 @@ class _Missing:
 def import_backup(
     kafka: KafkaSettings, streams: Sequence[StreamSettings], path: Path, replication: int | None = None
 ) -> Restored:
-    """Bring back what is missing of a backup, and verify the whole.
+    """Restore the missing parts of a backup, and verify the result.
 
     Parameters
     ----------
     streams : sequence of StreamSettings
-        Configured streams that read the backup's input topic; one at least.
+        Configured streams that read the backup's input topic; at least one.
     path : Path
-        Of the backup.
+        File of the backup.
     replication : int, optional
-        Replicas of topics that are created; the input topic's when not given.
+        Replicas of new topics; by default the input topic's number.
 
     Raises
     ------
     BackupError
-        If the file is no backup of this input topic's ledger.
+        If the file is not a backup of this input topic's ledger.
     BackupNotVerified
         If the verifier rejects the backup, or the contents of the topics at the end.
     StreamRefused
-        If the input topic has another life, the backup is not the newest, or the
-        topics hold something else.
+        If the input topic was recreated, the backup is not the newest, or the topics have other contents.
     TopicError
-        If the input topic is missing, or a topic is kept in the wrong way.
+        If the input topic is missing, or a topic's configuration is wrong.
     """
     backup = read_backup(path)
     ledger = verified_ledger(backup, str(path))
@@ -168,7 +164,7 @@ def import_backup(
             "`streaming-pca topics create`"
         )
     patient = _with_time_to_write(kafka, backup)
-    # The id that opens ledgers: another process that opens or imports this one is fenced.
+    # The same id as for opening ledgers, so another process that opens or imports this one is fenced.
     producer = transactional_producer(patient, f"streaming-pca.{backup.topic_id}")
     try:
         return _complete(kafka, patient, streams, backup, ledger, producer, replication)
@@ -189,7 +185,7 @@ def _complete(
     producer: KafkaProducer,
     replication: int | None,
 ) -> Restored:
-    # Ends the open transaction of an import that was killed, which would block every read below.
+    # Aborts the open transaction of a killed import, which would block every read below.
     producer.init_transactions()
     names = [each.name for each in streams]
     lost = _check_newest(kafka, backup, ledger, names)
@@ -198,7 +194,7 @@ def _complete(
         find_topics(kafka, each)
     missing = _compare(kafka, backup)
     if missing.entries or missing.states:
-        # Workers may have written until they were fenced: look a second time.
+        # Workers may have written until they were fenced, so check again.
         _fence(kafka, backup, {*ledger.jobs, *names})
         lost = _check_newest(kafka, backup, ledger, names)
         missing = _compare(kafka, backup)
@@ -214,7 +210,7 @@ def _create(
     ledger: Ledger,
     replication: int | None,
 ) -> list[str]:
-    """Create missing topics of the backup's jobs and of the configured streams."""
+    """Create missing topics of the backup's jobs and the configured streams."""
     if replication is None:
         (topic,) = describe_topics(kafka, [backup.topic], backup.topic)
         replication = min(len(p["replica_nodes"]) for p in topic["partitions"])
@@ -224,7 +220,7 @@ def _create(
     for name, job in ledger.jobs.items():
         if not job.batch:
             continue
-        # For a stream that is not configured here, sizes are estimated from its last state.
+        # Estimate the sizes of an unconfigured stream from its last state.
         state = backup.states.get(name, b"")
         checkpoint = decode_checkpoint(state)[0] if state else None
         release = len(checkpoint.release) if checkpoint else 0
@@ -242,12 +238,12 @@ def _create(
 
 
 def _check_newest(kafka: KafkaSettings, backup: Backup, ledger: Ledger, streams: Iterable[str]) -> int:
-    """Refuse a backup that is older than some trace; return how many releases are gone.
+    """Refuse a backup that is older than some trace; return the number of lost releases.
 
-    ``streams`` are configured to read the input: the backup may not know them yet.
+    ``streams`` are configured to read the input but may be unknown to the backup.
     """
     if len(_committed(kafka, f"{backup.topic}.ledger")) > len(backup.entries):
-        return 0  # the ledger itself is newer, and is compared with the backup later
+        return 0  # the ledger itself is newer; it is compared with the backup later
     released = [e for e in map(decode_entry, backup.entries) if isinstance(e, Released)]
     names = sorted({*ledger.jobs, *streams})
     seen = set()
@@ -273,10 +269,10 @@ def _refuse_release(topic: str, value: bytes) -> None:
 
 
 def _check_groups(kafka: KafkaSettings, backup: Backup, ledger: Ledger) -> None:
-    """Refuse a backup that is older than the offsets of streams' and charges' groups."""
+    """Refuse a backup older than the offsets of the streams' and charges' groups."""
     admin = admin_client(kafka)
     try:
-        # Either topic tells of a stream: state topics are lost together with the ledger.
+        # The existence of either topic reveals a stream: state topics may be lost together with the ledger.
         found = (t.rpartition(".") for t in admin.list_topics())
         others = {name for name, _, role in found if name and role in ("state", "releases")}
         charges = group_of_charges(backup.topic, "")
@@ -309,7 +305,7 @@ def _check_groups(kafka: KafkaSettings, backup: Backup, ledger: Ledger) -> None:
 
 
 def _offsets_of_groups(admin: KafkaAdminClient, names: Sequence[str]) -> dict[str, Any]:
-    """Return the committed offsets of groups, once the broker has a coordinator for them."""
+    """Return the groups' committed offsets; wait until the broker has a coordinator."""
     if not names:
         return {}
     give_up = time.monotonic() + _COORDINATOR_SECONDS
@@ -317,14 +313,14 @@ def _offsets_of_groups(admin: KafkaAdminClient, names: Sequence[str]) -> dict[st
         try:
             return dict(admin.list_group_offsets(list(names)))
         except (CoordinatorNotAvailableError, CoordinatorLoadInProgressError, NotCoordinatorError):
-            # The first question makes a broker that had no group create the topic of their offsets.
+            # The first request makes a broker without groups create the topic for their offsets.
             if time.monotonic() > give_up:
                 raise
             time.sleep(0.2)
 
 
 def _committed(kafka: KafkaSettings, topic: str) -> tuple[bytes, ...]:
-    """Return the committed messages of a topic; none if it is missing."""
+    """Return the committed messages of a topic; empty if it is missing."""
     return tuple(read_topic(kafka, topic)) if existing_topics(kafka, [topic]) else ()
 
 
@@ -332,7 +328,7 @@ def _committed(kafka: KafkaSettings, topic: str) -> tuple[bytes, ...]:
 
 
 def _compare(kafka: KafkaSettings, backup: Backup) -> _Missing:
-    """Return what must be written; StreamRefused if the topics hold anything else."""
+    """Return the parts to write; raise StreamRefused if the topics have other contents."""
     there = _committed(kafka, f"{backup.topic}.ledger")
     common = min(len(there), len(backup.entries))
     if there[:common] != backup.entries[:common]:
@@ -346,7 +342,7 @@ def _compare(kafka: KafkaSettings, backup: Backup) -> _Missing:
         topic = f"{name}.state"
         found = find_state(kafka, topic, job.state_digest)
         own = backup.states.get(name, b"")
-        # A worker that runs already may have written a later state.
+        # A running worker may have written a later state.
         if found.is_whole(job.state_digest) and (newer or found.last == job.state_digest):
             continue
         if found.last == job.state_digest and found.data is not None:
@@ -387,7 +383,7 @@ def _refuse_ledger(topic: str, there: tuple[bytes, ...], entries: tuple[bytes, .
 
 
 def _fence(kafka: KafkaSettings, backup: Backup, names: set[str]) -> None:
-    """Shut out the workers that lead these streams, and end their open transactions."""
+    """Fence the leaders of these streams, and abort their open transactions."""
     for name in sorted(names):
         producer = transactional_producer(kafka, f"streaming-pca.{backup.topic_id}.{name}")
         try:
@@ -399,7 +395,7 @@ def _fence(kafka: KafkaSettings, backup: Backup, names: set[str]) -> None:
 
 
 def _write(kafka: KafkaSettings, producer: KafkaProducer, backup: Backup, missing: _Missing) -> None:
-    """Write entries and states, all or nothing."""
+    """Write entries and states atomically."""
     transaction = Transaction(producer, kafka)
     try:
         for name, data in missing.states.items():
@@ -420,7 +416,7 @@ def _write(kafka: KafkaSettings, producer: KafkaProducer, backup: Backup, missin
 
 
 def _with_time_to_write(kafka: KafkaSettings, backup: Backup) -> KafkaSettings:
-    """Return settings with time for a transaction that writes all of a backup."""
+    """Return settings with time for a transaction with a whole backup."""
     admin = admin_client(kafka)
     try:
         _, settings = broker_settings(admin)
@@ -436,7 +432,7 @@ def _with_time_to_write(kafka: KafkaSettings, backup: Backup) -> KafkaSettings:
 
 
 def _read_back(kafka: KafkaSettings, backup: Backup) -> None:
-    """Compare and verify the contents of the topics; a worker may have gone on already."""
+    """Compare and verify the topics' contents, perhaps while a worker already continues."""
     missing = _compare(kafka, backup)
     if missing.entries or missing.states:
         raise SessionLost("what was written cannot be read back: import again")

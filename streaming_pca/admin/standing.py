@@ -1,4 +1,4 @@
-"""Leaders and lags of streams, as the broker tells, and charges of their records."""
+"""Leader, lag and charges of each stream, as reported by the broker."""
 
 from __future__ import annotations
 
@@ -33,16 +33,15 @@ _PAUSE_SECONDS = 0.05
 
 @dataclass(frozen=True)
 class Standings:
-    """Answers of the broker on some streams, all of about the same time.
+    """The broker's status of some streams, all from about the same time.
 
     Attributes
     ----------
-    members : mapping of group to its members, or None where the broker does not tell
-    partitions : mapping of input topic to partitions
-    first, end : mapping of partition to offset
-        Offsets that a worker can read.
+    members : mapping of group to its members, or None if the broker does not return them partitions :
+    mapping of input topic to partitions first, end : mapping of partition to offset
+        Range of offsets that a worker can read.
     high : mapping of partition to offset
-        Ends with open transactions, where the broker tells them.
+        Ends including open transactions, if the broker returns them.
     committed : mapping of stream to committed offsets of its group
     """
 
@@ -54,30 +53,31 @@ class Standings:
     committed: Mapping[str, Offsets]
 
     def leader(self, group: str, state_topic: str) -> dict[str, Any] | None:
-        """Describe the group member that holds the state topic, and count the candidates."""
+        """Describe the group member with the state topic, and count the candidates."""
         members = self.members[group]
         if members is None:
             return None
         leaders = [m["client_host"] for m in members if _names(m["member_assignment"], state_topic)]
         candidates = sum(_names(m["member_metadata"], state_topic) for m in members)
-        # The broker writes an address as Java does, behind a slash.
+        # The broker writes an address like Java, after a slash.
         host = next((each.lstrip("/") for each in leaders), None)
         return {"present": bool(leaders), "host": host, "candidates": candidates}
 
     def lag(self, stream: StreamSettings, job: JobLedger) -> dict[str, Any]:
-        """Count the offsets that a stream has still to read, in all and by partition.
+        """Count the offsets that a stream has still to read, in total and by partition.
 
-        Offsets behind the beginning of an open transaction are counted apart: no reader gets them yet.
+        Offsets after the beginning of an open transaction are counted separately, because readers do not
+        get them yet.
         """
         of_group = self.committed.get(stream.name, {})
         by_partition, waiting = {}, 0
         for tp in self.partitions.get(stream.input, ()):
             position = of_group.get(tp, -1)
             if position < 0:
-                # No commit yet, or it expired: the ledger has the start of the next batch.
+                # Without a commit, or after it expired, the ledger has the start of the next batch.
                 position = job.ends.get(tp.partition, self.first[tp])
             if job.started:
-                # A pause before the first batch has committed the beginning.
+                # A pause before the first batch may have committed the beginning.
                 position = max(position, job.ends.get(tp.partition, 0))
             by_partition[str(tp.partition)] = max(self.end[tp] - max(position, self.first[tp]), 0)
             waiting += max(self.high.get(tp, 0) - self.end[tp], 0)
@@ -91,14 +91,14 @@ def ask_standings(
     all_settings: Sequence[Settings],
     partitions: Mapping[str, Sequence[int]],
 ) -> Standings:
-    """Ask the broker who leads, and for the offsets of inputs and groups.
+    """Request the group members and the offsets of inputs and groups from the broker.
 
     Parameters
     ----------
     consumer : KafkaConsumer
-        Read_committed, so that it ends where workers end. It is given the inputs.
+        Read_committed, so that its ends equal the workers'. The inputs are assigned to it.
     partitions : mapping of topic to partitions
-        Of the input topics that exist.
+        Partitions of the existing input topics.
 
     Raises
     ------
@@ -108,7 +108,7 @@ def ask_standings(
     of_inputs = {name: [TopicPartition(name, p) for p in sorted(partitions[name])] for name in inputs}
     tps = [tp for each in of_inputs.values() for tp in each]
     if tps:
-        # The client asks for the leaders of topics that it has been given.
+        # The client requests the leaders of its assigned topics.
         consumer.assign(tps)
     timeout = kafka.request_timeout_ms
     first = once_led(lambda: first_offsets(consumer, tps, timeout), timeout) if tps else {}
@@ -128,7 +128,7 @@ def ask_standings(
 
 
 def _high_watermarks(admin: KafkaAdminClient, tps: Sequence[TopicPartition]) -> Offsets:
-    """Return the ends of partitions, open transactions included; nothing where the broker does not tell."""
+    """Return the ends of partitions, including open transactions; empty on failure."""
     try:
         found = admin.list_partition_offsets(dict.fromkeys(tps, OffsetSpec.LATEST))
     except KafkaError:
@@ -137,7 +137,7 @@ def _high_watermarks(admin: KafkaAdminClient, tps: Sequence[TopicPartition]) -> 
 
 
 def partitions_of(described: Iterable[Mapping[str, Any]]) -> dict[str, list[int]]:
-    """Return the partitions of the topics that exist, from the broker's description."""
+    """Return the partitions of existing topics, from the broker's description."""
     return {
         topic["name"]: sorted(p["partition_index"] for p in topic["partitions"])
         for topic in described
@@ -146,9 +146,9 @@ def partitions_of(described: Iterable[Mapping[str, Any]]) -> dict[str, list[int]
 
 
 def once_led(ask: Callable[[], Offsets], timeout_ms: int) -> Offsets:
-    """Ask again until the leaders of all partitions are known.
+    """Repeat a request until the leaders of all partitions are known.
 
-    The first question only tells the client of topics that it did not know.
+    The first request only makes new topics known to the client.
     """
     deadline = time.monotonic() + timeout_ms / 1000
     while True:
@@ -161,7 +161,7 @@ def once_led(ask: Callable[[], Offsets], timeout_ms: int) -> Offsets:
 
 
 def _committed(admin: KafkaAdminClient, names: Sequence[str]) -> dict[str, Offsets]:
-    """Return the committed offsets of groups; of each on its own where they cannot be asked together."""
+    """Return the groups' committed offsets, with one request per group if a joint one fails."""
     asked = dict.fromkeys(names)
     found = _of_groups(lambda: admin.list_group_offsets(asked))
     if found is None and len(names) > 1:
@@ -172,10 +172,10 @@ def _committed(admin: KafkaAdminClient, names: Sequence[str]) -> dict[str, Offse
 
 
 def _of_groups(ask: Callable[[], T]) -> T | None:
-    """Ask about consumer groups; return None if the broker gives no answer.
+    """Send a request about consumer groups; return None if it fails.
 
-    A new broker has no coordinator yet, one with ACLs may refuse, and kafka-python
-    cannot read some answers of the embedded one.
+    A new broker does not have a coordinator yet, a broker with ACLs may refuse, and kafka-python cannot
+    read some responses of the embedded broker.
     """
     try:
         return ask()
@@ -185,14 +185,14 @@ def _of_groups(ask: Callable[[], T]) -> T | None:
 
 def _members(admin: KafkaAdminClient, group: str) -> list[dict[str, Any]]:
     described = admin.describe_groups([group])[group]
-    # A missing group is dead; from version 6 of the answer on, it is an error as well.
+    # A missing group is dead; from version 6 of the response on, it is also an error.
     if described["error"] and described["group_state"] != "Dead":
         raise ValueError(described["error"])
     return list(described["members"])
 
 
 def _names(part: Any, topic: str) -> bool:
-    """Return whether a member's subscription or assignment holds a topic."""
+    """Return whether a member's subscription or assignment contains a topic."""
     if not isinstance(part, dict):
         return False
     assigned = [each["topic"] for each in part.get("assigned_partitions", ())]
@@ -200,7 +200,7 @@ def _names(part: Any, topic: str) -> bool:
 
 
 def describe_charges(ledger: Ledger, job: JobLedger) -> dict[str, Any]:
-    """Describe the largest charges by a job and by all, the rest, and the cap."""
+    """Describe the largest charges by a job and by all, the remaining budget, and the cap."""
     opened = ledger.opened
     if opened is None:
         return {"charged": None, "left": None, "cap": None, "filter": None}

@@ -34,14 +34,13 @@ def describe_status(all_settings: Sequence[Settings]) -> list[dict[str, Any]]:
     Returns
     -------
     list of dict
-        ``stream``, ``input`` and ``problem``; and, unless there is a problem:
-        ``standing``; ``leader`` (None where the broker does not tell);
-        ``batches``; ``records``; ``last_release``, with its batch's outcome and its
-        doubts; ``accuracy``, that release's figures for its variances and errors; ``counts``, its
-        batch's noisy counts of null and clipped records, None without diagnostics;
-        ``lag``, in offsets, some of which are transaction markers; ``charged``, the largest
-        charge of any record, by this stream and by all jobs; ``left``, the rest of the cap
-        for the record with the largest charge; ``cap``, ``filter``; ``ledger``, its size.
+        ``stream``, ``input`` and ``problem``; and, unless there is a problem: ``standing``; ``leader``
+        (None if the broker does not return it); ``batches``; ``records``; ``last_release``, with its
+        batch's outcome and its doubts; ``accuracy``, the variances of that release and their errors;
+        ``counts``, its batch's noisy counts of null and clipped records, None without diagnostics; ``lag``,
+        in offsets, including transaction markers; ``charged``, the largest charge of any record, by this
+        stream and by all jobs; ``left``, the remaining budget of the record with the largest charge;
+        ``cap``, ``filter``; ``ledger``, its size.
 
     Raises
     ------
@@ -66,7 +65,7 @@ class _Replay:
 
 @dataclass(frozen=True)
 class _Topics:
-    """Contents of the topics of one stream, or the reason why they cannot be read."""
+    """Contents of one stream's topics, or the reason why they cannot be read."""
 
     settings: Settings
     replay: _Replay | None = None
@@ -75,7 +74,7 @@ class _Topics:
 
 
 class _Reader:
-    """Reader that shares ledgers and the broker's answers between the streams it describes."""
+    """Reader that shares ledgers and the broker's responses between streams."""
 
     def __init__(self, kafka: KafkaSettings) -> None:
         self._kafka = kafka

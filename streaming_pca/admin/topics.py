@@ -1,4 +1,4 @@
-"""Topics of streams: their creation with a cap, and the check of what a worker would find."""
+"""Topics of streams: creation with a cap, and the checks of a worker."""
 
 from __future__ import annotations
 
@@ -24,32 +24,32 @@ def create_with_cap(
     partitions: int,
     replication: int,
 ) -> tuple[list[str], Opened]:
-    """Create the missing topics of streams, and open their ledgers with a cap.
+    """Create streams' missing topics, and open their ledgers with a cap.
 
     Parameters
     ----------
     streams : sequence of Settings
-        One at least.
+        At least one.
     rule : {"basic", "zcdp"}
-        Composition by which charges on a record add up.
+        Composition rule for charges on a record.
     partitions, replication : int
-        Of topics that are created.
+        Numbers for new topics.
 
     Returns
     -------
     (created, opened)
-        Names of the topics that were missing, and the first entry of the last ledger.
+        Names of the created topics, and the first entry of the last ledger.
 
     Raises
     ------
     ConfigurationError
-        If a ledger was opened with another cap.
+        If a ledger was already opened with another cap.
     StreamRefused
-        If the cap has no room for a batch of a stream, or a stream has a state of another input topic;
-        nothing is created then.
+        If the cap does not allow a batch of a stream, or a stream's state belongs to another input topic;
+        then nothing is created.
     """
     for settings in streams:
-        # A cap can never change, so it is checked before anything is created.
+        # A cap can never change, so check it before creating topics.
         check_room(settings.stream, cap, rule)
         _check_input(settings)
     created: list[str] = []
@@ -69,7 +69,7 @@ def create_with_cap(
 
 
 def _check_input(settings: Settings) -> None:
-    """Refuse a stream that has begun on another, or a former, input topic."""
+    """Refuse a stream that has begun on another or an earlier input topic."""
     stream = settings.stream
     described = describe_topics(settings.kafka, [stream.input, stream.state_topic], "the topics")
     NotPermitted.check(described)
@@ -79,17 +79,17 @@ def _check_input(settings: Settings) -> None:
 
 
 def check_streams(streams: Sequence[Settings]) -> list[str]:
-    """Check topics, caps and privacy contracts as a worker does.
+    """Check topics, caps and privacy contracts like a worker.
 
     Returns
     -------
     list of str
-        Names of streams on which ``start = "latest"`` has no effect, because they have begun.
+        Names of streams that have begun, so that ``start = "latest"`` does not affect them.
 
     Raises
     ------
     TopicError, StreamRefused
-        In a worker's own words.
+        With a worker's messages.
     """
     begun = []
     for settings in streams:

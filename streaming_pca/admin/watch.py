@@ -1,4 +1,4 @@
-"""Follower of a stream's releases: everything shown is post-processing of published values."""
+"""Follower of a stream's releases, limited to post-processing of published values."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from streaming_pca.linalg.subspace import orthonormalise, principal_angles
 
 @dataclass(frozen=True)
 class FollowedRelease:
-    """Release as it was met on its topic.
+    """Release with the angle to its predecessor.
 
     Attributes
     ----------
     principal_angle : float or None
-        Largest principal angle to the previous release, in radians; None for the first
-        release of the topic, and where the two have different dimensions.
+        Largest principal angle to the previous release, in radians; None for the first release of the
+        topic, or if the two have different dimensions.
     """
 
     release: Release
@@ -32,7 +32,7 @@ class FollowedRelease:
 def follow_releases(
     kafka: KafkaSettings, topic: str, *, from_beginning: bool, stopped: Callable[[], bool]
 ) -> Generator[FollowedRelease | NotARelease | None, None, None]:
-    """Yield the latest release, then each that follows; None after each idle poll.
+    """Yield the latest release, then each new one; None after each idle poll.
 
     Parameters
     ----------
@@ -46,7 +46,7 @@ def follow_releases(
     Raises
     ------
     TopicError
-        If the topic is missing, or was replaced by another since.
+        If the topic is missing or was recreated.
     BrokerUnreachable
     """
     reader = ReleaseReader(kafka, topic)
@@ -85,7 +85,7 @@ def last_release(kafka: KafkaSettings, topic: str) -> Release | None:
 
 
 def basis_of(release: Release) -> NDArray[np.float64]:
-    """Return orthonormal rows that span a release's components."""
+    """Return orthonormal rows with the span of a release's components."""
     components = np.array(release.components, dtype=np.float64)
     # Components of a tensor need not be orthogonal.
     return orthonormalise(components.T).T if release.kind == "tensor" else components
@@ -96,7 +96,7 @@ def angles_between(
 ) -> NDArray[np.float64] | None:
     """Return the principal angles, decreasing, between two releases' bases.
 
-    None for the first release, and where the two have different dimensions.
+    None for the first release, or if the two have different dimensions.
     """
     if before is None or before.shape[1] != after.shape[1]:
         return None

@@ -59,9 +59,9 @@ app.add_typer(dev.app, name="dev")
 def main() -> NoReturn:
     """Run the program.
 
-    A user's mistake ends it with one line on standard error and a status above 0.
+    After a user's mistake it ends with one line on standard error and a status above 0.
     """
-    # Before any setting is read: a file or a variable may hold a secret.
+    # Before reading settings, because a file or a variable may contain a secret.
     protect_process()
     guard_output()
     with withheld_messages():
@@ -69,7 +69,7 @@ def main() -> NoReturn:
             _run()
         except SystemExit as end:
             try:
-                # Python would do it later, and complain with a traceback.
+                # Otherwise Python would flush later, and print a traceback on failure.
                 sys.stdout.flush()
             except OutputFailed as error:
                 end_without_output(error, end.code if isinstance(end.code, int) else 1)
@@ -108,7 +108,7 @@ def _hide_types_of_flags(command: Any) -> None:
 
 
 def _status_of(error: Exception) -> int | None:
-    """Return the exit status of an error that a user can correct; None for a bug."""
+    """Return the exit status for an error that a user can correct; None for a bug."""
     from streaming_pca.admin.backup import BackupError
     from streaming_pca.audit.bounds import AuditError
     from streaming_pca.config.kafka import ConfigurationError
@@ -157,5 +157,5 @@ def _main(
         level=logging.DEBUG if verbose else logging.INFO,
         format="%(asctime)s %(levelname)s %(message)s",
     )
-    # The client logs every reconnect; our own log has the failures that matter.
+    # The client logs every reconnect; our own log reports the failures that matter.
     logging.getLogger("kafka").setLevel(logging.CRITICAL)

@@ -30,15 +30,13 @@ def export_backup(
 ) -> None:
     """Copy an input topic's ledger and its streams' states to a file.
 
-    The backup holds the states of all streams that read the topic, including
-    streams outside the configuration. Workers may run at the same time. The
-    backup is verified first, as by `ledger verify`, and each state is compared
-    with the ledger's last commit; if anything is wrong, the exit status is 1
-    and no file is written.
+    The backup contains the states of all streams that read the topic, including streams outside the
+    configuration. Workers may run at the same time. The backup is verified first, as by `ledger verify`,
+    and each state is compared with the ledger's last commit; if anything is wrong, the exit status is 1 and
+    no file is written.
 
-    The file is as secret as the state topics, because a state can hold a
-    noisy result that is not published yet. Only its owner can read it
-    (mode 0600).
+    The file is as secret as the state topics, because a state can contain a noisy result that is not
+    published yet. Only the file's owner can read it (mode 0600).
 
     [dim]Examples:
 
@@ -83,16 +81,14 @@ def import_backup(
     Missing topics are created, and contents that agree with the backup are
     kept. Anything else is refused, so delete a damaged topic first.
 
-    Use the newest backup only: with an older one, later batches would be
-    charged and answered a second time. A backup is refused if a release,
-    committed offsets, or a stream that the backup does not know show that it is
-    old; if it was changed; and if the input topic was created anew since,
-    because its records are then other data. Entries that `ledger charge` and
-    `stream` wrote after the backup leave no other trace: repeat those commands.
+    Use only the newest backup: with an older one, later batches would be charged and released a second
+    time. A backup is refused if a release, committed offsets, or a stream unknown to the backup show that
+    it is old; if it was changed; and if the input topic was recreated since, because its records are then
+    other data. Entries that `ledger charge` and `stream` wrote after the backup leave no other trace:
+    repeat those commands.
 
-    Running workers lose their sessions. Everything is written in one
-    transaction, so an interrupted import has written nothing and can be run
-    again. A second import changes nothing.
+    Running workers lose their sessions. Everything is written in one transaction, so an interrupted import
+    has written nothing and can be run again. A second import does not change anything.
 
     [dim]Example: streaming-pca import ledger-2026-07-01.zip --config stream.toml[/]
     """
@@ -131,7 +127,7 @@ def import_backup(
 
 
 def _one_input(config: Path, stream: str | None) -> list[Settings]:
-    """Load the streams that read one input topic: the named stream's, or the file's only one."""
+    """Load the streams with one input topic: the named stream's, or the file's only one."""
     from streaming_pca.config.kafka import ConfigurationError
 
     everything = streams_of(config, None)
@@ -146,7 +142,7 @@ def _one_input(config: Path, stream: str | None) -> list[Settings]:
 
 @contextmanager
 def _problems_first() -> Iterator[None]:
-    """Print each problem of a failed verification before the line of its error."""
+    """Print each problem of a failed verification before its error line."""
     from streaming_pca.admin.backup import BackupNotVerified
 
     try:

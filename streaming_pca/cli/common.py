@@ -1,4 +1,4 @@
-"""Options, consoles and small steps that the commands share."""
+"""Common options, consoles and small steps of the commands."""
 
 from __future__ import annotations
 
@@ -48,19 +48,19 @@ BootstrapOption = Annotated[
 
 
 def say(line: str, console: Console = out) -> None:
-    """Print one line as it is, without markup or wrapping."""
+    """Print one line unchanged, without markup or wrapping."""
     console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def print_record(pairs: Mapping[str, str], indent: int = 0, label: int = 0) -> None:
-    """Print names and values in two columns, as :func:`record_text`."""
+    """Print names and values in two columns, like :func:`record_text`."""
     say(record_text(pairs, indent, label))
 
 
 def record_text(pairs: Mapping[str, str], indent: int = 0, label: int = 0) -> str:
-    """Format names and values in two columns; long values wrap between words and are never cut.
+    """Format names and values in two columns; long values wrap between words, uncut.
 
-    The names take ``label`` columns, or as many as the longest has.
+    The names take ``label`` columns, or the width of the longest name if that is larger.
     """
     label = max([label, *map(cell_len, pairs)])
     begins = (" " * indent + set_cell_size(name, label) + "  " for name in pairs)
@@ -68,7 +68,7 @@ def record_text(pairs: Mapping[str, str], indent: int = 0, label: int = 0) -> st
 
 
 def wrapped(text: str, indent: int, begin: str = "") -> str:
-    """Wrap text to the terminal between words; its second line on is indented."""
+    """Wrap text to the terminal between words; indent it from the second line on."""
     lines = textwrap.wrap(
         text,
         max(out.width, indent + 1),
@@ -83,14 +83,14 @@ def wrapped(text: str, indent: int, begin: str = "") -> str:
 def print_table(rows: Sequence[Mapping[str, str]], right: Collection[str] = ()) -> None:
     """Print rows in columns, or as names and values if they are too wide.
 
-    Nothing is cut: neither a number nor a name.
+    Numbers and names are never cut.
 
     Parameters
     ----------
     rows : sequence of mapping
-        Cells by the names of the columns, which are the same in all rows.
+        Cells by column name; all rows have the same columns.
     right : collection of str
-        Names of the columns that are aligned at the right.
+        Names of right-aligned columns.
     """
     if not rows:
         return
@@ -111,14 +111,14 @@ def print_table(rows: Sequence[Mapping[str, str]], right: Collection[str] = ()) 
 
 
 def charge_text(value: str | None) -> str:
-    """Write a number of a charge for people; JSON has the exact one."""
+    """Format a number of a charge for readers; JSON has the exact number."""
     from streaming_pca.privacy.parameters import format_number
 
     return "none" if value is None else format_number(value)
 
 
 def connection_to(bootstrap: str | None) -> KafkaSettings:
-    """Return the settings of a connection without a file."""
+    """Return connection settings without a file."""
     from pydantic import ValidationError
 
     from streaming_pca.config.kafka import ConfigurationError, KafkaSettings
@@ -130,16 +130,16 @@ def connection_to(bootstrap: str | None) -> KafkaSettings:
 
 
 def protect(worker: WorkerSettings) -> None:
-    """Refuse debuggers as the settings say, and log what is not refused."""
+    """Apply the settings' protection from debuggers, and log its limits."""
     doubt = protect_process(debuggable=worker.debuggable)
     if doubt is not None:
         logging.getLogger(__name__).warning("%s", doubt)
 
 
 def fail(error: BaseException, status: int) -> NoReturn:
-    """Print a line for each problem of an error, and exit with this status."""
+    """Print a line for each problem of an error, and exit with a status."""
     for line in getattr(error, "lines", None) or (str(error),):
-        # A foreign file's names can hold control characters, which a terminal would obey.
+        # Names from a foreign file can contain control characters, which a terminal would execute.
         shown = "".join(each if each.isprintable() else "?" for each in " ".join(line.split()))
         say(f"error: {shown}", err)
     sys.exit(status)
@@ -155,7 +155,7 @@ def streams_of(path: Path, stream: str | None) -> tuple[Settings, ...]:
 def ledger_of(
     config: Path | None, input_topic: str | None, bootstrap: str | None
 ) -> tuple[KafkaSettings, str]:
-    """Return the connection and the input topic that the options of a command name."""
+    """Return the connection and the input topic for a command's options."""
     from streaming_pca.config.kafka import ConfigurationError
 
     if config is not None:
@@ -179,7 +179,7 @@ def print_json(data: Any) -> None:
 
 
 def progress_bar() -> Progress:
-    """Return a progress bar on standard error that vanishes at its end."""
+    """Return a progress bar on standard error that disappears at its end."""
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -190,7 +190,7 @@ def progress_bar() -> Progress:
     )
 
 
-# -- standard output that may be full, closed, or of few characters ----------------
+# -- standard output that may be full, closed, or limited to few characters ----------------
 
 
 class OutputFailed(OSError):
@@ -198,11 +198,11 @@ class OutputFailed(OSError):
 
 
 class _OutputClosed(OutputFailed, BrokenPipeError):
-    """Error of a pipe without a reader; typer prints no line for it."""
+    """Error of a pipe without a reader; typer does not print a line for it."""
 
 
 class _Output:
-    """Stream that says of its errors whose they are."""
+    """Stream that marks its own errors."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -224,7 +224,7 @@ class _Output:
 
 
 class _Errors(_Output):
-    """Standard error: where it cannot be written, nothing else can say so, and the exit status tells."""
+    """Standard error, which ignores failed writes, so that only the exit status reports them."""
 
     def write(self, text: str) -> int:
         with suppress(OSError):
@@ -242,12 +242,12 @@ def _named(error: OSError) -> OutputFailed:
 
 
 def guard_output() -> None:
-    """Show characters that standard output cannot encode as escapes, and name its other errors."""
+    """Escape characters that standard output cannot encode, and mark its other errors."""
     for stream in (sys.stdout, sys.stderr):
         if stream is not None and hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
     if sys.stdout is None:
-        # The program was started with standard output closed.
+        # The program was started with a closed standard output.
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     sys.stdout = cast(TextIO, _Output(sys.stdout))
     if sys.stderr is not None:
@@ -255,8 +255,8 @@ def guard_output() -> None:
 
 
 def end_without_output(error: OutputFailed, status: int = 1) -> NoReturn:
-    """Leave what could not be written, and end: with one line, unless the reader is gone."""
-    # Python would write it at its own end, and complain.
+    """Discard unwritten output and exit, with one line unless the reader is gone."""
+    # Otherwise Python would write it at exit, and print an error.
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     if isinstance(error, BrokenPipeError):
         sys.exit(status)

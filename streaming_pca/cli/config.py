@@ -62,7 +62,7 @@ def config_check(
     from streaming_pca.config.http import check_access, check_files
 
     loaded = streams_of(config, None)
-    # An unreadable file of a secret is an error of the settings.
+    # An unreadable secret file is an error of the settings.
     _ = loaded[0].kafka.password
     if loaded[0].http.enabled:
         check_access(loaded[0].http)

@@ -1,4 +1,4 @@
-"""Commands `streaming-pca dev`: what a trial on one machine needs."""
+"""Commands `streaming-pca dev`, for trials on one machine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Run what a trial on this machine needs.", no_args_is_help=True)
 
 _SHOWN = 5
-"""Lines of the log of a node that has ended."""
+"""Number of log lines shown of a node that has ended."""
 
 
 @app.callback()
@@ -48,7 +48,7 @@ def dev_kafka(
     """Run Apache Kafka on this machine, without containers, until Ctrl-C.
 
     It needs Java 17. Maven fetches the jars once, 45 MB, into ~/.cache/streaming-pca, or into the directory
-    that STREAMING_PCA_KAFKA_JARS names. It listens on loopback alone, without encryption or passwords.
+    in STREAMING_PCA_KAFKA_JARS. It listens only on loopback, without encryption or passwords.
 
     [dim]Examples:
 
@@ -89,7 +89,7 @@ def dev_kafka(
 
 @contextmanager
 def _ended_by_signals() -> Iterator[None]:
-    """Raise KeyboardInterrupt at the first signal, and ignore later ones during the clean end."""
+    """Raise KeyboardInterrupt at the first signal, and ignore later ones during the cleanup."""
     ends = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
     def end(*_: object) -> None:
@@ -129,7 +129,7 @@ def _tell(cluster: KafkaCluster, data: Path | None, as_json: bool) -> None:
 
 
 def _wait(cluster: KafkaCluster) -> None:
-    """Wait until no node runs, and name each that ends."""
+    """Wait until all nodes have ended, and report each end."""
     running = cluster.running()
     while running:
         time.sleep(0.5)

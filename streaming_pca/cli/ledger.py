@@ -49,12 +49,12 @@ def ledger_show(
 
 
 def print_ledger(facts: dict[str, Any]) -> None:
-    """Print the cap, a row for each entry, and the jobs that are not active."""
+    """Print the cap, a row for each entry, and the inactive jobs."""
     cap = facts["cap"]
     cap_text = "not open" if cap is None else f"{_said(cap)} ({facts['filter']})"
     say(f"ledger of {facts['topic']}: cap {cap_text}")
     rows = [row | {"ranges": _charged_ranges(row)} for row in facts["entries"]]
-    # The rarer columns are shown only if an entry has a value in them.
+    # Rarer columns are shown only if an entry has a value in them.
     rare = [key for key in ("rho", "ranges", "reason", "void") if any(row.get(key) for row in rows)]
     keys = ["offset", "kind", "job", "batch", "records", "epsilon", "delta", *rare]
     headings = {"kind": "entry", "void": "void because"}
@@ -80,7 +80,7 @@ def _said(charge: dict[str, Any]) -> str:
 
 
 def _charged_ranges(row: dict[str, Any]) -> str:
-    """Format the offsets of a CHARGED or STARTED entry; a batch is identified by its number instead."""
+    """Format the offsets of a CHARGED or STARTED entry; other entries show a batch number."""
     if row["kind"] == "STARTED":
         return " ".join(f"{p['partition']}:{p['offset']}:" for p in row["positions"])
     if row["kind"] != "CHARGED":
@@ -146,7 +146,7 @@ def ledger_spent(
     bootstrap: BootstrapOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show the charges of one record, and the budget that is left.
+    """Show the charges of one record, and the remaining budget.
 
     [dim]Example: streaming-pca ledger spent --config stream.toml --partition 0 --offset 41[/]
     """
@@ -213,7 +213,7 @@ def ledger_charge(
     bootstrap: BootstrapOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Charge records for a release that was made elsewhere, so that the cap covers it.
+    """Charge records for a release made elsewhere, so that the cap covers it.
 
     A charge can never be taken back. If a record would exceed the cap, nothing is charged and the exit
     status is 3.
@@ -264,7 +264,7 @@ def _charge(epsilon: str, delta: str, rho: str | None) -> Charge:
 def _spans(
     everything: bool, ranges: list[str], partition: int | None, start: int | None, end: int | None
 ) -> list[OffsetSpan] | None:
-    """Return the ranges that the options name; None for all records."""
+    """Return the ranges in the options; None for all records."""
     from streaming_pca.config.kafka import ConfigurationError
     from streaming_pca.privacy.ledger.entries import OffsetSpan
 

@@ -23,7 +23,7 @@ app = typer.Typer(help="Check payloads before they are sent.", no_args_is_help=T
 features = typer.Typer(help="Describe records with named fields.", no_args_is_help=True)
 
 _SHOWN = 20
-"""Null payloads that text names; JSON has all."""
+"""Most null payloads listed in text; JSON lists all."""
 
 
 @app.callback()
@@ -75,10 +75,10 @@ def payload_check(
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Check that a stream reads a payload, or say why it is null.
+    """Check that a stream reads a payload, or show why it is null.
 
-    The worker's own decoder decides; no broker is needed. Name the headers that the producer sends. The
-    exit status is 0 for a record and 1 for a null record, or if any line is one.
+    The check uses the worker's own decoder and does not need a broker. Specify the headers that the
+    producer sends. The exit status is 0 for a record and 1 for a null record, or if any line is one.
 
     [dim]Examples:
 
@@ -118,7 +118,7 @@ def payload_check(
 def _codec(
     config: Path | None, stream: str | None, own: dict[str, Any]
 ) -> tuple[PayloadCodec, Sequence[str] | None]:
-    """Return the decoder of the stream that the options name, and its features' names."""
+    """Return the decoder and the feature names of the stream in the options."""
     from streaming_pca.config.kafka import ConfigurationError
     from streaming_pca.config.loading import load_settings
     from streaming_pca.data.codec import PayloadCodec
@@ -126,7 +126,7 @@ def _codec(
     from streaming_pca.service.input.source import build_codec
     from streaming_pca.service.registry.registry import schemas_of
 
-    # The worker's key is a secret, and the verdict is the same under every key.
+    # The worker's key is secret, and the verdict is the same under every key.
     user_key = bytes(32)
     if config is not None:
         if own:
@@ -253,11 +253,11 @@ def features_suggest(
         typer.Option(help="Full name of the Protobuf message; by default the first one.", show_default=False),
     ] = None,
 ) -> None:
-    """Write [[stream.features]] for the fields of a schema; no value of a record is read.
+    """Write [[stream.features]] for the fields of a schema, without reading values of records.
 
     Bounds and vocabularies that the schema does not declare are left empty: they must be public, so a
-    person has to fill them in. With --config the file has the registry and the subject; it needs
-    no features yet.
+    person has to fill them in. With --config the registry and the subject are read from the file, which
+    need not have features yet.
 
     [dim]Examples:
 
@@ -327,7 +327,7 @@ def _suggestions(path: Path, message: str | None) -> list[Suggestion]:
 
 
 def _fields_of(format_: str, data: bytes, message: str | None, where: str) -> list[Suggestion]:
-    """Return the fields of a schema: of Avro, Protobuf, or JSON Schema."""
+    """Return the fields of an Avro, Protobuf or JSON Schema."""
     from streaming_pca.data.features.protobuf_records import message_type
     from streaming_pca.data.features.records import LibraryMissing
     from streaming_pca.data.features.suggesting import (
@@ -360,10 +360,10 @@ def features_check(
     stream: StreamOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Apply a stream's features to sample records, which are public or synthetic.
+    """Apply a stream's features to sample records, which must be public or synthetic.
 
-    For each feature it counts records that lack the field, that it refuses, and that bounds clamp. The
-    exit status is 1 if any record is null.
+    For each feature the command counts the records that lack the field, are refused, or are clamped by
+    bounds. The exit status is 1 if any record is null.
 
     [dim]Example:
 
@@ -378,7 +378,7 @@ def features_check(
         raise _wrong(f"{config}: stream {settings.name} has no [[stream.features]]")
     texts = [line for line in _read(file).splitlines() if line.strip()]
     of_users = settings.privacy_unit == "user"
-    # Samples are JSON objects, for which a registry's schemas do not matter.
+    # Samples are JSON objects, so a registry's schemas do not matter.
     codec = build_codec(settings, bytes(32) if of_users else None, {} if settings.needs_registry else None)
     report = check_records(codec, texts, _SHOWN)
     if as_json:

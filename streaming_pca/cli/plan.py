@@ -1,4 +1,4 @@
-"""Commands `streaming-pca plan`, `estimators` and `audit`, and the text on a release's accuracy."""
+"""Commands `streaming-pca plan`, `estimators` and `audit`, and text about a release's accuracy."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 _SHOWN = 6
-"""Most variances shown on a line."""
+"""Most variances shown per line."""
 
 
 def plan(
@@ -58,10 +58,10 @@ def plan(
     stream: StreamOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Predict noise, charges and attainable errors before anything is spent.
+    """Predict noise, charges and attainable errors before spending any budget.
 
-    The forecast uses the formulas of the default estimator and public numbers only; no broker is needed.
-    With --config, the file gives dim, rank, epsilon, delta, contributions and batches.
+    The forecast uses only the formulas of the default estimator and public numbers, without a broker. With
+    --config, dim, rank, epsilon, delta, contributions and batches are read from the file.
 
     [dim]Examples:
 
@@ -142,13 +142,13 @@ def estimators(as_json: JsonOption = False) -> None:
 def explained_text(accuracy: Mapping[str, Any]) -> str:
     """Format variances, their share, the angle bound and the support as one line.
 
-    A tensor shows its weights in place of the variances.
+    For a tensor, weights are shown instead of variances.
 
     Parameters
     ----------
     accuracy : mapping
         :attr:`Release.accuracy <streaming_pca.data.release.Release.accuracy>`;
-        values that are None are omitted.
+        None values are omitted.
     """
     if "weights" in accuracy:
         return f"weights {_variances(accuracy['weights'], None)}"
@@ -160,10 +160,10 @@ def explained_text(accuracy: Mapping[str, Any]) -> str:
 
 
 def counts_text(counts: Mapping[str, Any]) -> str:
-    """Format the noisy shares of null and of clipped records, with their standard errors.
+    """Format the noisy shares of null and clipped records, with their standard errors.
 
-    A share is shown between 0% and 100%, though its noise may have taken it further.
-    Where pairs are clipped, the second is of pairs.
+    A share is limited to 0% to 100%, although noise may take it outside. If pairs are clipped, the second
+    share is of pairs.
 
     Parameters
     ----------
@@ -262,7 +262,7 @@ def audit(
 
 
 def _summary(findings: list[Finding], epsilon: float, delta: float, trials: int) -> dict[str, Any]:
-    """Return all cases, with a bound over them that holds at 95% confidence jointly."""
+    """Return all cases, with a bound that holds for all jointly at 95% confidence."""
     from streaming_pca.audit.bounds import REPORTED_AT
 
     each = REPORTED_AT / len(findings)

@@ -252,7 +252,7 @@ def _tell_sent(sent: Produced, by_row: bool, as_json: bool) -> None:
 
 
 def _tell_header(found: RecordFile, settings: Settings) -> None:
-    """Warn of a guessed header, unless the stream has its names."""
+    """Warn about a guessed header, unless the stream has its names."""
     names = found.feature_names
     if found.guessed_header and names is not None and set(names) != set(settings.stream.feature_names or ()):
         shown = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
@@ -264,7 +264,7 @@ def _tell_header(found: RecordFile, settings: Settings) -> None:
 
 
 def _tell_null(sent: Produced, path: str, settings: Settings) -> None:
-    """Warn of messages that hold null records."""
+    """Warn about messages with null records."""
     dtype = settings.stream.dtype
     if sent.not_finite:
         say(

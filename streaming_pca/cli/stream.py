@@ -24,9 +24,9 @@ def stream_pause(
     reason: ReasonOption = "not given",
     as_json: JsonOption = False,
 ) -> None:
-    """Pause a stream: it processes no further batch until it is resumed.
+    """Pause a stream: it does not process further batches until it is resumed.
 
-    Its workers keep running and wait. A batch that is reserved already may still be finished.
+    Its workers keep running and wait. An already reserved batch may still be finished.
 
     [dim]Example: streaming-pca stream pause --config stream.toml --reason "broker upgrade"[/]
     """
@@ -63,7 +63,7 @@ def stream_retire(
     reason: ReasonOption = "not given",
     as_json: JsonOption = False,
 ) -> None:
-    """Retire a stream for ever; the charges of its records remain.
+    """Retire a stream permanently; the charges of its records remain.
 
     A reserved batch is abandoned, its workers exit, and its name can never be used again on this topic.
 

@@ -45,7 +45,7 @@ def topics_create(
     stream: StreamOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Create the missing topics of streams and open their ledger with a cap.
+    """Create streams' missing topics and open their ledgers with a cap.
 
     Existing topics are not changed, so run the command again after adding a stream.
 
@@ -76,7 +76,8 @@ def topics_check(config: ConfigOption, stream: StreamOption = None, as_json: Jso
     """Check the settings of the topics and the broker, and name each correction.
 
     An error keeps a worker from starting; a warning does not. The exit status is 2 if there are errors.
-    It also tells how the input topic is kept, and the meaning for the stream. Nothing is changed.
+    The command also shows the input topic's configuration and its meaning for the stream. It does not
+    change anything.
 
     [dim]Example: streaming-pca topics check --config stream.toml --json[/]
     """
@@ -89,7 +90,7 @@ def topics_check(config: ConfigOption, stream: StreamOption = None, as_json: Jso
             each.line: asdict(each) for each in describe_input(settings.kafka, settings.stream)
         }
         for problem in check_topics(settings.kafka, settings.stream)[1]:
-            # Streams share their input, its ledger and the broker.
+            # Streams may share their input, its ledger and the broker.
             names, _, _ = found.setdefault(problem.line, ([], problem.fatal, problem.to_json()))
             names.append(settings.stream.name)
     ok = not any(fatal for _, fatal, _ in found.values())
@@ -132,8 +133,8 @@ def topics_acls(
 ) -> None:
     """Print the permissions that a role needs, as options of kafka-acls.sh --add.
 
-    Each line is one call of that program. Permissions are never taken away. A worker's name the ids of its
-    topics: grant them once the topics are created, and again when one was recreated.
+    Each line is one call of that program. Permissions are never revoked. A worker's permissions contain the
+    ids of its topics: grant them after the topics are created, and again after one was recreated.
 
     [dim]Example: streaming-pca topics acls --config stream.toml --role worker --principal User:pca[/]
     """

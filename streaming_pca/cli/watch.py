@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 _HEAD = ("batch", "records", "angle", "created", "explained variance")
 _INDENT = 7
 _PATIENCE = 5.0
-"""Seconds without any release after which a line says what may be waited for."""
+"""Seconds without a release before a line explains possible reasons."""
 _NOTHING_YET = (
     "no release yet: the first one comes when a batch is full or max_wait_seconds is over; "
     "a worker that is new on its machine compiles before that, for up to a minute"
@@ -65,10 +65,9 @@ def watch(
 
     The column "angle" is the largest principal angle to the previous release. An
     angle with "≤" bounds the distance to the subspace of the same records without
-    noise. Errors cover the noise and what clips cut off. Angles are in radians in
-    JSON and in degrees in text. Shares of null and of clipped records are of the
-    release's batch, where the stream has diagnostics; text shows them between 0%
-    and 100%, JSON as the noise left them. A line below a release says why it is doubtful.
+    noise. Errors cover noise and clipping. Angles are in radians in JSON and in degrees in text. Shares of
+    null and clipped records are those of the release's batch, if the stream has diagnostics; text limits
+    them to 0% to 100%, JSON does not. A line below a doubtful release gives the reason.
 
     [dim]Example: streaming-pca watch --config stream.toml[/]
     """
@@ -82,7 +81,7 @@ def watch(
         try:
             in_time = _show(items, as_json, count, timeout)
         except BrokenPipeError:
-            # The reader has closed the pipe: Python's buffered output must not raise again at exit.
+            # The reader has closed the pipe; buffered output must not raise again at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return
     if not in_time:
@@ -95,7 +94,7 @@ def _show(
     count: int | None,
     timeout: float | None,
 ) -> bool:
-    """Print releases until the end; return False if the next one did not come in time."""
+    """Print releases until the end; return False if the next one is late."""
     from streaming_pca.client.releases import NotARelease
 
     shown = 0
@@ -103,7 +102,7 @@ def _show(
     headed, told = as_json, False
     for item in items:
         if not headed:
-            # Only after the topic has answered, so that an error is the only output.
+            # Only after the topic was read, so that an error is the only output.
             _print_line(_HEAD)
             headed = True
         if isinstance(item, NotARelease):
@@ -142,9 +141,9 @@ def _topic_of(
 
 @contextmanager
 def _signals_noted() -> Iterator[Callable[[], bool]]:
-    """Yield a function that tells whether SIGINT or SIGTERM has come.
+    """Yield a function that returns whether SIGINT or SIGTERM has arrived.
 
-    A second signal ends the process at once.
+    A second signal ends the process immediately.
     """
     came: list[int] = []
 
@@ -212,7 +211,7 @@ def _cells(item: FollowedRelease) -> tuple[str, ...]:
 
 
 def _print_doubts(release: Release) -> None:
-    """Print a line under a release that has doubts."""
+    """Print a line below a doubtful release."""
     from streaming_pca.estimators.doubts import describe_doubts, resolved_components
 
     if release.doubts:
@@ -222,10 +221,10 @@ def _print_doubts(release: Release) -> None:
 
 
 def _print_line(cells: tuple[str, ...]) -> None:
-    """Print a row; where the terminal is too narrow, its last cell is below, or all are."""
+    """Print a row; in a narrow terminal, put its last cell, or all cells, on separate lines."""
     batch, records, angle, created, variances = cells
     head = f"{batch:>6} {records:>12} {angle:>9}  {created:<29}"
-    # Not by rich, which ends the process with status 1 when the reader is gone.
+    # Not with rich, which ends the process with status 1 if the reader is gone.
     if len(head) + 2 + len(variances) <= out.width:
         print(f"{head}  {variances}", flush=True)
     elif len(head) <= out.width:

@@ -27,11 +27,10 @@ if TYPE_CHECKING:
 
 
 def worker(config: ConfigsOption) -> None:
-    """Run a worker: lead its streams, or stand by until their leaders are gone.
+    """Run a worker: lead its streams, or stand by until their leaders disappear.
 
-    All settings other than the streams' must be the same in all files. Exit
-    status: 0 stopped or done, 2 refused or misconfigured, 3 the cap is reached,
-    4 the broker was lost.
+    All settings other than the streams' must be equal in all files. Exit status: 0 stopped or done, 2
+    refused or misconfigured, 3 the cap is reached, 4 the broker was lost.
 
     [dim]Examples:
 
@@ -65,10 +64,10 @@ def spark(
 ) -> None:
     """Run a worker whose records are read and summed by executors of Apache Spark.
 
-    For a stream that outgrows one machine: it leads and stands by like any worker, beside others of the
-    stream, and gives the same releases. Only this process draws noise and writes to the ledger. It needs
-    Java 17 and the extra `spark`. Exit status: 0 stopped or done, 2 refused or misconfigured, 3 the cap is
-    reached, 4 the broker or Spark was lost.
+    For a stream that outgrows one machine: it leads and stands by like any worker, together with other
+    workers of the stream, and computes the same releases. Only this process draws noise and writes to the
+    ledger. It needs Java 17 and the extra `spark`. Exit status: 0 stopped or done, 2 refused or
+    misconfigured, 3 the cap is reached, 4 the broker or Spark was lost.
 
     [dim]Examples:
 
@@ -92,7 +91,7 @@ def spark(
 
 
 def _site_of(settings: Sequence[Settings]) -> Site | None:
-    """Return the dashboard of a worker's streams if its HTTP server is to show it."""
+    """Return the dashboard of a worker's streams if its HTTP server should show it."""
     if not (settings[0].http.enabled and settings[0].http.dashboard):
         return None
     from streaming_pca.dashboard.site import make_site
@@ -132,8 +131,8 @@ def project(
 ) -> None:
     """Project the records of a stream's input with its latest release, each exactly once.
 
-    The output is as private as the input, and no more: it tells of single records, and the guarantee of the
-    releases does not extend to it. Give it the protection that the input has. Nothing is charged for it.
+    The output is only as private as the input: it reveals single records, and the guarantee of the releases
+    does not extend to it. Give it the same protection as the input. It is not charged.
 
     Workers with the same stream and output share the partitions. Exit status: 0 stopped or done, 2 refused
     or misconfigured, 4 the broker was lost.
@@ -185,9 +184,9 @@ def demo(
 ) -> None:
     """Stream all flights of 2013 from New York through a worker, and evaluate the result.
 
-    It takes about 20 seconds on two cores; the first run, which compiles the
-    kernels, a minute. The last line of standard output is JSON; with --dashboard the line before the
-    dashboard's address is.
+    The demo takes about 20 seconds on two cores; the first run, which compiles the kernels, takes a minute.
+    The last line of standard output is JSON; with --dashboard it is the line before the dashboard's
+    address.
 
     [dim]Examples:
 

@@ -304,7 +304,7 @@ class Producer:
 
     def __del__(self) -> None:
         """Warn about waiting rows that are lost."""
-        # After a failed constructor there are no rows; a fork's rows are sent by the creating process.
+        # A failed constructor leaves no rows; the creating process sends a fork's rows.
         if getattr(self, "_count", 0) and self._process == os.getpid():
             warnings.warn(
                 f"{self._count} rows for {self.topic!r} were not sent: close the producer",

@@ -1,6 +1,6 @@
 """Settings of the Kafka connection.
 
-They are separate from other settings, because the clock process does not import those.
+They are separate from other settings, because the clock process needs them without the rest.
 """
 
 from __future__ import annotations

@@ -147,8 +147,8 @@ class StreamSettings(StrictSection):
     delta: float
     """Delta of the privacy guarantee; `inf` if `private = false`."""
     private: bool = True
-    """Require a private estimator; with false there is no guarantee, every record is charged infinity, and
-    the cap of the input's ledger must be `inf,inf`.
+    """Require a private estimator; false gives up any guarantee: every record is charged infinity, and the
+    cap of the input's ledger must be `inf,inf`.
     """
     privacy_unit: Literal["message", "row", "user"] = "message"
     """Unit that the guarantee protects: a message with all its rows, each row of a message, or all
@@ -361,7 +361,7 @@ class StreamSettings(StrictSection):
             kind=self.record_kind,
             centering=self.centering,
             bounds=self.bounds,
-            # With `bounds`, the factors were already set before this check, unless the bounds are wrong.
+            # Before this check, `bounds` was already replaced by factors.
             scale=None if self.scale == "bounds" else self.scale,
         )
 
@@ -471,7 +471,7 @@ class StreamSettings(StrictSection):
 
     @property
     def releases_topic(self) -> str:
-        """Topic on which subspaces are published."""
+        """Topic for published subspaces."""
         return f"{self.name}.releases"
 
 

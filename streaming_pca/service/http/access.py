@@ -143,7 +143,7 @@ class Access:
     """Middleware that passes permitted requests on.
 
     ``/healthz``, ``/readyz`` without details, and the pages, which do not contain data, do not need a
-    token. The request's scope shows its endpoint whether the request had one.
+    token. The request's scope records for its endpoint whether the request had one.
 
     Parameters
     ----------

@@ -132,7 +132,7 @@ class Poller:
             self._new_subjects.set()
 
     def run(self) -> None:
-        """Tick for ever."""
+        """Tick until the process ends."""
         threading.Thread(target=self._watch_ids, name="ids", daemon=True).start()
         threading.Thread(target=self._watch_ticks, name="ticks", daemon=True).start()
         if self._registry is not None:
