@@ -211,7 +211,7 @@ def apply_permissions(kafka: KafkaSettings, wanted: Sequence[Permission], princi
     Raises
     ------
     NotPermitted
-        If the settings' own user must not grant them.
+        If the settings' own user lacks the permission to grant them.
     TopicError
         If the broker has no authorizer.
     BrokerUnreachable

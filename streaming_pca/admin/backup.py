@@ -88,7 +88,7 @@ class Backup:
     users: dict[str, bytes] = field(default_factory=dict)
 
 
-# -- taking one ------------------------------------------------------------
+# -- export ----------------------------------------------------------------
 
 
 def export_backup(kafka: KafkaSettings, topic: str, path: Path) -> Backup:
@@ -153,7 +153,7 @@ def verified_ledger(backup: Backup, what: str = "the backup") -> Ledger:
     return ledger
 
 
-# -- its file --------------------------------------------------------------
+# -- file ------------------------------------------------------------------
 
 
 class _Frozen(BaseModel):

@@ -324,7 +324,7 @@ def _committed(kafka: KafkaSettings, topic: str) -> tuple[bytes, ...]:
     return tuple(read_topic(kafka, topic)) if existing_topics(kafka, [topic]) else ()
 
 
-# -- what is missing -----------------------------------------------------------
+# -- missing parts -------------------------------------------------------------
 
 
 def _compare(kafka: KafkaSettings, backup: Backup) -> _Missing:
@@ -379,7 +379,7 @@ def _refuse_ledger(topic: str, there: tuple[bytes, ...], entries: tuple[bytes, .
     )
 
 
-# -- writing it ----------------------------------------------------------------
+# -- writing -------------------------------------------------------------------
 
 
 def _fence(kafka: KafkaSettings, backup: Backup, names: set[str]) -> None:

@@ -37,8 +37,9 @@ class Standings:
 
     Attributes
     ----------
-    members : mapping of group to its members, or None if the broker does not return them partitions :
-    mapping of input topic to partitions first, end : mapping of partition to offset
+    members : mapping of group to its members, or None if the broker does not return them
+    partitions : mapping of input topic to partitions
+    first, end : mapping of partition to offset
         Range of offsets that a worker can read.
     high : mapping of partition to offset
         Ends including open transactions, if the broker returns them.
@@ -200,7 +201,7 @@ def _names(part: Any, topic: str) -> bool:
 
 
 def describe_charges(ledger: Ledger, job: JobLedger) -> dict[str, Any]:
-    """Describe the largest charges by a job and by all, the remaining budget, and the cap."""
+    """Describe the largest charges by a job and by all, the remainder, and the cap."""
     opened = ledger.opened
     if opened is None:
         return {"charged": None, "left": None, "cap": None, "filter": None}

@@ -154,7 +154,7 @@ class StreamSettings(StrictSection):
     """Unit that the guarantee protects: a message with all its rows, each row of a message, or all
     messages of a user, identified by the message key."""
     contributions_per_user: int = Field(default=1, ge=1, le=65535)
-    """Most batches that count one user, with one message each; only for `privacy_unit = "user"`."""
+    """Most batches per user, with one message each; only for `privacy_unit = "user"`."""
     record_kind: RecordKind = RecordKind.FACTOR
     """Kind of records: vectors and factors F (A = F^T F), symmetric matrices, or reports that producers
     have already made private.

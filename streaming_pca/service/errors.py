@@ -36,7 +36,7 @@ class NotPermitted(TopicError):
 
     @classmethod
     def check(cls, described: Iterable[Mapping[str, Any]]) -> None:
-        """Raise the error of a topic that the broker would not describe to this user."""
+        """Raise the error for a topic that the broker refuses to describe to this user."""
         for topic in described:
             if topic["error_code"] == _NOT_PERMITTED:
                 raise cls("Describe", f"topic {topic['name']!r}")

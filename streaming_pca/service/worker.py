@@ -419,7 +419,7 @@ class Worker:
         return {stream.settings.stream.name: stream.role for stream in self._streams}
 
     def refusals(self) -> dict[str, str]:
-        """Return the reasons by stream that this process may not run as configured."""
+        """Return the streams that this process may not run as configured, with reasons."""
         return {s.settings.stream.name: s.refusal for s in self._streams if s.refusal is not None}
 
     async def run(self) -> int:

@@ -1,9 +1,9 @@
 """Snapshot of a ledger and its jobs' committed states, taken while workers run.
 
-The ledger is read first, up to some offset. Then each job's state is looked up that its last COMMITTED
-before that offset names. The state is still on its topic, perhaps followed by later ones, because the
-broker's cleaner does not touch recent messages. If a job commits faster than that, ledger and state are
-read again. So a snapshot shows one point of the ledger's log, without stopping any worker.
+The ledger is read first, up to some offset. Then the state named by each job's last COMMITTED before that
+offset is looked up. The state is still on its topic, perhaps followed by later ones, because the broker's
+cleaner does not touch recent messages. If a job commits faster than that, ledger and state are read again.
+So a snapshot shows one point of the ledger's log, without stopping any worker.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def replay(entries: Iterable[bytes], ledger: Ledger) -> Ledger:
 
 
 def existing_topics(kafka: KafkaSettings, names: Iterable[str]) -> set[str]:
-    """Return the existing ones among these topics."""
+    """Return the existing topics among ``names``."""
     if not (names := list(names)):
         return set()
     described = describe_topics(kafka, names, "the topics")

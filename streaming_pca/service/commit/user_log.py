@@ -56,14 +56,14 @@ class UserLog:
     Parameters
     ----------
     limit : int
-        Most batches that may count one user.
+        Most batches per user.
 
     Attributes
     ----------
     key : bytes
-        Secret key for hashing messages' keys. Each process draws another one until the first commit
-        contains it. Until then the table is empty, and equality of keys within one batch does not depend on
-        the secret.
+        Secret key for hashing messages' keys. Drawn again at each take-over until the first commit contains
+        it. Until then the table is empty, and equality of keys within one batch does not depend on the
+        secret.
     index : UserIndex or None
         Index of the last commit; None before the first.
     """

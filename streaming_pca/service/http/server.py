@@ -82,7 +82,7 @@ class HttpServer:
         Returns this process's role in each stream, by name: "starting", "leading",
         "standby", "paused", "ended".
     refusals : callable
-        Returns the reasons by stream that this process may not run as configured.
+        Returns the streams that this process may not run as configured, with reasons.
 
     Raises
     ------

@@ -19,8 +19,8 @@ class BatchCutter:
     A batch is cut at the first end offsets that cover the planned count; the search starts with the end
     offsets that cut the last batch. With a ``max_wait``, a batch is cut late once that time has passed
     since the last cut (for the first batch: since the feed was opened). The late cut is at the newest end
-    offsets of that moment or, if they cover too little, at the first later end offsets with the fewest
-    useful records.
+    offsets of that moment or, if they cover too little, at the first later end offsets that cover the
+    minimum of useful records.
 
     Parameters
     ----------
@@ -45,7 +45,7 @@ class BatchCutter:
         ----------
         quotas_at : callable
             Takes end offsets and whether the cut is late. Returns each partition's quota, or None if the
-            end offsets cover less than the planned count (late: less than the fewest useful records).
+            end offsets cover less than the planned count (late: less than the minimum of useful records).
 
         Returns
         -------

@@ -3,7 +3,7 @@
 Raises
 ------
 ImportError
-    If this package does not support the private names of the installed kafka-python.
+    If the version of kafka-python is unsupported: this package uses private names of it.
 """
 
 from __future__ import annotations

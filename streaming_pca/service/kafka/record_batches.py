@@ -121,7 +121,7 @@ def read_body(buffer: bytearray, start: int, end: int) -> _Body:
     """Read a record between its length and its end; return offset delta, key, value and headers."""
     delta, key = -1, None
     try:
-        # The attributes (one byte) do not have a meaning.
+        # Skip one byte of attributes, which are unused.
         position = start + 2 if buffer[start + 1] < 0x80 else _skip_varlong(buffer, start + 1)
         delta, position = varint(buffer, position)
         key, position = _bytes(buffer, position, end)
@@ -138,7 +138,7 @@ def read_body(buffer: bytearray, start: int, end: int) -> _Body:
             if name is None:
                 raise MalformedRecord
             item, position = _bytes(buffer, position, end)
-            # Like Java: a name need not be UTF-8.
+            # Like Java: a name that is not UTF-8 does not match any known header.
             headers.append((name.decode("utf-8", "replace"), item))
         if position != end:
             raise MalformedRecord
