@@ -150,7 +150,7 @@ def _default(field: FieldInfo) -> str:
 
 
 def _text(value: Any) -> str:
-    """Format a value as TOML does."""
+    """Format a value in TOML."""
     if isinstance(value, tuple):
         return f"[{', '.join(map(_text, value))}]"
     return f"{value:g}" if isinstance(value, float) else json.dumps(value)
@@ -161,7 +161,7 @@ def _one_line(text: str | None) -> str:
 
 
 def settings_markdown() -> str:
-    """Return the settings reference as Markdown, with one table a section."""
+    """Return the settings reference as Markdown, with one table per section."""
     parts = [
         "Environment variables override the file; in them lists and tables are written as JSON. "
         "With several streams, a variable of `[stream]` applies to each of them, and "

@@ -67,7 +67,7 @@ def _formatter(settings: LogSettings) -> logging.Formatter:
 
 
 def configure_logging(settings: LogSettings) -> None:
-    """Send all log lines to standard error, in place of earlier handlers."""
+    """Send all log lines to standard error, replacing earlier handlers."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_formatter(settings))
     # A full disk loses the line; a traceback about the loss would add nothing.

@@ -174,7 +174,7 @@ class StreamMetrics:
         self._all.paused.labels(self._stream).set(paused)
 
     def set_refused(self, refused: bool) -> None:
-        """Set whether this process was refused the stream."""
+        """Set whether this process may not run the stream as configured."""
         self._all.refused.labels(self._stream).set(refused)
 
     def set_ready_source(self, read: Callable[[], bool]) -> None:

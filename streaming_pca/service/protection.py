@@ -2,8 +2,8 @@
 
 Imports only the standard library, because commands call it before anything else.
 
-On Linux a protected process is not dumpable (prctl(2), PR_SET_DUMPABLE). The system then writes no core
-file, not even for a handler such as systemd-coredump, which ignores the limit on core files. Other
+On Linux a protected process is not dumpable (prctl(2), PR_SET_DUMPABLE). The system then does not write
+core files, not even for a handler such as systemd-coredump, which ignores the limit on core files. Other
 processes of the same user can neither attach a debugger nor read its memory, its environment and its open
 files in ``/proc``. Only root can. ``exec`` resets the flag, so every program of the service sets it.
 

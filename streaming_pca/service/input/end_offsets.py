@@ -102,7 +102,7 @@ class OffsetFeed:
         self.started = time.monotonic()
         """Time when the feed was opened."""
         self.ticked = self.started
-        """Time up to which the queue contains all ticks."""
+        """Time of the last appended tick; at first, of the opening."""
         self.unlisted: BaseException | None = None
         """Reason why schemas are not known yet."""
         self.listed_at = 0.0

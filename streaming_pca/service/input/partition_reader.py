@@ -112,7 +112,7 @@ class PartitionReader:
         """Stop reading a partition and drop its buffer; its consumer serves the next partition."""
         consumer = self._consumers.pop(partition)
         self._buffer.remove(partition)
-        # This also drops records fetched ahead, because their partition is no longer assigned.
+        # This also drops records fetched ahead, because their partition is unassigned.
         consumer.unsubscribe()
         self._free.append(consumer)
 

@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 _POLL_MS = 10
 _FIRST_SPAN = 4
-"""Offsets read first from the end: two releases, each with the marker of its transaction."""
+"""Number of last offsets to read first: two releases, each with its transaction marker."""
 
 
 class LatestRelease:

@@ -64,7 +64,7 @@ class _InputAssignor(StickyPartitionAssignor):  # type: ignore[misc]
 
 
 class Membership(ConsumerRebalanceListener):  # type: ignore[misc]
-    """Member of the group; it reads no records.
+    """Member of the group, which does not read records.
 
     Parameters
     ----------

@@ -42,7 +42,7 @@ class RegistryAway(SessionLost):
 
 
 class RegistryRefused(StreamRefused):
-    """Permanent failure of the registry; the message is one line that names the setting."""
+    """Failure of the registry that needs a changed setting; one line that names it."""
 
 
 class NotThere(Exception):

@@ -182,8 +182,8 @@ class SchemaRegistry:
         try:
             schema = public_schema(self._format, self._registered(answer, what, 0), self._message)
         except (_Unusable, ValueError) as error:
-            # Kept as it is: its records are null, while those of other versions are read. A refused request
-            # for a reference is temporary and therefore not caught here.
+            # Kept as it is: its records are null, while those of other versions are read. A registry that
+            # refuses a request for a reference may recover, so that error is not caught here.
             schema = PublicSchema(self._format, answer.schema.encode("utf-8", "replace"), self._message)
             self._faults[id_] = str(error) if isinstance(error, _Unusable) else f"{what}: {error}"
         if sum(len(each.data) for each in self._schemas.values()) + len(schema.data) > _MOST_BYTES:
