@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ast
 import re
+import tokenize
 from collections.abc import Iterator
 from functools import cache
+from io import StringIO
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
@@ -28,6 +30,23 @@ BANNED = re.compile(
 )
 PAPER = re.compile(r"(?<![\w.,-])00[0-4](?![\w.])")
 PAPER_LINES = re.compile(r"\blines? \d")
+
+DIALECT = re.compile(
+    r"\b(tell|tells|told|telling)\b(?! (apart|from noise))|\b(says|said)\b|\b(is|are|was|were) (no|none)\b|"
+    r"\bbehind\b|\bbeside\b|\b(go|goes|went) on\b|\banew\b|\bat once\b|"
+    r"\b(of|by|in|with|from|to|at|on|for) (which|whose|whom)\b|\bno more\b|\bbe had\b|\bmeanwhile\b|"
+    r"\bstands? for\b"
+)
+"""Idiom of another language, where each of these stands in the place of a plain English word."""
+MOST_DIALECT = {
+    "pages": (0, 0),
+    "docs": (29, 0),
+    "streaming_pca": (4, 234),
+    "tests": (1, 750),
+    "benchmarks": (1, 38),
+    "experiments": (2, 21),
+}
+"""Marks in prose (docstrings, comments, pages) and in code (names, messages); these may only fall."""
 
 _SENTENCE_END = re.compile(r"(?<=[.:;!?])\s|\n\n")
 _UNAVOIDABLE: frozenset[str] = frozenset()
@@ -133,3 +152,55 @@ def test_the_counts_find_what_they_are_for(monkeypatch: pytest.MonkeyPatch) -> N
         assert len(long_sentences()) == len(banned_words()) == len(papers_by_number()) == 1
     finally:
         docstrings.cache_clear()
+
+
+@cache
+def dialect() -> dict[str, tuple[int, int]]:
+    """Count the marks in prose and in code of each folder."""
+    pages = [ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")]
+    counts = {"pages": (sum(map(_marks, pages)), 0)}
+    for folder in ("docs", "streaming_pca", "tests", "benchmarks", "experiments"):
+        prose = code = 0
+        for path in sorted((ROOT / folder).rglob("*")):
+            if path.suffix == ".md":
+                prose += _marks(path)
+            elif path.suffix == ".py" and path != Path(__file__):
+                written, rest = _prose_and_code(path.read_text(encoding="utf-8"))
+                prose += len(DIALECT.findall(written))
+                code += len(DIALECT.findall(rest))
+        counts[folder] = (prose, code)
+    return counts
+
+
+def _marks(path: Path) -> int:
+    return len(DIALECT.findall(path.read_text(encoding="utf-8")))
+
+
+def _prose_and_code(text: str) -> tuple[str, str]:
+    """Split a module into its docstrings and comments, and all other tokens."""
+    prose, code = [], []
+    before = tokenize.NEWLINE
+    for token in tokenize.generate_tokens(StringIO(text).readline):
+        is_docstring = token.type == tokenize.STRING and before in (
+            tokenize.NEWLINE,
+            tokenize.INDENT,
+            tokenize.DEDENT,
+        )
+        (prose if is_docstring or token.type == tokenize.COMMENT else code).append(token.string)
+        if token.type not in (tokenize.COMMENT, tokenize.NL):
+            before = token.type
+    return "\n".join(prose), "\n".join(code)
+
+
+@pytest.mark.parametrize("folder", MOST_DIALECT)
+def test_marks_of_the_dialect_only_fall(folder: str) -> None:
+    found, most = dialect()[folder], MOST_DIALECT[folder]
+    assert found[0] <= most[0], f"{folder}: {found[0]} marks in prose, at most {most[0]}"
+    assert found[1] <= most[1], f"{folder}: {found[1]} marks in code, at most {most[1]}"
+    assert found == most, f"{folder}: fewer marks: write {found} in MOST_DIALECT"
+
+
+def test_marks_are_told_apart_by_their_place() -> None:
+    text = '"""It goes on."""\n\n\ndef f() -> str:\n    # As said.\n    said = "behind"\n    return said\n'
+    prose, code = _prose_and_code(text)
+    assert (len(DIALECT.findall(prose)), len(DIALECT.findall(code))) == (2, 3)
