@@ -5,33 +5,27 @@ from __future__ import annotations
 import threading
 import time
 from contextlib import closing
-from typing import TYPE_CHECKING
 
 from streaming_pca.config.kafka import KafkaSettings
 from streaming_pca.dashboard.observing.logs import TopicsLost, TopicsReader
-from streaming_pca.dashboard.observing.standing import TopicTable
-
-if TYPE_CHECKING:
-    from streaming_pca.dashboard.observing.observer import Observer
+from streaming_pca.dashboard.observing.watched import Watched
 
 _IDLE_SECONDS = 0.2
 _PROBE_SECONDS = 3.0
 """Interval between requests for end offsets: polling a dead broker raises no error."""
 
 
-def follow_topics(observer: Observer, kafka: KafkaSettings, table: TopicTable, stop: threading.Event) -> None:
+def follow_topics(watched: Watched, kafka: KafkaSettings, stop: threading.Event) -> None:
     """Read over one connection until stopped, from where the last connection ended."""
     with closing(TopicsReader(kafka)) as reader:
-        _Follower(observer, reader, table, stop).run()
+        _Follower(watched, reader, stop).run()
 
 
 class _Follower:
     """Reader of the topics over one connection."""
 
-    def __init__(
-        self, observer: Observer, reader: TopicsReader, table: TopicTable, stop: threading.Event
-    ) -> None:
-        self._observer, self._reader, self._table, self._stop = observer, reader, table, stop
+    def __init__(self, watched: Watched, reader: TopicsReader, stop: threading.Event) -> None:
+        self._watched, self._reader, self._table, self._stop = watched, reader, watched.table, stop
         self._reads: set[str] = set()
         self._waits: set[str] = set()
         """Topics that exist but have no leader."""
@@ -55,27 +49,27 @@ class _Follower:
                 self._recover(lost)
                 continue
             if messages:
-                self._observer.take(messages)
-            if self._is_time() or not (messages or self._observer.is_loaded):
+                self._watched.take(messages)
+            if self._is_time() or not (messages or self._watched.is_loaded):
                 self._probe()
 
     def _is_time(self) -> bool:
         return time.monotonic() - self._probed > _PROBE_SECONDS
 
     def _finish(self) -> None:
-        self._observer.report("topics", None)
+        self._watched.report("topics", None)
         if not self._waits:
-            self._observer.load()
+            self._watched.load()
 
     def _assign(self) -> None:
         """Assign the topics that exist; read new ones from their beginnings."""
-        observer, table = self._observer, self._table
+        watched, table = self._watched, self._table
         if not table.is_known:
             return
         new: set[str] = set()
         reads: set[str] = set()
-        with observer.lock:
-            for state in observer.streams.values():
+        with watched.lock:
+            for state in watched.streams.values():
                 own = state.releases
                 topic_id = table.id(own.topic)
                 state.problem = next(filter(None, map(table.problem, (state.input, own.topic))), None)
@@ -86,7 +80,7 @@ class _Follower:
                     if own.topic_id != topic_id:
                         own.restart(None)
                         new.add(own.topic)
-            for view in observer.views.values():
+            for view in watched.views.values():
                 ids = (table.id(view.input), table.id(view.topic))
                 view.problem = next(filter(None, map(table.problem, (view.input, view.topic))), None)
                 if view.topic in self._denied:
@@ -104,13 +98,13 @@ class _Follower:
         if self._waits:
             self._reader.assign(self._reads)
         self._begin(bounds, new, old)
-        observer.refresh()
+        watched.refresh()
 
     def _begin(self, bounds: dict[str, tuple[int, int]], new: set[str], old: set[str]) -> None:
         """Set the positions of topics that this connection has not read yet."""
-        observer, table = self._observer, self._table
-        with observer.lock:
-            for state in observer.streams.values():
+        watched, table = self._watched, self._table
+        with watched.lock:
+            for state in watched.streams.values():
                 own = state.releases
                 if own.topic in bounds and (own.topic in new or own.topic not in old):
                     first, end = bounds[own.topic]
@@ -118,13 +112,13 @@ class _Follower:
                         own.begin(first, end)
                         own.topic_id = table.id(own.topic)
                     self._seek(own.topic, own.next_offset, first, end)
-            for view in observer.views.values():
+            for view in watched.views.values():
                 if view.topic in bounds and (view.topic in new or view.topic not in old):
                     first, end = bounds[view.topic]
                     if view.topic in new:
                         view.restart(table.id(view.input), table.id(view.topic))
                         view.begin(first)
-                        observer.verifications.forget(view.input)
+                        watched.verifications.forget(view.input)
                     self._seek(view.topic, view.next_offset, first, end)
 
     def _seek(self, topic: str, offset: int, first: int, end: int) -> None:
@@ -136,11 +130,11 @@ class _Follower:
 
     def _restart(self, topic: str) -> None:
         """Discard the state of a topic, so that it is read from its beginning."""
-        with self._observer.lock:
-            for state in self._observer.streams.values():
+        with self._watched.lock:
+            for state in self._watched.streams.values():
                 if state.releases.topic == topic:
                     state.releases.restart(None)
-            for view in self._observer.views.values():
+            for view in self._watched.views.values():
                 if view.topic == topic:
                     view.restart(None, None)
         self._table.changed.set()
@@ -151,7 +145,7 @@ class _Follower:
         else:
             # Retention has deleted the next message, or the topic was recreated.
             bounds = self._reader.bounds(lost.topics)
-            with self._observer.lock:
+            with self._watched.lock:
                 for topic, (first, end) in bounds.items():
                     part = self._next_of(topic)
                     if part < first:
@@ -162,25 +156,25 @@ class _Follower:
         self._table.changed.set()
 
     def _next_of(self, topic: str) -> int:
-        for state in self._observer.streams.values():
+        for state in self._watched.streams.values():
             if state.releases.topic == topic:
                 return state.releases.next_offset
-        view = next(v for v in self._observer.views.values() if v.topic == topic)
+        view = next(v for v in self._watched.views.values() if v.topic == topic)
         return view.next_offset
 
     def _probe(self) -> None:
         """Request offset bounds, to check whether the broker answers and everything was read."""
         bounds = self._reader.bounds(self._reads)
         self._probed = time.monotonic()
-        with self._observer.lock:
-            for state in self._observer.streams.values():
+        with self._watched.lock:
+            for state in self._watched.streams.values():
                 if state.releases.topic in bounds:
                     state.releases.forget_before(bounds[state.releases.topic][0])
-            for view in self._observer.views.values():
+            for view in self._watched.views.values():
                 if view.topic in bounds and view.failed is None:
                     view.begin(bounds[view.topic][0])
-        self._observer.report("topics", None)
-        if self._observer.is_loaded or self._waits:
+        self._watched.report("topics", None)
+        if self._watched.is_loaded or self._waits:
             return
         if all(self._reader.position(topic) >= end for topic, (_, end) in bounds.items()):
-            self._observer.load()
+            self._watched.load()

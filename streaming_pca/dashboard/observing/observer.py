@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from kafka.errors import KafkaError
 
@@ -31,24 +31,19 @@ from streaming_pca.dashboard.models import (
     Verification,
 )
 from streaming_pca.dashboard.observing.errors import UnknownLedger, UnknownRecord, UnknownStream
-from streaming_pca.dashboard.observing.events import ConnectionState, Listeners
 from streaming_pca.dashboard.observing.following import follow_topics
 from streaming_pca.dashboard.observing.ledgers import LedgerView
-from streaming_pca.dashboard.observing.logs import Message, in_words
+from streaming_pca.dashboard.observing.logs import in_words
 from streaming_pca.dashboard.observing.lookup import ReleaseLookup
-from streaming_pca.dashboard.observing.standing import TopicTable, ask_for_standings
+from streaming_pca.dashboard.observing.standing import ask_for_standings
 from streaming_pca.dashboard.observing.streams import StreamState
-from streaming_pca.dashboard.observing.verification import Verifications
+from streaming_pca.dashboard.observing.watched import Watched
 from streaming_pca.data.release import Release
 from streaming_pca.service.errors import SessionLost, TopicError
 from streaming_pca.service.kafka.clients import BrokerUnreachable
 
 _log = logging.getLogger(__name__)
 
-MOST_ENTRIES = 10_000
-"""Entries to hold of one ledger."""
-MOST_ENTRIES_OF_ALL = 100_000
-"""Entries to hold of all ledgers together, but at least 1,000 of each."""
 _AGAIN_SECONDS = 1.0
 _REQUEST_MS = 5000
 _BOOTSTRAP_MS = 3000
@@ -77,21 +72,8 @@ class Observer:
 
     def __init__(self, settings: Sequence[Settings], *, history: int = 1000) -> None:
         self._kafka = _quick(settings[0].kafka)
-        ordered = sorted(settings, key=lambda s: s.stream.name)
-        inputs = sorted({s.stream.input for s in ordered})
-        rows = min(MOST_ENTRIES, max(1000, MOST_ENTRIES_OF_ALL // len(inputs)))
-        self._streams = {s.stream.name: StreamState(s, history) for s in ordered}
-        self._views = {name: LedgerView(name, rows) for name in inputs}
-        self._by_topic: dict[str, StreamState | LedgerView] = {
-            **{s.releases.topic: s for s in self._streams.values()},
-            **{v.topic: v for v in self._views.values()},
-        }
-        self._lock = threading.RLock()
-        self._listeners = Listeners()
-        self._connection = ConnectionState()
-        self.verifications = Verifications(self._kafka, lambda name: self._tell([_ledger_event(name)]))
+        self._watched = Watched(self._kafka, settings, history)
         self._lookup = ReleaseLookup(self._kafka)
-        self._table = TopicTable()
         self._stop = threading.Event()
         self._threads: list[threading.Thread] = []
 
@@ -112,21 +94,19 @@ class Observer:
         A thread that waits for a hanging broker ends later, when its request times out.
         """
         self._stop.set()
-        self._table.changed.set()
-        self._table.wanted.set()
+        self._watched.table.changed.set()
+        self._watched.table.wanted.set()
         deadline = time.monotonic() + _STOP_SECONDS
         for thread in self._threads:
             thread.join(max(deadline - time.monotonic(), 0.0))
         self._lookup.close()
 
-    def _keep(
-        self, part: str, run: Callable[[Observer, KafkaSettings, TopicTable, threading.Event], None]
-    ) -> None:
+    def _keep(self, part: str, run: Callable[[Watched, KafkaSettings, threading.Event], None]) -> None:
         """Run one part until stopped; report each failure and restart the part."""
         logged = None
         while not self._stop.is_set():
             try:
-                run(self, self._kafka, self._table, self._stop)
+                run(self._watched, self._kafka, self._stop)
                 continue
             except (BrokerUnreachable, ConfigurationError, KafkaError, OSError, TopicError) as error:
                 problem = in_words(error, self._kafka.bootstrap_servers)
@@ -136,61 +116,61 @@ class Observer:
                 if logged != problem:
                     _log.exception("the dashboard failed at its %s", part)
                 logged = problem
-            self.report(part, problem)
+            self._watched.report(part, problem)
             self._stop.wait(_AGAIN_SECONDS)
 
     # -- answers from memory --------------------------------------------------
 
     def overview(self) -> Overview:
         """Return all streams at the same moment."""
-        with self._lock:
+        with self._watched.lock:
             return Overview(
-                streams=[state.summary for state in self._streams.values()],
-                connection=self._connection.answer(),
-                revision=self._listeners.revision,
+                streams=[state.summary for state in self._watched.streams.values()],
+                connection=self._watched.connection.answer(),
+                revision=self._watched.listeners.revision,
             )
 
     def stream(self, name: str) -> StreamDetail:
         """Return a stream, with an empty ``guarantee``."""
-        with self._lock:
+        with self._watched.lock:
             return self._state(name).detail
 
     def history(self, name: str) -> History:
         """Return the columns of a stream's last releases."""
-        with self._lock:
+        with self._watched.lock:
             return self._state(name).releases.history()
 
     def releases(self, name: str, limit: int, before: int | None = None) -> ReleasePage:
         """Return releases of batches below ``before``, newest first."""
-        with self._lock:
+        with self._watched.lock:
             return self._state(name).releases.page(limit, before)
 
     def ledgers(self) -> list[LedgerSummary]:
         """Return all ledgers, ordered by input topic."""
-        with self._lock:
-            return [view.summary() for view in self._views.values()]
+        with self._watched.lock:
+            return [view.summary() for view in self._watched.views.values()]
 
     def ledger(self, input: str) -> LedgerSummary:
         """Return the ledger of an input topic."""
-        with self._lock:
+        with self._watched.lock:
             return self._view(input).summary()
 
     def entries(self, input: str, limit: int, before: int | None = None, job: str | None = None) -> EntryPage:
         """Return entries at offsets below ``before``, newest first."""
-        with self._lock:
+        with self._watched.lock:
             return self._view(input).page(limit, before, job)
 
     def verification(self, input: str) -> Verification:
         """Return the last verification of a ledger."""
         self._view(input)
-        return self.verifications.last(input)
+        return self._watched.verifications.last(input)
 
     def listen(self, callback: Callable[[Event], None]) -> Callable[[], None]:
         """Register a callback for events; return a function that unregisters it.
 
         The callback runs in a thread of this object, when the answers already include the change.
         """
-        return self._listeners.listen(callback)
+        return self._watched.listeners.listen(callback)
 
     # -- answers that may ask the broker ---------------------------------------
 
@@ -202,7 +182,7 @@ class Observer:
         UnknownStream, UnknownRelease
         BrokerUnreachable, TopicError
         """
-        with self._lock:
+        with self._watched.lock:
             releases = self._state(name).releases
             point = releases.last if batch is None else releases.find(batch)
             latest = releases.latest if point is not None and point is releases.last else None
@@ -222,7 +202,7 @@ class Observer:
             If the ledger is not open or cannot be read.
         BrokerUnreachable
         """
-        with self._lock:
+        with self._watched.lock:
             view = self._view(input)
             view.require_readable()
             charge = view.record(partition, offset)
@@ -241,101 +221,21 @@ class Observer:
     def verify(self, input: str) -> Verification:
         """Start a verification unless one is running; return the ledger's last one."""
         self._view(input)
-        return self.verifications.start(input)
-
-    # -- for the threads --------------------------------------------------------
-
-    @property
-    def streams(self) -> Mapping[str, StreamState]:
-        """Streams by name."""
-        return self._streams
-
-    @property
-    def views(self) -> Mapping[str, LedgerView]:
-        """Ledgers by input topic."""
-        return self._views
-
-    @property
-    def lock(self) -> threading.RLock:
-        """Lock that protects the contents of streams and ledgers."""
-        return self._lock
-
-    @property
-    def is_loaded(self) -> bool:
-        """True once all topics have been read to their ends."""
-        return self._connection.loaded
-
-    def take(self, messages: Iterable[Message]) -> None:
-        """Process messages of the topics in order, then publish events."""
-        events: list[Event] = []
-        with self._lock:
-            changed: set[str] = set()
-            for message in messages:
-                part = self._by_topic.get(message.topic)
-                if isinstance(part, StreamState):
-                    point = part.releases.add(message.offset, message.value)
-                    if point is not None:
-                        events.append(_release_event(part.name, point.batch))
-                elif part is not None:
-                    part.add(message.offset, message.value)
-                    changed.add(part.input)
-            events += [_ledger_event(name) for name in sorted(changed)]
-            events += self._refresh()
-        # No events during the initial read, where each old release would look new.
-        self._tell(events if self.is_loaded else [])
-
-    def refresh(self) -> None:
-        """Rebuild the cached answers and publish an event for each change."""
-        with self._lock:
-            events = self._refresh()
-        self._tell(events)
-
-    def report(self, part: str, problem: str | None) -> None:
-        """Record a thread's problem with the broker, or None; publish a change."""
-        if self._connection.report(part, problem):
-            self.refresh()
-            self._tell([Event(kind="connection", revision=0)])
-
-    def load(self) -> None:
-        """Record that all topics were read to their ends."""
-        if self._connection.load():
-            # Lags can be computed only now, so request them immediately.
-            self._table.wanted.set()
-            self.refresh()
-            self._tell([Event(kind="connection", revision=0)])
-
-    def _refresh(self) -> list[Event]:
-        problem, loaded = self._connection.problem, self._connection.loaded
-        return [
-            Event(kind="standing", stream=state.name, revision=0)
-            for state in self._streams.values()
-            if state.update(self._views[state.input], problem, loaded)
-        ]
-
-    def _tell(self, events: Sequence[Event]) -> None:
-        self._listeners.tell(events)
+        return self._watched.verifications.start(input)
 
     def _require_broker(self) -> None:
-        problem = self._connection.problem
+        problem = self._watched.connection.problem
         if problem is not None:
             raise BrokerUnreachable(problem)
 
     def _state(self, name: str) -> StreamState:
         try:
-            return self._streams[name]
+            return self._watched.streams[name]
         except KeyError:
             raise UnknownStream(f"there is no stream {name!r} in the settings") from None
 
     def _view(self, input: str) -> LedgerView:
         try:
-            return self._views[input]
+            return self._watched.views[input]
         except KeyError:
             raise UnknownLedger(f"no stream of the settings reads topic {input!r}") from None
-
-
-def _release_event(stream: str, batch: int) -> Event:
-    return Event(kind="release", stream=stream, batch=batch, revision=0)
-
-
-def _ledger_event(input: str) -> Event:
-    return Event(kind="ledger", input=input, revision=0)

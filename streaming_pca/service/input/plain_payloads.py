@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,10 +11,8 @@ from numpy.typing import NDArray
 from streaming_pca.data.codec import PayloadCodec
 from streaming_pca.data.records import RecordKind
 from streaming_pca.kernels.plain_records import VALUE_BYTES, copy_rows
+from streaming_pca.service.input.row_store import RowStore
 from streaming_pca.service.kafka.record_blocks import RecordBlock
-
-if TYPE_CHECKING:
-    from streaming_pca.service.input.buffer import RowStore
 
 _WORDS: dict[str, Any] = {"float32": np.uint32, "float64": np.uint64}
 

@@ -116,14 +116,14 @@ def test_streams_end_with_the_server_and_leave_no_listener(made: MadeStream) -> 
         answer = Stream(running)
         wait_for(
             "the end of the other listener",
-            lambda: made.publish(1) and len(observer._listeners._listeners) == 1,
+            lambda: made.publish(1) and len(observer._watched.listeners._listeners) == 1,
         )
     # The stream's client stays: a server that waits for it would not end.
     assert running.stopped_in < LIMIT
     while answer.block():
         pass
     answer.close()
-    assert not observer._listeners._listeners
+    assert not observer._watched.listeners._listeners
 
 
 def test_a_slow_client_gets_one_event_in_place_of_too_many() -> None:

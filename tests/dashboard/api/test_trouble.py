@@ -30,7 +30,7 @@ class Troubled:
     def __init__(self) -> None:
         made = make_stream(f"127.0.0.1:{free_port()}", "away", topics=False)
         self.observer = Observer([made.settings])
-        self.observer.report("topics", "the broker does not answer")
+        self.observer._watched.report("topics", "the broker does not answer")
 
     def start(self) -> None:
         """Start no thread: a test of the observer covers how it detects a missing broker."""

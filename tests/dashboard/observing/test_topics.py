@@ -12,8 +12,7 @@ import pytest
 from kafka import TopicPartition
 from kafka.admin import NewPartitions
 
-from streaming_pca.dashboard.observing import ledgers
-from streaming_pca.dashboard.observing import observer as observing
+from streaming_pca.dashboard.observing import ledgers, watched
 from streaming_pca.dashboard.observing.errors import UnknownRelease
 from streaming_pca.dashboard.observing.ledgers import LedgerView
 from streaming_pca.dashboard.observing.observer import Observer
@@ -288,7 +287,7 @@ def test_the_embedded_broker_will_do(
 def test_the_rows_of_a_ledger_are_bounded(
     make: Make, observe: Observe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(observing, "MOST_ENTRIES", 10)
+    monkeypatch.setattr(watched, "MOST_ENTRIES", 10)
     stream = make(releases=10)
     observer = observe(stream)
     page = observer.entries(stream.settings.stream.input, 100)
