@@ -29,7 +29,7 @@ class Listeners:
         self._listeners: dict[int, Listener] = {}
         self._next = 0
         self._lock = threading.Lock()
-        self._telling = threading.Lock()
+        self._publishing = threading.Lock()
 
     def listen(self, callback: Listener) -> Callable[[], None]:
         """Register a callback for each event; return a function that unregisters it."""
@@ -44,9 +44,9 @@ class Listeners:
 
         return unlisten
 
-    def tell(self, events: Iterable[Event]) -> None:
+    def publish(self, events: Iterable[Event]) -> None:
         """Assign revisions and publish; call this without the lock, after updating the state."""
-        with self._telling:
+        with self._publishing:
             for event in events:
                 with self._lock:
                     self.revision += 1

@@ -1,4 +1,4 @@
-"""Descriptions of topics, passed from the thread that requests them to the one that reads the topics."""
+"""Descriptions of topics, shared by the observer's threads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""State of the watched streams and ledgers, which the observer's threads change and its answers read."""
+"""State of the watched streams and ledgers, shared by the observer and its threads."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Watched:
         self.listeners = Listeners()
         self.connection = ConnectionState()
         self.table = TopicTable()
-        self.verifications = Verifications(kafka, lambda name: self.listeners.tell([_ledger_event(name)]))
+        self.verifications = Verifications(kafka, lambda name: self.listeners.publish([_ledger_event(name)]))
 
     @property
     def is_loaded(self) -> bool:
@@ -79,13 +79,13 @@ class Watched:
             events += [_ledger_event(name) for name in sorted(changed)]
             events += self._refresh()
         # No events during the initial read, where each old release would look new.
-        self.listeners.tell(events if self.is_loaded else [])
+        self.listeners.publish(events if self.is_loaded else [])
 
     def refresh(self) -> None:
         """Rebuild the cached answers and publish an event for each change."""
         with self.lock:
             events = self._refresh()
-        self.listeners.tell(events)
+        self.listeners.publish(events)
 
     def report(self, part: str, problem: str | None) -> None:
         """Record a thread's problem with the broker, or None; publish a change."""
@@ -101,7 +101,7 @@ class Watched:
 
     def _publish_connection(self) -> None:
         self.refresh()
-        self.listeners.tell([Event(kind="connection", revision=0)])
+        self.listeners.publish([Event(kind="connection", revision=0)])
 
     def _refresh(self) -> list[Event]:
         problem, loaded = self.connection.problem, self.connection.loaded

@@ -8,7 +8,6 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
-from itertools import pairwise
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, ClassVar
@@ -165,7 +164,8 @@ def test_schemas_are_listed_on_an_interval_and_each_is_sent_once(monkeypatch: py
     found = [events.get(timeout=120) for _ in range(5)]
     assert all(event["subject"] == ("a", "avro", None) for event in found)
     times = [event["at"] for event in found]
-    assert all(later - before > 0.09 for before, later in pairwise(times))
+    # On busy processors one listing may come late, and the next one on time.
+    assert times[-1] - times[0] > 0.36
     said = [{key: event[key] for key in event if key not in ("at", "subject")} for event in found]
     assert said == [
         {"schemas": {1: "MQ=="}},
