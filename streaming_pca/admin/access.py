@@ -235,14 +235,14 @@ def apply_permissions(kafka: KafkaSettings, wanted: Sequence[Permission], princi
         with closing(admin_client(kafka)) as admin:
             failed = admin.create_acls(acls)["failed"]
     except KafkaError as error:
-        raise broker_failed(kafka, "the broker would not take the permissions", error, "Alter") from None
+        raise broker_failed(kafka, "the broker did not accept the permissions", error, "Alter") from None
     if ClusterAuthorizationFailedError in failed:
         raise NotPermitted("Alter", "the cluster")
     if failed:
         reason = failed[0].__name__
         if failed[0] is SecurityDisabledError:
             reason = "it has no authorizer: set authorizer.class.name in its server.properties"
-        raise TopicError(f"the broker would not take the permissions: {reason}")
+        raise TopicError(f"the broker did not accept the permissions: {reason}")
 
 
 def _operation(name: str) -> ACLOperation:

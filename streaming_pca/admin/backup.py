@@ -229,7 +229,7 @@ def _check_new(path: Path) -> None:
     """Refuse to overwrite a file."""
     # Not path.exists(), which raises without permission and overlooks a broken link.
     if os.path.lexists(path):
-        raise BackupError(f"{path}: is there already: name a new file")
+        raise BackupError(f"{path}: already exists: name a new file")
 
 
 def _part(data: bytes) -> _Part:
@@ -242,9 +242,9 @@ def read_backup(path: Path) -> Backup:
         with zipfile.ZipFile(path) as archive:
             members = archive.infolist()
             if any(m.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) for m in members):
-                raise BackupError(f"{path}: is packed otherwise than `streaming-pca export` does")
+                raise BackupError(f"{path}: is not packed as `streaming-pca export` packs it")
             if sum(m.file_size for m in members) > _MOST_UNFOLDED * path.stat().st_size:
-                raise BackupError(f"{path}: would unfold to more than {_MOST_UNFOLDED} times its size")
+                raise BackupError(f"{path}: would decompress to more than {_MOST_UNFOLDED} times its size")
             if archive.getinfo(_MANIFEST).file_size > _LARGEST_MANIFEST:
                 raise BackupError(f"{path}: its manifest is too large")
             manifest = _Manifest.model_validate_json(archive.read(_MANIFEST))
@@ -252,7 +252,7 @@ def read_backup(path: Path) -> Backup:
             wanted |= {f"{_STATES}{name}": part for name, part in manifest.states.items()}
             wanted |= {f"{_USERS}{name}": part for name, part in manifest.users.items()}
             if sorted(archive.namelist()) != sorted([_MANIFEST, *wanted]):
-                raise BackupError(f"{path}: holds other parts than its manifest names")
+                raise BackupError(f"{path}: contains other parts than its manifest lists")
             parts = {name: _read_part(archive, path, name, part) for name, part in wanted.items()}
     except OSError as error:
         raise BackupError(f"{path}: {error.strerror or error}") from None
@@ -263,10 +263,10 @@ def read_backup(path: Path) -> Backup:
             f"{path}: its manifest is not of this program's version 1: {where}: {first['msg']}"
         ) from None
     except (zipfile.BadZipFile, zlib.error, EOFError, KeyError, RuntimeError, ValueError, struct.error):
-        raise BackupError(f"{path}: is no backup made by `streaming-pca export`, or is damaged") from None
+        raise BackupError(f"{path}: is not a backup made by `streaming-pca export`, or is damaged") from None
     entries = tuple(parts[_LEDGER].split(b"\n")[:-1])
     if len(entries) != manifest.entries:
-        raise BackupError(f"{path}: has {len(entries)} entries, its manifest says {manifest.entries}")
+        raise BackupError(f"{path}: has {len(entries)} entries, but its manifest records {manifest.entries}")
     return Backup(
         topic=manifest.topic,
         topic_id=manifest.topic_id,

@@ -93,7 +93,7 @@ def charge_records(
     except SessionLost as error:
         if writer.committing:
             raise SessionLost(
-                f"{error}. Whether the charge was written is not known: look for it in "
+                f"{error}. It is not known whether the charge was written: look for it in "
                 "`streaming-pca ledger show` before you charge again"
             ) from None
         raise SessionLost(f"{error}. Nothing was charged: try again") from None
@@ -222,11 +222,11 @@ def _spans(ranges: Sequence[OffsetSpan] | None, ends: dict[int, int], topic: str
         if r.end > ends[r.partition]:
             raise ConfigurationError(
                 f"{name}: partition {r.partition} ends at offset {ends[r.partition]}: "
-                "a charge is for records that are there"
+                "only existing records can be charged"
             )
         if r.partition in seen:
             raise ConfigurationError(
-                f"{name}: partition {r.partition} is named twice: charge it in two commands"
+                f"{name}: partition {r.partition} is given twice: charge it in two commands"
             )
         seen.add(r.partition)
     return sorted(ranges, key=lambda r: r.partition)

@@ -88,7 +88,7 @@ def arrange(
     if rows_per_message > 1 and stream.privacy_unit != "row" and not factors:
         raise ConfigurationError(
             f'with stream.privacy_unit = "{stream.privacy_unit}" {rows_per_message} rows in a message are '
-            'one record: say --factors if they are, or set stream.privacy_unit = "row"'
+            'one record: add --factors if they are, or set stream.privacy_unit = "row"'
         )
     if records.row_keys is None and stream.privacy_unit == "user":
         raise ConfigurationError(

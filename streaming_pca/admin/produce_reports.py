@@ -108,7 +108,7 @@ def users_of(records: RecordFile) -> list[bytes]:
     for row, key in enumerate(records.keys(), start=1):
         if key is None:
             raise RecordFileError(
-                f"{records.path}: row {row} has no key, so there is no user to charge for its report"
+                f"{records.path}: row {row} has no key, so no user can be charged for its report"
             )
         users.append(key)
     return users

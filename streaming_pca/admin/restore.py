@@ -82,8 +82,7 @@ _COORDINATOR_SECONDS = 60.0
 """Longest wait for the coordinator of consumer groups, which a new broker creates on demand."""
 _TRACE = re.compile(r"([A-Z]+) ([0-9a-f]{64})")
 _OLD = (
-    "the backup is old, and with it records would be charged and answered a second time. "
-    "Import the newest backup"
+    "the backup is old, and importing it would charge and use records a second time. Import the newest backup"
 )
 
 
@@ -151,16 +150,17 @@ def import_backup(
     ledger = verified_ledger(backup, str(path))
     stream = streams[0]
     if backup.topic != stream.input:
-        raise BackupError(f"{path}: is of input topic {backup.topic!r}, not of {stream.input!r}")
+        raise BackupError(f"{path}: is a backup of input topic {backup.topic!r}, not of {stream.input!r}")
     current = input_topic_id(kafka, stream)
     if current is None:
         raise TopicError(
-            f"topic {stream.input!r} is missing: a ledger says nothing of a topic that is created anew"
+            f"topic {stream.input!r} is missing: the backup's ledger does not cover a topic that is "
+            "created again"
         )
     if current != backup.topic_id:
         raise StreamRefused(
-            f"{path}: is of topic id {backup.topic_id}, but {stream.input!r} is {current} now: it was "
-            "deleted and created again, so its records are other data. Open a new ledger with "
+            f"{path}: is a backup of topic id {backup.topic_id}, but {stream.input!r} now has {current}: it "
+            "was deleted and created again, so its records are other data. Open a new ledger with "
             "`streaming-pca topics create`"
         )
     patient = _with_time_to_write(kafka, backup)
@@ -264,7 +264,7 @@ def _refuse_release(topic: str, value: bytes) -> None:
     except ValueError as error:
         raise StreamRefused(f"releases topic {topic!r}: {error}: another program writes to it") from None
     raise StreamRefused(
-        f"topic {topic!r} has a release of batch {release.batch} that the backup does not know: {_OLD}"
+        f"topic {topic!r} has a release of batch {release.batch} that the backup does not contain: {_OLD}"
     )
 
 
@@ -280,7 +280,7 @@ def _check_groups(kafka: KafkaSettings, backup: Backup, ledger: Ledger) -> None:
         others |= {name for name in named if name.startswith(charges)}
         groups = _offsets_of_groups(admin, sorted({*ledger.jobs, *others}))
     except KafkaError as error:
-        raise BrokerUnreachable(f"the broker would not tell the offsets of groups: {error}") from None
+        raise BrokerUnreachable(f"the broker did not return the offsets of groups: {error}") from None
     finally:
         admin.close()
     known = {hashlib.sha256(entry).hexdigest() for entry in backup.entries}
@@ -300,7 +300,7 @@ def _check_groups(kafka: KafkaSettings, backup: Backup, ledger: Ledger) -> None:
             if trace and trace[2] not in known:
                 raise StreamRefused(
                     f"job {name.removeprefix(charges)!r} has written {trace[1]} to the ledger, "
-                    f"an entry that the backup does not know: {_OLD}"
+                    f"an entry that the backup does not contain: {_OLD}"
                 )
 
 
@@ -352,13 +352,13 @@ def _compare(kafka: KafkaSettings, backup: Backup) -> _Missing:
             )
         if found.last:
             raise StreamRefused(
-                f"state topic {topic!r} is not empty, and its last state differs from batch "
-                f"{job.last_committed}, with which the ledger ends: one of the two is old. "
+                f"state topic {topic!r} is not empty, and its last state differs from that of batch "
+                f"{job.last_committed}, the last one in the ledger: one of the two is old. "
                 "Import the newest backup"
             )
         if hashlib.sha256(own).hexdigest() != job.state_digest:
             raise StreamRefused(
-                f"state topic {topic!r} is empty, the ledger goes on to batch {job.last_committed}, "
+                f"state topic {topic!r} is empty, the ledger continues to batch {job.last_committed}, "
                 "and the backup's state is older: import a newer backup"
             )
         states[name] = own
@@ -369,9 +369,8 @@ def _refuse_ledger(topic: str, there: tuple[bytes, ...], entries: tuple[bytes, .
     number = next(i for i, (a, b) in enumerate(zip(there, entries, strict=False)) if a != b)
     if number == 0 and len(there) == 1 and isinstance(decode_entry(there[0]), Opened):
         raise StreamRefused(
-            f"ledger topic {topic!r} was opened otherwise than the backup's (another cap, filter or "
-            "topic id), "
-            "and holds nothing else: delete that topic, and import again"
+            f"ledger topic {topic!r} was opened differently from the backup's (another cap, filter or "
+            "topic id), and contains nothing else: delete that topic, and import again"
         )
     raise StreamRefused(
         f"ledger topic {topic!r} is not empty, and differs from the backup from entry {number} on: "
@@ -421,7 +420,7 @@ def _with_time_to_write(kafka: KafkaSettings, backup: Backup) -> KafkaSettings:
     try:
         _, settings = broker_settings(admin)
     except KafkaError as error:
-        raise broker_failed(kafka, "the broker would not describe itself", error) from None
+        raise broker_failed(kafka, "the broker did not describe itself", error) from None
     finally:
         admin.close()
     most = int(settings.get("transaction.max.timeout.ms", _TRANSACTION_MS))

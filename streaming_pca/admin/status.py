@@ -51,7 +51,7 @@ def describe_status(all_settings: Sequence[Settings]) -> list[dict[str, Any]]:
     try:
         return reader.describe(all_settings)
     except KafkaError as error:
-        raise broker_failed(kafka, "the broker failed in the midst", error) from None
+        raise broker_failed(kafka, "the broker failed midway", error) from None
     finally:
         reader.close()
 

@@ -114,8 +114,8 @@ def import_backup(
     }
     if done.lost_releases:
         say(
-            f"warning: {done.lost_releases} releases that the ledger names are on no topic, "
-            "and `ledger verify` will name them",
+            f"warning: {done.lost_releases} releases recorded in the ledger are missing from the releases "
+            "topics; `ledger verify` will report them",
             err,
         )
     if as_json:

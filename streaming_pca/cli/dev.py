@@ -17,7 +17,7 @@ from streaming_pca.cli.common import JsonOption, err, fail, print_json, say
 if TYPE_CHECKING:
     from streaming_pca.dev.cluster import KafkaCluster
 
-app = typer.Typer(help="Run what a trial on this machine needs.", no_args_is_help=True)
+app = typer.Typer(help="Run Apache Kafka on this machine, for trials.", no_args_is_help=True)
 
 _SHOWN = 5
 """Number of log lines shown of a node that has ended."""
@@ -25,7 +25,7 @@ _SHOWN = 5
 
 @app.callback()
 def _dev() -> None:
-    """Run what a trial on this machine needs."""
+    """Run Apache Kafka on this machine, for trials."""
 
 
 @app.command("kafka")

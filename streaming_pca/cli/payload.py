@@ -346,7 +346,7 @@ def _fields_of(format_: str, data: bytes, message: str | None, where: str) -> li
     except LibraryMissing as error:
         raise _wrong(str(error)) from None
     except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
-        text = str(error).splitlines()[0] if isinstance(error, ValueError) else "it is no schema"
+        text = str(error).splitlines()[0] if isinstance(error, ValueError) else "it is not a schema"
         raise _wrong(f"{where}: {text}") from None
 
 
@@ -385,8 +385,8 @@ def features_check(
         print_json(asdict(report))
     else:
         for own in report.features:
-            said = [f"{n} {what}" for what, n in asdict(own).items() if what != "name" and n]
-            say(f"{own.name}: {', '.join(said) or 'fits every record'}")
+            counts = [f"{n} {what}" for what, n in asdict(own).items() if what != "name" and n]
+            say(f"{own.name}: {', '.join(counts) or 'fits every record'}")
         for place, reason in report.reasons:
             say(f"record {place}: {reason}")
         say(f"{report.null} of {report.records} records are null")

@@ -96,7 +96,7 @@ def produce(
     drop: Annotated[
         str | None,
         typer.Option(
-            metavar="LIST", help="Columns that are no features, as for --columns.", show_default=False
+            metavar="LIST", help="Columns that are not features, as for --columns.", show_default=False
         ),
     ] = None,
     content_type: Annotated[
@@ -116,7 +116,7 @@ def produce(
     local_radius: Annotated[
         float | None,
         typer.Option(
-            help="Public radius R to which vectors x are clipped; a report is of x x^T / R². By default 1.",
+            help="Public radius R that vectors x are clipped to; a report is of x x^T / R². By default 1.",
             show_default=False,
         ),
     ] = None,
@@ -183,7 +183,7 @@ def produce(
     if file.suffix.lower() == ".jsonl":
         plain = choice == ColumnChoice.parse(None, None, None)
         if factors or rows_per_message > 1 or content_type != "octets" or not plain:
-            raise ConfigurationError("objects are sent as they stand: leave out other options than --key")
+            raise ConfigurationError("objects are sent unchanged: leave out all options but --key")
         _produce_objects(settings, file, key, shuffle, rate, as_json)
         return
     found = open_records(file, key, choice)
@@ -217,7 +217,7 @@ def _produce_objects(
     from streaming_pca.config.kafka import ConfigurationError
 
     if settings.stream.features is None:
-        raise ConfigurationError(f"{file}: objects need [[stream.features]], which say what their fields are")
+        raise ConfigurationError(f"{file}: objects need [[stream.features]], which describe their fields")
     with progress_bar() as progress:
         task = progress.add_task("sending", total=None)
         sent = send_objects(
@@ -231,7 +231,7 @@ def _produce_objects(
         )
     if sent.not_finite:
         null = f"{sent.not_finite} of {sent.messages} messages are null records"
-        say(f"warning: {file}: {null}: `streaming-pca features check` says why", err)
+        say(f"warning: {file}: {null}: `streaming-pca features check` shows why", err)
     _tell_sent(sent, False, as_json)
 
 
@@ -258,7 +258,7 @@ def _tell_header(found: RecordFile, settings: Settings) -> None:
         shown = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
         say(
             f"warning: {found.path}: the first line is taken as names of columns ({shown}): "
-            "say --header if it is, or --no-header if it is a record",
+            "add --header if it is, or --no-header if it is a record",
             err,
         )
 
@@ -313,7 +313,7 @@ def _produce_reports(
     records = arrange_vectors(found, settings.stream)
     _tell_order(found, records)
     if local.accountant is None:
-        say("no --local-accountant: nothing keeps a row from being reported again", err)
+        say("no --local-accountant: nothing prevents a row from being reported again", err)
     opened = nullcontext() if local.accountant is None else LocalAccountant(local.accountant)
     with progress_bar() as progress, opened as accountant:
         task = progress.add_task("privatizing", total=len(records))

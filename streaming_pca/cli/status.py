@@ -96,7 +96,11 @@ def _print(facts: dict[str, Any]) -> None:
         **({} if facts["counts"] is None else {"last batch": counts_text(facts["counts"])}),
         **({"doubts": _doubts(facts)} if release is not None and release["doubts"] else {}),
         "lag": f"{lag['total']} offsets in {len(lag['partitions'])} partitions of {facts['input']}"
-        + (f", and {lag['in_transactions']} behind an open transaction" if lag["in_transactions"] else ""),
+        + (
+            f", and {lag['in_transactions']} held back by an open transaction"
+            if lag["in_transactions"]
+            else ""
+        ),
         **_charges(facts),
         "ledger": f"{facts['ledger']['entries']} entries, {facts['ledger']['bytes']} bytes",
     }
@@ -119,7 +123,7 @@ def _doubts(facts: dict[str, Any]) -> str:
 
 def _leader(leader: dict[str, Any] | None) -> str:
     if leader is None:
-        return "the broker does not tell who leads"
+        return "the broker does not report the leader"
     if not leader["present"]:
         return f"no leader, {leader['candidates']} standing by"
     return f"led from {leader['host']}, {leader['candidates'] - 1} standing by"

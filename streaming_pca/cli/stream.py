@@ -79,7 +79,7 @@ def stream_retire(
         if not _is_terminal():
             raise ConfigurationError(f"--yes must be given: retiring stream {name!r} can never be undone")
         if not typer.confirm(f"retire stream {name!r} for ever?", err=True):
-            raise ConfigurationError("not retired: the answer was no")
+            raise ConfigurationError("not retired: not confirmed")
     _report(retire(settings.kafka, settings.stream, reason), as_json)
 
 

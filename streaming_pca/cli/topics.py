@@ -39,7 +39,7 @@ def topics_create(
     budget_filter: Annotated[
         str,
         typer.Option(
-            "--filter", metavar="basic|zcdp", help="Composition by which charges on a record add up."
+            "--filter", metavar="basic|zcdp", help="Composition that adds up the charges on a record."
         ),
     ] = "basic",
     stream: StreamOption = None,
@@ -68,7 +68,7 @@ def topics_create(
             f"delta {charge_text(found['delta'])} ({opened.filter} composition)"
         )
         if opened.cap.epsilon == math.inf or opened.cap.delta >= 1:
-            say("this cap protects no record: jobs may charge any amount")
+            say("this cap does not protect any record: jobs may charge any amount")
 
 
 @app.command("check")
@@ -103,7 +103,7 @@ def topics_check(config: ConfigOption, stream: StreamOption = None, as_json: Jso
             say(f"{kind}: {line}", err)
         for line in facts_of_inputs:
             say(line)
-        say("topics are as they must be" if ok else "NOT as they must be")
+        say("topics are configured correctly" if ok else "topics are NOT configured correctly")
     if not ok:
         sys.exit(2)
 

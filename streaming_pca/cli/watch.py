@@ -100,7 +100,7 @@ def _show(
 
     shown = 0
     since = time.monotonic()
-    headed, told = as_json, False
+    headed, explained = as_json, False
     for item in items:
         if not headed:
             # Only after the topic was read, so that an error is the only output.
@@ -112,9 +112,9 @@ def _show(
             _print_release(item, as_json)
             shown += 1
             since = time.monotonic()
-        if not (shown or told) and time.monotonic() - since >= _PATIENCE:
+        if not (shown or explained) and time.monotonic() - since >= _PATIENCE:
             say(_NOTHING_YET, err)
-            told = True
+            explained = True
         if shown == count or _reader_is_gone():
             break
         if timeout is not None and time.monotonic() - since > timeout:
@@ -203,12 +203,12 @@ def _cells(item: FollowedRelease) -> tuple[str, ...]:
 
     release = item.release
     angle = "-" if item.principal_angle is None else f"{math.degrees(item.principal_angle):.3f}°"
-    said = explained_text(release.accuracy)
+    details = explained_text(release.accuracy)
     if release.outcome is not None:
-        said = f"{said}; {release.outcome}"
+        details = f"{details}; {release.outcome}"
     if release.counts:
-        said = f"{said}; {counts_text(release.counts)}"
-    return str(release.batch), str(release.records), angle, release.created, said
+        details = f"{details}; {counts_text(release.counts)}"
+    return str(release.batch), str(release.records), angle, release.created, details
 
 
 def _print_doubts(release: Release) -> None:

@@ -127,7 +127,7 @@ def project(
     ] = False,
     http_port: Annotated[
         int | None,
-        typer.Option(min=0, max=65535, help="Port of metrics and health; by default there is no server."),
+        typer.Option(min=0, max=65535, help="Port of metrics and health; by default no server is started."),
     ] = None,
 ) -> None:
     """Project the records of a stream's input with its latest release, each exactly once.

@@ -137,7 +137,7 @@ class Producer:
             ("content_type", content_type, get_args(ContentType)),
         ):
             if value not in known:
-                raise ValueError(f"{name} = {value!r} is none of {', '.join(known)}")
+                raise ValueError(f"{name} = {value!r} is not one of {', '.join(known)}")
         if accountant is not None and privatize is None:
             raise ValueError("accountant= charges reports: add privatize=")
         reportable = (privacy_unit, record_kind, dtype, content_type) == (
@@ -147,7 +147,10 @@ class Producer:
             "octets",
         )
         if privatize is not None and not reportable:
-            raise ValueError("a report is a vector's, in float32 octets: leave out what says otherwise")
+            raise ValueError(
+                "privatize= needs vectors as float32 octets: leave out privacy_unit, record_kind, dtype and "
+                "content_type"
+            )
         self.topic = topic
         self._dim, self._unit, self._kind, self._max_rows = dim, privacy_unit, record_kind, max_rows
         self._together = together

@@ -146,7 +146,8 @@ class ReleaseReader:
             return [read_release(self._topic, message.offset, message.value) for message in self._messages()]
         except OffsetOutOfRangeError:
             raise TopicError(
-                f"topic {self._topic!r} has lost what was to be read next: it was deleted, or made anew"
+                f"the next offset of topic {self._topic!r} no longer exists: records were deleted, or the "
+                "topic was created again"
             ) from None
         except KafkaError as error:
             raise missing_permission(error, "Read") or BrokerUnreachable(
@@ -206,7 +207,7 @@ def _check(release: Release) -> None:
             raise ValueError
         datetime.fromisoformat(release.created)
     except ValueError:
-        raise ValueError("not a release: created is no time of day") from None
+        raise ValueError("not a release: created is not a time") from None
 
 
 def _name(error: KafkaError) -> str:

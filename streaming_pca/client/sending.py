@@ -194,7 +194,7 @@ def _count_partitions(kafka: KafkaSettings, topic: str) -> int:
     try:
         (found,) = admin.describe_topics([topic])
     except KafkaError as error:
-        raise broker_failed(kafka, f"the broker would not describe {topic!r}", error) from None
+        raise broker_failed(kafka, f"the broker did not describe {topic!r}", error) from None
     finally:
         admin.close()
     if found["error_code"] or not found["partitions"]:

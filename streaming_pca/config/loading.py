@@ -90,7 +90,7 @@ def load_streams(path: Path) -> tuple[Settings, ...]:
     names = [settings.stream.name for settings in found]
     for name in names:
         if names.count(name) > 1:
-            raise ConfigurationError(f"{_home_of_streams(path)}: streams: {name!r} is there twice")
+            raise ConfigurationError(f"{_home_of_streams(path)}: streams: {name!r} is listed twice")
     _refuse_outputs(_home_of_streams(path), [settings.stream for settings in found])
     return tuple(found)
 
@@ -180,7 +180,7 @@ def load_together(paths: Sequence[Path], ignored: Collection[str] = ()) -> tuple
                         f"{path}: {section}: differs from {paths[0]}: one process has one [{section}]"
                     )
             if any(settings.stream.name == other.stream.name for other in found):
-                raise ConfigurationError(f"{path}: stream {settings.stream.name!r} is there twice")
+                raise ConfigurationError(f"{path}: stream {settings.stream.name!r} is listed twice")
             found.append(settings)
     if problems:
         raise ConfigurationError(*dict.fromkeys(problems))
@@ -257,7 +257,7 @@ def _listed_streams(path: Path, values: dict[str, Any]) -> list[Any] | None:
     common = values.get("stream")
     if streams and isinstance(common, dict) and "name" in common:
         raise ConfigurationError(
-            f"{path}: stream.name: [stream] is no stream beside [[streams]]: leave out its name, "
+            f"{path}: stream.name: [stream] is not a stream if there are [[streams]]: leave out its name, "
             "or make it one of [[streams]]"
         )
     return streams

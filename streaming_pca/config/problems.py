@@ -195,7 +195,7 @@ def value_problems(tables: Mapping[str, Any], label: Callable[[Place], str]) -> 
     lines = []
     valid: dict[str, Any] = {}
     for name, model in _SECTIONS.items():
-        assert model is not None, f"{name} is no section"
+        assert model is not None, f"{name} is not a section"
         if name not in tables:
             if Settings.model_fields[name].is_required():
                 lines.append(f"{label((name,))}: must be set")

@@ -69,7 +69,7 @@ def every_setting() -> list[Setting]:
     found: list[Setting] = []
     for name, field in Settings.model_fields.items():
         model = model_of(field.annotation)
-        assert model is not None, f"{name} is no section"
+        assert model is not None, f"{name} is not a section"
         found += _settings_of(model, (name,))
     for name, estimator in sorted(ESTIMATORS.items()):
         found += _settings_of(estimator.options_type, OPTIONS, name)
@@ -207,7 +207,7 @@ def file_schema() -> dict[str, Any]:
     definitions = schema["$defs"]
     for section, name in SECRETS:
         model = model_of(Settings.model_fields[section].annotation)
-        assert model is not None, f"{section} is no section"
+        assert model is not None, f"{section} is not a section"
         del definitions[model.__name__]["properties"][name]
     for name in ("epsilon", "delta"):
         # Exact rationals: pydantic does not know the types that their parser accepts.

@@ -302,7 +302,9 @@ class StreamSettings(StrictSection):
                 raise ValueError('user_field needs features, and privacy_unit = "user"')
             check_places([*(feature.place for feature in self.features), self.user_field])
             if self.format in ("octets", "npy"):
-                raise ValueError(f'user_field does not go with format = "{self.format}": rows name no user')
+                raise ValueError(
+                    f'user_field cannot be used with format = "{self.format}": rows do not name a user'
+                )
         try:
             # Detect a schema that cannot be read or lacks a field.
             _ = None if self.needs_registry else self.fields
@@ -327,7 +329,7 @@ class StreamSettings(StrictSection):
             raise ValueError('privacy_unit = "row" needs record_kind = "factor"')
         if self.centering == "pairs":
             raise ValueError(
-                'privacy_unit = "row" does not go with centering = "pairs", which pairs messages: '
+                'privacy_unit = "row" cannot be used with centering = "pairs", which pairs messages: '
                 'set "auto", or a public centre'
             )
         rows = self.build_estimator().largest_batch * self.max_rows

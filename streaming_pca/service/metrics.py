@@ -79,7 +79,7 @@ class Metrics:
         self.last_release = gauge("last_release_timestamp_seconds", "When the last release was published.")
         self.angle_bound = gauge(
             "angle_bound_radians",
-            "Largest angle by which noise may have turned the last release, with probability 0.95.",
+            "Bound on the angle error of the last release due to noise, with probability 0.95.",
         )
         self.total_variance = gauge(
             "total_variance", "Total variance of all features in the last release, with privacy noise."

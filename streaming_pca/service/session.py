@@ -454,7 +454,7 @@ class Session:
             await self._abandon(reserved, "the estimator failed", trace)
             raise StreamRefused(
                 f"the estimator failed on batch {reserved.batch}, which is abandoned; its charge stays. "
-                "Restart to go on behind it"
+                "Restart to continue after it"
             ) from None
         if not isinstance(cut.batch, ArrayBatch):
             # The records may have been read again since, from the same offsets of a recreated topic.
@@ -487,7 +487,7 @@ class Session:
         self._log.info(line, release.batch, release.records, extra={"batch": release.batch})
         if release.least_null_share > _MANY_NULL:
             self._log.warning(
-                "batch %d: some %.0f%% of its records are null: `streaming-pca payload check` says why",
+                "batch %d: some %.0f%% of its records are null: `streaming-pca payload check` shows why",
                 release.batch,
                 100 * release.least_null_share,
                 extra={"batch": release.batch},

@@ -108,7 +108,7 @@ class _LibraryLog(logging.Handler):
         elif not (self._failing or self._silent):
             self._failing = True
             log.warning(
-                "traces: the collector at %s does not take spans (%s): they are dropped",
+                "traces: the collector at %s does not accept spans (%s): they are dropped",
                 self._collector,
                 self._session.outcome,
             )
@@ -134,7 +134,7 @@ class _LibraryLog(logging.Handler):
         """Log the recovery if the log reported a failure."""
         if self._failing and not self._silent:
             self._failing = False
-            log.info("traces: the collector at %s takes spans again", self._collector)
+            log.info("traces: the collector at %s accepts spans again", self._collector)
 
 
 class _Exporter(OTLPSpanExporter):

@@ -92,8 +92,8 @@ class Verifier:
             )
         except OSError as error:
             return {"failed": f"no process could be started ({error.strerror or error})"}
-        told = settings_line(self._kafka, 0, 0) + json.dumps(topic).encode() + b"\n"
-        answering = asyncio.create_task(process.communicate(told))
+        request = settings_line(self._kafka, 0, 0) + json.dumps(topic).encode() + b"\n"
+        answering = asyncio.create_task(process.communicate(request))
         stopped = asyncio.create_task(stopping.wait())
         await asyncio.wait(
             {answering, stopped}, timeout=_LONGEST_SECONDS, return_when=asyncio.FIRST_COMPLETED

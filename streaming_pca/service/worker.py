@@ -396,7 +396,7 @@ class Worker:
     async def _fill_cache(self, kinds: Collection[str]) -> None:
         if await self.executors.call(Pool.RECORDS, "looking for kernels", are_cached, kinds):
             return
-        log.info("%s: up to half a minute of one core, longer beside other work", COMPILING)
+        log.info("%s: up to half a minute of one core, longer on a busy machine", COMPILING)
         started, compiler = time.monotonic(), compile_apart(kinds)
         try:
             # Polled, because no pool thread may be blocked by the second compilation.
@@ -408,7 +408,7 @@ class Worker:
             log.warning("the compiler ended with status %d: kernels compile at their first use", status)
         elif not await self.executors.call(Pool.RECORDS, "looking for kernels", are_cached, kinds):
             log.warning(
-                "the compiled kernels could not be kept: make room in numba's cache (NUMBA_CACHE_DIR); "
+                "the compiled kernels could not be saved: make room in numba's cache (NUMBA_CACHE_DIR); "
                 "until then every worker compiles them, at its start and at their first use"
             )
         else:

@@ -116,7 +116,7 @@ def test_a_copy_comes_back_byte_for_byte_and_only_its_owner_can_read_it(tmp_path
 def test_a_file_that_is_there_is_never_written_over(tmp_path: Path) -> None:
     path = tmp_path / "copy.zip"
     path.write_text("mine")
-    with pytest.raises(BackupError, match="is there already"):
+    with pytest.raises(BackupError, match="already exists"):
         write_backup(made_backup(), path)
     assert path.read_text() == "mine"
 
@@ -196,9 +196,9 @@ def drop(name: str) -> Callable[[dict[str, bytes]], None]:
         (flip("ledger.jsonl", 500), "ledger.jsonl is damaged"),
         (flip("states/a", 5000), "states/a is damaged"),
         (put("states/b", b"short"), "states/b is damaged: its size"),
-        (drop("states/b"), "other parts than its manifest names"),
-        (put("more", b"x"), "other parts than its manifest names"),
-        (drop("manifest.json"), "is no backup made by `streaming-pca export`, or is damaged"),
+        (drop("states/b"), "other parts than its manifest lists"),
+        (put("more", b"x"), "other parts than its manifest lists"),
+        (drop("manifest.json"), "is not a backup made by `streaming-pca export`, or is damaged"),
         (put("manifest.json", b"{}"), "its manifest is not of this program's version 1: program"),
         (put("manifest.json", b"\x00"), "its manifest is not of this program's version 1"),
         (lambda parts: line(0, lambda _: b"")(parts), "ledger.jsonl is damaged"),
@@ -291,13 +291,16 @@ def test_a_file_that_is_not_there_or_no_zip_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BackupError, match="No such file"):
         read_backup(tmp_path / "none.zip")
     (tmp_path / "text.zip").write_text("hello")
-    with pytest.raises(BackupError, match="is no backup made by"):
+    with pytest.raises(BackupError, match="is not a backup made by"):
         read_backup(tmp_path / "text.zip")
 
 
 @pytest.mark.parametrize(
     ("size", "told"),
-    [(2**17, "ledger.jsonl is damaged: its size"), (2**24, "would unfold to more than 100 times its size")],
+    [
+        (2**17, "ledger.jsonl is damaged: its size"),
+        (2**24, "would decompress to more than 100 times its size"),
+    ],
 )
 def test_a_part_that_unfolds_to_more_than_it_should_is_not_unfolded(
     tmp_path: Path, size: int, told: str

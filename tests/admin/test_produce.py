@@ -361,8 +361,8 @@ def test_records_are_arranged_as_the_stream_wants_them(
     ("records", "settings", "how", "expected"),
     [
         (VECTORS, {"dim": 3}, {}, "have 2 features, the stream's dim is 3"),
-        (VECTORS, {}, {"rows_per_message": 2}, "say --factors if they are"),
-        (KEYED, USER, {"rows_per_message": 2}, 'with .* = "user" 2 rows .* are one record: say --factors'),
+        (VECTORS, {}, {"rows_per_message": 2}, "add --factors if they are"),
+        (KEYED, USER, {"rows_per_message": 2}, 'with .* = "user" 2 rows .* are one record: add --factors'),
         (VECTORS, USER, {}, "messages without a key null: name the column of the users with --key"),
         (KEYED, {"privacy_unit": "row"}, {"rows_per_message": 2}, "--key gives each row a key"),
         (VECTORS, {"privacy_unit": "row"}, {"rows_per_message": 2, "factors": True}, "leave out --factors"),

@@ -464,4 +464,4 @@ def test_a_release_whose_time_is_of_any_length_is_none() -> None:
     whole = release(1, created="2026-01-01T00:00:00." + "1" * 10_000)
     found = read_release("s.releases", 0, whole.to_bytes())
     assert isinstance(found, NotARelease)
-    assert found.reason == "not a release: created is no time of day"
+    assert found.reason == "not a release: created is not a time"

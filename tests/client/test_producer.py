@@ -200,13 +200,16 @@ def topic_of_nothing(kafka_bootstrap: str, unique_name: Callable[[str], str]) ->
     [
         ({"rows_per_message": 5}, 'needs privacy_unit = "row"'),
         ({"privacy_unit": "row", "rows_per_message": 65}, "is not from 1 to max_rows = 64"),
-        ({"record_kind": "local"}, "record_kind = 'local' is none of factor, matrix"),
+        ({"record_kind": "local"}, "record_kind = 'local' is not one of factor, matrix"),
         ({"dim": 0}, "dim must be a whole number of at least 1, not 0"),
         ({"dim": "4"}, "dim must be a whole number of at least 1, not '4'"),
         ({"dim": True}, "dim must be a whole number"),
-        ({"dtype": "int8"}, "dtype = 'int8' is none of"),
-        ({"content_type": "xml"}, "content_type = 'xml' is none of"),
-        ({"privatize": LocalGaussian(*ONE), "dtype": "float64"}, "a report is a vector's"),
+        ({"dtype": "int8"}, "dtype = 'int8' is not one of"),
+        ({"content_type": "xml"}, "content_type = 'xml' is not one of"),
+        (
+            {"privatize": LocalGaussian(*ONE), "dtype": "float64"},
+            "privatize= needs vectors as float32 octets",
+        ),
     ],
 )
 def test_what_does_not_go_together_is_refused_before_a_broker_is_asked(how: Any, expected: str) -> None:

@@ -66,7 +66,10 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         "the schema has no value at 'b', and feature 'b' has no stand-in",
     ),
     ({**AVRO, "privacy_unit": "user", "user_field": "id"}, "no value at 'id', user_field"),
-    ({"format": "npy", "features": ROW, "privacy_unit": "user", "user_field": "a"}, "rows name no user"),
+    (
+        {"format": "npy", "features": ROW, "privacy_unit": "user", "user_field": "a"},
+        "rows do not name a user",
+    ),
 ]
 
 

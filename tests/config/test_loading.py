@@ -499,7 +499,7 @@ def test_a_section_can_be_one_variable(load: Load, monkeypatch: pytest.MonkeyPat
         ("STREAMS", "[{}, 5]", "environment: STREAMING_PCA_STREAMS: streams[2]: must be a table"),
         ("STREAMS", '[{"rank": "x"}]', "environment: STREAMING_PCA_STREAMS: streams[1].rank: "),
         ("STREAMS", '[{"rank": 9}]', "environment: STREAMING_PCA_STREAMS: streams[1]: rank = 9 is above dim"),
-        ("STREAMS", "[{}, {}]", "environment: STREAMING_PCA_STREAMS: streams: 's' is there twice"),
+        ("STREAMS", "[{}, {}]", "environment: STREAMING_PCA_STREAMS: streams: 's' is listed twice"),
     ],
 )
 def test_a_wrong_variable_is_named_in_one_line(
@@ -557,7 +557,7 @@ def test_the_list_of_streams_can_come_from_the_environment(
         ),
         (('name = "b"\nrank = 3', 'name = "b"\nrank = 9'), "streams[2]: rank = 9 is above dim = 4"),
         (('name = "b"', 'name = "b"\ncolour = 1'), "streams[2].colour: no such setting"),
-        (('name = "b"', 'name = "a"'), "streams: 'a' is there twice"),
+        (('name = "b"', 'name = "a"'), "streams: 'a' is listed twice"),
         (
             ('name = "b"', 'name = "b"\ninput = "a.releases"'),
             "stream 'b': input = 'a.releases' is written by the",
@@ -595,7 +595,10 @@ def test_a_wrong_setting_of_one_of_them_is_named_by_its_place(
         ("streams = []", "streams: must be a list of tables"),
         ("streams = [5]", "streams[1]: must be a table"),
         ("stream = 5\nstreams = [{}]", "stream: must be a table"),
-        ("[stream]\nname = 's'\n[[streams]]\nname = 't'", "stream.name: [stream] is no stream beside"),
+        (
+            "[stream]\nname = 's'\n[[streams]]\nname = 't'",
+            "stream.name: [stream] is not a stream if there are",
+        ),
         ("[[stream]]\nname = 's'", "stream: must be a table; write several as [[streams]]"),
     ],
 )

@@ -239,7 +239,7 @@ def test_a_guessed_header_is_said_unless_the_stream_knows_its_names(
     warned = call(capfd, *given, unknown)
     said, error = warned.stderr.splitlines()
     assert warned.returncode == 2
-    assert "the first line is taken as names of columns (a, b, c, ...): say --header" in said
+    assert "the first line is taken as names of columns (a, b, c, ...): add --header" in said
     assert "--no-header" in said
     assert "max_rows" in error
     for quiet in ((unknown, "--header"), (known,)):

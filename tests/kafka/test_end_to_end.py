@@ -158,7 +158,7 @@ def test_json_whose_header_is_missing_is_noticed_and_can_be_the_default(make_str
     # The noise has a standard deviation of 141 records; six of them are exceeded about once in 1e4 runs.
     assert counts[0]["null_records"] > 3520
     assert abs(counts[1]["null_records"]) < 880
-    warning = "% of its records are null: `streaming-pca payload check` says why"
+    warning = "% of its records are null: `streaming-pca payload check` shows why"
     assert [warning in stream.children[0].log for stream in (unread, read)] == [True, False]
     assert "content_type" in read.own(Reserved)[0].promise
     for stream in (unread, read):
@@ -415,7 +415,7 @@ def test_a_state_of_other_options_is_refused_before_a_batch_is_reserved(make_str
     stream.produce_vectors(stream.vectors(100, seed=1))
     changed = stream.changed(options=options | {"oversampling": 1})
     line = refusal(stream.start(changed), 2)
-    assert "is of another release or of other stream.options: go on with what wrote it" in line
+    assert "was written by another version or with other stream.options: continue with those" in line
     assert stream.entries() == before
     check_books(stream)
 

@@ -171,7 +171,7 @@ def test_a_registry_that_does_not_answer_stops_no_stream(scene: Scene, apicurio:
     apicurio.pause()
     try:
         wait_for(
-            "a warning", lambda: "going on with the known schemas" in worker.log, seen=lambda: worker.log
+            "a warning", lambda: "continuing with the known schemas" in worker.log, seen=lambda: worker.log
         )
         scene.write(1, values)
         scene.wait_for_releases(2, worker)

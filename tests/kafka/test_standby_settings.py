@@ -79,7 +79,9 @@ def test_a_standby_with_other_settings_ends_and_is_not_ready(make_stream: MakeSt
     # Options may change, but not to values that the state cannot have.
     unfit, _ = start(stream, stream.changed(options=options | {"oversampling": 1}))
     assert unfit.ends() == 2
-    assert_one_line(unfit, f"the state of stream {name!r} is of another release or of other stream.options")
+    assert_one_line(
+        unfit, f"the state of stream {name!r} was written by another version or with other stream.options"
+    )
 
     # Now it has begun. The same next to another stream, which continues; the process is never ready.
     beside = make_stream(worker=ENDLESS | {"group": group})
@@ -116,7 +118,7 @@ def test_a_stream_that_has_begun_on_another_input_is_refused(make_stream: MakeSt
     leader.says("batch 1 released")
     mistaken, _ = start(stream, stream.changed(input=other.settings.stream.input))
     assert mistaken.ends() == 2
-    reason = "is of another input topic than the present"
+    reason = "belongs to another input topic than the present"
     assert_one_line(mistaken, reason)
     # No topics are created for it either.
     nowhere = stream.changed(input=f"{other.settings.stream.input}-nowhere")

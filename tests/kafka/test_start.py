@@ -45,7 +45,7 @@ def test_a_stream_on_spent_records_is_told_of_the_way_out_and_takes_it(
     stuck = second_on(first, make_stream)
     refused = stuck.start()
     assert refused.ends() == 3
-    assert 'stream.start = "latest" begins it behind the records that are there now' in refused.log
+    assert 'stream.start = "latest" starts it after the records that exist now' in refused.log
     # The remedy from the message: the same stream, which has not reserved a batch.
     worker = stuck.start(stuck.changed(start="latest"))
     worker.says("the stream begins at the latest records")

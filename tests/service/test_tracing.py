@@ -348,13 +348,13 @@ def test_a_bad_collector_costs_spans_and_one_line(
         assert time.monotonic() - before < 20
         assert collector.flooded < MOST
     lines = lines_about_traces(caplog)
-    dropped = [line for line in lines if "does not take spans" in line]
+    dropped = [line for line in lines if "does not accept spans" in line]
     if manner == "floods":
         # Its responses count, and their bodies are not read. The small queue may have been full.
         assert len(dropped) <= 2
     else:
         (line,) = dropped
-        start = re.escape(f"traces: the collector at {address} does not take spans (")
+        start = re.escape(f"traces: the collector at {address} does not accept spans (")
         assert re.fullmatch(rf"{start}(no answer|status [35]\d\d|ConnectionError)\): they are dropped", line)
         assert len(lines) <= 2
     assert SECRET not in caplog.text
@@ -383,8 +383,8 @@ def test_a_collector_that_comes_back_is_told_once(
         recover(collector, "takes")
         wait_for("a second line", lambda: (record_batch(traces), len(lines_about_traces(caplog)) > 1)[1])
     assert [line.split(": ", 1)[1].split(" ", 4)[4] for line in lines_about_traces(caplog)] == [
-        "does not take spans (status 500): they are dropped",
-        "takes spans again",
+        "does not accept spans (status 500): they are dropped",
+        "accepts spans again",
     ]
 
 

@@ -25,8 +25,8 @@ from tests.upgrade.streams import BATCH, CAPS, ESTIMATORS, OTHERS, write_config
 ROOT = Path(__file__).parents[2]
 
 REFUSED = {
-    "adaptive": "is of another release or of other stream.options",
-    "analyze-gauss": "is of another release or of other stream.options",
+    "adaptive": "was written by another version or with other stream.options",
+    "analyze-gauss": "was written by another version or with other stream.options",
     "user-often": "whose noise was discrete",
     "retired": "is retired, which is final",
 }

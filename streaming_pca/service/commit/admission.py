@@ -88,10 +88,10 @@ def check_admission(stream: StreamSettings, ledger: Ledger) -> None:
             # The contract identifies a file by its content.
             setting = "schema_file" if key == "schema" else setting
             is_digest = isinstance(value, dict)
-            told = f"is {_short(value)}, but the ledger has {_short(before)}"
-            told = "is not what the ledger has" if is_digest else told
+            difference = f"is {_short(value)}, but the ledger has {_short(before)}"
+            difference = "is not what the ledger has" if is_digest else difference
             raise StreamRefused(
-                f"stream.{setting} {told} for stream {name!r}: set it back, or choose a new stream.name"
+                f"stream.{setting} {difference} for stream {name!r}: set it back, or choose a new stream.name"
             )
 
 
@@ -106,8 +106,8 @@ def _check_options(stream: StreamSettings, job: JobLedger) -> None:
     of_several = stream.contributions_per_user > 1 and stream.record_kind is not RecordKind.LOCAL
     if stream.private and of_several and job.reservation.parameters.get("noise") != NOISE_LAW:
         raise StreamRefused(
-            f"stream {stream.name!r} was begun by an earlier version, whose noise was discrete. That a "
-            "user's batches of both noise laws keep the guarantee together is not proved: "
+            f"stream {stream.name!r} was started by an earlier version, whose noise was discrete. The "
+            "joint guarantee for a user's batches of both noise laws is not proved: "
             "choose a new stream.name"
         )
     wanted = stream.mechanism_options
@@ -133,8 +133,8 @@ def decode_admitted_state(stream: StreamSettings, estimator: Estimator[Any, Any]
         return decode_fitting_state(estimator, data)
     except (TypeError, ValueError, KeyError) as error:
         raise StreamRefused(
-            f"the state of stream {stream.name!r} is of another release or of other stream.options:"
-            " go on with what wrote it, or give the stream a new name (its records stay charged)"
+            f"the state of stream {stream.name!r} was written by another version or with other "
+            "stream.options: continue with those, or give the stream a new name (its records stay charged)"
         ) from error
 
 
@@ -195,8 +195,8 @@ def _check_input(stream: StreamSettings, ledger: Ledger) -> None:
         there, here = ("records", "reports") if of_reports else ("reports", "records")
         raise StreamRefused(
             f"topic {stream.input!r} holds {there}, as stream {name!r} reads it, and stream {stream.name!r} "
-            f"(stream.record_kind = {str(stream.record_kind)!r}) would read {here}: give it an input topic "
-            "of its own"
+            f"(stream.record_kind = {str(stream.record_kind)!r}) would read {here}: give it its own "
+            "input topic"
         )
 
 

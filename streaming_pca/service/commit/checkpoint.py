@@ -166,7 +166,7 @@ class CheckpointWriter(LedgerWriter):
         may have continued. Then ledger and state were read at different moments.
         """
         if high_watermark(self._kafka, self._stream.ledger_topic) != ledger_end:
-            raise SessionLost(f"the ledger went on during the take-over ({reason})")
+            raise SessionLost(f"the ledger grew during the take-over ({reason})")
         raise StreamRefused(reason)
 
     def _check_releases(self, batch: int, ledger_end: int) -> None:
@@ -219,7 +219,7 @@ class CheckpointWriter(LedgerWriter):
     def _require_own_head(self) -> None:
         """Raise SessionLost if another writer has continued the job's chain of entries."""
         if self.log.ledger.head(self._stream.name) != self._head:
-            raise SessionLost("another leader, or an import, has written for the stream meanwhile")
+            raise SessionLost("another leader, or an import, has written entries of the stream since then")
 
     # -- reserve -----------------------------------------------------------
 
@@ -263,8 +263,8 @@ class CheckpointWriter(LedgerWriter):
                     f"another stream has spent the first records of stream {name!r} since it began: once "
                     "that one has ended, choose a new stream.name"
                     if job.started
-                    else f"stream {name!r} has not begun: "
-                    'stream.start = "latest" begins it behind the records that are there now'
+                    else f"stream {name!r} has not started: "
+                    'stream.start = "latest" starts it after the records that exist now'
                 ) from None
             verdict = ledger.judge(entry)
             if not verdict.accepted:

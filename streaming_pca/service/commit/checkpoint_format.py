@@ -109,7 +109,7 @@ def _whole(value: Any, most: int = 2**63 - 1) -> int:
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
-        raise TypeError("a name is no text")
+        raise TypeError("a name is not text")
     return value
 
 

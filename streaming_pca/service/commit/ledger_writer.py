@@ -130,4 +130,4 @@ class LedgerWriter:
         """Replay to the entry just written; raise SessionLost if the ledger rejects it."""
         verdict = self._read_back(offset, entry)
         if not verdict.accepted:
-            raise SessionLost(f"{self.step}: the ledger did not take the entry: {verdict.reason}")
+            raise SessionLost(f"{self.step}: the ledger did not accept the entry: {verdict.reason}")

@@ -74,21 +74,21 @@ def read_snapshot(
         wanted = {name: job.state_digest for name, job in jobs.items() if job.last_committed}
         changed = {name: digest for name, digest in wanted.items() if sought.get(name) != digest}
         topics = existing_topics(kafka, [f"{name}.state" for name in changed])
-        behind = []
+        lagging = []
         for name, digest in changed.items():
             topic = f"{name}.state"
             found = find_state(kafka, topic, digest) if topic in topics else FoundState()
             states[name] = keep(found, digest)
             if not found.is_whole(digest):
-                behind.append(name)
+                lagging.append(name)
         sought = wanted
         # A missing state was replaced by a later one, whose entry can be read by now. Without such an
         # entry, the state is lost: the verifier reports that.
-        if not behind:
+        if not lagging:
             return Snapshot(tuple(entries), reader.position, states)
     raise SessionLost(
-        f"streams {', '.join(map(repr, behind))} commit faster than their states can be read: "
-        "try again, nearer to the broker"
+        f"streams {', '.join(map(repr, lagging))} commit faster than their states can be read: "
+        "try again, closer to the broker"
     )
 
 

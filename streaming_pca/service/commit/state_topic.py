@@ -116,7 +116,7 @@ class StateReader:
             try:
                 self._chunks[int(message.key)] = message
             except (TypeError, ValueError):
-                raise self._unreadable(f"offset {message.offset} is no chunk of a state") from None
+                raise self._unreadable(f"offset {message.offset} is not a chunk of a state") from None
 
     def read_committed(self) -> None:
         """Read the committed chunks without waiting for open transactions."""
@@ -151,7 +151,7 @@ class StateReader:
             raise self._unreadable(str(error)) from None
         if checkpoint.topic_id != self._topic_id:
             raise StreamRefused(
-                f"the state of stream {self._stream.name!r} is of another input topic than the present "
+                f"the state of stream {self._stream.name!r} belongs to another input topic than the present "
                 f"{self._stream.input!r}: set stream.input back. If the topic was deleted and created again, "
                 "its records are other data: choose a new stream.name"
             )
@@ -171,7 +171,7 @@ class StateReader:
         if checkpoint is None:
             return UserLog(limit)
         if checkpoint.users is None:
-            raise self._unreadable("the last state names no table of users")
+            raise self._unreadable("the last state does not name a table of users")
         parts, self._parts = self._parts.joined(checkpoint.users), PartChunks()
         try:
             return UserLog.rebuilt(limit, checkpoint.users, parts)

@@ -180,7 +180,9 @@ class Access:
         if not path.isprintable():
             # Route patterns end with "$", which also matches before a line feed: /metrics%0A would match
             # /metrics.
-            return problem(scope, HTTPStatus.NOT_FOUND, "no path has control characters or line separators")
+            return problem(
+                scope, HTTPStatus.NOT_FOUND, "a path must not have control characters or line separators"
+            )
         if path == "/metrics":
             needed, setting = self._metrics_token, "http.metrics_token"
         else:

@@ -388,7 +388,7 @@ class EndOffsetPoller:
         elif known and subject not in self._unanswered:
             self._unanswered.add(subject)
             log.warning(
-                "%s: going on with the known schemas of subject %r (%d)",
+                "%s: continuing with the known schemas of subject %r (%d)",
                 event["failed"],
                 subject.name,
                 len(known),

@@ -186,7 +186,7 @@ def deleted(topic: str, partition: int, position: int, first: int) -> RecordsLos
     return RecordsLost(
         f"topic {topic!r}, partition {partition}: records {position} to {first - 1} were deleted by "
         "retention before they were read; nothing was charged. Raise the topic's retention, or set "
-        'stream.lost_records = "skip" to go on without them'
+        'stream.lost_records = "skip" to continue without them'
     )
 
 
@@ -194,6 +194,6 @@ def tail_lost(topic: str, partition: int, position: int, end: int) -> RecordsLos
     """Return the error for a partition that ends before a position."""
     return RecordsLost(
         f"topic {topic!r}, partition {partition}: records {end} to {position - 1}, which the stream has "
-        "passed, are lost (an unclean election, or a replaced disk). It learns from no records that come "
-        'in their places. Read a new topic, or set stream.lost_records = "skip" to go on without those'
+        "passed, are lost (an unclean election, or a replaced disk). It does not learn from records at the "
+        'same offsets. Read a new topic, or set stream.lost_records = "skip" to continue without those'
     )

@@ -201,4 +201,6 @@ class Input:
         except (SessionLost, RecordsLost, StreamRefused, BrokerUnreachable, DeadlineExceeded):
             raise
         except Exception:
-            raise StreamRefused(f"{task} failed; why could tell of records, so no more is said") from None
+            raise StreamRefused(
+                f"{task} failed; the reason is withheld because it could reveal records"
+            ) from None

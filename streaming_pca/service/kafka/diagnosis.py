@@ -181,7 +181,7 @@ class _Examination:
             ) from None
         except TimeoutError:
             raise self._dead(
-                f"{self._server} does not answer: check the address, and firewalls before it"
+                f"{self._server} does not answer: check the address, and firewalls in front of it"
             ) from None
         except OSError as error:
             raise self._dead(f"{self._server} cannot be reached ({error.strerror})") from None
@@ -191,7 +191,7 @@ class _Examination:
 
     def _silent(self) -> _Found:
         return self._dead(
-            f"{self._server} accepts connections and says nothing: it hangs, is slow, or is no broker"
+            f"{self._server} accepts connections but does not reply: it hangs, is slow, or is not a broker"
         )
 
     # -- TLS ---------------------------------------------------------------
@@ -268,7 +268,7 @@ class _Examination:
                 + (", without encryption, or use the port of a listener with TLS" if self._tls else ""),
                 answers=True,
             )
-        return self._dead(f"{self._server} accepts connections and closes them: it is no broker")
+        return self._dead(f"{self._server} accepts connections and closes them: it is not a broker")
 
     def _other_protocol(self) -> str | None:
         """Return the listener's protocol if it differs from the settings in TLS."""

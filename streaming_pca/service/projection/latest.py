@@ -105,7 +105,8 @@ class LatestRelease:
             found = self._messages(0)
         except OffsetOutOfRangeError:
             raise StreamRefused(
-                f"topic {self._tp.topic!r} has lost what was to be read next: it was deleted, or made anew"
+                f"the next offset of topic {self._tp.topic!r} no longer exists: records were deleted, or the "
+                "topic was created again"
             ) from None
         except KafkaError as error:
             raise self._lost(error) from None
@@ -121,7 +122,7 @@ class LatestRelease:
                 try:
                     found.append(Release.from_bytes(message.value or b""))
                 except ValueError as error:
-                    log.warning("%s, offset %d, is passed over: %s", self._tp.topic, message.offset, error)
+                    log.warning("%s, offset %d, is skipped: %s", self._tp.topic, message.offset, error)
         return found
 
     def _lost(self, error: KafkaError) -> SessionLost:

@@ -251,15 +251,15 @@ class Projector:
         if any(known.values()) and not any(ends.values()) and not any(self._output_ends().values()):
             log.warning(
                 "topic %r is empty, but group %r has positions: the records before them are not projected "
-                "again. If the topic was made anew, name a new --output, or move the group",
+                "again. If the topic was created again, name a new --output, or move the group",
                 self._output.topic,
                 group,
             )
         if not known and self._has_projections(ends):
             raise StreamRefused(
                 f"topic {self._output.topic!r} has messages, but group {group!r} has no positions: they "
-                "expire some time after the last worker has stopped (offsets.retention.minutes), and a new "
-                "beginning would write projections twice. Name a new --output, or set the positions with "
+                "expire some time after the last worker has stopped (offsets.retention.minutes), and "
+                "starting over would write projections twice. Name a new --output, or set the positions with "
                 f"`kafka-consumer-groups --reset-offsets --group {group} --topic {self._stream.input}`"
             )
         with self._named("opening the input"):
@@ -290,7 +290,7 @@ class Projector:
             self._waiting_since = self._waiting_since or now
             if now - self._waiting_since > 2 * delivery_timeout_ms(self._kafka) / 1000:
                 self._waiting_since = 0.0
-                raise SessionLost("the group's positions are not told: the broker hangs") from None
+                raise SessionLost("the broker does not return the group's positions: it hangs") from None
             return None
         self._waiting_since = 0.0
         # Positions of a deleted topic of the same name refer to other records.
@@ -310,9 +310,9 @@ class Projector:
             self._short_ends = 0
             return position
         if self._stream.lost_records == "skip":
-            log.warning("%s: %s: going on at %d", where, gone, wanted)
+            log.warning("%s: %s: continuing at %d", where, gone, wanted)
             return wanted
-        raise RecordsLost(f'{where}: {gone}. Set stream.lost_records = "skip" to go on at {wanted}')
+        raise RecordsLost(f'{where}: {gone}. Set stream.lost_records = "skip" to continue at {wanted}')
 
     def _output_ends(self) -> dict[TopicPartition, int]:
         """Return the end of each of the output's partitions."""
@@ -398,8 +398,8 @@ class Projector:
             (topic,) = self._admin.describe_topics([self._stream.input])
         if not topic["error_code"] and str(topic["topic_id"]) != self._output.input_id:
             raise StreamRefused(
-                f"topic {self._stream.input!r} was deleted and created again: it has other records than "
-                f"those of which {self._output.topic!r} has projections. Name a new --output"
+                f"topic {self._stream.input!r} was deleted and created again: its records are not "
+                f"those projected to {self._output.topic!r}. Name a new --output"
             )
 
     def _position(self, reader: KafkaConsumer, partition: int) -> int:
@@ -414,7 +414,7 @@ class Projector:
         # Before the transaction, which must not stay open for long.
         self._schemas.follow(polled)
         projected = [(tp, messages, self._values(projection, messages)) for tp, messages in polled.items()]
-        assert self._producer is not None, "it is made with the reader"
+        assert self._producer is not None, "it is created with the reader"
         with self._named("beginning the transaction"):
             transaction = Transaction(self._producer, self._kafka)
         with self._named("sending the projections"):
@@ -436,7 +436,9 @@ class Projector:
             return project(self._schemas.codec, projection, self._encoder, messages)
         except Exception:
             # For example, the shape in an allocation error contains the number of rows.
-            raise StreamRefused("projecting failed; why could tell of records, so no more is said") from None
+            raise StreamRefused(
+                "projecting failed; the reason is withheld because it could reveal records"
+            ) from None
 
     # -- the end of the input ----------------------------------------------
 

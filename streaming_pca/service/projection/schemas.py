@@ -65,7 +65,7 @@ class FollowingCodec:
             if self._has_unknown(polled):
                 raise type(self._fault)(str(self._fault))
             if is_new:
-                log.warning("%s: going on with the schemas that are known", self._fault)
+                log.warning("%s: continuing with the known schemas", self._fault)
         return self.codec
 
     def _has_unknown(self, polled: Mapping[Any, Iterable[Any]]) -> bool:

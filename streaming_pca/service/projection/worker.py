@@ -151,7 +151,7 @@ class ProjectionWorker:
                 "finding the topics", find_output, settings.kafka, stream, options.output, options.create
             )
             log.info(
-                "projecting %s to %s: the projections are as private as the records, and no more; give both "
+                "projecting %s to %s: the projections are only as private as the records; give both "
                 "topics the same protection",
                 stream.input,
                 output.topic,
@@ -260,7 +260,7 @@ def run_projection(settings: Settings, options: ProjectionOptions) -> int:
             warnings.simplefilter("ignore")
             uvloop.run(main())
     except DeadlineExceeded as error:
-        log.error("%s: ending the process; the next one goes on from the committed positions", error)
+        log.error("%s: ending the process; the next one continues from the committed positions", error)
         logging.shutdown()
         # The hanging thread would delay a normal exit.
         os._exit(4)

@@ -150,18 +150,18 @@ def _channel(role: str, stream: StreamSettings | None, messages: Iterable[str]) 
 
 
 def _operations(roles: Container[str]) -> dict[str, Any]:
-    said = {
+    operations = {
         "readRecords": ("receive", "input", "Read records in batches."),
         "readLedger": ("receive", "ledger", "Replay the ledger before every reservation."),
         "writeLedger": ("send", "ledger", "Charge each batch before it is read, then commit and release it."),
         "readState": ("receive", "state", "Recover the state when a worker begins to lead."),
         "writeState": ("send", "state", "Commit the state, with the ledger's entry, in one transaction."),
         "publish": ("send", "releases", "Publish a release, with the ledger's entry, in one transaction."),
-        "project": ("send", "projections", "Project each record exactly once, in a worker of its own."),
+        "project": ("send", "projections", "Project each record exactly once, in a separate worker."),
     }
     return {
         name: {"action": action, "channel": {"$ref": f"#/channels/{role}"}, "summary": summary}
-        for name, (action, role, summary) in said.items()
+        for name, (action, role, summary) in operations.items()
         if role in roles
     }
 
@@ -196,7 +196,7 @@ def _messages(stream: StreamSettings | None) -> dict[str, Any]:
     projected = {
         "release-batch": _digits("Batch of the release that projects."),
         "release-doubts": {"type": "string", "description": "Doubts about that release, comma-separated."},
-        "privacy": _const("as-input") | {"description": "As private as the record, and no more."},
+        "privacy": _const("as-input") | {"description": "Only as private as the record."},
         "input-partition": _digits("Partition of the record."),
         "input-offset": _digits("Offset of the record."),
     }

@@ -174,9 +174,9 @@ def find_problems(
         else:
             # Empty from the embedded broker, but also if an ACL denies DESCRIBE_CONFIGS.
             yield Problem(
-                f"the way in which topic {name!r} is kept",
+                f"the configuration of topic {name!r}",
                 "",
-                "not told by the broker",
+                "not returned by the broker",
                 "",
                 "allow DescribeConfigs on it (kafka.unchecked_topics = true is for the embedded broker only)",
                 fatal=not kafka.unchecked_topics,
@@ -193,10 +193,10 @@ def find_facts(admin: KafkaAdminClient, topic: str) -> list[Finding]:
     facts = []
     if codec := values.get("compression.type"):
         how = {
-            "producer": "batches are kept as producers compress them, and are read",
+            "producer": "batches stay as producers compress them, and can be read",
             "uncompressed": "the broker keeps batches uncompressed",
         }
-        meaning = how.get(codec, "the broker compresses batches, which are read")
+        meaning = how.get(codec, "the broker compresses batches, which can be read")
         facts.append(Finding(topic, "compression.type", codec, meaning))
     if kept := values.get("retention.ms"):
         days = int(kept) / 86_400_000
@@ -224,7 +224,7 @@ def _topic_problems(
     if int(configs.get(size, least)) < least:
         rules.append(_Rule(size, str(least), " at least"))
     if role == "input" and int(configs.get(size, 0)) > MOST_MESSAGE_BYTES:
-        rules.append(_Rule(size, str(MOST_MESSAGE_BYTES), " at most (readers take no larger message)"))
+        rules.append(_Rule(size, str(MOST_MESSAGE_BYTES), " at most (readers do not accept larger messages)"))
     for rule in rules:
         value = configs.get(rule.key)
         if not rule.holds(value):
@@ -306,7 +306,7 @@ def _broker_problems(admin: KafkaAdminClient, kafka: KafkaSettings) -> Iterator[
         )
     key = "auto.create.topics.enable"
     if settings.get(key, "false") != "false":
-        because = "false (a topic that was deleted comes back by itself, kept in the broker's way)"
+        because = "false (else a deleted topic is created again by itself, with the broker's defaults)"
         fix = "set it in the broker's server.properties"
         yield Problem(f"broker {broker}", key, settings[key], because, fix, fatal=False)
 

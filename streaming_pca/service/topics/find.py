@@ -119,7 +119,7 @@ def _check_release(kafka: KafkaSettings, stream: StreamSettings, release: int) -
     try:
         broker, settings = broker_settings(admin)
     except KafkaError as error:
-        raise broker_failed(kafka, "the broker would not describe itself", error) from None
+        raise broker_failed(kafka, "the broker did not describe itself", error) from None
     finally:
         admin.close()
     limits = {
@@ -173,7 +173,7 @@ def check_topics(kafka: KafkaSettings, stream: StreamSettings) -> tuple[Topics |
         return _check(admin, kafka, stream)
     except KafkaError as error:
         raise broker_failed(
-            kafka, "the broker would not describe the topics", error, "DescribeConfigs"
+            kafka, "the broker did not describe the topics", error, "DescribeConfigs"
         ) from None
     finally:
         admin.close()
@@ -186,7 +186,7 @@ def describe_input(kafka: KafkaSettings, stream: StreamSettings) -> list[Finding
         return find_facts(admin, stream.input)
     except KafkaError as error:
         raise broker_failed(
-            kafka, "the broker would not describe the topics", error, "DescribeConfigs"
+            kafka, "the broker did not describe the topics", error, "DescribeConfigs"
         ) from None
     finally:
         admin.close()
@@ -224,7 +224,7 @@ def describe_topics(kafka: KafkaSettings, names: Sequence[str], what: str) -> li
     try:
         return list(admin.describe_topics(list(names)))
     except KafkaError as error:
-        raise broker_failed(kafka, f"the broker would not describe {what}", error) from None
+        raise broker_failed(kafka, f"the broker did not describe {what}", error) from None
     finally:
         admin.close()
 

@@ -134,7 +134,7 @@ def find_output(kafka: KafkaSettings, stream: StreamSettings, output: str, creat
         problems = [*find_problems(admin, kafka, stream, checked), *_retention_problems(admin, names)]
     except KafkaError as error:
         raise broker_failed(
-            kafka, "the broker would not describe the topics", error, "DescribeConfigs"
+            kafka, "the broker did not describe the topics", error, "DescribeConfigs"
         ) from None
     finally:
         admin.close()

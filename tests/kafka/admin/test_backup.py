@@ -268,7 +268,9 @@ def test_an_old_copy_does_not_replace_a_newer_ledger_or_state(
     entries, states = stream.entries(), stream.checkpoints()
     # Only the state is lost: the old copy's is too old, the new copy's is restored.
     delete(stream, "state")
-    refused(capfd, stream, old, 2, "is empty, the ledger goes on to batch 3, and the backup's state is older")
+    refused(
+        capfd, stream, old, 2, "is empty, the ledger continues to batch 3, and the backup's state is older"
+    )
     facts = restore(capfd, stream, new)
     assert (facts["entries_written"], facts["states_written"]) == (0, [stream.settings.stream.name])
     assert stream.checkpoints() == states[-1:]
@@ -319,12 +321,12 @@ def test_a_copy_of_other_data_is_refused(make_stream: MakeStream, capfd: Capture
     stream.produce_vectors(stream.vectors(100))
     run_batches(stream, 1)
     path = export(capfd, stream)
-    refused(capfd, other, path, 2, f"is of input topic {stream.settings.stream.input!r}, not of ")
+    refused(capfd, other, path, 2, f"is a backup of input topic {stream.settings.stream.input!r}, not of ")
     bootstrap = stream.settings.kafka.bootstrap_servers
     with KafkaAdminClient(bootstrap_servers=bootstrap) as admin:
         admin.delete_topics([stream.settings.stream.input])
     delete(stream, "ledger", "state")
-    refused(capfd, stream, path, 2, "is missing", "is created anew")
+    refused(capfd, stream, path, 2, "is missing", "is created again")
     call(capfd, "topics", "create", "--config", config_of(stream), "--cap", "1,1e-6")
     refused(capfd, stream, path, 2, "deleted and created again, so its records are other data")
 
@@ -339,7 +341,7 @@ def test_a_ledger_that_was_only_opened_is_continued_if_it_was_opened_alike(
     create = ("topics", "create", "--config", config_of(stream), "--cap")
     delete(stream, "ledger", "state")
     assert call(capfd, *create, "2,1e-6").returncode == 0
-    refused(capfd, stream, path, 2, "was opened otherwise than the backup's", "delete that topic")
+    refused(capfd, stream, path, 2, "was opened differently from the backup's", "delete that topic")
     delete(stream, "ledger")
     assert call(capfd, *create, "1,1e-6").returncode == 0
     facts = restore(capfd, stream, path)
@@ -358,7 +360,7 @@ def test_a_ledger_of_another_history_is_left_alone(make_stream: MakeStream, capf
     call(capfd, "topics", "create", "--config", config_of(stream), "--cap", "1,1e-6")
     stream.run()
     entries = stream.entries()
-    refused(capfd, stream, path, 2, "release of batch 1 that the backup does not know")
+    refused(capfd, stream, path, 2, "release of batch 1 that the backup does not contain")
     forget(stream, "releases")
     refused(capfd, stream, path, 2, "is not empty, and differs from the backup from entry 2 on")
     assert stream.entries() == entries

@@ -163,7 +163,7 @@ def test_of_two_charges_at_once_the_logs_order_decides(
         ({"ranges": [OffsetSpan(partition=0, start=4, end=4)]}, "the end must be above the start"),
         ({"ranges": [OffsetSpan(partition=0, start=5, end=4)]}, "the end must be above the start"),
         ({"ranges": [OffsetSpan(partition=0, start=0, end=11)]}, "partition 0 ends at offset 10"),
-        ({"ranges": [OffsetSpan(partition=0, start=s, end=s + 1) for s in (0, 1)]}, "is named twice"),
+        ({"ranges": [OffsetSpan(partition=0, start=s, end=s + 1) for s in (0, 1)]}, "is given twice"),
     ],
     ids=str,
 )
@@ -351,7 +351,9 @@ def test_an_owner_that_is_fenced_says_that_it_may_have_charged(
             successor.init_transactions()
 
     before_step(monkeypatch, "charge.8 commit", fence)
-    with pytest.raises(SessionLost, match=r"is not known: look for it in `streaming-pca ledger show`"):
+    with pytest.raises(
+        SessionLost, match=r"whether the charge was written: look for it in `streaming-pca ledger show`"
+    ):
         charge(stream)
     assert [e.kind for e in stream.entries()] == ["OPENED"]
     monkeypatch.undo()

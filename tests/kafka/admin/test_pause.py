@@ -484,7 +484,7 @@ def test_a_terminal_is_asked_before_a_stream_is_retired(
     config = config_of(stream, tmp_path)
     monkeypatch.setattr(stream_command, "_is_terminal", lambda: True)
     no = CliRunner().invoke(stream_command.app, ["retire", "--config", config], input="n\n")
-    assert "the answer was no" in str(no.exception)
+    assert "not retired: not confirmed" in str(no.exception)
     assert stream.own(Retired) == []
     yes = CliRunner().invoke(stream_command.app, ["retire", "--config", config], input="y\n")
     assert yes.exit_code == 0, yes.output

@@ -254,7 +254,7 @@ def test_the_check_names_each_setting_that_is_wrong_and_a_command_that_mends_it(
     before = {role: configs_of(kafka, topic_of(stream, role)) for role in ("ledger", "state", "releases")}
     good = call(capfd, "topics", "check", "--config", config)
     kept, last = good.stdout.splitlines()[:-1], good.stdout.splitlines()[-1]
-    assert (good.returncode, last, good.stderr) == (0, "topics are as they must be", "")
+    assert (good.returncode, last, good.stderr) == (0, "topics are configured correctly", "")
     # Settings that may have any value are listed with their meaning.
     starts = [
         f"topic {stream.input!r}: {key} is " for key in ("compression.type", "retention.ms", "max.message")
@@ -280,7 +280,7 @@ def test_the_check_names_each_setting_that_is_wrong_and_a_command_that_mends_it(
     for problem in report["problems"]:
         start = f"{problem['severity']}: {problem['subject']}: {problem['key']} is {problem['found']}, it "
         assert [line for line in lines if line.startswith(start) and line.endswith(problem["fix"])]
-    assert text.stdout.splitlines()[-1] == "NOT as they must be"
+    assert text.stdout.splitlines()[-1] == "topics are NOT configured correctly"
     facts = {each["key"]: each["value"] for each in report["input"]}
     assert facts["compression.type"] == "uncompressed"
     # A worker reports the first problem, and does not start.

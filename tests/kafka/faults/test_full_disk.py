@@ -256,5 +256,5 @@ def test_a_worker_whose_own_disk_is_full_works_on(
         assert refused.stderr.endswith("backup.zip: cannot be written: No space left on device\n")
         assert len(refused.stderr.splitlines()) == 1
         if kept == "kernels":
-            assert "the compiled kernels could not be kept" in log.read_text()
+            assert "the compiled kernels could not be saved" in log.read_text()
             assert "Traceback" not in log.read_text()

@@ -275,7 +275,7 @@ sasl_username = "{USER}"
             ("worker", "-c", wrong): refused,
             ("status", "-c", astray): referred,
             ("watch", "-c", astray): referred,
-            ("status", "-c", silent): f"({server} accepts connections and says nothing",
+            ("status", "-c", silent): f"({server} accepts connections but does not reply",
         }
         commands = [[str(word) for word in command] for command in expected]
         done = subprocess.run(

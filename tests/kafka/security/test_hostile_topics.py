@@ -84,4 +84,4 @@ def test_a_hostile_backup_is_refused_with_one_line(
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("manifest.json", json.dumps(manifest))
         archive.writestr("ledger.jsonl", bytes(300 * 2**20))
-    refused(capfd, stream, path, 2, "would unfold to more than 100 times its size")
+    refused(capfd, stream, path, 2, "would decompress to more than 100 times its size")

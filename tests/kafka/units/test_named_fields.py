@@ -254,14 +254,14 @@ def test_a_file_of_objects_is_sent_as_it_stands(
     sent = call(capfd, "produce", str(tmp_path / "visits.jsonl"), "--config", str(config), "--key", "user.id")
     assert sent.returncode == 0, sent.stderr
     assert f"{COUNT} records sent to" in sent.stdout
-    assert "1 of 60 messages are null records: `streaming-pca features check` says why" in sent.stderr
+    assert "1 of 60 messages are null records: `streaming-pca features check` shows why" in sent.stderr
     messages = stream.messages(stream.settings.stream.input)
     assert sorted(m.value for m in messages) == sorted(values)
     by_value = {m.value: m.key for m in messages}
     assert (by_value[values[3]], by_value[values[5]]) == (None, b"user-5")
     for wrong, words in (
-        (["--rows-per-message", "2"], "leave out other options than --key"),
-        (["--columns", "a"], "leave out other options than --key"),
+        (["--rows-per-message", "2"], "leave out all options but --key"),
+        (["--columns", "a"], "leave out all options but --key"),
     ):
         refused = call(capfd, "produce", str(tmp_path / "visits.jsonl"), "--config", str(config), *wrong)
         assert refused.returncode == 2

@@ -257,7 +257,7 @@ def test_a_registry_that_fails_leaves_the_schemas_that_are_known(caplog: pytest.
     assert feed.schemas is newest
     assert [record.message.split(" 'a'")[0] for record in caplog.records] == [
         "subject",
-        "away: going on with the known schemas of subject",
+        "away: continuing with the known schemas of subject",
         "the schema registry answers again for subject",
         "subject",
     ]
