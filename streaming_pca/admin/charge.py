@@ -83,7 +83,7 @@ def charge_records(
     if not TOPIC_NAME.fullmatch(job):
         raise ConfigurationError("--job must be 1 to 200 letters, digits, '.', '_' or '-'")
     if not (charge.epsilon or charge.delta or charge.rho):
-        raise ConfigurationError("--epsilon and --delta are both 0: that charges nothing")
+        raise ConfigurationError("--epsilon and --delta are both 0: nothing would be charged")
     topic_id, ends = _look_up(kafka, topic, job)
     writer = ChargeWriter(kafka, topic, topic_id, job)
     try:
@@ -126,8 +126,8 @@ class ChargeWriter(LedgerWriter):
             raise ConfigurationError(f"--rho must be {what}: this ledger adds up by zCDP (--filter zcdp)")
         if opened.filter == "basic" and not (charge.epsilon or charge.delta):
             raise ConfigurationError(
-                "--epsilon and --delta are both 0: this ledger adds up those (--filter basic), "
-                "so that charges nothing"
+                "--epsilon and --delta are both 0: this ledger adds these up (--filter basic), "
+                "so nothing would be charged"
             )
         if known.batch:
             raise ConfigurationError(f"--job {self._job} is a stream with batches: choose another name")

@@ -93,7 +93,7 @@ def config_check(
     if verbose:
         _print_settings(common)
     one = f": stream {loaded[0].stream.name}" if len(loaded) == 1 else f": {len(loaded)} streams"
-    say(f"{config}: ok{one}" + ("" if broker else "; broker not asked (--broker)"))
+    say(f"{config}: ok{one}" + ("" if broker else "; broker not checked (--broker)"))
     for settings, (about, found) in zip(loaded, streams, strict=True):
         if verbose:
             _print_settings(found)

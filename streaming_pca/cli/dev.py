@@ -82,7 +82,7 @@ def dev_kafka(
                 stack.enter_context(cluster)
             _tell(cluster, data, as_json)
             _wait(cluster)
-            fail(RuntimeError("no node of Kafka runs any more"), 4)
+            fail(RuntimeError("no Kafka node is running any longer"), 4)
     except KeyboardInterrupt:
         say("stopped", err)
 

@@ -130,7 +130,7 @@ def ledger_verify(
                 f"delta {charge_text(facts['everywhere_delta'])}"
             )
         if report.other_releases:
-            say(f"releases of earlier lives of the topic, whose ledgers hold: {report.other_releases}")
+            say(f"releases of earlier topics of this name, whose ledgers hold: {report.other_releases}")
         if report.charges:
             say(f"charges for releases made elsewhere: {report.charges}")
     if not report.ok:

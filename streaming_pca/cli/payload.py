@@ -71,7 +71,7 @@ def payload_check(
     ] = None,
     key: Annotated[str | None, typer.Option(help="Key of the message, for user streams.")] = None,
     lines: Annotated[
-        bool, typer.Option("--lines", help="Take each line of the file as a payload of its own.")
+        bool, typer.Option("--lines", help="Take each line of the file as a separate payload.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:

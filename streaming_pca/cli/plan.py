@@ -299,7 +299,7 @@ def _print_findings(findings: list[Finding]) -> None:
             "epsilon ≥": f"{finding.epsilon_lower_bound:.3f}",
             "mu claimed": f"{finding.claim.mu:.3f}" if math.isfinite(finding.claim.mu) else "-",
             "mu ≥": f"{finding.mu_lower_bound:.3f}",
-            "verdict": "REFUTED" if finding.refuted else "stands",
+            "verdict": "REFUTED" if finding.refuted else "not refuted",
         }
         for finding in findings
     ]

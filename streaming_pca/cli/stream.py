@@ -78,7 +78,7 @@ def stream_retire(
         name = settings.stream.name
         if not _is_terminal():
             raise ConfigurationError(f"--yes must be given: retiring stream {name!r} can never be undone")
-        if not typer.confirm(f"retire stream {name!r} for ever?", err=True):
+        if not typer.confirm(f"retire stream {name!r} permanently?", err=True):
             raise ConfigurationError("not retired: not confirmed")
     _report(retire(settings.kafka, settings.stream, reason), as_json)
 

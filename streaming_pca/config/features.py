@@ -40,7 +40,7 @@ def with_features(values: Mapping[str, Any]) -> dict[str, Any]:
 def _follow(found: dict[str, Any], rows: RowMap) -> None:
     # Derived settings may already be present, when a stream's settings are checked again.
     if found.setdefault("dim", rows.dim) != rows.dim:
-        raise ValueError(f"dim is {rows.dim} by the columns of features: leave it out")
+        raise ValueError(f"features set dim to {rows.dim}: leave it out")
     if _plain(found.setdefault("feature_names", rows.names)) != _plain(rows.names):
         raise ValueError("feature_names are those of features: leave them out")
     if rows.bounds is not None:

@@ -132,7 +132,7 @@ def _words(kind: Any) -> str:
         return f"list ({_words(args[0])})"
     if origin is tuple and len(args) == 2:
         return f"pair (each {_words(args[0])})"
-    raise TypeError(f"a type that the settings reference has no words for: {kind!r}")
+    raise TypeError(f"the settings reference cannot describe this type: {kind!r}")
 
 
 def _choice(words: Iterable[str]) -> str:

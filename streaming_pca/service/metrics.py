@@ -86,7 +86,7 @@ class Metrics:
         )
         self.total_variance_error = gauge(
             "total_variance_error",
-            "Standard error of that total variance: of the noise and of what clips cut off.",
+            "Standard error of that total variance, from noise and clipping.",
         )
         self.outcomes = counter(
             "batch_outcomes",
@@ -100,13 +100,13 @@ class Metrics:
         self.verified = gauge(
             "verification_timestamp_seconds", "When the last verification of the ledger ended."
         )
-        self.verification_errors = counter("verification_errors", "Verifications that could not be done.")
+        self.verification_errors = counter("verification_errors", "Verifications that could not run.")
         self.rebalances = Counter(
             "streaming_pca_rebalances", "Assignments of the leader election.", registry=self.registry
         )
         self.broker_seconds = Histogram(
             "streaming_pca_broker_request_seconds",
-            "Time of the broker's answer to the question for end offsets, or until it failed.",
+            "Time until the broker answered the request for end offsets, or until it failed.",
             buckets=_BROKER_SECONDS,
             registry=self.registry,
         )

@@ -67,7 +67,7 @@ def refuse_core_files() -> str | None:
 
 def _set_dumpable(dumpable: bool) -> str | None:
     if not sys.platform.startswith("linux"):
-        return "this platform cannot refuse debuggers: give the service a user of its own"
+        return "this platform cannot refuse debuggers: give the service its own user"
     if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_DUMPABLE, int(dumpable), 0, 0, 0):
         return f"the system does not let this process refuse debuggers (error {ctypes.get_errno()})"
     return None

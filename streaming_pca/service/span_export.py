@@ -205,7 +205,9 @@ class SpanExport:
         closing.start()
         closing.join(_CLOSE_SECONDS)
         if closing.is_alive():
-            log.warning("traces: the last spans are dropped, not taken within %g s", _CLOSE_SECONDS)
+            log.warning(
+                "traces: the last spans are dropped: they were not accepted within %g s", _CLOSE_SECONDS
+            )
             # Ends the pauses between its attempts.
             self._exporter.shutdown()  # type: ignore[no-untyped-call]
         self._library_log.detach()

@@ -102,7 +102,7 @@ class Verifier:
         if not answering.done():
             process.kill()
             await answering
-            return {"failed": f"no end within {_LONGEST_SECONDS:g} s"}
+            return {"failed": f"it did not end within {_LONGEST_SECONDS:g} s"}
         try:
             answer: dict[str, Any] = json.loads(answering.result()[0])
         except ValueError:

@@ -174,7 +174,7 @@ def test_text_is_four_lines_a_stream_and_more_with_verbose(tmp_path: Path, capfd
     result = call(capfd, "config", "check", "--config", config)
     assert (result.returncode, result.stderr) == (0, "")
     assert result.stdout.splitlines() == [
-        f"{config}: ok: stream s; broker not asked (--broker)",
+        f"{config}: ok: stream s; broker not checked (--broker)",
         "  guarantee    each message: (1, 1e-06)-differential privacy over all releases",
         "  first batch  4096 records, each charged (1, 1e-06); noise multiplier 4.305",
         "  topics       in, in.ledger, s.state, s.releases",
@@ -189,7 +189,7 @@ def test_text_is_four_lines_a_stream_and_more_with_verbose(tmp_path: Path, capfd
     assert lines.count(["[stream.options]"]) == 3
     assert "  first batch  200 records, each charged (1, 1e-06); noise mult" in result.stdout
     assert "  memory       at most " in result.stdout
-    assert f"{config}: ok: 3 streams; broker not asked (--broker)" in result.stdout.splitlines()
+    assert f"{config}: ok: 3 streams; broker not checked (--broker)" in result.stdout.splitlines()
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,7 @@ def test_a_standstill_ends_the_reading(make_stream: MakeStream, now: list[float]
 
     reader._consumer.poll = poll_in_vain
     try:
-        with pytest.raises(SessionLost, match="for 1 s it stops at 1"):
+        with pytest.raises(SessionLost, match="it has stopped for 1 s at 1"):
             list(reader.read_to(2, PATIENCE))
     finally:
         reader.close()

@@ -206,7 +206,7 @@ def test_the_compiler_of_kernels_is_given_no_secret(monkeypatch: pytest.MonkeyPa
 def test_a_platform_without_protection_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(sys, "platform", "darwin")
-        assert "give the service a user of its own" in str(protect_process())
+        assert "give the service its own user" in str(protect_process())
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "resource", None)
         assert "switch them off for this user" in str(protect_process())

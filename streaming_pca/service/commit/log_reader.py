@@ -100,8 +100,8 @@ class LogReader:
                 seen, deadline = position, time.monotonic() + patience_seconds
             elif time.monotonic() > deadline:
                 raise SessionLost(
-                    f"{self.topic} could not be read to offset {end}: for {patience_seconds:g} s it stops "
-                    f"at {position} (an open transaction, or a broker that hangs)"
+                    f"{self.topic} could not be read to offset {end}: it has stopped for "
+                    f"{patience_seconds:g} s at {position} (an open transaction, or a broker that hangs)"
                 )
             try:
                 polled = self._consumer.poll(timeout_ms=_POLL_MS)

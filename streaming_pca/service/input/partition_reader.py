@@ -224,7 +224,7 @@ class PartitionReader:
         end, position = (0 if parted is None else parted.offset), self.buffers[partition].position
         if end < position and not self._skip_lost:
             raise tail_lost(self._topic, partition, position, end) from None
-        raise SessionLost(f"{self._topic}-{partition} has lost what followed offset {end}") from None
+        raise SessionLost(f"{self._topic}-{partition} has lost the records after offset {end}") from None
 
     def prepare(self, counts: Mapping[int, int]) -> None:
         """Decode the first messages of partitions, if they wait."""

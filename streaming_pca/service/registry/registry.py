@@ -220,7 +220,7 @@ class SchemaRegistry:
             self._references[place] = self._registered(answer, what, deep + 1)
         found = self._references[place]
         if found is None:
-            raise _Unusable(f"{what} refers to others in a circle: set stream.schema_file")
+            raise _Unusable(f"{what} refers to others in a cycle: set stream.schema_file")
         return reference.name, found
 
 

@@ -158,7 +158,7 @@ def test_of_two_charges_at_once_the_logs_order_decides(
         ({"reason": ""}, "--reason must be one line"),
         ({"reason": "two\nlines"}, "--reason must be one line"),
         ({"reason": "\udcff"}, "--reason must be one line"),
-        ({"charge": Charge(epsilon=0, delta=0)}, "charges nothing"),
+        ({"charge": Charge(epsilon=0, delta=0)}, "nothing would be charged"),
         ({"ranges": [OffsetSpan(partition=3, start=0, end=1)]}, "has partitions 0 to 2"),
         ({"ranges": [OffsetSpan(partition=0, start=4, end=4)]}, "the end must be above the start"),
         ({"ranges": [OffsetSpan(partition=0, start=5, end=4)]}, "the end must be above the start"),

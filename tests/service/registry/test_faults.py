@@ -161,7 +161,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     "another type": (SCHEMA | {"schemaType": "THRIFT\x1b[1m"}, "is a schema of another type"),
     "itself": (
         SCHEMA | {"references": [{"name": "n", "subject": "s", "version": 1}]},
-        "refers to others in a circle",
+        "refers to others in a cycle",
     ),
 }
 
