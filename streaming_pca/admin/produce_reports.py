@@ -56,7 +56,7 @@ def mechanism_of(
     """
     if stream.record_kind is not RecordKind.LOCAL:
         raise ConfigurationError(
-            f'{stream.name}: record_kind = "{stream.record_kind}" takes no reports: '
+            f'{stream.name}: record_kind = "{stream.record_kind}" does not accept reports: '
             'set record_kind = "local", or leave out the --local options'
         )
     for name, given, own in (("epsilon", epsilon, stream.epsilon), ("delta", delta, stream.delta)):

@@ -352,7 +352,7 @@ def _compare(kafka: KafkaSettings, backup: Backup) -> _Missing:
             )
         if found.last:
             raise StreamRefused(
-                f"state topic {topic!r} is not empty, and its last state differs from that of batch "
+                f"state topic {topic!r} is not empty, and its last state differs from the state of batch "
                 f"{job.last_committed}, the last one in the ledger: one of the two is old. "
                 "Import the newest backup"
             )

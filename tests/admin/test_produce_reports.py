@@ -114,7 +114,7 @@ def test_the_promise_is_the_streams() -> None:
         (
             {"record_kind": "factor", "estimator": "analyze-gauss"},
             (),
-            'record_kind = "factor" takes no reports: set record_kind = "local"',
+            'record_kind = "factor" does not accept reports: set record_kind = "local"',
         ),
         ({}, (2.0,), r"--local-epsilon 2\.0 is not stream\.epsilon = 1\.0"),
         ({}, (1.0, 1e-5), r"--local-delta 1e-05 is not stream\.delta = 1e-06"),

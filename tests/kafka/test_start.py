@@ -172,4 +172,4 @@ def test_a_stream_whose_first_records_another_spends_is_told_of_a_new_name(make_
     first.run()
     stuck = second.start()
     assert stuck.ends() == 3
-    assert "once that one has ended, choose a new stream.name" in stuck.log
+    assert "once that stream has ended, choose a new stream.name" in stuck.log

@@ -261,7 +261,7 @@ class CheckpointWriter(LedgerWriter):
                 name = self._stream.name
                 raise error.with_remedy(
                     f"another stream has spent the first records of stream {name!r} since it began: once "
-                    "that one has ended, choose a new stream.name"
+                    "that stream has ended, choose a new stream.name"
                     if job.started
                     else f"stream {name!r} has not started: "
                     'stream.start = "latest" starts it after the records that exist now'

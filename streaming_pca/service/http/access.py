@@ -170,12 +170,12 @@ class Access:
         is_known = self._is_known(_without_port(host))
         if not is_known and path != "/readyz":
             # Another site's page whose host name resolves to this machine (DNS rebinding).
-            detail = "the header Host is of another server: use the address it printed, or set http.hosts"
+            detail = "the header Host names another server: use the printed address, or set http.hosts"
             return problem(scope, HTTPStatus.MISDIRECTED_REQUEST, detail)
         origin = headers.get("origin", "").lower()
         own = {f"{scheme}://{host.lower()}" for scheme in ("http", "https")}
         if scope["method"] not in _SAFE_METHODS and origin and origin not in own | self._origins:
-            detail = "a page of another site may not do this: name its origin in http.origins"
+            detail = "pages of other sites are not allowed to do this: add their origin to http.origins"
             return problem(scope, HTTPStatus.FORBIDDEN, detail)
         if not path.isprintable():
             # Route patterns end with "$", which also matches before a line feed: /metrics%0A would match

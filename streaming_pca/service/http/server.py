@@ -242,7 +242,7 @@ def _listen(settings: HttpSettings) -> socket.socket:
         made = socket.create_server((settings.host, settings.port), family=family)
     except OSError as error:
         raise StreamRefused(
-            f"http.port: {settings.host}:{settings.port} cannot be listened on "
+            f"http.port: cannot listen on {settings.host}:{settings.port} "
             f"({error.strerror or error}): set another, 0 for any free one, or http.enabled = false"
         ) from None
     bound = made.getsockname()[0]

@@ -229,7 +229,7 @@ def _ask(settings: KafkaSettings) -> tuple[str, float]:
         # urllib does not catch these. Uncaught they would end the thread that renews the token; their text
         # quotes the response.
         raise TokenRefused(
-            f"kafka.sasl_oauth_token_url = {url!r} does not answer as HTTP does ({type(error).__name__})"
+            f"kafka.sasl_oauth_token_url = {url!r} does not answer in HTTP ({type(error).__name__})"
         ) from None
     except OSError as error:
         reason = getattr(error, "reason", error)

@@ -141,8 +141,8 @@ class ProjectionWorker:
                 http = HttpServer(address, self._metrics, self.roles)
             except StreamRefused:
                 raise StreamRefused(
-                    f"--http-port {options.http_port}: it cannot be listened on at {address.host} (another "
-                    "program has it, perhaps): name another one, 0 for any that is free"
+                    f"--http-port {options.http_port}: cannot listen on it at {address.host} (perhaps "
+                    "another program uses it): name another one, 0 for any free one"
                 ) from None
             http.start()
             log.info("metrics and health on %s", http.url)

@@ -137,13 +137,11 @@ class RegistryClient:
             raise RegistryAway(f"{self._shown} does not answer (connection closed)") from None
         except ssl.SSLError as error:
             raise RegistryRefused(
-                f"{self._shown} does not speak TLS as this client does ({error.reason or 'TLS failed'})"
+                f"{self._shown} fails to negotiate TLS with this client ({error.reason or 'TLS failed'})"
             ) from None
         except (http.client.HTTPException, ValueError) as error:
             # Their messages quote the response.
-            raise RegistryRefused(
-                f"{self._shown} does not answer as HTTP does ({type(error).__name__})"
-            ) from None
+            raise RegistryRefused(f"{self._shown} does not answer in HTTP ({type(error).__name__})") from None
         except OSError as error:
             words = error.strerror or str(error) or type(error).__name__
             raise RegistryAway(f"{self._shown} does not answer ({words})") from None

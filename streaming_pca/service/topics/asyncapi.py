@@ -178,7 +178,7 @@ def _messages(stream: StreamSettings | None) -> dict[str, Any]:
         "enum": [each.value for each in RecordKind if each is not RecordKind.LOCAL]
         if stream is None
         else [stream.record_kind.value],
-        "description": "Kind of the record; another than the stream's makes it null.",
+        "description": "Kind of the record; the record is null if the stream has another.",
     }
     report = {
         "content-type": _const(OCTETS),

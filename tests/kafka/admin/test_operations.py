@@ -168,7 +168,7 @@ def test_a_port_that_is_taken_is_one_line(make_stream: MakeStream) -> None:
     port = int(address.rpartition(":")[2])
     other = stream.start(stream.changed("http", enabled=True, port=port))
     assert other.ends() == 2
-    assert f"http.port: 127.0.0.1:{port} cannot be listened on" in other.log
+    assert f"http.port: cannot listen on 127.0.0.1:{port} " in other.log
     assert "Traceback" not in other.log
     end(child)
 

@@ -116,7 +116,7 @@ def test_a_bad_file_of_authorities_is_named(proxy: Proxy, subject: str, tmp_path
 
 def test_an_address_without_tls_is_named(apicurio: Apicurio, subject: str) -> None:
     settings = settings_of(apicurio.url.replace("http://", "https://"))
-    assert "does not speak TLS as this client does" in refusal_of(SchemaRegistry(settings, subject, "avro"))
+    assert "fails to negotiate TLS with this client" in refusal_of(SchemaRegistry(settings, subject, "avro"))
 
 
 def test_a_stopped_registry_is_away_and_then_there_again(apicurio: Apicurio, subject: str) -> None:

@@ -53,9 +53,9 @@ REFUSED: dict[str, tuple[Answer, str]] = {
     ),
     "another 404": (answer(b"not found", 404), "does not answer as a schema registry"),
     "teapot": (answer(b"", 418), "(HTTP 418)"),
-    "not HTTP": (raw(b"SSH-2.0-x\r\n"), "does not answer as HTTP does"),
-    "long header": (raw(HEAD, b"x: " + b"y" * MIB), "does not answer as HTTP does"),
-    "many headers": (raw(HEAD, b"x: y\r\n" * 200, b"\r\n"), "does not answer as HTTP does"),
+    "not HTTP": (raw(b"SSH-2.0-x\r\n"), "does not answer in HTTP"),
+    "long header": (raw(HEAD, b"x: " + b"y" * MIB), "does not answer in HTTP"),
+    "many headers": (raw(HEAD, b"x: y\r\n" * 200, b"\r\n"), "does not answer in HTTP"),
     "many versions": (answer(list(range(1, 5000))), "has 4999 versions, of 1000 at most"),
 }
 
