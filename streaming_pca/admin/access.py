@@ -189,7 +189,7 @@ def principal_of(principal: str | None, kafka: KafkaSettings) -> str:
         raise ConfigurationError(f"--principal must be User:NAME, not {principal!r}")
     # kafka-acls.sh strips spaces, so "User:* " would also be everybody.
     if name.strip() == "*":
-        raise ConfigurationError("--principal User:* would permit everybody: name the role's own user")
+        raise ConfigurationError("--principal User:* would permit everyone: name the role's own user")
     return principal
 
 

@@ -260,7 +260,7 @@ def read_backup(path: Path) -> Backup:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
         raise BackupError(
-            f"{path}: its manifest is not of this program's version 1: {where}: {first['msg']}"
+            f"{path}: its manifest is not in this program's format, version 1: {where}: {first['msg']}"
         ) from None
     except (zipfile.BadZipFile, zlib.error, EOFError, KeyError, RuntimeError, ValueError, struct.error):
         raise BackupError(f"{path}: is not a backup made by `streaming-pca export`, or is damaged") from None

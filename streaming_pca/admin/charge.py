@@ -193,7 +193,7 @@ def _look_up(kafka: KafkaSettings, topic: str, job: str) -> tuple[str, dict[int,
             raise TopicError.missing(name)
     if names["state"] in found:
         # The charge would fence the stream's leader, and a job with charges can never reserve again.
-        raise ConfigurationError(f"--job {job} is a stream (topic {job}.state is there): choose another name")
+        raise ConfigurationError(f"--job {job} is a stream (topic {job}.state exists): choose another name")
     tps = [TopicPartition(topic, p["partition_index"]) for p in found[topic]["partitions"]]
     consumer = reading_consumer(kafka, committed=False, topics=[topic])
     try:

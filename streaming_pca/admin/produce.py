@@ -46,9 +46,9 @@ def _remedy(own: tuple[str, ...] | None, wanted: tuple[str, ...] | None) -> str:
     if own is not None and wanted is not None:
         lacking = [name for name in wanted if name not in own]
         if lacking:
-            return f"column {lacking[0]!r} of stream.feature_names is not there"
+            return f"column {lacking[0]!r} of stream.feature_names is missing"
         others = ", ".join(repr(name) for i, name in enumerate(own) if name not in wanted or name in own[:i])
-        return f"stream.feature_names has not {others}: leave columns out with --drop"
+        return f"stream.feature_names does not have {others}: leave columns out with --drop"
     return "choose columns with --columns or --drop, or set stream.dim"
 
 

@@ -345,7 +345,7 @@ def _produce_reports(
     if as_json:
         print_json(facts)
         return
-    left_out = f", {skipped} rows of users who had reported left out" if skipped else ""
+    left_out = f", leaving out {skipped} rows of users who had reported" if skipped else ""
     say(
         f"{sent.messages} reports of ({mechanism.epsilon:g}, {mechanism.delta:g}) made and sent to "
         f"{sent.topic} in {sent.seconds:.1f} s{left_out}"

@@ -76,7 +76,7 @@ def _scale_of(bounds: Any) -> Any:
         return None
     if (upper > lower).all() and not ((factors > 0).all() and np.isfinite(factors).all()):
         raise ValueError(
-            'scale = "bounds" needs bounds that are neither too near to each other nor too far apart'
+            'scale = "bounds" needs bounds that are neither too close together nor too far apart'
         )
     return factors.tolist() if (upper > lower).all() else None
 

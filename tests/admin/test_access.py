@@ -93,7 +93,7 @@ def test_mistakes_are_named() -> None:
         principal_of(None, KafkaSettings())
     with pytest.raises(ConfigurationError, match="must be User:NAME, not 'pca'"):
         principal_of("pca", KafkaSettings())
-    with pytest.raises(ConfigurationError, match=r"User:\* would permit everybody"):
+    with pytest.raises(ConfigurationError, match=r"User:\* would permit everyone"):
         principal_of("User:*", KafkaSettings())
     named = KafkaSettings(
         security_protocol="SASL_SSL", sasl_mechanism="PLAIN", sasl_username="pca", sasl_password="x"
@@ -103,7 +103,7 @@ def test_mistakes_are_named() -> None:
 
 @pytest.mark.parametrize("principal", ["User:*", "User:* ", "User: *"])
 def test_no_spelling_of_everybody_is_permitted(principal: str) -> None:
-    with pytest.raises(ConfigurationError, match="would permit everybody"):
+    with pytest.raises(ConfigurationError, match="would permit everyone"):
         principal_of(principal, KafkaSettings())
 
 
@@ -111,7 +111,7 @@ def test_a_user_of_the_settings_is_not_everybody_either() -> None:
     named = KafkaSettings(
         security_protocol="SASL_SSL", sasl_mechanism="PLAIN", sasl_username="*", sasl_password="x"
     )
-    with pytest.raises(ConfigurationError, match="would permit everybody"):
+    with pytest.raises(ConfigurationError, match="would permit everyone"):
         principal_of(None, named)
 
 

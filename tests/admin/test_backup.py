@@ -199,8 +199,8 @@ def drop(name: str) -> Callable[[dict[str, bytes]], None]:
         (drop("states/b"), "other parts than its manifest lists"),
         (put("more", b"x"), "other parts than its manifest lists"),
         (drop("manifest.json"), "is not a backup made by `streaming-pca export`, or is damaged"),
-        (put("manifest.json", b"{}"), "its manifest is not of this program's version 1: program"),
-        (put("manifest.json", b"\x00"), "its manifest is not of this program's version 1"),
+        (put("manifest.json", b"{}"), "its manifest is not in this program's format, version 1: program"),
+        (put("manifest.json", b"\x00"), "its manifest is not in this program's format, version 1"),
         (lambda parts: line(0, lambda _: b"")(parts), "ledger.jsonl is damaged"),
     ],
 )

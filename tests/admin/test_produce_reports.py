@@ -361,7 +361,7 @@ def test_the_command_sends_reports(
     left_out = call(capfd, *given, "--local-skip-spent")
     assert left_out.returncode == 0, left_out.stderr
     assert "0 reports of (1, 1e-06)" in left_out.stdout
-    assert "3 rows of users who had reported left out" in " ".join(left_out.stdout.split())
+    assert "leaving out 3 rows of users who had reported" in " ".join(left_out.stdout.split())
 
 
 def config_of_reports(folder: Path, bootstrap: str, topic: str) -> Path:

@@ -215,8 +215,8 @@ def test_files_that_are_no_arrays_or_no_text_are_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("names", "expected"),
     [
-        (("b", "d"), r"stream\.feature_names has not 'id', 'a', 'c': leave columns out with --drop"),
-        (("b", "e"), r"column 'e' of stream\.feature_names is not there"),
+        (("b", "d"), r"stream\.feature_names does not have 'id', 'a', 'c': leave columns out with --drop"),
+        (("b", "e"), r"column 'e' of stream\.feature_names is missing"),
         (None, "choose columns with --columns or --drop, or set stream.dim"),
     ],
 )

@@ -87,5 +87,7 @@ def test_a_later_backup_is_refused(fixtures: Path, tmp_path: Path) -> None:
         for name in old.namelist():
             data = old.read(name)
             new.writestr(name, edited(data, version=2) if name == "manifest.json" else data)
-    with pytest.raises(BackupError, match=r"later\.zip: its manifest is not of this program's version 1"):
+    with pytest.raises(
+        BackupError, match=r"later\.zip: its manifest is not in this program's format, version 1"
+    ):
         read_backup(path)

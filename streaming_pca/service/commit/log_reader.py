@@ -128,7 +128,7 @@ def lost_entries(topic: str, first: int) -> str:
     """Return the message for a ledger that does not start at offset 0."""
     return (
         f"ledger topic {topic!r} starts at offset {first}: entries were deleted, "
-        "so what records have been charged is not known. Restore the topic"
+        "so it is not known which records were charged. Restore the topic"
     )
 
 

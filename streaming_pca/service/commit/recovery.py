@@ -55,19 +55,19 @@ def recover(job: JobLedger, batch: int, digest: str, positions: dict[int, int]) 
     if job.last_committed < batch:
         raise LedgerMismatch(
             f"the ledger ends at batch {job.last_committed}, before the state's batch {batch}: "
-            "the ledger topic has lost entries; bring back its newest backup, "
+            "the ledger topic has lost entries; restore its newest backup, "
             "or start the stream under a new name"
         )
     if job.last_committed > batch:
         raise LedgerMismatch(
             f"the ledger has committed batch {job.last_committed}, the state topic ends at batch {batch}: "
-            "the state topic has lost entries; bring back its newest backup, "
+            "the state topic has lost entries; restore its newest backup, "
             "or start the stream under a new name"
         )
     if job.state_digest != digest:
         raise LedgerMismatch(
             f"the state of batch {batch} differs from the one committed: "
-            "bring back their newest backups, or start the stream under a new name"
+            "restore their newest backups, or start the stream under a new name"
         )
     # The ledger is ahead of the state by abandoned batches: their records are spent, and later batches must
     # not contain them.

@@ -254,7 +254,7 @@ class Poller:
             time.sleep(_HEARTBEAT_SECONDS)
             seen, looks = self._steps, looks + 1 if self._steps == seen else 0
         # Not with `_fail`: the other thread may hold its lock.
-        self._send({"at": time.monotonic(), "failed": "the clock stood still", "topics": None})
+        self._send({"at": time.monotonic(), "failed": "the clock stopped", "topics": None})
         time.sleep(_FLUSH_SECONDS)
         _end()
 

@@ -257,7 +257,7 @@ def _context(settings: KafkaSettings) -> ssl.SSLContext:
     try:
         return ssl.create_default_context(cafile=cafile)
     except OSError as error:
-        reason = "not the PEM that is needed" if isinstance(error, ssl.SSLError) else error.strerror
+        reason = "not the expected PEM" if isinstance(error, ssl.SSLError) else error.strerror
         raise TokenRefused(f"kafka.sasl_oauth_cafile = {str(cafile)!r}: {reason}") from None
 
 

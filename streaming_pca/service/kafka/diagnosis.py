@@ -210,7 +210,7 @@ class _Examination:
                 context.load_cert_chain(settings.ssl_certfile, settings.ssl_keyfile)
         except OSError as error:
             files = " and ".join(f"kafka.{n} = {str(getattr(settings, n) or '')!r}" for n in names)
-            reason = "not the PEM that is needed" if isinstance(error, ssl.SSLError) else error.strerror
+            reason = "not the expected PEM" if isinstance(error, ssl.SSLError) else error.strerror
             raise _Found(f"{files}: {reason}", answers=True) from None
         return context
 

@@ -102,7 +102,7 @@ class RegistryClient:
             if self._context is None or now != self._context_of:
                 self._context, self._context_of = ssl.create_default_context(cafile=cafile), now
         except OSError as error:
-            reason = "not the PEM that is needed" if isinstance(error, ssl.SSLError) else error.strerror
+            reason = "not the expected PEM" if isinstance(error, ssl.SSLError) else error.strerror
             raise RegistryRefused(f"registry.ssl_cafile = {str(cafile)!r}: {reason}") from None
 
     def get(self, kind: type[T], *path: str | int, query: Mapping[str, str], most: int = _MOST_BYTES) -> T:

@@ -288,8 +288,8 @@ def _ledger_start_problems(admin: KafkaAdminClient, name: str) -> Iterator[Probl
             f"topic {name!r}",
             "its first offset",
             str(start),
-            "0 (entries were deleted, so what records have been charged is not known)",
-            "delete the topic and bring back its newest backup with `streaming-pca import`",
+            "0 (entries were deleted, so it is not known which records were charged)",
+            "delete the topic and restore its newest backup with `streaming-pca import`",
         )
 
 

@@ -110,7 +110,7 @@ def test_ticks_that_hang_beside_signs_of_life_end_the_process(monkeypatch: pytes
     assert ended.wait(120)
     said = [events.get() for _ in range(events.qsize())]
     assert {"topic": "id"} in [event.get("ids") for event in said]
-    assert said[-1]["failed"] == "the clock stood still"
+    assert said[-1]["failed"] == "the clock stopped"
 
 
 def test_slow_ticks_end_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

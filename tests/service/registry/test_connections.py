@@ -108,7 +108,7 @@ def test_a_bad_file_of_authorities_is_named(proxy: Proxy, subject: str, tmp_path
     registry = registry_of(proxy, subject, ssl_cafile=file)
     assert refusal_of(registry) == f"registry.ssl_cafile = {str(file)!r}: No such file or directory"
     file.write_text("not a certificate")
-    assert refusal_of(registry) == f"registry.ssl_cafile = {str(file)!r}: not the PEM that is needed"
+    assert refusal_of(registry) == f"registry.ssl_cafile = {str(file)!r}: not the expected PEM"
     file.write_bytes(proxy.cafile.read_bytes())
     proxy.accept_basic("me", PASSWORD)
     assert "(HTTP 401)" in refusal_of(registry)
