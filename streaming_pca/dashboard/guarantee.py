@@ -31,7 +31,7 @@ def guarantee_in_words(stream: StreamDetail) -> list[str]:
         _delta(stream.delta),
         "It holds for every input and against readers with any knowledge, unless they can predict the "
         "operating system's random numbers. Results that are computed from the releases are covered too.",
-        f"It is for this stream alone. Other streams that read topic {stream.input} add their charges: "
+        f"It covers this stream alone. Other streams that read topic {stream.input} add their charges: "
         f"the cap of its ledger bounds {_capped(stream)}.",
         _not_covered(stream),
         "The broker must keep Kafka's transactional promises, which the demo's embedded one can break.",
@@ -52,21 +52,22 @@ def _neighbours(stream: StreamDetail) -> list[str]:
         most = stream.contributions_per_user or 1
         batches = "one batch" if most == 1 else f"{most:,} batches"
         return [
-            "Readers of the releases who know all other records can hardly tell whether all messages of one "
-            "user were there, were all null, or were any messages of one new user in their places.",
+            "Readers of the releases who know all other records can hardly distinguish whether all messages "
+            "of one user were present, were all null, or were replaced, in their places, by any messages of "
+            "one new user.",
             f"A user counts in at most {batches}, with the first message in each; the numbers are for "
             "all of these together.",
         ]
     if stream.privacy_unit == "row":
         return [
-            "Readers of the releases who know all other rows can hardly tell whether one row was itself, "
-            "another one, or null.",
+            "Readers of the releases who know all other rows can hardly distinguish any one row from another "
+            "row, or null, in its place.",
             "The number of rows of a message is public, and a person with several rows or messages has this "
             "guarantee for each of them.",
         ]
     return [
-        "Readers of the releases who know all other messages can hardly tell whether one message was itself, "
-        "another one, or null.",
+        "Readers of the releases who know all other messages can hardly distinguish any one message from "
+        "another message, or null, in its place.",
         "A person who sends several messages has this guarantee for each of them.",
     ]
 
@@ -76,7 +77,7 @@ def _capped(stream: StreamDetail) -> str:
     if stream.privacy_unit == "user":
         return (
             "the sum for each user over the streams whose unit is the user. Streams whose unit is a message "
-            "or a row can tell more of a user with several"
+            "or a row can reveal more about a user with several of them"
         )
     return "the sum for each record, where each stream counts its own unit"
 
@@ -110,11 +111,12 @@ def _local(epsilon: float, delta: float) -> list[str]:
     return [
         f"Each report is {number}-differentially private before it is sent: its sender adds the noise.",
         "No service is trusted: readers of the input topic, the service and readers of the releases all see "
-        "reports with their noise alone. They can hardly tell one record of a sender from any other record.",
-        _epsilon(epsilon, "another record behind a report"),
+        "reports with their noise alone. They can hardly distinguish one record of a sender from any other "
+        "record.",
+        _epsilon(epsilon, "reporting another record"),
         _delta(delta),
-        "The guarantee is the senders', each for one report: a sender of several reports spends it for each. "
-        "The service charges reports nothing, and cannot check that noise was added.",
+        "The guarantee is each sender's, for one report: a sender of several reports spends it for each. "
+        "The service charges nothing for reports, and cannot check that noise was added.",
         "Not covered: who sends, when, and how many reports.",
     ]
 

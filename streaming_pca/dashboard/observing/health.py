@@ -87,7 +87,7 @@ def _of_ledger(facts: Facts) -> list[tuple[Level, str]]:
     if facts.refused is not None:
         found.append(("problem", f"The ledger refused this stream's last entry: {facts.refused}"))
     if facts.standing == "retired":
-        found.append(("ok", f"Retired, it learns no more{because}"))
+        found.append(("ok", f"Retired and no longer learning{because}"))
     elif facts.standing == "paused":
         found.append(("warning", f"Paused{because}"))
     elif facts.learnt is not None:
@@ -109,7 +109,7 @@ def _of_leader(facts: Facts) -> list[tuple[Level, str]]:
         by = f" {facts.candidates} stand by." if facts.candidates else ""
         found.append(("problem" if facts.lag else "warning", f"No worker leads it.{waits}{by}"))
     if facts.lag_grows:
-        found.append(("warning", f"It falls behind: the lag grows, {facts.lag} offsets wait."))
+        found.append(("warning", f"It is not keeping up: the lag grows, {facts.lag} offsets wait."))
     if _is_late(facts):
         since, usual = _duration(facts.seconds_since or 0.0), _duration(facts.usual_seconds or 0.0)
         found.append(("warning", f"No release for {since}; usually one comes every {usual}."))
@@ -129,14 +129,14 @@ def _of_release(facts: Facts) -> list[tuple[Level, str]]:
         level: Level = "problem" if facts.least_null_share > MANY_NULL else "warning"
         share = f"{100 * facts.least_null_share:.0f}%"
         text = (
-            f"At least {share} of the last batch's records are null: `streaming-pca payload check` says why."
+            f"At least {share} of the last batch's records are null: `streaming-pca payload check` shows why."
         )
         found.append((level, text))
     if facts.doubts:
         text = describe_doubts(facts.doubts, facts.resolved, facts.rank, facts.dominant)
         found.append(("warning", f"The last release: {text}."))
     if facts.unreadable:
-        text = f"Messages of the releases topic that are no releases of this stream: {facts.unreadable}."
+        text = f"Messages of the releases topic that are not releases of this stream: {facts.unreadable}."
         found.append(("warning", f"{text} Update streaming-pca if the stream's worker is newer."))
     return found
 

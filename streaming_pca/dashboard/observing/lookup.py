@@ -160,5 +160,5 @@ def _unknown(question: _Question) -> UnknownRelease:
         return UnknownRelease(f"stream {question.stream!r} has no release yet")
     return UnknownRelease(
         f"stream {question.stream!r} has no release of batch {question.batch}: it was not published, "
-        "or its topic holds it no more"
+        "or its topic no longer holds it"
     )

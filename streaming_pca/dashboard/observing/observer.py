@@ -112,7 +112,7 @@ class Observer:
                 problem = in_words(error, self._kafka.bootstrap_servers)
             except Exception as error:
                 # If the thread ended, old numbers would look current.
-                problem = f"the dashboard failed ({type(error).__name__}): its log says why"
+                problem = f"the dashboard failed ({type(error).__name__}): see its log"
                 if logged != problem:
                     _log.exception("the dashboard failed at its %s", part)
                 logged = problem
@@ -232,7 +232,7 @@ class Observer:
         try:
             return self._watched.streams[name]
         except KeyError:
-            raise UnknownStream(f"there is no stream {name!r} in the settings") from None
+            raise UnknownStream(f"stream {name!r} is not in the settings") from None
 
     def _view(self, input: str) -> LedgerView:
         try:

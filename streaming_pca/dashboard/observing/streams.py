@@ -194,7 +194,7 @@ class StreamState:
             for spent in ledger.spend.get(partition, SpendMap()).over(start, end):
                 if not within_cap(spent + ledger.everywhere + charge, opened.cap, opened.filter):
                     return (
-                        f"records of partition {partition} that it has still to read were charged by other "
+                        f"records of partition {partition} that it has yet to read were charged by other "
                         "jobs up to the cap, or nearly"
                     )
         return None
@@ -212,8 +212,8 @@ class StreamState:
 
 
 def _last_release(point: Point) -> LastRelease:
-    said = point.summary().model_dump(exclude={"offset"})
-    return LastRelease(**said)
+    fields = point.summary().model_dump(exclude={"offset"})
+    return LastRelease(**fields)
 
 
 def _fields_of(stream: StreamSettings) -> list[int] | None:

@@ -196,7 +196,7 @@ def test_a_ledger_is_shown_entry_by_entry(make: Make, observe: Observe) -> None:
     assert [job.standing for job in summary.jobs] == ["retired"]
     detail = wait_for("the stream", lambda: observer.stream(name))
     assert detail.standing == "retired"
-    assert detail.health.reasons == ["Retired, it learns no more: it was long enough"]
+    assert detail.health.reasons == ["Retired and no longer learning: it was long enough"]
 
     for partition, offset in ((0, 7), (1, 1)):
         charge = observer.record_charge(topic, partition, offset)
@@ -213,7 +213,7 @@ def test_a_ledger_is_shown_entry_by_entry(make: Make, observe: Observe) -> None:
 def test_what_is_not_there_has_an_error(make: Make, observe: Observe) -> None:
     empty, shut = make(), make(cap=None)
     observer = observe(empty, shut)
-    with pytest.raises(UnknownStream, match="no stream 'nobody'"):
+    with pytest.raises(UnknownStream, match="stream 'nobody' is not in the settings"):
         observer.stream("nobody")
     for ask in (observer.history, observer.release):
         with pytest.raises(UnknownStream):
