@@ -12,26 +12,26 @@ from streaming_pca.dashboard.models import Event, Problem
 
 _PROBLEMS = {
     "401": ("Unauthorized", "The token is missing or wrong."),
-    "403": ("Forbidden", "The page of another origin asks."),
-    "404": ("NotFound", "There is no such thing."),
+    "403": ("Forbidden", "The request comes from a page of another origin."),
+    "404": ("NotFound", "The path, stream, ledger, release or record does not exist."),
     "413": ("TooLarge", "The body is too large."),
-    "421": ("Misdirected", "The server has another name."),
+    "421": ("Misdirected", "The header Host names another server."),
     "422": ("Refused", "A parameter is refused."),
     "429": ("TooMany", "Too many requests came from this address."),
     "431": ("HeadersTooLarge", "The headers are too large."),
-    "500": ("Failed", "The server failed: its log says why."),
-    "503": ("Unavailable", "The broker does not answer, or topics are not read yet: ask again later."),
+    "500": ("Failed", "The server failed: see its log."),
+    "503": ("Unavailable", "The broker does not answer, or the topics are still being read: try again later."),
 }
 _EXAMPLE = {
     "type": "about:blank",
     "title": "Not Found",
     "status": 404,
-    "detail": "there is no stream 'flihgts' in the settings",
+    "detail": "stream 'flihgts' is not in the settings",
     "instance": "/v1/streams/flihgts",
 }
 _DESCRIPTION = (
     "Releases, ledgers and public counts of streams. GET answers with an ETag, and HEAD as GET does. "
-    "Errors are problems as RFC 9457 has them. Charges are decimals in text, because they are exact."
+    "Errors are problem details of RFC 9457. Charges are decimals in strings, because they are exact."
 )
 _TAGS = {
     "streams": "Streams at a glance and in detail.",
@@ -42,7 +42,7 @@ _TAGS = {
     "document": "This document.",
 }
 _ETAG = {
-    "description": "Validator: weak, but of a release the SHA-256 of its bytes.",
+    "description": "Validator: weak, except of a release: the SHA-256 of its bytes.",
     "schema": {"type": "string"},
 }
 _LINK = {"description": 'The next page, with rel="next", if there is one.', "schema": {"type": "string"}}
@@ -64,7 +64,7 @@ def document_of(app: FastAPI) -> dict[str, Any]:
         openapi_version="3.1.0",
         description=_DESCRIPTION,
         routes=app.routes,
-        tags=[{"name": name, "description": said} for name, said in _TAGS.items()],
+        tags=[{"name": name, "description": text} for name, text in _TAGS.items()],
     )
     components = made.setdefault("components", {})
     schemas = components.setdefault("schemas", {})
@@ -74,7 +74,7 @@ def document_of(app: FastAPI) -> dict[str, Any]:
         schemas[model.__name__] = model.model_json_schema(ref_template="#/components/schemas/{model}")
     components["schemas"] = dict(sorted(schemas.items()))
     components["headers"] = {"ETag": _ETAG, "Link": _LINK, "RetryAfter": _RETRY}
-    components["responses"] = {name: _problem(status, said) for status, (name, said) in _PROBLEMS.items()}
+    components["responses"] = {name: _problem(status, text) for status, (name, text) in _PROBLEMS.items()}
     components["responses"]["NotModified"] = {
         "description": "The client has it already.",
         "headers": {"ETag": {"$ref": "#/components/headers/ETag"}},
@@ -111,11 +111,11 @@ def _say_once(operation: dict[str, Any]) -> None:
             schema.update(choice)
 
 
-def _problem(status: str, said: str) -> dict[str, Any]:
+def _problem(status: str, text: str) -> dict[str, Any]:
     content: dict[str, Any] = {"schema": {"$ref": "#/components/schemas/Problem"}}
     if status == "404":
         content["example"] = _EXAMPLE
-    made: dict[str, Any] = {"description": said, "content": {"application/problem+json": content}}
+    made: dict[str, Any] = {"description": text, "content": {"application/problem+json": content}}
     if status in ("429", "503"):
         made["headers"] = {"Retry-After": {"$ref": "#/components/headers/RetryAfter"}}
     return made
@@ -153,8 +153,8 @@ def _head(operation: dict[str, Any]) -> dict[str, Any]:
     for status, found in made["responses"].items():
         if "$ref" in found:
             named = found["$ref"].rpartition("/")[2]
-            said = next((text for title, text in _PROBLEMS.values() if title == named), "The client has it.")
-            found = {"description": said}
+            texts = (text for title, text in _PROBLEMS.values() if title == named)
+            found = {"description": next(texts, "The client has it.")}
         found = {name: value for name, value in found.items() if name != "content"}
         responses[status] = found
     made["responses"] = responses

@@ -88,7 +88,7 @@ def add_events(app: FastAPI, context: Context) -> None:
         operation_id="followEvents",
         responses={
             200: {
-                "description": "Events without end; the data of each is an Event as JSON.",
+                "description": "Endless stream of events; the data of each is an Event as JSON.",
                 "content": {"text/event-stream": {"schema": {"type": "string"}}},
             }
         },

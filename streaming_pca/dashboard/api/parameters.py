@@ -16,10 +16,10 @@ Input = Annotated[
 Batch = Annotated[int, Path(description="Number of the batch.", ge=0, le=_MOST, examples=[12])]
 Partition = Annotated[int, Path(description="Partition of the topic.", ge=0, le=2**31 - 1, examples=[0])]
 Offset = Annotated[int, Path(description="Offset in the partition.", ge=0, le=_MOST, examples=[4711])]
-Limit = Annotated[int, Query(description="Most items of the page.", ge=1, le=200, examples=[50])]
+Limit = Annotated[int, Query(description="Maximum number of items on the page.", ge=1, le=200, examples=[50])]
 Before = Annotated[
     int | None,
-    Query(description="Only what is below: `next` of the page before.", ge=0, le=_MOST),
+    Query(description="Only items below this number: `next` of the previous page.", ge=0, le=_MOST),
 ]
 Job = Annotated[
     str | None,

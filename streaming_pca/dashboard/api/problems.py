@@ -66,8 +66,8 @@ def _unknown_parameter(request: Request, known: list[str]) -> str | None:
     given = [name for name, _ in request.query_params.multi_items()]
     for name in given:
         if name not in known:
-            others = f"use {', '.join(known)}" if known else "this path has none"
-            return _line(f"there is no parameter {name!r}: {others}")
+            others = f"use {', '.join(known)}" if known else "this path takes none"
+            return _line(f"unknown parameter {name!r}: {others}")
         if given.count(name) > 1:
             return f"parameter {name!r} is given {given.count(name)} times: give it once"
     return None
@@ -83,7 +83,7 @@ def _answer_of(request: Request, error: Exception) -> Response:
         return problem(request.scope, HTTPStatus.SERVICE_UNAVAILABLE, _line(str(error)), **retry)
     # An error's text can contain anything, so it is only logged.
     log.error("no answer to %s %r", request.method, request.scope["path"], exc_info=error)
-    detail = "the server failed at this request: its log says why"
+    detail = "the server failed on this request: see its log"
     return problem(request.scope, HTTPStatus.INTERNAL_SERVER_ERROR, detail)
 
 
@@ -98,7 +98,7 @@ def add_problems(app: FastAPI) -> None:
         assert isinstance(error, HTTPException)
         status, path = HTTPStatus(error.status_code), request.scope["path"]
         if status is HTTPStatus.NOT_FOUND:
-            return problem(request.scope, status, _line(f"there is no {path}: see /v1/openapi.json"))
+            return problem(request.scope, status, _line(f"unknown path {path}: see /v1/openapi.json"))
         if status is HTTPStatus.METHOD_NOT_ALLOWED:
             allowed = _methods(app.routes, request)
             return problem(request.scope, status, f"use {allowed}", allow=allowed)
@@ -124,8 +124,8 @@ def _first(error: RequestValidationError) -> str:
     name = ".".join(rest) or place
     if first["type"] == "missing":
         return f"{name} is missing"
-    said = first["msg"].removeprefix("Input ")
-    return _line(f"{name} {said}" if first["msg"].startswith("Input ") else f"{name}: {said}")
+    text = first["msg"].removeprefix("Input ")
+    return _line(f"{name} {text}" if first["msg"].startswith("Input ") else f"{name}: {text}")
 
 
 def _line(text: str) -> str:

@@ -44,8 +44,8 @@ def add_releases(app: FastAPI, context: Context) -> None:
         except UnknownRelease:
             connection = (await context.memory.ask(context.observer.overview)).connection
             if not connection.loaded:
-                said = connection.problem or "the topics are not read to their ends yet: try again later"
-                raise NotReady(said) from None
+                reason = connection.problem or "the topics are still being read: try again later"
+                raise NotReady(reason) from None
             raise
         body, number = found
         headers = {

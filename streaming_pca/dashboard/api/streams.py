@@ -16,7 +16,7 @@ from streaming_pca.dashboard.observing.errors import UnknownLedger
 
 After = Annotated[
     str | None,
-    Query(description="Only names behind this one: `next` of the page before.", max_length=200),
+    Query(description="Only names after this one: `next` of the previous page.", max_length=200),
 ]
 
 
@@ -29,9 +29,9 @@ def add_streams(app: FastAPI, context: Context) -> None:
         """List streams, ordered by name."""
         found = await context.memory.ask(observer.overview)
         streams = sorted(found.streams, key=lambda stream: stream.name)
-        behind = [stream for stream in streams if after is None or stream.name > after]
-        items = behind[:limit]
-        next = items[-1].name if len(behind) > limit else None
+        later = [stream for stream in streams if after is None or stream.name > after]
+        items = later[:limit]
+        next = items[-1].name if len(later) > limit else None
         page = StreamPage(items=items, next=next, connection=found.connection)
         return answer(request, page, ("after", next))
 
@@ -56,7 +56,7 @@ def add_streams(app: FastAPI, context: Context) -> None:
             return answer(request, found.budget)
         connection = (await context.memory.ask(observer.overview)).connection
         if not connection.loaded:
-            raise NotReady(connection.problem or "the topics are not read to their ends yet: try again later")
+            raise NotReady(connection.problem or "the topics are still being read: try again later")
         reason = found.problem or "it is not open"
         raise UnknownLedger(f"the ledger of topic {found.input!r} has no budget: {reason}")
 

@@ -122,7 +122,7 @@ def test_an_error_inside_says_nothing_to_the_client(
     troubled.stream = raising(ValueError(secret))  # type: ignore[attr-defined]
     with caplog.at_level(logging.ERROR):
         answer = server.ask("/v1/streams/away")
-    assert detail(answer, 500) == "the server failed at this request: its log says why"
+    assert detail(answer, 500) == "the server failed on this request: see its log"
     assert secret.encode() not in answer.body
     assert "ValueError" in caplog.text
     assert server.ask("/v1/streams").status == 200
