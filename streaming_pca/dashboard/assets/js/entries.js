@@ -50,7 +50,7 @@ function rangesCell(ranges) {
 
 function noteCell(entry) {
   if (entry.void === null && entry.reason === null) return null;
-  return h("div", {}, entry.void === null ? null : [h("span", { class: "strong" }, "Counts for nothing: "), field("void", entry.void, entry.void)],
+  return h("div", {}, entry.void === null ? null : [h("span", { class: "strong" }, "Not counted: "), field("void", entry.void, entry.void)],
     entry.reason === null ? null : h("span", { class: entry.void === null ? null : "under" }, field("reason", entry.reason, entry.reason)));
 }
 
@@ -78,7 +78,7 @@ export function makeEntries(base) {
   const choice = h("select", { id: "entries-job" }, h("option", { value: "" }, "All jobs"));
   const tools = h("div", { class: "control" }, h("label", { for: "entries-job" }, "Job"), choice);
   const list = h("div", {});
-  const said = h("p", { class: "small faint", role: "status" });
+  const status = h("p", { class: "small faint", role: "status" });
   const button = h("button", { type: "button", "data-action": "older" }, "Older entries");
   const page = (before, limit, signal) =>
     get(`${base}/entries?limit=${limit}${before === null ? "" : `&before=${before}`}${job ? `&job=${part(job)}` : ""}`, { signal });
@@ -86,10 +86,10 @@ export function makeEntries(base) {
   function paint() {
     show(list, rows.length
       ? parts.table("Entries, newest first", COLUMNS, rows, { hidden: true, kind: "cards inner flow entries", row: (e) => ({ "data-entry": e.offset, "data-key": e.offset, class: e.void === null ? null : "void" }) })
-      : parts.empty(job ? `Job “${job}” has no entries here.` : "There are no entries yet."));
+      : parts.empty(job ? `Job “${job}” has no entries here.` : "No entries yet."));
     button.hidden = !older;
-    const end = older ? "" : complete ? "These are all." : "Earlier entries are not held here: streaming-pca ledger show has them all.";
-    said.textContent = rows.length ? `${many(rows.length, "entry", "entries")} shown. ${end}` : "";
+    const end = older ? "" : complete ? "These are all entries." : "Earlier entries are not kept here: streaming-pca ledger show lists them all.";
+    status.textContent = rows.length ? `${many(rows.length, "entry", "entries")} shown. ${end}` : "";
   }
 
   async function refresh(signal, id) {
@@ -128,7 +128,7 @@ export function makeEntries(base) {
     try {
       await run();
     } catch (error) {
-      said.textContent = error.message;
+      status.textContent = error.message;
     }
   };
   button.addEventListener("click", () => carefully(async () => {
@@ -148,9 +148,9 @@ export function makeEntries(base) {
     complete = found.complete;
     paint();
     // If the button is now hidden, it has lost the keyboard focus.
-    if (!older) said.focus();
+    if (!older) status.focus();
   }));
-  said.tabIndex = -1;
+  status.tabIndex = -1;
   choice.addEventListener("change", () => {
     job = choice.value;
     const url = new URL(location.href);
@@ -163,7 +163,7 @@ export function makeEntries(base) {
   });
 
   return {
-    node: [tools, list, h("div", { class: "row" }, button, said)],
+    node: [tools, list, h("div", { class: "row" }, button, status)],
     refresh,
     /** Offer these jobs. */
     jobs(found) {

@@ -63,7 +63,7 @@ export function open(main, input, refresh) {
         found.everywhere ? ["Charge of every record", parts.chargeFields("everywhere", found.everywhere), "by streams whose unit is a user"] : null,
         ["Charges add up by", field("filter", found.filter, rule(found.filter))],
         ["Entries", field("entries", found.entries, count(found.entries))],
-        ["Id of the topic", h("span", { class: "digest" }, field("topic_id", found.topic_id, found.topic_id)), "a topic that is made anew has another"],
+        ["Id of the topic", h("span", { class: "digest" }, field("topic_id", found.topic_id, found.topic_id)), "it changes when the topic is recreated"],
       ], { class: "facts spread" }));
     show(jobs, found.jobs.length ? jobTable(found.jobs, state.streams)
       : parts.empty("No job has written here yet.", "A stream appears with its first batch, or when charges are made by hand."));
@@ -165,21 +165,21 @@ function makeVerification(base, refresh) {
 }
 
 function shown(found) {
-  const said = (level, text) => h("p", { class: `health ${level}` }, h("i", { class: "shape", "aria-hidden": "true" }), field("verification.state", found.state, text));
+  const line = (level, text) => h("p", { class: `health ${level}` }, h("i", { class: "shape", "aria-hidden": "true" }), field("verification.state", found.state, text));
   const times = found.finished
     ? h("p", { class: "small faint" }, "Ended ", parts.when(found.finished, "verification.finished"), found.entries === null ? "" : [", after ", field("verification.entries", found.entries, many(found.entries, "entry", "entries"))])
     : null;
   switch (found.state) {
     case "never":
-      return said("unknown", "Not run since this dashboard was started");
+      return line("unknown", "Not run since this dashboard was started");
     case "running":
-      return [said("unknown", `Running since ${clock(new Date(found.started))}`), h("progress", { "aria-label": "The verifier runs" })];
+      return [line("unknown", `Running since ${clock(new Date(found.started))}`), h("progress", { "aria-label": "The verifier runs" })];
     case "verified":
-      return [said("ok", "Verified: no problem found"), times];
+      return [line("ok", "Verified: no problem found"), times];
     case "problems":
-      return [said("problem", `${many(found.problems.length, "problem")} found`), times, lines(found.problems)];
+      return [line("problem", `${many(found.problems.length, "problem")} found`), times, lines(found.problems)];
     default:
-      return [said("warning", "The verifier could not run"), times, lines(found.problems)];
+      return [line("warning", "The verifier could not run"), times, lines(found.problems)];
   }
 }
 

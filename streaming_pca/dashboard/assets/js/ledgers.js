@@ -33,7 +33,7 @@ export function open(main) {
         show(list, parts.table("Ledgers by input topic", COLUMNS, items, { hidden: true, kind: "cards ledgers", row: (l) => ({ "data-ledger": l.input, "data-key": l.input }) }));
       } else {
         show(list, connection.loaded || connection.ok
-          ? parts.empty("There is no ledger here.", "Each input topic of a stream has one: give a stream's settings with --config, then start this dashboard again.")
+          ? parts.empty("No ledger is configured here yet.", "Each input topic of a stream has one: give a stream's settings with --config, then start this dashboard again.")
           : parts.empty("The broker has not answered yet.", "Ledgers appear as soon as their topics can be read."));
       }
       return connection;

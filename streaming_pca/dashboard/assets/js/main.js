@@ -22,7 +22,7 @@ let control = new AbortController();
 let running = null;
 let again = false;
 let settling = null;
-let said = 0;
+let announced = 0;
 let shownAt = null;
 let painted = false;
 
@@ -107,7 +107,7 @@ async function round(current, signal) {
     if (signal.aborted) return;
     shownAt = new Date();
     feed.answered(true);
-    stand(connection);
+    showState(connection);
     main.querySelector(":scope > [data-failed]")?.remove();
   } catch (error) {
     if (signal.aborted) return;
@@ -125,7 +125,7 @@ async function round(current, signal) {
 function fail(error) {
   if (error instanceof ServerAway) {
     feed.answered(false);
-    say(shownAt ? `The server does not answer. The numbers are those of ${clock(shownAt)}. Trying again every 5 seconds.`
+    say(shownAt ? `The server does not answer. The numbers are from ${clock(shownAt)}. Trying again every 5 seconds.`
       : "The server does not answer. Trying again every 5 seconds.");
     return;
   }
@@ -143,13 +143,13 @@ function fail(error) {
 }
 
 /** Show the state of the broker and the time of the numbers. */
-function stand(connection) {
-  document.querySelector("[data-asof]").textContent = `Numbers of ${clock(shownAt)}`;
+function showState(connection) {
+  document.querySelector("[data-asof]").textContent = `Numbers from ${clock(shownAt)}`;
   if (connection && !connection.ok) {
     const problem = connection.problem ? `${connection.problem.replace(/\.$/, "")}. ` : "";
-    say(`The Kafka broker does not answer. ${problem}The numbers are those of ${exact(connection.since)}, and are brought up to date once it is back.`);
+    say(`The Kafka broker does not answer. ${problem}The numbers are from ${exact(connection.since)} and will be updated once it is back.`);
   } else if (connection && !connection.loaded) {
-    say("Topics are still being read: numbers may grow for a moment.");
+    say("Topics are still being read: numbers may still grow.");
   } else {
     say("");
   }
@@ -163,8 +163,8 @@ function say(text) {
 const feed = new Feed(
   (event) => {
     if (!page || (event && event.kind !== "connection" && !page.wants(event))) return;
-    if (event?.kind === "release" && Date.now() - said > QUIET_MS) {
-      said = Date.now();
+    if (event?.kind === "release" && Date.now() - announced > QUIET_MS) {
+      announced = Date.now();
       announce(`${event.stream}: release of batch ${event.batch}`);
     }
     // No debouncing: a steady flow of events must not delay the numbers.

@@ -47,7 +47,7 @@ export function chargeFields(name, value) {
 /** Bar of a budget: the charged part is hatched and dark, the rest is plain. */
 export function budgetBar(budget) {
   const spent = budget.spent_share;
-  if (!isNumber(spent)) return h("p", { class: "faint" }, "The cap has no end.");
+  if (!isNumber(spent)) return h("p", { class: "faint" }, "The cap is unlimited.");
   const shown = Math.min(Math.max(spent, 0), 1);
   return svg(
     "svg",
@@ -163,19 +163,19 @@ export function tabs(label, items) {
 
 /** Button that runs a slow task and shows its result. */
 export function action(text, run, attributes) {
-  const said = h("span", { role: "status", class: "small" });
+  const status = h("span", { role: "status", class: "small" });
   const button = h("button", { type: "button", ...attributes }, text);
   button.addEventListener("click", async () => {
     button.disabled = true;
-    said.textContent = "";
+    status.textContent = "";
     try {
-      said.textContent = (await run()) ?? "";
+      status.textContent = (await run()) ?? "";
     } catch (error) {
-      said.textContent = error.message;
+      status.textContent = error.message;
     }
     button.disabled = false;
   });
-  return [button, said];
+  return [button, status];
 }
 
 export { charge, clock };

@@ -13,8 +13,8 @@ const KNOBS = [
   { name: "dim", title: "Features", whole: true, min: 1, max: 8192, from: 2, usual: 50, hint: "Numbers in each record" },
   { name: "rank", title: "Rank", whole: true, min: 1, max: 8192, to: 200, usual: 2, hint: "Components to find" },
   { name: "records", title: "Records", whole: true, min: 1, max: 1e10, from: 1000, usual: 100000, hint: "Of the whole stream" },
-  { name: "epsilon", title: "ε", said: "Epsilon", min: 0, above: true, max: 1000, from: 0.01, to: 100, usual: 1, hint: "Smaller is more private" },
-  { name: "delta", title: "δ", said: "Delta", min: 0, above: true, max: 1, from: 1e-12, to: 0.01, steps: FIFTHS, usual: 1e-6, hint: "Below 1 over the number of records" },
+  { name: "epsilon", title: "ε", spoken: "Epsilon", min: 0, above: true, max: 1000, from: 0.01, to: 100, usual: 1, hint: "Smaller is more private" },
+  { name: "delta", title: "δ", spoken: "Delta", min: 0, above: true, max: 1, from: 1e-12, to: 0.01, steps: FIFTHS, usual: 1e-6, hint: "Below 1 over the number of records" },
   { name: "gap", title: "Gap", min: 0, above: true, max: 1, from: 1e-4, usual: 0.1, optional: true, blank: "none", hint: "Between eigenvalues k and k + 1, as a share of the total variance; may be empty" },
   { name: "tail", title: "Tail", min: 0.001, max: 1e6, from: 1, to: 1000, usual: 1, hint: "Clip radius over the mean of |x|²: 1 for records of one size, 2 to 5 for heavy tails" },
   { name: "batches", title: "Batches", whole: true, min: 1, max: 10000, usual: null, optional: true, blank: "growing", hint: "Equal ones; empty: growing ones, as the estimator takes them" },
@@ -58,7 +58,7 @@ function wrongOf(knob, text) {
 function makeKnob(spec, given, changed) {
   const values = stops(spec);
   const id = `plan-${spec.name}`;
-  const label = spec.said ? `${spec.said} (${spec.title})` : spec.title;
+  const label = spec.spoken ? `${spec.spoken} (${spec.title})` : spec.title;
   const box = h("input", { type: "number", id, name: `${spec.name}-number`, step: "any", inputmode: spec.whole ? "numeric" : "decimal", autocomplete: "off", "aria-describedby": `${id}-hint ${id}-wrong`, placeholder: spec.blank ?? null });
   const range = h("input", { type: "range", name: spec.name, min: 0, max: values.length - 1, step: 1, "aria-label": label, "aria-describedby": `${id}-hint` });
   const wrong = h("p", { class: "wrong small", id: `${id}-wrong`, role: "alert" });
@@ -166,7 +166,7 @@ export function open(main, name, refresh) {
     h("div", { class: "head" }, h("h2", {}, "Your stream"), reset), h("div", { class: "sliders" }, knobs.map((k) => k.node)), rest);
   const answer = h("div", { class: "stack wide", "data-result": "plan", "aria-live": "polite", "aria-busy": "true" });
   main.replaceChildren(
-    h("div", { class: "title" }, h("h1", {}, "Plan"), h("p", { class: "lead" }, "Noise, charges and errors before anything is spent. No record is looked at.")),
+    h("div", { class: "title" }, h("h1", {}, "Plan"), h("p", { class: "lead" }, "Noise, charges and errors before anything is spent. No record is read.")),
     h("div", { class: "plan" }, form, answer));
 
   return {
@@ -175,7 +175,7 @@ export function open(main, name, refresh) {
     async refresh() {
       stale = new AbortController();
       rest.textContent = "";
-      const old = h("p", { class: "note" }, "These numbers are of the last values that were accepted.");
+      const old = h("p", { class: "note" }, "These numbers are for the last accepted values.");
       const keep = () => {
         answer.setAttribute("aria-busy", "false");
         if (answer.firstChild && !answer.querySelector(":scope > .note")) answer.prepend(old);
@@ -231,10 +231,10 @@ function forecast(plan) {
           h("p", { class: "big" }, headline(plan)),
           h("p", { class: "prose" },
             `${many(plan.records, "record")} of ${many(plan.dim, "feature")}, in ${sizes(plan.batches)}. ${unit} is charged ${charge(plan.charge)}. `,
-            `Noise alone reaches an eigenvalue of ${share(plan.largest_noise)} of the total variance: components below that cannot be told from noise.`),
+            `Noise alone reaches an eigenvalue of ${share(plan.largest_noise)} of the total variance: components below that cannot be distinguished from noise.`),
           h("p", { class: "small faint prose" }, "Noise alone: clipping and sampling come on top. What clips cut off adds 2% of an explained variance to its error, 0.2 to 10% on four data sets in five.",
             plan.is_bound ? " For this many features the noise follows what is left over: these are bounds." : "")),
-        parts.section("targets", "What an error takes", targets(plan)),
+        parts.section("targets", "What an error requires", targets(plan)),
         parts.section("command", "The same in a terminal", h("pre", { tabindex: "0", role: "region", "aria-label": "Command" }, h("code", { "data-snippet": "shell" }, command(plan))))),
       parts.section("noise", "Numbers", values(plan))),
   ];

@@ -138,7 +138,7 @@ export function biplot({ release }, colours) {
 /** Principal angles between releases over time, with the bound that noise alone explains. */
 export function angles({ history }, colours) {
   const held = history?.angles.map((a, i) => [a, i]).filter(([a]) => a?.length) ?? [];
-  if (!held.length) return { empty: "Angles appear with the second release: each is measured to the release before." };
+  if (!held.length) return { empty: "Angles appear with the second release: each is measured to the previous release." };
   const x = held.map(([, i]) => history.batch[i]);
   const largest = held.map(([a]) => degrees(a[0]));
   const others = Math.min(Math.max(...held.map(([a]) => a.length)), 4);
@@ -160,7 +160,7 @@ export function angles({ history }, colours) {
     columns: [
       col("Batch", ([, i]) => count(history.batch[i])),
       col("Released", ([, i]) => exact(history.created[i])),
-      col("Angles to the release before", ([a]) => a.map(angle).join(", ")),
+      col("Angles to the previous release", ([a]) => a.map(angle).join(", ")),
       col("Noise alone, at most", ([, i]) => angle(history.noise_bound[i])),
     ],
     rows: () => held,

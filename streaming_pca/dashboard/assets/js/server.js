@@ -165,7 +165,7 @@ async function refusal(secret) {
   try {
     sessionStorage.setItem(KEPT, secret);
   } catch {
-    return "The browser forbids this page to keep the token: allow session storage.";
+    return "The browser does not let this page keep the token: allow session storage.";
   }
   return null;
 }

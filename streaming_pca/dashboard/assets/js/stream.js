@@ -56,7 +56,7 @@ export function open(main, name) {
       }),
       figure({
         id: "angles", title: "Angles between releases",
-        caption: "Principal angles of each release to the one before. Above the dashed line, a change is more than noise explains, with probability 0.9: the line is the sum of two bounds, each of which holds with 0.95.",
+        caption: "Principal angles between each release and the previous one. A change above the dashed line exceeds what noise explains, with probability 0.9: the line is the sum of two bounds, each holding with probability 0.95.",
         load: failing(async () => ({ history: await history() })), build: plots.angles,
       }),
       figure({
@@ -139,14 +139,14 @@ function headline(detail, release) {
       release ? ["batch ", field("last_release.batch", release.batch, count(release.batch)), ", ", field("last_release.records", release.records, many(release.records, "record"))] : "It comes with the first batch that is learnt."],
     ["Explained share", release ? parts.shareCell(release.explained_share) : NONE, "of the total variance"],
     ["Components above the noise", release && isNumber(release.resolved_components) ? field("last_release.resolved_components", release.resolved_components, `${release.resolved_components} of ${detail.rank}`) : NONE],
-    ["Angle to the one before", release ? field("last_release.angle", release.angle, angle(release.angle)) : NONE],
+    ["Angle to the previous release", release ? field("last_release.angle", release.angle, angle(release.angle)) : NONE],
     ["Error by noise, at most", release ? field("last_release.angle_bound", bound, isNumber(bound) ? (bound >= Math.PI / 2 - 1e-9 ? "any angle" : angle(bound)) : "not known") : NONE,
       isNumber(bound) ? "angle to the same sums without noise, 95%" : null],
     ["Batches", batches ? field("batches.committed", batches.committed, count(batches.committed)) : NONE,
       batches ? [field("batches.released", batches.released, count(batches.released)), " released, ", field("batches.abandoned", batches.abandoned, count(batches.abandoned)), " given up"] : null],
-    ["Leads", h("span", { class: "small-fact" }, parts.leaderCell(detail.leader))],
-    ["Records that wait", detail.lag ? field("lag.total", detail.lag.total, count(detail.lag.total)) : NONE, detail.lag ? `offsets, over ${many(Object.keys(detail.lag.partitions).length, "partition")}` : null],
-    detail.unreadable ? ["Messages that are no releases", field("unreadable", detail.unreadable, count(detail.unreadable))] : null,
+    ["Leader", h("span", { class: "small-fact" }, parts.leaderCell(detail.leader))],
+    ["Waiting records", detail.lag ? field("lag.total", detail.lag.total, count(detail.lag.total)) : NONE, detail.lag ? `offsets, over ${many(Object.keys(detail.lag.partitions).length, "partition")}` : null],
+    detail.unreadable ? ["Messages that are not releases", field("unreadable", detail.unreadable, count(detail.unreadable))] : null,
   ]);
 }
 

@@ -84,9 +84,9 @@ export function open(main) {
     { title: "Records", head: head("records", "Records"), number: true, cell: (s) => field("records", s.records, count(s.records)) },
     { title: "Last release", head: head("release", "Last release"), number: true, cell: releaseCell },
     { title: "Explained", head: head("share", "Explained"), number: true, cell: (s) => (s.last_release ? parts.shareCell(s.last_release.explained_share) : NONE) },
-    { title: "Angle to the one before", head: head("angle", "Angle"), number: true, cell: (s) => parts.angleCell(s.last_release) },
+    { title: "Angle to the previous release", head: head("angle", "Angle"), number: true, cell: (s) => parts.angleCell(s.last_release) },
     { title: "Budget", head: head("budget", "Budget"), whole: true, cell: (s) => parts.budgetCell(s.budget) },
-    { title: "Leads", cell: (s) => parts.leaderCell(s.leader) },
+    { title: "Leader", cell: (s) => parts.leaderCell(s.leader) },
     { title: "Lag", head: head("lag", "Lag"), number: true, cell: lagCell },
   ];
 
