@@ -20,7 +20,7 @@ _PROBLEMS = {
     "429": ("TooMany", "Too many requests came from this address."),
     "431": ("HeadersTooLarge", "The headers are too large."),
     "500": ("Failed", "The server failed: see its log."),
-    "503": ("Unavailable", "The broker does not answer, or the topics are still being read: try again later."),
+    "503": ("Unavailable", "The broker does not answer, or topics are still being read: try again later."),
 }
 _EXAMPLE = {
     "type": "about:blank",
