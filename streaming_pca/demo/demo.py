@@ -47,24 +47,24 @@ _END_SECONDS = 30.0
 
 _NEXT = """\
 next: {dashboard}
-      docs/tutorial/first-stream.md streams records of your own in ten minutes
-      docs/tutorial/library.md has the same engine in a program, without Kafka
-      streaming-pca demo --plot demo.png draws the table above\
+      docs/tutorial/first-stream.md shows how to stream your own records in ten minutes
+      docs/tutorial/library.md shows how to use the same engine in a program, without Kafka
+      streaming-pca demo --plot demo.png plots the table above\
 """
 
 
 _AGAIN = """\
-make dashboard, or streaming-pca demo --dashboard, learns the same and shows it in a browser
-      (the embedded broker, and with it what was learnt here, has ended)\
+make dashboard, or streaming-pca demo --dashboard, repeats this and shows it in a browser
+      (the embedded broker has stopped, and this stream is deleted)\
 """
 _STAYS = """\
-this stream stays on {bootstrap}; a browser shows it by
+this stream stays on {bootstrap}; to show it in a browser:
 
 cat > {name}.toml <<'END'
 {config}END
 streaming-pca dashboard --config {name}.toml
 """
-_SHOWN = "the dashboard, whose address follows, shows this stream until Ctrl-C"
+_SHOWN = "the dashboard shows this stream until Ctrl-C; its address follows"
 
 
 class DemoFailed(Exception):
@@ -113,7 +113,7 @@ def run_demo(
     with contextlib.ExitStack() as stack:
         embedded = bootstrap is None
         if bootstrap is None:
-            err.print("starting the embedded broker (for trying things out, never for production)")
+            err.print("starting the embedded broker (for trials only, never for production)")
             bootstrap = stack.enter_context(EmbeddedBroker()).bootstrap
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="streaming-pca-demo-")))
         config = folder / "demo.toml"
@@ -128,7 +128,7 @@ def run_demo(
             compiler = compile_apart([FIRST])
             stack.callback(compiler.wait)
             stack.callback(stop, compiler)
-            err.print(f"this takes about 40 seconds on two cores, a part of it {COMPILING}")
+            err.print(f"this takes about 40 seconds on two cores, including {COMPILING}")
         err.print("reading the flights of 2013 from New York")
         try:
             data = flights.load().shuffled(seed)
@@ -152,7 +152,7 @@ def run_demo(
         if status != 0:
             raise DemoFailed(f"the worker ended with status {status}")
         if not report.ok:
-            raise DemoFailed(f"the ledger is not verified: {report.problems[0]}")
+            raise DemoFailed(f"the ledger failed verification: {report.problems[0]}")
         last = points[-1]
         if last.release.records != len(data.records):
             raise DemoFailed(f"only {last.release.records} of {len(data.records)} records were learnt")
@@ -295,7 +295,7 @@ def _releases(settings: Settings, worker: Child, failures: list[BaseException]) 
                 raise DemoFailed(f"the worker ended with status {worker.returncode}: {worker.log_tail(1)}")
             if time.monotonic() > deadline:
                 raise DemoFailed(
-                    f"not done after {_DEADLINE_SECONDS:g} s; the worker says: {worker.log_tail(1)}"
+                    f"not done after {_DEADLINE_SECONDS:g} s; worker's last log line: {worker.log_tail(1)}"
                 )
     finally:
         consumer.close(autocommit=False)
@@ -305,7 +305,7 @@ def _finish(worker: Child) -> int:
     deadline = time.monotonic() + _END_SECONDS
     while worker.returncode is None:
         if time.monotonic() > deadline:
-            raise DemoFailed(f"the worker does not end; it says: {worker.log_tail(1)}")
+            raise DemoFailed(f"the worker does not exit; its last log line: {worker.log_tail(1)}")
         time.sleep(0.05)
     return worker.returncode
 
@@ -325,8 +325,8 @@ def _print_table(points: list[_Point], random_error: float, out: Console) -> Non
         )
     out.print(table)
     out.print(
-        "error: distance |UU^T - VV^T|_F from the released subspace U to V, the exact one of all records. "
-        f"0 is the same subspace; a random one has {random_error:.2f}.",
+        "error: distance |UU^T - VV^T|_F of the released subspace U from the exact one V of all records: "
+        f"0 for the same subspace, {random_error:.2f} for a random one.",
         highlight=False,
     )
 
@@ -336,7 +336,7 @@ def _check_plot(path: Path) -> None:
     if importlib.util.find_spec("matplotlib") is None:
         raise DemoFailed("--plot needs matplotlib: pip install '.[demo]' in the checkout")
     if not path.absolute().parent.is_dir():
-        raise DemoFailed(f"{path}: no such folder as {path.absolute().parent}")
+        raise DemoFailed(f"{path}: the folder {path.absolute().parent} does not exist: create it")
 
 
 def _draw(

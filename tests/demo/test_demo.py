@@ -47,13 +47,13 @@ def test_the_demo_learns_the_flights_and_explains_itself(tmp_path: Path) -> None
     assert list(tmp_path.iterdir()) == [tmp_path / "demo.png"]
     text = " ".join(" ".join(lines).split())
     assert "error: distance |UU^T - VV^T|_F" in text
-    assert "0 is the same subspace; a random one has 3.11" in text
+    assert "0 for the same subspace, 3.11 for a random one" in text
     # The pages that it recommends exist.
     pages = re.findall(r"docs/\S+\.md", text.partition("next: ")[2])
     assert len(pages) == 2
     assert all((Path(__file__).parents[2] / page).is_file() for page in pages)
     assert re.search(r"takes about (20|40) seconds on two cores", err)
-    assert "make dashboard, or streaming-pca demo --dashboard, learns the same and shows it" in text
+    assert "make dashboard, or streaming-pca demo --dashboard, repeats this and shows it" in text
 
 
 def told(process: subprocess.Popen[str]) -> tuple[str, str]:
@@ -96,7 +96,7 @@ def test_the_dashboard_shows_what_the_demo_learnt_until_it_is_stopped(tmp_path: 
     with demo(tmp_path, "--dashboard", "--port", 0, TMPDIR=str(tmp_path)) as process:
         url, said = address_in(process)
         facts = json.loads(said[-1])
-        assert "the dashboard, whose address follows, shows this stream until Ctrl-C" in "".join(said)
+        assert "the dashboard shows this stream until Ctrl-C; its address follows" in "".join(said)
         found = learnt(url)
         assert found["records"] == facts["records"] == 336_776
         assert found["batches"]["released"] == facts["releases"]
