@@ -27,7 +27,7 @@ broker.session.timeout.ms=3000
 broker.heartbeat.interval.ms=500
 replica.lag.time.max.ms=3000
 controller.quorum.election.backoff.max.ms=500
-# A transaction of a producer that died is in the way until its time is up, and this is added to it.
+# A dead producer's transaction blocks readers until it times out; this interval is added to that time.
 transaction.abort.timed.out.transaction.cleanup.interval.ms=1000
 """
 
@@ -170,7 +170,7 @@ class KafkaCluster:
         node = self._nodes[number]
         node.start()
         if wait and not node.answers(self._storage.cluster, time.monotonic() + START_SECONDS):
-            raise KafkaUnavailable(f"node {number} of Kafka {KAFKA} did not come back", node.log_tail)
+            raise KafkaUnavailable(f"node {number} of Kafka {KAFKA} did not restart", node.log_tail)
 
     def stop(self, number: int) -> None:
         """Suspend a node by SIGSTOP: its sockets stay open, but it does not answer."""
@@ -215,7 +215,7 @@ class KafkaCluster:
                 if not seen:
                     return
             time.sleep(0.25)
-        raise KafkaUnavailable(f"the cluster was not whole within {seconds:g} s", str(seen))
+        raise KafkaUnavailable(f"some replicas were not in sync after {seconds:g} s", str(seen))
 
 
 class KafkaServer(KafkaCluster):

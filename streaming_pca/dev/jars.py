@@ -71,7 +71,7 @@ def find_java() -> str:
         found = re.search(r'version "(\d+)', answer.stderr + answer.stdout)
         if found and int(found[1]) >= JAVA:
             return java
-        seen.append(f"{java} is {found[1] if found else 'of unknown version'}")
+        seen.append(f"{java} is Java {found[1]}" if found else f"{java} has an unknown version")
     detail = "; ".join([*seen, "install openjdk-17-jre-headless, or set JAVA_HOME"])
     raise KafkaUnavailable(f"no Java {JAVA} found", detail)
 
@@ -98,7 +98,7 @@ def fetch_jars(report: Callable[[str], None] = lambda progress: None) -> Path:
     if cache.exists() and any(cache.iterdir()):
         if named:
             raise KafkaUnavailable(
-                f"{CACHE_VARIABLE} holds no Kafka {KAFKA}",
+                f"{CACHE_VARIABLE} does not contain Kafka {KAFKA}",
                 f"{cache} has files but not {_SERVER_JAR}: name an empty or absent directory",
             )
         shutil.rmtree(cache)  # damaged, and it is our own cache
@@ -124,20 +124,21 @@ def _run_maven(maven: str, scratch: Path, jars: Path, report: Callable[[str], No
     (scratch / "pom.xml").write_text(_POM)
     command = [maven, "-B", "-C", "dependency:copy-dependencies"]
     command += [f"-DoutputDirectory={jars}", "-DincludeScope=runtime"]
-    said: list[str] = []
+    errors: list[str] = []
     for attempt in range(_ATTEMPTS):
         if attempt:
             time.sleep(_BACKOFF_SECONDS * 3 ** (attempt - 1))
-        said = []
+        errors = []
         log = Path(scratch, f"maven-{attempt}.log")
         status = _follow(command, scratch, log, report)
         if status == 0 and (jars / _SERVER_JAR).exists():
             return
-        said = [line for line in log.read_text(errors="replace").splitlines() if "ERROR" in line][:15]
+        errors = [line for line in log.read_text(errors="replace").splitlines() if "ERROR" in line][:15]
         if status is None:
-            said.append(f"no end within {_ATTEMPT_SECONDS} s")
+            errors.append(f"not finished within {_ATTEMPT_SECONDS} s")
     raise KafkaUnavailable(
-        f"Maven could not fetch Kafka {KAFKA}", "\n".join([f"{_ATTEMPTS} attempts; the last:", *said])
+        f"Maven could not fetch Kafka {KAFKA}",
+        "\n".join([f"{_ATTEMPTS} attempts failed; errors of the last:", *errors]),
     )
 
 

@@ -74,7 +74,7 @@ class Storage:
         marker = self.path / _MARKER
         if not marker.exists() and {each.name for each in self.path.iterdir()} - {_LOCK}:
             raise KafkaUnavailable(
-                f"{self.path} holds other files", "name an empty or absent directory for Kafka's data"
+                f"{self.path} contains other files", "name an empty or absent directory for Kafka's data"
             )
         self._lock = (self.path / _LOCK).open("w")
         try:

@@ -72,17 +72,17 @@ class CachedRows:
         (at,) = _LENGTH.unpack(self._pages[-_LENGTH.size :])
         if not 0 <= at < size:
             raise LookupError(name)
-        told: dict[str, Any] = json.loads(self._pages[at : -_LENGTH.size])
-        if told["name"] != name:
+        index: dict[str, Any] = json.loads(self._pages[at : -_LENGTH.size])
+        if index["name"] != name:
             raise LookupError(name)
-        kind, width = RecordKind(told["kind"]), told["width"]
+        kind, width = RecordKind(index["kind"]), index["width"]
         self.parts = [
             ArrayBatch(
                 self._array(dtype, rows_at, n_rows * width).reshape(n_rows, width),
                 self._array("int64", starts_at, n_records + 1),
                 kind,
             )
-            for dtype, rows_at, n_rows, starts_at, n_records in told["parts"]
+            for dtype, rows_at, n_rows, starts_at, n_records in index["parts"]
         ]
 
     def _array(self, dtype: str, at: int, count: int) -> NDArray[Any]:
@@ -120,7 +120,7 @@ class RowCache:
         """
         self.drop([name])
         file: IO[bytes] | None = None
-        told, at, fits = [], 0, True
+        index, at, fits = [], 0, True
         # Suppress only errors of writing: errors raised by ``parts`` come from their source.
         try:
             # Unbuffered: on a full disk, `close` would try to write the buffer again and fail.
@@ -135,10 +135,10 @@ class RowCache:
             try:
                 rows_at, starts_at = at, _write(file, at, block.rows)
                 at = _write(file, starts_at, block.starts)
-                told.append((block.rows.dtype.name, rows_at, len(block.rows), starts_at, len(block)))
+                index.append((block.rows.dtype.name, rows_at, len(block.rows), starts_at, len(block)))
             except OSError:
                 fits = False  # the disk is full
-        end = json.dumps({"name": name, "kind": str(kind), "width": width, "parts": told}).encode()
+        end = json.dumps({"name": name, "kind": str(kind), "width": width, "parts": index}).encode()
         if file is not None and fits:
             try:
                 _write_all(file, end + _LENGTH.pack(at))
@@ -276,7 +276,7 @@ def _opened(path: str) -> IO[bytes]:
     file = os.fdopen(os.open(path, os.O_RDWR | os.O_NONBLOCK), "r+b")
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
-        raise OSError(f"{path} is no regular file")
+        raise OSError(f"{path} is not a regular file")
     return file
 
 

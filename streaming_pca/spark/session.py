@@ -414,7 +414,7 @@ def _why_java_failed(lines: deque[str], problem: str) -> str:
     install = f"install Java {JAVA} or later (openjdk-{JAVA}-jre-headless) or set JAVA_HOME to one"
     if java is None or not Path(java).exists():
         where = f"at JAVA_HOME={home}" if home else "on PATH, and JAVA_HOME is not set"
-        return f"Spark needs Java, but there is none {where}: {install}"
+        return f"Spark needs Java, which was not found {where}: {install}"
     try:
         answer = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=60)  # nosec B603  # as $JAVA_HOME says
         found = re.search(r'version "(?:1\.)?(\d+)', answer.stderr + answer.stdout)
@@ -422,8 +422,8 @@ def _why_java_failed(lines: deque[str], problem: str) -> str:
         return f"{java} does not run: {install}"
     if found is not None and int(found[1]) < JAVA:
         return f"{java} is Java {found[1]}: {install}"
-    told = [_THREAD.sub("", line) for line in lines if _ERROR.search(line) and not line.startswith("\t")]
-    return f"Spark did not start: {' '.join(told[:2]) or (lines[-1] if lines else problem)}"
+    errors = [_THREAD.sub("", line) for line in lines if _ERROR.search(line) and not line.startswith("\t")]
+    return f"Spark did not start: {' '.join(errors[:2]) or (lines[-1] if lines else problem)}"
 
 
 def _reason(error: Exception) -> str:
@@ -433,12 +433,12 @@ def _reason(error: Exception) -> str:
     while exception is not None:
         found.append(str(exception.getMessage() or exception.toString()))
         exception = exception.getCause()
-    told = ""
+    text = ""
     for message in found:
         line = message.strip().partition("\n")[0].strip()
-        if line not in told:
-            told = f"{told}: {line}" if told else line
-    return told
+        if line not in text:
+            text = f"{text}: {line}" if text else line
+    return text
 
 
 class _Relay(threading.Thread):

@@ -36,7 +36,7 @@ def test_without_java(
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     done = call(capfd, "spark", "--config", config, "--master", "local[1]")
-    one_line(done, 2, "error: Spark needs Java, but there is none on PATH", "openjdk-17-jre-headless")
+    one_line(done, 2, "error: Spark needs Java, which was not found on PATH", "openjdk-17-jre-headless")
 
 
 def test_a_master_that_is_not_there(config: Path, capfd: pytest.CaptureFixture[str]) -> None:

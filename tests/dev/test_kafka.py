@@ -154,7 +154,7 @@ def test_missing_jars_are_one_line(
     assert refusal() == "error: no Maven found: install maven, which fetches Kafka's jars once"
     jars.mkdir()
     (jars / "other.jar").touch()
-    assert refusal().startswith("error: STREAMING_PCA_KAFKA_JARS holds no Kafka 4.1.1: ")
+    assert refusal().startswith("error: STREAMING_PCA_KAFKA_JARS does not contain Kafka 4.1.1: ")
 
 
 def test_a_taken_port_is_one_line(

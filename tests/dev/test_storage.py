@@ -51,7 +51,7 @@ def test_a_cluster_keeps_its_number_of_nodes(tmp_path: Path) -> None:
 
 def test_other_files_stay_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("x")
-    with pytest.raises(KafkaUnavailable, match="holds other files"):
+    with pytest.raises(KafkaUnavailable, match="contains other files"):
         opened(tmp_path)
     assert [each.name for each in tmp_path.iterdir()] == ["thesis.tex"]
 
@@ -85,4 +85,4 @@ def test_an_old_java_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.delenv("JAVA_HOME", raising=False)
     with pytest.raises(KafkaUnavailable, match="no Java 17 found") as refused:
         find_java()
-    assert f"{java} is 11" in refused.value.detail
+    assert f"{java} is Java 11" in refused.value.detail

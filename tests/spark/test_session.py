@@ -65,10 +65,10 @@ def test_without_java_the_line_says_how_to_get_it(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("PATH", str(tmp_path))
     how = "install Java 17 or later (openjdk-17-jre-headless) or set JAVA_HOME to one"
     assert refusal(SparkSettings()) == (
-        f"Spark needs Java, but there is none on PATH, and JAVA_HOME is not set: {how}"
+        f"Spark needs Java, which was not found on PATH, and JAVA_HOME is not set: {how}"
     )
     monkeypatch.setenv("JAVA_HOME", "/nowhere")
-    assert refusal(SparkSettings()) == f"Spark needs Java, but there is none at JAVA_HOME=/nowhere: {how}"
+    assert refusal(SparkSettings()) == f"Spark needs Java, which was not found at JAVA_HOME=/nowhere: {how}"
 
 
 def test_an_old_java_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
