@@ -245,7 +245,7 @@ def _other(client: str, bootstrap: str, topic: str, messages: int, plan: Plan) -
     environment = os.environ | ONE_BLAS_THREAD
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     if done.returncode:
-        raise SystemExit(f"{client} failed: {(done.stderr.strip().splitlines() or ['it says nothing'])[-1]}")
+        raise SystemExit(f"{client} failed: {(done.stderr.strip().splitlines() or ['no output'])[-1]}")
     found: dict[str, Any] = json.loads(done.stdout)
     return found
 

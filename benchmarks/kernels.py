@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks import covariance_update, mean_kernels
-from benchmarks.timing.command import Parser, telling, whole
+from benchmarks.timing.command import Parser, keeping_message, whole
 from benchmarks.timing.conditions import in_blas_threads, machine, with_threads
 from benchmarks.timing.instruction_sets import INSTRUCTION_SETS, NATIVE, Lacking, environment
 from benchmarks.timing.timing import QUICK, THOROUGH, Effort, measured, medians
@@ -155,10 +155,10 @@ def _parser() -> Parser:
     parser.add_argument(
         "--group", choices=_GROUPS, nargs="+", default=list(_GROUPS),
         help="the sums of A Q; a whole update of the default on its covariance route; kernels of "
-        "private means beside numpy; default: all",
+        "private means compared with numpy; default: all",
     )  # fmt: skip
     parser.add_argument(
-        "--shapes", type=telling(Shape.parse), nargs="+", default=list(SHAPES), metavar="MxDxK",
+        "--shapes", type=keeping_message(Shape.parse), nargs="+", default=list(SHAPES), metavar="MxDxK",
         help=f"records, features and rank; default: {' '.join(map(str, SHAPES))}",
     )  # fmt: skip
     parser.add_argument("--dtypes", choices=DTYPES, nargs="+", default=list(DTYPES), help="of the records")
@@ -186,10 +186,10 @@ def _parser() -> Parser:
 
 def _hold_to(cpu: str, arguments: Sequence[str]) -> None:
     """Restart with the environment for ``cpu`` if needed: numba and BLAS have already read theirs."""
-    wanted = environment(cpu)
-    if any(os.environ.get(name) != value for name, value in wanted.items()):
+    expected = environment(cpu)
+    if any(os.environ.get(name) != value for name, value in expected.items()):
         command = [sys.executable, "-m", "benchmarks.kernels", *arguments]
-        os.execve(sys.executable, command, {**os.environ, **wanted})
+        os.execve(sys.executable, command, {**os.environ, **expected})
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -134,7 +134,7 @@ def measure(
     learning = batch / learning_alone(config, batch) * 1000
     if learning > _BUSY * seconds * 1000:
         print(
-            f"learning takes {learning:.0f} ms of the {seconds * 1000:.0f} ms in which a batch comes: "
+            f"learning takes {learning:.0f} ms of the {seconds * 1000:.0f} ms between batches: "
             "raise --seconds",
             file=sys.stderr,
         )
@@ -181,7 +181,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--batches", type=int, default=20, help="measured")
     parser.add_argument("--estimator", default="adaptive")
     # Not a multiple of the clock's tick, so that batches end at all phases between two ticks.
-    parser.add_argument("--seconds", type=float, default=3.07, help="in which a batch is produced")
+    parser.add_argument("--seconds", type=float, default=3.07, help="time to produce a batch")
     given = parser.parse_args(arguments)
     if given.batch < 2 or given.batches < 1 or not given.seconds > 0:
         parser.error("--batch must be at least 2, --batches 1, and --seconds above 0")

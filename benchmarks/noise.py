@@ -157,7 +157,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = _Parser(
         prog="python -m benchmarks.noise",
         description="Nanoseconds per value of each mechanism (median of several warm calls), and of Gaussian "
-        f"noise beside OpenDP's sampler, {COMPARED:,} values at a time.",
+        f"noise compared with OpenDP's sampler, {COMPARED:,} values at a time.",
         epilog="example: python -m benchmarks.noise --json --sizes 1600 --repeats 3 > noise.json",
     )
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")

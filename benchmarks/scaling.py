@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.timing.command import Parser, telling, whole
+from benchmarks.timing.command import Parser, keeping_message, whole
 from benchmarks.timing.conditions import machine, with_threads
 from benchmarks.timing.timing import QUICK, THOROUGH, Call, Effort, measured, medians
 from benchmarks.timing.workload import DTYPES, Shape, Workload, update
@@ -155,7 +155,7 @@ def _parser() -> Parser:
     parser.add_argument("--json", action="store_true", help="print one line of JSON instead of a table")
     parser.add_argument(
         "--base",
-        type=telling(Shape.parse),
+        type=keeping_message(Shape.parse),
         default=BASE,
         metavar="MxDxK",
         help=f"what is varied; default: {BASE}",

@@ -43,20 +43,20 @@ _COLUMNS = {
 
 def verdict(found: dict[str, Any]) -> str:
     """Return a setting's targets, or its ratios to oracle and peer, in one line."""
-    said = []
+    parts = []
     for target in found["targets"]:
         text = f"{target['at_most']:g} x {target['times']}"
         if target["holds"] is None:
-            said.append(f"{text}: not judged ({target['why']})")
+            parts.append(f"{text}: not judged ({target['why']})")
         else:
-            said.append(f"{text}: {'holds' if target['holds'] else 'FAILS'} ({target['ratio']:.4g})")
+            parts.append(f"{text}: {'holds' if target['holds'] else 'FAILS'} ({target['ratio']:.4g})")
     for row in found["results"]:
         if row["method"] == DEFAULT:
             if row["ratio_to_oracle"] is not None:
-                said.append(f"{row['ratio_to_oracle']:.3g} x oracle")
+                parts.append(f"{row['ratio_to_oracle']:.3g} x oracle")
             if row["ratio_to_peer"] is not None:
-                said.append(f"{row['ratio_to_peer']:.3g} x {found['best_peer']}")
-    return "; ".join(said) or "no target"
+                parts.append(f"{row['ratio_to_peer']:.3g} x {found['best_peer']}")
+    return "; ".join(parts) or "no target"
 
 
 def _print_table(found: dict[str, Any]) -> None:
@@ -91,7 +91,7 @@ def _cell(value: float | None) -> str:
 def _parser() -> Parser:
     parser = Parser(
         prog="python -m benchmarks.utility",
-        description="Error of every estimator on every setting, beside other methods. Takes hours for all.",
+        description="Error of every estimator on every setting, against other methods. Takes hours for all.",
         epilog="examples: python -m benchmarks.utility --json --setting 'spiked-*' > utility.jsonl; "
         "python -m benchmarks.utility --setting 'diamonds-*-e1'",
     )
@@ -115,7 +115,7 @@ def _parser() -> Parser:
     )  # fmt: skip
     parser.add_argument(
         "--rivals-python", default=sys.executable, metavar="PYTHON",
-        help="a Python that has diffprivlib and opendp[scikit-learn]; see benchmarks/accuracy/rivals.py",
+        help="a Python with diffprivlib and opendp[scikit-learn]; see benchmarks/accuracy/rivals.py",
     )  # fmt: skip
     parser.add_argument(
         "--plots", type=Path, metavar="DIR", help="write plots of error against n, epsilon, d and k there; "

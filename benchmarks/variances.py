@@ -174,10 +174,10 @@ def cover(name: str, route: str, epsilon: float, fits: int, k: int = 2) -> Cell:
             in_doubt += bool(pca.doubts_)
         bounded += getattr(pca, "angle_bound_", math.pi / 2) < math.pi / 2
     share = float(np.mean(np.array(apart) <= _ERRORS))
-    off, told = float(np.median(relative)), float(np.median(stated))
+    off, claimed = float(np.median(relative)), float(np.median(stated))
     counts = (beyond, silent, in_doubt, bounded)
     found_angles = (float(np.median(angles)), float(np.median(exact)))
-    return Cell(name, route, epsilon, share, off, told, *counts, sorted(doubts), *found_angles)
+    return Cell(name, route, epsilon, share, off, claimed, *counts, sorted(doubts), *found_angles)
 
 
 @dataclass(frozen=True)

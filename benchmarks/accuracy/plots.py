@@ -117,13 +117,13 @@ def _draw(file: Path, label: str, panels: dict[str, list[tuple[float, dict[str, 
 
 def _title(family: str, results: list[dict[str, Any]]) -> str:
     """Return the family and the variables that are constant over all points."""
-    said = []
+    constants = []
     for name, text in (("n", "n = {:,}"), ("epsilon", "epsilon = {:g}"), ("dim", "d = {}"), ("k", "k = {}")):
         values = {result[name] for result in results}
         if len(values) == 1:
-            said.append(text.format(*values))
+            constants.append(text.format(*values))
     return (
-        f"{family}, sigma = {_SIGMA:g}\n{', '.join(said)}"
+        f"{family}, sigma = {_SIGMA:g}\n{', '.join(constants)}"
         if family == "spiked"
-        else f"{family}\n{', '.join(said)}"
+        else f"{family}\n{', '.join(constants)}"
     )

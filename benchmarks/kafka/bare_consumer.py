@@ -103,7 +103,7 @@ def main() -> None:
         if time.monotonic() > deadline:
             raise SystemExit(f"only {read} of {given.messages} messages came in {_PATIENCE_SECONDS:g} s")
     if read == first:
-        raise SystemExit(f"all {read} messages came at once: too few to time")
+        raise SystemExit(f"all {read} messages arrived together: too few to time")
     print(
         json.dumps(
             {

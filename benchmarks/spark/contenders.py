@@ -267,7 +267,7 @@ class Contender:
 
     def turn(self, case: Case, messages: int) -> Turn:
         """Run one turn in the process: read and learn messages."""
-        return Turn(**self._ask({"case": case.told(), "messages": messages}))
+        return Turn(**self._ask({"case": case.as_dict(), "messages": messages}))
 
     def probe(self) -> dict[str, float]:
         """Return costs of a cluster that are independent of batches."""
@@ -287,7 +287,7 @@ class Contender:
     def _last_line(self) -> str:
         self._log.seek(0)
         lines = self._log.read().decode(errors="replace").strip().splitlines()
-        return lines[-1] if lines else "it said nothing"
+        return lines[-1] if lines else "no output"
 
     def __enter__(self) -> Self:
         return self
@@ -314,8 +314,8 @@ def _main(kind: str, cores: str, bootstrap: str, events: str) -> None:
     learner = _Service(kafka) if kind == "service" else _Spark(kafka, int(cores), events)
     try:
         for line in sys.stdin:
-            told = json.loads(line)
-            turn = learner.turn(Case.of(told["case"]), told["messages"]) if told else None
+            question = json.loads(line)
+            turn = learner.turn(Case.of(question["case"]), question["messages"]) if question else None
             found = learner.probe() if turn is None else asdict(turn)
             print(json.dumps(found), file=answers, flush=True)
     finally:

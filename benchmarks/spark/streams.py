@@ -81,14 +81,14 @@ class Case:
             options=options,
         )
 
-    def told(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Any]:
         """Return the case as JSON data."""
         return asdict(self)
 
     @classmethod
-    def of(cls, told: dict[str, Any]) -> Self:
-        """Restore a case from the result of :meth:`told`."""
-        return cls(**told)
+    def of(cls, fields: dict[str, Any]) -> Self:
+        """Restore a case from the result of :meth:`as_dict`."""
+        return cls(**fields)
 
 
 def fill(kafka: KafkaSettings, case: Case, messages: int) -> None:

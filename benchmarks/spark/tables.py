@@ -118,10 +118,10 @@ def _print_model(console: Console, model: Mapping[str, Any]) -> None:
     )
     for row in model["predictions"]:
         end = row["no_gain_from"]
-        told = "more executors always help" if end is None else f"no gain beyond {end}"
+        gain = "more executors always help" if end is None else f"no gain beyond {end}"
         _print(
             console,
-            f"{_case(row)}: a billion rows on executors of {cores} core(s): {told}",
+            f"{_case(row)}: a billion rows on executors of {cores} core(s): {gain}",
             ("executors", "seconds", "rows/s", "driver's share", "reads", "tasks", "bytes of sums"),
             [
                 (

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable
 from typing import NoReturn, TypeVar
 
-__all__ = ["Parser", "telling", "whole"]
+__all__ = ["Parser", "keeping_message", "whole"]
 
 T = TypeVar("T")
 
@@ -29,13 +29,13 @@ def whole(least: int) -> Callable[[str], int]:
     return read
 
 
-def telling(read: Callable[[str], T]) -> Callable[[str], T]:
+def keeping_message(read: Callable[[str], T]) -> Callable[[str], T]:
     """Make an argument type that preserves messages of ValueErrors, which argparse hides."""
 
-    def told(text: str) -> T:
+    def convert(text: str) -> T:
         try:
             return read(text)
         except ValueError as error:
             raise argparse.ArgumentTypeError(str(error)) from None
 
-    return told
+    return convert
