@@ -17,13 +17,13 @@ from streaming_pca.cli.common import fail, out, print_json, progress_bar
 from streaming_pca.privacy.errors import ParameterError
 
 _DESCRIPTION = """\
-Run a figure or a table of a paper again.
+Reproduce a figure or a table of a paper.
 
 Writes NAME.csv (one row a fit) and NAME.png, and prints a comparison with the
-paper's claims. If data of the paper are not available, it says which synthetic
-data replace them; for a table it prints the paper's numbers beside ours. A
-stopped run continues from NAME.csv. All experiments together take more than an
-hour; with --quick, seconds each. Results: experiments/README.md.
+paper's claims. If data of the paper are not available, it names the synthetic
+data that replace them; for a table it prints the paper's numbers next to ours.
+A stopped run continues from NAME.csv. All experiments together take more than
+an hour; with --quick, seconds each. Results: experiments/README.md.
 """
 _EXAMPLES = """\
 examples:
@@ -60,7 +60,7 @@ def _parser() -> argparse.ArgumentParser:
         help="folder of the files (%(default)s)",
     )
     parser.add_argument(
-        "--jobs", type=_positive, metavar="N", default=2, help="draws worked on at once (%(default)s)"
+        "--jobs", type=_positive, metavar="N", default=2, help="draws computed in parallel (%(default)s)"
     )
     parser.add_argument("--json", action="store_true", help="print JSON for programs")
     return parser

@@ -196,7 +196,7 @@ class Trend:
             apart += shown and rise > halves[a] + halves[b]
         text = f"{what} at {right} of {len(steps)} steps, from {line[xs[0]]:.3g} to {line[xs[-1]]:.3g}"
         if apart < right:
-            text += f"; {right - apart} of them no more than chance"
+            text += f"; {right - apart} of them within chance"
         return Comparison(_share(apart, len(steps)), text)
 
 
@@ -309,9 +309,9 @@ class Reaches:
         what = f"{self.method} has {self.share:.0%} of {self.other}'s purity"
         if self.at not in mine or self.at not in theirs:
             return _absent(what)
-        found, wanted = 1 - mine[self.at], 1 - theirs[self.at]
-        text = f"{what}: {found:.3f} beside {wanted:.3f} at epsilon = {self.at:g}"
-        return _judged(found >= self.share * wanted, text)
+        found, expected = 1 - mine[self.at], 1 - theirs[self.at]
+        text = f"{what}: {found:.3f} against {expected:.3f} at epsilon = {self.at:g}"
+        return _judged(found >= self.share * expected, text)
 
 
 def _log_ratio(a: float, b: float) -> float:

@@ -326,10 +326,10 @@ class Table:
         verdict = verdicts.pop() if len(verdicts) == 1 else PARTLY
         if verdicts == {NOT_JUDGED, NOT_REPRODUCED}:
             verdict = NOT_REPRODUCED
-        said = [f"{comparison.text}: {comparison.verdict}" for comparison in found]
+        texts = [f"{comparison.text}: {comparison.verdict}" for comparison in found]
         if any(method.private for method in self.experiment.methods):
-            said.append(self._winners())
-        return Comparison(verdict, "; ".join(said))
+            texts.append(self._winners())
+        return Comparison(verdict, "; ".join(texts))
 
     def _winners(self) -> str:
         """Count the points where each private method has the least error."""

@@ -78,14 +78,14 @@ def _read(path: Path) -> Iterable[Row]:
     with path.open(newline="", encoding="utf-8") as file:
         reader = csv.DictReader(file)
         if reader.fieldnames is not None and reader.fieldnames != _COLUMNS:
-            raise ExperimentError(f"{path} is no file of an experiment: move it away, or name another --out")
+            raise ExperimentError(f"{path} is not an experiment's file: move it away, or name another --out")
         for number, cells in enumerate(reader, start=2):
             try:
                 yield _row(cells)
             except (TypeError, ValueError):
                 # Ignore an incomplete last line: the run was killed while writing it.
                 if any(reader):
-                    raise ExperimentError(f"{path}, line {number}: is no row of an experiment") from None
+                    raise ExperimentError(f"{path}, line {number}: not an experiment's row") from None
 
 
 def _row(cells: dict[str, str]) -> Row:

@@ -80,7 +80,7 @@ def power_n(quick: bool) -> Experiment:
     )  # fmt: skip
     return _experiment(
         quick, "n", "Theorems 1.1 and 1.2: sin² against n",
-        "sin^2 falls with the square of n, to which Gaussian data add a statistical 1/n; it is below "
+        "sin^2 falls with the square of n, plus a statistical 1/n on Gaussian data; it is below "
         "Dwork et al.'s where the gap is constant",
         panels,
         (

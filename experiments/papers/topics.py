@@ -285,9 +285,9 @@ TOPIC_METHODS = (
 def _told(settings: Sequence[TopicSetting]) -> list[str]:
     """Describe the records, the guarantee, and the topics of the first trial."""
     first = settings[0]
-    said = ", ".join(f"{name} {number}" for name, number in versions().items())
+    packages = ", ".join(f"{name} {number}" for name, number in versions().items())
     lines = [
-        f"records: {first.n:,} windows of {_WINDOW} words from the sources of {said}; counts of "
+        f"records: {first.n:,} windows of {_WINDOW} words from the sources of {packages}; counts of "
         f"{first.dim} words, at length 1",
         "protected: one window. Replacing one changes what is released by at most what (epsilon, "
         f"delta = {first.delta:g}) allows",

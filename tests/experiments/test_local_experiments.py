@@ -255,7 +255,7 @@ NOISY, CLEAR = [1.0, 1.1, 0.9], [1.0, 1.001, 0.999]
          "reproduced", "1 of 1"),
         # The intervals overlap.
         (Trend("local-gaussian", "a", rises=False), {("a", 1.0): NOISY, ("a", 2.0): [0.9, 0.95, 0.85]}, {},
-         "not reproduced", "1 of them no more than chance"),
+         "not reproduced", "1 of them within chance"),
         (Across("local-gaussian", ("a", "a4"), "k"), {("a", 1.0): [1.0], ("a4", 1.0): [1.5]}, {},
          "reproduced", "1 of 1"),
         (Across("local-gaussian", ("a", "a4"), "k"), {("a", 1.0): [1.0], ("a4", 1.0): [0.5]}, {},

@@ -152,7 +152,7 @@ def test_the_reference_is_not_private_and_far_better(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "expected"),
-    [("a,b\n1,2\n", "is no file of an experiment"), ("HEAD\na,b,c,d,e,f,g,h,i,j\nx\n", "line 2")],
+    [("a,b\n1,2\n", "is not an experiment's file"), ("HEAD\na,b,c,d,e,f,g,h,i,j\nx\n", "line 2")],
 )
 def test_a_file_of_something_else_is_left_alone(tmp_path: Path, text: str, expected: str) -> None:
     path = tmp_path / "x.csv"
