@@ -193,10 +193,10 @@ class LedgerView:
 
     def _shared(self, charge: Charge) -> models.Charge:
         """Convert a charge to the API's model; equal charges share one object."""
-        said = charge_of(describe_charge(charge, with_rho=charge.rho is not None))
+        found = charge_of(describe_charge(charge, with_rho=charge.rho is not None))
         if len(self._charges) >= _INTERNED:
             self._charges.clear()
-        return self._charges.setdefault((said.epsilon, said.delta, said.rho), said)
+        return self._charges.setdefault((found.epsilon, found.delta, found.rho), found)
 
     def summary(self) -> models.LedgerSummary:
         """Return the API's summary of the ledger."""
