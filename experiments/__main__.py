@@ -86,7 +86,7 @@ def _run(given: argparse.Namespace) -> None:
     picture = folder / f"{stem}.png"
     draw(found, table, picture)
     comparison = table.compare()
-    told = found.told() if found.told else []
+    details = found.told() if found.told else []
     if given.json:
         print_json(
             {
@@ -102,14 +102,14 @@ def _run(given: argparse.Namespace) -> None:
                 "refused": {method: note for method, note in table.refused.items() if note},
                 "replaced": found.replaced,
                 "unlike": found.unlike,
-                "told": told,
+                "told": details,
                 "points": table.points(),
             }
         )
         return
     head = f"{name}{' (quick: too small to judge)' if quick else ''}: {comparison.verdict}"
     replaced = [f"replaced: {found.replaced}"] if found.replaced else []
-    _print([f"{head}: {comparison.text}", *replaced, *table.beside_the_papers(), *told])
+    _print([f"{head}: {comparison.text}", *replaced, *table.beside_the_papers(), *details])
 
 
 def _print(lines: Iterable[str]) -> None:

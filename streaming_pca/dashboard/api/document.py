@@ -42,7 +42,7 @@ _TAGS = {
     "document": "This document.",
 }
 _ETAG = {
-    "description": "Validator: weak, except of a release: the SHA-256 of its bytes.",
+    "description": "Weak validator; for a release a strong one: the SHA-256 of its bytes.",
     "schema": {"type": "string"},
 }
 _LINK = {"description": 'The next page, with rel="next", if there is one.', "schema": {"type": "string"}}

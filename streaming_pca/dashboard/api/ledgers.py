@@ -57,7 +57,7 @@ def add_ledgers(app: FastAPI, context: Context) -> None:
         status_code=202,
         tags=["ledgers"],
         operation_id="startVerification",
-        response_description="The verification is already running, or another ledger's is.",
+        response_description="The verification is running, or another ledger's is.",
     )
     async def start_verification(request: Request, input: Input) -> Response:
         """Start a verification, unless one is already running."""

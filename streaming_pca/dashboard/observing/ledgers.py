@@ -193,10 +193,10 @@ class LedgerView:
 
     def _shared(self, charge: Charge) -> models.Charge:
         """Convert a charge to the API's model; equal charges share one object."""
-        found = charge_of(describe_charge(charge, with_rho=charge.rho is not None))
+        model = charge_of(describe_charge(charge, with_rho=charge.rho is not None))
         if len(self._charges) >= _INTERNED:
             self._charges.clear()
-        return self._charges.setdefault((found.epsilon, found.delta, found.rho), found)
+        return self._charges.setdefault((model.epsilon, model.delta, model.rho), model)
 
     def summary(self) -> models.LedgerSummary:
         """Return the API's summary of the ledger."""
@@ -253,15 +253,15 @@ class LedgerView:
 
     def record(self, partition: int, offset: int) -> models.RecordCharge:
         """Return the charges of one record; TopicError unless the ledger is open."""
-        said = describe_record(self.ledger, self.input, partition, offset)
+        charges = describe_record(self.ledger, self.input, partition, offset)
         return models.RecordCharge(
             input=self.input,
             partition=partition,
             offset=offset,
-            spent=charge_of(said["spent"]),
-            left=charge_of(said["left"]),
-            cap=charge_of(said["cap"]),
-            jobs={name: charge_of(charge) for name, charge in said["jobs"].items()},
+            spent=charge_of(charges["spent"]),
+            left=charge_of(charges["left"]),
+            cap=charge_of(charges["cap"]),
+            jobs={name: charge_of(charge) for name, charge in charges["jobs"].items()},
         )
 
 

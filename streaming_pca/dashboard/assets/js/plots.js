@@ -12,7 +12,7 @@ export function scree({ history, release }, colours) {
   const weights = release?.weights ?? null;
   const at = (history?.batch.length ?? 0) - 1;
   const values = weights ?? history?.explained_variance[at] ?? [];
-  if (!values.length) return { empty: "There is no release yet: variances appear with the first one." };
+  if (!values.length) return { empty: "No release yet: variances appear with the first one." };
   const errors = weights ? null : history.explained_variance_error[at];
   const total = weights ? null : history.total_variance[at];
   const what = weights ? "weight" : "variance";
@@ -66,7 +66,7 @@ function together(features, fields) {
 
 /** Heat map of the features with the largest loadings. */
 export function loadings({ release, most, fields }, colours) {
-  if (!release) return { empty: "There is no release yet: loadings appear with the first one." };
+  if (!release) return { empty: "No release yet: loadings appear with the first one." };
   const grouped = fields?.length === release.dim;
   const features = grouped ? together(strongest(release, most), fields) : strongest(release, most);
   const ends = grouped ? features.map((f, i) => (i && fields[f] !== fields[features[i - 1]] ? i - 0.5 : null)).filter((end) => end !== null) : [];
@@ -104,7 +104,7 @@ export function loadings({ release, most, fields }, colours) {
 
 /** Biplot of the two leading components: features as arrows; records are never shown. */
 export function biplot({ release }, colours) {
-  if (!release) return { empty: "There is no release yet: the biplot appears with the first one." };
+  if (!release) return { empty: "No release yet: the biplot appears with the first one." };
   if (release.rank < 2) return { empty: "A biplot needs two components, and this stream has one." };
   const [first, second] = release.components;
   const features = strongest(release, MOST_ARROWS, [first, second]);
