@@ -367,17 +367,26 @@ def main(arguments: Sequence[str] | None = None) -> None:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--json", action="store_true", help="the table goes to standard error")
+    parser.add_argument("--json", action="store_true", help="print JSON; the table goes to standard error")
     parser.add_argument("--rows-per-message", type=int, nargs="+", default=[256, 1], metavar="R")
-    parser.add_argument("--fields", type=int, default=0, metavar="N", help="also JSON objects of N numbers")
+    parser.add_argument(
+        "--fields", type=int, default=0, metavar="N", help="also measure JSON objects of N numbers"
+    )
     parser.add_argument("--batch", type=int, default=131_072, help="records of a batch")
-    parser.add_argument("--batches", type=int, default=3, help="measured, of each worker")
+    parser.add_argument("--batches", type=int, default=3, help="measured batches of each worker")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--estimator", nargs="+", default=["block", "adaptive"], metavar="NAME")
     parser.add_argument(
-        "--option", type=_option, action="append", default=[], metavar="NAME=VALUE", help="of the estimator"
+        "--option",
+        type=_option,
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="option of the estimator",
     )
-    parser.add_argument("--quixstreams", metavar="PYTHON", help="of an environment that has it; see above")
+    parser.add_argument(
+        "--quixstreams", metavar="PYTHON", help="Python of an environment with quixstreams; see above"
+    )
     given = parser.parse_args(arguments)
     for rows in given.rows_per_message:
         if rows < 1 or given.batch < 2 * rows or given.batch % rows:

@@ -161,25 +161,31 @@ def _parser() -> Parser:
         "--shapes", type=keeping_message(Shape.parse), nargs="+", default=list(SHAPES), metavar="MxDxK",
         help=f"records, features and rank; default: {' '.join(map(str, SHAPES))}",
     )  # fmt: skip
-    parser.add_argument("--dtypes", choices=DTYPES, nargs="+", default=list(DTYPES), help="of the records")
+    parser.add_argument(
+        "--dtypes", choices=DTYPES, nargs="+", default=list(DTYPES), help="types of the records"
+    )
     parser.add_argument(
         "--threads", type=whole(1), nargs="+", default=[1, 2], metavar="N", help="default: 1 2"
     )
     parser.add_argument(
         "--repeats", type=whole(1), metavar="R",
-        help="turns of each contender; default: for half a second, at least 7, of slow ones 3",
+        help="repetitions of each contender; default: for half a second, at least 7, or 3 if slow",
     )  # fmt: skip
     parser.add_argument(
         "--cpu", choices=(*INSTRUCTION_SETS, NATIVE), default=NATIVE,
-        help="instructions for the kernels and for BLAS alike, to measure what another processor would "
-        "do; default: native, what each chooses on this one",
+        help="instructions for the kernels and for BLAS alike, to measure another processor's "
+        "speed; default: native, those that each chooses on this one",
     )  # fmt: skip
-    parser.add_argument("--quick", action="store_true", help="fewer turns: less to rely on")
+    parser.add_argument("--quick", action="store_true", help="fewer repetitions: less reliable")
     parser.add_argument(
-        "--records", type=whole(1), default=20_000, metavar="N", help="of --group mean; default: 20000"
+        "--records",
+        type=whole(1),
+        default=20_000,
+        metavar="N",
+        help="records of --group mean; default: 20000",
     )
     parser.add_argument(
-        "--coordinates", type=whole(1), default=1000, metavar="N", help="d k of --group mean; default: 1000"
+        "--coordinates", type=whole(1), default=1000, metavar="N", help="d k, for --group mean; default: 1000"
     )
     return parser
 

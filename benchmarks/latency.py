@@ -176,9 +176,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--json", action="store_true", help="the table goes to standard error")
+    parser.add_argument("--json", action="store_true", help="print JSON; the table goes to standard error")
     parser.add_argument("--batch", type=int, default=8192, help="records of a batch")
-    parser.add_argument("--batches", type=int, default=20, help="measured")
+    parser.add_argument("--batches", type=int, default=20, help="measured batches")
     parser.add_argument("--estimator", default="adaptive")
     # Not a multiple of the clock's tick, so that batches end at all phases between two ticks.
     parser.add_argument("--seconds", type=float, default=3.07, help="time to produce a batch")

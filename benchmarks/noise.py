@@ -162,10 +162,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.add_argument(
-        "--sizes", type=_positive, nargs="+", default=list(SIZES), metavar="N", help="values of a call"
+        "--sizes", type=_positive, nargs="+", default=list(SIZES), metavar="N", help="values drawn by a call"
     )
     parser.add_argument(
-        "--repeats", type=_positive, default=5, metavar="R", help="calls to take the median of"
+        "--repeats", type=_positive, default=5, metavar="R", help="number of calls; their median is printed"
     )
     options = parser.parse_args(arguments)
 

@@ -158,20 +158,21 @@ def _parser() -> Parser:
         type=keeping_message(Shape.parse),
         default=BASE,
         metavar="MxDxK",
-        help=f"what is varied; default: {BASE}",
+        help=f"shape to vary; default: {BASE}",
     )
     parser.add_argument(
         "--factors", type=_factor, nargs="+", default=list(FACTORS), metavar="F",
-        help="of M, of D and of K, each alone; default: " + " ".join(f"{factor:g}" for factor in FACTORS),
+        help="factors for M, D and K, one at a time; default: "
+        + " ".join(f"{factor:g}" for factor in FACTORS),
     )  # fmt: skip
     parser.add_argument(
         "--streams", type=whole(1), nargs="+", default=list(STREAMS), metavar="N",
-        help=f"how many are served in turn; default: {' '.join(map(str, STREAMS))}",
+        help=f"numbers of streams to serve in turn; default: {' '.join(map(str, STREAMS))}",
     )  # fmt: skip
-    parser.add_argument("--dtype", choices=DTYPES, default=DTYPES[0], help="of the records")
+    parser.add_argument("--dtype", choices=DTYPES, default=DTYPES[0], help="type of the records")
     parser.add_argument("--threads", type=whole(1), default=1, metavar="N", help="default: 1")
-    parser.add_argument("--repeats", type=whole(1), metavar="R", help="turns of each point")
-    parser.add_argument("--quick", action="store_true", help="fewer turns: less to rely on")
+    parser.add_argument("--repeats", type=whole(1), metavar="R", help="repetitions of each point")
+    parser.add_argument("--quick", action="store_true", help="fewer repetitions: less reliable")
     return parser
 
 

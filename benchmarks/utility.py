@@ -98,20 +98,25 @@ def _parser() -> Parser:
     parser.add_argument(
         "--json",
         action="store_true",
-        help="print a line of JSON a setting, and one of the summary, not a table",
+        help="print a line of JSON per setting, and one for the summary, instead of a table",
     )
     parser.add_argument("--list", action="store_true", help="print settings and their targets, and stop")
     parser.add_argument(
-        "--setting", action="append", metavar="NAME", help="this one only, or a pattern; may be repeated"
+        "--setting",
+        action="append",
+        metavar="NAME",
+        help="only this setting, or those that match a pattern; may be repeated",
     )
     parser.add_argument(
         "--estimator", action="append", metavar="ID",
-        help=f"this one only; may be repeated; also: {', '.join(RIVALS)}",
+        help=f"only this estimator; may be repeated; also: {', '.join(RIVALS)}",
     )  # fmt: skip
-    parser.add_argument("--seeds", type=whole(1), metavar="N", help="how many; default 5 (student: 10)")
+    parser.add_argument(
+        "--seeds", type=whole(1), metavar="N", help="number of seeds; default 5 (student: 10)"
+    )
     parser.add_argument(
         "--first-seed", type=whole(0), default=FIRST_SEED, metavar="S",
-        help=f"default {FIRST_SEED}: those below were for tuning",
+        help=f"default {FIRST_SEED}: lower seeds were used for tuning",
     )  # fmt: skip
     parser.add_argument(
         "--rivals-python", default=sys.executable, metavar="PYTHON",

@@ -240,15 +240,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description=__doc__,
         epilog="example: python -m benchmarks.variances --set 'normal-8000' --fits 10",
     )
-    parser.add_argument("--set", action="append", metavar="NAME", help="this one only; may be repeated")
-    parser.add_argument("--fits", type=whole(1), default=3, metavar="N", help="of each cell; default 3")
-    parser.add_argument("--streams", type=whole(0), default=0, metavar="N", help="and this many streams")
-    parser.add_argument("--batches", type=whole(5), default=100, metavar="T", help="of a stream; default 100")
-    parser.add_argument("--json", action="store_true", help="print a line of JSON a cell, and a summary")
+    parser.add_argument("--set", action="append", metavar="NAME", help="only this set; may be repeated")
+    parser.add_argument("--fits", type=whole(1), default=3, metavar="N", help="fits of each cell; default 3")
+    parser.add_argument(
+        "--streams", type=whole(0), default=0, metavar="N", help="number of additional streams"
+    )
+    parser.add_argument(
+        "--batches", type=whole(5), default=100, metavar="T", help="batches of a stream; default 100"
+    )
+    parser.add_argument("--json", action="store_true", help="print a line of JSON per cell, and a summary")
     parsed = parser.parse_args(arguments)
     unknown = set(parsed.set or ()) - set(SETS)
     if unknown:
-        parser.error(f"no set {sorted(unknown)[0]!r}: there are {', '.join(SETS)}")
+        parser.error(f"no set {sorted(unknown)[0]!r}: choose from {', '.join(SETS)}")
     cells = []
     for name in parsed.set or SETS:
         for route in _ROUTES:

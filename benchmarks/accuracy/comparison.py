@@ -54,7 +54,7 @@ FIRST_SEED = 1000
 
 NOTES = (
     "error: |U U^T - V V^T|_F, mean and standard deviation (sd) over seeds",
-    f"seeds below {FIRST_SEED} were for tuning",
+    f"seeds below {FIRST_SEED} were used for tuning",
     "floor: exact leading subspace of the same records, without privacy",
     "route: the better of analyze-gauss and block; hindsight: the best of their fixed clip quantiles; "
     "both by mean error",

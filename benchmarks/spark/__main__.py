@@ -128,7 +128,7 @@ def _parser() -> Parser:
     parser.add_argument("--cores", type=whole(1), nargs="+", default=[1, 2], metavar="N", help="default: 1 2")
     parser.add_argument(
         "--sizes", type=whole(1), nargs=3, metavar="MIB",
-        help="of a batch, rising: the model is fitted to the outer ones; "
+        help="batch sizes, increasing: the model is fitted to the first and the last; "
         f"default: {' '.join(map(str, FULL.sizes))}",
     )  # fmt: skip
     parser.add_argument("--repeats", type=whole(1), metavar="R", help=f"default: {FULL.repeats}")
@@ -136,7 +136,7 @@ def _parser() -> Parser:
         "--simulated", type=whole(64), nargs=2, metavar="M",
         help=f"messages of the two simulated batches; default: {SMALL} {LARGE}",
     )  # fmt: skip
-    parser.add_argument("--quick", action="store_true", help="smaller and fewer turns: less to rely on")
+    parser.add_argument("--quick", action="store_true", help="smaller and fewer repetitions: less reliable")
     return parser
 
 
@@ -157,7 +157,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     effort = _effort(given)
     if sorted(set(effort.sizes)) != list(effort.sizes):
-        parser.error("argument --sizes: they must rise")
+        parser.error("argument --sizes: must increase")
     if max(effort.simulated) > 2**22:
         parser.error("argument --simulated: a batch may hold 4194304 records at most")
     start = time.monotonic()

@@ -35,7 +35,7 @@ def test_names_are_of_the_sets() -> None:
 
 def test_other_data_than_described_are_refused() -> None:
     other = RealData("other", "numpy", 3, 2, (1,), lambda: np.zeros((4, 2)))
-    with pytest.raises(DataError, match=r"other: numpy brings \(4, 2\) features"):
+    with pytest.raises(DataError, match=r"other: numpy has \(4, 2\) features"):
         load(other)
     infinite = RealData("infinite", "numpy", 1, 1, (1,), lambda: np.full((1, 1), np.inf))
     with pytest.raises(DataError, match="not finite"):

@@ -122,7 +122,7 @@ def test_jobs_have_the_bytes_and_seconds_of_their_own_tasks(tmp_path: Path) -> N
     [
         (["--shapes", "8x9"], "8x9: K must lie between 1 and D"),
         (["--shapes", "8"], "must be DxK, as in 1024x16, not 8"),
-        (["--sizes", "3", "2", "4"], "--sizes: they must rise"),
+        (["--sizes", "3", "2", "4"], "--sizes: must increase"),
         (["--simulated", "64", "5000000"], "--simulated: a batch may hold 4194304 records at most"),
     ],
 )

@@ -374,7 +374,7 @@ def test_without_json_a_table_says_what_was_skipped_and_that_oja_was_tuned(
     assert "1 seed from 3" in printed
     assert "skipped: takes vectors only" in printed
     assert "learning rates in hindsight" in printed
-    assert "seeds below 1000 were for tuning" in printed
+    assert "seeds below 1000 were used for tuning" in printed
 
 
 def test_plots_are_written_for_every_axis(tmp_path: Path) -> None:
