@@ -375,7 +375,7 @@ def _answering() -> Iterator[None]:
 
 
 def _other_python(module: str | None) -> str:
-    lacks = f"has no {module}" if module else "is of another version than the driver's"
+    lacks = f"has no {module}" if module else "is not of the driver's version"
     return (
         f"the executors' Python {lacks}: set PYSPARK_PYTHON to a Python with streaming-pca {__version__}, at "
         "the same path on every machine"
