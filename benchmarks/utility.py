@@ -105,7 +105,7 @@ def _parser() -> Parser:
         "--setting",
         action="append",
         metavar="NAME",
-        help="only this setting, or all that match a pattern; may be repeated",
+        help="only this setting, or the settings matching a pattern; may be repeated",
     )
     parser.add_argument(
         "--estimator", action="append", metavar="ID",
