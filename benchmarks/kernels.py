@@ -173,8 +173,8 @@ def _parser() -> Parser:
     )  # fmt: skip
     parser.add_argument(
         "--cpu", choices=(*INSTRUCTION_SETS, NATIVE), default=NATIVE,
-        help="instructions for the kernels and for BLAS alike, to measure another processor's "
-        "speed; default: native, what each chooses on this one",
+        help="instructions for the kernels and for BLAS alike, to measure what another processor would "
+        "do; default: native, what each chooses on this one",
     )  # fmt: skip
     parser.add_argument("--quick", action="store_true", help="fewer repetitions: less reliable")
     parser.add_argument(
