@@ -127,13 +127,13 @@ def _number_types(pyarrow: Any, schema: Any, dim: int) -> list[np.dtype[Any]]:
     types = [field.type for field in schema]
     if len(types) == 1 and pyarrow.types.is_fixed_size_list(types[0]):
         if types[0].list_size != dim:
-            raise MalformedPayload(f"lists of {types[0].list_size} numbers, for dim = {dim}")
+            raise MalformedPayload(f"lists of {types[0].list_size} numbers, but dim = {dim}")
         types = [types[0].value_type]
     elif len(types) != dim:
-        raise MalformedPayload(f"{len(types)} columns, for dim = {dim}")
+        raise MalformedPayload(f"{len(types)} columns, but dim = {dim}")
     for each in types:
         if str(each) not in NUMBER_TYPES:
-            raise MalformedPayload(f"a column of {each}, which is no type of numbers")
+            raise MalformedPayload(f"a column of type {each}, which is not numeric")
     return [NUMBER_TYPES[str(each)] for each in types]
 
 

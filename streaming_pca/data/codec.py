@@ -129,13 +129,13 @@ class PayloadCodec:
 
     def __post_init__(self) -> None:
         if self.unit == "row" and self.kind is RecordKind.MATRIX:
-            raise ValueError("a row is no matrix: unit row needs records of kind factor")
+            raise ValueError("unit row needs records of kind factor, not matrix")
         if (self.promise is not None) != (self.kind is RecordKind.LOCAL):
-            raise ValueError("records of kind local, and no others, have a promise")
+            raise ValueError("records of kind local, and only these, need a promise")
         if self.fields is not None and (
             self.kind is not RecordKind.FACTOR or self.fields.map.dim != self.dim
         ):
-            raise ValueError("records with named fields are factors of the map's columns")
+            raise ValueError("records with named fields must be factors of the map's columns")
 
     @property
     def arrow(self) -> bool:
@@ -188,7 +188,7 @@ class PayloadCodec:
         headers = {key: bytes(item or b"") for key, item in message.headers or ()}
         kind = headers.get("record-kind")
         if kind is not None and kind != self.kind.encode():
-            raise MalformedPayload(f"its header record-kind is {kind!r}, and the stream reads {self.kind}")
+            raise MalformedPayload(f"its header record-kind is {kind!r}, but the stream reads {self.kind}")
         content_type = self._media_type(headers)
         if self.kind is RecordKind.LOCAL:
             return self._report(value, content_type, headers)
@@ -197,10 +197,13 @@ class PayloadCodec:
         if content_type == OCTETS:
             name = headers.get("dtype", self.dtype.encode()).decode("ascii")
             if name not in _DTYPES:
-                raise MalformedPayload(f"its header dtype is {name!r}, and not one of {', '.join(_DTYPES)}")
+                raise MalformedPayload(f"its header dtype is {name!r}: use one of {', '.join(_DTYPES)}")
             size = self.dim * _DTYPES[name].itemsize
             if len(value) % size:
-                raise MalformedPayload(f"{len(value)} octets, and a row of {self.dim} {name} takes {size}")
+                raise MalformedPayload(
+                    f"{len(value)} octets are not a multiple of {size}, "
+                    f"the size of a row of {self.dim} {name}"
+                )
             array: NDArray[Any] = np.frombuffer(value, dtype=_DTYPES[name]).reshape(-1, self.dim)
         elif content_type == NPY:
             array = rows_of_npy(value)
@@ -214,7 +217,9 @@ class PayloadCodec:
                 raise MalformedPayload("pyarrow is not installed: pip install '.[arrow]' in the checkout")
             array = rows_of_arrow(self._pyarrow, value, self.dim, self._most_rows)
         elif content_type in (AVRO, PROTOBUF):
-            raise MalformedPayload(f"its content-type is {content_type!r}, of which the stream has no schema")
+            raise MalformedPayload(
+                f"its content-type is {content_type!r}, but the stream has no schema for it"
+            )
         else:
             raise MalformedPayload(f"its content-type is {content_type!r}: use {', '.join(CONTENT_TYPES)}")
         return self._shaped(array)
@@ -227,13 +232,13 @@ class PayloadCodec:
     def _report(self, value: bytes, content_type: str, headers: Mapping[str, bytes]) -> Rows:
         """Return the one row of a report."""
         if content_type != OCTETS:
-            raise MalformedPayload(f"its content-type is {content_type!r}, and a report has {OCTETS}")
+            raise MalformedPayload(f"its content-type is {content_type!r}: a report must have {OCTETS}")
         for name, wanted in ((KIND_HEADER, REPORT_KIND), (PROMISE_HEADER, self.promise)):
             if headers.get(name) != wanted:
-                raise MalformedPayload(f"its header {name} is {headers.get(name)!r}, and must be {wanted!r}")
+                raise MalformedPayload(f"its header {name} is {headers.get(name)!r}, but must be {wanted!r}")
         size = 4 * self.kind.width(self.dim)
         if len(value) != size:
-            raise MalformedPayload(f"{len(value)} octets, and a report of dim = {self.dim} takes {size}")
+            raise MalformedPayload(f"{len(value)} octets, but a report of dim = {self.dim} takes {size}")
         # A copy, so that the message can be freed.
         return np.frombuffer(value, dtype=_DTYPES["float32"]).astype(np.float32).reshape(1, -1)
 
@@ -261,15 +266,17 @@ class PayloadCodec:
 
     def _shaped(self, array: NDArray[Any]) -> Rows:
         if array.dtype.kind not in "fiu" or array.dtype.itemsize > 8:
-            raise MalformedPayload(f"its numbers are {array.dtype}")
+            raise MalformedPayload(
+                f"its numbers have type {array.dtype}: use integers or floats of at most 64 bits"
+            )
         if array.ndim == 1 and self.kind is RecordKind.FACTOR:
             array = array[None, :]
         if array.ndim != 2 or array.shape[1] != self.dim:
-            raise MalformedPayload(f"its shape is {array.shape}, for dim = {self.dim}")
+            raise MalformedPayload(f"its shape is {array.shape}, but dim = {self.dim}")
         if len(array) > self._most_rows:
-            raise MalformedPayload(f"{len(array)} rows, of {self._most_rows} at most")
+            raise MalformedPayload(f"{len(array)} rows, but at most {self._most_rows} are allowed")
         if self.kind is RecordKind.MATRIX and len(array) != self.dim:
-            raise MalformedPayload(f"its shape is {array.shape}, of a matrix with dim = {self.dim}")
+            raise MalformedPayload(f"its shape is {array.shape}, but a matrix has dim = {self.dim} rows")
         small = array.dtype == np.float32 or array.dtype == np.dtype("<f4")
         # Casting a signalling NaN warns, and a warning would reveal something of the record.
         with np.errstate(all="ignore"):

@@ -175,11 +175,9 @@ class RecordFile:
     def grouped(self, rows: int) -> RecordFile:
         """Return the same rows as factors of ``rows`` consecutive rows each."""
         if len(self.shape) == 3:
-            raise RecordFileError(f"{self.path}: holds factors of {self.shape[1]} rows already")
+            raise RecordFileError(f"{self.path}: already holds factors of {self.shape[1]} rows")
         if len(self) % rows:
-            raise RecordFileError(
-                f"{self.path}: {len(self)} rows are no whole number of records of {rows} rows"
-            )
+            raise RecordFileError(f"{self.path}: {len(self)} rows do not divide into records of {rows} rows")
         return replace(self, shape=(len(self) // rows, rows, self.dim))
 
     def keys(self, order: NDArray[np.int64] | None = None) -> Iterator[bytes | None]:
@@ -238,7 +236,7 @@ class RecordFile:
             return self.with_columns([own.index(name) for name in names])
         first = next(i for i, (a, b) in enumerate(zip(own, names, strict=True)) if a != b)
         raise RecordFileError(
-            f"{self.path}: column {first + 1} is {own[first]!r}, where stream.feature_names has "
+            f"{self.path}: column {first + 1} is {own[first]!r}, but stream.feature_names has "
             f"{names[first]!r}: rename the columns or the features, or choose columns with --columns"
         )
 
@@ -363,7 +361,7 @@ def _place_of(path: Path, key: str, width: int, names: Sequence[str] | None) -> 
     """Return the number of the column that holds the keys, from 0."""
     found = _find(path, key, width, names)
     if len(found) != 1:
-        raise RecordFileError(f"{path}: --key {key} names {len(found)} columns, and a key is one")
+        raise RecordFileError(f"{path}: --key {key} names {len(found)} columns, but must name one")
     return found[0]
 
 
@@ -393,7 +391,7 @@ def _read_csv(path: Path, key: str | None, choice: ColumnChoice) -> RecordFile:
             number = lines.line_num if rows or header else number
             if len(line) != width:
                 raise RecordFileError(
-                    f"{path}, line {number}: has {len(line)} cells, and the first line has {width}"
+                    f"{path}, line {number}: has {len(line)} cells, but the first line has {width}"
                 )
             cells = [line[i] for i in columns]
             try:
@@ -418,13 +416,13 @@ def _begins_with_names(path: Path, number: int, cells: Sequence[str], columns: S
     text = [i for i in columns if cells[i] and not _is_number(cells[i])]
     if text and any(_is_number(cells[i]) for i in columns):
         raise RecordFileError(
-            f"{_cell(path, number, text[0], None)} is {cells[text[0]][:40]!r}, and other cells are numbers: "
-            "say --header if the line has names, or correct the cell and say --no-header"
+            f"{_cell(path, number, text[0], None)} is {cells[text[0]][:40]!r}, but other cells are numbers: "
+            "pass --header if the line has names, or correct the cell and pass --no-header"
         )
     filled = cells[1:] if not cells[0] else cells
     if not text and len(cells) > 2 and list(filled) == [str(i) for i in range(len(filled))]:
         raise RecordFileError(
-            f"{path}, line {number}: 0, 1, 2, ... are names or a record: say --header or --no-header"
+            f"{path}, line {number}: 0, 1, 2, ... may be names or a record: pass --header or --no-header"
         )
     return bool(text)
 
@@ -441,7 +439,7 @@ def _describe_cell(path: Path, line: int, column: int, names: Sequence[str] | No
     if not cell.strip():
         return f"{where} is empty: fill it in, write nan for a record that counts as null, or {drop}"
     remedy = "separate cells by commas" if re.search("[;\t]", cell) else f"correct it, or {drop}"
-    return f"{where} is {cell[:40]!r}, which is no number: {remedy}"
+    return f"{where} is {cell[:40]!r}, which is not a number: {remedy}"
 
 
 def _is_number(cell: str) -> bool:

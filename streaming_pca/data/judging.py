@@ -73,11 +73,11 @@ def judge_message(codec: PayloadCodec, message: Message, names: Sequence[str] | 
     nulls = int(np.count_nonzero(~np.isfinite(decoded).all(axis=1)))
     # The reason is found apart from the worker's own decoder, and must never contradict it.
     if (reason == "") != (int(lengths[0]) > 0 and nulls == 0):
-        raise AssertionError(f"the decoder takes {int(lengths[0])} rows, against the reason {reason!r}")
+        raise AssertionError(f"the decoder takes {int(lengths[0])} rows, but the reason is {reason!r}")
     if not reason and users is not None and not users.any():
         field = None if codec.fields is None else codec.fields.user_field
         what = "no key" if field is None else f"no field {'.'.join(field)!r}"
-        reason, lengths = f"it has {what}, which names the user", np.zeros(1, np.int64)
+        reason, lengths = f"it has {what} to name the user", np.zeros(1, np.int64)
     finite = decoded[np.isfinite(decoded)]
     least, largest = (float(finite.min()), float(finite.max())) if len(finite) else (None, None)
     return Verdict(reason, int(lengths[0]), nulls, least, largest, _hint(codec, message))
@@ -130,7 +130,7 @@ def _hint(codec: PayloadCodec, message: Message) -> str:
         # A number of plain octets can begin with a bracket, but hardly continues as text.
         if start.startswith(mark) and (name != "JSON" or _TEXT.fullmatch(start)):
             return (
-                f"it looks like {name}, but no header content-type says so: send the header "
+                f"it looks like {name}, but has no header content-type: send the header "
                 f'"content-type: {FORMATS[short]}", or set stream.format = "{short}"'
             )
     return ""

@@ -95,17 +95,17 @@ def rows_of_json(
     """
     envelope = _ENVELOPE.match(value)
     if envelope is None:
-        raise MalformedPayload('expected {"x": [numbers]} or {"rows": [[numbers], ...]}, and nothing beside')
+        raise MalformedPayload('expected {"x": [numbers]} or {"rows": [[numbers], ...]}, and nothing else')
     body = value[envelope.end() :]
     if envelope[1] == b"rows":
         if body[:1] != b"[":
-            raise MalformedPayload("rows is a list")
+            raise MalformedPayload("rows must be a list")
         body = body[1:]
     texts, end = split_values(body, most_rows)
     if _END[envelope[1]].match(body, end) is None:
-        raise MalformedPayload("more than one key, or no end")
+        raise MalformedPayload("more than one key, or an incomplete object")
     if envelope[1] == b"x" and len(texts) != 1:
-        raise MalformedPayload("x is one row, and the only key")
+        raise MalformedPayload("x must be one row, and the only key")
     rows = np.full((len(texts), dim), np.nan)
     for i, text in enumerate(texts):
         numbers = _numbers(text, dim)
@@ -134,7 +134,7 @@ def split_values(body: bytes, most: int) -> tuple[list[bytes], int]:
     closed = depth < 0
     end = int(closed.argmax()) if len(closed) else 0
     if not closed[end : end + 1].any():
-        raise MalformedPayload("a text or a list does not end")
+        raise MalformedPayload("a string or a list is not closed")
     (commas,) = (between[:end] & (depth[:end] == 0)).nonzero()
     if len(commas) >= most:
         raise MalformedPayload("too many rows")
@@ -185,7 +185,7 @@ def _numbers(text: bytes, dim: int) -> list[float] | str:
     except ValueError:
         return "it is not JSON"
     if len(row) != dim:
-        return f"it has {len(row)} numbers, for dim = {dim}"
+        return f"it has {len(row)} numbers, but dim = {dim}"
     if set(map(type, row)) != {float}:
         return f"position {next(i for i, n in enumerate(row) if type(n) is not float)} is not a number"
     return list(row)

@@ -50,7 +50,7 @@ class Preprocessing(BaseModel):
         which has the records' covariance; it expects shuffled records of
         one row. A vector is a public centre. "none" keeps second moments.
     bounds : pair or None
-        (lower, upper), each a number or one number a feature. Rows are clamped
+        (lower, upper), each a number or one number per feature. Rows are clamped
         to them.
     scale : number(s) or None
         Factor of the rows after centring.
@@ -73,9 +73,7 @@ class Preprocessing(BaseModel):
         """Refuse a subclass whose records kernels would read differently."""
         super().__init_subclass__(**kwargs)
         if "apply" in vars(cls) and "public_map" not in vars(cls):
-            raise TypeError(
-                f"{cls.__name__} has an apply of its own, and needs a public_map that says the same"
-            )
+            raise TypeError(f"{cls.__name__} overrides apply(): override public_map to match")
 
     @model_validator(mode="after")
     def _check(self) -> Preprocessing:

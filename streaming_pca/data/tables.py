@@ -143,7 +143,7 @@ def rows_of_lists(path: Path, column: Any, dim: int) -> Numbers:
         wrong = np.flatnonzero((lengths != dim) & ~null)
         if wrong.size:
             raise RecordFileError(
-                f"{path}: has a list of {lengths[wrong[0]]} numbers, and the first has {dim}"
+                f"{path}: has a list of {lengths[wrong[0]]} numbers, but the first has {dim}"
             )
         # Without the null ones.
         found: Numbers = column.flatten().to_numpy(zero_copy_only=False).reshape(-1, dim)

@@ -121,7 +121,7 @@ def test_rows_become_factors(tmp_path: Path) -> None:
         np.testing.assert_array_equal(
             read(factors, 3, np.array([3, 1, 0, 2])), x.reshape(4, 3, 2)[[3, 1, 0, 2]]
         )
-        with pytest.raises(RecordFileError, match="12 rows are no whole number of records of 5 rows"):
+        with pytest.raises(RecordFileError, match="12 rows do not divide into records of 5 rows"):
             records.grouped(5)
 
 
@@ -208,7 +208,7 @@ def test_a_column_of_keys_that_is_not_there_is_one_line(tmp_path: Path) -> None:
     fails(keyed(tmp_path, "x.parquet"), "a", "'a' is of type double: keys are text or whole numbers")
     fails(write(tmp_path, "x.npy"), "who", "has no column 'who'")
     (tmp_path / "short.csv").write_text("a,b,who\n1,2,x\n3\n")
-    fails(tmp_path / "short.csv", "who", "line 3: has 1 cells, and the first line has 3")
+    fails(tmp_path / "short.csv", "who", "line 3: has 1 cells, but the first line has 3")
 
 
 def test_a_file_without_names_is_taken_as_it_is(tmp_path: Path) -> None:
@@ -219,9 +219,9 @@ def test_a_file_without_names_is_taken_as_it_is(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "expected"),
     [
-        ("x.csv", b"1,2\n3\n", "line 2: has 1 cells, and the first line has 2"),
-        ("x.csv", b"a,b\n3\n", "line 2: has 1 cells, and the first line has 2"),
-        ("x.csv", b"1,2\n3,b\n", "line 2: column 2 is 'b', which is no number: correct it"),
+        ("x.csv", b"1,2\n3\n", "line 2: has 1 cells, but the first line has 2"),
+        ("x.csv", b"a,b\n3\n", "line 2: has 1 cells, but the first line has 2"),
+        ("x.csv", b"1,2\n3,b\n", "line 2: column 2 is 'b', which is not a number: correct it"),
         ("x.csv", b"1,,2\n3,4,5\n", "line 1: column 2 is empty: fill it in, write nan"),
         ("x.csv", b"", "holds no records"),
         ("x.csv", b"a,b\n", "holds no records"),
@@ -368,7 +368,7 @@ def test_records_are_arranged_as_the_stream_wants_them(
         (VECTORS, {"privacy_unit": "row"}, {"rows_per_message": 2, "factors": True}, "leave out --factors"),
         (VECTORS, {"privacy_unit": "row"}, {"rows_per_message": 9}, r"9 rows a message .*max_rows = 8"),
         (VECTORS, {}, {"rows_per_message": 12, "factors": True}, r"12 rows a message .*max_rows = 8"),
-        (VECTORS, {}, {"rows_per_message": 5, "factors": True}, "no whole number"),
+        (VECTORS, {}, {"rows_per_message": 5, "factors": True}, "do not divide into"),
         (FACTORS, {}, {"rows_per_message": 2}, "holds factors of 3 rows, one a message"),
         (FACTORS, {"max_rows": 2}, {}, r"3 rows a message .*max_rows = 2"),
         (VECTORS, MATRIX, {}, r'record_kind is "matrix": expected the shape \(records, 2, 2\)'),

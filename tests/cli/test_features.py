@@ -96,7 +96,7 @@ def test_an_avro_schema_becomes_features(capfd: Capture, tmp_path: Path) -> None
     (tmp_path / "visit.avsc").write_text(json.dumps(AVRO))
     assert tables(suggested(capfd, tmp_path / "visit.avsc")) == [
         table('name = "user.age"', NEEDS_BOUNDS, STAND_IN),
-        '# "user.friend": no numbers can be made of its type',
+        '# "user.friend": its type cannot be converted to numbers',
         table('name = "spent"', NEEDS_BOUNDS),
         table('name = "country"', 'categories = ["DE", "FR"]'),
         table('name = "home"', 'categories = ["DE", "FR"]'),
@@ -104,7 +104,7 @@ def test_an_avro_schema_becomes_features(capfd: Capture, tmp_path: Path) -> None
         table('name = "at"', 'parts = ["hour", "weekday", "month"]'),
         table('name = "place"', "size = 0  # numbers in each list", NEEDS_BOUNDS),
         table('name = "paid"', "bounds = [0, 1]"),
-        '# "raw": no numbers can be made of its type',
+        '# "raw": its type cannot be converted to numbers',
     ]
 
 
@@ -115,14 +115,14 @@ def test_a_json_schema_becomes_features(capfd: Capture, tmp_path: Path) -> None:
         table('name = "spent"', NEEDS_BOUNDS, STAND_IN),
         table('name = "at"', 'parts = ["hour", "weekday", "month"]'),
         table('name = "country"', 'categories = ["DE", "FR", "7"]'),
-        '# "tags": no numbers can be made of its type',
+        '# "tags": its type cannot be converted to numbers',
         table('name = "place"', "size = 2", NEEDS_BOUNDS, STAND_IN),
         table('name = "user.paid"', "bounds = [0, 1]"),
         table('name = "node.x"', NEEDS_BOUNDS, STAND_IN),
-        '# "node.next": no numbers can be made of its type',
+        '# "node.next": its type cannot be converted to numbers',
         "\n".join(["# [[stream.features]]", '# name = "city"', ASKS_WORDS, f"# {STAND_IN}"]),
         table('name = "a.b"', 'path = ["a.b"]', NEEDS_BOUNDS, STAND_IN),
-        '# "loop": no numbers can be made of its type',
+        '# "loop": its type cannot be converted to numbers',
     ]
 
 
@@ -149,7 +149,7 @@ def test_descriptors_of_protobuf_become_features(capfd: Capture, tmp_path: Path)
     path.write_bytes(descriptor_pb2.FileDescriptorSet(file=[file]).SerializeToString())
     assert tables(suggested(capfd, path)) == [
         table('name = "user.paid"', "bounds = [0, 1]", STAND_IN),
-        '# "user.friend": no numbers can be made of its type',
+        '# "user.friend": its type cannot be converted to numbers',
         table('name = "spent"', NEEDS_BOUNDS),
         table('name = "seen"', NEEDS_BOUNDS, STAND_IN),
         table('name = "colour"', 'categories = ["RED"]'),
@@ -157,8 +157,8 @@ def test_descriptors_of_protobuf_become_features(capfd: Capture, tmp_path: Path)
         table('name = "at"', 'parts = ["hour", "weekday", "month"]', STAND_IN),
         table('name = "place"', "size = 0  # numbers in each list", NEEDS_BOUNDS),
         table('name = "price"', NEEDS_BOUNDS, STAND_IN),
-        '# "raw": no numbers can be made of its type',
-        '# "users": no numbers can be made of its type',
+        '# "raw": its type cannot be converted to numbers',
+        '# "users": its type cannot be converted to numbers',
     ]
     done = call(capfd, "features", "suggest", path, "--message", "t.User")
     assert tables(done.stdout)[0] == table('name = "paid"', "bounds = [0, 1]")
@@ -192,7 +192,7 @@ def test_the_schema_of_a_table_becomes_features(suffix: str, capfd: Capture, tmp
         table('name = "at"', 'parts = ["hour", "weekday", "month"]'),
         "\n".join(["# [[stream.features]]", '# name = "city"', ASKS_WORDS]),
         table('name = "place"', "size = 2", NEEDS_BOUNDS),
-        '# "raw": no numbers can be made of its type',
+        '# "raw": its type cannot be converted to numbers',
     ]
 
 
@@ -215,12 +215,12 @@ def test_what_is_left_to_fill_in_is_asked_for_by_its_name(capfd: Capture, tmp_pa
     ("name", "content", "words"),
     [
         ("x.json", b"{", "Expecting"),
-        ("x.json", b"5", "it is no JSON Schema of objects"),
-        ("x.json", b"{}", "it is no JSON Schema of objects"),
+        ("x.json", b"5", "it is not a JSON Schema of objects"),
+        ("x.json", b"{}", "it is not a JSON Schema of objects"),
         ("x.json", b'{"properties": {}}', "its schema has no fields"),
         ("x.json", b'{"properties": {"a": {"anyOf": 5}}}', "it is not a schema"),
         ("x.json", b"[" * 100_000, "x.json"),
-        ("x.avsc", b'"string"', "it is no Avro schema of records"),
+        ("x.avsc", b'"string"', "it is not an Avro schema of records"),
         ("x.avsc", b'{"type": "record", "fields": [{}]}', "it is not a schema"),
         ("x.parquet", b"PAR1", "x.parquet"),
         ("x.arrow", b"ARROW1", "x.arrow"),
@@ -273,9 +273,9 @@ def test_a_sample_is_counted_feature_by_feature(
     assert done.stdout.splitlines() == [
         "age: 1 missing, 1 refused, 1 clamped",
         "country: 1 missing, 2 refused",
-        "record 3: field 'age' is 'x', which is no number",
+        "record 3: field 'age' is 'x', which is not a number",
         "record 4: field 'country' is missing, and has no stand-in",
-        "record 5: it is no JSON object with these fields: Expected `object`, got `int`",
+        "record 5: it is not a JSON object with these fields: Expected `object`, got `int`",
         "3 of 6 records are null",
     ]
     found = json.loads(

@@ -19,7 +19,7 @@ from tests.service.registry.apicurio import Apicurio
 from tests.service.registry.producers import Producer, record_type
 
 JSON = '{"x": [1, 2, 3]}'
-LOOKS = "it looks like JSON, but no header content-type says so"
+LOOKS = "it looks like JSON, but has no header content-type"
 
 
 @pytest.fixture
@@ -45,7 +45,9 @@ def test_json_without_its_header_is_null_and_the_header_is_named(
     file = payload(tmp_path, JSON.encode())
     told = call(capfd, "payload", "check", file, "--config", config)
     assert (told.returncode, told.stderr) == (1, "")
-    assert told.stdout.startswith("null record: 16 octets, and a row of 3 float32 takes 12\n")
+    assert told.stdout.startswith(
+        "null record: 16 octets are not a multiple of 12, the size of a row of 3 float32\n"
+    )
     assert LOOKS in told.stdout
     for how in (("--content-type", "json"), ("--header", "content-type=application/json; charset=utf-8")):
         told = call(capfd, "payload", "check", file, "--config", config, *how)
@@ -74,7 +76,7 @@ def test_lines_of_standard_input_are_payloads(
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(lines)))
     told = call(capfd, *how)
     assert told.returncode == 1
-    assert told.stdout.splitlines()[0] == "line 2: it has 2 numbers, for dim = 3"
+    assert told.stdout.splitlines()[0] == "line 2: it has 2 numbers, but dim = 3"
     assert told.stdout.splitlines()[-1] == "2 of 4 payloads are null records"
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(lines)))
     facts = json.loads(call(capfd, *how, "--json").stdout)
@@ -88,7 +90,7 @@ def test_lines_of_standard_input_are_payloads(
         (("--dim", 3, "--privacy-unit", "row"), "1 of 2 records are null: row 1: NaN at position 1"),
         (("--dim", 6, "--privacy-unit", "user"), "null record: NaN at position 4"),
         (("--dim", 3, "--dtype", "float64", "--max-rows", 1), "null record: NaN at position 2"),
-        (("--dim", 3, "--record-kind", "matrix"), "null record: its shape is (2, 3), of a matrix"),
+        (("--dim", 3, "--record-kind", "matrix"), "null record: its shape is (2, 3), but a matrix"),
     ],
     ids=str,
 )
@@ -106,7 +108,7 @@ def test_a_stream_is_described_by_options_too(
 def test_a_user_s_message_needs_a_key(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     how = ("payload", "check", payload(tmp_path, bytes(12)), "--dim", 3, "--privacy-unit", "user")
     told = call(capfd, *how)
-    assert (told.returncode, told.stdout) == (1, "null record: it has no key, which names the user\n")
+    assert (told.returncode, told.stdout) == (1, "null record: it has no key to name the user\n")
     assert call(capfd, *how, "--key", "ann").returncode == 0
 
 

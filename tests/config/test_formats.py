@@ -58,14 +58,14 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({**AVRO, "message": "t.Row"}, 'message needs format = "protobuf"'),
     ({"schema_file": AVSC, "features": ROW}, 'schema_file needs format = "avro" or "protobuf"'),
     ({**AVRO, "schema_file": "/nowhere.avsc"}, "'/nowhere.avsc' cannot be read: No such file"),
-    ({**AVRO, "schema_file": DESC}, "row.desc': it is no Avro schema"),
-    ({**PROTOBUF, "schema_file": AVSC}, "row.avsc': it is no set of file descriptors"),
+    ({**AVRO, "schema_file": DESC}, "row.desc': it is not an Avro schema"),
+    ({**PROTOBUF, "schema_file": AVSC}, "row.avsc': it is not a set of file descriptors"),
     ({**PROTOBUF, "message": "t.Other"}, "has no message 't.Other'"),
     (
         {**AVRO, "features": [{"name": "b"}]},
         "the schema has no value at 'b', and feature 'b' has no stand-in",
     ),
-    ({**AVRO, "privacy_unit": "user", "user_field": "id"}, "no value at 'id', user_field"),
+    ({**AVRO, "privacy_unit": "user", "user_field": "id"}, "no value at 'id', the path in user_field"),
     (
         {"format": "npy", "features": ROW, "privacy_unit": "user", "user_field": "a"},
         "rows do not name a user",

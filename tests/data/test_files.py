@@ -165,20 +165,24 @@ def test_text_beside_the_features_tells_nothing_of_the_first_line(tmp_path: Path
     ("text", "header", "expected"),
     [
         # One bad cell does not make a header, and its record is not lost.
-        ("1,oops,3\n4,5,6\n", None, r"line 1: column 2 is 'oops', and other cells are numbers: say --header"),
-        ("1,oops,3\n4,5,6\n", False, r"line 1: column 2 is 'oops', which is no number: correct it"),
-        ("a,b\n1,2\n", False, r"line 1: column 1 is 'a', which is no number"),
+        (
+            "1,oops,3\n4,5,6\n",
+            None,
+            r"line 1: column 2 is 'oops', but other cells are numbers: pass --header",
+        ),
+        ("1,oops,3\n4,5,6\n", False, r"line 1: column 2 is 'oops', which is not a number: correct it"),
+        ("a,b\n1,2\n", False, r"line 1: column 1 is 'a', which is not a number"),
         ("a,b\n1,2\n3,\n", None, r"line 3: column 2 \('b'\) is empty: fill it in, write nan .* --drop 2"),
         ("1,2\n3, \n", None, r"line 2: column 2 is empty"),
         ('a,b\n"\n",2\n', None, r"line 3: column 1 \('a'\) is empty"),
-        ("1;2\n3;4\n", False, r"is '1;2', which is no number: separate cells by commas"),
-        ("a,b\n1,2,\n", None, r"line 2: has 3 cells, and the first line has 2"),
+        ("1;2\n3;4\n", False, r"is '1;2', which is not a number: separate cells by commas"),
+        ("a,b\n1,2,\n", None, r"line 2: has 3 cells, but the first line has 2"),
         ("a,b\n1,\0\n", None, r"x\.csv"),
         # An unclosed quote would swallow the following lines.
         ('a,b\n1,2\n3,"4\n5,6\n', None, r"unexpected end of data"),
         # Tables without names are saved with numbers as names, and an empty name for the index.
-        (",0,1\n0,1,2\n", None, r"line 1: 0, 1, 2, \.\.\. are names or a record: say --header"),
-        ("0,1,2\n3,4,5\n", None, r"line 1: 0, 1, 2, \.\.\. are names or a record: say --header"),
+        (",0,1\n0,1,2\n", None, r"line 1: 0, 1, 2, \.\.\. may be names or a record: pass --header"),
+        ("0,1,2\n3,4,5\n", None, r"line 1: 0, 1, 2, \.\.\. may be names or a record: pass --header"),
     ],
 )
 def test_a_bad_cell_is_named(tmp_path: Path, text: str, header: bool | None, expected: str) -> None:
@@ -278,7 +282,7 @@ def test_lists_of_several_lengths_are_named(tmp_path: Path) -> None:
 
     path = tmp_path / "ragged.parquet"
     pyarrow.parquet.write_table(pyarrow.table({"x": [[1.0, 2.0], [3.0], [4.0, 5.0]]}), path)
-    with pytest.raises(RecordFileError, match="has a list of 1 numbers, and the first has 2"):
+    with pytest.raises(RecordFileError, match="has a list of 1 numbers, but the first has 2"):
         list(open_records(path).parts())
 
 

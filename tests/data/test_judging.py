@@ -32,11 +32,15 @@ def octets(*numbers: float, dtype: str = "<f4") -> bytes:
 REASONS: dict[str, tuple[PayloadCodec, Message, str]] = {
     "no value": (CODEC, message(None), "it has no value"),
     "empty": (CODEC, message(b""), "it has no rows"),
-    "wrong length": (CODEC, message(bytes(20)), "20 octets, and a row of 3 float32 takes 12"),
+    "wrong length": (
+        CODEC,
+        message(bytes(20)),
+        "20 octets are not a multiple of 12, the size of a row of 3 float32",
+    ),
     "float64 header": (
         CODEC,
         message(bytes(12), dtype="float64"),
-        "12 octets, and a row of 3 float64 takes 24",
+        "12 octets are not a multiple of 24, the size of a row of 3 float64",
     ),
     "other dtype": (CODEC, message(bytes(12), dtype="int8"), "header dtype is 'int8'"),
     "NaN": (CODEC, message(octets(1, 2, np.nan)), "NaN at position 2 (c)"),
@@ -45,30 +49,30 @@ REASONS: dict[str, tuple[PayloadCodec, Message, str]] = {
         message(octets(1, 2, 3, 4, -np.inf, 6)),
         "row 1: infinity at position 1 (b)",
     ),
-    "too many rows": (CODEC, message(octets(*range(15))), "5 rows, of 4 at most"),
+    "too many rows": (CODEC, message(octets(*range(15))), "5 rows, but at most 4 are allowed"),
     "huge": (CODEC, message(bytes(2**14)), "16384 octets are more than 4 rows can take"),
     "kind": (CODEC, message(octets(1, 2, 3), record_kind="matrix"), "record-kind is b'matrix'"),
     "content type": (CODEC, message(octets(1, 2, 3), "text/csv"), "content-type is 'text/csv'"),
-    "JSON of another length": (CODEC, message(b'{"x": [1, 2]}', JSON), "it has 2 numbers, for dim = 3"),
+    "JSON of another length": (CODEC, message(b'{"x": [1, 2]}', JSON), "it has 2 numbers, but dim = 3"),
     "JSON of a text": (CODEC, message(b'{"x": ["1", 2, 3]}', JSON), "it is not one list of numbers"),
     "JSON with a null": (CODEC, message(b'{"x": [1, null, 3]}', JSON), "position 1 is not a number"),
     "JSON without its envelope": (CODEC, message(b"[1, 2, 3]", JSON), 'expected {"x": [numbers]}'),
-    "JSON that ends early": (CODEC, message(b'{"x": [1, 2', JSON), "does not end"),
+    "JSON that ends early": (CODEC, message(b'{"x": [1, 2', JSON), "is not closed"),
     "npy of objects": (CODEC, message(b"\x93NUMPY\x01\x00", "application/x-npy"), "not the header"),
     "npy of another shape": (CODEC, message(npy(np.ones(4)), "application/x-npy"), "its shape is (1, 4)"),
     "no Arrow": (CODEC, message(b"", "application/vnd.apache.arrow.stream"), ""),
     "null rows": (
         ROWS,
         message(b'{"rows": [[1, 2, 3], [1, 2], [1, NaN, 3]]}', JSON),
-        "row 1: it has 2 numbers, for dim = 3; row 2: NaN at position 1 (b)",
+        "row 1: it has 2 numbers, but dim = 3; row 2: NaN at position 1 (b)",
     ),
     "not symmetric": (MATRICES, message(octets(*range(9))), "the matrix is not symmetric"),
-    "no matrix": (MATRICES, message(octets(1, 2, 3)), "of a matrix with dim = 3"),
-    "a record for a report": (REPORTS, message(bytes(24)), "record-kind is None, and must be b'local'"),
+    "no matrix": (MATRICES, message(octets(1, 2, 3)), "but a matrix has dim = 3 rows"),
+    "a record for a report": (REPORTS, message(bytes(24)), "record-kind is None, but must be b'local'"),
     "another promise": (
         REPORTS,
         message(bytes(24), record_kind="local", local_promise="2.0,1e-06"),
-        "local-promise is b'2.0,1e-06', and must be b'1.0,1e-06'",
+        "local-promise is b'2.0,1e-06', but must be b'1.0,1e-06'",
     ),
     "a short report": (
         REPORTS,
@@ -112,7 +116,7 @@ def test_a_record_has_rows_and_no_reason(codec: PayloadCodec, sent: Message, row
 def test_a_format_that_no_header_names_is_told() -> None:
     """JSON with the length of octets is read as a nonsense record, with a warning."""
     sent = b'{"x": [1, 2, 3]}'
-    looks = "it looks like JSON, but no header content-type says so"
+    looks = "it looks like JSON, but has no header content-type"
     assert looks in judge_message(CODEC, message(sent)).hint
     by_chance = judge_message(CODEC, message(sent + b" " * 8))
     assert by_chance.is_record

@@ -102,9 +102,9 @@ def _plain(column: Any) -> Any:
         values = column if isinstance(column, np.ndarray) else list(column)
     if isinstance(values, np.ndarray):
         if values.ndim != 1:
-            raise ValueError(f"a column has the shape {values.shape}: each must have one value a record")
+            raise ValueError(f"a column has the shape {values.shape}: each must have one value per record")
         if values.dtype.kind == "m":
-            raise ValueError("a column of durations is no column of numbers: divide it by a unit")
+            raise ValueError("a column of durations is not numeric: divide it by a unit")
         if values.dtype.kind in "fiub":
             # Convert to float64 before stand-ins are put in.
             return values.astype(np.float64) if values.dtype.kind == "f" else values

@@ -98,7 +98,7 @@ class ProtobufRecords:
         """Return the record after an id and indexes, or raise an error of any kind."""
         indexes, at = _read_indexes(value, REGISTERED_BYTES)
         if indexes not in self._indexes:
-            raise MalformedPayload(f"it is message {indexes} of its file, and not {self._indexes[0]}")
+            raise MalformedPayload(f"it is message {indexes} of its file, not {self._indexes[0]}")
         return self._decode(value[at:])
 
     def _decode(self, value: bytes) -> list[Any]:
@@ -145,7 +145,7 @@ def message_type(data: bytes, name: str | None) -> Any:
     except RecursionError:
         raise ValueError("the files depend on one another too deeply") from None
     except Exception as error:
-        raise ValueError(f"it is no set of file descriptors: {one_line(error)}") from None
+        raise ValueError(f"it is not a set of file descriptors: {one_line(error)}") from None
     if not name:
         if not given or not given[-1].message_type:
             raise ValueError("the schema has no message")

@@ -102,7 +102,9 @@ class FieldReader:
                     f"and feature {feature.name!r} has no stand-in: set missing, or another path"
                 )
         if self.user_field in absent:
-            raise ValueError(f"the schema has no value at {'.'.join(self.user_field or ())!r}, user_field")
+            raise ValueError(
+                f"the schema has no value at {'.'.join(self.user_field or ())!r}, the path in user_field"
+            )
 
     @property
     def faults_of_schemas(self) -> list[str]:
@@ -110,7 +112,7 @@ class FieldReader:
         if self.registered is None:
             return []
         lines = [
-            f"schema {number} cannot be read, and its records are null: {fault}"
+            f"schema {number} cannot be read, so its records are null: {fault}"
             for number, fault in self.registered.unreadable.items()
         ]
         for number, absent in self.registered.lacking.items():
@@ -118,7 +120,7 @@ class FieldReader:
             lost = [place for place in absent if place in needed or place == self.user_field]
             if lost:
                 names = ", ".join(repr(".".join(place)) for place in lost)
-                lines.append(f"schema {number} has no value at {names}, and its records are null")
+                lines.append(f"schema {number} has no value at {names}, so its records are null")
         return lines
 
     def __reduce__(self) -> Any:
@@ -160,7 +162,7 @@ class FieldReader:
         except Exception as error:
             # An error of a decoder must not end the worker, nor disturb other records.
             if faults is not None:
-                faults[0] = f"it is no record of the schema: {one_line(error)}"
+                faults[0] = f"it is not a record of the schema: {one_line(error)}"
             return [None]
         if faults is not None and (fault := self.map.fault(self._values(records, record))):
             faults[0] = fault
@@ -275,7 +277,7 @@ class FieldReader:
         try:
             record = self._decode(text)
         except Exception as error:
-            faults[0] = f"it is no JSON object with these fields: {error}"
+            faults[0] = f"it is not a JSON object with these fields: {error}"
             return None
         values = self._values(self._json, record)
         if fault := self.map.fault(values):

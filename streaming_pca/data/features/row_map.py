@@ -115,7 +115,7 @@ class RowMap:
                 field = ".".join(feature.place)
                 if value is None:
                     return f"field {field!r} is missing, and has no stand-in"
-                return f"field {field!r} is {_shown(value)}, which is no {_NOUNS[feature.kind]}"
+                return f"field {field!r} is {_shown(value)}, which is not a {_NOUNS[feature.kind]}"
         return ""
 
 

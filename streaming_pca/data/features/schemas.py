@@ -96,7 +96,9 @@ class RegisteredRecords:
             faults = [f"schema {number}: {fault}" for number, fault in self.unreadable.items()]
             if len(faults) > _SHOWN:
                 faults[_SHOWN:] = [f"and {len(faults) - _SHOWN} more"]
-            raise ValueError(f"no version of the schema can be read: {'; '.join(faults) or 'there is none'}")
+            raise ValueError(
+                f"no version of the schema can be read: {'; '.join(faults) or 'it has no versions'}"
+            )
         self.absent = tuple(place for place in places if place in absent)
         # All readers have the same slots, since these follow from the places alone.
         _, slots = tree_of(places)
@@ -113,7 +115,7 @@ class RegisteredRecords:
 
     def _fault(self, value: bytes) -> str:
         if value[:1] != b"\0" or len(value) < REGISTERED_BYTES:
-            return "it names no schema: it is not in the wire format of a registry"
+            return "it does not name a schema: it is not in the wire format of a registry"
         number = int.from_bytes(value[:REGISTERED_BYTES], "big")
         fault = self.unreadable.get(number, "it is not among the versions that the registry listed")
         return f"its schema has the id {number}: {fault}"

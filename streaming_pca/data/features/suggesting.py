@@ -49,7 +49,7 @@ def fields_of_json_schema(schema: Mapping[str, Any]) -> list[Suggestion]:
     """
     root = _resolved(schema, schema)
     if not isinstance(root.get("properties"), Mapping):
-        raise ValueError("it is no JSON Schema of objects: it has no properties")
+        raise ValueError("it is not a JSON Schema of objects: it has no properties")
     return list(_json_fields(root, schema, (), False, (root,)))
 
 
@@ -121,7 +121,7 @@ _AVRO_TIMES = {
 def fields_of_avro(schema: Any) -> list[Suggestion]:
     """Return the fields of an Avro schema of records, nested ones too; ValueError for another schema."""
     if not isinstance(schema, Mapping) or schema.get("type") != "record":
-        raise ValueError("it is no Avro schema of records")
+        raise ValueError("it is not an Avro schema of records")
     return list(_avro_fields(schema, {}, (), False, (schema,)))
 
 
@@ -257,7 +257,7 @@ def _table(each: Suggestion) -> str:
     if each.optional:
         lines.append("# missing = ...  # public stand-in; without it, a record that lacks the field is null")
     if each.kind == "other":
-        return f"# {_text(dotted)}: no numbers can be made of its type\n"
+        return f"# {_text(dotted)}: its type cannot be converted to numbers\n"
     head = "[[stream.features]]"
     if each.kind == "text":
         return "".join(f"# {line}\n" for line in (head, *lines))

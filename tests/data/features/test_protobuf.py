@@ -280,7 +280,7 @@ def test_a_hostile_payload_is_null_and_disturbs_no_other(name: str) -> None:
         assert time.process_time() - started < 2
         assert lengths.tolist() == [1, int(unit == "row"), 1]
         assert rows[[0, -1], 0].tolist() == [0.5, 0.5]
-        assert "no record of the schema" in verdict.reason
+        assert "not a record of the schema" in verdict.reason
         assert "\n" not in verdict.reason
 
 
@@ -361,10 +361,10 @@ def resident() -> int:
     ("schema", "name", "words"),
     [
         (b"", "t.M", "the schema has no message 't.M'"),
-        (b"\xff", "t.M", "no set of file descriptors"),
+        (b"\xff", "t.M", "not a set of file descriptors"),
         (PROTOBUF_SCHEMA, "shop.Nothing", "no message 'shop.Nothing'"),
         (b"", "", "the schema has no message"),
-        (PROTOBUF_SCHEMA[:-3], "shop.Visit", "no set of file descriptors"),
+        (PROTOBUF_SCHEMA[:-3], "shop.Visit", "not a set of file descriptors"),
     ],
 )
 def test_what_is_no_schema_is_refused_in_a_line(schema: bytes, name: str, words: str) -> None:

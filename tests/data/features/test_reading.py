@@ -174,11 +174,11 @@ def test_a_hostile_text_is_null_and_disturbs_no_other(name: str, unit: Any) -> N
 
 
 REASONS = [
-    (changed(spent="much"), "field 'spent' is 'much', which is no number"),
+    (changed(spent="much"), "field 'spent' is 'much', which is not a number"),
     (changed(spent=None), "field 'spent' is missing, and has no stand-in"),
-    (changed(seen="x" * 99), "which is no time"),
-    (changed(place=[1]), "field 'place' is [1], which is no list of numbers of its size"),
-    (changed(country=1.5), "which is no word of a category"),
+    (changed(seen="x" * 99), "which is not a time"),
+    (changed(place=[1]), "field 'place' is [1], which is not a list of numbers of its size"),
+    (changed(country=1.5), "which is not a word of a category"),
     (changed(items=[{}, {"price": "x"}]), "field 'items.1.price'"),
     (changed(user=7), "$.user"),
 ]

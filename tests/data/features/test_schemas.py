@@ -62,9 +62,9 @@ def test_each_record_is_read_by_the_schema_with_which_it_was_written() -> None:
 @pytest.mark.parametrize(
     ("value", "fault"),
     [
-        (in_avro(OLD, {"a": 1.1, "b": 2.0}), "it names no schema"),
-        (b"", "it names no schema"),
-        (b"\0\0\0\0", "it names no schema"),
+        (in_avro(OLD, {"a": 1.1, "b": 2.0}), "it does not name a schema"),
+        (b"", "it does not name a schema"),
+        (b"\0\0\0\0", "it does not name a schema"),
         (framed(8, in_avro(OLD, {"a": 1.0, "b": 2.0})), "has the id 8: it is not among the versions"),
         (framed(7, b"x"), "it ends within the record"),
     ],
@@ -100,7 +100,7 @@ def test_a_version_without_a_field_needs_a_stand_in() -> None:
     codec = reader(schemas)
     assert row(codec, short) is None
     assert codec.fields is not None
-    assert codec.fields.faults_of_schemas == ["schema 8 has no value at 'a', and its records are null"]
+    assert codec.fields.faults_of_schemas == ["schema 8 has no value at 'a', so its records are null"]
     with pytest.raises(ValueError, match="no value at 'a'"):
         reader({8: schema_of(SHORT)})
 

@@ -74,7 +74,7 @@ class AvroRecords:
         except RecursionError:
             raise ValueError("the schema nests too deeply") from None
         except (KeyError, TypeError, struct.error) as error:
-            raise ValueError(f"it is no Avro schema: {type(error).__name__}: {one_line(error)}") from None
+            raise ValueError(f"it is not an Avro schema: {type(error).__name__}: {one_line(error)}") from None
         self.getters: list[Callable[[Any], Any]] = [itemgetter(slot) for slot in slots]
         self.absent = tuple(
             place for place, slot in zip(places, slots, strict=True) if slot not in compiler.found
@@ -482,7 +482,7 @@ class _Compiler:
 
 def _check_end(at: int, end: int | None) -> None:
     if end is not None and at != end:
-        raise MalformedPayload("a block has another length than it says")
+        raise MalformedPayload("the length of a block differs from its declared length")
 
 
 def _passing(width: int) -> Skip:
@@ -502,11 +502,11 @@ def _of_layout(layout: Sequence[tuple[str, int | None]]) -> list[Read]:
         return []
     if not slots:
         return [lambda data, at, out: at + width]
-    first, behind = slots[0], slots[0] + len(slots)
-    if slots == list(range(first, behind)):
+    first, end = slots[0], slots[0] + len(slots)
+    if slots == list(range(first, end)):
 
         def read(data: bytes, at: int, out: list[Any]) -> int:
-            out[first:behind] = unpack(data, at)
+            out[first:end] = unpack(data, at)
             return at + width
 
         return [read]

@@ -66,7 +66,7 @@ class AvroSchema:
             raise ValueError(one_line(error)) from None
         except Exception as error:
             # Of many kinds: from JSON, from the library, and from its own faults on schemas that it accepts.
-            raise ValueError(f"it is no Avro schema: {type(error).__name__}: {one_line(error)}") from None
+            raise ValueError(f"it is not an Avro schema: {type(error).__name__}: {one_line(error)}") from None
 
     def definition(self, type_: Any) -> Any:
         """Return the definition that a type names, or the type itself."""
@@ -119,7 +119,7 @@ class AvroSchema:
             raise RecursionError
         kind = kind_of(type_)
         if self.fewest(type_) == math.inf:
-            raise _Unbounded(f"{_shown(type_)} of the schema can have no value")
+            raise _Unbounded(f"{_shown(type_)} of the schema cannot have a value")
         if kind == "array" and self.fewest(type_["items"]) == 0:
             raise _Unbounded(
                 f"an array of {_shown(type_['items'])}, whose values have no bytes: its length has no limit"

@@ -74,7 +74,7 @@ def _boolean(data: bytes, at: int) -> tuple[bool, int]:
 def choice(data: bytes, at: int, count: int, what: str) -> tuple[int, int]:
     index, at = long(data, at)
     if not 0 <= index < count:
-        raise MalformedPayload(f"there is no {what} {index}")
+        raise MalformedPayload(f"{what} {index} does not exist")
     return index, at
 
 
