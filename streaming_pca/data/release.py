@@ -167,26 +167,26 @@ class Release(BaseModel):
     def _check_accuracy(self) -> Release:
         for name, (since, former) in SINCE.items():
             if self.version < since and getattr(self, name) != former:
-                raise ValueError(f"{name} came with version {since}, and this is version {self.version}")
+                raise ValueError(f"{name} needs version {since} or later, but this is version {self.version}")
         if self.version >= _MAP_VERSION and self.centering is None:
-            raise ValueError(f"version {self.version} has a centering")
+            raise ValueError(f"version {self.version} needs a centering")
         if self.feature_names is not None and len(self.feature_names) != self.dim:
             raise ValueError(f"feature_names does not have {self.dim} names")
         if (self.dominant_feature or 0) >= self.dim:
-            raise ValueError(f"dominant_feature {self.dominant_feature} is none of {self.dim} features")
+            raise ValueError(f"dominant_feature {self.dominant_feature} is not one of {self.dim} features")
         if len({getattr(self, name) is None for name in COUNTS}) > 1:
-            raise ValueError(f"it has some of {', '.join(COUNTS)}, and not the others")
+            raise ValueError(f"it has some of {', '.join(COUNTS)}, but not all")
         self._check_tensor()
         self._check_settings()
         if any((value is not None) != self.private for value in (self.epsilon, self.delta)):
-            raise ValueError("epsilon and delta are null if it is not private, and only then")
+            raise ValueError("epsilon and delta must be null if it is not private, and only then")
         if self.explained_variance_error is not None and len(self.explained_variance_error) != self.rank:
             raise ValueError(f"explained_variance_error does not have {self.rank} numbers")
         return self
 
     def _check_tensor(self) -> None:
         if (self.weights is not None) != (self.kind == "tensor"):
-            raise ValueError("a tensor has weights, a subspace has none")
+            raise ValueError("a tensor must have weights, and a subspace must not")
         if self.weights is not None and len(self.weights) != self.rank:
             raise ValueError(f"weights does not have {self.rank} numbers")
         if self.support is not None and max(self.support, default=0) >= self.dim:
@@ -254,11 +254,13 @@ class Release(BaseModel):
             As :meth:`transform`, except for faults of X.
         """
         if self.kind == "tensor":
-            raise ValueError("the components of a tensor span no subspace of their own: they project nothing")
+            raise ValueError(
+                "the release holds components of a tensor, not of a subspace: records cannot be projected"
+            )
         if self.centering is None:
             raise ValueError(
-                f"a release of version {self.version} does not say how records were centred and scaled: "
-                f"{_MAP_VERSION} or later does"
+                f"a release of version {self.version} does not contain centering and scale: "
+                f"use a release of version {_MAP_VERSION} or later"
             )
         if isinstance(self.centering, str) and self.centering not in _CENTERINGS:
             raise ValueError(f'centering = "{self.centering}" is of a later version: update streaming-pca')

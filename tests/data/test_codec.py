@@ -137,9 +137,9 @@ def test_what_does_not_say_that_it_is_a_report_of_this_promise_is_null(sent: Mes
 
 
 def test_reports_have_a_promise_and_nothing_else_has() -> None:
-    with pytest.raises(ValueError, match="records of kind local, and no others, have a promise"):
+    with pytest.raises(ValueError, match="records of kind local, and only these, need a promise"):
         PayloadCodec(DIM, RecordKind.LOCAL)
-    with pytest.raises(ValueError, match="records of kind local, and no others, have a promise"):
+    with pytest.raises(ValueError, match="records of kind local, and only these, need a promise"):
         PayloadCodec(DIM, promise=b"1.0,1e-06")
 
 
@@ -388,7 +388,7 @@ def test_a_release_of_version_1_is_read_and_has_nothing_of_version_2() -> None:
     assert set(json.loads(release.to_bytes())) == set(old) | {"schema_name", "kind", "feature_names"}
     for name in ACCURACY:
         with pytest.raises(
-            ValueError, match=rf"not a release: .*{name} came with version 2, and this is version 1"
+            ValueError, match=rf"not a release: .*{name} needs version 2 or later, but this is version 1"
         ):
             Release.from_bytes(json.dumps(old | {name: ACCURATE[name]}).encode())
 
@@ -500,14 +500,14 @@ def test_a_stream_that_is_not_private_promises_nothing() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"version": 2, "outcome": "learnt"}, "outcome came with version 3, and this is version 2"),
+        ({"version": 2, "outcome": "learnt"}, "outcome needs version 3 or later, but this is version 2"),
         (
             {"version": 1, "private": False, **dict.fromkeys(ACCURACY)},
-            "private came with version 3, and this is version 1",
+            "private needs version 3 or later, but this is version 1",
         ),
-        ({"version": 3, "private": False}, "epsilon and delta are null"),
-        ({"version": 3, "private": False, "epsilon": None}, "epsilon and delta are null"),
-        ({"version": 2, "delta": None}, "epsilon and delta are null"),
+        ({"version": 3, "private": False}, "epsilon and delta must be null"),
+        ({"version": 3, "private": False, "epsilon": None}, "epsilon and delta must be null"),
+        ({"version": 2, "delta": None}, "epsilon and delta must be null"),
         ({"version": 3, "outcome": "Learnt!"}, "match pattern"),
         ({"version": 3, "outcome": ""}, "match pattern"),
         ({"version": 3, "outcome": "x" * 65}, "match pattern"),
@@ -568,8 +568,8 @@ def test_a_release_of_version_4_round_trips_and_older_ones_have_nothing_of_it(va
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"weights": None}, "a tensor has weights, a subspace has none"),
-        ({"kind": "subspace"}, "a tensor has weights, a subspace has none"),
+        ({"weights": None}, "a tensor must have weights, and a subspace must not"),
+        ({"kind": "subspace"}, "a tensor must have weights, and a subspace must not"),
         ({"weights": [1.0, 2.0]}, "weights does not have 1 numbers"),
         ({"weights": [math.inf]}, "finite"),
         ({"support": [2]}, "support names a feature above 1"),
@@ -590,7 +590,8 @@ def test_a_release_of_version_5_round_trips_and_older_ones_have_no_doubts() -> N
     for version in (1, 2, 3, 4):
         values = accurate(version=version, doubts=["not-resolved"], **dict.fromkeys(ACCURACY))
         with pytest.raises(
-            ValueError, match=f"not a release: .*doubts came with version 5, and this is version {version}"
+            ValueError,
+            match=f"not a release: .*doubts needs version 5 or later, but this is version {version}",
         ):
             Release.from_bytes(json.dumps(values).encode())
     for wrong in (["Not resolved"], "not-resolved", [1], None):

@@ -63,7 +63,7 @@ def test_clipped_pairs_are_a_share_of_the_pairs() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"version": 5, "centering": None}, "came with version 6"),
+        ({"version": 5, "centering": None}, "needs version 6 or later"),
         ({"batch_records": None}, "some of"),
         ({"clipped_records": None}, "some of"),
         ({"null_records": math.nan}, "finite"),

@@ -202,9 +202,9 @@ def test_settings_that_a_release_holds_are_not_replaced() -> None:
         ({"bounds": [0.0]}, "bounds"),
         ({"scale": {"digest": "md5:00", "size": 2}}, "scale"),
         ({"scale": {"digest": "sha256:" + "0" * 64, "size": 3}}, "scale does not have 2 numbers"),
-        ({"centering": None}, "version 6 has a centering"),
-        ({"version": 5}, "centering came with version 6, and this is version 5"),
-        ({"version": 5, "centering": None, "scale": 1.0}, "scale came with version 6"),
+        ({"centering": None}, "version 6 needs a centering"),
+        ({"version": 5}, "centering needs version 6 or later, but this is version 5"),
+        ({"version": 5, "centering": None, "scale": 1.0}, "scale needs version 6 or later"),
         ({"version": 0}, "version: "),
     ],
     ids=str,
@@ -217,8 +217,11 @@ def test_settings_that_cannot_be_are_no_release(changes: dict[str, Any], words: 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"version": 5, "centering": None}, "version 5 does not say how records were centred and scaled: 6"),
-        ({"kind": "tensor", "weights": [1.0]}, "components of a tensor span no subspace"),
+        (
+            {"version": 5, "centering": None},
+            "version 5 does not contain centering and scale: use a release of version 6",
+        ),
+        ({"kind": "tensor", "weights": [1.0]}, "holds components of a tensor, not of a subspace"),
         ({"centering": "medoid"}, 'centering = "medoid" is of a later version'),
         ({"components": [[1.0]]}, "components is not 1 x 2 finite numbers"),
         ({"components": [[2.0, 0.0]]}, "components are not orthonormal"),
