@@ -271,7 +271,7 @@ def test_a_state_without_the_table_that_it_names_is_not_verified() -> None:
     table = whole.users["u"]
     for users, told in (
         ({}, "job 'u': its table of users is missing"),
-        ({"u": table[:-1]}, "job 'u': the table of users has another size than its state says"),
+        ({"u": table[:-1]}, "job 'u': the size of the table of users differs from the one in its state"),
         (
             {"u": bytes([table[0] ^ 1]) + table[1:]},
             "job 'u': users.delta.1 of the table of users differs",
@@ -337,11 +337,11 @@ def test_a_sound_copy_is_verified() -> None:
         (without(0), "never opened"),
         (line(0, lambda x: x.replace(b'"4"', b'"9"')), "the hash chain of job 'a' breaks"),
         (line(4, lambda x: x + b" "), "not a ledger entry"),
-        (drop("states/a"), "job 'a': its state is missing"),
+        (drop("states/a"), "job 'a': the state that the ledger committed with batch"),
         (put("states/a", state_of("a", 1)[0]), "job 'a': the state differs from the one committed"),
         (flip("states/b", 3000), "job 'b': the state differs from the one committed with batch 1"),
         (put("states/b", b"\x00\x00\x00\xff{"), "job 'b': state message cannot be read"),
-        (put("states/c", state_of("c", 1)[0]), "job 'c': a state, but nothing was committed"),
+        (put("states/c", state_of("c", 1)[0]), "job 'c': it has a state, but no batch was committed"),
         (put("states/b", state_of("a", 2)[0]), "job 'b': the state differs from the one"),
     ],
 )

@@ -151,8 +151,8 @@ def test_a_lower_bound_is_within_a_millionth_of_the_honest_claim() -> None:
 
 def test_reports_charge_nothing_and_what_is_not_private_infinity() -> None:
     for name, wrong, told in (
-        ("local-gaussian", Charge(epsilon=1, delta="1e-6", rho="1/2"), "reports cost nothing"),
-        ("local-gaussian", Charge.unbounded(), "reports cost nothing"),
+        ("local-gaussian", Charge(epsilon=1, delta="1e-6", rho="1/2"), "reports, which cost nothing"),
+        ("local-gaussian", Charge.unbounded(), "reports, which cost nothing"),
         ("oja", Charge.nothing(), "does not charge infinity"),
         ("oja", Charge(epsilon=9, delta=1, rho=9), "does not charge infinity"),
     ):

@@ -108,7 +108,8 @@ def check_mechanisms(contract: Parameters, parameters: Parameters) -> str:
         left = epsilon - counts
         if left <= 0:
             has = format_number(epsilon)
-            return f"its counts cost epsilon {format_number(counts)}, and its contract has {has}"
+            cost = format_number(counts)
+            return f"its counts cost epsilon {cost}, which leaves nothing of the {has} in its contract"
         # Each batch keeps its part by itself, or all of them together the whole.
         times, shared = (1, batches) if in_parts else (batches, 1)
         whole = left / shared, delta / shared
@@ -174,7 +175,7 @@ class _Composed:
         if not self.pure:
             return left >= 0
         (pure, number), *others = self.pure
-        assert not others, "no mechanism has two kinds of pure ones"
+        assert not others, "a mechanism has at most one kind of pure noise"
         return left > 0 and pure <= Fraction(pure_epsilon(math.sqrt(number / left))) * (1 + TOLERANCE)
 
 
@@ -340,7 +341,7 @@ def _section(parameters: Parameters, name: str, mechanism: str) -> Parameters | 
     if section is None:
         return None
     if not isinstance(section, dict) or section.get("mechanism") != mechanism:
-        raise UnknownCost(f"{name} is no table with the mechanism {mechanism!r}")
+        raise UnknownCost(f"{name} is not a table with the mechanism {mechanism!r}")
     return section
 
 

@@ -177,7 +177,7 @@ def _check_reservation(entry: Reserved, job: JobProgress) -> str:
     if job.standing is not JobStatus.ACTIVE:
         return f"the job is {job.standing}"
     if job.charges:
-        return "the job has charges for releases made elsewhere, so it can have no batches"
+        return "the job has charges for releases made elsewhere, so it cannot have batches"
     if job.phase is BatchStatus.RESERVED:
         return f"batch {job.batch} is still open"
     if entry.batch != job.batch + 1:
@@ -221,7 +221,7 @@ def _check_elsewhere(entry: Charged, job: JobProgress) -> str:
         return f"the job is {job.standing}"
     if job.has_begun:
         found = "batches" if job.batch else "begun as a stream"
-        return f"the job has {found}, so it can have no charges for releases made elsewhere"
+        return f"the job has {found}, so it cannot have charges for releases made elsewhere"
     return _check_ranges(entry.ranges)
 
 
@@ -231,10 +231,10 @@ def _check_start(entry: Started, job: JobProgress) -> str:
     if job.charges:
         return "the job has charges for releases made elsewhere, so it reads no records"
     if job.has_begun:
-        return "the job has begun already"
+        return "the job has already begun"
     named = [p.partition for p in entry.positions]
     if not named or len(set(named)) < len(named):
-        return "it names no partition, or one twice"
+        return "it names no partition, or names one twice"
     return ""
 
 
@@ -277,19 +277,19 @@ def _check_end(entry: Committed | Abandoned | Released, job: JobProgress) -> str
 def _check_charge(entry: Reserved) -> str:
     contract, charge = entry.promise, entry.charge
     if (unit := contract.get("privacy_unit")) not in _UNITS:
-        return f"its privacy contract has the privacy_unit {unit!r:.60}, none of {', '.join(_UNITS)}"
+        return f"its privacy contract has privacy_unit {unit!r:.60}: it must be one of {', '.join(_UNITS)}"
     if is_of_reports(contract, entry.parameters):
-        return "" if charge == Charge.nothing() else "reports cost nothing, and it charges something"
+        return "" if charge == Charge.nothing() else "it charges for reports, which cost nothing"
     if contract.get("private") is False:
-        return "" if charge == Charge.unbounded() else "it is not private, and does not charge infinity"
+        return "" if charge == Charge.unbounded() else "it is not private, but does not charge infinity"
     for name, charged in (("epsilon", charge.epsilon), ("delta", charge.delta)):
         try:
             promised = parse_rational(contract.get(name))
         except ValueError:
-            return f"its privacy contract names no {name}"
+            return f"its privacy contract has no valid {name}"
         # With diagnostics the charge is a sum of two parts, which may be an ulp below the whole.
         if charged < promised * (1 - TOLERANCE):
-            return f"it charges {name} {approximate(charged)}, and its contract has {approximate(promised)}"
+            return f"it charges {name} {approximate(charged)}, but its contract has {approximate(promised)}"
     return _check_rho(entry) or check_mechanisms(contract, entry.parameters)
 
 
@@ -305,4 +305,4 @@ def _check_rho(entry: Reserved) -> str:
         return ""
     # The cost of a multiplier close to 0 is above the largest float.
     cost = f"{float(min(least, _LARGEST_SHOWN)):.6g}" if isinstance(least, Fraction) else "infinity"
-    return f"it claims rho {approximate(claimed)}, and its mechanisms cost {cost} or more"
+    return f"it claims rho {approximate(claimed)}, but its mechanisms cost {cost} or more"

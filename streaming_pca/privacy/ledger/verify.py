@@ -292,7 +292,7 @@ def check_releases(
             life = next((each for each in lives if not each.problems), lives[0])
             if life.problems:
                 problems.append(
-                    f"{name}: is of an earlier life, whose ledger does not hold: {life.problems[0]}"
+                    f"{name}: is of an earlier life, whose ledger is not valid: {life.problems[0]}"
                 )
             elif stream in latest:
                 problems.append(
@@ -323,22 +323,22 @@ def _has_released(life: Replay, release: StoredRelease) -> bool:
 
 def _false_facts(release: StoredRelease, job: Job) -> Iterator[str]:
     """Yield a line for each fact of a release that contradicts the ledger."""
-    contract, says = job.contract or {}, release.facts
+    contract, facts = job.contract or {}, release.facts
     private = contract.get("private") is not False
     known: dict[str, Any] = {name: contract.get(name) for name in _OF_CONTRACT}
     known |= {name: _number(contract.get(name)) if private else None for name in ("epsilon", "delta")}
     known |= {"private": private, "local": contract.get("local") is True}
     known["contributions_per_user"] = contract.get("contributions_per_user")
-    said: dict[str, Any] = {"private": True, "local": False, **says}
-    said |= {name: _number(says.get(name)) for name in ("epsilon", "delta")}
+    stated: dict[str, Any] = {"private": True, "local": False, **facts}
+    stated |= {name: _number(facts.get(name)) for name in ("epsilon", "delta")}
     if contract.get("privacy_unit") != "row":
         # The ledger counts messages, and a release of rows counts rows.
         known["records"] = job.learnt[release.batch]
-        if "batch_records" in says:
+        if "batch_records" in facts:
             known["batch_records"] = job.counts[release.batch]
     for name, value in known.items():
-        if said.get(name) != value or type(said.get(name)) is not type(value):
-            yield f"its {name} is {_shown(said.get(name))}, and the ledger has {_shown(value)}"
+        if stated.get(name) != value or type(stated.get(name)) is not type(value):
+            yield f"its {name} is {_shown(stated.get(name))}, but the ledger has {_shown(value)}"
 
 
 def _number(value: Any) -> Fraction | float | None:
@@ -395,11 +395,11 @@ def check_states(
         Problem of each job that has one.
     """
     committed = {name: job for name, job in jobs.items() if job.last_committed}
-    found = {name: "a state, but nothing was committed" for name in states if name not in committed}
+    found = {name: "it has a state, but no batch was committed" for name in states if name not in committed}
     for name, job in committed.items():
         state = states.get(name)
         if state is None:
-            found[name] = f"its state is missing, which the ledger committed with batch {job.last_committed}"
+            found[name] = f"the state that the ledger committed with batch {job.last_committed} is missing"
             continue
         own = (state.digest, state.topic_id, state.stream, state.batch)
         if state.problem:

@@ -159,7 +159,7 @@ def laplace_histogram(bins: NDArray[np.int64], n_bins: int, epsilon: float) -> N
 def _counts(bins: NDArray[np.int64], n_bins: int) -> NDArray[np.int64]:
     require_integers("bins", bins)
     if bins.ndim != 1:
-        raise ParameterError(f"bins must be one number a record, not of shape {bins.shape}")
+        raise ParameterError(f"bins must be one number per record, not of shape {bins.shape}")
     require_count("n_bins", n_bins)
     inside = bins[(bins >= 0) & (bins < n_bins)]
     return np.bincount(inside, minlength=n_bins).astype(np.int64)

@@ -75,7 +75,7 @@ def private_quantile(
         raise ParameterError("candidates must be finite and strictly increasing")
     if counts.shape != candidates.shape or counts.dtype != np.int64:
         raise ParameterError(
-            f"counts must be one int64 a candidate, not {counts.dtype} of shape {counts.shape}"
+            f"counts must be one int64 per candidate, not {counts.dtype} of shape {counts.shape}"
         )
     if (np.diff(counts, prepend=0, append=size) < 0).any():
         raise ParameterError("counts must not fall, nor leave the range from 0 to the number of values")

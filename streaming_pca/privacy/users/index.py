@@ -45,7 +45,7 @@ class UserIndex:
     def __post_init__(self) -> None:
         written = {n % SHARDS for n in self.written}
         if not self.key or set(self.deltas) != written or set(self.shards) != written:
-            raise ValueError(f"the table of users has other parts than {self.commits} commits write")
+            raise ValueError(f"the parts of the table of users do not match its {self.commits} commits")
 
     @property
     def written(self) -> range:
@@ -65,7 +65,7 @@ class UserIndex:
     def split(self, data: bytes) -> dict[str, bytes]:
         """Undo :meth:`join`, by sizes alone; ValueError if they do not add up."""
         if len(data) != sum(part.size for part in self.parts.values()):
-            raise ValueError("the table of users has another size than its state says")
+            raise ValueError("the size of the table of users differs from the one in its state")
         found, first = {}, 0
         for name, part in self.parts.items():
             found[name] = data[first : first + part.size]

@@ -252,7 +252,7 @@ def test_a_verification_runs_in_a_thread(make: Make, observe: Observe) -> None:
     assert done.is_set()
     wait_for("the verification", lambda: observer.verify(topics[1]).state in ("running", "problems"))
     wait_for("the verification", lambda: observer.verification(topics[1]).state == "problems")
-    assert "its state is missing" in observer.verification(topics[1]).problems[0]
+    assert "the state that the ledger committed with batch" in observer.verification(topics[1]).problems[0]
 
 
 def test_streams_of_one_topic_share_its_ledger(make: Make, observe: Observe) -> None:

@@ -441,7 +441,7 @@ def test_a_lost_state_or_a_lost_beginning_is_no_copy(make_stream: MakeStream, ca
     assert done.returncode == 1
     name = stream.settings.stream.name
     assert done.stderr.splitlines() == [
-        f"problem: job {name!r}: its state is missing, which the ledger committed with batch 3",
+        f"problem: job {name!r}: the state that the ledger committed with batch 3 is missing",
         f"error: ledger '{stream.settings.stream.ledger_topic}' is not verified: 1 problem(s)",
     ]
     assert not path.exists()

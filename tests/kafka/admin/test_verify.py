@@ -75,9 +75,9 @@ def test_a_lost_state_is_a_problem_and_what_to_do_is_told(make_stream: MakeStrea
     assert "batch 2: the state differs from the one committed with batch 2" in line
     assert f"Topic '{topic}' must hold it: bring back the newest backup" in line
     rewrite(stream, topic, [])
-    assert "its state is missing, which the ledger committed with batch 2" in only_problem(stream)
+    assert "the state that the ledger committed with batch 2 is missing" in only_problem(stream)
     delete(stream, topic)
-    assert "its state is missing" in only_problem(stream)
+    assert "the state that the ledger committed with batch 2 is missing" in only_problem(stream)
     rewrite_last = [m for m in states if of_batch(m) == 2]
     create_topics(stream.settings.kafka, stream.settings.stream, stream.partitions, 1)
     rewrite(stream, topic, rewrite_last)

@@ -377,7 +377,7 @@ def test_one_forged_entry_of_a_life_that_never_was_verifies_nothing() -> None:
     # A life that is invalid for another reason does not vouch for any of its releases either.
     (problem,) = with_earlier(history, [*old.log, old.log[1]], release)
     assert (
-        "is of an earlier life, whose ledger does not hold: offset 4: the hash chain of job 'one'" in problem
+        "is of an earlier life, whose ledger is not valid: offset 4: the hash chain of job 'one'" in problem
     )
 
 

@@ -45,14 +45,14 @@ def claim(rho: str, mechanism: str, **parameters: Any) -> dict[str, Any]:
 UNLAWFUL: dict[str, tuple[dict[str, Any], str]] = {
     "a charge of 0 under a promise of epsilon 50, delta .9": (
         {"charge": NOTHING, "promise": LAWFUL["promise"] | {"epsilon": 50.0, "delta": 0.9}},
-        "it charges epsilon 0, and its contract has 50",
+        "it charges epsilon 0, but its contract has 50",
     ),
     "a delta of 0 under a promise of .9": (
         {
             "charge": Charge(epsilon=50, delta=0),
             "promise": LAWFUL["promise"] | {"epsilon": 50.0, "delta": 0.9},
         },
-        "it charges delta 0, and its contract has 9/10",
+        "it charges delta 0, but its contract has 9/10",
     ),
     "private: false charged 0": (NOT_PRIVATE | {"charge": NOTHING}, "does not charge infinity"),
     "private: false charged a promise": (NOT_PRIVATE | {"charge": ONE}, "does not charge infinity"),
@@ -62,24 +62,24 @@ UNLAWFUL: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "unit user charged 0": (
         {"charge": NOTHING, "promise": OF_USERS, "parameters": PARAMETERS},
-        "it charges epsilon 0, and its contract has 1/4",
+        "it charges epsilon 0, but its contract has 1/4",
     ),
-    "reports that are charged": (LOCAL | {"charge": ONE}, "reports cost nothing"),
+    "reports that are charged": (LOCAL | {"charge": ONE}, "reports, which cost nothing"),
     "local: true for records": (
         {"charge": Charge.nothing(), "promise": LAWFUL["promise"] | {"local": True}},
-        "it charges epsilon 0, and its contract has 1",
+        "it charges epsilon 0, but its contract has 1",
     ),
     "an infinite promise": ({"promise": LAWFUL["promise"] | {"epsilon": "inf"}}, "its contract has inf"),
-    "no promise": ({"promise": {}}, "its privacy contract has the privacy_unit None"),
-    "no epsilon": ({"promise": {"privacy_unit": "row"}}, "its privacy contract names no epsilon"),
+    "no promise": ({"promise": {}}, "its privacy contract has privacy_unit None"),
+    "no epsilon": ({"promise": {"privacy_unit": "row"}}, "its privacy contract has no valid epsilon"),
     "half of a promise": (
         {"promise": {"epsilon": 1.0, "privacy_unit": "row"}},
-        "its privacy contract names no delta",
+        "its privacy contract has no valid delta",
     ),
-    "a promise of words": ({"promise": LAWFUL["promise"] | {"epsilon": "little"}}, "names no epsilon"),
+    "a promise of words": ({"promise": LAWFUL["promise"] | {"epsilon": "little"}}, "has no valid epsilon"),
     "a rho of 1e-9 at sigma/sensitivity 4.2": (
         claim("1e-9", "private-oja"),
-        "it claims rho 1/1000000000, and its mechanisms cost 0.0283447 or more",
+        "it claims rho 1/1000000000, but its mechanisms cost 0.0283447 or more",
     ),
     "a rho a millionth too small": (claim("0.0283446", "private-oja"), "its mechanisms cost 0.0283447"),
     "one of seven passes": (claim("0.0284", "noisy-power", iterations=7), "cost 0.198413 or more"),
@@ -131,7 +131,7 @@ UNLAWFUL: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "counts of epsilon 50": (
         claim("9999", "block", diagnostics={"mechanism": "counts", "epsilon": "50"}),
-        "its counts cost epsilon 50, and its contract has 1",
+        "its counts cost epsilon 50, which leaves nothing of the 1 in its contract",
     ),
     "a quantile of epsilon 50": (
         claim("9999", "block", mean=MEAN | {"radius_epsilon": 50.0}),
@@ -143,7 +143,7 @@ UNLAWFUL: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a user in capitals": (
         {"promise": LAWFUL["promise"] | {"privacy_unit": "User"}},
-        "its privacy contract has the privacy_unit 'User'",
+        "its privacy contract has privacy_unit 'User'",
     ),
     "next to no noise": (
         claim("9", "private-oja", sigma_over_sensitivity=1e-300),
@@ -263,15 +263,15 @@ def test_a_job_is_started_once_and_only_before_it_begins() -> None:
         assert any(verdict.reason in problem for problem in verify_log(messages(writer)).problems)
         return verdict.reason
 
-    assert refused(lambda w: w.start("a", 7), 9) == "the job has begun already"
-    assert refused(reserve, 9) == "the job has begun already"
+    assert refused(lambda w: w.start("a", 7), 9) == "the job has already begun"
+    assert refused(reserve, 9) == "the job has already begun"
     assert refused(lambda w: w.stand("a", "pause"), 9) == "the job is paused"
     assert refused(lambda w: w.stand("a", "retire"), 9) == "the job is retired"
     assert "reads no records" in refused(lambda w: w.charge("a", span(0, 5), charge=ONE), 9)
-    assert refused(lambda w: None) == "it names no partition, or one twice"
+    assert refused(lambda w: None) == "it names no partition, or names one twice"
     writer = Writer("inf", "inf")
     assert writer.start("a", 7).accepted
-    assert "it can have no charges" in writer.charge("a", span(0, 5), charge=ONE).reason
+    assert "it cannot have charges" in writer.charge("a", span(0, 5), charge=ONE).reason
     assert writer.stand("a", "pause").accepted
     assert writer.stand("a", "resume").accepted
     assert reserve(writer, ranges=(span(7, 9),)).accepted

@@ -454,11 +454,11 @@ TAMPERED: dict[str, tuple[Callable[[Topics], Any], str]] = {
     ),
     "a stream that charges": (
         append(job="b", **charge(30, 40)),
-        "has batches, so it can have no charges",
+        "has batches, so it cannot have charges",
     ),
     "a job of charges that reserves": (
         after({"job": "c", **charge(30, 40)}, {"job": "c", "batch": 1, **reserve(40, 50)}),
-        "the job has charges for releases made elsewhere, so it can have no batches",
+        "the job has charges for releases made elsewhere, so it cannot have batches",
     ),
     "a charge while paused": (
         after(stands("c", "PAUSED"), {"job": "c", **charge(30, 40)}),
@@ -715,7 +715,7 @@ def test_states_that_the_ledger_committed_are_counted() -> None:
 @pytest.mark.parametrize(
     ("state", "problem"),
     [
-        (None, "its state is missing, which the ledger committed with batch 2"),
+        (None, "the state that the ledger committed with batch 2 is missing"),
         (StoredState("state a 1", "T", "a", 1), "differs from the one committed with batch 2"),
         (StoredState("state a 2", "U", "a", 2), "differs from the one committed with batch 2"),
         (StoredState("state a 2", "T", "b", 2), "differs from the one committed with batch 2"),
@@ -739,4 +739,4 @@ def test_a_state_that_is_not_the_committed_one_is_a_problem(state: StoredState |
 def test_a_state_of_a_job_that_committed_nothing_is_a_problem() -> None:
     log = topics()
     report = verify_log(log.ledger, None, states_of(log) | {"c": StoredState("x", "T", "c", 1)})
-    assert any("job 'c'" in line and "nothing was committed" in line for line in report.problems)
+    assert any("job 'c'" in line and "no batch was committed" in line for line in report.problems)
