@@ -95,7 +95,7 @@ class AdaptivePCA(ComposedEstimator[AdaptiveState, AdaptiveOptions]):
         source="this project, after DunglerSanyal2026, Algorithm 2, and DworkEtAl2014",
         adjacency="replace-one",
         private=True,
-        needs="nothing to tune; bounds help",
+        needs="no tuning; bounds help",
         summary="the better of the covariance and the block route: the default",
     )
     options_type: ClassVar[type[AdaptiveOptions]] = AdaptiveOptions

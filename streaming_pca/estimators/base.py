@@ -274,7 +274,7 @@ class Estimator(ABC, Generic[S, O]):
             known = ", ".join(f'"{name}"' for name in self.centerings)
             raise ValueError(f'{self.info.id} cannot use centering = "{centering}": use {known} or a vector')
         if diagnostics_share and not self.info.private:
-            raise ValueError(f"{self.info.id} is not private: no guarantee can pay for diagnostics")
+            raise ValueError(f"{self.info.id} is not private: diagnostics need a private estimator")
         if diagnostics_share and self.info.local:
             raise ValueError(f"{self.info.id} reads reports, which are public: there is nothing to diagnose")
         self.dim, self.k = dim, k

@@ -80,14 +80,14 @@ class Doubt(StrEnum):
 _ONE_FEATURE = "one feature"
 _EXPLANATIONS = {
     Doubt.NO_RECORDS: "no record has been read yet",
-    Doubt.NOT_RESOLVED: "noise alone could have made components (the angle bound is 90 degrees)",
-    Doubt.VARIANCE_LOST: "an explained variance cannot be told from noise, nor can its component",
+    Doubt.NOT_RESOLVED: "noise alone could have produced the components (the angle bound is 90 degrees)",
+    Doubt.VARIANCE_LOST: "an explained variance is indistinguishable from noise, and so is its component",
     Doubt.MEAN_SWAMPS: "the error of the mean is as large as the variance of a component",
-    Doubt.MEAN_UNKNOWN: "the first component may be the direction of a mean that is not known, or not well",
-    Doubt.CLIPPED: "clipped records may have turned the components by more than the angle bound says",
+    Doubt.MEAN_UNKNOWN: "the first component may be the direction of a mean that is unknown or inaccurate",
+    Doubt.CLIPPED: "clipped records may have turned the components by more than the angle bound",
     Doubt.DOMINATED: f"{_ONE_FEATURE} has most of the squared norm of the largest records",
     Doubt.UNSETTLED: "the components are not settled: the last step still turned them",
-    Doubt.CLAMPED: "public bounds change values of many records, and all numbers are of the changed ones",
+    Doubt.CLAMPED: "public bounds change values in many records: all results describe the changed values",
     Doubt.RANGE_ENDS: "records are so large that they were clipped to the end of the public radius_range",
 }
 _RECORDS, _EPSILON, _BOUNDS, _RANK = "more records", "a larger epsilon", "public bounds", "a lower rank"
@@ -98,7 +98,7 @@ _REMEDIES: dict[Doubt, tuple[str, ...]] = {
     Doubt.NOT_RESOLVED: _RESOLVE,
     Doubt.VARIANCE_LOST: _RESOLVE,
     Doubt.MEAN_SWAMPS: (_RECORDS, _EPSILON, _BOUNDS, _CENTRE),
-    Doubt.MEAN_UNKNOWN: (_RECORDS, 'as centering "auto" or a public centre (zeros if records are centred)'),
+    Doubt.MEAN_UNKNOWN: (_RECORDS, 'centering "auto" or a public centre (zeros if records are centred)'),
     Doubt.CLIPPED: (_RECORDS, _EPSILON, _BOUNDS, "other units for features of few large values"),
     Doubt.DOMINATED: ("a smaller scale, a logarithm or narrower bounds for that feature",),
     Doubt.UNSETTLED: ("more batches, each of them a step", "at most 512 features, which need no steps"),
@@ -190,12 +190,12 @@ def _first_has_nearly_all(subspace: Subspace) -> bool:
     return first > _NEARLY_ALL * total and least > total / 2
 
 
-def resolved_components(said: Subspace | Release) -> int | None:
+def resolved_components(release: Subspace | Release) -> int | None:
     """Count the leading components that noise alone would not have made.
 
     Parameters
     ----------
-    said : Subspace or Release
+    release : Subspace or Release
 
     Returns
     -------
@@ -209,17 +209,17 @@ def resolved_components(said: Subspace | Release) -> int | None:
     large against the largest of the standard errors, which serves for every
     entry of the noise. For a covariance that is not centred the bound's proof applies.
     """
-    if said.angle_bound is None:
+    if release.angle_bound is None:
         return None
-    k, dim = len(said.components), len(said.components[0])
-    if not _is_right(said.angle_bound):
+    k, dim = len(release.components), len(release.components[0])
+    if not _is_right(release.angle_bound):
         return k
-    if said.explained_variance_error is None:
+    if release.explained_variance_error is None:
         return None
     values = np.zeros(dim)
-    values[:k] = said.explained_variance
+    values[:k] = release.explained_variance
     with np.errstate(all="ignore"):
-        sigma = float(np.max(said.explained_variance_error))
+        sigma = float(np.max(release.explained_variance_error))
         resolved = (
             j for j in range(k - 1, 0, -1) if not _is_right(angle_bound_of_covariance(values, j, sigma))
         )
@@ -238,7 +238,7 @@ def describe_doubts(ids: Sequence[str], resolved: int | None, rank: int, feature
     feature : object, optional
         Name of the dominant feature, or its number.
     """
-    said = []
+    texts = []
     for name in ids:
         text = f"{name}: {Doubt(name).explanation}" if name in set(Doubt) else name
         if name == Doubt.NOT_RESOLVED and resolved:
@@ -247,8 +247,8 @@ def describe_doubts(ids: Sequence[str], resolved: int | None, rank: int, feature
             # A name in a foreign release may contain terminal control characters.
             name_of = "".join(c if c.isprintable() else "?" for c in str(feature))
             text = text.replace(_ONE_FEATURE, f"feature {name_of}")
-        said.append(text)
-    return "; ".join(said)
+        texts.append(text)
+    return "; ".join(texts)
 
 
 def remedies(found: Sequence[Doubt], preprocessing: Preprocessing | None = None, rank: int = 0) -> str:

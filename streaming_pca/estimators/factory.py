@@ -67,7 +67,7 @@ def configure(
     if k > dim:
         raise ValueError(f"n_components = {k} is above the number of features, {dim}")
     if not isinstance(estimator, str):
-        raise ValueError(f"estimator must be the id of one, not {estimator!r}")
+        raise ValueError(f"estimator must be the id of an estimator, not {estimator!r}")
     kind = find(estimator)
     if not isinstance(private, (bool, np.bool_)):
         raise ValueError(f"private must be True or False, not {_short(private)}")
@@ -219,7 +219,7 @@ def _numbers(name: str, value: Any) -> float | tuple[float, ...]:
     except ValueError:
         array = np.asarray(None)
     if array.dtype.kind not in "iuf" or array.ndim > 1:
-        raise ValueError(f"{name} must be a number, or one number a feature, not {_short(value)}")
+        raise ValueError(f"{name} must be a number, or one number per feature, not {_short(value)}")
     return float(array) if array.ndim == 0 else tuple(float(x) for x in array)
 
 
@@ -232,7 +232,7 @@ def _centering(value: Any) -> Any:
         if isinstance(vector, tuple):
             return vector
     names = ", ".join(f'"{name}"' for name in _CENTERINGS)
-    raise ValueError(f"centering must be {names}, or one number a feature, not {_short(value)}")
+    raise ValueError(f"centering must be {names}, or one number per feature, not {_short(value)}")
 
 
 def _bounds(value: Any) -> tuple[float | tuple[float, ...], float | tuple[float, ...]] | None:

@@ -94,7 +94,7 @@ def test_a_file_of_settings_tells_the_rest(capfd: pytest.CaptureFixture[str], tm
             "rank = 2", 'rank = 1\nestimator = "noisy-power"\noptions = { clip_l2 = 1.0 }\ncentering = "none"'
         )
     )
-    one_line(capfd, "forecasts are of adaptive", *PLAN, "--config", other)
+    one_line(capfd, "forecasts exist for adaptive", *PLAN, "--config", other)
 
 
 @pytest.mark.parametrize(

@@ -190,7 +190,7 @@ DOUBTFUL: dict[str, Any] = {
     "doubts": ("not-resolved", "no-such-word-yet"),
 }
 SAID_OF_DOUBTS = (
-    "not-resolved: noise alone could have made components (the angle bound is 90 degrees), "
+    "not-resolved: noise alone could have produced the components (the angle bound is 90 degrees), "
     "but not the first 1 of 2; no-such-word-yet"
 )
 

@@ -337,14 +337,15 @@ def block_subspace(
     variances, errors = np.maximum(values, 0.0), np.full(k, noise)
     known = bool(estimate.spectrum.any()) and math.isfinite(noise)
     whole, whole_error = max(total.value, 0.0), total.standard_error
-    told, is_apart, is_kept = total.weight > 0 and math.isfinite(whole), True, True
+    has_whole, is_apart, is_kept = total.weight > 0 and math.isfinite(whole), True, True
     if estimate.measured is not None and np.isfinite(estimate.measured).all():
         deviations = np.hypot(np.sqrt(estimate.measured[1]), estimate.measured[2])
         variances, errors = estimate.measured[0, :k], deviations[:k]
         # A clip keeps more of light tails; with skewed records, it keeps less of the leading directions.
         least = variances - 2 * np.sqrt(estimate.measured[1, :k])
         is_kept = not np.any(values + 2 * noise < _KEPT * least)
-        whole, whole_error, told = float(estimate.measured[0].sum()), float(np.linalg.norm(deviations)), True
+        whole, whole_error = float(estimate.measured[0].sum()), float(np.linalg.norm(deviations))
+        has_whole = True
         rest = (whole - float(variances.sum())) / max(len(basis) - k, 1)
         # Where the others' mean is nearly as large, one of them may be larger.
         is_apart = k == len(basis) or float(variances.min()) > _APART * rest
@@ -365,8 +366,8 @@ def block_subspace(
         variances[order],
         None,
         explained_variance_error=present.widened(errors, variances)[order] if known else None,
-        total_variance=whole if told else None,
-        total_variance_error=float(present.widened(whole_error, whole)) if told else None,
+        total_variance=whole if has_whole else None,
+        total_variance_error=float(present.widened(whole_error, whole)) if has_whole else None,
         angle_bound=bound,
         known_doubts=beyond,
     )

@@ -59,7 +59,7 @@ class Budget:
         """
         millionths = max(int(share * WHOLE), 1)
         if millionths > self.left:
-            raise ValueError(f"a share of {millionths} where {self.left} millionths are left")
+            raise ValueError(f"a share of {millionths} millionths, but only {self.left} are left")
         self.left -= millionths
         return multiplier_of(self._squared, Fraction(millionths, WHOLE))
 

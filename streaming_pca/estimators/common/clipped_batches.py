@@ -111,7 +111,7 @@ class ClippedBatches(GrowingBatches):
     def _check_radius(self) -> ClippedBatches:
         low, high = self.radius_range
         if not LEAST_RADIUS <= low < high <= GREATEST_RADIUS:
-            raise ValueError(f"radius_range must rise, between {LEAST_RADIUS:g} and {GREATEST_RADIUS:g}")
+            raise ValueError(f"radius_range must increase, between {LEAST_RADIUS:g} and {GREATEST_RADIUS:g}")
         if self.clip_quantile is not None and self.clip_radius is not None:
             raise ValueError("clip_quantile and clip_radius exclude each other")
         return self

@@ -63,7 +63,7 @@ def decode_state(state_type: type[S], data: bytes) -> S:
         values = _read_values(data)
     except Exception as error:
         # Foreign bytes can make zipfile, numpy or json raise anything.
-        raise ValueError(f"the bytes hold no state: {type(error).__name__}") from None
+        raise ValueError(f"the bytes are not a state: {type(error).__name__}") from None
     return _build_state(state_type, values)
 
 
@@ -72,7 +72,7 @@ def _read_values(data: bytes) -> dict[str, Any]:
     members = zipfile.ZipFile(io.BytesIO(data)).infolist()
     # Compressed members, and members that share bytes, can unfold to any size.
     if any(m.compress_type for m in members) or sum(m.file_size for m in members) > len(data):
-        raise ValueError("its arrays are larger than itself")
+        raise ValueError("its arrays are larger than the bytes")
     with np.load(io.BytesIO(data), allow_pickle=False) as archive:
         values: dict[str, Any] = {name: archive[name] for name in archive.files if name != "__plain__"}
         return values | dict(json.loads(archive["__plain__"].tobytes()))

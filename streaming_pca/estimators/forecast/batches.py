@@ -133,7 +133,7 @@ def checked_batches(records: int, batches: int | Sequence[int], per_row: int) ->
     if max(sizes) > MAX_RECORDS:
         needed = math.ceil(records / MAX_RECORDS)
         raise ParameterError(
-            f"a batch would hold {max(sizes)} records, of {MAX_RECORDS} at most: "
+            f"a batch would hold {max(sizes)} records, but at most {MAX_RECORDS} are allowed: "
             f"take {needed} batches or more"
         )
     return sizes

@@ -98,7 +98,7 @@ def forecast(
         shares = shares or Shares.of_default(dim, sizes, multiplier)
     except OverflowError:
         raise ParameterError(
-            f"epsilon = {epsilon:g} and delta = {delta:g} need noise above any number"
+            f"epsilon = {epsilon:g} and delta = {delta:g} need more noise than a float holds"
         ) from None
     route = route or ("block" if dim > MAX_COVARIANCE_DIM else "covariance")
     rows = [size / per_row for size in sizes]
@@ -161,11 +161,11 @@ def forecast_of(
     routes: dict[str, Route | None] = {"adaptive": None, "analyze-gauss": "covariance", "block": "block"}
     name, options = estimator.info.id, estimator.options
     if name not in routes or not isinstance(options, ClippedBatches):
-        raise ParameterError(f"forecasts are of {', '.join(routes)}, not of {name}")
+        raise ParameterError(f"forecasts exist for {', '.join(routes)}, not for {name}")
     preprocessing = estimator.preprocessing
     if preprocessing.kind is not RecordKind.FACTOR:
         raise ParameterError(
-            f'forecasts are of vectors and factors, not of record_kind = "{preprocessing.kind}"'
+            f'forecasts exist for vectors and factors, not for record_kind = "{preprocessing.kind}"'
         )
     route = routes[name] or getattr(estimator, "fixed_route", None)
     found = forecast(

@@ -174,10 +174,10 @@ def describe(forecast: Forecast, gap: float | None = None) -> str:
     if gap is not None:
         lines.append(f"with a gap of {_share(gap)} the error is {_share(f.error_at(gap))}")
     notes = [
-        "error: of a random subspace's; gap: lambda_k - lambda_(k+1), of the total variance. "
-        f"For a clip radius of {f.tail:g} times the mean |x|². Noise alone: "
-        "clipping and sampling come on top. What clips cut off adds 2% of an explained variance to its "
-        "error, 0.2 to 10% on four data sets in five, and more under heavy tails."
+        "error: as a share of a random subspace's; gap: lambda_k - lambda_(k+1), as a share of the total "
+        f"variance. For a clip radius of {f.tail:g} times the mean |x|². Noise alone: clipping and sampling "
+        "add to it. The part cut off by clipping adds 2% of an explained variance to its error, "
+        "0.2 to 10% on four data sets in five, and more under heavy tails."
     ]
     if f.route == "block":
         notes.append(
@@ -228,9 +228,9 @@ def _needs(f: Forecast, gap: float | None) -> list[str]:
     lines = [f"{'error':>6}   {'gap needed':<18}{last}".rstrip()]
     for error in TARGETS:
         needed = f.gap_for(error)
-        said = _share(needed) if needed <= 1 / f.rank else f"none (above 1/{f.rank})"
+        shown = _share(needed) if needed <= 1 / f.rank else f"none (above 1/{f.rank})"
         records = "" if gap is None else f"   {_count(f.records_for(gap, error))}"
-        lines.append(f"{error:>6.0%}   {said:<18}{records}".rstrip())
+        lines.append(f"{error:>6.0%}   {shown:<18}{records}".rstrip())
     return lines
 
 

@@ -89,7 +89,7 @@ class ComponentRates(LearningRates):
             )
         rising = any(a < b for a, b in pairwise(values))
         if len(values) < 2 or rising or not np.inf > values[0] or not values[-2] > 0 or not values[-1] >= 0:
-            raise ValueError("eigenvalues must be two or more that fall, above 0 but for the last")
+            raise ValueError("eigenvalues must be two or more decreasing numbers, above 0 except the last")
 
     def of_component(self, component: int) -> LearningRates:
         """Return the learning rates of a component, counted from 0."""

@@ -151,7 +151,8 @@ class AdaptiveMean:
     ) -> None:
         if epsilon > _GREATEST_EPSILON:
             raise ParameterError(
-                f"epsilon must be at most {_GREATEST_EPSILON:g} a batch for an adaptive mean, not {epsilon:g}"
+                f"epsilon must be at most {_GREATEST_EPSILON:g} per batch for an adaptive mean, "
+                f"not {epsilon:g}"
             )
         self.epsilon, self.delta, self.values, self.accounting = epsilon, delta, values, accounting
         sensitivity = _box_sensitivity(values)

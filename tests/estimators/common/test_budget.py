@@ -81,13 +81,13 @@ def test_shares_add_up_exactly() -> None:
 def test_more_than_is_left_is_refused_and_takes_nothing() -> None:
     budget = Budget(3.0, 1.0)
     budget.take(0.7)
-    with pytest.raises(ValueError, match="a share of 300001 where 300000 millionths are left"):
+    with pytest.raises(ValueError, match="a share of 300001 millionths, but only 300000 are left"):
         budget.take(0.300001)
     assert budget.left == 300_000
     budget.take_rest()
     with pytest.raises(ValueError, match="nothing is left"):
         budget.take_rest()
-    with pytest.raises(ValueError, match="a share of 1 where 0"):
+    with pytest.raises(ValueError, match="a share of 1 millionths, but only 0 are left"):
         budget.take(1e-30)
 
 

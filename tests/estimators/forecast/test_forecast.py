@@ -197,7 +197,7 @@ def test_an_endless_stream_is_cut_as_its_estimator_cuts_it() -> None:
         ({"batches": (400, 500)}, "900 records together, not 1000"),
         ({"epsilon": 0.0}, "epsilon must be"),
         ({"epsilon": 1e13}, "epsilon"),
-        ({"epsilon": 1e-300, "delta": 1e-300}, "need noise above any number"),
+        ({"epsilon": 1e-300, "delta": 1e-300}, "need more noise than a float holds"),
         ({"delta": 1.0}, "delta must"),
         ({"contributions": 0}, "contributions must be"),
         ({"tail": 0.0}, "tail must be"),
@@ -253,5 +253,5 @@ def test_other_estimators_have_no_forecast() -> None:
         Preprocessing(dim=4, centering="none"),
         kind.options_type(clip_radius=1.0, learning_rate=1.0),
     )
-    with pytest.raises(ParameterError, match="forecasts are of adaptive"):
+    with pytest.raises(ParameterError, match="forecasts exist for adaptive"):
         forecast_of(other, 1000)

@@ -254,7 +254,7 @@ def test_without_guesses_a_component_all_have_one_rate() -> None:
             "one or the other",
         ),
         *(
-            ({"schedule": "spectral", "noise_level": 1, "eigenvalues": values}, "that fall")
+            ({"schedule": "spectral", "noise_level": 1, "eigenvalues": values}, "decreasing numbers")
             for values in [(1.0,), (1.0, 2.0), (0.0, 0.0), (1.0, -1.0), (np.inf, 1.0), (np.nan, 1.0)]
         ),
     ],

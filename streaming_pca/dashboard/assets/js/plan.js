@@ -232,7 +232,7 @@ function forecast(plan) {
           h("p", { class: "prose" },
             `${many(plan.records, "record")} of ${many(plan.dim, "feature")}, in ${sizes(plan.batches)}. ${unit} is charged ${charge(plan.charge)}. `,
             `Noise alone reaches an eigenvalue of ${share(plan.largest_noise)} of the total variance: components below that cannot be distinguished from noise.`),
-          h("p", { class: "small faint prose" }, "Noise alone: clipping and sampling come on top. What clips cut off adds 2% of an explained variance to its error, 0.2 to 10% on four data sets in five.",
+          h("p", { class: "small faint prose" }, "Noise alone: clipping and sampling add to it. The part cut off by clipping adds 2% of an explained variance to its error, 0.2 to 10% on four data sets in five.",
             plan.is_bound ? " For this many features the noise follows what is left over: these are bounds." : "")),
         parts.section("targets", "What an error requires", targets(plan)),
         parts.section("command", "The same in a terminal", h("pre", { tabindex: "0", role: "region", "aria-label": "Command" }, h("code", { "data-snippet": "shell" }, command(plan))))),
