@@ -55,23 +55,23 @@ def configured_components(
             "n_components must be a whole number of at least 1, a share of the variance in (0, 1), or None, "
             f"not {' '.join(repr(n_components).split()):.60}"
         )
-    says = f"n_components = {float(n_components)!r} needs the noisy variances of all features"
+    reason = f"n_components = {float(n_components)!r} needs the noisy variances of all features"
     if not isinstance(estimator, str):
         # Refused with the other parameters.
         return 1, options
     if estimator not in _SPECTRAL:
         names = " or ".join(f'"{name}"' for name in _SPECTRAL)
         raise ValueError(
-            f"{says}, which {estimator} does not release: take estimator {names}, or a whole number"
+            f"{reason}, which {estimator} does not release: take estimator {names}, or a whole number"
         )
     if dim > MAX_COVARIANCE_DIM:
-        raise ValueError(f"{says}, which are too many above {MAX_COVARIANCE_DIM}: take a whole number")
+        raise ValueError(f"{reason}, which are too many above {MAX_COVARIANCE_DIM}: take a whole number")
     needed = _SPECTRAL[estimator]
     if options is None or isinstance(options, Mapping):
         options = {**needed, **(options or {})}
         for name, value in needed.items():
             if options[name] not in (value, "auto"):
-                raise ValueError(f'{says}: set option {name} to "{value}", or take a whole number')
+                raise ValueError(f'{reason}: set option {name} to "{value}", or take a whole number')
             options[name] = value
     return rank_of_radius(dim), options
 

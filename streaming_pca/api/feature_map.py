@@ -124,7 +124,7 @@ class FeatureMap(TransformerMixin, BaseEstimator):  # type: ignore[misc]
             raise ValueError("frame must be a data frame of pandas or polars")
         for what, named in given.items():
             if unknown := sorted(set(named) - set(names)):
-                raise ValueError(f"{what} names {unknown[0]!r}, which is no column of the frame")
+                raise ValueError(f"{what} names {unknown[0]!r}, which is not a column of the frame")
         features: list[Feature] = []
         needed = []
         for name in names:

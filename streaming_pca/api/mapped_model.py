@@ -29,12 +29,12 @@ class MappedModel(SubspaceModel):
         features: Any = getattr(self, "features", None)
         if features is not None:
             if self.bounds is not None:
-                raise ValueError("bounds are those of features: leave one of them out")
+                raise ValueError("bounds and features are both set: leave one of them out")
             return row_map_of(features)
         if not isinstance(self.bounds, Mapping):
             return None
         if not self.bounds:
-            raise ValueError("bounds names no column")
+            raise ValueError("bounds must name at least one column")
         return row_map_of([{"name": str(n), "path": [str(n)], "bounds": b} for n, b in self.bounds.items()])
 
     def _mapped_parameters(self, parameters: dict[str, Any], dim: int) -> dict[str, Any]:
@@ -44,7 +44,7 @@ class MappedModel(SubspaceModel):
         if rows is None:
             return parameters
         if rows.dim != dim:
-            raise ValueError(f"the features have {rows.dim} columns, and n_features is {dim}")
+            raise ValueError(f"the features have {rows.dim} columns, but n_features is {dim}")
         parameters["bounds"] = rows.bounds
         if features is not None and parameters["scale"] is None:
             parameters["scale"] = rows.scale if _is_scaled(features) else None
@@ -55,7 +55,7 @@ class MappedModel(SubspaceModel):
     def _checked(self, X: Any, least: int) -> Rows:
         if (rows := self._row_map()) is not None:
             if self._names_columns() and (extra := sorted(set(column_names(X) or ()) - set(rows.names))):
-                raise ValueError(f"bounds has no {extra[0]!r}, which is a column of X")
+                raise ValueError(f"bounds lacks {extra[0]!r}, a column of X")
             X = rows_of_table(rows, X)
         return super()._checked(X, least)
 
@@ -69,7 +69,7 @@ class MappedModel(SubspaceModel):
         elif getattr(self, "_features_told", rows.features) != rows.features:
             what = "bounds" if self._names_columns() else "features"
             raise ValueError(
-                f"{what} changed since the model was begun: set the old ones again, or begin a model"
+                f"{what} changed since the model was started: set the old ones again, or start a new model"
             )
 
     def _restore_features(self, names: Any) -> None:

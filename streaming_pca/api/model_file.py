@@ -176,4 +176,4 @@ def _plain(value: Any) -> Any:
         return _plain(np.asarray(value).tolist())
     if isinstance(value, (list, tuple)):
         return [_plain(item) for item in value]
-    raise TypeError(f"{value!r} is no number, string, list or dict")
+    raise TypeError(f"{value!r} is not a number, string, list or dict")

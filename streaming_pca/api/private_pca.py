@@ -295,7 +295,7 @@ class PrivatePCA(MappedModel):
             estimator = self._unchanged()
         else:
             if hasattr(self, "_published"):
-                raise ValueError("a model from a release is read-only: begin a model with fit or clone")
+                raise ValueError("a model from a release is read-only: start a new model with fit or clone")
             estimator = self._configured(array.shape[-1], None, m)
         n_usable = usable_records(array.shape, estimator, is_first=not begun)
         if not begun:
@@ -357,7 +357,7 @@ class PrivatePCA(MappedModel):
         estimator = configure(dim, n_records=n_records, **self._mapped_parameters(parameters, dim))
         if estimator.info.releases == "tensor":
             raise ValueError(
-                f"{estimator.info.id} finds the components of a tensor, which span no subspace of their own: "
+                f"{estimator.info.id} finds components of a tensor, not of a subspace: "
                 "take another estimator, or run it as a stream"
             )
         return estimator
@@ -367,8 +367,8 @@ class PrivatePCA(MappedModel):
         now = self._configured(self.n_features_in_, self._n_records_told, self._estimator.k)
         if changed := changed_parameters(self._estimator, now):
             raise ValueError(
-                f"{', '.join(changed)} changed since the model was begun: "
-                "set the old value again, or begin a model with fit or clone"
+                f"{', '.join(changed)} changed since the model was started: "
+                "set the old value again, or start a new model with fit or clone"
             )
         return self._estimator
 
@@ -434,9 +434,9 @@ class PrivatePCA(MappedModel):
             if found := [Doubt(doubt) for doubt in self.doubts_]:
                 names, index = getattr(self, "feature_names_in_", None), release.dominant_feature
                 dominant = index if names is None or index is None else names[index]
-                said = describe_doubts(found, resolved_components(release), self.n_components_, dominant)
+                explained = describe_doubts(found, resolved_components(release), self.n_components_, dominant)
                 helps = remedies(found, self._preprocessing, self.n_components_)
-                text = f"the result is doubtful: {said}. What helps: {helps}."
+                text = f"the result is doubtful: {explained}. What helps: {helps}."
                 warnings.warn(text, DoubtfulResultWarning, stacklevel=3)
         return self
 
@@ -496,7 +496,7 @@ class PrivatePCA(MappedModel):
         """
         check_is_fitted(self)
         if hasattr(self, "_published"):
-            raise ValueError("a model from a release holds no state to save: keep the release's bytes")
+            raise ValueError("a model from a release has no state to save: keep the release's bytes")
         self._unchanged()
         if not isinstance(self.random_state, (int, np.integer, type(None))):
             raise ValueError("random_state must be an int or None to be saved: set_params(random_state=None)")
@@ -567,15 +567,15 @@ class PrivatePCA(MappedModel):
             If the release is older than version 6 and no setting is given.
         """
         settings = {"centering": centering, "scale": scale, "bounds": bounds}
-        said, preprocessing = read_release(release, settings)
-        parameters = parameters_of_release(said, preprocessing)
-        model = cls(**(parameters | parameters_of_map(features, said, preprocessing)))
+        published, preprocessing = read_release(release, settings)
+        parameters = parameters_of_release(published, preprocessing)
+        model = cls(**(parameters | parameters_of_map(features, published, preprocessing)))
         model._published = preprocessing
-        model.n_features_in_ = said.dim
-        if said.feature_names is not None:
-            model.feature_names_in_ = np.array(said.feature_names, dtype=object)
-        model.privacy_spent_ = charge_of_release(said)
-        model._set_fitted(attributes_of_release(said, preprocessing))
+        model.n_features_in_ = published.dim
+        if published.feature_names is not None:
+            model.feature_names_in_ = np.array(published.feature_names, dtype=object)
+        model.privacy_spent_ = charge_of_release(published)
+        model._set_fitted(attributes_of_release(published, preprocessing))
         return model
 
     @classmethod

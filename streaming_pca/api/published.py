@@ -44,7 +44,9 @@ def read_release(given: Any, settings: Settings) -> tuple[Release, Preprocessing
     release = given if isinstance(given, Release) else Release.from_bytes(_content(given))
     known = {name: value for name, value in settings.items() if value is not None}
     if release.kind == "tensor":
-        raise ValueError("a tensor's components span no subspace of their own: take a release of a subspace")
+        raise ValueError(
+            "the release holds components of a tensor, not of a subspace: take a release of a subspace"
+        )
     values: dict[str, Any] = {"centering": "none" if release.mean is None else "auto"}
     if release.centering is None:
         if not known:
@@ -67,7 +69,7 @@ def read_release(given: Any, settings: Settings) -> tuple[Release, Preprocessing
     try:
         charge_of_release(release)
     except ValidationError:
-        raise ValueError("not a release: epsilon or delta is no privacy parameter") from None
+        raise ValueError("not a release: epsilon or delta is not a valid privacy parameter") from None
     try:
         return release, Preprocessing(dim=release.dim, **values)
     except ValidationError as error:

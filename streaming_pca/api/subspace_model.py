@@ -216,8 +216,9 @@ class SubspaceModel(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         variances = np.maximum(self.explained_variance_, least)
         if lost := np.flatnonzero(~(variances > 0)).tolist():
             raise ValueError(
-                f"whiten divides by the root of each explained variance, and component {lost[0]} has none: "
-                "noise has covered it; take fewer components, or set_params(whiten=False) without a new fit"
+                "whiten divides by the root of each explained variance, but that of component "
+                f"{lost[0]} is hidden by noise: take fewer components, or "
+                "set_params(whiten=False) without a new fit"
             )
         return np.asarray(np.sqrt(variances))
 
@@ -230,7 +231,7 @@ class SubspaceModel(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         # Called only for attributes that do not exist.
         is_fitted = "components_" in self.__dict__
         if name == "mean_" and is_fitted:
-            text = "this model has no mean_: none was found, or none was looked for (see centering)"
+            text = "this model has no mean_: the mean was not found, or not estimated at all (see centering)"
         elif name in ("score", "score_samples") and _is_of_pairs(self):
             text = (
                 f'{name} needs a mean, which centering="pairs" does not estimate: '

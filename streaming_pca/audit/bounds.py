@@ -195,8 +195,8 @@ def check_trials(case: Case, trials: int) -> None:
     needed = least_trials(case.claim)
     if trials < needed:
         raise AuditError(
-            f"{trials} trials can refute nothing of {case.id} at epsilon = {case.claim.epsilon:g}:"
-            f" raise them to {needed} or more, or lower epsilon"
+            f"{trials} trials are too few to refute the claim of {case.id} "
+            f"at epsilon = {case.claim.epsilon:g}: raise them to {needed} or more, or lower epsilon"
         )
 
 
@@ -224,11 +224,11 @@ def audit(case: Case, trials: int, advance: Callable[[int], None] = lambda n: No
     def best(bound: Callable[[NDArray[np.int64], NDArray[np.int64]], Scores]) -> Separation:
         thresholds = _thresholds(*learn)
         wrong = _errors(*learn, thresholds)
-        ahead, behind = bound(*wrong), bound(half - wrong[0], half - wrong[1])
+        straight, reversed_ = bound(*wrong), bound(half - wrong[0], half - wrong[1])
         n = trials - half
-        at = np.argmax(np.maximum(ahead, behind))
+        at = np.argmax(np.maximum(straight, reversed_))
         positives, negatives = (int(e[0]) for e in _errors(*judge, thresholds[at : at + 1]))
-        if behind[at] > ahead[at]:
+        if reversed_[at] > straight[at]:
             positives, negatives = n - positives, n - negatives
         return Separation(positives, negatives, n)
 

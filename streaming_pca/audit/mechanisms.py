@@ -84,7 +84,7 @@ def replayed(answer: Callable[[bool], float]) -> Callable[[bool, int], NDArray[n
         finally:
             os.waitpid(copy, 0)
         if other.size != n:
-            raise ChildProcessError("the copy of the process ended before it had drawn")
+            raise ChildProcessError("the forked process ended before it sent its samples")
         return own - other
 
     return sample

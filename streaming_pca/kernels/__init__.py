@@ -143,7 +143,7 @@ class _SlowCompile:
     def _tell(self) -> None:
         if not _SlowCompile._told:
             _SlowCompile._told = True
-            _log.info("compiling kernels, as at each first use on a machine: it may take half a minute")
+            _log.info("compiling kernels for their first use on this machine: this may take half a minute")
 
 
 _timers = threading.local()

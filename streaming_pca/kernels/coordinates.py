@@ -208,7 +208,7 @@ class BinCounts:
             If ``bins`` is not a matrix of int32.
         """
         if not isinstance(bins, np.ndarray) or bins.dtype != np.int32 or bins.ndim != 2:
-            raise ValueError("bins must be a matrix of int32, a row a histogram")
+            raise ValueError("bins must be a matrix of int32, one row per histogram")
         return cls(len(bins), *count_bins(np.ascontiguousarray(bins)))
 
     @classmethod

@@ -43,7 +43,7 @@ def records_view(
         rows = rows.astype(np.float64)
     longest = _longest_record(begins, starts, len(rows))
     if longest < 0:
-        raise ValueError(f"records of other rows than the {len(rows)} that there are")
+        raise ValueError(f"records must lie within the {len(rows)} rows")
     flags = rows.flags
     view = (
         rows if flags.c_contiguous and flags.aligned else np.require(rows, requirements=["C", "A"])

@@ -23,8 +23,8 @@ def refuse_meaning_beside(X: Any, name: str = "X") -> None:
     """
     if np.ma.is_masked(X):
         raise ValueError(
-            f"{name} is masked, and its masked entries hold anything: fill them ({name}.filled(...)), "
-            "or leave their records out"
+            f"{name} is masked, and its masked entries have undefined values: "
+            f"fill them ({name}.filled(...)), or leave their records out"
         )
     # Quantities of astropy are arrays with a unit, pint's have a magnitude with units. A table may have a
     # column of that name.

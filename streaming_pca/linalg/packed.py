@@ -29,7 +29,7 @@ def dim_of_packed(size: int) -> int:
     """
     dim = (math.isqrt(8 * size + 1) - 1) // 2 if size > 0 else 0
     if dim < 1 or packed_size(dim) != size:
-        raise ValueError(f"{size} numbers are the upper triangle of no matrix")
+        raise ValueError(f"{size} numbers are not the upper triangle of a matrix")
     return dim
 
 

@@ -133,9 +133,9 @@ class LocalAccountant:
             after = tuple(a + b for a, b in zip(before, cost, strict=True))
             if any(a > m for a, m in zip(after, most, strict=True)):
                 raise AlreadySpent(
-                    f"{self.path}: a user has spent ({float(before[0])!r}, {float(before[1])!r}) "
-                    f"of ({float(most[0])!r}, {float(most[1])!r}) on {topic!r} already: "
-                    f"no report of ({epsilon!r}, {delta!r}) is left"
+                    f"{self.path}: a user has already spent ({float(before[0])!r}, {float(before[1])!r}) "
+                    f"of ({float(most[0])!r}, {float(most[1])!r}) on {topic!r}: "
+                    f"too little is left for a report of ({epsilon!r}, {delta!r})"
                 )
             connection.execute(
                 "INSERT OR REPLACE INTO spent VALUES (?, ?, ?, ?)",
@@ -211,7 +211,7 @@ class LocalAccountant:
                 connection.execute(f"PRAGMA application_id = {_APPLICATION}")
                 connection.execute(f"PRAGMA user_version = {_VERSION}")
             elif (application, version) != (_APPLICATION, _VERSION):
-                raise AccountantError(f"{self.path}: is no accountant's file of this version")
+                raise AccountantError(f"{self.path}: is not an accountant's file of this version")
             (salt,) = connection.execute("SELECT salt FROM secret").fetchone()
             return bytes(salt)
 

@@ -77,7 +77,7 @@ def test_a_missing_or_wrong_value_is_one_line_that_names_record_and_field() -> N
         with pytest.raises(ValueError, match=r"^record 1 of 3: field 'age' is missing, and has no stand-in$"):
             FeatureMap(without).transform(table)
     wrong = [*RECORDS, RECORDS[0] | {"spent": "much"}]
-    with pytest.raises(ValueError, match=r"^record 3 of 4: field 'spent' is 'much', which is no number$"):
+    with pytest.raises(ValueError, match=r"^record 3 of 4: field 'spent' is 'much', which is not a number$"):
         FeatureMap(FEATURES).transform(wrong)
     with pytest.raises(ValueError, match=r"^the table has no column 'ok'$"):
         FeatureMap(FEATURES).transform(pd.DataFrame(COLUMNS).drop(columns="ok"))
@@ -143,7 +143,7 @@ def test_a_frame_says_what_is_public_and_asks_for_the_rest() -> None:
         named = {"country": ["DE", "FR", "PL"]}
         of_names = FeatureMap.from_frame(found, bounds=bounds, categories=named, missing={"age": 40})
         assert of_names.features == made.features
-    with pytest.raises(ValueError, match="bounds names 'height', which is no column"):
+    with pytest.raises(ValueError, match="bounds names 'height', which is not a column"):
         FeatureMap.from_frame(frame, bounds={"height": (0, 2)})
     with pytest.raises(ValueError, match="must be a data frame"):
         FeatureMap.from_frame(RECORDS)
@@ -230,10 +230,10 @@ def test_bounds_may_name_columns() -> None:
 @pytest.mark.parametrize(
     ("parameters", "table", "words"),
     [
-        ({"bounds": BODY}, people(10), "bounds has no 'sex', which is a column of X"),
+        ({"bounds": BODY}, people(10), "bounds lacks 'sex', a column of X"),
         ({"bounds": BODY | {"age": (0, 1)}}, people(10)[["height", "weight"]], "no column 'age'"),
         ({"bounds": BODY}, np.eye(2), "need a table"),
-        ({"bounds": {}}, people(10), "names no column"),
+        ({"bounds": {}}, people(10), "bounds must name at least one column"),
         ({"bounds": {"height": (2, 1)}}, people(10)[["height"]], "the lower one first"),
         ({"bounds": BODY, "features": FEATURES}, people(10), "leave one of them out"),
         ({"features": FEATURES}, people(10), "no column 'age'"),
@@ -298,7 +298,7 @@ def test_another_map_of_the_same_bounds_is_another_model() -> None:
     model = PrivatePCA(1, bounds=BODY, epsilon=10).partial_fit(frame[["height", "weight"]])
     swapped = {"a": BODY["height"], "b": BODY["weight"]}
     model.set_params(bounds=swapped)
-    with pytest.raises(ValueError, match="bounds changed since the model was begun"):
+    with pytest.raises(ValueError, match="bounds changed since the model was started"):
         model.partial_fit(frame[["height", "weight"]].set_axis(["a", "b"], axis=1))
     both = PrivatePCA(1, scale=1.0, features=[{"name": "height", "scale": 9.0}])
     with pytest.raises(ValueError, match="scale is set for the model and for a feature"):
@@ -311,7 +311,7 @@ def test_another_map_of_the_same_bounds_is_another_model() -> None:
         ({"a": np.array([1, 2], "m8[s]")}, "a column of durations"),
         ({"a": "FR"}, "must be a list or an array"),
         ({"a": 5}, "must be a list or an array"),
-        ({"a": np.eye(2)}, "one value a record"),
+        ({"a": np.eye(2)}, "one value per record"),
         (pd.DataFrame([[1, 2]], columns=["a", "a"]), "two columns 'a'"),
     ],
 )

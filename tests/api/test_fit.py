@@ -51,7 +51,7 @@ def test_the_mean_is_the_public_centre_or_absent_where_none_is_learnt() -> None:
     for centering in ("none", "pairs"):
         pca = PrivatePCA(centering=centering).fit(X)
         assert not hasattr(pca, "mean_")
-        with pytest.raises(AttributeError, match="no mean_: none was found, or none was looked for"):
+        with pytest.raises(AttributeError, match="no mean_: the mean was not found, or not estimated at all"):
             _ = pca.mean_
     with pytest.raises(AttributeError, match=r"'PrivatePCA' object has no attribute 'mean_'$"):
         _ = PrivatePCA().mean_

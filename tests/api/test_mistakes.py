@@ -28,7 +28,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"delta": None}, "delta must be a number"),
     ({"epsilon": 1e-9}, "raise epsilon"),
     ({"estimator": "analyse-gauss"}, "no estimator 'analyse-gauss'; did you mean analyze-gauss?"),
-    ({"estimator": ["analyze-gauss"]}, "estimator must be the id of one"),
+    ({"estimator": ["analyze-gauss"]}, "estimator must be the id of an estimator"),
     ({"estimator": "private-oja"}, "options of private-oja: clip_radius: must be set"),
     ({"estimator": "oja"}, "estimator 'oja' is not private: it runs only with private = false"),
     ({"estimator": "oja", "private": False}, 'oja cannot use centering = "auto"'),
@@ -44,12 +44,12 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"centering": [[1, 2], [3]]}, "centering must be"),
     ({"bounds": 3}, "bounds must be a pair"),
     ({"bounds": (1, 2, 3)}, "bounds must be a pair"),
-    ({"bounds": ("a", "b")}, "bounds must be a number, or one number a feature, not 'a'"),
+    ({"bounds": ("a", "b")}, "bounds must be a number, or one number per feature, not 'a'"),
     ({"bounds": (1, 1)}, "bounds must have lower below upper"),
     ({"bounds": ([1, 2], 3)}, "bounds has 2 numbers for 4 features"),
     ({"bounds": (0, np.inf)}, "bounds must be finite"),
     ({"scale": 0}, "scale must be above 0"),
-    ({"scale": np.eye(4)}, "scale must be a number, or one number a feature"),
+    ({"scale": np.eye(4)}, "scale must be a number, or one number per feature"),
     ({"random_state": -1}, "random_state must be"),
     ({"random_state": "seven"}, "random_state must be"),
     ({"random_state": np.random.RandomState}, "random_state must be"),
@@ -64,7 +64,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"epsilon": -1, "delta": 2}, "above 0, not -1; delta must lie between 0 and 1, not 2"),
     ({"options": {"growth": 0.5}}, "options of adaptive: growth: "),
     ({"options": {"n_records": 1}}, "options of adaptive: n_records: "),
-    ({"options": {"radius_range": (2, 1)}}, "options of adaptive: radius_range must rise"),
+    ({"options": {"radius_range": (2, 1)}}, "options of adaptive: radius_range must increase"),
 ]
 
 

@@ -188,7 +188,7 @@ def test_a_model_that_cannot_be_saved_says_why(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="random_state must be an int or None to be saved"):
         pca.save(tmp_path / "model")
     pca.set_params(random_state=None, epsilon=3.0)
-    with pytest.raises(ValueError, match="epsilon changed since the model was begun"):
+    with pytest.raises(ValueError, match="epsilon changed since the model was started"):
         pca.save(tmp_path / "model")
     pca.set_params(epsilon=1.0)
     with pytest.raises(ModelFileError, match="No such file or directory"):

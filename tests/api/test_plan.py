@@ -59,7 +59,11 @@ def test_the_route_is_the_estimators() -> None:
         ({}, (4, 1), "n_samples"),
         ({}, (4, 100.5), "n_samples"),
         ({}, ("4", 100), "n_features"),
-        ({"estimator": "oja", "private": False, "centering": "none"}, (4, 100), "forecasts are of adaptive"),
+        (
+            {"estimator": "oja", "private": False, "centering": "none"},
+            (4, 100),
+            "forecasts exist for adaptive",
+        ),
     ],
 )
 def test_a_mistake_is_one_line(parameters: dict[str, Any], shape: tuple[Any, Any], said: str) -> None:

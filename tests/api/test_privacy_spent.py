@@ -115,7 +115,7 @@ def test_what_is_refused_costs_nothing(parameters: dict[str, Any]) -> None:
         with pytest.raises(ValueError, match=words):
             pca.partial_fit(bad)
     pca.epsilon = 2.0
-    with pytest.raises(ValueError, match="epsilon changed since the model was begun"):
+    with pytest.raises(ValueError, match="epsilon changed since the model was started"):
         pca.partial_fit(spiked(10))
     assert pca.privacy_spent_ == Charge.nothing()
     assert pca.n_records_seen_ == 100

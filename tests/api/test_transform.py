@@ -105,7 +105,9 @@ def test_a_variance_that_noise_has_covered_is_whitened_by_its_error_or_not_at_al
     np.testing.assert_allclose(pca.transform(X), plain / np.sqrt([3.0, 0.5]))
     del pca.explained_variance_error_
     for call in (pca.transform, lambda rows: pca.inverse_transform(rows[:, :2])):
-        with pytest.raises(ValueError, match=r"whiten divides by .* and component 1 has none") as caught:
+        with pytest.raises(
+            ValueError, match=r"whiten divides by .* that of component 1 is hidden by noise"
+        ) as caught:
             call(X)
         assert "\n" not in str(caught.value)
     with pytest.raises(ValueError, match="whiten must be True or False, not 'yes'"):

@@ -107,8 +107,11 @@ def test_its_help_has_examples(capfd: pytest.CaptureFixture[str]) -> None:
             ["--mechanism", "laplace"],
             "no mechanism 'laplace'; known: AboveThreshold, LocalGaussian, gaussian_",
         ),
-        (["--trials", 10], "10 trials can refute nothing of AboveThreshold at epsilon = 1: raise them to"),
-        (["--trials", -1], "-1 trials can refute nothing"),
+        (
+            ["--trials", 10],
+            "10 trials are too few to refute the claim of AboveThreshold at epsilon = 1: raise them to",
+        ),
+        (["--trials", -1], "-1 trials are too few to refute"),
         (["--epsilon", 40, "--mechanism", "private_quantile"], "or lower epsilon"),
         (["--epsilon", 0], "--epsilon must be a finite number of at least 0.01, not 0.0"),
         (["--epsilon", "nan"], "--epsilon must be a finite number"),

@@ -48,7 +48,7 @@ ENTRIES: dict[str, Callable[[Any], Any]] = {
 def test_masks_and_units_are_refused_in_one_line(name: str) -> None:
     enter = ENTRIES[name]
     with pytest.raises(
-        ValueError, match=r"is masked, and its masked entries hold anything: fill them \(\w+\.filled"
+        ValueError, match=r"is masked, and its masked entries have undefined values: fill them \(\w+\.filled"
     ):
         enter(MASKED[[int(np.flatnonzero(MASKED.mask.any(axis=1))[0]), *range(200)]])
     with pytest.raises(ValueError, match="has the unit km, which would be lost"):

@@ -41,7 +41,7 @@ def test_the_size_tells_the_order() -> None:
     sizes = {packed_size(d): d for d in [*range(1, 200), 2000, 2**13, 2**40]}
     assert all(dim_of_packed(n) == d for n, d in sizes.items())
     for size in set(range(-3, 2000)) - sizes.keys():
-        with pytest.raises(ValueError, match=f"{size} numbers are the upper triangle of no matrix"):
+        with pytest.raises(ValueError, match=f"{size} numbers are not the upper triangle of a matrix"):
             dim_of_packed(size)
 
 
@@ -51,7 +51,7 @@ def test_other_shapes_are_refused() -> None:
             pack_symmetric(np.zeros(shape))
     with pytest.raises(ValueError, match="of a matrix of 2, not 3"):
         unpack_symmetric(np.zeros(3), 3)
-    with pytest.raises(ValueError, match="of no matrix"):
+    with pytest.raises(ValueError, match="are not the upper triangle of a matrix"):
         unpack_symmetric(np.zeros((2, 4)))
     with pytest.raises(ValueError, match="expected upper triangles"):
         unpack_symmetric(np.zeros((1, 1, 3)))
