@@ -216,8 +216,8 @@ class SubspaceModel(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         variances = np.maximum(self.explained_variance_, least)
         if lost := np.flatnonzero(~(variances > 0)).tolist():
             raise ValueError(
-                "whiten divides by the root of each explained variance, but that of component "
-                f"{lost[0]} is hidden by noise: take fewer components, or "
+                "whiten divides by the root of each explained variance, but noise hides the variance of "
+                f"component {lost[0]}: take fewer components, or "
                 "set_params(whiten=False) without a new fit"
             )
         return np.asarray(np.sqrt(variances))

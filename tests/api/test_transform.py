@@ -106,7 +106,7 @@ def test_a_variance_that_noise_has_covered_is_whitened_by_its_error_or_not_at_al
     del pca.explained_variance_error_
     for call in (pca.transform, lambda rows: pca.inverse_transform(rows[:, :2])):
         with pytest.raises(
-            ValueError, match=r"whiten divides by .* that of component 1 is hidden by noise"
+            ValueError, match=r"whiten divides by .* noise hides the variance of component 1"
         ) as caught:
             call(X)
         assert "\n" not in str(caught.value)
