@@ -181,4 +181,4 @@ def test_a_promise_must_name_what_it_promises() -> None:
     for name in ("epsilon", "delta"):
         for value in (None, "", [], "x", True):
             changed = entry.model_copy(update={"promise": entry.promise | {name: value}})
-            assert f"names no {name}" in verdict(changed, "basic")
+            assert f"has no valid {name}" in verdict(changed, "basic")
