@@ -132,7 +132,7 @@ def test_features_are_put_in_order_by_their_names(tmp_path: Path, name: str) -> 
     turned = records.with_features(("b", "a"))
     np.testing.assert_array_equal(read(turned), X[:, ::-1])
     np.testing.assert_array_equal(read(turned, 2, np.array([1, 0, 2])), X[[1, 0, 2], ::-1])
-    with pytest.raises(RecordFileError, match=r"column 2 is 'b', where stream\.feature_names has 'c'"):
+    with pytest.raises(RecordFileError, match=r"column 2 is 'b', but stream\.feature_names has 'c'"):
         records.with_features(("a", "c"))
 
 
@@ -388,7 +388,7 @@ def test_names_are_compared_with_the_streams(tmp_path: Path) -> None:
     records = open_records(write(tmp_path, "x.csv"))
     turned = arrange(records, stream(feature_names=("b", "a")))
     np.testing.assert_array_equal(read(turned), X[:, ::-1])
-    with pytest.raises(RecordFileError, match=r"column 1 is .a., where .* has .d.:"):
+    with pytest.raises(RecordFileError, match=r"column 1 is .a., but .* has .d.:"):
         arrange(records, stream(feature_names=("d", "b")))
 
 

@@ -190,4 +190,4 @@ def test_a_plot_into_no_folder_is_refused_at_once(tmp_path: Path) -> None:
     _, err = told(process)
     assert process.returncode == 1
     (line,) = err.splitlines()
-    assert "no such folder" in line
+    assert "does not exist: create it" in line

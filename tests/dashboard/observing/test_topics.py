@@ -66,7 +66,7 @@ def test_messages_that_are_no_releases_are_counted(make: Make, observe: Observe)
     assert observer.history(stream.name).batch == [1]
     assert observer.stream(stream.name).unreadable == len(messages)
     reasons = observer.stream(stream.name).health.reasons
-    assert any(f"no releases of this stream: {len(messages)}" in reason for reason in reasons)
+    assert any(f"not releases of this stream: {len(messages)}" in reason for reason in reasons)
     # Numbers beyond all bounds are still valid in a release.
     extreme = {
         "components": [[1e308] * 5] * 2,

@@ -161,7 +161,7 @@ def test_the_mean_has_the_noise_of_its_box(accounting: Any) -> None:
 def test_an_epsilon_that_leaves_nothing_of_delta_is_refused(accounting: Any) -> None:
     if accounting == "zcdp":
         AdaptiveMean(100.0, 0.1, 1, accounting)
-    with pytest.raises(ParameterError, match="epsilon must be at most 100 a batch"):
+    with pytest.raises(ParameterError, match="epsilon must be at most 100 per batch"):
         AdaptiveMean(100.1, 0.1, 1, accounting)
 
 
