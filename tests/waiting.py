@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -25,3 +28,16 @@ def wait_for(
         assert time.monotonic() < deadline, f"waited {seconds:g} s for {what}\n{seen()}"
         time.sleep(pause)
     return found
+
+
+def suspend(pid: int) -> None:
+    """Stop a process by SIGSTOP and wait until it has: its threads run until each has taken the signal."""
+    os.kill(pid, signal.SIGSTOP)
+    tasks = Path(f"/proc/{pid}/task")
+    wait_for(
+        f"process {pid} to stop",
+        lambda: all(
+            (task / "stat").read_text().rpartition(")")[2].split()[0] == "T" for task in tasks.iterdir()
+        ),
+        pause=0.005,
+    )

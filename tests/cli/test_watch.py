@@ -32,7 +32,7 @@ from tests.cli.test_app import closed_port, one_line, run
 from tests.config.test_loading import SEVERAL
 from tests.data.test_counts import COUNTED
 from tests.kafka.test_broker import create
-from tests.waiting import LIMIT
+from tests.waiting import LIMIT, suspend
 
 Name = Callable[[str], str]
 Capture = pytest.CaptureFixture[str]
@@ -427,7 +427,7 @@ def test_a_broker_that_falls_silent_meanwhile_is_noticed(monkeypatch: pytest.Mon
         with closing(follow):
             assert next(follow) is None
             assert broker.pid is not None
-            os.kill(broker.pid, signal.SIGSTOP)
+            suspend(broker.pid)
             try:
                 with pytest.raises(BrokerUnreachable, match=r"reading t\.releases failed"):
                     list(islice(follow, 100))

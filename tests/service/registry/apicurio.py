@@ -17,6 +17,7 @@ from pathlib import Path
 from streaming_pca.dev.jars import find_java
 from streaming_pca.dev.processes import free_port
 from tests.service.registry.archives import CACHE, RegistryUnavailable, download, fetching
+from tests.waiting import suspend
 
 VERSION = "3.0.9"
 API = "/apis/ccompat/v7"
@@ -83,7 +84,7 @@ class Apicurio:
     def pause(self) -> None:
         """Suspend the registry: it accepts connections and does not answer."""
         assert self._process is not None
-        os.kill(self._process.pid, signal.SIGSTOP)
+        suspend(self._process.pid)
 
     def proceed(self) -> None:
         """Continue after a pause."""
