@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -41,3 +42,9 @@ def suspend(pid: int) -> None:
         ),
         pause=0.005,
     )
+
+
+def run_to_success(command: Sequence[str | Path], folder: Path) -> None:
+    """Run a program in a folder; fail with its standard error unless it exits with status 0."""
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=LIMIT)
+    assert done.returncode == 0, done.stderr

@@ -30,7 +30,7 @@ from streaming_pca.service.kafka.clients import reading_consumer
 from tests.cli.test_watch import release
 from tests.conftest import NoBroker, kafka_is_required
 from tests.docs.pages import DOCS, blocks
-from tests.waiting import LIMIT, wait_for
+from tests.waiting import LIMIT, run_to_success, wait_for
 
 pytestmark = [pytest.mark.kafka]
 
@@ -98,15 +98,7 @@ def shell(folder: Path) -> tuple[list[str], list[str]]:
 
 def java(folder: Path) -> tuple[list[str], list[str]]:
     classes = f"{fetch_jars()}/*{os.pathsep}{folder}"
-    done = subprocess.run(
-        [need("javac"), "-cp", classes, "Produce.java", "Consume.java"],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=LIMIT,
-    )
-    assert done.returncode == 0, done.stderr
+    run_to_success([need("javac"), "-cp", classes, "Produce.java", "Consume.java"], folder)
     return ["java", "-cp", classes, "Produce"], ["java", "-cp", classes, "Consume"]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from streaming_pca.privacy.ledger.entries import Reserved
 from tests.cli.command import call
 from tests.docs.test_recipes import kafkajs, need
 from tests.kafka.stream import Stream, check_books
-from tests.waiting import LIMIT, wait_for
+from tests.waiting import run_to_success, wait_for
 
 pytestmark = pytest.mark.kafka
 
@@ -219,8 +218,7 @@ def test_what_kafkajs_writes_gives_the_releases_of_its_rows(make_stream: MakeStr
     topic = objects.settings.stream.input
     broker = str(objects.settings.kafka.bootstrap_servers)
     command = [need("node"), "produce.mjs", broker, topic, "visits.json"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=LIMIT)
-    assert done.returncode == 0, done.stderr
+    run_to_success(command, tmp_path)
     octets.produce([row.tobytes() for row in rows_of(records)])
     run(objects, octets)
     for found, wanted in zip(objects.releases(), octets.releases(), strict=True):

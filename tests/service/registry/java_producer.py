@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from numpy.typing import NDArray
 
 from streaming_pca.dev.jars import fetch_jars, find_java
 from tests.service.registry.archives import CACHE, download, fetching
-from tests.waiting import LIMIT
+from tests.waiting import run_to_success
 
 _NAME = "org.apache.pinot", "pinot-confluent-avro", "1.5.0", "jar", "shaded"
 _SHA256 = "fcba31945ab17f393008f46975b37dd12516e59f536b0bec5a19ab9fd84464d1"
@@ -42,12 +41,5 @@ def produce_avro(
     (folder / "rows.txt").write_text("\n".join(" ".join(map(repr, row)) for row in rows.tolist()))
     # The log of its producer needs a jar of Kafka's.
     classes = f"{fetch()}{os.pathsep}{fetch_jars()}/*"
-    done = subprocess.run(
-        [find_java(), "-cp", classes, _PROGRAM, broker, registry, topic, "schema.json", "rows.txt"],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=LIMIT,
-    )
-    assert done.returncode == 0, done.stderr
+    program = [find_java(), "-cp", classes, _PROGRAM]
+    run_to_success([*program, broker, registry, topic, "schema.json", "rows.txt"], folder)
