@@ -1,17 +1,21 @@
-"""Pages of the documentation that are generated from the code at build time.
+"""Text of the documentation that is generated from the code.
 
-A page holds a line ``<!-- generated: NAME -->``; :data:`GENERATORS` names the text that replaces it.
+A page holds it between the lines ``<!-- generated: NAME -->`` and ``<!-- end -->``; :data:`GENERATORS` names
+its source. ``python docs/hooks.py`` writes it again, and a test finds stale text. Only the report of
+experiments/ is copied at build time: readers of the repository have it there.
 """
 
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-_MARKER = re.compile(r"^<!-- generated: ([a-z]+) -->$", re.MULTILINE)
+_GENERATED = re.compile(r"^(<!-- generated: ([a-z]+) -->\n).*?^(<!-- end -->)$", re.MULTILINE | re.DOTALL)
+_EXPERIMENTS = "<!-- report of experiments/ -->"
 
 
 def settings_text() -> str:
@@ -124,7 +128,6 @@ GENERATORS: dict[str, Callable[[], str]] = {
     "http": http_text,
     "metrics": metrics_text,
     "estimators": estimators_text,
-    "experiments": experiments_text,
 }
 
 
@@ -154,5 +157,26 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Replace each marker by its text."""
-    return _MARKER.sub(lambda found: GENERATORS[found[1]](), markdown)
+    """Put the report of experiments/ in the place of its marker."""
+    return markdown.replace(_EXPERIMENTS, experiments_text()) if _EXPERIMENTS in markdown else markdown
+
+
+def refreshed(markdown: str) -> str:
+    """Return a page with its generated text made from the present code."""
+    return _GENERATED.sub(
+        lambda match: f"{match[1]}\n{GENERATORS[match[2]]().strip()}\n\n{match[3]}", markdown
+    )
+
+
+def main() -> None:
+    """Write the generated text of all pages."""
+    for page in sorted((ROOT / "docs").rglob("*.md")):
+        text = page.read_text(encoding="utf-8")
+        if (fresh := refreshed(text)) != text:
+            page.write_text(fresh, encoding="utf-8")
+            print(page.relative_to(ROOT))
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(ROOT))
+    main()
