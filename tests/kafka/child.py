@@ -14,7 +14,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,7 +83,13 @@ def install(strike: Strike, directory: Path) -> None:
             if mine and strike.when == "after":
                 strike.hit(directory)
 
-    CheckpointWriter._step = step  # type: ignore[method-assign]
+    replace(CheckpointWriter, "_step", step)
+
+
+def replace(place: Any, name: str, value: Callable[..., Any]) -> None:
+    """Replace a function of a module or class in this process; it must exist."""
+    assert hasattr(place, name)
+    setattr(place, name, value)
 
 
 def main(
@@ -130,7 +136,7 @@ def shrink_fetches(fetch_bytes: int) -> None:
     def reading_consumer(*args: Any, **kwargs: Any) -> Any:
         return original(*args, **(kwargs | {"fetch_bytes": fetch_bytes, "max_poll_records": 7}))
 
-    partition_reader.reading_consumer = reading_consumer
+    replace(partition_reader, "reading_consumer", reading_consumer)
 
 
 def break_assembly(telltale: str) -> None:
@@ -139,7 +145,7 @@ def break_assembly(telltale: str) -> None:
     def interleave(*args: Any) -> Any:
         raise MemoryError(telltale)
 
-    buffer.interleave = interleave
+    replace(buffer, "interleave", interleave)
 
 
 class LazyReader(PartitionReader):
@@ -150,7 +156,7 @@ class LazyReader(PartitionReader):
 
 def lose(times: int) -> None:
     """Lose the records of a batch during its computation, the first ``times`` times."""
-    original, left = session.compute_batch, [times]
+    original, left = vars(session)["compute_batch"], [times]
 
     def compute_batch(*args: Any) -> Any:
         if left[0]:
@@ -158,7 +164,7 @@ def lose(times: int) -> None:
             raise SessionLost("an executor is gone")
         return original(*args)
 
-    session.compute_batch = compute_batch  # type: ignore[attr-defined]
+    replace(session, "compute_batch", compute_batch)
 
 
 def peak_memory() -> int:

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
@@ -89,11 +89,12 @@ class Projection:
     """Output message, as another client reads it."""
 
     def __init__(self, message: Message) -> None:
-        self.headers = {name: value.decode() for name, value in message.headers()}
+        headers = cast("list[tuple[str, bytes]]", message.headers())
+        self.headers = {name: value.decode() for name, value in headers}
         self.source = (int(self.headers["input-partition"]), int(self.headers["input-offset"]))
         self.batch = int(self.headers["release-batch"])
         self.partition, self.offset = message.partition(), message.offset()
-        self.key, self.value = message.key(), message.value()
+        self.key, self.value = message.key(), cast(bytes, message.value())
 
     def rows(self, rank: int, dtype: str = "<f4") -> Vectors:
         return np.frombuffer(self.value, dtype).reshape(-1, rank)
@@ -114,16 +115,17 @@ def written(stream: Stream, output: str, partitions: int) -> list[Projection]:
     try:
         consumer.assign([TopicPartition(output, p, 0) for p in range(partitions)])
         found: list[Projection] = []
-        ended: set[int] = set()
+        ended: set[int | None] = set()
 
         def is_read() -> bool:
             message = consumer.poll(1.0)
             if message is None:
                 return False
-            if message.error() is None:
+            error = message.error()
+            if error is None:
                 found.append(Projection(message))
             else:
-                assert message.error().code() == KafkaError._PARTITION_EOF, message.error()
+                assert error.code() == KafkaError._PARTITION_EOF, error
                 ended.add(message.partition())
             return len(ended) == partitions
 

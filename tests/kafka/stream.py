@@ -516,11 +516,11 @@ def check_books(stream: Stream) -> None:
         assert by_batch[batch] == checkpoint.release
     counts = np.cumsum([reserved[b].count for b in sorted(committed)])
     assert [r.records for r in releases] == counts.tolist()
-    for r in releases:
-        c = np.array(r.components)
+    for release in releases:
+        c = np.array(release.components)
         assert c.shape == (stream.settings.stream.rank, stream.settings.stream.dim)
         gram = c @ c.T
-        if r.kind == "tensor":
+        if release.kind == "tensor":
             gram = np.diag(np.diagonal(gram))
         np.testing.assert_allclose(gram, np.eye(len(c)), atol=1e-9)
     if states and max(committed) == max(reserved):

@@ -62,7 +62,7 @@ class Program(Worker):
             [sys.executable, "-c", run, *arguments],
             log=directory / "said",
             cwd=ROOT,
-            env=os.environ | {"PYTHONPATH": str(ROOT)} | env,
+            env={**os.environ, "PYTHONPATH": str(ROOT), **env},
         )
 
     @property

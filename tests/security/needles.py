@@ -71,8 +71,8 @@ def _of_records() -> Iterator[Needle]:
         digits = f"{abs(value):.9f}"[:8]
         for point in ".,":
             yield Needle(f"a record's {value}, decimal", digits.replace(".", point).encode())
-        code = abs(value).hex().removeprefix("0x").encode()[:12]
-        yield Needle(f"a record's {value}, hexadecimal float", code)
+        hexadecimal = abs(value).hex().removeprefix("0x").encode()[:12]
+        yield Needle(f"a record's {value}, hexadecimal float", hexadecimal)
 
 
 SECRETS = tuple(_of_secrets())

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cache
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 
 from confluent_kafka import (
     Consumer,
@@ -25,7 +25,8 @@ from confluent_kafka import (
     Message,
     TopicPartition,
 )
-from confluent_kafka.admin import AdminClient, OffsetSpec
+from confluent_kafka import admin as kafka_admin
+from confluent_kafka.admin import AdminClient
 
 from tests.waiting import LIMIT
 
@@ -158,7 +159,8 @@ def _consumer(bootstrap: str, isolation: str, group: str = "chaos-check") -> Con
 def _ends(bootstrap: str, isolation: IsolationLevel, topics: Topics) -> dict[tuple[str, int], int]:
     """Return end offsets of partitions; if uncommitted records do not count, last stable offsets."""
     admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 2})
-    asked = {TopicPartition(t, p): OffsetSpec.latest() for t, ps in topics.items() for p in ps}
+    offsets: Any = kafka_admin  # its OffsetSpec has no types
+    asked = {TopicPartition(t, p): offsets.OffsetSpec.latest() for t, ps in topics.items() for p in ps}
     deadline = time.monotonic() + LIMIT
     while True:
         try:
@@ -171,7 +173,7 @@ def _ends(bootstrap: str, isolation: IsolationLevel, topics: Topics) -> dict[tup
 
 
 def _raw(message: Message) -> Raw:
-    headers = {name: _bytes(value) for name, value in message.headers() or ()}
+    headers = {name: _bytes(value) for name, value in cast("list[tuple[str, Any]]", message.headers() or [])}
     return Raw(int(message.offset() or 0), _bytes(message.key()), _bytes(message.value()), headers)
 
 

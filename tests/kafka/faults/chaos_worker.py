@@ -49,7 +49,7 @@ def _write_down(path: Path) -> None:
         os.write(file, line.encode() + b"\n")
         return original(self, state, batch)
 
-    Estimator.update = update  # type: ignore[method-assign]
+    child.replace(Estimator, "update", update)
 
 
 def observed(directories: Iterable[Path], jobs: dict[int, str]) -> dict[str, list[Observed]]:

@@ -19,7 +19,7 @@ from numba.core import caching
 
 from streaming_pca.cli import main
 from streaming_pca.service import logs, session
-from tests.kafka.child import warm_up
+from tests.kafka.child import replace, warm_up
 from tests.security.needles import ROW, secret
 
 _TALKATIVE = (
@@ -48,7 +48,7 @@ if __name__ == "__main__":
     user, *command = sys.argv[1:]
     warm_up()
     # It may read the kernels of the user of the tests, and does not need to store any.
-    caching.InTreeCacheLocator.ensure_cache_path = lambda self: None
+    replace(caching.InTreeCacheLocator, "ensure_cache_path", lambda self: None)
     if int(user):
         os.setgroups([])
         os.setgid(int(user))
@@ -58,6 +58,6 @@ if __name__ == "__main__":
     faulthandler.enable()
     configure, logs.configure_logging = logs.configure_logging, configure_everything
     if os.environ.get("BREAK"):
-        session.compute_batch = fail  # type: ignore[assignment]
+        replace(session, "compute_batch", fail)
     sys.argv = ["streaming-pca", *command]
     main()
