@@ -16,7 +16,7 @@ import numpy as np
 from benchmarks.timing.conditions import machine
 from benchmarks.timing.timing import measured, medians
 from streaming_pca.privacy import mechanisms
-from streaming_pca.privacy.mechanisms.quantile import counts_at_most
+from streaming_pca.privacy.mechanisms.pure import counts_at_most
 
 __all__ = ["MECHANISMS", "beside_opendp", "main", "measure"]
 
@@ -68,16 +68,6 @@ def _stability(n: int) -> Callable[[], object]:
     return lambda: mechanisms.stability_histogram(keys, 1.0, 1e-6)
 
 
-def _histogram(n: int) -> Callable[[], object]:
-    bins = np.arange(n, dtype=np.int64)
-    return lambda: mechanisms.gaussian_histogram(bins, n, 0.01)
-
-
-def _argmax(n: int) -> Callable[[], object]:
-    bins = np.arange(n, dtype=np.int64)
-    return lambda: mechanisms.gaussian_histogram_argmax(bins, n, 0.01)
-
-
 def _threshold(n: int) -> Callable[[], object]:
     def ask() -> None:
         # The threshold is so high that no query exceeds it.
@@ -95,8 +85,6 @@ MECHANISMS: dict[str, tuple[str, Callable[[int], Callable[[], object]]]] = {
     "laplace_on_vector": ("integers", _laplace),
     "private_quantile": ("candidates, as many records", _quantile),
     "stability_histogram": ("keys, one record each", _stability),
-    "gaussian_histogram": ("bins, one record each", _histogram),
-    "gaussian_histogram_argmax": ("bins, one record each", _argmax),
     "AboveThreshold": ("queries", _threshold),
 }
 """Description of a value, and factory of a call with n values."""

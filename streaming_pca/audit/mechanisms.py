@@ -24,15 +24,12 @@ from streaming_pca.local.gaussian import LocalGaussian
 from streaming_pca.privacy.calibration.multipliers import lattice_sigma
 from streaming_pca.privacy.mechanisms import (
     AboveThreshold,
-    gaussian_histogram,
-    gaussian_histogram_argmax,
     gaussian_modes,
     gaussian_modes_threshold,
     gaussian_on_message,
     gaussian_on_symmetric,
     gaussian_on_symmetric_space,
     gaussian_on_vector,
-    laplace_histogram,
     laplace_on_vector,
     laplace_scale,
     private_quantile,
@@ -40,7 +37,7 @@ from streaming_pca.privacy.mechanisms import (
     stability_modes,
     stability_threshold,
 )
-from streaming_pca.privacy.mechanisms.quantile import counts_at_most
+from streaming_pca.privacy.mechanisms.pure import counts_at_most
 
 Integers = NDArray[np.int64]
 TrialAt = Callable[[float, float], Trial]
@@ -183,28 +180,6 @@ def _rho_of(epsilon: float, delta: float) -> float:
     return (epsilon / (math.sqrt(log + epsilon) + math.sqrt(log))) ** 2
 
 
-def _two_bins(score: Callable[[Integers, float], float]) -> TrialAt:
-    """Let a record change bins of a rho-zCDP histogram."""
-    inputs = (np.array([0, 0, 0, 1, 1], dtype=np.int64), np.array([0, 0, 1, 1, 1], dtype=np.int64))
-
-    def trial(epsilon: float, delta: float) -> Trial:
-        rho = _rho_of(epsilon, delta)
-        return Claim(epsilon, delta, math.sqrt(2 * rho)), lambda second: float(score(inputs[second], rho))
-
-    return trial
-
-
-def _laplace_histogram(epsilon: float, delta: float) -> Trial:
-    """Let a record change bins."""
-    inputs = (np.array([0, 0, 1], dtype=np.int64), np.array([0, 1, 1], dtype=np.int64))
-
-    def run(second: bool) -> float:
-        noisy = laplace_histogram(inputs[second], 2, epsilon)
-        return _log_ratio((int(noisy[0]), int(noisy[1])), ((2, 1), (1, 2)))
-
-    return _pure_claim(epsilon), run
-
-
 def _gaussian_modes(epsilon: float, delta: float) -> Trial:
     """Let a record change full bins in each of 16 histograms."""
     histograms = 16
@@ -274,9 +249,6 @@ MECHANISM_CASES: dict[str, dict[str, TrialAt]] = {
     "laplace_on_vector": _and_replayed(_laplace),
     "private_quantile": {"": _quantile, "replay": _quantile_of_many},
     "stability_histogram": {"": _stability, "alone": _stability_alone},
-    "gaussian_histogram": {"": _two_bins(lambda bins, rho: np.diff(gaussian_histogram(bins, 2, rho))[0])},
-    "gaussian_histogram_argmax": {"": _two_bins(lambda bins, rho: gaussian_histogram_argmax(bins, 2, rho))},
-    "laplace_histogram": {"": _laplace_histogram},
     "gaussian_modes": {"": _gaussian_modes},
     "stability_modes": {"": _stability_modes},
     "AboveThreshold": {"": _above_threshold},

@@ -51,7 +51,7 @@ from streaming_pca.kernels.records_view import RecordsView
 from streaming_pca.privacy.calibration.analytic import pure_epsilon
 from streaming_pca.privacy.calibration.multipliers import gaussian_rho, lattice_sigma
 from streaming_pca.privacy.mechanisms import gaussian_on_vector, private_quantile
-from streaming_pca.privacy.mechanisms.quantile import counts_at_most
+from streaming_pca.privacy.mechanisms.pure import counts_at_most
 from streaming_pca.privacy.parameters import Charge, PrivacyParameters
 
 Vector = NDArray[np.float64]

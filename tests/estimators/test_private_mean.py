@@ -28,7 +28,7 @@ from streaming_pca.kernels.record_means import MEAN_RADIUS
 from streaming_pca.linalg.subspace import subspace_error
 from streaming_pca.privacy.calibration.analytic import gaussian_delta, pure_epsilon
 from streaming_pca.privacy.mechanisms import gaussian_on_vector, private_quantile
-from streaming_pca.privacy.mechanisms.quantile import counts_at_most
+from streaming_pca.privacy.mechanisms.pure import counts_at_most
 from streaming_pca.privacy.parameters import PrivacyParameters, parse_rational
 from streaming_pca.privacy.randomness import replace_noise_sampler, utility_generator
 from tests.privacy.noise import ScriptedSampler, SeededSampler

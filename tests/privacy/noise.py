@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streaming_pca.privacy.mechanisms.laplace import add
+from streaming_pca.privacy.mechanisms.pure import add
 
 LEVEL = 2e-7
 MISS = 1e-7

@@ -7,7 +7,7 @@ import hashlib
 import numpy as np
 from numpy.typing import NDArray
 
-from streaming_pca.privacy.mechanisms.laplace import add
+from streaming_pca.privacy.mechanisms.pure import add
 
 
 class HashedSampler:

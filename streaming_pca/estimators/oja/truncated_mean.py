@@ -35,7 +35,7 @@ these sizes.) A bin is shown from about 2 d k/epsilon times 2 ln(2 d k/delta) re
 2 to 5 10^4 at d = 200.
 
 "zcdp": one histogram query of rho_c over all d k coordinates
-(:func:`~streaming_pca.privacy.mechanisms.modes.gaussian_modes`), a Gaussian of rho_m
+(:func:`~streaming_pca.privacy.mechanisms.histogram.gaussian_modes`), a Gaussian of rho_m
 with rho_c = rho_m, and a quarter of delta for bins that hold one record: (epsilon, delta)
 by the conversion of zCDP. Noise on a count is then sqrt(d k) large, not d k.
 
@@ -385,7 +385,7 @@ def _zcdp(epsilon: float, delta: float) -> tuple[float, float]:
 
     Centre and mean have this rho each. A quarter of delta goes to the centre's unseen bins, by
     (1 + e^epsilon) times their probability
-    (:func:`~streaming_pca.privacy.mechanisms.modes.gaussian_modes`).
+    (:func:`~streaming_pca.privacy.mechanisms.histogram.gaussian_modes`).
     """
     unseen = delta / 4 / (1 + math.exp(epsilon)) * (1 - 1e-12)
     return greatest_rho(epsilon, delta * 0.75) / 2, unseen

@@ -62,7 +62,7 @@ class AdaptivePowerMethod(Deflation[DeflationState, AdaptivePowerOptions]):
     step 3       ``rounds``, on the same batch: one batch, one component
     step 4       the threshold n - 6 ln(1/beta)/epsilon' (Remark A.1: beta, where the
                  algorithm prints delta); its noise, and step 7's, are in
-                 :class:`~streaming_pca.privacy.mechanisms.threshold.AboveThreshold`
+                 :class:`~streaming_pca.privacy.mechanisms.pure.AboveThreshold`
     steps 5 - 7  ``_threshold``: theta = bound 2^-j, from ``octaves`` down to 1, and the
                  bound itself if none of them fired
     step 8       ``_sum``: a record whose product has a norm above theta adds nothing

@@ -1,30 +1,29 @@
-"""Noisy histograms over unknown keys, and over fixed public bins."""
+"""Noisy histograms over unknown keys, and the fullest bins of many over the same records."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
 from collections.abc import Sequence
-from fractions import Fraction
-from typing import TypeVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from streaming_pca.privacy.errors import ParameterError, require_count, require_open_unit, require_positive
-from streaming_pca.privacy.mechanisms.gaussian import gaussian_on_vector, require_integers
-from streaming_pca.privacy.mechanisms.laplace import laplace_on_vector, laplace_scale
+from streaming_pca.privacy.errors import ParameterError, require_open_unit, require_positive
+from streaming_pca.privacy.mechanisms.gaussian import gaussian_on_vector
+from streaming_pca.privacy.mechanisms.pure import laplace_on_vector, laplace_scale
+from streaming_pca.privacy.noise import grid_exponent
+
+if TYPE_CHECKING:
+    from streaming_pca.kernels.coordinates import BinCounts
 
 Key = TypeVar("Key", int, str, bytes, tuple[int, ...])
 
 
 def stability_threshold(epsilon: float, delta: float) -> int:
     """Return the smallest noisy count that :func:`stability_histogram` shows.
-
-    Raises
-    ------
-    ParameterError
-        If a parameter is out of its range.
 
     Notes
     -----
@@ -51,17 +50,11 @@ def stability_histogram(keys: Sequence[Key | None], epsilon: float, delta: float
     ----------
     keys : sequence of m int, str, bytes or tuples of int, all of one type; or None
         One a record, a function of that record alone; None for a null record.
-    epsilon, delta : float
 
     Returns
     -------
     dict of key to noisy count, in the order of the keys
         Only those of at least :func:`stability_threshold`.
-
-    Raises
-    ------
-    ParameterError
-        If a parameter is out of its range.
 
     Notes
     -----
@@ -88,95 +81,125 @@ def stability_histogram(keys: Sequence[Key | None], epsilon: float, delta: float
     return {key: int(n) for key, n in zip(found, noisy, strict=True) if n >= threshold}
 
 
-def gaussian_histogram(bins: NDArray[np.int64], n_bins: int, rho: float) -> NDArray[np.int64]:
-    """Count fixed public bins with Gaussian noise.
+@dataclass(frozen=True)
+class Modes:
+    """Fullest bin of each histogram.
+
+    Attributes
+    ----------
+    bins : (n,) int64
+        0 if none was found.
+    found : (n,) bool
+        True if any bin's noisy count passed the threshold.
+    """
+
+    bins: NDArray[np.int64]
+    found: NDArray[np.bool_]
+
+
+def stability_modes(bins: BinCounts, epsilon: float, delta: float) -> Modes:
+    """Find the fullest bin of each of n histograms, each (epsilon, delta)-DP by itself.
 
     Parameters
     ----------
-    bins : (m,) int64
-        Each record's bin, a function of that record alone. Anything outside
-        0 .. n_bins - 1 counts nowhere, as a null record does.
-    n_bins : int
-        Public.
-    rho : float
-        Privacy of the whole histogram, in zCDP.
-
-    Returns
-    -------
-    (n_bins,) int64
-        May be negative.
-
-    Raises
-    ------
-    ParameterError
-        If a parameter is out of its range or ``bins`` is not a vector of int64.
+    bins : BinCounts
+        Counts of bins that are each a function of one record alone. Any int32 but
+        :data:`~streaming_pca.kernels.coordinates.NOWHERE` may be a bin; the bins may be unknown.
+    epsilon, delta : float
+        Privacy of one histogram.
 
     Notes
     -----
-    Released: all counts plus independent Gaussians, rounded. Adjacency:
-    replace-one, under which one count falls by one and another rises by one: L2
-    sensitivity sqrt(2), so sigma = sqrt(2)/sqrt(2 rho) = 1/sqrt(rho) is
-    rho-zCDP, exactly, at any scale and for any number of bins.
-
-    Source: [BunSteinke2016, Proposition 1.6].
+    Released: for each histogram the bin with the largest noisy count of those
+    that reach :func:`stability_threshold`, a post-processing of
+    :func:`stability_histogram`, whose proof holds for each.
+    Adjacency: replace-one; a record is in one bin of each of the n histograms, so
+    together they cost (n epsilon, n delta) by basic composition.
     """
+    _check(bins)
+    threshold = stability_threshold(epsilon, delta)
+    noisy = laplace_on_vector(bins.counts, laplace_scale(2, epsilon))
+    return _fullest(bins, noisy, threshold)
+
+
+def gaussian_modes_threshold(n: int, rho: float, delta: float) -> int:
+    """Return the smallest noisy count that :func:`gaussian_modes` shows.
+
+    Notes
+    -----
+    The least integer t with n P(A >= t) <= delta, A the answer to a count of 1: 1 + s Z
+    rounded to a multiple of g = 2**e. A >= t needs 1 + s Z >= t - g/2: so
+    t >= 1 + g/2 - s Phi^-1(delta/n) is enough.
+    """
+    # Imported here: producers of reports need no scipy for it.
+    from scipy.special import log_ndtr, ndtri_exp
+
+    require_open_unit("delta", delta)
+    scale = _scale(n, rho)
+    tail = math.log(delta) - math.log(n)
+    # 1e-9 covers the roundings of the inverse and of the decimal that prints delta.
+    z = -float(ndtri_exp(tail - 1e-9)) * (1 + 1e-9)
+    if not scale * z < 2**51 or scale > 2**51 or log_ndtr(-z) > tail:
+        raise ParameterError(f"rho = {rho!r} is too small for counts to be shown")
+    return max(math.ceil(1 + 2.0 ** (grid_exponent(scale) - 1) + scale * z), 2)
+
+
+def gaussian_modes(bins: BinCounts, rho: float, delta: float) -> Modes:
+    """Find the fullest bin of each of n histograms, together rho-zCDP but for delta.
+
+    Parameters
+    ----------
+    bins : BinCounts
+        As for :func:`stability_modes`.
+    rho, delta : float
+        Privacy of all histograms together.
+
+    Notes
+    -----
+    Released: for each histogram the bin with the largest noisy count of those
+    that reach t = :func:`gaussian_modes_threshold`; noise is drawn for bins that hold
+    a record, a Gaussian of variance s^2 = n/rho each, rounded. Adjacency:
+    replace-one, under which in each histogram one count falls by one and
+    another rises by one.
+
+    On bins that hold records of both neighbours the noisy counts are a Gaussian mechanism
+    whose inputs differ by at most sqrt(2n) in L2: (2n)/(2 s^2) = rho-zCDP. At most n bins hold
+    a record of one neighbour alone, one record each; any of them is shown with
+    probability at most n P(A >= t) <= delta. So if rho-zCDP gives (epsilon, delta'), this is
+    (epsilon, delta' + (1 + e^epsilon) delta)-DP.
+
+    Proof: docs/explanation/proofs/histograms.md.
+
+    Source: the stability histogram [BunNissimStemmer2019] with Gaussian noise.
+    """
+    _check(bins)
+    threshold = gaussian_modes_threshold(bins.histograms, rho, delta)
+    noisy = gaussian_on_vector(bins.counts, _scale(bins.histograms, rho))
+    return _fullest(bins, noisy, threshold)
+
+
+def _scale(n: int, rho: float) -> float:
     require_positive("rho", rho)
-    return gaussian_on_vector(_counts(bins, n_bins), _root_inverse_up(rho))
+    if n < 1:
+        raise ParameterError("bins must name at least one histogram")
+    return math.nextafter(math.sqrt(n / rho) * (1 + 1e-15), math.inf)
 
 
-def laplace_histogram(bins: NDArray[np.int64], n_bins: int, epsilon: float) -> NDArray[np.int64]:
-    """Count fixed public bins with discrete Laplace noise: pure privacy.
-
-    Parameters
-    ----------
-    bins : (m,) int64
-        As for :func:`gaussian_histogram`.
-    n_bins : int
-        Public.
-    epsilon : float
-
-    Returns
-    -------
-    (n_bins,) int64
-        May be negative.
-
-    Raises
-    ------
-    ParameterError
-        If a parameter is out of its range or ``bins`` is not a vector of int64.
-
-    Notes
-    -----
-    Released: all counts plus independent discrete Laplace noise of scale
-    2/epsilon. Adjacency: replace-one, under which one count falls by one and
-    another rises by one: L1 sensitivity 2, so it is epsilon-DP
-    (:func:`~streaming_pca.privacy.mechanisms.laplace.laplace_on_vector`).
-    """
-    scale = laplace_scale(2, epsilon)
-    return laplace_on_vector(_counts(bins, n_bins), scale)
+def _fullest(counted: BinCounts, noisy: NDArray[np.int64], threshold: int) -> Modes:
+    n = counted.histograms
+    bins, found = np.zeros(n, dtype=np.int64), np.zeros(n, dtype=bool)
+    shown = noisy >= threshold
+    owners, keys, noisy = counted.owners[shown], counted.keys[shown], noisy[shown]
+    # A later entry of a histogram overwrites: the fullest bin comes last, of equal ones the lowest.
+    order = np.lexsort((-keys, noisy, owners))
+    bins[owners[order]] = keys[order]
+    found[owners] = True
+    return Modes(bins, found)
 
 
-def _counts(bins: NDArray[np.int64], n_bins: int) -> NDArray[np.int64]:
-    require_integers("bins", bins)
-    if bins.ndim != 1:
-        raise ParameterError(f"bins must be one number per record, not of shape {bins.shape}")
-    require_count("n_bins", n_bins)
-    inside = bins[(bins >= 0) & (bins < n_bins)]
-    return np.bincount(inside, minlength=n_bins).astype(np.int64)
+def _check(bins: BinCounts) -> None:
+    # Imported here: it is compiled, and a producer of reports does not need the compiler.
+    from streaming_pca.kernels.coordinates import BinCounts
 
-
-def gaussian_histogram_argmax(bins: NDArray[np.int64], n_bins: int, rho: float) -> int:
-    """Return the fullest of fixed public bins, the first of equal ones.
-
-    A post-processing of :func:`gaussian_histogram`, at its cost.
-    """
-    return int(np.argmax(gaussian_histogram(bins, n_bins, rho)))
-
-
-def _root_inverse_up(rho: float) -> float:
-    """Return a float sigma with 1/sigma^2 <= rho, as float and as decimal."""
-    exact = min(Fraction(repr(float(rho))), Fraction(float(rho)))
-    sigma = 1 / math.sqrt(rho)
-    while Fraction(sigma) ** 2 * exact < 1:
-        sigma = math.nextafter(sigma, math.inf)
-    return sigma
+    if not isinstance(bins, BinCounts):
+        raise ParameterError(f"bins must be counted, as BinCounts, not {type(bins).__name__}")

@@ -4,7 +4,6 @@ Arguments for each mechanism of :mod:`mechanisms`, adjacency replace-one:
 
 ==================================================  =======================================
 gaussian_on_vector, _symmetric, _symmetric_space    ``Gaussian(multiplier)``
-gaussian_histogram, its argmax                      the same, of multiplier 1/sqrt(2 rho)
 laplace_on_vector, private_quantile,
 AboveThreshold (all its answers)                    ``Pure(epsilon)``
 stability_histogram                                 ``Approximate(epsilon, delta)``

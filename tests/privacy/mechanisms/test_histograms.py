@@ -1,4 +1,4 @@
-"""The stability histogram and the histogram over public bins: exact or two-sided tests."""
+"""The stability histogram, by exact or two-sided tests."""
 
 from __future__ import annotations
 
@@ -8,14 +8,9 @@ import math
 import mpmath
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from streaming_pca.privacy.errors import ParameterError
 from streaming_pca.privacy.mechanisms import (
-    gaussian_histogram,
-    gaussian_histogram_argmax,
-    laplace_histogram,
     laplace_scale,
     stability_histogram,
     stability_threshold,
@@ -124,97 +119,6 @@ def test_every_key_gets_noise_of_its_own_at_the_stated_scale() -> None:
     assert not has_scale(noise, 1.3 * 2 / epsilon, "laplace")
 
 
-# Public bins.
-
-
-def test_counts_of_public_bins_are_exact_but_for_the_noise() -> None:
-    bins = np.array([0, 2, 2, -1, 3, 99, -(2**63), 2**63 - 1, 2])
-    with replace_noise_sampler(ScriptedSampler()):
-        assert gaussian_histogram(bins, 4, 0.5).tolist() == [1, 0, 3, 1]
-        assert gaussian_histogram(bins[:0], 2, 0.5).tolist() == [0, 0]
-        assert gaussian_histogram_argmax(bins, 4, 0.5) == 2
-
-
-def test_counts_with_laplace_noise_are_exact_but_for_the_noise() -> None:
-    bins = np.array([0, 2, 2, -1, 3, 99, -(2**63), 2**63 - 1, 2])
-    with replace_noise_sampler(ScriptedSampler()):
-        assert laplace_histogram(bins, 4, 0.5).tolist() == [1, 0, 3, 1]
-        assert laplace_histogram(bins[:0], 2, 0.5).tolist() == [0, 0]
-
-
-@settings(max_examples=100, deadline=None)
-@given(
-    bins=st.lists(st.integers(-2, 6), min_size=1, max_size=20),
-    place=st.integers(0, 19),
-    new=st.integers(-2, 6),
-    epsilon=st.floats(1e-9, 500),
-)
-def test_the_laplace_histogram_is_private_by_its_exact_law(
-    bins: list[int], place: int, new: int, epsilon: float
-) -> None:
-    """Discrete Laplace noise of scale s on counts that differ by c in L1: a ratio of e^(c/s) at most."""
-    neighbour = bins.copy()
-    neighbour[place % len(bins)] = new
-    sampler = ScriptedSampler()
-    with replace_noise_sampler(sampler):
-        one, other = (laplace_histogram(np.array(b, dtype=np.int64), 5, epsilon) for b in (bins, neighbour))
-    apart = int(np.sum(np.abs(one - other)))
-    assert apart <= 2
-    (kind, size, scale), _ = sampler.asked
-    assert (kind, size) == ("laplace", 5)
-    with mpmath.workdps(60):
-        assert 2 / mpmath.mpf(scale) <= min(mpmath.mpf(repr(epsilon)), mpmath.mpf(epsilon))
-    assert scale == pytest.approx(2 / epsilon, rel=1e-12)
-
-
-def test_laplace_noise_on_public_bins_has_the_stated_scale() -> None:
-    n, epsilon = 3000, 0.002
-    noise = laplace_histogram(np.arange(n), n, epsilon) - 1
-    assert max(missed(noise.size, "laplace", f) for f in FACTORS) < MISS
-    assert has_scale(noise, 2 / epsilon, "laplace")
-    for factor in FACTORS:
-        assert not has_scale(noise, factor * 2 / epsilon, "laplace")
-
-
-@settings(max_examples=100, deadline=None)
-@given(
-    bins=st.lists(st.integers(-2, 6), min_size=1, max_size=20),
-    place=st.integers(0, 19),
-    new=st.integers(-2, 6),
-    rho=st.floats(1e-9, 1e9),
-)
-def test_replacing_a_record_moves_the_counts_by_at_most_the_root_of_two(
-    bins: list[int], place: int, new: int, rho: float
-) -> None:
-    neighbour = bins.copy()
-    neighbour[place % len(bins)] = new
-    sampler = ScriptedSampler()
-    with replace_noise_sampler(sampler):
-        one, other = (gaussian_histogram(np.array(b, dtype=np.int64), 5, rho) for b in (bins, neighbour))
-    squared = int(np.sum((one - other) ** 2))
-    assert squared <= 2
-    (_, size, sigma), _ = sampler.asked
-    assert size == 5
-    # In exact numbers: 2/(2 sigma^2) <= rho.
-    with mpmath.workdps(60):
-        assert 1 / mpmath.mpf(sigma) ** 2 <= min(mpmath.mpf(repr(rho)), mpmath.mpf(rho))
-    assert sigma == pytest.approx(1 / math.sqrt(rho), rel=1e-15)
-
-
-def test_noise_on_public_bins_has_the_stated_scale() -> None:
-    n, rho = 2000, 1e-6
-    noise = gaussian_histogram(np.arange(n), n, rho) - 1
-    assert has_scale(noise, 1 / math.sqrt(rho))
-    for factor in FACTORS:
-        assert not has_scale(noise, factor / math.sqrt(rho))
-
-
-def test_the_fullest_bin_is_found_when_it_stands_out() -> None:
-    """It leads by 400 records at noise of 10: missed with probability below e**-390."""
-    bins = np.repeat(np.arange(6), [10, 500, 20, 900, 30, 0])
-    assert gaussian_histogram_argmax(bins, 6, 0.01) == 3
-
-
 @pytest.mark.parametrize(
     ("make", "name"),
     [
@@ -224,20 +128,6 @@ def test_the_fullest_bin_is_found_when_it_stands_out() -> None:
         ),
         *((lambda bad=bad: stability_histogram([1], 1.0, bad), "delta") for bad in (0.0, 1.0, math.nan, 2.0)),
         (lambda: stability_threshold(1e-300, 0.1), "epsilon"),
-        *((lambda bad=bad: gaussian_histogram(np.zeros(1, int), bad, 1.0), "n_bins") for bad in (0, -1, 1.5)),
-        *(
-            (lambda bad=bad: gaussian_histogram(np.zeros(1, int), 2, bad), "rho")
-            for bad in (0.0, -1.0, math.nan, math.inf)
-        ),
-        *((lambda bad=bad: laplace_histogram(np.zeros(1, int), bad, 1.0), "n_bins") for bad in (0, -1, 1.5)),
-        *(
-            (lambda bad=bad: laplace_histogram(np.zeros(1, int), 2, bad), "epsilon")
-            for bad in (0.0, -1.0, math.nan, math.inf)
-        ),
-        (lambda: laplace_histogram(np.zeros(2), 2, 1.0), "bins"),
-        (lambda: laplace_histogram(np.zeros((2, 2), int), 2, 1.0), "bins"),
-        (lambda: gaussian_histogram(np.zeros(2), 2, 1.0), "bins"),
-        (lambda: gaussian_histogram(np.zeros((2, 2), int), 2, 1.0), "bins"),
     ],
 )
 def test_a_bad_parameter_is_named(make: object, name: str) -> None:

@@ -20,7 +20,7 @@ from streaming_pca.privacy.mechanisms import (
     laplace_on_vector,
     laplace_scale,
 )
-from streaming_pca.privacy.mechanisms.laplace import add
+from streaming_pca.privacy.mechanisms.pure import add
 from streaming_pca.privacy.noise import LARGEST_TOTAL
 from streaming_pca.privacy.randomness import noise_sampler, replace_noise_sampler
 from tests.privacy.noise import FACTORS, MISS, ScriptedSampler, has_scale, missed

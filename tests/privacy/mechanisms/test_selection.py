@@ -17,7 +17,7 @@ from scipy import stats
 
 from streaming_pca.privacy.errors import ParameterError
 from streaming_pca.privacy.mechanisms import AboveThreshold, AlreadyFired, private_quantile
-from streaming_pca.privacy.mechanisms.quantile import counts_at_most
+from streaming_pca.privacy.mechanisms.pure import counts_at_most
 from streaming_pca.privacy.randomness import noise_sampler, replace_noise_sampler
 from tests.privacy.noise import FACTORS, LEVEL, MISS, ScriptedSampler
 
