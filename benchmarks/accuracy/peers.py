@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from benchmarks.accuracy.clipped_covariance import ClippedCovariance, clipped_mean_square, symmetric_noise
 from streaming_pca.linalg.subspace import ritz_pairs
-from streaming_pca.privacy.calibration.analytic import gaussian_multiplier, greatest_rho
+from streaming_pca.privacy.calibration.multipliers import gaussian_multiplier, greatest_rho
 
 __all__ = [
     "COINPRESS_SHARES",

@@ -16,7 +16,7 @@ from experiments.experiment import Experiment, JointMethod, Panel, StreamMethod
 from experiments.papers.given_tensor import Calibration, private_tensor_power
 from experiments.papers.tensor_data import MixtureSetting, TensorDraw, TensorNoise, TensorSetting
 from streaming_pca.linalg.tensors import enough_restarts, enough_steps, robust_tensor_power
-from streaming_pca.privacy.calibration.analytic import gaussian_multiplier
+from streaming_pca.privacy.calibration.multipliers import gaussian_multiplier
 from streaming_pca.privacy.parameters import PrivacyParameters
 
 __all__ = ["GIVEN_METHODS", "POWER", "RECORD_METHODS", "tensor_fig1", "tensor_scaling"]

@@ -16,7 +16,7 @@ from streaming_pca.data.features.records import ARROW, AVRO, JSON, PROTOBUF, Sch
 from streaming_pca.data.payloads import MalformedPayload, rows_of_json, rows_of_npy
 from streaming_pca.data.records import RecordKind, is_symmetric
 from streaming_pca.local.promise import KIND_HEADER, PROMISE_HEADER, REPORT_KIND
-from streaming_pca.privacy.users.table import hash_users
+from streaming_pca.privacy.users import hash_users
 
 MediaType = Literal[
     "application/octet-stream",

@@ -48,8 +48,7 @@ from streaming_pca.estimators.record_reader import NormKernel, RecordReader, add
 from streaming_pca.kernels.lattice import BLOCK, lattice_unit
 from streaming_pca.kernels.record_means import MEAN_RADIUS, record_mean_norms, sum_record_means
 from streaming_pca.kernels.records_view import RecordsView
-from streaming_pca.privacy.calibration.analytic import pure_epsilon
-from streaming_pca.privacy.calibration.multipliers import gaussian_rho, lattice_sigma
+from streaming_pca.privacy.calibration.multipliers import gaussian_rho, lattice_sigma, pure_epsilon
 from streaming_pca.privacy.mechanisms import gaussian_on_vector, private_quantile
 from streaming_pca.privacy.mechanisms.pure import counts_at_most
 from streaming_pca.privacy.parameters import Charge, PrivacyParameters

@@ -23,7 +23,7 @@ from streaming_pca.audit.bounds import (
     mu_bound,
     mu_of_pure,
 )
-from streaming_pca.privacy.calibration.analytic import pure_epsilon
+from streaming_pca.privacy.calibration.multipliers import pure_epsilon
 
 
 def chance(event: NDArray[np.bool_], n: int, a: float, b: float) -> float:

@@ -15,7 +15,7 @@ from benchmarks.accuracy.peers import COINPRESS_SHARES, ORACLE_QUANTILES, PEERS,
 from benchmarks.accuracy.settings import centred_setting
 from benchmarks.accuracy.synthetic_families import FAMILIES
 from streaming_pca.linalg.subspace import subspace_error
-from streaming_pca.privacy.calibration.analytic import gaussian_multiplier
+from streaming_pca.privacy.calibration.multipliers import gaussian_multiplier
 
 RNG = np.random.default_rng(0)
 DRAWS = 400

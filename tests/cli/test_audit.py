@@ -11,7 +11,7 @@ import pytest
 from streaming_pca.audit import bounds
 from streaming_pca.audit.mechanisms import LOCAL_CASES, MECHANISM_CASES
 from streaming_pca.estimators.registry import ESTIMATORS
-from streaming_pca.privacy.calibration.analytic import gaussian_delta
+from streaming_pca.privacy.calibration.multipliers import gaussian_delta
 from streaming_pca.privacy.randomness import replace_noise_sampler
 from tests.cli.command import call
 from tests.privacy.noise import ScriptedSampler

@@ -21,7 +21,7 @@ from streaming_pca.data.codec import PayloadCodec
 from streaming_pca.data.records import RecordKind
 from streaming_pca.data.release import ACCURACY, Release
 from streaming_pca.estimators.base import Outcome, Subspace
-from streaming_pca.privacy.users.table import hash_users
+from streaming_pca.privacy.users import hash_users
 from streaming_pca.service.commit.checkpoint_format import (
     Checkpoint,
     MalformedCheckpoint,

@@ -18,7 +18,7 @@ from streaming_pca.data.array_batch import ArrayBatch
 from streaming_pca.data.records import RecordKind
 from streaming_pca.estimators.common.state import decode_state, encode_state, state_values
 from streaming_pca.estimators.registry import ESTIMATORS, find
-from streaming_pca.privacy.calibration.analytic import gaussian_delta, gaussian_multiplier
+from streaming_pca.privacy.calibration.multipliers import gaussian_delta, gaussian_multiplier
 from streaming_pca.privacy.calibration.shuffling import is_shuffle_private
 from streaming_pca.privacy.errors import CalibrationError
 from streaming_pca.privacy.parameters import PrivacyParameters, parse_rational

@@ -26,7 +26,7 @@ from streaming_pca.estimators.private_mean import PrivateMean, clipped_mean_sum
 from streaming_pca.estimators.registry import ESTIMATORS, find
 from streaming_pca.kernels.record_means import MEAN_RADIUS
 from streaming_pca.linalg.subspace import subspace_error
-from streaming_pca.privacy.calibration.analytic import gaussian_delta, pure_epsilon
+from streaming_pca.privacy.calibration.multipliers import gaussian_delta, pure_epsilon
 from streaming_pca.privacy.mechanisms import gaussian_on_vector, private_quantile
 from streaming_pca.privacy.mechanisms.pure import counts_at_most
 from streaming_pca.privacy.parameters import PrivacyParameters, parse_rational

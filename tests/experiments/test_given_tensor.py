@@ -25,7 +25,7 @@ from streaming_pca.linalg.tensors import (
     sum_of_cubes,
     symmetrised,
 )
-from streaming_pca.privacy.calibration.analytic import gaussian_delta, gaussian_multiplier
+from streaming_pca.privacy.calibration.multipliers import gaussian_delta, gaussian_multiplier
 from streaming_pca.privacy.parameters import PrivacyParameters
 from streaming_pca.privacy.randomness import replace_noise_sampler, utility_generator
 from tests.privacy.noise import ScriptedSampler, SeededSampler

@@ -28,8 +28,7 @@ from streaming_pca.estimators.common.state import decode_fitting_state, encode_s
 from streaming_pca.privacy.ledger.entries import MalformedEntry, decode_entry, encode_entry
 from streaming_pca.privacy.ledger.ledger import Ledger
 from streaming_pca.privacy.ledger.verify import verify_log
-from streaming_pca.privacy.users.index import Part, UserIndex
-from streaming_pca.privacy.users.shard import MalformedUsers, UserShard
+from streaming_pca.privacy.users import MalformedUsers, Part, UserIndex, UserShard
 from streaming_pca.service.commit.checkpoint_format import (
     Checkpoint,
     MalformedCheckpoint,

@@ -27,7 +27,7 @@ from streaming_pca.data.judging import judge_message
 from streaming_pca.data.records import RecordKind
 from streaming_pca.data.tables import RecordFileError
 from streaming_pca.local.promise import promise_header, report_headers
-from streaming_pca.privacy.users.table import hash_users
+from streaming_pca.privacy.users import hash_users
 from streaming_pca.service.input.buffer import PartitionBuffer, RecordBuffer
 from streaming_pca.service.kafka.record_batches import parse_batch
 from streaming_pca.service.kafka.record_blocks import BlockReader, RecordBlock

@@ -14,7 +14,7 @@ from streaming_pca.kernels.lattice import RADIUS
 from streaming_pca.linalg.packed import pack_symmetric, packed_size, unpack_symmetric
 from streaming_pca.local import MAX_DIM, LocalGaussian, noise_sigma, promise_header, report_headers
 from streaming_pca.local.gaussian import unit_ball_integers
-from streaming_pca.privacy.calibration.analytic import gaussian_delta, gaussian_multiplier
+from streaming_pca.privacy.calibration.multipliers import gaussian_delta, gaussian_multiplier
 from streaming_pca.privacy.errors import CalibrationError, ParameterError
 from streaming_pca.privacy.randomness import replace_noise_sampler
 from tests.privacy.noise import FACTORS, MISS, ScriptedSampler, has_scale, missed

@@ -22,8 +22,7 @@ from streaming_pca.estimators.common.clipped_sums import (
 )
 from streaming_pca.kernels.lattice import MATRIX_RADIUS, MAX_RECORDS, RADIUS
 from streaming_pca.linalg.subspace import orthonormalise, ritz_pairs
-from streaming_pca.privacy.calibration.analytic import pure_epsilon
-from streaming_pca.privacy.calibration.multipliers import lattice_sigma, require_room
+from streaming_pca.privacy.calibration.multipliers import lattice_sigma, pure_epsilon, require_room
 from streaming_pca.privacy.mechanisms import (
     gaussian_on_symmetric,
     gaussian_on_vector,

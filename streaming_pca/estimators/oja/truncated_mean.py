@@ -65,8 +65,7 @@ from streaming_pca.kernels.coordinates import (
 )
 from streaming_pca.kernels.lattice import BLOCK
 from streaming_pca.kernels.threads import thread_count
-from streaming_pca.privacy.calibration.analytic import greatest_rho
-from streaming_pca.privacy.calibration.multipliers import lattice_sigma, textbook_multiplier
+from streaming_pca.privacy.calibration.multipliers import greatest_rho, lattice_sigma, textbook_multiplier
 from streaming_pca.privacy.errors import ParameterError
 from streaming_pca.privacy.mechanisms import (
     gaussian_modes,

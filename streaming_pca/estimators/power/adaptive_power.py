@@ -19,8 +19,7 @@ from streaming_pca.estimators.oja.deflation import Deflation, DeflationState, Le
 from streaming_pca.kernels import njit
 from streaming_pca.kernels.lattice import BLOCK, MATRIX_RADIUS, MAX_RECORDS
 from streaming_pca.kernels.rounding import clip_and_round
-from streaming_pca.privacy.calibration.analytic import pure_epsilon
-from streaming_pca.privacy.calibration.multipliers import gaussian_rho, lattice_sigma
+from streaming_pca.privacy.calibration.multipliers import gaussian_rho, lattice_sigma, pure_epsilon
 from streaming_pca.privacy.mechanisms import AboveThreshold, gaussian_on_vector
 
 Floats = NDArray[np.float64]

@@ -1,10 +1,12 @@
-"""Noise scales for a privacy guarantee.
+"""Exact cost of Gaussian noise and of zCDP, and noise scales for a guarantee.
 
-All functions are about replace-one adjacency: ``sensitivity`` is always the
-largest L2 distance between the sums of two inputs that differ in one unit.
-:class:`~streaming_pca.privacy.parameters.Charge` reads a float as the
-decimal that prints it, so ``epsilon`` and ``delta`` are read as the smaller of
-float and decimal here, and every result is rounded towards more noise.
+All is about replace-one adjacency: ``sensitivity`` is always the largest L2 distance between the sums of
+two inputs that differ in one unit. :class:`~streaming_pca.privacy.parameters.Charge` reads a float as the
+decimal that prints it, so ``epsilon`` and ``delta`` are read as the smaller of float and decimal here, and
+every result is rounded towards more noise. A parameter out of its range is a
+:class:`~streaming_pca.privacy.errors.ParameterError`.
+
+Proofs: docs/explanation/proofs/analytic-gaussian.md.
 """
 
 from __future__ import annotations
@@ -12,15 +14,134 @@ from __future__ import annotations
 import math
 from fractions import Fraction
 from functools import lru_cache
+from typing import Any
 
-from streaming_pca.privacy.calibration.analytic import gaussian_multiplier
+import numpy as np
+
 from streaming_pca.privacy.errors import (
     CalibrationError,
+    ParameterError,
     require_count,
     require_open_unit,
     require_positive,
 )
 from streaming_pca.privacy.noise import GREATEST_SIGMA
+
+_GREATEST_EPSILON = 1e12
+"""Largest epsilon of a charge; further out, arguments outgrow the evaluations."""
+
+_LEAST_MULTIPLIER = 1e-50
+"""Less noise than any charge allows."""
+
+_DIGITS = 60
+"""Decimal digits of the evaluations; they lose only the last ones to rounding."""
+
+
+def gaussian_delta(epsilon: float, multiplier: float) -> float:
+    """Return the delta of a Gaussian mechanism, rounded up.
+
+    The multiplier z is its noise standard deviation over its sensitivity.
+
+    [BalleWang2018, Theorem 8]: delta = Phi(a) - e^epsilon Phi(b) with
+    a = 1/(2 z) - epsilon z and b = -1/(2 z) - epsilon z.
+    """
+    _check_epsilon(epsilon)
+    _check_multiplier(multiplier)
+    # Phi(-1e6) is e**-(5e11): far below the smallest float.
+    if epsilon * multiplier - 0.5 / multiplier > 1e6:
+        return math.ulp(0.0)
+    import mpmath
+
+    with mpmath.workdps(_digits(multiplier)):
+        delta = float(_delta(mpmath, mpmath.mpf(epsilon), 1 / mpmath.mpf(multiplier)))
+    return math.nextafter(delta, math.inf)
+
+
+@lru_cache(maxsize=1024, typed=True)
+def gaussian_multiplier(epsilon: float, delta: float) -> float:
+    """Return the least noise multiplier of a Gaussian that is (epsilon, delta)-private.
+
+    It is of the analytic Gaussian mechanism [BalleWang2018, Alg. 1], rounded up: its exact delta is never
+    above ``delta`` and no multiplier smaller by 1e-15 (relative) is enough. :class:`CalibrationError` if
+    no float is large enough.
+
+    Newton's method on log delta over log mu, mu = 1/z, from the side of more noise. The result
+    does not depend on its convergence: the returned float is checked against the exact inequality,
+    and raised until it holds.
+    """
+    _check_epsilon(epsilon)
+    require_open_unit("delta", delta)
+    # Imported here: it takes 80 ms, and most commands calibrate nothing. Not scipy, which producers skip.
+    from statistics import NormalDist
+
+    import mpmath
+
+    start = _least_mu(epsilon, -NormalDist().inv_cdf(delta))
+    with mpmath.workdps(_digits(start)):
+        e, target = (min(mpmath.mpf(repr(x)), mpmath.mpf(x)) for x in (float(epsilon), float(delta)))
+        mu = mpmath.mpf(start)
+        for _ in range(1000):
+            value = _delta(mpmath, e, mu)
+            step = mpmath.log(target / value) * value / (mu * mpmath.npdf(mu / 2 - e / mu))
+            mu *= mpmath.exp(step)
+            if abs(step) < mpmath.mpf(10) ** -25:
+                break
+        multiplier = float(1 / mu)
+        # The evaluation's own error is about 1e-50 of delta.
+        allowed = target * (1 - mpmath.mpf(10) ** -40)
+        while multiplier < math.inf and _delta(mpmath, e, 1 / mpmath.mpf(multiplier)) > allowed:
+            multiplier = math.nextafter(multiplier, math.inf)
+    if multiplier == math.inf:
+        raise CalibrationError(f"epsilon = {epsilon:g} needs more noise than a float holds: raise epsilon")
+    return multiplier
+
+
+@lru_cache(maxsize=1024, typed=True)
+def pure_epsilon(multiplier: float) -> float:
+    """Return the largest epsilon whose pure mechanisms cost at most one Gaussian of multiplier z.
+
+    Rounded down: every epsilon-DP mechanism is (1/z)-GDP.
+
+    epsilon = log(Phi(mu/2)/Phi(-mu/2)) with mu = 1/z [DongRothSu2022]: the trade-off function of
+    an epsilon-DP mechanism is two chords that meet on the diagonal at 1/(1 + e^epsilon), G_mu is
+    convex with the same ends and meets the diagonal at Phi(-mu/2).
+    """
+    _check_multiplier(multiplier)
+    import mpmath
+
+    with mpmath.workdps(_digits(multiplier)):
+        x = 1 / (2 * mpmath.sqrt(2) * mpmath.mpf(multiplier))
+        exact = mpmath.log(mpmath.erfc(-x) / mpmath.erfc(x)) * (1 - mpmath.mpf(10) ** -25)
+        epsilon = float(exact)
+        # The decimal that prints it is charged, and may be larger.
+        while mpmath.mpf(epsilon) > exact or mpmath.mpf(repr(epsilon)) > exact:
+            epsilon = math.nextafter(epsilon, 0.0)
+    return epsilon
+
+
+@lru_cache(maxsize=1024, typed=True)
+def greatest_rho(epsilon: float, delta: float) -> float:
+    """Return the largest rho, to 1e-4 and rounded down, whose zCDP implies (epsilon, delta)-DP.
+
+    [CanonneKamathSteinke2020, Corollary 13]: for every alpha > 1, rho-zCDP
+    gives delta = exp((alpha - 1)(alpha rho - epsilon)) (1 - 1/alpha)^alpha/(alpha - 1).
+    Solved for rho; any alpha is sound, so a grid of them is enough.
+    """
+    _check_epsilon(epsilon)
+    require_open_unit("delta", delta)
+    import mpmath
+
+    orders = 1 + np.exp(np.linspace(-14.0, 40.0, 20_001))
+    tails = math.log(delta) + np.log(orders - 1) - orders * np.log1p(-1 / orders)
+    best = float(orders[np.argmax((epsilon + tails / (orders - 1)) / orders)])
+    with mpmath.workdps(_DIGITS):
+        e, d = (min(mpmath.mpf(repr(x)), mpmath.mpf(x)) for x in (float(epsilon), float(delta)))
+        a = mpmath.mpf(best)
+        tail = mpmath.log(d) + mpmath.log(a - 1) - a * mpmath.log1p(-1 / a)
+        rho = float((e + tail / (a - 1)) / a * (1 - mpmath.mpf(10) ** -12))
+    if not rho > 0:
+        raise CalibrationError(f"epsilon = {epsilon:g} is too small for zCDP: raise epsilon or delta")
+    return rho
 
 
 def textbook_multiplier(epsilon: float, delta: float) -> float:
@@ -28,11 +149,6 @@ def textbook_multiplier(epsilon: float, delta: float) -> float:
 
     Valid for epsilon <= 1 only; above that the analytic value is returned.
     Only for estimators that follow a paper with this constant.
-
-    Raises
-    ------
-    ParameterError
-        If a parameter is out of its range.
     """
     require_positive("epsilon", epsilon)
     require_open_unit("delta", delta)
@@ -73,15 +189,8 @@ def lattice_sigma(
     contributions : int
         Batches that one unit may enter.
 
-    Returns
-    -------
-    float
-        The same for every batch.
-
     Raises
     ------
-    ParameterError
-        If a parameter is out of its range.
     CalibrationError
         If int64 is too narrow for the noise, or the given multiplier is too small.
 
@@ -107,12 +216,7 @@ def lattice_sigma(
 
 
 def require_room(sigma: float, epsilon: float) -> float:
-    """Return sigma if int64 can hold so large a noise in addition to a sum.
-
-    Raises
-    ------
-    CalibrationError
-    """
+    """Return sigma; CalibrationError if int64 cannot hold such noise in addition to a sum."""
     if sigma > GREATEST_SIGMA:
         raise CalibrationError(f"epsilon = {epsilon:g} needs more noise than int64 sums hold: raise epsilon")
     return sigma
@@ -124,15 +228,42 @@ def gaussian_rho(multiplier: float) -> Fraction:
     [BunSteinke2016, Proposition 1.6]; the discrete Gaussian of older streams
     has the same [CanonneKamathSteinke2020, Theorem 4]. The multiplier may be
     a rounded quotient: an excess of 1e-15 over the true one is covered.
-
-    Raises
-    ------
-    ParameterError
-        If the multiplier is not a finite number above 0.
     """
     require_positive("multiplier", multiplier)
     exact = (1 + Fraction(1, 2**48)) / (2 * Fraction(multiplier) ** 2)
     return Fraction(math.ceil(exact * 10**12), 10**12)
+
+
+def _check_epsilon(epsilon: float) -> None:
+    require_positive("epsilon", epsilon)
+    if epsilon > _GREATEST_EPSILON:
+        raise ParameterError(f"epsilon must be at most {_GREATEST_EPSILON:g}, not {epsilon!r}")
+
+
+def _check_multiplier(multiplier: float) -> None:
+    require_positive("multiplier", multiplier)
+    if multiplier < _LEAST_MULTIPLIER:
+        raise ParameterError(f"multiplier must be at least {_LEAST_MULTIPLIER:g}, not {multiplier!r}")
+
+
+def _digits(scale: float) -> int:
+    """Return the precision: a small mu makes the terms of delta nearly equal, a large one their arguments."""
+    return _DIGITS + 2 * math.ceil(abs(math.log10(scale)))
+
+
+def _least_mu(epsilon: float, tail: float) -> float:
+    """Solve mu/2 - epsilon/mu = -tail."""
+    root = math.sqrt(tail * tail + 2 * epsilon)
+    # A root is above 0, but may round to 0.
+    return max(2 * epsilon / (root + tail), math.ulp(0.0)) if tail > 0 else root - tail
+
+
+def _delta(mpmath: Any, epsilon: Any, mu: Any) -> Any:
+    """Evaluate [BalleWang2018, Theorem 8]; erfc keeps the digits of far tails."""
+    root = mpmath.sqrt(2)
+    first = mpmath.erfc((epsilon / mu - mu / 2) / root)
+    second = mpmath.erfc((epsilon / mu + mu / 2) / root)
+    return (first - mpmath.exp(epsilon) * second) / 2
 
 
 def _root_up(count: int) -> float:

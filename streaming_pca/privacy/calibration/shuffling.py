@@ -32,8 +32,7 @@ from numpy.typing import NDArray
 from scipy.fft import irfft, next_fast_len, rfft
 from scipy.special import log_ndtr, ndtr, ndtri
 
-from streaming_pca.privacy.calibration.analytic import gaussian_delta, gaussian_multiplier
-from streaming_pca.privacy.calibration.multipliers import require_room
+from streaming_pca.privacy.calibration.multipliers import gaussian_delta, gaussian_multiplier, require_room
 from streaming_pca.privacy.errors import (
     CalibrationError,
     require_count,
@@ -70,21 +69,15 @@ def blanket_delta(epsilon: float, multiplier: float, messages: int, share: float
 
     Parameters
     ----------
-    epsilon : float
-        At most 40.
+    epsilon : float at most 40
     multiplier : float
         z: sigma/(2 b).
     messages : int
         m.
     share : float
-        g, in (0, 1). Every share gives a valid bound.
+        g. Every share gives a valid bound.
     tail : float
         Probability beyond which Y is cut; a part of the bound.
-
-    Raises
-    ------
-    ParameterError
-        If a parameter is out of its range.
     """
     require_positive("epsilon", epsilon)
     require_positive("multiplier", multiplier)
@@ -223,11 +216,6 @@ def is_shuffle_private(epsilon: float, delta: float, multiplier: float, messages
         Noise standard deviation over the sensitivity 2 b of one message.
     messages : int
         Least number of records in the secret order.
-
-    Raises
-    ------
-    ParameterError
-        If a parameter is out of its range.
     """
     require_positive("epsilon", epsilon)
     require_open_unit("delta", delta)
@@ -248,8 +236,6 @@ def shuffled_multiplier(epsilon: float, delta: float, messages: int) -> float:
 
     Parameters
     ----------
-    epsilon : float > 0
-    delta : float in (0, 1)
     messages : int
         Least number of records in the secret order.
 
@@ -259,11 +245,6 @@ def shuffled_multiplier(epsilon: float, delta: float, messages: int) -> float:
         Noise over the sensitivity of one message, to 0.1%; never more than the multiplier of a
         Gaussian mechanism without any order. :func:`is_shuffle_private` checks it: privacy
         does not depend on the search.
-
-    Raises
-    ------
-    ParameterError
-        If a parameter is out of its range.
     """
     require_positive("epsilon", epsilon)
     require_open_unit("delta", delta)
@@ -310,8 +291,6 @@ def shuffled_sigma(
 
     Raises
     ------
-    ParameterError
-        If a parameter is out of its range.
     CalibrationError
         If the given multiplier is not proved to be enough, or no scale is.
     """

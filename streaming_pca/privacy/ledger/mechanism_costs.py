@@ -47,7 +47,7 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
-from streaming_pca.privacy.calibration.analytic import gaussian_multiplier, greatest_rho, pure_epsilon
+from streaming_pca.privacy.calibration.multipliers import gaussian_multiplier, greatest_rho, pure_epsilon
 from streaming_pca.privacy.parameters import format_number, parse_rational
 
 TOLERANCE = Fraction(1, 10**12)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from streaming_pca.privacy.users.index import UserIndex
+from streaming_pca.privacy.users import UserIndex
 
 _VERSION = 1
 
@@ -62,7 +62,7 @@ def encode_checkpoint(checkpoint: Checkpoint) -> tuple[bytes, str]:
     if checkpoint.epochs:
         facts["epochs"] = {str(p): epoch for p, epoch in sorted(checkpoint.epochs.items())}
     if checkpoint.users is not None:
-        facts["users"] = checkpoint.users.plain()
+        facts["users"] = checkpoint.users.to_dict()
     header = json.dumps(facts, sort_keys=True).encode()
     data = len(header).to_bytes(4, "big") + header + checkpoint.state + checkpoint.release
     return data, hashlib.sha256(data).hexdigest()
@@ -93,7 +93,7 @@ def decode_checkpoint(data: bytes) -> tuple[Checkpoint, str]:
             salt=bytes.fromhex(header["salt"]),
             state=body[:split],
             release=body[split:],
-            users=UserIndex.of_plain(header["users"]) if "users" in header else None,
+            users=UserIndex.from_dict(header["users"]) if "users" in header else None,
             epochs=_by_partition(header.get("epochs", {})),
         )
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:

@@ -17,7 +17,7 @@ from typing import Any
 from streaming_pca.config.kafka import KafkaSettings
 from streaming_pca.config.settings import StreamSettings
 from streaming_pca.privacy.ledger.verify import StoredState
-from streaming_pca.privacy.users.index import UserIndex
+from streaming_pca.privacy.users import UserIndex
 from streaming_pca.service.commit.checkpoint_format import Checkpoint, MalformedCheckpoint, decode_checkpoint
 from streaming_pca.service.commit.log_reader import LogReader, high_watermark
 from streaming_pca.service.commit.user_log import MalformedUserLog, UserLog, check_parts

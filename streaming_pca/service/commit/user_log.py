@@ -7,7 +7,7 @@ Commit number n of a stream writes two parts, both under slot n mod 64:
 - one *shard* (a 64th) of the table, in its state *before* this commit.
 
 The checkpoint contains the size and digest of every part
-(:class:`~streaming_pca.privacy.users.index.UserIndex`), and the ledger's COMMITTED contains the
+(:class:`~streaming_pca.privacy.users.UserIndex`), and the ledger's COMMITTED contains the
 checkpoint's digest. Why this suffices: docs/explanation/users.md.
 """
 
@@ -20,9 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streaming_pca.privacy.randomness import secret_salt
-from streaming_pca.privacy.users.index import Part, UserIndex
-from streaming_pca.privacy.users.shard import SHARDS
-from streaming_pca.privacy.users.table import Admission, UserTable
+from streaming_pca.privacy.users import SHARDS, Admission, Part, UserIndex, UserTable
 
 _LITTLE = np.dtype("<u8")
 

@@ -18,7 +18,7 @@ from streaming_pca.estimators.base import Outcome, Subspace
 from streaming_pca.estimators.common.state import encode_state
 from streaming_pca.estimators.doubts import Doubt
 from streaming_pca.privacy.randomness import utility_generator
-from streaming_pca.privacy.users.shard import SHARDS
+from streaming_pca.privacy.users import SHARDS
 from streaming_pca.service.commit.release import make_release
 
 _MIB = 2**20

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from streaming_pca.data.codec import FORMATS, OCTETS, Format
 from streaming_pca.data.features.feature import Feature
 from streaming_pca.data.judging import judge_message
-from streaming_pca.privacy.users.table import hash_users
+from streaming_pca.privacy.users import hash_users
 from tests.data.features.formats import (
     ENCODERS,
     FEATURES,

@@ -19,7 +19,7 @@ from streaming_pca.data.features.reading import MOST_OBJECT_BYTES, FieldReader
 from streaming_pca.data.features.records import JSON
 from streaming_pca.data.features.row_map import RowMap
 from streaming_pca.data.judging import judge_message
-from streaming_pca.privacy.users.table import hash_users
+from streaming_pca.privacy.users import hash_users
 
 FEATURES = (
     Feature(name="age", path="user.age", bounds=(0, 120), missing=40),

@@ -27,7 +27,7 @@ from streaming_pca.estimators.base import Estimator
 from streaming_pca.estimators.common.budget import WHOLE, Budget, multiplier_of
 from streaming_pca.estimators.common.clipped_batches import BatchCosts
 from streaming_pca.linalg.subspace import orthonormalise
-from streaming_pca.privacy.calibration.analytic import gaussian_delta
+from streaming_pca.privacy.calibration.multipliers import gaussian_delta
 from streaming_pca.privacy.errors import CalibrationError
 from streaming_pca.privacy.parameters import PrivacyParameters
 from streaming_pca.privacy.randomness import replace_noise_sampler, utility_generator

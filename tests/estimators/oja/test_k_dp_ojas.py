@@ -17,7 +17,7 @@ from streaming_pca.estimators.oja import k_dp_ojas as dp_ojas
 from streaming_pca.estimators.oja.k_dp_ojas import DPOjas
 from streaming_pca.kernels.sequential_oja import MESSAGE_RADIUS, move_by_message, oja_message
 from streaming_pca.linalg.subspace import orthonormalise, subspace_error
-from streaming_pca.privacy.calibration.analytic import gaussian_multiplier
+from streaming_pca.privacy.calibration.multipliers import gaussian_multiplier
 from streaming_pca.privacy.calibration.shuffling import is_shuffle_private
 from streaming_pca.privacy.errors import CalibrationError
 from streaming_pca.privacy.mechanisms.shuffled import gaussian_on_message

@@ -21,7 +21,7 @@ from streaming_pca.estimators.oja.truncated_mean import AdaptiveMean, MeanFound
 from streaming_pca.kernels.coordinates import COORDINATE_RADIUS, BinCounts
 from streaming_pca.kernels.lattice import MAX_RECORDS
 from streaming_pca.linalg.subspace import orthonormalise
-from streaming_pca.privacy.calibration.analytic import gaussian_delta
+from streaming_pca.privacy.calibration.multipliers import gaussian_delta
 from streaming_pca.privacy.parameters import parse_rational
 from streaming_pca.privacy.randomness import replace_noise_sampler, utility_generator
 from tests.estimators.suite import bins_of, made, pack, replaced, start

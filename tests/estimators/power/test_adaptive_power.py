@@ -20,7 +20,7 @@ from streaming_pca.estimators.oja.deflation import DeflationState
 from streaming_pca.estimators.power.adaptive_power import AdaptivePowerMethod, AdaptivePowerOptions
 from streaming_pca.kernels.lattice import MATRIX_RADIUS, MAX_RECORDS
 from streaming_pca.linalg.subspace import orthonormalise, subspace_error
-from streaming_pca.privacy.calibration.analytic import gaussian_multiplier
+from streaming_pca.privacy.calibration.multipliers import gaussian_multiplier
 from streaming_pca.privacy.mechanisms import AboveThreshold
 from streaming_pca.privacy.parameters import parse_rational
 from streaming_pca.privacy.randomness import replace_noise_sampler, utility_generator

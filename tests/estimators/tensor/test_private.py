@@ -26,7 +26,7 @@ from streaming_pca.estimators.tensor.sums import PRODUCT_SENSITIVITY, Space, joi
 from streaming_pca.kernels.lattice import BLOCK, RADIUS
 from streaming_pca.linalg.subspace import orthonormalise
 from streaming_pca.linalg.tensors import Whitening, products_of_rows, random_starts
-from streaming_pca.privacy.calibration.analytic import gaussian_delta
+from streaming_pca.privacy.calibration.multipliers import gaussian_delta
 from streaming_pca.privacy.parameters import PrivacyParameters
 from streaming_pca.privacy.randomness import replace_noise_sampler
 from tests.privacy.noise import ScriptedSampler, SeededSampler

@@ -17,7 +17,7 @@ from kafka.admin import ConfigResource, NewTopic
 from streaming_pca.config.kafka import KafkaSettings
 from streaming_pca.config.settings import StreamSettings
 from streaming_pca.privacy.ledger.entries import Released
-from streaming_pca.privacy.users.shard import SHARDS
+from streaming_pca.privacy.users import SHARDS
 from streaming_pca.service.commit.checkpoint_format import Checkpoint, encode_checkpoint
 from streaming_pca.service.commit.log_reader import high_watermark
 from streaming_pca.service.commit.state_topic import StateReader, send_state

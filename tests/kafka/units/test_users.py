@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from streaming_pca.privacy.ledger.entries import Committed, Reserved
-from streaming_pca.privacy.users.table import hash_users
+from streaming_pca.privacy.users import hash_users
 from streaming_pca.service.commit.state_topic import PartChunks, is_part
 from streaming_pca.service.commit.user_log import UserLog
 from tests.kafka.admin.test_backup import delete, export, restore, run_batches

@@ -39,7 +39,7 @@ from dp_accounting.pld import common, privacy_loss_distribution
 from dp_accounting.rdp import RdpAccountant
 from scipy.special import ndtri_exp
 
-from streaming_pca.privacy.calibration.analytic import gaussian_delta
+from streaming_pca.privacy.calibration.multipliers import gaussian_delta
 from streaming_pca.privacy.errors import ParameterError, require_count, require_open_unit, require_positive
 
 __all__ = [

@@ -11,8 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streaming_pca.privacy.calibration.analytic import gaussian_delta, gaussian_multiplier, pure_epsilon
-from streaming_pca.privacy.calibration.multipliers import lattice_sigma
+from streaming_pca.privacy.calibration.multipliers import (
+    gaussian_delta,
+    gaussian_multiplier,
+    lattice_sigma,
+    pure_epsilon,
+)
 from streaming_pca.privacy.errors import ParameterError
 from streaming_pca.privacy.ledger.cap import within_cap
 from streaming_pca.privacy.ledger.entries import Cap

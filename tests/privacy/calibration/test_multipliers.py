@@ -11,8 +11,14 @@ import mpmath
 import pytest
 from dp_accounting import get_sigma_gaussian
 
-from streaming_pca.privacy.calibration.analytic import gaussian_delta, gaussian_multiplier, pure_epsilon
-from streaming_pca.privacy.calibration.multipliers import gaussian_rho, lattice_sigma, textbook_multiplier
+from streaming_pca.privacy.calibration.multipliers import (
+    gaussian_delta,
+    gaussian_multiplier,
+    gaussian_rho,
+    lattice_sigma,
+    pure_epsilon,
+    textbook_multiplier,
+)
 from streaming_pca.privacy.errors import CalibrationError, ParameterError
 
 EPSILONS = [1e-6, 1e-3, 0.1, 0.5, 1.0, 3.0, 10.0, 30.0, 100.0]

@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 from scipy import stats
 
-from streaming_pca.privacy.calibration.analytic import gaussian_delta, gaussian_multiplier
+from streaming_pca.privacy.calibration.multipliers import gaussian_delta, gaussian_multiplier
 from streaming_pca.privacy.calibration.shuffling import (
     blanket_delta,
     is_shuffle_private,

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from streaming_pca.kernels.coordinates import NOWHERE, BinCounts
-from streaming_pca.privacy.calibration.analytic import greatest_rho
+from streaming_pca.privacy.calibration.multipliers import greatest_rho
 from streaming_pca.privacy.errors import ParameterError
 from streaming_pca.privacy.mechanisms import (
     gaussian_modes,

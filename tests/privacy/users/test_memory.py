@@ -10,7 +10,7 @@ import pytest
 MEASURED = """
 import sys
 import numpy as np
-from streaming_pca.privacy.users.table import UserTable
+from streaming_pca.privacy.users import UserTable
 
 def status(field):
     # Not ru_maxrss: on Linux that starts at the peak of the process that started this one.

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from streaming_pca.privacy.users.table import Admission, UserTable, hash_users
+from streaming_pca.privacy.users import Admission, UserTable, hash_users
 
 SECRET = bytes(range(32))
 Messages = list[list[bytes | None]]

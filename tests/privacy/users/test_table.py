@@ -13,8 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from streaming_pca.privacy.users.shard import SHARDS, MalformedUsers
-from streaming_pca.privacy.users.table import UserTable, _users_from_digests, hash_users
+from streaming_pca.privacy.users import SHARDS, MalformedUsers, UserTable, _users_from_digests, hash_users
 
 SECRET = bytes(range(32))
 User = tuple[int, int]

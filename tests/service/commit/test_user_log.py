@@ -9,9 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from streaming_pca.privacy.users.index import UserIndex
-from streaming_pca.privacy.users.shard import SHARDS
-from streaming_pca.privacy.users.table import UserTable
+from streaming_pca.privacy.users import SHARDS, UserIndex, UserTable
 from streaming_pca.service.commit.checkpoint_format import (
     Checkpoint,
     MalformedCheckpoint,

@@ -1,1 +1,0 @@
-"""Table of users, where the user is the unit of privacy."""
