@@ -28,7 +28,7 @@ from benchmarks.kafka.running_worker import ONE_BLAS_THREAD
 from benchmarks.spark.streams import PARTITIONS, Case
 from streaming_pca.config.kafka import KafkaSettings
 from streaming_pca.config.spark import SparkSettings
-from streaming_pca.data.records import Batch
+from streaming_pca.data.batch import Batch
 from streaming_pca.estimators.base import Estimator, State
 from streaming_pca.kernels.threads import use_threads
 from streaming_pca.service.input.partition_reader import PartitionReader

@@ -32,10 +32,9 @@ from streaming_pca.api.published import (
     read_release,
 )
 from streaming_pca.api.subspace_model import Rows, rows_of_record
-from streaming_pca.data.array_batch import ArrayBatch
+from streaming_pca.data.array_batch import ArrayBatch, SparseBatch
 from streaming_pca.data.preprocessing import Preprocessing
 from streaming_pca.data.release import Release
-from streaming_pca.data.sparse import SparseBatch
 from streaming_pca.estimators.base import Estimator, Plan, Subspace
 from streaming_pca.estimators.doubts import (
     Doubt,

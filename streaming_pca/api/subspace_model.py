@@ -15,9 +15,9 @@ from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import check_array, check_is_fitted, validate_data
 
 from streaming_pca.api.likelihood import GaussianModel
+from streaming_pca.data.array_batch import SparseBatch
 from streaming_pca.data.preprocessing import Preprocessing
 from streaming_pca.data.projection import Projection
-from streaming_pca.data.sparse import SparseBatch
 from streaming_pca.linalg.beside import refuse_meaning_beside
 
 Rows = Any

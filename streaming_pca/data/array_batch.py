@@ -5,24 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any, Self, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from streaming_pca.data.records import (
-    Batch,
-    BinKernel,
-    MapKernel,
-    RecordKind,
-    RecordValues,
-    SumKernel,
-    ValueKernel,
-)
+from streaming_pca.data.batch import Batch, BinKernel, MapKernel, RecordValues, SumKernel, ValueKernel
+from streaming_pca.data.records import Block, RecordKind, row_starts
 from streaming_pca.kernels.coordinates import BinCounts
 from streaming_pca.kernels.lattice import BLOCK
 from streaming_pca.kernels.threads import shared_out, thread_count
-from streaming_pca.linalg.packed import dim_of_packed
 
 T = TypeVar("T")
 
@@ -32,13 +24,6 @@ _LEAST_ROWS = 256
 """Rows that a block may have in any case; long rows then take more than ``_BLOCK_ENTRIES``."""
 _LEAST_SHARE = 256
 """Fewest records that are worth a separate thread."""
-
-
-def _starts(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the first row of each record, and the end of the last."""
-    starts = np.zeros(len(lengths) + 1, dtype=np.int64)
-    np.cumsum(lengths, out=starts[1:])
-    return starts
 
 
 @dataclass(frozen=True)
@@ -82,36 +67,16 @@ def array_of(values: RecordValues) -> NDArray[np.float64]:
 
 
 @dataclass(frozen=True)
-class ArrayBatch(Batch):
-    """Batch whose records are arrays in memory.
+class ArrayBatch(Block, Batch):
+    """Batch whose records are one block of arrays in memory.
 
     Attributes
     ----------
-    rows : (n, d) float32 or float64
-        Rows of all records, one after the other; for reports (n, d (d + 1)/2), one row a record.
-    starts : (m + 1,) int64
-        Record i is ``rows[starts[i]:starts[i + 1]]``; the null record has no rows.
-    begins : (m,) int64, optional
-        First rows of records that were selected from others and share their rows: record i has as
-        many rows as ``starts`` gives, from ``rows[begins[i]]`` on. :meth:`packed` removes it.
     complete : bool
         Whether it is public that no record is null; it never follows from records.
     """
 
-    rows: NDArray[np.floating]
-    starts: NDArray[np.int64]
-    kind: RecordKind = RecordKind.FACTOR
-    begins: NDArray[np.int64] | None = None
     complete: bool = False
-
-    def __len__(self) -> int:
-        return len(self.starts) - 1
-
-    @property
-    def dim(self) -> int:
-        """Number of features d."""
-        width = int(self.rows.shape[1])
-        return dim_of_packed(width) if self.kind is RecordKind.LOCAL else width
 
     @classmethod
     def of_vectors(cls, x: ArrayLike, complete: bool = False) -> ArrayBatch:
@@ -131,7 +96,7 @@ class ArrayBatch(Batch):
         kept = array if valid.all() else array[valid]
         if complete and len(kept) < len(array):
             raise ValueError("a record of a complete batch is not finite")
-        starts = _starts(np.where(valid, r, 0))
+        starts = row_starts(np.where(valid, r, 0))
         return cls(np.ascontiguousarray(kept).reshape(-1, d), starts, complete=complete)
 
     @classmethod
@@ -155,15 +120,12 @@ class ArrayBatch(Batch):
         if len(parts) == 1:
             return parts[0]
         lengths = np.concatenate([np.diff(part.starts) for part in parts])
-        return ArrayBatch(np.concatenate([part.rows for part in parts]), _starts(lengths), parts[0].kind)
+        return ArrayBatch(np.concatenate([part.rows for part in parts]), row_starts(lengths), parts[0].kind)
 
     def packed(self) -> ArrayBatch:
         """Return the same records with consecutive rows; a copy only if they were not."""
-        if self.begins is None:
-            return self
-        lengths = np.diff(self.starts)
-        places = np.repeat(self.begins - self.starts[:-1], lengths) + np.arange(int(self.starts[-1]))
-        return ArrayBatch(self.rows[places], self.starts, self.kind)
+        block = super().packed()
+        return self if block is self else ArrayBatch(block.rows, block.starts, block.kind)
 
     def copy(self) -> ArrayBatch:
         """Return the same records with consecutive rows in new memory."""
@@ -171,20 +133,9 @@ class ArrayBatch(Batch):
             return replace(self, rows=self.rows.copy())
         return self.packed()
 
-    def places(self) -> NDArray[np.int64]:
-        """Return the first row of each record (m,)."""
-        return self.starts[:-1] if self.begins is None else self.begins
-
-    def keeping(self, counted: NDArray[np.bool_]) -> ArrayBatch:
+    def keeping(self, counted: NDArray[np.bool_]) -> Self:
         """Return the batch with all records null except the counted ones (m,); no copy."""
-        if counted.all():
-            return replace(self, complete=False) if self.complete else self
-        lengths = np.where(counted, np.diff(self.starts), 0)
-        return replace(self, starts=_starts(lengths), begins=self.places(), complete=False)
-
-    def only(self, chosen: NDArray[np.bool_]) -> ArrayBatch:
-        """Return only the chosen records (m,), in their order; no copy."""
-        return replace(self, starts=_starts(np.diff(self.starts)[chosen]), begins=self.places()[chosen])
+        return replace(self if counted.all() else super().keeping(counted), complete=False)
 
     def split(self, counts: Sequence[int]) -> tuple[ArrayBatch, ...]:
         """Split by position into parts of the given numbers of records; no copy."""
@@ -232,14 +183,6 @@ class ArrayBatch(Batch):
         share = -(-len(self) // thread_count())
         limit = min(limit, max(share + share % 2, _LEAST_SHARE))
         return list(self._cuts(limit))
-
-    def single_rows(self) -> ArrayBatch:
-        """Return the batch with every record of other than one row made null; no copy."""
-        return self.keeping(np.diff(self.starts) == 1)
-
-    def null_count(self) -> int:
-        """Count the null records: exact, and as secret as a record."""
-        return int(np.count_nonzero(np.diff(self.starts) == 0))
 
     def sum(self, kernel: SumKernel, *values: RecordValues) -> NDArray[np.int64]:
         """Return the exact sum of the kernel's contributions.
@@ -290,7 +233,7 @@ class ArrayBatch(Batch):
 
         return ArrayValues(np.concatenate(shared_out(len(blocks), part) or [np.zeros(0)]))
 
-    def map_parts(self, counts: Sequence[int], kernel: Callable[[ArrayBatch], T]) -> list[T]:
+    def map_parts(self, counts: Sequence[int], kernel: Callable[[Block], T]) -> list[T]:
         """Return the kernel's result for each part that :meth:`split` makes, one dense at a time."""
         return [kernel(part.packed()) for part in self.split(counts)]
 
@@ -307,6 +250,40 @@ class ArrayBatch(Batch):
             bins[:, done : done + some.shape[1]] = some
             done += some.shape[1]
         return BinCounts.of(bins[:, :done])
+
+
+@dataclass(frozen=True)
+class SparseBatch(ArrayBatch):
+    """Batch of vectors whose rows are a CSR matrix.
+
+    Its sums and maps have the bits of the same dense batch: sums are exact in any order, and a
+    map's number is a function of its record alone.
+
+    Attributes
+    ----------
+    rows : (n, d) scipy CSR matrix or array, float32 or float64
+        Finite. Dense rows exist a block at a time: at most 8 MiB, or 256 rows where these
+        take more, for each thread, and the copies that a transformation makes of a block.
+    """
+
+    rows: Any
+
+    @classmethod
+    def of_rows(cls, rows: Any) -> SparseBatch:
+        """Take each row of a CSR matrix of finite numbers as one record."""
+        return cls(rows, np.arange(rows.shape[0] + 1, dtype=np.int64), complete=True)
+
+    def packed(self) -> ArrayBatch:
+        """Return the same records as a dense batch."""
+        lengths = np.diff(self.starts)
+        rows = self.rows
+        if self.begins is not None:
+            rows = rows[np.repeat(self.begins - self.starts[:-1], lengths) + np.arange(int(self.starts[-1]))]
+        return ArrayBatch(rows.toarray(), self.starts, self.kind)
+
+    def dense_parts(self) -> Iterator[ArrayBatch]:
+        """Iterate over consecutive dense parts, one block at a time."""
+        return self.blocks(len(self)) if len(self) else iter((self.packed(),))
 
 
 def blocks_of(parts: Iterable[ArrayBatch], limit: int) -> Iterator[ArrayBatch]:

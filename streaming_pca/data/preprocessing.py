@@ -13,8 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, BeforeValidator, ConfigDict, model_validator
 
-from streaming_pca.data.array_batch import ArrayBatch
-from streaming_pca.data.records import RecordKind
+from streaming_pca.data.records import Block, RecordKind
 from streaming_pca.kernels.public_map import PublicMap
 
 
@@ -183,7 +182,7 @@ class Preprocessing(BaseModel):
         if self.centering == "auto" and self.centre is None:
             raise ValueError('centering = "auto" has no centre yet: use about(mean)')
 
-    def apply(self, batch: ArrayBatch) -> ArrayBatch:
+    def apply(self, batch: Block) -> Block:
         """Transform a block of records.
 
         Parameters
@@ -210,7 +209,7 @@ class Preprocessing(BaseModel):
                 # Exactly symmetric, because mechanisms read one triangle only.
                 a = rows.reshape(-1, self.dim, self.dim)
                 rows = (0.5 * a + 0.5 * a.transpose(0, 2, 1)).reshape(-1, self.dim)
-                return ArrayBatch(rows, batch.starts, batch.kind)
+                return Block(rows, batch.starts, batch.kind)
             if self.bounds is not None:
                 rows = np.clip(rows, *(self._vector("bounds", b) for b in self.bounds))
             if self.centre is not None:
@@ -222,7 +221,7 @@ class Preprocessing(BaseModel):
         starts = batch.starts
         if self.centering == "pairs":
             rows, starts = _pair(rows, starts)
-        return _drop_overflow(ArrayBatch(rows, starts, batch.kind))
+        return _drop_overflow(Block(rows, starts, batch.kind))
 
 
 def _pair(
@@ -238,7 +237,7 @@ def _pair(
     return paired, np.concatenate([[0], np.cumsum(whole)]).astype(np.int64)
 
 
-def _drop_overflow(batch: ArrayBatch) -> ArrayBatch:
+def _drop_overflow(batch: Block) -> Block:
     """Make records null that overflowed in the transformation."""
     finite = np.isfinite(batch.rows).all(axis=1)
     if finite.all():
@@ -248,12 +247,10 @@ def _drop_overflow(batch: ArrayBatch) -> ArrayBatch:
     bad[owner[~finite]] = True
     lengths = np.where(bad, 0, np.diff(batch.starts))
     starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-    return ArrayBatch(np.ascontiguousarray(batch.rows[~bad[owner]]), starts, batch.kind)
+    return Block(np.ascontiguousarray(batch.rows[~bad[owner]]), starts, batch.kind)
 
 
-def transformed(
-    preprocessing: Preprocessing, block: ArrayBatch
-) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+def transformed(preprocessing: Preprocessing, block: Block) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """Return starts and float64 rows of a block's transformed records.
 
     The rows are read-only, so that payloads, which are read-only, use the same compiled kernels.
@@ -266,7 +263,7 @@ def transformed(
     return transformed.starts, rows
 
 
-def _whole_matrices(block: ArrayBatch) -> ArrayBatch:
+def _whole_matrices(block: Block) -> Block:
     """Make records null that do not have d rows.
 
     Reshaped with the others, such a record would shift the rows of the next.

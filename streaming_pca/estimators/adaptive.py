@@ -7,8 +7,8 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
+from streaming_pca.data.batch import Batch
 from streaming_pca.data.preprocessing import Preprocessing
-from streaming_pca.data.records import Batch
 from streaming_pca.estimators.base import EstimatorInfo, Subspace
 from streaming_pca.estimators.block.block import (
     QUANTILE,

@@ -13,8 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
 
+from streaming_pca.data.batch import Batch
 from streaming_pca.data.preprocessing import Preprocessing
-from streaming_pca.data.records import Batch, RecordKind
+from streaming_pca.data.records import RecordKind
 from streaming_pca.estimators.diagnostics import Diagnostics
 from streaming_pca.estimators.private_mean import LARGEST_SHARE, PrivateMean
 from streaming_pca.linalg.subspace import stable_signs

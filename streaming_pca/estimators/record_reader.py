@@ -8,8 +8,8 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from streaming_pca.data.array_batch import ArrayBatch
 from streaming_pca.data.preprocessing import Preprocessing, transformed
+from streaming_pca.data.records import Block
 from streaming_pca.kernels.public_map import NO_MAP
 from streaming_pca.kernels.records_view import RecordsView, records_view
 from streaming_pca.kernels.threads import shared_out
@@ -72,7 +72,7 @@ class RecordReader:
         self.how = NO_MAP if how is None else how
         self.step = 1 if how is None else preprocessing.units
 
-    def read(self, batch: ArrayBatch) -> RecordsView:
+    def read(self, batch: Block) -> RecordsView:
         """View the records, in place or transformed.
 
         Raises
@@ -109,7 +109,7 @@ class NormKernel(ABC):
     def fill(self, read: RecordsView, first: int, last: int, out: Vector) -> object:
         """Write the numbers of the delivered records first to last into ``out``."""
 
-    def __call__(self, block: ArrayBatch) -> Vector:
+    def __call__(self, block: Block) -> Vector:
         step = self.records.step
         read = self.records.read(block)
         out = np.empty(len(read.begins) // step)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, ValidationError, model_validator
 
-from streaming_pca.data.records import Batch
+from streaming_pca.data.batch import Batch
 from streaming_pca.estimators.adaptive import AdaptivePCA
 from streaming_pca.estimators.base import Estimator, EstimatorInfo, Options, Plan, Subspace
 from streaming_pca.estimators.block.block import BlockPCA

@@ -12,15 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streaming_pca.data.array_batch import ArrayBatch
-from streaming_pca.data.records import (
-    Batch,
-    BinKernel,
-    MapKernel,
-    RecordKind,
-    RecordValues,
-    SumKernel,
-    ValueKernel,
-)
+from streaming_pca.data.batch import Batch, BinKernel, MapKernel, RecordValues, SumKernel, ValueKernel
+from streaming_pca.data.records import Block, RecordKind
 from streaming_pca.kernels.coordinates import BinCounts
 from streaming_pca.spark.gathering import Fetch
 from streaming_pca.spark.jobs import Cluster
@@ -128,7 +121,7 @@ class SparkBatch(Batch):
         """Define one number per (transformed) record, which executors compute on demand."""
         return SparkValues(self, Mapped(self.cluster.new_name(), kernel))
 
-    def map_parts(self, counts: Sequence[int], kernel: Callable[[ArrayBatch], T]) -> list[T]:
+    def map_parts(self, counts: Sequence[int], kernel: Callable[[Block], T]) -> list[T]:
         """Return the kernel's result for each part that :meth:`split` returns."""
         parts = [part.fetches() for part in self.split(counts)]
         return self.cluster.on_parts(parts, kernel) if parts else []
@@ -220,5 +213,5 @@ class _Nulls:
     limit = 2**20
     whole = True
 
-    def __call__(self, block: ArrayBatch) -> Integers:
+    def __call__(self, block: Block) -> Integers:
         return np.array([block.null_count()], dtype=np.int64)

@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from streaming_pca.data.array_batch import ArrayBatch
+from streaming_pca.data.records import Block
 from streaming_pca.spark.cache import Shelf
 from streaming_pca.spark.operations import Share
 from streaming_pca.spark.reading import Feed, Part, Reading, changed, chosen, numbered
@@ -94,7 +95,7 @@ def gathered(reading: Reading, fetches: Sequence[Fetch]) -> ArrayBatch:
 
 
 def on_parts(
-    feed: Feed, parts: Sequence[Sequence[Fetch]], kernel: Callable[[ArrayBatch], Any]
+    feed: Feed, parts: Sequence[Sequence[Fetch]], kernel: Callable[[Block], Any]
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
     """Return the function of a job that applies a kernel to parts of a batch."""
 

@@ -28,6 +28,7 @@ from streaming_pca.config.settings import StreamSettings
 from streaming_pca.config.spark import SparkSettings
 from streaming_pca.data.array_batch import ArrayBatch
 from streaming_pca.data.features.records import Schemas
+from streaming_pca.data.records import Block
 from streaming_pca.service.errors import RecordsLost, SessionLost, StreamRefused
 from streaming_pca.spark.cache import folder_of
 from streaming_pca.spark.gathering import Fetch, gathered, on_parts
@@ -274,7 +275,7 @@ class Cluster:
             rows = self._computed(operation, shares, self._tasks(shares, 1), 0)
         return [data for _, data in self._answers(rows, _records_of(shares))]
 
-    def on_parts(self, parts: Sequence[Sequence[Fetch]], kernel: Callable[[ArrayBatch], T]) -> list[T]:
+    def on_parts(self, parts: Sequence[Sequence[Fetch]], kernel: Callable[[Block], T]) -> list[T]:
         """Return a kernel's result for each part of a batch, each on one executor."""
         count = len(parts)
         tasks = max(min(count, _TASKS * self.slots), 1)

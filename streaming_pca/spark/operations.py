@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streaming_pca.data.array_batch import ArrayBatch, ArrayValues
-from streaming_pca.data.records import BinKernel, MapKernel, SumKernel, ValueKernel
+from streaming_pca.data.batch import BinKernel, MapKernel, SumKernel, ValueKernel
 from streaming_pca.kernels.coordinates import BinCounts
 from streaming_pca.spark.segments import Order
 

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 
 from streaming_pca import PrivatePCA
 from streaming_pca.data import array_batch
-from streaming_pca.data.array_batch import ArrayBatch
-from streaming_pca.data.sparse import SparseBatch
+from streaming_pca.data.array_batch import ArrayBatch, SparseBatch
 from streaming_pca.estimators.common.state import encode_state
 from streaming_pca.kernels.threads import limited_threads
 from streaming_pca.privacy.randomness import replace_noise_sampler

@@ -12,15 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streaming_pca.data.array_batch import ArrayBatch, ArrayValues, blocks_of
-from streaming_pca.data.records import (
-    Batch,
-    BinKernel,
-    MapKernel,
-    RecordKind,
-    RecordValues,
-    SumKernel,
-    ValueKernel,
-)
+from streaming_pca.data.batch import Batch, BinKernel, MapKernel, RecordValues, SumKernel, ValueKernel
+from streaming_pca.data.records import RecordKind
 from streaming_pca.kernels.coordinates import BinCounts
 
 try:

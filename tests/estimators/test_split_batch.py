@@ -9,8 +9,9 @@ import pytest
 from numpy.typing import NDArray
 
 from streaming_pca.data.array_batch import ArrayBatch, ArrayValues, array_of, blocks_of
+from streaming_pca.data.batch import Batch
 from streaming_pca.data.preprocessing import Preprocessing
-from streaming_pca.data.records import Batch, RecordKind
+from streaming_pca.data.records import RecordKind
 from streaming_pca.estimators.base import Estimator
 from streaming_pca.estimators.common.clipped_sums import block_residual_norms
 from streaming_pca.estimators.common.state import encode_state

@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 from streaming_pca.config.kafka import KafkaSettings
 from streaming_pca.config.settings import StreamSettings
 from streaming_pca.config.spark import SparkSettings
-from streaming_pca.data.records import Batch
+from streaming_pca.data.batch import Batch
 from streaming_pca.estimators.base import State
 from streaming_pca.estimators.registry import ESTIMATORS
 from streaming_pca.linalg.packed import packed_size

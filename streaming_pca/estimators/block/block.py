@@ -13,8 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from streaming_pca.data.batch import Batch
 from streaming_pca.data.preprocessing import Preprocessing
-from streaming_pca.data.records import Batch, RecordKind
+from streaming_pca.data.records import RecordKind
 from streaming_pca.estimators.base import EstimatorInfo, Subspace
 from streaming_pca.estimators.block.total_variance import TotalVariance, learn_total
 from streaming_pca.estimators.block.variances import measure_variances, relative_tail, take_shares

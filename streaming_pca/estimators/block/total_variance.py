@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from streaming_pca.data.batch import Batch
 from streaming_pca.data.preprocessing import Preprocessing
-from streaming_pca.data.records import Batch, RecordKind
+from streaming_pca.data.records import RecordKind
 from streaming_pca.estimators.common.budget import Budget
 from streaming_pca.estimators.common.clipped_sums import record_norms
 from streaming_pca.estimators.common.norm_distribution import (

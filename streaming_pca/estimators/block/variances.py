@@ -13,9 +13,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from streaming_pca.data.array_batch import ArrayBatch
+from streaming_pca.data.batch import Batch
 from streaming_pca.data.preprocessing import Preprocessing
-from streaming_pca.data.records import Batch
+from streaming_pca.data.records import Block
 from streaming_pca.estimators.common.budget import Budget
 from streaming_pca.estimators.common.norm_distribution import NormDistribution
 from streaming_pca.estimators.common.residual_sums import NO_CENTRE, check_columns, room_of
@@ -58,7 +58,7 @@ class _Layers:
         self.whole = self.records.whole
         self.shape: tuple[int, ...] = caps.shape
 
-    def __call__(self, batch: ArrayBatch) -> NDArray[np.int64]:
+    def __call__(self, batch: Block) -> NDArray[np.int64]:
         read, how = self.records.read(batch), self.records.how
 
         def part(first: int, last: int) -> NDArray[np.int64]:

@@ -12,8 +12,8 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
+from streaming_pca.data.batch import Batch
 from streaming_pca.data.preprocessing import Preprocessing
-from streaming_pca.data.records import Batch
 from streaming_pca.estimators.common.budget import Budget
 from streaming_pca.estimators.common.norm_distribution import norm_shares, private_quantile_radius
 from streaming_pca.estimators.private_mean import MeanNorms, clipped_mean_sum

@@ -12,9 +12,9 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from streaming_pca.data.array_batch import ArrayBatch
+from streaming_pca.data.batch import Batch, Total
 from streaming_pca.data.preprocessing import Preprocessing
-from streaming_pca.data.records import Batch, Total
+from streaming_pca.data.records import Block
 from streaming_pca.estimators.common.budget import Budget
 from streaming_pca.estimators.common.present import RunningShare, noisy_share
 
@@ -66,7 +66,7 @@ class _Outside:
         self.lower, self.upper = (np.asarray(bound, dtype=np.float64) for bound in preprocessing.bounds)
         self.units = preprocessing.units
 
-    def __call__(self, block: ArrayBatch) -> NDArray[np.float64]:
+    def __call__(self, block: Block) -> NDArray[np.float64]:
         block = block.packed()
         # NaN counts as within the bounds. A warning would reveal a value.
         with np.errstate(all="ignore"):

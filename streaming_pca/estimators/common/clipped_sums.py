@@ -22,8 +22,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streaming_pca.data.array_batch import ArrayBatch
+from streaming_pca.data.batch import Batch, RecordValues, SumKernel
 from streaming_pca.data.preprocessing import Preprocessing, transformed
-from streaming_pca.data.records import Batch, RecordKind, RecordValues, SumKernel
+from streaming_pca.data.records import Block, RecordKind
 from streaming_pca.estimators.common.residual_sums import (
     FactorProducts,
     FactorResidualNorms,
@@ -102,7 +103,7 @@ class _MatrixNorms:
     def __init__(self, preprocessing: Preprocessing) -> None:
         self.preprocessing = preprocessing
 
-    def __call__(self, block: ArrayBatch) -> Matrix:
+    def __call__(self, block: Block) -> Matrix:
         starts, rows = transformed(self.preprocessing, block)
         out = np.zeros(len(starts) - 1)
         record_squared_norms(rows, starts, out)
@@ -133,7 +134,7 @@ class _ResidualNorms:
             self.products = FactorResidualNorms(preprocessing, basis, centre)
         self.whole = self.products.whole
 
-    def __call__(self, block: ArrayBatch) -> Matrix:
+    def __call__(self, block: Block) -> Matrix:
         norms = self.products(block)
         unknown = norms < 0
         with np.errstate(all="ignore"):
@@ -141,10 +142,11 @@ class _ResidualNorms:
         if unknown.any():
             # Relative to the centre, residuals of these records are too small for rounded products.
             few = block.only(np.repeat(unknown, self.preprocessing.units))
-            norms[unknown] = few.map(self._exact).array
+            batch = ArrayBatch(few.rows, few.starts, few.kind, few.begins)
+            norms[unknown] = batch.map(self._exact).array
         return norms
 
-    def _exact(self, block: ArrayBatch) -> Matrix:
+    def _exact(self, block: Block) -> Matrix:
         starts, rows = transformed(self.preprocessing, block)
         out = np.zeros(len(starts) - 1)
         residual_norms(rows, starts, self.of_matrices, self.basis, self.centre, out)
@@ -194,7 +196,7 @@ class _FactorCovariance:
         self.dim = preprocessing.output_dim
         self.shape: tuple[int, ...] = (self.dim * self.dim + 1,)
 
-    def __call__(self, batch: ArrayBatch) -> Integers:
+    def __call__(self, batch: Block) -> Integers:
         read, d = self.records.read(batch), self.dim
 
         def part(first: int, last: int) -> Integers:
@@ -222,7 +224,7 @@ class _MatrixSum:
         self.dim = preprocessing.output_dim
         self.shape: tuple[int, ...] = (self.dim * self.dim + 1,)
 
-    def __call__(self, block: ArrayBatch) -> Integers:
+    def __call__(self, block: Block) -> Integers:
         starts, rows = transformed(self.preprocessing, block)
         z = np.empty_like(rows)
         clipped = quantise_records(rows, starts, self.per_unit, float(MATRIX_RADIUS), z)
@@ -252,7 +254,7 @@ class _TightBlock:
         self.preprocessing, self.per_unit, self.basis, self.centre = preprocessing, per_unit, basis, centre
         self.shape: tuple[int, ...] = (basis.size + 1,)
 
-    def __call__(self, block: ArrayBatch) -> Integers:
+    def __call__(self, block: Block) -> Integers:
         starts, rows = transformed(self.preprocessing, block)
         total = np.zeros(self.basis.shape, dtype=np.int64)
         of_matrices = self.preprocessing.kind is RecordKind.MATRIX

@@ -11,8 +11,8 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from streaming_pca.data.batch import Batch
 from streaming_pca.data.preprocessing import Preprocessing
-from streaming_pca.data.records import Batch
 from streaming_pca.estimators.base import Estimator, Plan, State, Subspace
 from streaming_pca.estimators.common.budget import Budget
 from streaming_pca.estimators.common.centre import (

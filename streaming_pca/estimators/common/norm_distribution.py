@@ -13,7 +13,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from streaming_pca.data.records import RecordValues
+from streaming_pca.data.batch import RecordValues
 from streaming_pca.estimators.common.budget import Budget, noisy_count, noisy_counts
 
 Vector = NDArray[np.float64]

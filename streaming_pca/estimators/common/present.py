@@ -12,8 +12,8 @@ from typing import ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from streaming_pca.data.array_batch import ArrayBatch
-from streaming_pca.data.records import Batch, Total
+from streaming_pca.data.batch import Batch, Total
+from streaming_pca.data.records import Block
 from streaming_pca.estimators.common.budget import Budget, noisy_count
 
 Vector = NDArray[np.float64]
@@ -135,7 +135,7 @@ class _WholePairs:
 
     whole = True
 
-    def __call__(self, block: ArrayBatch) -> NDArray[np.float64]:
+    def __call__(self, block: Block) -> NDArray[np.float64]:
         lengths = np.diff(block.starts)
         whole: NDArray[np.bool_] = (lengths[0::2] == 1) & (lengths[1::2] == 1)
         return whole.astype(np.float64)

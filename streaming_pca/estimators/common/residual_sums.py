@@ -7,8 +7,8 @@ import threading
 import numpy as np
 from numpy.typing import NDArray
 
-from streaming_pca.data.array_batch import ArrayBatch
 from streaming_pca.data.preprocessing import Preprocessing
+from streaming_pca.data.records import Block
 from streaming_pca.estimators.record_reader import NormKernel, RecordReader, added_up, worth_a_thread
 from streaming_pca.kernels.blas import dgemm_address
 from streaming_pca.kernels.block.bounds import Centre
@@ -139,7 +139,7 @@ class FactorProducts:
             self.centre = np.ldexp(np.ascontiguousarray(near), -20) * radius
             self.lattice_centre = near.astype(np.int64)
 
-    def __call__(self, batch: ArrayBatch) -> Integers:
+    def __call__(self, batch: Block) -> Integers:
         read = self.records.read(batch)
         counter, share = new_counter(), self._share(read)
         threads = min(len(read.begins) // worth_a_thread(read, read.longest), thread_count())
@@ -207,7 +207,7 @@ class MatrixProducts:
         self.shape: tuple[int, ...] = (basis.size + 1,)
         self._in_units = np.zeros((0, 0)) if centre is None else np.ascontiguousarray(centre * per_unit)
 
-    def __call__(self, batch: ArrayBatch) -> Integers:
+    def __call__(self, batch: Block) -> Integers:
         read = self.records.read(batch)
         return added_up(read, lambda first, last: self.part(read, first, last, np.zeros(0)), self.shape)
 

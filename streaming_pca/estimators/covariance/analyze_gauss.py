@@ -7,8 +7,8 @@ from typing import ClassVar
 
 import numpy as np
 
+from streaming_pca.data.batch import Batch
 from streaming_pca.data.preprocessing import Preprocessing
-from streaming_pca.data.records import Batch
 from streaming_pca.estimators.base import EstimatorInfo, Subspace
 from streaming_pca.estimators.common.budget import Budget
 from streaming_pca.estimators.common.clipped_batches import ClippedBatches

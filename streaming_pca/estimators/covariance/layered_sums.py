@@ -19,9 +19,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from streaming_pca.data.array_batch import ArrayBatch
+from streaming_pca.data.batch import Batch, RecordValues
 from streaming_pca.data.preprocessing import Preprocessing, transformed
-from streaming_pca.data.records import Batch, RecordKind, RecordValues
+from streaming_pca.data.records import Block, RecordKind
 from streaming_pca.estimators.common.clipped_sums import (
     ROWS,
     check_count,
@@ -147,7 +147,7 @@ class _FactorLayers:
         self.edges, self.layers = edges, layers
         self.shape: tuple[int, ...] = ((len(layers) + 1) * self.dim**2 + len(layers),)
 
-    def __call__(self, batch: ArrayBatch, norms: Matrix) -> Integers:
+    def __call__(self, batch: Block, norms: Matrix) -> Integers:
         read = self.records.read(batch)
         edges, n = self.edges, len(self.layers)
         shell = np.searchsorted(edges, norms, side="left")
@@ -204,7 +204,7 @@ class _MatrixLayers:
         self.edges, self.layers = edges, layers
         self.shape: tuple[int, ...] = (len(layers) * (self.dim**2 + 1),)
 
-    def __call__(self, block: ArrayBatch, norms: Matrix) -> Integers:
+    def __call__(self, block: Block, norms: Matrix) -> Integers:
         starts, rows = transformed(self.preprocessing, block)
         matrices, sizes = rows.reshape(-1, self.dim, self.dim), norms[np.diff(starts) > 0]
         out, n, edges = np.zeros(self.shape, dtype=np.int64), len(self.layers), self.edges

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 from scipy.special import ndtri
 
-from streaming_pca.data.records import Batch, RecordKind
+from streaming_pca.data.batch import Batch
+from streaming_pca.data.records import RecordKind
 from streaming_pca.estimators.base import Estimator, EstimatorInfo, Options, Outcome, Plan, State, Subspace
 from streaming_pca.estimators.common.clipped_sums import (
     SQRT2_UP,

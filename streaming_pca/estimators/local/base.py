@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from streaming_pca.data.records import Batch, RecordKind
+from streaming_pca.data.batch import Batch
+from streaming_pca.data.records import RecordKind
 from streaming_pca.estimators.base import Estimator, Options, Plan, State, Subspace
 from streaming_pca.kernels.lattice import BLOCK, MAX_RECORDS
 from streaming_pca.kernels.record_means import add_reports

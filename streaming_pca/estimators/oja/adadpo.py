@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from streaming_pca.data.records import Batch
+from streaming_pca.data.batch import Batch
 from streaming_pca.estimators.base import EstimatorInfo, Plan
 from streaming_pca.estimators.oja.iterate import IterateEstimator, IterateState, oja_step
 from streaming_pca.estimators.oja.options import AdaptiveMeanOptions

@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from streaming_pca.data.records import Batch
+from streaming_pca.data.batch import Batch
 from streaming_pca.estimators.base import Estimator, Options, Outcome, State, Subspace
 from streaming_pca.estimators.oja.options import LearningRates
 from streaming_pca.linalg.subspace import orthonormalise

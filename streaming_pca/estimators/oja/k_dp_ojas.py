@@ -8,8 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from streaming_pca.data.batch import Batch
 from streaming_pca.data.preprocessing import transformed
-from streaming_pca.data.records import Batch, RecordKind
+from streaming_pca.data.records import RecordKind
 from streaming_pca.estimators.base import EstimatorInfo, Outcome, Plan
 from streaming_pca.estimators.oja.deflation import ComponentRates, Deflation, DeflationState, Learnt
 from streaming_pca.estimators.private_mean import LARGEST_SHARE

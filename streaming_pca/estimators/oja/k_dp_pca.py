@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from streaming_pca.data.records import Batch
+from streaming_pca.data.batch import Batch
 from streaming_pca.estimators.base import EstimatorInfo, Plan
 from streaming_pca.estimators.oja.deflation import ComponentRates, Deflation, DeflationState, Learnt
 from streaming_pca.estimators.oja.options import AdaptiveMeanOptions

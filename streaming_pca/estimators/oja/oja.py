@@ -8,8 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from streaming_pca.data.batch import Batch
 from streaming_pca.data.preprocessing import transformed
-from streaming_pca.data.records import Batch, RecordKind
+from streaming_pca.data.records import RecordKind
 from streaming_pca.estimators.base import EstimatorInfo, Plan
 from streaming_pca.estimators.oja.iterate import IterateEstimator, IterateState
 from streaming_pca.estimators.oja.options import LearningRates

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from streaming_pca.data.records import Batch
+from streaming_pca.data.batch import Batch
 from streaming_pca.estimators.base import EstimatorInfo, Plan
 from streaming_pca.estimators.common.clipped_sums import block_sensitivity, block_sum
 from streaming_pca.estimators.oja.iterate import IterateEstimator, IterateState, oja_step

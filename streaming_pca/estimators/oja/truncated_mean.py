@@ -52,9 +52,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from streaming_pca.data.array_batch import ArrayBatch
+from streaming_pca.data.batch import Batch
 from streaming_pca.data.preprocessing import Preprocessing, transformed
-from streaming_pca.data.records import Batch, RecordKind
+from streaming_pca.data.records import Block, RecordKind
 from streaming_pca.estimators.base import Outcome
 from streaming_pca.kernels.coordinates import (
     COORDINATE_RADIUS,
@@ -297,7 +297,7 @@ class _Products:
         most = _BLOCK_VALUES // thread_count() // basis.size // units
         self.limit = min(max(most, 1) * units, BLOCK)
 
-    def __call__(self, block: ArrayBatch) -> Floats:
+    def __call__(self, block: Block) -> Floats:
         """Return the products' columns, (m, k, d)."""
         starts, rows = transformed(self.preprocessing, block)
         out = np.empty((len(starts) - 1, self.basis.shape[1], self.basis.shape[0]))
@@ -312,7 +312,7 @@ class _ScaleBin:
     def __init__(self, products_of: _Products) -> None:
         self.products_of = products_of
 
-    def __call__(self, part: ArrayBatch) -> int | None:
+    def __call__(self, part: Block) -> int | None:
         return _octave_quarter(_spread(self.products_of(part)))
 
 
@@ -323,7 +323,7 @@ class _Bins:
         self.products_of, self.width, self.first, self.last = products_of, width, first, last
         self.limit = products_of.limit
 
-    def __call__(self, block: ArrayBatch) -> NDArray[np.int32]:
+    def __call__(self, block: Block) -> NDArray[np.int32]:
         found = self.products_of(block)
         values = found.reshape(len(found), -1)[:, self.first : self.last]
         # Rows a power of two apart, as in a whole block, would share few places of a cache.
@@ -342,7 +342,7 @@ class _ClampedSum:
         self.limit = products_of.limit
         self.shape: tuple[int, ...] = (len(centres) + 1,)
 
-    def __call__(self, block: ArrayBatch) -> NDArray[np.int64]:
+    def __call__(self, block: Block) -> NDArray[np.int64]:
         values = self.products_of(block).reshape(-1, len(self.centres))
         out = np.zeros(self.shape, dtype=np.int64)
         out[-1] = sum_clamped(values, self.centres, self.radius, out[:-1])

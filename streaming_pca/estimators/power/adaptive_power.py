@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from streaming_pca.data.array_batch import ArrayBatch
+from streaming_pca.data.batch import Batch, RecordValues
 from streaming_pca.data.preprocessing import transformed
-from streaming_pca.data.records import Batch, RecordKind, RecordValues
+from streaming_pca.data.records import Block, RecordKind
 from streaming_pca.estimators.base import EstimatorInfo, Options, Outcome, Plan
 from streaming_pca.estimators.oja.deflation import Deflation, DeflationState, Learnt
 from streaming_pca.kernels import njit
@@ -212,7 +212,7 @@ class _ProductNorms:
         self.preprocessing, self.iterate = estimator.preprocessing, iterate
         self.across = np.ascontiguousarray(removed.T)
 
-    def __call__(self, block: ArrayBatch) -> Floats:
+    def __call__(self, block: Block) -> Floats:
         starts, rows = transformed(self.preprocessing, block)
         out = np.empty(len(starts) - 1)
         of_matrices = self.preprocessing.kind is RecordKind.MATRIX
@@ -249,7 +249,7 @@ class _Filtered:
         self.largest = theta if theta < estimator.options.clip_radius else math.inf
         self.per_unit = _RADIUS / theta
 
-    def __call__(self, block: ArrayBatch) -> NDArray[np.int64]:
+    def __call__(self, block: Block) -> NDArray[np.int64]:
         starts, rows = transformed(self.preprocessing, block)
         total = np.zeros(self.shape, dtype=np.int64)
         of_matrices = self.preprocessing.kind is RecordKind.MATRIX

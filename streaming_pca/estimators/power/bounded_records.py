@@ -21,9 +21,9 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from streaming_pca.data.array_batch import ArrayBatch
+from streaming_pca.data.batch import Batch
 from streaming_pca.data.preprocessing import Preprocessing, transformed
-from streaming_pca.data.records import Batch, RecordKind
+from streaming_pca.data.records import Block, RecordKind
 from streaming_pca.kernels import njit
 from streaming_pca.kernels.lattice import BLOCK
 from streaming_pca.kernels.rounding import COUNTED_AS_CLIPPED, NO_EXPONENT, exponent, scale_down
@@ -97,13 +97,13 @@ class BoundedRecords(Preprocessing):
     clip_l2: float
     clip_l1: float | None = None
 
-    def apply(self, batch: ArrayBatch) -> ArrayBatch:
+    def apply(self, batch: Block) -> Block:
         """Transform a block of records and scale them."""
         block = super().apply(batch)
         rows = np.ascontiguousarray(block.rows, dtype=np.float64)
         out = np.empty_like(rows)
         scale_records(rows, block.starts, *self._bounds, out)
-        return ArrayBatch(out, block.starts, block.kind)
+        return Block(out, block.starts, block.kind)
 
     def public_map(self) -> None:
         """Return None: the scale of a record depends on its norms."""
@@ -133,7 +133,7 @@ class _ScaledCount:
     def __init__(self, unbounded: Preprocessing, size: float, spread: float) -> None:
         self.unbounded, self.size, self.spread = unbounded, size, spread
 
-    def __call__(self, block: ArrayBatch) -> NDArray[np.int64]:
+    def __call__(self, block: Block) -> NDArray[np.int64]:
         starts, rows = transformed(self.unbounded, block)
         rows = np.ascontiguousarray(rows)
         scaled = scale_records(rows, starts, self.size, self.spread, np.empty_like(rows))

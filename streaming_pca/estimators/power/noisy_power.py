@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from streaming_pca.data.records import Batch, RecordKind
+from streaming_pca.data.batch import Batch
+from streaming_pca.data.records import RecordKind
 from streaming_pca.estimators.base import Estimator, EstimatorInfo, Options, Outcome, Plan, State, Subspace
 from streaming_pca.estimators.common.clipped_sums import block_sensitivity, block_sum
 from streaming_pca.estimators.power.bounded_records import BoundedRecords

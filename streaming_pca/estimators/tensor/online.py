@@ -7,8 +7,9 @@ from typing import ClassVar
 
 import numpy as np
 
+from streaming_pca.data.batch import Batch
 from streaming_pca.data.preprocessing import transformed
-from streaming_pca.data.records import Batch, RecordKind
+from streaming_pca.data.records import RecordKind
 from streaming_pca.estimators.base import Estimator, EstimatorInfo, Plan, State, Subspace
 from streaming_pca.estimators.tensor.search import TensorOptions, TensorSearch, tensor_of
 from streaming_pca.kernels.lattice import BLOCK

@@ -10,7 +10,8 @@ from typing import Any, ClassVar
 import numpy as np
 from pydantic import Field
 
-from streaming_pca.data.records import Batch, RecordKind
+from streaming_pca.data.batch import Batch
+from streaming_pca.data.records import RecordKind
 from streaming_pca.estimators.base import Estimator, EstimatorInfo, Plan, State, Subspace
 from streaming_pca.estimators.common.clipped_sums import covariance_sum
 from streaming_pca.estimators.tensor.search import TensorOptions, TensorSearch, tensor_of

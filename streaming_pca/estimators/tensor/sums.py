@@ -24,9 +24,9 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from streaming_pca.data.array_batch import ArrayBatch
+from streaming_pca.data.batch import Batch
 from streaming_pca.data.preprocessing import Preprocessing, transformed
-from streaming_pca.data.records import Batch
+from streaming_pca.data.records import Block
 from streaming_pca.kernels import njit
 from streaming_pca.kernels.clipping import quantise_records
 from streaming_pca.kernels.lattice import BLOCK, MAX_RECORDS, RADIUS, LatticeSum, lattice_unit, quantise_basis
@@ -78,7 +78,7 @@ class Space:
             # Factors from z . (2**20 U) to W^T x in units of its radius over 2**20.
             self.factors = clip_radius / whitened_radius / _UNIT / whitening.roots
 
-    def records(self, block: ArrayBatch) -> tuple[Matrix, int]:
+    def records(self, block: Block) -> tuple[Matrix, int]:
         """Return integer rows of norm at most RADIUS, and the count of clipped records.
 
         One row for each record that is not null; clipped are those of norm above R.
@@ -123,7 +123,7 @@ class _Products:
         self.candidates = quantise_basis(candidates)
         self.shape: tuple[int, ...] = (candidates.size + 1,)
 
-    def __call__(self, block: ArrayBatch) -> NDArray[np.int64]:
+    def __call__(self, block: Block) -> NDArray[np.int64]:
         z, clipped = self.space.records(block)
         squares = np.ascontiguousarray(z @ self.candidates)
         quantise_squares(squares, self.per_unit)

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from streaming_pca.config.kafka import KafkaSettings
 from streaming_pca.config.settings import StreamSettings
+from streaming_pca.data.batch import Batch
 from streaming_pca.data.codec import PayloadCodec
-from streaming_pca.data.records import Batch
 from streaming_pca.service.errors import RecordsLost, SessionLost
 from streaming_pca.service.input.end_offsets import Offsets
 

@@ -21,10 +21,10 @@ from numpy.typing import NDArray
 
 from streaming_pca.config.kafka import ConfigurationError
 from streaming_pca.config.settings import StreamSettings
+from streaming_pca.data.batch import Batch
 from streaming_pca.data.codec import PayloadCodec
 from streaming_pca.data.features.reading import FieldReader
 from streaming_pca.data.features.records import LibraryMissing, Schemas
-from streaming_pca.data.records import Batch
 from streaming_pca.estimators.base import Plan
 from streaming_pca.privacy.ledger.entries import OffsetRange
 from streaming_pca.service.errors import RecordsLost, SessionLost

@@ -15,9 +15,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from streaming_pca.data.array_batch import ArrayBatch
+from streaming_pca.data.array_batch import ArrayBatch, SparseBatch
 from streaming_pca.data.preprocessing import Preprocessing
-from streaming_pca.data.sparse import SparseBatch
 from streaming_pca.estimators.base import Subspace
 from streaming_pca.estimators.common.budget import Budget
 from streaming_pca.estimators.common.composed import ComposedState
