@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 from fastapi import FastAPI, Request, Response
 
-from streaming_pca.dashboard.api.asking import Asker
 from streaming_pca.dashboard.api.conditional import HeadAnswers, answer_bytes
 from streaming_pca.dashboard.api.context import Context
 from streaming_pca.dashboard.api.document import document_of
 from streaming_pca.dashboard.api.events import add_events
 from streaming_pca.dashboard.api.ledgers import add_ledgers
+from streaming_pca.dashboard.api.limiter import Limiter
 from streaming_pca.dashboard.api.planning import add_planning
 from streaming_pca.dashboard.api.problems import StrictRoute, add_problems
 from streaming_pca.dashboard.api.releases import add_releases
@@ -40,9 +40,9 @@ def make_api(observer: Observer, *, broker_seconds: float = _BROKER_SECONDS) -> 
     """
     context = Context(
         observer,
-        memory=Asker(16, _MEMORY_SECONDS, "the dashboard"),
-        broker=Asker(8, broker_seconds, "the broker"),
-        plans=Asker(2, _PLAN_SECONDS, "the forecast"),
+        memory=Limiter(16, _MEMORY_SECONDS, "the dashboard"),
+        broker=Limiter(8, broker_seconds, "the broker"),
+        plans=Limiter(2, _PLAN_SECONDS, "the forecast"),
     )
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
     app.router.route_class = StrictRoute

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from streaming_pca.dashboard.api.asking import Asker
+from streaming_pca.dashboard.api.limiter import Limiter
 
 if TYPE_CHECKING:
     from streaming_pca.dashboard.observing.observer import Observer
@@ -13,19 +13,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Context:
-    """Observer, and the askers that call it.
+    """Observer, and the limits of calls to it.
 
     Attributes
     ----------
-    memory : Asker
+    memory : Limiter
         For answers from memory, which wait at most for a lock.
-    broker : Asker
+    broker : Limiter
         For answers that may wait for the broker.
-    plans : Asker
+    plans : Limiter
         For computations.
     """
 
     observer: Observer
-    memory: Asker
-    broker: Asker
-    plans: Asker
+    memory: Limiter
+    broker: Limiter
+    plans: Limiter

@@ -71,7 +71,7 @@ def add_events(app: FastAPI, context: Context) -> None:
         mailbox = Mailbox()
         unlisten = observer.listen(mailbox.post)
         try:
-            revision = (await context.memory.ask(observer.overview)).revision
+            revision = (await context.memory.call(observer.overview)).revision
             yield ServerSentEvent(comment="events follow", retry=_RETRY_MS, sep="\n")
             if last is not None and last != f"{process}-{revision}":
                 # Old events are not stored: a client that missed some fetches everything.

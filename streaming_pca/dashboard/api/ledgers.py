@@ -19,14 +19,14 @@ def add_ledgers(app: FastAPI, context: Context) -> None:
     @app.get("/v1/ledger", response_model=LedgerPage, tags=["ledgers"], operation_id="listLedgers")
     async def list_ledgers(request: Request) -> Response:
         """List the ledgers of all streams, ordered by input topic."""
-        items = await context.memory.ask(observer.ledgers)
-        connection = (await context.memory.ask(observer.overview)).connection
+        items = await context.memory.call(observer.ledgers)
+        connection = (await context.memory.call(observer.overview)).connection
         return answer(request, LedgerPage(items=items, connection=connection))
 
     @app.get("/v1/ledger/{input}", response_model=LedgerSummary, tags=["ledgers"], operation_id="getLedger")
     async def get_ledger(request: Request, input: Input) -> Response:
         """Get the ledger of an input topic."""
-        return answer(request, await context.memory.ask(lambda: observer.ledger(input)))
+        return answer(request, await context.memory.call(lambda: observer.ledger(input)))
 
     @app.get(
         "/v1/ledger/{input}/entries",
@@ -38,7 +38,7 @@ def add_ledgers(app: FastAPI, context: Context) -> None:
         request: Request, input: Input, limit: Limit = 50, before: Before = None, job: Job = None
     ) -> Response:
         """List the entries in memory, newest first."""
-        page = await context.memory.ask(lambda: observer.entries(input, limit, before, job))
+        page = await context.memory.call(lambda: observer.entries(input, limit, before, job))
         return answer(request, page, ("before", page.next))
 
     @app.get(
@@ -49,7 +49,7 @@ def add_ledgers(app: FastAPI, context: Context) -> None:
     )
     async def get_verification(request: Request, input: Input) -> Response:
         """Get the last verification of a ledger."""
-        return answer(request, await context.memory.ask(lambda: observer.verification(input)))
+        return answer(request, await context.memory.call(lambda: observer.verification(input)))
 
     @app.post(
         "/v1/ledger/{input}/verification",
@@ -61,7 +61,7 @@ def add_ledgers(app: FastAPI, context: Context) -> None:
     )
     async def start_verification(request: Request, input: Input) -> Response:
         """Start a verification, unless one is already running."""
-        found = await context.memory.ask(lambda: observer.verify(input))
+        found = await context.memory.call(lambda: observer.verify(input))
         body = found.model_dump_json()
         return Response(body, 202, {"cache-control": "no-store"}, "application/json")
 
@@ -86,4 +86,4 @@ def add_ledgers(app: FastAPI, context: Context) -> None:
                     raise UnknownLedger(str(error)) from None
                 raise
 
-        return answer(request, await context.broker.ask(charge))
+        return answer(request, await context.broker.call(charge))

@@ -163,4 +163,4 @@ def add_planning(app: FastAPI, context: Context) -> None:
                     "the forecast has no finite numbers: take a larger epsilon or delta"
                 ) from None
 
-        return answer(request, await context.plans.ask(plan))
+        return answer(request, await context.plans.call(plan))

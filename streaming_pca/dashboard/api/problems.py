@@ -13,7 +13,7 @@ from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.routing import BaseRoute, Match
 
-from streaming_pca.dashboard.api.asking import Busy
+from streaming_pca.dashboard.api.limiter import Overloaded
 from streaming_pca.dashboard.observing.errors import (
     UnknownLedger,
     UnknownRecord,
@@ -33,7 +33,7 @@ _MOST_CHARACTERS = 500
 """Longest line: some lines quote the request."""
 
 _MISSING = (UnknownStream, UnknownLedger, UnknownRelease, UnknownRecord)
-_LATER = (BrokerUnreachable, TopicError, Busy)
+_LATER = (BrokerUnreachable, TopicError, Overloaded)
 
 
 class NotReady(Exception):

@@ -40,9 +40,9 @@ def add_releases(app: FastAPI, context: Context) -> None:
 
     async def find(request: Request, name: str, batch: int | None, format: str) -> Response:
         try:
-            found = await context.broker.ask(lambda: _encoded(context, name, batch, format))
+            found = await context.broker.call(lambda: _encoded(context, name, batch, format))
         except UnknownRelease:
-            connection = (await context.memory.ask(context.observer.overview)).connection
+            connection = (await context.memory.call(context.observer.overview)).connection
             if not connection.loaded:
                 reason = connection.problem or "the topics are still being read: try again later"
                 raise NotReady(reason) from None

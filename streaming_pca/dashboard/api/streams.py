@@ -27,7 +27,7 @@ def add_streams(app: FastAPI, context: Context) -> None:
     @app.get("/v1/streams", response_model=StreamPage, tags=["streams"], operation_id="listStreams")
     async def list_streams(request: Request, limit: Limit = 50, after: After = None) -> Response:
         """List streams, ordered by name."""
-        found = await context.memory.ask(observer.overview)
+        found = await context.memory.call(observer.overview)
         streams = sorted(found.streams, key=lambda stream: stream.name)
         later = [stream for stream in streams if after is None or stream.name > after]
         items = later[:limit]
@@ -38,7 +38,7 @@ def add_streams(app: FastAPI, context: Context) -> None:
     @app.get("/v1/streams/{name}", response_model=StreamDetail, tags=["streams"], operation_id="getStream")
     async def get_stream(request: Request, name: Name) -> Response:
         """Get a stream with its guarantee in words."""
-        found = await context.memory.ask(lambda: observer.stream(name))
+        found = await context.memory.call(lambda: observer.stream(name))
         return answer(request, found.model_copy(update={"guarantee": guarantee_in_words(found)}))
 
     @app.get(
@@ -46,15 +46,15 @@ def add_streams(app: FastAPI, context: Context) -> None:
     )
     async def get_history(request: Request, name: Name) -> Response:
         """Get the last releases as columns, oldest first."""
-        return answer(request, await context.memory.ask(lambda: observer.history(name)))
+        return answer(request, await context.memory.call(lambda: observer.history(name)))
 
     @app.get("/v1/streams/{name}/budget", response_model=Budget, tags=["streams"], operation_id="getBudget")
     async def get_budget(request: Request, name: Name) -> Response:
         """Get the charged and remaining budget of a stream's records."""
-        found = await context.memory.ask(lambda: observer.stream(name))
+        found = await context.memory.call(lambda: observer.stream(name))
         if found.budget is not None:
             return answer(request, found.budget)
-        connection = (await context.memory.ask(observer.overview)).connection
+        connection = (await context.memory.call(observer.overview)).connection
         if not connection.loaded:
             raise NotReady(connection.problem or "the topics are still being read: try again later")
         reason = found.problem or "it is not open"
@@ -70,5 +70,5 @@ def add_streams(app: FastAPI, context: Context) -> None:
         request: Request, name: Name, limit: Limit = 50, before: Before = None
     ) -> Response:
         """List the releases in memory, newest first."""
-        page = await context.memory.ask(lambda: observer.releases(name, limit, before))
+        page = await context.memory.call(lambda: observer.releases(name, limit, before))
         return answer(request, page, ("before", page.next))

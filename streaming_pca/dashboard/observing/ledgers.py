@@ -77,10 +77,10 @@ class LedgerView:
 
     Attributes
     ----------
+    sources, ids : tuple of str
+        Topics whose ids identify the contents, and these ids when they were read; empty before that.
     topic_id : str or None
         The input topic's id, which the replay checks entries against.
-    ledger_id : str or None
-        Id of the ledger topic that was read.
     next_offset : int
         First unread offset.
     problem : str or None
@@ -89,18 +89,20 @@ class LedgerView:
 
     def __init__(self, input: str, most: int) -> None:
         self.input, self.topic = input, f"{input}.ledger"
+        self.sources = (self.input, self.topic)
         self._most = most
         self.problem: str | None = None
-        self.restart(None, None)
+        self.restart()
 
-    def restart(self, topic_id: str | None, ledger_id: str | None) -> None:
+    def restart(self, ids: tuple[str | None, ...] = ()) -> None:
         """Discard all state: the next messages come from another topic."""
-        self.topic_id, self.ledger_id = topic_id, ledger_id
+        self.ids = ids
+        self.topic_id = ids[0] if ids else None
         self.next_offset = 0
         self.failed: str | None = None
         self.last_void: dict[str, str] = {}
         self.last_reason: dict[str, str] = {}
-        self._replay = LedgerReplay(self.topic, topic_id or "")
+        self._replay = LedgerReplay(self.topic, self.topic_id or "")
         self._rows: deque[_Row] = deque()
         self._ranges = 0
         self._dropped = False
@@ -123,9 +125,15 @@ class LedgerView:
         if self.trouble is not None:
             raise TopicError(self.trouble)
 
-    def begin(self, first: int) -> None:
+    def begin(self, ids: tuple[str | None, ...], first: int, end: int) -> None:
+        """Start at the first entry."""
+        self.restart(ids)
+        self.forget_before(first)
+
+    def forget_before(self, first: int) -> None:
         """Record a failure if the ledger has lost its first entries, which makes it useless."""
-        self.failed = lost_entries(self.topic, first) if first else None
+        if first and self.failed is None:
+            self.failed = lost_entries(self.topic, first)
 
     def job(self, name: str) -> JobLedger:
         """Return a job's state."""

@@ -1,7 +1,9 @@
 """Observer of streams and ledgers: the data source of the API and the pages.
 
-Two threads use the broker. One reads releases and ledgers over one connection; the other polls leaders,
-lags, and whether topics were recreated. A third connection serves lookups of single releases.
+Two parts with separate connections take turns in one thread: one reads releases and ledgers; the other
+requests leaders, lags, and whether topics were recreated. If one fails, the other continues. A further
+connection serves lookups of single releases. It is a thread and not a task of the event loop, because
+replaying ledgers would block the loop for too long.
 
 Memory is bounded. For each stream, the observer holds the numbers of its last releases and the latest
 release (:mod:`.releases`); for each ledger, its replay and its last entries (:mod:`.ledgers`).
@@ -12,11 +14,14 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import closing, suppress
+from typing import Any
 
 from kafka.errors import KafkaError
 
 from streaming_pca.admin.ledger import require_record
+from streaming_pca.admin.standing import ask_standings, partitions_of
 from streaming_pca.config.kafka import ConfigurationError, KafkaSettings
 from streaming_pca.config.settings import Settings
 from streaming_pca.dashboard.models import (
@@ -31,32 +36,57 @@ from streaming_pca.dashboard.models import (
     Verification,
 )
 from streaming_pca.dashboard.observing.errors import UnknownLedger, UnknownRecord, UnknownStream
-from streaming_pca.dashboard.observing.following import follow_topics
 from streaming_pca.dashboard.observing.ledgers import LedgerView
 from streaming_pca.dashboard.observing.logs import in_words
 from streaming_pca.dashboard.observing.lookup import ReleaseLookup
-from streaming_pca.dashboard.observing.standing import ask_for_standings
 from streaming_pca.dashboard.observing.streams import StreamState
+from streaming_pca.dashboard.observing.topic_tail import read_topics
 from streaming_pca.dashboard.observing.watched import Watched
 from streaming_pca.data.release import Release
 from streaming_pca.service.errors import SessionLost, TopicError
-from streaming_pca.service.kafka.clients import BrokerUnreachable
+from streaming_pca.service.kafka.clients import BrokerUnreachable, admin_client, reading_consumer
 
 _log = logging.getLogger(__name__)
 
+_STATUS_SECONDS = 2.0
 _AGAIN_SECONDS = 1.0
+_IDLE_SECONDS = 0.2
 _REQUEST_MS = 5000
 _BOOTSTRAP_MS = 3000
 _STOP_SECONDS = 1.5
 
 
-def _quick(kafka: KafkaSettings) -> KafkaSettings:
-    """Shorten the timeouts of a worker's connection for interactive use."""
-    limits = {
-        "request_timeout_ms": min(kafka.request_timeout_ms, _REQUEST_MS),
-        "bootstrap_timeout_ms": min(kafka.bootstrap_timeout_ms, _BOOTSTRAP_MS),
-    }
-    return kafka.model_copy(update=limits)
+def request_status(watched: Watched, kafka: KafkaSettings) -> Generator[bool]:
+    """Request leaders, lags and topics every two seconds over one connection; always yield False."""
+    states = list(watched.streams.values())
+    names = sorted({*watched.topics, *watched.views})
+    with closing(admin_client(kafka)) as admin:
+        consumer = reading_consumer(kafka)
+        try:
+            while True:
+                described = list(admin.describe_topics(names))
+                watched.table.set(described)
+                inputs = partitions_of(t for t in described if t["name"] in watched.views and _is_led(t))
+                standings = ask_standings(kafka, admin, consumer, [s.settings for s in states], inputs)
+                now = time.monotonic()
+                with watched.lock:
+                    for state in states:
+                        state.stand(standings, watched.views[state.input], now, loaded=watched.is_loaded)
+                watched.report("status", None)
+                watched.refresh()
+                while time.monotonic() - now < _STATUS_SECONDS and not watched.table.wanted:
+                    yield False
+                watched.table.wanted = False
+        finally:
+            consumer.close(autocommit=False)
+
+
+def _is_led(topic: Mapping[str, Any]) -> bool:
+    """Return whether all partitions have a leader, without which the lag is unavailable."""
+    return all(partition["leader_id"] >= 0 for partition in topic["partitions"])
+
+
+_PARTS = {"status": request_status, "topics": read_topics}
 
 
 class Observer:
@@ -71,53 +101,66 @@ class Observer:
     """
 
     def __init__(self, settings: Sequence[Settings], *, history: int = 1000) -> None:
-        self._kafka = _quick(settings[0].kafka)
+        kafka = settings[0].kafka
+        # A worker's timeouts are too long for interactive use.
+        limits = {
+            "request_timeout_ms": min(kafka.request_timeout_ms, _REQUEST_MS),
+            "bootstrap_timeout_ms": min(kafka.bootstrap_timeout_ms, _BOOTSTRAP_MS),
+        }
+        self._kafka = kafka.model_copy(update=limits)
         self._watched = Watched(self._kafka, settings, history)
         self._lookup = ReleaseLookup(self._kafka)
         self._stop = threading.Event()
-        self._threads: list[threading.Thread] = []
+        self._thread = threading.Thread(target=self._run, name="dashboard-observer", daemon=True)
 
     # -- start and stop ------------------------------------------------------
 
     def start(self) -> None:
-        """Start the threads, which retry until the broker answers."""
-        for part, run in (("topics", follow_topics), ("standing", ask_for_standings)):
-            thread = threading.Thread(
-                target=self._keep, args=(part, run), name=f"dashboard-{part}", daemon=True
-            )
-            self._threads.append(thread)
-            thread.start()
+        """Start the thread, which retries until the broker answers."""
+        self._thread.start()
 
     def stop(self) -> None:
-        """Stop the threads, within two seconds.
+        """Stop the thread, within two seconds.
 
         A thread that waits for a hanging broker ends later, when its request times out.
         """
         self._stop.set()
-        self._watched.table.changed.set()
-        self._watched.table.wanted.set()
-        deadline = time.monotonic() + _STOP_SECONDS
-        for thread in self._threads:
-            thread.join(max(deadline - time.monotonic(), 0.0))
+        if self._thread.is_alive():
+            self._thread.join(_STOP_SECONDS)
         self._lookup.close()
 
-    def _keep(self, part: str, run: Callable[[Watched, KafkaSettings, threading.Event], None]) -> None:
-        """Run one part until stopped; report each failure and restart the part."""
-        logged = None
+    def _run(self) -> None:
+        """Let the parts take turns until stopped; report each failure and restart the part after a pause."""
+        parts: dict[str, Generator[bool]] = {}
+        due = dict.fromkeys(_PARTS, 0.0)
+        logged: dict[str, str] = {}
         while not self._stop.is_set():
-            try:
-                run(self._watched, self._kafka, self._stop)
-                continue
-            except (BrokerUnreachable, ConfigurationError, KafkaError, OSError, TopicError) as error:
-                problem = in_words(error, self._kafka.bootstrap_servers)
-            except Exception as error:
-                # If the thread ended, old numbers would look current.
-                problem = f"the dashboard failed ({type(error).__name__}): see its log"
-                if logged != problem:
-                    _log.exception("the dashboard failed at its %s", part)
-                logged = problem
-            self._watched.report(part, problem)
-            self._stop.wait(_AGAIN_SECONDS)
+            has_polled = False
+            for name, make in _PARTS.items():
+                if time.monotonic() < due[name] or self._stop.is_set():
+                    continue
+                try:
+                    if name not in parts:
+                        parts[name] = make(self._watched, self._kafka)
+                    has_polled = next(parts[name]) or has_polled
+                    continue
+                except (BrokerUnreachable, ConfigurationError, KafkaError, OSError, TopicError) as error:
+                    problem = in_words(error, self._kafka.bootstrap_servers)
+                except Exception as error:
+                    # If the thread ended, old numbers would look current.
+                    problem = f"the dashboard failed ({type(error).__name__}): see its log"
+                    if logged.get(name) != problem:
+                        _log.exception("the dashboard failed at its %s", name)
+                    logged[name] = problem
+                # The failure has ended this iterator and closed its connection.
+                del parts[name]
+                self._watched.report(name, problem)
+                due[name] = time.monotonic() + _AGAIN_SECONDS
+            if not has_polled:
+                self._stop.wait(_IDLE_SECONDS)
+        for part in parts.values():
+            with suppress(Exception):
+                part.close()
 
     # -- answers from memory --------------------------------------------------
 
@@ -126,7 +169,7 @@ class Observer:
         with self._watched.lock:
             return Overview(
                 streams=[state.summary for state in self._watched.streams.values()],
-                connection=self._watched.connection.answer(),
+                connection=self._watched.connection(),
                 revision=self._watched.listeners.revision,
             )
 
@@ -224,7 +267,7 @@ class Observer:
         return self._watched.verifications.start(input)
 
     def _require_broker(self) -> None:
-        problem = self._watched.connection.problem
+        problem = self._watched.problem
         if problem is not None:
             raise BrokerUnreachable(problem)
 

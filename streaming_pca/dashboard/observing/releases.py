@@ -90,8 +90,10 @@ class ReleaseHistory:
 
     Attributes
     ----------
-    topic_id : str or None
-        Id of the topic that was read.
+    sources, ids : tuple of str
+        Topic whose id identifies the contents, and its id when they were read; empty before that.
+    problem : str or None
+        Reason why the topic cannot be read.
     next_offset : int
         First unread offset.
     unreadable : int
@@ -101,14 +103,16 @@ class ReleaseHistory:
     """
 
     def __init__(self, stream: StreamSettings, most: int) -> None:
-        self.topic, self.stream = stream.releases_topic, stream.name
+        self.topic, self.stream, self.input = stream.releases_topic, stream.name, stream.input
+        self.sources = (self.topic,)
+        self.problem: str | None = None
         self._stream = stream
         self._most = max(2, min(most, MOST_NUMBERS // (3 * stream.rank)))
-        self.restart(None)
+        self.restart()
 
-    def restart(self, topic_id: str | None) -> None:
+    def restart(self) -> None:
         """Discard all state: the next messages come from another topic of this name."""
-        self.topic_id = topic_id
+        self.ids: tuple[str | None, ...] = ()
         self.next_offset = 0
         self.unreadable = 0
         self.latest: bytes | None = None
@@ -118,8 +122,9 @@ class ReleaseHistory:
         self._complete = True
         self._basis: Vector | None = None
 
-    def begin(self, first: int, end: int) -> None:
+    def begin(self, ids: tuple[str | None, ...], first: int, end: int) -> None:
         """Start at an offset followed by about as many releases as fit in memory."""
+        self.ids = ids
         # Each release is followed by the marker of its transaction.
         numbers = self._stream.dim * self._stream.rank
         span = 2 * min(self._most, max(2, _READ_NUMBERS // numbers))

@@ -31,18 +31,12 @@ class StreamState:
     ----------
     most : int
         Largest number of releases to hold.
-
-    Attributes
-    ----------
-    problem : str or None
-        Reason why topics cannot be read, such as a missing topic.
     """
 
     def __init__(self, settings: Settings, most: int) -> None:
         self.settings = settings
         self.name, self.input = settings.stream.name, settings.stream.input
         self.releases = ReleaseHistory(settings.stream, most)
-        self.problem: str | None = None
         self._leader: Leader | None = None
         self._lag: Lag | None = None
         self._watch = LagWatch(settings.stream.build_estimator().largest_batch)
@@ -69,7 +63,7 @@ class StreamState:
     def update(self, view: LedgerView, disconnected: str | None, loaded: bool) -> bool:
         """Rebuild the answers; return whether they have changed."""
         job, last = view.job(self.name), self.releases.last
-        problem = self.problem or view.trouble
+        problem = self.releases.problem or view.trouble
         facts = self._public() | {
             "problem": problem,
             "unreadable": self.releases.unreadable,

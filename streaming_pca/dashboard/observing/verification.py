@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from datetime import UTC, datetime
 
 from streaming_pca.config.kafka import KafkaSettings
 from streaming_pca.dashboard.models import Verification
-from streaming_pca.dashboard.observing.events import now_in_words
 from streaming_pca.dashboard.observing.logs import in_words
 from streaming_pca.service.commit.verification import FAILURES, verify_ledger
 
 _MOST_PROBLEMS = 100
+
+
+def now_in_words() -> str:
+    """Return the current time, ISO 8601 in UTC."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
 class Verifications:
@@ -31,8 +36,7 @@ class Verifications:
 
     def last(self, input: str) -> Verification:
         """Return the last verification of a ledger."""
-        with self._lock:
-            return self._results.get(input) or Verification(state="never")
+        return self._results.get(input) or Verification(state="never")
 
     def forget(self, input: str) -> None:
         """Drop the last verification: the name now belongs to another ledger."""
@@ -44,7 +48,7 @@ class Verifications:
         """Start a verification in a thread, unless one of any ledger is running."""
         with self._lock:
             if self._running is not None:
-                return self._results.get(input) or Verification(state="never")
+                return self.last(input)
             self._running = input
             begun = self._results[input] = Verification(state="running", started=now_in_words())
         threading.Thread(target=self._run, args=(input, begun), name="verification", daemon=True).start()
@@ -52,26 +56,18 @@ class Verifications:
 
     def _run(self, input: str, begun: Verification) -> None:
         self._changed(input)
-        found = Verification(state="failed", problems=["the verifier could not run"])
+        result: dict[str, object] = {"state": "failed", "problems": ["the verifier could not run"]}
         try:
             report = verify_ledger(self._kafka, input)
-            found = Verification(
-                state="verified" if report.ok else "problems",
-                entries=report.entries,
-                problems=_shortened(report.problems),
-            )
+            problems = list(report.problems[:_MOST_PROBLEMS])
+            if len(report.problems) > _MOST_PROBLEMS:
+                problems.append(f"and {len(report.problems) - _MOST_PROBLEMS} more")
+            state = "verified" if report.ok else "problems"
+            result = {"state": state, "entries": report.entries, "problems": problems}
         except FAILURES as error:
-            reason = in_words(error, self._kafka.bootstrap_servers)
-            found = Verification(state="failed", problems=[reason])
+            result["problems"] = [in_words(error, self._kafka.bootstrap_servers)]
         finally:
-            times = {"started": begun.started, "finished": now_in_words()}
             with self._lock:
-                self._results[input] = found.model_copy(update=times)
+                self._results[input] = begun.model_copy(update={**result, "finished": now_in_words()})
                 self._running = None
         self._changed(input)
-
-
-def _shortened(problems: tuple[str, ...]) -> list[str]:
-    if len(problems) <= _MOST_PROBLEMS:
-        return list(problems)
-    return [*problems[:_MOST_PROBLEMS], f"and {len(problems) - _MOST_PROBLEMS} more"]

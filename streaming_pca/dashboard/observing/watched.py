@@ -1,24 +1,123 @@
-"""State of the watched streams and ledgers, shared by the observer and its threads."""
+"""Watched streams and ledgers: the observer's thread updates them, and the API reads them."""
 
 from __future__ import annotations
 
+import logging
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kafka.errors import for_code
 
 from streaming_pca.config.kafka import KafkaSettings
 from streaming_pca.config.settings import Settings
-from streaming_pca.dashboard.models import Event
-from streaming_pca.dashboard.observing.events import ConnectionState, Listeners
+from streaming_pca.dashboard.models import Connection, Event
 from streaming_pca.dashboard.observing.ledgers import LedgerView
 from streaming_pca.dashboard.observing.logs import Message
+from streaming_pca.dashboard.observing.releases import ReleaseHistory
 from streaming_pca.dashboard.observing.streams import StreamState
-from streaming_pca.dashboard.observing.topic_table import TopicTable
-from streaming_pca.dashboard.observing.verification import Verifications
+from streaming_pca.dashboard.observing.verification import Verifications, now_in_words
+from streaming_pca.service.errors import NotPermitted, TopicError
+
+Listener = Callable[[Event], None]
+_log = logging.getLogger(__name__)
 
 MOST_ENTRIES = 10_000
 """Entries to hold of one ledger."""
 MOST_ENTRIES_OF_ALL = 100_000
 """Entries to hold of all ledgers together, but at least 1,000 of each."""
+_MISSING = 3
+"""Kafka's error code for a missing topic."""
+
+
+class Listeners:
+    """Callbacks, and the revision of the last event.
+
+    Every listener receives all events, one after another, in the order of their revisions.
+    """
+
+    def __init__(self) -> None:
+        self.revision = 0
+        self._listeners: dict[object, Listener] = {}
+        self._publishing = threading.Lock()
+
+    def listen(self, callback: Listener) -> Callable[[], None]:
+        """Register a callback for each event; return a function that unregisters it."""
+        key = object()
+        self._listeners[key] = callback
+
+        def unlisten() -> None:
+            self._listeners.pop(key, None)
+
+        return unlisten
+
+    def publish(self, events: Iterable[Event]) -> None:
+        """Assign revisions and publish; call this without the lock, after updating the state."""
+        with self._publishing:
+            for event in events:
+                self.revision += 1
+                numbered = event.model_copy(update={"revision": self.revision})
+                for listener in list(self._listeners.values()):
+                    try:
+                        listener(numbered)
+                    except Exception:
+                        # A failing listener must not end this thread, or deprive other listeners of events.
+                        _log.exception("a listener of the dashboard failed")
+
+
+@dataclass(frozen=True)
+class _Described:
+    topic_id: str
+    problem: str | None
+
+
+class TopicTable:
+    """The broker's descriptions of topics.
+
+    Attributes
+    ----------
+    changed : bool
+        Set when a description has changed.
+    wanted : bool
+        Set to request new descriptions immediately.
+    """
+
+    def __init__(self) -> None:
+        self.changed = self.wanted = False
+        self._topics: dict[str, _Described] = {}
+
+    def set(self, described: Iterable[Mapping[str, Any]]) -> None:
+        """Store the broker's descriptions."""
+        topics = {topic["name"]: _Described(str(topic["topic_id"]), _problem(topic)) for topic in described}
+        self.changed = self.changed or topics != self._topics
+        self._topics = topics
+
+    def id(self, topic: str) -> str | None:
+        """Return a topic's id; None if it cannot be read."""
+        described = self._topics.get(topic)
+        return described.topic_id if described is not None and described.problem is None else None
+
+    def problem(self, topic: str) -> str | None:
+        """Return why a topic cannot be read, in one line."""
+        described = self._topics.get(topic)
+        return None if described is None else described.problem
+
+    @property
+    def is_known(self) -> bool:
+        """True once the broker has described the topics."""
+        return bool(self._topics)
+
+
+def _problem(topic: Mapping[str, Any]) -> str | None:
+    code = topic["error_code"]
+    if code == _MISSING:
+        return str(TopicError.missing(topic["name"]))
+    try:
+        NotPermitted.check([topic])
+    except NotPermitted as error:
+        return str(error)
+    return f"topic {topic['name']!r} cannot be read: {for_code(code).__name__}" if code else None
 
 
 class Watched:
@@ -37,8 +136,12 @@ class Watched:
     ----------
     streams : dict of str to StreamState
     views : dict of input topic to LedgerView
+    topics : dict of topic to ReleaseHistory or LedgerView
+        Contents of the topics to read.
     lock : threading.RLock
         Lock that protects the contents of streams and ledgers.
+    is_loaded : bool
+        True once all topics have been read to their ends.
     """
 
     def __init__(self, kafka: KafkaSettings, settings: Sequence[Settings], history: int) -> None:
@@ -47,20 +150,29 @@ class Watched:
         rows = min(MOST_ENTRIES, max(1000, MOST_ENTRIES_OF_ALL // len(inputs)))
         self.streams = {s.stream.name: StreamState(s, history) for s in ordered}
         self.views = {name: LedgerView(name, rows) for name in inputs}
-        self._by_topic: dict[str, StreamState | LedgerView] = {
-            **{s.releases.topic: s for s in self.streams.values()},
-            **{v.topic: v for v in self.views.values()},
+        self.topics: dict[str, ReleaseHistory | LedgerView] = {
+            **{state.releases.topic: state.releases for state in self.streams.values()},
+            **{view.topic: view for view in self.views.values()},
         }
         self.lock = threading.RLock()
         self.listeners = Listeners()
-        self.connection = ConnectionState()
         self.table = TopicTable()
         self.verifications = Verifications(kafka, lambda name: self.listeners.publish([_ledger_event(name)]))
+        self.is_loaded = False
+        self._problems: dict[str, str] = {}
+        self._since = now_in_words()
 
     @property
-    def is_loaded(self) -> bool:
-        """True once all topics have been read to their ends."""
-        return self.connection.loaded
+    def problem(self) -> str | None:
+        """Problem of the connection in one line; None while it is ok."""
+        with self.lock:
+            return next(iter(self._problems.values()), None)
+
+    def connection(self) -> Connection:
+        """Return the API's model of the connection."""
+        with self.lock:
+            problem = self.problem
+            return Connection(ok=problem is None, problem=problem, since=self._since, loaded=self.is_loaded)
 
     def take(self, messages: Iterable[Message]) -> None:
         """Process messages of the topics in order, then publish events."""
@@ -68,14 +180,12 @@ class Watched:
         with self.lock:
             changed: set[str] = set()
             for message in messages:
-                part = self._by_topic.get(message.topic)
-                if isinstance(part, StreamState):
-                    point = part.releases.add(message.offset, message.value)
-                    if point is not None:
-                        events.append(Event(kind="release", stream=part.name, batch=point.batch, revision=0))
-                elif part is not None:
+                part = self.topics[message.topic]
+                if isinstance(part, LedgerView):
                     part.add(message.offset, message.value)
                     changed.add(part.input)
+                elif (point := part.add(message.offset, message.value)) is not None:
+                    events.append(Event(kind="release", stream=part.stream, batch=point.batch, revision=0))
             events += [_ledger_event(name) for name in sorted(changed)]
             events += self._refresh()
         # No events during the initial read, where each old release would look new.
@@ -88,15 +198,25 @@ class Watched:
         self.listeners.publish(events)
 
     def report(self, part: str, problem: str | None) -> None:
-        """Record a thread's problem with the broker, or None; publish a change."""
-        if self.connection.report(part, problem):
+        """Record one part's problem with the broker, or None; publish a change."""
+        with self.lock:
+            before = self.problem
+            if problem is None:
+                self._problems.pop(part, None)
+            else:
+                self._problems[part] = problem
+            after = self.problem
+            if (before is None) != (after is None):
+                self._since = now_in_words()
+        if after != before:
             self._publish_connection()
 
     def load(self) -> None:
         """Record that all topics were read to their ends."""
-        if self.connection.load():
+        if not self.is_loaded:
+            self.is_loaded = True
             # Lags can be computed only now, so request them immediately.
-            self.table.wanted.set()
+            self.table.wanted = True
             self._publish_connection()
 
     def _publish_connection(self) -> None:
@@ -104,11 +224,10 @@ class Watched:
         self.listeners.publish([Event(kind="connection", revision=0)])
 
     def _refresh(self) -> list[Event]:
-        problem, loaded = self.connection.problem, self.connection.loaded
         return [
             Event(kind="standing", stream=state.name, revision=0)
             for state in self.streams.values()
-            if state.update(self.views[state.input], problem, loaded)
+            if state.update(self.views[state.input], self.problem, self.is_loaded)
         ]
 
 

@@ -93,7 +93,7 @@ def test_hanging_questions_keep_no_other_from_its_answer(server: Running, troubl
             # Waiting requests did not get a turn after their time.
             assert len(asked) == 8
         names = [thread.name for thread in threading.enumerate()]
-        assert names.count("dashboard-question") <= 8, (before, names)
+        assert names.count("dashboard-call") <= 8, (before, names)
     finally:
         released.set()
 
