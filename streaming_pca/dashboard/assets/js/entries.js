@@ -2,7 +2,7 @@
 
 import { field, h, show } from "./dom.js";
 import { count, many } from "./format.js";
-import * as parts from "./parts.js";
+import * as components from "./components.js";
 import { get, part } from "./server.js";
 
 const PAGE = 50;
@@ -60,7 +60,7 @@ const COLUMNS = [
   { title: "Job", cell: (e) => (e.job === null ? null : field("job", e.job, e.job)) },
   { title: "Batch", number: true, cell: (e) => (e.batch === null ? null : field("batch", e.batch, count(e.batch))) },
   { title: "Records", number: true, cell: (e) => (e.records === null ? null : field("records", e.records, count(e.records))) },
-  { title: "Charge of each", cell: (e) => (e.charge === null ? null : h("div", {}, parts.chargeFields("charge", e.charge))) },
+  { title: "Charge of each", cell: (e) => (e.charge === null ? null : h("div", {}, components.chargeFields("charge", e.charge))) },
   { title: "Partition: offsets", cell: (e) => rangesCell(e.ranges) },
   { title: "Note", cell: noteCell },
 ];
@@ -85,8 +85,8 @@ export function makeEntries(base) {
 
   function paint() {
     show(list, rows.length
-      ? parts.table("Entries, newest first", COLUMNS, rows, { hidden: true, kind: "cards inner flow entries", row: (e) => ({ "data-entry": e.offset, "data-key": e.offset, class: e.void === null ? null : "void" }) })
-      : parts.empty(job ? `Job “${job}” has no entries here.` : "No entries yet."));
+      ? components.table("Entries, newest first", COLUMNS, rows, { hidden: true, kind: "cards inner flow entries", row: (e) => ({ "data-entry": e.offset, "data-key": e.offset, class: e.void === null ? null : "void" }) })
+      : components.empty(job ? `Job “${job}” has no entries here.` : "No entries yet."));
     button.hidden = !older;
     const end = older ? "" : complete ? "These are all entries." : "Earlier entries are not kept here: streaming-pca ledger show lists them all.";
     status.textContent = rows.length ? `${many(rows.length, "entry", "entries")} shown. ${end}` : "";

@@ -1,7 +1,7 @@
 // Figures, each with its numbers as a table; plotly is loaded when the first comes into view.
 
 import { h } from "./dom.js";
-import { table, trouble } from "./parts.js";
+import { table, trouble } from "./components.js";
 
 const BUNDLE = new URL("../plotly.min.js", import.meta.url).href;
 const SHEET = new URL("../css/plotly.css", import.meta.url).href;

@@ -4,7 +4,7 @@ import { announce, field, h, show } from "./dom.js";
 import { clock, count, decimal, many, number, share } from "./format.js";
 import { makeEntries } from "./entries.js";
 import { rule } from "./ledgers.js";
-import * as parts from "./parts.js";
+import * as components from "./components.js";
 import { get, part, request, ROOT, ServerError } from "./server.js";
 
 const STREAMS = 200;
@@ -34,39 +34,39 @@ export function open(main, input, refresh) {
   const verification = makeVerification(base, refresh);
   const record = makeRecord(base);
   const lists = [
-    parts.section("jobs", "Jobs", jobs),
-    h("div", { class: "columns" }, parts.section("record", "Charge of any record", record.node), parts.section("verification", "Verification", verification.node)),
-    parts.section("entries", "Entries", entries.node),
+    components.section("jobs", "Jobs", jobs),
+    h("div", { class: "columns" }, components.section("record", "Charge of any record", record.node), components.section("verification", "Verification", verification.node)),
+    components.section("entries", "Entries", entries.node),
   ];
-  const body = h("div", { class: "stack wide", "data-ledger": input, hidden: true }, problem, parts.section("cap", "Charges and cap", summary), lists);
+  const body = h("div", { class: "stack wide", "data-ledger": input, hidden: true }, problem, components.section("cap", "Charges and cap", summary), lists);
   main.replaceChildren(
-    h("div", { class: "title" }, h("h1", {}, input), h("p", { class: "lead" }, "Ledger of this input topic. ", parts.link(ROOT, "ledger", "All ledgers"))),
+    h("div", { class: "title" }, h("h1", {}, input), h("p", { class: "lead" }, "Ledger of this input topic. ", components.link(ROOT, "ledger", "All ledgers"))),
     body);
 
   function paint(found) {
-    show(problem, found.problem ? parts.trouble(found.problem) : null);
+    show(problem, found.problem ? components.trouble(found.problem) : null);
     problem.hidden = !found.problem;
     for (const list of lists) list.hidden = !found.cap;
     if (!found.cap) {
-      show(summary, found.problem ? parts.empty("The numbers of this ledger are not known.", "They appear as soon as it can be read.")
-        : parts.empty("This ledger is not open.", "Set its cap: streaming-pca topics create --config FILE --cap EPSILON,DELTA"));
+      show(summary, found.problem ? components.empty("The numbers of this ledger are not known.", "They appear as soon as it can be read.")
+        : components.empty("This ledger is not open.", "Set its cap: streaming-pca topics create --config FILE --cap EPSILON,DELTA"));
       return;
     }
     const stream = [...state.streams.values()].find((s) => s.budget);
     const spent = found.filter === "zcdp" ? (stream?.budget.spent_share ?? null) : spentShare(found.most_charged, found.cap, null);
     show(summary,
-      spent === null ? null : h("div", { class: "budget" }, parts.budgetBar({ spent_share: spent }),
+      spent === null ? null : h("div", { class: "budget" }, components.budgetBar({ spent_share: spent }),
         h("span", { class: "small" }, field("spent_share", spent, share(spent)), " of the cap is charged to the record with the largest charge")),
-      parts.facts([
-        ["Largest charge of any record", parts.chargeFields("most_charged", found.most_charged)],
-        ["Cap of every record", parts.chargeFields("cap", found.cap)],
-        found.everywhere ? ["Charge of every record", parts.chargeFields("everywhere", found.everywhere), "by streams whose unit is a user"] : null,
+      components.facts([
+        ["Largest charge of any record", components.chargeFields("most_charged", found.most_charged)],
+        ["Cap of every record", components.chargeFields("cap", found.cap)],
+        found.everywhere ? ["Charge of every record", components.chargeFields("everywhere", found.everywhere), "by streams whose unit is a user"] : null,
         ["Charges add up by", field("filter", found.filter, rule(found.filter))],
         ["Entries", field("entries", found.entries, count(found.entries))],
         ["Id of the topic", h("span", { class: "digest" }, field("topic_id", found.topic_id, found.topic_id)), "it changes when the topic is recreated"],
       ], { class: "facts spread" }));
     show(jobs, found.jobs.length ? jobTable(found.jobs, state.streams)
-      : parts.empty("No job has written here yet.", "A stream appears with its first batch, or when charges are made by hand."));
+      : components.empty("No job has written here yet.", "A stream appears with its first batch, or when charges are made by hand."));
     entries.jobs(found.jobs.map((job) => job.name));
   }
 
@@ -108,7 +108,7 @@ async function streamsOf(input, signal) {
 function jobTable(jobs, streams) {
   const number = (title, name, value, head = title) => ({ title, head, number: true, cell: (job) => field(name, value(job), count(value(job))) });
   const columns = [
-    { title: "Job", cell: (job) => (streams.has(job.name) ? parts.link(ROOT, parts.streamPath(job.name), job.name, { class: "name" }) : h("span", { class: "name" }, job.name)) },
+    { title: "Job", cell: (job) => (streams.has(job.name) ? components.link(ROOT, components.streamPath(job.name), job.name, { class: "name" }) : h("span", { class: "name" }, job.name)) },
     { title: "Standing", cell: (job) => field("standing", job.standing, job.standing) },
     number("Batches learnt", "batches.committed", (job) => job.batches.committed),
     number("Batches given up", "batches.abandoned", (job) => job.batches.abandoned, "given up"),
@@ -117,7 +117,7 @@ function jobTable(jobs, streams) {
     number("Records given up", "records_abandoned", (job) => job.records_abandoned, "given up"),
     number("Charges by hand", "charges", (job) => job.charges),
   ];
-  return parts.table("Jobs by name", columns, jobs, { hidden: true, kind: "cards inner flow", row: (job) => ({ "data-job": job.name, "data-key": job.name }) });
+  return components.table("Jobs by name", columns, jobs, { hidden: true, kind: "cards inner flow", row: (job) => ({ "data-job": job.name, "data-key": job.name }) });
 }
 
 /** Button of the verifier and its last result. */
@@ -167,7 +167,7 @@ function makeVerification(base, refresh) {
 function shown(found) {
   const line = (level, text) => h("p", { class: `health ${level}` }, h("i", { class: "shape", "aria-hidden": "true" }), field("verification.state", found.state, text));
   const times = found.finished
-    ? h("p", { class: "small faint" }, "Ended ", parts.when(found.finished, "verification.finished"), found.entries === null ? "" : [", after ", field("verification.entries", found.entries, many(found.entries, "entry", "entries"))])
+    ? h("p", { class: "small faint" }, "Ended ", components.when(found.finished, "verification.finished"), found.entries === null ? "" : [", after ", field("verification.entries", found.entries, many(found.entries, "entry", "entries"))])
     : null;
   switch (found.state) {
     case "never":
@@ -266,13 +266,13 @@ function charges(found, [partition, offset]) {
   const names = ["epsilon", "delta", "rho"].filter((name) => jobs.some(([, charge]) => charge[name] !== null));
   return [
     h("h3", {}, `Record ${offset} of partition ${partition}`),
-    spent === null ? null : parts.budgetBar({ spent_share: spent }),
-    parts.facts([
-      ["Charged", parts.chargeFields("spent", found.spent), spent === null ? null : `${share(spent)} of the cap`],
-      ["Left", parts.chargeFields("left", found.left)],
-      ["Cap", parts.chargeFields("cap", found.cap)],
+    spent === null ? null : components.budgetBar({ spent_share: spent }),
+    components.facts([
+      ["Charged", components.chargeFields("spent", found.spent), spent === null ? null : `${share(spent)} of the cap`],
+      ["Left", components.chargeFields("left", found.left)],
+      ["Cap", components.chargeFields("cap", found.cap)],
     ]),
-    jobs.length ? parts.table("Charge by job", [{ title: "Job", cell: ([name]) => name }, ...names.map(of)], jobs, { kind: "plain", row: ([name]) => ({ "data-job": name, "data-key": name }) })
+    jobs.length ? components.table("Charge by job", [{ title: "Job", cell: ([name]) => name }, ...names.map(of)], jobs, { kind: "plain", row: ([name]) => ({ "data-job": name, "data-key": name }) })
       : h("p", { class: "faint" }, "No job has charged this record."),
   ];
 }

@@ -2,7 +2,7 @@
 
 import { field, h, show } from "./dom.js";
 import { count, many } from "./format.js";
-import * as parts from "./parts.js";
+import * as components from "./components.js";
 import { get, ROOT } from "./server.js";
 
 const RULES = { basic: "Sums of ε and of δ", zcdp: "Sums of ρ (zCDP)" };
@@ -11,9 +11,9 @@ const RULES = { basic: "Sums of ε and of δ", zcdp: "Sums of ρ (zCDP)" };
 export const rule = (filter) => RULES[filter] ?? filter;
 
 const COLUMNS = [
-  { title: "Topic", cell: (l) => parts.link(ROOT, parts.ledgerPath(l.input), l.input, { class: "name" }) },
-  { title: "Largest charge of a record", cell: (l) => (l.problem ? parts.trouble(l.problem) : l.cap ? parts.chargeFields("most_charged", l.most_charged) : h("span", { class: "faint" }, "Not open")) },
-  { title: "Cap", cell: (l) => (l.cap ? parts.chargeFields("cap", l.cap) : null) },
+  { title: "Topic", cell: (l) => components.link(ROOT, components.ledgerPath(l.input), l.input, { class: "name" }) },
+  { title: "Largest charge of a record", cell: (l) => (l.problem ? components.trouble(l.problem) : l.cap ? components.chargeFields("most_charged", l.most_charged) : h("span", { class: "faint" }, "Not open")) },
+  { title: "Cap", cell: (l) => (l.cap ? components.chargeFields("cap", l.cap) : null) },
   { title: "Charges add up by", cell: (l) => (l.filter ? field("filter", l.filter, rule(l.filter)) : null) },
   { title: "Jobs", number: true, cell: (l) => field("jobs", l.jobs.length, count(l.jobs.length)) },
   { title: "Entries", number: true, cell: (l) => field("entries", l.entries, count(l.entries)) },
@@ -30,11 +30,11 @@ export function open(main) {
       const { items, connection } = await get("v1/ledger", { signal });
       show(totals, h("span", {}, many(items.length, "input topic")));
       if (items.length) {
-        show(list, parts.table("Ledgers by input topic", COLUMNS, items, { hidden: true, kind: "cards ledgers", row: (l) => ({ "data-ledger": l.input, "data-key": l.input }) }));
+        show(list, components.table("Ledgers by input topic", COLUMNS, items, { hidden: true, kind: "cards ledgers", row: (l) => ({ "data-ledger": l.input, "data-key": l.input }) }));
       } else {
         show(list, connection.loaded || connection.ok
-          ? parts.empty("No ledger is configured here yet.", "Each input topic of a stream has one: give a stream's settings with --config, then start this dashboard again.")
-          : parts.empty("The broker has not answered yet.", "Ledgers appear as soon as their topics can be read."));
+          ? components.empty("No ledger is configured here yet.", "Each input topic of a stream has one: give a stream's settings with --config, then start this dashboard again.")
+          : components.empty("The broker has not answered yet.", "Ledgers appear as soon as their topics can be read."));
       }
       return connection;
     },

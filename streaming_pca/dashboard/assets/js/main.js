@@ -3,7 +3,7 @@
 import { announce, h } from "./dom.js";
 import { clock, exact } from "./format.js";
 import { Feed } from "./live.js";
-import { renewTimes } from "./parts.js";
+import { renewTimes } from "./components.js";
 import { ROOT, ServerAway, ServerError } from "./server.js";
 import * as streams from "./streams.js";
 

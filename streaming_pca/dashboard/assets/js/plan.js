@@ -2,7 +2,7 @@
 
 import { field, h, show } from "./dom.js";
 import { charge, count, decimal, isNumber, many, number, share } from "./format.js";
-import * as parts from "./parts.js";
+import * as components from "./components.js";
 import { get, ServerError } from "./server.js";
 
 const SETTLE_MS = 120;
@@ -224,19 +224,19 @@ function sizes(batches) {
 function forecast(plan) {
   const unit = plan.contributions === 1 ? "Each record" : `Each user, in up to ${count(plan.contributions)} batches together,`;
   return [
-    plan.warnings.length ? h("ul", { class: "warnings", "data-field": "warnings", "data-key": "warnings" }, plan.warnings.map((line) => parts.trouble(line)).map((p) => h("li", {}, p))) : null,
+    plan.warnings.length ? h("ul", { class: "warnings", "data-field": "warnings", "data-key": "warnings" }, plan.warnings.map((line) => components.trouble(line)).map((p) => h("li", {}, p))) : null,
     h("div", { class: "columns", "data-key": "answer" },
       h("div", { class: "stack wide" },
-        parts.section("forecast", "Forecast",
+        components.section("forecast", "Forecast",
           h("p", { class: "big" }, headline(plan)),
           h("p", { class: "prose" },
             `${many(plan.records, "record")} of ${many(plan.dim, "feature")}, in ${sizes(plan.batches)}. ${unit} is charged ${charge(plan.charge)}. `,
             `Noise alone reaches an eigenvalue of ${share(plan.largest_noise)} of the total variance: components below that cannot be distinguished from noise.`),
           h("p", { class: "small faint prose" }, "Noise alone: clipping and sampling add to it. The part cut off by clipping adds 2% of an explained variance to its error, 0.2 to 10% on four data sets in five.",
             plan.is_bound ? " For this many features the noise follows what is left over: these are bounds." : "")),
-        parts.section("targets", "What an error requires", targets(plan)),
-        parts.section("command", "The same in a terminal", h("pre", { tabindex: "0", role: "region", "aria-label": "Command" }, h("code", { "data-snippet": "shell" }, command(plan))))),
-      parts.section("noise", "Numbers", values(plan))),
+        components.section("targets", "What an error requires", targets(plan)),
+        components.section("command", "The same in a terminal", h("pre", { tabindex: "0", role: "region", "aria-label": "Command" }, h("code", { "data-snippet": "shell" }, command(plan))))),
+      components.section("noise", "Numbers", values(plan))),
   ];
 }
 
@@ -249,7 +249,7 @@ function targets(plan) {
     columns.push({ title: `Records for a gap of ${share(plan.gap)}`, number: true, cell: (t) => field("records_needed", t.records_needed, isNumber(t.records_needed) ? count(t.records_needed) : "above 10¹⁵") });
   }
   const caption = "Errors are shares of a random subspace's, gaps of the total variance.";
-  return parts.table(caption, columns, plan.targets, { kind: "targets", row: (t) => ({ "data-target": t.error }) });
+  return components.table(caption, columns, plan.targets, { kind: "targets", row: (t) => ({ "data-target": t.error }) });
 }
 
 function values(plan) {

@@ -2,7 +2,7 @@
 
 import { h, show } from "./dom.js";
 import { angle, count, exact, many, share } from "./format.js";
-import * as parts from "./parts.js";
+import * as components from "./components.js";
 import { download, get } from "./server.js";
 
 const PAGE = 10;
@@ -32,10 +32,10 @@ export function releases(name, path) {
 
   function paint() {
     if (!state.items.length) {
-      show(place, parts.empty("No release yet.", "The first appears here when the first batch is learnt and published."));
+      show(place, components.empty("No release yet.", "The first appears here when the first batch is learnt and published."));
       return;
     }
-    const table = parts.table("List of releases", [
+    const table = components.table("List of releases", [
       { title: "Batch", cell: (r) => count(r.batch) },
       { title: "Released", cell: (r) => h("time", { datetime: r.created }, exact(r.created)) },
       { title: "Records so far", number: true, cell: (r) => count(r.records) },
@@ -44,7 +44,7 @@ export function releases(name, path) {
       { title: "Doubts", cell: (r) => (r.doubts.length ? h("span", { title: r.doubts.join("\n") }, many(r.doubts.length, "doubt")) : "none") },
       { title: "Download", cell: (r) => h("span", { class: "row" }, saver(r.batch, "json", "JSON", `JSON of batch ${r.batch}`), saver(r.batch, "npz", "npz", `npz of batch ${r.batch}`)) },
     ], state.items, { hidden: true, kind: "cards", row: (r) => ({ "data-key": r.batch, "data-batch": r.batch }) });
-    const more = state.next === null ? null : h("div", { class: "row", "data-key": "more" }, parts.action("Earlier releases", earlier, {}));
+    const more = state.next === null ? null : h("div", { class: "row", "data-key": "more" }, components.action("Earlier releases", earlier, {}));
     show(place, table, more);
   }
 
@@ -75,7 +75,7 @@ export function releases(name, path) {
         }
         paint();
       } catch (error) {
-        if (!signal.aborted) show(place, parts.trouble(error.message));
+        if (!signal.aborted) show(place, components.trouble(error.message));
       }
     },
   };
@@ -106,12 +106,12 @@ export function snippets(name) {
     "print(release.transform(X))",
   ].join("\n");
   const panel = (code) => h("div", { class: "stack" }, h("pre", { "data-snippet": "python", tabindex: "0", role: "region", "aria-label": "Python code" }, h("code", {}, code)),
-    h("div", { class: "row" }, parts.action("Copy", async () => {
+    h("div", { class: "row" }, components.action("Copy", async () => {
       await navigator.clipboard.writeText(code);
       return "Copied.";
     }, {})));
   return h("section", { class: "card", "aria-labelledby": "use-title" }, h("h2", { id: "use-title" }, "Project your own data"),
-    parts.tabs("Where the release comes from", [
+    components.tabs("Where the release comes from", [
       { id: "file", title: "From a downloaded file", panel: panel(file) },
       { id: "kafka", title: "From Kafka", panel: panel(broker) },
     ]),

@@ -3,7 +3,7 @@
 import { field, h, show } from "./dom.js";
 import { figure } from "./figures.js";
 import { angle, count, decimal, isNumber, many, NONE, number, share } from "./format.js";
-import * as parts from "./parts.js";
+import * as components from "./components.js";
 import * as plots from "./plots.js";
 import { releases, snippets } from "./releases.js";
 import { get, part, ROOT } from "./server.js";
@@ -81,7 +81,7 @@ export function open(main, name) {
       for (const drawn of state.drawn) drawn.close();
       state.drawn = [];
       figures.classList.remove("figures");
-      show(figures, parts.empty("No release yet.", "Explained variance, loadings, angles and the other figures appear with the first release, which comes when the first batch is learnt."));
+      show(figures, components.empty("No release yet.", "Explained variance, loadings, angles and the other figures appear with the first release, which comes when the first batch is learnt."));
     } else if (state.drawn.length) {
       for (const drawn of state.drawn) drawn.redraw();
     } else {
@@ -92,12 +92,12 @@ export function open(main, name) {
   function paint(detail) {
     const release = detail.last_release;
     show(top,
-      h("nav", { class: "small", "aria-label": "Place" }, parts.link(ROOT, "", "Streams"), " / ", detail.name),
-      h("div", { class: "title" }, h("h1", {}, detail.name), h("div", {}, parts.health(detail.health, false))),
+      h("nav", { class: "small", "aria-label": "Place" }, components.link(ROOT, "", "Streams"), " / ", detail.name),
+      h("div", { class: "title" }, h("h1", {}, detail.name), h("div", {}, components.health(detail.health, false))),
       detail.health.reasons.length ? h("ul", { class: "reasons", "data-field": "health.reasons" }, detail.health.reasons.map((r) => h("li", {}, r))) : null,
-      detail.problem && !detail.health.reasons.includes(detail.problem) ? parts.trouble(detail.problem) : null,
+      detail.problem && !detail.health.reasons.includes(detail.problem) ? components.trouble(detail.problem) : null,
       h("p", { class: "lead" }, `Estimator ${detail.estimator}; ${detail.rank} components of ${count(detail.dim)} features; reads `,
-        parts.link(ROOT, parts.ledgerPath(detail.input), detail.input), detail.standing ? "; " : "", detail.standing ? field("standing", detail.standing, detail.standing) : "", "."));
+        components.link(ROOT, components.ledgerPath(detail.input), detail.input), detail.standing ? "; " : "", detail.standing ? field("standing", detail.standing, detail.standing) : "", "."));
     show(numbers, h("h2", {}, "Now"), headline(detail, release),
       release?.doubts?.length ? h("div", {}, h("h3", {}, "Reasons not to rely on the last release"), h("ul", { "data-field": "last_release.doubts" }, release.doubts.map((d) => h("li", {}, d)))) : null);
     show(below, guarantee(detail), budget(detail));
@@ -133,18 +133,18 @@ export function open(main, name) {
 function headline(detail, release) {
   const batches = detail.batches;
   const bound = release?.angle_bound;
-  return parts.facts([
+  return components.facts([
     ["Records learnt", field("records", detail.records, count(detail.records))],
-    ["Last release", release ? parts.when(release.created, "last_release.created") : h("span", { "data-empty": "" }, "None yet"),
+    ["Last release", release ? components.when(release.created, "last_release.created") : h("span", { "data-empty": "" }, "None yet"),
       release ? ["batch ", field("last_release.batch", release.batch, count(release.batch)), ", ", field("last_release.records", release.records, many(release.records, "record"))] : "It comes with the first batch that is learnt."],
-    ["Explained share", release ? parts.shareCell(release.explained_share) : NONE, "of the total variance"],
+    ["Explained share", release ? components.shareCell(release.explained_share) : NONE, "of the total variance"],
     ["Components above the noise", release && isNumber(release.resolved_components) ? field("last_release.resolved_components", release.resolved_components, `${release.resolved_components} of ${detail.rank}`) : NONE],
     ["Angle to the previous release", release ? field("last_release.angle", release.angle, angle(release.angle)) : NONE],
     ["Error by noise, at most", release ? field("last_release.angle_bound", bound, isNumber(bound) ? (bound >= Math.PI / 2 - 1e-9 ? "any angle" : angle(bound)) : "not known") : NONE,
       isNumber(bound) ? "angle to the same sums without noise, 95%" : null],
     ["Batches", batches ? field("batches.committed", batches.committed, count(batches.committed)) : NONE,
       batches ? [field("batches.released", batches.released, count(batches.released)), " released, ", field("batches.abandoned", batches.abandoned, count(batches.abandoned)), " given up"] : null],
-    ["Leader", h("span", { class: "small-fact" }, parts.leaderCell(detail.leader))],
+    ["Leader", h("span", { class: "small-fact" }, components.leaderCell(detail.leader))],
     ["Waiting records", detail.lag ? field("lag.total", detail.lag.total, count(detail.lag.total)) : NONE, detail.lag ? `offsets, over ${many(Object.keys(detail.lag.partitions).length, "partition")}` : null],
     detail.unreadable ? ["Messages that are not releases", field("unreadable", detail.unreadable, count(detail.unreadable))] : null,
   ]);
@@ -152,27 +152,27 @@ function headline(detail, release) {
 
 function guarantee(detail) {
   const lines = detail.guarantee;
-  return parts.section("guarantee", "What is guaranteed",
+  return components.section("guarantee", "What is guaranteed",
     detail.private
-      ? parts.facts([
+      ? components.facts([
         ["Epsilon", field("epsilon", detail.epsilon, number(decimal(detail.epsilon)))],
         ["Delta", field("delta", detail.delta, number(decimal(detail.delta)))],
         ["For each", field("privacy_unit", detail.privacy_unit, detail.privacy_unit), detail.contributions_per_user ? `in at most ${many(detail.contributions_per_user, "batch", "batches")}` : null],
       ])
-      : parts.trouble("Nothing is guaranteed: this stream is not private."),
+      : components.trouble("Nothing is guaranteed: this stream is not private."),
     lines.length ? h("ul", { class: "guarantee", "data-field": "guarantee" }, lines.map((line) => h("li", {}, line))) : null);
 }
 
 function budget(detail) {
   const held = detail.budget;
-  if (!held) return parts.section("budget", "Privacy budget", parts.empty("The ledger is not open.", "Charges appear once the topics are created: streaming-pca topics create."));
+  if (!held) return components.section("budget", "Privacy budget", components.empty("The ledger is not open.", "Charges appear once the topics are created: streaming-pca topics create."));
   return h("section", { class: "card", "aria-labelledby": "budget-title", "data-plot": "budget", "data-key": "budget" },
     h("h2", { id: "budget-title" }, "Privacy budget"),
-    parts.budgetBar(held),
+    components.budgetBar(held),
     h("p", {}, isNumber(held.spent_share) ? [field("budget.spent_share", held.spent_share, share(held.spent_share)), " of the cap is charged to the record with the largest charge. What is charged does not come back."] : "Charges of the record with the largest charge."),
-    parts.table(`Charges by the rule “${held.filter}”`, [
+    components.table(`Charges by the rule “${held.filter}”`, [
       { title: "Of a record", cell: ([title]) => title },
-      { title: "Charge", number: true, cell: ([, key]) => parts.chargeFields(`budget.${key}`, held[key]) },
+      { title: "Charge", number: true, cell: ([, key]) => components.chargeFields(`budget.${key}`, held[key]) },
     ], [["Charged by this stream", "by_stream"], ["Charged by all jobs", "by_all"], ["Left", "left"], ["Cap", "cap"]], { hidden: false }),
-    h("p", {}, parts.link(ROOT, parts.ledgerPath(detail.input), "See the ledger")));
+    h("p", {}, components.link(ROOT, components.ledgerPath(detail.input), "See the ledger")));
 }

@@ -2,7 +2,7 @@
 
 import { field, h, show } from "./dom.js";
 import { count, decimal, many, NONE } from "./format.js";
-import * as parts from "./parts.js";
+import * as components from "./components.js";
 import { get, ROOT } from "./server.js";
 
 const PAGE = 200;
@@ -80,13 +80,13 @@ export function open(main) {
     h("button", { type: "button", class: "sort", "aria-pressed": String(state.order === key), on: { click: () => sortBy(key) } }, title);
   const columns = () => [
     { title: "Stream", head: head("name", "Stream"), cell: nameCell },
-    { title: "Health", head: head("health", "Health"), whole: true, cell: (s) => [parts.health(s.health), s.problem && !s.health.reasons.length ? parts.trouble(s.problem) : null] },
+    { title: "Health", head: head("health", "Health"), whole: true, cell: (s) => [components.health(s.health), s.problem && !s.health.reasons.length ? components.trouble(s.problem) : null] },
     { title: "Records", head: head("records", "Records"), number: true, cell: (s) => field("records", s.records, count(s.records)) },
     { title: "Last release", head: head("release", "Last release"), number: true, cell: releaseCell },
-    { title: "Explained", head: head("share", "Explained"), number: true, cell: (s) => (s.last_release ? parts.shareCell(s.last_release.explained_share) : NONE) },
-    { title: "Angle to the previous release", head: head("angle", "Angle"), number: true, cell: (s) => parts.angleCell(s.last_release) },
-    { title: "Budget", head: head("budget", "Budget"), whole: true, cell: (s) => parts.budgetCell(s.budget) },
-    { title: "Leader", cell: (s) => parts.leaderCell(s.leader) },
+    { title: "Explained", head: head("share", "Explained"), number: true, cell: (s) => (s.last_release ? components.shareCell(s.last_release.explained_share) : NONE) },
+    { title: "Angle to the previous release", head: head("angle", "Angle"), number: true, cell: (s) => components.angleCell(s.last_release) },
+    { title: "Budget", head: head("budget", "Budget"), whole: true, cell: (s) => components.budgetCell(s.budget) },
+    { title: "Leader", cell: (s) => components.leaderCell(s.leader) },
     { title: "Lag", head: head("lag", "Lag"), number: true, cell: lagCell },
   ];
 
@@ -104,12 +104,12 @@ export function open(main) {
     tools.hidden = streams.length < 2;
     if (!streams.length) {
       show(list, connection.loaded || connection.ok
-        ? parts.empty("No stream is configured here yet.", "Give a stream's settings with --config, then start this dashboard again: streaming-pca dashboard --config stream.toml", "Or try the demo: make demo, then make dashboard.")
-        : parts.empty("The broker has not answered yet.", "Streams appear as soon as their topics can be read."));
+        ? components.empty("No stream is configured here yet.", "Give a stream's settings with --config, then start this dashboard again: streaming-pca dashboard --config stream.toml", "Or try the demo: make demo, then make dashboard.")
+        : components.empty("The broker has not answered yet.", "Streams appear as soon as their topics can be read."));
     } else if (!wanted.length) {
-      show(list, parts.empty(`No stream matches “${state.filter}”.`, "The filter looks at names, topics, estimators and health."));
+      show(list, components.empty(`No stream matches “${state.filter}”.`, "The filter looks at names, topics, estimators and health."));
     } else {
-      show(list, parts.table("Streams at a glance", columns(), wanted, { hidden: true, kind: "streams cards", row: (s) => ({ "data-stream": s.name, "data-key": s.name }) }));
+      show(list, components.table("Streams at a glance", columns(), wanted, { hidden: true, kind: "streams cards", row: (s) => ({ "data-stream": s.name, "data-key": s.name }) }));
     }
   }
 
@@ -133,7 +133,7 @@ function nameCell(stream) {
     ? `ε ${decimal(stream.epsilon) ?? NONE} per ${stream.privacy_unit}`
     : "not private";
   return [
-    parts.link(ROOT, parts.streamPath(stream.name), stream.name, { class: "name" }),
+    components.link(ROOT, components.streamPath(stream.name), stream.name, { class: "name" }),
     h("span", { class: "small under" }, `${stream.input} · ${stream.estimator} · ${stream.rank} of ${count(stream.dim)} · `,
       h("span", { class: stream.private ? null : "strong" }, guarantee)),
   ];
@@ -143,7 +143,7 @@ function releaseCell(stream) {
   const release = stream.last_release;
   if (!release) return h("span", { class: "faint" }, stream.batches ? "None yet" : NONE);
   return [
-    parts.when(release.created, "last_release.created"),
+    components.when(release.created, "last_release.created"),
     h("span", { class: "small under" }, "batch ", field("last_release.batch", release.batch, count(release.batch)),
       release.doubts?.length ? `, ${many(release.doubts.length, "doubt")}` : ""),
   ];
