@@ -68,7 +68,7 @@ def dashboard(
     [dim]Example: streaming-pca dashboard --config stream.toml --open[/]
     """
     from streaming_pca.config.loading import load_together
-    from streaming_pca.dashboard.server import run_dashboard
+    from streaming_pca.dashboard.site import run_dashboard
     from streaming_pca.service.logs import configure_logging
 
     settings = load_together(config, ignored=("spark",))

@@ -198,13 +198,11 @@ def demo(
     from streaming_pca.demo.demo import DemoFailed, run_demo
 
     if dashboard:
-        from streaming_pca.dashboard.site import check_extra
+        from streaming_pca.dashboard.site import check_extra, run_dashboard
 
         check_extra()
 
     def show(settings: Settings, facts: dict[str, Any]) -> None:
-        from streaming_pca.dashboard.server import run_dashboard
-
         print_json(facts)
         run_dashboard([settings], "127.0.0.1", port, lambda url: say(f"dashboard: {url}/ (Ctrl-C ends it)"))
 

@@ -13,14 +13,13 @@ import threading
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from importlib import metadata, resources
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
 
-if TYPE_CHECKING:
-    from importlib.resources.abc import Traversable
+from streaming_pca.dashboard.api.conditional import names_tag
 
 CONTENT_SECURITY_POLICY = "; ".join(
     (
@@ -48,9 +47,9 @@ SECURITY_HEADERS: Mapping[str, str] = {
 """Headers of every response."""
 
 _TYPES = {
-    "css": "text/css; charset=utf-8",
-    "js": "text/javascript; charset=utf-8",
-    "svg": "image/svg+xml",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
 }
 """Media types of static files by extension; files with other extensions are not served."""
 _PLOTLY = "plotly.min.js"
@@ -82,7 +81,7 @@ class _File:
     def answer(self, request: Request, caching: str) -> Response:
         """Answer with the file, compressed if the client accepts gzip, or with 304."""
         headers = {**SECURITY_HEADERS, "Cache-Control": caching, "ETag": self.etag, "Vary": "Accept-Encoding"}
-        if _names(request.headers.get("if-none-match", ""), self.etag):
+        if names_tag(request, self.etag):
             return Response(status_code=304, headers=headers)
         body = self.body
         if self.compressed is not None and _takes_gzip(request.headers.get("accept-encoding", "")):
@@ -98,8 +97,12 @@ class _File:
 class _Pages:
     """Files in memory; plotly's bundle is read at its first request."""
 
-    def __init__(self, folder: Traversable) -> None:
-        self._files = {name: found for name, found in _files(folder) if name.rpartition(".")[2] in _TYPES}
+    def __init__(self, folder: Path) -> None:
+        self._files = {
+            path.relative_to(folder).as_posix(): path.read_bytes()
+            for path in folder.rglob("*")
+            if path.suffix in _TYPES
+        }
         self._shell = (folder / "index.html").read_text(encoding="utf-8")
         # Plotly is identified by its version: hashing its 5 MB would delay each start.
         digest = hashlib.sha256(metadata.version("plotly").encode())
@@ -127,7 +130,7 @@ class _Pages:
         with self._lock:
             if name not in self._ready:
                 body = plotly_bundle() if body is None else body
-                self._ready[name] = _File.of(body, _TYPES[name.rpartition(".")[2]])
+                self._ready[name] = _File.of(body, _TYPES[Path(name).suffix])
             return self._ready[name]
 
 
@@ -136,7 +139,7 @@ def page_routes() -> list[BaseRoute]:
 
     These routes do not look up streams or topics: the pages request them from the API.
     """
-    pages = _Pages(resources.files("streaming_pca.dashboard") / "assets")
+    pages = _Pages(Path(__file__).with_name("assets"))
 
     async def static(request: Request) -> Response:
         digest, name = request.path_params["digest"], request.path_params["name"]
@@ -146,20 +149,11 @@ def page_routes() -> list[BaseRoute]:
             return PlainTextResponse("not found\n", 404, headers=dict(SECURITY_HEADERS))
         return found.answer(request, _FOR_GOOD)
 
-    async def root(request: Request) -> Response:
-        return pages.shell(0).answer(request, "no-cache")
+    async def shell(request: Request) -> Response:
+        return pages.shell(len(request.path_params)).answer(request, "no-cache")
 
-    async def folder(request: Request) -> Response:
-        return pages.shell(1).answer(request, "no-cache")
-
-    return [
-        Route("/", root),
-        Route("/plan", root),
-        Route("/ledger", root),
-        Route("/streams/{name}", folder),
-        Route("/ledger/{input}", folder),
-        Route("/static/{digest}/{name:path}", static),
-    ]
+    paths = ("/", "/plan", "/ledger", "/streams/{name}", "/ledger/{input}")
+    return [*(Route(path, shell) for path in paths), Route("/static/{digest}/{name:path}", static)]
 
 
 def plotly_bundle() -> bytes:
@@ -170,23 +164,6 @@ def plotly_bundle() -> bytes:
 async def _pieces(body: bytes) -> AsyncIterator[bytes]:
     for start in range(0, len(body), _PIECE):
         yield body[start : start + _PIECE]
-
-
-def _files(folder: Traversable, prefix: str = "") -> list[tuple[str, bytes]]:
-    """List the files of a folder with their relative paths."""
-    found: list[tuple[str, bytes]] = []
-    for entry in folder.iterdir():
-        if entry.is_dir():
-            found += _files(entry, f"{prefix}{entry.name}/")
-        else:
-            found.append((f"{prefix}{entry.name}", entry.read_bytes()))
-    return found
-
-
-def _names(header: str, etag: str) -> bool:
-    """Return whether an If-None-Match header names the tag."""
-    tags = {tag.strip().removeprefix("W/") for tag in header.split(",")}
-    return etag in tags or "*" in tags
 
 
 def _takes_gzip(header: str) -> bool:

@@ -1,19 +1,19 @@
-"""Site of the dashboard: pages and API that share one observer."""
+"""Site of the dashboard, with pages and API over one observer, and its process."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, distribution
-from typing import TYPE_CHECKING
 
+import uvloop
 from starlette.routing import BaseRoute, Mount
 
 from streaming_pca.config.kafka import ConfigurationError
 from streaming_pca.config.settings import Settings
-from streaming_pca.service.http.server import Site
-
-if TYPE_CHECKING:
-    from streaming_pca.dashboard.observing.observer import Observer
+from streaming_pca.service.http.server import HttpServer, Site
+from streaming_pca.service.signals import stop_on_signals
 
 _NEEDED = ("fastapi", "sse-starlette", "plotly")
 
@@ -26,19 +26,16 @@ def check_extra() -> None:
     ConfigurationError
         If a package is missing; the message shows how to install it.
     """
-    missing = [name for name in _NEEDED if not _is_installed(name)]
+    missing = []
+    for name in _NEEDED:
+        try:
+            distribution(name)
+        except PackageNotFoundError:
+            missing.append(name)
     if missing:
         raise ConfigurationError(
             f"the dashboard needs {', '.join(missing)}: pip install '.[dashboard]' in the checkout"
         )
-
-
-def _is_installed(name: str) -> bool:
-    try:
-        distribution(name)
-    except PackageNotFoundError:
-        return False
-    return True
 
 
 def make_site(settings: Sequence[Settings]) -> Site:
@@ -56,20 +53,49 @@ def make_site(settings: Sequence[Settings]) -> Site:
 
     observer = Observer(settings)
     # The API comes last: it answers all other paths with an RFC 9457 problem.
-    return _ObserverSite(observer, [*page_routes(), Mount("", app=make_api(observer))])
+    return _Site([*page_routes(), Mount("", app=make_api(observer))], observer.start, observer.stop)
 
 
-class _ObserverSite:
-    """Site with an observer as its source."""
+@dataclass(frozen=True)
+class _Site:
+    routes: Sequence[BaseRoute]
+    start: Callable[[], None]
+    stop: Callable[[], None]
 
-    def __init__(self, observer: Observer, routes: Sequence[BaseRoute]) -> None:
-        self._observer = observer
-        self.routes = routes
 
-    def start(self) -> None:
-        """Start to read the topics."""
-        self._observer.start()
+def run_dashboard(
+    settings: Sequence[Settings], host: str, port: int, on_listening: Callable[[str], None]
+) -> None:
+    """Serve the dashboard until SIGTERM or SIGINT.
 
-    def stop(self) -> None:
-        """Stop the observer's threads."""
-        self._observer.stop()
+    Parameters
+    ----------
+    settings : sequence of Settings
+        One for each stream.
+    host, port : str, int
+        Address to listen on, which overrides the settings.
+    on_listening : callable
+        Called with the server's address, such as ``http://127.0.0.1:9470``, once it listens.
+
+    Raises
+    ------
+    ConfigurationError
+        If the extra is missing, or other hosts could connect without a token.
+    StreamRefused
+        If the server cannot listen on the port.
+    """
+    http = settings[0].http.model_copy(update={"host": host, "port": port})
+    site = make_site(settings)
+
+    async def serve() -> None:
+        stopping = asyncio.Event()
+        with stop_on_signals(stopping.set):
+            server = HttpServer(http, site=site)
+            server.start()
+            try:
+                await asyncio.to_thread(on_listening, server.url)
+                await stopping.wait()
+            finally:
+                await server.stop()
+
+    uvloop.run(serve())

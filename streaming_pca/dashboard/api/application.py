@@ -9,15 +9,12 @@ from typing import TYPE_CHECKING, Any, cast
 from fastapi import FastAPI, Request, Response
 
 from streaming_pca.dashboard.api.conditional import HeadAnswers, answer_bytes
-from streaming_pca.dashboard.api.context import Context
 from streaming_pca.dashboard.api.document import document_of
+from streaming_pca.dashboard.api.errors import StrictRoute, add_problems
 from streaming_pca.dashboard.api.events import add_events
-from streaming_pca.dashboard.api.ledgers import add_ledgers
 from streaming_pca.dashboard.api.limiter import Limiter
 from streaming_pca.dashboard.api.planning import add_planning
-from streaming_pca.dashboard.api.problems import StrictRoute, add_problems
-from streaming_pca.dashboard.api.releases import add_releases
-from streaming_pca.dashboard.api.streams import add_streams
+from streaming_pca.dashboard.api.routes import Context, add_ledgers, add_releases, add_streams
 
 if TYPE_CHECKING:
     from streaming_pca.dashboard.observing.observer import Observer

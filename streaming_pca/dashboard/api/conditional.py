@@ -23,7 +23,10 @@ def answer(request: Request, model: BaseModel, next: tuple[str, str | int | None
     """
     body = model.model_dump_json().encode()
     tag = f'W/"{hashlib.sha256(body).hexdigest()[:32]}"'
-    headers = {} if next is None or next[1] is None else {"link": next_link(request, next[0], next[1])}
+    headers = {}
+    if next is not None and next[1] is not None:
+        # Relative to this page.
+        headers["link"] = f'<?{request.url.include_query_params(**{next[0]: next[1]}).query}>; rel="next"'
     return answer_bytes(request, body, tag, "application/json", headers)
 
 
@@ -32,22 +35,18 @@ def answer_bytes(
 ) -> Response:
     """Return bytes with their ETag, or 304; by default caches revalidate each time."""
     named = {"cache-control": "no-cache", **(headers or {}), "etag": tag, "vary": "Authorization"}
-    if _has(request.headers.getlist("if-none-match"), tag):
+    if names_tag(request, tag):
         kept = {name: value for name, value in named.items() if name in ("cache-control", "etag", "vary")}
         return Response(status_code=304, headers=kept)
     named["x-content-type-options"] = "nosniff"
     return Response(body, media_type=media_type, headers=named)
 
 
-def _has(fields: list[str], tag: str) -> bool:
+def names_tag(request: Request, tag: str) -> bool:
     """Return whether an If-None-Match header contains the tag, by weak comparison."""
-    tags = [each.strip() for field in fields for each in field.split(",")]
-    return "*" in tags or tag.removeprefix("W/") in {each.removeprefix("W/") for each in tags}
-
-
-def next_link(request: Request, parameter: str, value: str | int) -> str:
-    """Return the Link header for the next page, relative to this one."""
-    return f'<?{request.url.include_query_params(**{parameter: value}).query}>; rel="next"'
+    fields = request.headers.getlist("if-none-match")
+    tags = {each.strip().removeprefix("W/") for field in fields for each in field.split(",")}
+    return "*" in tags or tag.removeprefix("W/") in tags
 
 
 class HeadAnswers:

@@ -12,7 +12,7 @@ from fastapi import FastAPI, Header, Request, Response
 from sse_starlette import EventSourceResponse, ServerSentEvent
 
 from streaming_pca.dashboard.api.conditional import HEAD
-from streaming_pca.dashboard.api.context import Context
+from streaming_pca.dashboard.api.routes import Context
 from streaming_pca.dashboard.models import Event
 
 PING_SECONDS = 15

@@ -8,7 +8,7 @@ from fastapi import FastAPI, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 
 from streaming_pca.dashboard.api.conditional import answer
-from streaming_pca.dashboard.api.context import Context
+from streaming_pca.dashboard.api.routes import Context
 from streaming_pca.dashboard.models import Charge
 from streaming_pca.estimators.forecast.batches import MOST_RECORDS, planned_batches
 from streaming_pca.estimators.forecast.forecast import forecast

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 
-class _Unknown(LookupError):
-    def __str__(self) -> str:
-        return str(self.args[0]) if self.args else type(self).__name__
+class Unknown(LookupError):
+    """The requested object does not exist."""
 
 
-class UnknownStream(_Unknown):
+class UnknownStream(Unknown):
     """No stream of the settings has this name."""
 
 
-class UnknownLedger(_Unknown):
+class UnknownLedger(Unknown):
     """No stream of the settings reads this topic."""
 
 
-class UnknownRelease(_Unknown):
+class UnknownRelease(Unknown):
     """The stream has no such release, or its topic has deleted it."""
 
 
-class UnknownRecord(_Unknown):
+class UnknownRecord(Unknown):
     """The topic has never had such a record."""

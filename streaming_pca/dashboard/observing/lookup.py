@@ -49,18 +49,14 @@ class ReleaseLookup:
         self._reader: TopicsReader | None = None
         self._closed = False
 
-    def question(self, releases: ReleaseHistory, point: Point | None, batch: int | None) -> _Question:
+    @staticmethod
+    def question(releases: ReleaseHistory, point: Point | None, batch: int | None) -> _Question:
         """Prepare the lookup of a batch's release, or the latest, from the history."""
+        offset, digest = (None, None) if point is None else (point.offset, point.digest)
         oldest = releases.oldest
-        older = batch is not None and oldest is not None and batch < oldest.batch
-        return _Question(
-            topic=releases.topic,
-            stream=releases.stream,
-            batch=batch,
-            offset=None if point is None else point.offset,
-            digest=None if point is None else point.digest,
-            before=oldest.offset if older and oldest is not None else None,
-        )
+        is_older = batch is not None and oldest is not None and batch < oldest.batch
+        before = oldest.offset if is_older and oldest is not None else None
+        return _Question(releases.topic, releases.stream, batch, offset, digest, before)
 
     def ask(self, question: _Question) -> tuple[bytes, Release]:
         """Return the bytes of a release, and the release.
@@ -112,12 +108,11 @@ class ReleaseLookup:
         if question.offset is None:
             assert question.before is not None
             return self._search(reader, question, first, min(question.before, end))
-        if not first <= question.offset < end:
-            raise _unknown(question)
-        found = reader.message_from(question.topic, question.offset, end)
-        if found is None or hashlib.sha256(found.value).hexdigest() != question.digest:
-            raise _unknown(question)
-        return found.value, Release.from_bytes(found.value)
+        if first <= question.offset < end:
+            message = reader.message_from(question.topic, question.offset, end)
+            if message is not None and hashlib.sha256(message.value).hexdigest() == question.digest:
+                return message.value, Release.from_bytes(message.value)
+        raise _unknown(question)
 
     def _search(
         self, reader: TopicsReader, question: _Question, first: int, end: int
@@ -127,32 +122,25 @@ class ReleaseLookup:
         low, high = first, end
         while low < high:
             middle = (low + high) // 2
-            found = self._release_from(reader, question, middle, high)
-            if found is None:
+            message, release = self._first_release(reader, question, middle, high)
+            if message is None or release is None or release.batch > question.batch:
                 high = middle
-                continue
-            message, release = found
-            if release.batch == question.batch:
-                return message.value, release
-            if release.batch < question.batch:
+            elif release.batch < question.batch:
                 low = message.offset + 1
             else:
-                high = middle
+                return message.value, release
         raise _unknown(question)
 
-    def _release_from(
+    def _first_release(
         self, reader: TopicsReader, question: _Question, start: int, end: int
-    ) -> tuple[Message, Release] | None:
+    ) -> tuple[Message, Release] | tuple[None, None]:
         """Return the first release of the stream in [start, end)."""
-        while start < end:
-            message = reader.message_from(question.topic, start, end)
-            if message is None:
-                return None
+        while start < end and (message := reader.message_from(question.topic, start, end)) is not None:
             release = read_release(question.topic, message.offset, message.value)
             if not isinstance(release, NotARelease) and release.stream == question.stream:
                 return message, release
             start = message.offset + 1
-        return None
+        return None, None
 
 
 def _unknown(question: _Question) -> UnknownRelease:

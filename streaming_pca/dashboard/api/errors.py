@@ -14,12 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import BaseRoute, Match
 
 from streaming_pca.dashboard.api.limiter import Overloaded
-from streaming_pca.dashboard.observing.errors import (
-    UnknownLedger,
-    UnknownRecord,
-    UnknownRelease,
-    UnknownStream,
-)
+from streaming_pca.dashboard.observing.errors import Unknown
 from streaming_pca.privacy.errors import ParameterError
 from streaming_pca.service.errors import TopicError
 from streaming_pca.service.http.access import problem
@@ -27,17 +22,20 @@ from streaming_pca.service.kafka.clients import BrokerUnreachable
 
 log = logging.getLogger(__name__)
 
-RETRY_SECONDS = 5
-"""Seconds until a client may retry."""
+_RETRY_SECONDS = "5"
 _MOST_CHARACTERS = 500
 """Longest line: some lines quote the request."""
-
-_MISSING = (UnknownStream, UnknownLedger, UnknownRelease, UnknownRecord)
-_LATER = (BrokerUnreachable, TopicError, Overloaded)
 
 
 class NotReady(Exception):
     """The topics have not been read to their ends yet."""
+
+
+_STATUS: tuple[tuple[HTTPStatus, tuple[type[Exception], ...]], ...] = (
+    (HTTPStatus.NOT_FOUND, (Unknown,)),
+    (HTTPStatus.UNPROCESSABLE_ENTITY, (ParameterError,)),
+    (HTTPStatus.SERVICE_UNAVAILABLE, (BrokerUnreachable, TopicError, Overloaded, NotReady)),
+)
 
 
 class StrictRoute(APIRoute):
@@ -74,13 +72,10 @@ def _unknown_parameter(request: Request, known: list[str]) -> str | None:
 
 
 def _answer_of(request: Request, error: Exception) -> Response:
-    if isinstance(error, _MISSING):
-        return problem(request.scope, HTTPStatus.NOT_FOUND, _line(str(error)))
-    if isinstance(error, ParameterError):
-        return problem(request.scope, HTTPStatus.UNPROCESSABLE_ENTITY, _line(str(error)))
-    if isinstance(error, (*_LATER, NotReady)):
-        retry = {"retry_after": str(RETRY_SECONDS)}
-        return problem(request.scope, HTTPStatus.SERVICE_UNAVAILABLE, _line(str(error)), **retry)
+    for status, kinds in _STATUS:
+        if isinstance(error, kinds):
+            retry = {"retry_after": _RETRY_SECONDS} if status is HTTPStatus.SERVICE_UNAVAILABLE else {}
+            return problem(request.scope, status, _line(str(error)), **retry)
     # An error's text can contain anything, so it is only logged.
     log.error("no answer to %s %r", request.method, request.scope["path"], exc_info=error)
     detail = "the server failed on this request: see its log"
