@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -70,50 +70,49 @@ def judge(facts: Facts) -> Health:
         return Health(level="unknown", reasons=[f"The numbers may be old: {facts.disconnected}"])
     if not facts.loaded:
         return Health(level="unknown", reasons=["The topics are still being read."])
-    found = [*_of_ledger(facts), *_of_leader(facts), *_of_release(facts)]
-    found.sort(key=lambda pair: _ORDER.index(pair[0]))
-    return Health(level=found[0][0] if found else "ok", reasons=[reason for _, reason in found])
+    reasons = [(level, text) for applies, level, text in _rules(facts) if applies]
+    reasons.sort(key=lambda pair: _ORDER.index(pair[0]))
+    return Health(level=reasons[0][0] if reasons else "ok", reasons=[text for _, text in reasons])
 
 
-def _ended(facts: Facts) -> bool:
-    return facts.standing in ("paused", "retired") or facts.learnt is not None
-
-
-def _of_ledger(facts: Facts) -> list[tuple[Level, str]]:
+def _rules(facts: Facts) -> Iterator[tuple[bool, Level, str]]:
+    """Yield each reason, with its level and whether it applies."""
     because = f": {facts.reason}" if facts.reason else "."
-    found: list[tuple[Level, str]] = []
-    if not facts.open_ledger:
-        found.append(("problem", "The ledger is not open: set a cap with `streaming-pca topics create`."))
-    if facts.refused is not None:
-        found.append(("problem", f"The ledger refused this stream's last entry: {facts.refused}"))
-    if facts.standing == "retired":
-        found.append(("ok", f"Retired and no longer learning{because}"))
-    elif facts.standing == "paused":
-        found.append(("warning", f"Paused{because}"))
-    elif facts.learnt is not None:
-        found.append(("ok", f"All its {facts.learnt} records are learnt."))
-    else:
-        if facts.cannot_charge is not None:
-            found.append(("problem", f"The budget does not allow its next batch: {facts.cannot_charge}"))
-        if facts.abandoned_last:
-            found.append(("warning", f"Its last batch was charged and given up{because}"))
-    return found
+    retired, paused = facts.standing == "retired", facts.standing == "paused"
+    runs = not (retired or paused or facts.learnt is not None)
+    yield (
+        not facts.open_ledger,
+        "problem",
+        "The ledger is not open: set a cap with `streaming-pca topics create`.",
+    )
+    refused = f"The ledger refused this stream's last entry: {facts.refused}"
+    yield facts.refused is not None, "problem", refused
+    yield retired, "ok", f"Retired and no longer learning{because}"
+    yield paused, "warning", f"Paused{because}"
+    learnt = f"All its {facts.learnt} records are learnt."
+    yield facts.learnt is not None and not (retired or paused), "ok", learnt
+    spent = f"The budget does not allow its next batch: {facts.cannot_charge}"
+    yield runs and facts.cannot_charge is not None, "problem", spent
+    yield runs and facts.abandoned_last, "warning", f"Its last batch was charged and given up{because}"
 
+    waits = f" {facts.lag} offsets wait." if facts.lag else ""
+    by = f" {facts.candidates} stand by." if facts.candidates else ""
+    level: Level = "problem" if facts.lag else "warning"
+    yield runs and facts.leader is False, level, f"No worker leads it.{waits}{by}"
+    grows = f"It is not keeping up: the lag grows, {facts.lag} offsets wait."
+    yield runs and facts.lag_grows, "warning", grows
+    since, usual = _duration(facts.seconds_since or 0.0), _duration(facts.usual_seconds or 0.0)
+    late = f"No release for {since}; usually one comes every {usual}."
+    yield runs and _is_late(facts), "warning", late
 
-def _of_leader(facts: Facts) -> list[tuple[Level, str]]:
-    if _ended(facts):
-        return []
-    found: list[tuple[Level, str]] = []
-    if facts.leader is False:
-        waits = f" {facts.lag} offsets wait." if facts.lag else ""
-        by = f" {facts.candidates} stand by." if facts.candidates else ""
-        found.append(("problem" if facts.lag else "warning", f"No worker leads it.{waits}{by}"))
-    if facts.lag_grows:
-        found.append(("warning", f"It is not keeping up: the lag grows, {facts.lag} offsets wait."))
-    if _is_late(facts):
-        since, usual = _duration(facts.seconds_since or 0.0), _duration(facts.usual_seconds or 0.0)
-        found.append(("warning", f"No release for {since}; usually one comes every {usual}."))
-    return found
+    share = f"At least {100 * facts.least_null_share:.0f}% of the last batch's records are null"
+    level = "problem" if facts.least_null_share > MANY_NULL else "warning"
+    yield facts.least_null_share > SOME_NULL, level, f"{share}: `streaming-pca payload check` shows why."
+    doubts = describe_doubts(facts.doubts, facts.resolved, facts.rank, facts.dominant)
+    yield bool(facts.doubts), "warning", f"The last release: {doubts}."
+    unreadable = f"Messages of the releases topic that are not releases of this stream: {facts.unreadable}."
+    newer = "Update streaming-pca if the stream's worker is newer."
+    yield bool(facts.unreadable), "warning", f"{unreadable} {newer}"
 
 
 def _is_late(facts: Facts) -> bool:
@@ -121,24 +120,6 @@ def _is_late(facts: Facts) -> bool:
     if facts.seconds_since is None or facts.usual_seconds is None or not facts.lag:
         return False
     return facts.seconds_since > max(_USUAL * facts.usual_seconds, _LEAST_SECONDS)
-
-
-def _of_release(facts: Facts) -> list[tuple[Level, str]]:
-    found: list[tuple[Level, str]] = []
-    if facts.least_null_share > SOME_NULL:
-        level: Level = "problem" if facts.least_null_share > MANY_NULL else "warning"
-        share = f"{100 * facts.least_null_share:.0f}%"
-        text = (
-            f"At least {share} of the last batch's records are null: `streaming-pca payload check` shows why."
-        )
-        found.append((level, text))
-    if facts.doubts:
-        text = describe_doubts(facts.doubts, facts.resolved, facts.rank, facts.dominant)
-        found.append(("warning", f"The last release: {text}."))
-    if facts.unreadable:
-        text = f"Messages of the releases topic that are not releases of this stream: {facts.unreadable}."
-        found.append(("warning", f"{text} Update streaming-pca if the stream's worker is newer."))
-    return found
 
 
 def _duration(seconds: float) -> str:

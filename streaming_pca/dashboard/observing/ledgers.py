@@ -16,17 +16,8 @@ from typing import Any
 from streaming_pca.admin.ledger import describe_charge, describe_record
 from streaming_pca.admin.standing import describe_charges
 from streaming_pca.dashboard import models
-from streaming_pca.privacy.ledger.entries import (
-    Abandoned,
-    Charged,
-    Opened,
-    Paused,
-    Reserved,
-    Resumed,
-    Retired,
-    Started,
-)
-from streaming_pca.privacy.ledger.ledger import JobLedger
+from streaming_pca.privacy.ledger.entries import Abandoned, Charged, Opened, Paused, Reserved, Retired
+from streaming_pca.privacy.ledger.ledger import JobLedger, Ledger
 from streaming_pca.privacy.parameters import Charge, format_number, parse_rational
 from streaming_pca.service.commit.log_reader import LedgerReplay, Replayed, lost_entries
 from streaming_pca.service.errors import StreamRefused, TopicError
@@ -49,22 +40,10 @@ class _Row:
     void: str | None
 
     def answer(self) -> models.LedgerEntryRow:
-        numbers = self.ranges
-        ranges = [
-            models.OffsetRangeRow(partition=numbers[i], start=numbers[i + 1], end=numbers[i + 2])
-            for i in range(0, len(numbers), 3)
-        ]
-        return models.LedgerEntryRow(
-            offset=self.offset,
-            kind=self.kind,
-            job=self.job,
-            batch=self.batch,
-            records=self.records,
-            ranges=ranges,
-            charge=self.charge,
-            reason=self.reason,
-            void=self.void,
-        )
+        facts = {name: getattr(self, name) for name in self.__slots__}
+        threes = zip(*[iter(self.ranges)] * 3, strict=True)
+        ranges = [models.OffsetRangeRow(partition=p, start=start, end=end) for p, start, end in threes]
+        return models.LedgerEntryRow(**facts | {"ranges": ranges})
 
 
 class LedgerView:
@@ -111,7 +90,7 @@ class LedgerView:
         self._budgets: dict[str, models.Budget | None] = {}
 
     @property
-    def ledger(self) -> Any:
+    def ledger(self) -> Ledger:
         """The replayed ledger."""
         return self._replay.ledger
 
@@ -137,8 +116,7 @@ class LedgerView:
 
     def job(self, name: str) -> JobLedger:
         """Return a job's state."""
-        found: JobLedger = self.ledger.job(name)
-        return found
+        return self.ledger.job(name)
 
     def add(self, offset: int, value: bytes) -> None:
         """Replay the topic's next message, unless the replay has failed."""
@@ -181,23 +159,25 @@ class LedgerView:
             self.last_reason[entry.job] = entry.reason[:_LONGEST_TEXT]
 
     def _row(self, item: Replayed) -> _Row:
-        entry, void = item.entry, item.verdict.reason or None
-        job = batch = records = charge = reason = None
+        entry, void = item.entry, item.verdict.reason
         ranges: array[int] = array("q")
-        if not isinstance(entry, Opened):
-            job = sys.intern(entry.job)
-            if not isinstance(entry, Started | Paused | Resumed | Retired | Charged):
-                batch = entry.batch
-            if isinstance(entry, Reserved | Charged):
-                for r in entry.ranges:
-                    ranges.extend((r.partition, r.start, r.end))
-                charge = self._shared(entry.charge)
-            if isinstance(entry, Reserved):
-                records = entry.count
-            if isinstance(entry, Abandoned | Paused | Resumed | Retired | Charged):
-                reason = entry.reason[:_LONGEST_TEXT]
-        text = None if void is None else void[:_LONGEST_TEXT]
-        return _Row(item.offset, sys.intern(entry.kind), job, batch, records, ranges, charge, reason, text)
+        charge = None
+        if isinstance(entry, Reserved | Charged):
+            for r in entry.ranges:
+                ranges.extend((r.partition, r.start, r.end))
+            charge = self._shared(entry.charge)
+        reason = getattr(entry, "reason", None)
+        return _Row(
+            offset=item.offset,
+            kind=sys.intern(entry.kind),
+            job=None if isinstance(entry, Opened) else sys.intern(entry.job),
+            batch=getattr(entry, "batch", None),
+            records=getattr(entry, "count", None),
+            ranges=ranges,
+            charge=charge,
+            reason=None if reason is None else reason[:_LONGEST_TEXT],
+            void=void[:_LONGEST_TEXT] if void else None,
+        )
 
     def _shared(self, charge: Charge) -> models.Charge:
         """Convert a charge to the API's model; equal charges share one object."""
@@ -213,19 +193,17 @@ class LedgerView:
         return self._summary
 
     def _summarise(self) -> models.LedgerSummary:
-        opened, zcdp = self.ledger.opened, False
+        opened = self.ledger.opened
         facts: dict[str, Any] = {}
         if opened is not None and self.trouble is None:
-            zcdp = opened.filter == "zcdp"
-            everywhere = self.ledger.everywhere
+            zcdp, everywhere = opened.filter == "zcdp", self.ledger.everywhere
             facts = {
                 "cap": charge_of(opened.cap.model_dump(mode="json")),
                 "filter": opened.filter,
                 "most_charged": charge_of(describe_charge(self.ledger.most_charged(), with_rho=zcdp)),
-                "everywhere": None
-                if everywhere == Charge.nothing()
-                else charge_of(describe_charge(everywhere, with_rho=zcdp)),
             }
+            if everywhere != Charge.nothing():
+                facts["everywhere"] = charge_of(describe_charge(everywhere, with_rho=zcdp))
         return models.LedgerSummary(
             input=self.input,
             topic_id=self.topic_id,
@@ -257,7 +235,7 @@ class LedgerView:
 
     def is_named(self, partition: int, offset: int) -> bool:
         """Return whether a range of the ledger contains a record."""
-        return bool(self.ledger.spent(partition, offset) != self.ledger.everywhere)
+        return self.ledger.spent(partition, offset) != self.ledger.everywhere
 
     def record(self, partition: int, offset: int) -> models.RecordCharge:
         """Return the charges of one record; TopicError unless the ledger is open."""

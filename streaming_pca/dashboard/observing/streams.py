@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from typing import Any
 
 from streaming_pca.admin.standing import Standings
 from streaming_pca.config.settings import Settings, StreamSettings
-from streaming_pca.dashboard.models import Lag, LastRelease, Leader, StreamDetail, StreamSummary
+from streaming_pca.dashboard.models import Lag, Leader, StreamDetail, StreamSummary
 from streaming_pca.dashboard.observing.health import Facts, LagWatch, judge
 from streaming_pca.dashboard.observing.ledgers import LedgerView, batches_of
-from streaming_pca.dashboard.observing.releases import Point, ReleaseHistory
+from streaming_pca.dashboard.observing.releases import ReleaseHistory
 from streaming_pca.privacy.ledger.cap import BudgetExceeded, within_cap
 from streaming_pca.privacy.ledger.ledger import JobLedger, Ledger
 from streaming_pca.privacy.ledger.protocol import BatchStatus
@@ -39,12 +40,12 @@ class StreamState:
         self.releases = ReleaseHistory(settings.stream, most)
         self._leader: Leader | None = None
         self._lag: Lag | None = None
-        self._watch = LagWatch(settings.stream.build_estimator().largest_batch)
+        estimator = settings.stream.build_estimator()
+        self._info = estimator.info
+        self._watch = LagWatch(estimator.largest_batch)
         self._cannot_charge: str | None = None
-        self._info = settings.stream.build_estimator().info
-        facts = self._public() | {"health": judge(Facts(loaded=False))}
-        self.summary = StreamSummary(**facts)
-        self.detail = StreamDetail(**facts, **self._more())
+        self._shown: tuple[StreamSummary, Sequence[str] | None] | None = None
+        self._show({"health": judge(Facts(loaded=False))})
 
     def stand(self, standings: Standings, view: LedgerView, at: float, *, loaded: bool) -> None:
         """Store the broker's answers; lags only once the ledgers have been read."""
@@ -63,70 +64,10 @@ class StreamState:
     def update(self, view: LedgerView, disconnected: str | None, loaded: bool) -> bool:
         """Rebuild the answers; return whether they have changed."""
         job, last = view.job(self.name), self.releases.last
-        problem = self.releases.problem or view.trouble
-        facts = self._public() | {
-            "problem": problem,
-            "unreadable": self.releases.unreadable,
-            "health": judge(self._facts(view, job, last, problem, disconnected, loaded)),
-        }
-        if problem is None:
-            facts |= {
-                "standing": str(job.standing),
-                "leader": self._leader,
-                "batches": batches_of(job),
-                "records": job.records_committed,
-                "lag": self._lag,
-                "last_release": None if last is None else _last_release(last),
-                "budget": view.budget(self.name),
-            }
-        summary = StreamSummary(**facts)
-        if summary == self.summary and self.releases.feature_names == self.detail.feature_names:
-            return False
-        self.summary = summary
-        self.detail = StreamDetail(**facts, **self._more())
-        return True
-
-    def _public(self) -> dict[str, Any]:
-        stream = self.settings.stream
-        return {
-            "name": stream.name,
-            "input": stream.input,
-            "estimator": stream.estimator,
-            "dim": stream.dim,
-            "rank": stream.rank,
-            "private": stream.private,
-            "epsilon": stream.epsilon if stream.private else None,
-            "delta": stream.delta if stream.private else None,
-            "privacy_unit": stream.privacy_unit,
-        }
-
-    def _more(self) -> dict[str, Any]:
-        stream = self.settings.stream
-        names = self.releases.feature_names or stream.feature_names
-        return {
-            "guarantee": [],
-            "adjacency": self._info.adjacency,
-            "local": self._info.local,
-            "contributions_per_user": (
-                stream.contributions_per_user if stream.privacy_unit == "user" else None
-            ),
-            "feature_names": None if names is None else list(names),
-            "fields": _fields_of(stream),
-            "kind": self._info.releases,
-        }
-
-    def _facts(
-        self,
-        view: LedgerView,
-        job: JobLedger,
-        last: Point | None,
-        problem: str | None,
-        disconnected: str | None,
-        loaded: bool,
-    ) -> Facts:
         leader, lag = self._leader, self._lag
+        problem = self.releases.problem or view.trouble
         since, usual = self._intervals()
-        return Facts(
+        health = Facts(
             problem=problem,
             disconnected=disconnected,
             loaded=loaded,
@@ -141,15 +82,67 @@ class StreamState:
             candidates=0 if leader is None else leader.candidates,
             lag=None if lag is None else lag.total,
             lag_grows=self._watch.grows,
-            doubts=() if last is None else last.doubts,
-            resolved=None if last is None else last.resolved,
-            dominant=None if last is None else last.dominant,
             rank=self.settings.stream.rank,
-            least_null_share=0.0 if last is None else last.least_null_share,
             unreadable=self.releases.unreadable,
             seconds_since=since,
             usual_seconds=usual,
         )
+        if last is not None:
+            health = replace(
+                health,
+                doubts=last.doubts,
+                resolved=last.resolved,
+                dominant=last.dominant,
+                least_null_share=last.least_null_share,
+            )
+        facts: dict[str, Any] = {
+            "problem": problem,
+            "unreadable": self.releases.unreadable,
+            "health": judge(health),
+        }
+        if problem is None:
+            facts |= {
+                "standing": str(job.standing),
+                "leader": leader,
+                "batches": batches_of(job),
+                "records": job.records_committed,
+                "lag": lag,
+                "last_release": None if last is None else last.summary().model_dump(exclude={"offset"}),
+                "budget": view.budget(self.name),
+            }
+        return self._show(facts)
+
+    def _show(self, facts: dict[str, Any]) -> bool:
+        """Build the answers from numbers and settings; return whether they have changed."""
+        stream = self.settings.stream
+        names = self.releases.feature_names or stream.feature_names
+        shown = {
+            "name": stream.name,
+            "input": stream.input,
+            "estimator": stream.estimator,
+            "dim": stream.dim,
+            "rank": stream.rank,
+            "private": stream.private,
+            "epsilon": stream.epsilon if stream.private else None,
+            "delta": stream.delta if stream.private else None,
+            "privacy_unit": stream.privacy_unit,
+            **facts,
+        }
+        summary = StreamSummary(**shown)
+        if self._shown == (summary, names):
+            return False
+        self._shown, self.summary = (summary, names), summary
+        self.detail = StreamDetail(
+            **shown,
+            guarantee=[],
+            adjacency=self._info.adjacency,
+            local=self._info.local,
+            contributions_per_user=stream.contributions_per_user if stream.privacy_unit == "user" else None,
+            feature_names=None if names is None else list(names),
+            fields=_fields_of(stream),
+            kind=self._info.releases,
+        )
+        return True
 
     def _learnt(self, job: JobLedger) -> int | None:
         """Return the number of records; None unless a stream of known length has learnt them all."""
@@ -203,11 +196,6 @@ class StreamState:
         if not stream.private:
             return Charge.unbounded()
         return Charge(epsilon=parse_rational(stream.epsilon), delta=parse_rational(stream.delta))
-
-
-def _last_release(point: Point) -> LastRelease:
-    fields = point.summary().model_dump(exclude={"offset"})
-    return LastRelease(**fields)
 
 
 def _fields_of(stream: StreamSettings) -> list[int] | None:
