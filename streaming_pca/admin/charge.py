@@ -20,8 +20,8 @@ from streaming_pca.privacy.parameters import Charge
 from streaming_pca.service.commit.ledger_writer import LedgerWriter, check_reason, group_of_charges, trace_of
 from streaming_pca.service.commit.log_reader import high_watermark
 from streaming_pca.service.errors import NotPermitted, SessionLost, StreamRefused, TopicError
+from streaming_pca.service.kafka.authorization import in_one_line
 from streaming_pca.service.kafka.clients import reading_consumer
-from streaming_pca.service.kafka.refusals import in_one_line
 from streaming_pca.service.topics.find import describe_topics
 
 

@@ -27,8 +27,8 @@ from streaming_pca.privacy.parameters import Charge
 from streaming_pca.service.commit.log_reader import LedgerLog, Replayed
 from streaming_pca.service.commit.verification import topic_id_of
 from streaming_pca.service.errors import SessionLost, TopicError
+from streaming_pca.service.kafka.authorization import in_one_line
 from streaming_pca.service.kafka.clients import last_offsets, reading_consumer
-from streaming_pca.service.kafka.refusals import in_one_line
 
 
 def read_ledger(kafka: KafkaSettings, topic: str) -> Ledger:

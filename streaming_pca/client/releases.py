@@ -22,13 +22,13 @@ from pydantic import ValidationError
 from streaming_pca.config.kafka import KafkaSettings
 from streaming_pca.data.release import Release
 from streaming_pca.service.errors import NotPermitted, TopicError
+from streaming_pca.service.kafka.authorization import missing_permission
 from streaming_pca.service.kafka.clients import (
     BrokerUnreachable,
     admin_client,
     broker_failed,
     reading_consumer,
 )
-from streaming_pca.service.kafka.refusals import missing_permission
 
 if TYPE_CHECKING:
     from streaming_pca.config.settings import Settings

@@ -11,6 +11,7 @@ from kafka.errors import KafkaError, KafkaTimeoutError
 
 from streaming_pca.config.kafka import KafkaSettings
 from streaming_pca.service.errors import NotPermitted, TopicError
+from streaming_pca.service.kafka.authorization import in_one_line
 from streaming_pca.service.kafka.clients import (
     MAX_MESSAGE_BYTES,
     BrokerUnreachable,
@@ -18,7 +19,6 @@ from streaming_pca.service.kafka.clients import (
     broker_failed,
     plain_producer,
 )
-from streaming_pca.service.kafka.refusals import in_one_line
 
 _MAX_UNSENT = 50_000
 _MAX_UNSENT_BYTES = 2 * MAX_MESSAGE_BYTES

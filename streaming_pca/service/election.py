@@ -14,6 +14,7 @@ from kafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitionAs
 
 from streaming_pca.config.kafka import KafkaSettings
 from streaming_pca.service.kafka.clients import group_consumer
+from streaming_pca.service.kafka.patches import rejoin_if_unstable
 
 
 class _OnePartition:
@@ -96,11 +97,7 @@ class Election(ConsumerRebalanceListener):  # type: ignore[misc]
         """Serve the group protocol briefly; return the state topics of led streams."""
         if not self._topics:
             return frozenset()
-        # kafka-python 3.0.12 abandons a join that outlasts one poll: the member would stop its heartbeats
-        # and keep its former assignment while its successor holds it too.
-        coordinator = self._consumer._coordinator
-        if not coordinator.stable():
-            coordinator.request_rejoin()
+        rejoin_if_unstable(self._consumer)
         self._consumer.poll(timeout_ms=300)
         assignment = self._consumer.assignment()
         for tp in assignment - self._consumer.paused():

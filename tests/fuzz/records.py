@@ -29,9 +29,9 @@ from streaming_pca.data.tables import RecordFileError
 from streaming_pca.local.promise import promise_header, report_headers
 from streaming_pca.privacy.users import hash_users
 from streaming_pca.service.input.buffer import PartitionBuffer, RecordBuffer
+from streaming_pca.service.kafka.patches import RecordReader, to_batch
 from streaming_pca.service.kafka.record_batches import parse_batch
 from streaming_pca.service.kafka.record_blocks import BlockReader, RecordBlock
-from streaming_pca.service.kafka.record_readers import RecordReader
 from tests.fuzz.target import MIB, Broken, target
 from tests.kafka.security import codecs, hostile
 
@@ -213,7 +213,7 @@ def _batch_seeds() -> Sequence[bytes]:
         hostile.record(None, body=b"\0\0\0\x01\x01" + hostile.varint(2**31 - 1)),
     ]
     # The compiler allocates memory once.
-    RecordBlock(DefaultRecordBatch(hostile.batch(records[:1])))
+    RecordBlock(to_batch(DefaultRecordBatch(hostile.batch(records[:1]))))
     return [
         hostile.batch(records),
         hostile.batch(records[:3], base=2**62),
@@ -234,10 +234,10 @@ def record_batch(data: bytes) -> None:
     if batch.records_count > 10_000 or batch.base_offset > 2**62 or batch.base_offset < 0:
         return
     try:
-        found = list(parse_batch(batch))
+        found = list(parse_batch(to_batch(batch)))
     except CorruptRecordError:
         return
-    if found and list(RecordBlock(DefaultRecordBatch(data)).records()) != found:
+    if found and list(RecordBlock(to_batch(DefaultRecordBatch(data))).records()) != found:
         raise Broken("a block has other records")
     offsets = [record.offset for record in found]
     if len(found) != max(batch.records_count, 0) or offsets != sorted(set(offsets)):

@@ -25,9 +25,9 @@ from streaming_pca.service.input.partition_reader import PartitionReader
 from streaming_pca.service.input.reader import read_to
 from streaming_pca.service.input.source import build_codec
 from streaming_pca.service.kafka.clients import reading_consumer
+from streaming_pca.service.kafka.patches import RecordReader
 from streaming_pca.service.kafka.record_batches import Record
 from streaming_pca.service.kafka.record_blocks import RecordBlock
-from streaming_pca.service.kafka.record_readers import RecordReader
 from tests.kafka.conftest import MakeStream
 from tests.kafka.security import hostile
 from tests.kafka.security.codecs import CODECS
@@ -61,14 +61,14 @@ def codecs_of(kafka: KafkaSettings, topic: str) -> set[int]:
     """Return the codecs of a partition's batches, as stored."""
     found: set[int] = set()
     with closing(reading_consumer(kafka, io="records")) as consumer:
-        parse = RecordReader._parse
+        parse = RecordReader.parse
 
         def noting(self: Any, each: Any) -> Iterator[Any]:
             found.add(each.compression_type)
             return parse(self, each)
 
         class Noting(RecordReader):
-            _parse = noting
+            parse = noting
 
         consumer._fetcher.PartitionRecords = Noting
         partition = TopicPartition(topic, 0)

@@ -18,13 +18,13 @@ from kafka.errors import (
 
 from streaming_pca.admin.standing import once_led
 from streaming_pca.config.kafka import KafkaSettings
+from streaming_pca.service.kafka.authorization import missing_permission
 from streaming_pca.service.kafka.clients import (
     BrokerUnreachable,
     first_offsets,
     last_offsets,
     reading_consumer,
 )
-from streaming_pca.service.kafka.refusals import missing_permission
 
 _PATH = re.compile(r"""(?<![\w/])['"]?/[^\s'",:;()]+['"]?""")
 _POLL_MS = 200

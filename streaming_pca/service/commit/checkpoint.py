@@ -47,8 +47,8 @@ from streaming_pca.service.commit.recovery import LedgerMismatch, Recovery, reco
 from streaming_pca.service.commit.state_topic import StateReader, send_state
 from streaming_pca.service.commit.user_log import UserLog
 from streaming_pca.service.errors import SessionLost, StreamRefused
+from streaming_pca.service.kafka.authorization import in_one_line
 from streaming_pca.service.kafka.clients import transactional_producer
-from streaming_pca.service.kafka.refusals import in_one_line
 from streaming_pca.service.kafka.transaction import Transaction, discard
 
 _RELEASES_TAIL = 32

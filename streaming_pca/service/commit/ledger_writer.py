@@ -17,8 +17,9 @@ from streaming_pca.privacy.ledger.entries import LedgerEntry, encode_entry, entr
 from streaming_pca.privacy.ledger.ledger import Verdict
 from streaming_pca.service.commit.log_reader import LedgerLog
 from streaming_pca.service.errors import SessionLost
+from streaming_pca.service.kafka.authorization import in_one_line
 from streaming_pca.service.kafka.clients import transactional_producer
-from streaming_pca.service.kafka.refusals import in_one_line
+from streaming_pca.service.kafka.patches import transaction_manager
 from streaming_pca.service.kafka.transaction import Sent, Transaction, discard
 
 _REASON_LENGTH = 500
@@ -99,7 +100,7 @@ class LedgerWriter:
         return (
             -1
             if self._producer is None
-            else int(self._producer._transaction_manager.producer_id_and_epoch.epoch)
+            else int(transaction_manager(self._producer).producer_id_and_epoch.epoch)
         )
 
     def close(self) -> None:

@@ -14,8 +14,8 @@ from streaming_pca.config.kafka import KafkaSettings
 from streaming_pca.privacy.ledger.entries import LedgerEntry, MalformedEntry, decode_entry
 from streaming_pca.privacy.ledger.ledger import Ledger, Verdict
 from streaming_pca.service.errors import SessionLost, StreamRefused
+from streaming_pca.service.kafka.authorization import in_one_line
 from streaming_pca.service.kafka.clients import reading_consumer
-from streaming_pca.service.kafka.refusals import in_one_line
 
 _POLL_MS = 10
 """Short, because a poll that finds only a transaction marker waits for the full timeout."""

@@ -20,14 +20,13 @@ from streaming_pca.service.input.buffer import PartitionBuffer, RecordBuffer
 from streaming_pca.service.input.end_offsets import Offsets
 from streaming_pca.service.input.reader import deleted, tail_lost
 from streaming_pca.service.kafka.clients import (
-    close_reader,
     first_offsets,
     last_offsets,
     reading_consumer,
-    seek,
 )
 from streaming_pca.service.kafka.inflating import most_record_bytes
-from streaming_pca.service.kafka.record_readers import UnreadableBatch
+from streaming_pca.service.kafka.patches import close_reader, seek
+from streaming_pca.service.kafka.record_batches import UnreadableBatch
 
 _FETCH_BYTES = 4 * 2**20
 """Bytes fetched ahead by all partitions together; at least 1 MiB each.

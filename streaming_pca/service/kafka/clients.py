@@ -10,35 +10,26 @@ Faults of kafka-python that the service works around: docs/explanation/kafka-cli
 
 from __future__ import annotations
 
-import os
-import threading
 import time
 from collections.abc import Callable, Collection, Iterable
 from functools import partial
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
-from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, OffsetAndMetadata, TopicPartition
+from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.errors import KafkaConnectionError, KafkaError, LeaderNotAvailableError, NodeNotReadyError
-from kafka.net.compat import KafkaNetClient
-from kafka.net.manager import KafkaConnectionManager
-from kafka.net.selector import NetworkSelector
 
 from streaming_pca.config.kafka import KafkaSettings
 from streaming_pca.service.errors import NotPermitted
-from streaming_pca.service.kafka import credentials, failed_connects, large_reads, tls
+from streaming_pca.service.kafka import credentials, patches
+from streaming_pca.service.kafka.authorization import missing_permission
 from streaming_pca.service.kafka.diagnosis import diagnose
 from streaming_pca.service.kafka.inflating import MOST_RECORD_BYTES
-from streaming_pca.service.kafka.record_readers import InflatingReader, RecordReader, use_reader
-from streaming_pca.service.kafka.refusals import missing_permission
-from streaming_pca.service.kafka.slow_fetches import shrink_on_timeout
-from streaming_pca.service.kafka.transaction import TransactionalClient, delivery_timeout_ms
+from streaming_pca.service.kafka.patches import Io
+from streaming_pca.service.kafka.transaction import delivery_timeout_ms
 
 credentials.install()
-failed_connects.install()
-large_reads.install()
-tls.install()
+patches.install()
 
-Io = Literal["records", "logs", "control"]
 C = TypeVar("C")
 MAX_MESSAGE_BYTES = 32 * 2**20
 MAX_ANSWER_BYTES = 2**30
@@ -114,66 +105,6 @@ def broker_failed(
     return BrokerUnreachable(f"{failure}: {reason or type(error).__name__}")
 
 
-class _Selector(NetworkSelector):  # type: ignore[misc]
-    def run(self, coro: Any, *args: Any) -> Any:
-        try:
-            return super().run(coro, *args)
-        except KafkaError as error:
-            # The client's frame and its error refer to each other, and to all callers' frames: each failed
-            # poll would keep the callers' objects, including batches, alive until the next garbage
-            # collection.
-            raise error.with_traceback(None) from error.__cause__
-
-
-_selectors_lock = threading.Lock()
-_selectors: dict[Io, NetworkSelector] = {}
-
-
-def _shared_selector(name: Io) -> NetworkSelector:
-    """Return the selector that serves consumers' sockets; replace a failed one."""
-    with _selectors_lock:
-        found = _selectors.get(name)
-        if found is None or found._exception is not None:
-            found = _selectors[name] = _Selector(client_id=name, selector=large_reads.KeySelector)
-            found.start()
-        return found
-
-
-def _leave_selectors_behind() -> None:
-    """Give a forked child new selectors, because its parent's threads do not exist in it."""
-    global _selectors_lock
-    # A thread of the parent may have held the lock. The selectors stay referenced: deleting them would
-    # remove the parent's sockets from an epoll that both processes share.
-    _selectors_lock = threading.Lock()
-    _of_parents.extend(_selectors.values())
-    _selectors.clear()
-
-
-_of_parents: list[NetworkSelector] = []
-os.register_at_fork(after_in_child=_leave_selectors_behind)
-
-
-class _Manager(KafkaConnectionManager):  # type: ignore[misc]
-    def close_idle_connections(self) -> None:
-        """Do nothing: the brokers close idle connections too.
-
-        The client's own method reschedules itself forever: on a shared selector a closed manager would stay
-        alive, with its sockets.
-        """
-
-
-class _SharedClient(KafkaNetClient):  # type: ignore[misc]
-    """Consumer's client that closes its own connections but leaves the selector running."""
-
-    def __init__(self, io: Io, **configs: Any) -> None:
-        net = _shared_selector(io)
-        super().__init__(net=net, manager=_Manager(net, **configs), **configs)
-
-    def close(self, node_id: Any = None) -> None:
-        # Closed in the selector's thread, which uses the connections.
-        self._net.run(lambda: self._manager.close(node_id=node_id))
-
-
 def _consumer(
     *,
     io: Io,
@@ -183,25 +114,21 @@ def _consumer(
     **configs: Any,
 ) -> KafkaConsumer:
     """Make a consumer on a shared selector; clean up after a failure."""
-    made: list[_SharedClient] = []
+    made: list[patches.SharedClient] = []
 
-    def client(**more: Any) -> _SharedClient:
-        made.append(_SharedClient(io, **more))
-        # The first metadata request then includes the topics' leaders. `set_topics` would start to connect,
-        # without a time limit.
-        made[0].cluster._topics.update(topics)
+    def client(**more: Any) -> patches.SharedClient:
+        made.append(patches.SharedClient(io, topics, **more))
         return made[0]
 
     try:
         consumer = KafkaConsumer(**configs, kafka_client=client)
-        reader: type[RecordReader] = RecordReader if io == "records" else InflatingReader
+        reader = patches.RecordReader if io == "records" else patches.InflatingReader
         if blocks:
             # Imported here because it needs numpy, which a clock does without.
             from streaming_pca.service.kafka.record_blocks import BlockReader
 
             reader = BlockReader
-        use_reader(consumer._fetcher, reader, most_bytes)
-        shrink_on_timeout(consumer._fetcher, configs["request_timeout_ms"])
+        patches.adapt_consumer(consumer, reader, most_bytes, configs["request_timeout_ms"])
         return consumer
     except BaseException:
         for each in made:
@@ -219,7 +146,7 @@ def _common_options(settings: KafkaSettings) -> dict[str, Any]:
         "reconnect_backoff_max_ms": settings.session_timeout_ms // 3,
         "metrics_enabled": False,
         "security_protocol": settings.security_protocol,
-        "selector": large_reads.KeySelector,
+        "selector": patches.KeySelector,
     }
     if settings.security_protocol.startswith("SASL"):
         common |= credentials.sasl_options(settings)
@@ -306,21 +233,6 @@ def reading_consumer(
     )
 
 
-def close_reader(consumer: KafkaConsumer) -> None:
-    """Close a consumer without a commit, and drop its fetched records.
-
-    The client's objects form reference cycles: their records would stay until the next garbage collection.
-    """
-    try:
-        consumer.close(autocommit=False)
-    finally:
-        fetcher = consumer._fetcher
-        fetcher.close()
-        fetcher._completed_fetches.clear()
-        fetcher._fetch_futures.clear()
-        fetcher._next_partition_records = None
-
-
 def group_consumer(settings: KafkaSettings, group: str, assignor: Any) -> KafkaConsumer:
     """Make a member of a group that shares partitions by ``assignor``.
 
@@ -350,7 +262,7 @@ def transactional_producer(settings: KafkaSettings, transactional_id: str) -> Ka
         settings,
         partial(
             KafkaProducer,
-            kafka_client=TransactionalClient,
+            kafka_client=patches.TransactionalClient,
             transactional_id=transactional_id,
             transaction_timeout_ms=settings.transaction_timeout_ms,
             # While a broker completes the previous transaction, it refuses the next one for some
@@ -383,16 +295,6 @@ def plain_producer(settings: KafkaSettings) -> KafkaProducer:
             allow_auto_create_topics=False,
         ),
     )
-
-
-def seek(consumer: KafkaConsumer, partition: TopicPartition, offset: int, epoch: int) -> None:
-    """Continue from an offset, and detect a lost tail.
-
-    Reading raises LogTruncationError if the record before the offset was accepted by a leader of an epoch
-    other than ``epoch`` (-1: unknown). The consumer's own method does not accept an epoch.
-    """
-    consumer.seek(partition, offset)
-    consumer._subscription.seek(partition, OffsetAndMetadata(offset, "", epoch))
 
 
 def first_offsets(

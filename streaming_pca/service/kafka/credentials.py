@@ -19,8 +19,6 @@ import urllib.parse
 import urllib.request
 from typing import Any
 
-from kafka.errors import KafkaConnectionError, KafkaError
-from kafka.net.connection import KafkaConnection
 from kafka.net.sasl import SaslMechanismPlain, SaslMechanismScram, register_sasl_mechanism
 from kafka.net.sasl.oauth import AbstractTokenProvider
 
@@ -270,38 +268,8 @@ def _reason(error: urllib.error.HTTPError) -> str:
     return f", {code}" if isinstance(code, str) and code.isidentifier() and len(code) < 40 else ""
 
 
-_authenticate = KafkaConnection._sasl_authenticate
-_initialize = KafkaConnection.initialize
-
-
-async def _authenticate_or_reconnect(self: Any, timeout_at: float | None = None) -> None:
-    """Authenticate; treat a refusal as a lost connection, which clients retry.
-
-    A password or token does not change at the broker and in its file at the same moment. In between,
-    kafka-python would permanently abandon a transactional producer.
-    """
-    try:
-        await _authenticate(self, timeout_at)
-    except KafkaConnectionError:
-        raise
-    except (KafkaError, ConfigurationError, TokenRefused, ValueError) as error:
-        raise KafkaConnectionError(f"authentication failed: {error}") from None
-
-
-async def _initialize_or_raise(self: Any, timeout_at: float | None = None) -> None:
-    """Initialise a connection; raise its failure, so that attempts back off.
-
-    kafka-python resets the pause after a refused connection, and retries immediately.
-    """
-    await _initialize(self, timeout_at)
-    if self._init_future.failed():
-        raise self._init_future.exception
-
-
 def install() -> None:
-    """Register the mechanisms and patch the client; idempotent."""
+    """Register the mechanisms; idempotent."""
     register_sasl_mechanism("PLAIN", _Plain, overwrite=True)
     for name in ("SCRAM-SHA-256", "SCRAM-SHA-512"):
         register_sasl_mechanism(name, _Scram, overwrite=True)
-    KafkaConnection._sasl_authenticate = _authenticate_or_reconnect
-    KafkaConnection.initialize = _initialize_or_raise

@@ -13,7 +13,6 @@ import ssl
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from kafka.cluster import get_ip_port_afi
@@ -39,21 +38,19 @@ _NO_SASL_HERE = 34
 _MECHANISM_OR_NONE = (0, 33)
 
 
-@dataclass(frozen=True)
-class Diagnosis:
-    """Reason for failed connections."""
+class Diagnosis(Exception):
+    """Reason for failed connections, raised by the failing step.
 
-    text: str
-    answers: bool
-    """True if a broker responds but the settings do not fit it."""
+    Attributes
+    ----------
+    text : str
+    answers : bool
+        True if a broker responds but the settings do not fit it.
+    """
 
-
-class _Found(Exception):
-    """Found reason, which ends an examination."""
-
-    def __init__(self, text: str, *, answers: bool) -> None:
+    def __init__(self, text: str, *, answers: bool = True) -> None:
         super().__init__(text)
-        self.diagnosis = Diagnosis(text, answers)
+        self.text, self.answers = text, answers
 
 
 def diagnose(
@@ -69,8 +66,8 @@ def diagnose(
     def examine(server: str) -> None:
         try:
             _Examination(settings, server).run(advertised)
-        except _Found as reason:
-            found[server] = reason.diagnosis
+        except Diagnosis as reason:
+            found[server] = reason.with_traceback(None)
         except Exception:
             return  # a diagnosis must not replace the error that it explains
 
@@ -85,7 +82,7 @@ def diagnose(
     for reason in reasons:
         if reason.answers:
             return reason
-    return Diagnosis("; ".join(r.text for r in reasons), False) if reasons else None
+    return Diagnosis("; ".join(r.text for r in reasons), answers=False) if reasons else None
 
 
 class _Peer:
@@ -143,10 +140,9 @@ class _Examination:
             except (OSError, KafkaError) as error:
                 raise self._not_kafka(error) from None
             if not has_records:
-                raise _Found(
+                raise Diagnosis(
                     f"{self._server} is the port of a controller: "
-                    "name a broker's port in kafka.bootstrap_servers",
-                    answers=True,
+                    "name a broker's port in kafka.bootstrap_servers"
                 )
             self._authenticate(peer)
             if advertised:
@@ -158,11 +154,10 @@ class _Examination:
             host = f"[{broker.host}]" if ":" in broker.host else broker.host
             try:
                 _Examination(self._settings, f"{host}:{broker.port}").run()
-            except _Found as reason:
-                raise _Found(
+            except Diagnosis as reason:
+                raise Diagnosis(
                     f"the broker at {self._server} refers clients to {host}:{broker.port}, "
-                    f"by its advertised.listeners: {reason.diagnosis.text}",
-                    answers=True,
+                    f"by its advertised.listeners: {reason.text}"
                 ) from None
 
     # -- name and socket ---------------------------------------------------
@@ -186,10 +181,10 @@ class _Examination:
         except OSError as error:
             raise self._dead(f"{self._server} cannot be reached ({error.strerror})") from None
 
-    def _dead(self, text: str) -> _Found:
-        return _Found(text, answers=False)
+    def _dead(self, text: str) -> Diagnosis:
+        return Diagnosis(text, answers=False)
 
-    def _silent(self) -> _Found:
+    def _silent(self) -> Diagnosis:
         return self._dead(
             f"{self._server} accepts connections but does not reply: it hangs, is slow, or is not a broker"
         )
@@ -211,7 +206,7 @@ class _Examination:
         except OSError as error:
             files = " and ".join(f"kafka.{n} = {str(getattr(settings, n) or '')!r}" for n in names)
             reason = "not the expected PEM" if isinstance(error, ssl.SSLError) else error.strerror
-            raise _Found(f"{files}: {reason}", answers=True) from None
+            raise Diagnosis(f"{files}: {reason}") from None
         return context
 
     def _encrypt(self, sock: socket.socket, context: ssl.SSLContext | None) -> socket.socket:
@@ -220,7 +215,7 @@ class _Examination:
         try:
             return context.wrap_socket(sock, server_hostname=self._host)
         except ssl.SSLCertVerificationError as error:
-            raise _Found(self._fault_of_certificate(error, context), answers=True) from None
+            raise Diagnosis(self._fault_of_certificate(error, context)) from None
         except TimeoutError:
             raise self._silent() from None
         except OSError as error:
@@ -250,7 +245,7 @@ class _Examination:
 
     # -- protocol ----------------------------------------------------------
 
-    def _not_kafka(self, error: Exception) -> _Found:
+    def _not_kafka(self, error: Exception) -> Diagnosis:
         """Return the reason for a closed connection or another protocol."""
         if isinstance(error, ssl.SSLError) and "CERTIFICATE" in str(error.reason):
             own = self._settings.ssl_certfile
@@ -259,14 +254,13 @@ class _Examination:
                 if own is None
                 else f"refuses the client's certificate, kafka.ssl_certfile = {str(own)!r}"
             )
-            return _Found(f"the broker at {self._server} {remedy}", answers=True)
+            return Diagnosis(f"the broker at {self._server} {remedy}")
         spoken = self._other_protocol()
         if spoken is not None:
-            return _Found(
+            return Diagnosis(
                 f"the listener at {self._server} speaks {spoken}, not {self._settings.security_protocol}: "
                 f'set kafka.security_protocol = "{spoken}"'
-                + (", without encryption, or use the port of a listener with TLS" if self._tls else ""),
-                answers=True,
+                + (", without encryption, or use the port of a listener with TLS" if self._tls else "")
             )
         return self._dead(f"{self._server} accepts connections and closes them: it is not a broker")
 
@@ -304,21 +298,18 @@ class _Examination:
             what, how = "a password", "kafka.sasl_username and a password"
             if offered == ["OAUTHBEARER"]:
                 what, how = "a token", "and kafka.sasl_oauth_token_file or kafka.sasl_oauth_token_url"
-            raise _Found(
+            raise Diagnosis(
                 f"the broker at {self._server} asks for {what}: set kafka.security_protocol = "
-                f'"SASL_{transport}", kafka.sasl_mechanism ({listed}), {how}',
-                answers=True,
+                f'"SASL_{transport}", kafka.sasl_mechanism ({listed}), {how}'
             )
         if self._sasl and not offered:
-            raise _Found(
+            raise Diagnosis(
                 f"the listener at {self._server} has no authentication: "
-                f'set kafka.security_protocol = "{transport}", or use the port of another listener',
-                answers=True,
+                f'set kafka.security_protocol = "{transport}", or use the port of another listener'
             )
         if self._sasl and wanted not in offered:
-            raise _Found(
-                f"kafka.sasl_mechanism is {wanted!r}, but the broker at {self._server} offers {listed}",
-                answers=True,
+            raise Diagnosis(
+                f"kafka.sasl_mechanism is {wanted!r}, but the broker at {self._server} offers {listed}"
             )
         if self._sasl:
             self._log_in(peer)
@@ -328,7 +319,7 @@ class _Examination:
         try:
             options = sasl_options(settings)
         except (ConfigurationError, TokenRefused) as error:
-            raise _Found(str(error), answers=True) from None
+            raise Diagnosis(str(error)) from None
         mechanism = get_sasl_mechanism(settings.sasl_mechanism)(host=self._host, **options)
         while not mechanism.is_done():
             answer = peer.ask(SaslAuthenticateRequest(version=1, auth_bytes=mechanism.auth_bytes()))
@@ -338,7 +329,7 @@ class _Examination:
                     text = self._refused_token(options["sasl_oauth_token_provider"].token(), words)
                 else:
                     text = self._refused_password(words)
-                raise _Found(f"the broker at {self._server} refuses {text}", answers=True)
+                raise Diagnosis(f"the broker at {self._server} refuses {text}")
             mechanism.receive(answer.auth_bytes)
 
     def _refused_password(self, words: str) -> str:

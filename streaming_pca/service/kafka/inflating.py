@@ -1,14 +1,9 @@
 """Compressed batches, inflated piece by piece into uncompressed batches.
 
-Batches are never inflated as a whole before a check: each library returns a few KiB at a time, and
-:func:`inflate` keeps two MiB of whole records, or one record. A record longer than the stream's largest is
-skipped: it keeps its place and key but loses its value.
-
-If the bytes break off, the batch's header, checked by the broker, still contains the number of records:
-each missing record is null, at its offset. Bytes after the last record are not read.
-
-The rules of each codec are those of Apache Kafka 4.1's Java client: members of gzip, frames of zstd and
-blocks of snappy are concatenated, and lz4 ends with its first frame. Dictionaries are not used.
+Each library returns a few KiB at a time, and :func:`inflate` keeps two MiB of whole records, or one record.
+A record longer than the stream's largest is skipped: it keeps its place and key but loses its value. If the
+bytes break off, each record that the batch's header counts but that is missing is null, at its offset. The
+rules of each codec are those of Apache Kafka 4.1's Java client (docs/explanation/kafka-client.md).
 """
 
 from __future__ import annotations
@@ -16,16 +11,22 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Protocol
 
 import cramjam
 import lz4.frame
 import zstandard
 from kafka.record.util import encode_varint
 
-from streaming_pca.service.kafka.record_batches import MalformedRecord, bodies, count_of, read_body, varint
+from streaming_pca.service.kafka.record_batches import (
+    MalformedRecord,
+    RecordBatch,
+    bodies,
+    count_of,
+    read_body,
+    varint,
+)
 
 MOST_INFLATED = 64 * 2**20
 """Most inflated bytes of a reader, for records of :data:`MOST_RECORD_BYTES`."""
@@ -63,27 +64,6 @@ class _Broken(Exception):
 
 
 _Errors = (_Broken, zlib.error, zstandard.ZstdError, cramjam.DecompressionError, RuntimeError)
-
-
-@dataclass
-class Piece:
-    """Records of a compressed batch, readable like an uncompressed batch.
-
-    Attributes
-    ----------
-    base_offset, records_count, last_offset_delta, leader_epoch : int
-        Like a batch's; a piece without records is a pause.
-    inflated : int
-        Bytes that were inflated for this piece.
-    """
-
-    _buffer: bytes | bytearray
-    base_offset: int
-    records_count: int
-    last_offset_delta: int
-    leader_epoch: int
-    inflated: int
-    _pos: int = 0
 
 
 class _Stream(Protocol):
@@ -234,11 +214,11 @@ def _chunks(codec: int, data: memoryview, most_bytes: int) -> Iterator[bytes]:
 class _Records:
     """Iterator over the records of one batch, cut from its inflated bytes."""
 
-    def __init__(self, batch: Any, most_bytes: int) -> None:
-        data = memoryview(batch._buffer)[batch._pos :]
+    def __init__(self, batch: RecordBatch, most_bytes: int) -> None:
+        data = memoryview(batch.data)[batch.start :]
         self._chunks = _chunks(batch.compression_type, data, most_bytes)
         self._most = most_bytes
-        self._left = batch.records_count
+        self._left = batch.count
         self._buffer = bytearray()
         self._is_complete = False
 
@@ -327,13 +307,11 @@ def _without_value(delta: int, key: bytes | None) -> bytes:
     return bytes(record + body)
 
 
-def inflate(batch: Any, most_bytes: int = MOST_RECORD_BYTES) -> Iterator[Piece]:
+def inflate(batch: RecordBatch, most_bytes: int = MOST_RECORD_BYTES) -> Iterator[RecordBatch]:
     """Yield a compressed batch's records as uncompressed batches.
 
     Parameters
     ----------
-    batch : DefaultRecordBatch
-        In format 2, with unread records.
     most_bytes : int
         Longest record that is kept.
 
@@ -349,16 +327,16 @@ def inflate(batch: Any, most_bytes: int = MOST_RECORD_BYTES) -> Iterator[Piece]:
         # Whether a compacted batch's own offsets rise is known only at its end, so it is inflated twice.
         last, seen, keep = -1, 0, True
         for data, some, inflated in _Records(batch, most_bytes):
-            piece = Piece(data, base, some, some - 1, epoch, inflated)
+            piece = RecordBatch(data, base, some, some - 1, epoch, inflated=inflated)
             deltas = [last, *(delta for delta, *_ in bodies(piece, some))]
             keep = keep and all(a < b for a, b in pairwise(deltas))
             last, seen = deltas[-1], seen + some
-            yield Piece(b"", base, 0, -1, epoch, inflated)
+            yield RecordBatch(b"", base, 0, -1, epoch, inflated=inflated)
         keep = keep and seen == count and last < span
     at = 0
     for data, some, inflated in _Records(batch, most_bytes):
         first, number = (base, span) if keep else (base + at, some)
-        yield Piece(data, first, some, number - 1, epoch, inflated)
+        yield RecordBatch(data, first, some, number - 1, epoch, inflated=inflated)
         at += some
     if at < count:
-        yield Piece(b"", base + at, count - at, count - at - 1, epoch, 0)
+        yield RecordBatch(b"", base + at, count - at, count - at - 1, epoch)

@@ -1,26 +1,22 @@
 """Parser of record batches that keeps records from stopping or moving other records.
 
-A record's bytes are private contents. Brokers check that Java can read a batch, and that it has as many
-offsets as records; they do not check the offset that a record of an uncompressed batch claims. kafka-python
-3.0.12 trusts that claim, reads attributes and lengths differently from Java, and raises from `poll`, at
-every attempt, for an unreadable record. Compressed batches become uncompressed pieces:
-:mod:`~streaming_pca.service.kafka.inflating`.
+A record's bytes are private contents, and brokers do not check the offset that it claims. Here the records
+of a batch have consecutive offsets from its base offset on. A batch with fewer records than offsets was
+compacted by a broker's cleaner: its records keep their own offsets if these rise within the batch. An
+unreadable record, or a record with more than a thousand headers, keeps its place, loses its value, and
+keeps its key if that can be read, so it still counts for its user.
 
-Here the records of a batch have consecutive offsets from its base offset on. A batch with fewer records
-than offsets was compacted by a broker's cleaner (a broker refuses such a batch from a client): the
-remaining records keep their own offsets if these rise within the batch. An unreadable record, or a record
-with more than a thousand headers, keeps its place, loses its value, and keeps its key if that can be read,
-so it still counts for its user.
-
-Reference: `DefaultRecord.readFrom` and `ByteUtils` of Apache Kafka 4.1.
+Reference: `DefaultRecord.readFrom` and `ByteUtils` of Apache Kafka 4.1. Differences of kafka-python:
+docs/explanation/kafka-client.md.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple
 
-from kafka.errors import CorruptRecordError
+from kafka.errors import CorruptRecordError, KafkaError
 
 _FormatError = (IndexError, ValueError)
 _MOST_HEADERS = 1000
@@ -36,15 +32,44 @@ class MalformedRecord(ValueError):
     """Bytes that Java cannot read as a record either."""
 
 
-class Record(NamedTuple):
-    """Message as seen by the service's consumers.
+class UnreadableBatch(KafkaError):  # type: ignore[misc]
+    """Batch in an unsupported message format, of the known offsets [first, end)."""
+
+    def __init__(self, what: str, first: int, end: int) -> None:
+        super().__init__(f"records {first} to {end - 1} {what}")
+        self.what, self.first, self.end = what, first, end
+
+
+@dataclass(slots=True)
+class RecordBatch:
+    """Batch of unread records in format 2, or a piece of a compressed one.
 
     Attributes
     ----------
-    headers : sequence of (str, bytes or None)
-    leader_epoch : int
-        Epoch of the partition's leader that accepted it: the same offset under another epoch may be another
-        record.
+    data : bytes, bytearray or memoryview
+        The records, from ``start`` on.
+    count, last_delta : int
+        Number of records, and the last one's offset after ``base``; a piece without records is a pause.
+    compression_type : int
+        0 for uncompressed records.
+    inflated : int
+        Bytes that were inflated for a piece.
+    """
+
+    data: Octets
+    base: int
+    count: int
+    last_delta: int
+    leader_epoch: int
+    start: int = 0
+    compression_type: int = 0
+    inflated: int = 0
+
+
+class Record(NamedTuple):
+    """Message as seen by the service's consumers.
+
+    The same offset under another epoch of the partition's leader may be another record.
     """
 
     offset: int
@@ -54,13 +79,8 @@ class Record(NamedTuple):
     leader_epoch: int
 
 
-def parse_batch(batch: Any) -> Iterator[Record]:
+def parse_batch(batch: RecordBatch) -> Iterator[Record]:
     """Yield an uncompressed batch's records, at strictly rising offsets.
-
-    Parameters
-    ----------
-    batch : DefaultRecordBatch
-        In format 2, with unread records.
 
     Raises
     ------
@@ -81,7 +101,7 @@ def parse_batch(batch: Any) -> Iterator[Record]:
         yield Record(base + delta, key, value, headers, epoch)
 
 
-def count_of(batch: Any) -> tuple[int, int, int]:
+def count_of(batch: RecordBatch) -> tuple[int, int, int]:
     """Return a batch's first offset, number of records and number of offsets.
 
     Raises
@@ -89,20 +109,21 @@ def count_of(batch: Any) -> tuple[int, int, int]:
     CorruptRecordError
         Like :func:`parse_batch`.
     """
-    base, count, span = batch.base_offset, batch.records_count, batch.last_offset_delta + 1
+    base, count, span = batch.base, batch.count, batch.last_delta + 1
     if not 0 <= count <= span:
         raise CorruptRecordError(f"the batch at offset {base} counts {count} records in {span} offsets")
     return base, count, span
 
 
+Octets = bytes | bytearray | memoryview
 _Body = tuple[int, bytes | None, bytes | None, Sequence[tuple[str, bytes | None]]]
 _NULL: _Body = (-1, None, None, ())
 
 
-def bodies(batch: Any, count: int) -> Iterator[_Body]:
+def bodies(batch: RecordBatch, count: int) -> Iterator[_Body]:
     """Yield the offset delta, key, value and headers of each record."""
-    buffer: bytearray = batch._buffer
-    position, end = batch._pos, len(buffer)
+    buffer = batch.data
+    position, end = batch.start, len(buffer)
     for index in range(count):
         try:
             length, start = varint(buffer, position)
@@ -117,7 +138,7 @@ def bodies(batch: Any, count: int) -> Iterator[_Body]:
         yield read_body(buffer, start, position)
 
 
-def read_body(buffer: bytearray, start: int, end: int) -> _Body:
+def read_body(buffer: Octets, start: int, end: int) -> _Body:
     """Read a record between its length and its end; return offset delta, key, value and headers."""
     delta, key = -1, None
     try:
@@ -147,7 +168,7 @@ def read_body(buffer: bytearray, start: int, end: int) -> _Body:
     return delta, key, value, headers
 
 
-def varint(buffer: bytearray, position: int) -> tuple[int, int]:
+def varint(buffer: Octets, position: int) -> tuple[int, int]:
     """Read a zig-zag integer of 32 bits in at most five bytes; return it and its end."""
     byte = buffer[position]
     if byte < 0x80:
@@ -163,7 +184,7 @@ def varint(buffer: bytearray, position: int) -> tuple[int, int]:
     raise MalformedRecord
 
 
-def _skip_varlong(buffer: bytearray, position: int) -> int:
+def _skip_varlong(buffer: Octets, position: int) -> int:
     """Return the end of an integer of 64 bits, which takes at most ten bytes."""
     for i in range(10):
         if buffer[position + i] < 0x80:
@@ -171,7 +192,7 @@ def _skip_varlong(buffer: bytearray, position: int) -> int:
     raise MalformedRecord
 
 
-def _bytes(buffer: bytearray, position: int, end: int) -> tuple[bytes | None, int]:
+def _bytes(buffer: Octets, position: int, end: int) -> tuple[bytes | None, int]:
     """Read bytes after their length; return them (None for a negative length) and their end."""
     length, position = varint(buffer, position)
     if length < 0:

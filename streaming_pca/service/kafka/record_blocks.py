@@ -10,8 +10,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from kafka.record.default_records import DefaultRecordBatch
-from kafka.record.memory_records import MemoryRecords
 from numpy.typing import NDArray
 
 from streaming_pca.kernels.plain_records import (
@@ -27,8 +25,8 @@ from streaming_pca.kernels.plain_records import (
     VALUE_BYTES,
     find_records,
 )
-from streaming_pca.service.kafka.record_batches import Record, count_of, parse_batch, read_body
-from streaming_pca.service.kafka.record_readers import RecordReader
+from streaming_pca.service.kafka.patches import RecordReader
+from streaming_pca.service.kafka.record_batches import Record, RecordBatch, count_of, parse_batch, read_body
 
 _LEAST_RECORDS = 12
 _LEAST_BYTES = 2**12
@@ -42,8 +40,8 @@ class RecordBlock:
 
     Parameters
     ----------
-    batch : DefaultRecordBatch
-        In format 2, or a piece of a compressed batch, with bytes for its number of records.
+    batch : RecordBatch
+        With bytes for its number of records.
     first : int
         Offset of the first requested record.
 
@@ -59,14 +57,14 @@ class RecordBlock:
 
     __slots__ = ("data", "leader_epoch", "offset", "offsets", "parts")
 
-    def __init__(self, batch: Any, first: int = 0) -> None:
+    def __init__(self, batch: RecordBatch, first: int = 0) -> None:
         base, count, span = count_of(batch)
-        self.data = np.frombuffer(batch._buffer, np.uint8)
+        self.data = np.frombuffer(batch.data, np.uint8)
         # Kernels are compiled for read-only arrays only.
         self.data.flags.writeable = False
         self.leader_epoch = batch.leader_epoch
         parts = np.empty((count, PARTS), np.int32)
-        find_records(self.data, batch._pos, parts)
+        find_records(self.data, batch.start, parts)
         deltas = np.arange(count)
         if count < span:
             claimed = parts[:, DELTA].astype(np.int64)
@@ -110,43 +108,17 @@ class RecordBlock:
                 yield Record(offset, *read_body(buffer, start, end)[1:], epoch)
 
 
-class _View(DefaultRecordBatch):  # type: ignore[misc]
-    """Batch that shares its bytes, while kafka-python would copy them."""
-
-    def __init__(self, buffer: memoryview) -> None:
-        self._buffer = buffer
-        self._header_data = self.HEADER_STRUCT.unpack_from(buffer)
-        self._pos = self.HEADER_STRUCT.size
-        self._num_records = self._header_data[12]
-        self._next_record_index = 0
-        self._decompressed = False
-
-
-class _Views(MemoryRecords):  # type: ignore[misc]
-    def next_batch(self) -> Any:
-        """Return the next batch, or None; do not copy a large one in format 2."""
-        part = self._next_slice
-        if part is None or len(part) < _LEAST_BYTES or part[self.MAGIC_OFFSET] != 2:
-            return super().next_batch()
-        view = _View(part)
-        if view.is_control_batch:
-            # kafka-python's own methods read its record; they need a copy.
-            return super().next_batch()
-        self._cache_next()
-        return view
-
-
 class BlockReader(RecordReader):
     """Reader of one partition's records in one response, in blocks for batches of several.
 
     The blocks replace records: their last offsets rise, and a poll counts each as one record.
     """
 
-    def _unpack_records(self, tp: Any, records: Any, *deserializers: Any) -> Iterator[Any]:
-        return super()._unpack_records(tp, _Views(records._buffer), *deserializers)
+    shares_bytes = True
 
-    def _records(self, batch: Any) -> Iterator[Any]:
-        count, room = batch.records_count, len(batch._buffer) - batch._pos
+    def records(self, batch: RecordBatch) -> Iterator[Any]:
+        """Yield the batch as a block, or the records of a small or damaged one."""
+        count, room = batch.count, len(batch.data) - batch.start
         is_small = count < _LEAST_RECORDS and room < _LEAST_BYTES
         # Do not allocate memory for a batch that claims more records than its bytes can contain.
         if is_small or not 1 <= count <= min(room // LEAST_RECORD_BYTES, _MOST_RECORDS):

@@ -1,10 +1,9 @@
 """Transactions that commit only after every message has arrived.
 
-kafka-python 3.0.12 can commit a transaction that has lost a message (the cases, and how this module handles
-each: docs/explanation/kafka-client.md). In all cases the message's future fails. So a commit first waits
-for every future, and no message is in flight when EndTxn is sent. Offsets are confirmed when they are sent.
-The delivery timeout is later than the broker's own abort of the transaction, so an expired batch cannot
-belong to a transaction that could still be committed. The caller reads back the committed messages.
+kafka-python can commit a transaction that has lost a message (docs/explanation/kafka-client.md). In all
+cases the message's future fails, so a commit first waits for every future. The delivery timeout is later
+than the broker's own abort, so an expired batch cannot belong to a transaction that could still be
+committed. The caller reads back the committed messages.
 """
 
 from __future__ import annotations
@@ -13,11 +12,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kafka import KafkaProducer, OffsetAndMetadata, TopicPartition
-from kafka.errors import KafkaError, KafkaTimeoutError
-from kafka.net.compat import KafkaNetClient
+from kafka.errors import KafkaTimeoutError
 from kafka.structs import ConsumerGroupMetadata
 
 from streaming_pca.config.kafka import KafkaSettings
+from streaming_pca.service.kafka.patches import drop_unsent, transaction_manager, wake
 
 _CLEANUP_MS = 10_000
 """Broker's default interval between searches for timed-out transactions."""
@@ -36,23 +35,8 @@ def discard(producer: KafkaProducer) -> None:
     The producer's own method first waits for all messages; if that takes too long it raises without
     closing.
     """
-    producer._sender.force_close()
+    drop_unsent(producer)
     producer.close(timeout=2)
-
-
-class TransactionalClient(KafkaNetClient):  # type: ignore[misc]
-    """Connections of a transactional producer.
-
-    The producer loses a transaction's request if the coordinator's connection fails before sending: the
-    client raises here although the producer expects False.
-    """
-
-    def await_ready(self, node_id: Any, timeout_ms: int = 30_000) -> bool:
-        """Return whether the node is connected, or becomes so within the time."""
-        try:
-            return bool(super().await_ready(node_id, timeout_ms=timeout_ms))
-        except KafkaError:
-            return False
 
 
 class Sent:
@@ -68,19 +52,9 @@ class Sent:
 
 
 class Transaction:
-    """Open transaction of a producer.
+    """Open transaction of an initialised producer, with the settings that made it.
 
-    Parameters
-    ----------
-    producer : KafkaProducer
-        Initialised for transactions, without an open one.
-    settings : KafkaSettings
-        The producer's own settings.
-
-    Raises
-    ------
-    KafkaError
-        From every method. The outcome is then unknown: take over again.
+    Every method raises KafkaError on failure. The outcome is then unknown: take over again.
     """
 
     def __init__(self, producer: KafkaProducer, settings: KafkaSettings) -> None:
@@ -88,7 +62,7 @@ class Transaction:
         # The producer fails a message earlier, with the reason.
         self._patience = (delivery_timeout_ms(settings) + settings.request_timeout_ms) / 1000
         self._answer_ms = 2 * settings.request_timeout_ms
-        self._manager = producer._transaction_manager
+        self._manager = transaction_manager(producer)
         self._sent: list[Any] = []
         producer.begin_transaction()
 
@@ -130,6 +104,6 @@ class Transaction:
 
         With a dead coordinator the client may retry forever.
         """
-        self._producer._sender.wakeup()
+        wake(self._producer)
         if not result.wait(timeout_ms=self._answer_ms):
             raise KafkaTimeoutError(f"no answer to the transaction's {what} in {self._answer_ms} ms")

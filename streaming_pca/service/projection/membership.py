@@ -18,6 +18,7 @@ from kafka.structs import ConsumerGroupMetadata
 
 from streaming_pca.config.kafka import KafkaSettings
 from streaming_pca.service.kafka.clients import group_consumer
+from streaming_pca.service.kafka.patches import group_positions, rejoin_if_unstable
 
 _JOIN_MS = 300
 
@@ -100,11 +101,7 @@ class Membership(ConsumerRebalanceListener):  # type: ignore[misc]
 
     def poll(self) -> None:
         """Serve the group protocol; wait only while it changes the assignment."""
-        coordinator = self._consumer._coordinator
-        if not coordinator.stable():
-            # kafka-python abandons a join that outlasts one poll (election.py).
-            coordinator.request_rejoin()
-        stable = coordinator.stable() and not coordinator.coordinator_unknown()
+        stable = rejoin_if_unstable(self._consumer)
         self._consumer.poll(timeout_ms=0 if stable else _JOIN_MS)
         for tp in self._consumer.assignment() - self._consumer.paused():
             self._consumer.pause(tp)
@@ -115,10 +112,7 @@ class Membership(ConsumerRebalanceListener):  # type: ignore[misc]
         Waits for positions in open transactions; raises KafkaTimeoutError if these stay open.
         """
         wanted = [TopicPartition(self._topic, p) for p in partitions]
-        coordinator = self._consumer._coordinator
-        # kafka-python would accept a late response to an earlier call as the response to this one.
-        coordinator._offset_fetch_futures.clear()
-        found = coordinator.fetch_committed_offsets(wanted, timeout_ms=timeout_ms)
+        found = group_positions(self._consumer, wanted, timeout_ms)
         return {tp.partition: position for tp, position in found.items()}
 
     def close(self) -> None:

@@ -29,14 +29,14 @@ from streaming_pca.data.projection import Projection
 from streaming_pca.service.errors import RecordsLost, SessionLost, StreamRefused
 from streaming_pca.service.kafka.clients import (
     admin_client,
-    close_reader,
     first_offsets,
     last_offsets,
     reading_consumer,
     transactional_producer,
 )
 from streaming_pca.service.kafka.inflating import most_record_bytes
-from streaming_pca.service.kafka.record_readers import UnreadableBatch
+from streaming_pca.service.kafka.patches import close_reader
+from streaming_pca.service.kafka.record_batches import UnreadableBatch
 from streaming_pca.service.kafka.transaction import Transaction, delivery_timeout_ms, discard
 from streaming_pca.service.projection.encoding import Encoder, headers_of, project
 from streaming_pca.service.projection.latest import LatestRelease, projection_of

@@ -14,7 +14,8 @@ from kafka.admin import NewTopic
 
 from streaming_pca.config.kafka import KafkaSettings
 from streaming_pca.dev.cluster import KafkaCluster
-from streaming_pca.service.kafka.clients import reading_consumer, seek
+from streaming_pca.service.kafka.clients import reading_consumer
+from streaming_pca.service.kafka.patches import seek
 from tests.kafka.faults import chaos_check
 from tests.kafka.faults.chaos import Done, produce
 from tests.kafka.faults.chaos_producer import Load

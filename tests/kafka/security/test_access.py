@@ -43,12 +43,12 @@ from streaming_pca.service.commit.snapshot import existing_topics
 from streaming_pca.service.commit.verification import verify_ledger
 from streaming_pca.service.election import Election
 from streaming_pca.service.errors import NotPermitted, SessionLost, TopicError
+from streaming_pca.service.kafka.authorization import in_one_line
 from streaming_pca.service.kafka.clients import (
     BrokerUnreachable,
     admin_client,
     transactional_producer,
 )
-from streaming_pca.service.kafka.refusals import in_one_line
 from streaming_pca.service.topics.find import find_topics
 from streaming_pca.service.topics.output import find_output
 from tests.kafka.child import Strike

@@ -18,6 +18,7 @@ from streaming_pca.data.features.reading import FieldReader
 from streaming_pca.data.features.records import JSON, PublicSchema
 from streaming_pca.data.records import RecordKind
 from streaming_pca.service.input.buffer import PartitionBuffer, RecordBuffer
+from streaming_pca.service.kafka.patches import to_batch
 from streaming_pca.service.kafka.record_blocks import RecordBlock
 from tests.data.features.formats import avro_record, in_avro
 from tests.kafka.security.hostile import Header, batch, record
@@ -66,7 +67,7 @@ def batches(dtype: str, headers: Callable[[random.Random], list[Header]], seed: 
 
 def buffers(codec: PayloadCodec, made: list[bytes]) -> tuple[RecordBuffer, RecordBuffer]:
     """Return buffers filled from blocks, and from single records."""
-    blocks = [RecordBlock(DefaultRecordBatch(each)) for each in made]
+    blocks = [RecordBlock(to_batch(DefaultRecordBatch(each))) for each in made]
     found = []
     for messages in (blocks, [each for block in blocks for each in block.records()]):
         buffer = RecordBuffer(codec)
@@ -179,7 +180,9 @@ def test_objects_of_a_block_are_those_of_its_records(unit: str, with_headers: bo
 def test_plain_rows_are_copied_without_a_record() -> None:
     codec = PayloadCodec(DIM, max_rows=MOST)
     buffer = RecordBuffer(codec)
-    blocks = [RecordBlock(DefaultRecordBatch(each)) for each in batches("float32", lambda r: PLAIN, 1)]
+    blocks = [
+        RecordBlock(to_batch(DefaultRecordBatch(each))) for each in batches("float32", lambda r: PLAIN, 1)
+    ]
     for block in blocks:
         assert buffer._plain.copy(block, buffer._store) is not None
     # After a row of another type, rows are converted message by message.
@@ -190,7 +193,7 @@ def test_plain_rows_are_copied_without_a_record() -> None:
 def test_chunks_of_one_leader_are_one() -> None:
     buffer = RecordBuffer(PayloadCodec(DIM, max_rows=MOST))
     buffer.buffers[0] = PartitionBuffer(0)
-    blocks = [RecordBlock(DefaultRecordBatch(each)) for each in batches("float32", lambda r: [], 2)]
+    blocks = [RecordBlock(to_batch(DefaultRecordBatch(each))) for each in batches("float32", lambda r: [], 2)]
     for block in blocks[20:]:
         block.leader_epoch = 5
     buffer.append(0, blocks)
@@ -203,7 +206,7 @@ def test_objects_beyond_a_bound_wait_for_their_batch(monkeypatch: pytest.MonkeyP
     fields = FieldReader([Feature(name="c", categories=words)])
     codec = PayloadCodec(columns, content_type=JSON, fields=fields)
     made = [record(b'{"c":"w%d"}' % (i % columns), i) for i in range(count)]
-    block = RecordBlock(DefaultRecordBatch(batch(made)))
+    block = RecordBlock(to_batch(DefaultRecordBatch(batch(made))))
     monkeypatch.setattr("streaming_pca.service.input.buffer._MOST_MADE", 2**20)
     buffer = RecordBuffer(codec)
     buffer.buffers[0] = PartitionBuffer(0)

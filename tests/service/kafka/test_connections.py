@@ -16,10 +16,9 @@ from kafka.net.inet import KafkaNetSocket
 from kafka.net.selector import NetworkSelector
 from kafka.net.transport import KafkaSSLTransport
 
-from streaming_pca.service.kafka import failed_connects, tls
+from streaming_pca.service.kafka import patches
 
-failed_connects.install()
-tls.install()
+patches.install()
 
 
 class Waiting(NetworkSelector):  # type: ignore[misc]

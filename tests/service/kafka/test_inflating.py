@@ -22,17 +22,17 @@ from kafka.errors import CorruptRecordError
 from kafka.record.default_records import DefaultRecordBatch, DefaultRecordBatchBuilder
 from kafka.record.memory_records import MemoryRecords
 
-from streaming_pca.service.kafka import inflating, record_readers
+from streaming_pca.service.kafka import inflating, patches
 from streaming_pca.service.kafka.inflating import MOST_INFLATED, MOST_RECORD_BYTES, inflate, most_record_bytes
+from streaming_pca.service.kafka.patches import RecordReader, to_batch, use_reader
 from streaming_pca.service.kafka.record_batches import Record
 from streaming_pca.service.kafka.record_blocks import BlockReader, RecordBlock
-from streaming_pca.service.kafka.record_readers import RecordReader, use_reader
 from tests.kafka.security.codecs import CODECS, XERIAL, blocks, compressed, plain_snappy, xerial
 from tests.kafka.security.hostile import batch, record, varint
 from tests.service.kafka.test_record_batches import TP, odd_batches
 
 ROOT = Path(__file__).parents[3]
-LARGEST_TAKE = record_readers._POLL_BYTES + inflating._PIECE_BYTES + inflating._STEP
+LARGEST_TAKE = patches._POLL_BYTES + inflating._PIECE_BYTES + inflating._STEP
 codecs = pytest.mark.parametrize("codec", CODECS)
 
 
@@ -476,8 +476,8 @@ def test_a_large_record_is_held_once() -> None:
     data = compressed("zstd", [record(bytes(MOST_RECORD_BYTES - 100)), record(b"b", 1)] * 2)
     tracemalloc.start()
     try:
-        for piece in inflate(DefaultRecordBatch(data)):
-            assert piece.records_count <= 2
+        for piece in inflate(to_batch(DefaultRecordBatch(data))):
+            assert piece.count <= 2
             del piece
         peak = tracemalloc.get_traced_memory()[1]
     finally:

@@ -21,8 +21,8 @@ from kafka.protocol.frame import KafkaBytes
 from kafka.protocol.parser import KafkaProtocol
 
 from streaming_pca.config.kafka import KafkaSettings
-from streaming_pca.service.kafka import clients, large_reads
-from streaming_pca.service.kafka.large_reads import KeySelector
+from streaming_pca.service.kafka import clients, patches
+from streaming_pca.service.kafka.patches import KeySelector
 
 Pair = tuple[socket.socket, socket.socket]
 
@@ -36,18 +36,17 @@ def pair() -> Iterator[Pair]:
 
 
 def read(sock: socket.socket) -> tuple[bytes, Exception | None]:
-    return large_reads._read_piece(SimpleNamespace(_sock=sock, _protocol=None))
+    return patches._read_piece(SimpleNamespace(_sock=sock, _protocol=None))
 
 
 def test_the_client_is_taught_where_there_is_no_tls() -> None:
-    assert clients.large_reads is large_reads
-    assert KafkaTCPTransport._sock_recv is large_reads._read_piece
+    assert KafkaTCPTransport._sock_recv is patches._read_piece
     # Bytes that TLS has decrypted do not show at the socket, so its own reading continues to the end.
-    assert KafkaSSLTransport._sock_recv is not large_reads._read_piece
+    assert KafkaSSLTransport._sock_recv is not patches._read_piece
 
 
 def test_what_was_sent_comes_out(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(large_reads, "PIECE_BYTES", 10)
+    monkeypatch.setattr(patches, "PIECE_BYTES", 10)
     ours, theirs = pair
     theirs.sendall(b"0123456789abc")
     assert read(ours) == (b"0123456789", None)
@@ -73,7 +72,7 @@ def test_a_broken_socket_is_an_error(pair: Pair) -> None:
     assert isinstance(error, KafkaConnectionError)
 
 
-@pytest.mark.parametrize("size", [1, 10**5, large_reads._LEAST_SHARED_BYTES + 1, 3 * 10**6])
+@pytest.mark.parametrize("size", [1, 10**5, patches._LEAST_SHARED_BYTES + 1, 3 * 10**6])
 def test_answers_come_out_whole_and_in_order(pair: Pair, size: int) -> None:
     ours, theirs = pair
     answers = [bytes([i]) * (size + i) for i in range(4)]
@@ -93,14 +92,14 @@ def test_answers_come_out_whole_and_in_order(pair: Pair, size: int) -> None:
     while len(found) < len(answers):
         select.select([ours], [], [])
         before = 0 if parser._rbuffer is None else parser._rbuffer.tell()
-        data, error = large_reads._read_piece(transport)
+        data, error = patches._read_piece(transport)
         assert error is None
         in_place += not data and parser._rbuffer.tell() > before
         parser.receive_bytes(data)
     sender.join()
     assert found == answers
     # At most a piece may have arrived before its answer's place was known.
-    assert in_place > 0 or size <= large_reads.PIECE_BYTES
+    assert in_place > 0 or size <= patches.PIECE_BYTES
 
 
 def test_an_end_within_an_answer_is_an_error(pair: Pair) -> None:
@@ -108,12 +107,12 @@ def test_an_end_within_an_answer_is_an_error(pair: Pair) -> None:
     parser = KafkaProtocol(client_id="c")
     transport = SimpleNamespace(_sock=ours, _protocol=SimpleNamespace(parser=parser))
     parser.receive_bytes(struct.pack(">i", 10**6))
-    assert large_reads._read_piece(transport) == (b"", None)
+    assert patches._read_piece(transport) == (b"", None)
     theirs.close()
-    assert isinstance(large_reads._read_piece(transport)[1], KafkaConnectionError)
+    assert isinstance(patches._read_piece(transport)[1], KafkaConnectionError)
 
 
-@pytest.mark.parametrize("size", [0, 100, large_reads._LEAST_SHARED_BYTES + 4, 10**6])
+@pytest.mark.parametrize("size", [0, 100, patches._LEAST_SHARED_BYTES + 4, 10**6])
 def test_the_rest_of_an_answer_is_what_it_was(size: int) -> None:
     data = bytes(range(256)) * (size // 256) + bytes(size % 256)
     answer = KafkaBytes(size)
@@ -124,7 +123,7 @@ def test_the_rest_of_an_answer_is_what_it_was(size: int) -> None:
     assert header == data[:4]
     rest = answer.read()
     assert rest == data[4:]
-    large = size - 4 >= large_reads._LEAST_SHARED_BYTES
+    large = size - 4 >= patches._LEAST_SHARED_BYTES
     # No copy if that matters; otherwise bytes, which other code may expect.
     assert isinstance(rest, memoryview if large else bytes)
     assert answer.tell() == size
@@ -132,7 +131,7 @@ def test_the_rest_of_an_answer_is_what_it_was(size: int) -> None:
 
 
 def test_every_client_has_the_selector() -> None:
-    io = clients._shared_selector("logs")
+    io = patches.shared_selector("logs")
     assert isinstance(io._selector, KeySelector)
     assert clients._common_options(KafkaSettings())["selector"] is KeySelector
     # The client's own selector writes a message with the socket's addresses, twice.

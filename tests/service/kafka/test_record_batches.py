@@ -19,15 +19,15 @@ from kafka.record.memory_records import MemoryRecords
 from kafka.structs import TopicPartition
 
 from streaming_pca.dev.jars import fetch_jars
-from streaming_pca.service.kafka.record_batches import Record, parse_batch
-from streaming_pca.service.kafka.record_readers import RecordReader, UnreadableBatch
+from streaming_pca.service.kafka.patches import RecordReader, to_batch
+from streaming_pca.service.kafka.record_batches import Record, UnreadableBatch, parse_batch
 from tests.kafka.security.hostile import batch, record, sized, unsigned, varint
 
 TP = TopicPartition("t", 0)
 
 
 def parsed(data: bytes) -> list[Record]:
-    return list(parse_batch(DefaultRecordBatch(data)))
+    return list(parse_batch(to_batch(DefaultRecordBatch(data))))
 
 
 def read(data: bytes, start: int = 0) -> list[Record]:

@@ -14,9 +14,9 @@ from kafka.errors import CorruptRecordError
 from kafka.record.default_records import DefaultRecordBatch
 from kafka.record.memory_records import MemoryRecords
 
+from streaming_pca.service.kafka.patches import RecordReader, to_batch
 from streaming_pca.service.kafka.record_batches import Record, parse_batch
 from streaming_pca.service.kafka.record_blocks import BlockReader, RecordBlock
-from streaming_pca.service.kafka.record_readers import RecordReader
 from tests.kafka.security.hostile import batch, record, sized, varint
 from tests.service.kafka.test_record_batches import TP, odd_batches
 
@@ -39,8 +39,8 @@ def read(data: bytes, start: int = 0, **how: Any) -> list[Record]:
 
 def check(data: bytes) -> list[Record]:
     """Check that a block's records equal the model's, and return them."""
-    block = RecordBlock(DefaultRecordBatch(data))
-    wanted = list(parse_batch(DefaultRecordBatch(data)))
+    block = RecordBlock(to_batch(DefaultRecordBatch(data)))
+    wanted = list(parse_batch(to_batch(DefaultRecordBatch(data))))
     assert list(block.records()) == wanted
     assert list(block.keys()) == [each.key for each in wanted]
     assert block.offsets.tolist() == [each.offset for each in wanted]
@@ -65,9 +65,9 @@ def test_odd_records_are_those_of_the_model(more: int) -> None:
 
 def test_values_without_headers_are_found_without_a_record() -> None:
     bodies_ = [record(b"x", 0), record(None, 1), record(b"", 2, key=b"k")]
-    assert RecordBlock(DefaultRecordBatch(batch(bodies_))).bare_values() == [b"x", None, b""]
+    assert RecordBlock(to_batch(DefaultRecordBatch(batch(bodies_)))).bare_values() == [b"x", None, b""]
     with_header = [*bodies_, record(b"y", 3, headers=[(b"a", b"b")])]
-    assert RecordBlock(DefaultRecordBatch(batch(with_header))).bare_values() is None
+    assert RecordBlock(to_batch(DefaultRecordBatch(batch(with_header)))).bare_values() is None
 
 
 @given(st.binary(max_size=120), st.integers(1, 6), st.integers(0, 3))

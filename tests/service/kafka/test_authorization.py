@@ -13,7 +13,7 @@ from kafka.errors import (
     TransactionalIdAuthorizationFailedError,
 )
 
-from streaming_pca.service.kafka.refusals import in_one_line
+from streaming_pca.service.kafka.authorization import in_one_line
 
 
 @pytest.mark.parametrize(

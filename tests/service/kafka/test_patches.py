@@ -1,0 +1,369 @@
+"""Only patches.py uses private names of kafka-python, and each fault that it works around still exists.
+
+A failing test of the second kind shows that a patch is superfluous.
+"""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import gc
+import importlib
+import inspect
+import re
+import selectors
+import socket
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import kafka
+import pytest
+from kafka import KafkaConsumer, KafkaProducer
+from kafka.consumer.fetcher import Fetcher
+from kafka.coordinator.base import BaseCoordinator
+from kafka.coordinator.consumer import ConsumerCoordinator
+from kafka.errors import KafkaConnectionError, SaslAuthenticationFailedError
+from kafka.net.compat import KafkaNetClient
+from kafka.net.inet import KafkaNetSocket
+from kafka.net.manager import KafkaConnectionManager
+from kafka.net.selector import NetworkSelector
+from kafka.net.transport import KafkaSSLTransport
+from kafka.protocol.frame import KafkaBytes
+from kafka.record.default_records import DefaultRecordBatch
+
+from streaming_pca.service.kafka import patches
+from tests.kafka.security.hostile import batch, record
+from tests.packaging.test_imports import PACKAGE, ROOT
+
+DOCUMENTED = {
+    "kafka",
+    "kafka.admin",
+    "kafka.errors",
+    "kafka.structs",
+    "kafka.coordinator.assignors.sticky.sticky_assignor",
+    "kafka.net.sasl",
+    "kafka.net.sasl.oauth",
+}
+"""Modules with names that kafka-python documents for its users."""
+INNER = {
+    "diagnosis": {"kafka.cluster", "kafka.protocol.metadata", "kafka.protocol.parser", "kafka.protocol.sasl"},
+    "inflating": {"kafka.record.util"},
+}
+"""Other modules of kafka-python, by the only module of the service that imports them."""
+
+
+# -- private names ---------------------------------------------------------
+
+
+def is_private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__")
+
+
+def private_uses(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Yield lines and private names of objects that a module does not define itself."""
+    own = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute) and _stores_own(node)}
+    own |= {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
+    bases = {
+        alias.asname or alias.name: node.module or ""
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "kafka"
+        for alias in node.names
+    }
+    for node in ast.walk(tree):
+        match node:
+            case ast.Attribute(attr=name) if (
+                is_private(name) and name not in own and not _is_self(node.value)
+            ):
+                yield node.lineno, ast.unparse(node)
+            case ast.Call(func=ast.Name(id="getattr" | "setattr" | "hasattr" | "delattr"), args=args):
+                key = args[1]
+                if isinstance(key, ast.Constant) and is_private(str(key.value)) and not _is_self(args[0]):
+                    yield node.lineno, str(key.value)
+            case ast.ImportFrom(module=str(source), names=names) if source.partition(".")[0] == "kafka":
+                yield from ((node.lineno, a.name) for a in names if is_private(a.name))
+            case ast.Assign(targets=[ast.Attribute(value=ast.Name(id=owner))]) if owner in bases:
+                yield node.lineno, f"a patch of {owner}"
+            case ast.ClassDef(bases=parents):
+                for parent in parents:
+                    outer = parent.id if isinstance(parent, ast.Name) else ""
+                    if outer in bases:
+                        base = getattr(importlib.import_module(bases[outer]), outer)
+                        yield from _overridden(node, base)
+
+
+def _is_self(node: ast.AST) -> bool:
+    return isinstance(node, ast.Name) and node.id in ("self", "cls")
+
+
+def _stores_own(node: ast.Attribute) -> bool:
+    return isinstance(node.ctx, ast.Store) and _is_self(node.value)
+
+
+def _overridden(node: ast.ClassDef, base: type) -> Iterator[tuple[int, str]]:
+    """Yield the private names of a class that its base in kafka-python has, or sets on its instances."""
+    inherited = set(dir(base)) | {
+        each.attr
+        for parent in base.__mro__[:-1]
+        if parent.__module__.partition(".")[0] == "kafka"
+        for each in ast.walk(ast.parse(inspect.cleandoc("\n" + inspect.getsource(parent))))
+        if isinstance(each, ast.Attribute) and _stores_own(each)
+    }
+    for each in ast.walk(node):
+        name = getattr(each, "attr", None) or getattr(each, "name", None) or ""
+        if is_private(name) and name in inherited:
+            yield node.lineno, f"{node.name}.{name}, of {base.__name__}"
+
+
+def test_no_other_module_uses_private_names_of_the_client() -> None:
+    texts = (path.read_text(encoding="utf-8") for path in Path(kafka.__file__).parent.rglob("*.py"))
+    theirs = {"a patch"}.union(*(re.findall(r"\b_[a-z]\w*", text) for text in texts)) - {"_exit"}
+    assert {"_fetcher", "_sender", "_sock_recv"} < theirs
+    problems = []
+    for path in sorted((ROOT / PACKAGE).rglob("*.py")):
+        text = path.read_text(encoding="utf-8")
+        if path.stem == "patches" or "kafka" not in text:
+            continue
+        problems += [
+            f"{path}:{line}: {name}"
+            for line, name in private_uses(ast.parse(text))
+            if set(re.findall(r"\b_\w+|^a patch", name)) & theirs
+        ]
+    assert not problems, "\n".join(["", *problems])
+
+
+def test_other_modules_import_documented_modules_of_the_client() -> None:
+    for path in sorted((ROOT / PACKAGE).rglob("*.py")):
+        allowed = DOCUMENTED | INNER.get(path.stem, set())
+        if path.stem == "patches":
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
+            names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            inner = {name for name in names if name.partition(".")[0] == "kafka"} - allowed
+            assert not inner, f"{path}: {inner}"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "consumer._fetcher",
+        "consumer._fetcher._append = 1",
+        "getattr(consumer, '_fetcher')",
+        "setattr(consumer, '_fetcher', 1)",
+        "from kafka.consumer.group import _private",
+        "from kafka import KafkaConsumer\nKafkaConsumer.poll = 1",
+        "from kafka import KafkaConsumer\nclass C(KafkaConsumer):\n def _coordinate(self): self._fetcher",
+        "from kafka import KafkaConsumer\nclass C(KafkaConsumer):\n def _coordinator(self): pass",
+    ],
+)
+def test_the_search_finds_private_names(source: str) -> None:
+    assert list(private_uses(ast.parse(source)))
+
+
+def test_the_search_accepts_a_module_s_own_names() -> None:
+    source = (
+        "class A:\n def __init__(self): self._a = 1\n def _f(self): pass\n"
+        "a = A()\na._a\na._f()\na.__dict__\na.public\n"
+    )
+    assert not list(private_uses(ast.parse(source)))
+
+
+# -- faults of kafka-python ------------------------------------------------
+
+
+def test_patches_are_in_effect_once_clients_are_imported() -> None:
+    importlib.import_module(f"{PACKAGE}.service.kafka.clients")
+    for owner, name, replacement in patches._REPLACED:
+        assert getattr(owner, name) is replacement
+        assert patches.ORIGINALS[replacement].__module__.partition(".")[0] == "kafka"
+
+
+def original(name: str) -> Callable[..., Any]:
+    return patches.ORIGINALS[getattr(patches, name)]
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        yield ours, theirs
+
+
+def test_the_client_leaves_the_socket_of_a_failed_connection_open() -> None:
+    made: list[socket.socket] = []
+
+    class Refusing(KafkaNetSocket):  # type: ignore[misc]
+        SCHEMES: tuple[str, ...] = ()
+
+        def socket(self, *args: int) -> socket.socket:
+            made.append(super().socket(*args))
+            return made[0]
+
+        async def sock_connect(self, *args: Any, **more: Any) -> Any:
+            raise KafkaConnectionError
+
+    address = (socket.AF_INET, socket.SOCK_STREAM, 0, "", ("127.0.0.1", 1))
+    for connect, is_open in ((original("_connect"), True), (patches._connect, False)):
+        made.clear()
+        with pytest.raises(KafkaConnectionError):
+            asyncio.run(connect(Refusing(), None, address))
+        assert (made[0].fileno() >= 0) == is_open
+        made[0].close()
+
+
+def test_the_client_reads_in_small_pieces() -> None:
+    sizes: list[int] = []
+
+    def recv(size: int) -> bytes:
+        sizes.append(size)
+        if len(sizes) > 1:
+            raise BlockingIOError
+        return b"x"
+
+    original("_read_piece")(SimpleNamespace(_sock=SimpleNamespace(recv=recv)))
+    assert max(sizes) < patches.PIECE_BYTES
+
+
+def test_the_client_copies_a_response() -> None:
+    answer = KafkaBytes(2 * patches._LEAST_SHARED_BYTES)
+    assert isinstance(original("_read_rest")(answer), bytes)
+    assert isinstance(DefaultRecordBatch(memoryview(batch([record(b"a")])))._buffer, bytearray)
+
+
+def test_the_client_s_selector_is_the_standard_library_s() -> None:
+    assert NetworkSelector.DEFAULT_CONFIG["selector"] is selectors.DefaultSelector
+
+
+def test_the_client_passes_on_an_error_of_certificate_files(
+    pair: tuple[socket.socket, socket.socket],
+) -> None:
+    transport = KafkaSSLTransport.__new__(KafkaSSLTransport)
+    with pytest.raises(FileNotFoundError):
+        original("_make_transport")(transport, None, pair[0], host="localhost", ssl_cafile="/missing")
+    assert pair[0].fileno() >= 0
+
+
+def test_the_client_waits_for_a_handshake_without_a_limit(pair: tuple[socket.socket, socket.socket]) -> None:
+    class Waited(Exception):
+        pass
+
+    async def wait_read(*args: Any, **more: Any) -> None:
+        raise Waited(len(args) + len(more))
+
+    pair[0].setblocking(False)
+    transport = KafkaSSLTransport(SimpleNamespace(wait_read=wait_read), pair[0], host="localhost")
+    for shake, arguments in ((original("_shake_hands"), 1), (patches._shake_hands, 2)):
+        with pytest.raises(Waited, match=str(arguments)):
+            asyncio.run(shake(transport))
+
+
+def test_the_client_gives_up_after_a_refused_password() -> None:
+    async def answer(*args: Any, **more: Any) -> Any:
+        return SimpleNamespace(
+            error_code=answers.pop(), mechanisms=["PLAIN"], API_VERSION=1, auth_bytes=b"", error_message="no"
+        )
+
+    config = {"sasl_mechanism": "PLAIN", "sasl_plain_username": "u", "sasl_plain_password": "p"}
+    connection = SimpleNamespace(
+        config=config, transport=SimpleNamespace(host="h"), _send_request=answer, _timeout_at=lambda: 1e12
+    )
+    for authenticate, error in (
+        (original("_authenticate"), SaslAuthenticationFailedError),
+        (patches._authenticate, KafkaConnectionError),
+    ):
+        answers = [SaslAuthenticationFailedError.errno, 0]
+        with pytest.raises(error):
+            asyncio.run(authenticate(connection))
+    assert not issubclass(SaslAuthenticationFailedError, KafkaConnectionError)
+
+
+def test_the_client_swallows_a_failed_initialisation() -> None:
+    async def fail(*args: Any) -> None:
+        raise KafkaConnectionError("refused")
+
+    closed: list[Exception] = []
+    failed = SimpleNamespace(failed=lambda: True, exception=KafkaConnectionError("refused"))
+    connection = SimpleNamespace(
+        _timeout_at=lambda: 1e12, _get_api_versions=fail, close=closed.append, _init_future=failed
+    )
+    asyncio.run(original("_initialize")(connection))
+    assert len(closed) == 1
+    with pytest.raises(KafkaConnectionError):
+        asyncio.run(patches._initialize(connection))
+
+
+@pytest.mark.parametrize(("kind", "stays"), [(NetworkSelector, True), (patches._Selector, False)])
+def test_the_client_s_errors_keep_the_variables_of_callers(kind: type[Any], stays: bool) -> None:
+    class Known:
+        pass
+
+    async def fail() -> None:
+        raise KafkaConnectionError
+
+    def wait_in_vain(net: Any) -> weakref.ref[Known]:
+        known = Known()
+        with pytest.raises(KafkaConnectionError):
+            net.run(fail)
+        return weakref.ref(known)
+
+    net = kind()
+    net.start()
+    gc.collect()
+    gc.disable()
+    try:
+        assert (wait_in_vain(net)() is not None) == stays
+    finally:
+        gc.enable()
+        net.close()
+
+
+def test_the_client_s_idle_timer_reschedules_itself() -> None:
+    manager = SimpleNamespace(
+        least_used_connections=list,
+        _idle_check_delay=1,
+        _net=SimpleNamespace(call_at=lambda at, task: tasks.append(task)),
+    )
+    manager.close_idle_connections = tasks = []
+    KafkaConnectionManager.close_idle_connections(manager)
+    assert len(tasks) == 1
+    patches._Manager.close_idle_connections(manager)
+    assert len(tasks) == 1
+
+
+def test_the_client_raises_where_its_producer_expects_false() -> None:
+    class Lost(patches.TransactionalClient):
+        def __init__(self) -> None:
+            self._manager = SimpleNamespace(_conns={}, get_connection=lambda node: None)
+
+    with pytest.raises(KafkaConnectionError):
+        KafkaNetClient.await_ready(Lost(), 1)
+    assert not Lost().await_ready(1)
+
+
+def test_the_client_believes_the_offset_in_a_record() -> None:
+    assert next(DefaultRecordBatch(batch([record(b"x", 10**6)], base=70))).offset == 70 + 10**6
+
+
+@pytest.mark.parametrize(
+    ("where", "words"),
+    [
+        (Fetcher._handle_fetch_error, ("handle_error",)),
+        (Fetcher._append, ("part.take(max_records)",)),
+        (ConsumerCoordinator.fetch_committed_offsets_async, ("_offset_fetch_futures[future_key]",)),
+        (KafkaProducer.close, ("force_close",)),
+        (BaseCoordinator.request_rejoin, ()),
+    ],
+    ids=["slow fetches", "long polls", "late positions", "closing a producer", "forgotten joins"],
+)
+def test_the_code_around_a_workaround_is_as_it_was(where: Callable[..., Any], words: tuple[str, ...]) -> None:
+    """Faults that only a broker shows: tests/kafka covers the workarounds."""
+    source = inspect.getsource(where)
+    assert all(word in source for word in words)
+    assert "fetch_max_bytes" not in source
+
+
+def test_the_client_s_seek_does_not_take_an_epoch() -> None:
+    assert list(inspect.signature(KafkaConsumer.seek).parameters) == ["self", "partition", "offset"]
