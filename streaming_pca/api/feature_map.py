@@ -16,7 +16,7 @@ from sklearn.utils import Tags
 from streaming_pca.data.features.feature import Feature
 from streaming_pca.data.features.frames import column_names, column_of, rows_of_table
 from streaming_pca.data.features.row_map import RowMap
-from streaming_pca.validation import lines_of
+from streaming_pca.validation_errors import lines_of
 
 _TIME_PARTS = ("hour", "weekday", "month")
 """Parts of a time that :meth:`FeatureMap.from_frame` takes."""

@@ -6,11 +6,15 @@ import json
 import os
 import re
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
-from streaming_pca.config.kafka import ConfigurationError
-from streaming_pca.config.settings import ENV_PREFIX, Settings
+from pydantic_settings import BaseSettings, EnvSettingsSource, SettingsConfigDict
 
+from streaming_pca.config.kafka import ConfigurationError
+from streaming_pca.config.settings import Settings
+
+ENV_PREFIX = "STREAMING_PCA_"
 STREAMS_VARIABLE = f"{ENV_PREFIX}STREAMS"
 OPTIONS = ("stream", "options")
 """Path of the estimator's options."""
@@ -129,6 +133,17 @@ def _is_known(path: tuple[str, ...]) -> bool:
     return path[0] in (*Settings.model_fields, "streams")
 
 
+class _Environment(Settings, BaseSettings):
+    """Settings of one stream in the environment."""
+
+    model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, env_nested_delimiter="__")
+
+
+def environment_tables() -> dict[str, Any]:
+    """Return the environment's settings as sections, as checked by :func:`check_environment`."""
+    return EnvSettingsSource(_Environment)()
+
+
 def environment_streams() -> list[Any] | None:
     """Return the list of streams in ``STREAMING_PCA_STREAMS``; None if it is not set.
 
@@ -146,6 +161,11 @@ def environment_streams() -> list[Any] | None:
     if not isinstance(found, list) or not found:
         raise ConfigurationError(f"environment: {STREAMS_VARIABLE}: must be a list of tables")
     return found
+
+
+def home_of_streams(path: Path) -> str:
+    """Return the origin of the list of streams, for messages: a file or the environment."""
+    return f"{path}" if environment_streams() is None else f"environment: {STREAMS_VARIABLE}"
 
 
 def _is_json(text: str) -> bool:

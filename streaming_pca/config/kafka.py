@@ -20,7 +20,7 @@ from pydantic import (
     model_validator,
 )
 
-from streaming_pca.validation import refuse_boolean
+from streaming_pca.validation_errors import refuse_boolean
 
 _ADDRESS = re.compile(r"([A-Za-z_]+://)?(\[[0-9A-Fa-f:.%]+\]|[^\s\[\]:/]+)(:[0-9]{1,5})?")
 _THIS_MACHINE = ("localhost", "127.0.0.1", "::1")

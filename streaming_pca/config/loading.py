@@ -4,37 +4,25 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Collection, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
-from pydantic_settings import EnvSettingsSource
 
 from streaming_pca.config.environment import (
-    OPTIONS,
     SECRETS,
-    STREAMS_VARIABLE,
     check_environment,
     deciding_variable,
     environment_streams,
-    unknown_variables,
+    environment_tables,
+    home_of_streams,
     variable_of,
-    variables_below,
 )
 from streaming_pca.config.kafka import ConfigurationError
-from streaming_pca.config.problems import (
-    Place,
-    Tables,
-    environment_tables,
-    read_written,
-    take_unknown,
-    unknown_line,
-    value_problems,
-)
+from streaming_pca.config.reader import StreamReader, Tables, Written, rename_sections, rename_variables
 from streaming_pca.config.registry import RegistrySettings
 from streaming_pca.config.settings import Settings, StreamSettings, subject_name
-from streaming_pca.validation import problems_of
+from streaming_pca.validation_errors import problems_of
 
 
 def load_settings(path: Path, stream: str | None = None) -> Settings:
@@ -76,22 +64,18 @@ def load_streams(path: Path) -> tuple[Settings, ...]:
     """
     text = _read(path)
     check_environment()
-    values = _parsed(path, text)
-    _refuse_secrets(path, values)
-    streams = _listed_streams(path, values)
-    tables = _tables_of_streams(path, values, streams)
-    try:
-        found = [Settings(**table) for _, table in tables]
-    except ValidationError:
-        found = []
-    if not found or unknown_variables():
-        # Not within the handler, because the first error contains the values, perhaps a password.
-        raise ConfigurationError(*(_all_problems(path, text) or [f"{path}: is not valid"]))
+    tables = _parsed(path, text)
+    _refuse_secrets(path, tables)
+    found, lines = _checked(path, tables)
+    if lines:
+        # Once more, with decimal numbers in their original spelling.
+        _, lines = _checked(path, tomllib.loads(text, parse_float=Written))
+        raise ConfigurationError(*lines)
     names = [settings.stream.name for settings in found]
     for name in names:
         if names.count(name) > 1:
-            raise ConfigurationError(f"{_home_of_streams(path)}: streams: {name!r} is listed twice")
-    _refuse_outputs(_home_of_streams(path), [settings.stream for settings in found])
+            raise ConfigurationError(f"{home_of_streams(path)}: streams: {name!r} is listed twice")
+    _refuse_outputs(home_of_streams(path), [settings.stream for settings in found])
     return tuple(found)
 
 
@@ -114,7 +98,7 @@ def load_registry(path: Path, stream: str | None = None) -> tuple[RegistrySettin
     if not isinstance(table, dict):
         raise ConfigurationError(f"{path}: registry: must be a table")
     settings = registry_of(table, path)
-    tables = [each["stream"] for _, each in _tables_of_streams(path, values, _listed_streams(path, values))]
+    tables = [sections["stream"] for _, _, sections in _split(path, values)]
     known = [each for each in tables if stream is None or each.get("name") == stream]
     if len(known) != 1:
         raise ConfigurationError(f"{path}: holds {len(known)} such streams: name one with --stream")
@@ -137,7 +121,7 @@ def registry_of(table: Mapping[str, Any], path: Path | None = None) -> RegistryS
     ------
     ConfigurationError
     """
-    environment = EnvSettingsSource(Settings)().get("registry") or {}
+    environment = environment_tables().get("registry") or {}
     both = {**environment, **table} if path is None else {**table, **environment}
     try:
         return RegistrySettings(**both)
@@ -229,38 +213,47 @@ def _refuse_secrets(path: Path, values: Tables) -> None:
             )
 
 
-def _tables_of_streams(path: Path, values: Tables, streams: list[Any] | None) -> list[tuple[str, Tables]]:
-    """Return each stream's sections, with its table's name for messages."""
-    common = values.get("stream", {})
+def _checked(path: Path, tables: Tables) -> tuple[list[Settings], list[str]]:
+    """Return the streams' settings, or a line for each problem: unknown names first, each problem once."""
+    sections, unknown = rename_sections(path, tables)
+    environment = environment_tables()
+    unknown += rename_variables(environment)
+    found: list[Settings | None] = []
+    wrong: list[str] = []
+    for where, own, each in _split(path, sections):
+        reader = StreamReader(path, where, own, _over(each, environment))
+        found.append(reader.read())
+        unknown += reader.unknown
+        wrong += reader.wrong
+    lines = list(dict.fromkeys([*unknown, *wrong]))
+    return [settings for settings in found if settings is not None], lines
+
+
+def _split(path: Path, sections: Tables) -> list[tuple[str, Tables, Tables]]:
+    """Return the name of each stream's table, its own settings and its sections."""
+    listed, common = sections.get("streams"), sections.get("stream", {})
     if not isinstance(common, dict):
         hint = "; write several as [[streams]]" if isinstance(common, list) else ""
         raise ConfigurationError(f"{path}: stream: must be a table{hint}")
-    if streams is None:
-        return [("stream", values)]
-    found = []
-    for number, own in enumerate(streams, start=1):
-        where = f"streams[{number}]"
-        if not isinstance(own, dict):
-            raise ConfigurationError(f"{_home_of_streams(path)}: {where}: must be a table")
-        found.append((where, values | {"stream": _merged(common, own)}))
-    return found
-
-
-def _listed_streams(path: Path, values: dict[str, Any]) -> list[Any] | None:
-    """Remove the list of streams from ``values`` and return it; None without such a list."""
-    streams = values.pop("streams", None)
-    from_environment = environment_streams()
-    if from_environment is not None:
-        return from_environment
-    if streams is not None and (not isinstance(streams, list) or not streams):
+    if (from_environment := environment_streams()) is not None:
+        listed = from_environment
+    elif listed is None:
+        return [("stream", {}, sections)]
+    elif not isinstance(listed, list) or not listed:
         raise ConfigurationError(f"{path}: streams: must be a list of tables, [[streams]]")
-    common = values.get("stream")
-    if streams and isinstance(common, dict) and "name" in common:
+    elif "name" in common:
         raise ConfigurationError(
             f"{path}: stream.name: [stream] is not a stream if there are [[streams]]: leave out its name, "
             "or make it one of [[streams]]"
         )
-    return streams
+    others = {name: table for name, table in sections.items() if name != "streams"}
+    found = []
+    for number, own in enumerate(listed, start=1):
+        where = f"streams[{number}]"
+        if not isinstance(own, dict):
+            raise ConfigurationError(f"{home_of_streams(path)}: {where}: must be a table")
+        found.append((where, own, others | {"stream": _merged(common, own)}))
+    return found
 
 
 def _merged(common: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
@@ -277,82 +270,9 @@ def _merged(common: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
     return both
 
 
-def _all_problems(path: Path, text: str) -> list[str]:
-    """Return one line per problem: unknown names first, each problem once."""
-
-    def unknown_in_file(here: Place, there: Place | None) -> str:
-        return unknown_line(f"{path}: {'.'.join(here)}", here, there)
-
-    values = read_written(text)
-    listed = _listed_streams(path, values)
-    values, unknown = take_unknown(values, unknown_in_file)
-    if listed is None and "streams" in values:
-        listed = _listed_streams(path, values)
-    streams = []
-    for number, own in enumerate([] if listed is None else listed, start=1):
-        place = f"{_home_of_streams(path)}: streams[{number}]"
-
-        def unknown_in_stream(here: Place, there: Place | None, place: str = place) -> str:
-            return unknown_line(".".join([place, *here[1:]]), here, there)
-
-        fixed, lines = take_unknown({"stream": own}, unknown_in_stream)
-        streams.append(fixed["stream"])
-        unknown += lines
-    environment, lines = environment_tables()
-    unknown += lines
-    wrong: list[str] = []
-    tables_of_streams = _tables_of_streams(path, values, None if listed is None else streams)
-    for number, (where, tables) in enumerate(tables_of_streams):
-        own = streams[number] if streams else {}
-        merged = _over(tables, environment)
-        more, lines = value_problems(merged, partial(_label, path, where, own, tables, merged))
-        unknown += more
-        wrong += lines
-    return list(dict.fromkeys([*unknown, *wrong]))
-
-
 def _over(tables: Any, environment: Any) -> Any:
     """Merge the environment's tables over the file's."""
     if not (isinstance(tables, dict) and isinstance(environment, dict)):
         return environment
     both = {name: _over(tables.get(name), value) for name, value in environment.items()}
     return tables | both
-
-
-def _label(path: Path, where: str, own: Tables, values: Tables, merged: Tables, place: Place) -> str:
-    """Return the name of a setting with its origin: a variable or a place in the file.
-
-    Parameters
-    ----------
-    where : str
-        Table of the stream: "stream", or "streams[2]".
-    own : dict
-        The stream's own table in ``[[streams]]``; empty without such a list.
-    values, merged : dict
-        Sections of the file, without and with the environment's overrides.
-    """
-    is_option = place[:2] == OPTIONS and len(place) > 2
-    decided = deciding_variable(place)
-    if decided is None and len(place) > 2 and not is_option:
-        # A variable contains the table without this setting.
-        outer = deciding_variable(place[:-1])
-        decided = None if outer is None else (outer[0], [*outer[1], place[-1]])
-    if decided is None and len(place) > 1:
-        # STREAMING_PCA_STREAM__EPSILON__X turns a number into a table.
-        decided = next(((variable, ()) for variable in variables_below(place)), None)
-    # A problem of a whole section is a conflict between settings, which may have several origins.
-    if decided is not None and (len(place) > 1 or not isinstance(merged.get(place[0]), dict)):
-        variable, rest = decided
-        return ": ".join(["environment", variable, *([] if is_option else rest)])
-    shown = place[:1] if is_option else place
-    if place[0] != "stream" or where == "stream":
-        return f"{path}: {'.'.join(shown)}"
-    common = values.get("stream", {})
-    if len(shown) > 1 and shown[1] in common and shown[1] not in own:
-        return f"{path}: {'.'.join(shown)}"
-    return ".".join([f"{_home_of_streams(path)}: {where}", *shown[1:]])
-
-
-def _home_of_streams(path: Path) -> str:
-    """Return the origin of the list of streams, for messages."""
-    return f"{path}" if environment_streams() is None else f"environment: {STREAMS_VARIABLE}"

@@ -24,7 +24,7 @@ from streaming_pca.config.environment import OPTIONS, SECRETS, STREAMS_VARIABLE,
 from streaming_pca.config.settings import Settings, StreamSettings
 from streaming_pca.data.features.feature import Feature
 from streaming_pca.estimators.registry import ESTIMATORS
-from streaming_pca.validation import model_of
+from streaming_pca.validation_errors import model_of
 
 _WORDS: dict[Any, str] = {
     int: "integer",

@@ -19,10 +19,10 @@ from pydantic import (
     Field,
     PrivateAttr,
     ValidationError,
+    ValidationInfo,
     field_validator,
     model_validator,
 )
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from streaming_pca.config.features import read_schema, with_features
 from streaming_pca.config.http import HttpSettings
@@ -44,9 +44,8 @@ from streaming_pca.kernels.lattice import MAX_RECORDS
 from streaming_pca.local.promise import promise_header
 from streaming_pca.privacy.ledger.entries import Cap
 from streaming_pca.privacy.parameters import PrivacyParameters
-from streaming_pca.validation import lines_of, options_lines
+from streaming_pca.validation_errors import lines_of, options_lines
 
-ENV_PREFIX = "STREAMING_PCA_"
 _MAX_LEDGER_ITEMS = 16
 """Longest array that the privacy contract contains; longer ones are replaced by their digests."""
 TOPIC_NAME = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,200}")
@@ -513,22 +512,8 @@ def subject_name(subject: str | None, topic: str) -> str:
     return f"{topic}-value" if subject is None else subject
 
 
-def check_registry(stream: StreamSettings, registry: RegistrySettings | None) -> None:
-    """Raise ValueError if a stream has neither a schema file nor a registry."""
-    if stream.needs_registry and registry is None:
-        raise ValueError(f'format = "{stream.format}" needs schema_file, or the section [registry]')
-
-
-class Settings(BaseSettings):
+class Settings(Section):
     """Settings of a worker for one stream."""
-
-    model_config = SettingsConfigDict(
-        frozen=True,
-        extra="forbid",
-        hide_input_in_errors=True,
-        env_prefix=ENV_PREFIX,
-        env_nested_delimiter="__",
-    )
 
     kafka: KafkaSettings = KafkaSettings()
     stream: StreamSettings
@@ -537,21 +522,12 @@ class Settings(BaseSettings):
     log: LogSettings = LogSettings()
     trace: TraceSettings = TraceSettings()
     spark: SparkSettings = SparkSettings()
-    registry: RegistrySettings | None = None
+    registry: RegistrySettings | None = Field(default=None, validate_default=True)
 
-    @model_validator(mode="after")
-    def _check(self) -> Settings:
-        check_registry(self.stream, self.registry)
-        return self
-
+    @field_validator("registry")
     @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Let the environment override the file, whose values are the init arguments."""
-        return env_settings, init_settings
+    def _check_registry(cls, registry: RegistrySettings | None, info: ValidationInfo) -> Any:
+        stream = info.data.get("stream")
+        if registry is None and stream is not None and stream.needs_registry:
+            raise ValueError(f'format = "{stream.format}" needs schema_file, or the section [registry]')
+        return registry

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field, WithJsonSchema, field_serializer, field_validator
 
 from streaming_pca.config.kafka import Section
-from streaming_pca.validation import refuse_boolean
+from streaming_pca.validation_errors import refuse_boolean
 
 _MIB = 2**20
 _HOMES = {"spark.master": "master", "spark.app.name": "app_name", "spark.submit.deployMode": None}

@@ -21,7 +21,7 @@ from streaming_pca.estimators.private_mean import LARGEST_SHARE, PrivateMean
 from streaming_pca.linalg.subspace import stable_signs
 from streaming_pca.privacy.noise import NOISE_LAW
 from streaming_pca.privacy.parameters import Charge, PrivacyParameters
-from streaming_pca.validation import refuse_boolean
+from streaming_pca.validation_errors import refuse_boolean
 
 
 class Outcome(StrEnum):

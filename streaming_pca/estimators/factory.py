@@ -21,7 +21,7 @@ from streaming_pca.estimators.registry import find
 from streaming_pca.kernels.lattice import MAX_RECORDS
 from streaming_pca.privacy.parameters import PrivacyParameters, doubt_of_delta
 from streaming_pca.privacy.randomness import utility_generator
-from streaming_pca.validation import lines_of, options_lines
+from streaming_pca.validation_errors import lines_of, options_lines
 
 MAX_FEATURES = 2**13
 """Largest dimension with exact products of quantised records; the limit of streams too."""

@@ -11,7 +11,7 @@ from streaming_pca.estimators.oja.oja import OjaPCA
 from streaming_pca.estimators.tadadpo import WARM_STARTS, TadaDPO
 from streaming_pca.estimators.tensor.online import OnlineTensorPower
 from streaming_pca.estimators.tensor.private import PrivateTensorPower
-from streaming_pca.validation import meant, nearest
+from streaming_pca.validation_errors import meant, nearest
 
 _OTHERS: tuple[type[Estimator[Any, Any]], ...] = (
     LocalGaussianPCA,

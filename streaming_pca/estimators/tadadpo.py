@@ -24,7 +24,7 @@ from streaming_pca.estimators.power.adaptive_power import AdaptivePowerMethod
 from streaming_pca.estimators.power.noisy_power import NoisyPowerMethod
 from streaming_pca.linalg.subspace import orthonormalise
 from streaming_pca.privacy.parameters import PrivacyParameters
-from streaming_pca.validation import options_lines
+from streaming_pca.validation_errors import options_lines
 
 WARM_STARTS: dict[str, type[Estimator[Any, Any]]] = {
     e.info.id: e

@@ -50,7 +50,7 @@ LAYERS = """
     privacy.mechanisms
     privacy.calibration
     privacy.parameters + privacy.randomness + privacy.noise + privacy.errors
-    kernels, validation
+    kernels, validation_errors
     linalg
 """
 
@@ -59,7 +59,7 @@ LAYERS = """
 FLOORS = {
     "library": (
         31_704,
-        {"linalg", "kernels", "privacy", "data", "local", "estimators", "api", "audit", "validation"},
+        {"linalg", "kernels", "privacy", "data", "local", "estimators", "api", "audit", "validation_errors"},
     ),
     "service": (21_138, set[str]()),
     "extras": (
