@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 from collections.abc import Callable, Sequence
 
 from pyspark.sql import SparkSession
@@ -86,11 +87,12 @@ def run_spark(
     ConfigurationError
         If Spark cannot start.
     """
-    spark = start_spark(spark_settings, master)
+    spark, stopping = start_spark(spark_settings, master), threading.Event()
     try:
-        watch_spark(spark, _end)
+        watch_spark(spark, _end, stopping)
         return run_worker(settings, on_release, ClusterReaders(spark, spark_settings), site)
     finally:
+        stopping.set()
         stop_spark(spark)
 
 

@@ -1,8 +1,8 @@
-"""Start and end of Spark: the Java process, its settings, its log, and one-line errors.
+"""Start and end of Spark: its settings, its log, and one-line errors.
 
-Without spark-submit, this module starts the Java process itself, in a separate process group. Therefore
-Ctrl-C in a terminal reaches only Python, which finishes its reserved batch first. Java ends when Python
-does, however Python ends, because its standard input is a pipe.
+PySpark starts Java, or connects to spark-submit's. Two arguments of that start are ours: the output of Java
+goes to :class:`_Relay`, because stack traces could quote a record, and Java has a separate process group, so
+that a signal to Python's group cannot end the executors before Python has finished its reserved batch.
 """
 
 from __future__ import annotations
@@ -10,28 +10,19 @@ from __future__ import annotations
 import logging
 import os
 import re
-import shutil
-import signal
-import socket
 import subprocess
 import sys
 import threading
-import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
-from weakref import WeakSet
 
 from streaming_pca.config.kafka import ConfigurationError
 from streaming_pca.config.spark import SparkSettings, check_master
 
 if TYPE_CHECKING:
-    from py4j.java_gateway import JavaGateway
-    from pyspark import SparkConf
     from pyspark.sql import SparkSession
 
 log = logging.getLogger(__name__)
@@ -41,14 +32,10 @@ JAVA = 17
 _SPARK = 4
 """Major version of Spark that this package supports."""
 _EXTRA = "pip install '.[spark]' in the checkout"
-_CONNECT_SECONDS = 5.0
-"""Time limit for a connection to a master, before Java starts."""
 _END_SECONDS = 20.0
 """Time limit for the Java process to exit by itself."""
-_REGISTER_SECONDS = 45.0
-"""Time limit for a standalone master to register the application, after Java has started."""
 _WATCH_SECONDS = 2.0
-"""Interval between checks of the Java process."""
+"""Interval between checks of the application."""
 _KEPT_LINES = 400
 """Number of last lines of the Java process to store, to explain a failed start."""
 
@@ -69,24 +56,14 @@ _LOCAL_DEFAULTS = {
     "spark.ui.enabled": "false",
 }
 
-_stopped: WeakSet[SparkSession] = WeakSet()
-"""Sessions ended by :func:`stop_spark`."""
-
 _HEADER = re.compile(r"\d\d/\d\d/\d\d \d\d:\d\d:\d\d (TRACE|DEBUG|INFO|WARN|ERROR|FATAL) (.*)")
 """First line of an event in Spark's own log format."""
-_LEVELS = {
-    "TRACE": logging.DEBUG,
-    "DEBUG": logging.DEBUG,
-    "INFO": logging.INFO,
-    "WARN": logging.WARNING,
-    "ERROR": logging.ERROR,
-    "FATAL": logging.ERROR,
-}
+_LEVELS = {"INFO": logging.INFO, "WARN": logging.WARNING, "ERROR": logging.ERROR, "FATAL": logging.ERROR}
 _ERROR = re.compile(r"error|exception|invalid|failed", re.IGNORECASE)
 _THREAD = re.compile(r'^Exception in thread "[^"]*" ([\w.$]+: )?|\s+at [\w.$]+\(.*$')
 """Start of an uncaught exception, and the location that Java's launcher appends."""
-_CHATTER = re.compile(r"NativeCodeLoader: ")
-"""Events of every start that need no action."""
+_KILLED = re.compile(r"Application has been killed. Reason: (.*)")
+"""Event of a standalone cluster that does not accept the application; the exception does not contain it."""
 
 
 def start_spark(settings: SparkSettings, master: str | None = None) -> SparkSession:
@@ -101,7 +78,7 @@ def start_spark(settings: SparkSettings, master: str | None = None) -> SparkSess
     ------
     ConfigurationError
         If the extra or Java is missing, a setting is wrong, or the cluster does not answer; the message
-        is one line and names what to change.
+        is one line.
     """
     check_extra()
     if master is not None:
@@ -110,8 +87,9 @@ def start_spark(settings: SparkSettings, master: str | None = None) -> SparkSess
         except ValueError as error:
             raise ConfigurationError(f"--master {master}: {error}") from None
     master = master or settings.master
-    _silence_py4j()
-    with warnings.catch_warnings(), _kept_interrupt():
+    # Py4J logs the Java objects' answers, and repeats reported errors as stack traces.
+    logging.getLogger("py4j").setLevel(logging.CRITICAL)
+    with warnings.catch_warnings():
         # PySpark warns about versions of pandas, which this package does not use.
         warnings.simplefilter("ignore")
         if "PYSPARK_GATEWAY_PORT" in os.environ:
@@ -119,28 +97,24 @@ def start_spark(settings: SparkSettings, master: str | None = None) -> SparkSess
         else:
             master = master or "local[*]"
             log.info("starting Spark on %s", master)
-            spark = _start(settings, master)
+            with _environment(_variables(settings, master)):
+                spark = _start(settings, master)
     log.info("Spark %s runs on %s", spark.version, spark.sparkContext.master)
     return spark
 
 
 def stop_spark(spark: SparkSession) -> None:
     """End a session, and its Java process if this module started it."""
-    from pyspark import SparkContext
-
-    _stopped.add(spark)
     gateway: Any = spark.sparkContext._gateway
     # Java may already be gone.
     with suppress(Exception):
         spark.stop()
     if getattr(gateway, "proc", None) is not None:
         _end(gateway)
-        # Otherwise a later session of this process would reuse the connection.
-        SparkContext._gateway = SparkContext._jvm = None
 
 
-def watch_spark(spark: SparkSession, on_end: Callable[[str], None]) -> None:
-    """Call a function, in another thread, if Spark ends unexpectedly.
+def watch_spark(spark: SparkSession, on_end: Callable[[str], None], stopping: threading.Event) -> None:
+    """Call a function, in another thread, if Spark ends before ``stopping`` is set.
 
     This happens if the Java process is killed or runs out of memory, or if the cluster ends the
     application. A driver without executors must not continue to lead its stream.
@@ -150,34 +124,21 @@ def watch_spark(spark: SparkSession, on_end: Callable[[str], None]) -> None:
     on_end : callable
         Called once, with the reason.
     """
-    gateway: Any = spark.sparkContext._gateway
-    process, parent = gateway.proc, os.getppid()
 
-    def ending() -> str | None:
-        if process is not None and process.poll() is not None:
-            return f"the Java process of Spark ended with status {process.returncode}"
-        if process is None and os.getppid() != parent:
-            return "the process of spark-submit ended"
+    def problem() -> str | None:
         try:
-            context = spark._jsc.sc()
-            return "Spark ended the application" if context.isStopped() else None
+            return "Spark ended the application" if spark._jsc.sc().isStopped() else None
         except Exception:
             return "the Java process of Spark does not answer"
 
     def watch() -> None:
-        while True:
-            reason = ending()
-            if spark in _stopped:
-                return
-            if reason is not None:
+        while not stopping.wait(_WATCH_SECONDS):
+            reason = problem()
+            if reason is not None and not stopping.is_set():
                 on_end(reason)
                 return
-            time.sleep(_WATCH_SECONDS)
 
     threading.Thread(target=watch, name="watch-spark", daemon=True).start()
-
-
-# -- start -----------------------------------------------------------------
 
 
 def check_extra() -> None:
@@ -203,38 +164,7 @@ def check_extra() -> None:
         )
 
 
-def _silence_py4j() -> None:
-    """Silence Py4J's log: it repeats reported errors as stack traces."""
-    for name in ("java_gateway", "clientserver"):
-        logging.getLogger(f"py4j.{name}").setLevel(logging.CRITICAL)
-    # Py4J also logs to the root logger, whose filter applies only to records logged there directly.
-    logging.getLogger().addFilter(_is_not_of_py4j)
-
-
-def _silence_accumulators(context: Any) -> None:
-    """Prevent stack traces of the unused accumulator server when Java is gone."""
-
-    def handle_error(request: object, address: object) -> None:
-        log.debug("Spark: the connection for accumulators ended", exc_info=True)
-
-    context._accumulatorServer.handle_error = handle_error
-
-
-def _is_not_of_py4j(record: logging.LogRecord) -> bool:
-    return Path(record.pathname).parent.name != "py4j"
-
-
-@contextmanager
-def _kept_interrupt() -> Iterator[None]:
-    """Restore the handler of Ctrl-C: Spark's would cancel the jobs of a reserved batch."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    handler = signal.getsignal(signal.SIGINT)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, handler)
+# -- start -----------------------------------------------------------------
 
 
 def _join_submitted(settings: SparkSettings, master: str | None) -> SparkSession:
@@ -250,36 +180,22 @@ def _join_submitted(settings: SparkSettings, master: str | None) -> SparkSession
             f"spark-submit runs on {given}, not on {master}: give it --master {master}, "
             "or leave out [spark] master"
         )
-    for name, value in settings.conf.items():
-        conf.setIfMissing(name, value)
-    return _session(gateway, conf, str(given), settings)
+    return _session(gateway, str(given), settings, settings.conf)
 
 
 def _start(settings: SparkSettings, master: str) -> SparkSession:
-    """Start Java with the executors' Python, and return a new session."""
-    from pyspark import SparkConf, SparkContext
+    """Start Java, and return a new session."""
+    from pyspark import SparkConf
 
-    _check_master_answers(master)
-    if SparkContext._active_spark_context is not None:
-        raise RuntimeError("this process has a session of Spark already")
-    early = SparkConf(loadDefaults=False)
+    conf = SparkConf(loadDefaults=False)
     # Spark takes this process for a shell, where the default is true.
-    early.set("spark.ui.showConsoleProgress", "false")
-    for name, value in {**settings.conf, "spark.master": master, "spark.app.name": settings.app_name}.items():
-        early.set(name, value)
-    # For this session only: a later session of this process may use another Python.
-    with _environment(_python_of_executors(settings, master)):
-        return _start_java(early, settings, master)
-
-
-def _start_java(early: SparkConf, settings: SparkSettings, master: str) -> SparkSession:
-    from pyspark import SparkConf, SparkContext
-
+    early = {"spark.ui.showConsoleProgress": "false", **settings.conf, "spark.master": master}
+    for name, value in {**early, "spark.app.name": settings.app_name}.items():
+        conf.set(name, value)
     reading, writing = os.pipe()
     relay, problem = _Relay(reading), ""
     try:
-        with _environment(_loopback(master)):
-            gateway = _launch(early, {"stdout": writing, "stderr": writing, "start_new_session": True})
+        gateway = _launch(conf, {"stdout": writing, "stderr": writing, "start_new_session": True})
     except Exception as error:
         # Raise below, without this error: it keeps the process and its pipe alive.
         problem = str(error)
@@ -289,18 +205,12 @@ def _start_java(early: SparkConf, settings: SparkSettings, master: str) -> Spark
     if problem:
         relay.join()
         raise ConfigurationError(_why_java_failed(relay.lines, problem))
-    # Spark itself gives up only after two minutes, with a message about a stopped context.
-    limit = threading.Timer(_REGISTER_SECONDS, gateway.proc.kill)
-    if master.startswith("spark://"):
-        limit.start()
     try:
-        return _session(gateway, SparkConf(_jvm=gateway.jvm), master, settings, relay)
+        return _session(gateway, master, settings, {}, relay.lines)
     except BaseException:
         _end(gateway)
-        SparkContext._gateway = SparkContext._jvm = None
         raise
     finally:
-        limit.cancel()
         relay.starting = False
 
 
@@ -313,54 +223,44 @@ def _launch(*arguments: Any) -> Any:
 
 
 def _session(
-    gateway: JavaGateway,
-    conf: SparkConf,
-    master: str,
-    settings: SparkSettings,
-    relay: _Relay | None = None,
+    gateway: Any, master: str, settings: SparkSettings, more: dict[str, str], lines: deque[str] | None = None
 ) -> SparkSession:
     from py4j.protocol import Py4JError
-    from pyspark import SparkContext
+    from pyspark import SparkConf, SparkContext
     from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
 
+    conf = SparkConf(_jvm=gateway.jvm)
     defaults = _DEFAULTS | (_LOCAL_DEFAULTS if _is_local(master) else {})
-    for name, value in {**defaults, "spark.master": master, "spark.app.name": settings.app_name}.items():
+    given = {**defaults, **more, "spark.master": master, "spark.app.name": settings.app_name}
+    for name, value in given.items():
         conf.setIfMissing(name, value)
     try:
-        _silence_accumulators(SparkContext(conf=conf, gateway=gateway))
+        SparkContext(conf=conf, gateway=gateway)
         return SparkSession.builder.getOrCreate()
     except (Py4JError, PySparkException, OSError) as error:
-        reason = None
-        if relay is not None and master.startswith("spark://"):
-            reason = relay.reason(gateway.proc)
-        reason = reason or _reason(error)
+        killed = [found[1] for line in lines or () if (found := _KILLED.search(line))]
+        reason = killed[-1] if killed else _reason(error)
         raise ConfigurationError(f"Spark did not start on {master}: {reason}") from None
 
 
-def _python_of_executors(settings: SparkSettings, master: str) -> dict[str, str]:
-    """Return the environment variable of the executors' Python, unless it is set."""
-    named = settings.conf.get("spark.pyspark.python")
-    if "PYSPARK_PYTHON" in os.environ:
-        return {}
-    if named is None and _is_local(master):
-        named = sys.executable
-    return {} if named is None else {"PYSPARK_PYTHON": named}
+def _variables(settings: SparkSettings, master: str) -> dict[str, str]:
+    """Return the environment of a start: a local Spark has our Python, and listens only on loopback."""
+    wanted = {}
+    if _is_local(master):
+        wanted = {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
+    if "spark.pyspark.python" in settings.conf:
+        wanted["PYSPARK_PYTHON"] = settings.conf["spark.pyspark.python"]
+    return {name: value for name, value in wanted.items() if name not in os.environ}
 
 
 def _is_local(master: str) -> bool:
     return master.startswith("local") and not master.startswith("local-cluster")
 
 
-def _loopback(master: str) -> dict[str, str]:
-    """Return the environment variable that restricts a local Spark to loopback."""
-    wanted = _is_local(master) and "SPARK_LOCAL_IP" not in os.environ
-    return {"SPARK_LOCAL_IP": "127.0.0.1"} if wanted else {}
-
-
 @contextmanager
 def _environment(variables: dict[str, str]) -> Iterator[None]:
-    """Set environment variables within the block."""
+    """Set environment variables within the block: a later session may need others."""
     os.environ.update(variables)
     try:
         yield
@@ -370,60 +270,34 @@ def _environment(variables: dict[str, str]) -> Iterator[None]:
 
 
 def _end(gateway: Any) -> None:
-    """End the Java process, which exits when its standard input closes."""
+    """Wait for the exit of Java; a service manager would kill it before it has cleaned up."""
+    from pyspark import SparkContext
+
     with suppress(Exception):
         gateway.shutdown()
+    # Java exits when its standard input closes, so also after any end of Python.
     gateway.proc.stdin.close()
     try:
         gateway.proc.wait(_END_SECONDS)
     except subprocess.TimeoutExpired:
         gateway.proc.kill()
         gateway.proc.wait()
+    # Otherwise a later session of this process would use the closed connection.
+    SparkContext._gateway = SparkContext._jvm = None
 
 
 # -- failures --------------------------------------------------------------
 
 
-def _check_master_answers(master: str) -> None:
-    """Refuse a master that accepts no connection; Spark would retry for a minute."""
-    if master.startswith("spark://"):
-        addresses = [f"//{each}" for each in master.removeprefix("spark://").split(",")]
-    elif master.startswith("k8s://"):
-        url = master.removeprefix("k8s://")
-        addresses = [url if "://" in url else f"https://{url}"]
-    else:
-        return
-    problem = ""
-    for address in addresses:
-        try:
-            parts = urlsplit(address)
-            port = parts.port or {"https": 443, "http": 80}.get(parts.scheme, 7077)
-            with socket.create_connection((parts.hostname or "", port), _CONNECT_SECONDS):
-                return
-        except (OSError, ValueError) as error:
-            problem = getattr(error, "strerror", None) or str(error)
-    raise ConfigurationError(
-        f"{master} does not answer ({problem}): start it, or correct --master or [spark] master"
-    )
-
-
 def _why_java_failed(lines: deque[str], problem: str) -> str:
     """Explain in one line why the Java process did not start."""
-    home = os.environ.get("JAVA_HOME")
-    java = str(Path(home, "bin", "java")) if home else shutil.which("java")
-    install = f"install Java {JAVA} or later (openjdk-{JAVA}-jre-headless) or set JAVA_HOME to one"
-    if java is None or not Path(java).exists():
-        where = f"at JAVA_HOME={home}" if home else "on PATH, and JAVA_HOME is not set"
-        return f"Spark needs Java, which was not found {where}: {install}"
-    try:
-        answer = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=60)  # nosec B603  # as $JAVA_HOME says
-        found = re.search(r'version "(?:1\.)?(\d+)', answer.stderr + answer.stdout)
-    except (OSError, subprocess.TimeoutExpired):
-        return f"{java} does not run: {install}"
-    if found is not None and int(found[1]) < JAVA:
-        return f"{java} is Java {found[1]}: {install}"
-    errors = [_THREAD.sub("", line) for line in lines if _ERROR.search(line) and not line.startswith("\t")]
-    return f"Spark did not start: {' '.join(errors[:2]) or (lines[-1] if lines else problem)}"
+    texts = [_THREAD.sub("", line) for line in lines if not line.startswith("\t")]
+    errors = [text for text in texts if _ERROR.search(text)]
+    reason = " ".join((errors or texts)[:2]) or problem
+    return (
+        f"Spark did not start: {reason} (Spark needs Java {JAVA} or later on PATH or at JAVA_HOME: install "
+        f"openjdk-{JAVA}-jre-headless, or set JAVA_HOME)"
+    )
 
 
 def _reason(error: Exception) -> str:
@@ -460,27 +334,15 @@ class _Relay(threading.Thread):
         self._pipe = os.fdopen(descriptor, encoding="utf-8", errors="replace")
         self.start()
 
-    def reason(self, process: subprocess.Popen[bytes]) -> str | None:
-        """Return why a standalone master failed the start; None if it did not."""
-        with suppress(subprocess.TimeoutExpired):
-            # The process was killed, or keeps running.
-            process.wait(1)
-        unresponsive = any("All masters are unresponsive" in line for line in self.lines)
-        if process.returncode is None and not unresponsive:
-            return None
-        causes = [line.removeprefix("Caused by: ") for line in self.lines if line.startswith("Caused by: ")]
-        return "; ".join(["the master does not register the application", *causes[-1:]])
-
     def run(self) -> None:
         """Log lines until the process ends."""
         with self._pipe:
             for line in self._pipe:
-                text = line.rstrip()
-                if self.starting:
-                    self.lines.append(text)
+                text, level = line.rstrip(), logging.DEBUG
                 event = _HEADER.match(text)
-                if event is None:
-                    log.debug("Spark: %s", text)
-                elif not _CHATTER.match(event[2]):
-                    # Only DEBUG during the start: its errors are raised, in one line.
-                    log.log(logging.DEBUG if self.starting else _LEVELS[event[1]], "Spark: %s", event[2])
+                if self.starting:
+                    # Only DEBUG: errors of the start are raised, in one line.
+                    self.lines.append(text)
+                elif event is not None:
+                    level = _LEVELS.get(event[1], logging.DEBUG)
+                log.log(level, "Spark: %s", text if event is None else event[2])

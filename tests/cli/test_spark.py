@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.command import call
-from tests.cli.test_app import closed_port, one_line, write_config
+from tests.cli.test_app import one_line, write_config
 
 EXTRA = "pip install '.[spark]' in the checkout"
 
@@ -36,17 +36,7 @@ def test_without_java(
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     done = call(capfd, "spark", "--config", config, "--master", "local[1]")
-    one_line(done, 2, "error: Spark needs Java, which was not found on PATH", "openjdk-17-jre-headless")
-
-
-def test_a_master_that_is_not_there(config: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    master = f"spark://127.0.0.1:{closed_port()}"
-    one_line(
-        call(capfd, "spark", "--config", config, "--master", master), 2, f"error: {master} does not answer"
-    )
-    with config.open("a") as file:
-        file.write(f'\n[spark]\nmaster = "{master}"\n')
-    one_line(call(capfd, "spark", "--config", config), 2, f"error: {master} does not answer")
+    one_line(done, 2, "error: Spark did not start: JAVA_HOME is not set", "openjdk-17-jre-headless")
 
 
 def test_a_wrong_configuration(config: Path, capfd: pytest.CaptureFixture[str]) -> None:

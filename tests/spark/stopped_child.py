@@ -31,9 +31,10 @@ def main() -> None:
     warnings.simplefilter("ignore")
     logging.basicConfig(level="WARNING", format="%(levelname)s %(message)s")
     stopping = threading.Event()
+    spark = start_spark(SparkSettings(), sys.argv[1])
+    # After the start, like a driver: Spark's own handler of Ctrl-C would cancel the job.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stopping.set())
-    spark = start_spark(SparkSettings(), sys.argv[1])
     gateway: Any = spark.sparkContext._gateway
     say("java", gateway.proc.pid)
 
@@ -41,7 +42,7 @@ def main() -> None:
         say("ended:", reason)
         stopping.set()
 
-    watch_spark(spark, ended)
+    watch_spark(spark, ended, stopping)
     job = threading.Thread(
         target=lambda: say("counted", spark.range(7).mapInArrow(slow, "id long").count()), daemon=True
     )

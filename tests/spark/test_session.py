@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+import venv
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,20 +16,17 @@ from typing import Any
 import psutil
 import pytest
 
-from streaming_pca.config.kafka import ConfigurationError
+from streaming_pca.config.kafka import ConfigurationError, KafkaSettings
+from streaming_pca.config.settings import StreamSettings
 from streaming_pca.config.spark import SparkSettings
+from streaming_pca.service.errors import StreamRefused
+from streaming_pca.spark.jobs import Cluster
 from streaming_pca.spark.session import start_spark, stop_spark
 
 pytestmark = pytest.mark.usefixtures("own_java")
 
 ROOT = Path(__file__).parents[2]
 CHILD = ROOT / "tests" / "spark" / "stopped_child.py"
-
-
-def closed_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
 
 
 def refusal(settings: SparkSettings, master: str | None = "local[2]") -> str:
@@ -52,6 +50,12 @@ def test_a_wrong_setting_of_spark_is_named_and_the_next_start_is_another(spark_j
     stop_spark(session)
 
 
+JAVA = (
+    "(Spark needs Java 17 or later on PATH or at JAVA_HOME: "
+    "install openjdk-17-jre-headless, or set JAVA_HOME)"
+)
+
+
 def test_a_java_process_that_does_not_start_says_why(spark_java: str) -> None:
     line = refusal(SparkSettings(conf={"spark.driver.memory": "lots"}))
     assert line.startswith("Spark did not start: Invalid maximum heap size: -Xmxlots")
@@ -63,22 +67,26 @@ def test_without_java_the_line_says_how_to_get_it(monkeypatch: pytest.MonkeyPatc
         (tmp_path / tool).symlink_to(found)
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
-    how = "install Java 17 or later (openjdk-17-jre-headless) or set JAVA_HOME to one"
-    assert refusal(SparkSettings()) == (
-        f"Spark needs Java, which was not found on PATH, and JAVA_HOME is not set: {how}"
-    )
+    assert refusal(SparkSettings()) == f"Spark did not start: JAVA_HOME is not set {JAVA}"
     monkeypatch.setenv("JAVA_HOME", "/nowhere")
-    assert refusal(SparkSettings()) == f"Spark needs Java, which was not found at JAVA_HOME=/nowhere: {how}"
+    line = refusal(SparkSettings())
+    assert "/nowhere/bin/java: No such file or directory" in line
+    assert line.endswith(JAVA)
 
 
 def test_an_old_java_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     java = tmp_path / "bin" / "java"
     java.parent.mkdir()
-    # Java 11 fails on Spark's classes like this, and answers -version like this.
-    java.write_text("#!/bin/sh\necho 'openjdk version \"11.0.2\" 2019-01-15' >&2\nexit 1\n")
+    # Java 11 fails on Spark's classes like this.
+    reason = (
+        "java.lang.UnsupportedClassVersionError: class file version 61.0, this version recognizes up to 55.0"
+    )
+    java.write_text(
+        f"#!/bin/sh\necho 'Error: LinkageError occurred while loading main class'\necho '{reason}'\nexit 1\n"
+    )
     java.chmod(0o755)
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    assert refusal(SparkSettings()).startswith(f"{java} is Java 11: install Java 17 or later")
+    assert refusal(SparkSettings()).endswith(f"{reason} {JAVA}")
 
 
 @pytest.mark.parametrize("name", ["pandas", "pyarrow", "pyspark"])
@@ -88,33 +96,38 @@ def test_without_the_extra_the_line_says_how_to_get_it(name: str, monkeypatch: p
     assert refusal(SparkSettings()) == f"Spark needs {name}: pip install '.[spark]' in the checkout"
 
 
-@pytest.mark.parametrize("scheme", ["spark://127.0.0.1", "k8s://https://127.0.0.1"])
-def test_a_master_that_is_not_there_is_named_at_once(scheme: str) -> None:
-    master = f"{scheme}:{closed_port()}"
-    started = time.monotonic()
-    line = refusal(SparkSettings(), master)
-    assert (
-        line
-        == f"{master} does not answer (Connection refused): start it, or correct --master or [spark] master"
-    )
-    assert refusal(SparkSettings(master=master), None) == line
-    # Spark itself takes 45 s each time to give up.
-    assert time.monotonic() - started < 60
-
-
 @pytest.mark.parametrize("master", ["sc://127.0.0.1", "localhost:7077", "local[two]"])
 def test_an_address_of_another_form_is_refused(master: str) -> None:
     assert refusal(SparkSettings(), master).startswith(f"--master {master}: ")
 
 
-def test_a_listener_that_is_no_master_is_named(spark_java: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("streaming_pca.spark.session._REGISTER_SECONDS", 5.0)
-    with socket.socket() as silent:
-        silent.bind(("127.0.0.1", 0))
-        silent.listen()
-        master = f"spark://127.0.0.1:{silent.getsockname()[1]}"
-        line = refusal(SparkSettings(), master)
-    assert line == f"Spark did not start on {master}: the master does not register the application"
+@pytest.mark.soak
+@pytest.mark.parametrize("listens", [False, True], ids=["closed", "silent"])
+def test_a_master_that_does_not_answer_is_named(spark_java: str, listens: bool) -> None:
+    # Spark gives up after three attempts of 20 s each.
+    with socket.socket() as port:
+        port.bind(("127.0.0.1", 0))
+        if listens:
+            port.listen()
+        master = f"spark://127.0.0.1:{port.getsockname()[1]}"
+        line = refusal(SparkSettings(master=master), None)
+    assert line == f"Spark did not start on {master}: All masters are unresponsive! Giving up."
+
+
+@pytest.mark.soak
+def test_a_python_without_the_package_is_named(spark_java: str, tmp_path: Path) -> None:
+    venv.create(tmp_path / "bare", with_pip=False)
+    python = str(tmp_path / "bare" / "bin" / "python")
+    spark = start_spark(SparkSettings(conf={"spark.pyspark.python": python}), "local[1]")
+    try:
+        stream = StreamSettings(name="s", input="t", dim=3, rank=1, epsilon=1.0, delta=1e-6)
+        cluster = Cluster(spark, SparkSettings(), KafkaSettings(), stream, None)
+        with pytest.raises(StreamRefused, match=r"Python has no \w+: set PYSPARK_PYTHON") as refused:
+            cluster.load([cluster.range(0, 0, 10)], "reading")
+        assert "\n" not in str(refused.value)
+        cluster.close()
+    finally:
+        stop_spark(spark)
 
 
 # -- ends ------------------------------------------------------------------
