@@ -22,20 +22,17 @@ _BOUNDS = (-40.0, 40.0)
 
 @dataclass
 class RunningStream:
-    """Stream of the tests with a real worker.
-
-    Attributes
-    ----------
-    stream : Stream
-    worker : Child
-    others : list of Settings
-        Unhealthy streams on the same broker: one never began, one has no topics.
-    """
+    """Stream of the tests with a real worker."""
 
     stream: Stream
     worker: Child
     others: list[Settings] = field(default_factory=list)
+    """Unhealthy streams on the same broker: one never began, one has no topics."""
     _sent: int = 0
+
+    def __post_init__(self) -> None:
+        self.settings = self.stream.settings
+        self.name, self.input = self.settings.stream.name, self.settings.stream.input
 
     @classmethod
     def start(cls, bootstrap: str, name: str, folder: Path, session_ms: int) -> RunningStream:
@@ -61,29 +58,12 @@ class RunningStream:
         absent = stream.changed(name=f"{name}-absent", input=f"in-{name}-absent")
         return cls(stream, stream.start(), [waiting.settings, absent])
 
-    @property
-    def settings(self) -> Settings:
-        return self.stream.settings
-
-    @property
-    def name(self) -> str:
-        return self.stream.settings.stream.name
-
-    @property
-    def input(self) -> str:
-        return self.stream.settings.stream.input
-
-    @property
-    def released(self) -> int:
-        """Return the number of releases waited for."""
-        return self._sent * BATCHES // _RECORDS
-
     def learn(self, batches: int = 1) -> None:
         """Produce the records of the next batches, and wait until they are released."""
         count = batches * _RECORDS // BATCHES
         self.stream.produce_vectors(_rows(count, seed=self._sent))
         self._sent += count
-        self.worker.says(f"batch {self.released} released")
+        self.worker.says(f"batch {self._sent * BATCHES // _RECORDS} released")
 
     def latest(self) -> Release:
         """Return the latest release, as any program reads it."""

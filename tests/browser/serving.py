@@ -21,13 +21,7 @@ ROOT = Path(__file__).parents[2]
 
 
 class Dashboard:
-    """Process of the dashboard.
-
-    Attributes
-    ----------
-    home : str
-        Its origin.
-    """
+    """Process of the dashboard, whose origin is ``home``."""
 
     def __init__(self, folder: Path, settings: Sequence[Settings], http: Mapping[str, Any]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -52,10 +46,6 @@ class Dashboard:
     def log(self) -> str:
         """Return the process's output so far."""
         return self._log.read_text()
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
 
     def get(self, path: str, token: str | None = None) -> bytes:
         """Return the body of an answer."""

@@ -27,29 +27,18 @@ addEventListener("securitypolicyviolation", event => console.error(
 
 @dataclass
 class Visit:
-    """Page of a browser, with its requests and its problems.
-
-    Attributes
-    ----------
-    page : Page
-    home : str
-        Origin of the dashboard.
-    asked : list of str
-        All requested addresses.
-    complaints : list of str
-        Errors and warnings of the console, errors of the page, requests to another host.
-    answers : list of (str, str, int)
-        Method, address and status of each answer.
-    unheeded : str
-        Pattern of console messages that are not complaints, in any number and at any time.
-    """
+    """Page of a browser at the origin ``home``, with its requests and its problems."""
 
     page: Page
     home: str
     asked: list[str] = field(default_factory=list)
+    """All requested addresses."""
     complaints: list[str] = field(default_factory=list)
+    """Errors and warnings of the console, errors of the page, requests to another host."""
     answers: list[tuple[str, str, int]] = field(default_factory=list)
+    """Method, address and status of each answer."""
     unheeded: str = "(?!)"
+    """Pattern of console messages that are not complaints, in any number and at any time."""
 
     def __post_init__(self) -> None:
         self.page.on("console", self._hear)

@@ -49,30 +49,21 @@ _TOGETHER = 2000
 
 @dataclass
 class MadeStream:
-    """Stream whose batches a test writes.
-
-    Attributes
-    ----------
-    settings : Settings
-    topic_id : str
-        Id of its input.
-    partitions : int
-        Number of its input's partitions.
-    values : list of bytes
-        Its releases, in order, as published.
-    """
+    """Stream whose batches a test writes."""
 
     settings: Settings
     topic_id: str = ""
     partitions: int = 1
     values: list[bytes] = field(default_factory=list)
+    """Its releases, in order, as published."""
+    head: str = ""
+    """Value of ``previous`` for the job's next entry."""
     _batch: int = 0
-    _head: str = ""
     _components: Any = None
 
-    @property
-    def name(self) -> str:
-        return self.settings.stream.name
+    def __post_init__(self) -> None:
+        self.name = self.settings.stream.name
+        self._ledger = self.settings.stream.ledger_topic
 
     @property
     def releases(self) -> list[Release]:
@@ -109,12 +100,7 @@ class MadeStream:
     def append(self, *entries: LedgerEntry) -> None:
         """Write further entries of this job; their ``previous`` is :attr:`head`."""
         self.send([(self._ledger, encode_entry(entry)) for entry in entries])
-        self._head = entry_hash(entries[-1])
-
-    @property
-    def head(self) -> str:
-        """Value of ``previous`` for the job's next entry."""
-        return self._head
+        self.head = entry_hash(entries[-1])
 
     def produce(self, records: int) -> None:
         """Write pending records to the input, round robin over its partitions."""
@@ -165,10 +151,6 @@ class MadeStream:
         }
         return Release(**(fields | changes))
 
-    @property
-    def _ledger(self) -> str:
-        return self.settings.stream.ledger_topic
-
     def _entries(self, release: Release, value: bytes) -> Iterator[LedgerEntry]:
         stream, batch = self.settings.stream, release.batch
         own = {"topic_id": self.topic_id, "job": stream.name, "batch": batch}
@@ -177,7 +159,7 @@ class MadeStream:
         ranges = (OffsetRange(partition=0, start=start, end=start + RECORDS, count=RECORDS),)
         reserved = Reserved(
             **own,
-            previous=self._head,
+            previous=self.head,
             ranges=ranges,
             promise=stream.privacy_contract,
             parameters={"mechanism": "private-oja", "sigma_over_sensitivity": 1e6},
@@ -186,7 +168,7 @@ class MadeStream:
         committed = Committed(**own, previous=entry_hash(reserved), state_digest="0" * 64)
         digest = sha256(value).hexdigest()
         released = Released(**own, previous=entry_hash(committed), release_digest=digest)
-        self._head = entry_hash(released)
+        self.head = entry_hash(released)
         yield from (reserved, committed, released)
 
 
@@ -207,7 +189,6 @@ def make_stream(
 
     Parameters
     ----------
-    bootstrap, name : str
     releases : int
         Number of batches to publish immediately.
     ledger_batches : int, optional
@@ -219,8 +200,6 @@ def make_stream(
         None leaves the ledger unopened (then publish with ``entries=False``).
     topics : bool
         False creates no topics, and contacts no broker.
-    stream
-        Settings of the stream: dim, rank, feature_names, epsilon and so on.
     """
     base: dict[str, Any] = {
         "name": name,
@@ -249,14 +228,11 @@ def make_stream(
             topic=settings.stream.input,
             cap=Cap(epsilon=cap[0], delta=cap[1]),
         )
-        made._head = entry_hash(open_ledger(settings.kafka, entry, settings.stream.ledger_topic))
-    in_ledger = releases if ledger_batches is None else min(ledger_batches, releases)
-    if cap is None:
-        in_ledger = 0
-    if in_ledger:
-        made.publish(in_ledger)
-    if releases > in_ledger:
-        made.publish(releases - in_ledger, entries=False)
+        made.head = entry_hash(open_ledger(settings.kafka, entry, settings.stream.ledger_topic))
+    in_ledger = 0 if cap is None else releases if ledger_batches is None else min(ledger_batches, releases)
+    for batches, entries in ((in_ledger, True), (releases - in_ledger, False)):
+        if batches:
+            made.publish(batches, entries=entries)
     return made
 
 

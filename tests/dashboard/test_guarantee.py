@@ -35,43 +35,48 @@ def words(**changes: Any) -> str:
     return " ".join(guarantee_in_words(detail(**changes)))
 
 
-def test_all_releases_together_for_each_message() -> None:
-    said = words()
-    assert "All releases of this stream together, past and future" in said
-    assert "(0.5, 1e-06)-differentially private for each message" in said
-    assert "at most 1.649 times as likely" in said
-    assert "Delta = 1e-06" in said
-    assert "Other streams that read topic flight-records" in said
-    assert "several messages has this guarantee for each of them" in said
+NONE = {"private": False, "epsilon": None, "delta": None, "adjacency": "none"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "claims"),
+    [
+        (
+            {},
+            [
+                "All releases of this stream together, past and future",
+                "(0.5, 1e-06)-differentially private for each message",
+                "at most 1.649 times as likely",
+                "Delta = 1e-06",
+                "Other streams that read topic flight-records",
+                "several messages has this guarantee for each of them",
+            ],
+        ),
+        ({"privacy_unit": "row"}, ["for each row of a message", "number of rows of a message is public"]),
+        (
+            {"privacy_unit": "user", "contributions_per_user": 3},
+            ["all messages with the same key", "at most 3 batches", "for all of these together"],
+        ),
+        ({"privacy_unit": "user", "contributions_per_user": 1}, ["at most one batch,"]),
+        ({"local": True}, ["before it is sent", "No service is trusted", "several reports"]),
+        (NONE, ["NOT private", "guarantee nothing"]),
+        ({"epsilon": 1e12}, ["bounds next to nothing"]),
+        ({"delta": 1e-300}, ["1e-300"]),
+    ],
+    ids=["message", "row", "user", "user once", "local", "none", "huge epsilon", "tiny delta"],
+)
+def test_the_guarantee_names_its_claim_and_unit(changes: dict[str, Any], claims: list[str]) -> None:
+    for claim in claims:
+        assert claim in words(**changes)
+
+
+def test_limits_are_named_and_other_guarantees_are_not() -> None:
     for uncovered in ("times of batches", "computed from the records", "backups", "duration"):
-        assert uncovered in said.partition("Not covered:")[2]
-
-
-def test_the_unit_is_the_row_or_the_user() -> None:
-    said = words(privacy_unit="row")
-    assert "for each row of a message" in said
-    assert "number of rows of a message is public" in said
-    said = words(privacy_unit="user", contributions_per_user=3)
-    assert "all messages with the same key" in said
-    assert "at most 3 batches" in said
-    assert "for all of these together" in said
-    assert "at most one batch," in words(privacy_unit="user", contributions_per_user=1)
-
-
-def test_without_a_guarantee_nothing_is_said_to_hold() -> None:
-    first, *rest = guarantee_in_words(detail(private=False, epsilon=None, delta=None, adjacency="none"))
+        assert uncovered in words().partition("Not covered:")[2]
+    assert not re.search("readers of the input topic, of the state topic|All releases", words(local=True))
+    first, *rest = guarantee_in_words(detail(**NONE))
     assert first.startswith("NOT private")
-    assert "guarantee nothing" in first
     assert not re.search("epsilon|delta|differentially", " ".join(rest), re.IGNORECASE)
-
-
-def test_reports_are_private_before_they_are_sent() -> None:
-    said = words(local=True)
-    assert "before it is sent" in said
-    assert "No service is trusted" in said
-    assert "several reports" in said
-    assert "readers of the input topic, of the state topic" not in said
-    assert "All releases" not in said
 
 
 @pytest.mark.parametrize("epsilon", [1e-9, 1e-4, 0.01, 0.05, 0.1, 0.5, 1.0, 2.0, 3.3, 6.9, 6.91, 10.0, 50.0])
@@ -81,11 +86,6 @@ def test_the_factor_is_no_smaller_than_it_is(epsilon: float) -> None:
     factor = float(said[2].replace(",", "")) + (1 if said[1] else 0)
     assert math.exp(epsilon) <= factor * (1 + 1e-12)
     assert factor <= math.exp(epsilon) * 1.011 + 1e-6
-
-
-def test_absurd_numbers_have_words_too() -> None:
-    assert "bounds next to nothing" in words(epsilon=1e12)
-    assert "1e-300" in words(delta=1e-300)
 
 
 @pytest.mark.parametrize("changes", [{}, {"privacy_unit": "user"}, {"local": True}, {"private": False}])

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import gzip
-import http.client
 import re
-import socket
 import threading
 import tomllib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import urljoin
 
 import pytest
-import uvicorn
-from starlette.applications import Starlette
 
 from streaming_pca.dashboard import pages
 from streaming_pca.dashboard.pages import SECURITY_HEADERS, page_routes
+from tests.service.http.running import Answer, Running, serving
 from tests.waiting import LIMIT
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -51,49 +47,25 @@ class Elements(HTMLParser):
             self.inline += data.strip()
 
 
-@dataclass(frozen=True)
-class Answer:
-    status: int
-    headers: dict[str, str]
-    body: bytes
+class PageSite:
+    """Site with the pages alone."""
 
-    @property
-    def content(self) -> bytes:
-        return gzip.decompress(self.body) if self.headers.get("content-encoding") == "gzip" else self.body
+    routes = page_routes()
 
-    @property
-    def text(self) -> str:
-        return self.content.decode()
+    def start(self) -> None:
+        """Start no observer."""
 
-
-class Client:
-    """Client of a running server that sends paths unchanged."""
-
-    def __init__(self, port: int) -> None:
-        self._port = port
-
-    def get(self, path: str, headers: dict[str, str] | None = None, method: str = "GET") -> Answer:
-        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=60)
-        try:
-            connection.request(method, path, headers=headers or {})
-            answer = connection.getresponse()
-            named = {name.lower(): value for name, value in answer.getheaders()}
-            return Answer(answer.status, named, answer.read())
-        finally:
-            connection.close()
+    stop = start
 
 
 @pytest.fixture(scope="module")
-def client() -> Iterator[Client]:
-    config = uvicorn.Config(Starlette(routes=page_routes()), log_level="warning", lifespan="off")
-    server = uvicorn.Server(config)
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-        thread.start()
-        yield Client(listener.getsockname()[1])
-        server.should_exit = True
-        thread.join(LIMIT)
-    assert not thread.is_alive()
+def client() -> Iterator[Running]:
+    with serving(site=PageSite()) as running:
+        yield running
+
+
+def content_of(answer: Answer) -> bytes:
+    return gzip.decompress(answer.body) if answer.headers.get("content-encoding") == "gzip" else answer.body
 
 
 def addresses(text: str) -> list[str]:
@@ -103,8 +75,8 @@ def addresses(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("path", PAGES)
-def test_each_page_is_the_shell_under_a_strict_policy(client: Client, path: str) -> None:
-    answer = client.get(path)
+def test_each_page_is_the_shell_under_a_strict_policy(client: Running, path: str) -> None:
+    answer = client.ask(path)
     assert answer.status == 200
     assert answer.headers["content-type"] == "text/html; charset=utf-8"
     assert answer.headers["cache-control"] == "no-cache"
@@ -122,17 +94,17 @@ def test_policy_has_no_concession() -> None:
 
 
 @pytest.mark.parametrize("path", PAGES)
-def test_all_addresses_of_a_page_are_relative_and_are_served(client: Client, path: str) -> None:
-    found = addresses(client.get(path).text)
+def test_all_addresses_of_a_page_are_relative_and_are_served(client: Running, path: str) -> None:
+    found = addresses(client.ask(path).body.decode())
     assert len(found) > 10
     for address in found:
         assert not re.match(r"[a-z]+:|/", address), address
         if not address.startswith("#"):
-            assert client.get(urljoin(path, address)).status == 200, address
+            assert client.ask(urljoin(path, address)).status == 200, address
 
 
-def test_nothing_is_inline(client: Client) -> None:
-    page = Elements(client.get("/").text)
+def test_nothing_is_inline(client: Running) -> None:
+    page = Elements(client.ask("/").body.decode())
     assert page.inline == ""
     for tag, attrs in page.found:
         assert tag != "style"
@@ -162,51 +134,52 @@ def test_imports_of_modules_are_relative_files() -> None:
             assert (path.parent / name).is_file(), (path.name, name)
 
 
-def test_static_files_are_kept_for_good_and_compressed(client: Client) -> None:
-    for address in addresses(client.get("/").text):
+def test_static_files_are_kept_for_good_and_compressed(client: Running) -> None:
+    for address in addresses(client.ask("/").body.decode()):
         if not address.startswith("./static/"):
             continue
-        answer = client.get(address.removeprefix("."), headers={"Accept-Encoding": "gzip"})
+        answer = client.ask(address.removeprefix("."), accept_encoding="gzip")
         assert "immutable" in answer.headers["cache-control"]
         assert answer.headers["vary"] == "Accept-Encoding"
-        plain = client.get(address.removeprefix("."), headers={"Accept-Encoding": "identity"})
+        plain = client.ask(address.removeprefix("."), accept_encoding="identity")
         assert "content-encoding" not in plain.headers
-        assert plain.content == answer.content == (ASSETS / address.split("/", 3)[3]).read_bytes()
-        if len(plain.content) >= 1024:
+        assert plain.body == content_of(answer) == (ASSETS / address.split("/", 3)[3]).read_bytes()
+        if len(plain.body) >= 1024:
             assert answer.headers["content-encoding"] == "gzip"
         for name, value in SECURITY_HEADERS.items():
             assert answer.headers[name.lower()] == value
 
 
-def test_an_etag_answers_304_without_a_body(client: Client) -> None:
-    etag = client.get("/").headers["etag"]
+def test_an_etag_answers_304_without_a_body(client: Running) -> None:
+    etag = client.ask("/").headers["etag"]
     for header in (etag, f'"other", W/{etag}', "*"):
-        again = client.get("/", headers={"If-None-Match": header})
-        assert (again.status, again.content) == (304, b"")
+        again = client.ask("/", if_none_match=header)
+        assert (again.status, again.body) == (304, b"")
         assert again.headers["etag"] == etag
-    assert client.get("/", headers={"If-None-Match": '"other"'}).status == 200
+    assert client.ask("/", if_none_match='"other"').status == 200
     # The shell's addresses depend on its folder.
-    assert client.get("/streams/x").headers["etag"] != etag
+    assert client.ask("/streams/x").headers["etag"] != etag
 
 
-def test_head_tells_the_size_alone(client: Client) -> None:
-    answer = client.get("/", method="HEAD")
-    assert answer.content == b""
+def test_head_tells_the_size_alone(client: Running) -> None:
+    answer = client.ask("/", method="HEAD")
+    assert answer.body == b""
     assert int(answer.headers["content-length"]) > 1000
 
 
-def test_plotly_is_the_bundle_of_the_installed_wheel(client: Client) -> None:
-    first = next(a for a in addresses(client.get("/").text) if a.endswith("main.js"))
+def test_plotly_is_the_bundle_of_the_installed_wheel(client: Running) -> None:
+    first = next(a for a in addresses(client.ask("/").body.decode()) if a.endswith("main.js"))
     path = first.removeprefix(".").replace("js/main.js", "plotly.min.js")
-    answer = client.get(path, headers={"Accept-Encoding": "gzip"})
+    answer = client.ask(path, accept_encoding="gzip")
     assert answer.headers["content-type"] == "text/javascript; charset=utf-8"
-    assert answer.content == pages.plotly_bundle()
-    assert int(answer.headers["content-length"]) < len(answer.content) / 2
+    bundle = pages.plotly_bundle()
+    assert gzip.decompress(answer.body) == bundle
+    assert int(answer.headers["content-length"]) < len(bundle) / 2
 
 
 @pytest.mark.parametrize("accepted", ["gzip;q=0", "br", "", "gzip; q=0.0"])
-def test_gzip_is_sent_to_those_who_take_it_alone(client: Client, accepted: str) -> None:
-    assert "content-encoding" not in client.get("/", headers={"Accept-Encoding": accepted}).headers
+def test_gzip_is_sent_to_those_who_take_it_alone(client: Running, accepted: str) -> None:
+    assert "content-encoding" not in client.ask("/", accept_encoding=accepted).headers
 
 
 @pytest.mark.parametrize(
@@ -223,22 +196,22 @@ def test_gzip_is_sent_to_those_who_take_it_alone(client: Client, accepted: str) 
         "plotly.css",
     ],
 )
-def test_other_names_are_not_found(client: Client, name: str) -> None:
-    first = next(a for a in addresses(client.get("/").text) if a.endswith("main.js"))
+def test_other_names_are_not_found(client: Running, name: str) -> None:
+    first = next(a for a in addresses(client.ask("/").body.decode()) if a.endswith("main.js"))
     base = first.removeprefix(".").removesuffix("js/main.js")
-    answer = client.get(base + name)
+    answer = client.ask(base + name)
     assert answer.status == 404
-    assert "Traceback" not in answer.text
-    assert client.get("/static/0000000000000000/js/main.js").status == 404
+    assert "Traceback" not in answer.body.decode()
+    assert client.ask("/static/0000000000000000/js/main.js").status == 404
 
 
 def test_files_of_the_demonstrated_endings_alone_are_there() -> None:
     assert {path.suffix for path in FILES} == {".html", ".css", ".js", ".svg"}
 
 
-def test_compressed_bytes_are_the_same_in_all_processes(client: Client) -> None:
-    page = client.get("/", headers={"Accept-Encoding": "identity"}).content
-    assert client.get("/", headers={"Accept-Encoding": "gzip"}).body == gzip.compress(page, 6, mtime=0)
+def test_compressed_bytes_are_the_same_in_all_processes(client: Running) -> None:
+    page = client.ask("/", accept_encoding="identity").body
+    assert client.ask("/", accept_encoding="gzip").body == gzip.compress(page, 6, mtime=0)
 
 
 def test_package_data_names_all_files() -> None:

@@ -23,21 +23,12 @@ from tests.service.http.running import TOKEN, Running, serving
 # -- HTTP -----------------------------------------------------------------------------------------
 
 
-class _Site(ApiSite):
-    """The dashboard's routes over an observer without a broker."""
-
-    def start(self) -> None:
-        """Ask no broker, so that the observer knows nothing."""
-
-    def stop(self) -> None:
-        """Do nothing, as nothing was started."""
-
-
 @cache
 def _server() -> Running:
     kafka = KafkaSettings(bootstrap_servers="127.0.0.1:1")
     stream = StreamSettings(name="s", input="in", dim=5, rank=2, epsilon=1, delta=1e-6)
-    site = _Site(Observer([Settings.model_construct(kafka=kafka, stream=stream)]))
+    # Its observer does not run, so it knows nothing.
+    site = ApiSite(Observer([Settings.model_construct(kafka=kafka, stream=stream)]), runs=False)
     for name in ("uvicorn.error", "asyncio", "streaming_pca"):
         logging.getLogger(name).addHandler(_Log(logging.ERROR))
         logging.getLogger(name).propagate = False

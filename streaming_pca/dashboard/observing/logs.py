@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
-from typing import Any
 
 from kafka import KafkaConsumer, TopicPartition
 from kafka.errors import (
@@ -71,37 +70,28 @@ class TopicsReader:
         """Continue to read a topic from an offset."""
         self._consumer.seek(TopicPartition(topic, 0), offset)
 
-    def bounds(self, topics: Iterable[str]) -> dict[str, tuple[int, int]]:
+    def bounds(self, topics: Collection[str], patience_ms: int = _LEADERS_MS) -> dict[str, tuple[int, int]]:
         """Return first offsets and readable ends of the topics that have a leader.
 
         Raises
         ------
         KafkaError
         """
-        wanted = sorted(topics)
-        if not wanted:
+        tps = [TopicPartition(topic, 0) for topic in sorted(topics)]
+        if not tps:
             return {}
-        try:
-            firsts, ends = self._bounds(wanted, _LEADERS_MS)
-        except LeaderNotAvailableError:
-            firsts, ends = {}, {}
-            for topic in wanted:
-                try:
-                    first, end = self._bounds([topic], 0)
-                except LeaderNotAvailableError:
-                    continue
-                firsts |= first
-                ends |= end
-        return {tp.topic: (first, ends[tp]) for tp, first in firsts.items()}
-
-    def _bounds(self, topics: list[str], patience_ms: int) -> tuple[Mapping[Any, int], Mapping[Any, int]]:
-        tps = [TopicPartition(topic, 0) for topic in topics]
 
         def ask(of: Callable[..., dict[TopicPartition, int]]) -> dict[TopicPartition, int]:
             return once_led(lambda: of(self._consumer, tps, self._timeout_ms), patience_ms)
 
-        # For a read_committed consumer, ends are last stable offsets: before the first open transaction.
-        return dict(ask(first_offsets)), dict(ask(last_offsets))
+        try:
+            # For a read_committed consumer, ends are last stable offsets: before the first open transaction.
+            firsts, ends = ask(first_offsets), ask(last_offsets)
+        except LeaderNotAvailableError:
+            if len(tps) == 1:
+                return {}
+            return {name: found for topic in topics for name, found in self.bounds([topic], 0).items()}
+        return {tp.topic: (firsts[tp], ends[tp]) for tp in tps}
 
     def position(self, topic: str) -> int:
         """Return the next offset to read, after the transaction markers already passed."""

@@ -10,6 +10,7 @@ import hashlib
 import math
 from collections import deque
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +34,10 @@ LATEST_BYTES = 4 * 2**20
 _MOST_DOUBTS = 16
 _MOST_NUMBER = 2**63
 _ANGLE = math.pi / 2
+_COLUMNS = (
+    *("batch", "created", "records", "angles", "angle_bound", "noise_bound"),
+    *("explained_variance", "explained_variance_error", "total_variance"),
+)
 _STANDARD_ERRORS = 2.0
 """Standard errors above 0 that distinguish a total from noise, as with doubts."""
 
@@ -47,36 +52,28 @@ class Point:
     records: int
     outcome: str | None
     doubts: tuple[str, ...]
-    resolved: int | None
-    dominant: str | None
+    resolved_components: int | None
+    dominant_feature: str | None
     angles: Vector | None
     angle_bound: float | None
     noise_bound: float | None
-    explained: Vector
-    explained_error: Vector | None
-    total: float | None
+    explained_variance: Vector
+    explained_variance_error: Vector | None
+    total_variance: float | None
     explained_share: float | None
     null_share: tuple[float, float] | None
     clipped_share: tuple[float, float] | None
     least_null_share: float
     digest: str
 
+    @property
+    def angle(self) -> float | None:
+        """Largest principal angle to the previous release."""
+        return None if self.angles is None else float(self.angles[0])
+
     def summary(self) -> ReleaseSummary:
         """Return the API's summary of the release."""
-        return ReleaseSummary(
-            offset=self.offset,
-            batch=self.batch,
-            created=self.created,
-            records=self.records,
-            outcome=self.outcome,
-            doubts=list(self.doubts),
-            resolved_components=self.resolved,
-            dominant_feature=self.dominant,
-            angle=None if self.angles is None else float(self.angles[0]),
-            angle_bound=self.angle_bound,
-            explained_share=self.explained_share,
-            digest=self.digest,
-        )
+        return ReleaseSummary(**{name: getattr(self, name) for name in ReleaseSummary.model_fields})
 
 
 class ReleaseHistory:
@@ -208,14 +205,14 @@ class ReleaseHistory:
             records=release.records,
             outcome=release.outcome,
             doubts=release.doubts[:_MOST_DOUBTS],
-            resolved=resolved_components(release),
-            dominant=release.dominant_name,
+            resolved_components=resolved_components(release),
+            dominant_feature=release.dominant_name,
             angles=angles,
             angle_bound=release.angle_bound,
             noise_bound=both,
-            explained=np.array(release.explained_variance, dtype=np.float64),
-            explained_error=None if errors is None else np.array(errors, dtype=np.float64),
-            total=release.total_variance,
+            explained_variance=np.array(release.explained_variance, dtype=np.float64),
+            explained_variance_error=None if errors is None else np.array(errors, dtype=np.float64),
+            total_variance=release.total_variance,
             explained_share=_explained_share(release),
             null_share=_share(counts, "null", counts.get("batch_records")),
             clipped_share=_share(counts, "clipped", counts.get("clipped_of")),
@@ -225,26 +222,11 @@ class ReleaseHistory:
 
     def history(self) -> History:
         """Return the columns of all releases in memory."""
-        points = list(self._points)
-        return History(
-            stream=self._stream.name,
-            batch=[p.batch for p in points],
-            created=[p.created for p in points],
-            records=[p.records for p in points],
-            angles=[None if p.angles is None else p.angles.tolist() for p in points],
-            angle_bound=[p.angle_bound for p in points],
-            noise_bound=[p.noise_bound for p in points],
-            explained_variance=[p.explained.tolist() for p in points],
-            explained_variance_error=[
-                None if p.explained_error is None else p.explained_error.tolist() for p in points
-            ],
-            total_variance=[p.total for p in points],
-            null_share=[p.null_share[0] if p.null_share else None for p in points],
-            null_share_error=[p.null_share[1] if p.null_share else None for p in points],
-            clipped_share=[p.clipped_share[0] if p.clipped_share else None for p in points],
-            clipped_share_error=[p.clipped_share[1] if p.clipped_share else None for p in points],
-            complete=self._complete,
-        )
+        columns = {name: [_plain(getattr(p, name)) for p in self._points] for name in _COLUMNS}
+        for name in ("null_share", "clipped_share"):
+            shares = [getattr(p, name) or (None, None) for p in self._points]
+            columns[name], columns[f"{name}_error"] = [s[0] for s in shares], [s[1] for s in shares]
+        return History(stream=self.stream, complete=self._complete, **columns)
 
     def page(self, limit: int, before: int | None) -> ReleasePage:
         """Return releases of batches below ``before``, newest first."""
@@ -252,6 +234,10 @@ class ReleaseHistory:
         more = len(chosen) > limit
         items = [p.summary() for p in chosen[:limit]]
         return ReleasePage(items=items, next=items[-1].batch if more and items else None)
+
+
+def _plain(value: Any) -> Any:
+    return value.tolist() if isinstance(value, np.ndarray) else value
 
 
 def _orthonormal(release: Release) -> Vector | None:

@@ -91,8 +91,8 @@ class StreamState:
             health = replace(
                 health,
                 doubts=last.doubts,
-                resolved=last.resolved,
-                dominant=last.dominant,
+                resolved=last.resolved_components,
+                dominant=last.dominant_feature,
                 least_null_share=last.least_null_share,
             )
         facts: dict[str, Any] = {

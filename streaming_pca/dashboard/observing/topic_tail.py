@@ -42,7 +42,7 @@ class TopicTail:
             self._table.changed = False
             self._assign()
         if not self._reads:
-            if self._table.is_known:
+            if self._table.problems:
                 self._finish()
             return False
         try:
@@ -67,7 +67,7 @@ class TopicTail:
     def _assign(self) -> None:
         """Assign the topics that exist; read new ones from their beginnings."""
         watched, table = self._watched, self._table
-        if not table.is_known:
+        if not table.problems:
             return
         new: set[str] = set()
         reads: set[str] = set()
@@ -76,7 +76,7 @@ class TopicTail:
                 if topic in self._denied:
                     part.problem = f"topic {topic!r} may not be read by this user"
                     continue
-                part.problem = next(filter(None, map(table.problem, (part.input, topic))), None)
+                part.problem = next(filter(None, map(table.problems.get, (part.input, topic))), None)
                 if None not in (ids := self._ids(part)):
                     reads.add(topic)
                     if part.ids != ids:
@@ -101,7 +101,7 @@ class TopicTail:
         watched.refresh()
 
     def _ids(self, part: ReleaseHistory | LedgerView) -> tuple[str | None, ...]:
-        return tuple(map(self._table.id, part.sources))
+        return tuple(map(self._table.ids.get, part.sources))
 
     def _seek(self, topic: str, offset: int, first: int, end: int) -> None:
         # If the topic is shorter than before, it was recreated or has lost its tail.

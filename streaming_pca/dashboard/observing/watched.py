@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from kafka.errors import for_code
@@ -66,17 +65,15 @@ class Listeners:
                         _log.exception("a listener of the dashboard failed")
 
 
-@dataclass(frozen=True)
-class _Described:
-    topic_id: str
-    problem: str | None
-
-
 class TopicTable:
     """The broker's descriptions of topics.
 
     Attributes
     ----------
+    ids : dict of topic to id
+        Of the topics that can be read.
+    problems : dict of topic to str or None
+        Why a topic cannot be read, in one line; empty until the broker has described the topics.
     changed : bool
         Set when a description has changed.
     wanted : bool
@@ -85,28 +82,15 @@ class TopicTable:
 
     def __init__(self) -> None:
         self.changed = self.wanted = False
-        self._topics: dict[str, _Described] = {}
+        self.ids: dict[str, str] = {}
+        self.problems: dict[str, str | None] = {}
 
-    def set(self, described: Iterable[Mapping[str, Any]]) -> None:
+    def set(self, described: Sequence[Mapping[str, Any]]) -> None:
         """Store the broker's descriptions."""
-        topics = {topic["name"]: _Described(str(topic["topic_id"]), _problem(topic)) for topic in described}
-        self.changed = self.changed or topics != self._topics
-        self._topics = topics
-
-    def id(self, topic: str) -> str | None:
-        """Return a topic's id; None if it cannot be read."""
-        described = self._topics.get(topic)
-        return described.topic_id if described is not None and described.problem is None else None
-
-    def problem(self, topic: str) -> str | None:
-        """Return why a topic cannot be read, in one line."""
-        described = self._topics.get(topic)
-        return None if described is None else described.problem
-
-    @property
-    def is_known(self) -> bool:
-        """True once the broker has described the topics."""
-        return bool(self._topics)
+        problems = {topic["name"]: _problem(topic) for topic in described}
+        ids = {t["name"]: str(t["topic_id"]) for t in described if problems[t["name"]] is None}
+        self.changed = self.changed or (ids, problems) != (self.ids, self.problems)
+        self.ids, self.problems = ids, problems
 
 
 def _problem(topic: Mapping[str, Any]) -> str | None:

@@ -19,44 +19,17 @@ FEATURES = ["air time", "delay", "distance", "größe", "month"]
 
 
 class ApiSite:
-    """Site with the API alone, over any observer."""
+    """Site with the API alone, over any observer, which it starts and stops if ``runs``."""
 
-    def __init__(self, observer: Any, **how: Any) -> None:
-        self.observer = observer
+    def __init__(self, observer: Any, runs: bool = True, **how: Any) -> None:
         self.routes = [Mount("", app=make_api(observer, **how))]
-
-    def start(self) -> None:
-        self.observer.start()
-
-    def stop(self) -> None:
-        self.observer.stop()
-
-
-class Unstarted:
-    """Observer that another server starts and stops."""
-
-    def __init__(self, observer: Observer) -> None:
-        self._observer = observer
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._observer, name)
-
-    def start(self) -> None:
-        """Leave it unchanged."""
-
-    def stop(self) -> None:
-        """Leave it unchanged."""
+        self.start = observer.start if runs else lambda: None
+        self.stop = observer.stop if runs else lambda: None
 
 
 @dataclass
 class World:
-    """Streams, their observer, and a server.
-
-    Attributes
-    ----------
-    flights, few, unborn, missing : MadeStream
-        Streams with 30 releases, with three, without a release, and without topics.
-    """
+    """Streams with 30 releases, with three, without a release and without topics, as they are served."""
 
     flights: MadeStream
     few: MadeStream

@@ -49,14 +49,8 @@ def test_it_agrees_with_status(make: Make, observe: Observe) -> None:
     for summary in seen:
         facts = told[summary.name]
         assert summary.problem is None
-        assert summary.standing == facts["standing"]
-        assert summary.records == facts["records"]
-        assert summary.batches is not None
-        assert summary.batches.model_dump() == facts["batches"]
-        assert summary.lag is not None
-        assert summary.lag.model_dump() == facts["lag"]
-        assert summary.leader is not None
-        assert summary.leader.model_dump() == facts["leader"]
+        names = {"standing", "records", "batches", "lag", "leader"}
+        assert summary.model_dump(include=names) == {name: facts[name] for name in names}
         assert summary.budget is not None
         for name, known in (
             ("by_stream", facts["charged"]["by_stream"]),
@@ -77,23 +71,18 @@ def test_a_history_is_of_the_releases(make: Make, observe: Observe) -> None:
     observer = observe(stream)
     seen, known = observer.history(stream.name), stream.releases
     assert seen.complete
-    assert (seen.batch, seen.records) == ([r.batch for r in known], [r.records for r in known])
-    assert seen.created == [r.created for r in known]
-    assert seen.explained_variance == [r.explained_variance for r in known]
-    assert seen.explained_variance_error == [r.explained_variance_error for r in known]
-    assert seen.total_variance == [r.total_variance for r in known]
-    assert seen.angle_bound == [r.angle_bound for r in known]
+    columns = ("batch", "records", "created", "explained_variance", "explained_variance_error")
+    for column in (*columns, "total_variance", "angle_bound"):
+        assert getattr(seen, column) == [getattr(release, column) for release in known], column
     assert (seen.angles[0], seen.noise_bound[0]) == (None, None)
     for i in range(1, 6):
-        angles, bounds = seen.angles[i], (known[i - 1].angle_bound, known[i].angle_bound)
+        angles, both = seen.angles[i], known[i - 1 : i + 1]
         assert angles is not None
         assert angles == sorted(angles, reverse=True)
-        both = [np.array(known[j].components) for j in (i - 1, i)]
-        assert angles[0] == pytest.approx(principal_angle(*both), abs=1e-12)
+        bases = [np.array(release.components) for release in both]
+        assert angles[0] == pytest.approx(principal_angle(*bases), abs=1e-12)
         assert len(angles) == 3
-        assert bounds[0] is not None
-        assert bounds[1] is not None
-        assert seen.noise_bound[i] == min(bounds[0] + bounds[1], math.pi / 2)
+        assert seen.noise_bound[i] == min(sum(r.angle_bound or math.inf for r in both), math.pi / 2)
     assert seen.null_share == [min(max(r.counts["null_records"] / 100, 0), 1) for r in known]
     assert seen.null_share_error == [0.01] * 6
     assert seen.clipped_share == [r.counts["clipped_records"] / r.counts["clipped_of"] for r in known]
@@ -177,9 +166,9 @@ def test_a_ledger_is_shown_entry_by_entry(make: Make, observe: Observe) -> None:
     assert page.next is None
     assert [row.offset for row in page.items] == [e["offset"] for e in told["entries"]][::-1]
     for row, entry in zip(page.items, reversed(told["entries"]), strict=True):
-        assert (row.kind, row.void or "", row.job) == (entry["kind"], entry["void"], entry.get("job"))
-        assert (row.batch, row.records) == (entry.get("batch"), entry.get("records"))
-        assert row.reason == entry.get("reason")
+        assert (row.kind, row.void or "") == (entry["kind"], entry["void"])
+        names = ("job", "batch", "records", "reason")
+        assert [getattr(row, name) for name in names] == [entry.get(name) for name in names]
         ranges = [{k: r[k] for k in ("partition", "start", "end")} for r in entry.get("ranges", ())]
         assert [r.model_dump() for r in row.ranges] == ranges
     assert page.items[-1].kind == "OPENED"
@@ -213,21 +202,19 @@ def test_a_ledger_is_shown_entry_by_entry(make: Make, observe: Observe) -> None:
 def test_what_is_not_there_has_an_error(make: Make, observe: Observe) -> None:
     empty, shut = make(), make(cap=None)
     observer = observe(empty, shut)
-    with pytest.raises(UnknownStream, match="stream 'nobody' is not in the settings"):
-        observer.stream("nobody")
-    for ask in (observer.history, observer.release):
-        with pytest.raises(UnknownStream):
-            ask("nobody")
-    with pytest.raises(UnknownLedger, match="no stream of the settings reads topic 'nothing'"):
-        observer.ledger("nothing")
-    with pytest.raises(UnknownLedger):
-        observer.verify("nothing")
-    with pytest.raises(UnknownRelease, match="has no release yet"):
-        observer.release(empty.name)
-    with pytest.raises(UnknownRelease):
-        observer.release(empty.name, 1)
-    with pytest.raises(TopicError, match="not open"):
-        observer.record_charge(shut.settings.stream.input, 0, 0)
+    questions: list[tuple[Callable[..., object], tuple[Any, ...], type[Exception], str]] = [
+        (observer.stream, ("nobody",), UnknownStream, "stream 'nobody' is not in the settings"),
+        (observer.history, ("nobody",), UnknownStream, "nobody"),
+        (observer.release, ("nobody",), UnknownStream, "nobody"),
+        (observer.ledger, ("nothing",), UnknownLedger, "no stream of the settings reads topic 'nothing'"),
+        (observer.verify, ("nothing",), UnknownLedger, "nothing"),
+        (observer.release, (empty.name,), UnknownRelease, "has no release yet"),
+        (observer.release, (empty.name, 1), UnknownRelease, "batch 1"),
+        (observer.record_charge, (shut.settings.stream.input, 0, 0), TopicError, "not open"),
+    ]
+    for ask, given, error, words in questions:
+        with pytest.raises(error, match=words):
+            ask(*given)
     assert observer.stream(shut.name).budget is None
     assert "The ledger is not open" in observer.stream(shut.name).health.reasons[0]
     assert observer.stream(empty.name).last_release is None
