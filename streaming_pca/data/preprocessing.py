@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, BeforeValidator, ConfigDict, model_validator
 
 from streaming_pca.data.records import Block, RecordKind
-from streaming_pca.kernels.public_map import PublicMap
+from streaming_pca.kernels.reading import PublicMap
 
 
 def _listed(value: Any) -> Any:

@@ -46,8 +46,8 @@ from streaming_pca.data.preprocessing import Preprocessing
 from streaming_pca.data.records import Block, evenly_spread
 from streaming_pca.estimators.record_reader import NormKernel, RecordReader, added_up
 from streaming_pca.kernels.lattice import BLOCK, lattice_unit
+from streaming_pca.kernels.reading import RecordsView
 from streaming_pca.kernels.record_means import MEAN_RADIUS, record_mean_norms, sum_record_means
-from streaming_pca.kernels.records_view import RecordsView
 from streaming_pca.privacy.calibration.multipliers import gaussian_rho, lattice_sigma, pure_epsilon
 from streaming_pca.privacy.mechanisms import gaussian_on_vector, private_quantile
 from streaming_pca.privacy.mechanisms.pure import counts_at_most

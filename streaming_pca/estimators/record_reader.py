@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 
 from streaming_pca.data.preprocessing import Preprocessing, transformed
 from streaming_pca.data.records import Block
-from streaming_pca.kernels.public_map import NO_MAP
-from streaming_pca.kernels.records_view import RecordsView, records_view
+from streaming_pca.kernels.reading import NO_MAP, RecordsView, records_view
 from streaming_pca.kernels.threads import shared_out
 
 Vector = NDArray[np.float64]

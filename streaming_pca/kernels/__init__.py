@@ -24,8 +24,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-__all__ = ["SHIPPED", "Intrinsic", "Kernel", "load_compiler", "njit"]
-
 SHIPPED = Path(sys.prefix, "share", "streaming-pca", "kernels")
 """Cache that deploy/Dockerfile fills. numba takes a kernel from it for the same processor alone."""
 

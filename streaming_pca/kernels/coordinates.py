@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streaming_pca.kernels import njit
-from streaming_pca.kernels.products import record_product, transposed_times
+from streaming_pca.kernels.rounding import record_product, transposed_times
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]

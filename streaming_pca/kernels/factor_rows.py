@@ -8,29 +8,12 @@ from numpy.typing import NDArray
 from streaming_pca.kernels import njit
 from streaming_pca.kernels.blas import add_gram
 from streaming_pca.kernels.lattice import BLOCK, RADIUS
-from streaming_pca.kernels.public_map import PublicMap, map_pair, map_row
-from streaming_pca.kernels.records_view import RecordsView
-from streaming_pca.kernels.rounding import are_finite, clip_and_round, sum_of_squares
+from streaming_pca.kernels.reading import PublicMap, RecordsView, load_factor
+from streaming_pca.kernels.rounding import are_finite, clip_and_round, sum_of_squares, times
 
 Floats = NDArray[np.float64]
 
 _RADIUS = float(RADIUS)
-
-
-@njit(cache=True, nogil=True)
-def load_factor(read: RecordsView, i: int, how: PublicMap, room: Floats) -> int:
-    """Copy record i's mapped rows (r, d) to ``room``; return r, 0 for a null record."""
-    rows, begins, starts = read.rows, read.begins, read.starts
-    a = begins[i]
-    r: int = starts[i + 1] - starts[i]
-    if how.pairs:
-        if r != 1 or starts[i + 2] - starts[i + 1] != 1:
-            return 0
-        map_pair(rows[a], rows[begins[i + 1]], how, room[0])
-    else:
-        for j in range(r):
-            map_row(rows[a + j], how, room[j])
-    return r
 
 
 @njit(cache=True, nogil=True)
@@ -144,17 +127,6 @@ def factor_squared_norms(
 
 
 @njit(cache=True, nogil=True)
-def _turn(rows: Floats, turn: Floats, out: Floats) -> None:
-    """Compute rows @ turn in a fixed order: BLAS results depend on shapes."""
-    for i in range(rows.shape[0]):
-        out[i, :] = 0.0
-        for j in range(rows.shape[1]):
-            x = rows[i, j]
-            for c in range(out.shape[1]):
-                out[i, c] += x * turn[j, c]
-
-
-@njit(cache=True, nogil=True)
 def turned_squared_norms(
     read: RecordsView, first: int, last: int, how: PublicMap, turn: Floats, room: Floats, out: Floats
 ) -> None:
@@ -171,7 +143,7 @@ def turned_squared_norms(
     turned = np.empty((room.shape[0], turn.shape[1]))
     for n in range((last - first) // step):
         r = load_factor(read, first + n * step, how, room)
-        _turn(room[:r], turn, turned[:r])
+        times(room[:r], turn, turned[:r])
         out[n] = sum_of_squares(turned[:r])
         if not out[n] < np.inf and not are_finite(turned[:r]):
             out[n] = 0.0
@@ -221,7 +193,7 @@ def sum_scaled_factors(
                 _flush(exact, total)
                 held = 0
         if turn.size:
-            _turn(room[:r], turn, turned[:r])
+            times(room[:r], turn, turned[:r])
         if clip_and_round(turned[:r], per_units[n], _RADIUS, rounded[rows : rows + r]):
             clipped += 1
         rows += r

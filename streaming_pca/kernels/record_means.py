@@ -1,6 +1,6 @@
 """Compiled kernels for means: of a record's rows, and of locally private reports.
 
-As in :mod:`~streaming_pca.kernels.clipping`, bounds are checked on rounded integers. A block of 2**13
+As in :mod:`~streaming_pca.kernels.rounding`, bounds are checked on rounded integers. A block of 2**13
 records of norm 2**40 adds up exactly in float64.
 """
 
@@ -13,10 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streaming_pca.kernels import njit
-from streaming_pca.kernels.factor_rows import load_factor
 from streaming_pca.kernels.lattice import BLOCK
-from streaming_pca.kernels.public_map import PublicMap
-from streaming_pca.kernels.records_view import RecordsView
+from streaming_pca.kernels.reading import PublicMap, RecordsView, load_factor
 from streaming_pca.kernels.rounding import are_finite, clip_and_round, erase, sum_of_squares
 
 MEAN_RADIUS = 2**40

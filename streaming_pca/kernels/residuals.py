@@ -16,8 +16,14 @@ from numpy.typing import NDArray
 
 from streaming_pca.kernels import njit
 from streaming_pca.kernels.lattice import MATRIX_RADIUS, RADIUS
-from streaming_pca.kernels.products import record_product
-from streaming_pca.kernels.rounding import NO_EXPONENT, clip_and_round, erase, exponent, scale_down
+from streaming_pca.kernels.rounding import (
+    NO_EXPONENT,
+    clip_and_round,
+    erase,
+    exponent,
+    record_product,
+    scale_down,
+)
 
 _BLOCK_RADIUS = float(RADIUS) ** 2
 _MATRIX_RADIUS = float(MATRIX_RADIUS)

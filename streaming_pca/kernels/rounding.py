@@ -1,9 +1,10 @@
-"""Scaling, clipping and rounding of one record, shared by all kernels.
+"""Arithmetic of one record, shared by all kernels: products, scaling, clipping and rounding.
 
 All operations are float64 in a fixed order, compiled without ``fastmath``: none is fused or
 reordered, so a record gets the same bits in any block, thread or process (a test compares them
 with the interpreter's). The guarantee rests on the last integer check alone, not on the scale:
 no float input leaves :func:`clip_and_round` with an integer norm above the radius.
+A count of clipped records adds 0 or 1 per record, so its sensitivity is 1; it is as secret as the sum.
 Error analysis: docs/explanation/proofs/exact-sums.md.
 """
 
@@ -15,6 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streaming_pca.kernels import njit
+
+Floats = NDArray[np.float64]
 
 LEAST_SQUARE, MOST_SQUARE = 2.0**-900, 2.0**900
 """Range of sums of squares without harmful underflow or overflow."""
@@ -28,7 +31,7 @@ COUNTED_AS_CLIPPED = 1.0 + 2.0**-20
 
 # Written as loops: numpy's own function takes seconds to compile.
 @njit(cache=True, nogil=True)
-def erase(values: NDArray[np.float64]) -> None:
+def erase(values: Floats) -> None:
     """Set all entries (r, c) to 0."""
     for i in range(values.shape[0]):
         for j in range(values.shape[1]):
@@ -36,7 +39,7 @@ def erase(values: NDArray[np.float64]) -> None:
 
 
 @njit(cache=True, nogil=True)
-def are_finite(values: NDArray[np.float64]) -> bool:
+def are_finite(values: Floats) -> bool:
     """Return whether no entry (r, c) is infinite or NaN."""
     for i in range(values.shape[0]):
         for j in range(values.shape[1]):
@@ -46,7 +49,7 @@ def are_finite(values: NDArray[np.float64]) -> bool:
 
 
 @njit(cache=True, nogil=True)
-def exponent(values: NDArray[np.float64]) -> int:
+def exponent(values: Floats) -> int:
     """Return e with 2**(e-1) <= max|v| < 2**e, NO_EXPONENT for zeros; ignores NaN."""
     largest = 0.0
     for i in range(values.shape[0]):
@@ -60,7 +63,7 @@ def exponent(values: NDArray[np.float64]) -> int:
 
 
 @njit(cache=True, nogil=True)
-def scale_down(values: NDArray[np.float64], e: int, out: NDArray[np.float64]) -> float:
+def scale_down(values: Floats, e: int, out: Floats) -> float:
     """Compute values * 2**-e; return its :func:`sum_of_squares`, not finite if a value is not."""
     # In two factors: 2**1074 is not a float64.
     half = e // 2
@@ -73,7 +76,7 @@ def scale_down(values: NDArray[np.float64], e: int, out: NDArray[np.float64]) ->
 
 
 @njit(cache=True, nogil=True)
-def sum_of_squares(values: NDArray[np.float64]) -> float:
+def sum_of_squares(values: Floats) -> float:
     """Return |values|_F**2, row by row in eight chains; exact for integers up to 2**53.
 
     Written out because a compiler may not reorder a plain sum.
@@ -100,7 +103,7 @@ def sum_of_squares(values: NDArray[np.float64]) -> float:
 
 
 @njit(cache=True, nogil=True)
-def round_scaled(values: NDArray[np.float64], t: float, out: NDArray[np.float64]) -> float:
+def round_scaled(values: Floats, t: float, out: Floats) -> float:
     """Compute rint(t * values); return its sum of squares, exact up to 2**53."""
     for i in range(values.shape[0]):
         for j in range(values.shape[1]):
@@ -123,9 +126,7 @@ def squared_bound(radius: float, n: float) -> float:
 
 
 @njit(cache=True, nogil=True)
-def clip_and_round(
-    values: NDArray[np.float64], per_unit: float, radius: float, out: NDArray[np.float64]
-) -> bool:
+def clip_and_round(values: Floats, per_unit: float, radius: float, out: Floats) -> bool:
     """Clip to ``radius`` lattice units and round to integers; |out|_F <= radius always.
 
     Parameters
@@ -159,9 +160,7 @@ def clip_and_round(
 
 
 @njit(cache=True, nogil=True)
-def _clip_scaled(
-    values: NDArray[np.float64], norm: float, per_unit: float, radius: float, out: NDArray[np.float64]
-) -> bool:
+def _clip_scaled(values: Floats, norm: float, per_unit: float, radius: float, out: Floats) -> bool:
     """Clip and round a record of known norm whose squares neither under- nor overflow."""
     t = radius / norm
     clipped = per_unit > t * COUNTED_AS_CLIPPED
@@ -174,3 +173,92 @@ def _clip_scaled(
         if not t > 0.0 or not round_scaled(values, t, out) <= bound:
             erase(out)
     return bool(clipped)
+
+
+@njit(cache=True, nogil=True)
+def quantise_records(
+    rows: Floats,
+    starts: NDArray[np.int64],
+    per_unit: float,
+    radius: float,
+    out: Floats,
+) -> int:
+    """Clip records in Frobenius norm to ``radius`` lattice units and round them.
+
+    Parameters
+    ----------
+    rows : (n, d) float64
+        Rows of all records; record i is ``rows[starts[i]:starts[i + 1]]``.
+    starts : (m + 1,) int64
+    per_unit : float
+        Lattice units per unit of the data; inf normalises every record to ``radius``.
+    out : (n, d) float64
+        Integer values, |out of record i|_F <= ``radius``. So a factor's matrix out^T out is
+        positive semidefinite with trace at most its square. Equal entries round equally:
+        a symmetric matrix stays one.
+
+    Returns
+    -------
+    int
+        Records with a norm above the radius.
+    """
+    clipped = 0
+    for i in range(starts.shape[0] - 1):
+        a, b = starts[i], starts[i + 1]
+        if a < b and clip_and_round(rows[a:b], per_unit, radius, out[a:b]):
+            clipped += 1
+    return clipped
+
+
+@njit(cache=True, nogil=True)
+def record_squared_norms(rows: Floats, starts: NDArray[np.int64], out: Floats) -> None:
+    """Write |F|_F**2, the trace of F^T F, of each record; 0 for null records, never NaN."""
+    for i in range(starts.shape[0] - 1):
+        total = 0.0
+        for j in range(starts[i], starts[i + 1]):
+            for c in range(rows.shape[1]):
+                total += rows[j, c] * rows[j, c]
+        out[i] = total
+
+
+@njit(cache=True, nogil=True)
+def times(a: Floats, b: Floats, out: Floats) -> None:
+    """Compute out = a b, each entry in the order of b's rows."""
+    erase(out)
+    for i in range(a.shape[0]):
+        for j in range(a.shape[1]):
+            v = a[i, j]
+            for c in range(b.shape[1]):
+                out[i, c] += v * b[j, c]
+
+
+@njit(cache=True, nogil=True)
+def transposed_times(a: Floats, b: Floats, out: Floats) -> None:
+    """Compute out = a^T b, each entry in the order of the rows."""
+    erase(out)
+    for i in range(a.shape[0]):
+        for j in range(a.shape[1]):
+            v = a[i, j]
+            for c in range(b.shape[1]):
+                out[j, c] += v * b[i, c]
+
+
+@njit(cache=True, nogil=True)
+def record_product(x: Floats, of_matrices: bool, basis: Floats, product: Floats) -> None:
+    """Compute A Q of one record in a fixed order; 0 for a null record.
+
+    Parameters
+    ----------
+    x : (r, d) float64
+        A itself, or F with A = F^T F; r may be 0.
+    of_matrices : bool
+        Whether x is A.
+    basis, product : (d, k) float64, C order
+        Overflow is inf or NaN.
+    """
+    if of_matrices:
+        times(x, basis, product)
+        return
+    seen = np.empty((x.shape[0], basis.shape[1]))
+    times(x, basis, seen)
+    transposed_times(x, seen, product)

@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streaming_pca.kernels import njit
-from streaming_pca.kernels.products import record_product
-from streaming_pca.kernels.rounding import NO_EXPONENT, clip_and_round, exponent, scale_down
+from streaming_pca.kernels.rounding import NO_EXPONENT, clip_and_round, exponent, record_product, scale_down
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]

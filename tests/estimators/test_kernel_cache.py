@@ -30,10 +30,10 @@ from streaming_pca.estimators.kernel_cache import FIRST, are_cached, compile_ker
 from streaming_pca.kernels.block.matrix_sums import sum_matrix_products
 from streaming_pca.kernels.block.norms import product_sizes
 from streaming_pca.kernels.block.sums import sum_products
-from streaming_pca.kernels.clipping import quantise_records, record_squared_norms
 from streaming_pca.kernels.factor_rows import factor_squared_norms, sum_factors
 from streaming_pca.kernels.plain_records import copy_rows, find_records
 from streaming_pca.kernels.residuals import sum_residuals
+from streaming_pca.kernels.rounding import quantise_records, record_squared_norms
 from streaming_pca.service.input.buffer import PartitionBuffer, RecordBuffer
 from streaming_pca.service.kafka.record_blocks import BlockReader
 from tests.kafka.security.hostile import batch, record

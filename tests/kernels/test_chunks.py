@@ -20,7 +20,7 @@ from streaming_pca.estimators.record_reader import RecordReader
 from streaming_pca.kernels.blas import dgemm_address, multiply
 from streaming_pca.kernels.block.chunks import Chunk, fill_chunk, grid, new_chunk, product_squared
 from streaming_pca.kernels.lattice import RADIUS
-from streaming_pca.kernels.public_map import NO_MAP
+from streaming_pca.kernels.reading import NO_MAP
 
 
 def filled(records: list[np.ndarray], columns: np.ndarray, k: int) -> tuple[Chunk, int]:

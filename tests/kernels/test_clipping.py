@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 
 import streaming_pca
 from streaming_pca.kernels import _drop_stale_kernels
-from streaming_pca.kernels.clipping import quantise_records
 from streaming_pca.kernels.lattice import MATRIX_RADIUS, RADIUS, lattice_unit
+from streaming_pca.kernels.rounding import quantise_records
 from tests.kernels.judge import (
     EXACT,
     Floats,

@@ -14,7 +14,7 @@ from streaming_pca.data.array_batch import ArrayBatch, array_of
 from streaming_pca.data.preprocessing import Preprocessing
 from streaming_pca.estimators.common.clipped_sums import block_residual_norms, block_sum
 from streaming_pca.estimators.power.bounded_records import BoundedRecords
-from streaming_pca.kernels.public_map import PublicMap, map_pair, map_row
+from streaming_pca.kernels.reading import PublicMap, map_pair, map_row
 from tests.kernels.judge import entries
 
 D = 4

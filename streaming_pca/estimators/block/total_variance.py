@@ -18,7 +18,7 @@ from streaming_pca.estimators.common.norm_distribution import (
     norm_shares,
     private_norm_distribution,
 )
-from streaming_pca.kernels.block.energies import LAYER
+from streaming_pca.kernels.block.norms import LAYER
 from streaming_pca.privacy.mechanisms import gaussian_on_vector
 
 TOTAL_LATTICE = LAYER

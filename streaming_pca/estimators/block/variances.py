@@ -22,7 +22,7 @@ from streaming_pca.estimators.common.residual_sums import NO_CENTRE, check_colum
 from streaming_pca.estimators.record_reader import RecordReader, added_up
 from streaming_pca.kernels.blas import dgemm_address
 from streaming_pca.kernels.block.chunks import grid
-from streaming_pca.kernels.block.energies import LAYER, add_layers
+from streaming_pca.kernels.block.norms import LAYER, add_layers
 from streaming_pca.privacy.mechanisms import gaussian_on_vector
 
 Matrix = NDArray[np.float64]

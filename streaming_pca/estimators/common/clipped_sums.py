@@ -34,7 +34,6 @@ from streaming_pca.estimators.common.residual_sums import (
 )
 from streaming_pca.estimators.record_reader import NormKernel, RecordReader, added_up
 from streaming_pca.kernels.blas import dsyrk_address
-from streaming_pca.kernels.clipping import quantise_records, record_squared_norms
 from streaming_pca.kernels.factor_rows import factor_squared_norms, sum_factors
 from streaming_pca.kernels.lattice import (
     BLOCK,
@@ -44,8 +43,9 @@ from streaming_pca.kernels.lattice import (
     LatticeSum,
     lattice_unit,
 )
-from streaming_pca.kernels.records_view import RecordsView
+from streaming_pca.kernels.reading import RecordsView
 from streaming_pca.kernels.residuals import frobenius_norm, residual_norms, sum_residuals
+from streaming_pca.kernels.rounding import quantise_records, record_squared_norms
 
 Matrix = NDArray[np.float64]
 Integers = NDArray[np.int64]

@@ -17,7 +17,7 @@ from streaming_pca.kernels.block.matrix_sums import MATRIX_GRID, sum_matrix_prod
 from streaming_pca.kernels.block.norms import product_sizes
 from streaming_pca.kernels.block.sums import new_counter, sum_products
 from streaming_pca.kernels.lattice import quantise_centre
-from streaming_pca.kernels.records_view import RecordsView
+from streaming_pca.kernels.reading import RecordsView
 from streaming_pca.kernels.residuals import frobenius_norm
 from streaming_pca.kernels.threads import thread_count, together
 

@@ -32,10 +32,10 @@ from streaming_pca.estimators.common.clipped_sums import (
 )
 from streaming_pca.estimators.record_reader import NormKernel, RecordReader, worth_a_thread
 from streaming_pca.kernels.blas import dsyrk_address
-from streaming_pca.kernels.clipping import quantise_records
 from streaming_pca.kernels.factor_rows import sum_scaled_factors, turned_squared_norms
 from streaming_pca.kernels.lattice import BLOCK, MATRIX_RADIUS, RADIUS, LatticeSum, lattice_unit
-from streaming_pca.kernels.records_view import RecordsView
+from streaming_pca.kernels.reading import RecordsView
+from streaming_pca.kernels.rounding import quantise_records
 from streaming_pca.kernels.threads import shared_out
 
 Matrix = NDArray[np.float64]

@@ -28,9 +28,8 @@ from streaming_pca.data.batch import Batch
 from streaming_pca.data.preprocessing import Preprocessing, transformed
 from streaming_pca.data.records import Block
 from streaming_pca.kernels import njit
-from streaming_pca.kernels.clipping import quantise_records
 from streaming_pca.kernels.lattice import BLOCK, MAX_RECORDS, RADIUS, LatticeSum, lattice_unit, quantise_basis
-from streaming_pca.kernels.rounding import clip_and_round
+from streaming_pca.kernels.rounding import clip_and_round, quantise_records
 from streaming_pca.linalg.tensors import Whitening
 
 Matrix = NDArray[np.float64]

@@ -18,10 +18,8 @@ from numpy.typing import NDArray
 from streaming_pca.kernels import njit
 from streaming_pca.kernels.blas import add_product, multiply
 from streaming_pca.kernels.block.bounds import Centre
-from streaming_pca.kernels.factor_rows import load_factor
 from streaming_pca.kernels.lattice import RADIUS
-from streaming_pca.kernels.public_map import PublicMap
-from streaming_pca.kernels.records_view import RecordsView
+from streaming_pca.kernels.reading import PublicMap, RecordsView, load_factor
 from streaming_pca.kernels.rounding import (
     LEAST_SQUARE,
     MOST_SQUARE,

@@ -17,7 +17,7 @@ from streaming_pca.kernels import njit
 from streaming_pca.kernels.blas import multiply
 from streaming_pca.kernels.block.bounds import COUNTED_AS_CLIPPED
 from streaming_pca.kernels.lattice import MATRIX_RADIUS
-from streaming_pca.kernels.records_view import RecordsView
+from streaming_pca.kernels.reading import RecordsView
 from streaming_pca.kernels.rounding import (
     LEAST_SQUARE,
     MOST_SQUARE,

@@ -19,8 +19,7 @@ from streaming_pca.kernels import njit
 from streaming_pca.kernels.blas import add_product, data_of, intrinsic
 from streaming_pca.kernels.block.bounds import Centre, is_within, scaled_down
 from streaming_pca.kernels.block.chunks import MOST_RECORDS, Chunk, fill_chunk, product_squared, rough_squared
-from streaming_pca.kernels.public_map import PublicMap
-from streaming_pca.kernels.records_view import RecordsView
+from streaming_pca.kernels.reading import PublicMap, RecordsView
 from streaming_pca.kernels.rounding import erase
 
 Floats = NDArray[np.float64]

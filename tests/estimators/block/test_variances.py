@@ -23,7 +23,7 @@ from streaming_pca.estimators.block.variances import (
     take_shares,
 )
 from streaming_pca.estimators.common.budget import Budget
-from streaming_pca.kernels.block.energies import LAYER
+from streaming_pca.kernels.block.norms import LAYER
 from streaming_pca.privacy.randomness import replace_noise_sampler
 from tests.privacy.noise import ScriptedSampler
 

@@ -23,7 +23,7 @@ from streaming_pca.kernels.blas import dgemm_address
 from streaming_pca.kernels.block.bounds import MOST_PRODUCT, WEIGHT, Centre, is_within
 from streaming_pca.kernels.block.chunks import MOST_RECORDS, chunk_rows, fill_chunk, new_chunk
 from streaming_pca.kernels.lattice import MATRIX_RADIUS, MAX_RECORDS, RADIUS, LatticeSum, lattice_unit
-from streaming_pca.kernels.public_map import NO_MAP
+from streaming_pca.kernels.reading import NO_MAP
 from streaming_pca.kernels.residuals import frobenius_norm
 from streaming_pca.kernels.threads import limited_threads
 from tests.kernels.judge import squared_total

@@ -172,7 +172,7 @@ def test_a_stream_goes_on_once_two_of_three_brokers_are_back(
 
 KERNEL = """
 import numpy as np
-from streaming_pca.kernels.clipping import record_squared_norms
+from streaming_pca.kernels.rounding import record_squared_norms
 out = np.zeros(1)
 record_squared_norms(np.ones((1, 3)), np.array([0, 1]), out)
 print(out[0])
