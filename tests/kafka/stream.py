@@ -262,7 +262,9 @@ class Stream:
             topic=self.settings.stream.input,
             cap=Cap(epsilon=cap[0], delta=cap[1]),
         )
-        open_ledger(self.settings.kafka, entry, self.settings.stream.ledger_topic)
+        # A busy cluster may need longer than the time after which a worker asks another broker.
+        patient = self.settings.kafka.model_copy(update={"request_timeout_ms": int(LIMIT * 1000)})
+        open_ledger(patient, entry, self.settings.stream.ledger_topic)
 
     def changed(self, section: str = "stream", **changes: Any) -> Settings:
         """Return these settings with changes in one section."""

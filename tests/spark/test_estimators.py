@@ -16,7 +16,7 @@ from kafka import KafkaAdminClient, KafkaProducer
 from kafka.admin import NewTopic
 from pyspark.sql import SparkSession
 
-from streaming_pca.config.kafka import KafkaSettings
+from streaming_pca.config.kafka import ConfigurationError, KafkaSettings
 from streaming_pca.config.settings import StreamSettings
 from streaming_pca.config.spark import SparkSettings
 from streaming_pca.data.batch import Batch
@@ -55,7 +55,13 @@ def spark(
     """Yield a session on two local cores, or on a standalone master with two workers."""
     local_session.end()
     how = LOCAL if request.param == "local" else on_cluster(spark_cluster.url)
-    session = start_spark(SparkSettings(**how))
+    try:
+        session = start_spark(SparkSettings(**how))
+    except ConfigurationError as error:
+        # Spark gives a master a minute, which one beside busy cores may miss.
+        if "does not register" not in str(error):
+            raise
+        session = start_spark(SparkSettings(**how))
     yield session
     stop_spark(session)
 
