@@ -31,9 +31,8 @@ from streaming_pca.data.codec import PayloadCodec
 from streaming_pca.estimators.common.clipped_sums import block_sum
 from streaming_pca.estimators.common.state import encode_state
 from streaming_pca.privacy.ledger.entries import OffsetRange, Reserved, encode_entry
-from streaming_pca.service.commit.batch_result import parameters_of
-from streaming_pca.service.commit.checkpoint_format import Checkpoint, encode_checkpoint
-from streaming_pca.service.commit.release import make_release
+from streaming_pca.service.commit.batch_result import make_release, parameters_of
+from streaming_pca.service.commit.state_topic import Checkpoint, encode_checkpoint
 from streaming_pca.service.input.buffer import Chunk, PartitionBuffer
 from streaming_pca.service.input.partition_reader import PartitionReader
 from streaming_pca.service.input.source import build_codec

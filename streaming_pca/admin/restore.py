@@ -51,10 +51,9 @@ from streaming_pca.data.release import Release
 from streaming_pca.privacy.ledger.entries import Opened, Released, decode_entry
 from streaming_pca.privacy.ledger.ledger import Ledger
 from streaming_pca.privacy.ledger.verify import verify_log
-from streaming_pca.service.commit.checkpoint_format import decode_checkpoint
 from streaming_pca.service.commit.ledger_writer import group_of_charges
 from streaming_pca.service.commit.snapshot import existing_topics, read_topic, replay
-from streaming_pca.service.commit.state_topic import find_state, send_state
+from streaming_pca.service.commit.state_topic import decode_checkpoint, find_state, send_state
 from streaming_pca.service.errors import SessionLost, StreamRefused, TopicError
 from streaming_pca.service.kafka.clients import (
     BrokerUnreachable,

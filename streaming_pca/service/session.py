@@ -24,18 +24,16 @@ from streaming_pca.privacy.ledger.entries import Reserved
 from streaming_pca.privacy.ledger.protocol import JobStatus
 from streaming_pca.privacy.randomness import utility_generator
 from streaming_pca.service.commit.admission import decode_admitted_state
-from streaming_pca.service.commit.batch_result import compute_batch, parameters_of
+from streaming_pca.service.commit.batch_result import Progress, compute_batch, parameters_of
 from streaming_pca.service.commit.checkpoint import CheckpointWriter, TakenOver
-from streaming_pca.service.commit.checkpoint_format import Checkpoint
 from streaming_pca.service.commit.recovery import Action
-from streaming_pca.service.commit.release import Progress
+from streaming_pca.service.commit.state_topic import Checkpoint
 from streaming_pca.service.errors import DeadlineExceeded, RecordsLost, SessionLost, StreamRefused
 from streaming_pca.service.executors import Executors, Pool, first_of
 from streaming_pca.service.input.end_offsets import EndOffsetPoller, OffsetFeed, Offsets
 from streaming_pca.service.input.partition_reader import PartitionReader
 from streaming_pca.service.input.reader import ReaderFactory
-from streaming_pca.service.input.session_input import Input
-from streaming_pca.service.input.source import CutBatch, build_codec
+from streaming_pca.service.input.source import CutBatch, Input, build_codec
 from streaming_pca.service.logs import StreamLog
 from streaming_pca.service.metrics import StreamMetrics
 from streaming_pca.service.registry.registry import SchemaRegistry

@@ -36,9 +36,9 @@ from streaming_pca.kernels import load_compiler
 from streaming_pca.kernels.threads import use_threads
 from streaming_pca.privacy.errors import ParameterError
 from streaming_pca.privacy.ledger.cap import BudgetExceeded
+from streaming_pca.service.commit.admission import StandbyCheck
+from streaming_pca.service.commit.batch_result import Progress
 from streaming_pca.service.commit.checkpoint import BudgetExceededByAnother
-from streaming_pca.service.commit.release import Progress
-from streaming_pca.service.commit.standby import StandbyCheck
 from streaming_pca.service.election import Election
 from streaming_pca.service.errors import DeadlineExceeded, RecordsLost, SessionLost, StreamRefused, TopicError
 from streaming_pca.service.executors import Executors, Pool, first_of

@@ -18,7 +18,7 @@ from streaming_pca.config.kafka import KafkaSettings
 from streaming_pca.config.settings import Settings, StreamSettings
 from streaming_pca.config.spark import SparkSettings
 from streaming_pca.data.codec import PayloadCodec
-from streaming_pca.service.commit.release import Progress
+from streaming_pca.service.commit.batch_result import Progress
 from streaming_pca.service.http.server import Site
 from streaming_pca.service.worker import run_worker
 from streaming_pca.spark.jobs import Cluster

@@ -40,7 +40,7 @@ from streaming_pca.privacy.ledger.entries import (
     entry_hash,
 )
 from streaming_pca.privacy.parameters import Charge
-from streaming_pca.service.commit.checkpoint_format import (
+from streaming_pca.service.commit.state_topic import (
     Checkpoint,
     MalformedCheckpoint,
     decode_checkpoint,

@@ -22,7 +22,7 @@ from streaming_pca.data.array_batch import ArrayBatch
 from streaming_pca.data.features.feature import Feature
 from streaming_pca.data.features.reading import FieldReader
 from streaming_pca.data.release import Release
-from streaming_pca.service.commit.release import make_release
+from streaming_pca.service.commit.batch_result import make_release
 
 RECORDS: list[dict[str, Any]] = [
     {"age": 30, "spent": 12.5, "country": "FR", "seen": "2024-03-01T06:00:00", "ok": True},

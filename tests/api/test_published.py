@@ -19,7 +19,7 @@ from streaming_pca.config.settings import StreamSettings
 from streaming_pca.data.release import LONGEST_ARRAY, Release
 from streaming_pca.privacy.parameters import Charge
 from streaming_pca.privacy.randomness import replace_noise_sampler
-from streaming_pca.service.commit.release import make_release
+from streaming_pca.service.commit.batch_result import make_release
 from tests.api.samplers import spiked
 from tests.privacy.noise import SeededSampler
 

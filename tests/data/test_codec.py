@@ -22,13 +22,13 @@ from streaming_pca.data.records import RecordKind
 from streaming_pca.data.release import ACCURACY, Release
 from streaming_pca.estimators.base import Outcome, Subspace
 from streaming_pca.privacy.users import hash_users
-from streaming_pca.service.commit.checkpoint_format import (
+from streaming_pca.service.commit.batch_result import make_release
+from streaming_pca.service.commit.state_topic import (
     Checkpoint,
     MalformedCheckpoint,
     decode_checkpoint,
     encode_checkpoint,
 )
-from streaming_pca.service.commit.release import make_release
 
 DIM = 3
 CODEC = PayloadCodec(DIM, max_rows=4)

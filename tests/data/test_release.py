@@ -17,7 +17,7 @@ from streaming_pca import PrivatePCA
 from streaming_pca.config.settings import StreamSettings
 from streaming_pca.data.release import LONGEST_ARRAY, ArrayDigest, Release
 from streaming_pca.estimators.base import Subspace
-from streaming_pca.service.commit.release import make_release
+from streaming_pca.service.commit.batch_result import make_release
 from streaming_pca.service.topics.sizes import release_bytes
 from tests.api.samplers import spiked
 

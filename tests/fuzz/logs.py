@@ -29,13 +29,13 @@ from streaming_pca.privacy.ledger.entries import MalformedEntry, decode_entry, e
 from streaming_pca.privacy.ledger.ledger import Ledger
 from streaming_pca.privacy.ledger.verify import verify_log
 from streaming_pca.privacy.users import MalformedUsers, Part, UserIndex, UserShard
-from streaming_pca.service.commit.checkpoint_format import (
+from streaming_pca.service.commit.state_topic import (
     Checkpoint,
     MalformedCheckpoint,
     decode_checkpoint,
     encode_checkpoint,
+    summarise,
 )
-from streaming_pca.service.commit.state_topic import summarise
 from streaming_pca.service.commit.user_log import MalformedUserLog, UserLog
 from tests.admin.test_backup import ID, made_backup
 from tests.data.test_release import plain

@@ -16,7 +16,7 @@ from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 from streaming_pca.config.settings import Settings
 from streaming_pca.data.release import Release
 from streaming_pca.estimators.base import Subspace
-from streaming_pca.service.commit.release import make_release
+from streaming_pca.service.commit.batch_result import make_release
 from streaming_pca.service.kafka.clients import plain_producer
 from streaming_pca.service.projection.projector import Projector
 from streaming_pca.service.projection.worker import ProjectionOptions, run_projection

@@ -45,8 +45,7 @@ from streaming_pca.privacy.ledger.protocol import BatchStatus
 from streaming_pca.privacy.ledger.verify import verify_log
 from streaming_pca.privacy.parameters import Charge
 from streaming_pca.service.commit.checkpoint import open_ledger
-from streaming_pca.service.commit.checkpoint_format import Checkpoint, decode_checkpoint
-from streaming_pca.service.commit.state_topic import is_part
+from streaming_pca.service.commit.state_topic import Checkpoint, decode_checkpoint, is_part
 from streaming_pca.service.kafka.clients import MAX_ANSWER_BYTES, plain_producer
 from streaming_pca.service.topics.find import create_topics, find_topics
 from tests.compiled import wait_until_compiled

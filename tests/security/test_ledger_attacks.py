@@ -41,8 +41,8 @@ from streaming_pca.privacy.ledger.mechanism_costs import UnknownCost, least_rho
 from streaming_pca.privacy.ledger.protocol import BatchStatus
 from streaming_pca.privacy.ledger.verify import verify_log
 from streaming_pca.privacy.parameters import Charge, parse_rational
-from streaming_pca.service.commit.checkpoint_format import Checkpoint, encode_checkpoint
 from streaming_pca.service.commit.recovery import Action, LedgerMismatch, recover
+from streaming_pca.service.commit.state_topic import Checkpoint, encode_checkpoint
 from tests.privacy.ledger.test_ledger import OF_USERS, ONE, PROMISE, TINY, Writer, drawn_logs, span
 from tests.privacy.ledger.test_verify import messages
 

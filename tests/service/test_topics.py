@@ -15,8 +15,8 @@ from streaming_pca.estimators.base import Subspace
 from streaming_pca.estimators.common.state import encode_state
 from streaming_pca.estimators.registry import ESTIMATORS
 from streaming_pca.privacy.randomness import secret_salt
-from streaming_pca.service.commit.checkpoint_format import Checkpoint, encode_checkpoint
-from streaming_pca.service.commit.release import make_release
+from streaming_pca.service.commit.batch_result import make_release
+from streaming_pca.service.commit.state_topic import Checkpoint, encode_checkpoint
 from streaming_pca.service.commit.user_log import UserLog
 from streaming_pca.service.topics.checks import replica_problems
 from streaming_pca.service.topics.find import input_topic

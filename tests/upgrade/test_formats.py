@@ -14,7 +14,7 @@ from streaming_pca import PrivatePCA
 from streaming_pca.admin.backup import BackupError, read_backup, verified_ledger
 from streaming_pca.data.release import Release
 from streaming_pca.privacy.ledger.entries import MalformedEntry, decode_entry
-from streaming_pca.service.commit.checkpoint_format import MalformedCheckpoint, decode_checkpoint
+from streaming_pca.service.commit.state_topic import MalformedCheckpoint, decode_checkpoint
 
 
 def edited(data: bytes, **changes: Any) -> bytes:

@@ -2,18 +2,102 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from types import MappingProxyType
 from typing import Any
+
+import numpy as np
 
 from streaming_pca.config.settings import StreamSettings
 from streaming_pca.data.features.records import Schemas
 from streaming_pca.data.features.schemas import named_in_ledger
-from streaming_pca.data.release import Release
-from streaming_pca.estimators.base import Plan, State
+from streaming_pca.data.release import ACCURACY, Release, published_setting
+from streaming_pca.estimators.base import Plan, State, Subspace
 from streaming_pca.estimators.common.state import encode_state
-from streaming_pca.service.commit.release import make_release
+from streaming_pca.estimators.doubts import Doubt, doubts
 from streaming_pca.service.commit.user_log import Step, UserLog
 from streaming_pca.service.input.source import CutBatch
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Public facts of a published release, for callbacks of the worker."""
+
+    batch: int
+    records: int
+    release: bytes
+
+
+def make_release(
+    stream: StreamSettings,
+    subspace: Subspace,
+    batch: int,
+    records: int,
+    counts: Mapping[str, float] = MappingProxyType({}),
+) -> bytes:
+    """Encode a release; its bytes are part of the state until publication.
+
+    Parameters
+    ----------
+    batch : int
+        The ledger's batch number.
+    records : int
+        Records delivered so far.
+    counts : mapping, optional
+        Fields of :data:`~streaming_pca.data.release.COUNTS`.
+
+    Raises
+    ------
+    ValueError
+        If an accuracy figure of the subspace is not finite or out of range.
+    """
+    accuracy = _accuracy(subspace)
+    outcome = None if subspace.outcome is None else subspace.outcome.value
+    estimator = stream.build_estimator()
+    info = estimator.info
+    found = doubts(subspace, estimator.preprocessing, records, estimator.norm_range[1])
+    dominant = subspace.dominant_feature if Doubt.DOMINATED in found else None
+    bounds = None if stream.bounds is None else tuple(map(published_setting, stream.bounds))
+    return Release(
+        version=6 if dominant is None else 7,
+        kind=info.releases,
+        stream=stream.name,
+        batch=batch,
+        records=records,
+        dim=stream.dim,
+        rank=stream.rank,
+        estimator=stream.estimator,
+        components=subspace.components.tolist(),
+        weights=None if subspace.weights is None else subspace.weights.tolist(),
+        support=None if subspace.support is None else list(subspace.support),
+        explained_variance=subspace.explained_variance.tolist(),
+        mean=None if subspace.mean is None else subspace.mean.tolist(),
+        centering=published_setting(stream.centering),
+        scale=published_setting(stream.scale),
+        bounds=bounds,
+        private=stream.private,
+        local=info.local,
+        epsilon=stream.epsilon if stream.private else None,
+        delta=stream.delta if stream.private else None,
+        adjacency=info.adjacency,
+        privacy_unit=stream.privacy_unit,
+        contributions_per_user=stream.contributions_per_user if stream.privacy_unit == "user" else None,
+        feature_names=None if stream.feature_names is None else list(stream.feature_names),
+        created=datetime.now(UTC).isoformat(timespec="milliseconds"),
+        outcome=outcome,
+        doubts=tuple(doubt.value for doubt in found),
+        dominant_feature=dominant,
+        **accuracy,
+        **counts,
+    ).to_bytes()
+
+
+def _accuracy(subspace: Subspace) -> dict[str, Any]:
+    """Return the accuracy figures that the estimator provides."""
+    known = {name: getattr(subspace, name) for name in ACCURACY}
+    return {name: np.asarray(value).tolist() for name, value in known.items() if value is not None}
 
 
 @dataclass(frozen=True)

@@ -40,11 +40,10 @@ from streaming_pca.privacy.parameters import Charge
 from streaming_pca.privacy.randomness import secret_salt
 from streaming_pca.service.commit.admission import check_admission, check_opened
 from streaming_pca.service.commit.batch_result import BatchResult
-from streaming_pca.service.commit.checkpoint_format import Checkpoint, encode_checkpoint
 from streaming_pca.service.commit.ledger_writer import LedgerWriter, trace_of
 from streaming_pca.service.commit.log_reader import LedgerLog, LogReader, high_watermark
 from streaming_pca.service.commit.recovery import LedgerMismatch, Recovery, recover
-from streaming_pca.service.commit.state_topic import StateReader, send_state
+from streaming_pca.service.commit.state_topic import Checkpoint, StateReader, encode_checkpoint, send_state
 from streaming_pca.service.commit.user_log import UserLog
 from streaming_pca.service.errors import SessionLost, StreamRefused
 from streaming_pca.service.kafka.authorization import in_one_line

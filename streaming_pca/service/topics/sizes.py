@@ -19,7 +19,7 @@ from streaming_pca.estimators.common.state import encode_state
 from streaming_pca.estimators.doubts import Doubt
 from streaming_pca.privacy.randomness import utility_generator
 from streaming_pca.privacy.users import SHARDS
-from streaming_pca.service.commit.release import make_release
+from streaming_pca.service.commit.batch_result import make_release
 
 _MIB = 2**20
 _DIRTY_RATIO = 0.5

@@ -41,11 +41,10 @@ from streaming_pca.privacy.ledger.verify import Report
 from streaming_pca.privacy.parameters import Charge
 from streaming_pca.service.commit import log_reader, snapshot, state_topic
 from streaming_pca.service.commit import verification as inspection
-from streaming_pca.service.commit.batch_result import BatchResult
+from streaming_pca.service.commit.batch_result import BatchResult, make_release
 from streaming_pca.service.commit.checkpoint import CheckpointWriter
 from streaming_pca.service.commit.log_reader import LogReader
 from streaming_pca.service.commit.recovery import Action
-from streaming_pca.service.commit.release import make_release
 from streaming_pca.service.commit.verification import verify_ledger
 from streaming_pca.service.errors import SessionLost, StreamRefused
 from streaming_pca.service.kafka.clients import plain_producer

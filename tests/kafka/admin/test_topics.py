@@ -18,9 +18,8 @@ from streaming_pca.config.kafka import KafkaSettings
 from streaming_pca.config.settings import StreamSettings
 from streaming_pca.privacy.ledger.entries import Released
 from streaming_pca.privacy.users import SHARDS
-from streaming_pca.service.commit.checkpoint_format import Checkpoint, encode_checkpoint
 from streaming_pca.service.commit.log_reader import high_watermark
-from streaming_pca.service.commit.state_topic import StateReader, send_state
+from streaming_pca.service.commit.state_topic import Checkpoint, StateReader, encode_checkpoint, send_state
 from streaming_pca.service.commit.user_log import UserLog
 from streaming_pca.service.errors import TopicError
 from streaming_pca.service.kafka.clients import admin_client, transactional_producer

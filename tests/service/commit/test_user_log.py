@@ -10,13 +10,15 @@ import pytest
 from numpy.typing import NDArray
 
 from streaming_pca.privacy.users import SHARDS, UserIndex, UserTable
-from streaming_pca.service.commit.checkpoint_format import (
+from streaming_pca.service.commit.state_topic import (
     Checkpoint,
     MalformedCheckpoint,
+    PartChunks,
     decode_checkpoint,
     encode_checkpoint,
+    is_part,
+    send_state,
 )
-from streaming_pca.service.commit.state_topic import PartChunks, is_part, send_state
 from streaming_pca.service.commit.user_log import MalformedUserLog, UserLog
 
 Users = NDArray[np.uint64]

@@ -15,17 +15,18 @@ from numpy.typing import NDArray
 from streaming_pca.data.array_batch import ArrayBatch
 from streaming_pca.data.codec import PayloadCodec
 from streaming_pca.data.records import RecordKind
-from streaming_pca.service.input import row_store
+from streaming_pca.service.input import buffer as buffers
 from streaming_pca.service.input.buffer import (
+    _MAPPED_BYTES,
     Chunk,
     PartitionBuffer,
     RecordBuffer,
+    RowStore,
     _pieces,
     batch_of,
     interleave,
     row_places,
 )
-from streaming_pca.service.input.row_store import _MAPPED_BYTES, RowStore
 
 DIM = 3
 
@@ -142,7 +143,7 @@ def test_a_small_batch_is_copied_rather_than_the_rest() -> None:
 
 
 def test_rows_of_double_precision_are_kept_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(row_store, "PIECE_BYTES", 50)
+    monkeypatch.setattr(buffers, "PIECE_BYTES", 50)
     store = RowStore(2)
     third = float(np.float32(1 / 3))
     single = np.full((2, 2), 1 / 3, dtype=np.float32) * np.arange(1, 3, dtype=np.float32)[:, None]

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from streaming_pca.service.errors import SessionLost
-from streaming_pca.service.input.session_input import ReadAhead
+from streaming_pca.service.input.source import ReadAhead
 
 
 def steps(*answers: bool | Exception) -> tuple[Callable[[], Awaitable[bool]], list[bool]]:

@@ -10,7 +10,7 @@ import pytest
 from streaming_pca.config.settings import StreamSettings
 from streaming_pca.data.release import ArrayDigest, Release
 from streaming_pca.estimators.base import Subspace
-from streaming_pca.service.commit.release import make_release
+from streaming_pca.service.commit.batch_result import make_release
 from streaming_pca.service.errors import StreamRefused
 from streaming_pca.service.projection.latest import projection_of
 
