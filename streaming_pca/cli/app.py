@@ -24,7 +24,7 @@ from streaming_pca.cli import (
     worker,
 )
 from streaming_pca.cli.common import OutputFailed, end_without_output, fail, guard_output
-from streaming_pca.service.protection import protect_process, traceback_text, withheld_messages
+from streaming_pca.service.process_hardening import protect_process, traceback_text, withheld_messages
 
 app = typer.Typer(
     name="streaming-pca",

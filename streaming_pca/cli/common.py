@@ -18,7 +18,7 @@ from rich.cells import cell_len, set_cell_size
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from streaming_pca.service.protection import protect_process
+from streaming_pca.service.process_hardening import protect_process
 
 if TYPE_CHECKING:
     from streaming_pca.config.kafka import KafkaSettings

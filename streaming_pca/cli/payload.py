@@ -124,7 +124,7 @@ def _codec(
     from streaming_pca.data.codec import PayloadCodec
     from streaming_pca.data.records import RecordKind
     from streaming_pca.service.input.source import build_codec
-    from streaming_pca.service.registry.registry import schemas_of
+    from streaming_pca.service.schema_registry import schemas_of
 
     # The worker's key is secret, and the verdict is the same under every key.
     user_key = bytes(32)
@@ -288,8 +288,7 @@ def _registered(
 ) -> tuple[str, list[Suggestion]]:
     """Return the name and the fields of a subject's newest schema."""
     from streaming_pca.config.loading import load_registry, registry_of
-    from streaming_pca.service.registry.client import RegistryAway, RegistryRefused
-    from streaming_pca.service.registry.registry import read_latest
+    from streaming_pca.service.schema_registry import RegistryAway, RegistryRefused, read_latest
 
     if url is not None and config is not None:
         raise _wrong("--registry is given by --config: leave out one of them")

@@ -15,7 +15,7 @@ from typing import Any
 from pythonjsonlogger.json import JsonFormatter
 
 from streaming_pca.config.settings import LogSettings
-from streaming_pca.service.protection import traceback_text
+from streaming_pca.service.process_hardening import traceback_text
 
 _FIELDS = ("stream", "job", "batch")
 

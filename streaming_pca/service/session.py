@@ -33,10 +33,10 @@ from streaming_pca.service.executors import Executors, Pool, first_of
 from streaming_pca.service.input.end_offsets import EndOffsetPoller, OffsetFeed, Offsets
 from streaming_pca.service.input.partition_reader import PartitionReader
 from streaming_pca.service.input.reader import ReaderFactory
-from streaming_pca.service.input.source import CutBatch, Input, build_codec
+from streaming_pca.service.input.source import Input, OffsetBatch, build_codec
 from streaming_pca.service.logs import StreamLog
 from streaming_pca.service.metrics import StreamMetrics
-from streaming_pca.service.registry.registry import SchemaRegistry
+from streaming_pca.service.schema_registry import SchemaRegistry
 from streaming_pca.service.topics.find import Topics, input_topic_id
 from streaming_pca.service.tracing import Span, StreamTraces
 
@@ -58,14 +58,9 @@ A lack of progress ends it sooner.
 class Session:
     """Session as leader of one stream.
 
-    Parameters
-    ----------
-    topics : Topics
-        Looked up for every session: a recreated topic holds different data.
-    on_release : callable, optional
-        Called with every release after its publication.
-    make_reader : ReaderFactory
-        Reader of the input; by default in this process.
+    - ``topics``: looked up for every session: a recreated topic holds different data.
+    - ``on_release``: called with every release after its publication.
+    - ``make_reader``: reader of the input; by default in this process.
     """
 
     def __init__(
@@ -89,7 +84,7 @@ class Session:
         self._traces = traces or StreamTraces(None, self._stream)
         self._on_taken_over = on_taken_over
         self._subject = settings.stream.registry_subject
-        self._told: set[str] = set()
+        self._logged_faults: set[str] = set()
         """Faults of schemas that were already logged."""
         self._interrupted = False
         self._wakeup = asyncio.Event()
@@ -115,14 +110,9 @@ class Session:
     async def run(self) -> bool:
         """Lead until interrupted; True when the stream is done.
 
-        Raises
-        ------
-        SessionLost, BrokerUnreachable
-            Recover with a new session.
-        StreamRefused, RecordsLost, BudgetExceeded
-            The stream cannot continue as configured.
-        DeadlineExceeded
-            A thread hangs: the process must end.
+        Raises SessionLost or BrokerUnreachable to recover with a new session. Raises StreamRefused,
+        RecordsLost or BudgetExceeded if the stream cannot continue as configured, and DeadlineExceeded if a
+        thread hangs: the process must end.
         """
         self._writer = CheckpointWriter(self._settings.kafka, self._stream, self._topics.topic_id)
         hanging = False
@@ -217,8 +207,8 @@ class Session:
             self._stream, None if self._writer.users is None else self._writer.users.key, schemas
         )
         faults = [] if codec.fields is None else codec.fields.faults_of_schemas
-        for fault in sorted(set(faults) - self._told):
-            self._told.add(fault)
+        for fault in sorted(set(faults) - self._logged_faults):
+            self._logged_faults.add(fault)
             self._log.warning("%s", fault)
         return codec
 
@@ -324,7 +314,7 @@ class Session:
         await self._input.release_memory()
         return state
 
-    async def _wait_for_batch(self, plan: Plan) -> CutBatch | None:
+    async def _wait_for_batch(self, plan: Plan) -> OffsetBatch | None:
         """Wait for a batch; return None when interrupted or no longer active.
 
         Pausing or retiring the stream during the wait ends the session.
@@ -436,7 +426,7 @@ class Session:
         assert self._settings.registry is not None, "settings with a subject have a registry"
         return SchemaRegistry(self._settings.registry, *self._subject).read_ids(ids)
 
-    async def _complete_batch(self, state: State, reserved: Reserved, cut: CutBatch, trace: Span) -> State:
+    async def _complete_batch(self, state: State, reserved: Reserved, cut: OffsetBatch, trace: Span) -> State:
         """Compute the batch's only result, commit it and publish it."""
         try:
             how = (self._stream, self._writer.users, state, cut, reserved.batch)

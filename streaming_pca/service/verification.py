@@ -37,12 +37,8 @@ _MOST_LINES = 10
 class Verifier:
     """Periodic verifier of ledgers.
 
-    Parameters
-    ----------
-    shown : mapping of input topic to StreamMetrics
-        Metrics of the streams that read the topic; they show the result.
-    interval : float
-        In seconds; 0 turns verification off.
+    ``shown`` (mapping of input topic to StreamMetrics): metrics of the streams that read the topic; they show
+    the result. ``interval``: in seconds; 0 turns verification off.
     """
 
     def __init__(

@@ -151,7 +151,6 @@ class _Stream:
         return "standby" if self._compared and self._worker.joined.is_set() else "starting"
 
     def warn(self) -> None:
-        """Log warnings about doubtful settings."""
         for line in doubts_of_settings(self.settings.stream):
             self._log.warning("%s", line)
 
@@ -265,7 +264,7 @@ class _Stream:
             worker.on_release,
             worker.make_reader,
             worker.tracing.for_stream(self.settings.stream),
-            self._tell_recovery,
+            self._log_recovery,
         )
         self._session = session
         try:
@@ -278,7 +277,7 @@ class _Stream:
                 self._trouble_since = None
             self._session = None
 
-    def _tell_recovery(self) -> None:
+    def _log_recovery(self) -> None:
         """Log the recovery if the log reported a lost session."""
         if self._lost_at is not None:
             seconds = time.monotonic() - self._lost_at
@@ -326,16 +325,10 @@ class _Stream:
 class Worker:
     """Process that runs streams, each as leader or standby.
 
-    Parameters
-    ----------
-    settings : sequence of Settings
-        One per stream, equal except for ``stream``.
-    on_release : callable, optional
-        Called with every release after its publication.
-    make_reader : ReaderFactory
-        Reader of the inputs; by default in this process.
-    site : Site, optional
-        Site that the HTTP server shows in addition to metrics and health.
+    - ``settings``: one per stream, equal except for ``stream``.
+    - ``on_release``: called with every release after its publication.
+    - ``make_reader``: reader of the inputs; by default in this process.
+    - ``site``: site that the HTTP server shows in addition to metrics and health.
     """
 
     def __init__(
@@ -415,7 +408,6 @@ class Worker:
             log.info("compiled kernels in %.0f s", time.monotonic() - started)
 
     def roles(self) -> dict[str, str]:
-        """Return the role of this process in each stream."""
         return {stream.settings.stream.name: stream.role for stream in self._streams}
 
     def refusals(self) -> dict[str, str]:
@@ -423,13 +415,7 @@ class Worker:
         return {s.settings.stream.name: s.refusal for s in self._streams if s.refusal is not None}
 
     async def run(self) -> int:
-        """Serve until stopped, or until all streams have ended.
-
-        Returns
-        -------
-        int
-            Exit status: the greatest of the streams'.
-        """
+        """Serve until stopped, or until all streams have ended; return the greatest exit status."""
         for each in self._streams:
             each.warn()
         http = None
@@ -529,20 +515,8 @@ def run_worker(
 ) -> int:
     """Run until SIGTERM, SIGINT, the end of all streams or their refusal.
 
-    Parameters
-    ----------
-    settings : sequence of Settings
-        One per stream.
-    on_release : callable, optional
-        Called with every release after its publication.
-    site : Site, optional
-        Site that the HTTP server shows in addition to metrics and health.
-
-    Returns
-    -------
-    int
-        Exit status: 0 stopped or done, 2 refused or misconfigured, 3 budget
-        exceeded, 4 broker lost; the greatest if streams ended differently.
+    The arguments are those of :class:`Worker`. Returns the exit status: 0 stopped or done, 2 refused or
+    misconfigured, 3 budget exceeded, 4 broker lost; the greatest if streams ended differently.
     """
     _prepare()
 

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from streaming_pca.data.array_batch import ArrayBatch
 from streaming_pca.service.errors import RecordsLost, SessionLost
 from streaming_pca.service.kafka.clients import BrokerUnreachable
-from streaming_pca.service.protection import refuse_core_files
+from streaming_pca.service.process_hardening import refuse_core_files
 from streaming_pca.spark.cache import Shelf
 from streaming_pca.spark.operations import Operation, Records, Share
 from streaming_pca.spark.reading import (

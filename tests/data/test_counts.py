@@ -18,7 +18,7 @@ from streaming_pca.estimators.diagnostics import Diagnostics
 from streaming_pca.privacy.parameters import PrivacyParameters
 from streaming_pca.privacy.randomness import utility_generator
 from streaming_pca.service.commit.batch_result import compute_batch
-from streaming_pca.service.input.source import CutBatch
+from streaming_pca.service.input.source import OffsetBatch
 from tests.data.test_codec import accurate
 
 COUNTED: dict[str, Any] = {
@@ -105,7 +105,7 @@ def test_a_batch_that_was_answered_tells_its_noisy_counts_where_they_are_paid_fo
     x[:120] = np.nan
     estimator = stream.build_estimator()
     state = estimator.init(utility_generator(0))
-    cut = CutBatch(ArrayBatch.of_vectors(x), (), {}, {})
+    cut = OffsetBatch(ArrayBatch.of_vectors(x), (), {}, {})
     result = compute_batch(stream, None, state, cut, 1)
     release = Release.from_bytes(result.release)
     if not share:

@@ -23,7 +23,12 @@ from streaming_pca.data.records import RecordKind
 from streaming_pca.estimators.kernel_cache import compile_apart, stop
 from streaming_pca.service import protection
 from streaming_pca.service.logs import configure_logging
-from streaming_pca.service.protection import WITHHELD, protect_process, traceback_text, withheld_messages
+from streaming_pca.service.process_hardening import (
+    WITHHELD,
+    protect_process,
+    traceback_text,
+    withheld_messages,
+)
 from tests.cli.command import call
 from tests.cli.test_app import closed_port
 from tests.security import unprivileged
@@ -149,7 +154,7 @@ import ctypes, multiprocessing, os, signal, subprocess, sys, time
 import psutil
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from streaming_pca.dev.processes import Child
-from streaming_pca.service.protection import protect_process
+from streaming_pca.service.process_hardening import protect_process
 
 if __name__ == "__main__":
     assert protect_process() is None

@@ -27,7 +27,7 @@ from streaming_pca.local import noise_sigma, report_headers
 from streaming_pca.privacy.randomness import replace_noise_sampler, utility_generator
 from streaming_pca.service.commit.batch_result import BatchResult, compute_batch
 from streaming_pca.service.input.partition_reader import PartitionReader
-from streaming_pca.service.input.source import CutBatch, build_codec
+from streaming_pca.service.input.source import OffsetBatch, build_codec
 from streaming_pca.spark.driver import ClusterReaders
 from streaming_pca.spark.session import start_spark, stop_spark
 from tests.kafka.test_every_estimator import BATCH, DIM, RANK, TABLE
@@ -105,7 +105,7 @@ def learnt(
     results = []
     for number, count in enumerate(counts, 1):
         assert estimator.plan(state).count == sum(count)
-        results.append(compute_batch(stream, None, state, CutBatch(read(count), (), {}, {}), number))
+        results.append(compute_batch(stream, None, state, OffsetBatch(read(count), (), {}, {}), number))
         state = results[-1].state
     return results
 

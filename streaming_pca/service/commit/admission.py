@@ -33,9 +33,7 @@ from streaming_pca.service.errors import StreamRefused
 def check_opened(stream: StreamSettings, ledger: Ledger) -> None:
     """Refuse a ledger without a cap, or with a cap other than ``stream.cap``.
 
-    Raises
-    ------
-    StreamRefused
+    Raises StreamRefused.
     """
     opened = ledger.opened
     if opened is None:
@@ -55,9 +53,7 @@ def check_opened(stream: StreamSettings, ledger: Ledger) -> None:
 def check_admission(stream: StreamSettings, ledger: Ledger) -> None:
     """Refuse a stream that could not reserve a batch, regardless of its records.
 
-    Raises
-    ------
-    StreamRefused
+    Raises StreamRefused.
     """
     check_opened(stream, ledger)
     if stream.content_type == ARROW and find_pyarrow() is None:
@@ -132,10 +128,8 @@ def _check_options(stream: StreamSettings, job: JobLedger) -> None:
 def decode_admitted_state(stream: StreamSettings, estimator: Estimator[Any, Any], data: bytes) -> State:
     """Decode a stream's state.
 
-    Raises
-    ------
-    StreamRefused
-        If the state belongs to other settings: the privacy contract does not include options.
+    Raises StreamRefused if the state belongs to other settings: the privacy contract does not include
+    options.
     """
     try:
         return decode_fitting_state(estimator, data)
@@ -149,17 +143,10 @@ def decode_admitted_state(stream: StreamSettings, estimator: Estimator[Any, Any]
 def check_room(stream: StreamSettings, cap: Cap, rule: Literal["basic", "zcdp"]) -> Charge:
     """Refuse a cap below the charge of one batch of a stream; return that charge.
 
-    Parameters
-    ----------
-    cap : Cap
-        The ledger's cap; the ledger may not be open yet.
-    rule : {"basic", "zcdp"}
-        Composition rule of the ledger.
+    ``cap``: the ledger's cap; the ledger may not be open yet. ``rule`` ({"basic", "zcdp"}): composition rule
+    of the ledger.
 
-    Raises
-    ------
-    StreamRefused
-        The message names the cap and the charge.
+    Raises StreamRefused, whose message names the cap and the charge.
     """
     estimator = stream.build_estimator()
     try:
@@ -245,11 +232,6 @@ class StandbyCheck:
     It reads only committed entries and does not wait for open transactions. A stream's first reservation
     binds all later ones to its contract, and states keep their shapes, so settings that agree once agree
     permanently.
-
-    Parameters
-    ----------
-    topic_id : str
-        The input topic's id.
     """
 
     def __init__(self, kafka: KafkaSettings, stream: StreamSettings, topic_id: str) -> None:
@@ -262,12 +244,8 @@ class StandbyCheck:
         0 means that more entries can be read. A stream that has not begun does not have a contract yet, and
         a stream in its first batch does not have a state.
 
-        Raises
-        ------
-        StreamRefused
-            If a take-over by this standby would be refused.
-        SessionLost, BrokerUnreachable, KafkaError
-            If the broker fails; the next call starts over.
+        Raises StreamRefused if a take-over by this standby would be refused. Raises SessionLost,
+        BrokerUnreachable or KafkaError if the broker fails; the next call starts over.
         """
         try:
             wait = self._compare()
@@ -302,7 +280,6 @@ class StandbyCheck:
         return None
 
     def close(self) -> None:
-        """Release the consumer; idempotent."""
         log, self._log = self._log, None
         if log is not None:
             log.close()

@@ -18,7 +18,7 @@ from streaming_pca.estimators.base import Plan, State, Subspace
 from streaming_pca.estimators.common.state import encode_state
 from streaming_pca.estimators.doubts import Doubt, doubts
 from streaming_pca.service.commit.user_log import Step, UserLog
-from streaming_pca.service.input.source import CutBatch
+from streaming_pca.service.input.source import OffsetBatch
 
 
 @dataclass(frozen=True)
@@ -39,19 +39,11 @@ def make_release(
 ) -> bytes:
     """Encode a release; its bytes are part of the state until publication.
 
-    Parameters
-    ----------
-    batch : int
-        The ledger's batch number.
-    records : int
-        Records delivered so far.
-    counts : mapping, optional
-        Fields of :data:`~streaming_pca.data.release.COUNTS`.
+    - ``batch``: the ledger's batch number.
+    - ``records``: records delivered so far.
+    - ``counts``: fields of :data:`~streaming_pca.data.release.COUNTS`.
 
-    Raises
-    ------
-    ValueError
-        If an accuracy figure of the subspace is not finite or out of range.
+    Raises ValueError if an accuracy figure of the subspace is not finite or out of range.
     """
     accuracy = _accuracy(subspace)
     outcome = None if subspace.outcome is None else subspace.outcome.value
@@ -129,7 +121,7 @@ def parameters_of(stream: StreamSettings, plan: Plan, schemas: Schemas | None = 
 
 
 def compute_batch(
-    stream: StreamSettings, users: UserLog | None, state: State, taken: CutBatch, number: int
+    stream: StreamSettings, users: UserLog | None, state: State, cut: OffsetBatch, number: int
 ) -> BatchResult:
     """Compute the result of batch ``number`` without side effects.
 
@@ -137,11 +129,11 @@ def compute_batch(
     table and batch always give the same null records, so a successor that finishes a batch uses the same
     records.
     """
-    batch, step = taken.batch, None
+    batch, step = cut.batch, None
     if users is not None:
-        assert taken.users is not None
-        counted = users.admit(taken.users).counted
-        batch, step = batch.keeping(counted), users.step(taken.users, counted)
+        assert cut.users is not None
+        counted = users.admit(cut.users).counted
+        batch, step = batch.keeping(counted), users.step(cut.users, counted)
     estimator = stream.build_estimator()
     new: State = estimator.update(state, batch)
     counts: dict[str, float] = {}

@@ -17,8 +17,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn, cast
 
-from kafka.errors import KafkaError
-
 from streaming_pca.config.kafka import KafkaSettings
 from streaming_pca.config.settings import StreamSettings
 from streaming_pca.data.release import Release
@@ -46,7 +44,7 @@ from streaming_pca.service.commit.recovery import LedgerMismatch, Recovery, reco
 from streaming_pca.service.commit.state_topic import Checkpoint, StateReader, encode_checkpoint, send_state
 from streaming_pca.service.commit.user_log import UserLog
 from streaming_pca.service.errors import SessionLost, StreamRefused
-from streaming_pca.service.kafka.authorization import in_one_line
+from streaming_pca.service.kafka.authorization import session_lost_by
 from streaming_pca.service.kafka.clients import transactional_producer
 from streaming_pca.service.kafka.transaction import Transaction, discard
 
@@ -284,13 +282,13 @@ class CheckpointWriter(LedgerWriter):
     # -- commit ------------------------------------------------------------
 
     def commit(
-        self, reserved: Reserved, positions: dict[int, int], epochs: dict[int, int], answer: BatchResult
+        self, reserved: Reserved, positions: dict[int, int], epochs: dict[int, int], result: BatchResult
     ) -> Checkpoint:
         """Write state, COMMITTED and offsets in one transaction.
 
         Results of ``update`` leave the process in no other way.
         """
-        users = answer.users
+        users = result.users
         checkpoint = Checkpoint(
             topic_id=self._topic_id,
             stream=self._stream.name,
@@ -298,8 +296,8 @@ class CheckpointWriter(LedgerWriter):
             positions=positions,
             epochs=epochs,
             salt=secret_salt(),
-            state=answer.data,
-            release=answer.release,
+            state=result.data,
+            release=result.release,
             users=None if users is None else users.index,
         )
         data, digest = encode_checkpoint(checkpoint)
@@ -401,12 +399,11 @@ def open_ledger(kafka: KafkaSettings, entry: Opened, topic: str) -> Opened:
         if log.ledger.opened is None:
             producer = transactional_producer(kafka, f"streaming-pca.{entry.topic_id}")
             try:
-                producer.init_transactions()
-                transaction = Transaction(producer, kafka)
-                transaction.send(topic, encode_entry(entry), None)
-                transaction.commit()
-            except KafkaError as error:
-                raise SessionLost(f"opening the ledger failed: {in_one_line(error, 'Write')}") from error
+                with session_lost_by("opening the ledger", "Write"):
+                    producer.init_transactions()
+                    transaction = Transaction(producer, kafka)
+                    transaction.send(topic, encode_entry(entry), None)
+                    transaction.commit()
             finally:
                 discard(producer)
             log.catch_up()

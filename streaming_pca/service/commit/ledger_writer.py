@@ -46,13 +46,7 @@ def group_of_charges(topic: str, job: str) -> str:
 
 
 class LedgerWriter:
-    """Base class of ledger writers: numbered steps, fencing, and reading back.
-
-    Parameters
-    ----------
-    topic_id : str
-        The input topic's id.
-    """
+    """Base class of ledger writers: numbered steps, fencing, and reading back."""
 
     def __init__(self, kafka: KafkaSettings, ledger_topic: str, topic_id: str, job: str) -> None:
         self._kafka, self._ledger_topic = kafka, ledger_topic
@@ -89,7 +83,6 @@ class LedgerWriter:
 
     @property
     def log(self) -> LedgerLog:
-        """Replay of the ledger."""
         if self._log is None:
             self._log = LedgerLog(self._kafka, self._ledger_topic, self._topic_id)
         return self._log
@@ -104,7 +97,6 @@ class LedgerWriter:
         )
 
     def close(self) -> None:
-        """Release producer and consumer."""
         if self._producer is not None:
             # Drop unsent messages: waiting for them would end in an error that hides the first one.
             discard(self._producer)

@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from kafka import TopicPartition
-from kafka.errors import KafkaError
 
 from streaming_pca.config.kafka import KafkaSettings
 from streaming_pca.privacy.ledger.entries import LedgerEntry, MalformedEntry, decode_entry
 from streaming_pca.privacy.ledger.ledger import Ledger, Verdict
 from streaming_pca.service.errors import SessionLost, StreamRefused
-from streaming_pca.service.kafka.authorization import in_one_line
+from streaming_pca.service.kafka.authorization import session_lost_by
 from streaming_pca.service.kafka.clients import reading_consumer
 
 _POLL_MS = 10
@@ -43,16 +42,11 @@ class EndReader:
 
     def end(self) -> int:
         """Return the end, open transactions included; raise SessionLost if the broker fails."""
-        try:
+        with session_lost_by(f"reading the end of {self._tp.topic}", "Describe"):
             ends = self._consumer.end_offsets([self._tp], timeout_ms=self._kafka.request_timeout_ms)
-        except KafkaError as error:
-            raise SessionLost(
-                f"reading the end of {self._tp.topic} failed: {in_one_line(error, 'Describe')}"
-            ) from error
         return int(ends[self._tp])
 
     def close(self) -> None:
-        """Release the consumer."""
         self._consumer.close(autocommit=False)
 
 
@@ -65,20 +59,17 @@ class LogReader:
         self._tp = TopicPartition(topic, 0)
         self._consumer = reading_consumer(kafka, max_poll_records=500, topics=[topic])
         try:
-            self.first = int(
-                self._consumer.beginning_offsets([self._tp], timeout_ms=kafka.request_timeout_ms)[self._tp]
-            )
-        except KafkaError as error:
+            with session_lost_by(f"reading the start of {topic}", "Describe"):
+                starts = self._consumer.beginning_offsets([self._tp], timeout_ms=kafka.request_timeout_ms)
+        except SessionLost:
             self._consumer.close(autocommit=False)
-            raise SessionLost(
-                f"reading the start of {topic} failed: {in_one_line(error, 'Describe')}"
-            ) from error
+            raise
+        self.first = int(starts[self._tp])
         self._consumer.assign([self._tp])
         self._consumer.seek(self._tp, max(self.first, start))
 
     @property
     def position(self) -> int:
-        """Next offset to read."""
         return int(self._consumer.position(self._tp, timeout_ms=self._kafka.request_timeout_ms) or 0)
 
     def committed_end(self) -> int:
@@ -103,15 +94,12 @@ class LogReader:
                     f"{self.topic} could not be read to offset {end}: it has stopped for "
                     f"{patience_seconds:g} s at {position} (an open transaction, or a broker that hangs)"
                 )
-            try:
+            with session_lost_by(f"reading {self.topic}", "Read"):
                 polled = self._consumer.poll(timeout_ms=_POLL_MS)
-            except KafkaError as error:
-                raise SessionLost(f"reading {self.topic} failed: {in_one_line(error, 'Read')}") from error
             for messages in polled.values():
                 yield from messages
 
     def close(self) -> None:
-        """Release the consumer."""
         self._consumer.close(autocommit=False)
 
 
@@ -194,7 +182,6 @@ class LedgerLog(LedgerReplay):
         return end <= position + most
 
     def close(self) -> None:
-        """Release the consumers."""
         self._reader.close()
         if self._ends is not None:
             self._ends.close()

@@ -85,9 +85,7 @@ def encode_checkpoint(checkpoint: Checkpoint) -> tuple[bytes, str]:
 def decode_checkpoint(data: bytes) -> tuple[Checkpoint, str]:
     """Decode the bytes of :func:`encode_checkpoint`; return the checkpoint and its digest.
 
-    Raises
-    ------
-    MalformedCheckpoint
+    Raises MalformedCheckpoint.
     """
     try:
         size = int.from_bytes(data[:4], "big")
@@ -201,10 +199,7 @@ class PartChunks:
 class StateReader:
     """Reader of a stream's state topic, up to its last state.
 
-    Parameters
-    ----------
-    topic_id : str
-        The input topic's current id; a state of an earlier incarnation is refused.
+    ``topic_id``: the input topic's current id; a state of an earlier incarnation is refused.
     """
 
     def __init__(self, kafka: KafkaSettings, stream: StreamSettings, topic_id: str) -> None:
@@ -232,11 +227,8 @@ class StateReader:
     def last(self) -> tuple[Checkpoint | None, str]:
         """Return the last state and its digest, or None and "".
 
-        Raises
-        ------
-        StreamRefused
-            If a chunk is missing or changed, or the state belongs to an earlier incarnation of the input
-            topic.
+        Raises StreamRefused if a chunk is missing or changed, or the state belongs to an earlier incarnation
+        of the input topic.
         """
         if not self._chunks:
             return None, ""
@@ -267,10 +259,7 @@ class StateReader:
     def users(self, checkpoint: Checkpoint | None) -> UserLog | None:
         """Rebuild the table of users after the last state; None if users are not the privacy unit.
 
-        Raises
-        ------
-        StreamRefused
-            If a part of the table is missing or changed.
+        Raises StreamRefused if a part of the table is missing or changed.
         """
         if self._stream.privacy_unit != "user":
             return None
@@ -292,17 +281,13 @@ class StateReader:
         )
 
     def close(self) -> None:
-        """Release the consumer."""
         self._reader.close()
 
 
 def check_input(kafka: KafkaSettings, stream: StreamSettings, topic_id: str) -> None:
     """Refuse a stream whose state belongs to an input topic other than ``topic_id``.
 
-    Raises
-    ------
-    StreamRefused
-        Also if the state cannot be read.
+    Raises StreamRefused, also if the state cannot be read.
     """
     states = StateReader(kafka, stream, topic_id)
     try:

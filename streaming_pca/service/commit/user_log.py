@@ -51,10 +51,7 @@ class Step:
 class UserLog:
     """Table of a stream's users, with its durable form.
 
-    Parameters
-    ----------
-    limit : int
-        Most batches per user.
+    ``limit``: most batches per user.
 
     Attributes
     ----------
@@ -77,10 +74,7 @@ class UserLog:
 
         Together the shards are large, so each is freed after loading.
 
-        Raises
-        ------
-        MalformedUserLog
-            If a part is missing, changed, or from another commit.
+        Raises MalformedUserLog if a part is missing, changed, or from another commit.
         """
         log = cls(limit)
         log.key, log.index = index.key, index
@@ -109,11 +103,7 @@ class UserLog:
     def step(self, users: NDArray[np.uint64], counted: NDArray[np.bool_]) -> Step:
         """Prepare the next commit's change of the table, without side effects.
 
-        Parameters
-        ----------
-        users : (m, 2) uint64
-            User of each record of the batch.
-        counted : (m,) bool
+        ``users`` ((m, 2) uint64): user of each record of the batch. ``counted``: (m,) bool.
         """
         before = self.index
         n = 1 if before is None else before.commits + 1

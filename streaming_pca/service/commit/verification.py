@@ -72,12 +72,7 @@ def topic_id_of(kafka: KafkaSettings, topic: str) -> str:
 def verify_ledger(kafka: KafkaSettings, topic: str, *, states: bool = True) -> Report:
     """Run the independent verifier over a ledger and its jobs' releases and states.
 
-    Parameters
-    ----------
-    topic : str
-        Input topic.
-    states : bool
-        False skips the state topics, which an auditor may not read.
+    ``topic``: input topic. ``states``: False skips the state topics, which an auditor may not read.
     """
     topic_id = topic_id_of(kafka, topic)
     reader = whole_log(kafka, f"{topic}.ledger")

@@ -57,17 +57,9 @@ class Token:
     Only the token's digest is stored. If the file cannot be read or does not contain a token, all requests
     are refused.
 
-    Parameters
-    ----------
-    name : str
-        Setting's name in messages.
-    file : Path or None
-        File to read instead of ``secret``.
+    ``name``: setting's name in messages. ``file``: file to read instead of ``secret``.
 
-    Raises
-    ------
-    ConfigurationError
-        If the file does not contain a token.
+    Raises ConfigurationError if the file does not contain a token.
     """
 
     def __init__(self, name: str, secret: SecretStr | None, file: Path | None) -> None:
@@ -123,10 +115,7 @@ class Token:
 def make_tokens(settings: HttpSettings) -> tuple[Token | None, Token | None]:
     """Return the tokens of the API and of the metrics; None for unprotected routes.
 
-    Raises
-    ------
-    ConfigurationError
-        If a token's file cannot be used.
+    Raises ConfigurationError if a token's file cannot be used.
     """
 
     def made(name: str, secret: SecretStr | None, file: Path | None) -> Token | None:
@@ -144,10 +133,6 @@ class Access:
 
     ``/healthz``, ``/readyz`` without details, and the pages, which do not contain data, do not need a
     token. The request's scope records for its endpoint whether the request had one.
-
-    Parameters
-    ----------
-    app : ASGI application
     """
 
     def __init__(
@@ -158,7 +143,6 @@ class Access:
         self._is_known = _known_hosts(settings)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Refuse a request or pass it on."""
         if scope["type"] != "http" or scope["path"] == "/healthz":
             await self._app(scope, receive, send)
             return

@@ -119,7 +119,6 @@ class LimitedProtocol(H11Protocol):
         self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Cancel the timers."""
         for timer in (self._slow, self._stuck):
             if timer is not None:
                 timer.cancel()
@@ -154,7 +153,6 @@ class SizeLimit:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Refuse a large request, or pass it on."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -212,11 +210,7 @@ class RateLimit:
     Probes are not counted, so that a busy client does not make a process look dead; nor are pages, because
     each needs dozens of files.
 
-    Parameters
-    ----------
-    app : ASGI application
-    clock : callable
-        Monotonic time in seconds.
+    ``clock``: monotonic time in seconds.
     """
 
     def __init__(self, app: ASGIApp, per_second: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -226,7 +220,6 @@ class RateLimit:
         """Remaining requests of each address, and the time of that count; least recently used first."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Refuse a request above the rate, or pass it on."""
         if scope["type"] != "http" or not scope["path"].startswith(_COUNTED):
             await self._app(scope, receive, send)
             return
@@ -271,13 +264,7 @@ class EventStreams:
     If the pool is full, the address with the most streams loses its oldest one to an address with fewer:
     one client may use all free streams without blocking other clients.
 
-    Parameters
-    ----------
-    app : ASGI application
-    most : int
-        Most simultaneous streams.
-    stopping : asyncio.Event
-        Set once the server stops.
+    ``most``: most simultaneous streams. ``stopping``: set once the server stops.
     """
 
     def __init__(self, app: ASGIApp, most: int, stopping: asyncio.Event) -> None:
@@ -286,7 +273,6 @@ class EventStreams:
         """Address of each open stream by the event that ends it; the oldest first."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Refuse a stream above the limit, or pass it on."""
         if scope["type"] != "http" or scope["path"] != EVENTS or scope["method"] != "GET":
             await self._app(scope, receive, send)
             return

@@ -74,22 +74,13 @@ class _Server(uvicorn.Server):
 class HttpServer:
     """HTTP server in a process's event loop.
 
-    Parameters
-    ----------
-    metrics : Exposition, optional
-        ``/metrics`` does not exist without it.
-    roles : callable
-        Returns this process's role in each stream, by name: "starting", "leading",
-        "standby", "paused", "ended".
-    refusals : callable
-        Returns the streams that this process may not run as configured, with reasons.
+    - ``metrics``: ``/metrics`` does not exist without it.
+    - ``roles``: returns this process's role in each stream, by name: "starting", "leading", "standby",
+      "paused", "ended".
+    - ``refusals``: returns the streams that this process may not run as configured, with reasons.
 
-    Raises
-    ------
-    ConfigurationError
-        If other machines would have access without a token, or a token or certificate is unusable.
-    StreamRefused
-        If the server cannot listen on the port.
+    Raises ConfigurationError if other machines would have access without a token, or a token or certificate
+    is unusable. Raises StreamRefused if the server cannot listen on the port.
     """
 
     def __init__(
@@ -135,7 +126,6 @@ class HttpServer:
         self._starting: asyncio.Task[None] | None = None
 
     def application(self) -> Starlette:
-        """Return the application, for a server or a test."""
         routes: list[BaseRoute] = [Route("/healthz", self._health), Route("/readyz", self._ready)]
         if self._metrics is not None:
             routes.append(Route("/metrics", self._show_metrics))
@@ -219,10 +209,7 @@ class HttpServer:
 def _load(config: uvicorn.Config, settings: HttpSettings) -> None:
     """Load the certificates.
 
-    Raises
-    ------
-    ConfigurationError
-        The message is one line that names the setting.
+    Raises ConfigurationError: the message is one line that names the setting.
     """
     check_files(settings)
     try:

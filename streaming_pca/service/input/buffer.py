@@ -43,10 +43,7 @@ class RowStore:
     space. It does not reserve more ahead of records, because records could otherwise make a worker request
     more memory than the machine has.
 
-    Parameters
-    ----------
-    width : int
-        Numbers in a row.
+    ``width``: numbers in a row.
     """
 
     def __init__(self, width: int) -> None:
@@ -58,12 +55,10 @@ class RowStore:
 
     @property
     def rows(self) -> Rows:
-        """View of all rows (size, width); invalid after :meth:`append` or :meth:`clear`."""
         return self._view(self._dtype, 0, self.size)
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one row."""
         return self._width * self._dtype.itemsize
 
     def append(self, rows: Rows) -> int:
@@ -223,7 +218,6 @@ class Chunk:
     """Epoch of the leader that accepted the last message; -1 if unknown."""
 
     def split(self, count: int) -> tuple[Chunk, Chunk]:
-        """Return the first ``count`` messages, and the rest."""
         users, more = (None, None) if self.users is None else (self.users[:count], self.users[count:])
         return (
             Chunk(self.offsets[:count], self.places[:count], self.lengths[:count], users, self.epoch),
@@ -257,11 +251,9 @@ class PartitionBuffer:
 
     @property
     def decoded(self) -> int:
-        """Number of decoded messages."""
         return self.count - sum(len(each.offsets) for each in self.waiting)
 
     def wait(self, messages: Waiting) -> None:
-        """Append messages to decode later."""
         self.waiting.append(messages)
         self.count += len(messages.offsets)
 
@@ -277,11 +269,9 @@ class PartitionBuffer:
 
     @property
     def rows(self) -> int:
-        """Number of rows of all messages."""
         return sum(int(c.lengths.sum()) for c in self.chunks)
 
     def count_before(self, end: int) -> int:
-        """Return the number of messages before an offset."""
         if not self.count:
             return 0
         last = self.waiting[-1].offsets if self.waiting else self.chunks[-1].offsets
@@ -327,7 +317,6 @@ class RecordBuffer:
 
     @property
     def partitions(self) -> list[int]:
-        """Buffered partitions, in order."""
         return sorted(self.buffers)
 
     @property
@@ -454,7 +443,6 @@ class RecordBuffer:
         self._store, self._spare, self._shared = RowStore(self._width), None, None
 
     def remove(self, partition: int) -> None:
-        """Drop a partition's messages."""
         del self.buffers[partition]
         if not any(buffer.count for buffer in self.buffers.values()):
             # The rows are unused; if other partitions have messages, they stay until the next batch.
@@ -518,7 +506,6 @@ def interleave(parts: list[list[Chunk]], granularity: int) -> Chunk:
 
 
 def row_places(messages: Chunk) -> NDArray[np.int64]:
-    """Return the place of each row of each message."""
     before = np.cumsum(messages.lengths) - messages.lengths
     return np.repeat(messages.places - before, messages.lengths) + np.arange(int(messages.lengths.sum()))
 
@@ -526,11 +513,8 @@ def row_places(messages: Chunk) -> NDArray[np.int64]:
 def batch_of(rows: NDArray[np.floating], messages: Chunk, kind: RecordKind, by_row: bool) -> ArrayBatch:
     """Return the batch of messages, sharing ``rows``.
 
-    Parameters
-    ----------
-    rows : (n, width)
-    by_row : bool
-        Whether each row, not each message, is a record; a row of NaNs is a null record.
+    ``rows``: (n, width). ``by_row``: whether each row, not each message, is a record; a row of NaNs is a null
+    record.
     """
     places, lengths = messages.places, messages.lengths
     if by_row:

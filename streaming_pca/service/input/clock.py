@@ -42,9 +42,8 @@ from streaming_pca.service.kafka.clients import (
     last_offsets,
     reading_consumer,
 )
-from streaming_pca.service.protection import protect_process, withheld_messages
-from streaming_pca.service.registry.client import RegistryAway, RegistryRefused
-from streaming_pca.service.registry.registry import SchemaRegistry
+from streaming_pca.service.process_hardening import protect_process, withheld_messages
+from streaming_pca.service.schema_registry import RegistryAway, RegistryRefused, SchemaRegistry
 
 _SINGLE_TOPIC_MS = 2000
 _HEARTBEAT_SECONDS = 1.0

@@ -6,14 +6,11 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import NoReturn
 
-import numpy as np
 from kafka import KafkaConsumer, TopicPartition
 from kafka.errors import KafkaError, LogTruncationError, OffsetOutOfRangeError
-from numpy.typing import NDArray
 
 from streaming_pca.config.kafka import KafkaSettings
 from streaming_pca.config.settings import StreamSettings
-from streaming_pca.data.array_batch import ArrayBatch
 from streaming_pca.data.codec import PayloadCodec
 from streaming_pca.service.errors import RecordsLost, SessionLost
 from streaming_pca.service.input.buffer import PartitionBuffer, RecordBuffer
@@ -42,14 +39,9 @@ class PartitionReader:
 
     It implements :class:`~streaming_pca.service.input.reader.Reader`; the class is a ``ReaderFactory``.
 
-    Parameters
-    ----------
-    partitions : int
-        Number of partitions that share the bytes fetched ahead.
-    skip_lost : bool
-        Whether the stream continues after lost records.
-    check : callable
-        Called before each poll; raises if records cannot arrive.
+    - ``partitions``: number of partitions that share the bytes fetched ahead.
+    - ``skip_lost``: whether the stream continues after lost records.
+    - ``check``: called before each poll; raises if records cannot arrive.
 
     Notes
     -----
@@ -80,11 +72,9 @@ class PartitionReader:
         self._consumers: dict[int, KafkaConsumer] = {}
         self._free: list[KafkaConsumer] = []
         self._buffer = RecordBuffer(codec)
-
-    @property
-    def buffers(self) -> dict[int, PartitionBuffer]:
-        """Buffers of the current partitions."""
-        return self._buffer.buffers
+        self.buffers = self._buffer.buffers
+        self.prepare, self.take = self._buffer.prepare, self._buffer.take
+        self.release_memory = self._buffer.release_memory
 
     @property
     def bytes(self) -> int:
@@ -144,7 +134,6 @@ class PartitionReader:
         return TopicPartition(self._topic, partition)
 
     def first_offsets(self, partitions: Sequence[int]) -> Offsets:
-        """Return the first offsets of partitions."""
         consumer = next(iter(self._consumers.values()), None) or self._idle_consumer()
         try:
             found = first_offsets(consumer, [self._tp(p) for p in partitions], self._kafka.request_timeout_ms)
@@ -164,7 +153,6 @@ class PartitionReader:
         return {tp.partition: offset for tp, offset in found.items()}
 
     def position(self, partition: int) -> int:
-        """Return the next offset to read in a partition."""
         try:
             position = self._consumers[partition].position(
                 self._tp(partition), timeout_ms=self._kafka.request_timeout_ms
@@ -224,18 +212,6 @@ class PartitionReader:
         if end < position and not self._skip_lost:
             raise tail_lost(self._topic, partition, position, end) from None
         raise SessionLost(f"{self._topic}-{partition} has lost the records after offset {end}") from None
-
-    def prepare(self, counts: Mapping[int, int]) -> None:
-        """Decode the first messages of partitions, if they wait."""
-        self._buffer.prepare(counts)
-
-    def take(self, counts: Sequence[int], granularity: int) -> tuple[ArrayBatch, NDArray[np.uint64] | None]:
-        """Remove the first messages of each partition, in order; return their batch and its users."""
-        return self._buffer.take(counts, granularity)
-
-    def release_memory(self) -> None:
-        """Release the last batch's memory for reuse."""
-        self._buffer.release_memory()
 
     def stop(self) -> None:
         """Make :meth:`fetch` return soon; thread-safe."""

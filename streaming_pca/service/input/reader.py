@@ -78,12 +78,8 @@ class Reader(Protocol):
     def add(self, starts: Mapping[int, int], epochs: Mapping[int, int]) -> None:
         """Start reading partitions at offsets.
 
-        Parameters
-        ----------
-        starts : mapping of partition to offset
-        epochs : mapping of partition to leader epoch
-            Epoch of the last record before the offset, if known: reading fails if the partition has lost
-            that record.
+        ``epochs``: epoch of the last record before each offset, if known: reading fails if the partition has
+        lost that record.
         """
 
     def restart(self, codec: PayloadCodec) -> None:
@@ -98,19 +94,11 @@ class Reader(Protocol):
         It may read fewer records than wanted, none if none have arrived, or more: batches do not depend on
         it. It returns soon after :meth:`stop`.
 
-        Parameters
-        ----------
-        wanted : mapping of partition to int
-            Number of buffered records before the ends that a batch needs at least.
-        ends : mapping of partition to offset
-            Records from there on are not needed now.
+        ``wanted``: number of buffered records before the ends that a batch
+        needs at least. ``ends``: records from there on are not needed now.
 
-        Raises
-        ------
-        RecordsLost
-            Records between the position and an end were lost; with ``skip_lost`` SessionLost.
-        SessionLost
-            Reading failed but may succeed in another session.
+        Raises RecordsLost if records between the position and an end were lost (with ``skip_lost``
+        SessionLost), and SessionLost if reading failed but may succeed in another session.
         """
 
     def take(self, counts: Sequence[int], granularity: int) -> tuple[Batch, NDArray[np.uint64] | None]:
@@ -144,25 +132,17 @@ class ReaderFactory(Protocol):
     ) -> Reader:
         """Return a reader without partitions.
 
-        Parameters
-        ----------
-        partitions : int
-            Approximate number of partitions to read; they share the bytes fetched ahead.
-        skip_lost : bool
-            Whether the stream continues after lost records.
-        check : callable
-            Raises SessionLost if the clock has failed. It is called before each wait for records, which
-            would otherwise not notice a dead broker.
+        - ``partitions``: approximate number of partitions to read; they share the bytes fetched ahead.
+        - ``skip_lost``: whether the stream continues after lost records.
+        - ``check``: raises SessionLost if the clock has failed. It is called before each wait for records,
+          which would otherwise not notice a dead broker.
         """
 
 
 def read_to(reader: Reader, topic: str, ends: Mapping[int, int], stopped: Callable[[], bool]) -> bool:
     """Read partitions until their positions reach ``ends``; return False if stopped earlier.
 
-    Raises
-    ------
-    SessionLost
-        If all positions stand still for a minute.
+    Raises SessionLost if all positions stand still for a minute.
     """
     positions: Offsets = {}
     moved = time.monotonic()

@@ -52,17 +52,11 @@ def build_codec(
 ) -> PayloadCodec:
     """Return the decoder of a stream's messages.
 
-    Parameters
-    ----------
-    user_key : bytes or None
-        Key of the users' hashes, if users are the unit of privacy.
-    schemas : mapping of int to PublicSchema, optional
-        A registry's schemas, if records name them.
+    ``user_key``: key of the users' hashes, if users are the unit of privacy. ``schemas`` (mapping of int to
+    PublicSchema): a registry's schemas, if records name them.
 
-    Raises
-    ------
-    ConfigurationError
-        If the format's library is missing, or every schema lacks a value for some feature.
+    Raises ConfigurationError if the format's library is missing, or every schema lacks a value for some
+    feature.
     """
     try:
         if schemas is None or stream.features is None:
@@ -85,7 +79,7 @@ def build_codec(
 
 
 @dataclass(frozen=True)
-class CutBatch:
+class OffsetBatch:
     """Batch with its source offsets."""
 
     batch: Batch
@@ -103,30 +97,17 @@ class CutBatch:
 class Source:
     """Source of one input topic's batches; only :meth:`stop` is thread-safe.
 
-    Parameters
-    ----------
-    reader : Reader
-        Reader without partitions; this source closes it.
-    partitions : sequence of int
-        The currently known partitions.
-    positions : dict of partition to offset
-        Starting offsets. A partition without a position, which the job never reserved, starts at its first
-        record.
-    epochs : dict of partition to leader epoch
-        Epoch of the last record before a position, if known: reading stops if the partition has lost that
-        record.
-    feed : OffsetFeed
-        The session's feed, which outlives this source.
-    skip_lost : bool
-        Whether to skip records that no longer exist.
-    max_wait : float or None
-        Seconds.
-    ahead : float
-        Share of a batch of the last plan's size that :meth:`read_ahead` reads.
-    schemas : mapping of int to PublicSchema, optional
-        The reader's initial schemas.
-    codec_of : CodecMaker, optional
-        Called when end offsets arrive with other schemas.
+    - ``reader``: has no partitions yet; this source closes it.
+    - ``partitions``: the currently known partitions.
+    - ``positions``: starting offsets. A partition without a position, which the
+      job never reserved, starts at its first record.
+    - ``epochs``: epoch of the last record before a position, if known:
+      reading stops if the partition has lost that record.
+    - ``feed``: the session's feed, which outlives this source.
+    - ``skip_lost``: whether to skip records that no longer exist.
+    - ``ahead``: share of a batch of the last plan's size that :meth:`read_ahead` reads.
+    - ``schemas``: the reader's initial schemas.
+    - ``codec_of``: called when end offsets arrive with other schemas.
 
     Notes
     -----
@@ -154,7 +135,7 @@ class Source:
         self._skip_lost, self._read_ahead_share = skip_lost, ahead
         self._feed, self._cutter = feed, BatchCutter(feed, max_wait)
         self._stop = threading.Event()
-        self._buffers = reader.buffers
+        self._buffers, self.release_memory = reader.buffers, reader.release_memory
         self._plan: Plan | None = None
         try:
             self._add_partitions(partitions, positions, epochs)
@@ -163,7 +144,6 @@ class Source:
             raise
 
     def _add_partitions(self, partitions: Iterable[int], positions: Offsets, epochs: dict[int, int]) -> None:
-        """Start reading partitions."""
         new = sorted(partitions)
         if not new:
             return
@@ -198,7 +178,6 @@ class Source:
         self._reader.stop()
 
     def close(self) -> None:
-        """Close the reader."""
         self._reader.close()
 
     def set_plan(self, plan: Plan) -> None:
@@ -209,7 +188,7 @@ class Source:
         self._plan = plan
         self._cutter.schedule_wake()
 
-    def poll(self) -> CutBatch | None:
+    def poll(self) -> OffsetBatch | None:
         """Return the planned batch once end offsets cut it.
 
         None before that, or when stopped. Call again when the feed notifies: this method waits only for
@@ -320,7 +299,7 @@ class Source:
         unread = end_offsets.ends.get(partition, 0) - self._reader.position(partition)
         return self._available(end_offsets, partition) + max(unread, 0)
 
-    def _cut(self, counts: Sequence[int], granularity: int) -> CutBatch:
+    def _cut(self, counts: Sequence[int], granularity: int) -> OffsetBatch:
         starts = self.positions
         batch, users = self._reader.take(counts, granularity)
         ranges = tuple(
@@ -328,13 +307,9 @@ class Source:
             for p, count in zip(self._partitions, counts, strict=True)
             if count
         )
-        return CutBatch(batch, ranges, self.positions, self.epochs, users, self._schemas)
+        return OffsetBatch(batch, ranges, self.positions, self.epochs, users, self._schemas)
 
-    def release_memory(self) -> None:
-        """Release the last batch's memory for reuse."""
-        self._reader.release_memory()
-
-    def read_reserved(self, ranges: Sequence[OffsetRange], granularity: int = 1) -> CutBatch | None:
+    def read_reserved(self, ranges: Sequence[OffsetRange], granularity: int = 1) -> OffsetBatch | None:
         """Return exactly the records of a reservation.
 
         The source must start at the ranges' starts. None if some records no longer exist, or after
@@ -364,13 +339,8 @@ class Source:
 class ReadAhead:
     """Task that reads the next batch step by step until it is stopped.
 
-    Parameters
-    ----------
-    step : callable
-        Reads a little; returns whether more can be read now. Steps never overlap, and none starts after
-        :meth:`stop` has returned.
-    wakeup : asyncio.Event
-        Set when more data may be available.
+    ``step``: reads a little; returns whether more can be read now. Steps never overlap, and none starts after
+    :meth:`stop` has returned. ``wakeup``: set when more data may be available.
     """
 
     def __init__(self, step: Callable[[], Awaitable[bool]], wakeup: asyncio.Event) -> None:
@@ -408,14 +378,9 @@ class ReadAhead:
 class Input:
     """Asynchronous input of a session, with one source at a time.
 
-    Parameters
-    ----------
-    wakeup : asyncio.Event
-        Set when data may be available, or when the session should stop.
-    read_ahead : float
-        Share of a batch that is read ahead.
-    make_reader : ReaderFactory
-        Called each time a source is opened.
+    - ``wakeup``: set when data may be available, or when the session should stop.
+    - ``read_ahead``: share of a batch that is read ahead.
+    - ``make_reader``: called each time a source is opened.
     """
 
     def __init__(
@@ -474,7 +439,6 @@ class Input:
             self._source.stop()
 
     async def close(self) -> None:
-        """Stop reading; do nothing if the input is not open."""
         source = self._source
         if source is None:
             return
@@ -490,7 +454,7 @@ class Input:
         await self._read_ahead_task.stop()
         self._opened.set_plan(plan)
 
-    async def poll(self) -> CutBatch | None:
+    async def poll(self) -> OffsetBatch | None:
         """Return the planned batch once it is cut, and start reading its successor ahead."""
         cut = await self._call("reading records", self._opened.poll, pool=Pool.READING)
         if cut is not None:
@@ -502,7 +466,7 @@ class Input:
         if self._source is not None:
             await self._call("releasing a batch", self._source.release_memory)
 
-    async def read_reserved(self, ranges: Sequence[OffsetRange], granularity: int) -> CutBatch | None:
+    async def read_reserved(self, ranges: Sequence[OffsetRange], granularity: int) -> OffsetBatch | None:
         """Return exactly the records of a reservation.
 
         None if some no longer exist, or when stopped.

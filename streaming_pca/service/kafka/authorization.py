@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from kafka.errors import (
     AuthorizationError,
     ClusterAuthorizationFailedError,
@@ -11,7 +14,7 @@ from kafka.errors import (
     TransactionalIdAuthorizationFailedError,
 )
 
-from streaming_pca.service.errors import NotPermitted
+from streaming_pca.service.errors import NotPermitted, SessionLost
 
 _MOST = 200
 """Most characters of the client's text."""
@@ -25,10 +28,7 @@ _RESOURCES: dict[type[Exception], tuple[str, str]] = {
 def missing_permission(error: BaseException, operation: str) -> NotPermitted | None:
     """Return the error that names a missing permission; None for other errors.
 
-    Parameters
-    ----------
-    operation : str
-        Kafka's name of the attempted operation on a topic: the broker names only the topic.
+    ``operation``: Kafka's name of the attempted operation on a topic: the broker names only the topic.
     """
     if isinstance(error, TopicAuthorizationFailedError):
         named = error.args[0] if error.args else ()
@@ -56,3 +56,12 @@ def in_one_line(error: BaseException, operation: str) -> str:
     if missing is not None:
         return str(missing)
     return (str(error).splitlines() or [""])[0][:_MOST] or type(error).__name__
+
+
+@contextmanager
+def session_lost_by(what: str, operation: str) -> Iterator[None]:
+    """Turn a KafkaError of a block into SessionLost; ``operation`` as in :func:`missing_permission`."""
+    try:
+        yield
+    except KafkaError as error:
+        raise SessionLost(f"{what} failed: {in_one_line(error, operation)}") from error

@@ -11,7 +11,8 @@ Faults of kafka-python that the service works around: docs/explanation/kafka-cli
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar
 
@@ -59,10 +60,7 @@ def _connect(settings: KafkaSettings, make: Callable[..., C]) -> C:
     it all of the time: one hanging broker of three could prevent a worker from ever making the clients that
     a take-over needs.
 
-    Raises
-    ------
-    BrokerUnreachable
-        If none responds.
+    Raises BrokerUnreachable if none responds.
     """
     servers = settings.bootstrap_servers.split(",")
     servers.sort(key=lambda server: server != _answered.get(settings.bootstrap_servers))
@@ -191,6 +189,20 @@ def admin_client(settings: KafkaSettings) -> KafkaAdminClient:
         return _AdminClient(**common)
 
     return _connect(settings, make)
+
+
+@contextmanager
+def ask_broker(
+    settings: KafkaSettings, failure: str, operation: str = "Describe"
+) -> Iterator[KafkaAdminClient]:
+    """Give an admin client to a block whose KafkaError becomes :func:`broker_failed`."""
+    admin = admin_client(settings)
+    try:
+        yield admin
+    except KafkaError as error:
+        raise broker_failed(settings, failure, error, operation) from None
+    finally:
+        admin.close()
 
 
 def reading_consumer(

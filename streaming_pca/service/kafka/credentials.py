@@ -45,12 +45,8 @@ class TokenRefused(Exception):
 def sasl_options(settings: KafkaSettings) -> dict[str, Any]:
     """Return kafka-python's authentication options.
 
-    Raises
-    ------
-    ConfigurationError
-        If a secret's file cannot be read.
-    TokenRefused
-        If the identity provider does not grant a token.
+    Raises ConfigurationError if a secret's file cannot be read. Raises TokenRefused if the identity provider
+    does not grant a token.
     """
     options: dict[str, Any] = {"sasl_mechanism": settings.sasl_mechanism}
     if settings.sasl_mechanism == "OAUTHBEARER":
@@ -181,12 +177,8 @@ os.register_at_fork(after_in_child=_renew_locks)
 def _ask(settings: KafkaSettings) -> tuple[str, float]:
     """Request a token from the identity provider; return it and its lifetime in seconds.
 
-    Raises
-    ------
-    ConfigurationError
-        If the secret's or the authority's file cannot be read.
-    TokenRefused
-        If the provider does not respond, or refuses.
+    Raises ConfigurationError if the secret's or the authority's file cannot be read. Raises TokenRefused if
+    the provider does not respond, or refuses.
     """
     url, who = str(settings.sasl_oauth_token_url), str(settings.sasl_oauth_client_id)
     secret = settings.read_secret("sasl_oauth_client_secret_file")

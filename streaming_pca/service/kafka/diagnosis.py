@@ -149,7 +149,6 @@ class _Examination:
                 self._follow(peer)
 
     def _follow(self, peer: _Peer) -> None:
-        """Examine the broker's advertised addresses."""
         for broker in peer.ask(MetadataRequest(version=1, topics=[])).brokers:
             host = f"[{broker.host}]" if ":" in broker.host else broker.host
             try:

@@ -310,15 +310,9 @@ def _without_value(delta: int, key: bytes | None) -> bytes:
 def inflate(batch: RecordBatch, most_bytes: int = MOST_RECORD_BYTES) -> Iterator[RecordBatch]:
     """Yield a compressed batch's records as uncompressed batches.
 
-    Parameters
-    ----------
-    most_bytes : int
-        Longest record that is kept.
+    ``most_bytes``: longest record that is kept.
 
-    Raises
-    ------
-    CorruptRecordError
-        Like :func:`~streaming_pca.service.kafka.record_batches.parse_batch`.
+    Raises CorruptRecordError like :func:`~streaming_pca.service.kafka.record_batches.parse_batch`.
     """
     base, count, span = count_of(batch)
     epoch = batch.leader_epoch

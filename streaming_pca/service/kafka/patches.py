@@ -218,7 +218,7 @@ class _Selector(NetworkSelector):  # type: ignore[misc]
 
 _selectors_lock = threading.Lock()
 _selectors: dict[Io, NetworkSelector] = {}
-_of_parents: list[NetworkSelector] = []
+_parents_selectors: list[NetworkSelector] = []
 
 
 def shared_selector(name: Io) -> NetworkSelector:
@@ -237,7 +237,7 @@ def _leave_selectors_behind() -> None:
     # A thread of the parent may have held the lock. The selectors stay referenced: deleting them would
     # remove the parent's sockets from an epoll that both processes share.
     _selectors_lock = threading.Lock()
-    _of_parents.extend(_selectors.values())
+    _parents_selectors.extend(_selectors.values())
     _selectors.clear()
 
 

@@ -82,10 +82,7 @@ class Record(NamedTuple):
 def parse_batch(batch: RecordBatch) -> Iterator[Record]:
     """Yield an uncompressed batch's records, at strictly rising offsets.
 
-    Raises
-    ------
-    CorruptRecordError
-        If the batch claims more records than offsets, which brokers never store.
+    Raises CorruptRecordError if the batch claims more records than offsets, which brokers never store.
     """
     base, count, span = count_of(batch)
     epoch = batch.leader_epoch
@@ -104,10 +101,7 @@ def parse_batch(batch: RecordBatch) -> Iterator[Record]:
 def count_of(batch: RecordBatch) -> tuple[int, int, int]:
     """Return a batch's first offset, number of records and number of offsets.
 
-    Raises
-    ------
-    CorruptRecordError
-        Like :func:`parse_batch`.
+    Raises CorruptRecordError like :func:`parse_batch`.
     """
     base, count, span = batch.base, batch.count, batch.last_delta + 1
     if not 0 <= count <= span:

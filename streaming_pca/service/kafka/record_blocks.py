@@ -38,12 +38,7 @@ _MOST_RECORDS = 2**16
 class RecordBlock:
     """Records of one batch, which share the bytes of the broker's response.
 
-    Parameters
-    ----------
-    batch : RecordBatch
-        With bytes for its number of records.
-    first : int
-        Offset of the first requested record.
+    ``batch`` has bytes for its number of records; ``first`` is the offset of the first requested record.
 
     Attributes
     ----------
@@ -77,7 +72,6 @@ class RecordBlock:
         self.offsets: NDArray[np.int64] = offsets[wanted:]
 
     def keys(self) -> Iterator[bytes | None]:
-        """Yield the records' keys."""
         view = self.data.data
         for at, size in self.parts[:, [KEY, KEY_BYTES]].tolist():
             yield bytes(view[at : at + size]) if size >= 0 else None

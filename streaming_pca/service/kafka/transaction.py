@@ -74,7 +74,6 @@ class Transaction:
         headers: Sequence[tuple[str, bytes]] = (),
         partition: int = 0,
     ) -> Sent:
-        """Send a message."""
         future = self._producer.send(topic, value=value, key=key, partition=partition, headers=list(headers))
         self._sent.append(future)
         return Sent(future)
@@ -96,7 +95,6 @@ class Transaction:
         self._wait(self._manager.begin_commit(), "commit")
 
     def abort(self) -> None:
-        """Abort the transaction."""
         self._wait(self._manager.begin_abort(), "abort")
 
     def _wait(self, result: Any, what: str) -> None:

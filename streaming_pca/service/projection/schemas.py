@@ -13,8 +13,7 @@ from streaming_pca.config.settings import StreamSettings
 from streaming_pca.data.codec import PayloadCodec
 from streaming_pca.data.features.records import REGISTERED_BYTES
 from streaming_pca.service.input.source import build_codec
-from streaming_pca.service.registry.client import RegistryAway, RegistryRefused
-from streaming_pca.service.registry.registry import SchemaRegistry
+from streaming_pca.service.schema_registry import RegistryAway, RegistryRefused, SchemaRegistry
 
 log = logging.getLogger(__name__)
 

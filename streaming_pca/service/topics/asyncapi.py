@@ -56,12 +56,7 @@ def asyncapi_document(
 ) -> dict[str, Any]:
     """Return the AsyncAPI 3.0 document of a worker's topics.
 
-    Parameters
-    ----------
-    stream : StreamSettings, optional
-        Stream whose topics get concrete addresses; by default addresses have parameters.
-    kafka : KafkaSettings, optional
-        Broker to name as the document's server.
+    Addresses have parameters without a ``stream``; ``kafka`` is the broker to name as the server.
     """
     kind = None if stream is None else stream.record_kind
     schemas = _components("release", release_schema()) | _components("entry", ledger_schema())
@@ -103,10 +98,7 @@ def asyncapi_document(
 def stream_payload_schema(stream: StreamSettings | None) -> Schema:
     """Return the schema of a JSON payload, for one stream or for any.
 
-    Raises
-    ------
-    ConfigurationError
-        If the stream does not accept JSON.
+    Raises ConfigurationError if the stream does not accept JSON.
     """
     if stream is None:
         return payload_schema()

@@ -52,14 +52,12 @@ class Problem:
 
     @property
     def line(self) -> str:
-        """The problem and its remedy, in one line."""
         if not self.key:
             return f"{self.subject} is {self.found}: {self.fix}"
         must = "must" if self.fatal else "should"
         return f"{self.subject}: {self.key} is {self.found}, it {must} be {self.wanted}: {self.fix}"
 
     def to_json(self) -> dict[str, Any]:
-        """Return the problem as plain data."""
         names = ("subject", "key", "found", "wanted", "fix")
         return {"severity": "error" if self.fatal else "warning"} | {n: getattr(self, n) for n in names}
 
@@ -75,7 +73,6 @@ class Finding:
 
     @property
     def line(self) -> str:
-        """The setting and its meaning, in one line."""
         return f"topic {self.topic!r}: {self.key} is {self.value}: {self.meaning}"
 
 
@@ -158,19 +155,14 @@ def find_problems(
 ) -> Iterator[Problem]:
     """Check the topics that exist, then the broker.
 
-    Parameters
-    ----------
-    described : dict of role to dict
-        The broker's description of each topic that exists.
+    ``described`` (dict of role to dict): the broker's description of each topic that exists.
     """
     names = {role: topic["name"] for role, topic in described.items()}
-    resources = [ConfigResource("topic", name) for name in names.values()]
-    found = admin.describe_configs(resources, config_filter="all").get("topic", {})
+    found = topic_configs(admin, *names.values())
     n_brokers = len(admin.describe_cluster()["brokers"])
     for role, name in names.items():
-        configs = {key: str(item["value"]) for key, item in found.get(name, {}).items()}
-        if configs:
-            yield from _topic_problems(kafka, stream, role, described[role], configs, n_brokers)
+        if found[name]:
+            yield from _topic_problems(kafka, stream, role, described[role], found[name], n_brokers)
         else:
             # Empty from the embedded broker, but also if an ACL denies DESCRIBE_CONFIGS.
             yield Problem(
@@ -186,10 +178,16 @@ def find_problems(
     yield from _broker_problems(admin, kafka)
 
 
+def topic_configs(admin: KafkaAdminClient, *topics: str) -> dict[str, dict[str, str]]:
+    """Return the settings of topics; those of a topic are empty if the broker does not return them."""
+    resources = [ConfigResource("topic", topic) for topic in topics]
+    found = admin.describe_configs(resources, config_filter="all").get("topic", {})
+    return {t: {key: str(item["value"]) for key, item in found.get(t, {}).items()} for t in topics}
+
+
 def find_facts(admin: KafkaAdminClient, topic: str) -> list[Finding]:
     """Describe how the broker stores an input topic; empty if it does not return the settings."""
-    found = admin.describe_configs([ConfigResource("topic", topic)], config_filter="all").get("topic", {})
-    values = {key: str(item["value"]) for key, item in found.get(topic, {}).items()}
+    values = topic_configs(admin, topic)[topic]
     facts = []
     if codec := values.get("compression.type"):
         how = {

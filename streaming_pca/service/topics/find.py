@@ -19,7 +19,8 @@ from kafka.errors import (
 from streaming_pca.config.kafka import KafkaSettings
 from streaming_pca.config.settings import StreamSettings
 from streaming_pca.service.errors import NotPermitted, TopicError
-from streaming_pca.service.kafka.clients import MAX_MESSAGE_BYTES, admin_client, broker_failed
+from streaming_pca.service.kafka.authorization import in_one_line
+from streaming_pca.service.kafka.clients import MAX_MESSAGE_BYTES, admin_client, ask_broker
 from streaming_pca.service.topics.checks import (
     Finding,
     Problem,
@@ -59,7 +60,6 @@ def durable(replication: int) -> dict[str, str]:
 
 
 def input_topic(stream: StreamSettings, partitions: int, replication: int) -> NewTopic:
-    """Return the definition of a stream's input topic."""
     # With this setting a broker inflates compressed batches, and refuses those above the largest message.
     configs = required_configs("input") | durable(replication) | {"compression.type": "uncompressed"}
     record = record_bytes(stream) + MESSAGE_OVERHEAD
@@ -70,7 +70,6 @@ def input_topic(stream: StreamSettings, partitions: int, replication: int) -> Ne
 
 
 def ledger_topic(name: str, replication: int) -> NewTopic:
-    """Return the definition of a ledger topic."""
     configs = required_configs("ledger") | {"max.message.bytes": str(_LEDGER_MESSAGE)}
     return NewTopic(name, 1, replication, topic_configs=configs | durable(replication))
 
@@ -92,10 +91,7 @@ def create_topics(
 ) -> list[str]:
     """Create a stream's missing topics; return their names.
 
-    Raises
-    ------
-    TopicError
-        If the broker refuses, or a release does not fit into a message.
+    Raises TopicError if the broker refuses, or a release does not fit into a message.
     """
     _check_release(kafka, stream, release_bytes(stream))
     return ensure_topics(
@@ -115,13 +111,8 @@ def written_topics(stream: StreamSettings, replication: int) -> list[NewTopic]:
 def _check_release(kafka: KafkaSettings, stream: StreamSettings, release: int) -> None:
     # A topic's max.message.bytes overrides the broker's message.max.bytes, and replicas fetch a first
     # message of any size. The remaining limit is the size of one request.
-    admin = admin_client(kafka)
-    try:
+    with ask_broker(kafka, "the broker did not describe itself") as admin:
         broker, settings = broker_settings(admin)
-    except KafkaError as error:
-        raise broker_failed(kafka, "the broker did not describe itself", error) from None
-    finally:
-        admin.close()
     limits = {
         "the most that the producer sends": MAX_MESSAGE_BYTES,
         f"socket.request.max.bytes of broker {broker}": int(
@@ -154,7 +145,9 @@ def ensure_topics(kafka: KafkaSettings, wanted: Iterable[NewTopic]) -> list[str]
             created.append(topic.name)
         admin.wait_for_topics([t.name for t in wanted], timeout_ms=kafka.request_timeout_ms)
     except KafkaError as error:
-        raise TopicError(f"topics were created but do not answer yet: {_one_line(error)}") from None
+        raise TopicError(
+            f"topics were created but do not answer yet: {in_one_line(error, 'Describe')}"
+        ) from None
     finally:
         admin.close()
     return created
@@ -163,44 +156,23 @@ def ensure_topics(kafka: KafkaSettings, wanted: Iterable[NewTopic]) -> list[str]
 def check_topics(kafka: KafkaSettings, stream: StreamSettings) -> tuple[Topics | None, list[Problem]]:
     """Return the topics and their problems; None for the topics if one is missing.
 
-    Raises
-    ------
-    BrokerUnreachable
-        If the broker fails during the check.
+    Raises BrokerUnreachable if the broker fails during the check.
     """
-    admin = admin_client(kafka)
-    try:
+    with ask_broker(kafka, "the broker did not describe the topics", "DescribeConfigs") as admin:
         return _check(admin, kafka, stream)
-    except KafkaError as error:
-        raise broker_failed(
-            kafka, "the broker did not describe the topics", error, "DescribeConfigs"
-        ) from None
-    finally:
-        admin.close()
 
 
 def describe_input(kafka: KafkaSettings, stream: StreamSettings) -> list[Finding]:
     """Describe how the broker stores a stream's input topic; raises like :func:`check_topics`."""
-    admin = admin_client(kafka)
-    try:
+    with ask_broker(kafka, "the broker did not describe the topics", "DescribeConfigs") as admin:
         return find_facts(admin, stream.input)
-    except KafkaError as error:
-        raise broker_failed(
-            kafka, "the broker did not describe the topics", error, "DescribeConfigs"
-        ) from None
-    finally:
-        admin.close()
 
 
 def find_topics(kafka: KafkaSettings, stream: StreamSettings) -> Topics:
     """Find the topics and check their configuration.
 
-    Raises
-    ------
-    TopicError
-        Names the topic, the setting, the required value, and how to set it.
-    BrokerUnreachable
-        If the broker fails during the check.
+    Raises TopicError, which names the topic, the setting, the required value, and how to set it, or
+    BrokerUnreachable if the broker fails during the check.
     """
     topics, problems = check_topics(kafka, stream)
     for problem in problems:
@@ -215,18 +187,10 @@ def find_topics(kafka: KafkaSettings, stream: StreamSettings) -> Topics:
 def describe_topics(kafka: KafkaSettings, names: Sequence[str], what: str) -> list[dict[str, Any]]:
     """Return the broker's description of topics; ``error_code`` marks missing ones.
 
-    Raises
-    ------
-    BrokerUnreachable
-        If the broker fails; the message calls the topics ``what``.
+    Raises BrokerUnreachable if the broker fails; the message calls the topics ``what``.
     """
-    admin = admin_client(kafka)
-    try:
+    with ask_broker(kafka, f"the broker did not describe {what}") as admin:
         return list(admin.describe_topics(list(names)))
-    except KafkaError as error:
-        raise broker_failed(kafka, f"the broker did not describe {what}", error) from None
-    finally:
-        admin.close()
 
 
 def input_topic_id(kafka: KafkaSettings, stream: StreamSettings) -> str | None:
@@ -258,7 +222,3 @@ def _check(
     topic = there["input"]
     partitions = tuple(sorted(p["partition_index"] for p in topic["partitions"]))
     return Topics(topic_id=str(topic["topic_id"]), partitions=partitions), problems
-
-
-def _one_line(error: BaseException) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0][:200] or type(error).__name__

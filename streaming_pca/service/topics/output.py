@@ -8,15 +8,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from kafka import KafkaAdminClient
-from kafka.admin import ConfigResource, NewTopic
-from kafka.errors import KafkaError
+from kafka.admin import NewTopic
 
 from streaming_pca.config.kafka import ConfigurationError, KafkaSettings
 from streaming_pca.config.settings import TOPIC_NAME, StreamSettings
 from streaming_pca.data.records import RecordKind
 from streaming_pca.service.errors import NotPermitted, TopicError
-from streaming_pca.service.kafka.clients import MAX_MESSAGE_BYTES, admin_client, broker_failed
-from streaming_pca.service.topics.checks import Problem, find_problems, required_configs
+from streaming_pca.service.kafka.clients import MAX_MESSAGE_BYTES, ask_broker
+from streaming_pca.service.topics.checks import Problem, find_problems, required_configs, topic_configs
 from streaming_pca.service.topics.find import describe_topics, durable, ensure_topics
 from streaming_pca.service.topics.sizes import MESSAGE_OVERHEAD, projection_bytes, whole_mib
 
@@ -55,9 +54,7 @@ class Output:
 def check_output_name(output: str, streams: Iterable[StreamSettings]) -> None:
     """Refuse an output that is, or could be, a topic of a stream.
 
-    Raises
-    ------
-    ConfigurationError
+    Raises ConfigurationError.
     """
     if not TOPIC_NAME.fullmatch(output):
         raise ConfigurationError("--output must be 1 to 200 letters, digits, '.', '_' or '-'")
@@ -76,9 +73,7 @@ def check_output_name(output: str, streams: Iterable[StreamSettings]) -> None:
 def check_stream(stream: StreamSettings) -> None:
     """Refuse a stream whose records cannot be projected.
 
-    Raises
-    ------
-    ConfigurationError
+    Raises ConfigurationError.
     """
     if stream.record_kind is not RecordKind.FACTOR:
         raise ConfigurationError(
@@ -95,16 +90,10 @@ def check_stream(stream: StreamSettings) -> None:
 def find_output(kafka: KafkaSettings, stream: StreamSettings, output: str, create: bool = False) -> Output:
     """Find or create the topic of projections, and check it together with the input.
 
-    Parameters
-    ----------
-    create : bool
-        Create a missing topic, with the input's partitions, replicas and retention.
+    ``create``: create a missing topic, with the input's partitions, replicas and retention.
 
-    Raises
-    ------
-    TopicError
-        Names the topic, the setting, the required value, and how to set it.
-    BrokerUnreachable
+    Raises TopicError, which names the topic, the setting, the required value, and how to set it, or
+    BrokerUnreachable.
     """
     size = projection_bytes(stream) + MESSAGE_OVERHEAD
     if size > MAX_MESSAGE_BYTES:
@@ -120,8 +109,7 @@ def find_output(kafka: KafkaSettings, stream: StreamSettings, output: str, creat
                 f"topic {names[role]!r} ({role}) is missing: create it with "
                 "`streaming-pca topics create --config FILE --cap EPSILON,DELTA`"
             )
-    admin = admin_client(kafka)
-    try:
+    with ask_broker(kafka, "the broker did not describe the topics", "DescribeConfigs") as admin:
         if "output" not in there:
             if not create:
                 raise TopicError(
@@ -132,12 +120,6 @@ def find_output(kafka: KafkaSettings, stream: StreamSettings, output: str, creat
             there = _described(kafka, names)
         checked = {role: there[role] for role in ("input", "output")}
         problems = [*find_problems(admin, kafka, stream, checked), *_retention_problems(admin, names)]
-    except KafkaError as error:
-        raise broker_failed(
-            kafka, "the broker did not describe the topics", error, "DescribeConfigs"
-        ) from None
-    finally:
-        admin.close()
     for problem in problems:
         if problem.fatal:
             raise TopicError(problem.line)
@@ -163,7 +145,7 @@ def _described(kafka: KafkaSettings, names: dict[str, str]) -> dict[str, Any]:
 def _definition(admin: KafkaAdminClient, stream: StreamSettings, output: str, source: Any) -> NewTopic:
     """Return the definition of an output with its input's retention."""
     replication = min(len(p["replica_nodes"]) for p in source["partitions"])
-    kept = _configs(admin, stream.input)
+    kept = topic_configs(admin, stream.input)[stream.input]
     configs = required_configs("output") | durable(replication)
     configs |= {key: kept[key] for key in _RETENTION if key in kept}
     if (size := projection_bytes(stream) + MESSAGE_OVERHEAD) > 2**20:
@@ -171,14 +153,10 @@ def _definition(admin: KafkaAdminClient, stream: StreamSettings, output: str, so
     return NewTopic(output, len(source["partitions"]), replication, topic_configs=configs)
 
 
-def _configs(admin: KafkaAdminClient, topic: str) -> dict[str, str]:
-    found = admin.describe_configs([ConfigResource("topic", topic)], config_filter="all").get("topic", {})
-    return {key: str(item["value"]) for key, item in found.get(topic, {}).items()}
-
-
 def _retention_problems(admin: KafkaAdminClient, names: dict[str, str]) -> Iterable[Problem]:
     """Yield settings that keep projections longer than their records."""
-    source, output = (_configs(admin, names[role]) for role in ("input", "output"))
+    configs = topic_configs(admin, names["input"], names["output"])
+    source, output = configs[names["input"]], configs[names["output"]]
     for key in _RETENTION:
         if key not in source or key not in output:
             continue

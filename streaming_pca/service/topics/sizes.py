@@ -151,12 +151,7 @@ def state_bound(commit: int, commits_an_hour: float = 3600, table: int = 0) -> i
 
     Excludes data written while the cleaner waits and works.
 
-    Parameters
-    ----------
-    commit : int
-        :func:`commit_bytes`.
-    table : int
-        :func:`table_bytes`, if the user is the unit of privacy.
+    ``commit``: :func:`commit_bytes`. ``table``: :func:`table_bytes`, if the user is the unit of privacy.
     """
     segment = _segment_bytes(commit)
     markers = _MARKER_BYTES * math.ceil(commits_an_hour + 2 * (commit + table + segment) / commit)

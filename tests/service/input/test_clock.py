@@ -22,7 +22,7 @@ from streaming_pca.service.errors import SessionLost, StreamRefused
 from streaming_pca.service.input import clock
 from streaming_pca.service.input.clock import Poller, decode_schemas, event_writer
 from streaming_pca.service.input.end_offsets import EndOffsetPoller, EndOffsets, OffsetFeed, _lines
-from streaming_pca.service.registry.client import RegistryAway, RegistryRefused
+from streaming_pca.service.schema_registry import RegistryAway, RegistryRefused
 from tests.service.registry.faults import FaultyServer, answer
 from tests.waiting import wait_for
 

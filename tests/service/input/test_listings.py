@@ -22,7 +22,7 @@ from streaming_pca.service.input import partition_reader as reader_module
 from streaming_pca.service.input.cut import BatchCutter
 from streaming_pca.service.input.end_offsets import EndOffsets, OffsetFeed
 from streaming_pca.service.input.partition_reader import PartitionReader
-from streaming_pca.service.input.source import CutBatch, Source
+from streaming_pca.service.input.source import OffsetBatch, Source
 from tests.data.features.formats import avro_record, in_avro
 from tests.data.features.registered import framed, schema_of
 from tests.service.input.test_source import FakeConsumer, Log, Message, plan
@@ -212,7 +212,7 @@ def test_a_record_is_decoded_by_the_schemas_of_the_tick_that_cuts_it(
         return codec_of(schemas)
 
     source = Source(reader, "t", [0, 1], {}, {}, feed, skip, None, ahead, FIRST, make)
-    taken: list[CutBatch] = []
+    taken: list[OffsetBatch] = []
 
     def take() -> None:
         source.set_plan(plan(40, granularity))

@@ -25,7 +25,7 @@ from streaming_pca.service.input import source as source_module
 from streaming_pca.service.input.buffer import Chunk, PartitionBuffer
 from streaming_pca.service.input.end_offsets import OffsetFeed
 from streaming_pca.service.input.partition_reader import PartitionReader
-from streaming_pca.service.input.source import CutBatch, Source
+from streaming_pca.service.input.source import OffsetBatch, Source
 
 Reading = Callable[..., tuple[Source, OffsetFeed]]
 DIM = 3
@@ -138,7 +138,7 @@ def read_all_ahead(source: Source) -> int:
     return steps
 
 
-def take_all(source: Source, count: int, granularity: int, ahead: bool) -> list[CutBatch]:
+def take_all(source: Source, count: int, granularity: int, ahead: bool) -> list[OffsetBatch]:
     taken = []
     while True:
         source.set_plan(plan(count, granularity))

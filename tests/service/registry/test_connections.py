@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 import trustme
 
-from streaming_pca.service.registry.client import RegistryAway, RegistryRefused
-from streaming_pca.service.registry.registry import SchemaRegistry
+from streaming_pca.service.schema_registry import RegistryAway, RegistryRefused, SchemaRegistry
 from tests.security.needles import secret
 from tests.service.registry.apicurio import Apicurio
 from tests.service.registry.producers import Producer, record_type, settings_of

@@ -13,8 +13,7 @@ import pytest
 from streaming_pca.data.features.feature import Feature
 from streaming_pca.data.features.reading import FieldReader
 from streaming_pca.data.features.records import PublicSchema
-from streaming_pca.service.registry.client import RegistryAway, RegistryRefused
-from streaming_pca.service.registry.registry import SchemaRegistry
+from streaming_pca.service.schema_registry import RegistryAway, RegistryRefused, SchemaRegistry
 from tests.security.needles import secret
 from tests.service.registry.faults import Answer, FaultyServer, answer, endless, raw
 from tests.service.registry.producers import settings_of

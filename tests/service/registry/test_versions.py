@@ -11,8 +11,7 @@ import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, timestamp_pb2
 
 from streaming_pca.data.features.feature import Feature
-from streaming_pca.service.registry.client import RegistryRefused
-from streaming_pca.service.registry.registry import SchemaRegistry
+from streaming_pca.service.schema_registry import RegistryRefused, SchemaRegistry
 from tests.data.features.formats import in_avro, message_type
 from tests.service.registry.apicurio import Apicurio
 from tests.service.registry.faults import FaultyServer, answer

@@ -33,15 +33,9 @@ _messages_shown = False
 def protect_process(*, debuggable: bool = False) -> str | None:
     """Refuse core files and debuggers from now on; idempotent.
 
-    Parameters
-    ----------
-    debuggable : bool
-        Admit debuggers of the same user and show messages of bugs; core files are still refused.
+    ``debuggable``: admit debuggers of the same user and show messages of bugs; core files are still refused.
 
-    Returns
-    -------
-    str or None
-        For the log: why a protection is not available here, or what ``debuggable`` admits.
+    Returns, for the log, why a protection is not available here, or what ``debuggable`` admits.
     """
     global _messages_shown
     _messages_shown = debuggable

@@ -1,1 +1,0 @@
-"""Schemas of a stream's records, from a schema registry."""
