@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.browser.chromium import chromium, find_chromium, playing
-from tests.browser.running import RunningStream
-from tests.browser.serving import Dashboard, dashboard
+from tests.browser.serving import Dashboard, RunningStream, dashboard
+from tests.browser.visits import chromium, find_chromium, playing
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser

@@ -16,10 +16,8 @@ from typing import TYPE_CHECKING
 
 from streaming_pca.dev.cluster import KafkaServer
 from streaming_pca.dev.jars import fetch_jars, find_java
-from tests.browser.chromium import chromium, find_chromium, playing
-from tests.browser.running import RunningStream
-from tests.browser.serving import ROOT, dashboard
-from tests.browser.visits import Theme, Visit, visiting
+from tests.browser.serving import ROOT, RunningStream, dashboard
+from tests.browser.visits import Theme, Visit, chromium, find_chromium, playing, visiting
 from tests.kafka.stream import session_timeout_ms, start_fork_server
 
 if TYPE_CHECKING:

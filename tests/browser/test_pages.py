@@ -17,8 +17,7 @@ import pytest
 from scipy.linalg import subspace_angles
 
 from streaming_pca.data.release import Release
-from tests.browser.running import FEATURES, RunningStream
-from tests.browser.serving import ROOT, Dashboard
+from tests.browser.serving import FEATURES, ROOT, Dashboard, RunningStream
 from tests.browser.visits import Visit, numbers, visiting
 
 if TYPE_CHECKING:

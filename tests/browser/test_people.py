@@ -10,8 +10,7 @@ import pytest
 
 from tests.browser import pictures
 from tests.browser.pictures import WIDTHS
-from tests.browser.running import RunningStream
-from tests.browser.serving import Dashboard
+from tests.browser.serving import Dashboard, RunningStream
 from tests.browser.visits import THEMES, Theme, Visit, accessibility_problems, visiting
 
 if TYPE_CHECKING:

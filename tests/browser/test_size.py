@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.browser.chromium import memory_of_pages
 from tests.browser.serving import Dashboard, dashboard
-from tests.browser.visits import Visit, numbers, visiting
+from tests.browser.visits import Visit, memory_of_pages, numbers, visiting
 from tests.dashboard.streams import MadeStream, make_streams
 
 if TYPE_CHECKING:

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.browser.chromium import memory_of_pages
-from tests.browser.visits import accessibility_problems, numbers, visiting
+from tests.browser.visits import accessibility_problems, memory_of_pages, numbers, visiting
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -71,41 +70,32 @@ def test_a_broker_that_is_away_is_503_where_it_is_needed(server: Running) -> Non
         assert answer.headers["retry-after"] == "5"
 
 
-def test_hanging_questions_keep_no_other_from_its_answer(server: Running, troubled: Troubled) -> None:
+def test_hanging_calls_keep_no_other_from_its_answer_and_give_their_places_back(
+    server: Running, troubled: Troubled
+) -> None:
     released, asked = threading.Event(), []
+    path = "/v1/streams/away/releases/latest"
 
     def hang(*given: Any) -> None:
         asked.append(given)
         released.wait(LIMIT)
 
     troubled.release = hang  # type: ignore[attr-defined]
-    before = threading.active_count()
     try:
         with ThreadPoolExecutor(40) as pool:
-            path = "/v1/streams/away/releases/latest"
             hanging = [pool.submit(server.ask, path) for _ in range(40)]
-            wait_for("questions that hang", lambda: len(asked) == 8)
+            wait_for("calls that hang", lambda: len(asked) == 8)
             assert server.ask("/v1/streams").status == 200
-            said = {detail(one.result(), 503) for one in hanging}
-            assert said == {"the broker did not answer within 4 s: try again later"}
-            # Waiting requests did not get a turn after their time.
+            details = {detail(one.result(), 503) for one in hanging}
+            assert details == {"the broker did not answer within 4 s: try again later"}
+            # Waiting requests did not get a place after their time.
             assert len(asked) == 8
-        names = [thread.name for thread in threading.enumerate()]
-        assert names.count("dashboard-call") <= 8, (before, names)
+        assert [thread.name for thread in threading.enumerate()].count("dashboard-call") <= 8
     finally:
         released.set()
-
-
-def test_turns_come_back_after_a_hang(server: Running, troubled: Troubled) -> None:
-    released = threading.Event()
-    troubled.release = lambda *given: released.wait(LIMIT)  # type: ignore[attr-defined]
-    with ThreadPoolExecutor(20) as pool:
-        list(pool.map(server.ask, ["/v1/streams/away/releases/latest"] * 20))
-    released.set()
     troubled.release = raising(BrokerUnreachable("it is away"))  # type: ignore[attr-defined]
-    time.sleep(0.1)
     for _ in range(20):
-        assert detail(server.ask("/v1/streams/away/releases/latest"), 503) == "it is away"
+        assert detail(server.ask(path), 503) == "it is away"
 
 
 def test_errors_of_topics_are_503_in_a_line(server: Running, troubled: Troubled) -> None:
