@@ -15,7 +15,6 @@ from streaming_pca.data.array_batch import ArrayBatch
 from streaming_pca.data.batch import Batch, BinKernel, MapKernel, RecordValues, SumKernel, ValueKernel
 from streaming_pca.data.records import Block, RecordKind
 from streaming_pca.kernels.coordinates import BinCounts
-from streaming_pca.spark.gathering import Fetch
 from streaming_pca.spark.jobs import Cluster
 from streaming_pca.spark.operations import (
     BinTally,
@@ -28,6 +27,7 @@ from streaming_pca.spark.operations import (
     user_hashes,
 )
 from streaming_pca.spark.segments import Layout, Order
+from streaming_pca.spark.tasks import Fetch
 
 T = TypeVar("T")
 Integers = NDArray[np.int64]

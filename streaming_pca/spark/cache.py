@@ -119,34 +119,33 @@ class RowCache:
         Consumes all parts in either case.
         """
         self.drop([name])
+        index, at = [], 0
         file: IO[bytes] | None = None
-        index, at, fits = [], 0, True
         # Suppress only errors of writing: errors raised by ``parts`` come from their source.
-        try:
+        with contextlib.suppress(OSError):
             # Unbuffered: on a full disk, `close` would try to write the buffer again and fail.
             file = tempfile.TemporaryFile(dir=self._folder, buffering=0)  # noqa: SIM115
-        except OSError:
-            fits = False  # the folder is missing or not writable
         for part in parts:
-            block = part.packed()
-            fits = fits and self.used + at + block.rows.nbytes + block.starts.nbytes <= self.limit
-            if file is None or not fits:
+            if file is None:
                 continue
+            block = part.packed()
             try:
+                if self.used + at + block.rows.nbytes + block.starts.nbytes > self.limit:
+                    raise OSError("the cache is full")
                 rows_at, starts_at = at, _write(file, at, block.rows)
                 at = _write(file, starts_at, block.starts)
                 index.append((block.rows.dtype.name, rows_at, len(block.rows), starts_at, len(block)))
             except OSError:
-                fits = False  # the disk is full
+                file.close()
+                file = None
         end = json.dumps({"name": name, "kind": str(kind), "width": width, "parts": index}).encode()
-        if file is not None and fits:
+        if file is not None:
             try:
                 _write_all(file, end + _LENGTH.pack(at))
             except OSError:
-                fits = False
-        if file is None or not fits:
-            if file is not None:
                 file.close()
+                file = None
+        if file is None:
             return Shelf(name, "", "")
         self._files[name], self._used[name] = file, at + len(end) + _LENGTH.size
         path = f"/proc/{os.getpid()}/fd/{file.fileno()}"

@@ -31,13 +31,13 @@ from streaming_pca.data.features.records import Schemas
 from streaming_pca.data.records import Block
 from streaming_pca.service.errors import RecordsLost, SessionLost, StreamRefused
 from streaming_pca.spark.cache import folder_of
-from streaming_pca.spark.gathering import Fetch, gathered, on_parts
 from streaming_pca.spark.operations import Operation, Share
 from streaming_pca.spark.reading import Feed, Reading, Wanted
 from streaming_pca.spark.segments import Range, Segment, segment_of
 from streaming_pca.spark.tasks import (
     ANSWER,
     HANDLE,
+    Fetch,
     TaskFailed,
     Work,
     add,
@@ -45,8 +45,10 @@ from streaming_pca.spark.tasks import (
     compute,
     digest,
     drop,
+    gathered,
     guarded,
     load,
+    on_parts,
 )
 
 T = TypeVar("T")

@@ -1,14 +1,15 @@
 """Operations that tasks apply to records: sums, sums over values, bin counts, users.
 
-Each starts empty, adds parts of segments in any order, and ends as chunks of bytes. Sums are exact
-integers, so their bits do not depend on tasks, executors or attempts.
+Results of parts are joined in any order, and leave a task as chunks of bytes. Sums are exact integers, so
+their bits do not depend on tasks, executors or attempts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -104,31 +105,28 @@ class Mapped:
     kernel: MapKernel
 
 
-class Total(Protocol):
-    """Running result of an operation on one task."""
+class Operation(ABC):
+    """Picklable operation on records, which tasks apply to parts of segments.
 
-    def add(self, part: Records) -> None:
-        """Add records."""
-        ...
+    Attributes
+    ----------
+    of_users : bool
+        True if it needs the users of messages, which executors do not cache.
+    """
 
-    def chunks(self, width: int) -> Mapping[int, bytes]:
-        """Return the result as bytes, in chunks of ``width`` integers; empty if nothing was added."""
-        ...
+    of_users: ClassVar[bool] = False
 
+    @abstractmethod
+    def result(self, part: Records) -> Any:
+        """Return the result for some records: integers or a list, so that ``+`` joins results."""
 
-class Operation(Protocol):
-    """Picklable factory of totals."""
-
-    of_users: bool
-    """True if the operation needs the users of messages, which executors do not cache."""
-
-    def start(self) -> Total:
-        """Return an empty total."""
-        ...
+    @abstractmethod
+    def chunks(self, total: Any, width: int) -> dict[int, bytes]:
+        """Return the joined results as bytes; a sum in chunks of ``width`` integers, 0 for one chunk."""
 
 
 @dataclass(frozen=True)
-class RecordSum:
+class RecordSum(Operation):
     """Sum of a kernel over records.
 
     Attributes
@@ -139,27 +137,14 @@ class RecordSum:
 
     kernel: SumKernel
     maps: Sequence[Mapped] = ()
-    of_users = False
 
-    def start(self) -> Total:
-        """Return an empty sum."""
-        return _Sum(self.kernel, self.maps)
+    def result(self, part: Records) -> Integers:
+        """Return the sum over some records."""
+        return part.batch.sum(self.kernel, *(ArrayValues(part.map(mapped)) for mapped in self.maps))
 
-
-class _Sum:
-    def __init__(self, kernel: SumKernel, maps: Sequence[Mapped]) -> None:
-        self._kernel, self._maps = kernel, maps
-        self._total: Integers | None = None
-
-    def add(self, part: Records) -> None:
-        more = part.batch.sum(self._kernel, *(ArrayValues(part.map(mapped)) for mapped in self._maps))
-        if self._total is None:
-            self._total = more
-        else:
-            self._total += more
-
-    def chunks(self, width: int) -> Mapping[int, bytes]:
-        return {} if self._total is None else chunked(self._total, width)
+    def chunks(self, total: Integers, width: int) -> dict[int, bytes]:
+        """Cut the integers into chunks."""
+        return chunked(total, width)
 
 
 def chunked(total: Integers, width: int) -> dict[int, bytes]:
@@ -170,63 +155,41 @@ def chunked(total: Integers, width: int) -> dict[int, bytes]:
 
 
 @dataclass(frozen=True)
-class ValueSum:
+class ValueSum(Operation):
     """Sum of a kernel over values."""
 
     kernel: ValueKernel
     maps: Sequence[Mapped]
-    of_users = False
 
-    def start(self) -> Total:
-        """Return an empty sum."""
-        return _ValueSum(self.kernel, self.maps)
+    def result(self, part: Records) -> Integers:
+        """Return the sum over some records' values."""
+        values = [part.map(mapped) for mapped in self.maps]
+        if not getattr(self.kernel, "ordered", False):
+            return self.kernel(*values)
+        assert part.places is not None
+        # Two paired records have one value.
+        units = max(len(part.batch) // max(len(values[0]), 1), 1)
+        return self.kernel(values[0], part.places[::units] // units)
 
-
-class _ValueSum:
-    def __init__(self, kernel: ValueKernel, maps: Sequence[Mapped]) -> None:
-        self._kernel, self._maps = kernel, maps
-        self._total: Integers | None = None
-
-    def add(self, part: Records) -> None:
-        values = [part.map(mapped) for mapped in self._maps]
-        if getattr(self._kernel, "ordered", False):
-            assert part.places is not None
-            # Two paired records have one value.
-            units = max(len(part.batch) // max(len(values[0]), 1), 1)
-            more = self._kernel(values[0], part.places[::units] // units)
-        else:
-            more = self._kernel(*values)
-        self._total = more if self._total is None else self._total + more
-
-    def chunks(self, width: int) -> Mapping[int, bytes]:
-        return {} if self._total is None else chunked(self._total, width)
+    def chunks(self, total: Integers, width: int) -> dict[int, bytes]:
+        """Cut the integers into chunks."""
+        return chunked(total, width)
 
 
 @dataclass(frozen=True)
-class BinTally:
+class BinTally(Operation):
     """Operation that counts the bins of histograms."""
 
     kernel: BinKernel
     histograms: int
-    of_users = False
 
-    def start(self) -> Total:
-        """Return empty histograms."""
-        return _Tally(self.kernel, self.histograms)
+    def result(self, part: Records) -> list[BinCounts]:
+        """Return the counts of some records."""
+        return [part.batch.tally(self.kernel, self.histograms)]
 
-
-class _Tally:
-    def __init__(self, kernel: BinKernel, histograms: int) -> None:
-        self._kernel, self._histograms = kernel, histograms
-        self._counts: list[BinCounts] = []
-
-    def add(self, part: Records) -> None:
-        self._counts.append(part.batch.tally(self._kernel, self._histograms))
-
-    def chunks(self, width: int) -> Mapping[int, bytes]:
-        if not self._counts:
-            return {}
-        found = BinCounts.together(self._counts, self._histograms)
+    def chunks(self, total: list[BinCounts], width: int) -> dict[int, bytes]:
+        """Return all counts as one chunk."""
+        found = BinCounts.together(total, self.histograms)
         return {0: np.stack([found.owners, found.keys, found.counts]).astype("<i8").tobytes()}
 
 
@@ -236,29 +199,20 @@ def bin_counts(data: bytes, histograms: int) -> BinCounts:
     return BinCounts(histograms, owners, keys, counts)
 
 
-@dataclass(frozen=True)
-class UserHashes:
+class UserHashes(Operation):
     """Operation that returns the user hash of each message with its place in the batch."""
 
     of_users = True
 
-    def start(self) -> Total:
-        """Return an empty list."""
-        return _Users()
-
-
-class _Users:
-    def __init__(self) -> None:
-        self._found: dict[int, bytes] = {}
-
-    def add(self, part: Records) -> None:
+    def result(self, part: Records) -> list[bytes]:
+        """Return the places and users of some messages."""
         assert part.places is not None
         assert part.users is not None
-        columns = np.column_stack([part.places.astype("<u8"), part.users.astype("<u8")])
-        self._found[len(self._found)] = columns.tobytes()
+        return [np.column_stack([part.places.astype("<u8"), part.users.astype("<u8")]).tobytes()]
 
-    def chunks(self, width: int) -> Mapping[int, bytes]:
-        return self._found
+    def chunks(self, total: list[bytes], width: int) -> dict[int, bytes]:
+        """Return each part as one chunk."""
+        return dict(enumerate(total))
 
 
 def user_hashes(answers: Sequence[bytes], count: int) -> Hashes:

@@ -9,7 +9,9 @@ fixed text, or returns the reason as a row if a second attempt would not help.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -21,6 +23,7 @@ from kafka.errors import KafkaError
 from numpy.typing import NDArray
 
 from streaming_pca.data.array_batch import ArrayBatch
+from streaming_pca.data.records import Block
 from streaming_pca.service.errors import RecordsLost, SessionLost
 from streaming_pca.service.kafka.clients import BrokerUnreachable
 from streaming_pca.service.process_hardening import refuse_core_files
@@ -28,18 +31,22 @@ from streaming_pca.spark.cache import Shelf
 from streaming_pca.spark.operations import Operation, Records, Share
 from streaming_pca.spark.reading import (
     Feed,
+    Part,
     Reading,
     Refused,
     Structure,
     changed,
     chosen,
+    numbered,
     parts_of,
     range_of,
     whole_pairs,
 )
-from streaming_pca.spark.segments import Range
+from streaming_pca.spark.segments import Range, Segment
 
 T = TypeVar("T")
+Job = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+"""Function of a job, as ``mapInArrow`` takes it."""
 
 HANDLE = (
     "id long, partition int, begin long, end long, epoch int, size long, nulls long, structure binary, "
@@ -48,6 +55,8 @@ HANDLE = (
 """Columns of the row for a segment that a task has read."""
 ANSWER = "chunk int, data binary, records long, failure string"
 """Columns of a task's answer; the first row contains the number of records read."""
+_TYPES = {"int": pa.int32(), "long": pa.int64(), "binary": pa.binary(), "string": pa.string()}
+"""Arrow's types by Spark's names."""
 
 
 class TaskFailed(Exception):
@@ -80,22 +89,47 @@ def guarded(work: Callable[[], T]) -> T | str:
         return "failed"
 
 
-def load(
-    feed: Feed, ranges: Sequence[Range]
-) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def _rows(columns: str, rows: list[dict[str, Any]]) -> pa.RecordBatch:
+    """Return rows with the given columns; a missing value is null."""
+    fields = [field.split() for field in columns.split(", ")]
+    return pa.RecordBatch.from_pylist(rows, schema=pa.schema([(name, _TYPES[kind]) for name, kind in fields]))
+
+
+def answer_rows(chunks: Mapping[int, bytes], failure: str | None = None, records: int = 0) -> pa.RecordBatch:
+    """Return an answer's chunks, or its failure, as rows."""
+    rows: list[dict[str, Any]] = [{"chunk": key, "data": data, "records": 0} for key, data in chunks.items()]
+    if failure is not None:
+        rows = [{"chunk": 0, "data": b"", "failure": failure}]
+    if rows:
+        rows[0]["records"] = records
+    return _rows(ANSWER, rows)
+
+
+def _answer(work: Callable[[], tuple[int, Mapping[int, bytes]]]) -> pa.RecordBatch:
+    """Run a task's work, which returns a number of records and chunks; return its answer."""
+    found = guarded(work)
+    return answer_rows({}, found) if isinstance(found, str) else answer_rows(found[1], records=found[0])
+
+
+# -- segments --------------------------------------------------------------
+
+
+def load(feed: Feed, ranges: Sequence[Range]) -> Job:
     """Return the function of a job that reads ranges, given by index."""
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for index in batch.column(0).to_pylist():
                 wanted = ranges[index]
-                row = guarded(partial(_load, feed, wanted))
-                yield _handle_row(wanted, failure=row) if isinstance(row, str) else row
+                found = guarded(partial(_load, feed, wanted))
+                row: dict[str, Any] = {"failure": found} if isinstance(found, str) else found
+                place = {"id": wanted.id, "partition": wanted.partition, "epoch": wanted.epoch}
+                yield _rows(HANDLE, [{**place, "begin": wanted.start, "end": wanted.end, **row}])
 
     return run
 
 
-def _load(feed: Feed, wanted: Range) -> pa.RecordBatch:
+def _load(feed: Feed, wanted: Range) -> dict[str, Any]:
     reading = Reading.of(feed)
     structure = Structure(reading.codec.unit == "row")
 
@@ -105,54 +139,36 @@ def _load(feed: Feed, wanted: Range) -> pa.RecordBatch:
             yield piece.batch
 
     width = reading.codec.kind.width(reading.codec.dim)
-    name = feed.name_of(wanted.id)
-    shelf = reading.cache.store(name, width, reading.codec.kind, parts())
-    return _handle_row(wanted, structure.size, structure.nulls, structure.packed(), shelf)
+    shelf = reading.cache.store(feed.name_of(wanted.id), width, reading.codec.kind, parts())
+    return {
+        "size": structure.size,
+        "nulls": structure.nulls,
+        "structure": structure.packed(),
+        "host": shelf.host,
+        "path": shelf.path,
+    }
 
 
-def _handle_row(
-    wanted: Range,
-    size: int = 0,
-    nulls: int = 0,
-    structure: bytes = b"",
-    shelf: Shelf | None = None,
-    failure: str | None = None,
-) -> pa.RecordBatch:
-    host, path = ("", "") if shelf is None else (shelf.host, shelf.path)
-    values = [
-        wanted.id,
-        wanted.partition,
-        wanted.start,
-        wanted.end,
-        wanted.epoch,
-        size,
-        nulls,
-        structure,
-        host,
-        path,
-        failure,
-    ]
-    types = [pa.int64(), pa.int32(), pa.int64(), pa.int64(), pa.int32(), pa.int64(), pa.int64(), pa.binary()]
-    types += [pa.string()] * 3
-    names = [field.split()[0] for field in HANDLE.split(", ")]
-    return pa.RecordBatch.from_arrays(
-        [pa.array([v], t) for v, t in zip(values, types, strict=True)], names=names
-    )
+def drop(feed: Feed, names: Sequence[str], closing: bool) -> Job:
+    """Return the function of a job that frees the rows of segments.
+
+    ``closing`` frees everything that the workers cache for the session.
+    """
+
+    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        handles = [handle for batch in batches for handle in batch.to_pylist()]
+        reading = Reading.of(feed)
+        reading.cache.drop(names)
+        reading.values.drop(names)
+        reading.cache.drop_shelves([Shelf(feed.name_of(h["id"]), h["host"], h["path"]) for h in handles])
+        if closing:
+            reading.close()
+        yield answer_rows({})
+
+    return run
 
 
-def answer_rows(chunks: Mapping[int, bytes], failure: str | None = None, records: int = 0) -> pa.RecordBatch:
-    """Return an answer's chunks, or its failure, as rows."""
-    keys = list(chunks) if failure is None else [0]
-    data = list(chunks.values()) if failure is None else [b""]
-    return pa.RecordBatch.from_arrays(
-        [
-            pa.array(keys, pa.int32()),
-            pa.array(data, pa.binary()),
-            pa.array([records, *[0] * len(keys)][: len(keys)], pa.int64()),
-            pa.array([failure] * len(keys), pa.string()),
-        ],
-        names=["chunk", "data", "records", "failure"],
-    )
+# -- operations ------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -169,9 +185,7 @@ class Work:
     shares: Sequence[Share]
 
 
-def compute(
-    feed: Feed, operation: Operation, work: Mapping[int, Work], width: int
-) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def compute(feed: Feed, operation: Operation, work: Mapping[int, Work], width: int) -> Job:
     """Return the function of a job that applies an operation to parts of segments.
 
     Parameters
@@ -183,12 +197,7 @@ def compute(
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         handles = [handle for batch in batches for handle in batch.to_pylist()]
-        found = guarded(lambda: _compute(feed, operation, work, width, handles))
-        if isinstance(found, str):
-            yield answer_rows({}, found)
-        else:
-            records, chunks = found
-            yield answer_rows(chunks, records=records)
+        yield _answer(lambda: _compute(feed, operation, work, width, handles))
 
     return run
 
@@ -201,7 +210,7 @@ def _compute(
     handles: Sequence[Mapping[str, Any]],
 ) -> tuple[int, Mapping[int, bytes]]:
     """Return the number of records read, and the answer."""
-    reading, total, records = Reading.of(feed), operation.start(), 0
+    reading, total, records = Reading.of(feed), None, 0
     for handle in handles:
         if handle["id"] not in work:
             continue
@@ -216,8 +225,10 @@ def _compute(
                 last = first + len(part)
                 records += len(part)
                 recall = partial(reading.values.recall, feed.name_of(handle["id"]), f"{first}-{last}")
-                total.add(Records(share.of(part, first), share.places(first, last), users, recall))
-    return records, total.chunks(width)
+                places = share.places(first, last)
+                more = operation.result(Records(share.of(part, first), places, users, recall))
+                total = more if total is None else total + more
+    return records, {} if total is None else operation.chunks(total, width)
 
 
 def _failed_before(failure: str) -> Exception:
@@ -259,23 +270,92 @@ def add_chunk(totals: dict[int, NDArray[np.int64]], chunk: int, data: bytes) -> 
         totals[chunk] = part.astype(np.int64)
 
 
-def drop(
-    feed: Feed, names: Sequence[str], closing: bool
-) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Return the function of a job that frees the rows of segments.
+# -- parts of a batch, in its order ----------------------------------------
 
-    ``closing`` frees everything that the workers cache for the session.
+
+@dataclass(frozen=True)
+class Fetch:
+    """Source of the records of a share.
+
+    Attributes
+    ----------
+    shelf : Shelf
+        Location where the whole segment may be cached.
+    messages : Range
+        Range of the messages with these records.
+    before : int
+        Number of the segment's records before these messages.
+    count, epoch : int
+        Number of the messages, and leader epoch of the last message.
     """
 
+    share: Share
+    shelf: Shelf
+    messages: Range
+    before: int
+    count: int
+    epoch: int
+
+    @classmethod
+    def of(cls, share: Share, segment: Segment, name: str, host: str, path: str) -> Fetch:
+        """Locate the messages of a share's records."""
+        first, last = segment.message_of(share.first), segment.message_of(share.last - 1)
+        wanted = segment.range
+        messages = Range(wanted.id, wanted.partition, segment.offset(first), segment.offset(last) + 1)
+        before, count = segment.records_before(first), last + 1 - first
+        return cls(share, Shelf(name, host, path), messages, before, count, segment.epoch(last))
+
+    def parts(self, reading: Reading) -> Iterator[Part]:
+        """Iterate over the records, cached on this machine or read from Kafka."""
+        with contextlib.suppress(LookupError):
+            rows = reading.cache.open(self.shelf)
+            yield from chosen(numbered((p, None) for p in rows.parts), self.share.first, self.share.last)
+            return
+        yield from chosen(numbered(self._read_again(reading), self.before), self.share.first, self.share.last)
+
+    def _read_again(self, reading: Reading) -> Iterator[tuple[ArrayBatch, None]]:
+        count, epoch = 0, -1
+        for piece in reading.pieces(self.messages):
+            count, epoch = count + len(piece.offsets), int(piece.epochs[-1])
+            yield piece.batch, None
+        # Epochs increase: if any of the records was replaced, so was the last one.
+        if (count, epoch) != (self.count, self.epoch):
+            raise changed(reading.feed, self.messages)
+
+
+def gathered(reading: Reading, fetches: Sequence[Fetch]) -> ArrayBatch:
+    """Return the records of several shares in the order of their places.
+
+    Algorithms that read records sequentially need this: on an executor for a part of a batch, on the driver
+    for a whole batch.
+    """
+    batches, places = [], []
+    for fetch in fetches:
+        for first, part, _ in fetch.parts(reading):
+            batches.append(fetch.share.of(part, first).copy())
+            found = fetch.share.places(first, first + len(part))
+            assert found is not None
+            places.append(found)
+    if not batches:
+        codec = reading.codec
+        return ArrayBatch.of_records([], codec.dim, codec.kind)
+    batch, at = ArrayBatch.joined(batches), np.concatenate(places)
+    order = np.argsort(at)
+    lengths = np.diff(batch.starts)[order]
+    starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    return ArrayBatch(batch.rows, starts, batch.kind, batch.starts[:-1][order])
+
+
+def on_parts(feed: Feed, parts: Sequence[Sequence[Fetch]], kernel: Callable[[Block], Any]) -> Job:
+    """Return the function of a job that applies a kernel to parts of a batch."""
+
+    def result(index: int) -> tuple[int, dict[int, bytes]]:
+        batch = gathered(Reading.of(feed), parts[index])
+        return len(batch), {index: pickle.dumps(kernel(batch.packed()))}
+
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        handles = [handle for batch in batches for handle in batch.to_pylist()]
-        reading = Reading.of(feed)
-        reading.cache.drop(names)
-        reading.values.drop(names)
-        shelves = [Shelf(feed.name_of(h["id"]), h["host"], h["path"]) for h in handles]
-        reading.cache.drop_shelves(shelves)
-        if closing:
-            reading.close()
-        yield answer_rows({})
+        for batch in batches:
+            for index in batch.column(0).to_pylist():
+                yield _answer(partial(result, index))
 
     return run
