@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from benchmarks.timing.timing import Call, Effort, measured, medians
 from streaming_pca.data.array_batch import ArrayBatch
 from streaming_pca.data.preprocessing import Preprocessing
-from streaming_pca.estimators.private_mean import MeanNorms, clipped_mean_sum
+from streaming_pca.estimators.common.centre import MeanNorms, clipped_mean_sum
 from streaming_pca.kernels.coordinates import COORDINATE_RADIUS, bin_coordinates, count_bins, sum_clamped
 from streaming_pca.kernels.record_means import MEAN_RADIUS
 from streaming_pca.kernels.threads import use_threads

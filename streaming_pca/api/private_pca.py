@@ -84,9 +84,10 @@ class PrivatePCA(MappedModel):
     estimator : str, default="adaptive"
         Id of the estimator; ``streaming-pca estimators`` lists them.
     centering : {"auto", "pairs", "none"} or array of d numbers, default="auto"
-        "auto" estimates the mean with a small part of the budget. "pairs" uses differences of two
-        records, (x - y)/sqrt(2); of an odd number the last record stays unused and uncharged. An
-        array is a public centre. "none" keeps second moments.
+        "auto" estimates the mean with a small part of the budget ("adaptive", "analyze-gauss",
+        "block"), and is "pairs" for other estimators. "pairs" uses differences of two records,
+        (x - y)/sqrt(2); of an odd number the last record stays unused and uncharged. An array is a
+        public centre. "none" keeps second moments.
     bounds : (lower, upper), dict of column to (lower, upper), or None, default=None
         Public bounds of the features, each a number or d numbers: records are clamped to them. They
         improve accuracy more than any other parameter. Bounds computed from the records are not

@@ -235,7 +235,7 @@ class SubspaceModel(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         elif name in ("score", "score_samples") and _is_of_pairs(self):
             text = (
                 f'{name} needs a mean, which centering="pairs" does not estimate: '
-                'fit with "auto" or a public centre'
+                'fit "adaptive" with "auto", or a public centre'
             )
         elif name in _OF_THE_DENSITY and is_fitted:
             text = (

@@ -9,7 +9,7 @@ user       one user's records in two batches, ``contributions_per_user = 2``
 counts     a huge record or the null record; only the noisy counts of both are scored
 stream     a record that becomes null before several batches: they move
            if batches are cut by anything but the number of records
-mean       with ``centering = "auto"``, one of the records that find the mean
+mean       with ``centering = "auto"``, a huge record among those that find the mean
 block      "sum" by the block update of an estimator that has two updates
 layers     a huge record in the sums that learn the covariance: one at every radius, and the last
 sizes      a huge record or the null record, in norm counts, sums at all radii and the last together
@@ -221,11 +221,6 @@ def _clipped(setup: Setup, state: Any, record: Matrix) -> Matrix:
     return np.asarray(added / max(1.0, float(np.linalg.norm(added))))
 
 
-def _mean(setup: Setup, target: Target) -> Trial:
-    """Move the mean, found by the estimator itself or on a share of the records."""
-    return (_centre if target.type.finds_centre else _mean_of_share)(setup, target)
-
-
 def _centre(setup: Setup, target: Target) -> Trial:
     """Score a huge record or its opposite, among others at a right angle; the clip radius is public.
 
@@ -243,27 +238,6 @@ def _centre(setup: Setup, target: Target) -> Trial:
     mu = math.sqrt(most_share(dim, count, multiplier)) / multiplier
     claim = replace(_claim_of(estimator.plan(start)), mu=mu)
     return claim, one_batch(estimator, start, batches, lambda s: 0.0 if s.mean is None else s.mean[1])
-
-
-def _mean_of_share(setup: Setup, target: Target) -> Trial:
-    """Score a large record or its opposite, the last to find the mean.
-
-    The others that find it have norm 1 and are at a right angle to it; the rest are null.
-    """
-    # The bounds only shorten the list of radii: they are far above the chosen one.
-    probe = replace(_SUM, centering="auto", bounds=(-8.0, 8.0))
-    small = probe.build(setup, target)
-    assert small.private_mean is not None
-    count = small.private_mean.least
-    share = small.private_mean.records(count, 0.0)
-    estimator = replace(probe, batch=count).build(setup, target)
-    large, other = 8 * np.eye(1, setup.dim), np.eye(1, setup.dim, 1)
-    first, rest = [other] * (share - 1), [None] * (count - share)
-    batches = [ArrayBatch.of_records([*first, sign * large, *rest], setup.dim) for sign in (-1, 1)]
-    start = first_state(estimator)
-    plan = estimator.plan(start)
-    claim = replace(_claim_of(plan), mu=1 / float(plan.parameters["mean"]["sigma_over_sensitivity"]))
-    return claim, one_batch(estimator, start, batches, lambda state: state.mean[0])
 
 
 # The covariance update.
@@ -428,19 +402,22 @@ def _with_route(setup: Setup, route: str) -> Setup:
 
 
 def _cases(setup: Setup) -> dict[str, TrialOf]:
-    probes = {name: partial(_probe_trial, setup, probe) for name, probe in _PROBES.items()}
-    return {**probes, "mean": partial(_mean, setup)}
+    return {name: partial(_probe_trial, setup, probe) for name, probe in _PROBES.items()}
+
+
+def _centring_cases(setup: Setup) -> dict[str, TrialOf]:
+    return {**_cases(setup), "mean": partial(_centre, setup)}
 
 
 SUM_CASES: dict[str, dict[str, TrialOf]] = {
     "adaptive": {
-        **_cases(_with_route(_COVARIANCE, "covariance")),
+        **_centring_cases(_with_route(_COVARIANCE, "covariance")),
         "block": partial(_probe_trial, _with_route(_BLOCK, "block"), _SUM),
         "layers": _layers,
         "sizes": _sizes,
     },
-    "analyze-gauss": {**_cases(_COVARIANCE), "layers": _layers, "sizes": _sizes, "floats": _floats},
-    "block": _cases(_BLOCK),
+    "analyze-gauss": {**_centring_cases(_COVARIANCE), "layers": _layers, "sizes": _sizes, "floats": _floats},
+    "block": _centring_cases(_BLOCK),
     "private-oja": _cases(_PRIVATE_OJA),
 }
 """Trials by estimator id and case name."""

@@ -39,7 +39,7 @@ from streaming_pca.data.preprocessing import Numbers, Preprocessing, present_cen
 from streaming_pca.data.records import RecordKind
 from streaming_pca.estimators.base import Estimator, check_private, no_guarantee
 from streaming_pca.estimators.diagnostics import MAX_SHARE
-from streaming_pca.estimators.registry import find
+from streaming_pca.estimators.registry import ESTIMATORS, find
 from streaming_pca.kernels.lattice import MAX_RECORDS
 from streaming_pca.local.promise import promise_header
 from streaming_pca.privacy.ledger.entries import Cap
@@ -197,7 +197,8 @@ class StreamSettings(StrictSection):
         Literal["auto", "pairs", "none"] | tuple[float, ...], BeforeValidator(present_centering)
     ] = "auto"
     """Treatment of the mean: estimated with a small part of the budget, removed by pairs, kept, or replaced
-    by a given public centre.
+    by a given public centre. `auto` estimates it with `adaptive`, `analyze-gauss` and `block`, and is `pairs`
+    with the other estimators.
     """
     bounds: tuple[Numbers, Numbers] | None = None
     """Public lower and upper bounds for clamping rows, each a number or one number per feature."""
@@ -235,8 +236,14 @@ class StreamSettings(StrictSection):
 
     @model_validator(mode="before")
     @classmethod
-    def _follow_features(cls, values: Any) -> Any:
-        return with_features(values) if isinstance(values, dict) else values
+    def _follow_settings(cls, values: Any) -> Any:
+        """Add what follows from features and bounds, and the centring that "auto" means."""
+        if not isinstance(values, dict):
+            return values
+        kind = ESTIMATORS.get(str(values.get("estimator")))
+        if kind is not None:
+            values = {**values, "centering": kind.resolve_centering(values.get("centering", "auto"))}
+        return with_features(values)
 
     @model_validator(mode="after")
     def _check(self) -> StreamSettings:
@@ -328,8 +335,8 @@ class StreamSettings(StrictSection):
             raise ValueError('privacy_unit = "row" needs record_kind = "factor"')
         if self.centering == "pairs":
             raise ValueError(
-                'privacy_unit = "row" cannot be used with centering = "pairs", which pairs messages: '
-                'set "auto", or a public centre'
+                'privacy_unit = "row" cannot be used with centering = "pairs" (the "auto" of this estimator, '
+                "unless it finds the mean), which pairs messages: set a public centre"
             )
         rows = self.build_estimator().largest_batch * self.max_rows
         if rows > MAX_RECORDS:

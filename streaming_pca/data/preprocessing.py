@@ -43,8 +43,7 @@ class Preprocessing(BaseModel):
         Number d of features.
     centering : {"auto", "pairs", "none"} or vector of length d
         "auto" subtracts a mean that the estimator finds with a part of its
-        budget (:mod:`streaming_pca.estimators.common.centre`, or
-        :mod:`streaming_pca.estimators.private_mean`). "pairs" replaces
+        budget (:mod:`streaming_pca.estimators.common.centre`). "pairs" replaces
         two neighbouring records x, y of one partition by (x - y)/sqrt(2),
         which has the records' covariance; it expects shuffled records of
         one row. A vector is a public centre. "none" keeps second moments.

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any, ClassVar, Generic, Literal, Self, TypeVar
+from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +16,6 @@ from streaming_pca.data.batch import Batch
 from streaming_pca.data.preprocessing import Preprocessing
 from streaming_pca.data.records import RecordKind
 from streaming_pca.estimators.diagnostics import Diagnostics
-from streaming_pca.estimators.private_mean import LARGEST_SHARE, PrivateMean
 from streaming_pca.linalg.subspace import stable_signs
 from streaming_pca.privacy.noise import NOISE_LAW
 from streaming_pca.privacy.parameters import Charge, PrivacyParameters
@@ -231,23 +229,17 @@ class Estimator(ABC, Generic[S, O]):
     ----------
     privacy : PrivacyParameters
         Bound on the cost of the estimator's own mechanisms: the guarantee less the share.
-    private_mean : PrivateMean or None
-        Mechanism that finds the centre on a share of each batch, where ``centering =
-        "auto"`` and the estimator does not find it itself.
     """
 
     info: ClassVar[EstimatorInfo]
     options_type: ClassVar[type[Options]]
     state_type: ClassVar[type[State]]
-    centerings: ClassVar[tuple[str, ...]] = ("auto", "pairs", "none")
-    """Supported values of ``centering``, in addition to a public vector, which every estimator supports."""
+    centerings: ClassVar[tuple[str, ...]] = ("pairs", "none")
+    """Supported values of ``centering``, in addition to a public vector, which every estimator supports;
+    with "auto" where the estimator finds the mean, with a share of its budget."""
 
     kinds: ClassVar[frozenset[RecordKind]] = frozenset({RecordKind.FACTOR, RecordKind.MATRIX})
     """Kinds of records that the estimator can read."""
-
-    finds_centre: ClassVar[bool] = False
-    """True where the estimator finds the centre itself, with a share of its own budget, if ``centering =
-    "auto"``."""
 
     in_parts: ClassVar[bool] = False
     """True where each of a user's batches costs a part of (epsilon, delta), by basic composition. Any other
@@ -282,8 +274,12 @@ class Estimator(ABC, Generic[S, O]):
         self.diagnostics = Diagnostics(privacy, diagnostics_share) if diagnostics_share else None
         self.privacy = privacy if self.diagnostics is None else self.diagnostics.rest
         self.preprocessing, self.options = preprocessing, options
-        centred = centering == "auto" and not self.finds_centre
-        self.private_mean = PrivateMean(self._privacy_of_mean, preprocessing) if centred else None
+
+    @classmethod
+    def resolve_centering(cls, centering: Any) -> Any:
+        """Return "pairs" for "auto" where the estimator finds no mean but reads pairs."""
+        finds_none = isinstance(centering, str) and centering == "auto" and "auto" not in cls.centerings
+        return "pairs" if finds_none and "pairs" in cls.centerings else centering
 
     @property
     def norm_range(self) -> tuple[float, float]:
@@ -295,25 +291,6 @@ class Estimator(ABC, Generic[S, O]):
         """Law of its Gaussian noise; None if it draws none: not private, or producers add the noise."""
         return NOISE_LAW if self.info.private and not self.info.local else None
 
-    @property
-    def _privacy_of_mean(self) -> PrivacyParameters:
-        """Bound on the cost of the mean's mechanisms.
-
-        Any mix of them and the estimator's mechanisms keeps (epsilon, delta).
-        """
-        if not self.in_parts:
-            return self.privacy
-        epsilon, delta = self.privacy.of_each_batch
-        return PrivacyParameters(epsilon=epsilon, delta=delta)
-
-    def _charge_of_mean(self, private_mean: PrivateMean) -> Charge:
-        """Return the mean's charge for all batches that a unit of privacy may enter."""
-        charge = private_mean.charge
-        if not self.in_parts or charge.rho is None:
-            return charge
-        # Each batch is calibrated to its part of epsilon and delta, so rhos add up.
-        return charge.model_copy(update={"rho": self.privacy.contributions * charge.rho})
-
     @abstractmethod
     def init(self, rng: np.random.Generator) -> S:
         """Return the state before any record; ``rng`` is utility randomness."""
@@ -323,15 +300,6 @@ class Estimator(ABC, Generic[S, O]):
         plan = self._plan(state)
         if self._noise_law is not None:
             plan = replace(plan, parameters=plan.parameters | {"noise": self._noise_law})
-        if self.private_mean is not None:
-            # A batch of `least` must leave the estimator its own least after the mean's share.
-            least = max(math.ceil(plan.least / (1 - LARGEST_SHARE)), self.private_mean.least)
-            plan = replace(
-                plan,
-                least=min(least, plan.count),
-                charge=plan.charge | self._charge_of_mean(self.private_mean),
-                parameters=plan.parameters | {"mean": self.private_mean.parameters},
-            )
         if self.diagnostics is None:
             return plan
         return replace(
@@ -343,42 +311,16 @@ class Estimator(ABC, Generic[S, O]):
     def update(self, state: S, batch: Batch) -> S:
         """Learn from a batch: for any state, a mechanism whose cost is the plan's charge."""
         self.check(batch)
-        if self.private_mean is None:
-            new, clipped = self._update(state, batch)
-        else:
-            new, clipped = self._update_about_mean(self.private_mean, state, batch)
+        new, clipped = self._update(state, batch)
         components = self.release(state).components if state.batch else None
         new = replace(new, components=components, noise=self._noise_law)
         if self.diagnostics is None:
             return new
         return replace(new, counts=self.diagnostics.counts(batch.null_count(), clipped))
 
-    def _update_about_mean(self, private_mean: PrivateMean, state: S, batch: Batch) -> tuple[S, int]:
-        """Refresh the mean on the batch's share, and learn from the rest about it."""
-        first = private_mean.records(len(batch), state.mean_weight)
-        share, rest = batch.split([first, len(batch) - first])
-        mean, weight = private_mean.refresh(state.mean, state.mean_weight, share)
-        # The estimator gets the end of the batch, so it counts records from there.
-        reached = replace(state, records=state.records + first)
-        new, clipped = self._about(mean)._update(reached, rest)
-        return replace(new, mean=mean, mean_weight=weight), clipped
-
-    def _about(self, mean: Matrix) -> Self:
-        """Copy this estimator, and the estimators it holds, with records centred at ``mean``.
-
-        Values derived from the preprocessing are kept: only the centre differs, and
-        only :meth:`Preprocessing.apply` reads it.
-        """
-        centred = copy.copy(self)
-        for name, value in vars(self).items():
-            if isinstance(value, Estimator):
-                setattr(centred, name, value._about(mean))
-        centred.preprocessing = self.preprocessing.about(mean)
-        return centred
-
     @abstractmethod
     def _plan(self, state: S) -> Plan:
-        """Plan the estimator's own mechanisms, without diagnostics and private mean."""
+        """Plan the estimator's own mechanisms, without diagnostics."""
 
     @abstractmethod
     def _update(self, state: S, batch: Batch) -> tuple[S, int]:
@@ -408,7 +350,7 @@ class Estimator(ABC, Generic[S, O]):
 
     @abstractmethod
     def _release(self, state: S) -> Subspace:
-        """Return the learnt subspace, with any signs and without the private mean."""
+        """Return the learnt subspace, with any signs and without the mean."""
 
     def check(self, batch: Batch) -> None:
         """Check that the batch has this estimator's dimension and record kind.

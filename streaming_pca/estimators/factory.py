@@ -82,7 +82,10 @@ def configure(
         if private:
             privacy = PrivacyParameters(epsilon=_number("epsilon", epsilon), delta=_number("delta", delta))
         preprocessing = Preprocessing(
-            dim=dim, centering=_centering(centering), bounds=_bounds(bounds), scale=_scale(scale)
+            dim=dim,
+            centering=kind.resolve_centering(_centering(centering)),
+            bounds=_bounds(bounds),
+            scale=_scale(scale),
         )
     except ValidationError as error:
         raise ValueError("; ".join(map(_line, lines_of(error, Preprocessing)))) from None
@@ -134,7 +137,9 @@ def usable_records(shape: tuple[int, ...], estimator: Estimator[Any, Any], is_fi
             "pass more records, or lower n_components"
         )
     if granularity > 1 and shape[1:-1] not in ((), (1,)):
-        raise ValueError(f'centering = "pairs" needs records of one row each; X is {shape}')
+        raise ValueError(
+            f'centering = "pairs" needs records of one row each; X is {shape}: set "none" or a public centre'
+        )
     if estimator.info.private and (doubt := doubt_of_delta(estimator.privacy.delta, shape[0])) is not None:
         # Fitting methods call this function: the warning is about their caller.
         warnings.warn(f"the guarantee is doubtful: {doubt}", DoubtfulResultWarning, stacklevel=3)

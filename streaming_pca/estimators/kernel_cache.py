@@ -19,6 +19,7 @@ import numpy as np
 from streaming_pca.data.array_batch import ArrayBatch
 from streaming_pca.data.preprocessing import Preprocessing
 from streaming_pca.data.records import RecordKind
+from streaming_pca.estimators.common.centre import MeanNorms, clipped_mean_sum
 from streaming_pca.estimators.common.clipped_sums import (
     block_residual_norms,
     block_sum,
@@ -27,7 +28,6 @@ from streaming_pca.estimators.common.clipped_sums import (
 )
 from streaming_pca.estimators.covariance.layered_sums import Coordinates
 from streaming_pca.estimators.covariance.state import MAX_COVARIANCE_DIM
-from streaming_pca.estimators.private_mean import MeanNorms, clipped_mean_sum
 from streaming_pca.kernels.block.matrix_sums import sum_matrix_products
 from streaming_pca.kernels.block.sums import sum_products
 from streaming_pca.kernels.factor_rows import turned_squared_norms

@@ -57,6 +57,22 @@ def test_the_mean_is_the_public_centre_or_absent_where_none_is_learnt() -> None:
         _ = PrivatePCA().mean_
 
 
+def test_auto_means_pairs_where_the_estimator_finds_no_mean() -> None:
+    X, models = spiked(101), []
+    for centering in ("auto", "pairs"):
+        model = PrivatePCA(
+            estimator="private-oja", centering=centering, random_state=0, options={"clip_radius": 1.0}
+        )
+        with replace_noise_sampler(SeededSampler()):
+            models.append(model.fit(X))
+    assert np.array_equal(models[0].components_, models[1].components_)
+    assert models[0].centering == "auto"
+    assert models[0].n_records_seen_ == 100
+    assert not hasattr(models[0], "mean_")
+    with pytest.raises(ValueError, match="needs records of one row each"):
+        models[0].fit(X[:100].reshape(50, 2, 8))
+
+
 def test_a_mean_that_was_not_found_is_absent(monkeypatch: pytest.MonkeyPatch) -> None:
     kind = find(DEFAULT_ESTIMATOR)
     release, X = kind.release, spiked(200)

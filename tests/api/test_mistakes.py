@@ -31,7 +31,6 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"estimator": ["analyze-gauss"]}, "estimator must be the id of an estimator"),
     ({"estimator": "private-oja"}, "options of private-oja: clip_radius: must be set"),
     ({"estimator": "oja"}, "estimator 'oja' is not private: it runs only with private = false"),
-    ({"estimator": "oja", "private": False}, 'oja cannot use centering = "auto"'),
     ({"private": False}, "private = false is not for estimator 'adaptive', which is private"),
     ({"private": None}, "private must be True or False, not None"),
     ({"private": 0}, "private must be True or False, not 0"),

@@ -16,6 +16,7 @@ from scipy.special import ndtri
 
 from streaming_pca.data.array_batch import ArrayBatch
 from streaming_pca.data.records import RecordKind
+from streaming_pca.estimators.base import Estimator
 from streaming_pca.estimators.common.state import decode_state, encode_state, state_values
 from streaming_pca.estimators.registry import ESTIMATORS, find
 from streaming_pca.privacy.calibration.multipliers import gaussian_delta, gaussian_multiplier
@@ -173,11 +174,7 @@ def test_null_records_keep_their_place_and_change_nothing_but_the_count(name: st
     with_nulls: list[Any] = []
     for i in range(0, len(items), units):
         with_nulls += [*items[i : i + units], *[None] * units]
-    # The radius of a mean is found on all records, including null ones.
-    plain, nulls = (
-        [call for call in mechanism_inputs(estimator, batch) if call.name != "private_quantile"]
-        for batch in (items, with_nulls)
-    )
+    plain, nulls = (mechanism_inputs(estimator, batch) for batch in (items, with_nulls))
     assert len(plain) == len(nulls) > 0
     for a, b in zip(plain, nulls, strict=True):
         assert np.array_equal(a.values, b.values)
@@ -390,6 +387,22 @@ def test_signs_do_not_flip_between_releases(name: str, how: Any) -> None:
             if previous is not None and abs(row @ previous) > 0.1:
                 assert row @ previous > 0
             previous = row
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_auto_means_pairs_where_the_estimator_finds_no_mean(name: str) -> None:
+    kind = find(name)
+    meant = kind.resolve_centering("auto")
+    assert meant == ("pairs" if "pairs" in kind.centerings and name not in COMPOSED else "auto")
+    for value in ("pairs", "none", (0.5,) * D, "median"):
+        assert kind.resolve_centering(value) == value
+
+
+@pytest.mark.parametrize("name", sorted(ESTIMATORS.keys() - COMPOSED))
+def test_the_base_class_adds_counts_and_signs(name: str) -> None:
+    """An override of these methods would omit them."""
+    for method in ("plan", "update", "release"):
+        assert getattr(find(name), method) is getattr(Estimator, method), f"{name}: name it _{method}"
 
 
 @pytest.mark.parametrize("name", CENTERINGS)

@@ -148,7 +148,7 @@ def test_pieces_of_records_that_agree_give_the_bits_of_one_array(case: str, how:
 def test_pieces_of_many_records_give_the_bits_of_one_array(name: str) -> None:
     """The sizes exceed the blocks of every kernel; records are float32."""
     assert name in OPTIONS
-    how = "auto" if "auto" in find(name).centerings else "none"
+    how = find(name).centerings[0]
     estimator = with_diagnostics(make(name, how, dim=12, epsilon=16.0))
     x = np.random.default_rng(6).standard_t(3, (20_000, 12)).astype(np.float32) * np.linspace(3, 0.3, 12)
     x[::371] = np.nan

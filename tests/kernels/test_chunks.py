@@ -13,9 +13,9 @@ from numba.core.errors import TypingError
 from streaming_pca.data.array_batch import ArrayBatch, array_of
 from streaming_pca.data.preprocessing import Preprocessing
 from streaming_pca.estimators.block.variances import _Layers
+from streaming_pca.estimators.common.centre import MeanNorms, _MeanSum
 from streaming_pca.estimators.common.clipped_sums import block_residual_norms
 from streaming_pca.estimators.common.residual_sums import NO_CENTRE
-from streaming_pca.estimators.private_mean import MeanNorms, _MeanSum
 from streaming_pca.estimators.record_reader import RecordReader
 from streaming_pca.kernels.blas import dgemm_address, multiply
 from streaming_pca.kernels.block.chunks import Chunk, fill_chunk, grid, new_chunk, product_squared

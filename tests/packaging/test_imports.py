@@ -42,7 +42,7 @@ LAYERS = """
     estimators.oja, estimators.covariance, estimators.block, estimators.local, estimators.tensor
     estimators.common
     estimators.base
-    estimators.private_mean, estimators.diagnostics
+    estimators.diagnostics
     estimators.record_reader
     data
     local

@@ -88,12 +88,12 @@ def test_every_estimator_has_a_size() -> None:
         ("local-gaussian", "none"),
         ("local-sparse", "none"),
         ("noisy-power", "auto"),
-        ("oja", "none"),
+        ("oja", "auto"),
         ("output-perturbation", "auto"),
         ("private-oja", "auto"),
         ("tadadpo", "auto"),
         ("tensor-online", "none"),
-        ("tensor-private", "auto"),
+        ("tensor-private", "none"),
     ],
 )
 def test_what_a_batch_commits_fits_the_size_that_topics_are_made_for(estimator: str, centering: str) -> None:

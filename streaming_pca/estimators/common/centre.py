@@ -12,13 +12,15 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
+from streaming_pca.data.array_batch import ArrayBatch
 from streaming_pca.data.batch import Batch
 from streaming_pca.data.preprocessing import Preprocessing
 from streaming_pca.estimators.common.budget import Budget
 from streaming_pca.estimators.common.norm_distribution import norm_shares, private_quantile_radius
-from streaming_pca.estimators.private_mean import MeanNorms, clipped_mean_sum
-from streaming_pca.kernels.lattice import lattice_unit
-from streaming_pca.kernels.record_means import MEAN_RADIUS
+from streaming_pca.estimators.record_reader import NormKernel, RecordReader, added_up
+from streaming_pca.kernels.lattice import BLOCK, lattice_unit
+from streaming_pca.kernels.record_means import MEAN_RADIUS, record_mean_norms, sum_record_means
+from streaming_pca.kernels.records_view import RecordsView
 from streaming_pca.privacy.mechanisms import gaussian_on_vector
 
 Vector = NDArray[np.float64]
@@ -153,3 +155,77 @@ def refine(
     if not (square > chance * (1 + _SEEN * math.sqrt(2 / dim)) and np.isfinite(moved).all()):
         return np.zeros(len(step)), False, (sigma * unit) ** 2
     return moved, True, (sigma * unit) ** 2
+
+
+def mean_limits(preprocessing: Preprocessing) -> tuple[Vector, Vector]:
+    """Return lower and upper limits of every mean: the bounds, or -1e300 and 1e300."""
+    bounds = (-1e300, 1e300) if preprocessing.bounds is None else preprocessing.bounds
+    lower, upper = (
+        np.broadcast_to(np.asarray(bound, dtype=np.float64), (preprocessing.dim,)) for bound in bounds
+    )
+    return lower, upper
+
+
+def mean_start(preprocessing: Preprocessing) -> Vector:
+    """Return the (d,) centre before any record: the middle of the bounds, or 0."""
+    lower, upper = mean_limits(preprocessing)
+    return np.asarray(lower / 2 + upper / 2)
+
+
+def _refuse_pairs(preprocessing: Preprocessing) -> None:
+    """Raise ValueError for pairs, which have no mean: kernels read record by record."""
+    if preprocessing.units > 1:
+        raise ValueError("pairs have no mean")
+
+
+class _MeanSum:
+    """Kernel of :meth:`Batch.sum` that adds up clipped, rounded means."""
+
+    limit = BLOCK
+
+    def __init__(self, preprocessing: Preprocessing, per_unit: float) -> None:
+        self.records, self.per_unit = RecordReader(preprocessing), per_unit
+        _refuse_pairs(preprocessing)
+        self.whole = self.records.whole
+        self.shape: tuple[int, ...] = (preprocessing.dim,)
+
+    def __call__(self, batch: ArrayBatch) -> NDArray[np.int64]:
+        read = self.records.read(batch)
+
+        def part(first: int, last: int) -> NDArray[np.int64]:
+            room, total = np.empty((read.longest, self.shape[0])), np.zeros(self.shape, dtype=np.int64)
+            sum_record_means(read, first, last, self.records.how, self.per_unit, room, total)
+            return total
+
+        return added_up(read, part, self.shape, self.records.step)
+
+
+def clipped_mean_sum(batch: Batch, preprocessing: Preprocessing, radius: float) -> NDArray[np.int64]:
+    """Sum the records' clipped, centred and scaled means exactly.
+
+    Parameters
+    ----------
+    preprocessing : Preprocessing
+        Preprocessing with a centre.
+    radius : float
+        R, in scaled units of the data.
+
+    Returns
+    -------
+    (d,) int64
+        In units of R 2**-40. Replace-one sensitivity 2**41 in L2.
+    """
+    return batch.sum(_MeanSum(preprocessing, 1 / lattice_unit(radius, MEAN_RADIUS)))
+
+
+class MeanNorms(NormKernel):
+    """Norm of the mean of each record's rows, transformed; 0 for null records."""
+
+    def __init__(self, preprocessing: Preprocessing) -> None:
+        super().__init__(RecordReader(preprocessing))
+        _refuse_pairs(preprocessing)
+
+    def fill(self, read: RecordsView, first: int, last: int, out: Vector) -> None:
+        """Write the norms."""
+        room = np.empty((read.longest, read.rows.shape[1]))
+        record_mean_norms(read, first, last, self.records.how, room, out)

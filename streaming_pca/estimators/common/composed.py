@@ -19,6 +19,8 @@ from streaming_pca.estimators.common.centre import (
     LATER_SHARE,
     coarse_to_fine,
     last_share,
+    mean_limits,
+    mean_start,
     refine,
     resolves_radius,
 )
@@ -31,7 +33,6 @@ from streaming_pca.estimators.common.clipped_batches import (
 )
 from streaming_pca.estimators.common.forgetting import batch_doubt, kept_share
 from streaming_pca.estimators.common.present import PresentShare, learn_present
-from streaming_pca.estimators.private_mean import PrivateMean
 
 Vector = NDArray[np.float64]
 
@@ -74,7 +75,7 @@ class ComposedEstimator(Estimator[S, O]):
     (:mod:`~streaming_pca.estimators.common.clamped`). Proof: docs/explanation/budget.md.
     """
 
-    finds_centre: ClassVar[bool] = True
+    centerings: ClassVar[tuple[str, ...]] = ("auto", "pairs", "none")
 
     @cached_property
     def costs(self) -> BatchCosts:
@@ -126,7 +127,7 @@ class ComposedEstimator(Estimator[S, O]):
         state = replace(state, present=present, clamped=clamped, counts=None)
         if preprocessing.centering == "auto":
             state = self._centred(state, batch, budget)
-            start = PrivateMean.start_of(preprocessing)
+            start = mean_start(preprocessing)
             preprocessing = preprocessing.about(start if state.anchor is None else state.anchor)
         new, clipped = self._learn(state, preprocessing, batch, budget)
         return replace(new, batch=state.batch + 1, records=state.records + len(batch)), clipped
@@ -157,10 +158,10 @@ class ComposedEstimator(Estimator[S, O]):
         about the mean is their average less (mean - anchor)(mean - anchor)^T, however
         the mean has moved.
         """
-        start = PrivateMean.start_of(self.preprocessing)
+        start = mean_start(self.preprocessing)
         low, high = self.norm_range
         radii = (math.sqrt(low), math.sqrt(high))
-        lower, upper = PrivateMean.limits_of(self.preprocessing)
+        lower, upper = mean_limits(self.preprocessing)
         count, multiplier, here = len(batch), self.costs.multiplier, state.present.latest_share
         if not resolves_radius(count, multiplier):
             return state

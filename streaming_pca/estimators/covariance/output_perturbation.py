@@ -31,7 +31,6 @@ from streaming_pca.privacy.mechanisms import (
     laplace_scale,
 )
 from streaming_pca.privacy.noise import grid_exponent
-from streaming_pca.privacy.parameters import PrivacyParameters
 
 
 class GapBounds:
@@ -210,11 +209,6 @@ class OutputPerturbation(Estimator[OutputPerturbationState, OutputPerturbationOp
     )
     options_type: ClassVar[type[OutputPerturbationOptions]] = OutputPerturbationOptions
     state_type: ClassVar[type[OutputPerturbationState]] = OutputPerturbationState
-
-    @property
-    def _privacy_of_mean(self) -> PrivacyParameters:
-        """Parameters of the mean, less the delta_1 of a user's other batches."""
-        return self.privacy.model_copy(update={"delta": self._delta_of_gaussians})
 
     def init(self, rng: np.random.Generator) -> OutputPerturbationState:
         """Return a state without a projector, with a uniformly random basis."""

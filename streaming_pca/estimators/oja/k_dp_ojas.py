@@ -13,7 +13,6 @@ from streaming_pca.data.preprocessing import transformed
 from streaming_pca.data.records import RecordKind
 from streaming_pca.estimators.base import EstimatorInfo, Outcome, Plan
 from streaming_pca.estimators.oja.deflation import ComponentRates, Deflation, DeflationState, Learnt
-from streaming_pca.estimators.private_mean import LARGEST_SHARE
 from streaming_pca.kernels.lattice import BLOCK, MAX_RECORDS, lattice_unit
 from streaming_pca.kernels.sequential_oja import (
     MESSAGE_RADIUS,
@@ -79,8 +78,8 @@ class DPOjas(Deflation[DeflationState, DPOjasOptions]):
       epsilon = 1, delta = 1e-6, where the messages themselves reveal which record was
       there. The least that is proved there is 0.48, a ninth of the noise without a secret
       order; 0.33 at delta = 1e-2. A smaller ``noise_multiplier`` is refused.
-    - The proof needs at least m records. A batch with fewer (it closed early, or the share
-      for the mean was larger than planned) is not learnt from; its outcome is "too-few-records".
+    - The proof needs m records. A batch with fewer, which closed early, is not learnt from; its
+      outcome is "too-few-records".
     - Contributions and noise are integers on a lattice of beta 2**-40.
     - Learning rates continue through passes: t counts the records of a component.
     - The Ritz value, which the paper does not give, is the mean of <w_(t-1), noisy
@@ -113,13 +112,10 @@ class DPOjas(Deflation[DeflationState, DPOjasOptions]):
         super().__init__(*args, **kwargs)
         granularity = self.preprocessing.granularity
         self._count = self.preprocessing.whole_count(self.options.records_a_batch(self.k))
-        # Transformed records that are certain to be left after the share for the mean.
-        taken = int(LARGEST_SHARE * self._count) if self.private_mean is not None else 0
-        self._least = max((self._count - taken) // granularity, 1)
-        self._most = self._count // granularity
+        self._messages = self._count // granularity
         self._sigma = shuffled_sigma(
             *self.privacy.of_each_batch,
-            self._least,
+            self._messages,
             2.0 * MESSAGE_RADIUS,
             self.options.noise_multiplier,
         )
@@ -134,20 +130,20 @@ class DPOjas(Deflation[DeflationState, DPOjasOptions]):
         parameters = {
             "mechanism": self.info.id,
             "clip_radius": self.options.clip_radius,
-            "secret_order_of": self._least,
+            "secret_order_of": self._messages,
             "sigma_over_sensitivity": multiplier,
         }
         # The zCDP cost is a message's own: the secret order does not lower it.
         charge = self.privacy.charge(self.privacy.contributions * gaussian_rho(multiplier))
-        return Plan(self._count, self._least * granularity, granularity, charge, parameters)
+        return Plan(self._count, self._count, granularity, charge, parameters)
 
     def _learn(self, state: DeflationState, batch: Batch, iterate: Floats, removed: Floats) -> Learnt:
         """Read the batch in a secret order, if its records can hide each other."""
         units = self.preprocessing.units
-        count = min(len(batch) // units, self._most)
-        if count < self._least:
+        count = self._messages
+        if len(batch) // units < count:
             return Learnt(None, 0.0, Outcome.TOO_FEW, 0)
-        # The proof covers at most ``_most`` messages; further records are not read.
+        # The proof covers this many messages; further records are not read.
         chosen = batch.split([count * units, len(batch) - count * units])[0]
         starts, rows = self._transformed(chosen)
         of_matrices = self.kind is RecordKind.MATRIX
@@ -177,7 +173,7 @@ class DPOjas(Deflation[DeflationState, DPOjasOptions]):
 
     def _rates(self, state: DeflationState, count: int) -> list[float]:
         component = state.component
-        before = int(state.steps[component]) * self._least
+        before = int(state.steps[component]) * self._messages
         records = self.options.n_records or self._count * self.k
         rates = self.options.of_component(component)
         return [rates.rate(before + t, self.dim, records) for t in range(1, count + 1)]

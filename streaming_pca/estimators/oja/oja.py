@@ -58,8 +58,7 @@ class OjaPCA(IterateEstimator[IterateState, OjaOptions]):
     - Variances: not in the algorithm. They come from the last batch's mean of
       Q^T A_i Q, which also rotates Q to its Ritz vectors; the subspace is the same.
     - Centring: the printed algorithm has second moments only ("none"). "pairs" and a
-      public vector are public maps of the records. "auto" is refused: it needs a privacy
-      contract to calibrate its noise to.
+      public vector are public maps of the records.
 
     Privacy
     -------
@@ -79,7 +78,6 @@ class OjaPCA(IterateEstimator[IterateState, OjaOptions]):
     )
     options_type: ClassVar[type[OjaOptions]] = OjaOptions
     state_type: ClassVar[type[IterateState]] = IterateState
-    centerings: ClassVar[tuple[str, ...]] = ("pairs", "none")
 
     def _plan(self, state: IterateState) -> Plan:
         """Plan ``batch_size`` records; any number is useful."""

@@ -58,8 +58,7 @@ class PrivateOja(IterateEstimator[IterateState, PrivateOjaOptions]):
       the projection on S_Q: isotropic there, half the printed variance inside
       the Q-block, the same privacy.
     - Centring: the printed algorithm has second moments only ("none"). "pairs"
-      and a public vector are public maps of the records and work here too, as
-      does "auto".
+      and a public vector are public maps of the records and work here too.
 
     Privacy
     -------

@@ -55,8 +55,7 @@ class OnlineTensorPower(Estimator[OnlineTensorState, OnlineTensorOptions]):
       as null, as does a record with an entry above 1e50.
     - If the model is x = h + noise, E[x (x) x (x) x] has terms of the noise's
       second moment and of E[h]; three views of h, or a centre, are the remedy.
-    - Centring: "none", or a public vector. "pairs" would make every third moment zero;
-      "auto" is refused for the reason given in :class:`~streaming_pca.estimators.oja.oja.OjaPCA`.
+    - Centring: "none", or a public vector. "pairs" would make every third moment zero.
 
     Privacy
     -------

@@ -101,8 +101,7 @@ class PrivateTensorPower(Estimator[PrivateTensorState, PrivateTensorOptions]):
     - A record is one row x: a factor of more rows counts as null.
     - If the model is x = h + noise, E[x (x) x (x) x] has terms of the noise's
       second moment and of E[h]; a centre, or three views of h, are the remedy.
-    - Centring: "none", a public vector, or "auto" (components of the third
-      central moment). "pairs" would make every third moment zero.
+    - Centring: "none", or a public vector. "pairs" would make every third moment zero.
 
     Privacy
     -------
@@ -126,7 +125,7 @@ class PrivateTensorPower(Estimator[PrivateTensorState, PrivateTensorOptions]):
     )
     options_type: ClassVar[type[PrivateTensorOptions]] = PrivateTensorOptions
     state_type: ClassVar[type[PrivateTensorState]] = PrivateTensorState
-    centerings: ClassVar[tuple[str, ...]] = ("auto", "none")
+    centerings: ClassVar[tuple[str, ...]] = ("none",)
     kinds: ClassVar[frozenset[RecordKind]] = frozenset({RecordKind.FACTOR})
 
     @property

@@ -25,7 +25,7 @@ k-dp-ojas                                 a Gaussian for each of ``secret_order_
 adadpo, dp-pca, k-dp-pca, tadadpo         a histogram of the whole (epsilon, delta) on one half of the
                                           records; a histogram and a Gaussian on the other
 tadadpo with ``start``                    those of the start
-``mean``                                  in parallel: a Gaussian, or a quantile of ``radius_epsilon``
+``mean`` (up to 0.5)                      in parallel: a Gaussian, or a quantile of ``radius_epsilon``
 ``diagnostics``                           added: counts of ``epsilon``
 ========================================  =====================================================
 

@@ -99,8 +99,6 @@ def commit_bytes(stream: StreamSettings) -> int:
     state = len(encode_state(estimator.init(utility_generator(0))))
     # The initial state lacks these: a release's rows or a basis of the transformed features, and a mean.
     later = 2 * 8 * (estimator.preprocessing.dim * stream.rank + 64)
-    if estimator.private_mean is not None:
-        later += 8 * (stream.dim + 64)
     # Positions of thousands of partitions, salt, names, and numbers that grow longer.
     header = 2**16
     return header + state + later + release_bytes(stream) + _delta_bytes(stream)

@@ -250,7 +250,7 @@ def test_where_no_range_is_found_nothing_is_learnt() -> None:
     assert np.array_equal(after.basis, state.basis)
 
 
-@pytest.mark.parametrize("how", ["none", "pairs", (0.5,) * D, "auto", RecordKind.MATRIX], ids=str)
+@pytest.mark.parametrize("how", ["none", "pairs", (0.5,) * D, RecordKind.MATRIX], ids=str)
 @pytest.mark.parametrize("what", ["null", "zero", "duplicate", "huge", "tiny", "edge", "one large"])
 def test_degenerate_records_go_through_quietly(how: Any, what: str) -> None:
     estimator = make(how, epsilon=4.0, steps_per_component=1)

@@ -178,8 +178,6 @@ def test_it_is_not_private_and_says_so() -> None:
     with replace_noise_sampler(ClosedSampler()):  # type: ignore[arg-type]
         state = estimator.update(start(estimator), packed(estimator, items("pairs", 20)))
     assert state.counts is None
-    with pytest.raises(ValueError, match='cannot use centering = "auto"'):
-        make("auto")
     privacy = PrivacyParameters(epsilon=1.0, delta=0.5)
     with pytest.raises(ValueError, match="diagnostics need a private estimator"):
         OjaPCA(D, K, privacy, Preprocessing(dim=D, centering="none"), OjaOptions(), 0.02)

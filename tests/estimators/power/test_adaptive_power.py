@@ -284,7 +284,7 @@ def test_a_window_that_is_too_small_draws_nothing_and_says_so(m: int) -> None:
         assert estimator.update(state, enough).outcome == "learnt"
 
 
-@pytest.mark.parametrize("how", ["none", "pairs", (0.5,) * D, "auto", RecordKind.MATRIX], ids=str)
+@pytest.mark.parametrize("how", ["none", "pairs", (0.5,) * D, RecordKind.MATRIX], ids=str)
 @pytest.mark.parametrize("what", ["null", "zero", "duplicate", "huge", "tiny", "infinite"])
 def test_degenerate_records_go_through_quietly(how: Any, what: str) -> None:
     estimator = make(how, epsilon=20.0)

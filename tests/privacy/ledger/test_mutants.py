@@ -60,11 +60,11 @@ def settings_of(name: str) -> Iterator[dict[str, Any]]:
     """Yield streams of an estimator: options, units, centring, counts, epsilon."""
     for options in [{}, PUBLIC_RADIUS.get(name, {}), *MORE_OPTIONS.get(name, [])]:
         yield {"options": OPTIONS[name] | options}
-    auto = "auto" if "auto" in find(name).centerings else "none"
-    yield {"centering": auto, "diagnostics_share": 0.02, "epsilon": 0.7}
+    centering = find(name).centerings[0]
+    yield {"centering": centering, "diagnostics_share": 0.02, "epsilon": 0.7}
     for contributions in (1, 4):
         unit = {"privacy_unit": "user", "contributions_per_user": contributions}
-        yield unit | {"centering": auto, "diagnostics_share": 0.02, "delta": 1e-9}
+        yield unit | {"centering": centering, "diagnostics_share": 0.02, "delta": 1e-9}
     if name == "output-perturbation":
         yield {"rank": stream_of(name).dim}
         yield {"options": OPTIONS[name] | {"gap_noise": "laplace"}}
