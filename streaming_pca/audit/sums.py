@@ -9,7 +9,7 @@ user       one user's records in two batches, ``contributions_per_user = 2``
 counts     a huge record or the null record; only the noisy counts of both are scored
 stream     a record that becomes null before several batches: they move
            if batches are cut by anything but the number of records
-mean       with ``centering = "auto"``, a huge record among those that find the mean
+mean       with ``centering = "auto"``, a huge record, which moves the mean
 block      "sum" by the block update of an estimator that has two updates
 layers     a huge record in the sums that learn the covariance: one at every radius, and the last
 sizes      a huge record or the null record, in norm counts, sums at all radii and the last together

@@ -197,8 +197,7 @@ class StreamSettings(StrictSection):
         Literal["auto", "pairs", "none"] | tuple[float, ...], BeforeValidator(present_centering)
     ] = "auto"
     """Treatment of the mean: estimated with a small part of the budget, removed by pairs, kept, or replaced
-    by a given public centre. `auto` estimates it with `adaptive`, `analyze-gauss` and `block`, and is `pairs`
-    with the other estimators.
+    by a given public centre. `auto` is `pairs` with an estimator that does not estimate the mean.
     """
     bounds: tuple[Numbers, Numbers] | None = None
     """Public lower and upper bounds for clamping rows, each a number or one number per feature."""
@@ -237,11 +236,9 @@ class StreamSettings(StrictSection):
     @model_validator(mode="before")
     @classmethod
     def _follow_settings(cls, values: Any) -> Any:
-        """Add what follows from features and bounds, and the centring that "auto" means."""
         if not isinstance(values, dict):
             return values
-        kind = ESTIMATORS.get(str(values.get("estimator")))
-        if kind is not None:
+        if (kind := ESTIMATORS.get(str(values.get("estimator")))) is not None:
             values = {**values, "centering": kind.resolve_centering(values.get("centering", "auto"))}
         return with_features(values)
 
@@ -334,10 +331,7 @@ class StreamSettings(StrictSection):
         if self.record_kind is not RecordKind.FACTOR:
             raise ValueError('privacy_unit = "row" needs record_kind = "factor"')
         if self.centering == "pairs":
-            raise ValueError(
-                'privacy_unit = "row" cannot be used with centering = "pairs" (the "auto" of this estimator, '
-                "unless it finds the mean), which pairs messages: set a public centre"
-            )
+            raise ValueError('privacy_unit = "row" cannot be used with centering = "pairs": set numbers')
         rows = self.build_estimator().largest_batch * self.max_rows
         if rows > MAX_RECORDS:
             raise ValueError(

@@ -150,7 +150,7 @@ def test_auto_means_pairs_where_the_estimator_finds_no_mean(tmp_path: Path, give
 def test_rows_as_units_cannot_be_paired_by_default(tmp_path: Path) -> None:
     text = PRIVATE_OJA + "privacy_unit = 'row'\n"
     options = "[stream.options]\nclip_radius = 1.0\nbatch_size = 64\n"
-    with pytest.raises(ConfigurationError, match="which pairs messages: set a public centre"):
+    with pytest.raises(ConfigurationError, match='cannot be used with centering = "pairs": set numbers'):
         load(tmp_path, text + options)
     assert load(tmp_path, text + "centering = 'none'\n" + options).stream.centering == "none"
 
