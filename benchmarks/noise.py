@@ -16,7 +16,6 @@ import numpy as np
 from benchmarks.timing.conditions import machine
 from benchmarks.timing.timing import measured, medians
 from streaming_pca.privacy import mechanisms
-from streaming_pca.privacy.mechanisms.pure import counts_at_most
 
 __all__ = ["MECHANISMS", "beside_opendp", "main", "measure"]
 
@@ -57,12 +56,6 @@ def _laplace(n: int) -> Callable[[], object]:
     return lambda: mechanisms.laplace_on_vector(total, 100.0)
 
 
-def _quantile(n: int) -> Callable[[], object]:
-    values = np.random.default_rng(0).standard_normal(n)
-    candidates = np.linspace(-4, 4, n)
-    return lambda: mechanisms.private_quantile(counts_at_most(values, candidates), n, candidates, 0.9, 1.0)
-
-
 def _stability(n: int) -> Callable[[], object]:
     keys = list(range(n))
     return lambda: mechanisms.stability_histogram(keys, 1.0, 1e-6)
@@ -83,7 +76,6 @@ MECHANISMS: dict[str, tuple[str, Callable[[int], Callable[[], object]]]] = {
     "gaussian_on_symmetric_space": ("integers", _symmetric_space),
     "gaussian_on_symmetric": ("integers of the triangle", _symmetric),
     "laplace_on_vector": ("integers", _laplace),
-    "private_quantile": ("candidates, as many records", _quantile),
     "stability_histogram": ("keys, one record each", _stability),
     "AboveThreshold": ("queries", _threshold),
 }

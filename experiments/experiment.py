@@ -79,6 +79,8 @@ class Method:
         Number of trials of a full run, for a slow method; None means all.
     place : type or None
         Type of place that the method runs on; None means any.
+    variant : type or None
+        Subclass of the estimator that runs.
     """
 
     key: str
@@ -87,6 +89,7 @@ class Method:
     private: bool = field(default=True, kw_only=True)
     most_seeds: int | None = field(default=None, kw_only=True)
     place: type | None = field(default=None, kw_only=True)
+    variant: type[Any] | None = field(default=None, kw_only=True)
 
     def runs_on(self, setting: Any, number: int) -> bool:
         """Return whether the method runs on a place in a trial, numbered from 0."""

@@ -10,10 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any
 
 from experiments.experiment import Method
+from experiments.printed import PrintedAdaDPO, with_spectral_rates
 from experiments.settings import Family, Setting
+from streaming_pca.estimators.registry import find
 
 __all__ = ["BOUNDED", "GAUSS", "METHODS", "OURS", "REFERENCES", "Choice", "TunedMethod", "methods_of"]
 
@@ -55,7 +58,7 @@ class TunedMethod(Method):
 
 
 def _rates(setting: Setting, choice: Choice, steps: float) -> dict[str, Any]:
-    """Return the learning rates of [DunglerSanyal2026, appendix F.2], times a constant.
+    """Return the learning rates of [DunglerSanyal2026, appendix F.2], times a constant, for each component.
 
     The rate of "inverse" is in units of lambda_1, which is 10 in that paper.
     """
@@ -68,12 +71,12 @@ def _rates(setting: Setting, choice: Choice, steps: float) -> dict[str, Any]:
             "decay_after": max(math.ceil(after * steps), 1),
             "decay_power": power,
         }
+    values = (*setting.strengths, 0.0)
+    spread = 20 * setting.sigma * (setting.dim if schedule == "spectral-d" else 1)
     return {
-        "schedule": schedule,
         "learning_rate": rate,
-        "noise_level": setting.sigma,
-        "largest_eigenvalue": setting.top,
-        "gap": setting.top - (*setting.strengths, 0.0)[1],
+        "starts": tuple(spread * value for value in values[:-1]),
+        "slopes": tuple((one - other) / math.log(setting.n) for one, other in pairwise(values)),
     }
 
 
@@ -129,13 +132,8 @@ def _private_oja(setting: Setting, choice: Choice) -> dict[str, Any]:
 
 
 def _k_dp_pca(setting: Setting, choice: Choice) -> dict[str, Any]:
-    """Use rates per component for the spectral schedules, as both papers do."""
     rule = choice["batch_rule"]
-    rates = _rates(setting, choice, _steps(rule, setting.n))
-    if choice["schedule"] != "inverse":
-        del rates["largest_eigenvalue"], rates["gap"]
-        rates["eigenvalues"] = (*setting.strengths, 0.0)
-    return {**_batches(rule, setting.n, setting.k), **rates}
+    return {**_batches(rule, setting.n, setting.k), **_rates(setting, choice, _steps(rule, setting.n))}
 
 
 def _k_dp_ojas(setting: Setting, choice: Choice) -> dict[str, Any]:
@@ -198,6 +196,11 @@ def _none(setting: Setting, choice: Choice) -> dict[str, Any]:
     return {}
 
 
+def _with_rates(key: str, label: str, *arguments: Any, **more: Any) -> TunedMethod:
+    """Return a method whose estimator also has the papers' other learning rates."""
+    return TunedMethod(key, label, key, *arguments, variant=with_spectral_rates(find(key)), **more)
+
+
 # The papers' two rules, and a few large batches with long steps, because their batches are too small for
 # PrivRange.
 _BATCHED = (
@@ -225,17 +228,17 @@ _K_DP_PCA_TUNED: Mapping[Family, Choice] = {
 }
 
 _TABLE = (
-    TunedMethod("adadpo", "ADADPO", "adadpo", _adadpo, _BATCHED, _ADADPO_TUNED),
+    _with_rates("adadpo", "ADADPO", _adadpo, _BATCHED, _ADADPO_TUNED),
     TunedMethod(
-        "adadpo-printed", "ADADPO, printed accounting", "adadpo", _adadpo_printed, _BATCHED, _ADADPO_TUNED
+        "adadpo-printed", "ADADPO, printed accounting", "adadpo", _adadpo_printed, _BATCHED,
+        _ADADPO_TUNED, variant=with_spectral_rates(PrintedAdaDPO),
     ),
-    TunedMethod("tadadpo", "ADADPO, then TADADPO", "tadadpo", _tadadpo, _BATCHED, _TADADPO_TUNED),
-    TunedMethod(
-        "private-oja", "Private Oja", "private-oja", _private_oja,
-        (*_BATCHED[:4], *_BATCHED[-2:]), {"spiked": _LONG_STEPS},
+    _with_rates("tadadpo", "ADADPO, then TADADPO", _tadadpo, _BATCHED, _TADADPO_TUNED),
+    _with_rates(
+        "private-oja", "Private Oja", _private_oja, (*_BATCHED[:4], *_BATCHED[-2:]), {"spiked": _LONG_STEPS}
     ),
-    TunedMethod("k-dp-pca", "k-DP-PCA", "k-dp-pca", _k_dp_pca, _BATCHED, _K_DP_PCA_TUNED),
-    TunedMethod("dp-pca", "DP-PCA", "dp-pca", _k_dp_pca, _BATCHED, _K_DP_PCA_TUNED),
+    _with_rates("k-dp-pca", "k-DP-PCA", _k_dp_pca, _BATCHED, _K_DP_PCA_TUNED),
+    _with_rates("dp-pca", "DP-PCA", _k_dp_pca, _BATCHED, _K_DP_PCA_TUNED),
     TunedMethod(
         "k-dp-ojas", "k-DP-Ojas", "k-dp-ojas", _k_dp_ojas,
         tuple({"radius": share} for share in (1.0, 0.1, 0.02)), {"gaussian": {"radius": 0.02}},
@@ -253,8 +256,8 @@ _TABLE = (
         # T = O(ln(n)/kappa), as in the theorem, because three rounds do not converge.
         {"coherent": {"rounds": 8}},
     ),
-    TunedMethod(
-        "oja", "Oja (not private)", "oja", _oja, (_FAST_DECAY, *_rate_candidates((1.0, 10.0))), private=False
+    _with_rates(
+        "oja", "Oja (not private)", _oja, (_FAST_DECAY, *_rate_candidates((1.0, 10.0))), private=False
     ),
     TunedMethod("adaptive", "adaptive (ours)", "adaptive", _none),
     TunedMethod("block", "block (ours)", "block", _none),

@@ -27,7 +27,6 @@ from experiments.results import ResultFile
 from experiments.settings import Measure
 from streaming_pca.estimators.base import Estimator, Outcome
 from streaming_pca.estimators.factory import configure, records_to_take
-from streaming_pca.estimators.registry import ESTIMATORS
 
 __all__ = ["Fit", "Work", "fit", "left_to_do", "released", "run"]
 
@@ -89,14 +88,12 @@ def _streamed(estimator: Estimator[Any, Any], state: Any, draw: Any) -> tuple[ND
 
 
 def _configured(method: Method, setting: Any) -> Estimator[Any, Any]:
-    if method.id not in ESTIMATORS:
-        raise ValueError(f"no estimator {method.id!r}")
     return configure(
         setting.dim,
         n_components=setting.k,
         epsilon=setting.epsilon,
         delta=setting.delta,
-        estimator=method.id,
+        estimator=method.variant or method.id,
         centering="none",
         bounds=None,
         scale=None,

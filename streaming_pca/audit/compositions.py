@@ -8,7 +8,6 @@ let the others hide it.
 
 =========  ==================================================================
 sum        the sum's noise: a record in one corner of the clip, or the opposite
-paper      the same with ``accounting = "paper"``
 matrix     the same with ``record-kind: matrix``
 order      a message among those of other records, in a secret order
 projector  the released subspace: a record that turns it one way, or the other
@@ -99,7 +98,7 @@ def _block_answer(estimator: AnyEstimator, before: Any, after: Any, records: int
 def _component_answer(estimator: Any, before: Any, after: Any, records: int, count: int) -> Matrix:
     """Return deflation's first noisy sum: c b = w + eta g, and its value is w^T g."""
     w, b, value = before.basis, after.basis, float(after.values[0])
-    eta = estimator.options.of_component(0).rate(1, estimator.dim, records)
+    eta = estimator.options.rate(1)
     c = (1 + eta * value) / float(np.sum(w * b))
     return np.asarray((c * b - w) / eta * count)
 
@@ -150,7 +149,6 @@ def _range(target: Target) -> Trial:
 def _adaptive_cases(answer: Answer) -> dict[str, TrialOf]:
     return {
         "sum": partial(_adaptive_sum, answer),
-        "paper": partial(_adaptive_sum, answer, accounting="paper"),
         "matrix": partial(_adaptive_sum, answer, kind=RecordKind.MATRIX),
         "range": _range,
     }

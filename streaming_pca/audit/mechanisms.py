@@ -32,12 +32,9 @@ from streaming_pca.privacy.mechanisms import (
     gaussian_on_vector,
     laplace_on_vector,
     laplace_scale,
-    private_quantile,
     stability_histogram,
-    stability_modes,
     stability_threshold,
 )
-from streaming_pca.privacy.mechanisms.pure import counts_at_most
 
 Integers = NDArray[np.int64]
 TrialAt = Callable[[float, float], Trial]
@@ -125,28 +122,6 @@ def _laplace(epsilon: float, delta: float) -> Trial:
     return _pure_claim(epsilon), lambda second: float(laplace_on_vector(inputs[second], scale)[0]) / _STEP
 
 
-def _quantile(epsilon: float, delta: float) -> Trial:
-    """Give two candidates scores (0, -2) and (-1, -1).
-
-    Permute-and-flip returns the second of two candidates, s below the first, with
-    probability e^(-epsilon s/2)/2: here it grows by e^epsilon exactly.
-    """
-    candidates = np.array([1.0, 2.0])
-    inputs = (np.array([1.0, 1.0, 2.0, 2.0]), np.array([1.0, 3.0, 2.0, 2.0]))
-    return _pure_claim(epsilon), lambda second: _median(inputs[second], candidates, epsilon)
-
-
-def _quantile_of_many(epsilon: float, delta: float) -> Trial:
-    """Choose among many candidates: new noise hardly ever returns the same one twice."""
-    candidates = np.arange(1.0, 65.0)
-    inputs = (np.full(8, 33.0), np.array([*np.full(7, 33.0), 100.0]))
-    return _pure_claim(epsilon), lambda second: _median(inputs[second], candidates, epsilon)
-
-
-def _median(values: NDArray[np.float64], candidates: NDArray[np.float64], epsilon: float) -> float:
-    return private_quantile(counts_at_most(values, candidates), len(values), candidates, 0.5, epsilon)
-
-
 def _log_ratio(noisy: tuple[int, int], counts: tuple[tuple[int, int], tuple[int, int]]) -> float:
     """Return the log-likelihood ratio of two pairs of counts under unit Laplace noise."""
     first, second = (sum(abs(n - c) for n, c in zip(noisy, count, strict=True)) for count in counts)
@@ -190,13 +165,6 @@ def _gaussian_modes(epsilon: float, delta: float) -> Trial:
     return claim, lambda second: float(
         gaussian_modes(inputs[second], rho, delta).bins.sum() - histograms // 2
     )
-
-
-def _stability_modes(epsilon: float, delta: float) -> Trial:
-    """Let a record leave the one full bin for the other."""
-    inputs = _full_bins(1, stability_threshold(epsilon, delta) + math.ceil(20 / epsilon))
-    claim = Claim(epsilon, delta, math.inf)
-    return claim, lambda second: float(stability_modes(inputs[second], epsilon, delta).bins[0])
 
 
 def _full_bins(histograms: int, enough: int) -> list[BinCounts]:
@@ -247,10 +215,8 @@ MECHANISM_CASES: dict[str, dict[str, TrialAt]] = {
     # Q^T Y is diagonal or symmetric for both parts of the difference.
     "gaussian_on_symmetric_space": _and_replayed(_gaussian(_symmetric_space, [[1, 1], [1, -1], [2, 0]])),
     "laplace_on_vector": _and_replayed(_laplace),
-    "private_quantile": {"": _quantile, "replay": _quantile_of_many},
     "stability_histogram": {"": _stability, "alone": _stability_alone},
     "gaussian_modes": {"": _gaussian_modes},
-    "stability_modes": {"": _stability_modes},
     "AboveThreshold": {"": _above_threshold},
 }
 """Trials by name in ``privacy.mechanisms`` and case name; a mechanism without a case fails a test."""

@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 
 from streaming_pca.linalg.packed import dim_of_packed, packed_size
 
-_GOLDEN = (5**0.5 - 1) / 2
-
 
 class RecordKind(StrEnum):
     """Kind of a record's payload.
@@ -42,14 +40,6 @@ def is_symmetric(matrix: NDArray[np.floating]) -> bool:
     with np.errstate(all="ignore"):
         difference = np.abs(matrix - matrix.T)
     return bool(np.isfinite(scale) and np.all(difference <= 1e-6 * scale))
-
-
-def evenly_spread(places: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return multiples of the golden ratio modulo 1, one for each place.
-
-    Any run of consecutive places fills [0, 1) evenly.
-    """
-    return np.asarray(places * _GOLDEN % 1.0)
 
 
 def row_starts(lengths: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -50,7 +50,7 @@ def configure(
     dim : int
         Features of the records.
     n_components, epsilon, delta, estimator, centering, bounds, scale, options, private
-        The parameters of :class:`~streaming_pca.api.PrivatePCA`.
+        The parameters of :class:`~streaming_pca.api.PrivatePCA`; ``estimator`` may also be a class.
     n_records : int or None
         Number of all records to come, if known. It becomes the estimator's option of
         this name, if that option exists and ``options`` do not set it. Records that do not
@@ -66,15 +66,13 @@ def configure(
     k = _whole("n_components", n_components)
     if k > dim:
         raise ValueError(f"n_components = {k} is above the number of features, {dim}")
-    if not isinstance(estimator, str):
-        raise ValueError(f"estimator must be the id of an estimator, not {estimator!r}")
-    kind = find(estimator)
+    kind = _kind(estimator)
     if not isinstance(private, (bool, np.bool_)):
         raise ValueError(f"private must be True or False, not {_short(private)}")
     check_private(kind.info, bool(private))
     if kind.info.local:
         raise ValueError(
-            f"{estimator} learns from reports that producers have made private (streaming_pca.local): "
+            f"{kind.info.id} learns from reports that producers have made private (streaming_pca.local): "
             "run it as a stream, or take another estimator"
         )
     try:
@@ -108,8 +106,16 @@ def configure(
         checked = kind.options_type(**given)
     except ValidationError:
         found = options_lines(kind.options_type, given)
-        raise ValueError(f"options of {estimator}: {'; '.join(found)}") from None
+        raise ValueError(f"options of {kind.info.id}: {'; '.join(found)}") from None
     return kind(dim, k, privacy, preprocessing, checked)
+
+
+def _kind(estimator: Any) -> type[Estimator[Any, Any]]:
+    if isinstance(estimator, type) and issubclass(estimator, Estimator):
+        return estimator
+    if not isinstance(estimator, str):
+        raise ValueError(f"estimator must be the id of an estimator, not {estimator!r}")
+    return find(estimator)
 
 
 def usable_records(shape: tuple[int, ...], estimator: Estimator[Any, Any], is_first: bool = True) -> int:

@@ -226,7 +226,7 @@ class TadaDPO(AdaDPO):
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return the next iterate, and the start's Rayleigh quotients in it."""
         tangent = mean - state.basis @ (state.basis.T @ mean)
-        basis = orthonormalise(state.basis + self._rate(state, step) * tangent)
+        basis = orthonormalise(state.basis + self.options.rate(step) * tangent)
         turn = basis.T @ state.basis
         inner = turn @ state.inner @ turn.T
         return basis, (inner + inner.T) / 2

@@ -30,29 +30,23 @@ class NoiseSampler(Protocol):
     def discrete_laplace(self, size: int, scale: float) -> NDArray[np.int64]:
         """Draw ``size`` independent integers, P(j) proportional to exp(-|j|/scale)."""
 
-    def noisy_max(self, scores: NDArray[np.int64], scale: float) -> int:
-        """Return the index of the largest score plus exponential noise of ``scale`` (permute-and-flip)."""
-
     def permutation(self, n: int) -> NDArray[np.int64]:
         """Return a uniformly random order of 0 to n - 1."""
 
 
 @lru_cache(maxsize=64)
-def _measurement(kind: str, scale: float) -> Any:
+def _laplace_sampler(scale: float) -> Any:
     """Build a sampler of OpenDP, which takes 50 us."""
     # Imported here: it takes 0.1 s that streams with Gaussian noise only need not pay. Not
     # opendp.prelude, which imports scikit-learn if it is installed: a second for every command.
     from opendp.domains import atom_domain, vector_domain
-    from opendp.measurements import make_laplace, make_noisy_max
-    from opendp.measures import max_divergence
-    from opendp.metrics import l1_distance, linf_distance
+    from opendp.measurements import make_laplace
+    from opendp.metrics import l1_distance
     from opendp.mod import enable_features
 
     enable_features("contrib")
     domain = vector_domain(atom_domain(T="i64"))
-    if kind == "laplace":
-        return make_laplace(domain, l1_distance(T="i64"), scale=scale)
-    return make_noisy_max(domain, linf_distance(T="i64"), max_divergence(), scale=scale)
+    return make_laplace(domain, l1_distance(T="i64"), scale=scale)
 
 
 class _SecretSampler:
@@ -62,10 +56,7 @@ class _SecretSampler:
         return rounded_gaussian(total, sigma, secrets.token_bytes)
 
     def discrete_laplace(self, size: int, scale: float) -> NDArray[np.int64]:
-        return np.array(_measurement("laplace", scale)([0] * size), dtype=np.int64)
-
-    def noisy_max(self, scores: NDArray[np.int64], scale: float) -> int:
-        return int(_measurement("noisy_max", scale)(scores.tolist()))
+        return np.array(_laplace_sampler(scale)([0] * size), dtype=np.int64)
 
     def permutation(self, n: int) -> NDArray[np.int64]:
         # The order of independent uniform keys is uniform given that no two are equal.

@@ -112,7 +112,7 @@ def test_its_help_has_examples(capfd: pytest.CaptureFixture[str]) -> None:
             "10 trials are too few to refute the claim of AboveThreshold at epsilon = 1: raise them to",
         ),
         (["--trials", -1], "-1 trials are too few to refute"),
-        (["--epsilon", 40, "--mechanism", "private_quantile"], "or lower epsilon"),
+        (["--epsilon", 40, "--mechanism", "laplace_on_vector"], "or lower epsilon"),
         (["--epsilon", 0], "--epsilon must be a finite number of at least 0.01, not 0.0"),
         (["--epsilon", "nan"], "--epsilon must be a finite number"),
         (["--epsilon", "inf"], "--epsilon must be a finite number"),

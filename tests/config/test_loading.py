@@ -114,22 +114,11 @@ def of_clipping(estimator: str) -> dict[tuple[str, ...], Case]:
 def of_rates(estimator: str, needed: dict[tuple[str, ...], str]) -> dict[tuple[str, ...], Case]:
     """Return cases of the learning rates."""
     named = OTHERS | {("stream", "estimator"): estimator} | needed
-
-    def option(name: str) -> tuple[str, ...]:
-        return ("stream", "options", name)
-
-    guesses = {"noise_level": "1", "largest_eigenvalue": "9", "gap": "3"}
-    spectral = named | {option(name): value for name, value in guesses.items()}
     return {
         (estimator, "learning_rate"): ("0.5", 0.5, named),
         (estimator, "offset"): ("3", 3.0, named),
         (estimator, "decay_after"): ("9", 9, named),
         (estimator, "decay_power"): ("0.25", 0.25, named),
-        (estimator, "schedule"): ("spectral-d", "spectral-d", spectral | {option("schedule"): "spectral"}),
-        **{
-            (estimator, name): ("2", 2.0, spectral | {option("schedule"): "spectral", option(name): "4"})
-            for name in guesses
-        },
     }
 
 
@@ -148,21 +137,7 @@ def of_adaptive_mean(estimator: str) -> dict[tuple[str, ...], Case]:
         (estimator, "tail_exponent"): ("0.5", 0.5, named),
         (estimator, "failure_probability"): ("0.1", 0.1, named),
         (estimator, "range_constant"): ("3", 3.0, named),
-        (estimator, "accounting"): ("paper", "paper", named),
     }
-
-
-def of_components(estimator: str, named: dict[tuple[str, ...], str]) -> dict[tuple[str, ...], Case]:
-    """Return the case of a component's own guesses, for two components or one."""
-    few = named.get(("stream", "rank")) == "1"
-    text, expected = ("[3, 1]", (3.0, 1.0)) if few else ("[3, 2, 1]", (3.0, 2.0, 1.0))
-    spectral = {
-        ("stream", "estimator"): estimator,
-        ("stream", "options", "schedule"): "spectral",
-        ("stream", "options", "noise_level"): "1",
-        ("stream", "options", "eigenvalues"): "[9, 1]" if few else "[9, 2, 1]",
-    }
-    return {(estimator, "eigenvalues"): (text, expected, named | spectral)}
 
 
 def of_own(
@@ -307,13 +282,10 @@ CASES: dict[tuple[str, ...], Case] = {
         },
     ),
     **of_adaptive_mean("k-dp-pca"),
-    **of_components("k-dp-pca", OTHERS),
     **of_own("k-dp-pca", {}, {"steps_per_component": ("3", 3)}),
     **of_adaptive_mean("dp-pca"),
-    **of_components("dp-pca", OTHERS | {("stream", "rank"): "1"}),
     **of_own("dp-pca", {("stream", "rank"): "1"}, {"steps_per_component": ("3", 3)}),
     **of_rates("k-dp-ojas", RADIUS),
-    **of_components("k-dp-ojas", OTHERS | RADIUS),
     **of_own(
         "k-dp-ojas",
         RADIUS,
@@ -355,11 +327,10 @@ CASES: dict[tuple[str, ...], Case] = {
             "batch_size": ("100", 100),
             "gap_share": ("0.3", 0.3),
             "variance_share": ("0.1", 0.1),
-            "gap_noise": ("laplace", "laplace"),
         },
     ),
     **of_rates("oja", NO_PRIVACY),
-    **of_own("oja", NO_PRIVACY, {"n_records": ("3000", 3000), "batch_size": ("100", 100)}),
+    **of_own("oja", NO_PRIVACY, {"batch_size": ("100", 100)}),
     **of_own("tensor-online", NO_PRIVACY | {("stream", "estimator"): "tensor-online"}, TENSOR),
     **of_own(
         "tensor-private",

@@ -142,9 +142,6 @@ class FixedSampler(SeededSampler):
     def rounded_gaussian(self, total: NDArray[np.int64], sigma: float) -> NDArray[np.int64]:
         return total.copy()
 
-    def noisy_max(self, scores: NDArray[np.int64], scale: float) -> int:
-        return scores.size // 2
-
 
 class ClosedSampler:
     """Fail when anything is drawn."""
@@ -367,9 +364,6 @@ def differing(a: Call, b: Call) -> int:
         return max(replaced(p, q) for p, q in zip(a.values, b.values, strict=True))
     if a.name == "AboveThreshold":
         return abs(int(a.values) - int(b.values))
-    if a.name == "private_quantile":
-        # A record moves every count by one at most.
-        return int(np.abs(a.values - b.values).max())
     return int(np.count_nonzero(changed))
 
 

@@ -255,15 +255,11 @@ def test_the_charge_is_the_promise_and_not_more(name: str, how: Any, epsilon: fl
 
 
 class ListeningSampler(SeededSampler):
-    """Record the scales of the exponential mechanism and of histograms."""
+    """Record the scales of histograms."""
 
     def __init__(self) -> None:
         super().__init__()
         self.scales: list[float] = []
-
-    def noisy_max(self, scores: NDArray[np.int64], scale: float) -> int:
-        self.scales.append(scale)
-        return super().noisy_max(scores, scale)
 
     def discrete_laplace(self, size: int, scale: float) -> NDArray[np.int64]:
         self.scales.append(scale)

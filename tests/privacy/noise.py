@@ -27,7 +27,6 @@ class ScriptedSampler:
     def __init__(self, noise: Callable[[int, float], NDArray[np.int64]] | None = None) -> None:
         self.noise = noise or (lambda size, scale: np.zeros(size, dtype=np.int64))
         self.asked: list[tuple[str, int, float]] = []
-        self.scores: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
 
     def rounded_gaussian(self, total: NDArray[np.int64], sigma: float) -> NDArray[np.int64]:
         self.asked.append(("gaussian", total.size, sigma))
@@ -36,11 +35,6 @@ class ScriptedSampler:
     def discrete_laplace(self, size: int, scale: float) -> NDArray[np.int64]:
         self.asked.append(("laplace", size, scale))
         return self.noise(size, scale)
-
-    def noisy_max(self, scores: NDArray[np.int64], scale: float) -> int:
-        self.asked.append(("noisy_max", scores.size, scale))
-        self.scores = scores.copy()
-        return int(np.argmax(scores))
 
     def permutation(self, n: int) -> NDArray[np.int64]:
         self.asked.append(("permutation", n, 0.0))
@@ -61,9 +55,6 @@ class SeededSampler:
 
     def discrete_laplace(self, size: int, scale: float) -> NDArray[np.int64]:
         return np.rint(self.rng().laplace(scale=scale, size=size)).astype(np.int64)
-
-    def noisy_max(self, scores: NDArray[np.int64], scale: float) -> int:
-        return int(np.argmax(scores + self.rng().exponential(scale, scores.size)))
 
     def permutation(self, n: int) -> NDArray[np.int64]:
         return self.rng().permutation(n).astype(np.int64)

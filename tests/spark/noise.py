@@ -31,9 +31,5 @@ class HashedSampler:
         noise = self._generator("laplace", float(scale), np.array([size])).laplace(scale=scale, size=size)
         return np.rint(noise).astype(np.int64)
 
-    def noisy_max(self, scores: NDArray[np.int64], scale: float) -> int:
-        noise = self._generator("noisy_max", float(scale), scores).exponential(scale, scores.size)
-        return int(np.argmax(scores + noise))
-
     def permutation(self, n: int) -> NDArray[np.int64]:
         return self._generator("permutation", 0.0, np.array([n])).permutation(n).astype(np.int64)

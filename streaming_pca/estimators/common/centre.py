@@ -12,15 +12,15 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from streaming_pca.data.array_batch import ArrayBatch
 from streaming_pca.data.batch import Batch
 from streaming_pca.data.preprocessing import Preprocessing
+from streaming_pca.data.records import Block
 from streaming_pca.estimators.common.budget import Budget
 from streaming_pca.estimators.common.norm_distribution import norm_shares, private_quantile_radius
 from streaming_pca.estimators.record_reader import NormKernel, RecordReader, added_up
 from streaming_pca.kernels.lattice import BLOCK, lattice_unit
+from streaming_pca.kernels.reading import RecordsView
 from streaming_pca.kernels.record_means import MEAN_RADIUS, record_mean_norms, sum_record_means
-from streaming_pca.kernels.records_view import RecordsView
 from streaming_pca.privacy.mechanisms import gaussian_on_vector
 
 Vector = NDArray[np.float64]
@@ -189,7 +189,7 @@ class _MeanSum:
         self.whole = self.records.whole
         self.shape: tuple[int, ...] = (preprocessing.dim,)
 
-    def __call__(self, batch: ArrayBatch) -> NDArray[np.int64]:
+    def __call__(self, batch: Block) -> NDArray[np.int64]:
         read = self.records.read(batch)
 
         def part(first: int, last: int) -> NDArray[np.int64]:

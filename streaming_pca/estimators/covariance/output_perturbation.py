@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,12 +23,10 @@ from streaming_pca.estimators.common.clipped_sums import (
 )
 from streaming_pca.kernels.lattice import MATRIX_RADIUS, MAX_RECORDS, RADIUS
 from streaming_pca.linalg.subspace import orthonormalise, ritz_pairs
-from streaming_pca.privacy.calibration.multipliers import lattice_sigma, pure_epsilon, require_room
+from streaming_pca.privacy.calibration.multipliers import lattice_sigma, require_room
 from streaming_pca.privacy.mechanisms import (
     gaussian_on_symmetric,
     gaussian_on_vector,
-    laplace_on_vector,
-    laplace_scale,
 )
 from streaming_pca.privacy.noise import grid_exponent
 
@@ -112,9 +110,6 @@ class OutputPerturbationOptions(Options):
     variance_share: float = Field(default=0.05, ge=0, lt=1)
     """Share of the budget for the explained variances; with 0 they are 0, and the components
     are unordered."""
-    gap_noise: Literal["gaussian", "laplace"] = "gaussian"
-    """Law of the eigengap's noise. "laplace" is the printed one; its quantile at a probability as
-    small as delta is three or four times as large."""
 
     @model_validator(mode="after")
     def _check(self) -> OutputPerturbationOptions:
@@ -177,7 +172,8 @@ class OutputPerturbation(Estimator[OutputPerturbationState, OutputPerturbationOp
       the projector's own eigengap of 1.
     - Sensitivities: of replace-one, with a proof. Printed: beta^2 for
       records added or removed, and constants that the paper's proof does not give.
-    - z is Gaussian (``gap_noise``), so that all mechanisms on a record compose exactly.
+    - z is Gaussian, not Laplace, so that all mechanisms on a record compose exactly. Its quantile at
+      a probability as small as delta is a third or a quarter as large.
     - E is isotropic, with off-diagonal variance half of the diagonal's, and on a lattice.
     - k = d: the projector is the identity for all records. No gap is tested,
       and the whole budget goes to the variances.
@@ -231,18 +227,13 @@ class OutputPerturbation(Estimator[OutputPerturbationState, OutputPerturbationOp
             "clip_radius": options.clip_radius,
             "gap_share": options.gap_share,
             "variance_share": options.variance_share,
-            "gap_noise": options.gap_noise,
+            "gap_noise": "gaussian",
             "gap_failure_delta": self._failure,
             "projector_sigma_over_sensitivity": z.projector,
             "variance_sigma_over_sensitivity": z.variances,
+            "gap_sigma_over_sensitivity": z.gap,
+            "sigma_over_sensitivity": min(z.gap, z.projector, z.variances or math.inf),
         }
-        multipliers = [z.projector, z.projector if z.variances is None else z.variances]
-        if options.gap_noise == "laplace":
-            parameters["gap_epsilon"] = pure_epsilon(z.gap)
-        else:
-            parameters["gap_sigma_over_sensitivity"] = z.gap
-            multipliers.append(z.gap)
-        parameters["sigma_over_sensitivity"] = min(multipliers)
         count = self.preprocessing.whole_count(options.batch_size)
         least = -(-self._needed * self.preprocessing.units // granularity) * granularity
         return Plan(count, min(least, count), granularity, self.privacy.charge(None), parameters)
@@ -307,15 +298,9 @@ class OutputPerturbation(Estimator[OutputPerturbationState, OutputPerturbationOp
 
     def _gap_noise(self, bounds: GapBounds) -> tuple[float, int]:
         """Return scale and 1 - delta_1 quantile of the gap's noise, in lattice units."""
-        failure, z = self._failure, self._multipliers
-        if self.options.gap_noise == "laplace":
-            scale = laplace_scale(bounds.gap, pure_epsilon(z.gap))
-            # P(N > q) = exp(-(q + 1)/scale)/(1 + exp(-1/scale)).
-            far = scale * (-math.log(failure) - math.log1p(math.exp(-1 / scale)))
-            return scale, max(math.ceil(far * (1 + 1e-12)), 0)
-        sigma = z.gap * bounds.gap * (1 + 1e-15)
+        sigma = self._multipliers.gap * bounds.gap * (1 + 1e-15)
         # Rounding to the grid adds at most half a step.
-        far = sigma * -float(ndtri(failure)) * (1 + 1e-9)
+        far = sigma * -float(ndtri(self._failure)) * (1 + 1e-9)
         return sigma, math.ceil(far + 2.0 ** (grid_exponent(sigma) - 1))
 
     # One batch.
@@ -354,11 +339,7 @@ class OutputPerturbation(Estimator[OutputPerturbationState, OutputPerturbationOp
         The bound fails with probability at most delta_1.
         """
         scale, quantile = self._gap_noise(bounds)
-        whole = np.array([round(gap)], dtype=np.int64)
-        if self.options.gap_noise == "laplace":
-            noisy = int(laplace_on_vector(whole, scale)[0])
-        else:
-            noisy = int(gaussian_on_vector(whole, scale)[0])
+        noisy = int(gaussian_on_vector(np.array([round(gap)], dtype=np.int64), scale)[0])
         # No true gap exceeds the reach, so the bound need not either.
         return noisy, min(noisy - quantile - math.ceil(bounds.gap_slack), math.floor(bounds.reach))
 

@@ -75,8 +75,7 @@ class AdaDPO(IterateEstimator[AdaDPOState, AdaDPOOptions]):
     Privacy
     -------
     Replace-one. A record is in one half of one batch. Released: the range,
-    (epsilon, delta)-DP; the noisy mean about a private centre, together (epsilon,
-    delta)-DP by ``accounting``.
+    (epsilon, delta)-DP; the noisy mean about a private centre, together (epsilon, delta)-DP.
     """
 
     info = EstimatorInfo(
@@ -94,7 +93,7 @@ class AdaDPO(IterateEstimator[AdaDPOState, AdaDPOOptions]):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.adaptive_mean = AdaptiveMean.of_batches(self.privacy, self.dim * self.k, self.options.accounting)
+        self.adaptive_mean = AdaptiveMean(*self.privacy.of_each_batch, self.dim * self.k)
 
     def _steps(self, state: AdaDPOState) -> int:
         """Count the steps before the next batch, including those without a range."""
@@ -159,11 +158,8 @@ class AdaDPO(IterateEstimator[AdaDPOState, AdaDPOOptions]):
         inside = max(records, 2) * self.dim * self.k / (2 * self.options.failure_probability)
         return 3 * self.options.tail(scale, inside)
 
-    def _rate(self, state: AdaDPOState, step: int) -> float:
-        return self.options.rate(step, self.dim, self.options.n_records or state.records + 2)
-
     def _step(
         self, state: AdaDPOState, mean: NDArray[np.float64], step: int
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return the next iterate and its Rayleigh quotients."""
-        return oja_step(state.basis, project_symmetric(mean, state.basis), self._rate(state, step))
+        return oja_step(state.basis, project_symmetric(mean, state.basis), self.options.rate(step))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import Any, Generic, TypeVar, cast
 
 import numpy as np
@@ -12,7 +11,6 @@ from numpy.typing import NDArray
 
 from streaming_pca.data.batch import Batch
 from streaming_pca.estimators.base import Estimator, Options, Outcome, State, Subspace
-from streaming_pca.estimators.oja.options import LearningRates
 from streaming_pca.linalg.subspace import orthonormalise
 
 Floats = NDArray[np.float64]
@@ -64,41 +62,6 @@ class Learnt:
     scale: float | None = None
 
 
-class ComponentRates(LearningRates):
-    """Learning rates that may differ by component.
-
-    See [DunglerSanyal2025, appendix G.1] and [DunglerSanyal2026, appendix F.2].
-    """
-
-    eigenvalues: tuple[float, ...] | None = None
-    """Falling lambda_1 to lambda_{k+1} of the spectral schedules: public guesses. Component i uses
-    lambda_i and lambda_i - lambda_{i+1} in place of ``largest_eigenvalue`` and ``gap``."""
-
-    def _check_guesses(self) -> None:
-        values = self.eigenvalues
-        if values is None:
-            super()._check_guesses()
-            return
-        if self.schedule == "inverse":
-            raise ValueError('eigenvalues is for the spectral schedules, not for schedule = "inverse"')
-        if self.noise_level is None:
-            raise ValueError(f'schedule = "{self.schedule}" needs noise_level: a public guess')
-        if self.largest_eigenvalue is not None or self.gap is not None:
-            raise ValueError(
-                "eigenvalues takes the place of largest_eigenvalue and gap: give one or the other"
-            )
-        rising = any(a < b for a, b in pairwise(values))
-        if len(values) < 2 or rising or not np.inf > values[0] or not values[-2] > 0 or not values[-1] >= 0:
-            raise ValueError("eigenvalues must be two or more decreasing numbers, above 0 except the last")
-
-    def of_component(self, component: int) -> LearningRates:
-        """Return the learning rates of a component, counted from 0."""
-        if self.eigenvalues is None:
-            return self
-        this, after = self.eigenvalues[component : component + 2]
-        return self.model_copy(update={"largest_eigenvalue": this, "gap": this - after})
-
-
 S = TypeVar("S", bound=DeflationState)
 O = TypeVar("O", bound=Options)
 
@@ -131,12 +94,6 @@ class Deflation(Estimator[S, O], Generic[S, O]):
     Batches are disjoint, so a record is in one of them. The oracle of a component sees
     nothing of the others except U, which is their output. The cost of a batch is the oracle's.
     """
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        guesses = getattr(self.options, "eigenvalues", None)
-        if guesses is not None and len(guesses) != self.k + 1:
-            raise ValueError(f"eigenvalues must be rank + 1 = {self.k + 1} numbers, not {len(guesses)}")
 
     def init(self, rng: np.random.Generator) -> S:
         """Draw a uniformly random basis; the first component is next."""

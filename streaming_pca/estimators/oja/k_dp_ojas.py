@@ -12,7 +12,8 @@ from streaming_pca.data.batch import Batch
 from streaming_pca.data.preprocessing import transformed
 from streaming_pca.data.records import RecordKind
 from streaming_pca.estimators.base import EstimatorInfo, Outcome, Plan
-from streaming_pca.estimators.oja.deflation import ComponentRates, Deflation, DeflationState, Learnt
+from streaming_pca.estimators.oja.deflation import Deflation, DeflationState, Learnt
+from streaming_pca.estimators.oja.options import LearningRates
 from streaming_pca.kernels.lattice import BLOCK, MAX_RECORDS, lattice_unit
 from streaming_pca.kernels.sequential_oja import (
     MESSAGE_RADIUS,
@@ -27,7 +28,7 @@ from streaming_pca.privacy.mechanisms import gaussian_on_message, secret_permuta
 Floats = NDArray[np.float64]
 
 
-class DPOjasOptions(ComponentRates):
+class DPOjasOptions(LearningRates):
     """Settings of :class:`DPOjas`: the inputs of [DunglerSanyal2025, Alg. 3]."""
 
     clip_radius: float = Field(ge=1e-200, le=1e200)
@@ -174,6 +175,4 @@ class DPOjas(Deflation[DeflationState, DPOjasOptions]):
     def _rates(self, state: DeflationState, count: int) -> list[float]:
         component = state.component
         before = int(state.steps[component]) * self._messages
-        records = self.options.n_records or self._count * self.k
-        rates = self.options.of_component(component)
-        return [rates.rate(before + t, self.dim, records) for t in range(1, count + 1)]
+        return [self.options.rate(before + t, component) for t in range(1, count + 1)]

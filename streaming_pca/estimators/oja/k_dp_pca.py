@@ -11,12 +11,12 @@ from pydantic import Field
 
 from streaming_pca.data.batch import Batch
 from streaming_pca.estimators.base import EstimatorInfo, Plan
-from streaming_pca.estimators.oja.deflation import ComponentRates, Deflation, DeflationState, Learnt
+from streaming_pca.estimators.oja.deflation import Deflation, DeflationState, Learnt
 from streaming_pca.estimators.oja.options import AdaptiveMeanOptions
 from streaming_pca.estimators.oja.truncated_mean import AdaptiveMean, least_records
 
 
-class KDPPCAOptions(AdaptiveMeanOptions, ComponentRates):
+class KDPPCAOptions(AdaptiveMeanOptions):
     """Settings of :class:`KDPPCA`: the inputs of [DunglerSanyal2025, Algs. 1 and 2]."""
 
     batch_rule: Literal["fixed", "sqrt n", "n/log n", "n/log^3 n"] = "fixed"
@@ -83,7 +83,7 @@ class KDPPCA(Deflation[DeflationState, KDPPCAOptions]):
     -------
     Replace-one. A record is in one half of one batch. Released: the range,
     (epsilon, delta)-DP; the noisy mean about a private centre, together (epsilon,
-    delta)-DP by ``accounting``. A user may enter c batches: each costs a c-th.
+    delta)-DP. A user may enter c batches: each costs a c-th.
     """
 
     info = EstimatorInfo(
@@ -101,7 +101,7 @@ class KDPPCA(Deflation[DeflationState, KDPPCAOptions]):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.adaptive_mean = AdaptiveMean.of_batches(self.privacy, self.dim, self.options.accounting)
+        self.adaptive_mean = AdaptiveMean(*self.privacy.of_each_batch, self.dim)
 
     def _count(self) -> int:
         """Return B, in whole pairs where the centring needs them."""
@@ -161,8 +161,7 @@ class KDPPCA(Deflation[DeflationState, KDPPCAOptions]):
         if found.mean is None:
             return Learnt(None, 0.0, found.outcome, found.clipped)
         gradient = found.mean[:, 0]
-        records = self.options.n_records or state.records + len(batch)
-        eta = self.options.of_component(i).rate(int(state.steps[i]) + 1, self.dim, records)
+        eta = self.options.rate(int(state.steps[i]) + 1, i)
         value = float(iterate @ gradient)
         return Learnt(iterate + eta * gradient, value, found.outcome, found.clipped, found.scale)
 

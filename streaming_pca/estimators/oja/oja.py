@@ -27,8 +27,6 @@ class OjaOptions(LearningRates):
 
     sizing: ClassVar[frozenset[str]] = frozenset({"batch_size"})
 
-    n_records: int | None = Field(default=None, ge=2, le=2**40)
-    """n of the spectral schedules: the total number of records of the stream, if known."""
     batch_size: int = Field(default=4096, ge=2, le=MAX_RECORDS)
     """Records between two releases; the result does not depend on it."""
 
@@ -94,15 +92,11 @@ class OjaPCA(IterateEstimator[IterateState, OjaOptions]):
         step = state.records // units
         for block in paired.blocks(BLOCK):
             starts, rows = transformed(self.preprocessing, block)
-            rates = np.array([self._rate(step + i) for i in range(1, len(starts))])
+            rates = np.array([self.options.rate(step + i) for i in range(1, len(starts))])
             oja_steps(rows, starts, self.kind is RecordKind.MATRIX, basis, rates)
             step += len(rates)
         inner = self._inner(paired, basis) if whole else state.inner
         return IterateState(state.batch + 1, state.records + len(batch), basis, inner), 0
-
-    def _rate(self, t: int) -> float:
-        records = self.options.n_records or t * self.preprocessing.units
-        return self.options.rate(t, self.dim, records)
 
     def _inner(self, batch: Batch, basis: NDArray[np.float64]) -> NDArray[np.float64]:
         total = np.zeros((self.k, self.k))

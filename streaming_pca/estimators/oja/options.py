@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import Field, model_validator
 
@@ -14,65 +14,21 @@ from streaming_pca.kernels.lattice import MAX_RECORDS
 class LearningRates(Options):
     """Schedule of the learning rate eta_t, t from 1.
 
-    ============  ==================================================================
-    "inverse"     c/(t + offset), from ``decay_after`` on times
-                  ((decay_after + offset)/(t + offset))**decay_power
-                  ([DunglerSanyal2026, appendix F.2], family 1; there c = 1, and
-                  decay_after is T/2 or T/3)
-    "spectral"    c/(20 noise_level lambda_1 s + gap t/ln n), with s = 1 (there family 2;
-                  [DunglerSanyal2025, appendix G.1])
-    "spectral-d"  the same with s = d (there family 3)
-    ============  ==================================================================
+    It is c/(t + offset), from ``decay_after`` on times ((decay_after + offset)/(t + offset))**decay_power
+    ([DunglerSanyal2026, appendix F.2], family 1; there c = 1, and decay_after is T/2 or T/3).
     """
 
     learning_rate: float = Field(default=1.0, gt=0, le=1e200)
     """c of eta_t, in inverse squared units of the records."""
-    schedule: Literal["inverse", "spectral", "spectral-d"] = "inverse"
-    """Decay of eta_t: with t alone, or by public guesses of the spectrum."""
     offset: float = Field(default=10.0, ge=0)
-    """Added to t in eta_t ("inverse"): keeps the first steps small."""
+    """Added to t in eta_t: keeps the first steps small."""
     decay_after: int | None = Field(default=None, ge=1)
     """Step tau after which eta_t is multiplied by ``((tau + offset)/(t + offset))**decay_power``."""
     decay_power: float = Field(default=0.5, ge=0)
     """See ``decay_after``."""
-    noise_level: float | None = Field(default=None, gt=0)
-    """sigma of the spectral schedules: a public guess of the records' noise."""
-    largest_eigenvalue: float | None = Field(default=None, gt=0)
-    """lambda_1 of the spectral schedules: a public guess."""
-    gap: float | None = Field(default=None, ge=0)
-    """lambda_1 - lambda_2 of the spectral schedules: a public guess."""
 
-    @model_validator(mode="after")
-    def _check_schedule(self) -> LearningRates:
-        self._check_guesses()
-        return self
-
-    def _check_guesses(self) -> None:
-        """Check that exactly the guesses that the schedule needs are given."""
-        guesses = ("noise_level", "largest_eigenvalue", "gap")
-        given = [name for name in guesses if getattr(self, name) is not None]
-        if self.schedule != "inverse" and len(given) < len(guesses):
-            raise ValueError(f'schedule = "{self.schedule}" needs {", ".join(guesses)}: public guesses')
-        if self.schedule == "inverse" and given:
-            raise ValueError(f'{given[0]} is for the spectral schedules, not for schedule = "inverse"')
-
-    def rate(self, t: int, dim: int = 1, records: int = 2) -> float:
-        """Return eta_t.
-
-        Parameters
-        ----------
-        t : int
-            Step, from 1.
-        dim, records : int
-            d and n of the spectral schedules.
-        """
-        if self.schedule != "inverse":
-            assert self.noise_level is not None
-            assert self.largest_eigenvalue is not None
-            assert self.gap is not None
-            start = 20 * self.noise_level * self.largest_eigenvalue
-            start *= dim if self.schedule == "spectral-d" else 1
-            return self.learning_rate / (start + self.gap * t / math.log(max(records, 3)))
+    def rate(self, t: int, component: int = 0) -> float:
+        """Return eta_t; a subclass may have other rates for each component, counted from 0."""
         eta = self.learning_rate / (t + self.offset)
         if self.decay_after is not None and t > self.decay_after:
             eta *= ((self.decay_after + self.offset) / (t + self.offset)) ** self.decay_power
@@ -80,11 +36,11 @@ class LearningRates(Options):
 
 
 class AdaptiveMeanOptions(LearningRates):
-    """Batches, tails and accounting of :class:`~streaming_pca.estimators.oja.truncated_mean.AdaptiveMean`."""
+    """Batches and tails of :class:`~streaming_pca.estimators.oja.truncated_mean.AdaptiveMean`."""
 
     n_records: int | None = Field(default=None, ge=2, le=2**40)
-    """n, the total number of records of the stream, if known: batch rules, failure probabilities and
-    learning rates use it."""
+    """n, the total number of records of the stream, if known: batch rules and failure
+    probabilities use it."""
     batch_rule: str = "fixed"
     """Rule for the number of records of a batch."""
     batch_size: int = Field(default=16_384, ge=2, le=MAX_RECORDS)
@@ -99,9 +55,6 @@ class AdaptiveMeanOptions(LearningRates):
     range_constant: float = Field(default=4.0, gt=0, le=1e6)
     """C1 of PrivRange, which the papers do not give: m = C1 ln(1/(delta zeta))/epsilon blocks. About
     2 ln(1/delta)/epsilon of them must fall in one bin; with C1 = 4, half may fall in the next bin."""
-    accounting: Literal["paper", "zcdp"] = "zcdp"
-    """Composition of centre and mean on one half: a histogram for each coordinate by basic composition
-    ("paper"), or one query under zCDP ("zcdp")."""
 
     @model_validator(mode="after")
     def _check_rule(self) -> AdaptiveMeanOptions:

@@ -107,6 +107,5 @@ class PrivateOja(IterateEstimator[IterateState, PrivateOjaOptions]):
         noisy = gaussian_on_symmetric_space(exact.total, state.basis, self._sigma())
         mean = noisy * (exact.unit / max(len(batch) // self.preprocessing.units, 1))
         records = state.records + len(batch)
-        rate = self.options.rate(state.batch + 1, self.dim, records)
-        basis, inner = oja_step(state.basis, mean, rate)
+        basis, inner = oja_step(state.basis, mean, self.options.rate(state.batch + 1))
         return IterateState(state.batch + 1, records, basis, inner), exact.clipped

@@ -26,20 +26,13 @@ Deviations from the paper
 - A coordinate without a centre is clipped about 0: the papers leave this open.
 - A spread of 0, which has a bin in the papers, is not a scale: the box would have no width.
 
-Accounting of the second half, centre and mean on the same records
------------------------------------------------------------------
-"paper": (epsilon/2, delta/2) each; d k histograms of (epsilon/(2 d k), delta/(2 d k))
-by basic composition, as printed in [DunglerSanyal2026, Alg. 5]. ([DunglerSanyal2025,
-Alg. 7, step 3] has advanced composition, which needs epsilon <= 0.9 and is not better at
-these sizes.) A bin is shown from about 2 d k/epsilon times 2 ln(2 d k/delta) records on:
-2 to 5 10^4 at d = 200.
-
-"zcdp": one histogram query of rho_c over all d k coordinates
+Centre and mean read the same records: one histogram query of rho_c over all d k coordinates
 (:func:`~streaming_pca.privacy.mechanisms.histogram.gaussian_modes`), a Gaussian of rho_m
 with rho_c = rho_m, and a quarter of delta for bins that hold one record: (epsilon, delta)
-by the conversion of zCDP. Noise on a count is then sqrt(d k) large, not d k.
+by the conversion of zCDP. Noise on a count is then sqrt(d k) large. The papers compose d k histograms
+(:mod:`experiments.printed`), whose noise is d k large.
 
-A unit that may enter c batches has a c-th of (epsilon, delta) in each, in both ways.
+A unit that may enter c batches has a c-th of (epsilon, delta) in each.
 """
 
 from __future__ import annotations
@@ -47,7 +40,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,6 +51,7 @@ from streaming_pca.data.records import Block, RecordKind
 from streaming_pca.estimators.base import Outcome
 from streaming_pca.kernels.coordinates import (
     COORDINATE_RADIUS,
+    BinCounts,
     bin_coordinates,
     products,
     sum_clamped,
@@ -65,15 +59,10 @@ from streaming_pca.kernels.coordinates import (
 )
 from streaming_pca.kernels.lattice import BLOCK
 from streaming_pca.kernels.threads import thread_count
-from streaming_pca.privacy.calibration.multipliers import greatest_rho, lattice_sigma, textbook_multiplier
+from streaming_pca.privacy.calibration.multipliers import greatest_rho
 from streaming_pca.privacy.errors import ParameterError
-from streaming_pca.privacy.mechanisms import (
-    gaussian_modes,
-    gaussian_on_vector,
-    stability_histogram,
-    stability_modes,
-)
-from streaming_pca.privacy.parameters import PrivacyParameters
+from streaming_pca.privacy.mechanisms import gaussian_modes, gaussian_on_vector, stability_histogram
+from streaming_pca.privacy.mechanisms.histogram import Modes
 
 Floats = NDArray[np.float64]
 
@@ -130,8 +119,6 @@ class AdaptiveMean:
         Privacy of each half of one batch.
     values : int
         d k, the coordinates of a product.
-    accounting : {"paper", "zcdp"}
-        Accounting of the second half.
 
     Attributes
     ----------
@@ -141,36 +128,21 @@ class AdaptiveMean:
     Notes
     -----
     Released: the scale's bin, or that no bin was found, (epsilon, delta)-DP; from the
-    other half the centre and the noisy mean, together (epsilon, delta)-DP by
-    ``accounting``. Adjacency: replace-one; a record is in one half.
+    other half the centre and the noisy mean, together (epsilon, delta)-DP.
+    Adjacency: replace-one; a record is in one half.
     """
 
-    def __init__(
-        self, epsilon: float, delta: float, values: int, accounting: Literal["paper", "zcdp"]
-    ) -> None:
+    def __init__(self, epsilon: float, delta: float, values: int) -> None:
         if epsilon > _GREATEST_EPSILON:
             raise ParameterError(
                 f"epsilon must be at most {_GREATEST_EPSILON:g} per batch for an adaptive mean, "
                 f"not {epsilon:g}"
             )
-        self.epsilon, self.delta, self.values, self.accounting = epsilon, delta, values, accounting
+        self.epsilon, self.delta, self.values = epsilon, delta, values
         sensitivity = _box_sensitivity(values)
-        if accounting == "paper":
-            half = epsilon / 2, delta / 2
-            # The printed constant is proved for epsilon <= 1 only; the analytic one is the smallest.
-            printed = textbook_multiplier(*half) if half[0] <= 1 else None
-            self.sigma = lattice_sigma(*half, sensitivity, printed)
-        else:
-            self.rho, self.unseen = _zcdp(epsilon, delta)
-            self.sigma = math.nextafter(sensitivity / math.sqrt(2 * self.rho) * (1 + 1e-15), math.inf)
+        self.rho, self.unseen = _zcdp(epsilon, delta)
+        self.sigma = math.nextafter(sensitivity / math.sqrt(2 * self.rho) * (1 + 1e-15), math.inf)
         self.multiplier = self.sigma / sensitivity
-
-    @classmethod
-    def of_batches(
-        cls, privacy: PrivacyParameters, values: int, accounting: Literal["paper", "zcdp"]
-    ) -> AdaptiveMean:
-        """Make one at the cost allowed for each batch of a contract."""
-        return cls(*privacy.of_each_batch, values, accounting)
 
     def range_blocks(self, failure: float, constant: float) -> int:
         """Return m of PrivRange, ``C1 ln(1/(delta zeta))/epsilon`` ([DunglerSanyal2026, Alg. 4])."""
@@ -212,10 +184,12 @@ class AdaptiveMean:
     @property
     def parameters(self) -> dict[str, Any]:
         """Parameters of the mechanisms, for the reservation."""
-        found: dict[str, Any] = {"accounting": self.accounting, "sigma_over_sensitivity": self.multiplier}
-        if self.accounting == "zcdp":
-            found |= {"centre_rho": self.rho, "centre_delta": self.unseen}
-        return found
+        return {
+            "accounting": "zcdp",
+            "sigma_over_sensitivity": self.multiplier,
+            "centre_rho": self.rho,
+            "centre_delta": self.unseen,
+        }
 
     def scale(
         self, part: Batch, preprocessing: Preprocessing, basis: Floats, removed: Floats, blocks: int
@@ -274,16 +248,16 @@ class AdaptiveMean:
         for first in range(0, n, at_once):
             last = min(first + at_once, n)
             bins = part.tally(_Bins(products_of, width, first, last), last - first)
-            # Slightly less than the share, so that rounding cannot exceed the whole.
-            share = (last - first) / n * (1 - 1e-12)
-            if self.accounting == "paper":
-                each = (1 - 1e-12) / (2 * n)
-                modes = stability_modes(bins, self.epsilon * each, self.delta * each)
-            else:
-                modes = gaussian_modes(bins, self.rho * share, self.unseen * share)
+            modes = self._modes(bins, (last - first) / n)
             centres[first:last] = modes.bins * width
             found[first:last] = modes.found
         return centres, float(found.mean())
+
+    def _modes(self, bins: BinCounts, part: float) -> Modes:
+        """Find the fullest bins of some coordinates, at their part of the cost."""
+        # Slightly less than the part, so that rounding cannot exceed the whole.
+        share = part * (1 - 1e-12)
+        return gaussian_modes(bins, self.rho * share, self.unseen * share)
 
 
 class _Products:

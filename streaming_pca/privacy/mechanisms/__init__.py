@@ -1,9 +1,8 @@
 """Privacy mechanisms: the only code that adds noise.
 
-A mechanism takes exact integers, or one number a record and uses only their
-order, and draws through the noise sampler. Every later step is
-post-processing. Adjacency is replace-one throughout: one
-record of the input is replaced by another, or by the null record.
+A mechanism takes exact integers and draws through the noise sampler. Every later step is
+post-processing. Adjacency is replace-one throughout: one record of the input is replaced by
+another, or by the null record.
 
 A parameter out of its range is a :class:`~streaming_pca.privacy.errors.ParameterError`. Errors are about
 public parameters, types and shapes, never about values that depend on records.
@@ -18,7 +17,6 @@ from streaming_pca.privacy.mechanisms.histogram import (
     gaussian_modes,
     gaussian_modes_threshold,
     stability_histogram,
-    stability_modes,
     stability_threshold,
 )
 from streaming_pca.privacy.mechanisms.pure import (
@@ -26,7 +24,6 @@ from streaming_pca.privacy.mechanisms.pure import (
     AlreadyFired,
     laplace_on_vector,
     laplace_scale,
-    private_quantile,
 )
 from streaming_pca.privacy.mechanisms.shuffled import gaussian_on_message, secret_permutation
 
@@ -41,9 +38,7 @@ __all__ = [
     "gaussian_on_vector",
     "laplace_on_vector",
     "laplace_scale",
-    "private_quantile",
     "secret_permutation",
     "stability_histogram",
-    "stability_modes",
     "stability_threshold",
 ]

@@ -97,31 +97,6 @@ class Modes:
     found: NDArray[np.bool_]
 
 
-def stability_modes(bins: BinCounts, epsilon: float, delta: float) -> Modes:
-    """Find the fullest bin of each of n histograms, each (epsilon, delta)-DP by itself.
-
-    Parameters
-    ----------
-    bins : BinCounts
-        Counts of bins that are each a function of one record alone. Any int32 but
-        :data:`~streaming_pca.kernels.coordinates.NOWHERE` may be a bin; the bins may be unknown.
-    epsilon, delta : float
-        Privacy of one histogram.
-
-    Notes
-    -----
-    Released: for each histogram the bin with the largest noisy count of those
-    that reach :func:`stability_threshold`, a post-processing of
-    :func:`stability_histogram`, whose proof holds for each.
-    Adjacency: replace-one; a record is in one bin of each of the n histograms, so
-    together they cost (n epsilon, n delta) by basic composition.
-    """
-    _check(bins)
-    threshold = stability_threshold(epsilon, delta)
-    noisy = laplace_on_vector(bins.counts, laplace_scale(2, epsilon))
-    return _fullest(bins, noisy, threshold)
-
-
 def gaussian_modes_threshold(n: int, rho: float, delta: float) -> int:
     """Return the smallest noisy count that :func:`gaussian_modes` shows.
 
@@ -150,7 +125,8 @@ def gaussian_modes(bins: BinCounts, rho: float, delta: float) -> Modes:
     Parameters
     ----------
     bins : BinCounts
-        As for :func:`stability_modes`.
+        Counts of bins that are each a function of one record alone. Any int32 but
+        :data:`~streaming_pca.kernels.coordinates.NOWHERE` may be a bin; the bins may be unknown.
     rho, delta : float
         Privacy of all histograms together.
 
@@ -172,10 +148,10 @@ def gaussian_modes(bins: BinCounts, rho: float, delta: float) -> Modes:
 
     Source: the stability histogram [BunNissimStemmer2019] with Gaussian noise.
     """
-    _check(bins)
+    require_counts(bins)
     threshold = gaussian_modes_threshold(bins.histograms, rho, delta)
     noisy = gaussian_on_vector(bins.counts, _scale(bins.histograms, rho))
-    return _fullest(bins, noisy, threshold)
+    return fullest(bins, noisy, threshold)
 
 
 def _scale(n: int, rho: float) -> float:
@@ -185,7 +161,8 @@ def _scale(n: int, rho: float) -> float:
     return math.nextafter(math.sqrt(n / rho) * (1 + 1e-15), math.inf)
 
 
-def _fullest(counted: BinCounts, noisy: NDArray[np.int64], threshold: int) -> Modes:
+def fullest(counted: BinCounts, noisy: NDArray[np.int64], threshold: int) -> Modes:
+    """Return the fullest bins by noisy counts that reach the threshold: post-processing."""
     n = counted.histograms
     bins, found = np.zeros(n, dtype=np.int64), np.zeros(n, dtype=bool)
     shown = noisy >= threshold
@@ -197,7 +174,8 @@ def _fullest(counted: BinCounts, noisy: NDArray[np.int64], threshold: int) -> Mo
     return Modes(bins, found)
 
 
-def _check(bins: BinCounts) -> None:
+def require_counts(bins: BinCounts) -> None:
+    """Raise ParameterError unless the bins are counted."""
     # Imported here: it is compiled, and a producer of reports does not need the compiler.
     from streaming_pca.kernels.coordinates import BinCounts
 

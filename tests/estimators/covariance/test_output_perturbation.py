@@ -22,7 +22,7 @@ from streaming_pca.linalg.subspace import subspace_error
 from streaming_pca.privacy.parameters import parse_rational
 from streaming_pca.privacy.randomness import replace_noise_sampler, utility_generator
 from tests.estimators.suite import made, spiked
-from tests.privacy.calibration.accounting import Gaussian, Pure, Route, delta_of
+from tests.privacy.calibration.accounting import Gaussian, Route, delta_of
 from tests.privacy.noise import ScriptedSampler, SeededSampler
 
 Floats = NDArray[np.float64]
@@ -147,7 +147,7 @@ class Watcher:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, answers: list[Any] | None = None) -> None:
         self.calls: list[tuple[str, NDArray[np.int64], tuple[Any, ...]]] = []
         self.answers: list[Any] = []
-        for name in ("gaussian_on_vector", "laplace_on_vector", "gaussian_on_symmetric"):
+        for name in ("gaussian_on_vector", "gaussian_on_symmetric"):
             monkeypatch.setattr(output_perturbation, name, self._watched(name, answers))
 
     def _watched(self, name: str, answers: list[Any] | None) -> Any:
@@ -164,13 +164,10 @@ class Watcher:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("noise", ["gaussian", "laplace"])
 @pytest.mark.parametrize("seed", range(4))
-def test_integers_that_meet_noise_are_within_their_sensitivities(
-    kind: RecordKind, noise: str, seed: int
-) -> None:
+def test_integers_that_meet_noise_are_within_their_sensitivities(kind: RecordKind, seed: int) -> None:
     """Compare gap, projector and variances of neighbours, given the answer of each mechanism."""
-    estimator = make(kind=kind, gap_noise=noise)
+    estimator = make(kind=kind)
     plan = estimator.plan(start(estimator)).parameters
     pair = neighbours(kind, 4, 3000, seed)
     answers: list[Any] | None = None
@@ -181,10 +178,9 @@ def test_integers_that_meet_noise_are_within_their_sensitivities(
             estimator.update(start(estimator), batch)
         answers = watcher.answers
         seen.append(watcher.calls)
-    gap_name = f"{noise}_on_vector"
-    assert [c[0] for c in seen[0]] == [gap_name, "gaussian_on_symmetric", "gaussian_on_symmetric"]
+    assert [c[0] for c in seen[0]] == ["gaussian_on_vector", "gaussian_on_symmetric", "gaussian_on_symmetric"]
     ratios = [
-        plan.get("gap_sigma_over_sensitivity") or 1 / plan["gap_epsilon"],
+        plan["gap_sigma_over_sensitivity"],
         plan["projector_sigma_over_sensitivity"],
         plan["variance_sigma_over_sensitivity"],
     ]
@@ -202,30 +198,24 @@ def test_integers_that_meet_noise_are_within_their_sensitivities(
         assert abs(seen[0][1][2][0] / (2**30 * ratios[1]) - 1) < 1e-6
 
 
-@pytest.mark.parametrize(("noise", "shares"), [("gaussian", (0.2, 0.05)), ("laplace", (0.5, 0.0))])
+@pytest.mark.parametrize("shares", [(0.2, 0.05), (0.5, 0.0)])
 @pytest.mark.parametrize(("epsilon", "delta"), [(0.1, 1e-9), (1.0, 1e-6), (8.0, 0.01)])
 @pytest.mark.parametrize("contributions", [1, 3])
 def test_all_that_a_unit_meets_costs_the_promise(
-    noise: str, shares: tuple[float, float], epsilon: float, delta: float, contributions: int
+    shares: tuple[float, float], epsilon: float, delta: float, contributions: int
 ) -> None:
     """The accountant adds the probability that a bound fails; nearly the whole promise is spent."""
     estimator = make(
         epsilon=epsilon,
         delta=delta,
         contributions=contributions,
-        gap_noise=noise,
         gap_share=shares[0],
         variance_share=shares[1],
     )
     plan = estimator.plan(start(estimator))
     p = plan.parameters
-    mechanisms: list[Any] = [Gaussian(p["projector_sigma_over_sensitivity"])]
-    if shares[1]:
-        mechanisms.append(Gaussian(p["variance_sigma_over_sensitivity"]))
-    if noise == "gaussian":
-        mechanisms.append(Gaussian(p["gap_sigma_over_sensitivity"]))
-    else:
-        mechanisms.append(Pure(p["gap_epsilon"]))
+    names = ["projector", "gap", *(["variance"] if shares[1] else [])]
+    mechanisms = [Gaussian(p[f"{name}_sigma_over_sensitivity"]) for name in names]
     spent = delta_of(mechanisms, epsilon, Route.GDP, contributions)
     spent += contributions * p["gap_failure_delta"]
     # The accountant itself rounds up, by a part in 10**12.
@@ -237,10 +227,9 @@ def test_all_that_a_unit_meets_costs_the_promise(
 # The test of the gap.
 
 
-@pytest.mark.parametrize("noise", ["gaussian", "laplace"])
-def test_the_bound_of_the_gap_fails_as_rarely_as_is_charged(noise: str) -> None:
+def test_the_bound_of_the_gap_fails_as_rarely_as_is_charged() -> None:
     """delta_1 = 0.05: of 4,000 bounds 200 are above, +- 14; except for 1e-6 on both sides, 130 to 280."""
-    estimator = make(delta=0.5, gap_noise=noise)
+    estimator = make(delta=0.5)
     bounds = GapBounds(RecordKind.FACTOR, 4, 10_000)
     gap = 2**50
     with replace_noise_sampler(SeededSampler(1)):
@@ -260,11 +249,10 @@ def test_no_bound_is_above_what_so_many_records_can_have() -> None:
             assert 2.0**30 / bounds.projector_distance(math.floor(bounds.reach)) < 2**52
 
 
-@pytest.mark.parametrize("noise", ["gaussian", "laplace"])
-def test_a_batch_without_a_gap_teaches_nothing_and_says_so(noise: str) -> None:
+def test_a_batch_without_a_gap_teaches_nothing_and_says_so() -> None:
     """Two directions have equal variance: the gap of 4,000 records passes with probability below 1e-7."""
     x = np.tile(2 * np.eye(2), (2000, 1)) @ np.eye(2, 4)
-    estimator = make(gap_noise=noise)
+    estimator = make()
     state = estimator.update(start(estimator), ArrayBatch.of_vectors(x))
     assert state.outcome == "no-gap"
     assert state.gap is not None
@@ -273,10 +261,9 @@ def test_a_batch_without_a_gap_teaches_nothing_and_says_so(noise: str) -> None:
     assert estimator.release(state).outcome == "no-gap"
 
 
-@pytest.mark.parametrize("noise", ["gaussian", "laplace"])
-def test_fewer_records_than_could_pass_are_told_apart(noise: str) -> None:
+def test_fewer_records_than_could_pass_are_told_apart() -> None:
     """Without noise, this is the clearest possible gap: one direction, all records at the radius."""
-    estimator = make(gap_noise=noise)
+    estimator = make()
     least = estimator.plan(start(estimator)).least
     x = np.tile(3 * np.eye(1, 4), (least + 1, 1))
     with replace_noise_sampler(ScriptedSampler()):
@@ -327,21 +314,20 @@ def bound(estimator: OutputPerturbation, gap: float, records: int, deviations: f
     return 2 * math.sqrt(2 * estimator.k) * delta * z * (math.sqrt(2 * estimator.dim) + deviations)
 
 
-@pytest.mark.parametrize("noise", ["gaussian", "laplace"])
-def test_it_finds_a_spiked_subspace_within_the_papers_bound(noise: str) -> None:
+def test_it_finds_a_spiked_subspace_within_the_papers_bound() -> None:
     """Dwork et al. 2014: |P_W - P| = O(beta^2 sqrt(k d) z/gap), here with its constants.
 
     n = 20,000, d = 8, k = 2, R = 64, a gap of 8 or more after clipping (7 is used): Delta =
     R sqrt(2)/(7 n) = 6.5e-4 for sqrt(2) G = 2 R, z = 4.9: |E|_2 <= 6.5e-4 4.9 (4 + 5.5) =
-    0.030, and the bound is 4 times that, 0.13 with the quantile of the gap's noise taken off
-    (Laplace: 0.18). Sampling adds the error of the exact subspace of the records, about
+    0.030, and the bound is 4 times that, 0.13 with the quantile of the gap's noise taken off.
+    Sampling adds the error of the exact subspace of the records, about
     0.1/3 sqrt(k d/n) = 1e-3. It fails with probability below 1e-6.
     """
     x, truth = spiked(20_000, 8, 2, 1)
-    estimator = make(8, 2, clip_radius=64.0, batch_size=20_000, gap_noise=noise)
+    estimator = make(8, 2, clip_radius=64.0, batch_size=20_000)
     state = estimator.update(start(estimator), ArrayBatch.of_vectors(x))
     claimed = bound(estimator, 7.0, 20_000, 5.5)
-    assert claimed < (0.16 if noise == "gaussian" else 0.2)
+    assert claimed < 0.16
     release = estimator.release(state)
     assert subspace_error(release.components, truth) < claimed + 0.005
     assert state.outcome == "learnt"

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from experiments.printed import PrintedAdaDPO
 from streaming_pca.data.array_batch import ArrayBatch
 from streaming_pca.data.preprocessing import Preprocessing
 from streaming_pca.estimators.base import Outcome
@@ -91,7 +92,7 @@ def test_adadpo_recovers_a_spiked_subspace(sigma: float, most: float) -> None:
 def test_the_printed_accounting_learns_where_its_histograms_are_full() -> None:
     """d k = 20 coordinates at epsilon/(2 d k) = 1/40: about 600 records show a bin, of 10,000."""
     x, truth = spiked(120_000, 0.05, 2)
-    estimator = make(n_records=120_000, batch_size=20_000, accounting="paper", offset=0.0)
+    estimator = make(PrintedAdaDPO, n_records=120_000, batch_size=20_000, offset=0.0)
     state, outcomes = learn(estimator, x)
     assert set(outcomes) == {Outcome.LEARNT}
     assert state.centred == 1.0

@@ -14,7 +14,6 @@ from streaming_pca.data.preprocessing import Preprocessing
 from streaming_pca.estimators.base import EstimatorInfo, Options, Outcome, Plan
 from streaming_pca.estimators.common.state import decode_state, encode_state
 from streaming_pca.estimators.oja.deflation import (
-    ComponentRates,
     Deflation,
     DeflationState,
     Learnt,
@@ -222,54 +221,3 @@ def test_a_column_that_vanishes_becomes_the_coordinate_that_is_left_most() -> No
     orthonormalise_from(basis, 0)
     np.testing.assert_allclose(basis[:, 1], [0, 0, 1], atol=1e-15)
     np.testing.assert_allclose(np.abs(basis[:, 2]), [0.8, 0.6, 0], atol=1e-15)
-
-
-def test_each_component_may_have_its_own_rate() -> None:
-    """[DunglerSanyal2025, appendix G.1]: 1/(20 sigma lambda_i + (lambda_i - lambda_{i+1}) t/ln n)."""
-    rates = ComponentRates(
-        schedule="spectral", noise_level=0.1, eigenvalues=(10.0, 4.0, 1.0), learning_rate=2.0
-    )
-    log = np.log(1000)
-    assert rates.of_component(0).rate(3, 7, 1000) == pytest.approx(2 / (20 + 6 * 3 / log))
-    assert rates.of_component(1).rate(5, 7, 1000) == pytest.approx(2 / (8 + 3 * 5 / log))
-    of_d = rates.model_copy(update={"schedule": "spectral-d"})
-    assert of_d.of_component(1).rate(5, 7, 1000) == pytest.approx(2 / (56 + 3 * 5 / log))
-
-
-def test_without_guesses_a_component_all_have_one_rate() -> None:
-    inverse = ComponentRates(learning_rate=3.0, offset=2.0)
-    assert inverse.of_component(5).rate(4, 7, 1000) == inverse.rate(4) == 0.5
-    spectral = ComponentRates(schedule="spectral", noise_level=1.0, largest_eigenvalue=2.0, gap=1.0)
-    assert spectral.of_component(5).rate(4, 7, 1000) == spectral.rate(4, 7, 1000)
-
-
-@pytest.mark.parametrize(
-    ("options", "match"),
-    [
-        ({"schedule": "spectral"}, "needs noise_level, largest_eigenvalue, gap"),
-        ({"eigenvalues": (2.0, 1.0)}, "eigenvalues is for the spectral schedules"),
-        ({"schedule": "spectral", "eigenvalues": (2.0, 1.0)}, "needs noise_level"),
-        (
-            {"schedule": "spectral", "noise_level": 1, "eigenvalues": (2.0, 1.0), "gap": 1.0},
-            "one or the other",
-        ),
-        *(
-            ({"schedule": "spectral", "noise_level": 1, "eigenvalues": values}, "decreasing numbers")
-            for values in [(1.0,), (1.0, 2.0), (0.0, 0.0), (1.0, -1.0), (np.inf, 1.0), (np.nan, 1.0)]
-        ),
-    ],
-)
-def test_guesses_that_are_none_are_refused(options: dict[str, Any], match: str) -> None:
-    with pytest.raises(ValueError, match=match):
-        ComponentRates(**options)
-
-
-def test_as_many_guesses_as_components_and_one_more_are_wanted() -> None:
-    class Guessing(_Exact):
-        pass
-
-    privacy = PrivacyParameters(epsilon=1.0, delta=1e-6)
-    options: Any = ComponentRates(schedule="spectral", noise_level=1.0, eigenvalues=(3.0, 2.0, 1.0))
-    with pytest.raises(ValueError, match=r"rank \+ 1 = 4 numbers, not 3"):
-        Guessing(6, 3, privacy, Preprocessing(dim=6, centering="none"), options)
-    Guessing(6, 2, privacy, Preprocessing(dim=6, centering="none"), options)

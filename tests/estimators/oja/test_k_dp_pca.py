@@ -6,12 +6,15 @@ import math
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from experiments import printed
+from experiments.printed import PrintedMean, with_spectral_rates
 from streaming_pca.data.array_batch import ArrayBatch
 from streaming_pca.data.records import RecordKind
 from streaming_pca.estimators.base import Outcome
@@ -31,11 +34,22 @@ from tests.privacy.noise import ScriptedSampler, SeededSampler
 Matrix = NDArray[np.float64]
 D = 5
 MEAN = sys.modules[AdaptiveMean.__module__]
-NAMES = ("stability_histogram", "gaussian_modes", "stability_modes", "gaussian_on_vector")
+PLACES = [(MEAN, name) for name in ("stability_histogram", "gaussian_modes", "gaussian_on_vector")]
+PLACES.append((printed, "stability_modes"))
 
 
-def make(how: Any = "none", *, dim: int = D, k: int = 2, kind: type[KDPPCA] = KDPPCA, **more: Any) -> KDPPCA:
+def make(
+    how: Any = "none",
+    *,
+    dim: int = D,
+    k: int = 2,
+    kind: type[KDPPCA] = KDPPCA,
+    accounting: str = "zcdp",
+    **more: Any,
+) -> KDPPCA:
     found: KDPPCA = made(kind, dim, k, how, **{"delta": 1e-3, **more})
+    if accounting == "paper":
+        found.adaptive_mean = PrintedMean(*found.privacy.of_each_batch, dim)
     return found
 
 
@@ -60,8 +74,8 @@ def watched(replay: list[Call] | None = None) -> Iterator[list[Call]]:
     """Record every mechanism of the adaptive mean; with ``replay``, give its answers."""
     seen: list[Call] = []
     with pytest.MonkeyPatch.context() as patch:
-        for name in NAMES:
-            original = getattr(MEAN, name)
+        for place, name in PLACES:
+            original = getattr(place, name)
 
             def call(values: Any, *args: Any, name: str = name, original: Any = original) -> Any:
                 at = len(seen)
@@ -69,7 +83,7 @@ def watched(replay: list[Call] | None = None) -> Iterator[list[Call]]:
                 seen.append(Call(name, exact, args, replay[at].answer if replay else original(values, *args)))
                 return seen[-1].answer
 
-            patch.setattr(MEAN, name, call)
+            patch.setattr(place, name, call)
         yield seen
 
 
@@ -411,15 +425,14 @@ def test_it_finds_a_spiked_subspace_as_theorem_1_says(
         k=k,
         epsilon=epsilon,
         delta=delta,
-        kind=kind,
+        kind=with_spectral_rates(kind),
         accounting=accounting,
         n_records=n,
         batch_size=n // k // steps,
         range_constant=8.0,
-        schedule="spectral",
         learning_rate=20.0,
-        noise_level=sigma,
-        eigenvalues=(*values, sigma**2),
+        starts=tuple(20 * sigma * value for value in values),
+        slopes=tuple((a - b) / math.log(n) for a, b in pairwise((*values, sigma**2))),
     )
     state, sampler = start(estimator), SeededSampler(5)
     for _ in range(steps * k):

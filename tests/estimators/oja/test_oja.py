@@ -70,7 +70,7 @@ def by_definition(
         if isinstance(how, tuple):
             x = x - 0.5
         a = x if how is RecordKind.MATRIX else x.T @ x
-        basis = orthonormalise(basis + estimator.options.rate(t, estimator.dim) * a @ basis)
+        basis = orthonormalise(basis + estimator.options.rate(t) * a @ basis)
     return basis
 
 
@@ -97,19 +97,6 @@ def test_what_is_learnt_does_not_depend_on_how_the_stream_is_cut(how: Any) -> No
         bases.append(state.basis.tobytes())
         assert state.records == 48
     assert len(set(bases)) == 1
-
-
-def test_the_spectral_schedule_counts_records() -> None:
-    guesses = {"noise_level": 1.0, "largest_eigenvalue": 1.0, "gap": 0.5}
-    estimator = make("none", schedule="spectral-d", n_records=100, **guesses)
-    records = items("none", 30)
-    state = estimator.update(start(estimator), packed(estimator, records))
-    basis = start(estimator).basis
-    for t, x in enumerate(records, start=1):
-        if x is not None:
-            eta = 2.0 / (20 * D + 0.5 * t / math.log(100))
-            basis = orthonormalise(basis + eta * x.T @ (x @ basis))
-    np.testing.assert_allclose(state.basis, basis, atol=1e-12)
 
 
 @every_way

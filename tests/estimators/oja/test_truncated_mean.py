@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from experiments import printed
+from experiments.printed import PrintedMean
 from streaming_pca.data.array_batch import ArrayBatch
 from streaming_pca.data.preprocessing import Preprocessing
 from streaming_pca.estimators.oja import truncated_mean as adaptive_mean
@@ -41,7 +43,7 @@ def test_the_range_is_the_spread_of_the_products(scale: float, removed: bool) ->
     it, and Lambda = 2 l. Fixed seeds, real noise on 20 blocks: a bin of 8
     is hidden with probability below e^-25.
     """
-    found = AdaptiveMean(8.0, 1e-2, D * K, "zcdp").scale(
+    found = AdaptiveMean(8.0, 1e-2, D * K).scale(
         ArrayBatch.of_vectors(vectors(100_000, 1, scale)),
         ABOUT_ZERO,
         BASIS,
@@ -54,7 +56,7 @@ def test_the_range_is_the_spread_of_the_products(scale: float, removed: bool) ->
 
 
 def test_there_is_no_range_where_no_bin_is_full_enough() -> None:
-    mean = AdaptiveMean(1.0, 1e-6, D * K, "zcdp")
+    mean = AdaptiveMean(1.0, 1e-6, D * K)
     blocks = mean.range_blocks(0.01, 4.0)
     # With a factor of 4 between pairs, every block has its own distant bin, so that none is shown.
     spread = np.repeat(2.0 ** np.arange(blocks), 2)[:, None] * np.tile([[1.0] * D, [0.0] * D], (blocks, 1))
@@ -67,8 +69,8 @@ def test_there_is_no_range_where_no_bin_is_full_enough() -> None:
 
 def test_blocks_follow_the_paper() -> None:
     """m = C1 ln(1/(delta zeta))/epsilon."""
-    assert AdaptiveMean(1.0, 1e-2, 1, "zcdp").range_blocks(1e-3, 2.0) == math.ceil(2 * math.log(1e5))
-    assert AdaptiveMean(30.0, 0.1, 1, "zcdp").range_blocks(0.5, 0.1) == 1
+    assert AdaptiveMean(1.0, 1e-2, 1).range_blocks(1e-3, 2.0) == math.ceil(2 * math.log(1e5))
+    assert AdaptiveMean(30.0, 0.1, 1).range_blocks(0.5, 0.1) == 1
 
 
 @pytest.mark.parametrize("epsilon", [0.1, 1.0, 4.0])
@@ -76,14 +78,14 @@ def test_blocks_follow_the_paper() -> None:
 @pytest.mark.parametrize("values", [1, 12, 1000])
 def test_centre_and_mean_together_cost_the_promise(epsilon: float, delta: float, values: int) -> None:
     """dp-accounting checks this from the parameters that a reservation names."""
-    paper = AdaptiveMean(epsilon, delta, values, "paper").parameters
+    paper = PrintedMean(epsilon, delta, values).parameters
     half = epsilon / 2
     histograms = [Approximate(epsilon / (2 * values), delta / (2 * values))] * values
     sum_of_box = Gaussian(paper["sigma_over_sensitivity"])
     # Basic composition, as printed: both halves, each within its half.
     assert math.fsum(h.epsilon for h in histograms) <= half * (1 + 1e-12)
     assert delta_of([sum_of_box], half, Route.GDP) <= delta / 2 * (1 + 1e-9)
-    zcdp = AdaptiveMean(epsilon, delta, values, "zcdp").parameters
+    zcdp = AdaptiveMean(epsilon, delta, values).parameters
     mechanisms: list[Any] = [
         Gaussian(1 / math.sqrt(2 * zcdp["centre_rho"])),
         Gaussian(zcdp["sigma_over_sensitivity"]),
@@ -104,12 +106,12 @@ def test_the_printed_histograms_need_tens_of_thousands_of_records_a_bin() -> Non
         assert needed == pytest.approx(wanted, rel=0.1)
 
 
-@pytest.mark.parametrize("accounting", ["paper", "zcdp"])
-def test_without_noise_the_mean_is_that_of_the_clipped_products(accounting: Any) -> None:
+@pytest.mark.parametrize("kind", [PrintedMean, AdaptiveMean])
+def test_without_noise_the_mean_is_that_of_the_clipped_products(kind: type[AdaptiveMean]) -> None:
     x = vectors(3000, 2)
     width, radius = 2.0, 1.5
     with replace_noise_sampler(ScriptedSampler()):
-        mean = AdaptiveMean(8.0, 1e-2, D * K, accounting).mean(
+        mean = kind(8.0, 1e-2, D * K).mean(
             ArrayBatch.of_vectors(x), ABOUT_ZERO, BASIS, NOTHING, width, radius
         )
     products = x[:, :, None] * (x @ BASIS)[:, None, :]
@@ -127,7 +129,7 @@ def test_coordinates_without_a_centre_are_clipped_about_zero() -> None:
     """Ten records are too few for any bin."""
     x = vectors(10, 3)
     with replace_noise_sampler(ScriptedSampler()):
-        mean = AdaptiveMean(1.0, 1e-6, D * K, "paper").mean(
+        mean = PrintedMean(1.0, 1e-6, D * K).mean(
             ArrayBatch.of_vectors(x), ABOUT_ZERO, BASIS, NOTHING, 1.0, 1e6
         )
     assert mean.centred == 0.0
@@ -140,29 +142,29 @@ def test_coordinates_in_turns_give_what_they_give_at_once(monkeypatch: pytest.Mo
     for held in (2**26, 1200):
         monkeypatch.setattr(adaptive_mean, "_BINS_HELD", held)
         with replace_noise_sampler(ScriptedSampler()):
-            mean = AdaptiveMean(30.0, 1e-2, D * K, "zcdp")
+            mean = AdaptiveMean(30.0, 1e-2, D * K)
             answers.append(mean.mean(batch, ABOUT_ZERO, BASIS, NOTHING, 1.0, 4.0))
     assert np.array_equal(answers[0].mean, answers[1].mean)
     assert answers[0].centred == answers[1].centred == 1.0
 
 
-@pytest.mark.parametrize("accounting", ["paper", "zcdp"])
-def test_the_mean_has_the_noise_of_its_box(accounting: Any) -> None:
+@pytest.mark.parametrize("kind", [PrintedMean, AdaptiveMean])
+def test_the_mean_has_the_noise_of_its_box(kind: type[AdaptiveMean]) -> None:
     """The box of half-width R has sensitivity 2 R sqrt(d k); 12 entries a draw, 400 draws, fixed seed."""
     batch = ArrayBatch.of_vectors(np.zeros((64, D)))
-    mean = AdaptiveMean(4.0, 1e-2, D * K, accounting)
+    mean = kind(4.0, 1e-2, D * K)
     with replace_noise_sampler(SeededSampler()):
         draws = [mean.mean(batch, ABOUT_ZERO, BASIS, NOTHING, 1.0, 0.7) for _ in range(400)]
     expected = mean.multiplier * 2 * 0.7 * math.sqrt(D * K) / 64
     assert np.std([draw.mean for draw in draws]) == pytest.approx(expected, rel=0.05)
 
 
-@pytest.mark.parametrize("accounting", ["paper", "zcdp"])
-def test_an_epsilon_that_leaves_nothing_of_delta_is_refused(accounting: Any) -> None:
-    if accounting == "zcdp":
-        AdaptiveMean(100.0, 0.1, 1, accounting)
+@pytest.mark.parametrize("kind", [PrintedMean, AdaptiveMean])
+def test_an_epsilon_that_leaves_nothing_of_delta_is_refused(kind: type[AdaptiveMean]) -> None:
+    if kind is AdaptiveMean:
+        kind(100.0, 0.1, 1)
     with pytest.raises(ParameterError, match="epsilon must be at most 100 per batch"):
-        AdaptiveMean(100.1, 0.1, 1, accounting)
+        kind(100.1, 0.1, 1)
 
 
 @pytest.mark.parametrize("values", [1, 3, 88, 1000])
@@ -171,16 +173,16 @@ def test_the_histograms_parts_add_up_to_no_more_than_their_half(
 ) -> None:
     """In exact arithmetic, 88 float parts of epsilon = 0.1 are more than the half."""
     parts: list[tuple[float, float]] = []
-    found = adaptive_mean.stability_modes
+    found = printed.stability_modes
 
     def call(bins: Any, epsilon: float, delta: float) -> Any:
         parts.append((epsilon, delta))
         return found(bins, epsilon, delta)
 
-    monkeypatch.setattr(adaptive_mean, "stability_modes", call)
+    monkeypatch.setattr(printed, "stability_modes", call)
     about = Preprocessing(dim=values, centering="none")
     batch = ArrayBatch.of_vectors(np.zeros((8, values)))
-    mean = AdaptiveMean(0.1, 1e-3, values, "paper")
+    mean = PrintedMean(0.1, 1e-3, values)
     mean.mean(batch, about, np.eye(values, 1), np.zeros((values, 0)), 1.0, 1.0)
     ((epsilon, delta),) = parts
     assert values * Fraction(epsilon) <= Fraction("0.1") / 2

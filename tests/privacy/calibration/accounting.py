@@ -4,7 +4,7 @@ Arguments for each mechanism of :mod:`mechanisms`, adjacency replace-one:
 
 ==================================================  =======================================
 gaussian_on_vector, _symmetric, _symmetric_space    ``Gaussian(multiplier)``
-laplace_on_vector, private_quantile,
+laplace_on_vector,
 AboveThreshold (all its answers)                    ``Pure(epsilon)``
 stability_histogram                                 ``Approximate(epsilon, delta)``
 one of several, on disjoint parts of a batch        ``Parallel(...)``

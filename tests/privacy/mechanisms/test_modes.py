@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from experiments.printed import stability_modes
 from streaming_pca.kernels.coordinates import NOWHERE, BinCounts
 from streaming_pca.privacy.calibration.multipliers import greatest_rho
 from streaming_pca.privacy.errors import ParameterError
@@ -19,7 +20,6 @@ from streaming_pca.privacy.mechanisms import (
     gaussian_modes,
     gaussian_modes_threshold,
     laplace_scale,
-    stability_modes,
     stability_threshold,
 )
 from streaming_pca.privacy.randomness import replace_noise_sampler
@@ -48,18 +48,15 @@ def test_without_noise_they_are_the_fullest_bins(data: st.DataObject) -> None:
     one = data.draw(st.sampled_from([near, far]))
     rows = [data.draw(st.lists(one, min_size=m, max_size=m)) for _ in range(n)]
     bins = np.array(rows, dtype=np.int32).reshape(n, m)
-    for found, threshold in (
-        (_silent(stability_modes, BinCounts.of(bins), 30.0, 0.3), stability_threshold(30.0, 0.3)),
-        (_silent(gaussian_modes, BinCounts.of(bins), 50.0, 0.3), gaussian_modes_threshold(n, 50.0, 0.3)),
+    for mechanism, epsilon, threshold in (
+        (stability_modes, 30.0, stability_threshold(30.0, 0.3)),
+        (gaussian_modes, 50.0, gaussian_modes_threshold(n, 50.0, 0.3)),
     ):
+        with replace_noise_sampler(ScriptedSampler()):
+            found = mechanism(BinCounts.of(bins), epsilon, 0.3)
         wanted = fullest(bins, threshold)
         assert found.found.tolist() == [b is not None for b in wanted]
         assert found.bins.tolist() == [0 if b is None else b for b in wanted]
-
-
-def _silent(mechanism: object, *args: object) -> object:
-    with replace_noise_sampler(ScriptedSampler()):
-        return mechanism(*args)  # type: ignore[operator]
 
 
 def test_every_bin_that_holds_a_record_gets_noise_of_the_stated_scale() -> None:
