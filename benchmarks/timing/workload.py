@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.timing.timing import Call
-from streaming_pca.data.array_batch import ArrayBatch, array_of
+from streaming_pca.data.array_batch import ArrayBatch, value_array
 from streaming_pca.data.preprocessing import Preprocessing
 from streaming_pca.estimators.adaptive import AdaptiveOptions, AdaptivePCA
 from streaming_pca.estimators.base import Estimator
@@ -83,7 +83,7 @@ class Workload:
     def _radius(self, centre: NDArray[Any]) -> float:
         part = next(self.batch.blocks(_LOOKED_AT))
         return float(
-            np.quantile(array_of(block_residual_norms(part, self.plain, self.basis, centre)), _QUANTILE)
+            np.quantile(value_array(block_residual_norms(part, self.plain, self.basis, centre)), _QUANTILE)
         )
 
     @cached_property

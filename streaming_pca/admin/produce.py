@@ -14,8 +14,8 @@ from streaming_pca.client.encoding import ContentType, encoder_of, headers_of
 from streaming_pca.client.sending import Outgoing, Produced, send_messages
 from streaming_pca.config.kafka import ConfigurationError, KafkaSettings
 from streaming_pca.config.settings import StreamSettings
-from streaming_pca.data.features.paths import path_of
 from streaming_pca.data.features.reading import FieldReader
+from streaming_pca.data.features.records import split_path
 from streaming_pca.data.files import RecordFile
 from streaming_pca.data.records import RecordKind
 from streaming_pca.data.tables import RecordFileError
@@ -214,7 +214,7 @@ def send_objects(
         raise RecordFileError(f"{path}: has no line with an object")
     if shuffle is not None:
         lines = [lines[i] for i in utility_generator(shuffle).permutation(len(lines))]
-    fields = FieldReader(stream.features or (), None if key is None else path_of(key))
+    fields = FieldReader(stream.features or (), None if key is None else split_path(key))
     not_finite = without_key = 0
 
     def outgoing() -> Iterator[Outgoing]:

@@ -24,7 +24,7 @@ from streaming_pca.data.tables import RecordFileError
 from streaming_pca.linalg.packed import packed_size
 from streaming_pca.local.accountant import AlreadySpent, LocalAccountant
 from streaming_pca.local.gaussian import LocalGaussian
-from streaming_pca.local.promise import report_headers
+from streaming_pca.local.headers import report_headers
 from streaming_pca.privacy.randomness import utility_generator
 from streaming_pca.service.kafka.clients import MAX_MESSAGE_BYTES
 

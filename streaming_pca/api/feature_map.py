@@ -14,8 +14,7 @@ from sklearn.base import BaseEstimator, TransformerMixin
 from sklearn.utils import Tags
 
 from streaming_pca.data.features.feature import Feature
-from streaming_pca.data.features.frames import column_names, column_of, rows_of_table
-from streaming_pca.data.features.row_map import RowMap
+from streaming_pca.data.features.row_map import RowMap, column_names, named_column, rows_of_table
 from streaming_pca.validation_errors import lines_of
 
 _TIME_PARTS = ("hour", "weekday", "month")
@@ -131,7 +130,7 @@ class FeatureMap(TransformerMixin, BaseEstimator):  # type: ignore[misc]
             settings: dict[str, Any] = {"name": name, "path": [name]}
             settings |= {what: named[name] for what, named in given.items() if name in named}
             if "bounds" not in settings and "categories" not in settings:
-                public = _settings_of_type(column_of(frame, name).dtype)
+                public = _settings_of_type(named_column(frame, name).dtype)
                 if public is None:
                     needed.append(name)
                     continue

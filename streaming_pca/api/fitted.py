@@ -9,7 +9,7 @@ import numpy as np
 
 from streaming_pca.api.likelihood import noise_variance
 from streaming_pca.data.preprocessing import Preprocessing
-from streaming_pca.data.projection import centre_of
+from streaming_pca.data.projection import total_centre
 from streaming_pca.estimators.base import Subspace
 from streaming_pca.estimators.common.error_bounds import explained_ratio
 
@@ -56,7 +56,7 @@ def fitted_attributes(
         release.angle_bound,
         None if release.outcome is None else release.outcome.value,
         tuple(doubts),
-        centre_of(release.mean, preprocessing.centering, preprocessing.scale),
+        total_centre(release.mean, preprocessing.centering, preprocessing.scale),
         len(release.components),
         records,
         records,

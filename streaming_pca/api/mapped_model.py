@@ -10,8 +10,7 @@ import numpy as np
 from streaming_pca.api.feature_map import FeatureMap, row_map_of
 from streaming_pca.api.subspace_model import Rows, SubspaceModel
 from streaming_pca.data.features.feature import Feature
-from streaming_pca.data.features.frames import column_names, rows_of_table
-from streaming_pca.data.features.row_map import RowMap
+from streaming_pca.data.features.row_map import RowMap, column_names, rows_of_table
 from streaming_pca.data.preprocessing import Preprocessing
 from streaming_pca.data.release import Release
 

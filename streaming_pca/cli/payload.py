@@ -17,7 +17,7 @@ from streaming_pca.cli.common import ConfigOption, JsonOption, MaybeConfig, Stre
 if TYPE_CHECKING:
     from streaming_pca.data.codec import PayloadCodec
     from streaming_pca.data.features.suggesting import Suggestion
-    from streaming_pca.data.judging import Verdict
+    from streaming_pca.data.validation import PayloadReport
 
 app = typer.Typer(help="Check payloads before they are sent.", no_args_is_help=True)
 features = typer.Typer(help="Describe records with named fields.", no_args_is_help=True)
@@ -88,7 +88,7 @@ def payload_check(
 
     kcat -C -t vectors -e -q | streaming-pca payload check - --lines --config stream.toml --json[/]
     """
-    from streaming_pca.data.judging import judge_message
+    from streaming_pca.data.validation import explain_payload
 
     own = {
         "dim": dim,
@@ -102,16 +102,16 @@ def payload_check(
     data = _read(file)
     payloads = data.splitlines() if lines else [data]
     encoded_key = None if key is None else os.fsencode(key)
-    verdicts = [judge_message(codec, _Message(encoded_key, value, headers), names) for value in payloads]
-    null = sum(not verdict.is_record for verdict in verdicts)
+    reports = [explain_payload(codec, _Message(encoded_key, value, headers), names) for value in payloads]
+    null = sum(not report.is_record for report in reports)
     if as_json:
-        found = [_facts(verdict, payload) for verdict, payload in zip(verdicts, payloads, strict=True)]
+        found = [_facts(report, payload) for report, payload in zip(reports, payloads, strict=True)]
         print_json({"payloads": len(found), "null": null, "verdicts": found} if lines else found[0])
     elif lines:
-        _say_lines(codec, verdicts, null)
+        _say_lines(codec, reports, null)
     else:
-        _say_verdict(codec, verdicts[0])
-    if null or not verdicts:
+        _say_report(codec, reports[0])
+    if null or not reports:
         raise typer.Exit(1)
 
 
@@ -126,7 +126,7 @@ def _codec(
     from streaming_pca.service.input.source import build_codec
     from streaming_pca.service.schema_registry import schemas_of
 
-    # The worker's key is secret, and the verdict is the same under every key.
+    # The worker's key is secret, and the report is the same under every key.
     user_key = bytes(32)
     if config is not None:
         if own:
@@ -179,45 +179,45 @@ def _read(file: str) -> bytes:
         raise ConfigurationError(f"{file}: {error.strerror or error}") from None
 
 
-def _facts(verdict: Verdict, payload: bytes) -> dict[str, Any]:
+def _facts(report: PayloadReport, payload: bytes) -> dict[str, Any]:
     return {
-        "record": verdict.is_record,
-        "reason": verdict.reason or None,
-        "hint": verdict.hint or None,
+        "record": report.is_record,
+        "reason": report.reason or None,
+        "hint": report.hint or None,
         "octets": len(payload),
-        "rows": verdict.rows,
-        "null_rows": verdict.null_rows,
-        "least": verdict.least,
-        "largest": verdict.largest,
+        "rows": report.rows,
+        "null_rows": report.null_rows,
+        "least": report.least,
+        "largest": report.largest,
     }
 
 
-def _say_verdict(codec: PayloadCodec, verdict: Verdict) -> None:
-    if verdict.is_record:
-        what = f"{verdict.rows} records" if codec.unit == "row" else "a record"
-        rows = f"{verdict.rows} {'row' if verdict.rows == 1 else 'rows'}"
+def _say_report(codec: PayloadCodec, report: PayloadReport) -> None:
+    if report.is_record:
+        what = f"{report.rows} records" if codec.unit == "row" else "a record"
+        rows = f"{report.rows} {'row' if report.rows == 1 else 'rows'}"
         numbers = f"{codec.kind.width(codec.dim)} numbers"
-        say(f"{what}: {rows} of {numbers} from {verdict.least:.6g} to {verdict.largest:.6g}")
-    elif verdict.null_rows and codec.unit == "row":
-        say(f"{verdict.null_rows} of {verdict.rows} records are null: {verdict.reason}")
+        say(f"{what}: {rows} of {numbers} from {report.least:.6g} to {report.largest:.6g}")
+    elif report.null_rows and codec.unit == "row":
+        say(f"{report.null_rows} of {report.rows} records are null: {report.reason}")
     else:
-        say(f"null record: {verdict.reason}")
-    if verdict.hint:
-        say(f"{'warning: ' if verdict.is_record else ''}{verdict.hint}")
+        say(f"null record: {report.reason}")
+    if report.hint:
+        say(f"{'warning: ' if report.is_record else ''}{report.hint}")
 
 
-def _say_lines(codec: PayloadCodec, verdicts: Sequence[Verdict], null: int) -> None:
+def _say_lines(codec: PayloadCodec, reports: Sequence[PayloadReport], null: int) -> None:
     shown = 0
-    for number, verdict in enumerate(verdicts, 1):
-        if not verdict.is_record and shown < _SHOWN:
+    for number, report in enumerate(reports, 1):
+        if not report.is_record and shown < _SHOWN:
             shown += 1
-            say(f"line {number}: {verdict.reason}{'; ' if verdict.hint else ''}{verdict.hint}")
+            say(f"line {number}: {report.reason}{'; ' if report.hint else ''}{report.hint}")
     if null > shown:
         say(f"and {null - shown} more")
     say(
-        f"{null} of {len(verdicts)} payloads are null records"
+        f"{null} of {len(reports)} payloads are null records"
         if codec.unit != "row"
-        else f"{null} of {len(verdicts)} payloads hold null records"
+        else f"{null} of {len(reports)} payloads hold null records"
     )
 
 
@@ -267,7 +267,7 @@ def features_suggest(
 
     streaming-pca features suggest --registry https://registry.example --subject visits-value[/]
     """
-    from streaming_pca.data.features.suggesting import toml_of
+    from streaming_pca.data.features.suggesting import features_toml
 
     if (schema is None) == (registry is None and config is None):
         raise _wrong("name a file of a schema, or --registry URL with --subject, or --config FILE")
@@ -280,7 +280,7 @@ def features_suggest(
         found = _suggestions(schema, message)
     if not found:
         raise _wrong(f"{where}: its schema has no fields")
-    sys.stdout.write(toml_of(found))
+    sys.stdout.write(features_toml(found))
 
 
 def _registered(
@@ -369,7 +369,7 @@ def features_check(
     streaming-pca features check sample.jsonl --config stream.toml[/]
     """
     from streaming_pca.config.loading import load_settings
-    from streaming_pca.data.checking import check_records
+    from streaming_pca.data.validation import check_records
     from streaming_pca.service.input.source import build_codec
 
     settings = load_settings(config, stream).stream

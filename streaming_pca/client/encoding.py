@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from streaming_pca.config.kafka import ConfigurationError
 from streaming_pca.data.arrow import ArrowMissing, need_pyarrow, stream_of_rows
 from streaming_pca.data.codec import FORMATS
-from streaming_pca.local.promise import KIND_HEADER
+from streaming_pca.local.headers import KIND_HEADER
 
 ContentType = Literal["octets", "npy", "json", "arrow"]
 Dtype = Literal["float32", "float64"]

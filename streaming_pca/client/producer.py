@@ -20,8 +20,7 @@ from streaming_pca.client.releases import connection
 from streaming_pca.client.sending import Sender
 from streaming_pca.config.kafka import KafkaSettings
 from streaming_pca.data.features.feature import Feature
-from streaming_pca.data.features.frames import rows_of_table
-from streaming_pca.data.features.row_map import RowMap
+from streaming_pca.data.features.row_map import RowMap, rows_of_table
 from streaming_pca.linalg.beside import refuse_meaning_beside
 
 if TYPE_CHECKING:
@@ -158,7 +157,7 @@ class Producer:
         self._mechanism, self._accountant = privatize, accountant
         self._encode = encoder_of(content_type, dtype)
         if privatize is not None:
-            from streaming_pca.local.promise import report_headers
+            from streaming_pca.local.headers import report_headers
 
             self._headers = report_headers(privatize.epsilon, privatize.delta)
         elif describe:

@@ -31,9 +31,15 @@ from streaming_pca.config.registry import RegistrySettings
 from streaming_pca.config.spark import SparkSettings
 from streaming_pca.data.codec import FORMATS, OCTETS, Format, MediaType
 from streaming_pca.data.features.feature import Feature
-from streaming_pca.data.features.paths import Path, path_of
 from streaming_pca.data.features.reading import FieldReader
-from streaming_pca.data.features.records import SCHEMA_FORMATS, LibraryMissing, PublicSchema, Subject
+from streaming_pca.data.features.records import (
+    SCHEMA_FORMATS,
+    LibraryMissing,
+    Path,
+    PublicSchema,
+    Subject,
+    split_path,
+)
 from streaming_pca.data.features.row_map import check_places
 from streaming_pca.data.preprocessing import Numbers, Preprocessing, present_centering
 from streaming_pca.data.records import RecordKind
@@ -41,7 +47,7 @@ from streaming_pca.estimators.base import Estimator, check_private, no_guarantee
 from streaming_pca.estimators.diagnostics import MAX_SHARE
 from streaming_pca.estimators.registry import ESTIMATORS, find
 from streaming_pca.kernels.lattice import MAX_RECORDS
-from streaming_pca.local.promise import promise_header
+from streaming_pca.local.headers import contract_header
 from streaming_pca.privacy.ledger.entries import Cap
 from streaming_pca.privacy.parameters import PrivacyParameters
 from streaming_pca.validation_errors import lines_of, options_lines
@@ -167,7 +173,7 @@ class StreamSettings(StrictSection):
     `scale` follow from them.
     """
     user_field: Annotated[
-        Path | None, BeforeValidator(path_of, json_schema_input_type=str | list[str] | None)
+        Path | None, BeforeValidator(split_path, json_schema_input_type=str | list[str] | None)
     ] = None
     """Field of a record that contains its user, instead of the message key; only for `features` and
     `privacy_unit = "user"`.
@@ -459,7 +465,7 @@ class StreamSettings(StrictSection):
         """Header value of a report's local guarantee; None for other records."""
         if self.record_kind is not RecordKind.LOCAL:
             return None
-        return promise_header(self.epsilon, self.delta)
+        return contract_header(self.epsilon, self.delta)
 
     @property
     def ledger_topic(self) -> str:

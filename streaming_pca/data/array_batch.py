@@ -44,7 +44,7 @@ class ArrayValues(RecordValues):
         """Return the exact sum of the kernel's contributions."""
         if getattr(kernel, "ordered", False):
             return kernel(self.array, np.arange(len(self.array)))
-        return kernel(self.array, *(array_of(other) for other in others))
+        return kernel(self.array, *(value_array(other) for other in others))
 
     def above(self, radii: Sequence[float]) -> Callable[[int], int]:
         """Return a function of an index i to the exact number of values above ``radii[i]``.
@@ -59,7 +59,7 @@ class ArrayValues(RecordValues):
         return lambda i: int(np.count_nonzero(self.array <= radii[i]))
 
 
-def array_of(values: RecordValues) -> NDArray[np.float64]:
+def value_array(values: RecordValues) -> NDArray[np.float64]:
     """Return the array of values in memory; TypeError if they are elsewhere."""
     if not isinstance(values, ArrayValues):
         raise TypeError(f"values in memory, not {type(values).__name__}, belong to records in memory")
@@ -189,7 +189,7 @@ class ArrayBatch(Block, Batch):
 
         Its bits are the same for any division into blocks and any number of threads.
         """
-        arrays = [array_of(each) for each in values]
+        arrays = [value_array(each) for each in values]
         if kernel.whole:
             sums = (kernel(part, *some) for part, some in self._with(arrays, self.dense_parts()))
             whole = next(sums)
@@ -284,25 +284,6 @@ class SparseBatch(ArrayBatch):
     def dense_parts(self) -> Iterator[ArrayBatch]:
         """Iterate over consecutive dense parts, one block at a time."""
         return self.blocks(len(self)) if len(self) else iter((self.packed(),))
-
-
-def blocks_of(parts: Iterable[ArrayBatch], limit: int) -> Iterator[ArrayBatch]:
-    """Iterate over the blocks of consecutive parts as :meth:`ArrayBatch.blocks` cuts them when joined.
-
-    It holds less than ``limit`` records and one part.
-    """
-    left: ArrayBatch | None = None
-    for part in parts:
-        rest = part if left is None else ArrayBatch.joined([left, part])
-        first = 0
-        # A cut depends on the next ``limit`` records, and on no later ones.
-        while len(rest) - first >= limit:
-            block = next(rest._slice(first, len(rest))._cuts(limit))
-            first += len(block)
-            yield block.packed()
-        left = rest._slice(first, len(rest))
-    if left is not None:
-        yield from left.blocks(limit)
 
 
 def _value_places(records: int, values: int, first: int, last: int) -> tuple[int, int]:

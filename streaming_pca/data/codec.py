@@ -15,7 +15,7 @@ from streaming_pca.data.features.reading import MOST_OBJECT_BYTES, FieldReader
 from streaming_pca.data.features.records import ARROW, AVRO, JSON, PROTOBUF, Schemas
 from streaming_pca.data.payloads import MalformedPayload, rows_of_json, rows_of_npy
 from streaming_pca.data.records import RecordKind, is_symmetric
-from streaming_pca.local.promise import KIND_HEADER, PROMISE_HEADER, REPORT_KIND
+from streaming_pca.local.headers import CONTRACT_HEADER, KIND_HEADER, REPORT_KIND
 from streaming_pca.privacy.users import hash_users
 
 MediaType = Literal[
@@ -96,7 +96,7 @@ class PayloadCodec:
         Privacy unit: a record is one row if it is "row", a whole payload otherwise.
     user_key : bytes or None
         Key of the hash of message keys, for unit user.
-    promise : bytes or None
+    privacy_contract : bytes or None
         Required value of a report's header ``local-promise``, for records of kind local.
     content_type : str
         Format of messages without a header ``content-type``.
@@ -122,7 +122,7 @@ class PayloadCodec:
     max_rows: int = 64
     unit: PrivacyUnit = "message"
     user_key: bytes | None = field(default=None, repr=False)
-    promise: bytes | None = None
+    privacy_contract: bytes | None = None
     content_type: MediaType = OCTETS
     fields: FieldReader | None = None
     _pyarrow: Any | None = field(init=False, repr=False, compare=False, default_factory=find_pyarrow)
@@ -130,8 +130,8 @@ class PayloadCodec:
     def __post_init__(self) -> None:
         if self.unit == "row" and self.kind is RecordKind.MATRIX:
             raise ValueError("unit row needs records of kind factor, not matrix")
-        if (self.promise is not None) != (self.kind is RecordKind.LOCAL):
-            raise ValueError("records of kind local, and only these, need a promise")
+        if (self.privacy_contract is not None) != (self.kind is RecordKind.LOCAL):
+            raise ValueError("records of kind local, and only these, need a privacy contract")
         if self.fields is not None and (
             self.kind is not RecordKind.FACTOR or self.fields.map.dim != self.dim
         ):
@@ -233,7 +233,7 @@ class PayloadCodec:
         """Return the one row of a report."""
         if content_type != OCTETS:
             raise MalformedPayload(f"its content-type is {content_type!r}: a report must have {OCTETS}")
-        for name, wanted in ((KIND_HEADER, REPORT_KIND), (PROMISE_HEADER, self.promise)):
+        for name, wanted in ((KIND_HEADER, REPORT_KIND), (CONTRACT_HEADER, self.privacy_contract)):
             if headers.get(name) != wanted:
                 raise MalformedPayload(f"its header {name} is {headers.get(name)!r}, but must be {wanted!r}")
         size = 4 * self.kind.width(self.dim)
@@ -295,7 +295,7 @@ class PayloadCodec:
         if self.fields is not None:
             return self._decode_fields(self.fields, messages)
         rows, lengths = self._decode_octets(messages) or self._decode_each(messages)
-        return Decoded(rows, lengths, self.users_of(message.key for message in messages))
+        return Decoded(rows, lengths, self.user_hashes(message.key for message in messages))
 
     def _decode_each(self, messages: Sequence[Message]) -> tuple[Rows, NDArray[np.int64]]:
         decoded = [self.decode(message) for message in messages]
@@ -309,19 +309,19 @@ class PayloadCodec:
     def _decode_fields(self, fields: FieldReader, messages: Sequence[Message]) -> Decoded:
         """Decode records with fields together, and anything else by itself."""
         parts: list[Decoded] = []
-        for content_type, run in groupby(messages, self._type_of_fields):
+        for content_type, run in groupby(messages, self._fields_media_type):
             some = list(run)
             if content_type is not None:
                 values, named = [message.value for message in some], [message.key for message in some]
                 parts.append(self.decode_objects(values, named, content_type))
             else:
                 keys = (None if fields.user_field is not None else message.key for message in some)
-                parts.append(Decoded(*self._decode_each(some), self.users_of(keys)))
+                parts.append(Decoded(*self._decode_each(some), self.user_hashes(keys)))
         users = [part.users for part in parts if part.users is not None]
         return Decoded(
             np.concatenate([self._no_rows, *(part.rows for part in parts)]),
             np.concatenate([np.zeros(0, np.int64), *(part.lengths for part in parts)]),
-            np.concatenate(users) if users else self.users_of([]),
+            np.concatenate(users) if users else self.user_hashes([]),
         )
 
     @property
@@ -329,7 +329,7 @@ class PayloadCodec:
         """True if messages without headers are records with named fields."""
         return self.fields is not None and self.fields.reads(self.content_type)
 
-    def _type_of_fields(self, message: Message) -> str | None:
+    def _fields_media_type(self, message: Message) -> str | None:
         """Return the media type of a message whose records have fields; None for other messages."""
         content_type: str = self.content_type
         try:
@@ -357,14 +357,14 @@ class PayloadCodec:
         lengths = np.array(counts, np.int64)
         rows: Rows = fields.rows(records, content_type)
         if fields.user_field is None:
-            users = self.users_of(keys)
+            users = self.user_hashes(keys)
         else:
-            users = self.users_of(_one_user(fields.users(records, content_type), lengths))
+            users = self.user_hashes(_one_user(fields.users(records, content_type), lengths))
         if self.unit != "row":
             rows = _drop_null(rows, lengths, np.isfinite(rows))
         return Decoded(rows, lengths, users)
 
-    def users_of(self, keys: Iterable[bytes | None]) -> NDArray[np.uint64] | None:
+    def user_hashes(self, keys: Iterable[bytes | None]) -> NDArray[np.uint64] | None:
         """Return keyed hashes (n, 2) of messages' keys, for unit user.
 
         A message without a key has (0, 0). The result is None for other units.

@@ -357,7 +357,7 @@ def _one_line(error: Exception) -> str:
     return "".join(each if each.isprintable() else "?" for each in " ".join(str(error).split()))[:500]
 
 
-def _place_of(path: Path, key: str, width: int, names: Sequence[str] | None) -> int:
+def _key_column(path: Path, key: str, width: int, names: Sequence[str] | None) -> int:
     """Return the number of the column that holds the keys, from 0."""
     found = _find(path, key, width, names)
     if len(found) != 1:
@@ -378,7 +378,7 @@ def _read_csv(path: Path, key: str | None, choice: ColumnChoice) -> RecordFile:
         header = True if choice.header is None and by_name else choice.header
         guessed = header is None
         names = stripped if header else None
-        place = None if key is None else _place_of(path, key, width, names)
+        place = None if key is None else _key_column(path, key, width, names)
         columns = choice.find(path, width, names, place)
         if header is None and _begins_with_names(path, number, stripped, columns):
             header, names = True, stripped
@@ -400,7 +400,7 @@ def _read_csv(path: Path, key: str | None, choice: ColumnChoice) -> RecordFile:
                 bad = next((i for i in columns if not _is_number(line[i])), columns[0])
                 raise RecordFileError(_describe_cell(path, number, bad, names, line[bad])) from None
             if place is not None:
-                keys.append(_key_of(line[place]))
+                keys.append(_message_key(line[place]))
     if not rows:
         raise RecordFileError(f"{path}: holds no records")
     return replace(
@@ -456,7 +456,7 @@ def _open_tables(
     types = tables.pyarrow.types
     schema = list(tables.schema)
     names = [field.name for field in schema]
-    place = None if key is None else _place_of(path, key, len(names), names)
+    place = None if key is None else _key_column(path, key, len(names), names)
     if place is not None:
         _check_key(path, types, schema[place])
     columns = choice.find(path, len(names), names, place)
@@ -488,7 +488,7 @@ def _open_tables(
         assert place is not None
         with _reading(path):
             for batch in tables.batches([place]):
-                yield from map(_key_of, batch.column(0).to_pylist())
+                yield from map(_message_key, batch.column(0).to_pylist())
 
     return RecordFile(
         str(path),
@@ -509,7 +509,7 @@ def _check_key(path: Path, types: Any, field: Any) -> None:
         )
 
 
-def _key_of(value: str | bytes | int | None) -> bytes | None:
+def _message_key(value: str | bytes | int | None) -> bytes | None:
     if value is None or isinstance(value, bytes):
         return value or None
     # Spaces next to a comma are not part of a key.

@@ -147,7 +147,7 @@ def split_values(body: bytes, most: int) -> tuple[list[bytes], int]:
     return texts, end
 
 
-def depth_of(text: bytes) -> int:
+def nesting_depth(text: bytes) -> int:
     """Return the greatest depth of the brackets of a JSON text."""
     return int(_depths(text)[0].max(initial=0))
 

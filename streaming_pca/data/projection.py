@@ -14,7 +14,7 @@ Floats = NDArray[np.float64]
 Rows = NDArray[np.floating]
 
 
-def centre_of(
+def total_centre(
     mean: ArrayLike | None, centering: str | ArrayLike, scale: ArrayLike | None
 ) -> NDArray[np.float64] | None:
     """Return the public centre plus the estimated one, in units of the features.

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from streaming_pca.data.projection import Projection, centre_of, checked_rows
+from streaming_pca.data.projection import Projection, checked_rows, total_centre
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -280,7 +280,7 @@ class Release(BaseModel):
         # _arrays has no digest.
         settings: Any = (self.centering, self.scale, self.bounds)
         centering, scale, bounds = settings
-        return Projection(components, centre_of(self.mean, centering, scale), scale, bounds)
+        return Projection(components, total_centre(self.mean, centering, scale), scale, bounds)
 
     def transform(self, X: ArrayLike) -> NDArray[np.floating]:
         """Project rows as ``PrivatePCA.transform``: clamp, centre, scale, project.

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema
 
 from streaming_pca.data.features.feature import Feature
-from streaming_pca.data.features.paths import Path, is_index
+from streaming_pca.data.features.records import Path, is_index
 from streaming_pca.data.release import SINCE, Release
 from streaming_pca.privacy.ledger.entries import LedgerEntry
 

@@ -55,7 +55,7 @@ class Kernel:
             # Two dispatchers of one function would both compile it.
             with _making:
                 if self._dispatcher is None:
-                    self._dispatcher = _dispatcher_of(self.py_func, self._options)
+                    self._dispatcher = _new_dispatcher(self.py_func, self._options)
         return self._dispatcher
 
     def __call__(self, *args: Any) -> Any:
@@ -149,7 +149,7 @@ _log = logging.getLogger(__name__)
 _PATIENCE = 2.0
 
 
-def _dispatcher_of(function: Callable[..., Any], options: dict[str, Any]) -> Any:
+def _new_dispatcher(function: Callable[..., Any], options: dict[str, Any]) -> Any:
     """Make numba's dispatcher; its cache must not stop a caller, whose batch is already charged."""
     numba = load_compiler()
     try:

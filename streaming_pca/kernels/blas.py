@@ -27,7 +27,7 @@ def intrinsic(function: Callable[..., Any]) -> Any:
     return Intrinsic(function)
 
 
-def data_of(context: Any, builder: Builder, signature: Any, args: Sequence[Value], place: int) -> Value:
+def array_pointer(context: Any, builder: Builder, signature: Any, args: Sequence[Value], place: int) -> Value:
     """Return the pointer to the first entry of array argument ``place``."""
     return context.make_array(signature.args[place])(context, builder, args[place]).data
 
@@ -90,7 +90,7 @@ def _call_dsyrk(typing: Any, address: Any, n: Any, k: Any, a: Any, c: Any) -> An
             ir.Constant(_DOUBLE, 1.0),
         )
         size, rows = (builder.trunc(args[i], _INT) for i in (1, 2))
-        source, target = (data_of(context, builder, signature, args, i) for i in (3, 4))
+        source, target = (array_pointer(context, builder, signature, args, i) for i in (3, 4))
         _call(builder, args[0], [upper, plain, size, rows, one, source, size, one, target, size])
         return context.get_dummy_value()
 
@@ -120,7 +120,7 @@ def _call_dgemm(
         first, one = ir.Constant(_BYTE, _PLAIN), ir.Constant(_DOUBLE, 1.0)
         letter = builder.trunc(args[1], _BYTE)
         rows, columns, inner, ldb = (builder.trunc(args[i], _INT) for i in (2, 3, 4, 7))
-        left, right, target = (data_of(context, builder, signature, args, i) for i in (5, 6, 9))
+        left, right, target = (array_pointer(context, builder, signature, args, i) for i in (5, 6, 9))
         operands = [first, letter, rows, columns, inner, one, left, rows, right, ldb, args[8], target, rows]
         _call(builder, args[0], operands)
         return context.get_dummy_value()

@@ -14,7 +14,7 @@ Algorithm 1, steps 5, 6             :func:`robust_tensor_power`
 Algorithm 2, step 6 (u)             :func:`products_of_rows`
 Algorithm 2, step 6 (lambda)        :func:`product_values`: T(u, u, u) = u . T(I, u, u)
 Algorithm 2, step 7                 :func:`deflated`
-whitening (section 1.2)             :func:`whitening_of`, :func:`unwhitened`
+whitening (section 1.2)             :func:`spectral_whitening`, :func:`unwhitened`
 L and R (Theorem 2.2)               :func:`enough_restarts`, :func:`enough_steps`
 ==================================  ==================================================
 
@@ -225,7 +225,7 @@ class Whitening:
         return self.basis * self.roots
 
 
-def whitening_of(moment: Floats, k: int, floor: float) -> Whitening:
+def spectral_whitening(moment: Floats, k: int, floor: float) -> Whitening:
     """Compute the whitening of a second moment.
 
     Parameters

@@ -6,7 +6,7 @@ modules of this package that import only these.
 
 from streaming_pca.local.accountant import AccountantError, AlreadySpent, LocalAccountant
 from streaming_pca.local.gaussian import MAX_DIM, LocalGaussian, noise_sigma
-from streaming_pca.local.promise import promise_header, report_headers
+from streaming_pca.local.headers import contract_header, report_headers
 
 __all__ = [
     "MAX_DIM",
@@ -14,7 +14,7 @@ __all__ = [
     "AlreadySpent",
     "LocalAccountant",
     "LocalGaussian",
+    "contract_header",
     "noise_sigma",
-    "promise_header",
     "report_headers",
 ]

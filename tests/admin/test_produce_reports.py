@@ -159,7 +159,7 @@ def test_each_message_is_a_report_that_the_codec_takes(sent: Sent) -> None:
     assert (produced.messages, told) == (4, [1] * 4)
     np.testing.assert_allclose(reports(sent), exact(CLIPPED), atol=4e-6)
     assert settings.local_guarantee is not None
-    codec = PayloadCodec(3, kind=RecordKind.LOCAL, promise=settings.local_guarantee)
+    codec = PayloadCodec(3, kind=RecordKind.LOCAL, privacy_contract=settings.local_guarantee)
     for (value, headers), report in zip(sent, reports(sent), strict=True):
         decoded = codec.decode(_Message(value, headers))
         assert decoded is not None

@@ -310,7 +310,7 @@ def test_each_user_reports_once(kafka_bootstrap: str, new_topic: NewTopic, tmp_p
         producer.send(X[2] / 9, key="eve")
     (messages,) = sent(kafka_bootstrap, topic)
     assert {m.key for m in messages} == {None}
-    codec = PayloadCodec(3, kind=RecordKind.LOCAL, promise=b"1.0,1e-06")
+    codec = PayloadCodec(3, kind=RecordKind.LOCAL, privacy_contract=b"1.0,1e-06")
     rows, lengths = codec.decode_many(messages)
     assert lengths.tolist() == [1, 1, 1]
     x = X[:3] / 18
@@ -346,5 +346,5 @@ def test_a_stream_tells_its_producer_what_to_send(
         producer.send(np.zeros(6))
     (messages,) = sent(kafka_bootstrap, topic)
     own = load_settings(local).stream
-    codec = PayloadCodec(6, kind=RecordKind.LOCAL, promise=own.local_guarantee)
+    codec = PayloadCodec(6, kind=RecordKind.LOCAL, privacy_contract=own.local_guarantee)
     assert codec.decode(messages[-1]) is not None

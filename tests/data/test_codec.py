@@ -91,7 +91,7 @@ def test_a_symmetric_matrix_is_read_where_the_stream_says_so() -> None:
 
 
 REPORT = np.array([1.0, 2, 3, -4, 5, 6], "<f4")
-REPORTS = PayloadCodec(DIM, RecordKind.LOCAL, promise=b"1.0,1e-06")
+REPORTS = PayloadCodec(DIM, RecordKind.LOCAL, privacy_contract=b"1.0,1e-06")
 
 
 def report(value: bytes = REPORT.tobytes(), content_type: str | None = None, **headers: str) -> Message:
@@ -137,10 +137,10 @@ def test_what_does_not_say_that_it_is_a_report_of_this_promise_is_null(sent: Mes
 
 
 def test_reports_have_a_promise_and_nothing_else_has() -> None:
-    with pytest.raises(ValueError, match="records of kind local, and only these, need a promise"):
+    with pytest.raises(ValueError, match="records of kind local, and only these, need a privacy contract"):
         PayloadCodec(DIM, RecordKind.LOCAL)
-    with pytest.raises(ValueError, match="records of kind local, and only these, need a promise"):
-        PayloadCodec(DIM, promise=b"1.0,1e-06")
+    with pytest.raises(ValueError, match="records of kind local, and only these, need a privacy contract"):
+        PayloadCodec(DIM, privacy_contract=b"1.0,1e-06")
 
 
 NULL = {
@@ -529,14 +529,14 @@ def test_a_message_key_leaves_the_codec_as_a_keyed_hash_only() -> None:
     keys = [b"ada", None, b"bob", b"", b"ada"]
     messages = [replace(message(b""), key=key) for key in keys]
     keys = [message.key for message in messages]
-    users = codec.users_of(keys)
+    users = codec.user_hashes(keys)
     assert users is not None
     np.testing.assert_array_equal(users, hash_users(secret, keys))
     assert users.any(axis=1).tolist() == [True, False, True, False, True]
-    other = PayloadCodec(DIM, unit="user", user_key=b"t" * 32).users_of(keys)
+    other = PayloadCodec(DIM, unit="user", user_key=b"t" * 32).user_hashes(keys)
     assert other is not None
     assert not np.isin(users[users.any(axis=1)], other).any()
-    assert PayloadCodec(DIM).users_of(keys) is None
+    assert PayloadCodec(DIM).user_hashes(keys) is None
     assert "ssss" not in repr(codec)
 
 

@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from streaming_pca.data import array_batch as array_module
-from streaming_pca.data.array_batch import ArrayBatch, array_of
+from streaming_pca.data.array_batch import ArrayBatch, value_array
 from streaming_pca.data.records import RecordKind, is_symmetric
 
 
@@ -134,7 +134,7 @@ def test_a_batch_is_summed_and_mapped_over_its_blocks() -> None:
     batch = mixed()
     assert batch.sum(_RowSum()).tolist() == batch.rows.sum(axis=0).tolist()
     assert (
-        array_of(batch.map(lambda b: np.diff(b.starts).astype(np.float64))).tolist()
+        value_array(batch.map(lambda b: np.diff(b.starts).astype(np.float64))).tolist()
         == np.diff(batch.starts).tolist()
     )
     assert ArrayBatch.of_records([], 2).sum(_RowSum()).tolist() == [0, 0]

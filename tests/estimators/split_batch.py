@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from streaming_pca.data.array_batch import ArrayBatch, ArrayValues, blocks_of
+from streaming_pca.data.array_batch import ArrayBatch, ArrayValues
 from streaming_pca.data.batch import Batch, BinKernel, MapKernel, RecordValues, SumKernel, ValueKernel
-from streaming_pca.data.records import RecordKind
+from streaming_pca.data.records import Block, RecordKind
 from streaming_pca.kernels.coordinates import BinCounts
 
 try:
@@ -118,12 +118,12 @@ class SplitBatch(Batch):
     def map(self, kernel: MapKernel) -> SplitValues:
         return SplitValues(tuple(sent(piece.map(sent(kernel)).array) for piece in self.pieces))
 
-    def map_parts(self, counts: Sequence[int], kernel: Callable[[ArrayBatch], T]) -> list[T]:
+    def map_parts(self, counts: Sequence[int], kernel: Callable[[Block], T]) -> list[T]:
         return [sent(sent(kernel)(ArrayBatch.joined(part.pieces))) for part in self.split(counts)]
 
     def tally(self, kernel: BinKernel, histograms: int) -> BinCounts:
         parts = [sent(piece.tally(sent(kernel), histograms)) for piece in self.pieces]
         return BinCounts.together(parts, histograms)
 
-    def blocks(self, limit: int) -> Iterator[ArrayBatch]:
-        return blocks_of(self.pieces, limit)
+    def blocks(self, limit: int) -> Iterator[Block]:
+        return ArrayBatch.joined(self.pieces).blocks(limit)

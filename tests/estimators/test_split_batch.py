@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from streaming_pca.data.array_batch import ArrayBatch, ArrayValues, array_of, blocks_of
+from streaming_pca.data.array_batch import ArrayBatch, ArrayValues, value_array
 from streaming_pca.data.batch import Batch
 from streaming_pca.data.preprocessing import Preprocessing
 from streaming_pca.data.records import RecordKind
@@ -160,7 +160,7 @@ def test_residuals_too_small_for_float32_are_found_in_every_piece() -> None:
     array = ArrayBatch.of_vectors(x)
     found = block_residual_norms(SplitBatch.of(array, SIZES), p, basis, centre)
     assert isinstance(found, SplitValues)
-    wanted = array_of(block_residual_norms(array, p, basis, centre))
+    wanted = value_array(block_residual_norms(array, p, basis, centre))
     assert np.concatenate(found.pieces).tobytes() == wanted.tobytes()
     assert wanted[::3].max() < 1e-12 < wanted[1]
 
@@ -199,22 +199,6 @@ def test_an_ordered_kernel_gets_the_places_in_the_batch() -> None:
     whole, pieces = values_in_pieces()
     wanted = int(np.flatnonzero(whole.array > 0).sum())
     assert whole.sum(_Weighed()).tolist() == pieces.sum(_Weighed()).tolist() == [wanted]
-
-
-@pytest.mark.parametrize("limit", [2, 6, 64, 1000])
-def test_blocks_of_parts_are_those_of_the_whole(limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("streaming_pca.data.array_batch._BLOCK_ENTRIES", 40)
-    monkeypatch.setattr("streaming_pca.data.array_batch._LEAST_ROWS", 0)
-    rng = np.random.default_rng(9)
-    items = [None if n == 0 else np.full((n, 2), float(i)) for i, n in enumerate(rng.integers(0, 9, 200))]
-    whole = ArrayBatch.of_records(items, 2)
-    for sizes in ([200], [3, 0, 1, 96, 100], [1] * 200):
-        found = list(blocks_of(whole.split(sizes), limit))
-        wanted = list(whole.blocks(limit))
-        assert [len(block) for block in found] == [len(block) for block in wanted]
-        for a, b in zip(found, wanted, strict=True):
-            assert a.rows.tobytes() == b.rows.tobytes()
-            assert a.starts.tolist() == b.starts.tolist()
 
 
 def test_counts_of_bins_add_up_to_those_of_all_records() -> None:

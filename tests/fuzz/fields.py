@@ -17,7 +17,7 @@ from streaming_pca.data.features.protobuf_records import ProtobufRecords
 from streaming_pca.data.features.reading import FieldReader
 from streaming_pca.data.features.registered import Registered, public_schema
 from streaming_pca.data.features.schemas import RegisteredRecords
-from streaming_pca.data.judging import judge_message
+from streaming_pca.data.validation import explain_payload
 from tests.data.features.formats import (
     AVRO_SCHEMA,
     ENCODERS,
@@ -61,7 +61,7 @@ def check_beside_good(format_: Format, data: bytes) -> None:
         raise Broken("a record depends on its neighbours")
     if users is not None and user is not None and users[1].tolist() != user[0].tolist():
         raise Broken("a user depends on its neighbours")
-    check_line(judge_message(reader, made).reason or "none")
+    check_line(explain_payload(reader, made).reason or "none")
 
 
 READERS = {format_: _readers(format_) for format_ in ENCODERS}
@@ -155,7 +155,7 @@ def registered_records(data: bytes) -> None:
         raise Broken("a record is no row")
     if lengths[0] and not (value[0] == 0 and int.from_bytes(value[1:5], "big") in (1, 2)):
         raise Broken("a record was read that names no known schema")
-    check_line(judge_message(reader, Message(value)).reason or "none")
+    check_line(explain_payload(reader, Message(value)).reason or "none")
 
 
 def _joined_seeds() -> Sequence[bytes]:

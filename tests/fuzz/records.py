@@ -23,10 +23,10 @@ from streaming_pca.client.encoding import encoder_of
 from streaming_pca.data.arrow import stream_of_rows
 from streaming_pca.data.codec import CONTENT_TYPES, PayloadCodec
 from streaming_pca.data.files import open_records
-from streaming_pca.data.judging import judge_message
 from streaming_pca.data.records import RecordKind
 from streaming_pca.data.tables import RecordFileError
-from streaming_pca.local.promise import promise_header, report_headers
+from streaming_pca.data.validation import explain_payload
+from streaming_pca.local.headers import contract_header, report_headers
 from streaming_pca.privacy.users import hash_users
 from streaming_pca.service.input.buffer import PartitionBuffer, RecordBuffer
 from streaming_pca.service.kafka.patches import RecordReader, to_batch
@@ -37,13 +37,13 @@ from tests.kafka.security import codecs, hostile
 
 DIM = 4
 X = np.linspace(-2, 2, 3 * DIM, dtype="<f8").reshape(3, DIM)
-PROMISE = promise_header(1.0, 1e-6)
+PROMISE = contract_header(1.0, 1e-6)
 CODECS = [
     PayloadCodec(DIM, max_rows=6),
     PayloadCodec(DIM, max_rows=6, unit="row"),
     PayloadCodec(DIM, kind=RecordKind.MATRIX, dtype="float64"),
     PayloadCodec(DIM, max_rows=6, unit="user", user_key=b"k" * 32),
-    PayloadCodec(DIM, kind=RecordKind.LOCAL, promise=PROMISE),
+    PayloadCodec(DIM, kind=RecordKind.LOCAL, privacy_contract=PROMISE),
     PayloadCodec(DIM, max_rows=6, content_type="application/json"),
 ]
 """Codecs to choose from by an input's first byte."""
@@ -90,7 +90,7 @@ def check_beside_good(codec: PayloadCodec, made: Any) -> None:
         raise Broken("a record depends on its neighbours")
     if own > max(codec.max_rows, DIM):
         raise Broken(f"{own} rows")
-    judge_message(codec, made)
+    explain_payload(codec, made)
 
 
 def _payload_seeds() -> Sequence[bytes]:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from numba.core.errors import TypingError
 
-from streaming_pca.data.array_batch import ArrayBatch, array_of
+from streaming_pca.data.array_batch import ArrayBatch, value_array
 from streaming_pca.data.preprocessing import Preprocessing
 from streaming_pca.estimators.block.variances import _Layers
 from streaming_pca.estimators.common.centre import MeanNorms, _MeanSum
@@ -97,5 +97,7 @@ def test_shapes_and_lengths_that_kernels_trust_are_checked() -> None:
         with pytest.raises(ValueError, match="pairs"):
             make(pairs)
     # A single-precision basis is converted to double precision.
-    norms = array_of(block_residual_norms(batch, p, basis.astype(np.float32), 0 * basis.astype(np.float32)))
+    norms = value_array(
+        block_residual_norms(batch, p, basis.astype(np.float32), 0 * basis.astype(np.float32))
+    )
     np.testing.assert_allclose(norms, 2 * math.sqrt(2), rtol=1e-5)

@@ -11,7 +11,7 @@ import pytest
 from threadpoolctl import threadpool_limits
 
 from streaming_pca.data import array_batch as array_module
-from streaming_pca.data.array_batch import ArrayBatch, array_of
+from streaming_pca.data.array_batch import ArrayBatch, value_array
 from streaming_pca.data.preprocessing import Preprocessing
 from streaming_pca.data.records import RecordKind
 from streaming_pca.estimators import record_reader
@@ -122,7 +122,7 @@ def test_any_size_of_block_gives_the_same_sum(p: Preprocessing, monkeypatch: pyt
 def sizes(batch: ArrayBatch, p: Preprocessing) -> list[bytes]:
     centre = np.linspace(-4, 5, BASIS.size).reshape(BASIS.shape)
     return [
-        array_of(block_residual_norms(batch, p, BASIS, c)).tobytes()
+        value_array(block_residual_norms(batch, p, BASIS, c)).tobytes()
         for c in (centre, 0 * centre, 1e4 * centre)
     ]
 

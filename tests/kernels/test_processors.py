@@ -23,7 +23,7 @@ from numba.core.registry import cpu_target
 from streaming_pca.estimators.common.clipped_sums import block_sum, block_residual_norms
 from streaming_pca.linalg.subspace import orthonormalise
 from streaming_pca.data.preprocessing import Preprocessing
-from streaming_pca.data.array_batch import ArrayBatch, array_of
+from streaming_pca.data.array_batch import ArrayBatch, value_array
 from streaming_pca.data.records import RecordKind
 
 rng = np.random.default_rng(0)
@@ -35,7 +35,7 @@ def add(batch, p, k):
         found = block_sum(batch, p, basis, 3.0, centre)
         digest.update(np.ascontiguousarray(found.total).tobytes() + bytes([found.clipped % 256]))
         about = np.zeros_like(basis) if centre is None else centre
-        digest.update(array_of(block_residual_norms(batch, p, basis, about)).tobytes())
+        digest.update(value_array(block_residual_norms(batch, p, basis, about)).tobytes())
 
 for k in range(1, 17):
     rows = rng.standard_normal((90, 37 + k)).astype(np.float32 if k % 2 else np.float64)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from streaming_pca.data.array_batch import ArrayBatch, array_of
+from streaming_pca.data.array_batch import ArrayBatch, value_array
 from streaming_pca.data.preprocessing import Preprocessing
 from streaming_pca.estimators.common.clipped_sums import block_residual_norms, block_sum
 from streaming_pca.estimators.power.bounded_records import BoundedRecords
@@ -116,7 +116,7 @@ def test_sums_and_sizes_are_those_of_the_applied_rows(name: str, kind: Any) -> N
     rng = np.random.default_rng(0)
     basis = np.linalg.qr(rng.standard_normal((D, 2)))[0]
     batch = batch_of(stream(p, kind), p)
-    lengths = array_of(block_residual_norms(batch, p, basis, np.zeros((D, 2))))
+    lengths = value_array(block_residual_norms(batch, p, basis, np.zeros((D, 2))))
     usual = lengths[(lengths > 0) & (lengths < 1e200)]
     length = float(np.median(usual)) if len(usual) else 1.0
     for centre in (None, length * basis, length * rng.standard_normal((D, 2))):
@@ -125,7 +125,7 @@ def test_sums_and_sizes_are_those_of_the_applied_rows(name: str, kind: Any) -> N
             assert np.array_equal(a.total, b.total)
             assert a.clipped == b.clipped
         if centre is not None:
-            found, wanted = (array_of(block_residual_norms(batch, x, basis, centre)) for x in (p, applied))
+            found, wanted = (value_array(block_residual_norms(batch, x, basis, centre)) for x in (p, applied))
             assert np.array_equal(found, wanted, equal_nan=True)
 
 
@@ -136,7 +136,7 @@ def test_an_odd_number_of_records_makes_no_pairs(centre: Any) -> None:
     with pytest.raises(ValueError, match="even"):
         block_sum(odd, p, np.eye(D)[:, :2], 100.0, centre)
     with pytest.raises(ValueError, match="even"):
-        array_of(block_residual_norms(odd, p, np.eye(D)[:, :2], np.zeros((D, 2))))
+        value_array(block_residual_norms(odd, p, np.eye(D)[:, :2], np.zeros((D, 2))))
 
 
 @pytest.mark.parametrize("kind", ["factor", "matrix"])
@@ -154,7 +154,7 @@ def test_rows_and_bases_of_another_width_are_refused(kind: str, width: int) -> N
         with pytest.raises(ValueError, match="features"):
             block_sum(right, p, other, 30.0, about and about(other.shape))
     with pytest.raises(ValueError, match="features"):
-        array_of(block_residual_norms(batch, p, basis, 0 * basis))
+        value_array(block_residual_norms(batch, p, basis, 0 * basis))
     beyond = ArrayBatch(np.ones((D, D)), np.array([0, 2 * D]), p.kind)
     with pytest.raises(ValueError, match="rows"):
         block_sum(beyond, p, basis, 30.0)

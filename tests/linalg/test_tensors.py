@@ -19,10 +19,10 @@ from streaming_pca.linalg.tensors import (
     products_of_tensor,
     random_starts,
     robust_tensor_power,
+    spectral_whitening,
     sum_of_cubes,
     symmetrised,
     unwhitened,
-    whitening_of,
 )
 
 
@@ -125,7 +125,7 @@ def test_whitening_makes_independent_components_orthogonal_and_takes_them_back()
     shares = np.array([0.5, 0.3, 0.2])
     means = np.abs(rng.standard_normal((k, d)))
     moment = (shares[:, None] * means).T @ means
-    whitening = whitening_of(moment, k, 1e-9)
+    whitening = spectral_whitening(moment, k, 1e-9)
     np.testing.assert_allclose(whitening.whiten.T @ moment @ whitening.whiten, np.eye(k), atol=1e-9)
     small = means @ whitening.whiten
     gram = small @ small.T * np.sqrt(np.outer(shares, shares))
@@ -141,7 +141,7 @@ def test_whitening_makes_independent_components_orthogonal_and_takes_them_back()
 
 
 def test_whitening_does_not_blow_up_what_is_below_the_floor() -> None:
-    whitening = whitening_of(np.diag([4.0, 1e-12, -1.0]), 3, 0.25)
+    whitening = spectral_whitening(np.diag([4.0, 1e-12, -1.0]), 3, 0.25)
     np.testing.assert_allclose(np.linalg.norm(whitening.whiten, axis=0), [0.5, 2.0, 2.0])
     np.testing.assert_allclose(np.linalg.norm(whitening.unwhiten, axis=0), [2.0, 0.5, 0.5])
 

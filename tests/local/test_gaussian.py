@@ -12,7 +12,7 @@ import pytest
 
 from streaming_pca.kernels.lattice import RADIUS
 from streaming_pca.linalg.packed import pack_symmetric, packed_size, unpack_symmetric
-from streaming_pca.local import MAX_DIM, LocalGaussian, noise_sigma, promise_header, report_headers
+from streaming_pca.local import MAX_DIM, LocalGaussian, contract_header, noise_sigma, report_headers
 from streaming_pca.local.gaussian import unit_ball_integers
 from streaming_pca.privacy.calibration.multipliers import gaussian_delta, gaussian_multiplier
 from streaming_pca.privacy.errors import CalibrationError, ParameterError
@@ -136,7 +136,7 @@ def test_the_scale_that_is_documented() -> None:
 
 def test_promises_that_cannot_be_kept_are_refused() -> None:
     for epsilon, delta in ((0, 1e-6), (-1, 1e-6), (math.inf, 1e-6), (1, 0), (1, 1), (math.nan, 0.1)):
-        for make in (noise_sigma, LocalGaussian, promise_header):
+        for make in (noise_sigma, LocalGaussian, contract_header):
             with pytest.raises(ParameterError):
                 make(epsilon, delta)
     with pytest.raises(CalibrationError, match="raise epsilon"):
@@ -163,8 +163,8 @@ def test_the_noise_has_the_stated_scale_on_the_diagonal_and_off_it() -> None:
 
 
 def test_headers_name_the_promise() -> None:
-    assert promise_header(1.0, 1e-6) == promise_header(1, 0.000001) == b"1.0,1e-06"
-    assert promise_header(0.1, 2**-30) == b"0.1,9.313225746154785e-10"
+    assert contract_header(1.0, 1e-6) == contract_header(1, 0.000001) == b"1.0,1e-06"
+    assert contract_header(0.1, 2**-30) == b"0.1,9.313225746154785e-10"
     assert report_headers(0.5, 1e-5) == [
         ("content-type", b"application/octet-stream"),
         ("record-kind", b"local"),

@@ -16,8 +16,8 @@ from streaming_pca.client.encoding import ContentType, encoder_of, headers_of
 from streaming_pca.config.kafka import ConfigurationError, KafkaSettings
 from streaming_pca.config.settings import StreamSettings
 from streaming_pca.data.codec import PayloadCodec
-from streaming_pca.data.judging import judge_message
 from streaming_pca.data.schemas import payload_schema
+from streaming_pca.data.validation import explain_payload
 from streaming_pca.local import LocalGaussian, report_headers
 from streaming_pca.service.input.source import build_codec
 from streaming_pca.service.topics.asyncapi import asyncapi_document, stream_payload_schema
@@ -255,10 +255,10 @@ def test_objects_are_described_by_the_features() -> None:
     validator = Draft202012Validator(stream_payload_schema(stream))
     for good in (RECORD, [RECORD, RECORD], {**RECORD, "items": [{"price": 1}]}):
         assert validator.is_valid(good)
-        assert judge_message(codec, Message(json.dumps(good).encode())).is_record
+        assert explain_payload(codec, Message(json.dumps(good).encode())).is_record
     for wrong in NO_RECORDS:
         assert not validator.is_valid(wrong), wrong
-        assert not judge_message(codec, Message(json.dumps(wrong).encode())).is_record, wrong
+        assert not explain_payload(codec, Message(json.dumps(wrong).encode())).is_record, wrong
     key = document["components"]["messages"]["json"]["bindings"]["kafka"]["key"]
     assert "the field user.id names the user" in key["description"]
     assert "avro" not in document["components"]["messages"]

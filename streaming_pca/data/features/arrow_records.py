@@ -15,9 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streaming_pca.data.arrow import NUMBER_TYPES, read_stream, valid_bits
-from streaming_pca.data.features.numbers import quotient
-from streaming_pca.data.features.paths import NOTHING, Path, is_index
-from streaming_pca.data.features.times import day_of, moment_of
+from streaming_pca.data.features.records import NOTHING, Path, is_index
+from streaming_pca.data.features.values import quotient, utc_day, utc_time
 from streaming_pca.data.payloads import MalformedPayload
 
 Rows = NDArray[np.int64]
@@ -202,11 +201,11 @@ def _scalars(pyarrow: Any, array: Any, rows: Rows) -> list[Any]:
     if types.is_timestamp(kind):
         unit = _PER_SECOND[kind.unit]
         moments = _numbers(buffers[1], np.dtype("<i8"))[rows[there]].tolist()
-        return _with_gaps([moment_of(each, unit) for each in moments], there)
+        return _with_gaps([utc_time(each, unit) for each in moments], there)
     if types.is_date(kind):
         days = types.is_date32(kind)
         counts = _numbers(buffers[1], np.dtype("<i4" if days else "<i8"))[rows[there]].tolist()
-        return _with_gaps([day_of(each) if days else moment_of(each, 1000) for each in counts], there)
+        return _with_gaps([utc_day(each) if days else utc_time(each, 1000) for each in counts], there)
     if types.is_decimal128(kind) and abs(kind.scale) <= _MOST_DIGITS:
         octets = [each.tobytes() for each in _numbers(buffers[1], np.dtype("V16"))[rows[there]]]
         numbers = [int.from_bytes(each, "little", signed=True) for each in octets]

@@ -11,9 +11,16 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from streaming_pca.data.features.numbers import TRANSFORMS, Transform, number_of
-from streaming_pca.data.features.paths import Path, path_of
-from streaming_pca.data.features.times import PERIODS, Part, TimeUnit, seconds_of
+from streaming_pca.data.features.records import Path, split_path
+from streaming_pca.data.features.values import (
+    PERIODS,
+    TRANSFORMS,
+    Part,
+    TimeUnit,
+    Transform,
+    parsed_number,
+    unix_seconds,
+)
 
 OTHER = "other"
 """Name of the column, and of the stand-in, of values outside a vocabulary."""
@@ -22,7 +29,7 @@ _MOST_COLUMNS = 2**13
 _DEEPEST = 32
 
 
-def category_of(value: Any) -> str | None:
+def category_word(value: Any) -> str | None:
     """Return the word that a category's value is compared by; None for a value that is not a category."""
     if isinstance(value, str):
         return value
@@ -34,7 +41,7 @@ def category_of(value: Any) -> str | None:
 def _words(value: Any) -> Any:
     if isinstance(value, str) or not isinstance(value, (Sequence, np.ndarray)):
         return value
-    words = [category_of(each) for each in value]
+    words = [category_word(each) for each in value]
     return value if None in words else tuple(words)
 
 
@@ -70,9 +77,9 @@ class Feature(BaseModel):
 
     name: str = Field(min_length=1, max_length=200)
     """Name of its column, or the beginning of its columns' names."""
-    path: Annotated[Path | None, BeforeValidator(path_of, json_schema_input_type=str | list[str] | None)] = (
-        None
-    )
+    path: Annotated[
+        Path | None, BeforeValidator(split_path, json_schema_input_type=str | list[str] | None)
+    ] = None
     """Place of the field, `"user.age"` or `["items", "0", "price"]`; if not set, the name."""
     bounds: Annotated[tuple[float, float] | None, BeforeValidator(_pair)] = None
     """Public least and largest value; values are clamped to them."""
@@ -164,18 +171,18 @@ class Feature(BaseModel):
         if value is None:
             return
         if self.kind == "category":
-            word = category_of(int(value) if isinstance(value, float) and value.is_integer() else value)
+            word = category_word(int(value) if isinstance(value, float) and value.is_integer() else value)
             if word != OTHER and word not in (self.categories or ()):
                 raise ValueError(f'missing must be one of the categories, or "{OTHER}"')
             # As the words themselves: 2.0 and "2" are one stand-in.
             object.__setattr__(self, "missing", word)
         elif self.kind == "time":
-            if math.isnan(seconds_of(value, self.unit)):
+            if math.isnan(unix_seconds(value, self.unit)):
                 raise ValueError("missing must be a time: ISO 8601, or a number")
-        elif math.isnan(number_of(value, parse=False)):
+        elif math.isnan(parsed_number(value, parse=False)):
             raise ValueError("missing must be a finite number")
         else:
-            object.__setattr__(self, "missing", number_of(value, parse=False) + 0.0)
+            object.__setattr__(self, "missing", parsed_number(value, parse=False) + 0.0)
         if (
             self.kind in ("number", "list")
             and self.bounds is not None
@@ -215,7 +222,7 @@ class Feature(BaseModel):
         settings: dict[str, Any] = self.model_dump(mode="json", exclude_defaults=True)
         return settings
 
-    def columns_of(self, value: Any) -> NDArray[np.float64]:
+    def column_values(self, value: Any) -> NDArray[np.float64]:
         """Return the columns (width,) of one value, not clamped."""
         columns: NDArray[np.float64] = np.empty(len(self.columns))
         self.fill(columns[None], [value], beyond=True)
@@ -286,7 +293,7 @@ class Feature(BaseModel):
         outside = len(words) if self.other else -1
         columns[:] = 0.0
         for row, value in enumerate(values):
-            word = value if type(value) is str else category_of(value)
+            word = value if type(value) is str else category_word(value)
             if word is None:
                 columns[row] = np.nan
                 continue
@@ -296,7 +303,7 @@ class Feature(BaseModel):
 
     def _fill_times(self, columns: NDArray[np.float64], values: Sequence[Any]) -> None:
         for row, value in zip(columns, values, strict=True):
-            seconds = seconds_of(value, self.unit)
+            seconds = unix_seconds(value, self.unit)
             for i, part in enumerate(self.parts or ()):
                 angle = math.nan if math.isnan(seconds) else 2 * math.pi * PERIODS[part](seconds)
                 row[2 * i : 2 * i + 2] = math.sin(angle), math.cos(angle)
@@ -316,4 +323,4 @@ def _floats(values: Sequence[Any], parse: bool) -> NDArray[np.float64]:
         else:
             found[~np.isfinite(found)] = np.nan
             return found
-    return np.array([number_of(value, parse) for value in values], np.float64)
+    return np.array([parsed_number(value, parse) for value in values], np.float64)

@@ -12,9 +12,17 @@ from importlib import import_module
 from operator import itemgetter
 from typing import Any
 
-from streaming_pca.data.features.paths import NOTHING, Path, is_index
-from streaming_pca.data.features.records import REGISTERED_BYTES, Node, library, one_line, tree_of
-from streaming_pca.data.features.times import moment_of
+from streaming_pca.data.features.records import (
+    NOTHING,
+    REGISTERED_BYTES,
+    Node,
+    Path,
+    is_index,
+    library,
+    one_line,
+    path_tree,
+)
+from streaming_pca.data.features.values import utc_time
 from streaming_pca.data.payloads import MalformedPayload
 
 Parse = Callable[[bytes], Any]
@@ -71,11 +79,11 @@ class ProtobufRecords:
     """
 
     def __init__(self, data: bytes, message: str | None, places: Sequence[Path]) -> None:
-        root, slots = tree_of(places)
+        root, slots = path_tree(places)
         self._empty = [None] * (max(slots, default=-1) + 1)
         type_ = message_type(data, message)
         # Writers differ in whether the entries of maps, which are messages too, count.
-        self._indexes = [_indexes_of(type_, with_maps) for with_maps in (False, True)]
+        self._indexes = [_message_indexes(type_, with_maps) for with_maps in (False, True)]
         builder = _Builder()
         try:
             self._parse, self._fill = builder.message(
@@ -171,12 +179,12 @@ def _in_order(files: dict[str, Any]) -> Iterator[Any]:
         yield from walk(name)
 
 
-def _indexes_of(type_: Any, with_maps: bool) -> list[int]:
+def _message_indexes(type_: Any, with_maps: bool) -> list[int]:
     """Return the places of a message in its file: of messages around it, and its own."""
     outer = type_.containing_type
     around = type_.file.message_types_by_name.values() if outer is None else outer.nested_types
     names = [each.full_name for each in around if with_maps or not each.GetOptions().map_entry]
-    return [*([] if outer is None else _indexes_of(outer, with_maps)), names.index(type_.full_name)]
+    return [*([] if outer is None else _message_indexes(outer, with_maps)), names.index(type_.full_name)]
 
 
 def _read_indexes(value: bytes, at: int) -> tuple[list[int], int]:
@@ -381,7 +389,7 @@ class _Builder:
         parse_key = self.message(lambda made, name: _no_fill(_add_field(made, key, "key")))[0]
         wanted: dict[Any, tuple[Parse, Fill, list[int]]] = {}
         for text, each in node.below.items():
-            name = _key_of(text, key.type)
+            name = _map_key(text, key.type)
             if name is not None:
                 entry = Node()
                 entry.below["value"] = each
@@ -429,7 +437,7 @@ def _slots_below(node: Node) -> list[int]:
     return [slot for each in node.below.values() for slot in each.slots]
 
 
-def _key_of(text: str, kind: int) -> Any:
+def _map_key(text: str, kind: int) -> Any:
     """Return a name as a key of a map; None if no key has that name."""
     if kind == _STRING:
         return text.encode()
@@ -473,4 +481,4 @@ def _special(type_: Any) -> tuple[tuple[str, ...], Convert]:
 def _time(message: Any) -> Any:
     if not 0 <= message.nanos < 10**9:
         return NOTHING
-    return moment_of(message.seconds * 10**6 + message.nanos // 1000, 10**6)
+    return utc_time(message.seconds * 10**6 + message.nanos // 1000, 10**6)

@@ -2,31 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from streaming_pca.data.arrow import find_pyarrow
 from streaming_pca.data.features.arrow_records import ArrowRecords
 from streaming_pca.data.features.feature import Feature
-from streaming_pca.data.features.json_objects import JsonObjects
-from streaming_pca.data.features.paths import Path
 from streaming_pca.data.features.records import (
     ARROW,
     AVRO,
     JSON,
     PROTOBUF,
     REGISTERED_BYTES,
+    Path,
     PublicSchema,
     Records,
     Schemas,
+    find,
+    is_index,
     one_line,
 )
 from streaming_pca.data.features.row_map import RowMap, check_places
-from streaming_pca.data.features.schemas import RegisteredRecords, records_of
-from streaming_pca.data.payloads import MalformedPayload, depth_of, split_values
+from streaming_pca.data.features.schemas import RegisteredRecords, schema_reader
+from streaming_pca.data.payloads import MalformedPayload, nesting_depth, split_values
 
 MOST_OBJECT_BYTES = 2**20
 """Longest text of one record."""
@@ -36,6 +39,89 @@ _DEEPEST = 100
 """Most brackets within one another."""
 _BLANK = b" \t\r\n"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+
+_Getter = Callable[[Any], Any]
+
+
+class _JsonObjects:
+    """Decoder of JSON objects to records, and getters of their fields.
+
+    Parameters
+    ----------
+    places : sequence of paths
+        Places of the fields that are read.
+
+    Attributes
+    ----------
+    decode : callable
+        Bytes to a record. It raises for anything but one object, in UTF-8. The last of two
+        members of one name counts.
+    getters : list of callable
+        Record to the value of each field, None where it is absent or null.
+
+    Notes
+    -----
+    Fields are read with any type: each feature refuses wrong ones itself.
+    """
+
+    def __init__(self, places: Sequence[Path]) -> None:
+        tree: dict[str, Any] = {}
+        for place in places:
+            node = tree
+            for name in place:
+                node = node.setdefault(name, {})
+        try:
+            record = _struct(tree)
+        except ValueError:
+            # A name that no struct can have, with quotes for example.
+            self.decode: Callable[[bytes], Any] = msgspec.json.Decoder(dict[str, Any]).decode
+            self.getters: list[_Getter] = [_found(place) for place in places]
+        else:
+            self.decode = msgspec.json.Decoder(record).decode
+            self.getters = [_getter(tree, place) for place in places]
+
+
+def _struct(tree: dict[str, Any]) -> type[msgspec.Struct]:
+    """Return a struct of optional fields f0, f1, ... for the names below a node."""
+    fields: list[tuple[str, Any, Any]] = []
+    renamed: dict[str, str] = {}
+    for i, (name, below) in enumerate(tree.items()):
+        renamed[f"f{i}"] = name
+        fields.append((f"f{i}", _struct(below) | None if _is_object(below) else Any, None))
+    # Untracked by the garbage collector, which would list each of millions.
+    return msgspec.defstruct("JsonRecord", fields, rename=renamed, gc=False)
+
+
+def _is_object(below: dict[str, Any]) -> bool:
+    """Return whether a field is an object, rather than a value or perhaps a list."""
+    return bool(below) and not any(map(is_index, below))
+
+
+def _getter(tree: dict[str, Any], place: Path) -> _Getter:
+    attributes: list[str] = []
+    node = tree
+    for name in place:
+        attributes.append(f"f{list(node).index(name)}")
+        node = node[name]
+        if not _is_object(node):
+            break
+    rest = place[len(attributes) :]
+    if len(attributes) == 1 and not rest:
+        return attrgetter(attributes[0])
+
+    def get(record: Any) -> Any:
+        for attribute in attributes:
+            if record is None:
+                return None
+            record = getattr(record, attribute)
+        return find(record, rest)
+
+    return get
+
+
+def _found(place: Path) -> _Getter:
+    return lambda record: find(record, place)
 
 
 class FieldReader:
@@ -76,7 +162,7 @@ class FieldReader:
         users = [] if user_field is None else [user_field]
         places = [*self.map.places, *users]
         check_places(places)
-        self._json = JsonObjects(places)
+        self._json = _JsonObjects(places)
         self._arrow: ArrowRecords | None = None
         pyarrow = find_pyarrow()
         if pyarrow is not None:
@@ -86,7 +172,7 @@ class FieldReader:
         self._of_schema: dict[str, Records] = {}
         self.registered: RegisteredRecords | None = None
         if schema is not None:
-            self._of_schema[_MEDIA_TYPES[schema.format]] = records_of(schema, places)
+            self._of_schema[_MEDIA_TYPES[schema.format]] = schema_reader(schema, places)
         elif registered:
             self.registered = RegisteredRecords(registered, places)
             self._of_schema[_MEDIA_TYPES[next(iter(registered.values())).format]] = self.registered
@@ -230,7 +316,7 @@ class FieldReader:
 
         The decoder ends where the interpreter's stack does, which depends on the caller.
         """
-        if text.count(b"[") + text.count(b"{") > _DEEPEST and depth_of(text) > _DEEPEST:
+        if text.count(b"[") + text.count(b"{") > _DEEPEST and nesting_depth(text) > _DEEPEST:
             raise MalformedPayload(f"it nests more than {_DEEPEST} levels deep")
         return self._json.decode(text)
 
@@ -263,10 +349,10 @@ class FieldReader:
 
     def _fault(self, text: bytes) -> str:
         faults: dict[int, str] = {}
-        self.values_of(text, faults)
+        self.json_values(text, faults)
         return faults.get(0, "")
 
-    def values_of(self, text: bytes, faults: dict[int, str]) -> list[Any] | None:
+    def json_values(self, text: bytes, faults: dict[int, str]) -> list[Any] | None:
         """Return the values of a JSON object's fields; None for any other text.
 
         ``faults`` receives at 0 the reason why it is not a row of the map, for the holder of the records.

@@ -1,13 +1,13 @@
-"""Contract of the readers of records: one for each format."""
+"""Records with named fields: places of fields, formats, schemas, and the contract of their readers."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, NamedTuple, Protocol
+from typing import Annotated, Any, Final, Literal, NamedTuple, Protocol
 
-from streaming_pca.data.features.paths import Path
+from annotated_types import MinLen
 
 JSON: Final = "application/json"
 ARROW: Final = "application/vnd.apache.arrow.stream"
@@ -108,6 +108,37 @@ class Records(Protocol):
         """Return the record of a payload, or raise an error of any kind."""
 
 
+Path = Annotated[tuple[Annotated[str, MinLen(1)], ...], MinLen(1)]
+
+NOTHING = object()
+"""Marker for a place below a value without fields; every feature refuses it."""
+
+
+def split_path(value: Any) -> Any:
+    """Return ``"user.age"`` as ``("user", "age")``; a list has the names themselves."""
+    return tuple(value.split(".")) if isinstance(value, str) else value
+
+
+def find(record: Any, path: Path) -> Any:
+    """Return the value at a path; None where some part of it is absent or null."""
+    for name in path:
+        if record is None:
+            return None
+        if isinstance(record, dict):
+            record = record.get(name)
+        elif isinstance(record, list) and is_index(name):
+            place = int(name)
+            record = record[place] if place < len(record) else None
+        else:
+            return NOTHING
+    return record
+
+
+def is_index(name: str) -> bool:
+    """Return whether a part of a path can be a place in a list."""
+    return name.isascii() and name.isdigit() and len(name) < 10
+
+
 class Node:
     """Part of a record that is read: a value, or the parts below it.
 
@@ -130,7 +161,7 @@ class Node:
         return own + [slot for each in self.below.values() for slot in each.slots]
 
 
-def tree_of(places: Iterable[Path]) -> tuple[Node, list[int]]:
+def path_tree(places: Iterable[Path]) -> tuple[Node, list[int]]:
     """Return the tree of some places, and the slot of each one's value; equal places share a slot."""
     root, slots, count = Node(), [], 0
     for place in places:

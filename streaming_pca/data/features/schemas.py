@@ -8,14 +8,14 @@ from operator import itemgetter
 from typing import Any
 
 from streaming_pca.data.features.avro.records import AvroRecords
-from streaming_pca.data.features.paths import Path
 from streaming_pca.data.features.protobuf_records import ProtobufRecords
 from streaming_pca.data.features.records import (
     REGISTERED_BYTES,
+    Path,
     PublicSchema,
     Schemas,
     one_line,
-    tree_of,
+    path_tree,
 )
 from streaming_pca.data.payloads import MalformedPayload
 
@@ -33,7 +33,7 @@ def named_in_ledger(schemas: Schemas) -> dict[str, Any]:
     return {"ids": ids, "sha256": hashlib.sha256(digests.encode()).hexdigest()}
 
 
-def records_of(schema: PublicSchema, places: Sequence[Path]) -> AvroRecords | ProtobufRecords:
+def schema_reader(schema: PublicSchema, places: Sequence[Path]) -> AvroRecords | ProtobufRecords:
     """Return the reader of a schema's records.
 
     Raises
@@ -84,7 +84,7 @@ class RegisteredRecords:
         absent = set(places)
         for number, schema in sorted(schemas.items()):
             try:
-                records = records_of(schema, places)
+                records = schema_reader(schema, places)
             except ValueError as error:
                 self.unreadable[number] = one_line(error)
                 continue
@@ -101,7 +101,7 @@ class RegisteredRecords:
             )
         self.absent = tuple(place for place in places if place in absent)
         # All readers have the same slots, since these follow from the places alone.
-        _, slots = tree_of(places)
+        _, slots = path_tree(places)
         self.getters: list[Callable[[Any], Any]] = [itemgetter(slot) for slot in slots]
 
     def decode(self, value: bytes) -> list[Any]:

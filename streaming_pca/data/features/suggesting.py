@@ -227,7 +227,7 @@ def _protobuf_fields(
             yield Suggestion(here, "other", optional=lacks)
 
 
-def toml_of(suggestions: Sequence[Suggestion]) -> str:
+def features_toml(suggestions: Sequence[Suggestion]) -> str:
     """Return the features as TOML, with a comment wherever a person has to decide.
 
     Empty lists are placeholders for numbers and words that only a person knows: settings with them

@@ -18,7 +18,7 @@ from streaming_pca.estimators.tensor.search import TensorOptions, TensorSearch, 
 from streaming_pca.estimators.tensor.sums import PRODUCT_SENSITIVITY, Space, product_sum
 from streaming_pca.kernels.lattice import MAX_RECORDS
 from streaming_pca.linalg.subspace import orthonormalise
-from streaming_pca.linalg.tensors import Whitening, unwhitened, whitening_of
+from streaming_pca.linalg.tensors import Whitening, spectral_whitening, unwhitened
 from streaming_pca.privacy.calibration.multipliers import gaussian_rho, lattice_sigma, least_multiplier
 from streaming_pca.privacy.mechanisms import gaussian_on_symmetric, gaussian_on_vector
 
@@ -199,7 +199,7 @@ class PrivateTensorPower(Estimator[PrivateTensorState, PrivateTensorOptions]):
         moment = gaussian_on_symmetric(exact.total, sigma) * per_record
         # Norm of a symmetric noise matrix, with variances sigma^2 on and sigma^2/2 off the diagonal.
         floor = math.sqrt(2 * self.dim) * sigma * per_record
-        return whitening_of(moment, self.k, floor), exact.clipped
+        return spectral_whitening(moment, self.k, floor), exact.clipped
 
     def _release(self, state: PrivateTensorState) -> Subspace:
         """Return the components by decreasing weight, in the data's space."""

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streaming_pca.kernels import njit
-from streaming_pca.kernels.blas import add_product, data_of, intrinsic
+from streaming_pca.kernels.blas import add_product, array_pointer, intrinsic
 from streaming_pca.kernels.block.bounds import Centre, is_within, scaled_down
 from streaming_pca.kernels.block.chunks import MOST_RECORDS, Chunk, fill_chunk, product_squared, rough_squared
 from streaming_pca.kernels.reading import PublicMap, RecordsView
@@ -35,7 +35,7 @@ def next_chunk(typing_context: Any, counter: Any, count: Any) -> Any:
     """Reserve ``count`` consecutive numbers; return the first (``next_chunk(counter, count)``)."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        address = data_of(context, builder, signature, args, 0)
+        address = array_pointer(context, builder, signature, args, 0)
         # Orders the numbers alone; joining the threads orders their reads and writes.
         return builder.atomic_rmw("add", address, args[1], "monotonic")
 

@@ -397,7 +397,9 @@ class RecordBuffer:
         if copied is None:
             return None
         first, lengths = copied
-        return _chunk(block.offsets, first, lengths, self._codec.users_of(block.keys()), block.leader_epoch)
+        return _chunk(
+            block.offsets, first, lengths, self._codec.user_hashes(block.keys()), block.leader_epoch
+        )
 
     def prepare(self, counts: Mapping[int, int]) -> None:
         """Decode the first messages of partitions, if they wait."""

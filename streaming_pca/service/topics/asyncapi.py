@@ -11,7 +11,7 @@ from streaming_pca.data.codec import NPY, OCTETS
 from streaming_pca.data.features.records import ARROW, AVRO, JSON, PROTOBUF
 from streaming_pca.data.records import RecordKind
 from streaming_pca.data.schemas import ledger_schema, objects_schema, payload_schema, release_schema
-from streaming_pca.local.promise import KIND_HEADER, PROMISE_HEADER
+from streaming_pca.local.headers import CONTRACT_HEADER, KIND_HEADER
 from streaming_pca.service.topics.checks import required_configs
 
 Schema = dict[str, Any]
@@ -175,7 +175,7 @@ def _messages(stream: StreamSettings | None) -> dict[str, Any]:
     report = {
         "content-type": _const(OCTETS),
         KIND_HEADER: _const(RecordKind.LOCAL.value),
-        PROMISE_HEADER: {
+        CONTRACT_HEADER: {
             "type": "string",
             "description": "EPSILON,DELTA of the report, as Python writes numbers: 1.0,1e-06.",
         },

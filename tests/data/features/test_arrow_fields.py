@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 from streaming_pca.api.feature_map import FeatureMap
 from streaming_pca.data.features.arrow_records import ArrowRecords
 from streaming_pca.data.features.feature import Feature
-from streaming_pca.data.features.paths import NOTHING
-from streaming_pca.data.judging import judge_message
+from streaming_pca.data.features.records import NOTHING
+from streaming_pca.data.validation import explain_payload
 from tests.data.features.formats import GOOD, Message, as_arrow, codec_of, ipc
 
 MEGABYTE = 2**20
@@ -179,9 +179,9 @@ def test_a_hostile_payload_is_null_and_disturbs_no_other(name: str) -> None:
         assert lengths[1] == 0
         assert lengths[0] == lengths[2] > 0
         assert np.isfinite(rows).all()
-        verdict = judge_message(reader, Message(HOSTILE[name]))
-        assert verdict.reason
-        assert "\n" not in verdict.reason
+        report = explain_payload(reader, Message(HOSTILE[name]))
+        assert report.reason
+        assert "\n" not in report.reason
 
 
 def test_a_scale_beyond_all_numbers_is_no_number() -> None:
@@ -245,4 +245,4 @@ SEED = as_arrow(GOOD, GOOD)
 )
 def test_any_bytes_are_judged(value: bytes) -> None:
     for reader in READERS:
-        judge_message(reader, Message(value))
+        explain_payload(reader, Message(value))

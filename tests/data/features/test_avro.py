@@ -22,9 +22,8 @@ from hypothesis import strategies as st
 
 from streaming_pca.data.features.avro.records import AvroRecords
 from streaming_pca.data.features.feature import Feature
-from streaming_pca.data.features.paths import NOTHING
-from streaming_pca.data.features.records import PublicSchema
-from streaming_pca.data.judging import judge_message
+from streaming_pca.data.features.records import NOTHING, PublicSchema
+from streaming_pca.data.validation import explain_payload
 from tests.data.features.formats import (
     GOOD,
     ROW,
@@ -239,13 +238,13 @@ def test_a_hostile_payload_is_null_and_disturbs_no_other(name: str, paths: tuple
         reader = codec_of("avro", unit, schema=schema, features=features)  # type: ignore[arg-type]
         started = time.process_time()
         rows, lengths = reader.decode_many([Message(each) for each in (hostile(), BROKEN[name], hostile())])
-        verdict = judge_message(reader, Message(BROKEN[name]))
+        report = explain_payload(reader, Message(BROKEN[name]))
         assert time.process_time() - started < 2
         assert lengths.tolist() == [1, int(unit == "row"), 1]
         assert rows[[0, -1], 0].tolist() == [0.5, 0.5]
-        assert verdict.reason
-        assert "\n" not in verdict.reason
-        assert len(verdict.reason) < 300
+        assert report.reason
+        assert "\n" not in report.reason
+        assert len(report.reason) < 300
 
 
 def test_numbers_that_are_none_make_their_record_null() -> None:
@@ -260,7 +259,7 @@ def test_numbers_that_are_none_make_their_record_null() -> None:
         reader = codec_of("avro", schema=schema, features=[Feature(name=name)])
         messages = [Message(hostile()), Message(hostile(**{name: value})), Message(hostile())]
         assert reader.decode_many(messages)[1].tolist() == [1, 0, 1]
-        assert name in judge_message(reader, messages[1]).reason
+        assert name in explain_payload(reader, messages[1]).reason
     millis = avro_record({"t": {"type": "long", "logicalType": "timestamp-millis"}, "x": "double"})
     far = varint(2**63 - 1) + struct.pack("<d", 0.5)
     schema = PublicSchema("avro", json.dumps(millis).encode())
@@ -389,7 +388,7 @@ READERS = [codec_of("avro"), codec_of("avro", "row"), codec_of("avro", "user", "
 )
 def test_any_bytes_are_judged(value: bytes) -> None:
     for reader in READERS:
-        judge_message(reader, Message(value))
+        explain_payload(reader, Message(value))
 
 
 SCALARS = st.sampled_from(["int", "long", "float", "double", "boolean", "string", "bytes", "null"])

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from streaming_pca.data.codec import FORMATS, OCTETS, Format
 from streaming_pca.data.features.feature import Feature
-from streaming_pca.data.judging import judge_message
+from streaming_pca.data.validation import explain_payload
 from streaming_pca.privacy.users import hash_users
 from tests.data.features.formats import (
     ENCODERS,
@@ -57,7 +57,7 @@ def test_a_record_is_a_row(format_: Format) -> None:
         np.testing.assert_allclose(rows, [ROW], atol=1e-12)
         again = replace(reader, fields=pickle.loads(pickle.dumps(reader.fields)))
         np.testing.assert_array_equal(again.decode(Message(value, headers)), rows)
-    assert judge_message(reader, Message(value)).is_record
+    assert explain_payload(reader, Message(value)).is_record
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_rows_are_those_of_json_alone_and_together(format_: Format, found: list[
     alone = [reader.decode_many([each]) for each in messages]
     np.testing.assert_array_equal(together, np.concatenate([together[:0], *(rows for rows, _ in alone)]))
     for message in messages:
-        judge_message(reader, message)
+        explain_payload(reader, message)
 
 
 REASONS = [
@@ -96,8 +96,8 @@ REASONS = [
 @pytest.mark.parametrize("format_", OTHERS)
 @pytest.mark.parametrize(("record", "words"), REASONS, ids=[words for _, words in REASONS])
 def test_a_verdict_names_the_field(format_: Format, record: Any, words: str) -> None:
-    verdict = judge_message(codec_of(format_), Message(ENCODERS[format_](record)))
-    assert words in verdict.reason
+    report = explain_payload(codec_of(format_), Message(ENCODERS[format_](record)))
+    assert words in report.reason
 
 
 @pytest.mark.parametrize("format_", ENCODERS)
@@ -111,7 +111,7 @@ def test_a_field_names_the_user(format_: Format) -> None:
     users = reader.decode_all(messages).users
     assert users is not None
     assert users.tolist() == hash_users(KEY, [b"ann", None, None, b"bob", None, None]).tolist()
-    assert "no field 'user.id'" in judge_message(reader, messages[1]).reason
+    assert "no field 'user.id'" in explain_payload(reader, messages[1]).reason
 
 
 @pytest.mark.parametrize("format_", ["avro", "protobuf"])
@@ -127,7 +127,7 @@ def test_a_payload_without_a_schema_is_null() -> None:
     reader = codec_of("json")
     message = Message(ENCODERS["avro"](GOOD), [("content-type", b"application/avro")])
     assert reader.decode(message) is None
-    assert "no schema" in judge_message(reader, message).reason
+    assert "no schema" in explain_payload(reader, message).reason
 
 
 def test_arrow_has_a_record_for_each_row() -> None:
@@ -140,7 +140,7 @@ def test_arrow_has_a_record_for_each_row() -> None:
         rows, codec_of("json", "row").decode_many([Message(as_json(r)) for r in found])[0]
     )
     assert np.isnan(rows[1]).all()
-    reason = judge_message(codec_of("arrow", "row"), Message(as_arrow(*found))).reason
+    reason = explain_payload(codec_of("arrow", "row"), Message(as_arrow(*found))).reason
     assert reason.startswith("row 1: field 'spent'")
 
 

@@ -16,10 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streaming_pca.data.features.feature import Feature
-from streaming_pca.data.features.paths import NOTHING
 from streaming_pca.data.features.protobuf_records import ProtobufRecords
-from streaming_pca.data.features.records import PublicSchema
-from streaming_pca.data.judging import judge_message
+from streaming_pca.data.features.records import NOTHING, PublicSchema
+from streaming_pca.data.validation import explain_payload
 from tests.data.features.formats import (
     GOOD,
     PROTOBUF_SCHEMA,
@@ -220,7 +219,7 @@ def test_confluent_s_wire_format_is_stripped() -> None:
     for other in (b"\0", b"\x02\x04", b"\x04\x06\x00", b"\x01", b"\xff" * 9, b"", b"\xc8\x01"):
         message = Message(b"\0" + struct.pack(">I", 77) + other + value)
         assert reader.decode(message) is None
-        assert "message" in judge_message(reader, message).reason
+        assert "message" in explain_payload(reader, message).reason
     file = new_file()
     message_type(file, "First", [])
     outer = message_type(file, "Outer", [])
@@ -276,12 +275,12 @@ def test_a_hostile_payload_is_null_and_disturbs_no_other(name: str) -> None:
         started = time.process_time()
         values = [good.SerializeToString(), BROKEN[name], good.SerializeToString()]
         rows, lengths = reader.decode_many([Message(each) for each in values])
-        verdict = judge_message(reader, Message(BROKEN[name]))
+        report = explain_payload(reader, Message(BROKEN[name]))
         assert time.process_time() - started < 2
         assert lengths.tolist() == [1, int(unit == "row"), 1]
         assert rows[[0, -1], 0].tolist() == [0.5, 0.5]
-        assert "not a record of the schema" in verdict.reason
-        assert "\n" not in verdict.reason
+        assert "not a record of the schema" in report.reason
+        assert "\n" not in report.reason
 
 
 def test_values_that_are_none_make_their_record_null() -> None:
@@ -298,7 +297,7 @@ def test_values_that_are_none_make_their_record_null() -> None:
         schema = PublicSchema("protobuf", SCHEMA, "t.M")
         reader = codec_of("protobuf", schema=schema, features=[Feature(name=name, **settings)])
         assert reader.decode_many([Message(value)])[1].tolist() == [0], name
-        assert name in judge_message(reader, Message(value)).reason
+        assert name in explain_payload(reader, Message(value)).reason
     # A text may be anything where no feature reads it.
     schema = PublicSchema("protobuf", SCHEMA, "t.M")
     assert codec_of("protobuf", schema=schema, features=[Feature(name="d")]).decode(Message(text)) is not None
@@ -390,4 +389,4 @@ READERS = [codec_of("protobuf"), codec_of("protobuf", "row"), codec_of("protobuf
 )
 def test_any_bytes_are_judged(value: bytes) -> None:
     for reader in READERS:
-        judge_message(reader, Message(value))
+        explain_payload(reader, Message(value))

@@ -18,7 +18,7 @@ from streaming_pca.data.features.feature import Feature
 from streaming_pca.data.features.reading import MOST_OBJECT_BYTES, FieldReader
 from streaming_pca.data.features.records import JSON
 from streaming_pca.data.features.row_map import RowMap
-from streaming_pca.data.judging import judge_message
+from streaming_pca.data.validation import explain_payload
 from streaming_pca.privacy.users import hash_users
 
 FEATURES = (
@@ -129,7 +129,7 @@ def test_how_deep_a_record_nests_decides_and_not_who_calls(depth: int) -> None:
         return from_far(frames - 1) if frames else int(codec().decode_many([deep])[1][0])
 
     assert [from_far(frames) for frames in (0, 100, 400)] == [int(depth < 100)] * 3
-    assert bool(judge_message(codec(), deep).reason) == (depth >= 100)
+    assert bool(explain_payload(codec(), deep).reason) == (depth >= 100)
 
 
 HOSTILE = {
@@ -167,10 +167,10 @@ def test_a_hostile_text_is_null_and_disturbs_no_other(name: str, unit: Any) -> N
     assert lengths[[0, 2]].tolist() == [1, 1]
     good = rows[~np.isnan(rows).any(axis=1)]
     np.testing.assert_allclose(good, [ROW] * 2, atol=1e-12)
-    verdict = judge_message(reader, Message(HOSTILE[name], key=b"u"))
-    assert verdict.reason
-    assert "\n" not in verdict.reason
-    assert len(verdict.reason) < 300
+    report = explain_payload(reader, Message(HOSTILE[name], key=b"u"))
+    assert report.reason
+    assert "\n" not in report.reason
+    assert len(report.reason) < 300
 
 
 REASONS = [
@@ -186,11 +186,11 @@ REASONS = [
 
 @pytest.mark.parametrize(("record", "words"), REASONS, ids=[words for _, words in REASONS])
 def test_a_verdict_names_the_field(record: Any, words: str) -> None:
-    verdict = judge_message(codec(), sent(record))
-    assert words in verdict.reason
-    assert not judge_message(codec(), sent(GOOD)).reason
+    report = explain_payload(codec(), sent(record))
+    assert words in report.reason
+    assert not explain_payload(codec(), sent(GOOD)).reason
     # Where each row is a record, the reason also names the row.
-    reason = judge_message(codec("row"), sent(GOOD, record)).reason
+    reason = explain_payload(codec("row"), sent(GOOD, record)).reason
     assert reason.startswith("row 1: ")
     assert words in reason
 
@@ -244,7 +244,7 @@ def test_rows_are_the_same_alone_and_together(payloads: list[list[Any]], unit: A
         assert (single is None) == (other is None)
         if single is not None and other is not None:
             np.testing.assert_array_equal(single, other)
-        judge_message(reader, message)
+        explain_payload(reader, message)
 
 
 @given(
@@ -257,7 +257,7 @@ def test_rows_are_the_same_alone_and_together(payloads: list[list[Any]], unit: A
 @example(b"\0\0\0\0\0[{}]")
 def test_any_bytes_are_judged(value: bytes) -> None:
     for unit in ("message", "row", "user"):
-        judge_message(codec(unit, "user.id" if unit == "user" else None), Message(value))  # type: ignore[arg-type]
+        explain_payload(codec(unit, "user.id" if unit == "user" else None), Message(value))  # type: ignore[arg-type]
 
 
 def test_other_formats_and_kinds_are_not_read_as_objects() -> None:
@@ -308,7 +308,7 @@ def test_a_field_names_the_user() -> None:
     assert users.tolist() == hashed(*expected)
     # A field with the text of a number is the same user as the number, as documented in the reference.
     assert reader.decode_all([sent(of("17"))]).users.tolist() == hashed(b"17")  # type: ignore[union-attr]
-    assert "no field 'user.id'" in judge_message(reader, sent(of(None))).reason
+    assert "no field 'user.id'" in explain_payload(reader, sent(of(None))).reason
     # A message of plain rows has no field, and is never copied with its key as the user.
     assert reader.plain_headers == []
 

@@ -13,7 +13,7 @@ from streaming_pca.data.features.feature import Feature
 from streaming_pca.data.features.reading import FieldReader
 from streaming_pca.data.features.records import PublicSchema
 from streaming_pca.data.features.schemas import named_in_ledger
-from streaming_pca.data.judging import judge_message
+from streaming_pca.data.validation import explain_payload
 from tests.data.features.formats import (
     AVRO_SCHEMA,
     FEATURES,
@@ -73,9 +73,9 @@ def test_each_record_is_read_by_the_schema_with_which_it_was_written() -> None:
 def test_what_names_no_known_schema_is_null_and_the_reason_is_told(value: bytes, fault: str) -> None:
     codec = reader({7: schema_of(OLD)})
     assert row(codec, value) is None
-    verdict = judge_message(codec, Message(value))
-    assert not verdict.is_record
-    assert fault in str(verdict)
+    report = explain_payload(codec, Message(value))
+    assert not report.is_record
+    assert fault in str(report)
 
 
 def test_a_version_that_cannot_be_read_makes_its_own_records_null_and_no_others() -> None:

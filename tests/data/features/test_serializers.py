@@ -13,7 +13,7 @@ from confluent_kafka.schema_registry.json_schema import JSONSerializer
 from confluent_kafka.schema_registry.protobuf import ProtobufSerializer
 from confluent_kafka.serialization import MessageField, SerializationContext
 
-from streaming_pca.data.judging import judge_message
+from streaming_pca.data.validation import explain_payload
 from tests.data.features.formats import AVRO_SCHEMA, GOOD, ROW, Message, Visit, as_protobuf, codec_of
 
 CONTEXT = SerializationContext("visits", MessageField.VALUE)
@@ -43,4 +43,4 @@ def check(format_: Any, value: bytes) -> None:
     assert value[:1] == b"\0"
     reader = codec_of(format_)
     np.testing.assert_allclose(reader.decode(Message(value)), [ROW], atol=1e-12)  # type: ignore[arg-type]
-    assert judge_message(reader, Message(value)).is_record
+    assert explain_payload(reader, Message(value)).is_record

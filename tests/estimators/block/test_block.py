@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from streaming_pca.data.array_batch import ArrayBatch, array_of
+from streaming_pca.data.array_batch import ArrayBatch, value_array
 from streaming_pca.data.preprocessing import Preprocessing
 from streaming_pca.data.records import RecordKind
 from streaming_pca.estimators.block import block as module
@@ -123,7 +123,7 @@ def test_the_histogram_and_the_sum_clip_the_same_number() -> None:
     x = np.random.default_rng(1).standard_normal((300, 5))
     estimate = replace(start(route), product=np.full((5, 2), 0.3))
     part = ArrayBatch.of_vectors(x)
-    sizes = array_of(block_residual_norms(part, route.preprocessing, estimate.basis, estimate.product))
+    sizes = value_array(block_residual_norms(part, route.preprocessing, estimate.basis, estimate.product))
     for radius in np.quantile(sizes, [0.1, 0.5, 0.9]):
         with replace_noise_sampler(ScriptedSampler()):
             _, clipped = route.learn(estimate, part, float(radius), 1.0, None, 4.0)

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 import streaming_pca
-from streaming_pca.data.array_batch import ArrayBatch, array_of
+from streaming_pca.data.array_batch import ArrayBatch, value_array
 from streaming_pca.data.preprocessing import Preprocessing
 from streaming_pca.data.records import RecordKind
 from streaming_pca.estimators.common.clipped_sums import (
@@ -166,10 +166,10 @@ def test_picked_records_have_the_sum_of_packed_ones(name: str) -> None:
     centre = rng.standard_normal(basis.shape)
     for picked in (batch.only(chosen), batch.keeping(chosen), batch.only(~chosen)):
         packed = picked.packed()
-        assert np.array_equal(array_of(record_norms(picked, p)), array_of(record_norms(packed, p)))
+        assert np.array_equal(value_array(record_norms(picked, p)), value_array(record_norms(packed, p)))
         assert np.array_equal(
-            array_of(block_residual_norms(picked, p, basis, centre)),
-            array_of(block_residual_norms(packed, p, basis, centre)),
+            value_array(block_residual_norms(picked, p, basis, centre)),
+            value_array(block_residual_norms(packed, p, basis, centre)),
         )
         for kernel in (
             lambda b: covariance_sum(b, p, 2.0),
@@ -294,7 +294,7 @@ def test_a_matrix_of_too_few_or_many_rows_is_null_and_spills_into_no_other(rows:
         lambda batch: block_sum(batch, p, basis, 5.0, 1e3 * np.ones(basis.shape)),
     ):
         assert np.array_equal(kernel(odd).total, kernel(null).total)
-    assert array_of(record_norms(odd, p)).tolist() == [0.0, math.sqrt(14), 0.0, math.sqrt(14)]
+    assert value_array(record_norms(odd, p)).tolist() == [0.0, math.sqrt(14), 0.0, math.sqrt(14)]
 
 
 @some
@@ -384,7 +384,7 @@ def digest_of_all_sums() -> str:
         tight = block_sum(packed, p, basis, 1e-3 * size(centre), centre)
         for s in (covariance_sum(packed, p, 3.0), tight):
             digest.update(s.total.tobytes() + bytes([s.clipped]))
-        digest.update(array_of(record_norms(packed, p)).tobytes())
+        digest.update(value_array(record_norms(packed, p)).tobytes())
     # Rounding to integers would hide most effects of a changed order on a float.
     for n in (7, 64, 1001):
         x = rng.standard_normal((3, n)) * 10.0 ** rng.uniform(-6, 6, n)
@@ -455,7 +455,7 @@ def test_no_module_with_kernels_is_missing_above() -> None:
 def test_sizes_are_traces_of_factors_and_norms_of_matrices(kind: RecordKind) -> None:
     p = Preprocessing(dim=2, kind=kind, centering="none")
     a = np.array([[1.0, 2.0], [2.0, -4.0]])
-    sizes = array_of(record_norms(ArrayBatch.of_records([a, None, 1e200 * a], 2, kind), p))
+    sizes = value_array(record_norms(ArrayBatch.of_records([a, None, 1e200 * a], 2, kind), p))
     wanted: Any = 25.0 if kind is RecordKind.FACTOR else 5.0
     assert sizes.tolist() == [wanted, 0.0, math.inf]
 
@@ -464,8 +464,8 @@ def test_a_factor_that_its_map_takes_beyond_floats_is_null_in_sums_and_sizes() -
     x = np.array([[1e300, 1.0], [1e200, 1e200], [3.0, 4.0], [-1e300, 2.0]])
     p = Preprocessing(dim=2, centering="none", scale=(1e10, 1.0))
     batch = ArrayBatch.of_vectors(x)
-    assert array_of(record_norms(batch, p)).tolist() == [0.0, math.inf, 9e20 + 16, 0.0]
+    assert value_array(record_norms(batch, p)).tolist() == [0.0, math.inf, 9e20 + 16, 0.0]
     alone = covariance_sum(batch.split([1, 2, 1])[1], p, 1.0)
     assert np.array_equal(covariance_sum(batch, p, 1.0).total, alone.total)
     pairs = Preprocessing(dim=2, centering="pairs", scale=(1e10, 1.0))
-    assert array_of(record_norms(batch, pairs)).tolist()[0] == 0.0
+    assert value_array(record_norms(batch, pairs)).tolist()[0] == 0.0

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from streaming_pca.data.array_batch import ArrayBatch, array_of
+from streaming_pca.data.array_batch import ArrayBatch, value_array
 from streaming_pca.data.preprocessing import Preprocessing
 from streaming_pca.data.records import RecordKind
 from streaming_pca.estimators import record_reader
@@ -271,16 +271,16 @@ def test_every_record_adds_what_it_adds_alone(d: int, k: int, monkeypatch: pytes
         for n in (2, 3, 7):
             with limited_threads(n):
                 assert equal(total(batch), whole)
-        sizes = array_of(block_residual_norms(batch, p, basis, 0 * basis if about is None else about))
+        sizes = value_array(block_residual_norms(batch, p, basis, 0 * basis if about is None else about))
         assert (
             sizes[order].tobytes()
-            == array_of(
+            == value_array(
                 block_residual_norms(shuffled, p, basis, 0 * basis if about is None else about)
             ).tobytes()
         )
         assert (
             sizes.tobytes()
-            == array_of(
+            == value_array(
                 block_residual_norms(single, p, basis, 0 * basis if about is None else about)
             ).tobytes()
         )

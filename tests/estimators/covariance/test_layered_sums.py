@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from streaming_pca.data.array_batch import ArrayBatch, array_of
+from streaming_pca.data.array_batch import ArrayBatch, value_array
 from streaming_pca.data.preprocessing import Preprocessing
 from streaming_pca.data.records import RecordKind
 from streaming_pca.estimators.common.clipped_sums import covariance_sensitivity, covariance_sum
@@ -127,7 +127,7 @@ def test_records_at_a_radius_and_a_bit_off_it_are_within_every_layer(how: str, r
             x = rng.standard_normal((D, D))
             x = x + x.T
         item = batch_of(where, [x])
-        size = float(array_of(where.norms(item))[0])
+        size = float(value_array(where.norms(item))[0])
         scale = radius / size if how == "matrix" else math.sqrt(radius / size)
         for off in (1.0, 1 - 1e-15, 1 + 1e-15, 1 - 1e-9, 1 + 1e-9):
             check_one(where, [scale * off * x])
@@ -183,7 +183,7 @@ def test_the_first_layers_add_up_to_the_clipped_sum(how: str) -> None:
         assert np.abs(total - wanted).max() <= error
         (alone,) = layers(where, batch, [RADII[i]])
         assert np.abs(alone.total * alone.unit - wanted).max() <= error
-        sizes = array_of(where.norms(batch))
+        sizes = value_array(where.norms(batch))
         assert layer.clipped == np.count_nonzero(sizes > RADII[i])
         if where.own:
             by_itself = covariance_sum(batch, where.preprocessing, RADII[i])
@@ -250,7 +250,7 @@ def test_threads_change_no_bit(how: str, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr("streaming_pca.estimators.covariance.layered_sums.worth_a_thread", lambda *_: 7)
     for count in (1, 2, 3):
         monkeypatch.setattr(threads, "thread_count", lambda count=count: count)
-        sizes = array_of(where.norms(picked))
+        sizes = value_array(where.norms(picked))
         found.append(
             [
                 sizes.tobytes(),
@@ -266,9 +266,9 @@ def test_a_size_is_that_of_its_record_alone(how: str) -> None:
     where = coordinates(how)
     items = some_records(how, 200, 8)
     step = where.preprocessing.units
-    together = array_of(where.norms(batch_of(where, items)))
+    together = value_array(where.norms(batch_of(where, items)))
     alone = [
-        float(array_of(where.norms(batch_of(where, items[i : i + step])))[0]) for i in range(0, 200, step)
+        float(value_array(where.norms(batch_of(where, items[i : i + step])))[0]) for i in range(0, 200, step)
     ]
     assert together.tolist() == alone
 
@@ -279,7 +279,7 @@ def test_sizes_at_the_ends_of_floats_are_no_nan(how: str, value: float) -> None:
     where = coordinates(how)
     batch = batch_of(where, [np.full((r, D), value) for r in (1, 2, 3)] + [np.eye(1, D) * value, None])
     with np.errstate(all="raise"):
-        sizes = array_of(where.norms(batch))
+        sizes = value_array(where.norms(batch))
         layers(where, batch)
     assert not np.isnan(sizes).any()
     assert (sizes >= 0).all()

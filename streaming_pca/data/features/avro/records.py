@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from operator import itemgetter
 from typing import Any
 
-from streaming_pca.data.features.avro.schema import AvroSchema, kind_of
+from streaming_pca.data.features.avro.schema import AvroSchema, type_name
 from streaming_pca.data.features.avro.values import (
     PLAIN,
     Value,
@@ -26,8 +26,15 @@ from streaming_pca.data.features.avro.values import (
     skip_long,
     skip_sized,
 )
-from streaming_pca.data.features.paths import NOTHING, Path, is_index
-from streaming_pca.data.features.records import REGISTERED_BYTES, Node, one_line, tree_of
+from streaming_pca.data.features.records import (
+    NOTHING,
+    REGISTERED_BYTES,
+    Node,
+    Path,
+    is_index,
+    one_line,
+    path_tree,
+)
 from streaming_pca.data.payloads import MalformedPayload
 
 Skip = Callable[[bytes, int, int], int]
@@ -65,7 +72,7 @@ class AvroRecords:
     """
 
     def __init__(self, data: bytes, places: Sequence[Path]) -> None:
-        root, slots = tree_of(places)
+        root, slots = path_tree(places)
         self._empty = [None] * (max(slots, default=-1) + 1)
         schema = AvroSchema(data)
         compiler = _Compiler(schema)
@@ -126,7 +133,7 @@ class _Compiler:
         width = self._schema.width(type_)
         if width is not None:
             return lambda data, at, deep: at + width
-        kind = kind_of(type_)
+        kind = type_name(type_)
         if kind in ("record", "error"):
             return self._skip_record(type_)
         if kind in ("int", "long"):
@@ -158,12 +165,12 @@ class _Compiler:
 
     def _fewest_of_item(self, type_: Any) -> int:
         # A map's item has a key of at least one byte.
-        of_map = kind_of(type_) == "map"
+        of_map = type_name(type_) == "map"
         return int(of_map + self._schema.fewest(type_["values" if of_map else "items"]))
 
     def _item_skip(self, type_: Any) -> Callable[[bytes, int, int, int], int]:
         """Return the function that passes over a number of items."""
-        if kind_of(type_) == "map":
+        if type_name(type_) == "map":
             value = self.skip(type_["values"])
 
             def skip_pairs(data: bytes, at: int, deep: int, count: int) -> int:
@@ -226,7 +233,7 @@ class _Compiler:
     def read(self, type_: Any, node: Node) -> Read:
         """Return the function that fills the slots of a node."""
         type_ = self._schema.definition(type_)
-        kind = kind_of(type_)
+        kind = type_name(type_)
         if kind == "null":
             return lambda data, at, out: at
         if kind == "union":
@@ -241,7 +248,7 @@ class _Compiler:
 
     def _read_leaf(self, type_: Any, node: Node) -> Read:
         """Return the function that fills the slot of a node; items of its list may have slots too."""
-        slot, kind = node.slot, kind_of(type_)
+        slot, kind = node.slot, type_name(type_)
         items = [
             (int(name), each.slot)
             for name, each in node.below.items()
@@ -298,7 +305,7 @@ class _Compiler:
         for field in type_["fields"]:
             below = node.below.get(field["name"])
             width = self._schema.width(field["type"])
-            kind = kind_of(field["type"])
+            kind = type_name(field["type"])
             if below is None and width is not None:
                 layout.append((f"{width}x", None))
             elif below is not None and not below.below and kind in ("float", "double"):
@@ -331,7 +338,7 @@ class _Compiler:
             index, at = choice(data, at, count, "branch")
             return branches[index](data, at, out)
 
-        kinds = [kind_of(each) for each in types]
+        kinds = [type_name(each) for each in types]
         if count != 2 or kinds.count("null") != 1:
             return read
         null = 2 * kinds.index("null")
@@ -343,7 +350,7 @@ class _Compiler:
                 return other(data, at + 1, out)
             return at + 1 if byte == null else read(data, at, out)
 
-        if kind_of(types[1 - null // 2]) != "double" or node.slot is None or node.below:
+        if type_name(types[1 - null // 2]) != "double" or node.slot is None or node.below:
             return read_optional
         slot: int = node.slot
 
@@ -414,7 +421,7 @@ class _Compiler:
 
     def _list(self, type_: Any) -> Value:
         item = self._scalar(type_["items"])
-        kind = kind_of(type_["items"])
+        kind = type_name(type_["items"])
         fewest = self._fewest_of_item(type_)
 
         def read(data: bytes, at: int) -> tuple[list[Any], int]:
@@ -437,7 +444,7 @@ class _Compiler:
     def _scalar(self, type_: Any) -> Value:
         """Return the function that reads one value; types without a single value give NOTHING."""
         type_ = self._schema.definition(type_)
-        kind = kind_of(type_)
+        kind = type_name(type_)
         if kind == "union":
             branches = [self._scalar(each) for each in type_]
 

@@ -17,7 +17,7 @@ _WIDTHS = {"null": 0, "boolean": 1, "float": 4, "double": 8}
 _NAMED = ("record", "error", "enum", "fixed")
 
 
-def kind_of(type_: Any) -> str:
+def type_name(type_: Any) -> str:
     """Return the name of a type, or of its definition: "union", "array", "record", "long"."""
     if isinstance(type_, list):
         return "union"
@@ -84,13 +84,13 @@ class AvroSchema:
 
     def fewest(self, type_: Any) -> float:
         """Return the fewest bytes of a value; infinity if it can have no value."""
-        name = type_["name"] if kind_of(type_) in _NAMED else type_
+        name = type_["name"] if type_name(type_) in _NAMED else type_
         if isinstance(name, str) and name in self._fewest:
             return self._fewest[name]
         return self._of_definition(type_)
 
     def _of_definition(self, type_: Any) -> float:
-        kind = kind_of(type_)
+        kind = type_name(type_)
         if kind == "union":
             return 1 + min(map(self.fewest, type_), default=math.inf)
         if kind in ("record", "error"):
@@ -102,7 +102,7 @@ class AvroSchema:
     def width(self, type_: Any) -> int | None:
         """Return the bytes of every value of a type; None if they differ."""
         type_ = self.definition(type_)
-        kind = kind_of(type_)
+        kind = type_name(type_)
         if kind == "fixed":
             return int(type_["size"])
         if kind not in ("record", "error"):
@@ -117,7 +117,7 @@ class AvroSchema:
         """Check all types within this one; definitions are within the place of their first use."""
         if deep > _DEEPEST:
             raise RecursionError
-        kind = kind_of(type_)
+        kind = type_name(type_)
         if self.fewest(type_) == math.inf:
             raise _Unbounded(f"{_shown(type_)} of the schema cannot have a value")
         if kind == "array" and self.fewest(type_["items"]) == 0:
@@ -140,4 +140,4 @@ class _Unbounded(Exception):
 
 
 def _shown(type_: Any) -> str:
-    return str(type_["name"]) if isinstance(type_, dict) and "name" in type_ else kind_of(type_)
+    return str(type_["name"]) if isinstance(type_, dict) and "name" in type_ else type_name(type_)

@@ -8,8 +8,7 @@ from collections.abc import Callable
 from typing import Any
 from uuid import UUID
 
-from streaming_pca.data.features.numbers import quotient
-from streaming_pca.data.features.times import day_of, moment_of
+from streaming_pca.data.features.values import quotient, utc_day, utc_time
 from streaming_pca.data.payloads import MalformedPayload
 
 Value = Callable[[bytes, int], tuple[Any, int]]
@@ -110,13 +109,13 @@ def logical(name: Any, kind: str, type_: Any) -> Callable[[Any], Any] | None:
     if name == "decimal" and kind in ("bytes", "fixed"):
         return _decimal(type_)
     if name == "date" and kind == "int":
-        return day_of
+        return utc_day
     if name == "uuid" and kind == "fixed" and int(type_["size"]) == 16:
         return lambda value: str(UUID(bytes=value))
     if kind == "long" and isinstance(name, str):
         unit = _PER_SECOND.get(name.removeprefix("local-").removeprefix("timestamp-"))
         if unit is not None and "timestamp-" in name:
-            return lambda value: moment_of(value, unit)
+            return lambda value: utc_time(value, unit)
     return None
 
 

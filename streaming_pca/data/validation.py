@@ -1,15 +1,16 @@
-"""Verdict on a payload: a record or a null record, and why."""
+"""Validation of payloads and of a map of fields, with reasons, for the holder of the records."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from streaming_pca.data.codec import FORMATS, OCTETS, Format, Message, PayloadCodec
+from streaming_pca.data.features.records import JSON
 from streaming_pca.data.payloads import MalformedPayload
 from streaming_pca.data.records import RecordKind, is_symmetric
 
@@ -26,8 +27,8 @@ _TEXT = re.compile(rb"[ -~\s]*")
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """Judgement of the worker's decoder on one message.
+class PayloadReport:
+    """Report on one message, as the worker's decoder reads it.
 
     Attributes
     ----------
@@ -56,8 +57,10 @@ class Verdict:
         return not self.reason
 
 
-def judge_message(codec: PayloadCodec, message: Message, names: Sequence[str] | None = None) -> Verdict:
-    """Judge a message with the worker's decoder, and explain why it is null.
+def explain_payload(
+    codec: PayloadCodec, message: Message, names: Sequence[str] | None = None
+) -> PayloadReport:
+    """Decode a message as the worker does, and explain why it is null.
 
     Parameters
     ----------
@@ -66,7 +69,7 @@ def judge_message(codec: PayloadCodec, message: Message, names: Sequence[str] | 
 
     Notes
     -----
-    The verdict reveals contents of a payload. It is for the holder of the data, and not part of the service.
+    The report reveals contents of a payload: it is not part of the service.
     """
     decoded, lengths, users = codec.decode_all([message])
     reason = _fault(codec, message, names)
@@ -75,12 +78,12 @@ def judge_message(codec: PayloadCodec, message: Message, names: Sequence[str] | 
     if (reason == "") != (int(lengths[0]) > 0 and nulls == 0):
         raise AssertionError(f"the decoder takes {int(lengths[0])} rows, but the reason is {reason!r}")
     if not reason and users is not None and not users.any():
-        field = None if codec.fields is None else codec.fields.user_field
-        what = "no key" if field is None else f"no field {'.'.join(field)!r}"
+        place = None if codec.fields is None else codec.fields.user_field
+        what = "no key" if place is None else f"no field {'.'.join(place)!r}"
         reason, lengths = f"it has {what} to name the user", np.zeros(1, np.int64)
     finite = decoded[np.isfinite(decoded)]
     least, largest = (float(finite.min()), float(finite.max())) if len(finite) else (None, None)
-    return Verdict(reason, int(lengths[0]), nulls, least, largest, _hint(codec, message))
+    return PayloadReport(reason, int(lengths[0]), nulls, least, largest, _hint(codec, message))
 
 
 def _fault(codec: PayloadCodec, message: Message, names: Sequence[str] | None) -> str:
@@ -134,3 +137,87 @@ def _hint(codec: PayloadCodec, message: Message) -> str:
                 f'"content-type: {FORMATS[short]}", or set stream.format = "{short}"'
             )
     return ""
+
+
+@dataclass
+class _Message:
+    value: bytes | None
+    key: bytes | None = b"key"
+    headers: Sequence[tuple[str, bytes]] = (("content-type", JSON.encode()),)
+
+
+@dataclass
+class FeatureReport:
+    """Counts of one feature's values.
+
+    Attributes
+    ----------
+    missing : int
+        Records that lack the field, with or without a stand-in.
+    refused : int
+        Records with a value that the feature refuses, or without one and without a stand-in.
+    clamped : int
+        Records with a number beyond the bounds.
+    """
+
+    name: str
+    missing: int = 0
+    refused: int = 0
+    clamped: int = 0
+
+
+@dataclass
+class MapReport:
+    """Counts of records, and of the values of each feature.
+
+    Attributes
+    ----------
+    unread : int
+        Null records that are not an object of these fields.
+    reasons : list of (int, str)
+        Places of the first null records, from 0, with the reason.
+    """
+
+    records: int = 0
+    null: int = 0
+    unread: int = 0
+    features: list[FeatureReport] = field(default_factory=list)
+    reasons: list[tuple[int, str]] = field(default_factory=list)
+
+
+def check_records(codec: PayloadCodec, texts: Sequence[bytes], reasons: int) -> MapReport:
+    """Apply a map to JSON objects.
+
+    Parameters
+    ----------
+    codec : PayloadCodec
+        Codec of a stream with features.
+    texts : sequence of bytes
+        A JSON object each.
+    reasons : int
+        Most null records whose reason is reported.
+    """
+    reader = codec.fields
+    assert reader is not None, "a stream without features"
+    rows = reader.map
+    report = MapReport(features=[FeatureReport(feature.name) for feature in rows.features])
+    for place, text in enumerate(texts):
+        # The worker's decoder decides, for a message with a key.
+        reason = explain_payload(codec, _Message(text)).reason
+        values = reader.json_values(text, {})
+        report.records += 1
+        report.null += bool(reason)
+        if reason and len(report.reasons) < reasons:
+            report.reasons.append((place, reason))
+        if values is None:
+            report.unread += 1
+            continue
+        for feature, value, own in zip(rows.features, values, report.features, strict=True):
+            columns = feature.column_values(value)
+            own.missing += value is None
+            if not np.isfinite(columns).all():
+                own.refused += 1
+            elif feature.column_bounds is not None:
+                least, most = feature.column_bounds
+                own.clamped += bool(((columns < least) | (columns > most)).any())
+    return report

@@ -9,15 +9,15 @@ from streaming_pca.privacy.errors import require_open_unit, require_positive
 KIND_HEADER: Final = "record-kind"
 """Name of the header of every report; its value is :data:`REPORT_KIND`."""
 
-PROMISE_HEADER: Final = "local-promise"
-"""Name of the header whose value is :func:`promise_header`."""
+CONTRACT_HEADER: Final = "local-promise"
+"""Name of the header whose value is :func:`contract_header`."""
 
 REPORT_KIND: Final = b"local"
 
 _OCTETS: Final = b"application/octet-stream"
 
 
-def promise_header(epsilon: float, delta: float) -> bytes:
+def contract_header(epsilon: float, delta: float) -> bytes:
     """Return (epsilon, delta) as a header's value, such as ``b"1.0,1e-06"``.
 
     Two guarantees have the same text only if they are equal: each number is the
@@ -38,5 +38,5 @@ def report_headers(epsilon: float, delta: float) -> list[tuple[str, bytes]]:
     return [
         ("content-type", _OCTETS),
         (KIND_HEADER, REPORT_KIND),
-        (PROMISE_HEADER, promise_header(epsilon, delta)),
+        (CONTRACT_HEADER, contract_header(epsilon, delta)),
     ]

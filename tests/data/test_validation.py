@@ -11,15 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streaming_pca.data.codec import CONTENT_TYPES, PayloadCodec
-from streaming_pca.data.judging import judge_message
 from streaming_pca.data.records import RecordKind
+from streaming_pca.data.validation import explain_payload
 from tests.data.test_codec import A, Message, message, npy
 
 JSON = "application/json"
 CODEC = PayloadCodec(3, max_rows=4)
 ROWS = PayloadCodec(3, max_rows=4, unit="row")
 MATRICES = PayloadCodec(3, RecordKind.MATRIX)
-REPORTS = PayloadCodec(3, RecordKind.LOCAL, promise=b"1.0,1e-06")
+REPORTS = PayloadCodec(3, RecordKind.LOCAL, privacy_contract=b"1.0,1e-06")
 OF_USERS = PayloadCodec(3, unit="user", user_key=bytes(32))
 IN_JSON = PayloadCodec(3, content_type="application/json")
 CODECS = (CODEC, ROWS, MATRICES, REPORTS, OF_USERS, IN_JSON)
@@ -87,10 +87,10 @@ REASONS: dict[str, tuple[PayloadCodec, Message, str]] = {
 
 @pytest.mark.parametrize(("codec", "sent", "reason"), REASONS.values(), ids=REASONS)
 def test_a_null_record_has_a_reason(codec: PayloadCodec, sent: Message, reason: str) -> None:
-    verdict = judge_message(codec, sent, ("a", "b", "c"))
-    assert not verdict.is_record
-    assert reason in verdict.reason
-    assert "\n" not in verdict.reason
+    report = explain_payload(codec, sent, ("a", "b", "c"))
+    assert not report.is_record
+    assert reason in report.reason
+    assert "\n" not in report.reason
 
 
 @pytest.mark.parametrize(
@@ -106,26 +106,26 @@ def test_a_null_record_has_a_reason(codec: PayloadCodec, sent: Message, reason: 
     ],
 )
 def test_a_record_has_rows_and_no_reason(codec: PayloadCodec, sent: Message, rows: int) -> None:
-    verdict = judge_message(codec, sent)
-    assert (verdict.is_record, verdict.reason, verdict.rows, verdict.hint) == (True, "", rows, "")
+    report = explain_payload(codec, sent)
+    assert (report.is_record, report.reason, report.rows, report.hint) == (True, "", rows, "")
     numbers = codec.decode(sent)
     assert numbers is not None
-    assert (verdict.least, verdict.largest) == (numbers.min(), numbers.max())
+    assert (report.least, report.largest) == (numbers.min(), numbers.max())
 
 
 def test_a_format_that_no_header_names_is_told() -> None:
     """JSON with the length of octets is read as a nonsense record, with a warning."""
     sent = b'{"x": [1, 2, 3]}'
     looks = "it looks like JSON, but has no header content-type"
-    assert looks in judge_message(CODEC, message(sent)).hint
-    by_chance = judge_message(CODEC, message(sent + b" " * 8))
+    assert looks in explain_payload(CODEC, message(sent)).hint
+    by_chance = explain_payload(CODEC, message(sent + b" " * 8))
     assert by_chance.is_record
     assert looks in by_chance.hint
-    assert not judge_message(CODEC, message(sent, JSON)).hint
-    assert not judge_message(IN_JSON, message(sent)).hint
-    assert "application/x-npy" in judge_message(CODEC, message(npy(np.ones(3)))).hint
+    assert not explain_payload(CODEC, message(sent, JSON)).hint
+    assert not explain_payload(IN_JSON, message(sent)).hint
+    assert "application/x-npy" in explain_payload(CODEC, message(npy(np.ones(3)))).hint
     # The first octet of a number can be a bracket.
-    assert not judge_message(CODEC, message(b"{\x00\x01\x80" * 3)).hint
+    assert not explain_payload(CODEC, message(b"{\x00\x01\x80" * 3)).hint
 
 
 numbers = st.one_of(
@@ -161,10 +161,10 @@ def test_the_verdict_is_always_the_decoder_s(
     """Compare with the decoder as a worker calls it, among other messages and alone."""
     sent = message(value, **told)
     sent.key = key
-    verdict = judge_message(codec, sent)
+    report = explain_payload(codec, sent)
     keyless = codec.unit == "user" and not key
     single = codec.decode(sent)
     among = codec.decode_many([message(octets(1, 2, 3)), sent])
     for rows in (single, among[0][len(among[0]) - among[1][1] :]):
         taken = rows is not None and len(rows) > 0 and bool(np.isfinite(rows).all())
-        assert verdict.is_record == (taken and not keyless)
+        assert report.is_record == (taken and not keyless)

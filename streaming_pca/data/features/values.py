@@ -1,14 +1,68 @@
-"""Times of fields, and their cyclic parts."""
+"""Single values of fields as numbers: parsed, transformed, and times with their cyclic parts."""
 
 from __future__ import annotations
 
 import math
+import re
 from calendar import isleap
 from collections.abc import Callable
 from datetime import UTC, date, datetime, timedelta
-from typing import Any, Literal
+from decimal import Decimal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
+
+Transform = Literal["none", "log1p", "sqrt", "logit"]
+
+_NUMBER = re.compile(r"[ \t]*[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?[ \t]*", re.ASCII)
+_LONGEST_NUMBER = 400
+"""Most characters of a number's text; float64 can use 326 of them."""
+
+
+class _Function(NamedTuple):
+    of: Callable[[float], float]
+    domain: tuple[float, float]
+
+
+def _logit(x: float) -> float:
+    return math.log(x) - math.log1p(-x) if 0 < x < 1 else math.copysign(math.inf, x - 0.5)
+
+
+TRANSFORMS: dict[str, _Function] = {
+    "none": _Function(lambda x: x, (-math.inf, math.inf)),
+    "log1p": _Function(lambda x: -math.inf if x <= -1 else math.log1p(x), (-1.0, math.inf)),
+    "sqrt": _Function(math.sqrt, (0.0, math.inf)),
+    "logit": _Function(_logit, (0.0, 1.0)),
+}
+"""Functions of a value, with the range that they take."""
+
+
+def parsed_number(value: Any, parse: bool) -> float:
+    """Return a value as a number; NaN for anything else.
+
+    Whole numbers beyond 2**53 are rounded to the nearest float64; numbers beyond float64 are NaN.
+    """
+    if isinstance(value, (int, float, np.number, np.bool_, Decimal)):
+        try:
+            number = float(value)
+        except (OverflowError, ValueError, TypeError):
+            # Too large, a signalling NaN, or complex.
+            return math.nan
+    elif parse and isinstance(value, str) and len(value) <= _LONGEST_NUMBER and _NUMBER.fullmatch(value):
+        number = float(value)
+    else:
+        return math.nan
+    return number if math.isfinite(number) else math.nan
+
+
+def quotient(number: int, scale: int) -> float | int:
+    """Return a decimal, a whole number over 10**scale, as its text would be read; NaN if too large."""
+    try:
+        # A quotient of whole numbers is rounded as the text of the number is.
+        return number / 10**scale if scale > 0 else int(number * 10**-scale)
+    except OverflowError:
+        return math.nan
+
 
 Part = Literal["hour", "weekday", "day", "month"]
 TimeUnit = Literal["s", "ms", "us"]
@@ -21,10 +75,10 @@ _LEAST, _MOST = (
     for year, day in ((1, (1, 1)), (9999, (12, 31)))
 )
 _DAY = 86400
-_LONGEST = 64
+_LONGEST_TIME = 64
 
 
-def seconds_of(value: Any, unit: str) -> float:
+def unix_seconds(value: Any, unit: str) -> float:
     """Return a time as seconds since 1970 in UTC; NaN for anything but a time from year 1 to 9999.
 
     Parameters
@@ -34,7 +88,7 @@ def seconds_of(value: Any, unit: str) -> float:
     unit : {"s", "ms", "us"}
     """
     if isinstance(value, str):
-        if len(value) > _LONGEST:
+        if len(value) > _LONGEST_TIME:
             return math.nan
         try:
             value = datetime.fromisoformat(value.strip())
@@ -60,7 +114,7 @@ def seconds_of(value: Any, unit: str) -> float:
     return seconds if _LEAST <= seconds <= _MOST else math.nan
 
 
-def moment_of(count: int, per_second: int) -> datetime | float:
+def utc_time(count: int, per_second: int) -> datetime | float:
     """Return the time of a count since 1970; NaN, which is not a time, beyond year 9999."""
     try:
         return _EPOCH + timedelta(microseconds=count * 10**6 // per_second)
@@ -68,7 +122,7 @@ def moment_of(count: int, per_second: int) -> datetime | float:
         return math.nan
 
 
-def day_of(count: int) -> date | float:
+def utc_day(count: int) -> date | float:
     """Return the day of a count since 1970; NaN, which is not a time, beyond year 9999."""
     try:
         return date.fromordinal(_FIRST_DAY + count)
