@@ -18,7 +18,7 @@ from streaming_pca.api.likelihood import GaussianModel
 from streaming_pca.data.array_batch import SparseBatch
 from streaming_pca.data.preprocessing import Preprocessing
 from streaming_pca.data.projection import Projection
-from streaming_pca.linalg.beside import refuse_meaning_beside
+from streaming_pca.linalg.masks import refuse_masks_and_units
 
 Rows = Any
 """Array of rows, or a CSR matrix or array."""
@@ -260,7 +260,7 @@ class SubspaceModel(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
 
     def _checked(self, X: ArrayLike, least: int) -> Rows:
         """Return X as finite floats, with at least ``least`` records; sparse X as CSR."""
-        refuse_meaning_beside(X)
+        refuse_masks_and_units(X)
         given: Any = X
         if issparse(given) and not getattr(given, "has_canonical_format", True):
             # Entries of one place add up before they are checked.

@@ -21,7 +21,7 @@ from streaming_pca.client.sending import Sender
 from streaming_pca.config.kafka import KafkaSettings
 from streaming_pca.data.features.feature import Feature
 from streaming_pca.data.features.row_map import RowMap, rows_of_table
-from streaming_pca.linalg.beside import refuse_meaning_beside
+from streaming_pca.linalg.masks import refuse_masks_and_units
 
 if TYPE_CHECKING:
     from streaming_pca.config.settings import Settings
@@ -331,7 +331,7 @@ class Producer:
                 f"records have the columns {_shown(columns)}, and the stream's feature_names are "
                 f"{_shown(self._names)}: bring them into this order"
             )
-        refuse_meaning_beside(records, "records")
+        refuse_masks_and_units(records, "records")
         array = np.asarray(records)
         if array.dtype.kind not in "fiu":
             raise ValueError(f"records are {array.dtype}: expected numbers")

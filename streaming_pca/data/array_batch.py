@@ -28,12 +28,7 @@ _LEAST_SHARE = 256
 
 @dataclass(frozen=True)
 class ArrayValues(RecordValues):
-    """Values in one array.
-
-    Attributes
-    ----------
-    array : (m,) float64
-    """
+    """Values in one array (m,)."""
 
     array: NDArray[np.float64]
 
@@ -41,21 +36,15 @@ class ArrayValues(RecordValues):
         return len(self.array)
 
     def sum(self, kernel: ValueKernel, *others: RecordValues) -> NDArray[np.int64]:
-        """Return the exact sum of the kernel's contributions."""
         if getattr(kernel, "ordered", False):
             return kernel(self.array, np.arange(len(self.array)))
         return kernel(self.array, *(value_array(other) for other in others))
 
     def above(self, radii: Sequence[float]) -> Callable[[int], int]:
-        """Return a function of an index i to the exact number of values above ``radii[i]``.
-
-        It reads the values at each call: a search asks for few of the radii.
-        """
-        # A comparison with NaN is false.
+        # At each call: a search asks for few of the radii. A comparison with NaN is false.
         return lambda i: int(np.count_nonzero(self.array > radii[i]))
 
     def at_most(self, radii: Sequence[float]) -> Callable[[int], int]:
-        """Return a function of i to the exact number of values of at most ``radii[i]``."""
         return lambda i: int(np.count_nonzero(self.array <= radii[i]))
 
 
@@ -123,7 +112,6 @@ class ArrayBatch(Block, Batch):
         return ArrayBatch(np.concatenate([part.rows for part in parts]), row_starts(lengths), parts[0].kind)
 
     def packed(self) -> ArrayBatch:
-        """Return the same records with consecutive rows; a copy only if they were not."""
         block = super().packed()
         return self if block is self else ArrayBatch(block.rows, block.starts, block.kind)
 
@@ -134,11 +122,9 @@ class ArrayBatch(Block, Batch):
         return self.packed()
 
     def keeping(self, counted: NDArray[np.bool_]) -> Self:
-        """Return the batch with all records null except the counted ones (m,); no copy."""
         return replace(self if counted.all() else super().keeping(counted), complete=False)
 
     def split(self, counts: Sequence[int]) -> tuple[ArrayBatch, ...]:
-        """Split by position into parts of the given numbers of records; no copy."""
         if sum(counts) != len(self) or min(counts, default=0) < 0:
             raise ValueError(f"parts {list(counts)} do not add up to {len(self)} records")
         parts = []
@@ -160,10 +146,6 @@ class ArrayBatch(Block, Batch):
         yield self
 
     def blocks(self, limit: int) -> Iterator[ArrayBatch]:
-        """Iterate over consecutive packed parts of at most ``limit`` records.
-
-        All parts except the last have an even number of records.
-        """
         return (cut.packed() for cut in self._cuts(limit))
 
     def _cuts(self, limit: int) -> Iterator[ArrayBatch]:
@@ -185,10 +167,6 @@ class ArrayBatch(Block, Batch):
         return list(self._cuts(limit))
 
     def sum(self, kernel: SumKernel, *values: RecordValues) -> NDArray[np.int64]:
-        """Return the exact sum of the kernel's contributions.
-
-        Its bits are the same for any division into blocks and any number of threads.
-        """
         arrays = [value_array(each) for each in values]
         if kernel.whole:
             sums = (kernel(part, *some) for part, some in self._with(arrays, self.dense_parts()))
@@ -223,7 +201,6 @@ class ArrayBatch(Block, Batch):
             first = last
 
     def map(self, kernel: MapKernel) -> ArrayValues:
-        """Compute one number a (transformed) record."""
         if getattr(kernel, "whole", False):
             return ArrayValues(np.concatenate([kernel(part) for part in self.dense_parts()]))
         blocks = self._shares(BLOCK)
@@ -234,14 +211,10 @@ class ArrayBatch(Block, Batch):
         return ArrayValues(np.concatenate(shared_out(len(blocks), part) or [np.zeros(0)]))
 
     def map_parts(self, counts: Sequence[int], kernel: Callable[[Block], T]) -> list[T]:
-        """Return the kernel's result for each part that :meth:`split` makes, one dense at a time."""
         return [kernel(part.packed()) for part in self.split(counts)]
 
     def tally(self, kernel: BinKernel, histograms: int) -> BinCounts:
-        """Count the records in each bin of the kernel's histograms.
-
-        The bins of all records are held together, four bytes each.
-        """
+        # The bins of all records are held together, four bytes each.
         bins, done = np.zeros((histograms, 0), dtype=np.int32), 0
         for block in self.blocks(kernel.limit):
             some = kernel(block)
@@ -274,7 +247,6 @@ class SparseBatch(ArrayBatch):
         return cls(rows, np.arange(rows.shape[0] + 1, dtype=np.int64), complete=True)
 
     def packed(self) -> ArrayBatch:
-        """Return the same records as a dense batch."""
         lengths = np.diff(self.starts)
         rows = self.rows
         if self.begins is not None:
@@ -282,7 +254,6 @@ class SparseBatch(ArrayBatch):
         return ArrayBatch(rows.toarray(), self.starts, self.kind)
 
     def dense_parts(self) -> Iterator[ArrayBatch]:
-        """Iterate over consecutive dense parts, one block at a time."""
         return self.blocks(len(self)) if len(self) else iter((self.packed(),))
 
 

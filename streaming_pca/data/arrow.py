@@ -47,18 +47,13 @@ def need_pyarrow(purpose: str) -> Any:
 
 
 def rows_of_arrow(pyarrow: Any, value: bytes, dim: int, most_rows: int) -> NDArray[np.floating]:
-    """Return the rows of the record batches of one IPC stream.
+    """Return the rows of one IPC stream's record batches, (n, dim) float32 or float64.
 
     The schema, the number of batches and their lengths are structure. There
     are ``dim`` columns of numbers in order (names are ignored), or one column of
     ``FixedSizeList`` of ``dim`` numbers. A null makes its row NaN. Each number
     is read from its own place in Arrow's buffers, so no row's numbers depend
     on another row.
-
-    Returns
-    -------
-    (n, dim) float32 or float64
-        float32 if all columns are.
 
     Raises
     ------
@@ -76,17 +71,8 @@ def rows_of_arrow(pyarrow: Any, value: bytes, dim: int, most_rows: int) -> NDArr
 def read_stream(pyarrow: Any, value: bytes, columns: int, most_rows: int) -> Iterator[Any]:
     """Yield the schema of one IPC stream, and then its record batches.
 
-    Parameters
-    ----------
-    columns : int
-        Columns that are read: they bound the metadata.
-    most_rows : int
-        Bound on the number of rows, and of batches.
-
-    Raises
-    ------
-    Exception
-        As :func:`rows_of_arrow`.
+    ``columns``, the number that is read, bounds the metadata; ``most_rows`` bounds rows and batches.
+    Errors are those of :func:`rows_of_arrow`.
     """
     reader = pyarrow.ipc.MessageReader.open_stream(pyarrow.py_buffer(value))
     schema = None
@@ -182,28 +168,15 @@ _SCHEMA_ENDIANNESS = 0
 def is_compressed(metadata: Any) -> bool:
     """Return whether a record batch's message declares compressed buffers.
 
-    pyarrow decompresses while it reads a batch and does not report it before,
-    so this reads the one field of the flatbuffer itself.
-
-    Parameters
-    ----------
-    metadata : bytes-like
-        Flatbuffer of the message.
-
-    Raises
-    ------
-    MalformedPayload
-        If it is not such a flatbuffer.
+    pyarrow decompresses while it reads a batch and does not report it before, so this reads the one field
+    of the flatbuffer itself. MalformedPayload if the metadata is not such a flatbuffer.
     """
     data = memoryview(metadata)
     return _field(data, _header(data), _RECORD_BATCH_COMPRESSION) is not None
 
 
 def is_big_endian(metadata: Any) -> bool:
-    """Return whether a schema's message declares big-endian numbers; pyarrow does not report it.
-
-    Parameters and errors are those of :func:`is_compressed`.
-    """
+    """Return whether a schema's message declares big-endian numbers; pyarrow does not report it."""
     data = memoryview(metadata)
     endianness = _field(data, _header(data), _SCHEMA_ENDIANNESS)
     return endianness is not None and _number(data, "<h", endianness) != 0
@@ -233,12 +206,7 @@ def _number(data: memoryview, kind: str, at: int) -> int:
 
 
 def stream_of_rows(pyarrow: Any, rows: NDArray[np.floating]) -> bytes:
-    """Return an uncompressed IPC stream of one batch with one column of lists, ``rows``.
-
-    Parameters
-    ----------
-    rows : (n, d)
-    """
+    """Return an uncompressed IPC stream of rows (n, d): one batch, one column of lists."""
     lists = pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(rows.reshape(-1)), rows.shape[1])
     batch = pyarrow.record_batch([lists], names=["rows"])
     sink = pyarrow.BufferOutputStream()

@@ -101,10 +101,7 @@ class RecordValues(ABC):
         return lambda i: int(counts[i])
 
     def at_most(self, radii: Sequence[float]) -> Callable[[int], int]:
-        """Return a function of i to the exact number of values of at most ``radii[i]``.
-
-        NaN is not at most any radius. The function reads the records at most once if they are elsewhere.
-        """
+        """Return what :meth:`above` does, for values of at most ``radii[i]``."""
         counts = self.sum(_AtMost(radii))
         return lambda i: int(counts[i])
 

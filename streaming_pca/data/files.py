@@ -65,10 +65,7 @@ class ColumnChoice:
     def find(self, path: Path, width: int, names: Sequence[str] | None, key: int | None) -> list[int]:
         """Return the chosen columns of a file, from 0, without the column of the keys.
 
-        Raises
-        ------
-        RecordFileError
-            If a column does not exist, or is chosen twice, or none is left.
+        RecordFileError if a column does not exist, or is chosen twice, or none is left.
         """
         dropped = {i for text in self.drop for i in _find(path, text, width, names)} | {key}
         if self.keep is None:
@@ -183,10 +180,7 @@ class RecordFile:
     def keys(self, order: NDArray[np.int64] | None = None) -> Iterator[bytes | None]:
         """Iterate over the records' keys, in the file's order or another; None for no key.
 
-        Raises
-        ------
-        RecordFileError
-            If rows of one record have different keys.
+        RecordFileError if rows of one record have different keys.
         """
         if self.row_keys is None:
             return repeat(None, len(self))
@@ -222,12 +216,7 @@ class RecordFile:
     def with_features(self, names: Sequence[str]) -> RecordFile:
         """Return the records with features in the order of ``names``.
 
-        A file without names is returned unchanged.
-
-        Raises
-        ------
-        RecordFileError
-            If the file has other names; the message has the first difference.
+        A file without names is returned unchanged; with other names it is a RecordFileError.
         """
         own = self.feature_names
         if own is None or own == tuple(names):

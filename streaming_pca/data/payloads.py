@@ -27,14 +27,9 @@ _NPY_HEADER = re.compile(
 
 
 def rows_of_npy(value: bytes) -> NDArray[Any]:
-    """Return the array of numbers in an .npy file, of any shape.
+    """Return the array of numbers in an .npy file, of any shape; ValueError for anything else.
 
     The header is structure; the rest is contents. Nothing is unpickled.
-
-    Raises
-    ------
-    ValueError
-        If the bytes are not such a file; :class:`MalformedPayload` for the header.
     """
     version = value[:8]
     if version == b"\x93NUMPY\x01\x00":
@@ -119,12 +114,8 @@ def rows_of_json(
 def split_values(body: bytes, most: int) -> tuple[list[bytes], int]:
     """Split a text at its outer commas, up to its first unmatched closing bracket.
 
-    Returns the parts, and the place of that bracket.
-
-    Raises
-    ------
-    MalformedPayload
-        If the bracket or a part is missing, or there are more than ``most``.
+    Returns the parts, and the place of that bracket; MalformedPayload if the bracket or a part is missing,
+    or there are more than ``most``.
     """
     data = np.frombuffer(body, np.uint8)
     depth, outside = _depths(body)

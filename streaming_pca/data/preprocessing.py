@@ -155,12 +155,8 @@ class Preprocessing(BaseModel):
     def public_map(self) -> PublicMap | None:
         """Return :meth:`apply` as a map for kernels that transform records while reading.
 
-        None if :meth:`apply` is more than a map of features; kernels then read its output.
-
-        Raises
-        ------
-        ValueError
-            If the centring is "auto", without a centre yet.
+        None if :meth:`apply` is more than a map of features; kernels then read its output. Errors are those
+        of :meth:`apply`.
         """
         self._check_centre()
         nothing = np.zeros(0)
@@ -182,22 +178,10 @@ class Preprocessing(BaseModel):
             raise ValueError('centering = "auto" has no centre yet: use about(mean)')
 
     def apply(self, batch: Block) -> Block:
-        """Transform a block of records.
+        """Transform a block of m records to m in float64; for pairs, m is even and halved.
 
-        Parameters
-        ----------
-        batch : Batch of m records; m even for pairs
-
-        Returns
-        -------
-        Batch of float64
-            m records (m/2 for pairs), null where a source was null or where a
-            value overflowed.
-
-        Raises
-        ------
-        ValueError
-            If the centring is "auto", without a centre yet.
+        A record is null where a source was null or where a value overflowed. ValueError if the centring is
+        "auto", without a centre yet.
         """
         self._check_centre()
         batch = batch.packed()

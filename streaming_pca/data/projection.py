@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from streaming_pca.linalg.beside import refuse_meaning_beside
+from streaming_pca.linalg.masks import refuse_masks_and_units
 
 Floats = NDArray[np.float64]
 Rows = NDArray[np.floating]
@@ -17,7 +17,7 @@ Rows = NDArray[np.floating]
 def total_centre(
     mean: ArrayLike | None, centering: str | ArrayLike, scale: ArrayLike | None
 ) -> NDArray[np.float64] | None:
-    """Return the public centre plus the estimated one, in units of the features.
+    """Return the public centre plus the estimated one, in units of the features; None without either.
 
     Parameters
     ----------
@@ -25,12 +25,6 @@ def total_centre(
         Mean of a release: in units of the scaled features, and about the public centre.
     centering : str or (d,) numbers
         Numbers are the public centre.
-    scale : number(s) or None
-
-    Returns
-    -------
-    (d,) float64 or None
-        None without a public and an estimated centre.
     """
     public = None if isinstance(centering, str) else np.array(centering, dtype=np.float64)
     if mean is None:
@@ -69,17 +63,7 @@ class Projection:
         return np.asarray(1.0 if self.scale is None else self.scale, dtype=np.float64)
 
     def transform(self, rows: Rows) -> Rows:
-        """Project rows: clamp, subtract the centre, multiply by the scale, project.
-
-        Parameters
-        ----------
-        rows : (..., d) float32 or float64
-
-        Returns
-        -------
-        (..., k)
-            Coordinates, in the precision of ``rows``.
-        """
+        """Project rows (..., d) to (..., k), in their precision: clamp, centre, scale, project."""
         values = rows.astype(np.float64)
         if self.bounds is not None:
             lower, upper = self.bounds
@@ -90,39 +74,21 @@ class Projection:
             return np.asarray((values @ self.components.T).astype(rows.dtype, copy=False))
 
     def inverse_transform(self, coordinates: Rows) -> Rows:
-        """Return the rows of the subspace with these coordinates, in units of the features.
-
-        Parameters
-        ----------
-        coordinates : (..., k) float32 or float64
-
-        Returns
-        -------
-        (..., d)
-        """
+        """Return the rows (..., d) with these coordinates (..., k), in units of the features."""
         with np.errstate(over="ignore", invalid="ignore"):
             values = coordinates.astype(np.float64) @ self.components / self._scale + self._centre
             return np.asarray(values.astype(coordinates.dtype, copy=False))
 
 
 def checked_rows(X: Any, width: int, columns: str) -> Rows:
-    """Return rows as finite floats; float32 stays float32.
+    """Return rows (m, width) or (m, r, width) as finite floats; float32 stays float32.
 
-    Parameters
-    ----------
-    X : (m, width) or (m, r, width) numbers
-    columns : str
-        Name of the columns in error messages.
-
-    Raises
-    ------
-    ValueError
-        One line that names the fault.
+    ValueError with one line that names the fault, where ``columns`` is the name of the columns.
     """
     # Detect scipy's matrices by a method: programs that only read releases need not load scipy.
     if hasattr(X, "tocsr"):
         raise ValueError("X is sparse: pass X.toarray(), or X to PrivatePCA.from_release(...).transform")
-    refuse_meaning_beside(X)
+    refuse_masks_and_units(X)
     array = np.asarray(X)
     if array.dtype.kind not in "fiub":
         hint = ": of a table with nullable columns pass X.to_numpy(float)" if hasattr(X, "to_numpy") else ""

@@ -112,13 +112,7 @@ def ledger_schema() -> Schema:
 
 
 def payload_schema(dim: int | None = None, most_rows: int | None = None) -> Schema:
-    """Return the schema of a JSON payload.
-
-    Parameters
-    ----------
-    dim, most_rows : int, optional
-        Number of features of a stream, and its largest number of rows.
-    """
+    """Return the schema of a JSON payload, perhaps of given numbers of features and rows."""
     adapter: TypeAdapter[Any] = TypeAdapter(VectorPayload | RowsPayload)
     schema = adapter.json_schema(schema_generator=_Generator)
     vector = schema["$defs"]["VectorPayload"]["properties"]["x"]
@@ -133,14 +127,9 @@ def payload_schema(dim: int | None = None, most_rows: int | None = None) -> Sche
 
 
 def objects_schema(features: Sequence[Feature], most: int, user_field: Path | None = None) -> Schema:
-    """Return the schema of JSON objects with named fields.
+    """Return the schema of JSON objects with named fields, or of lists of them.
 
-    Parameters
-    ----------
-    most : int
-        Largest number of objects in a list.
-    user_field : path, optional
-        Field that names the user.
+    A list has at most ``most``; ``user_field`` is the field that names the user.
     """
     one: Schema = {"type": "object", "properties": {}, "required": []}
     fields = [(each.place, _field_schema(each), each.missing is None) for each in features]

@@ -68,7 +68,6 @@ class ParquetFolder:
         self.count = sum(file.count for file in self._files)
 
     def batches(self, columns: Sequence[int]) -> Iterator[Any]:
-        """Iterate over some columns' rows in order."""
         return chain.from_iterable(file.batches(columns) for file in self._files)
 
 
@@ -93,7 +92,6 @@ class IpcFile:
             yield reader
 
     def batches(self, columns: Sequence[int]) -> Iterator[Any]:
-        """Iterate over some columns' rows in order."""
         return (batch.select(columns) for batch in self._all())
 
     def _all(self) -> Iterator[Any]:
@@ -107,9 +105,7 @@ class IpcFile:
 def schema_of_file(path: Path) -> tuple[Any, Any]:
     """Return the schema of a Parquet or Arrow file, and pyarrow; no record is read.
 
-    Raises
-    ------
-    ArrowMissing, OSError, ValueError
+    Raises ArrowMissing, OSError or ValueError.
     """
     pyarrow = need_pyarrow(str(path))
     if path.suffix == ".parquet":

@@ -1,4 +1,4 @@
-"""Validation of payloads and of a map of fields, with reasons, for the holder of the records."""
+"""Validation of payloads and of a map, with reasons, for the records' holder."""
 
 from __future__ import annotations
 
@@ -62,13 +62,6 @@ def explain_payload(
 ) -> PayloadReport:
     """Decode a message as the worker does, and explain why it is null.
 
-    Parameters
-    ----------
-    names : sequence of str, optional
-        Names of the features.
-
-    Notes
-    -----
     The report reveals contents of a payload: it is not part of the service.
     """
     decoded, lengths, users = codec.decode_all([message])
@@ -186,17 +179,7 @@ class MapReport:
 
 
 def check_records(codec: PayloadCodec, texts: Sequence[bytes], reasons: int) -> MapReport:
-    """Apply a map to JSON objects.
-
-    Parameters
-    ----------
-    codec : PayloadCodec
-        Codec of a stream with features.
-    texts : sequence of bytes
-        A JSON object each.
-    reasons : int
-        Most null records whose reason is reported.
-    """
+    """Apply a stream's map to JSON objects; report reasons of at most ``reasons`` null records."""
     reader = codec.fields
     assert reader is not None, "a stream without features"
     rows = reader.map

@@ -34,13 +34,7 @@ _DIGEST = hashlib.sha256().digest_size
 
 
 class Kernel:
-    """Function that numba compiles; numba's dispatcher is made at its first use.
-
-    Parameters
-    ----------
-    options : dict
-        Arguments of ``numba.njit``.
-    """
+    """Function that numba compiles, with these options of ``numba.njit``, at its first use."""
 
     def __init__(self, function: Callable[..., Any], options: dict[str, Any]) -> None:
         self.py_func = function
@@ -76,7 +70,6 @@ class Intrinsic:
 
     @property
     def made(self) -> Any:
-        """The intrinsic of numba."""
         return _made(self.py_func)
 
 
@@ -125,7 +118,6 @@ class _SlowCompile:
     _told = False
 
     def on_start(self, event: Any) -> None:
-        """Start the timer."""
         if not _SlowCompile._told and getattr(_timers, "depth", 0) == 0:
             _timers.timer = threading.Timer(_PATIENCE, self._tell)
             _timers.timer.daemon = True
@@ -133,7 +125,6 @@ class _SlowCompile:
         _timers.depth = getattr(_timers, "depth", 0) + 1
 
     def on_end(self, event: Any) -> None:
-        """Stop the timer once the outermost kernel is compiled."""
         _timers.depth -= 1
         if not _timers.depth and (timer := getattr(_timers, "timer", None)) is not None:
             timer.cancel()

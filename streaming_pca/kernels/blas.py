@@ -133,30 +133,17 @@ def _call_dgemm(
 def add_gram(dsyrk: int, rows: NDArray[Any], count: int, total: NDArray[Any]) -> None:
     """Add rows^T rows of the first ``count`` rows to the lower triangle of ``total``.
 
-    Parameters
-    ----------
-    dsyrk : int
-        :func:`dsyrk_address`.
-    rows : (n, d) float64, in C order
-    total : (d, d) float64, in C order
-        Entries above the diagonal stay unchanged.
+    Both, (n, d) and (d, d), are float64 in C order; entries above the diagonal stay unchanged. ``dsyrk`` is
+    :func:`dsyrk_address`.
     """
     _call_dsyrk(dsyrk, rows.shape[1], count, rows, total)
 
 
 @njit(cache=True, nogil=True)
 def multiply(dgemm: int, rows: NDArray[Any], count: int, columns: NDArray[Any], out: NDArray[Any]) -> None:
-    """Write rows columns of the first ``count`` rows to ``out``.
+    """Write rows columns of the first ``count`` rows, at least 1, to ``out``.
 
-    Parameters
-    ----------
-    dgemm : int
-        :func:`dgemm_address`.
-    rows : (n, d) float64, in C order
-    count : int
-        At least 1.
-    columns : (d, c) float64, in C order
-    out : (n, c) float64, in C order
+    All, (n, d), (d, c) and (n, c), are float64 in C order; ``dgemm`` is :func:`dgemm_address`.
     """
     d, c = columns.shape
     _call_dgemm(dgemm, _PLAIN, c, count, d, columns, rows, d, 0.0, out)
@@ -168,11 +155,7 @@ def add_product(
 ) -> None:
     """Compute kept total + rows^T of_rows in ``total``; ``kept`` is 1, or 0 to overwrite it.
 
-    Parameters
-    ----------
-    rows : (n, d) float64, in C order, n at least 1
-    of_rows : (n, k) float64, in C order
-    total : (d, k) float64, in C order
+    ``rows`` (n, d), n at least 1, ``of_rows`` (n, k) and ``total`` (d, k) are float64 in C order.
     """
     n, d = rows.shape
     _call_dgemm(dgemm, _TRANSPOSED, of_rows.shape[1], d, n, of_rows, rows, d, kept, total)

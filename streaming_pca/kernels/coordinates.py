@@ -42,10 +42,8 @@ def products(
 
     Parameters
     ----------
-    rows : (n, d) float64
-    starts : (m + 1,) int64
-    of_matrices : bool
-        Whether a record's rows are A itself, or F with A = F^T F.
+    rows, starts
+        Rows of records: A itself if ``of_matrices``, or F with A = F^T F.
     basis : (d, k) float64, C order
         Q.
     removed : (d, c) float64, C order
@@ -74,15 +72,9 @@ def products(
 
 @njit(cache=True, nogil=True)
 def bin_coordinates(values: Floats, width: float, out: NDArray[np.int32]) -> None:
-    """Compute floor(value/width) of every coordinate of every record.
+    """Compute floor(value/width) of records' coordinates (m, n), a row a coordinate (n, m).
 
-    Parameters
-    ----------
-    values : (m, n) float64
-        n coordinates of m records.
-    width : float, above 0
-    out : (n, m) int32
-        One row a coordinate; ``-2**31`` for NaN and outside int32.
+    It is ``-2**31`` for NaN and outside int32.
     """
     m, n = values.shape
     for i in range(m):
@@ -95,22 +87,10 @@ def bin_coordinates(values: Floats, width: float, out: NDArray[np.int32]) -> Non
 
 @njit(cache=True, nogil=True)
 def sum_clamped(values: Floats, centre: Floats, radius: float, total: Integers) -> int:
-    """Add records' coordinates, clamped about a centre and rounded, to a total.
+    """Add records' coordinates (m, n), clamped about a centre and rounded, to a total.
 
-    Parameters
-    ----------
-    values : (m, n) float64
-        NaN counts as the centre.
-    centre : (n,) float64
-    radius : float, above 0
-    total : (n,) int64
-        In units of ``radius / COORDINATE_RADIUS``; each record adds integers of
-        at most ``COORDINATE_RADIUS`` in size.
-
-    Returns
-    -------
-    int
-        Records with a clamped coordinate.
+    A NaN counts as the centre. The total is in units of ``radius / COORDINATE_RADIUS``: each record adds
+    integers of at most ``COORDINATE_RADIUS`` in size. Returns how many records have a clamped coordinate.
     """
     m, n = values.shape
     per_unit = COORDINATE_RADIUS / radius
@@ -139,17 +119,7 @@ def sum_clamped(values: Floats, centre: Floats, radius: float, total: Integers) 
 def top_eigenvalue(columns: Floats, start: Floats, steps: int) -> float:
     """Estimate the largest eigenvalue of the mean of g g^T by power steps.
 
-    Parameters
-    ----------
-    columns : (b, d) float64
-        Rows g.
-    start : (d,) float64
-        Public start of the power steps.
-
-    Returns
-    -------
-    float
-        Rayleigh quotient, a lower bound; NaN or inf where sums overflow.
+    ``start`` is public. Returns the Rayleigh quotient, a lower bound; NaN or inf where sums overflow.
     """
     b, d = columns.shape
     v = start / math.sqrt((start * start).sum())
@@ -200,13 +170,7 @@ class BinCounts:
 
     @classmethod
     def of(cls, bins: NDArray[np.int32]) -> BinCounts:
-        """Count bins (n, m), by histogram each record's bin or :data:`NOWHERE`.
-
-        Raises
-        ------
-        ValueError
-            If ``bins`` is not a matrix of int32.
-        """
+        """Count bins (n, m), by histogram each record's bin or :data:`NOWHERE`; ValueError if not int32."""
         if not isinstance(bins, np.ndarray) or bins.dtype != np.int32 or bins.ndim != 2:
             raise ValueError("bins must be a matrix of int32, one row per histogram")
         return cls(len(bins), *count_bins(np.ascontiguousarray(bins)))

@@ -132,12 +132,7 @@ def turned_squared_norms(
 ) -> None:
     """Write |F turn|_F**2 of each record; never NaN.
 
-    Parameters
-    ----------
-    read, first, last, how, room, out
-        As for :func:`factor_squared_norms`.
-    turn : (d, d) float64
-        Public: an earlier private output.
+    ``turn`` (d, d) is public: an earlier private output.
     """
     step = 2 if how.pairs else 1
     turned = np.empty((room.shape[0], turn.shape[1]))

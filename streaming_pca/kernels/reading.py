@@ -37,10 +37,7 @@ def records_view(
 ) -> RecordsView:
     """Check that records lie within ``rows``; copy rows only where layout requires it.
 
-    Raises
-    ------
-    ValueError
-        If a record's rows lie outside ``rows``.
+    ValueError if a record's rows lie outside ``rows``.
     """
     if rows.dtype not in (np.float32, np.float64):
         rows = rows.astype(np.float64)

@@ -47,13 +47,7 @@ def record_mean_norms(
 ) -> None:
     """Compute the norm of each record's mean row; 0 for null records, inf on overflow.
 
-    Parameters
-    ----------
-    first, last : int
-        Records.
-    room : (r, d) float64
-        Scratch for the longest record.
-    out : (last - first,) float64
+    ``room`` (r, d) is scratch for the longest record.
     """
     mean = np.empty((1, room.shape[1]))
     for n in range(last - first):
@@ -74,16 +68,10 @@ def sum_record_means(
     room: NDArray[np.float64],
     total: NDArray[np.int64],
 ) -> None:
-    """Add the means of records' rows to ``total``, clipped to MEAN_RADIUS lattice units and rounded.
+    """Add the means of records' rows, clipped and rounded, to ``total`` (d,).
 
-    Parameters
-    ----------
-    read, first, last, how, room
-        As for :func:`record_mean_norms`.
-    per_unit : float
-        Lattice units per unit of the mapped rows.
-    total : (d,) int64
-        Updated in place. A record adds integers of norm at most MEAN_RADIUS, a null one nothing.
+    ``per_unit`` has the lattice units per unit of the mapped rows. A record adds integers of norm at most
+    MEAN_RADIUS, a null one nothing.
     """
     d = room.shape[1]
     mean, z, exact = np.empty((1, d)), np.empty((1, d)), np.zeros(d)
@@ -110,15 +98,10 @@ _PIECE = 4096
 
 @njit(cache=True, nogil=True)
 def add_reports(rows: NDArray[Any], limit: float, total: NDArray[np.float64]) -> int:
-    """Add rows whose entries are within the limit to the total; return their number.
+    """Add rows (m, n) whose entries are within the limit to the total (n,); return their number.
 
-    Parameters
-    ----------
-    rows : (m, n) float32 or float64
-    limit : float
-        A row with an entry of a larger magnitude, or a NaN, is left out.
-    total : (n,) float64
-        Updated in place; any division into calls gives the same bits.
+    A row with an entry of a larger magnitude, or a NaN, is left out. Any division into calls gives the
+    same bits.
     """
     m, n = rows.shape
     counted = np.empty(m, dtype=np.bool_)

@@ -93,19 +93,16 @@ def sum_residuals(
     per_unit: float,
     total: NDArray[np.int64],
 ) -> int:
-    """Add clip(A_i Q - C) of every record to ``total``, rounding the residual.
+    """Add clip(A_i Q - C) of every record to ``total`` (d, k), rounding the residual.
 
     Parameters
     ----------
-    rows : (n, d) float64
-    starts : (m + 1,) int64
     of_matrices : bool
         Whether a record's rows are A itself (clipped to MATRIX_RADIUS lattice
         units), or F with A = F^T F (to RADIUS**2).
     basis, centre : (d, k) float64, C order
     per_unit : float
         Lattice units per (squared, for factors) unit of the data.
-    total : (d, k) int64
 
     Returns
     -------
@@ -141,18 +138,9 @@ def residual_norms(
     centre: NDArray[np.float64],
     out: NDArray[np.float64],
 ) -> None:
-    """Compute |A_i Q - C|_F of every record, in a fixed order.
+    """Compute |A_i Q - C|_F of every record, as of :func:`sum_residuals`, in a fixed order.
 
     Chooses a radius; sums check their own bound. Overflow is inf or NaN. A null record has |C|_F.
-
-    Parameters
-    ----------
-    rows : (n, d) float64
-    starts : (m + 1,) int64
-    of_matrices : bool
-        Whether a record's rows are A itself, or F with A = F^T F.
-    basis, centre : (d, k) float64, C order
-    out : (m,) float64
     """
     d, k = basis.shape
     product = np.empty((d, k))

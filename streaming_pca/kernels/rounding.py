@@ -187,9 +187,8 @@ def quantise_records(
 
     Parameters
     ----------
-    rows : (n, d) float64
-        Rows of all records; record i is ``rows[starts[i]:starts[i + 1]]``.
-    starts : (m + 1,) int64
+    rows, starts
+        Record i is ``rows[starts[i]:starts[i + 1]]``.
     per_unit : float
         Lattice units per unit of the data; inf normalises every record to ``radius``.
     out : (n, d) float64
@@ -247,14 +246,7 @@ def transposed_times(a: Floats, b: Floats, out: Floats) -> None:
 def record_product(x: Floats, of_matrices: bool, basis: Floats, product: Floats) -> None:
     """Compute A Q of one record in a fixed order; 0 for a null record.
 
-    Parameters
-    ----------
-    x : (r, d) float64
-        A itself, or F with A = F^T F; r may be 0.
-    of_matrices : bool
-        Whether x is A.
-    basis, product : (d, k) float64, C order
-        Overflow is inf or NaN.
+    ``x`` (r, d) is A itself if ``of_matrices``, else F with A = F^T F; r may be 0. Overflow is inf or NaN.
     """
     if of_matrices:
         times(x, basis, product)

@@ -27,14 +27,8 @@ def oja_steps(
 ) -> None:
     """Update Q <- orth(Q + eta_i A_i Q) for each record in turn, in place.
 
-    Parameters
-    ----------
-    rows : (n, d) float64
-    starts : (m + 1,) int64
-    of_matrices : bool
-        Whether a record's rows are A itself, or F with A = F^T F.
-    basis : (d, k) float64, C order, orthonormal columns
-    rates : (m,) float64
+    A record's rows are A itself if ``of_matrices``, or F with A = F^T F. ``basis`` (d, k) has orthonormal
+    columns in C order; ``rates`` (m,) are the eta_i.
     """
     d, k = basis.shape
     product = np.empty((d, k))
@@ -95,9 +89,7 @@ def oja_message(
     Parameters
     ----------
     rows : (r, d) float64
-        Rows of one record; r may be 0.
-    of_matrices : bool
-        Whether the rows are A itself, or F with A = F^T F.
+        Rows of one record: A itself if ``of_matrices``, or F with A = F^T F; r may be 0.
     iterate : (d,) float64
         w = P w.
     removed : (d, c) float64, C order

@@ -190,20 +190,9 @@ if hasattr(os, "register_at_fork"):
 def together(work: Callable[[], Result], most: int) -> list[Result]:
     """Call ``work`` concurrently in this thread and in idle threads of the pool.
 
-    The calls divide the work among themselves: it is done when the caller's own call and all begun calls
-    have returned. A thread that wakes late is not waited for. Work may call this function again.
-
-    Parameters
-    ----------
-    work : callable
-        Should release the interpreter's lock.
-    most : int
-        Largest number of threads, the caller's included.
-
-    Returns
-    -------
-    list
-        Results of the calls, the caller's first.
+    The calls, at most ``most`` with this thread's, divide the work among themselves: it is done when the
+    caller's own call and all begun calls have returned. A thread that wakes late is not waited for. Work
+    should release the interpreter's lock, and may call this function again. Results are the caller's first.
     """
     tasks = []
     for worker in _idle_workers(min(most, thread_count()) - 1):

@@ -85,20 +85,10 @@ class FantopeSolution(FantopeIterate):
 
 
 def noise_penalty(dim: int, sigma: float, failure: float = 0.05) -> float:
-    """Bound the largest entry of symmetric Gaussian noise, except with probability ``failure``.
+    """Bound the largest entry of symmetric Gaussian noise of order d, except with probability ``failure``.
 
-    Parameters
-    ----------
-    dim : int
-        d.
-    sigma : float
-        Standard deviation of each of the d(d+1)/2 entries.
-
-    Returns
-    -------
-    float
-        sigma sqrt(2 ln(d(d+1)/(2 failure))): P(|g| > t) <= exp(-t^2/2), and the union
-        bound. The rate is from [WangXu2020, Theorems 4 and 5], which give no constant.
+    It is sigma sqrt(2 ln(d(d+1)/(2 failure))), for entries of standard deviation sigma: P(|g| > t) <=
+    exp(-t^2/2), and the union bound. The rate is from [WangXu2020, Theorems 4 and 5], which give no constant.
     """
     return sigma * math.sqrt(2 * math.log(dim * (dim + 1) / (2 * failure)))
 
@@ -151,15 +141,8 @@ def _projected(matrix: Matrix, k: int, guess: int) -> tuple[Matrix, int]:
 
 
 def features_in_play(matrix: Matrix, k: int, penalty: float) -> Indices:
-    """Return features that include the support of some optimum, ascending; at least k.
+    """Return features that include the support of some optimum for S, ascending; at least k.
 
-    Parameters
-    ----------
-    matrix : (d, d) float64
-        S, symmetric.
-
-    Notes
-    -----
     They are the features with an entry |S_ij| > penalty off the diagonal, and the k largest
     S_ii of the others. Proof: docs/explanation/proofs/fantope.md.
     """

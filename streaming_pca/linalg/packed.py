@@ -20,13 +20,7 @@ def packed_size(dim: int) -> int:
 
 
 def dim_of_packed(size: int) -> int:
-    """Return the order of the matrix whose upper triangle has ``size`` numbers.
-
-    Raises
-    ------
-    ValueError
-        If no matrix has ``size`` such numbers.
-    """
+    """Return the order of the matrix whose triangle has ``size`` numbers, or raise ValueError."""
     dim = (math.isqrt(8 * size + 1) - 1) // 2 if size > 0 else 0
     if dim < 1 or packed_size(dim) != size:
         raise ValueError(f"{size} numbers are not the upper triangle of a matrix")
@@ -34,20 +28,10 @@ def dim_of_packed(size: int) -> int:
 
 
 def pack_symmetric(matrix: NDArray[Number]) -> NDArray[Number]:
-    """Pack the upper triangle of a symmetric matrix; entries below the diagonal are not read.
+    """Pack the upper triangle of symmetric matrices, (d, d) or (m, d, d).
 
-    Parameters
-    ----------
-    matrix : (d, d) or (m, d, d)
-
-    Returns
-    -------
-    (d(d+1)/2,) or (m, d(d+1)/2), of the same dtype
-
-    Raises
-    ------
-    ValueError
-        If the last two axes are not equal.
+    Entries below the diagonal are not read. The result is (d(d+1)/2,) or (m, d(d+1)/2), of the same dtype.
+    ValueError if the last two axes are not equal.
     """
     if matrix.ndim not in (2, 3) or matrix.shape[-1] != matrix.shape[-2] or not matrix.shape[-1]:
         raise ValueError(f"expected square matrices, not the shape {matrix.shape}")
@@ -62,22 +46,9 @@ def pack_symmetric(matrix: NDArray[Number]) -> NDArray[Number]:
 
 
 def unpack_symmetric(packed: NDArray[Number], dim: int | None = None) -> NDArray[Number]:
-    """Return the symmetric matrix of an upper triangle.
+    """Return the symmetric matrix (d, d), or matrices (m, d, d), of upper triangles.
 
-    Parameters
-    ----------
-    packed : (d(d+1)/2,) or (m, d(d+1)/2)
-    dim : int, optional
-        d, to be checked.
-
-    Returns
-    -------
-    (d, d) or (m, d, d), of the same dtype
-
-    Raises
-    ------
-    ValueError
-        If the last axis is not the upper triangle of such a matrix.
+    ValueError if the last axis is not the upper triangle of such a matrix, of order ``dim`` if it is given.
     """
     if packed.ndim not in (1, 2):
         raise ValueError(f"expected upper triangles, not the shape {packed.shape}")

@@ -40,36 +40,16 @@ Floats = NDArray[np.float64]
 
 
 def products_of_rows(rows: Floats, candidates: Floats) -> Floats:
-    """Sum (x . u)^2 x over rows x, for every candidate u.
+    """Sum (x . u)^2 x over rows x (n, d), for every candidate u, a column (d, L).
 
-    Parameters
-    ----------
-    rows : (n, d) float64
-    candidates : (d, L) float64
-        In columns.
-
-    Returns
-    -------
-    (d, L) float64
-        The products under sum x (x) x (x) x; O((n + d) L) memory.
+    These are the products under sum x (x) x (x) x, (d, L), in O((n + d) L) memory.
     """
     seen = rows @ candidates
     return np.asarray(rows.T @ (seen * seen))
 
 
 def products_of_tensor(tensor: Floats, candidates: Floats) -> Floats:
-    """Compute T(I, u, u) for every candidate u.
-
-    Parameters
-    ----------
-    tensor : (d, d, d) float64, symmetric
-    candidates : (d, L) float64
-        In columns.
-
-    Returns
-    -------
-    (d, L) float64
-    """
+    """Compute T(I, u, u), (d, L), for every candidate u, a column (d, L)."""
     d = len(tensor)
     once = (tensor.reshape(d * d, d) @ candidates).reshape(d, d, -1)
     return np.asarray(np.einsum("ijl,jl->il", once, candidates))
@@ -81,16 +61,9 @@ def product_values(products: Floats, candidates: Floats) -> Floats:
 
 
 def deflated(products: Floats, candidates: Floats, weights: Floats, components: Floats) -> Floats:
-    """Deflate products by known components.
+    """Deflate products (d, L) by known components, the rows v_j of (i, d); i may be 0.
 
     Products under T become products under T - sum_j lambda_j v_j (x) v_j (x) v_j.
-
-    Parameters
-    ----------
-    products, candidates : (d, L) float64
-    weights : (i,) float64
-    components : (i, d) float64
-        v_j in rows; i may be 0.
     """
     overlaps = components @ candidates
     return np.asarray(products - components.T @ (weights[:, None] * overlaps * overlaps))
@@ -132,10 +105,7 @@ def symmetrised(tensor: Floats) -> Floats:
 
 
 def sum_of_cubes(weights: Floats, components: Floats) -> Floats:
-    """Return sum_i lambda_i v_i (x) v_i (x) v_i as a dense (d, d, d) array.
-
-    Components (k, d) are rows.
-    """
+    """Return sum_i lambda_i v_i (x) v_i (x) v_i, of rows v_i, as a dense (d, d, d) array."""
     dense = np.einsum("i,ia,ib,ic->abc", weights, components, components, components, optimize=True)
     return symmetrised(dense)
 
@@ -174,11 +144,6 @@ def robust_tensor_power(
         In order of discovery.
     components : (k, d) float64
         Unit rows.
-
-    Raises
-    ------
-    ValueError
-        If the tensor has no (d, d, d) shape or k is not between 1 and d.
     """
     if tensor.ndim != 3 or len(set(tensor.shape)) != 1:
         raise ValueError(f"expected a tensor of shape (d, d, d), not {tensor.shape}")
@@ -226,42 +191,21 @@ class Whitening:
 
 
 def spectral_whitening(moment: Floats, k: int, floor: float) -> Whitening:
-    """Compute the whitening of a second moment.
+    """Compute the whitening of a second moment, which may be noisy, and so indefinite.
 
-    Parameters
-    ----------
-    moment : (d, d) float64, symmetric
-        May be noisy, and so indefinite.
-    floor : float, above 0
-        Smaller eigenvalues are set to it: eigenvalues that noise has made small would
-        blow up W, and the third moment's noise with it.
-
-    Returns
-    -------
-    Whitening
+    Eigenvalues below the floor, above 0, are set to it: eigenvalues that noise has made small would
+    blow up W, and the third moment's noise with it.
     """
     values, basis = ritz_pairs(moment, k)
     return Whitening(basis, np.sqrt(np.maximum(values, floor)))
 
 
 def unwhitened(whitening: Whitening, weights: Floats, components: Floats) -> tuple[Floats, Floats]:
-    """Map weights and components from the whitened space to the data's.
+    """Map weights (k,) and rows (k, k) from the whitened space to the data's.
 
     With T = sum mu_i (x) mu_i (x) mu_i in the span of U, T(W, W, W) is the sum over W^T mu_i,
     and B W^T mu_i = mu_i. So lambda v (x) v (x) v represents lambda (B v) (x) (B v) (x) (B v),
     which is lambda |B v|^3 times the cube of a unit vector.
-
-    Parameters
-    ----------
-    weights : (k,) float64
-    components : (k, k) float64
-        In rows.
-
-    Returns
-    -------
-    weights : (k,) float64
-    components : (k, d) float64
-        Unit rows.
     """
     back = components @ whitening.unwhiten.T
     norms = np.linalg.norm(back, axis=1)

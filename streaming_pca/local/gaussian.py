@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from streaming_pca.kernels.lattice import RADIUS, lattice_unit
-from streaming_pca.linalg.beside import refuse_meaning_beside
+from streaming_pca.linalg.masks import refuse_masks_and_units
 from streaming_pca.linalg.packed import packed_size
 from streaming_pca.privacy.calibration.multipliers import lattice_sigma
 from streaming_pca.privacy.errors import ParameterError
@@ -139,7 +139,7 @@ class LocalGaussian:
         ParameterError
             If x is not a vector of 1 to :data:`MAX_DIM` real numbers: its shape and type are public.
         """
-        refuse_meaning_beside(x, "x")
+        refuse_masks_and_units(x, "x")
         values = np.asarray(x)
         if values.dtype.kind not in "fiu" or values.ndim != 1 or not 1 <= values.size <= MAX_DIM:
             raise ParameterError(

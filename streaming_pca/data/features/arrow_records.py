@@ -29,15 +29,8 @@ _PER_SECOND = {"s": 1, "ms": 1000, "us": 10**6, "ns": 10**9}
 class ArrowRecords:
     """Decoder of Arrow streams to records, and getters of their fields.
 
-    Parameters
-    ----------
-    places : sequence of (path, names)
-        Place of each field, and names that a column of its values may have.
-
-    Attributes
-    ----------
-    absent : tuple of paths
-        Empty: each payload has its own schema.
+    ``places`` has each field's path, and the names that a column of its values may have. ``absent`` is empty:
+    each payload has its own schema.
     """
 
     absent: tuple[Path, ...] = ()
@@ -48,13 +41,7 @@ class ArrowRecords:
         self.getters: list[Callable[[Any], Any]] = [itemgetter(i) for i in range(len(self._places))]
 
     def read(self, value: bytes, most: int) -> list[Any]:
-        """Return the records of a payload; an error of any kind if it cannot be read.
-
-        Parameters
-        ----------
-        most : int
-            Most records.
-        """
+        """Return a payload's records, at most ``most``; an error of any kind if it cannot be read."""
         stream = read_stream(self._pyarrow, value, len(self._places), most)
         schema = next(stream)
         names = list(schema.names)

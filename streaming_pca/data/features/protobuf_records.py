@@ -130,11 +130,7 @@ def _pool_library() -> Any:
 def message_type(data: bytes, name: str | None) -> Any:
     """Return the descriptor of a message; without a name, of the first one of the last file.
 
-    Raises
-    ------
-    ValueError
-        One line, if the data has no such message.
-    LibraryMissing
+    ValueError in one line, if the data has no such message; LibraryMissing.
     """
     descriptors, pools = _library(_descriptors_library), _library(_pool_library)
     if len(data) > _MOST_BYTES:
@@ -217,10 +213,7 @@ def _signed(value: bytes, at: int) -> tuple[int, int]:
 class _Builder:
     """Maker of messages of the wanted fields, and of functions that fill slots from them.
 
-    Attributes
-    ----------
-    found : set of int
-        Slots that one of the functions fills.
+    ``found`` has the slots that one of the functions fills.
     """
 
     def __init__(self) -> None:

@@ -45,24 +45,11 @@ _Getter = Callable[[Any], Any]
 
 
 class _JsonObjects:
-    """Decoder of JSON objects to records, and getters of their fields.
+    """Decoder of JSON objects that skips other fields, and getters of the fields.
 
-    Parameters
-    ----------
-    places : sequence of paths
-        Places of the fields that are read.
-
-    Attributes
-    ----------
-    decode : callable
-        Bytes to a record. It raises for anything but one object, in UTF-8. The last of two
-        members of one name counts.
-    getters : list of callable
-        Record to the value of each field, None where it is absent or null.
-
-    Notes
-    -----
-    Fields are read with any type: each feature refuses wrong ones itself.
+    ``decode`` raises for anything but one object, in UTF-8. The last of two members of one name counts.
+    Getters return None for a field that is absent or null. Fields are read with any type: each feature
+    refuses wrong ones itself.
     """
 
     def __init__(self, places: Sequence[Path]) -> None:
@@ -224,12 +211,8 @@ class FieldReader:
         """Return the records of a payload of a media type that it reads; None for records that are null.
 
         Each payload of Avro and Protobuf is one record, for any octets. ``faults`` receives the reason why
-        a record is not a row of the map.
-
-        Raises
-        ------
-        Exception
-            Of any kind, if the payload has no such structure, or more than ``most`` records.
+        a record is not a row of the map. An error of any kind is raised if the payload has no such
+        structure, or more than ``most`` records.
         """
         if content_type == JSON:
             return self.json_records(value, most, faults)
@@ -290,13 +273,8 @@ class FieldReader:
     def json_records(self, value: bytes, most: int, faults: dict[int, str] | None = None) -> list[Any]:
         """Return the records of a JSON object, or of a list of them; None for other values.
 
-        In a list no record's text disturbs another's: texts are separated before any is parsed. ``faults``
-        receives the reason why a record is not a row of the map.
-
-        Raises
-        ------
-        MalformedPayload
-            If the payload has no such structure, or more than ``most`` records.
+        In a list no record's text disturbs another's: texts are separated before any is parsed. Faults and
+        errors are those of :meth:`records`.
         """
         if value[:1] == b"\0":
             value = value[REGISTERED_BYTES:]

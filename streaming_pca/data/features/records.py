@@ -51,7 +51,6 @@ class PublicSchema:
 
     Attributes
     ----------
-    format : {"avro", "protobuf"}
     data : bytes
         Avro's JSON, or a set of file descriptors.
     message : str, optional
@@ -75,11 +74,7 @@ Schemas = Mapping[int, PublicSchema]
 class Subject(NamedTuple):
     """Name of a schema in a registry; all of its versions share it.
 
-    Attributes
-    ----------
-    format : {"avro", "protobuf"}
-    message : str or None
-        Full name of the records' message, of Protobuf; None for the first of its file.
+    ``message`` is the full name of the records' message, of Protobuf; None for the first of its file.
     """
 
     name: str
@@ -140,16 +135,7 @@ def is_index(name: str) -> bool:
 
 
 class Node:
-    """Part of a record that is read: a value, or the parts below it.
-
-    Attributes
-    ----------
-    slot : int or None
-        Place of its value among all values.
-    below : dict of name to Node
-    slots : list of int
-        Its own slot, and all below.
-    """
+    """Part of a record that is read: a value, at ``slot`` among all values, or the parts below it."""
 
     def __init__(self) -> None:
         self.slot: int | None = None

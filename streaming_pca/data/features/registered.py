@@ -38,10 +38,7 @@ class Registered:
 def public_schema(format: SchemaFormat, registered: Registered, message: str | None) -> PublicSchema:
     """Return a registered schema, joined with the schemas it refers to.
 
-    Raises
-    ------
-    ValueError
-        One line, if they are not schemas of the format, or do not go together.
+    ValueError in one line, if they are not schemas of the format, or do not go together.
     """
     if format == "protobuf":
         return PublicSchema(format, _file_set(registered), message)

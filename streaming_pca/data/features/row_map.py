@@ -1,4 +1,4 @@
-"""Map of records with named fields, and of tables, to rows of numbers, by a list of features."""
+"""Map of named fields, of records or tables, to rows of numbers."""
 
 from __future__ import annotations
 
@@ -144,11 +144,8 @@ def column_names(table: Any) -> list[str] | None:
 def rows_of_table(rows: RowMap, table: Any) -> NDArray[np.float64]:
     """Return the rows (m, d) of a table's records.
 
-    Raises
-    ------
-    ValueError
-        One line, as of :func:`field_values`; or the first record that the map refuses, and why. Only
-        the holder of the records may see it.
+    ValueError in one line, as of :func:`field_values`, or with the first record that the map refuses, and
+    why. Only the holder of the records may see it.
     """
     values = field_values(table, rows.features)
     found = rows.rows(values, len(values[0]))

@@ -36,11 +36,7 @@ def named_in_ledger(schemas: Schemas) -> dict[str, Any]:
 def schema_reader(schema: PublicSchema, places: Sequence[Path]) -> AvroRecords | ProtobufRecords:
     """Return the reader of a schema's records.
 
-    Raises
-    ------
-    ValueError
-        In one line, if the schema is invalid or cannot be bounded.
-    LibraryMissing
+    ValueError in one line, if the schema is invalid or cannot be bounded; LibraryMissing.
     """
     if schema.format == "avro":
         return AvroRecords(schema.data, places)

@@ -40,13 +40,7 @@ class Suggestion:
 
 
 def fields_of_json_schema(schema: Mapping[str, Any]) -> list[Suggestion]:
-    """Return the fields of a JSON Schema, nested ones too.
-
-    Raises
-    ------
-    ValueError
-        If it is not a schema of objects.
-    """
+    """Return the fields of a JSON Schema of objects, nested ones too; ValueError for another schema."""
     root = _resolved(schema, schema)
     if not isinstance(root.get("properties"), Mapping):
         raise ValueError("it is not a JSON Schema of objects: it has no properties")

@@ -47,12 +47,7 @@ _DEEPEST = 200
 
 
 class AvroRecords:
-    """Decoder of Avro records, and getters of their fields.
-
-    Parameters
-    ----------
-    data : bytes
-        The writer's schema.
+    """Decoder of Avro records by the writer's schema, and getters of their fields.
 
     Attributes
     ----------
@@ -114,10 +109,7 @@ class AvroRecords:
 class _Compiler:
     """Maker of functions that read values of a schema's types.
 
-    Attributes
-    ----------
-    found : set of int
-        Slots that one of the functions fills.
+    ``found`` has the slots that one of the functions fills.
     """
 
     def __init__(self, schema: AvroSchema) -> None:

@@ -25,17 +25,9 @@ def type_name(type_: Any) -> str:
 
 
 class AvroSchema:
-    """Schema that does not let few bytes represent many values.
+    """Schema, Avro's JSON, that does not let few bytes represent many values.
 
-    Parameters
-    ----------
-    data : bytes
-        Avro's JSON.
-
-    Attributes
-    ----------
-    root : type
-        Names in it are full names.
+    Names in its ``root`` are full names.
 
     Raises
     ------

@@ -7,19 +7,10 @@ from typing import Any
 import numpy as np
 
 
-def refuse_meaning_beside(X: Any, name: str = "X") -> None:
-    """Refuse arrays whose masks or units would be lost.
+def refuse_masks_and_units(X: Any, name: str = "X") -> None:
+    """Refuse an argument ``name`` with masks or units, which numpy would drop.
 
-    Parameters
-    ----------
-    X : array-like
-    name : str
-        Name of the argument in messages.
-
-    Raises
-    ------
-    ValueError
-        One line that names the remedy.
+    ValueError with one line that names the remedy.
     """
     if np.ma.is_masked(X):
         raise ValueError(

@@ -10,7 +10,7 @@ import pytest
 
 from streaming_pca import PrivatePCA
 from streaming_pca.data.projection import checked_rows
-from streaming_pca.linalg.beside import refuse_meaning_beside
+from streaming_pca.linalg.masks import refuse_masks_and_units
 from streaming_pca.local import LocalGaussian
 
 X = np.random.default_rng(0).standard_normal((300, 3))
@@ -62,9 +62,9 @@ def test_masks_and_units_are_refused_in_one_line(name: str) -> None:
 
 def test_what_only_becomes_an_array_is_refused_too() -> None:
     with pytest.raises(ValueError, match="has the unit kilometer"):
-        refuse_meaning_beside(Magnitude())
+        refuse_masks_and_units(Magnitude())
 
 
 def test_a_table_may_have_a_column_called_unit() -> None:
     pandas = pytest.importorskip("pandas")
-    refuse_meaning_beside(pandas.DataFrame({"unit": [1.0, 2.0], "b": [3.0, 4.0]}))
+    refuse_masks_and_units(pandas.DataFrame({"unit": [1.0, 2.0], "b": [3.0, 4.0]}))
