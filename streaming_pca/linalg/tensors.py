@@ -105,7 +105,7 @@ def symmetrised(tensor: Floats) -> Floats:
 
 
 def sum_of_cubes(weights: Floats, components: Floats) -> Floats:
-    """Return sum_i lambda_i v_i (x) v_i (x) v_i, of rows v_i, as a dense (d, d, d) array."""
+    """Return the (d, d, d) sum of lambda_i v_i (x) v_i (x) v_i."""
     dense = np.einsum("i,ia,ib,ic->abc", weights, components, components, components, optimize=True)
     return symmetrised(dense)
 
