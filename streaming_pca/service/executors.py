@@ -86,6 +86,8 @@ class Executors:
 async def first_of(*events: asyncio.Event, seconds: float | None = None) -> None:
     """Wait until one of the events is set, or for ``seconds``."""
     waits = [asyncio.create_task(event.wait()) for event in events]
-    await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-    for wait in waits:
-        wait.cancel()
+    try:
+        await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for wait in waits:
+            wait.cancel()

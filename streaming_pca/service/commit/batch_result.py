@@ -96,14 +96,9 @@ def _accuracy(subspace: Subspace) -> dict[str, Any]:
 class BatchResult:
     """Result of a batch; no part of it may leave the process before the commit.
 
-    Attributes
-    ----------
-    data : bytes
-        The state's encoding.
-    release : bytes
-        Encoded release, published after the commit.
-    users : Step or None
-        Change of the table of users, if the user is the unit of privacy.
+    - ``data``: the state's encoding.
+    - ``release``: encoded release, published after the commit.
+    - ``users``: change of the table of users, if the user is the unit of privacy.
     """
 
     state: State

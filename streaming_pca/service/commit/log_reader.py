@@ -132,12 +132,7 @@ class Replayed:
 class LedgerReplay:
     """Replay of one ledger topic from messages that the caller reads.
 
-    Attributes
-    ----------
-    topic : str
-        The ledger topic.
-    entries : int
-        Number of entries replayed, void ones included.
+    ``topic``: the ledger topic. ``entries``: number of entries replayed, void ones included.
     """
 
     def __init__(self, topic: str, topic_id: str) -> None:

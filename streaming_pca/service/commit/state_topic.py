@@ -35,20 +35,13 @@ class MalformedCheckpoint(ValueError):
 class Checkpoint:
     """Complete state of a stream after a batch; another worker can continue from it.
 
-    Attributes
-    ----------
-    batch : int
-        Number of the batch in the ledger.
-    positions : dict of partition to offset
-        End of the batch.
-    salt : bytes
-        Random bytes that make the digest in the ledger useless without the state.
-    state, release : bytes
-        The estimator's state, and the release to publish.
-    users : UserIndex or None
-        Index of users, if the privacy unit is the user.
-    epochs : dict of partition to leader epoch
-        Epochs of the last records before the positions, if known.
+    - ``batch``: number of the batch in the ledger.
+    - ``positions`` (dict of partition to offset): end of the batch.
+    - ``salt``: random bytes that make the digest in the ledger useless without the state.
+    - ``state`` and ``release``: the estimator's state, and the release to publish.
+    - ``users``: index of users, if the privacy unit is the user.
+    - ``epochs`` (dict of partition to leader epoch): epochs of the last records before the positions, if
+      known.
     """
 
     topic_id: str
@@ -304,14 +297,9 @@ def check_input(kafka: KafkaSettings, stream: StreamSettings, topic_id: str) -> 
 class FoundState:
     """State found on a topic.
 
-    Attributes
-    ----------
-    data : bytes or None
-        The state, if it is complete.
-    users : bytes or None
-        The state's table of users, if it has a complete one.
-    last : str
-        The digest of the topic's last state; "" if the topic is empty.
+    - ``data``: the state, if it is complete.
+    - ``users``: the state's table of users, if it has a complete one.
+    - ``last``: the digest of the topic's last state; "" if the topic is empty.
     """
 
     data: bytes | None = None

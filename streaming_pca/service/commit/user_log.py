@@ -33,14 +33,9 @@ class MalformedUserLog(ValueError):
 class Step:
     """Change of the table by one commit.
 
-    Attributes
-    ----------
-    index : UserIndex
-        Index of the table after the commit.
-    parts : dict of name to bytes
-        Parts that the commit writes.
-    users : (a, 2) uint64
-        Users whose counts increase by one.
+    - ``index``: index of the table after the commit.
+    - ``parts`` (dict of name to bytes): parts that the commit writes.
+    - ``users`` ((a, 2) uint64): users whose counts increase by one.
     """
 
     index: UserIndex
@@ -53,14 +48,9 @@ class UserLog:
 
     ``limit``: most batches per user.
 
-    Attributes
-    ----------
-    key : bytes
-        Secret key for hashing messages' keys. Drawn again at each take-over until the first commit contains
-        it. Until then the table is empty, and equality of keys within one batch does not depend on the
-        secret.
-    index : UserIndex or None
-        Index of the last commit; None before the first.
+    ``key``: secret key for hashing messages' keys. Drawn again at each take-over until the first commit
+    contains it. Until then the table is empty, and equality of keys within one batch does not depend on the
+    secret. ``index``: index of the last commit; None before the first.
     """
 
     def __init__(self, limit: int) -> None:

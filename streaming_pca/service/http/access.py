@@ -81,22 +81,17 @@ class Token:
     def _refresh(self) -> None:
         if self._file is None:
             return
+        before, self._seen = self._seen, None
         try:
-            seen = self._stamp(self._file)
+            self._seen = self._stamp(self._file)
+            if self._seen != before:
+                self._digest = self._read(self._file)
+                log.info("http.%s: the file has changed, and was read again", self._name)
         except ConfigurationError as error:
-            if self._digest is not None:
+            # A missing file is reported once.
+            if self._seen is not None or self._digest is not None:
                 log.error("%s: no token is accepted", error)
-            self._digest = self._seen = None
-            return
-        if seen == self._seen:
-            return
-        self._seen = seen
-        try:
-            self._digest = self._read(self._file)
-            log.info("http.%s: the file has changed, and was read again", self._name)
-        except ConfigurationError as error:
             self._digest = None
-            log.error("%s: no token is accepted", error)
 
     def _stamp(self, file: Path) -> tuple[int, ...]:
         try:

@@ -10,6 +10,7 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 from http import HTTPStatus
+from typing import Any
 
 import h11
 from h11._receivebuffer import ReceiveBuffer
@@ -18,6 +19,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from streaming_pca.service.executors import first_of
 from streaming_pca.service.http.access import problem
 
 EVENTS = "/v1/events"
@@ -153,25 +155,9 @@ class SizeLimit:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        size = sum(len(name) + len(value) + 4 for name, value in scope["headers"])
-        if size + len(scope["raw_path"]) + len(scope["query_string"]) > MAX_HEADERS:
-            detail = f"the headers have more than {MAX_HEADERS} bytes"
-            await problem(scope, HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, detail, connection="close")(
-                scope, receive, send
-            )
-            return
-        headers = Headers(scope=scope)
-        if "transfer-encoding" in headers and "content-length" in headers:
-            # A proxy may rely on the other of the two, and see another request in the body.
-            detail = "a body has a Content-Length or a Transfer-Encoding, not both"
-            await problem(scope, HTTPStatus.BAD_REQUEST, detail, connection="close")(scope, receive, send)
-            return
-        # The protocol has already refused non-numeric lengths.
-        if int(headers.get("content-length", "0")) > MAX_BODY:
-            await _too_large(scope)(scope, receive, send)
+        refused = _wrong_size(scope) if scope["type"] == "http" else None
+        if scope["type"] != "http" or refused is not None:
+            await (refused or self._app)(scope, receive, send)
             return
         received, started = 0, False
 
@@ -192,16 +178,33 @@ class SizeLimit:
             await self._app(scope, counting, noting)
         except _TooLarge:
             if not started:
-                await _too_large(scope)(scope, receive, send)
+                await _refused(scope, *_LARGE_BODY)(scope, receive, send)
 
 
 class _TooLarge(Exception):
     """Body above the size limit."""
 
 
-def _too_large(scope: Scope) -> JSONResponse:
-    detail = f"the body has more than {MAX_BODY} bytes"
-    return problem(scope, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, detail, connection="close")
+_LARGE_BODY = (HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"the body has more than {MAX_BODY} bytes")
+
+
+def _wrong_size(scope: Scope) -> JSONResponse | None:
+    """Return the response to large headers, or to a large or unclear body."""
+    size = sum(len(name) + len(value) + 4 for name, value in scope["headers"])
+    if size + len(scope["raw_path"]) + len(scope["query_string"]) > MAX_HEADERS:
+        detail = f"the headers have more than {MAX_HEADERS} bytes"
+        return _refused(scope, HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, detail)
+    headers = Headers(scope=scope)
+    if "transfer-encoding" in headers and "content-length" in headers:
+        # A proxy may rely on the other of the two, and see another request in the body.
+        detail = "a body has a Content-Length or a Transfer-Encoding, not both"
+        return _refused(scope, HTTPStatus.BAD_REQUEST, detail)
+    # The protocol has already refused non-numeric lengths.
+    return _refused(scope, *_LARGE_BODY) if int(headers.get("content-length", "0")) > MAX_BODY else None
+
+
+def _refused(scope: Scope, status: HTTPStatus, detail: str) -> JSONResponse:
+    return problem(scope, status, detail, connection="close")
 
 
 class RateLimit:
@@ -223,13 +226,11 @@ class RateLimit:
         if scope["type"] != "http" or not scope["path"].startswith(_COUNTED):
             await self._app(scope, receive, send)
             return
-        wait = self._take(_client(scope))
-        if wait == 0:
-            await self._app(scope, receive, send)
-            return
-        detail = f"more than {self._rate:g} requests a second: wait (http.requests_per_second)"
-        refused = problem(scope, HTTPStatus.TOO_MANY_REQUESTS, detail, retry_after=str(math.ceil(wait)))
-        await refused(scope, receive, send)
+        app, wait = self._app, self._take(_client(scope))
+        if wait:
+            detail = f"more than {self._rate:g} requests a second: wait (http.requests_per_second)"
+            app = problem(scope, HTTPStatus.TOO_MANY_REQUESTS, detail, retry_after=str(math.ceil(wait)))
+        await app(scope, receive, send)
 
     def _take(self, address: str) -> float:
         """Count one request of an address; return the seconds to wait if it is above the rate."""
@@ -314,16 +315,11 @@ class EventStreams:
                 state = "complete"
             await send(message)
 
-        async def ending() -> None:
-            waiting = [asyncio.ensure_future(event.wait()) for event in (self._stopping, ended)]
-            try:
-                await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                for each in waiting:
-                    each.cancel()
+        def ending() -> asyncio.Future[Any]:
+            return asyncio.create_task(first_of(self._stopping, ended))
 
         async def receiving() -> Message:
-            incoming, over = asyncio.ensure_future(receive()), asyncio.ensure_future(ending())
+            incoming, over = asyncio.ensure_future(receive()), ending()
             try:
                 await asyncio.wait({incoming, over}, return_when=asyncio.FIRST_COMPLETED)
                 return incoming.result() if incoming.done() else {"type": "http.disconnect"}
@@ -332,7 +328,7 @@ class EventStreams:
                 over.cancel()
 
         running = asyncio.ensure_future(self._app(scope, receiving, noting))
-        over = asyncio.ensure_future(ending())
+        over = ending()
         try:
             await asyncio.wait({running, over}, return_when=asyncio.FIRST_COMPLETED)
             if not running.done():

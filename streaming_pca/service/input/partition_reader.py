@@ -98,7 +98,6 @@ class PartitionReader:
             self.buffers[p] = PartitionBuffer(start, epoch)
 
     def remove(self, partition: int) -> None:
-        """Stop reading a partition and drop its buffer; its consumer serves the next partition."""
         consumer = self._consumers.pop(partition)
         self._buffer.remove(partition)
         # This also drops records fetched ahead, because their partition is unassigned.
@@ -106,7 +105,6 @@ class PartitionReader:
         self._free.append(consumer)
 
     def restart(self, codec: PayloadCodec) -> None:
-        """Drop the records not taken yet, and read them again with another codec."""
         found = {p: (buffer.position, buffer.epoch) for p, buffer in self.buffers.items()}
         for p in found:
             self.remove(p)
@@ -142,7 +140,6 @@ class PartitionReader:
         return {tp.partition: offset for tp, offset in found.items()}
 
     def last_offsets(self, partitions: Sequence[int]) -> Offsets:
-        """Return the ends of partitions, including open transactions."""
         consumer = reading_consumer(self._kafka, committed=False, topics=[self._topic])
         try:
             found = last_offsets(consumer, [self._tp(p) for p in partitions], self._kafka.request_timeout_ms)
@@ -168,7 +165,6 @@ class PartitionReader:
         return int(position)
 
     def fetch(self, wanted: Mapping[int, int], ends: Mapping[int, int]) -> None:
-        """Poll each wanted partition once and decode into its buffer."""
         for p in wanted:
             if self._stop.is_set():
                 return
@@ -214,7 +210,6 @@ class PartitionReader:
         raise SessionLost(f"{self._topic}-{partition} has lost the records after offset {end}") from None
 
     def stop(self) -> None:
-        """Make :meth:`fetch` return soon; thread-safe."""
         self._stop.set()
 
     def close(self) -> None:

@@ -41,11 +41,7 @@ _MECHANISM_OR_NONE = (0, 33)
 class Diagnosis(Exception):
     """Reason for failed connections, raised by the failing step.
 
-    Attributes
-    ----------
-    text : str
-    answers : bool
-        True if a broker responds but the settings do not fit it.
+    ``answers``: True if a broker responds but the settings do not fit it.
     """
 
     def __init__(self, text: str, *, answers: bool = True) -> None:

@@ -44,16 +44,11 @@ class UnreadableBatch(KafkaError):  # type: ignore[misc]
 class RecordBatch:
     """Batch of unread records in format 2, or a piece of a compressed one.
 
-    Attributes
-    ----------
-    data : bytes, bytearray or memoryview
-        The records, from ``start`` on.
-    count, last_delta : int
-        Number of records, and the last one's offset after ``base``; a piece without records is a pause.
-    compression_type : int
-        0 for uncompressed records.
-    inflated : int
-        Bytes that were inflated for a piece.
+    - ``data``: the records, from ``start`` on.
+    - ``count`` and ``last_delta``: number of records, and the last one's offset after ``base``; a piece
+      without records is a pause.
+    - ``compression_type``: 0 for uncompressed records.
+    - ``inflated``: bytes that were inflated for a piece.
     """
 
     data: Octets

@@ -40,14 +40,11 @@ class RecordBlock:
 
     ``batch`` has bytes for its number of records; ``first`` is the offset of the first requested record.
 
-    Attributes
-    ----------
-    data : (n,) uint8
-    parts : (m, 8) int32
-        Places of the records' parts, from :func:`~streaming_pca.kernels.plain_records.find_records`.
-    offsets : (m,) int64
-    offset : int
-        Last offset of all the batch's records.
+    - ``data``: (n,) uint8.
+    - ``parts`` ((m, 8) int32): places of the records' parts, from
+      :func:`~streaming_pca.kernels.plain_records.find_records`.
+    - ``offsets``: (m,) int64.
+    - ``offset``: last offset of all the batch's records.
     """
 
     __slots__ = ("data", "leader_epoch", "offset", "offsets", "parts")

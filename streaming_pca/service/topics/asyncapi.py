@@ -192,7 +192,6 @@ def _messages(stream: StreamSettings | None) -> dict[str, Any]:
         "input-partition": _digits("Partition of the record."),
         "input-offset": _digits("Offset of the record."),
     }
-    octets: Schema = {"type": "string", "format": "binary"}
 
     def record(name: str, title: str, content_type: str, payload: Schema, **more: Schema) -> dict[str, Any]:
         headers = {"content-type": _const(content_type), KIND_HEADER: kind, **more}
@@ -206,68 +205,39 @@ def _messages(stream: StreamSettings | None) -> dict[str, Any]:
         key = _key("Key of the record; none where it is longer than 32 KiB.")
         return _message(name, "Projection of a record", content_type, payload, key, headers, needed)
 
-    return {
-        "octets": record(
-            "octets",
-            "Record as octets",
-            OCTETS,
-            octets | {"description": "d numbers, or r x d, little-endian."},
-            dtype=dtype,
+    rows = _octets("d numbers, or r x d, little-endian.")
+    tables = _octets("Uncompressed Arrow IPC stream of d numeric columns, or one of lists.")
+    triangle = _octets("d(d + 1)/2 float32: the upper triangle, row by row.")
+    projections = _octets("r x k numbers, little-endian; none for a null record.")
+    chunk_key = _key("Number of the chunk, after NAME. for a part of the users' table.")
+    stream_key, job_key = _key("Name of the stream."), _key("Job of the entry; none for OPENED.")
+    json_header = {"content-type": _const(JSON)}
+    messages = (
+        record("octets", "Record as octets", OCTETS, rows, dtype=dtype),
+        record("npy", "Record as npy", NPY, _octets("Array (d) or (r, d).")),
+        record("json", "Record as JSON", JSON, _schema("json")),
+        record("arrow", "Record as Arrow", ARROW, tables),
+        record("avro", "Record in Avro", AVRO, _octets("One record of the schema.")),
+        record("protobuf", "Record in Protobuf", PROTOBUF, _octets("One message of the schema.")),
+        _message(
+            "report", "Report of the local model", OCTETS, triangle, _key("Not used."), report, list(report)
         ),
-        "npy": record("npy", "Record as npy", NPY, octets | {"description": "Array (d) or (r, d)."}),
-        "json": record("json", "Record as JSON", JSON, {"$ref": "#/components/schemas/json"}),
-        "arrow": record(
-            "arrow",
-            "Record as Arrow",
-            ARROW,
-            octets | {"description": "Uncompressed Arrow IPC stream of d numeric columns, or one of lists."},
-        ),
-        "avro": record("avro", "Record in Avro", AVRO, octets | {"description": "One record of the schema."}),
-        "protobuf": record(
-            "protobuf", "Record in Protobuf", PROTOBUF, octets | {"description": "One message of the schema."}
-        ),
-        "report": _message(
-            "report",
-            "Report of the local model",
-            OCTETS,
-            octets | {"description": "d(d + 1)/2 float32: the upper triangle, row by row."},
-            _key("Not used."),
-            report,
-            list(report),
-        ),
-        "entry": _message(
-            "entry",
-            "Ledger entry",
-            JSON,
-            {"$ref": "#/components/schemas/entry"},
-            _key("Job of the entry; none for OPENED."),
-        ),
-        "state": _message(
-            "state",
-            "Chunk of the state",
-            OCTETS,
-            octets,
-            _key("Number of the chunk, after NAME. for a part of the users' table."),
-            chunk,
-            ["batch"],
-        ),
-        "release": _message(
-            "release",
-            "Release",
-            JSON,
-            {"$ref": "#/components/schemas/release"},
-            _key("Name of the stream."),
-            {"content-type": _const(JSON)},
-            ["content-type"],
-        ),
-        "coordinates": coordinates(
-            "coordinates",
-            OCTETS,
-            octets | {"description": "r x k numbers, little-endian; none for a null record."},
-            dtype=dtype,
-        ),
-        "coordinates-json": coordinates("coordinates-json", JSON, _coordinates_schema(stream)),
-    }
+        _message("entry", "Ledger entry", JSON, _schema("entry"), job_key),
+        _message("state", "Chunk of the state", OCTETS, _octets(), chunk_key, chunk, ["batch"]),
+        _message("release", "Release", JSON, _schema("release"), stream_key, json_header, list(json_header)),
+        coordinates("coordinates", OCTETS, projections, dtype=dtype),
+        coordinates("coordinates-json", JSON, _coordinates_schema(stream)),
+    )
+    return {message["name"]: message for message in messages}
+
+
+def _octets(description: str | None = None) -> Schema:
+    octets: Schema = {"type": "string", "format": "binary"}
+    return octets if description is None else octets | {"description": description}
+
+
+def _schema(name: str) -> Schema:
+    return {"$ref": f"#/components/schemas/{name}"}
 
 
 def _coordinates_schema(stream: StreamSettings | None) -> Schema:

@@ -31,16 +31,10 @@ _CHUNK_BYTES = 512 * 1024 + MESSAGE_OVERHEAD
 class Problem:
     """Setting that must be changed, or, if a worker can run with it, should be.
 
-    Attributes
-    ----------
-    subject : str
-        "topic 'NAME'" or "broker ID".
-    key : str
-        The setting; "" if the topic is missing.
-    fix : str
-        A command or a description of the change.
-    fatal : bool
-        True if a worker refuses to start.
+    - ``subject``: "topic 'NAME'" or "broker ID".
+    - ``key``: the setting; "" if the topic is missing.
+    - ``fix``: a command or a description of the change.
+    - ``fatal``: True if a worker refuses to start.
     """
 
     subject: str
@@ -80,12 +74,8 @@ class Finding:
 class _Rule:
     """Required or (not ``fatal``) recommended value of a topic's setting.
 
-    Attributes
-    ----------
-    reason : str
-        Appended to the wanted value in the problem's line.
-    refused : str
-        If given, a value is wrong only if it contains this text; a missing setting is right.
+    ``reason``: appended to the wanted value in the problem's line. ``refused``: if given, a value is wrong
+    only if it contains this text; a missing setting is right.
     """
 
     key: str

@@ -11,8 +11,13 @@ import gc
 import importlib
 import inspect
 import re
+import select
 import selectors
 import socket
+import ssl
+import struct
+import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -30,11 +35,14 @@ from kafka.net.compat import KafkaNetClient
 from kafka.net.inet import KafkaNetSocket
 from kafka.net.manager import KafkaConnectionManager
 from kafka.net.selector import NetworkSelector
-from kafka.net.transport import KafkaSSLTransport
+from kafka.net.transport import KafkaSSLTransport, KafkaTCPTransport
 from kafka.protocol.frame import KafkaBytes
+from kafka.protocol.parser import KafkaProtocol
 from kafka.record.default_records import DefaultRecordBatch
 
-from streaming_pca.service.kafka import patches
+from streaming_pca.config.kafka import KafkaSettings
+from streaming_pca.service.kafka import clients, patches
+from streaming_pca.service.kafka.patches import KeySelector
 from tests.kafka.security.hostile import batch, record
 from tests.packaging.test_imports import PACKAGE, ROOT
 
@@ -175,7 +183,6 @@ def test_the_search_accepts_a_module_s_own_names() -> None:
 
 
 def test_patches_are_in_effect_once_clients_are_imported() -> None:
-    importlib.import_module(f"{PACKAGE}.service.kafka.clients")
     for owner, name, replacement in patches._REPLACED:
         assert getattr(owner, name) is replacement
         assert patches.ORIGINALS[replacement].__module__.partition(".")[0] == "kafka"
@@ -185,8 +192,11 @@ def original(name: str) -> Callable[..., Any]:
     return patches.ORIGINALS[getattr(patches, name)]
 
 
+Pair = tuple[socket.socket, socket.socket]
+
+
 @pytest.fixture
-def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
+def pair() -> Iterator[Pair]:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         yield ours, theirs
@@ -233,12 +243,8 @@ def test_the_client_copies_a_response() -> None:
     assert isinstance(DefaultRecordBatch(memoryview(batch([record(b"a")])))._buffer, bytearray)
 
 
-def test_the_client_s_selector_is_the_standard_library_s() -> None:
-    assert NetworkSelector.DEFAULT_CONFIG["selector"] is selectors.DefaultSelector
-
-
 def test_the_client_passes_on_an_error_of_certificate_files(
-    pair: tuple[socket.socket, socket.socket],
+    pair: Pair,
 ) -> None:
     transport = KafkaSSLTransport.__new__(KafkaSSLTransport)
     with pytest.raises(FileNotFoundError):
@@ -246,7 +252,7 @@ def test_the_client_passes_on_an_error_of_certificate_files(
     assert pair[0].fileno() >= 0
 
 
-def test_the_client_waits_for_a_handshake_without_a_limit(pair: tuple[socket.socket, socket.socket]) -> None:
+def test_the_client_waits_for_a_handshake_without_a_limit(pair: Pair) -> None:
     class Waited(Exception):
         pass
 
@@ -367,3 +373,222 @@ def test_the_code_around_a_workaround_is_as_it_was(where: Callable[..., Any], wo
 
 def test_the_client_s_seek_does_not_take_an_epoch() -> None:
     assert list(inspect.signature(KafkaConsumer.seek).parameters) == ["self", "partition", "offset"]
+
+
+# -- failed connections ----------------------------------------------------
+
+
+class Waiting(NetworkSelector):  # type: ignore[misc]
+    """Selector that signals when one of its tasks waits for a socket."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits = threading.Event()
+
+    def _wait_io(self, *args: object) -> None:
+        super()._wait_io(*args)
+        self.waits.set()
+
+
+@pytest.mark.parametrize("content", [None, "no certificate"])
+def test_files_that_cannot_be_used_are_a_lost_connection(
+    tmp_path: Path, pair: Pair, content: str | None
+) -> None:
+    file = tmp_path / "ca.pem"
+    if content is not None:
+        file.write_text(content)
+    with pytest.raises(KafkaConnectionError, match=r"kafka\.ssl_"):
+        KafkaSSLTransport(None, pair[0], host="localhost", ssl_cafile=str(file))
+    assert pair[0].fileno() == -1
+
+
+def test_a_failed_handshake_closes_its_socket(pair: Pair) -> None:
+    transport = KafkaSSLTransport(None, pair[0], host="localhost")
+    pair[1].sendall(b"no TLS here\r\n")
+    wrapped = transport._sock
+    with pytest.raises(ssl.SSLError):
+        asyncio.run(transport.handshake())
+    assert wrapped.fileno() == -1
+
+
+def test_a_handshake_under_way_leaves_no_socket_when_its_client_is_closed(
+    pair: Pair,
+) -> None:
+    net = Waiting()
+    pair[0].setblocking(False)
+    transport = KafkaSSLTransport(net, pair[0], host="localhost")
+    wrapped = transport._sock
+    net.start()
+    net.call_soon_threadsafe(transport.handshake)
+    assert net.waits.wait(60)
+    net.close()
+    assert wrapped.fileno() == -1
+
+
+def test_a_connect_under_way_leaves_no_socket_when_its_client_is_closed() -> None:
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as server, socket.socket() as first:
+        address = server.getsockname()
+        first.connect(address)
+        made: list[socket.socket] = []
+
+        class Full(KafkaNetSocket):  # type: ignore[misc]
+            SCHEMES: tuple[str, ...] = ()
+
+            def socket(self, *args: int) -> socket.socket:
+                made.append(super().socket(*args))
+                return made[0]
+
+        net = Waiting()
+        net.start()
+        place = (socket.AF_INET, socket.SOCK_STREAM, 0, "", address)
+        net.call_soon_threadsafe(lambda: Full().connect(net, place, (), time.monotonic() + 60))
+        assert net.waits.wait(60)
+        net.close()
+        assert made[0].fileno() == -1
+
+
+# -- large reads -----------------------------------------------------------
+
+
+@pytest.fixture
+def open_pair(pair: Pair) -> Pair:
+    pair[0].setblocking(False)
+    return pair
+
+
+def read(sock: socket.socket) -> tuple[bytes, Exception | None]:
+    return patches._read_piece(SimpleNamespace(_sock=sock, _protocol=None))
+
+
+def test_the_client_is_taught_where_there_is_no_tls() -> None:
+    assert KafkaTCPTransport._sock_recv is patches._read_piece
+    # Bytes that TLS has decrypted do not show at the socket, so its own reading continues to the end.
+    assert KafkaSSLTransport._sock_recv is not patches._read_piece
+
+
+def test_what_was_sent_comes_out(open_pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patches, "PIECE_BYTES", 10)
+    ours, theirs = open_pair
+    theirs.sendall(b"0123456789abc")
+    assert read(ours) == (b"0123456789", None)
+    assert read(ours) == (b"abc", None)
+    assert read(ours) == (b"", None)
+
+
+def test_the_other_end_closing_is_an_error(open_pair: Pair) -> None:
+    ours, theirs = open_pair
+    theirs.sendall(b"last")
+    theirs.close()
+    assert read(ours) == (b"last", None)
+    data, error = read(ours)
+    assert data == b""
+    assert isinstance(error, KafkaConnectionError)
+
+
+def test_a_broken_socket_is_an_error(open_pair: Pair) -> None:
+    ours, _ = open_pair
+    ours.close()
+    data, error = read(ours)
+    assert data == b""
+    assert isinstance(error, KafkaConnectionError)
+
+
+@pytest.mark.parametrize("size", [1, 10**5, patches._LEAST_SHARED_BYTES + 1, 3 * 10**6])
+def test_answers_come_out_whole_and_in_order(open_pair: Pair, size: int) -> None:
+    ours, theirs = open_pair
+    answers = [bytes([i]) * (size + i) for i in range(4)]
+    found: list[bytes] = []
+
+    class Parser(KafkaProtocol):  # type: ignore[misc]
+        def _process_response(self, read_buffer: KafkaBytes) -> None:
+            found.append(bytes(read_buffer))
+
+    parser = Parser(client_id="c")
+    transport = SimpleNamespace(_sock=ours, _protocol=SimpleNamespace(parser=parser))
+    sender = threading.Thread(
+        target=lambda: [theirs.sendall(struct.pack(">i", len(each)) + each) for each in answers]
+    )
+    sender.start()
+    in_place = 0
+    while len(found) < len(answers):
+        select.select([ours], [], [])
+        before = 0 if parser._rbuffer is None else parser._rbuffer.tell()
+        data, error = patches._read_piece(transport)
+        assert error is None
+        in_place += not data and parser._rbuffer.tell() > before
+        parser.receive_bytes(data)
+    sender.join()
+    assert found == answers
+    # At most a piece may have arrived before its answer's place was known.
+    assert in_place > 0 or size <= patches.PIECE_BYTES
+
+
+def test_an_end_within_an_answer_is_an_error(open_pair: Pair) -> None:
+    ours, theirs = open_pair
+    parser = KafkaProtocol(client_id="c")
+    transport = SimpleNamespace(_sock=ours, _protocol=SimpleNamespace(parser=parser))
+    parser.receive_bytes(struct.pack(">i", 10**6))
+    assert patches._read_piece(transport) == (b"", None)
+    theirs.close()
+    assert isinstance(patches._read_piece(transport)[1], KafkaConnectionError)
+
+
+@pytest.mark.parametrize("size", [0, 100, patches._LEAST_SHARED_BYTES + 4, 10**6])
+def test_the_rest_of_an_answer_is_what_it_was(size: int) -> None:
+    data = bytes(range(256)) * (size // 256) + bytes(size % 256)
+    answer = KafkaBytes(size)
+    answer.write(data)
+    answer.seek(0)
+    header = answer.read(4)
+    assert isinstance(header, bytes)
+    assert header == data[:4]
+    rest = answer.read()
+    assert rest == data[4:]
+    large = size - 4 >= patches._LEAST_SHARED_BYTES
+    # No copy if that matters; otherwise bytes, which other code may expect.
+    assert isinstance(rest, memoryview if large else bytes)
+    assert answer.tell() == size
+    assert answer.read() == b""
+
+
+def test_every_client_has_the_selector() -> None:
+    io = patches.shared_selector("logs")
+    assert isinstance(io._selector, KeySelector)
+    assert clients._common_options(KafkaSettings())["selector"] is KeySelector
+    # The client's own selector writes a message with the socket's addresses, twice.
+    assert NetworkSelector.DEFAULT_CONFIG["selector"] is selectors.DefaultSelector
+
+
+def test_a_selector_knows_its_files(open_pair: Pair) -> None:
+    ours, theirs = open_pair
+    with KeySelector() as selector:
+        key = selector.register(ours, selectors.EVENT_READ, "a")
+        assert selector.get_key(ours) == key
+        with pytest.raises(KeyError):
+            selector.get_key(theirs)
+        key = selector.modify(ours, selectors.EVENT_READ | selectors.EVENT_WRITE, "b")
+        assert selector.get_key(ours) == key
+        theirs.sendall(b"x")
+        assert selector.select(0) == [(key, selectors.EVENT_READ | selectors.EVENT_WRITE)]
+        # As the client does: modified for only one kind of event, then released.
+        selector.modify(ours, selectors.EVENT_WRITE, "c")
+        assert [events for _, events in selector.select(0)] == [selectors.EVENT_WRITE]
+        assert selector.unregister(ours).data == "c"
+        with pytest.raises(KeyError):
+            selector.get_key(ours)
+        with pytest.raises(KeyError):
+            selector.unregister(ours)
+        assert selector.register(ours, selectors.EVENT_READ).fileobj is ours
+        with pytest.raises(KeyError):
+            selector.register(ours, selectors.EVENT_READ)
+        assert selector.get_key(ours).events == selectors.EVENT_READ
+
+
+def test_a_file_that_was_closed_can_be_let_go() -> None:
+    with KeySelector() as selector:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            key = selector.register(ours, selectors.EVENT_READ)
+            ours.close()
+            assert selector.get_key(ours) == key
+            assert selector.unregister(ours) == key
