@@ -81,9 +81,9 @@ def test_limits_are_named_and_other_guarantees_are_not() -> None:
 
 @pytest.mark.parametrize("epsilon", [1e-9, 1e-4, 0.01, 0.05, 0.1, 0.5, 1.0, 2.0, 3.3, 6.9, 6.91, 10.0, 50.0])
 def test_the_factor_is_no_smaller_than_it_is(epsilon: float) -> None:
-    said = re.search(r"at most (1 \+ )?([\d.,e+-]+) times", words(epsilon=epsilon))
-    assert said is not None, words(epsilon=epsilon)
-    factor = float(said[2].replace(",", "")) + (1 if said[1] else 0)
+    match = re.search(r"at most (1 \+ )?([\d.,e+-]+) times", words(epsilon=epsilon))
+    assert match is not None, words(epsilon=epsilon)
+    factor = float(match[2].replace(",", "")) + (1 if match[1] else 0)
     assert math.exp(epsilon) <= factor * (1 + 1e-12)
     assert factor <= math.exp(epsilon) * 1.011 + 1e-6
 

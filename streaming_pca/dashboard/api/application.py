@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 from fastapi import FastAPI, Request, Response
 
 from streaming_pca.dashboard.api.conditional import HeadAnswers, answer_bytes
-from streaming_pca.dashboard.api.document import document_of
+from streaming_pca.dashboard.api.document import make_document
 from streaming_pca.dashboard.api.errors import StrictRoute, add_problems
 from streaming_pca.dashboard.api.events import add_events
 from streaming_pca.dashboard.api.limiter import Limiter
@@ -59,7 +59,7 @@ def make_api(observer: Observer, *, broker_seconds: float = _BROKER_SECONDS) -> 
         return answer_bytes(request, body, f'W/"{hashlib.sha256(body).hexdigest()[:32]}"', "application/json")
 
     def document() -> dict[str, Any]:
-        app.openapi_schema = app.openapi_schema or document_of(app)
+        app.openapi_schema = app.openapi_schema or make_document(app)
         return app.openapi_schema
 
     app.openapi = document  # type: ignore[method-assign]

@@ -56,7 +56,7 @@ _NONE_MATCH = {
 }
 
 
-def document_of(app: FastAPI) -> dict[str, Any]:
+def make_document(app: FastAPI) -> dict[str, Any]:
     """Return the OpenAPI document of an application; the result is deterministic."""
     made: dict[str, Any] = get_openapi(
         title="streaming-pca",

@@ -55,7 +55,7 @@ class StrictRoute(APIRoute):
             except (HTTPException, RequestValidationError):
                 raise
             except Exception as error:
-                return _answer_of(request, error)
+                return _error_response(request, error)
 
         return answer
 
@@ -71,7 +71,7 @@ def _unknown_parameter(request: Request, known: list[str]) -> str | None:
     return None
 
 
-def _answer_of(request: Request, error: Exception) -> Response:
+def _error_response(request: Request, error: Exception) -> Response:
     for status, kinds in _STATUS:
         if isinstance(error, kinds):
             retry = {"retry_after": _RETRY_SECONDS} if status is HTTPStatus.SERVICE_UNAVAILABLE else {}

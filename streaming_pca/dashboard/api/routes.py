@@ -147,7 +147,7 @@ def add_releases(app: FastAPI, context: Context) -> None:
     async def find(request: Request, name: str, batch: int | None, format: str) -> Response:
         def encoded() -> tuple[bytes, int]:
             value, release = context.observer.release(name, batch)
-            return (value if format == "json" else npz_of(release)), release.batch
+            return (value if format == "json" else npz_archive(release)), release.batch
 
         try:
             body, number = await context.broker.call(encoded)
@@ -173,7 +173,7 @@ def add_releases(app: FastAPI, context: Context) -> None:
         return await find(request, name, batch, format)
 
 
-def npz_of(release: Release) -> bytes:
+def npz_archive(release: Release) -> bytes:
     """Return a release's arrays and numbers as a NumPy archive, with deterministic bytes.
 
     The archive omits unknown quantities, and arrays that the release contains only as a digest.

@@ -181,7 +181,7 @@ class LedgerView:
 
     def _shared(self, charge: Charge) -> models.Charge:
         """Convert a charge to the API's model; equal charges share one object."""
-        model = charge_of(describe_charge(charge, with_rho=charge.rho is not None))
+        model = charge_model(describe_charge(charge, with_rho=charge.rho is not None))
         if len(self._charges) >= _INTERNED:
             self._charges.clear()
         return self._charges.setdefault((model.epsilon, model.delta, model.rho), model)
@@ -198,12 +198,12 @@ class LedgerView:
         if opened is not None and self.trouble is None:
             zcdp, everywhere = opened.filter == "zcdp", self.ledger.everywhere
             facts = {
-                "cap": charge_of(opened.cap.model_dump(mode="json")),
+                "cap": charge_model(opened.cap.model_dump(mode="json")),
                 "filter": opened.filter,
-                "most_charged": charge_of(describe_charge(self.ledger.most_charged(), with_rho=zcdp)),
+                "most_charged": charge_model(describe_charge(self.ledger.most_charged(), with_rho=zcdp)),
             }
             if everywhere != Charge.nothing():
-                facts["everywhere"] = charge_of(describe_charge(everywhere, with_rho=zcdp))
+                facts["everywhere"] = charge_model(describe_charge(everywhere, with_rho=zcdp))
         return models.LedgerSummary(
             input=self.input,
             topic_id=self.topic_id,
@@ -244,14 +244,14 @@ class LedgerView:
             input=self.input,
             partition=partition,
             offset=offset,
-            spent=charge_of(charges["spent"]),
-            left=charge_of(charges["left"]),
-            cap=charge_of(charges["cap"]),
-            jobs={name: charge_of(charge) for name, charge in charges["jobs"].items()},
+            spent=charge_model(charges["spent"]),
+            left=charge_model(charges["left"]),
+            cap=charge_model(charges["cap"]),
+            jobs={name: charge_model(charge) for name, charge in charges["jobs"].items()},
         )
 
 
-def charge_of(described: dict[str, str | None]) -> models.Charge:
+def charge_model(described: dict[str, str | None]) -> models.Charge:
     """Convert a described charge to decimals of at most 12 digits."""
     return models.Charge(**{name: None if v is None else format_number(v) for name, v in described.items()})
 
@@ -260,14 +260,14 @@ def _job(name: str, job: JobLedger) -> models.JobSummary:
     return models.JobSummary(
         name=name,
         standing=str(job.standing),
-        batches=batches_of(job),
+        batches=batch_counts(job),
         charges=job.charges,
         records_committed=job.records_committed,
         records_abandoned=job.records_abandoned,
     )
 
 
-def batches_of(job: JobLedger) -> models.Batches:
+def batch_counts(job: JobLedger) -> models.Batches:
     """Return the numbers of a job's batches."""
     return models.Batches(committed=job.committed, abandoned=job.abandoned, released=job.released)
 
@@ -277,10 +277,10 @@ def _budget(charges: dict[str, Any]) -> models.Budget | None:
         return None
     spent, left, cap = charges["charged"]["by_all"], charges["left"], charges["cap"]
     return models.Budget(
-        by_stream=charge_of(charges["charged"]["by_stream"]),
-        by_all=charge_of(spent),
-        left=charge_of(left),
-        cap=charge_of(cap),
+        by_stream=charge_model(charges["charged"]["by_stream"]),
+        by_all=charge_model(spent),
+        left=charge_model(left),
+        cap=charge_model(cap),
         filter=charges["filter"],
         spent_share=_spent_share(spent, left),
     )

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import threading
-from dataclasses import dataclass
 
 from kafka.errors import KafkaError
 
@@ -12,32 +10,11 @@ from streaming_pca.client.releases import NotARelease, read_release
 from streaming_pca.config.kafka import KafkaSettings
 from streaming_pca.dashboard.observing.errors import UnknownRelease
 from streaming_pca.dashboard.observing.logs import Message, TopicsLost, TopicsReader, in_words
-from streaming_pca.dashboard.observing.releases import Point, ReleaseHistory
 from streaming_pca.data.release import Release
 from streaming_pca.service.errors import TopicError
 from streaming_pca.service.kafka.clients import BrokerUnreachable
 
 _WAIT_SECONDS = 10.0
-
-
-@dataclass(frozen=True)
-class _Question:
-    """Release to look up.
-
-    Attributes
-    ----------
-    offset, digest : int or None, str or None
-        Offset, and SHA-256 of its bytes; None for a release older than all releases in memory.
-    before : int or None
-        End (exclusive) of the offsets to search for an older release; None if no search can succeed.
-    """
-
-    topic: str
-    stream: str
-    batch: int | None
-    offset: int | None
-    digest: str | None
-    before: int | None
 
 
 class ReleaseLookup:
@@ -49,33 +26,28 @@ class ReleaseLookup:
         self._reader: TopicsReader | None = None
         self._closed = False
 
-    @staticmethod
-    def question(releases: ReleaseHistory, point: Point | None, batch: int | None) -> _Question:
-        """Prepare the lookup of a batch's release, or the latest, from the history."""
-        offset, digest = (None, None) if point is None else (point.offset, point.digest)
-        oldest = releases.oldest
-        is_older = batch is not None and oldest is not None and batch < oldest.batch
-        before = oldest.offset if is_older and oldest is not None else None
-        return _Question(releases.topic, releases.stream, batch, offset, digest, before)
-
-    def ask(self, question: _Question) -> tuple[bytes, Release]:
-        """Return the bytes of a release, and the release.
+    def ask(self, topic: str, stream: str, batch: int | None, offsets: range) -> tuple[bytes, Release]:
+        """Return the bytes of a batch's release, and the release; by default the first one at the offsets.
 
         Raises
         ------
         UnknownRelease, BrokerUnreachable, TopicError
         """
-        if question.offset is None and question.before is None:
-            raise _unknown(question)
+        reason = "has no release yet"
+        if batch is not None:
+            reason = f"has no release of batch {batch}: it was not published, or its topic no longer holds it"
+        unknown = UnknownRelease(f"stream {stream!r} {reason}")
+        if not offsets:
+            raise unknown
         if not self._lock.acquire(timeout=_WAIT_SECONDS):
             raise BrokerUnreachable("the broker is slow: other releases are being read")
         try:
             if self._closed:
                 raise BrokerUnreachable("the dashboard is stopping")
             self._reader = self._reader or TopicsReader(self._kafka)
-            return self._ask(self._reader, question)
+            found = _search(self._reader, topic, stream, batch, offsets)
         except TopicsLost:
-            raise _unknown(question) from None
+            found = None
         except (KafkaError, OSError) as error:
             self._discard()
             raise BrokerUnreachable(in_words(error, self._kafka.bootstrap_servers)) from None
@@ -84,6 +56,10 @@ class ReleaseLookup:
             raise
         finally:
             self._lock.release()
+        if found is None:
+            raise unknown
+        message, release = found
+        return message.value, release
 
     def close(self) -> None:
         """Close the connection, or leave it open if a request still uses it."""
@@ -99,54 +75,35 @@ class ReleaseLookup:
             self._reader.close()
             self._reader = None
 
-    def _ask(self, reader: TopicsReader, question: _Question) -> tuple[bytes, Release]:
-        reader.assign([question.topic])
-        bounds = reader.bounds([question.topic]).get(question.topic)
-        if bounds is None:
-            raise TopicError(f"topic {question.topic!r} has no leader: try again later")
-        first, end = bounds
-        if question.offset is None:
-            assert question.before is not None
-            return self._search(reader, question, first, min(question.before, end))
-        if first <= question.offset < end:
-            message = reader.message_from(question.topic, question.offset, end)
-            if message is not None and hashlib.sha256(message.value).hexdigest() == question.digest:
-                return message.value, Release.from_bytes(message.value)
-        raise _unknown(question)
 
-    def _search(
-        self, reader: TopicsReader, question: _Question, first: int, end: int
-    ) -> tuple[bytes, Release]:
-        """Bisect the offsets [first, end): batch numbers increase with offsets."""
-        assert question.batch is not None
-        low, high = first, end
-        while low < high:
-            middle = (low + high) // 2
-            message, release = self._first_release(reader, question, middle, high)
-            if message is None or release is None or release.batch > question.batch:
-                high = middle
-            elif release.batch < question.batch:
-                low = message.offset + 1
-            else:
-                return message.value, release
-        raise _unknown(question)
-
-    def _first_release(
-        self, reader: TopicsReader, question: _Question, start: int, end: int
-    ) -> tuple[Message, Release] | tuple[None, None]:
-        """Return the first release of the stream in [start, end)."""
-        while start < end and (message := reader.message_from(question.topic, start, end)) is not None:
-            release = read_release(question.topic, message.offset, message.value)
-            if not isinstance(release, NotARelease) and release.stream == question.stream:
-                return message, release
-            start = message.offset + 1
-        return None, None
+def _search(
+    reader: TopicsReader, topic: str, stream: str, batch: int | None, offsets: range
+) -> tuple[Message, Release] | None:
+    """Bisect the offsets: batch numbers increase with them."""
+    reader.assign([topic])
+    bounds = reader.bounds([topic]).get(topic)
+    if bounds is None:
+        raise TopicError(f"topic {topic!r} has no leader: try again later")
+    low, high = max(bounds[0], offsets.start), min(bounds[1], offsets.stop)
+    while low < high:
+        middle = (low + high) // 2
+        found = _first_release(reader, topic, stream, middle, high)
+        if found is None or (batch is not None and found[1].batch > batch):
+            high = middle
+        elif batch is None or found[1].batch == batch:
+            return found
+        else:
+            low = found[0].offset + 1
+    return None
 
 
-def _unknown(question: _Question) -> UnknownRelease:
-    if question.batch is None:
-        return UnknownRelease(f"stream {question.stream!r} has no release yet")
-    return UnknownRelease(
-        f"stream {question.stream!r} has no release of batch {question.batch}: it was not published, "
-        "or its topic no longer holds it"
-    )
+def _first_release(
+    reader: TopicsReader, topic: str, stream: str, start: int, end: int
+) -> tuple[Message, Release] | None:
+    """Return the first release of the stream in [start, end)."""
+    while start < end and (message := reader.message_from(topic, start, end)) is not None:
+        release = read_release(topic, message.offset, message.value)
+        if not isinstance(release, NotARelease) and release.stream == stream:
+            return message, release
+        start = message.offset + 1
+    return None

@@ -227,13 +227,12 @@ class Observer:
         """
         with self._watched.lock:
             releases = self._state(name).releases
-            point = releases.last if batch is None else releases.find(batch)
-            latest = releases.latest if point is not None and point is releases.last else None
-            wanted = self._lookup.question(releases, point, batch)
+            last, offsets = releases.last, releases.offsets(batch)
+            latest = releases.latest if last is not None and last.offset in offsets else None
         if latest is not None:
             return latest, Release.from_bytes(latest)
         self._require_broker()
-        return self._lookup.ask(wanted)
+        return self._lookup.ask(releases.topic, name, batch, offsets)
 
     def record_charge(self, input: str, partition: int, offset: int) -> RecordCharge:
         """Return the charges of one record.

@@ -133,14 +133,13 @@ class ReleaseHistory:
         """The latest release."""
         return self._points[-1] if self._points else None
 
-    @property
-    def oldest(self) -> Point | None:
-        """The earliest release in memory."""
-        return self._points[0] if self._points else None
-
-    def find(self, batch: int) -> Point | None:
-        """Return a batch's release, if it is in memory."""
-        return self._by_batch.get(batch)
+    def offsets(self, batch: int | None) -> range:
+        """Return the offsets at which the topic may hold a batch's release, by default the latest one."""
+        point = self.last if batch is None else self._by_batch.get(batch)
+        if point is not None:
+            return range(point.offset, point.offset + 1)
+        is_older = batch is not None and self._points and batch < self._points[0].batch
+        return range(self._points[0].offset if is_older else 0)
 
     def recent(self, count: int) -> list[Point]:
         """Return the last releases, oldest first."""

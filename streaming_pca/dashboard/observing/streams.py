@@ -13,7 +13,7 @@ from streaming_pca.admin.standing import Standings
 from streaming_pca.config.settings import Settings, StreamSettings
 from streaming_pca.dashboard.models import Lag, Leader, StreamDetail, StreamSummary
 from streaming_pca.dashboard.observing.health import Facts, LagWatch, judge
-from streaming_pca.dashboard.observing.ledgers import LedgerView, batches_of
+from streaming_pca.dashboard.observing.ledgers import LedgerView, batch_counts
 from streaming_pca.dashboard.observing.releases import ReleaseHistory
 from streaming_pca.privacy.ledger.cap import BudgetExceeded, within_cap
 from streaming_pca.privacy.ledger.ledger import JobLedger, Ledger
@@ -104,7 +104,7 @@ class StreamState:
             facts |= {
                 "standing": str(job.standing),
                 "leader": leader,
-                "batches": batches_of(job),
+                "batches": batch_counts(job),
                 "records": job.records_committed,
                 "lag": lag,
                 "last_release": None if last is None else last.summary().model_dump(exclude={"offset"}),
@@ -139,7 +139,7 @@ class StreamState:
             local=self._info.local,
             contributions_per_user=stream.contributions_per_user if stream.privacy_unit == "user" else None,
             feature_names=None if names is None else list(names),
-            fields=_fields_of(stream),
+            fields=_field_numbers(stream),
             kind=self._info.releases,
         )
         return True
@@ -198,7 +198,7 @@ class StreamState:
         return Charge(epsilon=parse_rational(stream.epsilon), delta=parse_rational(stream.delta))
 
 
-def _fields_of(stream: StreamSettings) -> list[int] | None:
+def _field_numbers(stream: StreamSettings) -> list[int] | None:
     """Return the number of the record field that each feature comes from."""
     if stream.features is None:
         return None

@@ -198,7 +198,7 @@ def test_what_is_not_there_is_404(world: World) -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "said"),
+    ("path", "words"),
     [
         ("streams?limit=0", "limit should be greater than or equal to 1"),
         ("streams?limit=201", "limit should be less than or equal to 200"),
@@ -219,8 +219,8 @@ def test_what_is_not_there_is_404(world: World) -> None:
         (f"{PLAN}&batches=10001", "batches should be less than or equal to 10000"),
     ],
 )
-def test_parameters_are_refused_in_a_line(world: World, path: str, said: str) -> None:
-    assert said in problem(world, path, 422)
+def test_parameters_are_refused_in_a_line(world: World, path: str, words: str) -> None:
+    assert words in problem(world, path, 422)
 
 
 def test_methods_are_refused_with_those_that_are_allowed(world: World) -> None:

@@ -19,7 +19,7 @@ from tests.waiting import LIMIT, wait_for
 
 @pytest.fixture
 def made(kafka_bootstrap: str, unique_name: Callable[[str], str]) -> MadeStream:
-    return make_stream(kafka_bootstrap, unique_name("told"), releases=1)
+    return make_stream(kafka_bootstrap, unique_name("followed"), releases=1)
 
 
 @pytest.fixture

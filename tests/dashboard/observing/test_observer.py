@@ -43,11 +43,11 @@ def test_it_agrees_with_status(make: Make, observe: Observe) -> None:
         "the leader",
         lambda: all(s.lag is not None and s.leader is not None for s in observer.overview().streams),
     )
-    told = {facts["stream"]: facts for facts in describe_status([s.settings for s in streams])}
+    facts_of = {facts["stream"]: facts for facts in describe_status([s.settings for s in streams])}
     seen = observer.overview().streams
-    assert [s.name for s in seen] == sorted(told)
+    assert [s.name for s in seen] == sorted(facts_of)
     for summary in seen:
-        facts = told[summary.name]
+        facts = facts_of[summary.name]
         assert summary.problem is None
         names = {"standing", "records", "batches", "lag", "leader"}
         assert summary.model_dump(include=names) == {name: facts[name] for name in names}
@@ -110,7 +110,7 @@ def test_news_come_after_the_state(make: Make, observe: Observe) -> None:
         heard.append((event, (last and last.batch, observer.ledger(stream.settings.stream.input).entries)))
 
     def fail(event: Event) -> None:
-        raise RuntimeError("a listener that fails is no one else's matter")
+        raise RuntimeError("a listener that fails must not harm others")
 
     unlisten = [observer.listen(fail), observer.listen(listen)]
     for _ in range(2):
@@ -160,12 +160,12 @@ def test_a_ledger_is_shown_entry_by_entry(make: Make, observe: Observe) -> None:
     stream.append(Paused(**own, previous=stream.head, reason="for a look"))
     stream.append(Retired(**own, previous=stream.head, reason="it was long enough"))
     observer = observe(stream)
-    told = describe_ledger(stream.settings.kafka, topic)
+    described = describe_ledger(stream.settings.kafka, topic)
     page = observer.entries(topic, 100)
     assert page.complete
     assert page.next is None
-    assert [row.offset for row in page.items] == [e["offset"] for e in told["entries"]][::-1]
-    for row, entry in zip(page.items, reversed(told["entries"]), strict=True):
+    assert [row.offset for row in page.items] == [e["offset"] for e in described["entries"]][::-1]
+    for row, entry in zip(page.items, reversed(described["entries"]), strict=True):
         assert (row.kind, row.void or "") == (entry["kind"], entry["void"])
         names = ("job", "batch", "records", "reason")
         assert [getattr(row, name) for name in names] == [entry.get(name) for name in names]
