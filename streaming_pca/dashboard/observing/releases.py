@@ -134,7 +134,7 @@ class ReleaseHistory:
         return self._points[-1] if self._points else None
 
     def offsets(self, batch: int | None) -> range:
-        """Return the offsets at which the topic may hold a batch's release, by default the latest one."""
+        """Return where the topic may hold a batch's release, by default the latest."""
         point = self.last if batch is None else self._by_batch.get(batch)
         if point is not None:
             return range(point.offset, point.offset + 1)
