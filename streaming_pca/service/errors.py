@@ -3,10 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 _NOT_PERMITTED = 29
 """Kafka's error code of a topic that this user may not use."""
+
+
+E = TypeVar("E", bound=BaseException)
+
+
+def without_traceback(error: E) -> E:
+    """Drop an error's traceback, which keeps the variables of all callers alive, batches included.
+
+    kafka-python's frames and errors refer to each other: only the garbage collector would free them.
+    """
+    return error.with_traceback(None)
 
 
 class StreamRefused(Exception):

@@ -2,12 +2,10 @@
 
 Imports only the standard library, because commands call it before anything else.
 
-On Linux a protected process is not dumpable (prctl(2), PR_SET_DUMPABLE). The system then does not write
-core files, not even for a handler such as systemd-coredump, which ignores the limit on core files. Other
-processes of the same user can neither attach a debugger nor read its memory, its environment and its open
-files in ``/proc``. Only root can. ``exec`` resets the flag, so every program of the service sets it.
-
-Error messages of bugs are withheld as well: libraries quote the values that they cannot handle.
+On Linux a protected process is not dumpable (prctl(2), PR_SET_DUMPABLE): no core files, even for handlers
+that ignore their limit, and only root can read its memory, environment and open files. ``exec`` resets the
+flag, so every program of the service sets it. Error messages of bugs are withheld as well: libraries quote
+the values that they cannot handle.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """One session as leader of a stream: take over, then learn batches until the lead is lost.
 
-This module itself neither calls Kafka nor computes. The source and the kernels run in one thread pool, the
-checkpoint's exchanges in another, so that a long kernel delays neither heartbeats nor commits. Every
-exchange has a deadline.
+This module itself neither calls Kafka nor computes: pools of threads do, so that a long kernel delays
+neither heartbeats nor commits. Every exchange has a deadline.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Worker process: one election, one clock and a few threads for all its streams.
 
-Each stream stands by, leads in sessions, and steps down. The end of one stream (a reached cap, a changed
-privacy contract) does not end the others. The event loop (asyncio on uvloop) never blocks
-(:mod:`streaming_pca.service.session`). A thread that misses its deadline cannot be stopped, so the process
-ends and its successor recovers.
+Each stream stands by, leads in sessions, and steps down; its end does not end the others. The event loop
+(asyncio on uvloop) never blocks. A thread that misses its deadline cannot be stopped, so the process ends
+and its successor recovers.
 """
 
 from __future__ import annotations
@@ -83,9 +82,8 @@ T = TypeVar("T")
 def _prepare() -> None:
     """Set up the interpreter after all imports.
 
-    The hundreds of thousands of existing objects of the libraries are excluded from garbage collection; the
-    collector would search them every few polls. That was a fifth of the processor time of a worker with
-    small messages. The collector still runs as often.
+    The libraries' objects are excluded from garbage collection, whose search of them was a fifth of the
+    processor time of a worker with small messages.
     """
     sys.setswitchinterval(_SWITCH_SECONDS)
     load_compiler()

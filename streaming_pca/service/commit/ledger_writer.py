@@ -16,7 +16,7 @@ from streaming_pca.config.kafka import ConfigurationError, KafkaSettings
 from streaming_pca.privacy.ledger.entries import LedgerEntry, encode_entry, entry_hash
 from streaming_pca.privacy.ledger.ledger import Verdict
 from streaming_pca.service.commit.log_reader import LedgerLog
-from streaming_pca.service.errors import SessionLost
+from streaming_pca.service.errors import SessionLost, without_traceback
 from streaming_pca.service.kafka.authorization import in_one_line
 from streaming_pca.service.kafka.clients import transactional_producer
 from streaming_pca.service.kafka.patches import transaction_manager
@@ -68,8 +68,7 @@ class LedgerWriter:
         except KafkaError as error:
             # After a transaction's first error, further calls only report that one has occurred.
             cause = next((each for each in error.args if isinstance(each, KafkaError)), error)
-            # kafka-python keeps this exception; drop the traceback, or it keeps our callers' state alive.
-            raise SessionLost(f"{name}: {in_one_line(cause, 'Write')}") from error.with_traceback(None)
+            raise SessionLost(f"{name}: {in_one_line(cause, 'Write')}") from without_traceback(error)
 
     def _begin(self) -> None:
         """Begin a transaction; only one may be open."""

@@ -2,13 +2,10 @@
 
 Commit number n of a stream writes two parts, both under slot n mod 64:
 
-- its *delta*: for each record of the batch, in order, the user's hash if the record counts, else (0, 0).
-  Its size depends only on the batch size, which is public;
+- its *delta*: for each record of the batch, in order, the user's hash if the record counts, else (0, 0);
 - one *shard* (a 64th) of the table, in its state *before* this commit.
 
-The checkpoint contains the size and digest of every part
-(:class:`~streaming_pca.privacy.users.UserIndex`), and the ledger's COMMITTED contains the
-checkpoint's digest. Why this suffices: docs/explanation/users.md.
+The checkpoint contains the size and digest of every part. Why this suffices: docs/explanation/users.md.
 """
 
 from __future__ import annotations

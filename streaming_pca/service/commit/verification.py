@@ -1,9 +1,8 @@
 """Verification of a ledger from the topics alone, also as a process.
 
-Run as ``python -m streaming_pca.service.commit.verification``. The first line of its standard input
-contains the settings, the second the input topic. The only line of its standard output contains the
-problems, or the reason why the verification failed. It runs at the lowest priority, so that a worker's
-batches come first, and its memory is freed when it ends.
+Run as ``python -m streaming_pca.service.commit.verification``, at the lowest priority, so that a worker's
+batches come first. It reads the settings and the input topic, each in a line, and prints the problems, or
+the reason why the verification failed.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Batches of an input topic, cut on public quantities only.
 
 The boundaries and the order of a batch depend on the partitions, the order of offsets, the number of
-records that each partition delivered, and the worker's clock. They do not depend on sizes, contents, keys,
-producer timestamps, or the pace of records' arrival here. Mechanism and proof:
-docs/explanation/batch-boundaries.md.
+records that each partition delivered, and the worker's clock, not on contents or the pace of records'
+arrival here (docs/explanation/batch-boundaries.md). While a batch is in progress, the next one is fetched
+and decoded, up to the share ``worker.read_ahead``: reading before a reservation is allowed.
 
 Offsets only grow, unless the topic loses its tail in an unclean election or with a replaced disk. Then new
 records would get offsets that were already charged, so an end below a position stops the stream.

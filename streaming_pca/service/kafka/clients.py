@@ -2,10 +2,7 @@
 
 Consumers share three socket threads, because a process of fifty streams would otherwise have hundreds: one
 for records, which arrive in megabytes; one for ledgers, states and releases, which delay a batch; one for
-control (the election, the clock), which must not wait for either. A transactional producer keeps the thread
-that kafka-python gives it.
-
-Faults of kafka-python that the service works around: docs/explanation/kafka-client.md.
+control (the election, the clock), which must not wait for either.
 """
 
 from __future__ import annotations
@@ -13,7 +10,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any, TypeVar
 
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
@@ -53,7 +49,7 @@ _answered: dict[str, str] = {}
 """Bootstrap server that responded last, by list of servers."""
 
 
-def _connect(settings: KafkaSettings, make: Callable[..., C]) -> C:
+def _connect(settings: KafkaSettings, make: Callable[..., C], **options: Any) -> C:
     """Make a client with the first bootstrap server that responds.
 
     The server that responded last is tried first. kafka-python 3.0.12 picks one server at random and gives
@@ -70,7 +66,7 @@ def _connect(settings: KafkaSettings, make: Callable[..., C]) -> C:
     for server in servers:
         by_one = {"bootstrap_servers": [server], "bootstrap_timeout_ms": each}
         try:
-            made = make(**(_common_options(settings) | by_one))
+            made = make(**(options | _common_options(settings) | by_one))
         except credentials.TokenRefused as error:
             raise BrokerUnreachable(str(error)) from None
         except (KafkaError, OSError, ValueError) as error:
@@ -226,22 +222,20 @@ def reading_consumer(
     """
     return _connect(
         settings,
-        partial(
-            _consumer,
-            io=io,
-            topics=topics,
-            blocks=blocks,
-            most_bytes=most_bytes,
-            isolation_level="read_committed" if committed else "read_uncommitted",
-            auto_offset_reset="none",
-            enable_auto_commit=False,
-            allow_auto_create_topics=False,
-            fetch_max_bytes=fetch_bytes,
-            max_partition_fetch_bytes=fetch_bytes,
-            receive_message_max_bytes=MAX_ANSWER_BYTES,
-            fetch_max_wait_ms=100,
-            max_poll_records=max_poll_records,
-        ),
+        _consumer,
+        io=io,
+        topics=topics,
+        blocks=blocks,
+        most_bytes=most_bytes,
+        isolation_level="read_committed" if committed else "read_uncommitted",
+        auto_offset_reset="none",
+        enable_auto_commit=False,
+        allow_auto_create_topics=False,
+        fetch_max_bytes=fetch_bytes,
+        max_partition_fetch_bytes=fetch_bytes,
+        receive_message_max_bytes=MAX_ANSWER_BYTES,
+        fetch_max_wait_ms=100,
+        max_poll_records=max_poll_records,
     )
 
 
@@ -252,19 +246,17 @@ def group_consumer(settings: KafkaSettings, group: str, assignor: Any) -> KafkaC
     """
     return _connect(
         settings,
-        partial(
-            _consumer,
-            io="control",
-            group_id=group,
-            isolation_level="read_committed",
-            partition_assignment_strategy=[assignor],
-            session_timeout_ms=settings.session_timeout_ms,
-            # After a heartbeat is lost with its connection, the next one follows only after this interval.
-            heartbeat_interval_ms=settings.session_timeout_ms // 5,
-            auto_offset_reset="latest",
-            enable_auto_commit=False,
-            allow_auto_create_topics=False,
-        ),
+        _consumer,
+        io="control",
+        group_id=group,
+        isolation_level="read_committed",
+        partition_assignment_strategy=[assignor],
+        session_timeout_ms=settings.session_timeout_ms,
+        # After a heartbeat is lost with its connection, the next one follows only after this interval.
+        heartbeat_interval_ms=settings.session_timeout_ms // 5,
+        auto_offset_reset="latest",
+        enable_auto_commit=False,
+        allow_auto_create_topics=False,
     )
 
 
@@ -272,19 +264,17 @@ def transactional_producer(settings: KafkaSettings, transactional_id: str) -> Ka
     """Make a stream's only writer; ``init_transactions`` fences its predecessors."""
     return _connect(
         settings,
-        partial(
-            KafkaProducer,
-            kafka_client=patches.TransactionalClient,
-            transactional_id=transactional_id,
-            transaction_timeout_ms=settings.transaction_timeout_ms,
-            # While a broker completes the previous transaction, it refuses the next one for some
-            # milliseconds.
-            retry_backoff_ms=20,
-            delivery_timeout_ms=delivery_timeout_ms(settings),
-            max_block_ms=settings.request_timeout_ms,
-            max_request_size=MAX_MESSAGE_BYTES,
-            allow_auto_create_topics=False,
-        ),
+        KafkaProducer,
+        kafka_client=patches.TransactionalClient,
+        transactional_id=transactional_id,
+        transaction_timeout_ms=settings.transaction_timeout_ms,
+        # While a broker completes the previous transaction, it refuses the next one for some
+        # milliseconds.
+        retry_backoff_ms=20,
+        delivery_timeout_ms=delivery_timeout_ms(settings),
+        max_block_ms=settings.request_timeout_ms,
+        max_request_size=MAX_MESSAGE_BYTES,
+        allow_auto_create_topics=False,
     )
 
 
@@ -295,17 +285,15 @@ def plain_producer(settings: KafkaSettings) -> KafkaProducer:
     """
     return _connect(
         settings,
-        partial(
-            KafkaProducer,
-            # Both are the client's defaults, but some other settings disable them silently.
-            acks="all",
-            enable_idempotence=True,
-            batch_size=256 * 1024,
-            linger_ms=20,
-            max_block_ms=60_000,
-            max_request_size=MAX_MESSAGE_BYTES,
-            allow_auto_create_topics=False,
-        ),
+        KafkaProducer,
+        # Both are the client's defaults, but some other settings disable them silently.
+        acks="all",
+        enable_idempotence=True,
+        batch_size=256 * 1024,
+        linger_ms=20,
+        max_block_ms=60_000,
+        max_request_size=MAX_MESSAGE_BYTES,
+        allow_auto_create_topics=False,
     )
 
 

@@ -97,8 +97,7 @@ class _TokenFile(AbstractTokenProvider):  # type: ignore[misc]
 class _Grant(AbstractTokenProvider):  # type: ignore[misc]
     """Token of the client-credentials grant (RFC 6749, 4.4), renewed by a thread before it expires.
 
-    Connections share it, and their threads never wait for the identity provider, because they serve the
-    sockets of many clients.
+    Threads of connections never wait for the identity provider: they serve the sockets of many clients.
     """
 
     def __init__(self, settings: KafkaSettings) -> None:

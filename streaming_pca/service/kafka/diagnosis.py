@@ -23,6 +23,7 @@ from kafka.protocol.parser import KafkaProtocol
 from kafka.protocol.sasl import SaslAuthenticateRequest, SaslHandshakeRequest
 
 from streaming_pca.config.kafka import ConfigurationError, KafkaSettings
+from streaming_pca.service.errors import without_traceback
 from streaming_pca.service.kafka.credentials import TokenRefused, sasl_options
 
 _SECONDS = 5.0
@@ -63,7 +64,7 @@ def diagnose(
         try:
             _Examination(settings, server).run(advertised)
         except Diagnosis as reason:
-            found[server] = reason.with_traceback(None)
+            found[server] = without_traceback(reason)
         except Exception:
             return  # a diagnosis must not replace the error that it explains
 

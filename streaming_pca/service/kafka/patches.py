@@ -33,6 +33,7 @@ from kafka.record.default_records import DefaultRecordBatch
 from kafka.record.memory_records import MemoryRecords
 
 from streaming_pca.config.kafka import ConfigurationError
+from streaming_pca.service.errors import without_traceback
 from streaming_pca.service.kafka.credentials import TokenRefused
 from streaming_pca.service.kafka.inflating import MOST_RECORD_BYTES, inflate
 from streaming_pca.service.kafka.record_batches import RecordBatch, UnreadableBatch, parse_batch
@@ -210,10 +211,7 @@ class _Selector(NetworkSelector):  # type: ignore[misc]
         try:
             return super().run(coro, *args)
         except KafkaError as error:
-            # The client's frame and its error refer to each other, and to all callers' frames: each failed
-            # poll would keep the callers' objects, including batches, alive until the next garbage
-            # collection.
-            raise error.with_traceback(None) from error.__cause__
+            raise without_traceback(error) from error.__cause__
 
 
 _selectors_lock = threading.Lock()

@@ -1,7 +1,7 @@
 """Record batches whose records one compiled pass locates, without creating objects.
 
-The rules are those of :mod:`~streaming_pca.service.kafka.record_batches`, whose parser is the reference: a
-block has the same records.
+The parser of :mod:`~streaming_pca.service.kafka.record_batches` is the reference: a block has the same
+records.
 """
 
 from __future__ import annotations

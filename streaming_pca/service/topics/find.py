@@ -175,13 +175,18 @@ def find_topics(kafka: KafkaSettings, stream: StreamSettings) -> Topics:
     BrokerUnreachable if the broker fails during the check.
     """
     topics, problems = check_topics(kafka, stream)
+    report(problems)
+    assert topics is not None, "a missing topic is a fatal problem"
+    return topics
+
+
+def report(problems: Sequence[Problem]) -> None:
+    """Raise TopicError for the first fatal problem; otherwise log all as warnings."""
     for problem in problems:
         if problem.fatal:
             raise TopicError(problem.line)
     for problem in problems:
         log.warning("%s", problem.line)
-    assert topics is not None, "a missing topic is a fatal problem"
-    return topics
 
 
 def describe_topics(kafka: KafkaSettings, names: Sequence[str], what: str) -> list[dict[str, Any]]:

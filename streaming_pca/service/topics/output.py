@@ -16,7 +16,7 @@ from streaming_pca.data.records import RecordKind
 from streaming_pca.service.errors import NotPermitted, TopicError
 from streaming_pca.service.kafka.clients import MAX_MESSAGE_BYTES, ask_broker
 from streaming_pca.service.topics.checks import Problem, find_problems, required_configs, topic_configs
-from streaming_pca.service.topics.find import describe_topics, durable, ensure_topics
+from streaming_pca.service.topics.find import describe_topics, durable, ensure_topics, report
 from streaming_pca.service.topics.sizes import MESSAGE_OVERHEAD, projection_bytes, whole_mib
 
 log = logging.getLogger(__name__)
@@ -120,11 +120,7 @@ def find_output(kafka: KafkaSettings, stream: StreamSettings, output: str, creat
             there = _described(kafka, names)
         checked = {role: there[role] for role in ("input", "output")}
         problems = [*find_problems(admin, kafka, stream, checked), *_retention_problems(admin, names)]
-    for problem in problems:
-        if problem.fatal:
-            raise TopicError(problem.line)
-    for problem in problems:
-        log.warning("%s", problem.line)
+    report(problems)
     source = there["input"]
     partitions = tuple(sorted(p["partition_index"] for p in source["partitions"]))
     return Output(
