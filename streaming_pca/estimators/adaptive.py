@@ -9,7 +9,7 @@ import numpy as np
 
 from streaming_pca.data.batch import Batch
 from streaming_pca.data.preprocessing import Preprocessing
-from streaming_pca.estimators.base import EstimatorInfo, Subspace
+from streaming_pca.estimators.base import EstimatorInfo, Subspace, SuiteOptions
 from streaming_pca.estimators.block.block import (
     QUANTILE,
     BlockEstimate,
@@ -100,6 +100,12 @@ class AdaptivePCA(ComposedEstimator[AdaptiveState, AdaptiveOptions]):
     )
     options_type: ClassVar[type[AdaptiveOptions]] = AdaptiveOptions
     state_type: ClassVar[type[AdaptiveState]] = AdaptiveState
+    suite_options: ClassVar[SuiteOptions] = SuiteOptions(
+        {"first_batch": 64, "max_batch": 256},
+        variants=({"route": "block"}, {"route": "covariance"}, {"clip_quantile": 0.3}, {"half_life": "auto"}),
+        clip={"clip_radius": 4.0, "route": "covariance"},
+        useful={"first_batch": 4000, "max_batch": 40_000},
+    )
 
     def init(self, rng: np.random.Generator) -> AdaptiveState:
         """Return the state before any record, with a uniformly random basis for the block route."""

@@ -186,6 +186,47 @@ class EstimatorInfo:
     releases: Literal["subspace", "tensor"] = "subspace"
 
 
+@dataclass(frozen=True)
+class SuiteOptions:
+    """Settings of an estimator in the tests that all estimators pass (``tests/estimators/suite.py``).
+
+    Attributes
+    ----------
+    options : dict
+        Options for batches of about 64 records of 5 features, with norms of about 3.
+    epsilon : float
+        Epsilon that makes batches of a hundred records large enough.
+    rank : int or None
+        Largest rank, if it is limited.
+    variants : tuple of dict
+        Further options that lead to other sums or other charges.
+    clip : dict or None
+        Options that clip vectors with |x|^2 above 4 and no others, where k = d; None if small batches
+        are not learnt from, or nothing is clipped.
+    useful : dict
+        Options that find two strong directions of 16,000 records of 8 features, at epsilon 4.
+    mechanisms : int
+        Largest number of mechanisms that one record reaches, if their costs compose.
+    nulls_count : bool
+        True if a null record counts as zeros in a histogram, or has a message.
+    has_rho : bool
+        False if an answer may reveal everything with a probability below delta: no rho is claimed.
+    always_learns : bool
+        False if a batch may teach nothing: then every batch has an outcome.
+    """
+
+    options: dict[str, Any]
+    epsilon: float = 1.0
+    rank: int | None = None
+    variants: tuple[dict[str, Any], ...] = ()
+    clip: dict[str, Any] | None = None
+    useful: dict[str, Any] = field(default_factory=dict)
+    mechanisms: int = 1
+    nulls_count: bool = False
+    has_rho: bool = True
+    always_learns: bool = True
+
+
 class Options(BaseModel):
     """Base of an estimator's own settings.
 
@@ -234,6 +275,7 @@ class Estimator(ABC, Generic[S, O]):
     info: ClassVar[EstimatorInfo]
     options_type: ClassVar[type[Options]]
     state_type: ClassVar[type[State]]
+    suite_options: ClassVar[SuiteOptions]
     centerings: ClassVar[tuple[str, ...]] = ("pairs", "none")
     """Supported values of ``centering``, in addition to a public vector, which every estimator supports;
     with "auto" where the estimator finds the mean, with a share of its budget."""

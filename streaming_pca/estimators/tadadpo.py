@@ -11,7 +11,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from streaming_pca.data.batch import Batch
 from streaming_pca.estimators.adaptive import AdaptivePCA
-from streaming_pca.estimators.base import Estimator, EstimatorInfo, Options, Plan, Subspace
+from streaming_pca.estimators.base import Estimator, EstimatorInfo, Options, Plan, Subspace, SuiteOptions
 from streaming_pca.estimators.block.block import BlockPCA
 from streaming_pca.estimators.common.state import decode_fitting_state, encode_state
 from streaming_pca.estimators.covariance.analyze_gauss import AnalyzeGauss
@@ -96,6 +96,10 @@ class TadaDPOState(AdaDPOState):
     """Batches of the start."""
 
 
+def _warm(estimator: type[Estimator[Any, Any]], options: dict[str, Any], records: int) -> dict[str, Any]:
+    return {"warm_estimator": estimator.info.id, "warm_options": options, "warm_records": records}
+
+
 class TadaDPO(AdaDPO):
     """TADADPO [DunglerSanyal2026, Algorithm 3].
 
@@ -139,6 +143,19 @@ class TadaDPO(AdaDPO):
     )
     options_type: ClassVar[type[TadaDPOOptions]] = TadaDPOOptions
     state_type: ClassVar[type[TadaDPOState]] = TadaDPOState
+    suite_options: ClassVar[SuiteOptions] = SuiteOptions(
+        AdaDPO.suite_options.options | _warm(PrivateOja, PrivateOja.suite_options.options, 50),
+        epsilon=16.0,
+        variants=(_warm(OutputPerturbation, OutputPerturbation.suite_options.options, 50),),
+        clip=_warm(AnalyzeGauss, {"clip_radius": 4.0}, 50),
+        useful=AdaDPO.suite_options.useful
+        | {"learning_rate": 0.05}
+        | _warm(AnalyzeGauss, {"clip_radius": 64.0}, 8000),
+        mechanisms=2,
+        nulls_count=True,
+        has_rho=False,
+        always_learns=False,
+    )
     options: TadaDPOOptions
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

@@ -11,7 +11,8 @@ import pytest
 from numpy.typing import NDArray
 
 from streaming_pca.data.array_batch import ArrayBatch
-from streaming_pca.estimators.registry import find
+from streaming_pca.estimators.registry import ESTIMATORS, find
+from tests.estimators.suite import sized
 from tests.privacy.noise import SeededSampler
 
 CASES: dict[str, dict[str, Any]] = {
@@ -32,31 +33,7 @@ CASES: dict[str, dict[str, Any]] = {
 """Parameters of PrivatePCA."""
 
 QUIET: dict[str, dict[str, Any]] = {
-    "adadpo": {"estimator": "adadpo", "centering": "none", "options": {"batch_size": 200}},
     "adadpo-pairs": {"estimator": "adadpo", "centering": "pairs", "options": {"batch_size": 200}},
-    "adaptive-power": {
-        "estimator": "adaptive-power",
-        "centering": "none",
-        "options": {"batch_size": 100, "clip_radius": 1.0},
-    },
-    "dp-pca": {"estimator": "dp-pca", "n_components": 1, "centering": "none", "options": {"batch_size": 200}},
-    "k-dp-ojas": {
-        "estimator": "k-dp-ojas",
-        "centering": "none",
-        "options": {"batch_size": 100, "clip_radius": 1.0},
-    },
-    "k-dp-pca": {"estimator": "k-dp-pca", "centering": "none", "options": {"batch_size": 200}},
-    "noisy-power": {
-        "estimator": "noisy-power",
-        "centering": "none",
-        "options": {"batch_size": 200, "clip_l2": 1.0},
-    },
-    "output-perturbation": {
-        "estimator": "output-perturbation",
-        "centering": "none",
-        "options": {"batch_size": 200, "clip_radius": 1.0},
-    },
-    "oja": {"estimator": "oja", "private": False, "centering": "none", "options": {"learning_rate": 5.0}},
     "oja-pairs": {"estimator": "oja", "private": False, "centering": "pairs"},
     "tadadpo": {
         "estimator": "tadadpo",
@@ -64,10 +41,16 @@ QUIET: dict[str, dict[str, Any]] = {
         "options": {"batch_size": 200, "warm_records": 150, "warm_estimator": "block"},
     },
 }
-"""Parameters under which two fits may agree: without noise, or without learning anything.
+"""Parameters under which two fits may agree: without noise, or without learning anything."""
 
-Every estimator occurs here or in CASES.
-"""
+for _name, _kind in ESTIMATORS.items():
+    _info, _suite = _kind.info, _kind.suite_options
+    if _name in CASES | QUIET or _info.local or _info.releases != "subspace":
+        continue
+    _how: dict[str, Any] = {"estimator": _name, "private": _info.private, "centering": "none"}
+    _how |= {"n_components": _suite.rank} if _suite.rank else {}
+    _table = CASES if _info.private and _suite.always_learns else QUIET
+    _table[_name] = _how | {"options": sized(_name, 100)}
 
 
 class RepeatingSampler(SeededSampler):

@@ -14,7 +14,6 @@ from sklearn.utils.estimator_checks import (
 )
 
 from streaming_pca import PrivatePCA
-from streaming_pca.estimators.registry import ESTIMATORS
 from streaming_pca.privacy.randomness import replace_noise_sampler
 from tests.api.samplers import CASES, QUIET, RepeatingSampler
 from tests.privacy.noise import SeededSampler
@@ -114,11 +113,3 @@ def test_as_scikit_learn_sees_it_one_check_fails_and_the_others_that_compare_fit
         by_status[result["status"]].add(result["check_name"])
     assert by_status["failed"] == {"check_fit_idempotent"}
     assert by_status["skipped"] == IMPOSSIBLE.keys() - {"check_fit_idempotent"}
-
-
-def test_every_estimator_is_judged() -> None:
-    # Except estimators that read locally privatized records, and those that do not release a subspace.
-    judged = {
-        name for name, kind in ESTIMATORS.items() if not kind.info.local and kind.info.releases == "subspace"
-    }
-    assert {parameters["estimator"] for parameters in (CASES | QUIET).values()} == judged

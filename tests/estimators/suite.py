@@ -1,6 +1,6 @@
 """Estimators configured for tests, and a record of their mechanisms' calls.
 
-A new estimator joins by its id in ESTIMATORS and its options in OPTIONS.
+A new estimator joins by its class in the registry, and ``suite_options`` of that class.
 Mechanisms are recorded where estimators call them: by the names that
 `privacy.mechanisms` exports, in every module of `streaming_pca.estimators`.
 """
@@ -34,66 +34,20 @@ from streaming_pca.privacy.randomness import replace_noise_sampler, utility_gene
 from tests.privacy.noise import SeededSampler
 
 D = 5
-OPTIONS: dict[str, dict[str, Any]] = {
-    "adadpo": {"batch_size": 64, "learning_rate": 0.5, "range_constant": 8.0},
-    "adaptive": {"first_batch": 64, "max_batch": 256},
-    "adaptive-power": {
-        "clip_radius": 8.0,
-        "batch_size": 64,
-        "rounds": 2,
-        "octaves": 12,
-        "failure_probability": 0.5,
-    },
-    "analyze-gauss": {"first_batch": 64, "max_batch": 256},
-    "block": {"first_batch": 64, "max_batch": 256},
-    "dp-pca": {"batch_size": 64, "learning_rate": 0.5, "steps_per_component": 1, "range_constant": 8.0},
-    "k-dp-pca": {"batch_size": 64, "learning_rate": 0.5, "steps_per_component": 1, "range_constant": 8.0},
-    "k-dp-ojas": {"clip_radius": 2.0, "batch_size": 40, "learning_rate": 0.5},
-    "local-gaussian": {"batch_size": 64},
-    "local-sparse": {"batch_size": 64},
-    "noisy-power": {"clip_l2": 1.5, "batch_size": 64, "iterations": 2, "oversampling": 1},
-    "oja": {"batch_size": 64, "learning_rate": 0.5},
-    "output-perturbation": {"clip_radius": 3.0, "batch_size": 4096, "gap_share": 0.5},
-    "private-oja": {"clip_radius": 2.0, "batch_size": 64, "learning_rate": 0.5},
-    "tadadpo": {
-        "batch_size": 64,
-        "learning_rate": 0.5,
-        "range_constant": 8.0,
-        "warm_estimator": "private-oja",
-        "warm_records": 50,
-        "warm_options": {"clip_radius": 2.0, "batch_size": 64, "learning_rate": 0.5},
-    },
-    "tensor-online": {"batch_size": 64, "restarts": 3, "steps": 1},
-    "tensor-private": {"clip_radius": 2.0, "batch_size": 64, "restarts": 3, "steps": 1},
-}
-# The largest rank, if limited.
-RANKS = {"dp-pca": 1}
-# The epsilon that makes batches of a hundred records sufficient; 1 for all others.
-LOOSE = dict.fromkeys(("adadpo", "adaptive-power", "dp-pca", "k-dp-pca", "tadadpo"), 16.0)
-# The number of mechanisms with one record, where their costs compose: 1 for all others.
-MEETS = {
-    "adadpo": 2,
-    # Two rounds, each a sum and up to thirteen answers of one AboveThreshold.
-    "adaptive-power": 26,
-    "dp-pca": 2,
-    "k-dp-pca": 2,
-    "noisy-power": 2,
-    "output-perturbation": 3,
-    "tadadpo": 2,
-}
+SUITE = {name: estimator.suite_options for name, estimator in ESTIMATORS.items()}
+OPTIONS = {name: suite.options for name, suite in SUITE.items()}
+# With one Gaussian's budget for all mechanisms, which read all records, costs do not add up by number.
+MEETS = {name: suite.mechanisms for name, suite in SUITE.items() if suite.mechanisms > 1}
 # Estimators whose mechanisms all read all records, with shares of one Gaussian's budget.
 COMPOSED = {name for name, estimator in ESTIMATORS.items() if issubclass(estimator, ComposedEstimator)}
-# These treat a null record as a matrix of zeros: it counts in histograms, and has a message of its own.
-NULLS_COUNT = {"adadpo", "adaptive-power", "dp-pca", "k-dp-ojas", "k-dp-pca", "tadadpo"}
 # Estimators that charge a part of the promise for each of a user's batches.
 IN_PARTS = {name for name, estimator in ESTIMATORS.items() if estimator.in_parts}
-# Charges without rho: with some probability below delta, an answer may reveal everything.
-UNCLAIMED = {*IN_PARTS, "output-perturbation"} - {"k-dp-ojas"}
+UNCLAIMED = {name for name, suite in SUITE.items() if not suite.has_rho}
 # Replaces the options above where the radius must not depend on the records.
-PUBLIC_RADIUS: dict[str, dict[str, Any]] = {
-    "adaptive": {"clip_radius": 3.0, "route": "covariance"},
-    "analyze-gauss": {"clip_radius": 3.0},
-    "block": {"clip_radius": 3.0},
+PUBLIC_RADIUS = {
+    name: SUITE[name].clip or {}
+    for name, estimator in ESTIMATORS.items()
+    if "radius_range" in estimator.options_type.model_fields
 }
 CENTERINGS: dict[str, list[Any]] = {
     name: [*estimator.centerings, (0.5,) * D]
@@ -136,6 +90,17 @@ def crossed(cases: list[tuple[str, Any]], names: str, values: list[Any]) -> pyte
     return pytest.mark.parametrize(f"name, how, {names}", crossings)
 
 
+def sized(name: str, count: int) -> dict[str, Any]:
+    """Return an estimator's options with batches of ``count`` records."""
+    fields = find(name).options_type.model_fields
+    options = SUITE[name].options | {size: count for size in ("batch_size", "first_batch") if size in fields}
+    if "max_batch" in fields:
+        options["max_batch"] = count
+    if "warm_estimator" in fields:
+        options |= {"warm_options": sized(options["warm_estimator"], count), "warm_records": count}
+    return options
+
+
 class FixedSampler(SeededSampler):
     """Add no noise; pick the same candidate for any scores, as one possible output of the mechanism."""
 
@@ -150,7 +115,7 @@ class ClosedSampler:
         raise AssertionError(f"{name} was drawn")
 
 
-# The tests of utility need batches this large.
+# Tests of utility need batches this large.
 LARGE = {"max_batch": 40_000}
 
 
@@ -174,12 +139,12 @@ def make(
     if not isinstance(centering, str):
         centering = (0.5,) * dim if len(centering) != dim else centering
     if 1 <= k <= dim:
-        k = min(k, RANKS.get(name, k))
+        k = min(k, SUITE[name].rank or k)
     return estimator(
         dim,
         k,
         PrivacyParameters(
-            epsilon=LOOSE.get(name, 1.0) if epsilon is None else epsilon,
+            epsilon=SUITE[name].epsilon if epsilon is None else epsilon,
             delta=delta,
             contributions=contributions,
         ),

@@ -24,7 +24,7 @@ from streaming_pca.privacy.ledger.mechanism_costs import least_rho
 from streaming_pca.privacy.parameters import Charge
 from streaming_pca.privacy.randomness import replace_noise_sampler
 from streaming_pca.service.commit.batch_result import parameters_of
-from tests.estimators.suite import OPTIONS, PUBLIC_RADIUS, RANKS, UNCLAIMED, D, pack, records, start
+from tests.estimators.suite import PUBLIC_RADIUS, SUITE, UNCLAIMED, D, pack, records, start
 from tests.privacy.noise import SeededSampler
 
 CLAIMING = [
@@ -35,19 +35,12 @@ CLAIMING = [
 EPSILONS = (0.1, 0.7, 1.0, 1 / 3, 8.0)
 # The last share cannot be subtracted exactly by a decimal of 17 digits.
 SHARES = (0.0, 0.02, 0.123456789012345)
-MORE_OPTIONS: dict[str, list[dict[str, Any]]] = {
-    "adaptive-power": [{"rounds": 1}, {"rounds": 5, "octaves": 3}],
-    "adaptive": [{"route": "block"}, {"half_life": "auto"}],
-    "noisy-power": [{"iterations": 1}, {"iterations": 7, "oversampling": 0}],
-    "private-oja": [{"calibration": "analytic"}],
-    "tensor-private": [{"whitening": True}],
-}
 
 
 def stream_of(name: str, **how: Any) -> StreamSettings:
     estimator = find(name)
-    base: dict[str, Any] = {"name": "s", "input": "in", "dim": D, "rank": RANKS.get(name, 2)}
-    base |= {"estimator": name, "options": OPTIONS[name], "epsilon": 1.0, "delta": 1e-6}
+    base: dict[str, Any] = {"name": "s", "input": "in", "dim": D, "rank": SUITE[name].rank or 2}
+    base |= {"estimator": name, "options": SUITE[name].options, "epsilon": 1.0, "delta": 1e-6}
     base |= {"centering": "none", "diagnostics_share": 0.0}
     if estimator.info.local:
         base |= {"record_kind": "local"}
@@ -109,12 +102,12 @@ def test_what_an_estimator_reserves_counts_and_less_does_not(name: str, epsilon:
     centerings = [c for c in ("none", "auto") if c == "none" or c in find(name).centerings]
     if info.local or not info.private:
         centerings = ["none"]
-    for options in [{}, PUBLIC_RADIUS.get(name, {}), *MORE_OPTIONS.get(name, [])]:
+    for options in [{}, PUBLIC_RADIUS.get(name, {}), *SUITE[name].variants]:
         for unit in units:
             for share in shares:
                 for centering in centerings:
                     how = unit | {"diagnostics_share": share, "centering": centering}
-                    entry = reserved(stream_of(name, options=OPTIONS[name] | options, **how))
+                    entry = reserved(stream_of(name, options=SUITE[name].options | options, **how))
                     check(entry)
                     assert (entry.charge.rho is None) == (name in UNCLAIMED)
 

@@ -23,20 +23,12 @@ from streaming_pca.privacy.randomness import replace_noise_sampler, utility_gene
 from tests.privacy.noise import ScriptedSampler
 
 D = 3
-RADIUS = 4.0
-"""The radius of the trace for covariances, of |A Q|_F for blocks: both are public here."""
-OPTIONS: dict[str, dict[str, Any]] = {
-    "adaptive": {"clip_radius": RADIUS, "route": "covariance"},
-    "analyze-gauss": {"clip_radius": RADIUS},
-    "block": {"clip_radius": RADIUS},
-    "noisy-power": {"clip_l2": RADIUS**0.5},
-    "output-perturbation": {"clip_radius": RADIUS},
-    "private-oja": {"clip_radius": RADIUS},
-    "tadadpo": {"warm_estimator": "analyze-gauss", "warm_options": {"clip_radius": RADIUS}},
-    "tensor-private": {"clip_radius": RADIUS**0.5, "whitening": False},
+OPTIONS = {
+    name: kind.suite_options.options | kind.suite_options.clip
+    for name, kind in ESTIMATORS.items()
+    if kind.suite_options.clip is not None
 }
-# These learn nothing from batches this small, and so clip nothing: counted in their own tests.
-OTHERS = {"adadpo", "adaptive-power", "dp-pca", "k-dp-ojas", "k-dp-pca"}
+"""Options with a public clip at |x|^2 = 4, by estimator; others clip nothing in small batches."""
 every_estimator = pytest.mark.parametrize("name", OPTIONS)
 of_matrices = pytest.mark.parametrize("name", [n for n in OPTIONS if RecordKind.MATRIX in find(n).kinds])
 of_pairs = pytest.mark.parametrize("name", [n for n in OPTIONS if "pairs" in find(n).centerings])
@@ -68,11 +60,6 @@ def counts(estimator: Estimator[Any, Any], batch: ArrayBatch) -> tuple[int, int]
         found = estimator.update(state, batch).counts
     assert found is not None
     return int(found[0]), int(found[1])
-
-
-def test_every_estimator_is_in_this_suite() -> None:
-    private = {name for name, kind in ESTIMATORS.items() if kind.info.private and not kind.info.local}
-    assert OPTIONS.keys() | OTHERS == private
 
 
 @every_estimator

@@ -19,23 +19,15 @@ from streaming_pca.estimators.registry import find
 from streaming_pca.kernels.coordinates import NOWHERE, BinCounts
 from streaming_pca.privacy.randomness import replace_noise_sampler
 from tests.estimators.split_batch import SplitBatch, SplitValues
-from tests.estimators.suite import EVERY_CASE, OPTIONS, make, records, start
+from tests.estimators.suite import EVERY_CASE, SUITE, make, records, start
 from tests.privacy.noise import SeededSampler
 
 SIZES = (2, 100, 0, 38, 6)
 
-# Options that lead to other sums, maps or tallies than the suite's options.
-MORE: dict[str, list[dict[str, Any]]] = {
-    "adaptive": [{"route": "block"}, {"route": "covariance"}, {"clip_quantile": 0.3}],
-    "analyze-gauss": [{"clip_radius": 3.0}, {"clip_quantile": 0.3}, {"clip_quantile": 0.8}],
-    "block": [{"clip_radius": 3.0}, {"oversampling": 1}],
-    "noisy-power": [{"clip_l1": 1.0}],
-    "tensor-private": [{"whitening": False}],
-}
 CASES = [
     (name, how, options)
     for name, how in EVERY_CASE
-    for options in ({}, *MORE.get(name, ()))
+    for options in ({}, *SUITE[name].variants)
     if not ("clip_l1" in options and how is RecordKind.MATRIX)
 ]
 
@@ -139,7 +131,6 @@ def test_pieces_of_records_that_agree_give_the_bits_of_one_array(name: str, how:
 @pytest.mark.parametrize("name", ["adaptive", "block", "analyze-gauss", "adadpo", "adaptive-power", "oja"])
 def test_pieces_of_many_records_give_the_bits_of_one_array(name: str) -> None:
     """The sizes exceed the blocks of every kernel; records are float32."""
-    assert name in OPTIONS
     how = find(name).centerings[0]
     estimator = with_diagnostics(make(name, how, dim=12, epsilon=16.0))
     x = np.random.default_rng(6).standard_t(3, (20_000, 12)).astype(np.float32) * np.linspace(3, 0.3, 12)

@@ -20,6 +20,7 @@ from streaming_pca.privacy.randomness import replace_noise_sampler
 from tests.estimators.suite import (
     LARGE,
     MATRIX_CASES,
+    SUITE,
     D,
     FixedSampler,
     check_subspace,
@@ -160,36 +161,7 @@ def test_matrices_do_as_well_as_their_factors(name: str) -> None:
     The seed is fixed: a random start of ``k-dp-ojas`` is nearly orthogonal too often, once in 80.
     """
     x, truth = spiked(16_000, 8, 2, 3)
-    # A tail exponent of 0 omits the logarithm of the radius, which needs more records than these.
-    adaptive = {
-        "batch_size": 4000,
-        "learning_rate": 1.0,
-        "offset": 0.0,
-        "tail_exponent": 0.0,
-        "range_constant": 16.0,
-    }
-    options = {
-        "adadpo": adaptive,
-        "adaptive": {"first_batch": 4000, **LARGE},
-        "adaptive-power": {"clip_radius": 64.0, "rounds": 3, "batch_size": 4000},
-        "analyze-gauss": {"first_batch": 4000, "clip_radius": 64.0, **LARGE},
-        "block": {"first_batch": 4000, **LARGE},
-        "dp-pca": adaptive,
-        "k-dp-pca": {**adaptive, "steps_per_component": 2},
-        "k-dp-ojas": {"clip_radius": 20.0, "batch_size": 4000, "learning_rate": 0.2, "offset": 100.0},
-        "noisy-power": {"clip_l2": 8.0, "batch_size": 4000},
-        "oja": {"batch_size": 4000, "learning_rate": 1.0},
-        "output-perturbation": {"clip_radius": 64.0, "batch_size": 4000},
-        "private-oja": {"clip_radius": 64.0, "batch_size": 4000, "learning_rate": 5.0, "offset": 0.0},
-        "tadadpo": {
-            **adaptive,
-            "learning_rate": 0.05,
-            "warm_estimator": "analyze-gauss",
-            "warm_records": 8000,
-            "warm_options": {"clip_radius": 64.0},
-        },
-    }[name]
-    estimator = make(name, RecordKind.MATRIX, dim=8, epsilon=4.0, **options)
+    estimator = make(name, RecordKind.MATRIX, dim=8, epsilon=4.0, **SUITE[name].useful)
     with replace_noise_sampler(SeededSampler(1)):
         state = start(estimator)
         for part in np.split(x, 4):

@@ -25,46 +25,34 @@ from streaming_pca.privacy.ledger.entries import Reserved
 from streaming_pca.privacy.parameters import Charge
 from streaming_pca.service.commit.verification import verify_ledger
 from tests.cli.command import call
+from tests.estimators.suite import sized
 from tests.kafka.stream import Child, Stream, check_books, have_released
 from tests.waiting import wait_for
 
 DIM, RANK = 6, 2
 BATCH = 200
 NOT_PRIVATE: dict[str, Any] = {"private": False, "epsilon": math.inf, "delta": math.inf}
-# At epsilon 1 these need batches of thousands.
-FIRM: dict[str, Any] = {"epsilon": 10.0, "delta": 1e-3}
-LOOSE: dict[str, Any] = {"epsilon": 100.0, "delta": 1e-3}
-RANGED: dict[str, Any] = {"batch_size": BATCH, "range_constant": 100.0}
 
-TABLE: dict[str, dict[str, Any]] = {
-    "adadpo": {"options": RANGED, **LOOSE},
-    "adaptive": {"options": {"first_batch": BATCH, "growth": 1.0}},
-    "adaptive-power": {"options": {"batch_size": BATCH, "clip_radius": 20.0}, **FIRM},
-    "analyze-gauss": {"options": {"first_batch": BATCH, "growth": 1.0}},
-    "block": {"options": {"first_batch": BATCH, "growth": 1.0}},
-    "dp-pca": {"options": RANGED, "rank": 1, **LOOSE},
-    "k-dp-ojas": {"options": {"batch_size": BATCH, "clip_radius": 20.0}},
-    "k-dp-pca": {"options": RANGED, **LOOSE},
-    "noisy-power": {"options": {"batch_size": BATCH, "clip_l2": 5.0}, **FIRM},
-    "oja": {"options": {"batch_size": BATCH}, **NOT_PRIVATE},
-    "output-perturbation": {"options": {"batch_size": BATCH, "clip_radius": 20.0}, **FIRM},
-    "private-oja": {"options": {"batch_size": BATCH, "clip_radius": 20.0}},
-    "tadadpo": {"options": {**RANGED, "warm_records": BATCH, "warm_options": RANGED}, **LOOSE},
-    "tensor-online": {"options": {"batch_size": BATCH, "steps": 1}, **NOT_PRIVATE},
-    "tensor-private": {"options": {"batch_size": BATCH, "steps": 1, "clip_radius": 10.0}},
-}
-"""Settings of a stream, by the id of its estimator; all batches have ``BATCH`` records."""
 
-NO_OUTCOMES = {"adaptive", "analyze-gauss", "block", "oja", "private-oja", "tensor-online", "tensor-private"}
-"""The others may learn nothing from a batch. With these settings each learns from four or five of five."""
+def settings_of(name: str) -> dict[str, Any]:
+    """Return settings of a stream whose batches all have ``BATCH`` records."""
+    kind, options = ESTIMATORS[name], sized(name, BATCH)
+    if "range_constant" in kind.options_type.model_fields:
+        options["range_constant"] = 100.0
+    settings: dict[str, Any] = {"options": options}
+    if not kind.info.private:
+        settings |= NOT_PRIVATE
+    elif not kind.suite_options.always_learns:
+        # At epsilon 1 these need batches of thousands.
+        settings |= {"epsilon": 100.0, "delta": 1e-3}
+    return settings | ({"rank": kind.suite_options.rank} if kind.suite_options.rank else {})
+
+
+# Estimators of reports are tested in test_local_reports: a topic has only one kind of record.
+TABLE = {name: settings_of(name) for name, kind in ESTIMATORS.items() if not kind.info.local}
 
 FIRST, LATER = 2, 3
 """Numbers of batches whose records exist when the first worker leads, and arrive after its end."""
-
-
-def test_every_estimator_is_in_the_table() -> None:
-    # Estimators of reports are tested in test_local_model: a topic has only one kind of record.
-    assert {name for name, estimator in ESTIMATORS.items() if not estimator.info.local} == TABLE.keys()
 
 
 @pytest.fixture
@@ -161,10 +149,10 @@ def check_stream(stream: Stream, before: list[bytes], spent: dict[str, dict[str,
         assert release.outcome is None or release.outcome in set(Outcome)
         assert release.private == settings.private
     outcomes = [r.outcome for r in releases]
-    if settings.estimator in NO_OUTCOMES:
+    if ESTIMATORS[settings.estimator].suite_options.always_learns:
         assert outcomes == [None] * len(releases)
     else:
-        # At least once: that does not depend on the noise.
+        # Each learns from at least four of five batches; once does not depend on the noise.
         assert "learnt" in outcomes
     charges = {e.charge for e in stream.own(Reserved)}
     if not settings.private:

@@ -29,28 +29,10 @@ from streaming_pca.service.topics.sizes import (
     state_topic_config,
     table_bytes,
 )
+from tests.estimators.suite import sized
 
 MIB = 2**20
 DIM = 60
-OPTIONS: dict[str, dict[str, Any]] = {
-    "adadpo": {"batch_size": 1000},
-    "adaptive": {"n_records": 3000, "n_batches": 3},
-    "adaptive-power": {"batch_size": 1000, "clip_radius": 1.0},
-    "analyze-gauss": {"n_records": 3000, "n_batches": 3},
-    "block": {"n_records": 3000, "n_batches": 3, "oversampling": 5},
-    "dp-pca": {"batch_size": 1000},
-    "k-dp-ojas": {"batch_size": 1000, "clip_radius": 1.0},
-    "k-dp-pca": {"batch_size": 1000},
-    "local-gaussian": {"batch_size": 1000},
-    "local-sparse": {"batch_size": 1000},
-    "noisy-power": {"batch_size": 1000, "clip_l2": 1.0},
-    "oja": {"batch_size": 1000},
-    "output-perturbation": {"batch_size": 1000, "clip_radius": 1.0},
-    "private-oja": {"batch_size": 1000, "clip_radius": 1.0},
-    "tadadpo": {"batch_size": 1000, "warm_records": 4000, "warm_estimator": "analyze-gauss"},
-    "tensor-online": {"batch_size": 1000},
-    "tensor-private": {"batch_size": 1000, "clip_radius": 1.0},
-}
 NOT_PRIVATE: dict[str, Any] = {"private": False, "epsilon": math.inf, "delta": math.inf}
 KAFKA = KafkaSettings(bootstrap_servers="kafka-1:9092,kafka-2:9092")
 
@@ -59,46 +41,33 @@ def stream_of(estimator: str = "adaptive", **more: Any) -> StreamSettings:
     tree: dict[str, Any] = {"name": "s", "input": "in", "dim": DIM, "rank": 7, "epsilon": 1.0, "delta": 1e-6}
     if not ESTIMATORS[estimator].info.private:
         tree |= NOT_PRIVATE
-    if estimator == "dp-pca":
-        tree |= {"rank": 1}
+    if ESTIMATORS[estimator].suite_options.rank:
+        tree |= {"rank": ESTIMATORS[estimator].suite_options.rank}
     if ESTIMATORS[estimator].info.local:
         tree |= {"record_kind": "local", "centering": "none"}
     if ESTIMATORS[estimator].info.releases == "tensor":
         tree |= {"centering": "none"}
-    return StreamSettings(**(tree | {"estimator": estimator, "options": OPTIONS[estimator]} | more))
+    options = sized(estimator, 1000) | more.pop("options", {})
+    return StreamSettings(**(tree | {"estimator": estimator, "options": options} | more))
 
 
-def test_every_estimator_has_a_size() -> None:
-    assert set(OPTIONS) == set(ESTIMATORS)
+CASES: list[tuple[str, str, dict[str, Any]]] = [
+    *(
+        (name, "none" if kind.info.local or kind.info.releases == "tensor" else "auto", {})
+        for name, kind in ESTIMATORS.items()
+    ),
+    *((n, "none", {}) for n, kind in ESTIMATORS.items() if kind.finds_centre),
+    ("block", "auto", {"oversampling": 5}),
+    ("tadadpo", "none", {"warm_records": 4000, "warm_estimator": "analyze-gauss", "warm_options": {}}),
+]
 
 
-@pytest.mark.parametrize(
-    ("estimator", "centering"),
-    [
-        ("adadpo", "auto"),
-        ("adaptive", "auto"),
-        ("analyze-gauss", "auto"),
-        ("analyze-gauss", "none"),
-        ("block", "auto"),
-        ("block", "none"),
-        ("adaptive-power", "auto"),
-        ("dp-pca", "auto"),
-        ("k-dp-ojas", "auto"),
-        ("k-dp-pca", "auto"),
-        ("local-gaussian", "none"),
-        ("local-sparse", "none"),
-        ("noisy-power", "auto"),
-        ("oja", "auto"),
-        ("output-perturbation", "auto"),
-        ("private-oja", "auto"),
-        ("tadadpo", "auto"),
-        ("tensor-online", "none"),
-        ("tensor-private", "none"),
-    ],
-)
-def test_what_a_batch_commits_fits_the_size_that_topics_are_made_for(estimator: str, centering: str) -> None:
+@pytest.mark.parametrize(("estimator", "centering", "options"), CASES, ids=str)
+def test_what_a_batch_commits_fits_the_size_that_topics_are_made_for(
+    estimator: str, centering: str, options: dict[str, Any]
+) -> None:
     names = tuple(f"feature {'x' * 40} {i}" for i in range(DIM))
-    stream = stream_of(estimator, centering=centering, feature_names=names)
+    stream = stream_of(estimator, centering=centering, feature_names=names, options=options)
     made, rng = stream.build_estimator(), np.random.default_rng(0)
     state = made.init(np.random.default_rng(0))
     for batch in (1, 2):

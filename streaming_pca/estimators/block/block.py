@@ -16,7 +16,7 @@ from pydantic import Field
 from streaming_pca.data.batch import Batch
 from streaming_pca.data.preprocessing import Preprocessing
 from streaming_pca.data.records import RecordKind
-from streaming_pca.estimators.base import EstimatorInfo, Subspace
+from streaming_pca.estimators.base import EstimatorInfo, Subspace, SuiteOptions
 from streaming_pca.estimators.block.total_variance import TotalVariance, learn_total
 from streaming_pca.estimators.block.variances import measure_variances, relative_tail, take_shares
 from streaming_pca.estimators.common.budget import Budget
@@ -516,6 +516,12 @@ class BlockPCA(ComposedEstimator[BlockState, BlockOptions]):
     )
     options_type: ClassVar[type[BlockOptions]] = BlockOptions
     state_type: ClassVar[type[BlockState]] = BlockState
+    suite_options: ClassVar[SuiteOptions] = SuiteOptions(
+        {"first_batch": 64, "max_batch": 256},
+        variants=({"clip_radius": 3.0}, {"oversampling": 1}),
+        clip={"clip_radius": 4.0},
+        useful={"first_batch": 4000, "max_batch": 40_000},
+    )
 
     def init(self, rng: np.random.Generator) -> BlockState:
         """Return the state before any record, with a uniformly random basis."""

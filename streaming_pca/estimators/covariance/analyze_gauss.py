@@ -9,7 +9,7 @@ import numpy as np
 
 from streaming_pca.data.batch import Batch
 from streaming_pca.data.preprocessing import Preprocessing
-from streaming_pca.estimators.base import EstimatorInfo, Subspace
+from streaming_pca.estimators.base import EstimatorInfo, Subspace, SuiteOptions
 from streaming_pca.estimators.common.budget import Budget
 from streaming_pca.estimators.common.clipped_batches import ClippedBatches
 from streaming_pca.estimators.common.composed import ComposedEstimator, ComposedState
@@ -72,6 +72,12 @@ class AnalyzeGauss(ComposedEstimator[AnalyzeGaussState, AnalyzeGaussOptions]):
     )
     options_type: ClassVar[type[AnalyzeGaussOptions]] = AnalyzeGaussOptions
     state_type: ClassVar[type[AnalyzeGaussState]] = AnalyzeGaussState
+    suite_options: ClassVar[SuiteOptions] = SuiteOptions(
+        {"first_batch": 64, "max_batch": 256},
+        variants=({"clip_radius": 3.0}, {"clip_quantile": 0.3}, {"clip_quantile": 0.8}),
+        clip={"clip_radius": 4.0},
+        useful={"first_batch": 4000, "clip_radius": 64.0, "max_batch": 40_000},
+    )
 
     def init(self, rng: np.random.Generator) -> AnalyzeGaussState:
         """Return the state before any record, with zero matrices; uses no randomness."""

@@ -14,7 +14,16 @@ from scipy.special import ndtri
 
 from streaming_pca.data.batch import Batch
 from streaming_pca.data.records import RecordKind
-from streaming_pca.estimators.base import Estimator, EstimatorInfo, Options, Outcome, Plan, State, Subspace
+from streaming_pca.estimators.base import (
+    Estimator,
+    EstimatorInfo,
+    Options,
+    Outcome,
+    Plan,
+    State,
+    Subspace,
+    SuiteOptions,
+)
 from streaming_pca.estimators.common.clipped_sums import (
     SQRT2_UP,
     covariance_sensitivity,
@@ -205,6 +214,14 @@ class OutputPerturbation(Estimator[OutputPerturbationState, OutputPerturbationOp
     )
     options_type: ClassVar[type[OutputPerturbationOptions]] = OutputPerturbationOptions
     state_type: ClassVar[type[OutputPerturbationState]] = OutputPerturbationState
+    suite_options: ClassVar[SuiteOptions] = SuiteOptions(
+        {"clip_radius": 3.0, "batch_size": 4096, "gap_share": 0.5},
+        clip={"clip_radius": 4.0},
+        useful={"clip_radius": 64.0, "batch_size": 4000},
+        mechanisms=3,
+        has_rho=False,
+        always_learns=False,
+    )
 
     def init(self, rng: np.random.Generator) -> OutputPerturbationState:
         """Return a state without a projector, with a uniformly random basis."""

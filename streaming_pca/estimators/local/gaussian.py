@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from streaming_pca.estimators.base import EstimatorInfo, Subspace
+from streaming_pca.estimators.base import EstimatorInfo, Subspace, SuiteOptions
 from streaming_pca.estimators.common.error_bounds import angle_bound_of_covariance
 from streaming_pca.estimators.local.base import LocalEstimator, LocalOptions, LocalState
 from streaming_pca.linalg.packed import packed_size
@@ -73,6 +73,7 @@ class LocalGaussianPCA(LocalEstimator[LocalGaussianState, LocalGaussianOptions])
     )
     options_type: ClassVar[type[LocalGaussianOptions]] = LocalGaussianOptions
     state_type: ClassVar[type[LocalGaussianState]] = LocalGaussianState
+    suite_options: ClassVar[SuiteOptions] = SuiteOptions({"batch_size": 64})
 
     def init(self, rng: np.random.Generator) -> LocalGaussianState:
         """Start without reports, at the first axes; needs no randomness."""

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from streaming_pca.estimators.base import EstimatorInfo, Subspace
+from streaming_pca.estimators.base import EstimatorInfo, Subspace, SuiteOptions
 from streaming_pca.estimators.local.base import LocalEstimator, LocalOptions, LocalState
 from streaming_pca.linalg.fantope import FantopeIterate, noise_penalty, sparse_subspace
 from streaming_pca.linalg.packed import pack_symmetric, packed_size, unpack_symmetric
@@ -149,6 +149,7 @@ class SparseLocalPCA(LocalEstimator[SparseLocalState, SparseLocalOptions]):
     )
     options_type: ClassVar[type[SparseLocalOptions]] = SparseLocalOptions
     state_type: ClassVar[type[SparseLocalState]] = SparseLocalState
+    suite_options: ClassVar[SuiteOptions] = SuiteOptions({"batch_size": 64})
 
     def init(self, rng: np.random.Generator) -> SparseLocalState:
         """Start without reports, at the first axes; needs no randomness."""

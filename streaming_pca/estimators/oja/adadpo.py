@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streaming_pca.data.batch import Batch
-from streaming_pca.estimators.base import EstimatorInfo, Plan
+from streaming_pca.estimators.base import EstimatorInfo, Plan, SuiteOptions
 from streaming_pca.estimators.oja.iterate import IterateEstimator, IterateState, oja_step
 from streaming_pca.estimators.oja.options import AdaptiveMeanOptions
 from streaming_pca.estimators.oja.truncated_mean import AdaptiveMean, least_records
@@ -89,6 +89,22 @@ class AdaDPO(IterateEstimator[AdaDPOState, AdaDPOOptions]):
     )
     options_type: ClassVar[type[AdaDPOOptions]] = AdaDPOOptions
     state_type: ClassVar[type[AdaDPOState]] = AdaDPOState
+    suite_options: ClassVar[SuiteOptions] = SuiteOptions(
+        {"batch_size": 64, "learning_rate": 0.5, "range_constant": 8.0},
+        epsilon=16.0,
+        # A tail exponent of 0 omits the logarithm of the radius, which needs more records.
+        useful={
+            "batch_size": 4000,
+            "learning_rate": 1.0,
+            "offset": 0.0,
+            "tail_exponent": 0.0,
+            "range_constant": 16.0,
+        },
+        mechanisms=2,
+        nulls_count=True,
+        has_rho=False,
+        always_learns=False,
+    )
     in_parts: ClassVar[bool] = True
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

@@ -11,7 +11,7 @@ from pydantic import Field
 from streaming_pca.data.batch import Batch
 from streaming_pca.data.preprocessing import transformed
 from streaming_pca.data.records import RecordKind
-from streaming_pca.estimators.base import EstimatorInfo, Outcome, Plan
+from streaming_pca.estimators.base import EstimatorInfo, Outcome, Plan, SuiteOptions
 from streaming_pca.estimators.oja.deflation import Deflation, DeflationState, Learnt
 from streaming_pca.estimators.oja.options import LearningRates
 from streaming_pca.kernels.lattice import BLOCK, MAX_RECORDS, lattice_unit
@@ -107,6 +107,12 @@ class DPOjas(Deflation[DeflationState, DPOjasOptions]):
     )
     options_type: ClassVar[type[DPOjasOptions]] = DPOjasOptions
     state_type: ClassVar[type[DeflationState]] = DeflationState
+    suite_options: ClassVar[SuiteOptions] = SuiteOptions(
+        {"clip_radius": 2.0, "batch_size": 40, "learning_rate": 0.5},
+        useful={"clip_radius": 20.0, "batch_size": 4000, "learning_rate": 0.2, "offset": 100.0},
+        nulls_count=True,
+        always_learns=False,
+    )
     in_parts: ClassVar[bool] = True
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -10,7 +11,8 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from streaming_pca.data.batch import Batch
-from streaming_pca.estimators.base import EstimatorInfo, Plan
+from streaming_pca.estimators.base import EstimatorInfo, Plan, SuiteOptions
+from streaming_pca.estimators.oja.adadpo import AdaDPO
 from streaming_pca.estimators.oja.deflation import Deflation, DeflationState, Learnt
 from streaming_pca.estimators.oja.options import AdaptiveMeanOptions
 from streaming_pca.estimators.oja.truncated_mean import AdaptiveMean, least_records
@@ -97,6 +99,15 @@ class KDPPCA(Deflation[DeflationState, KDPPCAOptions]):
     )
     options_type: ClassVar[type[KDPPCAOptions]] = KDPPCAOptions
     state_type: ClassVar[type[DeflationState]] = DeflationState
+    suite_options: ClassVar[SuiteOptions] = SuiteOptions(
+        {"batch_size": 64, "learning_rate": 0.5, "steps_per_component": 1, "range_constant": 8.0},
+        epsilon=16.0,
+        useful=AdaDPO.suite_options.useful | {"steps_per_component": 2},
+        mechanisms=2,
+        nulls_count=True,
+        has_rho=False,
+        always_learns=False,
+    )
     in_parts: ClassVar[bool] = True
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -182,6 +193,7 @@ class DPPCA(KDPPCA):
         needs="rank = 1, large batches and a learning rate that suits the data",
         summary="the leading component, by Oja with a private range and centre",
     )
+    suite_options: ClassVar[SuiteOptions] = replace(KDPPCA.suite_options, rank=1)
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

@@ -11,7 +11,7 @@ from pydantic import Field
 from streaming_pca.data.batch import Batch
 from streaming_pca.data.preprocessing import transformed
 from streaming_pca.data.records import RecordKind
-from streaming_pca.estimators.base import EstimatorInfo, Plan
+from streaming_pca.estimators.base import EstimatorInfo, Plan, SuiteOptions
 from streaming_pca.estimators.oja.iterate import IterateEstimator, IterateState
 from streaming_pca.estimators.oja.options import LearningRates
 from streaming_pca.kernels.lattice import BLOCK, MAX_RECORDS
@@ -76,6 +76,9 @@ class OjaPCA(IterateEstimator[IterateState, OjaOptions]):
     )
     options_type: ClassVar[type[OjaOptions]] = OjaOptions
     state_type: ClassVar[type[IterateState]] = IterateState
+    suite_options: ClassVar[SuiteOptions] = SuiteOptions(
+        {"batch_size": 64, "learning_rate": 0.5}, useful={"batch_size": 4000, "learning_rate": 1.0}
+    )
 
     def _plan(self, state: IterateState) -> Plan:
         """Plan ``batch_size`` records; any number is useful."""

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 from pydantic import Field, model_validator
 
 from streaming_pca.data.batch import Batch
-from streaming_pca.estimators.base import EstimatorInfo, Plan
+from streaming_pca.estimators.base import EstimatorInfo, Plan, SuiteOptions
 from streaming_pca.estimators.common.clipped_sums import block_sensitivity, block_sum
 from streaming_pca.estimators.oja.iterate import IterateEstimator, IterateState, oja_step
 from streaming_pca.estimators.oja.options import LearningRates
@@ -78,6 +78,12 @@ class PrivateOja(IterateEstimator[IterateState, PrivateOjaOptions]):
     )
     options_type: ClassVar[type[PrivateOjaOptions]] = PrivateOjaOptions
     state_type: ClassVar[type[IterateState]] = IterateState
+    suite_options: ClassVar[SuiteOptions] = SuiteOptions(
+        {"clip_radius": 2.0, "batch_size": 64, "learning_rate": 0.5},
+        variants=({"calibration": "analytic"},),
+        clip={"clip_radius": 4.0},
+        useful={"clip_radius": 64.0, "batch_size": 4000, "learning_rate": 5.0, "offset": 0.0},
+    )
 
     def _plan(self, state: IterateState) -> Plan:
         """Plan B records and one Gaussian mechanism."""

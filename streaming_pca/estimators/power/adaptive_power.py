@@ -14,7 +14,7 @@ from pydantic import Field
 from streaming_pca.data.batch import Batch, RecordValues
 from streaming_pca.data.preprocessing import transformed
 from streaming_pca.data.records import Block, RecordKind
-from streaming_pca.estimators.base import EstimatorInfo, Options, Outcome, Plan
+from streaming_pca.estimators.base import EstimatorInfo, Options, Outcome, Plan, SuiteOptions
 from streaming_pca.estimators.oja.deflation import Deflation, DeflationState, Learnt
 from streaming_pca.kernels import njit
 from streaming_pca.kernels.lattice import BLOCK, MATRIX_RADIUS, MAX_RECORDS
@@ -108,6 +108,16 @@ class AdaptivePowerMethod(Deflation[DeflationState, AdaptivePowerOptions]):
     )
     options_type: ClassVar[type[AdaptivePowerOptions]] = AdaptivePowerOptions
     state_type: ClassVar[type[DeflationState]] = DeflationState
+    suite_options: ClassVar[SuiteOptions] = SuiteOptions(
+        {"clip_radius": 8.0, "batch_size": 64, "rounds": 2, "octaves": 12, "failure_probability": 0.5},
+        epsilon=16.0,
+        variants=({"rounds": 1}, {"rounds": 5, "octaves": 3}),
+        useful={"clip_radius": 64.0, "rounds": 3, "batch_size": 4000},
+        # Two rounds, each a sum and up to thirteen answers of one AboveThreshold.
+        mechanisms=26,
+        nulls_count=True,
+        always_learns=False,
+    )
 
     @cached_property
     def _sigma(self) -> float:

@@ -13,7 +13,16 @@ from pydantic import Field, model_validator
 
 from streaming_pca.data.batch import Batch
 from streaming_pca.data.records import RecordKind
-from streaming_pca.estimators.base import Estimator, EstimatorInfo, Options, Outcome, Plan, State, Subspace
+from streaming_pca.estimators.base import (
+    Estimator,
+    EstimatorInfo,
+    Options,
+    Outcome,
+    Plan,
+    State,
+    Subspace,
+    SuiteOptions,
+)
 from streaming_pca.estimators.common.clipped_sums import block_sensitivity, block_sum
 from streaming_pca.estimators.power.bounded_records import BoundedRecords
 from streaming_pca.kernels.lattice import MAX_RECORDS
@@ -134,6 +143,14 @@ class NoisyPowerMethod(Estimator[NoisyPowerState, NoisyPowerOptions]):
     )
     options_type: ClassVar[type[NoisyPowerOptions]] = NoisyPowerOptions
     state_type: ClassVar[type[NoisyPowerState]] = NoisyPowerState
+    suite_options: ClassVar[SuiteOptions] = SuiteOptions(
+        {"clip_l2": 1.5, "batch_size": 64, "iterations": 2, "oversampling": 1},
+        variants=({"clip_l1": 1.0}, {"iterations": 1}, {"iterations": 7, "oversampling": 0}),
+        clip={"clip_l2": 2.0},
+        useful={"clip_l2": 8.0, "batch_size": 4000},
+        mechanisms=2,
+        always_learns=False,
+    )
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

@@ -10,7 +10,7 @@ import numpy as np
 from streaming_pca.data.batch import Batch
 from streaming_pca.data.preprocessing import transformed
 from streaming_pca.data.records import RecordKind
-from streaming_pca.estimators.base import Estimator, EstimatorInfo, Plan, State, Subspace
+from streaming_pca.estimators.base import Estimator, EstimatorInfo, Plan, State, Subspace, SuiteOptions
 from streaming_pca.estimators.tensor.search import TensorOptions, TensorSearch, tensor_of
 from streaming_pca.kernels.lattice import BLOCK
 from streaming_pca.linalg.tensors import products_of_rows
@@ -75,6 +75,7 @@ class OnlineTensorPower(Estimator[OnlineTensorState, OnlineTensorOptions]):
     )
     options_type: ClassVar[type[OnlineTensorOptions]] = OnlineTensorOptions
     state_type: ClassVar[type[OnlineTensorState]] = OnlineTensorState
+    suite_options: ClassVar[SuiteOptions] = SuiteOptions({"batch_size": 64, "restarts": 3, "steps": 1})
     centerings: ClassVar[tuple[str, ...]] = ("none",)
     kinds: ClassVar[frozenset[RecordKind]] = frozenset({RecordKind.FACTOR})
 

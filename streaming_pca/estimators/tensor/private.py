@@ -12,7 +12,7 @@ from pydantic import Field
 
 from streaming_pca.data.batch import Batch
 from streaming_pca.data.records import RecordKind
-from streaming_pca.estimators.base import Estimator, EstimatorInfo, Plan, State, Subspace
+from streaming_pca.estimators.base import Estimator, EstimatorInfo, Plan, State, Subspace, SuiteOptions
 from streaming_pca.estimators.common.clipped_sums import covariance_sum
 from streaming_pca.estimators.tensor.search import TensorOptions, TensorSearch, tensor_of
 from streaming_pca.estimators.tensor.sums import PRODUCT_SENSITIVITY, Space, product_sum
@@ -125,6 +125,11 @@ class PrivateTensorPower(Estimator[PrivateTensorState, PrivateTensorOptions]):
     )
     options_type: ClassVar[type[PrivateTensorOptions]] = PrivateTensorOptions
     state_type: ClassVar[type[PrivateTensorState]] = PrivateTensorState
+    suite_options: ClassVar[SuiteOptions] = SuiteOptions(
+        {"clip_radius": 2.0, "batch_size": 64, "restarts": 3, "steps": 1},
+        variants=({"whitening": False},),
+        clip={"clip_radius": 2.0, "whitening": False},
+    )
     centerings: ClassVar[tuple[str, ...]] = ("none",)
     kinds: ClassVar[frozenset[RecordKind]] = frozenset({RecordKind.FACTOR})
 

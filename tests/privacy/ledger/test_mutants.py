@@ -29,7 +29,7 @@ from streaming_pca.privacy.ledger.entries import (
 )
 from streaming_pca.privacy.ledger.verify import StoredState, verify_log
 from streaming_pca.privacy.parameters import parse_rational
-from tests.estimators.test_charges_are_lawful import MORE_OPTIONS, OPTIONS, PUBLIC_RADIUS, reserved, stream_of
+from tests.estimators.test_charges_are_lawful import PUBLIC_RADIUS, SUITE, reserved, stream_of
 from tests.privacy.ledger.test_ledger import Writer
 
 PRIVATE = [name for name, e in ESTIMATORS.items() if e.info.private and not e.info.local]
@@ -59,22 +59,19 @@ UNKNOWN: list[Any] = ["none", "raw", "gaussian", "Block", "", None, 3, ["block"]
 
 def settings_of(name: str) -> Iterator[dict[str, Any]]:
     """Yield streams of an estimator: options, units, centring, counts, epsilon."""
-    for options in [{}, PUBLIC_RADIUS.get(name, {}), *MORE_OPTIONS.get(name, [])]:
-        yield {"options": OPTIONS[name] | options}
+    for options in [{}, PUBLIC_RADIUS.get(name, {}), *SUITE[name].variants]:
+        yield {"options": SUITE[name].options | options}
     counting: dict[str, Any] = {"centering": find(name).centerings[0], "diagnostics_share": 0.02}
     if name == "tadadpo":
         # The printed constant of its start leaves room for other counts, and no rho shows them.
-        start = OPTIONS[name]["warm_options"] | {"calibration": "analytic"}
-        counting |= {"options": OPTIONS[name] | {"warm_options": start}}
+        start = SUITE[name].options["warm_options"] | {"calibration": "analytic"}
+        counting |= {"options": SUITE[name].options | {"warm_options": start}}
     yield counting | {"epsilon": 0.7}
     for contributions in (1, 4):
         unit = {"privacy_unit": "user", "contributions_per_user": contributions}
         yield unit | counting | {"delta": 1e-9}
     if name == "output-perturbation":
         yield {"rank": stream_of(name).dim}
-    if name == "tadadpo":
-        start = {"warm_estimator": "output-perturbation", "warm_options": OPTIONS["output-perturbation"]}
-        yield {"options": OPTIONS[name] | start}
 
 
 LAWFUL = [
