@@ -22,6 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import betaincinv, expit, ndtr, ndtri
 
+from streaming_pca.estimators.common.neighbours import Claim
+
 Scores = NDArray[np.float64]
 
 REPORTED_AT = 0.05
@@ -39,21 +41,6 @@ _THRESHOLDS = 400
 
 class AuditError(ValueError):
     """Audit that cannot be run as asked."""
-
-
-@dataclass(frozen=True)
-class Claim:
-    """Claim that a mechanism is (epsilon, delta)-DP and mu-GDP.
-
-    Attributes
-    ----------
-    mu : float
-        inf: no mu is claimed.
-    """
-
-    epsilon: float
-    delta: float
-    mu: float
 
 
 @dataclass(frozen=True)
@@ -80,11 +67,6 @@ class Case:
 def repeated(run: Callable[[bool], float]) -> Callable[[bool, int], Scores]:
     """Make the ``sample`` of a :class:`Case` from a run that returns one score."""
     return lambda second, n: np.array([run(second) for _ in range(n)], dtype=np.float64)
-
-
-def mu_of_pure(epsilon: float) -> float:
-    """Return the smallest mu such that every epsilon-DP mechanism is mu-GDP."""
-    return float(-2 * ndtri(expit(-epsilon)))
 
 
 def error_limit(errors: NDArray[np.int64] | int, n: int, risk: float) -> Scores:

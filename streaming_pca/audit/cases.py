@@ -1,23 +1,39 @@
-"""Worst-case neighbours of every estimator and mechanism, found by name.
+"""Cases of every estimator and mechanism, found by name.
 
 Streams of few, small records go through ``plan`` and ``update`` as they do in the service: a
 batch is the plan's count of records in their order. The score is a function of the state, and
 every release is a post-processing of the state. Neighbours differ in one record, where the clip lets
 them be as far apart as it ever does.
+
+If records meet several mechanisms, no pair of neighbours shows all of the cost. Each case then has
+records that differ in one mechanism alone, and claims the cost of that mechanism: a noise of the wrong
+scale or a clip that is not applied shows there, while a case of the whole would let the others hide it.
+
+=========  ==================================================================
+sum        the sum's noise: records in opposite corners of the clip
+matrix     the same with ``record-kind: matrix``
+order      a message among those of other records, in a secret order
+projector  the released subspace: a record that turns it one way, or the other
+search     a record above or below the one threshold that AboveThreshold compares with
+range      PrivRange: a record that moves one block from one full bin to another
+whitened   "sum" in whitened coordinates
+moment     the second moment that a tensor estimator whitens by
+block      "sum" by the block update of an estimator that has two updates
+layers     a huge record in the sums that learn the covariance: one at every radius, and the last
+sizes      a huge record or the null record, in norm counts, sums at all radii and the last together
+floats     a record or the null record: is the answer a double that float noise can give?
+=========  ==================================================================
+
+:mod:`~streaming_pca.estimators.common.worst_sums` has further cases of estimators that learn from one sum.
 """
 
 from __future__ import annotations
 
 from streaming_pca.audit.bounds import AuditError, Case, repeated
-from streaming_pca.audit.compositions import COMPOSED_CASES
 from streaming_pca.audit.mechanisms import LOCAL_CASES, MECHANISM_CASES, mechanism_cases
-from streaming_pca.audit.neighbours import AnyEstimator, Cut, Target, by_count
-from streaming_pca.audit.sums import SUM_CASES
+from streaming_pca.estimators.common.neighbours import AnyEstimator, Cut, Target, by_count
 from streaming_pca.estimators.registry import ESTIMATORS
 from streaming_pca.privacy.errors import ParameterError
-
-ESTIMATOR_CASES = SUM_CASES | COMPOSED_CASES
-"""Trials by estimator id and case name; a private estimator that is missing fails a test."""
 
 
 def estimator_cases(
@@ -27,8 +43,6 @@ def estimator_cases(
 
     Parameters
     ----------
-    estimator_type : type
-        Its cases are found by its info's id.
     cut : callable
         ``cut(stream, count)``: the end of the next batch.
 
@@ -38,10 +52,10 @@ def estimator_cases(
         If the estimator has no cases.
     """
     name = estimator_type.info.id
-    if name not in ESTIMATOR_CASES:
-        raise AuditError(f"{name} has no worst-case neighbours yet: add them to streaming_pca/audit/sums.py")
+    if not estimator_type.worst_cases:
+        raise AuditError(f"{name} has no worst cases: set worst_cases of {estimator_type.__name__}")
     target = Target(estimator_type, epsilon, delta, cut)
-    trials = {case: trial(target) for case, trial in ESTIMATOR_CASES[name].items()}
+    trials = {case: trial(target) for case, trial in estimator_type.worst_cases.items()}
     return [Case(f"{name}/{case}", name, claim, repeated(run)) for case, (claim, run) in trials.items()]
 
 

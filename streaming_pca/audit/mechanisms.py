@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from streaming_pca.audit.bounds import Case, Claim, mu_of_pure, repeated
-from streaming_pca.audit.neighbours import Trial
+from streaming_pca.audit.bounds import Case, repeated
+from streaming_pca.estimators.common.neighbours import Claim, Trial, mu_of_pure
 from streaming_pca.kernels.coordinates import BinCounts
 from streaming_pca.local.gaussian import LocalGaussian
 from streaming_pca.privacy.calibration.multipliers import lattice_sigma

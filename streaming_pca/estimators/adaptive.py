@@ -18,13 +18,17 @@ from streaming_pca.estimators.block.block import (
     learn_block,
 )
 from streaming_pca.estimators.block.total_variance import TotalVariance
+from streaming_pca.estimators.block.worst_cases import BLOCK
 from streaming_pca.estimators.common.budget import Budget
 from streaming_pca.estimators.common.clipped_batches import ClippedBatches
 from streaming_pca.estimators.common.composed import ComposedEstimator, ComposedState
+from streaming_pca.estimators.common.neighbours import TrialOf
+from streaming_pca.estimators.common.worst_sums import centred_sum_cases, sum_cases
 from streaming_pca.estimators.covariance.radius_choice import Reading
 from streaming_pca.estimators.covariance.release import covariance_subspace
 from streaming_pca.estimators.covariance.state import MAX_COVARIANCE_DIM, CovarianceEstimate
 from streaming_pca.estimators.covariance.update import CovarianceUpdate
+from streaming_pca.estimators.covariance.worst_cases import COVARIANCE, RADIUS_CASES
 from streaming_pca.linalg.subspace import orthonormalise
 
 # Tuned on synthetic and public data (docs/explanation/default-estimator.md, "Constants").
@@ -106,6 +110,11 @@ class AdaptivePCA(ComposedEstimator[AdaptiveState, AdaptiveOptions]):
         clip={"clip_radius": 4.0, "route": "covariance"},
         useful={"first_batch": 4000, "max_batch": 40_000},
     )
+    worst_cases: ClassVar[dict[str, TrialOf]] = {
+        **centred_sum_cases(COVARIANCE.with_options(route="covariance")),
+        "block": sum_cases(BLOCK.with_options(route="block"))["sum"],
+        **RADIUS_CASES,
+    }
 
     def init(self, rng: np.random.Generator) -> AdaptiveState:
         """Return the state before any record, with a uniformly random basis for the block route."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, ClassVar, Generic, Literal, TypeVar
@@ -276,6 +277,9 @@ class Estimator(ABC, Generic[S, O]):
     options_type: ClassVar[type[Options]]
     state_type: ClassVar[type[State]]
     suite_options: ClassVar[SuiteOptions]
+    worst_cases: ClassVar[Mapping[str, Callable[[Any], Any]]] = {}
+    """Worst neighbours for the audit: trials by name (:mod:`~streaming_pca.estimators.common.neighbours`). A
+    private estimator that draws noise must have some."""
     centerings: ClassVar[tuple[str, ...]] = ("pairs", "none")
     """Supported values of ``centering``, in addition to a public vector, which every estimator supports;
     with "auto" where the estimator finds the mean, with a share of its budget."""

@@ -13,7 +13,6 @@ from streaming_pca.audit.bounds import (
     REFUTED_AT,
     AuditError,
     Case,
-    Claim,
     Finding,
     Separation,
     audit,
@@ -21,8 +20,8 @@ from streaming_pca.audit.bounds import (
     error_limit,
     least_trials,
     mu_bound,
-    mu_of_pure,
 )
+from streaming_pca.estimators.common.neighbours import Claim, mu_of_pure
 from streaming_pca.privacy.calibration.multipliers import pure_epsilon
 
 

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -24,26 +25,25 @@ from streaming_pca.audit.bounds import (
     REFUTED_AT,
     AuditError,
     Case,
-    Claim,
     audit,
     epsilon_bound,
     mu_bound,
 )
-from streaming_pca.audit.compositions import COMPOSED_CASES
 from streaming_pca.audit.mechanisms import MECHANISM_CASES, mechanism_cases
-from streaming_pca.audit.sums import SUM_CASES, unreachable
 from streaming_pca.data.array_batch import ArrayBatch
-from streaming_pca.data.records import RecordKind
-from streaming_pca.estimators.block import block as block_route
-from streaming_pca.estimators.common.clipped_sums import covariance_sum
-from streaming_pca.estimators.covariance import layered_sums
+from streaming_pca.estimators.common.clipped_sums import block_sum, covariance_sum
+from streaming_pca.estimators.common.neighbours import Claim
 from streaming_pca.estimators.covariance.analyze_gauss import AnalyzeGauss, AnalyzeGaussState
-from streaming_pca.estimators.oja import private_oja
+from streaming_pca.estimators.covariance.worst_cases import unreachable
 from streaming_pca.estimators.registry import ESTIMATORS
 from streaming_pca.kernels.lattice import LatticeSum
 from streaming_pca.privacy import mechanisms
 from streaming_pca.privacy.randomness import NoiseSampler, noise_sampler, replace_noise_sampler
 
+PRIVATE = {name: e for name, e in ESTIMATORS.items() if e.info.private and not e.info.local}
+SUMS = [name for name, estimator in PRIVATE.items() if "stream" in estimator.worst_cases]
+"""Estimators that learn from one clipped sum a batch."""
+COMPOSED = [name for name in PRIVATE if name not in SUMS]
 DELTA = 1e-6
 GAUSSIAN_EPSILON = 8.0
 """mu = 1.53: large enough for a few hundred trials to detect that half of the noise is missing."""
@@ -183,17 +183,16 @@ class HalfOfTheRealSampler(NumpySampler):
 
 
 def test_every_estimator_and_every_mechanism_has_its_worst_case() -> None:
-    assert not SUM_CASES.keys() & COMPOSED_CASES.keys()
-    private = {name for name, kind in ESTIMATORS.items() if kind.info.private and not kind.info.local}
-    assert SUM_CASES.keys() | COMPOSED_CASES.keys() == private
+    assert all("sum" in estimator.worst_cases for estimator in PRIVATE.values())
     assert MECHANISM_CASES.keys() == set(mechanisms.__all__) - NO_MECHANISMS
 
 
 def test_an_estimator_without_a_worst_case_is_told_where_to_add_it() -> None:
     class New(AnalyzeGauss):
         info = dataclasses.replace(AnalyzeGauss.info, id="new")
+        worst_cases: ClassVar[dict[str, Any]] = {}
 
-    with pytest.raises(AuditError, match="new has no worst-case neighbours yet"):
+    with pytest.raises(AuditError, match="new has no worst cases: set worst_cases of New"):
         audit_cases.estimator_cases(New, 1.0, DELTA)
 
 
@@ -205,7 +204,7 @@ def test_no_mechanism_is_refuted(name: str) -> None:
 
 
 @pytest.mark.parametrize("first", [True, pytest.param(False, marks=pytest.mark.soak)], ids=["first", "rest"])
-@pytest.mark.parametrize("name", [*SUM_CASES, *COMPOSED_CASES])
+@pytest.mark.parametrize("name", PRIVATE)
 def test_no_estimator_is_refuted(name: str, first: bool) -> None:
     for kind, case in cases_of_estimator(name).items():
         if is_first(name, kind) == first:
@@ -220,7 +219,7 @@ def test_the_worst_cases_of_mechanisms_are_nearly_as_bad_as_the_claims() -> None
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("name", [*SUM_CASES, *COMPOSED_CASES])
+@pytest.mark.parametrize("name", PRIVATE)
 def test_the_worst_cases_of_estimators_are_nearly_as_bad_as_the_claims(name: str) -> None:
     """Each is tight within a factor of two, as shown below: halved noise is caught."""
     for kind, case in cases_of_estimator(name).items():
@@ -281,38 +280,22 @@ def test_half_the_noise_of_a_histogram_is_caught(name: str) -> None:
         half_is_caught(case, *max(rates, key=lambda r: power(case, trials_of(case) // 2, *r)))
 
 
-KINDS = ["sum", "matrix", "pairs", "user", "mean"]
+KINDS = {
+    *("sum", "matrix", "pairs", "user", "mean", "block", "layers"),
+    *("order", "projector", "whitened", "moment"),
+}
+"""Cases of Gaussian noise."""
 
 
 @by_kind(
-    [
-        *((name, kind) for name, cases in SUM_CASES.items() for kind in KINDS if kind in cases),
-        ("adaptive", "block"),
-        ("adaptive", "layers"),
-        ("analyze-gauss", "layers"),
-    ]
+    [(name, kind) for name, estimator in PRIVATE.items() for kind in estimator.worst_cases if kind in KINDS]
 )
 def test_half_the_noise_of_an_estimator_is_caught(name: str, kind: str) -> None:
     case = cases_of_estimator(name)[kind]
     half_is_caught(case, *gaussian_rates(2 * case.claim.mu))
 
 
-@by_kind(
-    [
-        *((name, "sum") for name in COMPOSED_CASES),
-        *((name, "matrix") for name in COMPOSED_CASES if RecordKind.MATRIX in ESTIMATORS[name].kinds),
-        ("k-dp-ojas", "order"),
-        ("output-perturbation", "projector"),
-        ("tensor-private", "whitened"),
-        ("tensor-private", "moment"),
-    ]
-)
-def test_half_the_noise_of_a_composed_sum_is_caught(name: str, kind: str) -> None:
-    case = cases_of_estimator(name)[kind]
-    half_is_caught(case, *gaussian_rates(2 * case.claim.mu))
-
-
-@by_kind([(name, "counts") for name in SUM_CASES])
+@by_kind([(name, "counts") for name in SUMS])
 def test_half_the_noise_of_the_counts_is_caught(name: str, kind: str) -> None:
     """Both noisy counts favour the second neighbour: each with probability 1/(1 + q), or q times that."""
     case = cases_of_estimator(name)[kind]
@@ -350,14 +333,16 @@ def no_clip() -> Iterator[None]:
 
         return call
 
+    modules = [module for name, module in sys.modules.items() if name.startswith("streaming_pca.estimators.")]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(layered_sums, "covariance_sum", unclipped(layered_sums.covariance_sum))
-        patch.setattr(block_route, "block_sum", unclipped(block_route.block_sum))
-        patch.setattr(private_oja, "block_sum", unclipped(private_oja.block_sum))
+        for kernel in (covariance_sum, block_sum):
+            for module in modules:
+                if getattr(module, kernel.__name__, None) is kernel:
+                    patch.setattr(module, kernel.__name__, unclipped(kernel))
         yield
 
 
-@pytest.mark.parametrize("name", SUM_CASES)
+@pytest.mark.parametrize("name", SUMS)
 @pytest.mark.parametrize("kind", ["sum", "matrix"])
 def test_a_clip_that_is_not_applied_is_caught(name: str, kind: str) -> None:
     """The records are a million radii apart: a threshold between them never errs."""
@@ -389,7 +374,7 @@ def by_content(stream: ArrayBatch, count: int) -> int:
     return min(int(np.searchsorted(filled, count)) + 1, len(stream))
 
 
-@pytest.mark.parametrize("name", SUM_CASES)
+@pytest.mark.parametrize("name", SUMS)
 def test_a_cut_that_depends_on_contents_is_caught(name: str) -> None:
     """One null record moves the ends of all six batches: sqrt(6) times mu."""
     case = cases_of_estimator(name, cut=by_content)["stream"]
@@ -478,7 +463,7 @@ def test_a_claim_of_a_mechanism_follows_its_parameters() -> None:
             assert isinstance(case.claim, Claim)
             assert case.claim.epsilon == 0.5
             assert case.claim.delta in (0.0, 1e-5)
-    for name in SUM_CASES:
+    for name in SUMS:
         for case in audit_cases.estimator_cases(ESTIMATORS[name], 0.5, 1e-5):
             # The noisy counts take half of that promise, and are pure; so is the histogram of sizes.
             kind = case.id.split("/")[1]

@@ -19,6 +19,7 @@ from streaming_pca.data.records import RecordKind
 from streaming_pca.estimators.base import EstimatorInfo, Subspace, SuiteOptions
 from streaming_pca.estimators.block.total_variance import TotalVariance, learn_total
 from streaming_pca.estimators.block.variances import measure_variances, relative_tail, take_shares
+from streaming_pca.estimators.block.worst_cases import BLOCK
 from streaming_pca.estimators.common.budget import Budget
 from streaming_pca.estimators.common.centre import resolves_radius
 from streaming_pca.estimators.common.clipped_batches import ClippedBatches
@@ -32,6 +33,7 @@ from streaming_pca.estimators.common.norm_distribution import (
     private_norm_distribution,
 )
 from streaming_pca.estimators.common.present import PresentShare
+from streaming_pca.estimators.common.worst_sums import centred_sum_cases
 from streaming_pca.linalg.subspace import orthonormalise, project_symmetric, ritz_pairs
 from streaming_pca.privacy.mechanisms import gaussian_on_vector
 
@@ -522,6 +524,7 @@ class BlockPCA(ComposedEstimator[BlockState, BlockOptions]):
         clip={"clip_radius": 4.0},
         useful={"first_batch": 4000, "max_batch": 40_000},
     )
+    worst_cases = centred_sum_cases(BLOCK)
 
     def init(self, rng: np.random.Generator) -> BlockState:
         """Return the state before any record, with a uniformly random basis."""

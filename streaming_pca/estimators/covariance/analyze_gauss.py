@@ -16,6 +16,7 @@ from streaming_pca.estimators.common.composed import ComposedEstimator, Composed
 from streaming_pca.estimators.covariance.release import covariance_subspace
 from streaming_pca.estimators.covariance.state import CovarianceEstimate
 from streaming_pca.estimators.covariance.update import CovarianceUpdate
+from streaming_pca.estimators.covariance.worst_cases import ANALYZE_GAUSS_CASES
 
 
 class AnalyzeGaussOptions(ClippedBatches):
@@ -78,6 +79,7 @@ class AnalyzeGauss(ComposedEstimator[AnalyzeGaussState, AnalyzeGaussOptions]):
         clip={"clip_radius": 4.0},
         useful={"first_batch": 4000, "clip_radius": 64.0, "max_batch": 40_000},
     )
+    worst_cases = ANALYZE_GAUSS_CASES
 
     def init(self, rng: np.random.Generator) -> AnalyzeGaussState:
         """Return the state before any record, with zero matrices; uses no randomness."""

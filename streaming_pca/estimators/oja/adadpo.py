@@ -14,6 +14,7 @@ from streaming_pca.estimators.base import EstimatorInfo, Plan, SuiteOptions
 from streaming_pca.estimators.oja.iterate import IterateEstimator, IterateState, oja_step
 from streaming_pca.estimators.oja.options import AdaptiveMeanOptions
 from streaming_pca.estimators.oja.truncated_mean import AdaptiveMean, least_records
+from streaming_pca.estimators.oja.worst_cases import BLOCK_RANGE_CASES
 from streaming_pca.linalg.subspace import project_symmetric
 
 
@@ -105,6 +106,7 @@ class AdaDPO(IterateEstimator[AdaDPOState, AdaDPOOptions]):
         has_rho=False,
         always_learns=False,
     )
+    worst_cases = BLOCK_RANGE_CASES
     in_parts: ClassVar[bool] = True
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

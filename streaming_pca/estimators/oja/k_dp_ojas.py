@@ -14,6 +14,7 @@ from streaming_pca.data.records import RecordKind
 from streaming_pca.estimators.base import EstimatorInfo, Outcome, Plan, SuiteOptions
 from streaming_pca.estimators.oja.deflation import Deflation, DeflationState, Learnt
 from streaming_pca.estimators.oja.options import LearningRates
+from streaming_pca.estimators.oja.worst_cases import DP_OJAS_CASES
 from streaming_pca.kernels.lattice import BLOCK, MAX_RECORDS, lattice_unit
 from streaming_pca.kernels.sequential_oja import (
     MESSAGE_RADIUS,
@@ -113,6 +114,7 @@ class DPOjas(Deflation[DeflationState, DPOjasOptions]):
         nulls_count=True,
         always_learns=False,
     )
+    worst_cases = DP_OJAS_CASES
     in_parts: ClassVar[bool] = True
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

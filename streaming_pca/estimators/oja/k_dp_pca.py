@@ -16,6 +16,7 @@ from streaming_pca.estimators.oja.adadpo import AdaDPO
 from streaming_pca.estimators.oja.deflation import Deflation, DeflationState, Learnt
 from streaming_pca.estimators.oja.options import AdaptiveMeanOptions
 from streaming_pca.estimators.oja.truncated_mean import AdaptiveMean, least_records
+from streaming_pca.estimators.oja.worst_cases import COMPONENT_RANGE_CASES
 
 
 class KDPPCAOptions(AdaptiveMeanOptions):
@@ -108,6 +109,7 @@ class KDPPCA(Deflation[DeflationState, KDPPCAOptions]):
         has_rho=False,
         always_learns=False,
     )
+    worst_cases = COMPONENT_RANGE_CASES
     in_parts: ClassVar[bool] = True
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

@@ -12,6 +12,7 @@ from streaming_pca.estimators.base import EstimatorInfo, Plan, SuiteOptions
 from streaming_pca.estimators.common.clipped_sums import block_sensitivity, block_sum
 from streaming_pca.estimators.oja.iterate import IterateEstimator, IterateState, oja_step
 from streaming_pca.estimators.oja.options import LearningRates
+from streaming_pca.estimators.oja.worst_cases import PRIVATE_OJA_CASES
 from streaming_pca.kernels.lattice import MAX_RECORDS
 from streaming_pca.privacy.calibration.multipliers import gaussian_rho, lattice_sigma, textbook_multiplier
 from streaming_pca.privacy.mechanisms import gaussian_on_symmetric_space
@@ -84,6 +85,7 @@ class PrivateOja(IterateEstimator[IterateState, PrivateOjaOptions]):
         clip={"clip_radius": 4.0},
         useful={"clip_radius": 64.0, "batch_size": 4000, "learning_rate": 5.0, "offset": 0.0},
     )
+    worst_cases = PRIVATE_OJA_CASES
 
     def _plan(self, state: IterateState) -> Plan:
         """Plan B records and one Gaussian mechanism."""

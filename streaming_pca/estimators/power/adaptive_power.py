@@ -16,6 +16,7 @@ from streaming_pca.data.preprocessing import transformed
 from streaming_pca.data.records import Block, RecordKind
 from streaming_pca.estimators.base import EstimatorInfo, Options, Outcome, Plan, SuiteOptions
 from streaming_pca.estimators.oja.deflation import Deflation, DeflationState, Learnt
+from streaming_pca.estimators.power.worst_cases import ADAPTIVE_POWER_CASES
 from streaming_pca.kernels import njit
 from streaming_pca.kernels.lattice import BLOCK, MATRIX_RADIUS, MAX_RECORDS
 from streaming_pca.kernels.rounding import clip_and_round
@@ -118,6 +119,7 @@ class AdaptivePowerMethod(Deflation[DeflationState, AdaptivePowerOptions]):
         nulls_count=True,
         always_learns=False,
     )
+    worst_cases = ADAPTIVE_POWER_CASES
 
     @cached_property
     def _sigma(self) -> float:

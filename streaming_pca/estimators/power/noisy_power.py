@@ -25,6 +25,7 @@ from streaming_pca.estimators.base import (
 )
 from streaming_pca.estimators.common.clipped_sums import block_sensitivity, block_sum
 from streaming_pca.estimators.power.bounded_records import BoundedRecords
+from streaming_pca.estimators.power.worst_cases import NOISY_POWER_CASES
 from streaming_pca.kernels.lattice import MAX_RECORDS
 from streaming_pca.linalg.subspace import orthonormalise, ritz_pairs
 from streaming_pca.privacy.calibration.multipliers import gaussian_rho, lattice_sigma
@@ -151,6 +152,7 @@ class NoisyPowerMethod(Estimator[NoisyPowerState, NoisyPowerOptions]):
         mechanisms=2,
         always_learns=False,
     )
+    worst_cases = NOISY_POWER_CASES
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

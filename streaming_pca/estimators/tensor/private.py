@@ -16,6 +16,7 @@ from streaming_pca.estimators.base import Estimator, EstimatorInfo, Plan, State,
 from streaming_pca.estimators.common.clipped_sums import covariance_sum
 from streaming_pca.estimators.tensor.search import TensorOptions, TensorSearch, tensor_of
 from streaming_pca.estimators.tensor.sums import PRODUCT_SENSITIVITY, Space, product_sum
+from streaming_pca.estimators.tensor.worst_cases import TENSOR_CASES
 from streaming_pca.kernels.lattice import MAX_RECORDS
 from streaming_pca.linalg.subspace import orthonormalise
 from streaming_pca.linalg.tensors import Whitening, spectral_whitening, unwhitened
@@ -130,6 +131,7 @@ class PrivateTensorPower(Estimator[PrivateTensorState, PrivateTensorOptions]):
         variants=({"whitening": False},),
         clip={"clip_radius": 2.0, "whitening": False},
     )
+    worst_cases = TENSOR_CASES
     centerings: ClassVar[tuple[str, ...]] = ("none",)
     kinds: ClassVar[frozenset[RecordKind]] = frozenset({RecordKind.FACTOR})
 

@@ -1,15 +1,19 @@
-"""Estimators under audit, and the trials that run them on two neighbouring streams."""
+"""Trials of the audit: an estimator on two neighbouring streams, and a score of its states.
+
+An estimator's ``worst_cases`` are made of these.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import expit, ndtri
 
-from streaming_pca.audit.bounds import Claim
 from streaming_pca.data.array_batch import ArrayBatch
 from streaming_pca.data.preprocessing import Preprocessing
 from streaming_pca.data.records import RecordKind
@@ -21,6 +25,27 @@ Matrix = NDArray[np.float64]
 Record = Matrix | None
 AnyEstimator = Estimator[Any, Any]
 Cut = Callable[[ArrayBatch, int], int]
+
+
+@dataclass(frozen=True)
+class Claim:
+    """Claim that a mechanism is (epsilon, delta)-DP and mu-GDP.
+
+    Attributes
+    ----------
+    mu : float
+        inf: no mu is claimed.
+    """
+
+    epsilon: float
+    delta: float
+    mu: float
+
+
+def mu_of_pure(epsilon: float) -> float:
+    """Return the smallest mu such that every epsilon-DP mechanism is mu-GDP."""
+    return float(-2 * ndtri(expit(-epsilon)))
+
 
 Trial = tuple[Claim, Callable[[bool], float]]
 """A claim, and ``run(second)``: the score of one run on the first or on the second neighbour."""
@@ -95,3 +120,36 @@ def one_batch(
 ) -> Callable[[bool], float]:
     """Return a trial's ``run``: update ``start`` by one of two batches and score the new state."""
     return lambda second: float(score(estimator.update(start, batches[second])))
+
+
+# Most cases with a basis have vectors of two features: the basis q is on one diagonal, p on the other.
+Q, P = np.array([[1.0], [1.0]]) / math.sqrt(2), np.array([[1.0], [-1.0]]) / math.sqrt(2)
+
+
+def at_q(estimator: AnyEstimator) -> Any:
+    """Return the state before any step, with basis q; a start by another estimator has ended."""
+    start = first_state(estimator)
+    ended = {"warm": None} if hasattr(start, "warm") else {}
+    return replace(start, basis=Q, **ended)
+
+
+def along_p(size: float, kind: RecordKind) -> Matrix:
+    """Return a record whose product of q has the part ``size`` p."""
+    if kind is RecordKind.MATRIX:
+        return size * (P @ Q.T + Q @ P.T)
+    return math.sqrt(size) * (Q + P).T
+
+
+def opposite(kind: RecordKind) -> list[Record]:
+    """Return two records whose products of q are huge, and along -p and p."""
+    if kind is RecordKind.MATRIX:
+        return [along_p(sign * HUGE, kind) for sign in (-1, 1)]
+    return [HUGE * (1e-3 * Q + sign * P).T for sign in (-1, 1)]
+
+
+def zero(dim: int, kind: RecordKind) -> Matrix:
+    return np.zeros((dim, dim) if kind is RecordKind.MATRIX else (1, dim))
+
+
+def multiplier(estimator: AnyEstimator, start: Any, name: str = "sigma_over_sensitivity") -> float:
+    return float(estimator.plan(start).parameters[name])

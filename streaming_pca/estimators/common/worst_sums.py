@@ -10,10 +10,6 @@ counts     a huge record or the null record; only the noisy counts of both are s
 stream     a record that becomes null before several batches: they move
            if batches are cut by anything but the number of records
 mean       with ``centering = "auto"``, a huge record, which moves the mean
-block      "sum" by the block update of an estimator that has two updates
-layers     a huge record in the sums that learn the covariance: one at every radius, and the last
-sizes      a huge record or the null record, in norm counts, sums at all radii and the last together
-floats     a record or the null record: is the answer a double that float noise can give?
 =========  ==================================================================
 """
 
@@ -28,37 +24,32 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streaming_pca.audit.bounds import Claim, mu_of_pure
-from streaming_pca.audit.neighbours import (
+from streaming_pca.data.array_batch import ArrayBatch
+from streaming_pca.data.records import RecordKind
+from streaming_pca.estimators.base import Plan
+from streaming_pca.estimators.common.centre import most_share
+from streaming_pca.estimators.common.clipped_batches import BatchCosts
+from streaming_pca.estimators.common.neighbours import (
     HUGE,
     AnyEstimator,
+    Claim,
     Matrix,
     Record,
     Target,
     Trial,
     TrialOf,
     first_state,
+    mu_of_pure,
     neighbours,
     one_batch,
 )
-from streaming_pca.data.array_batch import ArrayBatch
-from streaming_pca.data.records import RecordKind
-from streaming_pca.estimators.base import Plan
-from streaming_pca.estimators.common.centre import most_share
-from streaming_pca.estimators.common.clipped_batches import BatchCosts
 from streaming_pca.privacy.parameters import parse_rational
 
 _BATCH = 8
 """Records of a batch."""
 
-_MANY = 16
-"""Records of a batch that also chooses its clip radius."""
-
 _STREAM_BATCHES = 6
 """Batches of the "stream" case: a wrong cut shows with sqrt(6) times mu."""
-
-_RATE = 1e-2
-"""Learning rate of Oja's steps; small, so that the sum can be read back from the states."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +79,10 @@ class Setup:
     contribution: Callable[[Any, Matrix], Matrix]
     answer: Callable[[Any, Any, Any, int], Matrix]
     sensitivity: dict[RecordKind, float]
+
+    def with_options(self, **more: Any) -> Setup:
+        """Return the same with further options."""
+        return replace(self, options=lambda count: self.options(count) | more)
 
 
 @dataclass(frozen=True)
@@ -186,11 +181,11 @@ def _probe_trial(setup: Setup, probe: _Probe, target: Target) -> Trial:
             state = after
         return score
 
-    claim = Claim(counts, 0.0, mu_of_pure(counts)) if counts else _claim_of(plan, probe.contributions)
+    claim = Claim(counts, 0.0, mu_of_pure(counts)) if counts else claim_of(plan, probe.contributions)
     return claim, run
 
 
-def _claim_of(plan: Plan, batches: int = 1) -> Claim:
+def claim_of(plan: Plan, batches: int = 1) -> Claim:
     """Claim the whole charge, and the mu that Gaussian noise and noisy counts compose to.
 
     c mechanisms of mu_i are sqrt(sum mu_i^2)-GDP together [DongRothSu2022, Corollary 3.3].
@@ -236,99 +231,11 @@ def _centre(setup: Setup, target: Target) -> Trial:
     batches = neighbours([-huge, huge], [other] * (count - 1), dim)
     start = first_state(estimator)
     mu = math.sqrt(most_share(dim, count, multiplier)) / multiplier
-    claim = replace(_claim_of(estimator.plan(start)), mu=mu)
+    claim = replace(claim_of(estimator.plan(start)), mu=mu)
     return claim, one_batch(estimator, start, batches, lambda s: 0.0 if s.mean is None else s.mean[1])
 
 
-# The covariance update.
-
-
-def _covariance_options(count: int) -> dict[str, Any]:
-    return {"first_batch": count, "max_batch": count, "clip_radius": 1.0}
-
-
-def _covariance_worst(state: Any, kind: RecordKind) -> tuple[Matrix, Matrix]:
-    x, y = HUGE * np.eye(2)[:, None, :]
-    return (x, y) if kind is RecordKind.FACTOR else (x.T @ x, -x.T @ x)
-
-
-def _covariance_answer(estimator: AnyEstimator, before: Any, after: Any, transformed: int) -> Matrix:
-    new, old = after.covariance, before.covariance
-    return np.asarray(new.released_moment() * new.records - old.released_moment() * old.records)
-
-
-def _radius_search(target: Target) -> tuple[AnyEstimator, Any, Claim]:
-    """Build an estimator that searches its radius, between public numbers far below the worst records."""
-    options: dict[str, Any] = {"first_batch": _MANY, "max_batch": _MANY, "radius_range": (1.0, 64.0)}
-    if "route" in target.type.options_type.model_fields:
-        options["route"] = "covariance"
-    estimator = target.build(2, 1, options)
-    start = first_state(estimator)
-    return estimator, start, _claim_of(estimator.plan(start))
-
-
-def _layers(target: Target) -> Trial:
-    """Score a huge record of one direction or of another, in all sums.
-
-    The state combines the answers at the chosen radius; that combination, in units of the
-    noise that the state names, distinguishes the two best.
-    """
-    estimator, start, claim = _radius_search(target)
-
-    def score(state: Any) -> float:
-        memory = state.covariance
-        noise = math.sqrt(memory.released_noise)
-        return float(memory.released_moment()[1, 1] - memory.released_moment()[0, 0]) / noise
-
-    batches = neighbours(list(HUGE * np.eye(2)[:, None, :]), [None] * (_MANY - 1), 2)
-    return claim, one_batch(estimator, start, batches, score)
-
-
-def _sizes(target: Target) -> Trial:
-    """Score a huge record or a null one: the evidence of norm counts and sums, added up."""
-    estimator, start, claim = _radius_search(target)
-
-    def score(state: Any) -> float:
-        memory = state.covariance
-        added = float(memory.radii[memory.chosen]) / _MANY
-        of_sum = float(memory.released_moment()[0, 0]) * added / memory.released_noise
-        return float(of_sum + memory.sizes.counts[-1] / memory.sizes.variance)
-
-    batches = neighbours([None, np.array([[HUGE, 0.0]])], [None] * (_MANY - 1), 2)
-    return claim, one_batch(estimator, start, batches, score)
-
-
-def _floats(target: Target) -> Trial:
-    """Score a null record or x, below the radius: can the answer be x x^T plus any float noise?"""
-    x = np.array([[1.1, 0.9, 1.3]])
-    exact = x.T * x
-    estimator = target.build(3, 1, {"first_batch": 2, "max_batch": 2, "clip_radius": 3.8})
-    start = first_state(estimator)
-
-    def score(state: Any) -> float:
-        after = state.covariance
-        return -float(np.count_nonzero(unreachable(after.released_moment() * after.records, exact)))
-
-    batches = neighbours([None, x], [None], 3)
-    return _claim_of(estimator.plan(start)), one_batch(estimator, start, batches, score)
-
-
-def unreachable(answers: Matrix, sums: Matrix) -> NDArray[np.bool_]:
-    """Mark answers that are not a float64 sum of ``sums`` and any float64 noise.
-
-    If the float s + n rounds to y, n lies within an ulp of y - s. Where y is
-    closer to 0 than s, or noise and s have opposite signs, y - s needs more bits
-    than a double has for many y, and a sum without s shows such y [Mironov2012].
-    """
-    noise = answers - sums
-    near = (noise, np.nextafter(noise, np.inf), np.nextafter(noise, -np.inf))
-    return np.asarray(~np.any([sums + n == answers for n in near], axis=0))
-
-
-# A basis, and products of it.
-
-
-def _basis_worst(basis: Matrix, kind: RecordKind) -> tuple[Matrix, Matrix]:
+def basis_worst(basis: Matrix, kind: RecordKind) -> tuple[Matrix, Matrix]:
     """Return x = c q +- s p, q in the basis and p outside: x x^T Q turns to +- p q^T as c falls."""
     q = basis[:, :1]
     if kind is RecordKind.MATRIX:
@@ -337,87 +244,11 @@ def _basis_worst(basis: Matrix, kind: RecordKind) -> tuple[Matrix, Matrix]:
     return HUGE * (0.1 * q + p).T, HUGE * (0.1 * q - p).T
 
 
-def _block_answer(estimator: AnyEstimator, before: Any, after: Any, transformed: int) -> Matrix:
-    """Return the noisy sum about the centre C = ``before.block.product``, less the sum of zeros.
-
-    It is found from the estimate S before it was carried to the new basis.
-
-    Without a share for the total variance the step is Q' T = S, and with Q^T S
-    symmetric the carried estimate Y = S Q^T Q' + Q S^T Q' - Q Q^T S Q^T Q' has
-    Q^T Y = S^T Q' = T^T. S moved from C by a gain that follows from the variances.
-    """
-    old, new = before.block, after.block
-    estimate = new.basis @ (old.basis.T @ new.product).T
-    noise = BatchCosts(estimator.privacy).multiplier * 2 / transformed
-    gain = 1.0
-    if math.isfinite(old.variance):
-        gain = old.variance / (old.variance + noise**2 + 1 / (old.basis.size * transformed))
-    of_zero = -old.product / max(1.0, float(np.linalg.norm(old.product)))
-    return np.asarray(((estimate - old.product) / gain - of_zero) * transformed)
-
-
-def oja_answer(estimator: AnyEstimator, before: Any, after: Any, transformed: int) -> Matrix:
-    """Return the noisy sum M m of an Oja step.
-
-    The state holds B = orth(Q + eta M) and the inner B^T Q (Q^T M) Q^T B.
-    Q + eta M = B T, so Q^T B T = I + eta Q^T M.
-    """
-    q, b = before.basis, after.basis
-    turn = q.T @ b
-    inner = np.linalg.solve(turn.T, np.linalg.solve(turn.T, after.inner).T)
-    eta = estimator.options.rate(after.batch)
-    mean = (b @ np.linalg.solve(turn, np.eye(estimator.k) + eta * inner) - q) / eta
-    return np.asarray(mean * transformed)
-
-
-_COVARIANCE = Setup(
-    dim=2,
-    k=1,
-    options=_covariance_options,
-    worst=_covariance_worst,
-    contribution=lambda state, matrix: matrix,
-    answer=_covariance_answer,
-    sensitivity={RecordKind.FACTOR: math.sqrt(2), RecordKind.MATRIX: 2.0},
-)
-_BLOCK = Setup(
-    dim=3,
-    k=2,
-    options=_covariance_options,
-    worst=lambda state, kind: _basis_worst(state.block.basis, kind),
-    contribution=lambda state, matrix: np.asarray(matrix @ state.block.basis - state.block.product),
-    answer=_block_answer,
-    sensitivity={RecordKind.FACTOR: 2.0, RecordKind.MATRIX: 2.0},
-)
-_PRIVATE_OJA = replace(
-    _BLOCK,
-    options=lambda count: {"batch_size": count, "clip_radius": 1.0, "learning_rate": _RATE},
-    worst=lambda state, kind: _basis_worst(state.basis, kind),
-    contribution=lambda state, matrix: matrix @ state.basis,
-    answer=oja_answer,
-)
-
-
-def _with_route(setup: Setup, route: str) -> Setup:
-    return replace(setup, options=lambda count: {**setup.options(count), "route": route})
-
-
-def _cases(setup: Setup) -> dict[str, TrialOf]:
+def sum_cases(setup: Setup) -> dict[str, TrialOf]:
+    """Return the cases of an estimator whose only mechanism on records is this sum."""
     return {name: partial(_probe_trial, setup, probe) for name, probe in _PROBES.items()}
 
 
-def _centring_cases(setup: Setup) -> dict[str, TrialOf]:
-    return {**_cases(setup), "mean": partial(_centre, setup)}
-
-
-SUM_CASES: dict[str, dict[str, TrialOf]] = {
-    "adaptive": {
-        **_centring_cases(_with_route(_COVARIANCE, "covariance")),
-        "block": partial(_probe_trial, _with_route(_BLOCK, "block"), _SUM),
-        "layers": _layers,
-        "sizes": _sizes,
-    },
-    "analyze-gauss": {**_centring_cases(_COVARIANCE), "layers": _layers, "sizes": _sizes, "floats": _floats},
-    "block": _centring_cases(_BLOCK),
-    "private-oja": _cases(_PRIVATE_OJA),
-}
-"""Trials by estimator id and case name."""
+def centred_sum_cases(setup: Setup) -> dict[str, TrialOf]:
+    """Return the cases of an estimator of such a sum about a centre that it finds itself."""
+    return {**sum_cases(setup), "mean": partial(_centre, setup)}
