@@ -14,7 +14,7 @@ add up, disjoint parts of a batch compose in parallel, and a user's ``contributi
 ========================================  =====================================================
 mechanism                                 of one batch
 ========================================  =====================================================
-private-oja, tensor-private               one Gaussian
+private-oja, tensor-private, gaussian     one Gaussian; any other estimator may name "gaussian"
 analyze-gauss, adaptive, block            one Gaussian, whose budget all their mechanisms share
 noisy-power                               ``iterations`` Gaussians
 adaptive-power                            ``rounds`` Gaussians and searches of ``search_epsilon``
@@ -303,7 +303,7 @@ def _of_start(name: str, contract: Parameters, parameters: Parameters) -> list[_
 
 
 _MECHANISMS: dict[str, Callable[[str, Parameters, Parameters], list[_Reading]]] = {
-    **dict.fromkeys(("private-oja", "tensor-private"), _one_gaussian),
+    **dict.fromkeys(("private-oja", "tensor-private", "gaussian"), _one_gaussian),
     **dict.fromkeys(("analyze-gauss", "adaptive", "block"), _one_gaussian),
     "noisy-power": _passes,
     "adaptive-power": _searches,

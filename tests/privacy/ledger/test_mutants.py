@@ -54,7 +54,7 @@ MORE = {
 }
 """Parameters that are weaker when larger; ``epsilon`` belongs to counts."""
 NO_NUMBERS: list[Any] = [None, "", "much", "nan", True, [], {}, -1, 0, "inf"]
-UNKNOWN: list[Any] = ["none", "raw", "gaussian", "Block", "", None, 3, ["block"], {}]
+UNKNOWN: list[Any] = ["none", "raw", "gauss", "Block", "", None, 3, ["block"], {}]
 
 
 def settings_of(name: str) -> Iterator[dict[str, Any]]:
