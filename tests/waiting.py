@@ -44,7 +44,7 @@ def suspend(pid: int) -> None:
     )
 
 
-def run_to_success(command: Sequence[str | Path], folder: Path) -> None:
-    """Run a program in a folder; fail with its standard error unless it exits with status 0."""
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=LIMIT)
-    assert done.returncode == 0, done.stderr
+def run_to_success(command: Sequence[str | Path], folder: Path, limit: float = LIMIT) -> None:
+    """Run a program in a folder; fail with the end of its output unless it exits with status 0."""
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=limit)
+    assert done.returncode == 0, done.stdout[-10_000:] + done.stderr

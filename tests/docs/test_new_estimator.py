@@ -1,0 +1,63 @@
+"""The estimator that CONTRIBUTING adds by a diff passes the tests of all estimators."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.docs.pages import ROOT
+from tests.waiting import LIMIT, run_to_success
+
+NAME = "gaussian-covariance"
+FILES = {
+    "docs/how-to/choose-an-estimator.md",
+    "streaming_pca/estimators/covariance/gaussian_covariance.py",
+    "streaming_pca/estimators/registry.py",
+}
+SUITES = [
+    *("tests/api/test_contract.py", "tests/audit/test_cases.py", "tests/config/test_loading.py"),
+    *("tests/docs/test_docs.py", "tests/packaging/test_imports.py", "tests/service/test_topics.py"),
+    *("tests/privacy/ledger/test_mutants.py", "tests/privacy/test_randomness.py"),
+    *(f"tests/estimators/test_{name}.py" for name in ("conformance", "charges_are_lawful", "diagnostics")),
+    *(f"tests/estimators/test_{name}.py" for name in ("split_batch", "usefulness")),
+]
+OTHERS = (
+    *("generated_text", "has_a_row", "imports_point_down", "modules_import_each_other", "module_is_imported"),
+    *("only_mechanisms_go", "too_many_files"),
+)
+"""Tests of pages and of imports, by parts of their names."""
+
+
+def copy_of_the_tree(folder: Path) -> None:
+    """Copy the files that git knows or would add."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        check=True,
+    ).stdout.decode()
+    for name in filter(None, listed.split("\0")):
+        if (ROOT / name).is_file() and not name.startswith("tests/upgrade/fixtures/"):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, folder / name)
+
+
+def test_the_diff_of_an_estimator_touches_three_files_and_passes_all_tests(tmp_path: Path) -> None:
+    page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    (diff,) = re.findall(r"^```diff\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    assert set(re.findall(r"^\+\+\+ b/(.+)$", diff, re.MULTILINE)) == FILES
+    folder = tmp_path / "tree"
+    copy_of_the_tree(folder)
+    (tmp_path / "new.diff").write_text(diff, encoding="utf-8")
+    run_to_success(["git", "apply", tmp_path / "new.diff"], folder)
+    code = folder / "streaming_pca"
+    run_to_success([sys.executable, "-m", "ruff", "check", code], folder)
+    run_to_success([sys.executable, "-m", "ruff", "format", "--check", code], folder)
+    run_to_success([sys.executable, "docs/hooks.py"], folder)
+    chosen = " or ".join((NAME, *OTHERS))
+    pytest = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    # Some 240 tests, in half a minute on an idle machine.
+    run_to_success([*pytest, "-k", chosen, *SUITES], folder, limit=4 * LIMIT)
