@@ -250,5 +250,5 @@ def sum_cases(setup: Setup) -> dict[str, TrialOf]:
 
 
 def centred_sum_cases(setup: Setup) -> dict[str, TrialOf]:
-    """Return the cases of an estimator of such a sum about a centre that it finds itself."""
+    """Return the cases of an estimator that finds the centre of such a sum."""
     return {**sum_cases(setup), "mean": partial(_centre, setup)}
