@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Self, TypeVar
 
-_NOT_PERMITTED = 29
-"""Kafka's error code of a topic that this user may not use."""
+_NOT_PERMITTED = 29  # Kafka's error code of a topic that this user may not use
 
 
 E = TypeVar("E", bound=BaseException)

@@ -21,12 +21,9 @@ class Pool(StrEnum):
     """Fetching, decoding and assembly of batches ahead of the kernels; one thread, because decoding holds
     the GIL.
     """
-    RECORDS = "records"
-    """Kernels, and opening and closing the input: all other work on records."""
-    COMMITS = "commits"
-    """Exchanges with ledger, state and releases."""
-    ELECTION = "election"
-    """The group protocol only, so that kernels and slow commits cannot delay it."""
+    RECORDS = "records"  # kernels, and opening and closing the input: all other work on records
+    COMMITS = "commits"  # exchanges with ledger, state and releases
+    ELECTION = "election"  # the group protocol only, so that kernels and slow commits cannot delay it
 
 
 _COUNTS = {Pool.READING: 1, Pool.RECORDS: 2, Pool.COMMITS: 2, Pool.ELECTION: 1}

@@ -26,13 +26,10 @@ from streaming_pca.data.features.records import PublicSchema, SchemaFormat, Subj
 from streaming_pca.data.features.registered import Registered, public_schema
 from streaming_pca.service.errors import SessionLost, StreamRefused
 
-_MOST_ANSWER = 2**25
-"""Most bytes of a response: the largest accepted schema, in base64, with a margin."""
+_MOST_ANSWER = 2**25  # most bytes of a response: the largest accepted schema, in base64, with a margin
 _ACCEPT = "application/vnd.schemaregistry.v1+json, application/json"
-_PASSING = (408, 425, 429)
-"""Statuses below 500 that allow a retry of the same request."""
-_UNKNOWN = (40401, 40402, 40403)
-"""Confluent's error codes of a missing subject, version or id."""
+_PASSING = (408, 425, 429)  # statuses below 500 that allow a retry of the same request
+_UNKNOWN = (40401, 40402, 40403)  # Confluent's error codes of a missing subject, version or id
 
 T = TypeVar("T")
 
@@ -239,15 +236,11 @@ def _error_code(body: bytes) -> int:
 _TYPES: Final[dict[SchemaFormat, str]] = {"avro": "AVRO", "protobuf": "PROTOBUF"}
 _WORDS = {"AVRO": "Avro", "PROTOBUF": "Protobuf", "JSON": "JSON Schema"}
 _MOST_VERSIONS = 1000
-_MOST_BYTES = 2**26
-"""Most bytes of all schemas together."""
-_MOST_REFERENCES = 200
-"""Most schemas that one schema refers to, directly or indirectly."""
+_MOST_BYTES = 2**26  # most bytes of all schemas together
+_MOST_REFERENCES = 200  # most schemas that one schema refers to, directly or indirectly
 _DEEPEST = 32
-_SHOWN = 200
-"""Most characters of a subject in a message."""
-_MOST_LIST = 2**20
-"""Most bytes of a list of versions."""
+_SHOWN = 200  # most characters of a subject in a message
+_MOST_LIST = 2**20  # most bytes of a list of versions
 _DELETED, _SERIALIZED = {"deleted": "true"}, {"format": "serialized"}
 """Query parameters: include softly deleted versions; return Protobuf's descriptor instead of its text."""
 _CONTEXT = ":."

@@ -41,12 +41,9 @@ from streaming_pca.service.tracing import Span, StreamTraces
 
 T = TypeVar("T")
 
-_PAUSED_POLL_SECONDS = 2.0
-"""Polling interval of a paused stream's status."""
-_STATUS_POLL_SECONDS = 10.0
-"""Polling interval of the status while a stream waits for records."""
-_MANY_NULL = 0.5
-"""Share of null records above which the log warns."""
+_PAUSED_POLL_SECONDS = 2.0  # polling interval of a paused stream's status
+_STATUS_POLL_SECONDS = 10.0  # polling interval of the status while a stream waits for records
+_MANY_NULL = 0.5  # share of null records above which the log warns
 _LONGEST_TAKE_OVER_SECONDS = 3600.0
 """Time limit of a take-over, which reads the whole ledger (4,000 entries a second).
 
@@ -83,8 +80,7 @@ class Session:
         self._traces = traces or StreamTraces(None, self._stream)
         self._on_taken_over = on_taken_over
         self._subject = settings.stream.registry_subject
-        self._logged_faults: set[str] = set()
-        """Faults of schemas that were already logged."""
+        self._logged_faults: set[str] = set()  # faults of schemas that were already logged
         self._interrupted = False
         self._wakeup = asyncio.Event()
         self._loop = asyncio.get_running_loop()
@@ -92,10 +88,8 @@ class Session:
         self._input = Input(settings.kafka, self._stream, executors, self._wakeup, ahead, make_reader)
         self._feed: OffsetFeed | None = None
         self._reserved_at: float | None = None
-        self.paused = False
-        """True while the session waits for the stream to be resumed."""
-        self.made_progress = False
-        """True once a release has been published."""
+        self.paused = False  # True while the session waits for the stream to be resumed
+        self.made_progress = False  # True once a release has been published
 
     def interrupt(self) -> None:
         """Finish a reserved batch, drop an unreserved one, and end permanently.

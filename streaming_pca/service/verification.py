@@ -30,8 +30,7 @@ tenth of the time.
 """
 _LONGEST_SECONDS = 3600.0
 """Time limit of one verification, which reads some thousands of entries a second."""
-_MOST_LINES = 10
-"""Number of problems that are logged; `streaming-pca ledger verify` shows all."""
+_MOST_LINES = 10  # number of problems that are logged; `streaming-pca ledger verify` shows all
 
 
 class Verifier:

@@ -56,10 +56,8 @@ from streaming_pca.service.verification import Verifier
 
 log = logging.getLogger(__name__)
 
-_COMPILING_POLL_SECONDS = 0.2
-"""Polling interval of the compiler."""
-_REST_SECONDS = 120.0
-"""Delay before the other kernels compile, so that they do not slow the start."""
+_COMPILING_POLL_SECONDS = 0.2  # polling interval of the compiler
+_REST_SECONDS = 120.0  # delay before the other kernels compile, so that they do not slow the start
 _SWITCH_SECONDS = 0.0005
 """Longest time that a decoding thread may keep the GIL.
 
@@ -67,14 +65,11 @@ Other threads wait for it with a commit's response or a kernel's next block: at 
 batch waits for it dozens of times.
 """
 
-_ELECTION_SECONDS = 60.0
-"""Time limit of one step of the group protocol."""
-_CHECK_SECONDS = 300.0
-"""Time limit of one step of a standby's comparison with the ledger."""
+_ELECTION_SECONDS = 60.0  # time limit of one step of the group protocol
+_CHECK_SECONDS = 300.0  # time limit of one step of a standby's comparison with the ledger
 _JOINING_SECONDS = 3.0
 """Time for a joined process to receive the lead: a leader compares its settings itself."""
-_RECHECK_SECONDS = 2.0
-"""Pause after a comparison that failed because of the broker."""
+_RECHECK_SECONDS = 2.0  # pause after a comparison that failed because of the broker
 
 T = TypeVar("T")
 
@@ -107,8 +102,7 @@ class _Stream:
 
     def __init__(self, worker: Worker, settings: Settings) -> None:
         self.settings = settings
-        self.status: int | None = None
-        """Exit status; None until the stream ends."""
+        self.status: int | None = None  # exit status; None until the stream ends
         self._worker = worker
         self._log = StreamLog(log, settings.stream.name)
         self.metrics = worker.metrics.for_stream(settings.stream.name)
@@ -120,8 +114,7 @@ class _Stream:
         """Time of the last lost session; None once a session has followed."""
         self._compared = False
         """True once its settings have been compared with the ledger, while standing by."""
-        self._agrees = False
-        """True once the settings have agreed with the ledger; never reset."""
+        self._agrees = False  # True once the settings have agreed with the ledger; never reset
         self.is_candidate = False
         """True once its topics have been found, so that this process can lead it."""
         self.refusal: str | None = None
@@ -349,14 +342,10 @@ class Worker:
             self._settings.registry,
         )
         self.tracing = Tracing(self._settings.trace)
-        self.compiled = asyncio.Event()
-        """Set once the kernels are compiled."""
-        self.candidates = asyncio.Event()
-        """Set once the process is a candidate for a stream."""
-        self.broker_reached = False
-        """True once the broker has responded to any stream."""
-        self.joined = asyncio.Event()
-        """Set after the election's first assignment."""
+        self.compiled = asyncio.Event()  # set once the kernels are compiled
+        self.candidates = asyncio.Event()  # set once the process is a candidate for a stream
+        self.broker_reached = False  # True once the broker has responded to any stream
+        self.joined = asyncio.Event()  # set after the election's first assignment
         self._streams = [_Stream(self, each) for each in settings]
 
     def stop(self) -> None:

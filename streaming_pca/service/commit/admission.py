@@ -220,10 +220,8 @@ def _short(value: Any) -> str:
     return text if len(text) <= 80 else text[:77] + "..."
 
 
-_SLICE = 5000
-"""Offsets read per step: about one second, which may delay a take-over."""
-_POLL_SECONDS = 10.0
-"""Polling interval of the ledger until it contains something to compare."""
+_SLICE = 5000  # offsets read per step: about one second, which may delay a take-over
+_POLL_SECONDS = 10.0  # polling interval of the ledger until it contains something to compare
 
 
 class StandbyCheck:

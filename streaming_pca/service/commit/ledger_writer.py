@@ -53,11 +53,9 @@ class LedgerWriter:
         self._topic_id, self._job = topic_id, job
         self._producer: KafkaProducer | None = None
         self._open: Transaction | None = None
-        self._head = ""
-        """Hash of the job's last entry that this writer knows."""
+        self._head = ""  # hash of the job's last entry that this writer knows
         self._log: LedgerLog | None = None
-        self.step = ""
-        """Current step, reported on timeout."""
+        self.step = ""  # current step, reported on timeout
 
     @contextmanager
     def _step(self, name: str) -> Iterator[None]:

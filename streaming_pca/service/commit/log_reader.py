@@ -16,8 +16,7 @@ from streaming_pca.service.errors import SessionLost, StreamRefused
 from streaming_pca.service.kafka.authorization import session_lost_by
 from streaming_pca.service.kafka.clients import reading_consumer
 
-_POLL_MS = 10
-"""Short, because a poll that finds only a transaction marker waits for the full timeout."""
+_POLL_MS = 10  # short, because a poll that finds only a transaction marker waits for the full timeout
 
 
 def high_watermark(kafka: KafkaSettings, topic: str) -> int:

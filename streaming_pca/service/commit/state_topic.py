@@ -125,8 +125,7 @@ def _by_partition(values: Mapping[str, Any]) -> dict[int, int]:
 _CHUNK_BYTES = 512 * 1024
 _PARTS = b"users."
 
-PATIENCE_SECONDS = 60.0
-"""Time limit without progress, in seconds, for reading a topic while workers run."""
+PATIENCE_SECONDS = 60.0  # time limit without progress, in seconds, for reading a topic while workers run
 
 
 def send_state(

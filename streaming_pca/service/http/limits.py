@@ -23,25 +23,19 @@ from streaming_pca.service.executors import first_of
 from streaming_pca.service.http.access import problem
 
 EVENTS = "/v1/events"
-MAX_BODY = 16 * 1024
-"""Most bytes of a request's body."""
-MAX_HEADERS = 16 * 1024
-"""Most bytes of a request's line and headers."""
+MAX_BODY = 16 * 1024  # most bytes of a request's body
+MAX_HEADERS = 16 * 1024  # most bytes of a request's line and headers
 _MAX_BYTES = MAX_HEADERS + 8 * MAX_BODY
 """Most bytes of a request on the wire: a one-byte chunk takes six bytes and as much time as a large chunk."""
 _MAX_CONNECTIONS = 128
 _REQUEST_SECONDS = 10.0
 """Longest time for a request to arrive, counted from the connection or the end of the previous response."""
-_WRITE_SECONDS = 30.0
-"""Longest time that a client may leave a response unread."""
-_MAX_ADDRESSES = 4096
-"""Number of client addresses with stored rates."""
-_BURST_SECONDS = 2.0
-"""Allowed burst, in seconds of requests at the permitted rate."""
+_WRITE_SECONDS = 30.0  # longest time that a client may leave a response unread
+_MAX_ADDRESSES = 4096  # number of client addresses with stored rates
+_BURST_SECONDS = 2.0  # allowed burst, in seconds of requests at the permitted rate
 _COUNTED = ("/v1", "/metrics")
 _BARE_LF = re.compile(rb"(?<!\r)\n")
-_LEAVING_SECONDS = 0.3
-"""Time for an event stream to end without cancellation."""
+_LEAVING_SECONDS = 0.3  # time for an event stream to end without cancellation
 
 
 class _WholeLines(ReceiveBuffer):

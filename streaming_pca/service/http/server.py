@@ -33,10 +33,8 @@ from streaming_pca.service.http.limits import (
 
 log = logging.getLogger(__name__)
 
-_LEAVING_SECONDS = 1.0
-"""Time for responses in progress to end; event streams are ended earlier."""
-_STOPPING_SECONDS = 1.8
-"""Time for everything to end; a site that still waits for a broker is abandoned."""
+_LEAVING_SECONDS = 1.0  # time for responses in progress to end; event streams are ended earlier
+_STOPPING_SECONDS = 1.8  # time for everything to end; a site that still waits for a broker is abandoned
 
 
 class Exposition(Protocol):

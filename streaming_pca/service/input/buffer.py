@@ -50,8 +50,7 @@ class RowStore:
         self._memory: NDArray[np.uint8] = np.empty(0, dtype=np.uint8)
         self._width = width
         self._dtype: np.dtype[Any] = np.dtype(np.float32)
-        self.size = 0
-        """Number of rows."""
+        self.size = 0  # number of rows
 
     @property
     def rows(self) -> Rows:
@@ -193,8 +192,7 @@ def _forms(encoded: Iterable[bytes]) -> NDArray[np.uint8]:
     return forms
 
 
-_AT_ONCE = 2000
-"""Records created from a block at a time."""
+_AT_ONCE = 2000  # records created from a block at a time
 _MOST_MADE = 2**26
 """Most bytes of rows decoded from one poll's JSON objects before a batch needs them.
 
@@ -208,14 +206,11 @@ class Chunk:
     """Messages of one partition whose rows are in a store."""
 
     offsets: NDArray[np.int64]
-    places: NDArray[np.int64]
-    """Place of each message's first row in the store."""
-    lengths: NDArray[np.int64]
-    """Number of each message's rows."""
+    places: NDArray[np.int64]  # place of each message's first row in the store
+    lengths: NDArray[np.int64]  # number of each message's rows
     users: NDArray[np.uint64] | None = None
     """(n, 2) keyed hashes of the messages' keys, if the user is the unit of privacy."""
-    epoch: int = -1
-    """Epoch of the leader that accepted the last message; -1 if unknown."""
+    epoch: int = -1  # epoch of the leader that accepted the last message; -1 if unknown
 
     def split(self, count: int) -> tuple[Chunk, Chunk]:
         users, more = (None, None) if self.users is None else (self.users[:count], self.users[count:])
@@ -246,8 +241,7 @@ class PartitionBuffer:
     """Epoch of the leader that accepted the last message before ``position``; -1 if unknown."""
     chunks: deque[Chunk] = field(default_factory=deque)
     waiting: deque[Waiting] = field(default_factory=deque)
-    count: int = 0
-    """Number of all messages."""
+    count: int = 0  # number of all messages
 
     @property
     def decoded(self) -> int:

@@ -30,8 +30,7 @@ _FETCH_BYTES = 4 * 2**20
 
 A client holds up to six copies of them during decoding; larger fetches are hardly faster.
 """
-_POLL_MS = 20
-"""Time limit of a poll, which keeps waiting if it finds only a transaction marker."""
+_POLL_MS = 20  # time limit of a poll, which keeps waiting if it finds only a transaction marker
 
 
 class PartitionReader:
@@ -52,8 +51,7 @@ class PartitionReader:
     A poll returns at most one response of the broker. A batch is not copied: it shares the buffers' rows.
     """
 
-    ahead = True
-    """True: records are read before a batch needs them."""
+    ahead = True  # True: records are read before a batch needs them
 
     def __init__(
         self,

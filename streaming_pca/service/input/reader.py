@@ -21,8 +21,7 @@ from streaming_pca.data.codec import PayloadCodec
 from streaming_pca.service.errors import RecordsLost, SessionLost
 from streaming_pca.service.input.end_offsets import Offsets
 
-_STALL_SECONDS = 60.0
-"""Time limit for reading records that are known to exist."""
+_STALL_SECONDS = 60.0  # time limit for reading records that are known to exist
 
 
 class Buffered(Protocol):

@@ -43,8 +43,7 @@ _READ_AHEAD_BYTES, _READ_AHEAD_MESSAGES = 2**24, 2**14
 """Amount to read ahead even for small batches, until the first of the two limits is reached."""
 
 
-CodecMaker = Callable[["Schemas | None"], PayloadCodec]
-"""Factory of the decoder for a registry's schemas."""
+CodecMaker = Callable[["Schemas | None"], PayloadCodec]  # factory of the decoder for a registry's schemas
 
 
 def build_codec(
@@ -84,14 +83,12 @@ class OffsetBatch:
 
     batch: Batch
     ranges: tuple[OffsetRange, ...]
-    positions: Offsets
-    """Start of the next batch, by partition."""
+    positions: Offsets  # start of the next batch, by partition
     epochs: dict[int, int]
     """Epochs of the leaders that accepted the last record before each position, if known."""
     users: NDArray[np.uint64] | None = None
     """(m, 2) keyed hashes of the messages' keys, if the user is the unit of privacy."""
-    schemas: Schemas | None = None
-    """A registry's schemas that decoded the records."""
+    schemas: Schemas | None = None  # a registry's schemas that decoded the records
 
 
 class Source:

@@ -16,8 +16,7 @@ from kafka.errors import (
 
 from streaming_pca.service.errors import NotPermitted, SessionLost
 
-_MOST = 200
-"""Most characters of the client's text."""
+_MOST = 200  # most characters of the client's text
 _RESOURCES: dict[type[Exception], tuple[str, str]] = {
     GroupAuthorizationFailedError: ("Read", "consumer group"),
     TransactionalIdAuthorizationFailedError: ("Write with", "the transactional id"),

@@ -45,8 +45,7 @@ class BrokerUnreachable(Exception):
 
 
 _LEAST_BOOTSTRAP_MS = 1500
-_answered: dict[str, str] = {}
-"""Bootstrap server that responded last, by list of servers."""
+_answered: dict[str, str] = {}  # bootstrap server that responded last, by list of servers
 
 
 def _connect(settings: KafkaSettings, make: Callable[..., C], **options: Any) -> C:

@@ -26,16 +26,12 @@ from streaming_pca.config.kafka import ConfigurationError, KafkaSettings
 
 log = logging.getLogger(__name__)
 
-_GRANT_SECONDS = 10.0
-"""Time limit of a request to the identity provider."""
-_RENEW_AT = 0.8
-"""Share of a token's lifetime after which the next one is requested."""
-_RETRY_SECONDS = (1.0, 30.0)
-"""Shortest and longest pause after failed grants, doubling in between."""
+_GRANT_SECONDS = 10.0  # time limit of a request to the identity provider
+_RENEW_AT = 0.8  # share of a token's lifetime after which the next one is requested
+_RETRY_SECONDS = (1.0, 30.0)  # shortest and longest pause after failed grants, doubling in between
 _LONGEST_LIFE = 7 * 86400.0
 """Longest use of a token: `time.sleep` refuses some numbers that a provider may return."""
-_MOST_BYTES = 1 << 20
-"""Most bytes read from a response."""
+_MOST_BYTES = 1 << 20  # most bytes read from a response
 
 
 class TokenRefused(Exception):

@@ -26,10 +26,8 @@ from streaming_pca.config.kafka import ConfigurationError, KafkaSettings
 from streaming_pca.service.errors import without_traceback
 from streaming_pca.service.kafka.credentials import TokenRefused, sasl_options
 
-_SECONDS = 5.0
-"""Time limit of a diagnosis; all servers are examined in parallel."""
-_STEP_SECONDS = 2.0
-"""Time limit of a step."""
+_SECONDS = 5.0  # time limit of a diagnosis; all servers are examined in parallel
+_STEP_SECONDS = 2.0  # time limit of a step
 
 # OpenSSL codes: X509_V_ERR_CERT_NOT_YET_VALID, _CERT_HAS_EXPIRED, _HOSTNAME_MISMATCH, _IP_ADDRESS_MISMATCH.
 _NOT_VALID_NOW = (9, 10)

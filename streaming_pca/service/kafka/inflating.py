@@ -28,18 +28,13 @@ from streaming_pca.service.kafka.record_batches import (
     varint,
 )
 
-MOST_INFLATED = 64 * 2**20
-"""Most inflated bytes of a reader, for records of :data:`MOST_RECORD_BYTES`."""
-MOST_RECORD_BYTES = 16 * 2**20
-"""Longest record that is kept, unless the stream's records may be longer."""
+MOST_INFLATED = 64 * 2**20  # most inflated bytes of a reader, for records of MOST_RECORD_BYTES
+MOST_RECORD_BYTES = 16 * 2**20  # longest record that is kept, unless the stream's records may be longer
 _PIECE_BYTES = 2**21
 _PIECE_RECORDS = 2**16
-_STEP = 2**14
-"""Bytes requested at a time."""
-_INPUT = 2**10
-"""Compressed bytes passed at a time: libraries copy unused input."""
-_BARREN = 2**8
-"""Steps without output, for example of empty frames, before a pause."""
+_STEP = 2**14  # bytes requested at a time
+_INPUT = 2**10  # compressed bytes passed at a time: libraries copy unused input
+_BARREN = 2**8  # steps without output, for example of empty frames, before a pause
 _MOST_WINDOW = 2**27
 """Largest window of zstd, which the library holds in addition to the pieces.
 
@@ -47,8 +42,7 @@ It is the limit of Java's client, and the window of level 22. A batch with less 
 """
 _XERIAL = b"\x82SNAPPY\0"
 _XERIAL_BYTES = 16
-_CUT_OFF = 1
-"""Length of a missing value."""
+_CUT_OFF = 1  # length of a missing value
 
 
 def most_record_bytes(payload: int) -> int:
@@ -76,8 +70,7 @@ class _Fed:
 
     def __init__(self, data: memoryview) -> None:
         self._data, self._at = data, 0
-        self.step = _INPUT
-        """Bytes passed at a time."""
+        self.step = _INPUT  # bytes passed at a time
 
     def read(self, size: int) -> bytes | None:
         for _ in range(_BARREN):

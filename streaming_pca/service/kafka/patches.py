@@ -285,8 +285,7 @@ class TransactionalClient(KafkaNetClient):  # type: ignore[misc]
 
 # -- records ---------------------------------------------------------------
 
-_POLL_BYTES = 2**23
-"""Inflated bytes after which a poll ends: a fetch of 4 MiB can inflate to gigabytes."""
+_POLL_BYTES = 2**23  # inflated bytes after which a poll ends: a fetch of 4 MiB can inflate to gigabytes
 _LEAST_VIEW_BYTES = 2**12
 
 
@@ -337,13 +336,11 @@ class RecordReader(Fetcher.PartitionRecords):  # type: ignore[misc]
     compressed batch.
     """
 
-    shares_bytes = False
-    """True if batches are views of the response."""
+    shares_bytes = False  # True if batches are views of the response
 
     def __init__(self, *args: Any, most_bytes: int = MOST_RECORD_BYTES, **kwargs: Any) -> None:
         self._most_bytes = most_bytes
-        self.inflated = 0
-        """Bytes inflated for the last :meth:`take`."""
+        self.inflated = 0  # bytes inflated for the last take
         super().__init__(*args, **kwargs)
 
     def take(self, n: int | None = None) -> list[Any]:
@@ -456,8 +453,7 @@ def use_reader(fetcher: Fetcher, reader: type[RecordReader], most_bytes: int = M
 LEAST_FETCH_BYTES = 64 * 1024
 _SHRINKING = 4
 _SIZES = ("fetch_max_bytes", "max_partition_fetch_bytes")
-_REMEMBERED_SECONDS = 600.0
-"""Time that new consumers of the process start with the reduced size."""
+_REMEMBERED_SECONDS = 600.0  # time that new consumers of the process start with the reduced size
 
 
 class _Limit:

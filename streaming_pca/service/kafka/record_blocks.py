@@ -29,10 +29,8 @@ from streaming_pca.service.kafka.patches import RecordReader
 from streaming_pca.service.kafka.record_batches import Record, RecordBatch, count_of, parse_batch, read_body
 
 _LEAST_RECORDS = 12
-_LEAST_BYTES = 2**12
-"""A batch with fewer records and fewer bytes is parsed faster record by record."""
-_MOST_RECORDS = 2**16
-"""A larger batch of mostly empty records would take several times its bytes."""
+_LEAST_BYTES = 2**12  # a batch with fewer records and fewer bytes is parsed faster record by record
+_MOST_RECORDS = 2**16  # a larger batch of mostly empty records would take several times its bytes
 
 
 class RecordBlock:

@@ -18,8 +18,7 @@ from kafka.structs import ConsumerGroupMetadata
 from streaming_pca.config.kafka import KafkaSettings
 from streaming_pca.service.kafka.patches import drop_unsent, transaction_manager, wake
 
-_CLEANUP_MS = 10_000
-"""Broker's default interval between searches for timed-out transactions."""
+_CLEANUP_MS = 10_000  # broker's default interval between searches for timed-out transactions
 _SLACK_MS = 1_000
 
 

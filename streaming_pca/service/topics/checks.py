@@ -21,8 +21,7 @@ from streaming_pca.service.topics.sizes import (
     release_bytes,
 )
 
-_RANGE_BYTES = 128
-"""Upper bound of a ledger entry's bytes per partition."""
+_RANGE_BYTES = 128  # upper bound of a ledger entry's bytes per partition
 _ENTRY_BYTES = 64 * 1024
 _CHUNK_BYTES = 512 * 1024 + MESSAGE_OVERHEAD
 

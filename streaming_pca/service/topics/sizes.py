@@ -25,18 +25,13 @@ _MIB = 2**20
 _DIRTY_RATIO = 0.5
 _LARGEST_SEGMENT = 2**30
 _MARKER_BYTES = 78
-_NUMBER_BYTES = 25
-"""Length of the longest float64 in JSON, -2.2250738585072014e-308, and a comma."""
+_NUMBER_BYTES = 25  # length of the longest float64 in JSON, -2.2250738585072014e-308, and a comma
 
-_USER_BYTES = 18
-"""Size of a user in the table: a hash and a count."""
-_DELTA_BYTES = 16
-"""Size of a record in a commit's delta: the user's hash."""
-_PART_OVERHEAD = 512
-"""Upper bound of a shard's header and of Kafka's overhead around two chunks."""
+_USER_BYTES = 18  # size of a user in the table: a hash and a count
+_DELTA_BYTES = 16  # size of a record in a commit's delta: the user's hash
+_PART_OVERHEAD = 512  # upper bound of a shard's header and of Kafka's overhead around two chunks
 
-MESSAGE_OVERHEAD = 4096
-"""Upper bound of one message's key, headers and batch overhead."""
+MESSAGE_OVERHEAD = 4096  # upper bound of one message's key, headers and batch overhead
 
 MOST_KEY_BYTES = 2**15
 """Longest record key that a projection copies, so that every projection fits into a message."""
