@@ -140,15 +140,8 @@ class PlainPayloads:
     def copy(self, block: RecordBlock, store: RowStore) -> tuple[int, NDArray[np.int64]] | None:
         """Copy the rows of a block's records to a store.
 
-        Returns
-        -------
-        first : int
-            Place of the first row.
-        lengths : (m,) int64
-            Number of each record's rows.
-
-        None if some payload is not plain, or the store has rows of another type; then the store keeps
-        nothing.
+        Return the first row's place and the number (m,) of each record's rows; None if some payload is not
+        plain, or the store has rows of another type: then the store keeps nothing.
         """
         codec, parts = self._codec, block.parts
         if codec.kind is not RecordKind.FACTOR or not len(self._headers):

@@ -38,12 +38,6 @@ class PartitionReader:
 
     It implements :class:`~streaming_pca.service.input.reader.Reader`; the class is a ``ReaderFactory``.
 
-    - ``partitions``: number of partitions that share the bytes fetched ahead.
-    - ``skip_lost``: whether the stream continues after lost records.
-    - ``check``: called before each poll; raises if records cannot arrive.
-
-    Notes
-    -----
     Each partition has its own consumer, because kafka-python loses records of paused partitions
     (docs/explanation/kafka-client.md). The consumer of a removed partition is kept for the next one.
     Connections are made on demand.
@@ -51,7 +45,7 @@ class PartitionReader:
     A poll returns at most one response of the broker. A batch is not copied: it shares the buffers' rows.
     """
 
-    ahead = True  # True: records are read before a batch needs them
+    ahead = True
 
     def __init__(
         self,

@@ -106,8 +106,6 @@ class Source:
     - ``schemas``: the reader's initial schemas.
     - ``codec_of``: called when end offsets arrive with other schemas.
 
-    Notes
-    -----
     Memory: reading a partition stops when it has its quota of the next batch. With the service's reader,
     buffers hold one batch plus at most one poll (2,000 records) per partition. During a batch in progress
     they hold the share ``ahead`` of it, or 16 MiB, plus at most one such poll per partition.

@@ -1,9 +1,6 @@
 """Kafka clients, with workarounds for faults of kafka-python.
 
-Raises
-------
-ImportError
-    If the version of kafka-python is unsupported: this package uses private names of it.
+Raises ImportError if the version of kafka-python is unsupported: patches.py uses its private names.
 """
 
 from __future__ import annotations
