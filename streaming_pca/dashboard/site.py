@@ -13,7 +13,7 @@ from starlette.routing import BaseRoute, Mount
 from streaming_pca.config.kafka import ConfigurationError
 from streaming_pca.config.settings import Settings
 from streaming_pca.service.http.server import HttpServer, Site
-from streaming_pca.service.signals import stop_on_signals
+from streaming_pca.service.process import stop_on_signals
 
 _NEEDED = ("fastapi", "sse-starlette", "plotly")
 

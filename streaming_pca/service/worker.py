@@ -10,14 +10,11 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-import os
 import sys
 import time
-import warnings
 from collections.abc import Callable, Collection, Sequence
 from typing import TypeVar
 
-import uvloop
 from kafka.errors import KafkaError
 
 from streaming_pca.config.effective import doubts_of_settings
@@ -39,7 +36,7 @@ from streaming_pca.service.commit.admission import StandbyCheck
 from streaming_pca.service.commit.batch_result import Progress
 from streaming_pca.service.commit.checkpoint import BudgetExceededByAnother
 from streaming_pca.service.election import Election
-from streaming_pca.service.errors import DeadlineExceeded, RecordsLost, SessionLost, StreamRefused, TopicError
+from streaming_pca.service.errors import RecordsLost, SessionLost, StreamRefused, TopicError
 from streaming_pca.service.executors import Executors, Pool, first_of
 from streaming_pca.service.http.server import HttpServer, Site
 from streaming_pca.service.input.end_offsets import EndOffsetPoller
@@ -48,8 +45,8 @@ from streaming_pca.service.input.reader import ReaderFactory
 from streaming_pca.service.kafka.clients import BrokerUnreachable
 from streaming_pca.service.logs import StreamLog
 from streaming_pca.service.metrics import Metrics, StreamMetrics
+from streaming_pca.service.process import Patience, run_process, stop_on_signals
 from streaming_pca.service.session import Session
-from streaming_pca.service.signals import stop_on_signals
 from streaming_pca.service.topics.find import Topics, find_topics
 from streaming_pca.service.tracing import Tracing
 from streaming_pca.service.verification import Verifier
@@ -109,7 +106,7 @@ class _Stream:
         self.metrics.set_ready_source(lambda: self.role in ("leading", "standby", "paused"))
         self._leading = asyncio.Event()
         self._session: Session | None = None
-        self._trouble_since: float | None = None
+        self._patience = Patience(settings.worker.give_up_seconds)
         self._lost_at: float | None = None
         """Time of the last lost session; None once a session has followed."""
         self._compared = False
@@ -202,14 +199,15 @@ class _Stream:
             except (SessionLost, BrokerUnreachable) as error:
                 if stopping.is_set():
                     raise
-                self._raise_if_stuck(started)
+                if self._patience.is_over(started):
+                    raise
                 self._lost_at = self._lost_at or time.monotonic()
                 self._log.warning("session lost, recovering from the topics: %s", error)
                 await first_of(stopping, seconds=1.0)
                 continue
             finally:
                 topics = None
-            self._trouble_since = None
+            self._patience.reset()
 
     async def _stand_by(self, topics: Topics | None) -> None:
         """Wait for the lead or the process's end; raise StreamRefused if a take-over would."""
@@ -265,7 +263,7 @@ class _Stream:
             return await session.run()
         finally:
             if session.made_progress:
-                self._trouble_since = None
+                self._patience.reset()
             self._session = None
 
     def _log_recovery(self) -> None:
@@ -298,19 +296,13 @@ class _Stream:
                 await first_of(worker.stopping, seconds=1.0)
                 if worker.stopping.is_set() or not worker.broker_reached:
                     raise
-                self._raise_if_stuck(started)
+                if self._patience.is_over(started):
+                    raise
                 self._log.warning("looking for the topics again: %s", error)
             else:
-                worker.broker_reached, self._trouble_since = True, None
+                worker.broker_reached = True
+                self._patience.reset()
                 return topics
-
-    def _raise_if_stuck(self, started: float) -> None:
-        """Reraise the current error if trouble has lasted too long without progress."""
-        now, patience = time.monotonic(), self.settings.worker.give_up_seconds
-        if self._trouble_since is None or now - started > patience:
-            self._trouble_since = now
-        if now - self._trouble_since > patience:
-            raise
 
 
 class Worker:
@@ -512,19 +504,4 @@ def run_worker(
         with stop_on_signals(worker.stop):
             return await worker.run()
 
-    try:
-        with warnings.catch_warnings():
-            # A library's warning about a number could reveal records or noise.
-            warnings.simplefilter("ignore")
-            return uvloop.run(main())
-    except DeadlineExceeded as error:
-        log.error("%s: ending the process; the next one recovers", error)
-        logging.shutdown()
-        # The hanging thread would delay a normal exit.
-        os._exit(4)
-    except Exception as error:
-        status = _status_of(error)
-        if status is None:
-            raise
-        log.error("%s", error)
-        return status
+    return run_process(main, _status_of, "recovers")

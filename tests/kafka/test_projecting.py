@@ -24,7 +24,7 @@ from streaming_pca.config.registry import RegistrySettings
 from streaming_pca.config.settings import Settings
 from streaming_pca.service.kafka.clients import plain_producer, transactional_producer
 from streaming_pca.service.kafka.transaction import Transaction, discard
-from streaming_pca.service.projection import latest
+from streaming_pca.service.projection.latest import LatestRelease
 from streaming_pca.service.projection.membership import Membership
 from streaming_pca.service.projection.worker import ProjectionOptions
 from streaming_pca.service.topics.find import ensure_topics
@@ -266,15 +266,15 @@ def test_a_release_that_comes_while_the_topic_is_read_is_followed(
 ) -> None:
     stream = make_stream("between", partitions=1)
     publish(stream, 1)
-    of_before = latest.last_offsets
+    of_before = LatestRelease.committed_end
 
-    def last_offsets(*about: Any) -> Any:
-        found = of_before(*about)
+    def committed_end(releases: LatestRelease) -> int:
+        found = of_before(releases)
         publish(stream, 2)
         return found
 
-    monkeypatch.setattr(latest, "last_offsets", last_offsets)
-    with closing(latest.LatestRelease(stream.settings.kafka, stream.settings.stream)) as releases:
+    monkeypatch.setattr(LatestRelease, "committed_end", committed_end)
+    with closing(LatestRelease(stream.settings.kafka, stream.settings.stream)) as releases:
 
         def is_followed() -> bool:
             releases.poll()

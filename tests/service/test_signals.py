@@ -1,15 +1,16 @@
-"""A process that is asked to stop finishes its work, and can be ended afterwards."""
+"""A process that is asked to stop finishes its work; one without progress gives up after a time."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import signal
+import time
 
 import pytest
 import uvloop
 
-from streaming_pca.service.signals import stop_on_signals
+from streaming_pca.service.process import Patience, stop_on_signals
 from tests.waiting import LIMIT
 
 
@@ -25,3 +26,25 @@ def test_a_signal_stops_the_work_and_has_no_handler_after_it(number: signal.Sign
 
     uvloop.run(main())
     assert signal.getsignal(number) is before
+
+
+@pytest.mark.parametrize(
+    ("failures", "given_up"),
+    [
+        ([(0, 1), (5, 6), (11, 12)], [False, False, True]),
+        ([(0, 1), (2, 14), (15, 16)], [False, False, False]),
+        ([(0, 1), None, (11, 12)], [False, False]),
+    ],
+    ids=["without progress", "after a long attempt", "after progress"],
+)
+def test_patience_ends_after_ten_seconds(
+    failures: list[tuple[float, float] | None], given_up: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    patience, found = Patience(10.0), []
+    for failure in failures:
+        if failure is None:
+            patience.reset()
+        else:
+            monkeypatch.setattr(time, "monotonic", lambda now=failure[1]: now)
+            found.append(patience.is_over(failure[0]))
+    assert found == given_up

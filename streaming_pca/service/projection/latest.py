@@ -5,24 +5,22 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from kafka import TopicPartition
 from kafka.errors import KafkaError, OffsetOutOfRangeError
 
 from streaming_pca.config.kafka import KafkaSettings
 from streaming_pca.config.settings import StreamSettings
 from streaming_pca.data.projection import Projection
 from streaming_pca.data.release import ArrayDigest, Release, published_setting
+from streaming_pca.service.commit.log_reader import LogReader
 from streaming_pca.service.errors import SessionLost, StreamRefused
-from streaming_pca.service.kafka.clients import first_offsets, last_offsets, reading_consumer
 
 log = logging.getLogger(__name__)
 
-_POLL_MS = 10
 _FIRST_SPAN = 4
 """Number of last offsets to read first: two releases, each with its transaction marker."""
 
 
-class LatestRelease:
+class LatestRelease(LogReader):
     """Reader of a releases topic that keeps its newest release.
 
     Parameters
@@ -34,41 +32,35 @@ class LatestRelease:
     ------
     StreamRefused
         If that batch has no release, or the release has other settings.
-    SessionLost
+    SessionLost, KafkaError
         If the broker fails.
     """
 
     def __init__(self, kafka: KafkaSettings, stream: StreamSettings, batch: int | None = None) -> None:
-        self._kafka, self._stream, self._batch = kafka, stream, batch
-        self._tp = TopicPartition(stream.releases_topic, 0)
+        super().__init__(kafka, stream.releases_topic)
+        self._stream, self._batch = stream, batch
         self.release: Release | None = None
         """Release in use; None before the first one."""
-        self._consumer = reading_consumer(kafka, topics=[self._tp.topic])
         try:
-            self._consumer.assign([self._tp])
             self._find()
-        except KafkaError as error:
-            self.close()
-            raise self._lost(error) from None
         except BaseException:
             self.close()
             raise
 
     def _find(self) -> None:
         """Read backwards from the end until a usable release is found."""
-        timeout = self._kafka.request_timeout_ms
-        first = first_offsets(self._consumer, [self._tp], timeout)[self._tp]
-        # A read_committed consumer's end offset lies before any open transaction.
-        end, span = last_offsets(self._consumer, [self._tp], timeout)[self._tp], _FIRST_SPAN
+        end, span = self.committed_end(), _FIRST_SPAN
         newest: Release | None = None
         while True:
-            start = max(first, end - span)
-            for release in self._between(start, end):
-                newest = release
-                if self._batch in (None, release.batch):
-                    self.release = release
+            start = max(self.first, end - span)
+            self._consumer.seek(self._tp, start)
+            # Includes messages written after ``end``, which are read only once.
+            for message in self.read_to(end, 3 * self._kafka.request_timeout_ms / 1000):
+                newest = self._release_in(message) or newest
+                if newest is not None and self._batch in (None, newest.batch):
+                    self.release = newest
             older = newest is None or (self._batch is not None and newest.batch > self._batch)
-            if self.release is not None or start == first or not older:
+            if self.release is not None or start == self.first or not older:
                 break
             span *= 4
         if self._batch is not None and self.release is None:
@@ -78,59 +70,29 @@ class LatestRelease:
                 f"({there}); `streaming-pca watch` lists releases"
             )
 
-    def _between(self, start: int, end: int) -> list[Release]:
-        self._consumer.seek(self._tp, start)
-        found: list[Release] = []
-        still = 3 * self._kafka.request_timeout_ms // _POLL_MS
-        before = -1
-        while (position := self._position()) < end:
-            still = still - 1 if position == before else 3 * self._kafka.request_timeout_ms // _POLL_MS
-            before = position
-            if still <= 0:
-                raise SessionLost(
-                    f"{self._tp.topic} could not be read to offset {end}: it stops at {position}"
-                )
-            # Includes messages written after ``end``, which are read only once.
-            found += self._messages()
-        return found
-
-    def _position(self) -> int:
-        return int(self._consumer.position(self._tp, timeout_ms=self._kafka.request_timeout_ms) or 0)
-
-    def poll(self) -> bool:
-        """Adopt a newer release; return whether there was one."""
+    def poll(self) -> None:
+        """Adopt a newer release, if there is one."""
         if self._batch is not None:
-            return False
+            return
         try:
-            found = self._messages(0)
+            polled: dict[Any, list[Any]] = self._consumer.poll(timeout_ms=0)
         except OffsetOutOfRangeError:
             raise StreamRefused(
-                f"the next offset of topic {self._tp.topic!r} no longer exists: records were deleted, or the "
+                f"the next offset of topic {self.topic!r} no longer exists: records were deleted, or the "
                 "topic was created again"
             ) from None
         except KafkaError as error:
-            raise self._lost(error) from None
-        if found:
-            self.release = found[-1]
-        return bool(found)
-
-    def _messages(self, timeout_ms: int = _POLL_MS) -> list[Release]:
-        polled: dict[Any, list[Any]] = self._consumer.poll(timeout_ms=timeout_ms)
-        found: list[Release] = []
+            raise SessionLost(f"reading {self.topic} failed: {type(error).__name__}") from None
         for messages in polled.values():
             for message in messages:
-                try:
-                    found.append(Release.from_bytes(message.value or b""))
-                except ValueError as error:
-                    log.warning("%s, offset %d, is skipped: %s", self._tp.topic, message.offset, error)
-        return found
+                self.release = self._release_in(message) or self.release
 
-    def _lost(self, error: KafkaError) -> SessionLost:
-        return SessionLost(f"reading {self._tp.topic} failed: {type(error).__name__}")
-
-    def close(self) -> None:
-        """Release the consumer."""
-        self._consumer.close(autocommit=False)
+    def _release_in(self, message: Any) -> Release | None:
+        try:
+            return Release.from_bytes(message.value or b"")
+        except ValueError as error:
+            log.warning("%s, offset %d, is skipped: %s", self.topic, message.offset, error)
+            return None
 
 
 def projection_of(release: Release, stream: StreamSettings) -> Projection:

@@ -38,10 +38,9 @@ from streaming_pca.service.kafka.inflating import most_record_bytes
 from streaming_pca.service.kafka.patches import close_reader
 from streaming_pca.service.kafka.record_batches import UnreadableBatch
 from streaming_pca.service.kafka.transaction import Transaction, delivery_timeout_ms, discard
-from streaming_pca.service.projection.encoding import Encoder, headers_of, project
+from streaming_pca.service.projection.encoding import Encoder, FollowingCodec, headers_of, project
 from streaming_pca.service.projection.latest import LatestRelease, projection_of
 from streaming_pca.service.projection.membership import Assignment, Membership
-from streaming_pca.service.projection.schemas import FollowingCodec
 from streaming_pca.service.topics.output import Output
 from streaming_pca.service.topics.sizes import MOST_KEY_BYTES
 

@@ -9,14 +9,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import os
 import time
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-import uvloop
 from kafka.errors import KafkaError
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
@@ -26,9 +23,9 @@ from streaming_pca.service.errors import DeadlineExceeded, RecordsLost, SessionL
 from streaming_pca.service.executors import Executors, Pool, first_of
 from streaming_pca.service.http.server import HttpServer
 from streaming_pca.service.kafka.clients import BrokerUnreachable
+from streaming_pca.service.process import Patience, run_process, stop_on_signals
 from streaming_pca.service.projection.encoding import Encoder, Format
 from streaming_pca.service.projection.projector import Projector
-from streaming_pca.service.signals import stop_on_signals
 from streaming_pca.service.topics.output import Output, check_stream, find_output
 
 log = logging.getLogger(__name__)
@@ -184,9 +181,9 @@ class ProjectionWorker:
 
     async def _project(self, projector: Projector) -> None:
         """Work step by step; recover from failures until ``give_up_seconds`` have passed."""
-        patience = self._settings.worker.give_up_seconds
+        patience = Patience(self._settings.worker.give_up_seconds)
         ends: dict[int, tuple[int, int]] | None = None
-        trouble_since, failed_at, looked_at = math.inf, -math.inf, -math.inf
+        failed_at, looked_at = -math.inf, -math.inf
         while not self._stopping.is_set():
             try:
                 if self._options.until_end and ends is None:
@@ -195,7 +192,7 @@ class ProjectionWorker:
                 self._metrics.show_release(projector.release_batch)
                 self._say_progress()
                 if messages:
-                    trouble_since = math.inf
+                    patience.reset()
                 # Also while producers keep writing, when every step has messages.
                 if ends is not None and time.monotonic() - looked_at > _END_SECONDS:
                     self._require_release(projector)
@@ -204,11 +201,9 @@ class ProjectionWorker:
                         return
                     looked_at = time.monotonic()
             except (SessionLost, BrokerUnreachable) as error:
-                now = time.monotonic()
-                trouble_since = now if now - failed_at > patience else min(trouble_since, now)
-                failed_at = now
-                if now - trouble_since > patience:
+                if patience.is_over(failed_at):
                     raise
+                failed_at = time.monotonic()
                 log.warning("recovering from the committed positions: %s", error)
                 await self._call("recovering", projector.recover)
                 await first_of(self._stopping, seconds=1.0)
@@ -249,25 +244,10 @@ def run_projection(settings: Settings, options: ProjectionOptions) -> int:
         Exit status: 0 stopped or done, 2 refused or misconfigured, 4 broker lost.
     """
 
-    async def main() -> None:
+    async def main() -> int:
         worker = ProjectionWorker(settings, options)
         with stop_on_signals(worker.stop):
             await worker.run()
+        return 0
 
-    try:
-        with warnings.catch_warnings():
-            # A library's warning about a number could reveal records.
-            warnings.simplefilter("ignore")
-            uvloop.run(main())
-    except DeadlineExceeded as error:
-        log.error("%s: ending the process; the next one continues from the committed positions", error)
-        logging.shutdown()
-        # The hanging thread would delay a normal exit.
-        os._exit(4)
-    except Exception as error:
-        status = _status_of(error)
-        if status is None:
-            raise
-        log.error("%s", error)
-        return status
-    return 0
+    return run_process(main, _status_of, "continues from the committed positions")

@@ -9,7 +9,7 @@ import pytest
 
 from streaming_pca.config.settings import StreamSettings
 from streaming_pca.service.errors import SessionLost, StreamRefused
-from streaming_pca.service.projection.schemas import FollowingCodec
+from streaming_pca.service.projection.encoding import FollowingCodec
 from tests.data.features.registered import framed
 from tests.service.registry.faults import Answer, FaultyServer, answer
 from tests.service.registry.producers import record_type, settings_of

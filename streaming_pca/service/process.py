@@ -1,0 +1,91 @@
+"""Shell of a serving process: signals, event loop, exit status, and patience with a failing broker."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import time
+import warnings
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import uvloop
+
+from streaming_pca.service.errors import DeadlineExceeded
+
+log = logging.getLogger(__name__)
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+@contextmanager
+def stop_on_signals(stop: Callable[[], None]) -> Iterator[None]:
+    """Call ``stop`` in the event loop on SIGTERM or SIGINT within the block."""
+    loop = asyncio.get_running_loop()
+    for number in _SIGNALS:
+        loop.add_signal_handler(number, stop)
+    try:
+        yield
+    finally:
+        # uvloop would leave its SIGINT handler installed, and a later Ctrl-C would do nothing.
+        for number in _SIGNALS:
+            loop.remove_signal_handler(number)
+
+
+def run_process(
+    serve: Callable[[], Coroutine[Any, Any, int]],
+    status_of: Callable[[BaseException], int | None],
+    successor: str,
+) -> int:
+    """Run an event loop; return the exit status.
+
+    Parameters
+    ----------
+    serve : callable
+        Returns the exit status of a normal end.
+    status_of : callable
+        Returns the exit status for an expected error; None for a bug, which is raised.
+    successor : str
+        For the log: how the next process continues after a step that hangs.
+    """
+    try:
+        with warnings.catch_warnings():
+            # A library's warning about a number could reveal records or noise.
+            warnings.simplefilter("ignore")
+            return uvloop.run(serve())
+    except DeadlineExceeded as error:
+        log.error("%s: ending the process; the next one %s", error, successor)
+        logging.shutdown()
+        # The hanging thread would delay a normal exit.
+        os._exit(4)
+    except Exception as error:
+        status = status_of(error)
+        if status is None:
+            raise
+        log.error("%s", error)
+        return status
+
+
+class Patience:
+    """Limit on the time of repeated failures without progress."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._since: float | None = None
+
+    def reset(self) -> None:
+        """Start again: there was progress."""
+        self._since = None
+
+    def is_over(self, started: float) -> bool:
+        """Note the failure of an attempt begun at ``started``; return whether to give up.
+
+        An attempt that lasted longer than the limit counts as progress.
+        """
+        now = time.monotonic()
+        if self._since is None or now - started > self._seconds:
+            self._since = now
+        return now - self._since > self._seconds
