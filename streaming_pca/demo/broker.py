@@ -22,7 +22,6 @@ import tempfile
 import time
 import uuid
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from streaming_pca.dev.processes import Child, cluster_id, free_port
@@ -38,19 +37,15 @@ class EmbeddedBrokerUnavailable(RuntimeError):
 class EmbeddedBroker:
     """Kafka-compatible in-memory broker on a free loopback port.
 
-    The module's docstring lists its limits.
-
     Parameters
     ----------
-    start_timeout : float, default 10.0
+    start_timeout : float
         Time limit in seconds until the broker answers a client.
 
     Attributes
     ----------
     bootstrap : str
         `127.0.0.1:PORT`, for `bootstrap_servers`; empty while it is not running.
-    pid : int or None
-        Process id of the broker; None while it is not running.
 
     Examples
     --------
@@ -66,6 +61,7 @@ class EmbeddedBroker:
 
     @property
     def pid(self) -> int | None:
+        """Process id of the broker; None while it is not running."""
         return None if self._child is None else self._child.pid
 
     def start(self) -> None:
@@ -109,12 +105,7 @@ class EmbeddedBroker:
         self.start()
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self.close()
 
     def _launch(self, binary: str, log: Path, deadline: float) -> bool:

@@ -235,14 +235,7 @@ def _learn(
     start_worker: Callable[[], Child],
     err: Console,
 ) -> tuple[list[_Point], int]:
-    """Send the records in another thread, and collect all releases.
-
-    Returns
-    -------
-    points : list
-    status : int
-        Exit status of the worker.
-    """
+    """Send the records in another thread; return all releases, and the worker's exit status."""
     failures: list[BaseException] = []
     columns = (TextColumn("{task.description}"), BarColumn(), _Count(), TimeElapsedColumn())
     with Progress(*columns, console=err) as progress:
@@ -275,7 +268,12 @@ def _learn(
             progress.update(learning, completed=release.records)
             if release.records >= len(records):
                 break
-    return points, _finish(worker)
+    deadline = time.monotonic() + _END_SECONDS
+    while worker.returncode is None:
+        if time.monotonic() > deadline:
+            raise DemoFailed(f"the worker does not exit; its last log line: {worker.log_tail(1)}")
+        time.sleep(0.05)
+    return points, worker.returncode
 
 
 def _releases(settings: Settings, worker: Child, failures: list[BaseException]) -> Iterator[Release]:
@@ -299,15 +297,6 @@ def _releases(settings: Settings, worker: Child, failures: list[BaseException]) 
                 )
     finally:
         consumer.close(autocommit=False)
-
-
-def _finish(worker: Child) -> int:
-    deadline = time.monotonic() + _END_SECONDS
-    while worker.returncode is None:
-        if time.monotonic() > deadline:
-            raise DemoFailed(f"the worker does not exit; its last log line: {worker.log_tail(1)}")
-        time.sleep(0.05)
-    return worker.returncode
 
 
 def _print_table(points: list[_Point], random_error: float, out: Console) -> None:

@@ -32,8 +32,7 @@ import importlib.util
 import io
 import math
 import zipfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -44,17 +43,7 @@ from numpy.typing import NDArray
 
 
 class Column(NamedTuple):
-    """Numeric column and the public constants that standardise it.
-
-    Attributes
-    ----------
-    name : str
-        Name in the file.
-    unit : str
-        Unit of the column and of both constants.
-    mean, std : float
-        A value x becomes (x - mean) / std.
-    """
+    """Numeric column of the file: a value x, like both constants in ``unit``, becomes (x - mean) / std."""
 
     name: str
     unit: str
@@ -136,11 +125,9 @@ class Flights:
 
     Attributes
     ----------
-    records : ndarray of float32, shape (336776, 145)
+    records : (336776, 145) float32
         One flight a row, read-only. Numeric features are in standard deviations from the public
         mean, within [-5, 5] if loaded ``bounded``, and 0 if the file has no value; the others are 0 or 1.
-    feature_names : tuple of str, length 145
-        ``"dep_delay"`` for a numeric column, ``"carrier=UA"`` for a category.
     """
 
     records: NDArray[np.float32]
@@ -156,16 +143,6 @@ class Flights:
         therefore drifts with the seasons. Records are sorted by a generator's raw 64-bit output,
         the one stream that numpy guarantees never to change, so a seed gives the same order under
         every version.
-
-        Parameters
-        ----------
-        seed : int
-            Zero or more. It is public and has no part in privacy.
-
-        Returns
-        -------
-        Flights
-            A copy.
         """
         keys = np.random.PCG64(seed).random_raw(len(self.records))
         return replace(self, records=self.records[np.argsort(keys, kind="stable")])
@@ -181,11 +158,6 @@ def load(bounded: bool = True) -> Flights:
     bounded : bool
         Whether numeric features are clamped to [-5, 5]; otherwise they are only standardised.
 
-    Returns
-    -------
-    Flights
-        336,776 records of 145 features.
-
     Raises
     ------
     ModuleNotFoundError
@@ -197,30 +169,18 @@ def load(bounded: bool = True) -> Flights:
     try:
         return Flights(_read_records(folder, bounded))
     except (OSError, LookupError, ValueError, zipfile.BadZipFile, StopIteration) as error:
+        reason = f"unknown {error}" if isinstance(error, KeyError) else str(error)
         raise ValueError(
-            f"cannot read the flights in {folder} ({_described(error)}): "
+            f"cannot read the flights in {folder} ({reason}): "
             "pip install --force-reinstall '.[demo]' in the checkout"
         ) from error
 
 
 def exact_subspace(records: NDArray[np.floating], rank: int) -> NDArray[np.float64]:
-    """Return the top principal components of centred `records`, exactly and without privacy.
+    """Return the top principal components (rank, dim) of centred records, exactly and without privacy.
 
-    Parameters
-    ----------
-    records : ndarray, shape (n, dim)
-    rank : int
-        Number of components, from 1 to dim.
-
-    Returns
-    -------
-    ndarray of float64, shape (rank, dim)
-        Orthonormal rows, in order of decreasing variance.
-
-    Raises
-    ------
-    ValueError
-        If the records are empty or `rank` is out of range.
+    The rows are orthonormal, in order of decreasing variance. Raises ValueError if the records are empty or
+    the rank is not from 1 to dim.
     """
     n_records, dim = records.shape
     if n_records == 0:
@@ -240,18 +200,9 @@ def random_error(dim: int, rank: int) -> float:
     """Return the error of a uniformly random subspace against any fixed one.
 
     The error of U against V is |U U^T - V V^T|_F, whose square is 2 (rank - |U^T V|_F^2); for
-    a uniformly random U the mean of |U^T V|_F^2 is rank^2 / dim. The result is the root of the
-    mean square, which is barely above the mean, because the error concentrates.
-
-    Parameters
-    ----------
-    dim, rank : int
-        Dimension of the space and of the subspace, 1 <= rank <= dim.
-
-    Returns
-    -------
-    float
-        sqrt(2 (rank - rank^2 / dim)); 3.11 for the flights at rank 5.
+    a uniformly random U the mean of |U^T V|_F^2 is rank^2 / dim. The result, sqrt(2 (rank - rank^2 / dim)),
+    is the root of the mean square, which is barely above the mean, because the error concentrates. It is
+    3.11 for the flights at rank 5.
     """
     if not 1 <= rank <= dim:
         raise ValueError(f"rank must be from 1 to dim = {dim}, not {rank}")
@@ -275,7 +226,11 @@ def _read_records(folder: Path, bounded: bool) -> NDArray[np.float32]:
     destination_feature = _features_of(DESTINATIONS, N_FEATURES - len(DESTINATIONS))
     records = np.zeros((N_RECORDS, N_FEATURES), dtype=np.float32)
     n_read = 0
-    with _flights_file(folder) as file:
+    with (
+        zipfile.ZipFile(folder / "flights.csv.zip") as archive,
+        archive.open("flights.csv") as raw,
+        io.TextIOWrapper(raw, encoding="utf-8", newline="") as file,
+    ):
         table = csv.reader(file)
         header = next(table)
         carrier, origin, destination, hour = (
@@ -317,16 +272,6 @@ def _read_weather(path: Path) -> tuple[NDArray[np.float64], dict[tuple[str, str]
     return np.array(values), row_of
 
 
-@contextmanager
-def _flights_file(folder: Path) -> Iterator[io.TextIOWrapper]:
-    with (
-        zipfile.ZipFile(folder / "flights.csv.zip") as archive,
-        archive.open("flights.csv") as raw,
-        io.TextIOWrapper(raw, encoding="utf-8", newline="") as file,
-    ):
-        yield file
-
-
 def _standardised(numbers: NDArray[np.float64], bounded: bool) -> NDArray[np.float64]:
     """Return `numbers`, shape (n, 21), in public standard deviations; a missing value is 0."""
     deviations = (numbers - _MEANS) / _STDS
@@ -341,10 +286,6 @@ def _features_of(categories: tuple[str, ...], first: int) -> dict[str, int]:
 
 def _number(text: str) -> float:
     return math.nan if text in _MISSING else float(text)
-
-
-def _described(error: Exception) -> str:
-    return f"unknown {error}" if isinstance(error, KeyError) else str(error)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

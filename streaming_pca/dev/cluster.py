@@ -1,22 +1,78 @@
-"""Clusters of Apache Kafka nodes on this machine, for fault injection in single nodes."""
+"""Clusters of Apache Kafka nodes on this machine: settings, data directories, processes, faults."""
 
 from __future__ import annotations
 
+import fcntl
+import json
+import os
+import random
+import shutil
 import signal
+import socket
+import subprocess
+import tempfile
 import time
+import uuid
+from base64 import urlsafe_b64encode
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Self
+from typing import IO, Self
 
 from kafka import KafkaAdminClient
 from kafka.errors import KafkaError
 
 from streaming_pca.dev.jars import KAFKA, KafkaUnavailable
-from streaming_pca.dev.node import START_SECONDS, Node
-from streaming_pca.dev.storage import Storage
+from streaming_pca.dev.processes import Child, cluster_id, free_port
 
+_MARKER = "cluster.json"
+_LOCK = "lock"
 _STOP_SECONDS = 20
+_START_SECONDS = 90
+
+# Standard output is redirected to the log file, see Child.
+LOG4J_PROPERTIES = """
+appender.out.type = Console
+appender.out.name = OUT
+appender.out.layout.type = PatternLayout
+appender.out.layout.pattern = %d %p %c{1} %m%n
+rootLogger.level = WARN
+rootLogger.appenderRef.out.ref = OUT
+"""
+
+_SETTINGS = """
+process.roles=broker,controller
+node.id={node}
+controller.quorum.voters={voters}
+listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller_port}
+advertised.listeners=PLAINTEXT://127.0.0.1:{port}
+controller.listener.names=CONTROLLER
+listener.security.protocol.map=CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT
+log.dirs=data
+
+auto.create.topics.enable=false
+message.max.bytes=33554432
+
+offsets.topic.replication.factor={replication}
+offsets.topic.num.partitions=4
+transaction.state.log.replication.factor={replication}
+transaction.state.log.min.isr={in_sync}
+transaction.state.log.num.partitions=4
+
+group.initial.rebalance.delay.ms=0
+group.min.session.timeout.ms=1000
+
+# Retention and compaction are seen within seconds, not minutes.
+log.initial.task.delay.ms=1000
+log.retention.check.interval.ms=5000
+log.segment.delete.delay.ms=1000
+log.cleaner.backoff.ms=1000
+
+# Small nodes.
+num.network.threads=2
+num.io.threads=4
+log.cleaner.dedupe.buffer.size=16777216
+"""
 
 # A stalled node is replaced within seconds, and rejoins within seconds.
 _CLUSTER_SETTINGS = """
@@ -132,7 +188,7 @@ class KafkaCluster:
         for node in nodes:
             node.start()
         self.bootstrap = ",".join(node.address for node in nodes)
-        deadline = time.monotonic() + START_SECONDS
+        deadline = time.monotonic() + _START_SECONDS
         return all(node.answers(self._storage.cluster, deadline) for node in nodes)
 
     @property
@@ -169,7 +225,7 @@ class KafkaCluster:
         """Restart a killed node with its data."""
         node = self._nodes[number]
         node.start()
-        if wait and not node.answers(self._storage.cluster, time.monotonic() + START_SECONDS):
+        if wait and not node.answers(self._storage.cluster, time.monotonic() + _START_SECONDS):
             raise KafkaUnavailable(f"node {number} of Kafka {KAFKA} did not restart", node.log_tail)
 
     def stop(self, number: int) -> None:
@@ -233,3 +289,248 @@ class KafkaServer(KafkaCluster):
 
     def __init__(self, java: str, jars: Path, options: Sequence[str] = ()) -> None:
         super().__init__(java, jars, nodes=1, replication=1, in_sync=1, heap=512, more="", options=options)
+
+
+class Node:
+    """Process of Apache Kafka, both broker and controller, with a separate data directory."""
+
+    def __init__(
+        self,
+        java: str,
+        jars: Path,
+        directory: Path,
+        *,
+        number: int,
+        heap: int,
+        port: int | None = None,
+        options: Sequence[str] = (),
+    ) -> None:
+        self.number = number
+        if port is not None:
+            _check_free(port)
+        self.port, self.controller_port = port or _steady_port(), _steady_port()
+        self._java, self._jars, self._heap, self._options = java, jars, heap, options
+        self._directory = directory
+        self._settings = directory / "server.properties"
+        self._child: Child | None = None
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / "log4j2.properties").write_text(LOG4J_PROPERTIES)
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def voter(self) -> str:
+        return f"{self.number}@127.0.0.1:{self.controller_port}"
+
+    @property
+    def pid(self) -> int | None:
+        return self._child.pid if self._child else None
+
+    @property
+    def data(self) -> Path:
+        return self._directory / "data"
+
+    @property
+    def log_tail(self) -> str:
+        return self._child.log_tail(30) if self._child else ""
+
+    def prepare(self, cluster: str, voters: Sequence[str], replication: int, in_sync: int, more: str) -> None:
+        """Write the settings, and format the storage unless it exists."""
+        settings = (_SETTINGS + more).format(
+            node=self.number,
+            voters=",".join(voters),
+            port=self.port,
+            controller_port=self.controller_port,
+            replication=replication,
+            in_sync=in_sync,
+        )
+        self._settings.write_text(settings)
+        if (self.data / "meta.properties").exists():
+            return
+        formatted = subprocess.run(  # nosec B603  # Kafka
+            self._command(
+                "kafka.tools.StorageTool", "format", "-t", cluster, "-c", str(self._settings), heap=128
+            ),
+            cwd=self._directory,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_START_SECONDS,
+        )
+        if formatted.returncode:
+            raise KafkaUnavailable(
+                f"Kafka {KAFKA} could not format its storage", formatted.stdout + formatted.stderr
+            )
+
+    def start(self) -> None:
+        """Start the process with the existing storage."""
+        self._child = Child(
+            self._command("kafka.Kafka", str(self._settings), heap=self._heap),
+            log=self._directory / "server.log",
+            cwd=self._directory,
+        )
+
+    def answers(self, cluster: str, deadline: float) -> bool:
+        """Wait until the broker serves clients; return False if it exits or times out."""
+        while time.monotonic() < deadline and self._child is not None and self._child.returncode is None:
+            if cluster_id(self.address) == cluster:
+                return True
+            time.sleep(0.1)
+        return False
+
+    def signal(self, number: signal.Signals) -> None:
+        assert self._child is not None, "start first"
+        os.kill(self._child.pid, number)
+
+    def kill(self) -> None:
+        if self._child is not None:
+            self._child.kill()
+
+    def stop(self, seconds: float) -> None:
+        """End the process by SIGTERM, or kill it after `seconds`."""
+        if self._child is not None:
+            self._child.stop(seconds)
+
+    @property
+    def runs(self) -> bool:
+        return self._child is not None and self._child.returncode is None
+
+    def _command(self, main: str, *arguments: str, heap: int) -> list[str]:
+        return [
+            self._java,
+            f"-Xmx{heap}m",
+            "-XX:+UseSerialGC",
+            "-XX:+ExitOnOutOfMemoryError",
+            *self._options,
+            "-Djava.awt.headless=true",
+            f"-Dlog4j2.configurationFile={(self._directory / 'log4j2.properties').as_uri()}",
+            "-cp",
+            f"{self._jars}/*",
+            main,
+            *arguments,
+        ]
+
+
+def _check_free(port: int) -> None:
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as Kafka does
+        try:
+            listener.bind(("127.0.0.1", port))
+        except OSError:
+            raise KafkaUnavailable(
+                f"port {port} is taken", "stop the program that listens there, or name another"
+            ) from None
+
+
+def _steady_port() -> int:
+    """Return a free loopback port outside the range of outgoing connections.
+
+    Otherwise a node that is down could lose its port to one of the clients that try to connect to it.
+    """
+    try:
+        first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    except OSError:
+        first = 0
+    if first < 12_000:
+        return free_port()
+    dice = random.SystemRandom()
+    for _ in range(100):
+        port = dice.randrange(10_000, first)
+        with socket.socket() as listener:
+            try:
+                listener.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+    return free_port()
+
+
+class Storage:
+    """Directory of a cluster, for one process at a time.
+
+    Parameters
+    ----------
+    kept : Path, optional
+        Persistent directory, created if missing. By default a temporary one, deleted at the end.
+
+    Attributes
+    ----------
+    path, cluster : Path, str
+        The directory, and the id of the cluster that owns its data; valid after :meth:`open`.
+    """
+
+    def __init__(self, kept: Path | None = None) -> None:
+        self.kept = kept is not None
+        self.path = Path() if kept is None else kept.absolute()
+        self.cluster = ""
+        self._lock: IO[str] | None = None
+
+    def open(self, nodes: int) -> None:
+        """Create the directory, or take over the data of an earlier cluster.
+
+        Raises
+        ------
+        KafkaUnavailable
+            If the directory is not writable, contains other files or another number of nodes, or is in
+            use.
+        """
+        if not self.kept:
+            self.path = Path(tempfile.mkdtemp(prefix="streaming-pca-kafka-"))
+            self.cluster = _new_identity()
+            return
+        try:
+            self._take_over(nodes)
+        except OSError as error:
+            self.close()
+            raise KafkaUnavailable(f"cannot keep data in {self.path}", error.strerror or str(error)) from None
+        except KafkaUnavailable:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Release the directory, and delete it if temporary."""
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+        if not self.kept and self.cluster:
+            shutil.rmtree(self.path, ignore_errors=True)
+
+    def _take_over(self, nodes: int) -> None:
+        self.path.mkdir(parents=True, exist_ok=True)
+        marker = self.path / _MARKER
+        if not marker.exists() and {each.name for each in self.path.iterdir()} - {_LOCK}:
+            raise KafkaUnavailable(
+                f"{self.path} contains other files", "name an empty or absent directory for Kafka's data"
+            )
+        self._lock = (self.path / _LOCK).open("w")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise KafkaUnavailable(
+                f"{self.path} is in use",
+                "another Kafka keeps its data there: stop it, or name another directory",
+            ) from None
+        if not marker.exists():
+            marker.write_text(json.dumps({"kafka": KAFKA, "cluster": _new_identity(), "nodes": nodes}))
+        self._read(marker, nodes)
+
+    def _read(self, marker: Path, nodes: int) -> None:
+        try:
+            facts = json.loads(marker.read_text())
+            found, self.cluster = int(facts["nodes"]), str(facts["cluster"])
+        except (ValueError, KeyError, TypeError):
+            raise KafkaUnavailable(
+                f"{marker} is damaged", "name another directory for Kafka's data"
+            ) from None
+        if found != nodes:
+            raise KafkaUnavailable(
+                f"{self.path} holds a cluster of {found} {'node' if found == 1 else 'nodes'}, not of {nodes}",
+                "start as many, or name another directory",
+            )
+
+
+def _new_identity() -> str:
+    # Kafka reads its ids as unpadded base64 and refuses a leading dash on the command line.
+    return "k" + urlsafe_b64encode(uuid.uuid4().bytes).decode()[1:22]

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from streaming_pca.dev.cluster import Node, Storage
 from streaming_pca.dev.jars import KafkaUnavailable, find_java
-from streaming_pca.dev.node import Node
-from streaming_pca.dev.storage import Storage
 
 
 def opened(kept: Path | None, nodes: int = 1) -> Storage:

@@ -60,9 +60,9 @@ ALLOWED_USES = {
     ("demo/flights.py", "numpy.random.PCG64"): "the published shuffle of a public data set",
     ("demo/flights.py", "?.random_raw"): "of the same",
     ("demo/broker.py", "uuid.uuid4"): "the name of a throw-away broker",
-    ("dev/storage.py", "uuid.uuid4"): "the identity of a cluster",
-    ("dev/node.py", "random"): "ports of a cluster",
-    ("dev/node.py", "random.SystemRandom"): "of the same",
+    ("dev/cluster.py", "uuid.uuid4"): "the identity of a cluster",
+    ("dev/cluster.py", "random"): "ports of a cluster",
+    ("dev/cluster.py", "random.SystemRandom"): "of the same",
     ("api/budget.py", "uuid.uuid4"): "the identity of a budget, to find it again after a pickle",
     ("service/projection/projector.py", "uuid.uuid4"): "the transactional id of a process",
 }
