@@ -12,7 +12,7 @@ import logging
 import os
 import re
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable
 from importlib.metadata import version
 from typing import Any
 from urllib.parse import urlsplit
@@ -21,8 +21,8 @@ import requests
 from opentelemetry.context import Context
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import OTELResourceDetector, Resource
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExportResult
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.sdk.trace.id_generator import IdGenerator
 from opentelemetry.trace import Span, StatusCode, set_span_in_context
 
@@ -69,6 +69,10 @@ class _Session(requests.Session):
     outcome = "no answer"
     """Outcome of the last request, for the log: a status or an error's type."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.on_success: Callable[[], None] = lambda: None
+
     def request(self, *args: Any, **kwargs: Any) -> requests.Response:
         self.outcome = "no answer"
         try:
@@ -81,6 +85,8 @@ class _Session(requests.Session):
         if response.is_redirect:
             # The library treats a redirect as success.
             raise requests.TooManyRedirects
+        if response.ok:
+            self.on_success()
         return response
 
 
@@ -92,12 +98,13 @@ class _LibraryLog(logging.Handler):
     collector : str
         Address for the log.
     session : _Session
-        Source of the reason for a failure.
+        Source of the reason for a failure, and of a success.
     """
 
     def __init__(self, collector: str, session: _Session) -> None:
         super().__init__(logging.WARNING)
         self._collector, self._session = collector, session
+        session.on_success = self.recovered
         self.at_start: list[str] | None = []
         """The library's lines during setup, without their values; None afterwards."""
         self._failing = self._silent = False
@@ -137,20 +144,6 @@ class _LibraryLog(logging.Handler):
             log.info("traces: the collector at %s accepts spans again", self._collector)
 
 
-class _Exporter(OTLPSpanExporter):
-    """Exporter that logs recovery; the library logs failures."""
-
-    def __init__(self, library_log: _LibraryLog, endpoint: str | None, session: _Session) -> None:
-        super().__init__(endpoint=endpoint, session=session)
-        self._library_log = library_log
-
-    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
-        result = super().export(spans)
-        if result is SpanExportResult.SUCCESS:
-            self._library_log.recovered()
-        return result
-
-
 class SpanExport:
     """Tracer of a process that exports its spans to the collector.
 
@@ -173,7 +166,7 @@ class SpanExport:
         try:
             endpoint = None if settings.endpoint is None else f"{settings.endpoint.rstrip('/')}/v1/traces"
             provider = TracerProvider(resource=_resource(), shutdown_on_exit=False, id_generator=_Ids())
-            self._exporter = _Exporter(self._library_log, endpoint, session)
+            self._exporter = OTLPSpanExporter(endpoint=endpoint, session=session)
             provider.add_span_processor(BatchSpanProcessor(self._exporter))
         except ValueError as error:
             problems.append(str(error))

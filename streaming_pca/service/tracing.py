@@ -48,20 +48,34 @@ class _Trace:
     """Spans of one trace, held until its root ends."""
 
     def __init__(self, export: SpanExport) -> None:
-        self.export = export
+        self._export = export
         # Read the wall clock once, so that an adjustment of it does not distort the trace.
         self._epoch = time.time_ns() - time.monotonic_ns()
-        self.ended: list[tuple[OtelSpan, int]] = []
+        self._ended: list[tuple[OtelSpan, int]] = []
         self.dropped = False
 
-    def now(self) -> int:
+    def _now(self) -> int:
         """Return the time in nanoseconds since 1970, in whole milliseconds."""
         return (self._epoch + time.monotonic_ns()) // _MILLISECOND * _MILLISECOND
+
+    @contextmanager
+    def timed(self, name: str, parent: OtelSpan | None, secret_errors: bool = False) -> Iterator[OtelSpan]:
+        """Time a step; without a parent it is the root."""
+        span = self._export.start(name, parent, self._now())
+        try:
+            yield span
+        except BaseException as error:
+            self._export.mark_failed(span)
+            if isinstance(error, _PUBLIC_ERRORS) and not secret_errors:
+                span.set_attribute("error.type", type(error).__name__)
+            raise
+        finally:
+            self._ended.append((span, self._now()))
 
     def send(self) -> None:
         """Hand all spans to the exporter, unless the trace was dropped."""
         if not self.dropped:
-            for span, end in self.ended:
+            for span, end in self._ended:
                 span.end(end)
 
 
@@ -78,15 +92,12 @@ class Span:
     def child(self, name: str, *, secret_errors: bool = False) -> Iterator[Span]:
         """Time a step within this one.
 
-        Parameters
-        ----------
-        secret_errors : bool
-            True for a step on records, where even an error's type may reveal them.
+        ``secret_errors`` is for a step on records, where even an error's type may reveal them.
         """
         if self._trace is None:
             yield self
             return
-        with _timed(self._trace, name, self._span, secret_errors) as span:
+        with self._trace.timed(name, self._span, secret_errors) as span:
             yield Span(self._trace, span)
 
     def drop(self) -> None:
@@ -132,34 +143,8 @@ class Span:
                 self._span.set_attribute(f"streaming_pca.{name}", value)
 
 
-NO_SPAN = Span()
-"""Span that records nothing."""
-
-
-@contextmanager
-def _timed(
-    trace: _Trace, name: str, parent: OtelSpan | None, secret_errors: bool = False
-) -> Iterator[OtelSpan]:
-    span = trace.export.start(name, parent, trace.now())
-    try:
-        yield span
-    except BaseException as error:
-        trace.export.mark_failed(span)
-        if isinstance(error, _PUBLIC_ERRORS) and not secret_errors:
-            span.set_attribute("error.type", type(error).__name__)
-        raise
-    finally:
-        trace.ended.append((span, trace.now()))
-
-
 class StreamTraces:
-    """Traces of one stream.
-
-    Parameters
-    ----------
-    export : SpanExport or None
-        None turns recording off.
-    """
+    """Traces of one stream; without an export, nothing is recorded."""
 
     def __init__(self, export: SpanExport | None, stream: StreamSettings) -> None:
         self._export, self._stream = export, stream
@@ -168,12 +153,12 @@ class StreamTraces:
     def trace(self, name: str) -> Iterator[Span]:
         """Record a trace; log lines carry its id while it is open."""
         if self._export is None:
-            yield NO_SPAN
+            yield Span()
             return
         trace = _Trace(self._export)
         token = None
         try:
-            with _timed(trace, name, None) as root:
+            with trace.timed(name, None) as root:
                 if root.is_recording():
                     token = trace_id.set(f"{root.get_span_context().trace_id:032x}")
                 span = Span(trace, root)
