@@ -93,10 +93,8 @@ class KafkaCluster:
 
     Parameters
     ----------
-    java : str
-        The `java` command.
-    jars : Path
-        Directory of Kafka's jars.
+    java, jars : str, Path
+        The `java` command, and the directory of Kafka's jars.
     nodes : int
         Number of nodes, each broker and controller, with ids 1 to `nodes`.
     replication, in_sync : int
@@ -275,17 +273,7 @@ class KafkaCluster:
 
 
 class KafkaServer(KafkaCluster):
-    """Single Apache Kafka node on a free loopback port, with data in a temporary directory.
-
-    Parameters
-    ----------
-    java : str
-        The `java` command.
-    jars : Path
-        Directory of Kafka's jars.
-    options : sequence of str, optional
-        Further options of Java.
-    """
+    """Single Apache Kafka node on a free loopback port, with data in a temporary directory."""
 
     def __init__(self, java: str, jars: Path, options: Sequence[str] = ()) -> None:
         super().__init__(java, jars, nodes=1, replication=1, in_sync=1, heap=512, more="", options=options)

@@ -35,14 +35,12 @@ Integers = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class SparkBatch(Batch):
-    """Records at consecutive places of a batch that executors have read.
+    """Records at places ``low`` to ``high`` (excluded) of a batch that executors have read.
 
     Attributes
     ----------
     layout : Layout
         Layout of the whole batch.
-    low, high : int
-        Range of places, ``high`` excluded.
     counted : (high - low,) bool or None
         True for records that count, False for null records; None if all count.
     only_single_rows : bool

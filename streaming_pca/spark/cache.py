@@ -34,12 +34,8 @@ _LENGTH = struct.Struct("<q")
 class Shelf:
     """Location of a segment's rows: a file of one process on one machine.
 
-    Attributes
-    ----------
-    name : str
-        Unique name of the segment, also stored in the file.
-    path : str
-        Path of the file, valid while its process lives; "" if the rows were not cached.
+    The file contains the segment's unique name. Its path is valid while the process lives; it is "" if the
+    rows were not cached.
     """
 
     name: str
@@ -48,22 +44,10 @@ class Shelf:
 
 
 class CachedRows:
-    """Rows of a segment in a file, as consecutive batches.
-
-    Attributes
-    ----------
-    parts : list of ArrayBatch
-        Views of the mapped file.
-    """
+    """Rows of a segment in a mapped file, as consecutive batches."""
 
     def __init__(self, file: IO[bytes], name: str) -> None:
-        """Map a complete file.
-
-        Raises
-        ------
-        LookupError
-            If the file belongs to another segment, or is incomplete.
-        """
+        """Map a file; raise LookupError if it belongs to another segment, or is incomplete."""
         size = os.fstat(file.fileno()).st_size
         if size < _LENGTH.size:
             raise LookupError(name)
@@ -90,13 +74,7 @@ class CachedRows:
 
 
 class RowCache:
-    """Files of one process, with a bounded total size.
-
-    Parameters
-    ----------
-    limit : int
-        Largest total size in bytes.
-    """
+    """Files of one process, with at most ``limit`` bytes in total."""
 
     def __init__(self, folder: str, limit: int) -> None:
         self._folder, self.limit = folder, limit
@@ -152,13 +130,7 @@ class RowCache:
         return Shelf(name, socket.gethostname(), path)
 
     def open(self, shelf: Shelf) -> CachedRows:
-        """Map a segment's rows, from this or another process of the machine.
-
-        Raises
-        ------
-        LookupError
-            If they are not on this machine.
-        """
+        """Map a segment's rows, of any process of this machine; raise LookupError if there are none."""
         own = self._files.get(shelf.name)
         if own is not None:
             return CachedRows(own, shelf.name)

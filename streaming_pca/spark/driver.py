@@ -68,19 +68,10 @@ def run_spark(
 
     Parameters
     ----------
-    settings : sequence of Settings
-        One for each stream.
     master : str, optional
         Cluster to run on; overrides the settings.
-    on_release : callable, optional
-        Called with every release after its publication.
-    site : Site, optional
-        Site that the HTTP server serves in addition to metrics and health.
-
-    Returns
-    -------
-    int
-        Exit status of :func:`streaming_pca.service.worker.run_worker`.
+    settings, on_release, site
+        Arguments of :func:`streaming_pca.service.worker.run_worker`, whose exit status is returned.
 
     Raises
     ------

@@ -73,8 +73,6 @@ class Loaded:
 
     Attributes
     ----------
-    digest : str
-        Digest of its structure.
     size : int
         Bytes of its decoded rows.
     nulls : int
@@ -101,11 +99,6 @@ class _Frame:
 
 class Cluster:
     """Executors of a Spark application, for one session of a stream.
-
-    Parameters
-    ----------
-    schemas : mapping of int to PublicSchema, optional
-        Schemas of a registry that records refer to.
 
     Attributes
     ----------
@@ -236,14 +229,7 @@ class Cluster:
     def sum(
         self, operation: Operation, shares: Mapping[int, Sequence[Share]], size: int
     ) -> NDArray[np.int64] | None:
-        """Add the integers of all tasks; return None without records.
-
-        Parameters
-        ----------
-        shares : mapping of segment to shares
-        size : int
-            Number of integers of the sum, possibly approximate.
-        """
+        """Add the integers of all tasks, ``size`` (approximately) in the sum; return None without records."""
         if not shares:
             return None
         tasks, slots = self._tasks(shares, size), self.slots

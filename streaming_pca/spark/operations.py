@@ -26,12 +26,10 @@ Values = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Share:
-    """Part of a segment's records that an operation reads.
+    """Records ``first`` to ``last`` (excluded) of a segment, which an operation reads.
 
     Attributes
     ----------
-    first, last : int
-        Range of the segment's records, ``last`` excluded.
     counted : bytes or None
         One bit per record, 0 for null records; None if all count.
     single_rows : bool
@@ -74,17 +72,10 @@ class Share:
 
 @dataclass(frozen=True)
 class Records:
-    """Records of a share: the input of an operation.
+    """Records of a share: the input of an operation, with places (m,) and users (m, 2) if requested.
 
-    Attributes
-    ----------
-    places : (m,) int64 or None
-        Places in the batch, if requested.
-    users : (m, 2) uint64 or None
-        Users of the records, if requested.
-    recall : callable
-        Takes a name and a function that computes values for these records. Returns the values, which
-        are computed only once if they fit in the cache.
+    ``recall`` takes a name and a function that computes values for these records. It returns the values,
+    which are computed only once if they fit in the cache.
     """
 
     batch: ArrayBatch
@@ -106,34 +97,25 @@ class Mapped:
 
 
 class Operation(ABC):
-    """Picklable operation on records, which tasks apply to parts of segments.
-
-    Attributes
-    ----------
-    of_users : bool
-        True if it needs the users of messages, which executors do not cache.
-    """
+    """Picklable operation on records, which tasks apply to parts of segments."""
 
     of_users: ClassVar[bool] = False
+    """True if it needs the users of messages, which executors do not cache."""
 
     @abstractmethod
     def result(self, part: Records) -> Any:
         """Return the result for some records: integers or a list, so that ``+`` joins results."""
 
-    @abstractmethod
     def chunks(self, total: Any, width: int) -> dict[int, bytes]:
         """Return the joined results as bytes; a sum in chunks of ``width`` integers, 0 for one chunk."""
+        numbers, width = total.reshape(-1), width or total.size
+        parts = range(0, total.size, width) if total.size else range(0)
+        return {i: numbers[at : at + width].astype("<i8").tobytes() for i, at in enumerate(parts)}
 
 
 @dataclass(frozen=True)
 class RecordSum(Operation):
-    """Sum of a kernel over records.
-
-    Attributes
-    ----------
-    maps : sequence of Mapped
-        Values that the kernel receives as further arguments.
-    """
+    """Sum of a kernel over records; the kernel receives the values of ``maps`` as further arguments."""
 
     kernel: SumKernel
     maps: Sequence[Mapped] = ()
@@ -141,17 +123,6 @@ class RecordSum(Operation):
     def result(self, part: Records) -> Integers:
         """Return the sum over some records."""
         return part.batch.sum(self.kernel, *(ArrayValues(part.map(mapped)) for mapped in self.maps))
-
-    def chunks(self, total: Integers, width: int) -> dict[int, bytes]:
-        """Cut the integers into chunks."""
-        return chunked(total, width)
-
-
-def chunked(total: Integers, width: int) -> dict[int, bytes]:
-    """Cut integers into chunks of ``width``; 0 for one chunk."""
-    numbers, width = total.reshape(-1), width or total.size
-    parts = range(0, total.size, width) if total.size else range(0)
-    return {i: numbers[at : at + width].astype("<i8").tobytes() for i, at in enumerate(parts)}
 
 
 @dataclass(frozen=True)
@@ -170,10 +141,6 @@ class ValueSum(Operation):
         # Two paired records have one value.
         units = max(len(part.batch) // max(len(values[0]), 1), 1)
         return self.kernel(values[0], part.places[::units] // units)
-
-    def chunks(self, total: Integers, width: int) -> dict[int, bytes]:
-        """Cut the integers into chunks."""
-        return chunked(total, width)
 
 
 @dataclass(frozen=True)

@@ -49,13 +49,7 @@ class Refused(Exception):
 
 @dataclass(frozen=True)
 class Wanted:
-    """Segments whose rows are still needed.
-
-    Attributes
-    ----------
-    newest : int
-        Number of the newest known segment; later segments may be needed.
-    """
+    """Segments whose rows are still needed; those after the ``newest`` known one may be, too."""
 
     numbers: frozenset[int]
     newest: int
@@ -72,14 +66,12 @@ class Feed:
 
     Attributes
     ----------
-    kafka, stream : settings
+    kafka : KafkaSettings
         Settings, including the password.
     session : str
         Name of the driver's session as leader.
     cache_bytes : int
         Bytes of decoded rows that a process may cache.
-    threads : int
-        Number of threads of a task.
     schemas : mapping of int to PublicSchema, or None
         Schemas of a registry that records refer to.
     wanted : Wanted or None
@@ -108,16 +100,7 @@ class Feed:
 
 @dataclass(frozen=True)
 class Piece:
-    """Consecutive messages of a range, decoded.
-
-    Attributes
-    ----------
-    offsets : (m,) int64
-    rows : (m,) int64
-        Number of rows of each message.
-    epochs : (m,) int64
-    users : (m, 2) uint64 or None
-    """
+    """Consecutive messages of a range, decoded; ``rows`` has the number of rows of each message."""
 
     batch: ArrayBatch
     offsets: NDArray[np.int64]
@@ -163,9 +146,8 @@ class Reading:
     @classmethod
     def forget(cls, session: str) -> None:
         """Close the instance of this process for a session, if any."""
-        reading = cls._open.get(session)
-        if reading is not None:
-            reading.close()
+        if session in cls._open:
+            cls._open[session].close()
 
     def close(self) -> None:
         """Free rows and connections."""
@@ -244,18 +226,18 @@ def read(reader: PartitionReader, wanted: Range) -> Iterator[Piece]:
 
 def _take(reader: PartitionReader, partition: int, count: int) -> Piece:
     reader.prepare({partition: count})
-    offsets, lengths, epochs, left = [], [], [], count
+    parts, left = [], count
     for chunk in reader.buffers[partition].chunks:
         some = min(left, len(chunk.offsets))
-        offsets.append(chunk.offsets[:some])
-        lengths.append(chunk.lengths[:some])
-        epochs.append(np.full(some, chunk.epoch, dtype=np.int64))
+        of_chunk = np.full(some, chunk.epoch, dtype=np.int64)
+        parts.append((chunk.offsets[:some], chunk.lengths[:some], of_chunk))
         left -= some
         if not left:
             break
     batch, users = reader.take([count], 1)
     assert isinstance(batch, ArrayBatch)
-    return Piece(batch, np.concatenate(offsets), np.concatenate(lengths), np.concatenate(epochs), users)
+    offsets, lengths, epochs = map(np.concatenate, zip(*parts, strict=True))
+    return Piece(batch, offsets, lengths, epochs, users)
 
 
 class Structure:
@@ -264,23 +246,17 @@ class Structure:
     def __init__(self, by_row: bool) -> None:
         self.by_row = by_row
         self.size = self.nulls = 0
-        self._offsets: list[NDArray[np.int64]] = []
-        self._epochs: list[NDArray[np.int64]] = []
-        self._rows: list[NDArray[np.int64]] = []
+        self._columns = [(np.zeros(0, dtype=np.int64),) * 3]
 
     def add(self, piece: Piece) -> None:
         """Add the messages of a piece."""
         self.size += piece.batch.rows.itemsize * piece.batch.rows.shape[1] * int(piece.rows.sum())
         self.nulls += piece.batch.null_count()
-        self._offsets.append(piece.offsets)
-        self._epochs.append(piece.epochs)
-        self._rows.append(piece.rows)
+        self._columns.append((piece.offsets, piece.epochs, piece.rows if self.by_row else piece.rows[:0]))
 
     def packed(self) -> bytes:
         """Encode the structure as bytes."""
-        none = np.zeros(0, dtype=np.int64)
-        offsets, epochs = np.concatenate([none, *self._offsets]), np.concatenate([none, *self._epochs])
-        return packed_structure(offsets, epochs, np.concatenate([none, *self._rows]) if self.by_row else none)
+        return packed_structure(*map(np.concatenate, zip(*self._columns, strict=True)))
 
 
 def chosen(parts: Iterator[Part], low: int, high: int) -> Iterator[Part]:

@@ -29,14 +29,12 @@ def runs_of(numbers: Integers) -> tuple[Integers, Integers]:
 
 @dataclass(frozen=True)
 class Range:
-    """Range of one partition for one task to read.
+    """Offsets ``start`` to ``end`` (excluded) of one partition, for one task to read.
 
     Attributes
     ----------
     id : int
         Number that is unique within a session.
-    partition, start, end : int
-        Partition and its offsets, ``end`` excluded.
     epoch : int
         Leader epoch of the message before ``start``; -1 if unknown.
     """
@@ -110,12 +108,8 @@ class Segment:
 def packed_structure(offsets: Integers, epochs: Integers, rows: Integers) -> bytes:
     """Encode a segment's structure: its count and five arrays, each preceded by its length.
 
-    Parameters
-    ----------
-    offsets, epochs : (m,) int64
-        Offset of each message, and epoch of the leader that accepted it.
-    rows : (m,) or (0,) int64
-        Number of rows of each message, if each row is a record.
+    Each message has an offset, the epoch of the leader that accepted it and, if each row is a record, its
+    number of rows.
     """
     index, begins = runs_of(offsets)
     changes = np.flatnonzero(np.diff(epochs, prepend=-2)).astype(np.int64)
@@ -137,13 +131,7 @@ def segment_of(wanted: Range, structure: bytes, by_row: bool) -> Segment:
 
 @dataclass(frozen=True)
 class Strip:
-    """Consecutive messages of a segment that belong to a batch.
-
-    Attributes
-    ----------
-    first, last : int
-        Range of messages, ``last`` excluded.
-    """
+    """Messages ``first`` to ``last`` (excluded) of a segment, which belong to a batch."""
 
     segment: Segment
     first: int
@@ -159,10 +147,7 @@ class Strip:
 class Order:
     """Order of a batch's messages: partitions take turns, with ``granularity`` messages each.
 
-    Attributes
-    ----------
-    counts : (p,) int64
-        Number of messages of each partition, multiples of ``granularity``.
+    ``counts`` has the number of messages of each partition.
     """
 
     counts: Integers
@@ -200,13 +185,7 @@ class Order:
 
 
 class Layout:
-    """Order of a batch's records over the strips that contain them.
-
-    Parameters
-    ----------
-    strips : sequence of sequence of Strip
-        Strips of each partition, in the order of the partitions.
-    """
+    """Order of a batch's records over the strips of each partition."""
 
     def __init__(self, strips: Sequence[Sequence[Strip]], granularity: int) -> None:
         self.strips = tuple(tuple(each) for each in strips)

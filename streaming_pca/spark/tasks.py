@@ -173,26 +173,17 @@ def drop(feed: Feed, names: Sequence[str], closing: bool) -> Job:
 
 @dataclass(frozen=True)
 class Work:
-    """Records that an operation reads from one segment.
-
-    Attributes
-    ----------
-    structure : str
-        Digest of the segment's structure at the time when the batch was cut.
-    """
+    """Records that an operation reads from one segment."""
 
     structure: str
+    """Digest of the segment's structure at the time when the batch was cut."""
     shares: Sequence[Share]
 
 
 def compute(feed: Feed, operation: Operation, work: Mapping[int, Work], width: int) -> Job:
     """Return the function of a job that applies an operation to parts of segments.
 
-    Parameters
-    ----------
-    work : mapping of segment to Work
-    width : int
-        Number of integers per chunk of a sum; 0 for one chunk.
+    ``width`` is the number of integers per chunk of a sum, 0 for one chunk.
     """
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -275,14 +266,10 @@ def add_chunk(totals: dict[int, NDArray[np.int64]], chunk: int, data: bytes) -> 
 
 @dataclass(frozen=True)
 class Fetch:
-    """Source of the records of a share.
+    """Source of the records of a share: the shelf of the whole segment, or their messages.
 
     Attributes
     ----------
-    shelf : Shelf
-        Location where the whole segment may be cached.
-    messages : Range
-        Range of the messages with these records.
     before : int
         Number of the segment's records before these messages.
     count, epoch : int

@@ -15,7 +15,7 @@ import logging
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -315,36 +315,29 @@ class Projector:
 
     def _output_ends(self) -> dict[TopicPartition, int]:
         """Return the end of each of the output's partitions."""
-        consumer = reading_consumer(self._kafka)
-        try:
-            tps = [TopicPartition(self._output.topic, p) for p in range(self._output.partitions)]
+        tps = [TopicPartition(self._output.topic, p) for p in range(self._output.partitions)]
+        with closing(reading_consumer(self._kafka)) as consumer:
             return last_offsets(consumer, tps, self._kafka.request_timeout_ms)
-        finally:
-            consumer.close(autocommit=False)
 
     def _has_projections(self, ends: Mapping[TopicPartition, int]) -> bool:
         """Return whether the output ever had a committed message before these ends."""
         timeout = self._kafka.request_timeout_ms
-        consumer = reading_consumer(self._kafka)
-        with self._named("reading the output"):
-            try:
-                first = first_offsets(consumer, list(ends), timeout)
-                if any(first.values()):
-                    return True  # retention has deleted messages
-                left = [tp for tp, end in ends.items() if end > 0]
-                consumer.assign(left)
-                for tp in left:
-                    consumer.seek(tp, 0)
-                deadline = time.monotonic() + 3 * timeout / 1000
-                while left:
-                    if consumer.poll(timeout_ms=_IDLE_MS):
-                        return True
-                    if time.monotonic() > deadline:
-                        raise SessionLost(f"{self._output.topic} could not be read to its end")
-                    left = [tp for tp in left if (consumer.position(tp, timeout_ms=timeout) or 0) < ends[tp]]
-                return False
-            finally:
-                consumer.close(autocommit=False)
+        with self._named("reading the output"), closing(reading_consumer(self._kafka)) as consumer:
+            first = first_offsets(consumer, list(ends), timeout)
+            if any(first.values()):
+                return True  # retention has deleted messages
+            left = [tp for tp, end in ends.items() if end > 0]
+            consumer.assign(left)
+            for tp in left:
+                consumer.seek(tp, 0)
+            deadline = time.monotonic() + 3 * timeout / 1000
+            while left:
+                if consumer.poll(timeout_ms=_IDLE_MS):
+                    return True
+                if time.monotonic() > deadline:
+                    raise SessionLost(f"{self._output.topic} could not be read to its end")
+                left = [tp for tp in left if (consumer.position(tp, timeout_ms=timeout) or 0) < ends[tp]]
+            return False
 
     def _drop_reader(self) -> None:
         reader, self._reader = self._reader, None
@@ -443,14 +436,10 @@ class Projector:
 
     def ends(self) -> dict[int, tuple[int, int]]:
         """Return the first and end offset of each input partition, before open transactions."""
-        consumer = reading_consumer(self._kafka)
         tps, timeout = [self._tp(p) for p in self._output.input_partitions], self._kafka.request_timeout_ms
-        with self._named("reading the input's ends"):
-            try:
-                first, last = first_offsets(consumer, tps, timeout), last_offsets(consumer, tps, timeout)
-                return {tp.partition: (first[tp], last[tp]) for tp in tps}
-            finally:
-                consumer.close(autocommit=False)
+        with self._named("reading the input's ends"), closing(reading_consumer(self._kafka)) as consumer:
+            first, last = first_offsets(consumer, tps, timeout), last_offsets(consumer, tps, timeout)
+            return {tp.partition: (first[tp], last[tp]) for tp in tps}
 
     def has_reached(self, ends: Mapping[int, tuple[int, int]]) -> bool:
         """Return whether the workers of the group have projected all records before the ends."""
