@@ -16,8 +16,10 @@ from streaming_pca.data.batch import Batch, BinKernel, MapKernel, RecordValues, 
 from streaming_pca.data.records import Block, RecordKind
 from streaming_pca.kernels.coordinates import BinCounts
 from streaming_pca.spark.jobs import Cluster
-from streaming_pca.spark.operations import (
+from streaming_pca.spark.segments import Layout, Order
+from streaming_pca.spark.tasks import (
     BinTally,
+    Fetch,
     Mapped,
     RecordSum,
     Share,
@@ -26,8 +28,6 @@ from streaming_pca.spark.operations import (
     bin_counts,
     user_hashes,
 )
-from streaming_pca.spark.segments import Layout, Order
-from streaming_pca.spark.tasks import Fetch
 
 T = TypeVar("T")
 Integers = NDArray[np.int64]

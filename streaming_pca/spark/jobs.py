@@ -30,26 +30,11 @@ from streaming_pca.data.array_batch import ArrayBatch
 from streaming_pca.data.features.records import Schemas
 from streaming_pca.data.records import Block
 from streaming_pca.service.errors import RecordsLost, SessionLost, StreamRefused
+from streaming_pca.spark import tasks
 from streaming_pca.spark.cache import folder_of
-from streaming_pca.spark.operations import Operation, Share
 from streaming_pca.spark.reading import Feed, Reading, Wanted
 from streaming_pca.spark.segments import Range, Segment, segment_of
-from streaming_pca.spark.tasks import (
-    ANSWER,
-    HANDLE,
-    Fetch,
-    TaskFailed,
-    Work,
-    add,
-    add_chunk,
-    compute,
-    digest,
-    drop,
-    gathered,
-    guarded,
-    load,
-    on_parts,
-)
+from streaming_pca.spark.tasks import ANSWER, HANDLE, Fetch, Operation, Share, TaskFailed, Work
 
 T = TypeVar("T")
 
@@ -167,8 +152,8 @@ class Cluster:
         """
         count = len(ranges)
         with self._planning():
-            rows = self._spark.range(0, count, 1, count)
-            rows = rows.mapInArrow(load(self._wanting(each.id for each in ranges), ranges), HANDLE).persist()
+            job = tasks.load(self._wanting(each.id for each in ranges), ranges)
+            rows = self._spark.range(0, count, 1, count).mapInArrow(job, HANDLE).persist()
         self._frames.append(_Frame(rows, {each.id for each in ranges}))
         found: dict[int, Loaded] = {}
         for row in self._run(rows, group):
@@ -178,7 +163,7 @@ class Cluster:
             wanted = Range(row["id"], row["partition"], row["begin"], row["end"], row["epoch"])
             segment = segment_of(wanted, structure, self.feed.stream.privacy_unit == "row")
             found[wanted.id] = Loaded(
-                segment, digest(structure), row["size"], row["nulls"], row["host"], row["path"]
+                segment, tasks.digest(structure), row["size"], row["nulls"], row["host"], row["path"]
             )
         self._loaded |= found
         return [found[each.id] for each in ranges]
@@ -212,7 +197,7 @@ class Cluster:
         # If Spark fails, its processes end and their files disappear.
         with contextlib.suppress(SessionLost, StreamRefused):
             with self._planning():
-                rows = _united(frames).mapInArrow(drop(self._wanting(), names, closing), ANSWER)
+                rows = _united(frames).mapInArrow(tasks.drop(self._wanting(), names, closing), ANSWER)
             # Remaining files are freed by the next tasks of their processes, or with the processes.
             limit = threading.Timer(_DROP_SECONDS, self.cancel, [f"dropping {self.feed.session}"])
             limit.start()
@@ -232,17 +217,17 @@ class Cluster:
         """Add the integers of all tasks, ``size`` (approximately) in the sum; return None without records."""
         if not shares:
             return None
-        tasks, slots = self._tasks(shares, size), self.slots
-        in_tree = tasks > 2 and tasks * size * 8 > self.direct_bytes
+        count, slots = self._tasks(shares, size), self.slots
+        in_tree = count > 2 and count * size * 8 > self.direct_bytes
         with self._planning():
-            rows = self._computed(operation, shares, tasks, -(-size // slots) if in_tree else 0)
+            rows = self._computed(operation, shares, count, -(-size // slots) if in_tree else 0)
             if in_tree:
                 # Each executor adds some chunks over all partial sums.
-                self.sent += tasks * size * 8
-                rows = rows.repartition(slots, "chunk").mapInArrow(add, ANSWER)
+                self.sent += count * size * 8
+                rows = rows.repartition(slots, "chunk").mapInArrow(tasks.add, ANSWER)
         totals: dict[int, NDArray[np.int64]] = {}
         for chunk, data in self._answers(rows, _records_of(shares)):
-            add_chunk(totals, chunk, data)
+            tasks.add_chunk(totals, chunk, data)
         return np.concatenate([totals[i] for i in sorted(totals)]) if totals else None
 
     def known_nulls(self, shares: Mapping[int, Sequence[Share]]) -> tuple[int, dict[int, Sequence[Share]]]:
@@ -266,10 +251,9 @@ class Cluster:
     def on_parts(self, parts: Sequence[Sequence[Fetch]], kernel: Callable[[Block], T]) -> list[T]:
         """Return a kernel's result for each part of a batch, each on one executor."""
         count = len(parts)
-        tasks = max(min(count, _TASKS * self.slots), 1)
         with self._planning():
-            rows = self._spark.range(0, count, 1, tasks)
-            rows = rows.mapInArrow(on_parts(self.feed, parts, kernel), ANSWER)
+            rows = self._spark.range(0, count, 1, max(min(count, _TASKS * self.slots), 1))
+            rows = rows.mapInArrow(tasks.on_parts(self.feed, parts, kernel), ANSWER)
         records = sum(each.share.last - each.share.first for some in parts for each in some)
         answers = self._answers(rows, records)
         # Executors are as trusted as the driver: they read records and return the sums.
@@ -281,7 +265,7 @@ class Cluster:
         # The driver does not cache segments: it reads each record once.
         feed = replace(self.feed, cache_bytes=0)
         try:
-            found = guarded(lambda: gathered(Reading.of(feed), fetches))
+            found = tasks.guarded(lambda: tasks.gathered(Reading.of(feed), fetches))
         except TaskFailed as error:
             raise SessionLost(str(error)) from None
         if isinstance(found, str):
@@ -300,12 +284,12 @@ class Cluster:
         return max(min(most, len(shares)), 1)
 
     def _computed(
-        self, operation: Operation, shares: Mapping[int, Sequence[Share]], tasks: int, width: int
+        self, operation: Operation, shares: Mapping[int, Sequence[Share]], count: int, width: int
     ) -> DataFrame:
         feed = self._wanting()
         work = {number: Work(self._loaded[number].digest, some) for number, some in shares.items()}
         frames = [frame for frame in self._frames if not frame.wanted.isdisjoint(shares)]
-        return _united(frames).coalesce(tasks).mapInArrow(compute(feed, operation, work, width), ANSWER)
+        return _united(frames).coalesce(count).mapInArrow(tasks.compute(feed, operation, work, width), ANSWER)
 
     def _answers(self, rows: DataFrame, records: int) -> Iterator[tuple[int, bytes]]:
         """Iterate over the chunks of a job; raise if it read another number of records."""

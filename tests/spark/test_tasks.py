@@ -19,10 +19,23 @@ from streaming_pca.config.kafka import KafkaSettings
 from streaming_pca.config.settings import StreamSettings
 from streaming_pca.data.array_batch import ArrayBatch
 from streaming_pca.service.errors import RecordsLost, SessionLost
-from streaming_pca.spark.operations import Mapped, RecordSum, Share, ValueSum
 from streaming_pca.spark.reading import Feed, Reading, Wanted
 from streaming_pca.spark.segments import Range
-from streaming_pca.spark.tasks import TaskFailed, Work, add, answer_rows, compute, digest, drop, guarded, load
+from streaming_pca.spark.tasks import (
+    Mapped,
+    RecordSum,
+    Share,
+    TaskFailed,
+    ValueSum,
+    Work,
+    add,
+    answer_rows,
+    compute,
+    digest,
+    drop,
+    guarded,
+    load,
+)
 from tests.waiting import LIMIT
 
 DIM, RECORDS = 3, 7000
