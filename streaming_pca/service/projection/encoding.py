@@ -36,14 +36,7 @@ _NUMBERS: dict[str, np.dtype[Any]] = {"float32": np.dtype("<f4"), "float64": np.
 
 @dataclass(frozen=True)
 class Encoder:
-    """Encoder of projected rows.
-
-    Attributes
-    ----------
-    format : {"octets", "json"}
-    dtype : {"float32", "float64"}
-        Number type of octets; JSON has float64.
-    """
+    """Encoder of projected rows; ``dtype`` is the number type of octets, JSON has float64."""
 
     format: Format
     dtype: Literal["float32", "float64"]
@@ -73,15 +66,8 @@ def project(
 ) -> list[bytes]:
     """Return the projected payload of each message.
 
-    Parameters
-    ----------
-    codec : PayloadCodec
-        The stream's codec; if rows are records, a null row keeps its place.
-
-    Returns
-    -------
-    list of bytes
-        Without rows for a null record, or if a coordinate overflows the number type.
+    It has no rows for a null record, or if a coordinate overflows the number type. If rows are records, a
+    null row keeps its place.
     """
     rows, lengths = codec.decode_many(messages)
     # A warning would reveal that a record overflowed. float64, because the type of ``rows`` depends on the

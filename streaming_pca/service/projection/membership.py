@@ -25,16 +25,11 @@ _JOIN_MS = 300
 
 @dataclass(frozen=True, eq=False)
 class Assignment:
-    """Partitions of the input that this worker holds in one generation of the group.
-
-    Attributes
-    ----------
-    member : ConsumerGroupMetadata
-        Metadata of that generation, which brokers check for fencing.
-    """
+    """Partitions of the input that this worker holds in one generation of the group."""
 
     partitions: tuple[int, ...]
     member: ConsumerGroupMetadata
+    """Metadata of that generation, which brokers check for fencing."""
 
 
 class _KnownPartitions:
@@ -65,13 +60,7 @@ class _InputAssignor(StickyPartitionAssignor):  # type: ignore[misc]
 
 
 class Membership(ConsumerRebalanceListener):  # type: ignore[misc]
-    """Member of the group, which does not read records.
-
-    Parameters
-    ----------
-    partitions : sequence of int
-        Current partitions of the topic.
-    """
+    """Member of the group, which does not read records; ``partitions`` are the topic's current ones."""
 
     def __init__(self, kafka: KafkaSettings, group: str, topic: str, partitions: Sequence[int]) -> None:
         self._topic = topic

@@ -40,27 +40,18 @@ _END_SECONDS = 0.5
 
 @dataclass(frozen=True)
 class ProjectionOptions:
-    """Options of the command.
-
-    Attributes
-    ----------
-    format : {"octets", "json"}
-    release_batch : int or None
-        Batch of the only release to use.
-    until_end : bool
-        Stop when all records present at the start are projected.
-    create : bool
-        Create a missing output.
-    http_port : int or None
-        Port of metrics and health; None disables the server.
-    """
+    """Options of the command."""
 
     output: str
     format: Format = "octets"
     release_batch: int | None = None
+    """Batch of the only release to use."""
     until_end: bool = False
+    """Stop when all records present at the start are projected."""
     create: bool = False
+    """Create a missing output."""
     http_port: int | None = None
+    """Port of metrics and health; None disables the server."""
 
 
 class ProjectionMetrics:
@@ -68,30 +59,22 @@ class ProjectionMetrics:
 
     def __init__(self, stream: str) -> None:
         self._registry, self._stream = CollectorRegistry(), stream
-        names = ("stream",)
-
-        def gauge(name: str, text: str) -> Gauge:
-            return Gauge(f"streaming_pca_projection_{name}", text, names, registry=self._registry)
-
-        self._messages = Counter(
-            "streaming_pca_projected_messages",
-            "Messages whose projections were committed, null records included.",
-            names,
-            registry=self._registry,
+        about = "Messages whose projections were committed, null records included."
+        counter = Counter("streaming_pca_projected_messages", about, ("stream",), registry=self._registry)
+        self.messages = counter.labels(stream)
+        self._lag = self._gauge(
+            "lag_records", "Offsets between the committed positions and the input's ends."
         )
-        self._lag = gauge("lag_records", "Offsets between the committed positions and the input's ends.")
-        self._partitions = gauge("partitions", "Partitions of the input that this process holds.")
-        self._release = gauge("release_batch", "Batch of the release in use.")
-        self._messages.labels(stream)
+        self._partitions = self._gauge("partitions", "Partitions of the input that this process holds.")
+        self._release = self._gauge("release_batch", "Batch of the release in use.")
+
+    def _gauge(self, name: str, text: str) -> Gauge:
+        return Gauge(f"streaming_pca_projection_{name}", text, ("stream",), registry=self._registry)
 
     def watch(self, projector: Projector) -> None:
         """Read lag and partitions from a projector at each scrape."""
         self._lag.labels(self._stream).set_function(lambda: projector.lag)
         self._partitions.labels(self._stream).set_function(lambda: len(projector.partitions))
-
-    def count(self, messages: int) -> None:
-        """Count a transaction's messages."""
-        self._messages.labels(self._stream).inc(messages)
 
     def show_release(self, batch: int | None) -> None:
         """Show the release in use, once there is one."""
@@ -217,7 +200,7 @@ class ProjectionWorker:
 
     def _count(self, messages: int) -> None:
         self._projected += messages
-        self._metrics.count(messages)
+        self._metrics.messages.inc(messages)
 
     def _say_progress(self, last: bool = False) -> None:
         now = time.monotonic()
