@@ -32,36 +32,27 @@ def is_gone(pid: int) -> bool:
         return True
 
 
-def test_a_record_goes_in_and_comes_out() -> None:
+@pytest.mark.parametrize("aborted", [False, True], ids=["plain", "aborted"])
+def test_a_record_comes_out_and_one_of_an_aborted_transaction_too(aborted: bool) -> None:
+    """The module's docstring warns of the latter."""
     with EmbeddedBroker() as broker:
         with KafkaAdminClient(bootstrap_servers=broker.bootstrap) as admin:
             admin.create_topics({"records": {"num_partitions": 1, "replication_factor": 1}})
-        with KafkaProducer(bootstrap_servers=broker.bootstrap) as producer:
+        id = "t" if aborted else None
+        with KafkaProducer(bootstrap_servers=broker.bootstrap, transactional_id=id) as producer:
+            if aborted:
+                producer.init_transactions()
+                producer.begin_transaction()
             producer.send("records", b"one", headers=[("content-type", b"text/plain")]).get(LIMIT)
-        with KafkaConsumer(bootstrap_servers=broker.bootstrap) as consumer:
+            if aborted:
+                producer.abort_transaction()
+        with KafkaConsumer(bootstrap_servers=broker.bootstrap, isolation_level="read_committed") as consumer:
             consumer.assign([TopicPartition("records", 0)])
             consumer.seek_to_beginning()
             (records,) = consumer.poll(timeout_ms=int(1000 * LIMIT)).values()
     assert [(record.value, record.headers) for record in records] == [
         (b"one", [("content-type", b"text/plain")])
     ]
-
-
-def test_records_of_an_aborted_transaction_are_visible_as_the_docstring_warns() -> None:
-    with EmbeddedBroker() as broker:
-        with KafkaAdminClient(bootstrap_servers=broker.bootstrap) as admin:
-            admin.create_topics({"records": {"num_partitions": 1, "replication_factor": 1}})
-        with KafkaProducer(bootstrap_servers=broker.bootstrap, transactional_id="t") as producer:
-            producer.init_transactions()
-            producer.begin_transaction()
-            producer.send("records", b"aborted").get(LIMIT)
-            producer.abort_transaction()
-        with KafkaConsumer(bootstrap_servers=broker.bootstrap, isolation_level="read_committed") as consumer:
-            consumer.assign([TopicPartition("records", 0)])
-            consumer.seek_to_beginning()
-            (records,) = consumer.poll(timeout_ms=int(1000 * LIMIT)).values()
-            seen = [record.value for record in records]
-    assert seen == [b"aborted"]
 
 
 def test_it_listens_on_loopback_only() -> None:

@@ -6,7 +6,8 @@ With REQUIRE_SPARK=1 a missing Java fails these tests; otherwise it skips them.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,8 +16,10 @@ from streaming_pca.config.spark import SparkSettings
 from streaming_pca.dev.jars import KafkaUnavailable, find_java
 from streaming_pca.spark.session import start_spark, stop_spark
 from tests.conftest import NoBroker
+from tests.kafka.stream import Stream
 from tests.spark.cluster import SparkCluster
 from tests.spark.java import JAVA, make_archive
+from tests.spark.streams import Making
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -92,3 +95,11 @@ def spark_cluster(spark_java: str) -> Iterator[SparkCluster]:
         yield cluster
         for name, text in cluster.logs():
             print(f"==> {name} <==\n{text[-4000:]}")
+
+
+@pytest.fixture
+def make_stream(
+    kafka_bootstrap: str, fork_server: None, unique_name: Callable[[str], str], tmp_path: Path
+) -> Making:
+    """Return a function that makes a stream, whose name begins with the given stem."""
+    return lambda stem, **how: Stream.make(kafka_bootstrap, unique_name(stem), tmp_path, **how)

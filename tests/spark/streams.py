@@ -11,10 +11,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
+
 from streaming_pca.config.settings import Settings
+from streaming_pca.estimators.registry import ESTIMATORS
+from streaming_pca.linalg.packed import packed_size
+from streaming_pca.local import noise_sigma
 from streaming_pca.privacy.ledger.entries import LedgerEntry, Reserved
 from streaming_pca.service.commit.verification import verify_ledger
 from tests.kafka.stream import Child, Stream, check_books
+from tests.kafka.test_every_estimator import BATCH, DIM
 from tests.spark import driver
 from tests.spark.cluster import Process, descendants
 from tests.spark.driver import Hold
@@ -22,6 +28,8 @@ from tests.spark.java import IN_CLUSTER, JAVA
 from tests.waiting import LIMIT, wait_for
 
 T = TypeVar("T")
+Making = Callable[..., Stream]
+"""Function that makes a stream, by a stem of its name and settings."""
 
 LOCAL: dict[str, Any] = {"master": "local[2,4]", "conf": {"spark.driver.extraJavaOptions": JAVA}}
 """Spark in the driver's own process, which tries a task up to four times, as a cluster does."""
@@ -34,6 +42,28 @@ SHORT: dict[str, Any] = {
     "seed": 5,
 }
 """Stream of three batches with one sum each, for tests of the steps around a batch."""
+PROMISE: dict[str, float] = {"epsilon": 20.0, "delta": 1e-3}
+OF_REPORTS: dict[str, dict[str, Any]] = {
+    name: {"options": {"batch_size": BATCH}, "record_kind": "local", **PROMISE}
+    for name, estimator in ESTIMATORS.items()
+    if estimator.info.local
+}
+"""Settings of the estimators that learn from local reports."""
+
+
+def reports(count: int) -> list[bytes]:
+    """Return reports of vectors near the first axis, with noise of the mechanism's scale."""
+    dice = np.random.default_rng(3)
+    sigma, at = noise_sigma(**PROMISE), np.triu_indices(DIM)
+    truth = np.outer(*[np.eye(DIM)[0]] * 2)[at]
+    assert truth.size == packed_size(DIM)
+    return [(truth + sigma * dice.standard_normal(truth.size)).astype("<f4").tobytes() for _ in range(count)]
+
+
+def read_all(reader: Any, ends: Mapping[int, int]) -> None:
+    """Read a reader's partitions up to their ends."""
+    while short := [p for p, end in ends.items() if reader.position(p) < end]:
+        reader.fetch({p: reader.buffers[p].count + ends[p] - reader.position(p) for p in short}, ends)
 
 
 def on_cluster(url: str) -> dict[str, Any]:

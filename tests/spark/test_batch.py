@@ -24,6 +24,7 @@ from streaming_pca.spark.batch import SparkBatch
 from streaming_pca.spark.driver import ClusterReaders
 from streaming_pca.spark.reader import ClusterReader
 from streaming_pca.spark.reading import Reading
+from tests.spark.streams import read_all
 
 DIM = 5
 USER_KEY = b"k" * 32
@@ -144,11 +145,6 @@ def make_readers(
     for reader in open_readers:
         reader.release_memory()
         reader.close()
-
-
-def read_all(reader: Any, ends: dict[int, int]) -> None:
-    while short := [p for p, end in ends.items() if reader.position(p) < end]:
-        reader.fetch({p: reader.buffers[p].count + ends[p] - reader.position(p) for p in short}, ends)
 
 
 def assert_same(batch: SparkBatch, known: ArrayBatch) -> None:

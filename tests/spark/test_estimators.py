@@ -22,8 +22,7 @@ from streaming_pca.config.spark import SparkSettings
 from streaming_pca.data.batch import Batch
 from streaming_pca.estimators.base import State
 from streaming_pca.estimators.registry import ESTIMATORS
-from streaming_pca.linalg.packed import packed_size
-from streaming_pca.local import noise_sigma, report_headers
+from streaming_pca.local import report_headers
 from streaming_pca.privacy.randomness import replace_noise_sampler, utility_generator
 from streaming_pca.service.commit.batch_result import BatchResult, compute_batch
 from streaming_pca.service.input.partition_reader import PartitionReader
@@ -34,17 +33,11 @@ from tests.kafka.test_every_estimator import BATCH, DIM, RANK, TABLE
 from tests.spark.cluster import SparkCluster
 from tests.spark.conftest import LocalSession
 from tests.spark.noise import HashedSampler
-from tests.spark.streams import LOCAL, on_cluster
+from tests.spark.streams import LOCAL, OF_REPORTS, PROMISE, on_cluster, read_all, reports
 
 pytestmark = [pytest.mark.kafka]
 
 BATCHES = 2
-PROMISE: dict[str, float] = {"epsilon": 20.0, "delta": 1e-3}
-OF_REPORTS: dict[str, dict[str, Any]] = {
-    name: {"options": {"batch_size": BATCH}, "record_kind": "local", **PROMISE}
-    for name, estimator in ESTIMATORS.items()
-    if estimator.info.local
-}
 SETTINGS = TABLE | OF_REPORTS
 
 
@@ -58,7 +51,7 @@ def spark(
     try:
         session = start_spark(SparkSettings(**how))
     except ConfigurationError as error:
-        # Spark gives a master a minute, which one beside busy cores may miss.
+        # Spark gives a master a minute, which one may miss on a busy machine.
         if "does not register" not in str(error):
             raise
         session = start_spark(SparkSettings(**how))
@@ -86,11 +79,7 @@ def topics(kafka_bootstrap: str) -> dict[str, str]:
             # The first partition has most records.
             partition = 0 if i % 5 else 1 + i % 2
             producer.send(found["vectors"], value, partition=partition)
-        sigma, at = noise_sigma(**PROMISE), np.triu_indices(DIM)
-        truth = np.outer(*[np.eye(DIM)[0]] * 2)[at]
-        assert truth.size == packed_size(DIM)
-        for i in range(BATCHES * BATCH):
-            report = (truth + sigma * rng.standard_normal(truth.size)).astype("<f4").tobytes()
+        for i, report in enumerate(reports(BATCHES * BATCH)):
             partition = 0 if i % 5 else 1 + i % 2
             producer.send(found["reports"], report, headers=report_headers(**PROMISE), partition=partition)
     return found
@@ -144,8 +133,7 @@ def test_states_and_releases_are_the_same(
     for reader in readers:
         ends = reader.last_offsets([0, 1, 2])
         reader.add(dict.fromkeys(ends, 0), {})
-        while short := [p for p, end in ends.items() if reader.position(p) < end]:
-            reader.fetch({p: reader.buffers[p].count + ends[p] - reader.position(p) for p in short}, ends)
+        read_all(reader, ends)
         counts = [ends[p] // BATCHES for p in sorted(ends)]
         last = [ends[p] - counts[p] for p in sorted(ends)]
         with replace_noise_sampler(HashedSampler()):

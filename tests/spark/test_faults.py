@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from tests.spark.driver import Hold
 from tests.spark.streams import (
     LOCAL,
     SHORT,
+    Making,
     Runner,
     Runners,
     at_once,
@@ -53,13 +53,6 @@ class Crash:
         return Hold(self.step, "after", 2 if self.method in ("reserve", "commit", "publish") else 1)
 
 
-def make_crash(step: str, bootstrap: str, names: Callable[[str], str], directory: Path) -> Crash:
-    """Make a stream with records, for a driver that is killed at a step."""
-    crash = Crash(step, Stream.make(bootstrap, names("crash"), directory, worker=WORKER, **SHORT))
-    crash.stream.produce_vectors(crash.stream.vectors(160))
-    return crash
-
-
 def change_settings(crash: Crash) -> None:
     """Change the stream's settings so that its driver reaches the step."""
     settings = crash.stream.settings
@@ -70,14 +63,10 @@ def change_settings(crash: Crash) -> None:
         crash.stream.settings = crash.stream.changed(options=options)
 
 
-def test_a_kill_of_the_driver_at_a_step_costs_nothing(
-    kafka_bootstrap: str, fork_server: None, unique_name: Callable[[str], str], tmp_path: Path
-) -> None:
+def test_a_kill_of_the_driver_at_a_step_costs_nothing(make_stream: Making, tmp_path: Path) -> None:
     """The killed driver has a stream at each of the steps."""
-    steps = len(STEPS)
-    crashes = at_once(
-        make_crash, STEPS, *([each] * steps for each in (kafka_bootstrap, unique_name, tmp_path))
-    )
+    crashes = at_once(lambda step: Crash(step, make_stream("crash", worker=WORKER, **SHORT)), STEPS)
+    at_once(lambda crash: crash.stream.produce_vectors(crash.stream.vectors(160)), crashes)
     open_first = [crash for crash in crashes if crash.method in ("take_over", "abandon")]
     with Runners(tmp_path) as run:
         # These must have something to find: an open reservation of the service.
@@ -143,13 +132,10 @@ TASK_SECONDS = 2.0
 """Time for a job's tasks to reach stopped executors."""
 
 
-def two_of_a_topic(
-    bootstrap: str, names: Callable[[str], str], directory: Path, batches: int
-) -> tuple[Stream, Stream]:
+def two_of_a_topic(make_stream: Making, batches: int) -> tuple[Stream, Stream]:
     """Make two streams of one topic with records for ``batches`` batches: one undisturbed, one to strike."""
-    alone = Stream.make(bootstrap, names("alone"), directory, cap=("30", "1e-2"), **MANY_JOBS)
-    topic = alone.settings.stream.input
-    struck = Stream.make(bootstrap, names("struck"), directory, cap=None, input=topic, **MANY_JOBS)
+    alone = make_stream("alone", cap=("30", "1e-2"), **MANY_JOBS)
+    struck = make_stream("struck", cap=None, input=alone.settings.stream.input, **MANY_JOBS)
     alone.produce_vectors(alone.vectors(200 * batches))
     return alone, struck
 
@@ -174,15 +160,11 @@ def check_struck(alone: Stream, struck: Stream, batches: int) -> None:
 
 
 def test_executors_that_are_killed_in_a_batch_change_nothing(
-    kafka_bootstrap: str,
-    fork_server: None,
-    spark_cluster: SparkCluster,
-    unique_name: Callable[[str], str],
-    tmp_path: Path,
+    make_stream: Making, spark_cluster: SparkCluster, tmp_path: Path
 ) -> None:
     """One dies while it sums, one while it reads, and then the Python of both: other tasks replace theirs."""
     batches = 3
-    alone, struck = two_of_a_topic(kafka_bootstrap, unique_name, tmp_path, batches)
+    alone, struck = two_of_a_topic(make_stream, batches)
     jobs = [(1, "learning", 2), (2, "reading", 1), (3, "learning", 2)]
     with Runners(tmp_path) as run:
         cluster = on_cluster(spark_cluster.url)
@@ -207,12 +189,10 @@ def test_executors_that_are_killed_in_a_batch_change_nothing(
 
 
 @pytest.mark.soak
-def test_where_no_task_is_tried_again_the_reserved_batch_is(
-    kafka_bootstrap: str, fork_server: None, unique_name: Callable[[str], str], tmp_path: Path
-) -> None:
+def test_where_no_task_is_tried_again_the_reserved_batch_is(make_stream: Making, tmp_path: Path) -> None:
     """``local[2]`` tries a task once: its job fails, and the next session finishes the batch."""
     batches = 3
-    alone, struck = two_of_a_topic(kafka_bootstrap, unique_name, tmp_path, batches)
+    alone, struck = two_of_a_topic(make_stream, batches)
     jobs = [(1, "learning", 2), (3, "learning", 2)]
     with Runners(tmp_path) as run:
         driver = run.start([struck], "driver", spark=LOCAL | {"master": "local[2]"}, jobs=jobs)

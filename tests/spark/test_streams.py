@@ -7,32 +7,22 @@ service again run the other, and each but the last is killed. test_estimators.py
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from streaming_pca.estimators.registry import ESTIMATORS
-from streaming_pca.linalg.packed import packed_size
-from streaming_pca.local import noise_sigma, report_headers
+from streaming_pca.local import report_headers
 from tests.kafka.stream import Stream
 from tests.kafka.test_every_estimator import BATCH, DIM, RANK, TABLE
 from tests.spark.cluster import SparkCluster
 from tests.spark.driver import Hold
-from tests.spark.streams import LOCAL, Runners, check_sets, on_cluster
+from tests.spark.streams import LOCAL, OF_REPORTS, PROMISE, Making, Runners, check_sets, on_cluster, reports
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(900)]
 
 CHOSEN = ("adaptive", "block", "k-dp-ojas", "oja", "private-oja")
 """Some of each kind: with many jobs or one job a batch, and some that learn on the driver."""
-PROMISE: dict[str, float] = {"epsilon": 20.0, "delta": 1e-3}
-OF_REPORTS: dict[str, dict[str, Any]] = {
-    name: {"options": {"batch_size": BATCH}, "record_kind": "local", **PROMISE}
-    for name, estimator in ESTIMATORS.items()
-    if estimator.info.local
-}
 BATCHES = 4
 BETWEEN, CHARGED, COMPUTED = "publish.5 read back", "reserve.5 read back", "commit.1 begin"
 # At these steps no transaction is open, because all streams of a topic share a ledger. Every third stream
@@ -45,7 +35,7 @@ HOLDS = {
 }
 
 
-def make_sets(bootstrap: str, names: Callable[[str], str], directory: Path) -> list[list[Stream]]:
+def make_sets(make_stream: Making) -> list[list[Stream]]:
     """Make two sets of streams of the same two topics."""
     sets: list[list[Stream]] = [[], []]
     for table in ({name: TABLE[name] for name in CHOSEN}, OF_REPORTS):
@@ -53,10 +43,8 @@ def make_sets(bootstrap: str, names: Callable[[str], str], directory: Path) -> l
         for made in sets:
             for name in table:
                 how: dict[str, Any] = {"centering": "none", "dim": DIM, "rank": RANK, "estimator": name}
-                stream = Stream.make(
-                    bootstrap,
-                    names(name),
-                    directory,
+                stream = make_stream(
+                    name,
                     partitions=3,
                     cap=None if topic else ("inf", "inf"),
                     input=topic,
@@ -68,24 +56,11 @@ def make_sets(bootstrap: str, names: Callable[[str], str], directory: Path) -> l
     return sets
 
 
-def reports(count: int) -> list[bytes]:
-    """Return reports of vectors near the first axis, with noise of the mechanism's scale."""
-    dice = np.random.default_rng(3)
-    sigma, at = noise_sigma(**PROMISE), np.triu_indices(DIM)
-    truth = np.outer(*[np.eye(DIM)[0]] * 2)[at]
-    assert truth.size == packed_size(DIM)
-    return [(truth + sigma * dice.standard_normal(truth.size)).astype("<f4").tobytes() for _ in range(count)]
-
-
 @pytest.mark.soak
 def test_streams_learn_the_same_through_take_overs(
-    kafka_bootstrap: str,
-    fork_server: None,
-    spark_cluster: SparkCluster,
-    unique_name: Callable[[str], str],
-    tmp_path: Path,
+    make_stream: Making, spark_cluster: SparkCluster, tmp_path: Path
 ) -> None:
-    alone, shared = make_sets(kafka_bootstrap, unique_name, tmp_path)
+    alone, shared = make_sets(make_stream)
     alone[0].produce_vectors(alone[0].vectors(BATCHES * BATCH))
     of_reports = alone[len(CHOSEN)]
     of_reports.produce(reports(BATCHES * BATCH), headers=report_headers(**PROMISE))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 
 from tests.kafka.stream import Stream, check_books
 from tests.spark.driver import Hold
-from tests.spark.streams import LOCAL, SHORT, Runner, Runners, at_once, check_same, wait_for_batches
+from tests.spark.streams import LOCAL, SHORT, Making, Runner, Runners, at_once, check_same, wait_for_batches
 from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(420)]
@@ -35,25 +34,12 @@ MOMENTS = [
 ]
 KINDS: dict[str, Any] = {"service": None, "driver": LOCAL}
 
-Making = Callable[..., Stream]
-
 
 @pytest.fixture
-def make_stream(
-    kafka_bootstrap: str,
-    fork_server: None,
-    unique_name: Callable[[str], str],
-    tmp_path: Path,
-    session_ms: int,
-) -> Making:
+def make(make_stream: Making, session_ms: int) -> Making:
     """Make streams whose election soon notices an ended member."""
-
-    def make(stem: str = "s", **how: Any) -> Stream:
-        worker = {"stop_when_done": True, "step_deadline_seconds": 300} | how.pop("worker", {})
-        how = {"session_ms": session_ms, "worker": worker} | how
-        return Stream.make(kafka_bootstrap, unique_name(stem), tmp_path, **how)
-
-    return make
+    worker = {"stop_when_done": True, "step_deadline_seconds": 300}
+    return lambda stem="s", **how: make_stream(stem, session_ms=session_ms, worker=worker, **how)
 
 
 def written(stream: Stream) -> tuple[Any, ...]:
@@ -62,11 +48,9 @@ def written(stream: Stream) -> tuple[Any, ...]:
 
 
 @pytest.mark.parametrize("zombie", [pytest.param("service", marks=pytest.mark.soak), "driver"])
-def test_one_that_slept_while_another_led_leaves_no_trace(
-    make_stream: Making, tmp_path: Path, zombie: str
-) -> None:
+def test_one_that_slept_while_another_led_leaves_no_trace(make: Making, tmp_path: Path, zombie: str) -> None:
     """The stopped process has a stream at each moment; the other finishes them all."""
-    streams = at_once(lambda _: make_stream(**SHORT), MOMENTS)
+    streams = at_once(lambda _: make(**SHORT), MOMENTS)
     at_once(lambda stream: stream.produce_vectors(stream.vectors(120)), streams)
     (other,) = KINDS.keys() - {zombie}
     holds = {s.settings.stream.name: hold for s, hold in zip(streams, MOMENTS, strict=True)}
@@ -89,10 +73,10 @@ def test_one_that_slept_while_another_led_leaves_no_trace(
 
 
 @pytest.mark.soak
-def test_they_stand_by_for_each_other(make_stream: Making, tmp_path: Path) -> None:
+def test_they_stand_by_for_each_other(make: Making, tmp_path: Path) -> None:
     """A driver follows a killed worker, and a worker follows a driver."""
-    alone = make_stream("alone", cap=("2", "1e-5"), **ENDLESS)
-    both = make_stream("both", input=alone.settings.stream.input, cap=None, **ENDLESS)
+    alone = make("alone", cap=("2", "1e-5"), **ENDLESS)
+    both = make("both", input=alone.settings.stream.input, cap=None, **ENDLESS)
     group = both.settings.worker.group
     x = alone.vectors(160)
     with Runners(tmp_path) as run:
@@ -119,9 +103,9 @@ def test_they_stand_by_for_each_other(make_stream: Making, tmp_path: Path) -> No
 
 
 @pytest.mark.soak
-def test_two_that_both_lead_share_the_batches(make_stream: Making, tmp_path: Path) -> None:
+def test_two_that_both_lead_share_the_batches(make: Making, tmp_path: Path) -> None:
     """Different election groups make them take the stream from each other; no batch is charged twice."""
-    stream = make_stream(**SHORT | {"options": SHORT["options"] | {"n_records": 240, "n_batches": 6}})
+    stream = make(**SHORT | {"options": SHORT["options"] | {"n_records": 240, "n_batches": 6}})
     stream.produce_vectors(stream.vectors(240))
     with Runners(tmp_path) as run:
         hold = {stream.settings.stream.name: Hold("reserve.5 read back", "after", 2)}

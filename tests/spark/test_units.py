@@ -24,6 +24,7 @@ from tests.kafka.stream import OCTETS, Stream, check_books, ranges_of
 from tests.spark.cluster import SparkCluster
 from tests.spark.streams import (
     LOCAL,
+    Making,
     Runners,
     at_once,
     check_ledger,
@@ -187,19 +188,15 @@ CASES = {
 
 
 @pytest.fixture
-def streams(
-    kafka_bootstrap: str, fork_server: None, unique_name: Callable[[str], str], tmp_path: Path
-) -> dict[str, dict[str, Stream]]:
+def streams(make_stream: Making) -> dict[str, dict[str, Stream]]:
     """Make two streams of a filled topic for each case, by their runner's name."""
 
     def make(name: str) -> dict[str, Stream]:
         case, made = CASES[name], dict[str, Stream]()
         for kind in KINDS:
             first = next(iter(made.values()), None)
-            made[kind] = Stream.make(
-                kafka_bootstrap,
-                unique_name(f"{name}-{kind}"),
-                tmp_path,
+            made[kind] = make_stream(
+                f"{name}-{kind}",
                 partitions=case.partitions,
                 cap=None if first else ("2", "1e-5"),
                 input=None if first is None else first.settings.stream.input,
@@ -260,20 +257,15 @@ def count_of(ranges: tuple[OffsetRange, ...]) -> dict[int, int]:
 
 
 def test_partitions_that_are_added_are_read(
-    kafka_bootstrap: str,
-    fork_server: None,
-    unique_name: Callable[[str], str],
-    tmp_path: Path,
+    make_stream: Making, kafka_bootstrap: str, tmp_path: Path
 ) -> None:
     """While a driver waits for records, its topic gets a third partition with records."""
     made: list[Stream] = []
     for kind in ("service", "local"):
         topic = made[0].settings.stream.input if made else None
         made.append(
-            Stream.make(
-                kafka_bootstrap,
-                unique_name(f"added-{kind}"),
-                tmp_path,
+            make_stream(
+                f"added-{kind}",
                 partitions=2,
                 cap=None if made else ("2", "1e-5"),
                 input=topic,
