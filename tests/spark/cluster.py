@@ -16,18 +16,16 @@ import tempfile
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
+import psutil
 import pyspark
 
 from streaming_pca.dev.jars import find_java
 from streaming_pca.dev.processes import Child
 from tests.spark.java import IN_CLUSTER
 from tests.waiting import wait_for
-
-__all__ = ["Process", "SparkCluster", "descendants", "processes", "python_workers"]
 
 T = TypeVar("T")
 
@@ -38,63 +36,41 @@ _EXECUTOR = "org.apache.spark.executor.CoarseGrainedExecutorBackend"
 _DAEMON = f"{IN_CLUSTER} -Dspark.master.rest.enabled=false"
 
 
-@dataclass(frozen=True)
-class Process:
-    """Process of this machine.
-
-    Attributes
-    ----------
-    pid, parent : int
-    started : int
-        Clock ticks since the machine's start; with the pid, they identify the process permanently.
-    command : str
-    """
-
-    pid: int
-    parent: int
-    started: int
-    command: str
+class Process(psutil.Process):
+    """Process of this machine; psutil compares start times, so another process is never taken for it."""
 
     @property
     def is_alive(self) -> bool:
         """Return whether it still runs, and is not a zombie."""
-        found = _read(self.pid)
-        return found is not None and found.started == self.started
+        try:
+            return self.is_running() and self.status() != psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            return False
+
+    @property
+    def command(self) -> str:
+        """Return its command line, empty if it has ended."""
+        try:
+            return " ".join(self.cmdline())
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            return ""
 
     def signal(self, number: signal.Signals) -> bool:
         """Send a signal, unless it has ended; return whether it was sent."""
-        with suppress(ProcessLookupError):
+        with suppress(psutil.NoSuchProcess):
             if self.is_alive:
-                os.kill(self.pid, number)
+                self.send_signal(number)
                 return True
         return False
 
 
-def _read(pid: int) -> Process | None:
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-    except (OSError, IndexError):
-        return None
-    return None if fields[0] in "ZX" else Process(pid, int(fields[1]), int(fields[19]), command.strip())
-
-
-def processes() -> list[Process]:
-    """Return all processes of this machine that this user may inspect."""
-    pids = (int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit())
-    return [found for found in map(_read, pids) if found is not None]
-
-
 def descendants(pid: int) -> list[Process]:
-    """Return all descendants of a process, parents first."""
-    children: dict[int, list[Process]] = {}
-    for each in processes():
-        children.setdefault(each.parent, []).append(each)
-    found, waiting = [], [pid]
-    while waiting:
-        mine = children.get(waiting.pop(0), [])
-        found += mine
-        waiting += [each.pid for each in mine]
+    """Return all descendants of a process, parents before their children."""
+    found: list[Process] = []
+    with suppress(psutil.NoSuchProcess):
+        for each in psutil.Process(pid).children(recursive=True):
+            with suppress(psutil.NoSuchProcess):
+                found.append(Process(each.pid))
     return found
 
 
@@ -105,19 +81,11 @@ def python_workers(pid: int) -> list[Process]:
     """
     below = [each for each in descendants(pid) if "pyspark.daemon" in each.command]
     daemons = {each.pid for each in below}
-    return [each for each in below if each.parent in daemons]
+    return [each for each in below if each.ppid() in daemons]
 
 
 class SparkCluster:
     """Standalone master with workers, used as a context manager.
-
-    Parameters
-    ----------
-    workers : int, default 2
-    cores : int, default 1
-        Cores of each worker.
-    memory : str, default "1g"
-        Memory of each worker, for its executors.
 
     Attributes
     ----------
@@ -225,16 +193,11 @@ class SparkCluster:
 
     # -- running processes -------------------------------------------------
 
-    def describe(self) -> dict[str, Any]:
-        """Return the master's description of itself, its workers and applications."""
-        with urllib.request.urlopen(f"{self._ui}/json/", timeout=60) as answer:
-            found: dict[str, Any] = json.load(answer)
-        return found
-
     def alive_workers(self) -> list[dict[str, Any]]:
         """Return the workers that the master considers alive."""
         try:
-            return [each for each in self.describe()["workers"] if each["state"] == "ALIVE"]
+            with urllib.request.urlopen(f"{self._ui}/json/", timeout=60) as answer:
+                return [each for each in json.load(answer)["workers"] if each["state"] == "ALIVE"]
         except OSError:
             return []
 
@@ -242,7 +205,7 @@ class SparkCluster:
         """Return the JVMs of the executors of all applications, the oldest first."""
         below = [each for child in self._children for each in descendants(child.pid)]
         found = [each for each in below if _EXECUTOR in each.command]
-        return sorted(found, key=lambda each: (each.started, each.pid))
+        return sorted(found, key=lambda each: (each.create_time(), each.pid))
 
     def python_workers(self) -> list[Process]:
         """Return the Python processes that run tasks now, or wait for the next task."""
