@@ -100,7 +100,6 @@ class _Probe:
     centering: str = "none"
     contributions: int = 1
     share: float = 0.0
-    bounds: tuple[float, float] | None = None
 
     def build(self, setup: Setup, target: Target) -> AnyEstimator:
         """Build the estimator that reads these streams."""
@@ -112,7 +111,6 @@ class _Probe:
             self.contributions,
             kind=self.kind,
             centering=self.centering,
-            bounds=self.bounds,
         )
 
 
