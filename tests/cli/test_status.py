@@ -39,7 +39,7 @@ from streaming_pca.service.topics.find import create_topics, find_topics
 from tests.cli.command import call
 from tests.cli.test_app import closed_port, one_line, run
 from tests.cli.test_watch import DOUBTFUL, EXACT, SAID_OF_DOUBTS, release
-from tests.data.test_counts import COUNTED
+from tests.data.test_release import COUNTED
 from tests.waiting import LIMIT, wait_for
 
 Capture = pytest.CaptureFixture[str]

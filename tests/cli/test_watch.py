@@ -30,7 +30,7 @@ from streaming_pca.service.kafka.clients import BrokerUnreachable
 from tests.cli.command import call
 from tests.cli.test_app import closed_port, one_line, run
 from tests.config.test_loading import SEVERAL
-from tests.data.test_counts import COUNTED
+from tests.data.test_release import COUNTED
 from tests.kafka.test_broker import create
 from tests.waiting import LIMIT, suspend
 

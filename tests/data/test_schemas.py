@@ -23,8 +23,8 @@ from streaming_pca.privacy.ledger.entries import (
     decode_entry,
     encode_entry,
 )
-from tests.data.test_codec import Message, accurate, of_a_tensor
-from tests.data.test_release import plain
+from tests.data.test_codec import Message
+from tests.data.test_release import accurate, of_a_tensor, plain
 from tests.privacy.ledger.test_entries import RESERVED, entries
 from tests.service.contract import validator
 

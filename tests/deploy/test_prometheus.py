@@ -11,7 +11,7 @@ import yaml
 
 from streaming_pca.data.release import Release
 from streaming_pca.service.metrics import Metrics
-from tests.data.test_counts import counted
+from tests.data.test_release import counted
 from tests.deploy.compose import read_compose
 from tests.deploy.tools import ROOT, run_tool
 from tests.security.needles import secret

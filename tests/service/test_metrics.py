@@ -13,8 +13,7 @@ from streaming_pca.privacy.ledger.entries import Cap, OffsetRange, Opened, Reser
 from streaming_pca.privacy.ledger.ledger import Ledger
 from streaming_pca.privacy.parameters import Charge
 from streaming_pca.service.metrics import Metrics
-from tests.data.test_codec import ACCURATE, accurate
-from tests.data.test_counts import counted
+from tests.data.test_release import ACCURATE, accurate, counted
 
 PROMISE = {"epsilon": 0.5, "delta": 1e-300, "privacy_unit": "message"}
 NOT_PRIVATE = {"private": False, "privacy_unit": "message"}
