@@ -27,6 +27,7 @@ from streaming_pca.data.codec import PayloadCodec
 from streaming_pca.data.features.records import ARROW
 from streaming_pca.data.payloads import MalformedPayload
 from streaming_pca.data.records import RecordKind
+from tests.data.features.formats import ipc
 from tests.data.test_codec import Message, message
 from tests.data.test_payloads import DIM, NAN, neighbours_differ_in_one_record, places
 
@@ -37,13 +38,6 @@ NUMBERS = [
     *(getattr(pa, f"{sign}int{bits}")() for sign in ("", "u") for bits in (8, 16, 32, 64)),
     *(pa.float16(), pa.float32(), pa.float64()),
 ]
-
-
-def ipc(table: Any, rows_per_batch: int | None = None, **options: Any) -> bytes:
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, table.schema, options=pa.ipc.IpcWriteOptions(**options)) as writer:
-        writer.write_table(table, max_chunksize=rows_per_batch)
-    return bytes(sink.getvalue().to_pybytes())
 
 
 def columns(rows: Any, kind: Any = None, names: str = "abc") -> Any:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import io
 import json
 import math
+import time
+import tracemalloc
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -18,6 +19,8 @@ from streaming_pca.data.codec import FORMATS, Format, PayloadCodec, PrivacyUnit
 from streaming_pca.data.features.feature import Feature
 from streaming_pca.data.features.reading import FieldReader
 from streaming_pca.data.features.records import PublicSchema
+from streaming_pca.data.validation import explain_payload
+from tests.data.test_codec import Message
 
 KEY = b"k" * 32
 FEATURES = (
@@ -37,13 +40,6 @@ GOOD: dict[str, Any] = {
     "place": [48.5, 2.0],
 }
 ROW = [33, math.log1p(99), 0, 1, 2.5, 1, 0, 48.5, 2]
-
-
-@dataclass
-class Message:
-    value: bytes | None
-    headers: list[tuple[str, bytes]] = field(default_factory=list)
-    key: bytes | None = None
 
 
 # -- Avro -----------------------------------------------------------------------------------------
@@ -180,10 +176,10 @@ ARROW_SCHEMA = pa.schema(
 )
 
 
-def ipc(table: Any, **options: Any) -> bytes:
+def ipc(table: Any, rows_per_batch: int | None = None, **options: Any) -> bytes:
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema, options=pa.ipc.IpcWriteOptions(**options)) as writer:
-        writer.write_table(table)
+        writer.write_table(table, max_chunksize=rows_per_batch)
     return bytes(sink.getvalue().to_pybytes())
 
 
@@ -230,3 +226,36 @@ def codec_of(
 
 def moment(milliseconds: int) -> datetime:
     return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=milliseconds)
+
+
+# -- hostile payloads ------------------------------------------------------------------------------
+
+
+def check_null_among(reader: PayloadCodec, good: bytes, bad: bytes) -> str:
+    """Assert that a payload is null, soon, and its neighbours' first numbers are 0.5; return the reason."""
+    started = time.process_time()
+    rows, lengths = reader.decode_many([Message(each) for each in (good, bad, good)])
+    reason = explain_payload(reader, Message(bad)).reason
+    assert time.process_time() - started < 2
+    assert lengths.tolist() == [1, int(reader.unit == "row"), 1]
+    assert rows[[0, -1], 0].tolist() == [0.5, 0.5]
+    assert reason
+    assert "\n" not in reason
+    assert len(reason) < 300
+    return reason
+
+
+def costs(
+    read: Callable[[bytes], Any], value: bytes, refused: type[Exception] = Exception
+) -> tuple[float, float]:
+    """Return the seconds that reading takes, and the bytes of memory per byte of payload."""
+    started = time.process_time()
+    tracemalloc.start()
+    try:
+        read(value)
+    except refused:
+        pass
+    finally:
+        _, most = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+    return time.process_time() - started, most / len(value)

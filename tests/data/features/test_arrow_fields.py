@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 import struct
-import time
-import tracemalloc
 from collections.abc import Sequence
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
@@ -15,15 +13,13 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from streaming_pca.api.feature_map import FeatureMap
 from streaming_pca.data.features.arrow_records import ArrowRecords
 from streaming_pca.data.features.feature import Feature
 from streaming_pca.data.features.records import NOTHING
 from streaming_pca.data.validation import explain_payload
-from tests.data.features.formats import GOOD, Message, as_arrow, codec_of, ipc
+from tests.data.features.formats import Message, codec_of, costs, ipc
 
 MEGABYTE = 2**20
 
@@ -190,19 +186,6 @@ def test_a_scale_beyond_all_numbers_is_no_number() -> None:
         assert read(ipc(pa.table({"x": array})), "x") == [[NOTHING]]
 
 
-def costs(value: bytes, path: str) -> tuple[float, float]:
-    started = time.process_time()
-    tracemalloc.start()
-    try:
-        read(value, path, most=2**16)
-    except Exception:
-        pass
-    finally:
-        _, most = tracemalloc.get_traced_memory()
-        tracemalloc.stop()
-    return time.process_time() - started, most / len(value)
-
-
 def of_buffers(type_: Any, length: int, buffers: list[Any], children: Sequence[Any] = ()) -> bytes:
     found = [None if each is None else pa.py_buffer(each) for each in buffers]
     array = pa.Array.from_buffers(type_, length, found, children=list(children) or None)
@@ -227,22 +210,7 @@ COSTLY = {
 @pytest.mark.parametrize("path", ["x", "x.0", "x.y"])
 def test_time_and_memory_are_bounded_by_the_payload(name: str, path: str) -> None:
     value = COSTLY[name]()
-    seconds, share = costs(value, path)
+    seconds, share = costs(lambda each: read(each, path, most=2**16), value)
     assert seconds < 3
     # A boolean takes one bit in the payload and a list entry here.
     assert share < 192 or share * len(value) < MEGABYTE
-
-
-READERS = [codec_of("arrow"), codec_of("arrow", "row"), codec_of("arrow", "user", "user.id")]
-SEED = as_arrow(GOOD, GOOD)
-
-
-@given(
-    st.binary(max_size=80)
-    | st.tuples(st.integers(0, len(SEED) - 8), st.binary(min_size=1, max_size=8)).map(
-        lambda at: SEED[: at[0]] + at[1] + SEED[at[0] + len(at[1]) :]
-    )
-)
-def test_any_bytes_are_judged(value: bytes) -> None:
-    for reader in READERS:
-        explain_payload(reader, Message(value))

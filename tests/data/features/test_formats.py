@@ -155,3 +155,18 @@ def test_a_schema_without_a_field_is_refused_where_that_has_no_stand_in(format_:
     reader = codec_of(format_, features=[*FEATURES, Feature(name="tip", missing=1.5)])
     rows, _ = reader.decode_many([Message(ENCODERS[format_](GOOD))])
     assert rows[0, 9] == 1.5
+
+
+SEEDS: dict[Format, bytes] = {name: encode(GOOD) for name, encode in ENCODERS.items()}
+SEEDS["arrow"] = as_arrow(GOOD, GOOD)
+
+
+@pytest.mark.parametrize("format_", ENCODERS)
+@given(data=st.data())
+def test_any_bytes_are_judged(format_: Format, data: st.DataObject) -> None:
+    seed = SEEDS[format_]
+    at, piece = data.draw(st.integers(0, len(seed))), data.draw(st.binary(max_size=80))
+    for unit in ("message", "row", "user"):
+        reader = codec_of(format_, unit, "user.id" if unit == "user" else None)  # type: ignore[arg-type]
+        for value in (piece, seed[:at] + piece, seed[:at] + piece + seed[at + len(piece) :]):
+            explain_payload(reader, Message(value))
