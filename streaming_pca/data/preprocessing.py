@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, BeforeValidator, ConfigDict, model_validator
 
-from streaming_pca.data.records import Block, RecordKind
+from streaming_pca.data.records import Block, RecordKind, row_starts
 from streaming_pca.kernels.reading import PublicMap
 
 
@@ -217,7 +217,7 @@ def _pair(
     first, second = starts[0:-1:2][whole], starts[1::2][whole]
     with np.errstate(all="ignore"):
         paired = (rows[first] - rows[second]) * np.sqrt(0.5)
-    return paired, np.concatenate([[0], np.cumsum(whole)]).astype(np.int64)
+    return paired, row_starts(whole.astype(np.int64))
 
 
 def _drop_overflow(batch: Block) -> Block:
@@ -225,12 +225,9 @@ def _drop_overflow(batch: Block) -> Block:
     finite = np.isfinite(batch.rows).all(axis=1)
     if finite.all():
         return batch
-    bad = np.zeros(len(batch), dtype=bool)
-    owner = np.repeat(np.arange(len(batch)), np.diff(batch.starts))
-    bad[owner[~finite]] = True
-    lengths = np.where(bad, 0, np.diff(batch.starts))
-    starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-    return Block(np.ascontiguousarray(batch.rows[~bad[owner]]), starts, batch.kind)
+    good = np.ones(len(batch), dtype=np.bool_)
+    good[np.repeat(np.arange(len(batch)), np.diff(batch.starts))[~finite]] = False
+    return batch.keeping(good).packed()
 
 
 def transformed(preprocessing: Preprocessing, block: Block) -> tuple[NDArray[np.int64], NDArray[np.float64]]:

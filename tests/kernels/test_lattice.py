@@ -20,8 +20,6 @@ from streaming_pca.estimators.common import residual_sums as product_kernels
 from streaming_pca.estimators.common.clipped_sums import block_residual_norms, block_sum, covariance_sum
 from streaming_pca.estimators.power.bounded_records import BoundedRecords
 from streaming_pca.kernels.block import chunks
-from streaming_pca.kernels.block.bounds import MOST_PRODUCT
-from streaming_pca.kernels.block.chunks import MOST_RECORDS
 from streaming_pca.kernels.lattice import (
     BLOCK,
     MATRIX_RADIUS,
@@ -272,19 +270,6 @@ def test_the_largest_sum_leaves_room_for_noise() -> None:
     assert 0 <= 2**62 - block <= 2**62 // 2**18
     with pytest.raises(ValueError, match="max_batch"):
         covariance_sum(ArrayBatch.of_vectors(np.ones((MAX_RECORDS + 1, 1))), p, 1.0)
-
-
-def test_a_full_block_of_products_with_the_largest_products_is_exact() -> None:
-    """The rows cancel in F^T F Q but not in |F| |F Q|: |u| is at its cap of 2**24.5."""
-    p = Preprocessing(dim=2, centering="none")
-    f = np.array([[0.0, 1.0], [0.01, 0.0]])
-    basis = np.array([[1.0], [0.0]])
-    single = block_sum(ArrayBatch.of_vectors(f[None]), p, basis, 1e-12).total
-    assert int(single[0, 0]) == pytest.approx(2**44.5 * 0.01, rel=1e-3)
-    m = 4 * MOST_RECORDS
-    assert MOST_RECORDS * RADIUS * MOST_PRODUCT == 2**52.5
-    whole = block_sum(ArrayBatch.of_vectors(np.repeat(f[None], m, axis=0)), p, basis, 1e-12).total
-    assert whole.tolist() == [[m * int(v) for v in row] for row in single]
 
 
 def test_a_full_block_of_matrices_is_exact() -> None:
