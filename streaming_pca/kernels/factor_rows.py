@@ -22,6 +22,8 @@ def round_factors(
 ) -> tuple[int, int, int]:
     """Clip factors to RADIUS lattice units and round them, until ``out`` is full.
 
+    Returns the next record, the used rows of ``out``, and the number of clipped records.
+
     Parameters
     ----------
     first, last : int
@@ -33,11 +35,6 @@ def round_factors(
     out : (n, d) float64, n >= r
         Integers, record after record, each of Frobenius norm at most RADIUS: the trace of
         out^T out is at most RADIUS**2 a record.
-
-    Returns
-    -------
-    (int, int, int)
-        Next record, used rows of ``out``, and clipped records.
     """
     rows = clipped = 0
     step = 2 if how.pairs else 1
@@ -67,24 +64,20 @@ def sum_factors(
     exact: Floats,
     total: NDArray[np.int64],
 ) -> int:
-    """Add F^T F of rounded factors to ``total``; return the number clipped.
+    """Add F^T F of rounded factors to ``total``, its lower triangle; return the number clipped.
 
     Products of BLOCK records of norm 2**20 sum to at most 2**53: exact in float64, in any order.
 
     Parameters
     ----------
-    read, first, last, how, per_unit
+    read, first, last, how, per_unit, room
         As for :func:`round_factors`.
     dsyrk : int
         :func:`~streaming_pca.kernels.blas.dsyrk_address`.
-    room : (r, d) float64
-        Scratch for the longest record.
     rounded : (n, d) float64, n >= r
         Scratch for the rows of one BLAS product.
     exact : (d, d) float64 zeros
         Scratch; zeros again on return.
-    total : (d, d) int64
-        Lower triangle.
     """
     held = clipped = 0
     while first < last:
@@ -160,19 +153,17 @@ def sum_scaled_factors(
     """Add F^T F of chosen records, each with its own lattice unit; return the number clipped.
 
     At any scale a record's integers have a Frobenius norm of at most RADIUS
-    (:func:`~streaming_pca.kernels.rounding.clip_and_round`), so BLOCK of them add up exactly.
+    (:func:`~streaming_pca.kernels.rounding.clip_and_round`), so BLOCK of them add up exactly. Other
+    parameters are those of :func:`sum_factors`.
 
     Parameters
     ----------
-    read, how, dsyrk, room, exact, total
-        As for :func:`sum_factors`.
     chosen : (m,) int64
         Indices of the records (pairs) to add.
     per_units : (m,) float64
         Lattice units per unit of each record; inf normalises it to RADIUS.
     turn : (d, d) or (0, 0) float64
         Public change of coordinates applied first; empty for none.
-    rounded : (n, d) float64, n >= r
     """
     step = 2 if how.pairs else 1
     turned = np.empty((room.shape[0], turn.shape[1])) if turn.size else room

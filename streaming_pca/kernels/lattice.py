@@ -71,17 +71,10 @@ def lattice_unit(radius: float, lattice_radius: int) -> float:
 
 
 def quantise_basis(basis: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Round a basis to multiples of 2**-20, returned as integers in float64.
+    """Round a basis (d, k) to multiples of 2**-20, as integers in float64, Fortran order.
 
-    Products of it with quantised factors are then exact: |q| |z| <= 2**41.
-
-    Parameters
-    ----------
-    basis : (d, k) float64, orthonormal columns
-
-    Returns
-    -------
-    (d, k) float64, integer values, Fortran order
+    Products of it with quantised factors are then exact: |q| |z| <= 2**41. Columns are orthonormal, or it is
+    a ValueError.
     """
     rounded = np.rint(np.ldexp(basis, 20))
     if not np.all(np.abs(rounded) <= RADIUS):
@@ -93,19 +86,9 @@ def quantise_basis(basis: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def quantise_centre(centre: NDArray[np.float64], radius: float) -> NDArray[np.float64]:
-    """Round a centre to multiples of R 2**-20, returned as integers in float64.
+    """Round a centre (d, k) to multiples of R 2**-20, as such integers.
 
-    Products of it with quantised factors are then exact, and so is an integer
-    weight times it.
-
-    Parameters
-    ----------
-    centre : (d, k) float64, of norm at most 20 R or so
-    radius : float
-        R.
-
-    Returns
-    -------
-    (d, k) float64, integer values, Fortran order
+    Products of it with quantised factors are then exact, and so is an integer weight times it. Its norm is at
+    most 20 R or so.
     """
     return np.asfortranarray(np.rint(np.ldexp(centre / radius, 20)))

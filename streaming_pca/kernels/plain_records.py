@@ -39,17 +39,10 @@ def _integer(data: NDArray[np.uint8], at: int) -> tuple[Any, int]:
 
 @njit(cache=True, nogil=True)
 def find_records(data: NDArray[np.uint8], at: int, parts: NDArray[np.int32]) -> None:
-    """Find the parts of consecutive records.
+    """Find the parts (m, 8) of consecutive records, from place ``at`` on.
 
-    The rules are those of :mod:`streaming_pca.service.kafka.record_batches`. Headers are only located.
-
-    Parameters
-    ----------
-    data : (n,) uint8
-    at : int
-        Place of the first record, between 0 and n.
-    parts : (m, 8) int32
-        Receives a row a record. After a record with an impossible length none can be found.
+    The rules are those of :mod:`streaming_pca.service.kafka.record_batches`. Headers are only located. After
+    a record with an impossible length none can be found.
     """
     for n in range(len(parts)):
         for i in range(PARTS):
@@ -90,14 +83,9 @@ def find_records(data: NDArray[np.uint8], at: int, parts: NDArray[np.int32]) -> 
 
 @njit(cache=True, nogil=True)
 def whole_records(data: NDArray[np.uint8], most: int, most_bytes: int) -> tuple[int, int]:
-    """Return the number of whole records, and the end of the last.
+    """Return the number of whole records that bytes begin with, and the last one's end.
 
-    Parameters
-    ----------
-    data : (n,) uint8
-        Begins with a record.
-    most, most_bytes : int
-        Bounds on their number and on the length of one: a longer one ends the search.
+    ``most`` bounds their number, and ``most_bytes`` the length of one: a longer one ends the search.
     """
     count = at = 0
     while count < most:

@@ -95,6 +95,8 @@ def sum_residuals(
 ) -> int:
     """Add clip(A_i Q - C) of every record to ``total`` (d, k), rounding the residual.
 
+    Returns the number of records with a residual above the radius.
+
     Parameters
     ----------
     of_matrices : bool
@@ -103,11 +105,6 @@ def sum_residuals(
     basis, centre : (d, k) float64, C order
     per_unit : float
         Lattice units per (squared, for factors) unit of the data.
-
-    Returns
-    -------
-    int
-        Records with a residual above the radius.
     """
     d, k = basis.shape
     radius = _MATRIX_RADIUS if of_matrices else _BLOCK_RADIUS

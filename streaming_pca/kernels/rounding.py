@@ -129,6 +129,8 @@ def squared_bound(radius: float, n: float) -> float:
 def clip_and_round(values: Floats, per_unit: float, radius: float, out: Floats) -> bool:
     """Clip to ``radius`` lattice units and round to integers; |out|_F <= radius always.
 
+    Returns whether the norm of ``values`` is above COUNTED_AS_CLIPPED radii.
+
     Parameters
     ----------
     values : (r, c) float64
@@ -138,11 +140,6 @@ def clip_and_round(values: Floats, per_unit: float, radius: float, out: Floats) 
         At most 2**40, in lattice units.
     out : (r, c) float64
         Not ``values``. Zero for zeros and where an entry is not finite.
-
-    Returns
-    -------
-    bool
-        Whether the norm of ``values`` is above COUNTED_AS_CLIPPED radii.
     """
     total = sum_of_squares(values)
     if total > LEAST_SQUARE and total < MOST_SQUARE:
@@ -185,6 +182,8 @@ def quantise_records(
 ) -> int:
     """Clip records in Frobenius norm to ``radius`` lattice units and round them.
 
+    Returns the number of records with a norm above the radius.
+
     Parameters
     ----------
     rows, starts
@@ -195,11 +194,6 @@ def quantise_records(
         Integer values, |out of record i|_F <= ``radius``. So a factor's matrix out^T out is
         positive semidefinite with trace at most its square. Equal entries round equally:
         a symmetric matrix stays one.
-
-    Returns
-    -------
-    int
-        Records with a norm above the radius.
     """
     clipped = 0
     for i in range(starts.shape[0] - 1):

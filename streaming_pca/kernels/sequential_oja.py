@@ -86,6 +86,8 @@ def oja_message(
 ) -> bool:
     """Compute clip(P A w) as integers of norm at most MESSAGE_RADIUS; P = I - U U^T.
 
+    Returns whether it was clipped.
+
     Parameters
     ----------
     rows : (r, d) float64
@@ -98,11 +100,6 @@ def oja_message(
         Lattice units per unit of A.
     out : (d,) int64
         Zero where the record is null, or holds a NaN or an infinity.
-
-    Returns
-    -------
-    bool
-        Whether it was clipped.
     """
     d = iterate.shape[0]
     out[:] = 0
@@ -149,16 +146,8 @@ def count_clipped_messages(
 def move_by_message(iterate: Floats, removed: Floats, message: Integers, unit: float, rate: float) -> float:
     """Update w <- P (w + rate message)/|.| in place; return <w, message> of the old w.
 
-    Parameters
-    ----------
-    iterate : (d,) float64
-        w; stays where the sum vanishes or overflows.
-    removed : (d, c) float64
-        U of P = I - U U^T.
-    message : (d,) int64
-        Message with its noise.
-    unit : float
-        Value of one lattice unit.
+    ``iterate`` (d,) is w, and stays where the sum vanishes or overflows; ``removed`` (d, c) is U of
+    P = I - U U^T. ``message`` (d,) has its noise, in lattice units of value ``unit``.
     """
     d = iterate.shape[0]
     seen = 0.0

@@ -212,16 +212,8 @@ def shared_out(
 ) -> list[Result]:
     """Call ``work(first, last)`` on consecutive ranges of ``total``, at most one a thread.
 
-    All calls have ended when this returns or raises.
-
-    Parameters
-    ----------
-    work : callable
-        Should release the interpreter's lock.
-    granularity : int
-        Ranges but the last are multiples of it.
-    least : int
-        Shortest range worth a thread.
+    All calls have ended when this returns or raises. Work should release the interpreter's lock. Ranges but
+    the last are multiples of ``granularity``; ``least`` is the shortest one worth a thread.
     """
     ranges = min(thread_count(), max(total // max(least, 1), 1))
     groups = -(-total // granularity)

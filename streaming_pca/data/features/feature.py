@@ -231,13 +231,8 @@ class Feature(BaseModel):
     def fill(self, columns: NDArray[np.float64], values: Sequence[Any], beyond: bool) -> None:
         """Write the columns (n, width) of n values; NaN for a value that this feature refuses.
 
-        Parameters
-        ----------
-        columns : (n, width) float64
-        values : sequence
-            None for a field that is absent or null.
-        beyond : bool
-            Whether values outside of the bounds stay outside, so that the caller can count and clamp them.
+        A value is None where its field is absent or null. With ``beyond`` values outside of the bounds stay
+        outside, so that the caller can count and clamp them.
         """
         if self.kind == "list":
             self._fill_lists(columns, values, beyond)

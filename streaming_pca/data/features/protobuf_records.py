@@ -46,28 +46,12 @@ _OPTIONAL, _REPEATED = 1, 3
 class ProtobufRecords:
     """Decoder of Protobuf messages, and getters of their fields.
 
-    Parameters
-    ----------
-    data : bytes
-        Set of file descriptors, as ``protoc --descriptor_set_out`` writes it.
-    message : str or None
-        Full name of the message; without it, the first one of the last file.
+    ``data`` is a set of file descriptors, as ``protoc --descriptor_set_out`` writes it, and ``message`` the
+    full name of the message; without it, the first one of the last file. ``absent`` has the places without a
+    value. No message begins with a zero: a payload that does is Confluent's wire format, and its indexes
+    must be those of this message in its file.
 
-    Attributes
-    ----------
-    absent : tuple of paths
-        Places without a value in the message.
-
-    Notes
-    -----
-    No message begins with a zero: a payload that does is Confluent's wire format, and its indexes must be
-    those of this message in its file.
-
-    Raises
-    ------
-    ValueError
-        One line about the schema.
-    LibraryMissing
+    Raises ValueError, one line about the schema, or LibraryMissing.
     """
 
     def __init__(self, data: bytes, message: str | None, places: Sequence[Path]) -> None:

@@ -124,16 +124,11 @@ class FieldReader:
         Schemas of a registry by their ids, all of one format, in place of ``schema``. Each record names
         its own.
 
-    Attributes
-    ----------
-    schemas : mapping of int to PublicSchema, or None
-
     Raises
     ------
     ValueError
         One line, if the schema is invalid, cannot be bounded, or lacks a field that has no stand-in.
     LibraryMissing
-        If the schema needs a library that is not installed.
     """
 
     def __init__(

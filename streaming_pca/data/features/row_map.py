@@ -31,20 +31,15 @@ _SHOWN = 40
 class RowMap:
     """Map of records to rows of ``dim`` numbers; each row is a function of its record alone.
 
+    ValueError without a feature, or if two columns have one name.
+
     Attributes
     ----------
-    names : tuple of str
-        Names of the columns.
     bounds : (lower, upper) or None
         Bounds of all columns, each a tuple of numbers; None unless every feature has bounds.
     scale : tuple of float or None
         Factor of each column: its feature's own, or the factor that makes its range 2 wide if all
         features have bounds, or 1. None where all are 1.
-
-    Raises
-    ------
-    ValueError
-        Without a feature, or if two columns have one name.
     """
 
     def __init__(self, features: Sequence[Feature]) -> None:
@@ -88,16 +83,8 @@ class RowMap:
     def rows(self, values: Sequence[Sequence[Any]], count: int) -> NDArray[np.float64]:
         """Return the rows (n, d) of n records; all of a row is NaN where a feature cannot take its value.
 
-        Parameters
-        ----------
-        values : sequence of sequences
-            For each feature the values of its field in all records, None if it is absent or null.
-        count : int
-            Number n of records.
-
-        Notes
-        -----
-        If all features have bounds, values beyond them stay beyond: the code that clamps rows counts them.
+        ``values`` has for each feature the values of its field, None where it is absent or null. If all
+        features have bounds, values beyond them stay beyond: the code that clamps rows counts them.
         """
         rows = np.empty((count, self.dim))
         first, beyond = 0, self.bounds is not None
@@ -160,16 +147,9 @@ def rows_of_table(rows: RowMap, table: Any) -> NDArray[np.float64]:
 def field_values(table: Any, features: Sequence[Feature]) -> list[Any]:
     """Return each feature's values in all records, None or NaN where one is missing.
 
-    Parameters
-    ----------
-    table : data frame of pandas or polars, Arrow table, mapping of columns, or list of records
-        A record is a mapping, whose fields may be nested. A column has the name of the field's place,
-        or of its feature.
-
-    Raises
-    ------
-    ValueError
-        One line: a missing column, columns of different lengths, or no table.
+    The table is a data frame of pandas or polars, an Arrow table, a mapping of columns, or a list of records,
+    mappings whose fields may be nested. A column has the name of the field's place, or of its feature.
+    ValueError in one line for a missing column, columns of different lengths, or no table.
     """
     names = column_names(table)
     if names is None:

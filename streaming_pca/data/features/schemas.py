@@ -46,10 +46,9 @@ def schema_reader(schema: PublicSchema, places: Sequence[Path]) -> AvroRecords |
 class RegisteredRecords:
     """Decoder of records in Confluent's wire format, by all versions of a schema.
 
-    Parameters
-    ----------
-    schemas : mapping of int to PublicSchema
-        Ids of one registry, and their schemas.
+    An id is looked up among the given ones only: a request because of a record would reveal it. Payloads
+    without an id, or with another one, are null records. Nothing is guessed, so that a record means what its
+    producer wrote.
 
     Attributes
     ----------
@@ -59,12 +58,6 @@ class RegisteredRecords:
         Places without a value in a version, by id; only versions that lack some.
     unreadable : dict of int to str
         Why the records of a version are null, by id.
-
-    Notes
-    -----
-    An id is looked up among the given ones only: a request because of a record would reveal it.
-    Payloads without an id, or with another one, are null records. Nothing is guessed, so that a record
-    means what its producer wrote.
 
     Raises
     ------

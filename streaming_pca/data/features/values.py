@@ -81,11 +81,7 @@ _LONGEST_TIME = 64
 def unix_seconds(value: Any, unit: str) -> float:
     """Return a time as seconds since 1970 in UTC; NaN for anything but a time from year 1 to 9999.
 
-    Parameters
-    ----------
-    value : number, str, datetime or date
-        A number counts ``unit``; a text is ISO 8601. Times without a zone are UTC.
-    unit : {"s", "ms", "us"}
+    A number counts ``unit``; a text is ISO 8601. Times without a zone are UTC.
     """
     if isinstance(value, str):
         if len(value) > _LONGEST_TIME:

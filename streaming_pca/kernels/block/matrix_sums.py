@@ -80,26 +80,20 @@ def sum_matrix_products(
 ) -> int:
     """Add the clipped residuals of records ``first`` to ``last`` to ``total``, or write their norms.
 
+    Returns the number of records with a residual above the radius. A record of another number of rows than d
+    is null; ``dgemm`` is :func:`~streaming_pca.kernels.blas.dgemm_address`.
+
     Parameters
     ----------
-    read : RecordsView
-        A record of another number of rows than d is null.
     columns : (d, k) float64
         Q, on a grid of 2**-MATRIX_GRID.
     centre : (d, k) float64
         C in lattice units; empty for none.
     per_unit : float
         Lattice units per unit of the data.
-    dgemm : int
-        :func:`~streaming_pca.kernels.blas.dgemm_address`.
     total : (d, k) int64
     sizes : (last - first,) float64
         Norms in lattice units, -1 where unresolved; empty to sum.
-
-    Returns
-    -------
-    int
-        Records with a residual above the radius.
     """
     d, k = columns.shape
     z, y = np.empty((d, d)), np.empty((d, k))

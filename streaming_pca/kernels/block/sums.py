@@ -134,6 +134,8 @@ def sum_products(
 ) -> tuple[int, int]:
     """Add contributions of this thread's records to ``total``, without w C'.
 
+    Returns the number of clipped records, and the sum of all weights.
+
     Parameters
     ----------
     counter : (1,) int64
@@ -150,11 +152,6 @@ def sum_products(
         Scratch; it holds at least the longest record.
     exact, total : (d, k) float64 and int64
         Zeros of scratch, and the sum.
-
-    Returns
-    -------
-    (int, int)
-        Clipped records, and the sum of all weights.
     """
     all_weights = np.empty(chunk.places.size)
     clipped = weights = waiting = nulls = 0

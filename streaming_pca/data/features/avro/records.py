@@ -49,21 +49,11 @@ _DEEPEST = 200
 class AvroRecords:
     """Decoder of Avro records by the writer's schema, and getters of their fields.
 
-    Attributes
-    ----------
-    absent : tuple of paths
-        Places without a value in the schema.
+    ``absent`` has the places without a value in the schema. A payload that begins with a zero, like
+    Confluent's wire format, is read as such if exactly one record follows its five bytes; otherwise the
+    record begins with the payload.
 
-    Notes
-    -----
-    A payload that begins with a zero, like Confluent's wire format, is read as such if exactly one record
-    follows its five bytes; otherwise the record begins with the payload.
-
-    Raises
-    ------
-    ValueError
-        One line about the schema.
-    LibraryMissing
+    Raises ValueError, one line about the schema, or LibraryMissing.
     """
 
     def __init__(self, data: bytes, places: Sequence[Path]) -> None:

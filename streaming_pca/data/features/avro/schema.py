@@ -27,14 +27,9 @@ def type_name(type_: Any) -> str:
 class AvroSchema:
     """Schema, Avro's JSON, that does not let few bytes represent many values.
 
-    Names in its ``root`` are full names.
-
-    Raises
-    ------
-    ValueError
-        One line, if it is not a schema, or if its payloads cannot be bounded: an array of items
-        without bytes, whose number would have no limit, or a record that always contains itself.
-    LibraryMissing
+    Names in its ``root`` are full names. Raises LibraryMissing, or ValueError in one line if it is not a
+    schema, or if its payloads cannot be bounded: an array of items without bytes, whose number would have no
+    limit, or a record that always contains itself.
     """
 
     def __init__(self, data: bytes) -> None:
