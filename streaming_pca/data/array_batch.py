@@ -122,7 +122,9 @@ class ArrayBatch(Block, Batch):
         return self.packed()
 
     def keeping(self, counted: NDArray[np.bool_]) -> Self:
-        return replace(self if counted.all() else super().keeping(counted), complete=False)
+        if counted.all():
+            return replace(self, complete=False) if self.complete else self
+        return replace(super().keeping(counted), complete=False)
 
     def split(self, counts: Sequence[int]) -> tuple[ArrayBatch, ...]:
         if sum(counts) != len(self) or min(counts, default=0) < 0:

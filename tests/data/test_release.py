@@ -436,9 +436,10 @@ def test_a_subspace_is_published_with_its_accuracy() -> None:
         make_release(PLAIN, replace(SUBSPACE, total_variance=math.nan), 1, 10)
 
 
-PLAIN = StreamSettings(name="s", input="in", dim=2, rank=1, epsilon=1.0, delta=1e-6, centering="pairs")
-NOT_PRIVATE = PLAIN.model_copy(
-    update={"epsilon": math.inf, "delta": math.inf, "private": False, "estimator": "oja"}
+OF_STREAM: dict[str, Any] = {"name": "s", "input": "in", "dim": 2, "rank": 1}
+PLAIN = StreamSettings(**OF_STREAM, epsilon=1.0, delta=1e-6, centering="pairs")
+NOT_PRIVATE = StreamSettings(
+    **OF_STREAM, epsilon=math.inf, delta=math.inf, private=False, estimator="oja", centering="none"
 )
 SUBSPACE = Subspace(np.array([[0.6, 0.8]]), np.array([2.0]), None)
 
