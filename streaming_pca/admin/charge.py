@@ -150,7 +150,7 @@ class ChargeWriter(LedgerWriter):
                 charge=charge,
                 reason=reason,
             )
-            verdict = ledger.judge(entry)
+            verdict = ledger.check(entry)
             if not verdict.accepted:
                 ledger.check_budget(entry)
                 raise StreamRefused(f"the ledger refuses the charge: {verdict.reason}")

@@ -10,7 +10,7 @@ from kafka import TopicPartition
 from kafka.errors import KafkaError
 
 from streaming_pca.config.kafka import ConfigurationError, KafkaSettings
-from streaming_pca.privacy.ledger.cap import approximate, left_of, within_cap
+from streaming_pca.privacy.ledger.cap import approximate, remainder, within_cap
 from streaming_pca.privacy.ledger.entries import (
     Abandoned,
     Charged,
@@ -65,7 +65,7 @@ def describe_ledger(kafka: KafkaSettings, topic: str) -> dict[str, Any]:
             name: {
                 "batch": job.batch,
                 "phase": str(job.phase),
-                "standing": str(job.standing),
+                "standing": str(job.status),
                 "charges": job.charges,
                 "committed": job.committed,
                 "abandoned": job.abandoned,
@@ -184,7 +184,7 @@ def describe_left(spent: Charge, opened: Opened) -> dict[str, str]:
     if opened.filter == "zcdp":
         return {"rho": approximate(_rho_left(spent, opened))}
     pairs = {"epsilon": (opened.cap.epsilon, spent.epsilon), "delta": (opened.cap.delta, spent.delta)}
-    return {name: approximate(left_of(*pair)) for name, pair in pairs.items()}
+    return {name: approximate(remainder(*pair)) for name, pair in pairs.items()}
 
 
 def _rho_left(spent: Charge, opened: Opened) -> Fraction | float:

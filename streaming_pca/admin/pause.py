@@ -92,7 +92,7 @@ class LifecycleWriter(CheckpointWriter):
         name = self._stream.name
         with self._step("standing.1 read ahead"):
             self.read_ahead()
-        status = self.log.ledger.job(name).standing
+        status = self.log.ledger.job(name).status
         if status is _WANTED[kind]:
             return self._result(changed=False)
         if status is JobStatus.RETIRED:
@@ -115,7 +115,7 @@ class LifecycleWriter(CheckpointWriter):
                 reason=reason,
             )
             entry = cast(Paused | Resumed | Retired, decode_entry(encode_entry(entry)))
-            verdict = self.log.ledger.judge(entry)
+            verdict = self.log.ledger.check(entry)
             if not verdict.accepted:
                 raise StreamRefused(f"the ledger refuses {entry.kind}: {verdict.reason}")
         with self._step("standing.3 begin"):
@@ -132,4 +132,4 @@ class LifecycleWriter(CheckpointWriter):
 
     def _result(self, changed: bool) -> Change:
         job = self.log.ledger.job(self._stream.name)
-        return Change(self._stream.name, job.standing, changed, job.batch, str(job.phase))
+        return Change(self._stream.name, job.status, changed, job.batch, str(job.phase))

@@ -124,7 +124,7 @@ def _facts(topics: _Topics, standings: Standings) -> dict[str, Any]:
         return facts
     job = replay.ledger.job(stream.name)
     return facts | {
-        "standing": str(job.standing),
+        "standing": str(job.status),
         "leader": standings.leader(topics.settings.worker.group, stream.state_topic),
         "batches": {"committed": job.committed, "abandoned": job.abandoned, "released": job.released},
         "records": job.records_committed,

@@ -14,7 +14,7 @@ from uuid import uuid4
 
 import numpy as np
 
-from streaming_pca.privacy.ledger.cap import left_of, within_cap
+from streaming_pca.privacy.ledger.cap import remainder, within_cap
 from streaming_pca.privacy.ledger.entries import Cap
 from streaming_pca.privacy.parameters import Charge, parse_rational
 
@@ -104,7 +104,7 @@ class BudgetAccountant:
         """Part of the total that is not spent."""
         spent = self._spent
         return Charge.model_construct(
-            epsilon=left_of(self._cap.epsilon, spent.epsilon), delta=left_of(self._cap.delta, spent.delta)
+            epsilon=remainder(self._cap.epsilon, spent.epsilon), delta=remainder(self._cap.delta, spent.delta)
         )
 
     def __enter__(self) -> Self:
@@ -189,14 +189,8 @@ def active_accountants() -> tuple[BudgetAccountant, ...]:
     return tuple(_active)
 
 
-def accountants_of(own: Any) -> tuple[BudgetAccountant, ...]:
-    """Return the budgets that a model with this parameter ``accountant`` is charged to.
-
-    Raises
-    ------
-    ValueError
-        If it is neither a BudgetAccountant nor None.
-    """
+def charged_accountants(own: Any) -> tuple[BudgetAccountant, ...]:
+    """Return the budgets that a model with this parameter ``accountant`` is charged to."""
     if own is not None and not isinstance(own, BudgetAccountant):
         raise ValueError(f"accountant must be a BudgetAccountant or None, not {type(own).__name__}")
     return active_accountants() if own is None else (*active_accountants(), own)
@@ -205,17 +199,8 @@ def accountants_of(own: Any) -> tuple[BudgetAccountant, ...]:
 def charge_all(accountants: Iterable[BudgetAccountant], model: object, charge: Charge) -> None:
     """Charge a model's batch to all of these budgets, each once, or to none.
 
-    Parameters
-    ----------
-    accountants : iterable of BudgetAccountant
-    model : object
-        Identity of the model: charges under one identity are on disjoint records.
-    charge : Charge
-
-    Raises
-    ------
-    BudgetError
-        One line with the remaining budget, if a budget does not cover the charge.
+    Charges under one identity of a model are on disjoint records. :class:`BudgetError` with the remaining
+    budget, if one does not cover the charge.
     """
     accountants = tuple(accountants)
     for each in accountants:

@@ -1,4 +1,4 @@
-"""`FeatureMap`: records with named fields as rows of numbers, with the interface of scikit-learn."""
+"""`FeatureMap`: records with named fields as rows of numbers, and models of such records."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ from pydantic import ValidationError
 from sklearn.base import BaseEstimator, TransformerMixin
 from sklearn.utils import Tags
 
+from streaming_pca.api.subspace_model import Rows, SubspaceModel
 from streaming_pca.data.features.feature import Feature
 from streaming_pca.data.features.row_map import RowMap, column_names, named_column, rows_of_table
+from streaming_pca.data.preprocessing import Preprocessing
+from streaming_pca.data.release import Release
 from streaming_pca.validation_errors import lines_of
 
 _TIME_PARTS = ("hour", "weekday", "month")
@@ -68,16 +71,7 @@ class FeatureMap(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     def from_toml(cls, path: str | os.PathLike[str], stream: str | None = None) -> Self:
         """Read the features of a stream from its settings file.
 
-        Parameters
-        ----------
-        path : path
-        stream : str, optional
-            Name of the stream; needed if the file holds several.
-
-        Raises
-        ------
-        ValueError
-            A line for each problem, or if the stream has no features.
+        The stream's name is needed if the file holds several. ValueError has a line for each problem.
         """
         from streaming_pca.config.kafka import ConfigurationError
         from streaming_pca.config.loading import load_settings
@@ -105,17 +99,8 @@ class FeatureMap(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         and the words of a polars Enum are the vocabulary. Categories of pandas may have been found among
         the values: name public ones.
 
-        Parameters
-        ----------
-        frame : data frame of pandas or polars
-        bounds : dict of column to (lower, upper), optional
-        categories : dict of column to words, optional
-        missing : dict of column to stand-in, optional
-
-        Raises
-        ------
-        ValueError
-            One line that names the columns that need bounds or categories, or that the frame lacks.
+        ``bounds``, ``categories`` and ``missing`` (stand-ins) are by column. ValueError names the columns
+        that need bounds or categories, or that the frame lacks.
         """
         given = {"bounds": bounds or {}, "categories": categories or {}, "missing": missing or {}}
         names = column_names(frame)
@@ -130,7 +115,7 @@ class FeatureMap(TransformerMixin, BaseEstimator):  # type: ignore[misc]
             settings: dict[str, Any] = {"name": name, "path": [name]}
             settings |= {what: named[name] for what, named in given.items() if name in named}
             if "bounds" not in settings and "categories" not in settings:
-                public = _settings_of_type(named_column(frame, name).dtype)
+                public = _type_settings(named_column(frame, name).dtype)
                 if public is None:
                     needed.append(name)
                     continue
@@ -143,25 +128,15 @@ class FeatureMap(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     @property
     def bounds(self) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
         """Bounds of all columns of :meth:`transform`."""
-        rows = row_map_of(self.features)
+        rows = to_row_map(self.features)
         if rows.bounds is None:
             return None
         lower, upper = (np.array([each]) for each in rows.bounds)
         return tuple(self._scaled(rows, lower)[0].tolist()), tuple(self._scaled(rows, upper)[0].tolist())
 
     def fit(self, X: Any = None, y: object = None) -> Self:
-        """Check the features; no record is read.
-
-        Parameters
-        ----------
-        X, y : ignored
-
-        Raises
-        ------
-        ValueError
-            One line that names the feature.
-        """
-        row_map_of(self.features)
+        """Check the features; no record is read."""
+        to_row_map(self.features)
         return self
 
     def transform(self, X: Any) -> NDArray[np.float64]:
@@ -182,7 +157,7 @@ class FeatureMap(TransformerMixin, BaseEstimator):  # type: ignore[misc]
             One line: a missing column, or the first record with a value that its feature
             refuses. Only the holder of X may see it.
         """
-        rows = row_map_of(self.features)
+        rows = to_row_map(self.features)
         return self._scaled(rows, rows_of_table(rows, X))
 
     def _scaled(self, rows: RowMap, found: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -195,7 +170,7 @@ class FeatureMap(TransformerMixin, BaseEstimator):  # type: ignore[misc]
 
     def get_feature_names_out(self, input_features: object = None) -> NDArray[np.object_]:
         """Return the names of the columns (d,)."""
-        return np.array(row_map_of(self.features).names, dtype=object)
+        return np.array(to_row_map(self.features).names, dtype=object)
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
@@ -209,18 +184,8 @@ class FeatureMap(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         return True
 
 
-def row_map_of(features: Any) -> RowMap:
-    """Return the map of features in any of their forms.
-
-    Parameters
-    ----------
-    features : FeatureMap, or list of Feature or dict
-
-    Raises
-    ------
-    ValueError
-        One line that names the feature.
-    """
+def to_row_map(features: Any) -> RowMap:
+    """Return the map of a FeatureMap, or of a list of Feature or dict."""
     if isinstance(features, FeatureMap):
         features = features.features
     if isinstance(features, (str, Mapping)) or not isinstance(features, Sequence):
@@ -240,7 +205,7 @@ def _feature(settings: Any, place: int) -> Feature:
         raise ValueError(f"feature {name!r}: {'; '.join(lines_of(error, Feature))}") from None
 
 
-def _settings_of_type(dtype: Any) -> dict[str, Any] | None:
+def _type_settings(dtype: Any) -> dict[str, Any] | None:
     """Return the public settings that a column's type gives; None if they are not enough."""
     name = str(dtype).lower()
     if type(dtype).__name__ == "Enum":
@@ -251,3 +216,104 @@ def _settings_of_type(dtype: Any) -> dict[str, Any] | None:
     if name.startswith(("datetime", "date")):
         return {"parts": _TIME_PARTS}
     return None
+
+
+# Models.
+
+
+class MappedModel(SubspaceModel):
+    """Model whose X may be a table, by its parameters ``features`` and ``bounds``."""
+
+    features: Any
+    bounds: Any
+    _features_told: tuple[Feature, ...]
+    """Features of the present model."""
+
+    def _row_map(self) -> RowMap | None:
+        """Return the map from a table to rows; None if X already has rows."""
+        features: Any = getattr(self, "features", None)
+        if features is not None:
+            if self.bounds is not None:
+                raise ValueError("bounds and features are both set: leave one of them out")
+            return to_row_map(features)
+        if not isinstance(self.bounds, Mapping):
+            return None
+        if not self.bounds:
+            raise ValueError("bounds must name at least one column")
+        return to_row_map([{"name": str(n), "path": [str(n)], "bounds": b} for n, b in self.bounds.items()])
+
+    def _mapped_parameters(self, parameters: dict[str, Any], dim: int) -> dict[str, Any]:
+        """Return the parameters of an estimator of the map's rows."""
+        features = parameters.pop("features", None)
+        rows = self._row_map()
+        if rows is None:
+            return parameters
+        if rows.dim != dim:
+            raise ValueError(f"the features have {rows.dim} columns, but n_features is {dim}")
+        parameters["bounds"] = rows.bounds
+        if features is not None and parameters["scale"] is None:
+            parameters["scale"] = rows.scale if _is_scaled(features) else None
+        elif any(feature.scale is not None for feature in rows.features):
+            raise ValueError("scale is set for the model and for a feature: leave out one of them")
+        return parameters
+
+    def _checked(self, X: Any, least: int) -> Rows:
+        if (rows := self._row_map()) is not None:
+            if self._names_columns() and (extra := sorted(set(column_names(X) or ()) - set(rows.names))):
+                raise ValueError(f"bounds lacks {extra[0]!r}, a column of X")
+            X = rows_of_table(rows, X)
+        return super()._checked(X, least)
+
+    def _check_features(self, X: Any, array: Rows, reset: bool) -> None:
+        rows = self._row_map()
+        if rows is None:
+            super()._check_features(X, array, reset)
+        elif reset:
+            self.n_features_in_, self.feature_names_in_ = rows.dim, np.array(rows.names, dtype=object)
+            self._features_told = rows.features
+        elif getattr(self, "_features_told", rows.features) != rows.features:
+            what = "bounds" if self._names_columns() else "features"
+            raise ValueError(
+                f"{what} changed since the model was started: set the old ones again, or start a new model"
+            )
+
+    def _restore_features(self, names: Any) -> None:
+        """Set the names of a model from a file; ValueError if they are not those of its map."""
+        if names is not None:
+            self.feature_names_in_ = np.array(names, dtype=object)
+        if (rows := self._row_map()) is not None:
+            if names is None or tuple(names) != rows.names:
+                raise ValueError("its feature names are not those of its features")
+            self._features_told = rows.features
+
+    def _names_columns(self) -> bool:
+        return getattr(self, "features", None) is None
+
+
+def map_parameters(features: Any, release: Release, preprocessing: Preprocessing) -> dict[str, Any]:
+    """Return the parameters of a release's model whose X is a table; ValueError for another map."""
+    if features is None:
+        return {}
+    rows = to_row_map(features)
+    if rows.names != tuple(release.feature_names or ()) or rows.bounds != preprocessing.bounds:
+        raise ValueError("features are not those of the release: their names or bounds differ")
+    return {"features": features, "bounds": None, "scale": None}
+
+
+def plain_features(features: Any) -> dict[str, Any] | None:
+    """Return features as plain data for a file."""
+    if features is None:
+        return None
+    plain = [each.plain for each in to_row_map(features).features]
+    return {"features": plain, "scale": _is_scaled(features)}
+
+
+def restored_features(parameters: dict[str, Any]) -> dict[str, Any]:
+    """Read features from :func:`plain_features` among parameters; KeyError or TypeError if malformed."""
+    if (plain := parameters.get("features")) is None:
+        return parameters
+    return parameters | {"features": FeatureMap(list(plain["features"]), scale=bool(plain["scale"]))}
+
+
+def _is_scaled(features: Any) -> bool:
+    return features.scale if isinstance(features, FeatureMap) else True

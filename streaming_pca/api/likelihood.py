@@ -16,24 +16,11 @@ Matrix = NDArray[np.float64]
 def noise_variance(
     variances: Matrix, dim: int, total: float | None, total_error: float | None
 ) -> float | None:
-    """Estimate the mean variance of the directions outside the components.
+    """Estimate the mean variance of the d - k directions outside the components.
 
-    Parameters
-    ----------
-    variances : (k,) float64
-        Explained variances.
-    dim : int
-        d.
-    total, total_error : float or None
-        Variance of all features, and its standard error.
-
-    Returns
-    -------
-    float or None
-        0 for k = d, None without a total. Else (total - sum of variances)/(d - k), and at least
-        total_error/(d - k), its own standard error: noise can make the rest smaller, even negative,
-        and a density needs a variance above 0. Without an error the floor is 2**-52 of the
-        largest variance.
+    It is 0 for k = d, and None without a total variance. Else it is (total - sum of variances)/(d - k), and
+    at least total_error/(d - k), its own standard error: noise can make the rest smaller, even negative,
+    and a density needs a variance above 0. Without an error the floor is 2**-52 of the largest variance.
     """
     left = dim - len(variances)
     if not left:
@@ -52,20 +39,14 @@ class GaussianModel:
 
     With D the factors of the features (``scale``), W the components, L their variances, each at
     least the noise variance s, the covariance of a row is D^-1 (W^T (L - s) W + s) D^-1.
-
-    Attributes
-    ----------
-    projection : Projection
-        Its centre is the mean, 0 if None.
-    variances : (k,) float64
-        Explained variances, of the scaled features.
-    noise : float
-        s: variance of every other direction; 0 for k = d.
     """
 
     projection: Projection
+    """Its centre is the mean, 0 if None."""
     variances: Matrix
+    """Explained variances, of the scaled features, (k,)."""
     noise: float
+    """s: variance of every other direction; 0 for k = d."""
 
     @property
     def _along(self) -> Matrix:
@@ -81,25 +62,13 @@ class GaussianModel:
         return self._about(self._along - self.noise, self.noise, 1 / self._factors)
 
     def precision(self) -> Matrix:
-        """Return the (d, d) inverse of the covariance.
-
-        Raises
-        ------
-        ValueError
-            If the covariance is singular.
-        """
+        """Return the (d, d) inverse of the covariance; ValueError if it is singular."""
         self._check()
         outside = 1 / self.noise if self.noise else 0.0
         return self._about(1 / self._along - outside, outside, self._factors)
 
     def log_likelihoods(self, rows: Matrix) -> Matrix:
-        """Return the log-density of each row (m, d), clamped to the bounds, in nats.
-
-        Raises
-        ------
-        ValueError
-            If the covariance is singular.
-        """
+        """Return the log-density in nats of each row (m, d), clamped to the bounds."""
         self._check()
         projection, along = self.projection, self._along
         k, d = projection.components.shape

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from streaming_pca.api.budget import float_at_most
-from streaming_pca.estimators.base import Estimator, State, Subspace
+from streaming_pca.estimators.base import Estimator, State
 from streaming_pca.estimators.common.state import decode_fitting_state, encode_state
 
 _FORMAT = "streaming_pca.PrivatePCA"
@@ -35,19 +35,8 @@ class ModelFileError(ValueError):
 def write_model(path: str | os.PathLike[str], header: Mapping[str, Any], state: State) -> None:
     """Write a model; an earlier file at ``path`` is replaced when the new one is complete.
 
-    Parameters
-    ----------
-    path : path
-        No suffix is added.
-    header : mapping
-        Parameters and attributes: numbers, strings, None, and lists, dicts and
-        arrays of them.
-    state : State
-
-    Raises
-    ------
-    ModelFileError
-        If the header holds anything else, or the file cannot be written.
+    The header holds parameters and attributes: numbers, strings, None, and lists, dicts and arrays of them.
+    :class:`ModelFileError` for anything else, or if the file cannot be written.
     """
     whole = {"format": _FORMAT, **_versioned(header)}
     try:
@@ -66,18 +55,9 @@ def write_model(path: str | os.PathLike[str], header: Mapping[str, Any], state: 
 
 
 def read_model(path: str | os.PathLike[str], restore: Callable[[dict[str, Any], bytes], M]) -> M:
-    """Read a model that :func:`write_model` wrote.
+    """Read a model of :func:`write_model`; ``restore`` makes it from the header and the state's bytes.
 
-    Parameters
-    ----------
-    path : path
-    restore : callable
-        Makes the model from the header and the bytes of the state.
-
-    Raises
-    ------
-    ModelFileError
-        If the file cannot be read, is something else, or was written by a later version.
+    :class:`ModelFileError` if the file cannot be read, is something else, or is of a later version.
     """
     path = Path(path)
     try:
@@ -131,27 +111,19 @@ def _read(path: Path) -> tuple[dict[str, Any], bytes]:
 
 
 def decode_model_state(estimator: Estimator[Any, Any], data: bytes) -> State:
-    """Read a state that this estimator can continue.
-
-    Raises
-    ------
-    Exception
-        Of any kind, if the bytes are not such a state.
-    """
+    """Read a state that this estimator can continue; an error of any kind for other bytes."""
     state = decode_fitting_state(estimator, data)
-    _check_release(estimator, estimator.release(state))
+    release, k, dim = estimator.release(state), estimator.k, estimator.dim
+    for name, shape in (
+        ("components", (k, dim)),
+        ("explained_variance", (k,)),
+        ("explained_variance_error", (k,)),
+        ("mean", (dim,)),
+    ):
+        array = getattr(release, name)
+        if array is not None and array.shape != shape:
+            raise ValueError(f"{name} of the state's release does not fit the estimator")
     return state
-
-
-def _check_release(estimator: Estimator[Any, Any], release: Subspace) -> None:
-    shapes = (release.components.shape, release.explained_variance.shape)
-    if shapes != ((estimator.k, estimator.dim), (estimator.k,)):
-        raise ValueError("the state's release does not fit the estimator")
-    if release.mean is not None and release.mean.shape != (estimator.dim,):
-        raise ValueError("the mean of the state's release does not fit the estimator")
-    errors = release.explained_variance_error
-    if errors is not None and errors.shape != (estimator.k,):
-        raise ValueError("the errors of the state's release do not fit the estimator")
 
 
 def _bytes(data: bytes) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:

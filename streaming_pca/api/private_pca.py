@@ -16,22 +16,25 @@ from sklearn.utils.validation import check_is_fitted
 from streaming_pca.api.budget import (
     BudgetAccountant,
     BudgetError,
-    accountants_of,
     active_accountants,
     charge_all,
+    charged_accountants,
     float_at_most,
 )
-from streaming_pca.api.components import configured_components, of_rank, release_of
-from streaming_pca.api.fitted import ATTRIBUTES, fitted_attributes
-from streaming_pca.api.mapped_model import MappedModel, features_of_plain, parameters_of_map, plain_features
-from streaming_pca.api.model_file import decode_model_state, read_model, write_model
-from streaming_pca.api.published import (
-    attributes_of_release,
-    charge_of_release,
-    parameters_of_release,
+from streaming_pca.api.feature_map import MappedModel, map_parameters, plain_features, restored_features
+from streaming_pca.api.fitted import (
+    ATTRIBUTES,
+    chosen_release,
+    configured_components,
+    fitted_attributes,
     read_release,
+    release_attributes,
+    release_charge,
+    release_parameters,
+    with_rank,
 )
-from streaming_pca.api.subspace_model import Rows, rows_of_record
+from streaming_pca.api.model_file import decode_model_state, read_model, write_model
+from streaming_pca.api.subspace_model import Rows, record_rows
 from streaming_pca.data.array_batch import ArrayBatch, SparseBatch
 from streaming_pca.data.preprocessing import Preprocessing
 from streaming_pca.data.release import Release
@@ -251,7 +254,7 @@ class PrivatePCA(MappedModel):
             Once, if the model has ``doubts_``.
         """
         array = self._checked(X, least=2)
-        self._check_whitening(rows_of_record(array))
+        self._check_whitening(record_rows(array))
         m = array.shape[0]
         estimator = self._configured(array.shape[-1], m, m)
         n_usable = usable_records(array.shape, estimator)
@@ -274,20 +277,10 @@ class PrivatePCA(MappedModel):
             In the first call at least two records, and as many rows as components.
         y : ignored
 
-        Raises
-        ------
-        ValueError
-            As in :meth:`fit`; nothing is charged.
-        BudgetError
-            As in :meth:`fit`.
-
-        Warns
-        -----
-        DoubtfulResultWarning
-            As in :meth:`fit`.
+        Errors and warnings are as in :meth:`fit`; a call that is refused is not charged.
         """
         array = self._checked(X, least=1 if (begun := hasattr(self, "_state")) else 2)
-        self._check_whitening(rows_of_record(array))
+        self._check_whitening(record_rows(array))
         if (m := array.shape[0]) > MAX_RECORDS:
             raise ValueError(f"X has {m} records, a batch at most {MAX_RECORDS}: pass it in parts")
         if begun:
@@ -337,7 +330,7 @@ class PrivatePCA(MappedModel):
         estimator = self._configured(int(n_features), int(n_samples), int(n_samples))
         if self.n_components is None:
             # The mechanisms may be set up for fewer.
-            estimator = of_rank(estimator, min(int(n_features), int(n_samples)))
+            estimator = with_rank(estimator, min(int(n_features), int(n_samples)))
         count = n_samples - n_samples % estimator.preprocessing.granularity
         return forecast_of(estimator, int(count), batches=batches, tail=tail)
 
@@ -348,7 +341,7 @@ class PrivatePCA(MappedModel):
             del parameters[name]
         if not isinstance(self.whiten, (bool, np.bool_)):
             raise ValueError(f"whiten must be True or False, not {self.whiten!r}")
-        accountants_of(self.accountant)
+        charged_accountants(self.accountant)
         for name in ("epsilon", "delta"):
             parameters[name] = float_at_most(parameters[name])
         parameters["n_components"], parameters["options"] = configured_components(
@@ -400,7 +393,8 @@ class PrivatePCA(MappedModel):
 
     def _charge(self, model: object, charge: Charge) -> None:
         """Charge all budgets of this model, or none."""
-        charge_all((*accountants_of(self.accountant), *getattr(self, "_foreign_budgets", ())), model, charge)
+        foreign = getattr(self, "_foreign_budgets", ())
+        charge_all((*charged_accountants(self.accountant), *foreign), model, charge)
 
     def _learn(self, rows: Rows, plan: Plan) -> None:
         batch = SparseBatch.of_rows(rows) if issparse(rows) else ArrayBatch.of_vectors(rows, complete=True)
@@ -409,7 +403,7 @@ class PrivatePCA(MappedModel):
         self.privacy_spent_ = self.privacy_spent_ | (self._spent_before + plan.charge)
         with self._charging_a_retry(), np.errstate(all="ignore"):
             self._state = self._estimator.update(self._state, batch)
-            self._rows_per_record = max(self._rows_per_record, rows_of_record(rows))
+            self._rows_per_record = max(self._rows_per_record, record_rows(rows))
 
     @contextmanager
     def _charging_a_retry(self) -> Iterator[None]:
@@ -442,7 +436,7 @@ class PrivatePCA(MappedModel):
 
     def _refresh(self) -> Subspace:
         """Set the fitted attributes from the state's release."""
-        release = release_of(self._estimator, self._state, self.n_components)
+        release = chosen_release(self._estimator, self._state, self.n_components)
         preprocessing, records = self._preprocessing, self._state.records
         found = doubts(release, preprocessing, records, self._estimator.norm_range[1])
         self._set_fitted(fitted_attributes(release, preprocessing, records, [doubt.value for doubt in found]))
@@ -568,19 +562,19 @@ class PrivatePCA(MappedModel):
         """
         settings = {"centering": centering, "scale": scale, "bounds": bounds}
         published, preprocessing = read_release(release, settings)
-        parameters = parameters_of_release(published, preprocessing)
-        model = cls(**(parameters | parameters_of_map(features, published, preprocessing)))
+        parameters = release_parameters(published, preprocessing)
+        model = cls(**(parameters | map_parameters(features, published, preprocessing)))
         model._published = preprocessing
         model.n_features_in_ = published.dim
         if published.feature_names is not None:
             model.feature_names_in_ = np.array(published.feature_names, dtype=object)
-        model.privacy_spent_ = charge_of_release(published)
-        model._set_fitted(attributes_of_release(published, preprocessing))
+        model.privacy_spent_ = release_charge(published)
+        model._set_fitted(release_attributes(published, preprocessing))
         return model
 
     @classmethod
     def _restored(cls, header: dict[str, Any], data: bytes) -> Self:
-        model = cls(**features_of_plain(header["parameters"]))
+        model = cls(**restored_features(header["parameters"]))
         dim, names = header["n_features_in"], header["feature_names_in"]
         if names is not None and (len(names) != dim or not all(isinstance(name, str) for name in names)):
             raise ValueError("its feature names do not fit its number of features")

@@ -134,16 +134,11 @@ class SubspaceModel(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         As in scikit-learn's PCA: a normal distribution about ``mean_``, or about 0 without
         it, in units of X. A model of ``centering="pairs"``, whose mean is unknown, has no density of
         rows, nor has a model of factors of several rows. Rows are clamped to ``bounds`` first, as
-        in :meth:`transform`. The result is a function of X, not a private output.
+        in :meth:`transform`. The result, in nats, is a function of X, not a private output.
 
         Parameters
         ----------
         X : (m, d) vectors, also sparse
-
-        Returns
-        -------
-        (m,) float64
-            In nats.
 
         Raises
         ------
@@ -165,42 +160,25 @@ class SubspaceModel(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         """Return the mean of :meth:`score_samples`: not private for the rows of X.
 
         A choice based on it, such as the result of a parameter search, is not private either.
-
-        Parameters
-        ----------
-        X : (m, d) vectors, also sparse
-        y : ignored
         """
         return float(np.mean(self.score_samples(X)))
 
     @available_if(_has_density)  # type: ignore[untyped-decorator]
     def get_covariance(self) -> NDArray[np.float64]:
-        """Return the covariance of clamped records by probabilistic PCA, in squared units of X.
+        """Return the covariance (d, d) of clamped records by probabilistic PCA, in squared units.
 
         ``noise_variance_`` is the variance in every direction outside the components, and the least
         along them. Without ``mean_`` and with ``centering="none"`` it is a second moment. It
         is post-processing of the fitted attributes, so as private as they are.
-
-        Returns
-        -------
-        (d, d) float64
         """
         check_is_fitted(self)
         return self._gaussian.covariance()
 
     @available_if(_has_density)  # type: ignore[untyped-decorator]
     def get_precision(self) -> NDArray[np.float64]:
-        """Return the inverse of :meth:`get_covariance`.
+        """Return the inverse of :meth:`get_covariance`, (d, d).
 
-        Returns
-        -------
-        (d, d) float64
-
-        Raises
-        ------
-        ValueError
-            One line, if the covariance is singular: all d variances are explained, and noise has
-            left one of them 0.
+        ValueError if it is singular: all d variances are explained, and noise has left one of them 0.
         """
         check_is_fitted(self)
         return self._gaussian.precision()
@@ -300,7 +278,7 @@ class SubspaceModel(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         validate_data(self, named, reset=reset, skip_check_array=True)
 
 
-def rows_of_record(array: Rows) -> int:
+def record_rows(array: Rows) -> int:
     """Return the number of rows of each record."""
     return int(array.shape[1]) if array.ndim == 3 else 1
 

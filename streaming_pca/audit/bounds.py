@@ -45,23 +45,15 @@ class AuditError(ValueError):
 
 @dataclass(frozen=True)
 class Case:
-    """Mechanism on two neighbours, and a score of its outputs.
-
-    Attributes
-    ----------
-    id : str
-        The subject, and after a slash the name of the neighbours.
-    subject : str
-        Id of an estimator, or name of a mechanism.
-    sample : callable
-        ``sample(second, n)``: scores of n independent runs on the first or on
-        the second neighbour.
-    """
+    """Mechanism on two neighbours, and a score of its outputs."""
 
     id: str
+    """The subject, and after a slash the name of the neighbours."""
     subject: str
+    """Id of an estimator, or name of a mechanism."""
     claim: Claim
     sample: Callable[[bool, int], Scores]
+    """``sample(second, n)``: scores of n independent runs on the first or on the second neighbour."""
 
 
 def repeated(run: Callable[[bool], float]) -> Callable[[bool, int], Scores]:
@@ -117,21 +109,15 @@ class Separation:
 
 @dataclass(frozen=True)
 class Finding:
-    """Result of the audit of one case.
-
-    Attributes
-    ----------
-    trials : int
-        Runs on each of the two neighbours.
-    for_epsilon, for_mu : Separation
-        Errors of the thresholds that were best for each of the two bounds.
-    """
+    """Result of the audit of one case."""
 
     id: str
     claim: Claim
     trials: int
+    """Runs on each of the two neighbours."""
     for_epsilon: Separation
     for_mu: Separation
+    """Errors of the thresholds that were best for each of the two bounds."""
 
     def epsilon_above(self, delta: float, risk: float) -> float:
         """Return a lower bound on epsilon at any delta, wrong with probability at most ``risk``."""

@@ -143,13 +143,7 @@ class LocalAccountant:
             )
 
     def spent(self, user: bytes, topic: str) -> tuple[Fraction, Fraction]:
-        """Return the epsilon and delta that a user has spent on a topic.
-
-        Raises
-        ------
-        AccountantError
-            If the file cannot be read.
-        """
+        """Return the epsilon and delta that a user has spent on a topic."""
         with self._errors():
             return self._spent(self._connection, topic, self._digest(user))
 
@@ -165,11 +159,6 @@ class LocalAccountant:
         """Return whether a user has ``reports`` reports left; charges nothing.
 
         Another process may charge the user before this one does.
-
-        Raises
-        ------
-        ParameterError, AccountantError
-            As :meth:`spend`.
         """
         cost, most = self._amounts(epsilon, delta, cap)
         before = self.spent(user, topic)

@@ -26,24 +26,10 @@ _BLOCK_ENTRIES: Final = 2**16
 
 
 def noise_sigma(epsilon: float, delta: float) -> float:
-    """Return the noise standard deviation of a report, for records in the unit ball.
+    """Return the noise standard deviation of each number of a report.
 
-    Parameters
-    ----------
-    epsilon : float > 0
-    delta : float in (0, 1)
-
-    Returns
-    -------
-    float
-        Noise of each number of a report of any dimension; 5.9746 for (1, 1e-6).
-
-    Raises
-    ------
-    ParameterError
-        If a parameter is out of its range.
-    CalibrationError
-        If 64 bits are too few for the noise.
+    Records are in the unit ball. It is the same in any dimension; 5.9746 for (1, 1e-6). CalibrationError if
+    64 bits are too few for it.
     """
     sigma = lattice_sigma(epsilon, delta, _SENSITIVITY)
     # A power of two divides exactly.
@@ -55,8 +41,7 @@ class LocalGaussian:
 
     Parameters
     ----------
-    epsilon : float > 0
-    delta : float in (0, 1)
+    epsilon, delta : float
         The guarantee of one report.
     radius : float
         R, public. A longer vector is clipped to it, and a report is of x x^T/R^2.
@@ -68,8 +53,6 @@ class LocalGaussian:
 
     Raises
     ------
-    ParameterError
-        If a parameter is out of its range.
     CalibrationError
         If the noise is too large for 64 bits: at delta = 1e-6 below epsilon = 1e-4.
 
@@ -161,20 +144,11 @@ class LocalGaussian:
 
 
 def unit_ball_integers(x: NDArray[np.float64], per_unit: float) -> NDArray[np.int64]:
-    """Clip any vector and round it to integers of norm at most RADIUS.
+    """Clip any vector (d,) and round it to integers of norm at most RADIUS; zeros if not finite.
 
-    Parameters
-    ----------
-    x : (d,) float64
-    per_unit : float
-        Lattice units per unit of x; vectors longer than RADIUS/per_unit are clipped.
-
-    Returns
-    -------
-    (d,) int64
-        Zeros if x is not finite. The sum of squares is at most RADIUS**2: it
-        is computed in integers, and entries are moved towards 0, one unit at a time,
-        until it is.
+    ``per_unit`` are lattice units per unit of x; vectors longer than RADIUS/per_unit are clipped. The sum of
+    squares is at most RADIUS**2: it is computed in integers, and entries are moved towards 0, one unit at a
+    time, until it is.
     """
     largest = float(np.max(np.abs(x)))
     if not (math.isfinite(largest) and largest > 0):

@@ -22,11 +22,6 @@ def contract_header(epsilon: float, delta: float) -> bytes:
 
     Two guarantees have the same text only if they are equal: each number is the
     shortest decimal that reads as the same float64.
-
-    Raises
-    ------
-    ParameterError
-        If epsilon or delta is out of range.
     """
     require_positive("epsilon", epsilon)
     require_open_unit("delta", delta)

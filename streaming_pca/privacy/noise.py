@@ -54,13 +54,7 @@ RandomBytes = Callable[[int], bytes]
 
 
 def grid_exponent(sigma: float) -> int:
-    """Return e, the grid of answers being 2**e: 0 for a sigma below 2**27, else sigma 2**-27 < 2**e.
-
-    Raises
-    ------
-    ParameterError
-        If sigma is not a finite number above 0, or above :data:`GREATEST_SIGMA`.
-    """
+    """Return e, the grid of answers being 2**e: 0 for a sigma below 2**27, else sigma 2**-27 < 2**e."""
     require_positive("sigma", sigma)
     if sigma > GREATEST_SIGMA:
         raise ParameterError(f"sigma must be at most 2**57 lattice units, not {sigma!r}")
@@ -83,11 +77,6 @@ def rounded_gaussian(total: NDArray[np.int64], sigma: float, random_bytes: Rando
     -------
     int64 array of the same shape
         Multiples of 2**:func:`grid_exponent`, within :data:`LARGEST_TOTAL` of 0.
-
-    Raises
-    ------
-    ParameterError
-        If sigma is out of its range.
     """
     exponent = grid_exponent(sigma)
     values = np.clip(total, -LARGEST_TOTAL, LARGEST_TOTAL).ravel()

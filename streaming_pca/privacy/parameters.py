@@ -36,17 +36,10 @@ class Adjacency(StrEnum):
 
 
 def parse_rational(value: Any) -> Fraction | float:
-    """Read a non-negative exact number.
+    """Read a non-negative exact number from a Fraction, int, float or string.
 
-    Parameters
-    ----------
-    value : Fraction, int, float or str
-        A string is a decimal ("0.1", "1e-6"), a ratio ("1/3") or "inf". A
-        float is read as the decimal that prints it, so 0.1 is one tenth.
-
-    Returns
-    -------
-    Fraction or math.inf
+    A string is a decimal ("0.1", "1e-6"), a ratio ("1/3") or "inf". A
+    float is read as the decimal that prints it, so 0.1 is one tenth.
     """
     if isinstance(value, bool):
         raise ValueError("must be a number")
@@ -77,13 +70,7 @@ def format_rational(value: Fraction | float) -> str:
 
 
 def format_number(value: Fraction | float | str) -> str:
-    """Write a number for people: 1e-06, with at most 12 digits.
-
-    Parameters
-    ----------
-    value : Fraction, float or str
-        A string as :func:`format_rational` writes it.
-    """
+    """Write a number, or a string of :func:`format_rational`, for people: 1e-06, at most 12 digits."""
     exact = Fraction(value) if value not in ("inf", math.inf) else None
     number = math.inf if exact is None else float(exact)
     if exact is not None and exact.denominator == 1 and exact <= _MOST:
@@ -150,15 +137,9 @@ class Charge(BaseModel):
 class PrivacyParameters(BaseModel):
     """Privacy guarantee of a stream: (epsilon, delta) per unit, for all releases together.
 
-    Attributes
-    ----------
-    epsilon : float > 0
-    delta : float in (0, 1)
-    adjacency : Adjacency
-        Only replace-one: batches are cut on public counts, which add/remove would change.
-    contributions : int >= 1
-        Batches that one unit may enter: 1 if the unit is a record, more if it
-        is a user. (epsilon, delta) is their cost together.
+    The adjacency is only replace-one: batches are cut on public counts, which add/remove would change.
+    ``contributions`` are the batches that one unit may enter: 1 if the unit is a record, more if it is a
+    user. (epsilon, delta) is their cost together.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -205,13 +186,7 @@ class PrivacyParameters(BaseModel):
 
 
 def doubt_of_delta(delta: float, records: int | None = None) -> str | None:
-    """Explain in one line why a delta protects too little; None without a reason.
-
-    Parameters
-    ----------
-    records : int, optional
-        Number of all records, where it is known.
-    """
+    """Explain why a delta protects too little, of all ``records`` if known; None without a reason."""
     if records is not None and delta * records >= 1:
         return (
             f"delta = {delta:g} is not below 1/records = {1 / records:.2g}: "

@@ -264,19 +264,13 @@ def _users_from_digests(digests: bytes, present: NDArray[np.bool_]) -> NDArray[n
 
 @dataclass(frozen=True)
 class Admission:
-    """Records of a batch that count, and their users.
-
-    Attributes
-    ----------
-    counted : (m,) bool
-        True for records that count; the others enter the mechanisms as null records.
-    users : (a, 2) uint64
-        The users of the counted records, in the batch's order, for
-        :meth:`UserTable.add` when the batch is committed.
-    """
+    """Records of a batch that count, and their users."""
 
     counted: NDArray[np.bool_]
+    """True for records that count; the others enter the mechanisms as null records, (m,)."""
     users: NDArray[np.uint64]
+    """The users of the counted records, in the batch's order, for :meth:`UserTable.add` when the batch is
+    committed, (a, 2)."""
 
 
 class UserTable:
@@ -388,22 +382,15 @@ class Part:
 
 @dataclass(frozen=True)
 class UserIndex:
-    """Names of every part of the table after a commit (:mod:`streaming_pca.service.commit.user_log`).
-
-    Attributes
-    ----------
-    key : bytes
-        Secret of the stream that keys the hashes of message keys.
-    commits : int
-        Number of the stream's commits, this index's own included.
-    deltas, shards : dict of slot to Part
-        Slot i describes the part that the last commit n with n mod 64 = i wrote.
-    """
+    """Names of every part of the table after a commit (:mod:`streaming_pca.service.commit.user_log`)."""
 
     key: bytes = field(repr=False)
+    """Secret of the stream that keys the hashes of message keys."""
     commits: int
+    """Number of the stream's commits, this index's own included."""
     deltas: dict[int, Part]
     shards: dict[int, Part]
+    """Slot i describes the part that the last commit n with n mod 64 = i wrote."""
 
     def __post_init__(self) -> None:
         written = {n % SHARDS for n in self.written}

@@ -29,7 +29,7 @@ from prometheus_client import (
 
 from streaming_pca.data.release import Release
 from streaming_pca.estimators.base import Outcome
-from streaming_pca.privacy.ledger.cap import left_of
+from streaming_pca.privacy.ledger.cap import remainder
 from streaming_pca.privacy.ledger.ledger import Ledger
 
 _SECONDS = (0.1, 0.3, 1, 3, 10, 30, 100, 300)
@@ -266,8 +266,8 @@ class StreamMetrics:
         show = self._all
         show.charged_epsilon.labels(self._stream).set(epsilon)
         show.charged_delta.labels(self._stream).set(delta)
-        show.remaining_epsilon.labels(self._stream).set(float(left_of(float(cap.epsilon), epsilon)))
-        show.remaining_delta.labels(self._stream).set(float(left_of(float(cap.delta), delta)))
+        show.remaining_epsilon.labels(self._stream).set(float(remainder(float(cap.epsilon), epsilon)))
+        show.remaining_delta.labels(self._stream).set(float(remainder(float(cap.delta), delta)))
         show.ledger_entries.labels(self._stream).set(entries)
 
 

@@ -126,7 +126,7 @@ def test_a_kept_state_whose_errors_do_not_fit_is_refused(tmp_path: Path) -> None
         pca().fit(spiked(100)).save(tmp_path / "model.npz")
     with (
         saying(**(SAID | {"explained_variance_error": np.zeros(3)})),
-        pytest.raises(ValueError, match=r"model\.npz: the errors of the state's release do not fit"),
+        pytest.raises(ValueError, match=r"model\.npz: explained_variance_error of the state's release"),
     ):
         PrivatePCA.load(tmp_path / "model.npz")
 

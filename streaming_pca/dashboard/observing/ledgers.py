@@ -259,7 +259,7 @@ def charge_model(described: dict[str, str | None]) -> models.Charge:
 def _job(name: str, job: JobLedger) -> models.JobSummary:
     return models.JobSummary(
         name=name,
-        standing=str(job.standing),
+        standing=str(job.status),
         batches=batch_counts(job),
         charges=job.charges,
         records_committed=job.records_committed,

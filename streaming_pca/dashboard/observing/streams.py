@@ -71,7 +71,7 @@ class StreamState:
             problem=problem,
             disconnected=disconnected,
             loaded=loaded,
-            standing=str(job.standing),
+            standing=str(job.status),
             reason=view.last_reason.get(self.name),
             abandoned_last=job.phase is BatchStatus.ABANDONED,
             refused=view.last_void.get(self.name),
@@ -102,7 +102,7 @@ class StreamState:
         }
         if problem is None:
             facts |= {
-                "standing": str(job.standing),
+                "standing": str(job.status),
                 "leader": leader,
                 "batches": batch_counts(job),
                 "records": job.records_committed,

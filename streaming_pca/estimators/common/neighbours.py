@@ -61,18 +61,13 @@ def by_count(stream: ArrayBatch, count: int) -> int:
 
 @dataclass(frozen=True)
 class Target:
-    """Estimator type at the privacy parameters of an audit.
-
-    Attributes
-    ----------
-    cut : callable
-        ``cut(stream, count)``: the end of the next batch; tests replace it by a wrong one.
-    """
+    """Estimator type at the privacy parameters of an audit."""
 
     type: type[AnyEstimator]
     epsilon: float
     delta: float
     cut: Cut = by_count
+    """``cut(stream, count)``: the end of the next batch; tests replace it by a wrong one."""
 
     def privacy(self, contributions: int = 1) -> PrivacyParameters:
         """Return the parameters as an estimator takes them."""

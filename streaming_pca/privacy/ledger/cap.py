@@ -53,8 +53,8 @@ class BudgetExceeded(Exception):
             records = f"partition {where.partition}, offsets {where.start} to {where.end}"
         zcdp = opened.filter == "zcdp"
         super().__init__(
-            f"{records}: asked {_of(asked, zcdp)}; already charged {_of(spent, zcdp)}; "
-            f"the cap is {_of(opened.cap, False)}"
+            f"{records}: asked {_charge_text(asked, zcdp)}; already charged {_charge_text(spent, zcdp)}; "
+            f"the cap is {_charge_text(opened.cap, False)}"
         )
 
     def with_remedy(self, remedy: str) -> Self:
@@ -63,7 +63,7 @@ class BudgetExceeded(Exception):
         return self
 
 
-def _of(numbers: Charge | Cap, zcdp: bool) -> str:
+def _charge_text(numbers: Charge | Cap, zcdp: bool) -> str:
     text = f"epsilon {format_number(numbers.epsilon)}, delta {format_number(numbers.delta)}"
     if not zcdp or isinstance(numbers, Cap):
         return text
@@ -118,7 +118,7 @@ def within_cap(spent: Charge, cap: Cap, rule: str) -> bool:
         digits *= 2
 
 
-def left_of(cap: Fraction | float, spent: Fraction | float) -> Fraction | float:
+def remainder(cap: Fraction | float, spent: Fraction | float) -> Fraction | float:
     """Return the rest of a cap, of the same type; an infinite cap leaves infinity."""
     if cap == math.inf:
         return cap

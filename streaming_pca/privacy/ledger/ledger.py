@@ -55,26 +55,19 @@ def _void(reason: str) -> Verdict:
 
 @dataclass
 class JobLedger(JobProgress):
-    """Progress and charges of one job.
-
-    Attributes
-    ----------
-    reservation : Reserved or None
-        Reservation of the last batch.
-    spend : dict of partition to SpendMap
-        Charges of the records in its ranges.
-    everywhere : Charge
-        Charge of every record: nothing, unless the unit is a user.
-    """
+    """Progress and charges of one job."""
 
     reservation: Reserved | None = None
+    """Reservation of the last batch."""
     committed: int = 0
     abandoned: int = 0
     released: int = 0
     records_committed: int = 0
     records_abandoned: int = 0
     spend: defaultdict[int, SpendMap] = field(default_factory=lambda: defaultdict(SpendMap))
+    """Charges of the records in its ranges."""
     everywhere: Charge = field(default_factory=Charge.nothing)
+    """Charge of every record: nothing, unless the unit is a user."""
 
     def spent(self, partition: int, offset: int) -> Charge:
         """Return this job's charge of one record."""
@@ -125,7 +118,7 @@ class Ledger:
         """Return the largest epsilon, delta and rho of any record, by all jobs."""
         return largest_charge(self.spend.values()) + self.everywhere
 
-    def judge(self, entry: LedgerEntry) -> Verdict:
+    def check(self, entry: LedgerEntry) -> Verdict:
         """Return the verdict of :meth:`apply` without changing anything."""
         if entry.topic_id != self.topic_id:
             return _void("it belongs to another life of the topic (other topic id)")
@@ -157,7 +150,7 @@ class Ledger:
         for r in entry.ranges:
             # Not self.spend[...]: it would add an entry, and a dry run changes nothing.
             for spent in self.spend.get(r.partition, SpendMap()).over(r.start, r.end):
-                self._check(r, entry.charge, spent + self.everywhere)
+                self._require(r, entry.charge, spent + self.everywhere)
 
     def check_everywhere(self, name: str, charge: Charge) -> None:
         """Raise :class:`BudgetExceeded` if a job of users could not be charged this.
@@ -171,13 +164,13 @@ class Ledger:
             return  # already charged to every record, and within the cap
         others = self._everywhere_but(name)
         for where, spent in self._stretches():
-            self._check(where, largest, spent + others)
+            self._require(where, largest, spent + others)
 
     def check_unread(self, charge: Charge) -> None:
         """Raise :class:`BudgetExceeded` if an unread record could not be charged this."""
-        self._check(None, charge, self.everywhere)
+        self._require(None, charge, self.everywhere)
 
-    def _check(self, where: OffsetSpan | None, asked: Charge, spent: Charge) -> None:
+    def _require(self, where: OffsetSpan | None, asked: Charge, spent: Charge) -> None:
         assert self.opened is not None
         if not within_cap(spent + asked, self.opened.cap, self.opened.filter):
             raise BudgetExceeded(where, asked, spent, self.opened)
@@ -197,8 +190,8 @@ class Ledger:
         return total
 
     def apply(self, entry: LedgerEntry) -> Verdict:
-        """Judge the log's next entry, then record it."""
-        verdict = self.judge(entry)
+        """Check the log's next entry, then record it."""
+        verdict = self.check(entry)
         if isinstance(entry, Opened):
             if verdict.accepted:
                 self.opened = entry

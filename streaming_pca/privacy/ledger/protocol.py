@@ -84,37 +84,26 @@ class JobStatus(StrEnum):
 
 @dataclass
 class JobProgress:
-    """Progress of a job, as far as the rules depend on it.
-
-    Attributes
-    ----------
-    head : str
-        Hash of the job's last entry, void ones included.
-    batch, phase : int, BatchStatus
-        The last batch that was reserved, 0 before the first, and its status.
-    last_committed, state_digest, release_digest : int, str, str
-        The last batch that was committed, and the digests of its state and of its release ("" before it).
-    contract : dict or None
-        Privacy contract of the job's first reservation, binding for all later ones.
-    ends : dict of partition to offset
-        Start of the job's next batch.
-    started : bool
-        True after STARTED, which counts once.
-    charges : int
-        Number of CHARGED entries that count; a job that has any has no batches.
-    """
+    """Progress of a job, as far as the rules depend on it."""
 
     head: str = ""
+    """Hash of the job's last entry, void ones included."""
     batch: int = 0
     phase: BatchStatus = BatchStatus.NONE
+    """The last batch that was reserved, 0 before the first, and its status."""
     last_committed: int = 0
     state_digest: str = ""
     release_digest: str = ""
+    """The last batch that was committed, and the digests of its state and of its release ("" before it)."""
     contract: dict[str, Any] | None = None
+    """Privacy contract of the job's first reservation, binding for all later ones."""
     ends: dict[int, int] = field(default_factory=dict)
+    """Start of the job's next batch."""
     started: bool = False
-    standing: JobStatus = JobStatus.ACTIVE
+    """True after STARTED, which counts once."""
+    status: JobStatus = JobStatus.ACTIVE
     charges: int = 0
+    """Number of CHARGED entries that count; a job that has any has no batches."""
 
     @property
     def has_begun(self) -> bool:
@@ -135,11 +124,11 @@ class JobProgress:
             case Released():
                 self.phase, self.release_digest = BatchStatus.RELEASED, entry.release_digest
             case Paused():
-                self.standing = JobStatus.PAUSED
+                self.status = JobStatus.PAUSED
             case Resumed():
-                self.standing = JobStatus.ACTIVE
+                self.status = JobStatus.ACTIVE
             case Retired():
-                self.standing = JobStatus.RETIRED
+                self.status = JobStatus.RETIRED
             case Charged():
                 self.charges += 1
             case Started():
@@ -174,8 +163,8 @@ def check_entry(entry: LedgerEntry, job: JobProgress, jobs: Mapping[str, JobProg
 
 
 def _check_reservation(entry: Reserved, job: JobProgress) -> str:
-    if job.standing is not JobStatus.ACTIVE:
-        return f"the job is {job.standing}"
+    if job.status is not JobStatus.ACTIVE:
+        return f"the job is {job.status}"
     if job.charges:
         return "the job has charges for releases made elsewhere, so it cannot have batches"
     if job.phase is BatchStatus.RESERVED:
@@ -217,8 +206,8 @@ def _check_kind(entry: Reserved, jobs: Mapping[str, JobProgress]) -> str:
 
 
 def _check_elsewhere(entry: Charged, job: JobProgress) -> str:
-    if job.standing is not JobStatus.ACTIVE:
-        return f"the job is {job.standing}"
+    if job.status is not JobStatus.ACTIVE:
+        return f"the job is {job.status}"
     if job.has_begun:
         found = "batches" if job.batch else "begun as a stream"
         return f"the job has {found}, so it cannot have charges for releases made elsewhere"
@@ -226,8 +215,8 @@ def _check_elsewhere(entry: Charged, job: JobProgress) -> str:
 
 
 def _check_start(entry: Started, job: JobProgress) -> str:
-    if job.standing is not JobStatus.ACTIVE:
-        return f"the job is {job.standing}"
+    if job.status is not JobStatus.ACTIVE:
+        return f"the job is {job.status}"
     if job.charges:
         return "the job has charges for releases made elsewhere, so it reads no records"
     if job.has_begun:
@@ -251,13 +240,13 @@ def _check_ranges(ranges: Sequence[OffsetSpan]) -> str:
 
 
 def _check_status_change(entry: Paused | Resumed | Retired, job: JobProgress) -> str:
-    if job.standing is JobStatus.RETIRED:
+    if job.status is JobStatus.RETIRED:
         return "the job is retired, which is final"
     match entry:
-        case Paused() if job.standing is not JobStatus.ACTIVE:
-            return f"the job is {job.standing}"
-        case Resumed() if job.standing is not JobStatus.PAUSED:
-            return f"the job is {job.standing}, not paused"
+        case Paused() if job.status is not JobStatus.ACTIVE:
+            return f"the job is {job.status}"
+        case Resumed() if job.status is not JobStatus.PAUSED:
+            return f"the job is {job.status}, not paused"
         case Retired() if job.phase in (BatchStatus.RESERVED, BatchStatus.COMMITTED):
             return f"batch {job.batch} is {job.phase}: it must be abandoned or released first"
     return ""

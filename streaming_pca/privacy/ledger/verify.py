@@ -26,66 +26,46 @@ from streaming_pca.privacy.parameters import format_number, parse_rational
 
 @dataclass(frozen=True)
 class Report:
-    """Result of a verification: problems, and totals of the ledger.
-
-    Attributes
-    ----------
-    ok : bool
-        True if no problem was found.
-    problems : tuple of str
-        One line each.
-    topic_id : str
-        Id of the input topic's life that was verified.
-    entries, other_entries : int
-        Entries of that life and of others; messages that are not entries are problems.
-    void : int
-        Entries that rightly count for nothing: reservations and charges that
-        came too late for the cap, second OPENEDs.
-    jobs, paused, retired : tuple of str
-        All jobs; the paused ones; the retired ones.
-    of_users : tuple of str
-        Jobs whose unit of privacy is a user.
-    batches : dict of str to int
-        Number of batches that are reserved (open), committed, abandoned, released.
-    records_charged : int
-        Records in reservations that count, once for each job.
-    charges : int
-        CHARGED entries that count.
-    offsets_charged : int
-        Offsets in any reservation or charge that counts.
-    max_epsilon, max_delta, max_rho : Fraction, math.inf or None
-        Largest charge of any one record; rho is None where a charge claims none.
-    everywhere_epsilon, everywhere_delta, everywhere_rho : Fraction, math.inf or None
-        Part of it that every record bears, read or not: by the jobs whose unit is a user.
-    releases, other_releases : int or None
-        Releases on the topic that are in this life's ledger, and in those of earlier lives.
-    states : int or None
-        Number of jobs whose stored state is named by their last COMMITTED.
-    """
+    """Result of a verification: problems, and totals of the ledger."""
 
     ok: bool
     problems: tuple[str, ...]
+    """One line each."""
     topic_id: str
+    """Id of the input topic's life that was verified."""
     entries: int
     other_entries: int
+    """Entries of that life and of others; messages that are not entries are problems."""
     void: int
+    """Entries that rightly count for nothing: reservations and charges that came too late for the cap,
+    second OPENEDs."""
     jobs: tuple[str, ...]
     paused: tuple[str, ...]
     retired: tuple[str, ...]
+    """All jobs; the paused ones; the retired ones."""
     of_users: tuple[str, ...]
+    """Jobs whose unit of privacy is a user."""
     batches: dict[str, int]
+    """Number of batches that are reserved (open), committed, abandoned, released."""
     records_charged: int
+    """Records in reservations that count, once for each job."""
     charges: int
+    """CHARGED entries that count."""
     offsets_charged: int
+    """Offsets in any reservation or charge that counts."""
     max_epsilon: Fraction | float
     max_delta: Fraction | float
     max_rho: Fraction | float | None
+    """Largest charge of any one record; rho is None where a charge claims none."""
     everywhere_epsilon: Fraction | float
     everywhere_delta: Fraction | float
     everywhere_rho: Fraction | float | None
+    """Part of it that every record bears, read or not: by the jobs whose unit is a user."""
     releases: int | None
     other_releases: int | None
+    """Releases on the topic that are in this life's ledger, and in those of earlier lives."""
     states: int | None
+    """Number of jobs whose stored state is named by their last COMMITTED."""
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data for :func:`json.dumps`; exact numbers are strings."""
@@ -157,7 +137,7 @@ def verify_log(
     ends = Counter(str(phase) for job in replay.jobs.values() for phase in job.phases.values())
 
     def with_status(wanted: str) -> tuple[str, ...]:
-        return tuple(sorted(name for name, job in replay.jobs.items() if job.standing == wanted))
+        return tuple(sorted(name for name, job in replay.jobs.items() if job.status == wanted))
 
     return Report(
         ok=not problems,
@@ -218,22 +198,15 @@ def _line(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class StoredRelease:
-    """Summary of a message of a releases topic.
-
-    Attributes
-    ----------
-    digest : str
-        SHA-256 of its bytes.
-    stream, batch : str, int
-        Stream and batch that it names; the stream is None if it is not a release.
-    facts : dict
-        Its other contents that the ledger also has.
-    """
+    """Summary of a message of a releases topic."""
 
     digest: str
+    """SHA-256 of its bytes."""
     stream: str | None = None
     batch: int = 0
+    """Stream and batch that it names; the stream is None if it is not a release."""
     facts: Mapping[str, Any] = field(default_factory=dict)
+    """Its other contents that the ledger also has."""
 
 
 _OF_CONTRACT = ("privacy_unit", "dim", "rank", "estimator")
@@ -355,26 +328,18 @@ def _shown(value: Any) -> str:
 
 @dataclass(frozen=True)
 class StoredState:
-    """Summary of the last stored state of a job.
-
-    Attributes
-    ----------
-    digest : str
-        SHA-256 of its bytes.
-    topic_id, stream, batch : str, str, int
-        Topic, stream and batch that it names.
-    problem : str
-        Why the state, or the table of users that it names, cannot be used; "" if it can.
-    release_digest : str
-        SHA-256 of the release that it holds.
-    """
+    """Summary of the last stored state of a job."""
 
     digest: str
+    """SHA-256 of its bytes."""
     topic_id: str = ""
     stream: str = ""
     batch: int = 0
+    """Topic, stream and batch that it names."""
     problem: str = ""
+    """Why the state, or the table of users that it names, cannot be used; "" if it can."""
     release_digest: str = ""
+    """SHA-256 of the release that it holds."""
 
 
 def check_states(

@@ -182,7 +182,7 @@ class Replay:
         most = LargestCharges()
         most.take_charge(alone)
         if self.opened is not None and not alone.within(self.opened):
-            self.problems.append(f"every record: charged {_of(alone)}, above the cap")
+            self.problems.append(f"every record: charged {_charge_text(alone)}, above the cap")
         for partition in sorted({*self._held, *self._elsewhere}):
             for name, held in sorted(self._held[partition].items()):
                 if any(end > start for end, start in zip(held.ends, held.starts[1:], strict=False)):
@@ -193,7 +193,7 @@ class Replay:
                 most.take(start, end, total)
                 if self.opened is not None and not total.within(self.opened):
                     where = f"partition {partition}, offsets {start} to {end}"
-                    self.problems.append(f"{where}: charged {_of(total)}, above the cap")
+                    self.problems.append(f"{where}: charged {_charge_text(total)}, above the cap")
         return most
 
     def everywhere(self) -> Total:
@@ -208,7 +208,7 @@ def _sum(charges: Iterable[Charge]) -> Total:
     return total
 
 
-def _of(total: Total) -> str:
+def _charge_text(total: Total) -> str:
     return f"epsilon {shown(total.epsilon)}, delta {shown(total.delta)}"
 
 

@@ -35,18 +35,13 @@ def gaussian_on_vector(total: NDArray[np.int64], sigma: float) -> NDArray[np.int
     total : int64 array of any shape, n values
         Exact sum, in lattice units.
     sigma : float
-        Noise scale in lattice units.
+        Noise scale in lattice units, at most 2**57.
 
     Returns
     -------
     int64 array of the same shape, within 2**62 of 0
         Multiples of 2**:func:`~streaming_pca.privacy.noise.grid_exponent`, which is
         sigma 2**-26 or less where it is not 1.
-
-    Raises
-    ------
-    ParameterError
-        If ``sigma`` is not a number above 0 and at most 2**57 or ``total`` is not int64.
 
     Notes
     -----
@@ -77,11 +72,6 @@ def gaussian_on_symmetric(total: NDArray[np.int64], sigma: float) -> NDArray[np.
     -------
     (d, d) float64, symmetric
         Integer values up to 2**62: float64 rounds them, after the noise.
-
-    Raises
-    ------
-    ParameterError
-        If ``sigma`` is not a number above 0 and at most 2**57, or ``total`` is not int64 or not square.
 
     Notes
     -----
@@ -132,12 +122,6 @@ def gaussian_on_symmetric_space(
     Returns
     -------
     (d, k) float64
-
-    Raises
-    ------
-    ParameterError
-        If ``sigma`` is not a number above 0 and at most 2**57, ``total`` is not int64, or
-        the shapes differ.
 
     Notes
     -----

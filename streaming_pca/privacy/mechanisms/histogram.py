@@ -83,18 +83,12 @@ def stability_histogram(keys: Sequence[Key | None], epsilon: float, delta: float
 
 @dataclass(frozen=True)
 class Modes:
-    """Fullest bin of each histogram.
-
-    Attributes
-    ----------
-    bins : (n,) int64
-        0 if none was found.
-    found : (n,) bool
-        True if any bin's noisy count passed the threshold.
-    """
+    """Fullest bin of each histogram."""
 
     bins: NDArray[np.int64]
+    """0 if none was found, (n,)."""
     found: NDArray[np.bool_]
+    """True if any bin's noisy count passed the threshold, (n,)."""
 
 
 def gaussian_modes_threshold(n: int, rho: float, delta: float) -> int:

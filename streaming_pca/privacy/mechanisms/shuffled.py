@@ -17,17 +17,6 @@ from streaming_pca.privacy.randomness import noise_sampler
 def secret_permutation(places: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the places in a uniformly random order, from the operating system's generator.
 
-    Parameters
-    ----------
-    places : (n,) int64
-
-    Raises
-    ------
-    ParameterError
-        If ``places`` is not a vector of int64.
-
-    Notes
-    -----
     The order is not an output: the caller must release only the messages sent in it, which
     :mod:`streaming_pca.privacy.calibration.shuffling` covers. Numbers that depend on the
     order in another way, exact or noisy, are not covered.
@@ -39,27 +28,9 @@ def secret_permutation(places: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def gaussian_on_message(contribution: NDArray[np.int64], sigma: float) -> NDArray[np.int64]:
-    """Add Gaussian noise to one record's contribution, in lattice units.
+    """Add Gaussian noise to one record's contribution (d,), in lattice units.
 
-    Parameters
-    ----------
-    contribution : (d,) int64
-        Contribution of norm at most b, in lattice units.
-    sigma : float
-        Noise scale.
-
-    Returns
-    -------
-    (d,) int64, within 2**62 of 0
-
-    Raises
-    ------
-    ParameterError
-        If ``contribution`` is not int64, or ``sigma`` out of its range.
-
-    Notes
-    -----
-    Released: every coordinate plus an independent Gaussian, rounded. Adjacency:
+    Its norm is at most b. Released: every coordinate plus an independent Gaussian, rounded. Adjacency:
     replace-one; a record is in one message, and two contributions differ by at most 2 b
     in L2. A sequence of them about records in a secret uniform order, each contribution
     a function of its record and earlier messages, is (epsilon, delta)-private for

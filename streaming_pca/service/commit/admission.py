@@ -65,7 +65,7 @@ def check_admission(stream: StreamSettings, ledger: Ledger) -> None:
     except LibraryMissing as error:
         raise StreamRefused(str(error)) from None
     name, job = stream.name, ledger.job(stream.name)
-    if job.standing is JobStatus.RETIRED:
+    if job.status is JobStatus.RETIRED:
         raise StreamRefused(f"stream {name!r} is retired, which is final: choose a new stream.name")
     if job.charges:
         raise StreamRefused(

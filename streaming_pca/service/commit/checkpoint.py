@@ -134,7 +134,7 @@ class CheckpointWriter(LedgerWriter):
             self._head = self.log.ledger.head(self._stream.name)
             self.users = None if to_change_status else self._states.users(checkpoint)
             self._close_states()
-        return TakenOver(recovery, checkpoint, job.reservation, job.standing, job.has_begun)
+        return TakenOver(recovery, checkpoint, job.reservation, job.status, job.has_begun)
 
     @property
     def _states(self) -> StateReader:
@@ -154,7 +154,7 @@ class CheckpointWriter(LedgerWriter):
         Resuming a stream fences that leader, so it takes over again before it continues.
         """
         self.log.catch_up()
-        return self.log.ledger.job(self._stream.name).standing
+        return self.log.ledger.job(self._stream.name).status
 
     def _refuse(self, reason: str, ledger_end: int) -> NoReturn:
         """Refuse the stream, or raise SessionLost if the ledger has grown since it was read.
@@ -231,7 +231,7 @@ class CheckpointWriter(LedgerWriter):
         ledger = self.log.ledger
         with self._step("reserve.1 dry run"):
             self.log.catch_up()
-            status = ledger.job(self._stream.name).standing
+            status = ledger.job(self._stream.name).status
             # Another writer for this stream has fenced us, or is `import`. Our plan is older than its
             # entries, so it must not be checked against them: the next take-over handles them.
             if status is not JobStatus.ACTIVE:
@@ -263,7 +263,7 @@ class CheckpointWriter(LedgerWriter):
                     else f"stream {name!r} has not started: "
                     'stream.start = "latest" starts it after the records that exist now'
                 ) from None
-            verdict = ledger.judge(entry)
+            verdict = ledger.check(entry)
             if not verdict.accepted:
                 raise StreamRefused(f"the ledger refuses batch {entry.batch}: {verdict.reason}")
         with self._step("reserve.2 begin"):

@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import copy
 import math
+import re
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
@@ -35,7 +37,7 @@ from streaming_pca.privacy.ledger.entries import (
 )
 from streaming_pca.privacy.ledger.ledger import JobLedger, Ledger, Verdict
 from streaming_pca.privacy.ledger.protocol import BatchStatus, JobStatus
-from streaming_pca.privacy.parameters import Charge
+from streaming_pca.privacy.parameters import Charge, parse_rational
 
 ONE = Charge(epsilon=1, delta="1e-6")
 PROMISE = {"epsilon": 0.25, "delta": 1e-30, "rank": 2, "privacy_unit": "message"}
@@ -161,7 +163,7 @@ EVERYTHING = [
 
 def sensible(job: str, known: JobLedger) -> list[str]:
     """Return the entries that a sound writer may write next."""
-    match known.standing:
+    match known.status:
         case JobStatus.RETIRED:
             return ["rest"]
         case JobStatus.PAUSED:
@@ -285,12 +287,12 @@ class Naive:
             return False
         self.heads[entry.job] = entry_hash(entry)
         mine, kinds = self.batches.setdefault(entry.job, []), self.written.setdefault(entry.job, [])
-        accepted = self.judge(entry, mine, kinds, self.opened)
+        accepted = self.check(entry, mine, kinds, self.opened)
         if accepted:
             kinds.append(entry.kind)
         return accepted
 
-    def judge(self, entry: Any, mine: list[list[Any]], kinds: list[str], opened: Opened) -> bool:
+    def check(self, entry: Any, mine: list[list[Any]], kinds: list[str], opened: Opened) -> bool:
         turns = [kind for kind in kinds if kind in ("PAUSED", "RESUMED", "RETIRED")]
         paused, retired = turns[-1:] == ["PAUSED"], "RETIRED" in turns
         match entry.kind:
@@ -419,8 +421,8 @@ def test_the_ledger_rules_as_a_model_that_counts_every_record(writer: Writer) ->
         assert known.records_abandoned == sum(r.count for r, phase in mine if phase == "ABANDONED")
         kinds = naive.written[job]
         assert known.charges == kinds.count("CHARGED")
-        assert (known.standing is JobStatus.RETIRED) == ("RETIRED" in kinds)
-        assert (known.standing is JobStatus.PAUSED) == (
+        assert (known.status is JobStatus.RETIRED) == ("RETIRED" in kinds)
+        assert (known.status is JobStatus.PAUSED) == (
             "RETIRED" not in kinds and kinds.count("PAUSED") > kinds.count("RESUMED")
         )
 
@@ -431,7 +433,7 @@ def test_a_dry_run_changes_nothing_and_says_what_replay_says(writer: Writer, dat
     ledger = Ledger("T")
     for entry, verdict in zip(writer.log, writer.verdicts, strict=True):
         before = copy.deepcopy(vars(ledger))
-        assert ledger.judge(entry) == verdict
+        assert ledger.check(entry) == verdict
         assert vars(ledger) == before
         assert ledger.apply(entry) == verdict
 
@@ -460,44 +462,294 @@ def test_a_job_charges_no_record_twice(writer: Writer) -> None:
 # ------------------------------------------------------------------------------------ single claims
 
 
-def test_a_reservation_that_would_pass_the_cap_is_void_for_everyone() -> None:
+def run(log: Writer, line: str) -> None:
+    """Run a step of a claim: ``verb job [ranges] [key=value] [-> reason]``, or check a value.
+
+    Ranges are ``[partition:]start-end[#count]``; ``eps``, ``delta`` and ``rho`` make a charge; ``users`` is
+    the contract of users. An entry must count, or be void for the reason. ``spent``, ``everywhere``,
+    ``batch``, ``status``, ``phase`` and ``charges`` compare the ledger's view.
+    """
+    step, _, reason = line.partition(" -> ")
+    verb, *words = step.split()
+    if verb == "spent":
+        for record in words:
+            place, _, epsilon = record.partition("=")
+            partition, _, offset = place.rpartition(":")
+            spent = log.ledger.spent(int(partition or 0), int(offset))
+            assert spent.epsilon == parse_rational(epsilon), line
+            assert (spent == Charge.nothing()) == (epsilon == "0"), line
+        return
+    if verb == "everywhere":
+        found = log.ledger.everywhere
+        assert (found.epsilon, found.delta)[: len(words)] == tuple(map(parse_rational, words)), line
+        return
+    if verb in ("batch", "status", "phase", "charges"):
+        assert str(getattr(log.ledger.job(words[0]), verb)) == words[1], line
+        return
+    job, *words = words
+    more: dict[str, Any] = {}
+    ranges, costs = [], {}
+    for word in words:
+        key, _, value = word.partition("=")
+        if key in ("eps", "delta", "rho"):
+            costs[{"eps": "epsilon"}.get(key, key)] = value
+        elif key == "batch":
+            more["batch"] = int(value)
+        elif key == "users":
+            more["promise"] = OF_USERS
+        elif verb != "start":
+            place, _, count = key.partition("#")
+            partition, _, ends = place.rpartition(":")
+            start, end = map(int, ends.split("-"))
+            ranges.append(span(start, end, int(partition or 0), int(count) if count else None))
+    if costs:
+        more["charge"] = Charge(**({"epsilon": 1, "delta": TINY} | costs))
+    if verb == "answer":
+        log.answer(job, *ranges, **more)
+        return
+    if verb in STANDINGS:
+        verdict = log.stand(job, verb)
+    elif verb == "start":
+        verdict = log.start(job, *map(int, words))
+    else:
+        verdict = getattr(log, verb)(job, *ranges, **more)
+    assert verdict.accepted == (not reason), (line, verdict)
+    assert reason in verdict.reason, (line, verdict)
+
+
+CLAIMS = """
+a reservation that would pass the cap is void for everyone | epsilon=3/2
+    answer a 0-5
+    reserve b 4-9 -> already charged epsilon 1, delta 1e-06; the cap is epsilon 1.5
+    spent 3=1 4=1 5=0 8=0
+    batch b 0
+one record over the cap voids the whole reservation | epsilon=1
+    answer a 1:7-8
+    reserve b 0-100 1:0-100 -> the cap is
+    spent 50=0
+a delta above the cap is refused like an epsilon | epsilon=9 delta=1e-6
+    reserve a 0-1
+    reserve b 0-1 eps=1/4 delta=1e-9 -> the cap is
+the first answer to a batch counts
+    reserve a 0-5
+    commit a
+    commit a -> is committed, not reserved
+    abandon a -> is committed, not reserved
+    phase a committed
+an abandoned batch keeps its charge and gets no answer | epsilon=1
+    reserve a 0-5
+    abandon a
+    commit a -> is abandoned, not reserved
+    release a -> is abandoned, not committed
+    spent 2=1
+    reserve b 2-3 -> the cap is
+    reserve a 4-6 -> overlaps
+    reserve a 5-6
+a release needs a committed batch
+    release a batch=1 -> is not the job's last batch
+    reserve a 0-5
+    release a -> is reserved, not committed
+    commit a
+    release a batch=2 -> is not the job's last batch
+    release a
+    release a -> is released, not committed
+a batch must end before the next begins
+    reserve a 0-5
+    reserve a 5-9 -> still open
+    commit a
+    reserve a 5-9 batch=3 -> does not follow
+    reserve a 5-9 batch=1 -> does not follow
+an estimator that is not private needs an infinite cap | epsilon=100
+    reserve plain 0-5 eps=inf delta=inf rho=inf -> the cap is
+an infinite charge stays infinite | epsilon=inf delta=inf
+    reserve plain 0-5 eps=inf delta=inf rho=inf
+    spent 4=inf
+    reserve a 0-5
+    spent 4=inf
+two jobs of users on disjoint ranges compose | epsilon=3/2
+    reserve u 0-5 users
+    reserve v 1:0-5 users -> every record, read or not: asked epsilon 1
+    reserve v 1:0-5 users eps=1/2
+    everywhere 3/2
+a job of users is compared with the most charged record anywhere | epsilon=3/2
+    answer a 3:7-8
+    reserve u 0-5 users -> partition 3, offsets 7 to 8
+    everywhere 0
+a record is compared with the earlier charges of jobs of users | epsilon=3/2
+    reserve u 0-5 users
+    reserve a 1000000000-1000000001 -> already charged epsilon 1
+    charge census 0-5 -> already charged epsilon 1
+the largest charge of a job of users is its charge of all its batches | epsilon=3
+    answer u 0-5 users eps=1 delta=2e-6
+    answer u 5-10 users eps=2 delta=1e-6
+    answer u 10-15 users eps=1 delta=1e-6
+    everywhere 2 2e-6
+    reserve v 0-5 users
+    abandon v
+    reserve u 20-25 users eps=3 -> asked epsilon 3
+    everywhere 3
+a void reservation of users charges nobody | epsilon=1/2
+    reserve u 0-5 users -> the cap is
+    everywhere 0
+    reserve a 0-5 eps=1/2
+batches of a job of users never overlap either | epsilon=9
+    answer u 0-5 users
+    reserve u 4-9 users -> overlaps
+the unit of a job never changes | epsilon=9
+    answer u 0-5 users
+    answer a 0-5
+    reserve u 5-9 -> privacy contract changed
+    reserve a 5-9 users -> privacy contract changed
+a refusal under zcdp names the rhos | epsilon=1/10 delta=1e-6 rule=zcdp
+    reserve a 0-5 delta=1e-6 rho=1/50 -> asked epsilon 1, delta 1e-06, rho 0.02; already
+    reserve a 0-5 -> rho not claimed
+a paused job reserves nothing until it is resumed
+    answer a 0-5
+    pause a
+    reserve a 5-9 -> the job is paused
+    spent 5=0
+    resume a
+    reserve a 5-9
+a job can be paused before its first batch
+    pause a
+    reserve a 0-5 -> the job is paused
+    resume a
+    reserve a 0-5
+an open batch may be answered while its job is paused
+    reserve a 0-5
+    pause a
+    commit a
+    release a
+    status a paused
+an open batch may be abandoned while its job is paused
+    reserve a 0-5
+    pause a
+    abandon a
+    status a paused
+a retired job never reserves again
+    answer a 0-5
+    retire a
+    reserve a 5-9 -> the job is retired
+    pause a -> the job is retired, which is final
+    resume a -> the job is retired, which is final
+    retire a -> the job is retired, which is final
+    spent 4=1
+a paused job can be retired
+    pause a
+    retire a
+a job is not retired over an open or unpublished batch
+    reserve a 0-5
+    retire a -> batch 1 is reserved
+    commit a
+    retire a -> batch 1 is committed
+    release a
+    retire a
+an active job is not resumed
+    resume a -> the job is active, not paused
+    status a active
+a paused job is not paused again
+    pause a
+    pause a -> the job is paused
+    status a paused
+one job's status is not another's
+    retire a
+    reserve b 0-5
+a charge for a release elsewhere counts like a batch | epsilon=2
+    charge census 3-7
+    spent 2=0 3=1 6=1 7=0
+    answer a 0-5
+    spent 4=2
+    reserve b 4-5 -> the cap is
+    reserve b 5-6
+each charge of the same records is another release | epsilon=2
+    charge census 0-5
+    charge census 4-9
+    spent 4=2
+    charge census 4-5 -> asked epsilon 1, delta 1e-06; already charged epsilon 2
+    charges census 2
+a job has batches or charges but never both | epsilon=9
+    reserve a 0-5
+    charge census 0-5
+    charge a 0-5 -> has batches
+    reserve census 5-9 -> has charges
+    abandon a
+    charge a 5-9 -> has batches
+    start b 5
+    charge b 0-5 -> has begun as a stream, so
+a void reservation or charge binds a job to nothing | epsilon=1/2
+    reserve a 0-5 -> the cap is
+    charge b 0-5 -> the cap is
+    charge a 0-5 eps=1/4
+    reserve b 0-5 eps=1/4
+impossible ranges cannot be charged
+    charge census 0-5 5-9 -> appears twice
+    charge census 9-7#0 -> impossible
+    charges census 0
+a paused job charges nothing
+    pause census
+    charge census 0-5 -> the job is paused
+    spent 0=0
+a retired job charges nothing
+    retire census
+    charge census 0-5 -> the job is retired
+    spent 0=0
+a charge that claims no rho never fits a zcdp ledger | epsilon=100 delta=1e-6 rule=zcdp
+    charge census 0-5 -> rho not claimed
+    charge census 0-5 delta=0 rho=1/2
+    reserve a 5-6 -> rho not claimed
+    reserve a 5-6 eps=99 rho=1/2
+"""
+
+
+def claims() -> Iterator[Any]:
+    """Yield (cap, steps) of each claim of :data:`CLAIMS`: a title, keywords of its Writer, its steps."""
+    for title, *steps in (part.splitlines() for part in re.split(r"\n(?=\S)", CLAIMS.strip())):
+        name, _, cap = title.partition(" | ")
+        yield pytest.param(dict(each.split("=") for each in cap.split()), steps, id=name)
+
+
+@pytest.mark.parametrize(("cap", "steps"), list(claims()))
+def test_the_ledger_holds(cap: dict[str, Any], steps: list[str]) -> None:
+    log = Writer(**cap)
+    for line in steps:
+        run(log, line.strip())
+
+
+@pytest.mark.parametrize(
+    ("ranges", "reason"),
+    [
+        ("4-9", "overlaps"),
+        ("0-1", "overlaps"),
+        ("5-7 7-9", "appears twice"),
+        ("9-7#0", "impossible"),
+        ("5-7#3", "impossible"),
+        ("5-9 1:2-3", "partition 1 overlaps"),
+    ],
+)
+def test_overlapping_or_impossible_ranges_are_void(ranges: str, reason: str) -> None:
+    log = Writer()
+    for step in ("answer a 0-5 1:0-3", f"reserve a {ranges} -> {reason}", "reserve a 5-7 1:8-9"):
+        run(log, step)
+
+
+def test_a_dry_run_raises_what_a_void_reservation_says() -> None:
     log = Writer(epsilon="3/2")
     log.answer("a", span(0, 5))
-    late = log.reserved("b", span(4, 9))
-    with pytest.raises(
-        BudgetExceeded, match=r"asked epsilon 1.*already charged epsilon 1.*cap is epsilon 1.5"
-    ):
-        log.ledger.check_budget(late)
-    verdict = log.put(late)
-    assert not verdict.accepted
-    assert "the cap is" in verdict.reason
-    assert [log.ledger.spent(0, o).epsilon for o in (3, 4, 5, 8)] == [1, 1, 0, 0]
-    assert log.ledger.job("b").batch == 0
-
-
-def test_one_record_over_the_cap_voids_the_whole_reservation() -> None:
-    log = Writer(epsilon=1)
-    log.answer("a", span(7, 8, partition=1))
-    assert not log.reserve("b", span(0, 100), span(0, 100, partition=1)).accepted
-    assert log.ledger.spent(0, 50) == Charge.nothing()
+    for late in (log.reserved("b", span(4, 9)), log.charged("census", span(4, 5))):
+        with pytest.raises(BudgetExceeded, match=r"asked epsilon 1.*already charged epsilon 1") as refusal:
+            log.ledger.check_budget(late)
+        assert str(refusal.value) == log.ledger.check(late).reason
 
 
 def test_charges_fill_the_cap_exactly() -> None:
     log = Writer(epsilon=1)
     for job in "abc":
-        assert log.reserve(job, span(0, 1), charge=Charge(epsilon="1/3", delta=TINY)).accepted
-    assert log.ledger.spent(0, 0).epsilon == 1
+        run(log, f"reserve {job} 0-1 eps=1/3")
+    run(log, "spent 0=1")
     # A charge this small would allow almost no noise.
     loud = PARAMETERS | {"sigma_over_sensitivity": 1e11}
     little = Charge(epsilon="1e-10", delta=TINY)
     late = log.reserve("d", span(0, 1), charge=little, promise=PROMISE | {"epsilon": 1e-10}, parameters=loud)
-    assert "the cap is" in late.reason
-
-
-def test_a_delta_above_the_cap_is_refused_like_an_epsilon() -> None:
-    log = Writer(epsilon=9, delta="1e-6")
-    assert log.reserve("a", span(0, 1)).accepted
-    late = log.reserve("b", span(0, 1), charge=Charge(epsilon="1/4", delta="1e-9"))
     assert "the cap is" in late.reason
 
 
@@ -513,76 +765,14 @@ def test_a_void_entry_moves_its_jobs_chain_and_nothing_else() -> None:
 
 def test_an_entry_off_the_chain_moves_nothing() -> None:
     log = Writer()
+    assert log.stand("a", "pause", previous=entry_hash(log.log[0])).accepted
+    log.stand("a", "resume")
     log.reserve("a", span(0, 5))
     head = log.ledger.head("a")
     assert "hash chain" in log.commit("a", previous="forged").reason
     assert log.ledger.head("a") == head
     assert log.commit("a").accepted
-
-
-def test_the_first_answer_to_a_batch_counts() -> None:
-    log = Writer()
-    log.reserve("a", span(0, 5))
-    first = log.ledger.head("a")
-    assert log.commit("a").accepted
-    assert not log.commit("a", previous=first).accepted
-    assert not log.commit("a").accepted
-    assert not log.abandon("a").accepted
-    assert log.ledger.job("a").phase is BatchStatus.COMMITTED
-
-
-def test_an_abandoned_batch_keeps_its_charge_and_gets_no_answer() -> None:
-    log = Writer(epsilon=1)
-    log.reserve("a", span(0, 5))
-    assert log.abandon("a").accepted
-    assert not log.commit("a").accepted
-    assert not log.release("a").accepted
-    assert log.ledger.spent(0, 2).epsilon == 1
-    assert not log.reserve("b", span(2, 3)).accepted
-    assert "overlaps" in log.reserve("a", span(4, 6)).reason
-    assert log.reserve("a", span(5, 6)).accepted
-
-
-def test_a_release_needs_a_committed_batch() -> None:
-    log = Writer()
-    assert not log.release("a", batch=1).accepted
-    log.reserve("a", span(0, 5))
-    assert "is reserved, not committed" in log.release("a").reason
-    log.commit("a")
-    assert not log.release("a", batch=2).accepted
-    assert log.release("a").accepted
-    assert not log.release("a").accepted
-
-
-def test_a_batch_must_end_before_the_next_begins() -> None:
-    log = Writer()
-    log.reserve("a", span(0, 5))
-    assert "still open" in log.reserve("a", span(5, 9)).reason
-    assert "does not follow" in _after_commit(log).reserve("a", span(5, 9), batch=3).reason
-    assert "does not follow" in log.reserve("a", span(5, 9), batch=1).reason
-
-
-def _after_commit(log: Writer) -> Writer:
-    log.commit("a")
-    return log
-
-
-@pytest.mark.parametrize(
-    ("ranges", "reason"),
-    [
-        ([span(4, 9)], "overlaps"),
-        ([span(0, 1)], "overlaps"),
-        ([span(5, 7), span(7, 9)], "appears twice"),
-        ([span(9, 7, count=0)], "impossible"),
-        ([span(5, 7, count=3)], "impossible"),
-        ([span(5, 9), span(2, 3, partition=1)], "partition 1 overlaps"),
-    ],
-)
-def test_overlapping_or_impossible_ranges_are_void(ranges: list[OffsetRange], reason: str) -> None:
-    log = Writer()
-    log.answer("a", span(0, 5), span(0, 3, partition=1))
-    assert reason in log.reserve("a", *ranges).reason
-    assert log.reserve("a", span(5, 7), span(8, 9, partition=1)).accepted
+    assert "hash chain" in log.commit("a", previous=head).reason
 
 
 def test_a_changed_promise_is_void_and_names_what_changed() -> None:
@@ -602,34 +792,14 @@ def test_an_entry_of_another_topic_id_counts_for_nothing() -> None:
     assert log.ledger.spent(0, 0) == Charge.nothing()
 
 
-def test_the_first_opened_fixes_the_cap() -> None:
+def test_the_first_opened_fixes_the_cap_and_nothing_counts_before() -> None:
     log = Writer(epsilon=1)
     assert not log.put(Opened(topic_id="T", topic="in", cap=Cap(epsilon=9, delta=1))).accepted
     assert log.ledger.opened is not None
     assert log.ledger.opened.cap.epsilon == 1
-
-
-def test_nothing_counts_before_opened() -> None:
     ledger = Ledger("T")
-    assert ledger.apply(Writer().reserved("a", span(0, 5))) == Verdict(False, "the ledger is not open")
+    assert ledger.apply(log.reserved("a", span(0, 5))) == Verdict(False, "the ledger is not open")
     assert ledger.jobs == {}
-
-
-def test_an_estimator_that_is_not_private_needs_an_infinite_cap() -> None:
-    log = Writer(epsilon=100)
-    assert not log.reserve("plain", span(0, 5), charge=Charge.unbounded()).accepted
-    free = Writer(epsilon="inf", delta="inf")
-    assert free.reserve("plain", span(0, 5), charge=Charge.unbounded()).accepted
-    assert free.ledger.spent(0, 4) == Charge.unbounded()
-    assert free.reserve("a", span(0, 5)).accepted
-    assert free.ledger.spent(0, 4).epsilon == math.inf
-
-
-# --------------------------------------------------------------------------- jobs of users
-
-
-def reserve_users(log: Writer, job: str, *ranges: OffsetRange, **more: Any) -> Verdict:
-    return log.reserve(job, *ranges, promise=OF_USERS, **more)
 
 
 def test_a_job_of_users_charges_every_record_once() -> None:
@@ -642,234 +812,15 @@ def test_a_job_of_users_charges_every_record_once() -> None:
     assert log.ledger.most_charged() == log.ledger.job("u").most_charged() == ONE
 
 
-def test_two_jobs_of_users_on_disjoint_ranges_compose() -> None:
-    log = Writer(epsilon="3/2")
-    assert reserve_users(log, "u", span(0, 5)).accepted
-    verdict = reserve_users(log, "v", span(0, 5, partition=1))
-    assert "every record, read or not: asked epsilon 1" in verdict.reason
-    half = Charge(epsilon="1/2", delta=TINY)
-    assert reserve_users(log, "v", span(0, 5, partition=1), charge=half).accepted
-    assert log.ledger.everywhere.epsilon == Fraction(3, 2)
-
-
-def test_a_job_of_users_is_held_against_the_most_charged_record_anywhere() -> None:
-    log = Writer(epsilon="3/2")
-    log.answer("a", span(7, 8, partition=3))
-    assert "partition 3, offsets 7 to 8" in reserve_users(log, "u", span(0, 5)).reason
-    assert log.ledger.everywhere == Charge.nothing()
-
-
-def test_a_record_is_held_against_what_jobs_of_users_charged_before_it_came() -> None:
-    log = Writer(epsilon="3/2")
-    reserve_users(log, "u", span(0, 5))
-    assert "already charged epsilon 1" in log.reserve("a", span(10**9, 10**9 + 1)).reason
-    assert "already charged epsilon 1" in log.charge("census", span(0, 5)).reason
-
-
-def test_the_largest_charge_of_a_job_of_users_stands_for_all_its_batches() -> None:
-    log = Writer(epsilon=3)
-    for epsilon, delta in (("1", "2e-6"), ("2", "1e-6"), ("1", "1e-6")):
-        log.answer(
-            "u",
-            span(*[log.ledger.job("u").ends.get(0, 0) + i for i in (0, 5)]),
-            promise=OF_USERS,
-            charge=Charge(epsilon=epsilon, delta=delta),
-        )
-    assert log.ledger.everywhere == Charge(epsilon=2, delta="2e-6")
-    assert reserve_users(log, "v", span(0, 5)).accepted
-    late = log.reserved("u", span(20, 25), promise=OF_USERS, charge=Charge(epsilon=3, delta=TINY))
-    log.abandon("v")
-    assert "asked epsilon 3" in log.put(late).reason
-    assert log.ledger.everywhere.epsilon == 3
-
-
-def test_a_void_reservation_of_users_charges_nobody() -> None:
-    log = Writer(epsilon="1/2")
-    assert not reserve_users(log, "u", span(0, 5)).accepted
-    assert log.ledger.everywhere == Charge.nothing()
-    assert log.reserve("a", span(0, 5), charge=Charge(epsilon="1/2", delta=TINY)).accepted
-
-
-def test_batches_of_a_job_of_users_never_overlap_either() -> None:
-    log = Writer(epsilon=9)
-    log.answer("u", span(0, 5), promise=OF_USERS)
-    assert "overlaps" in reserve_users(log, "u", span(4, 9)).reason
-
-
-def test_the_unit_of_a_job_never_changes() -> None:
-    log = Writer(epsilon=9)
-    log.answer("u", span(0, 5), promise=OF_USERS)
-    log.answer("a", span(0, 5))
-    assert "privacy contract changed" in log.reserve("u", span(5, 9)).reason
-    assert "privacy contract changed" in reserve_users(log, "a", span(5, 9)).reason
-
-
 def test_an_unread_record_is_held_against_what_every_record_bears() -> None:
     log = Writer(epsilon="3/2")
     log.ledger.check_unread(ONE)
-    reserve_users(log, "u", span(0, 5))
+    run(log, "reserve u 0-5 users")
     with pytest.raises(BudgetExceeded, match="every record, read or not"):
         log.ledger.check_unread(ONE)
     log.ledger.check_everywhere("u", ONE)
     with pytest.raises(BudgetExceeded, match="every record, read or not"):
         log.ledger.check_everywhere("v", ONE)
-
-
-def test_a_refusal_under_zcdp_names_the_rhos() -> None:
-    log = Writer(epsilon="1/10", delta="1e-6", rule="zcdp")
-    costly = Charge(epsilon=1, delta="1e-6", rho="1/50")
-    assert (
-        "asked epsilon 1, delta 1e-06, rho 0.02; already"
-        in log.reserve("a", span(0, 5), charge=costly).reason
-    )
-    assert "rho not claimed" in log.reserve("a", span(0, 5)).reason
-
-
-# ------------------------------------------------------------- pausing, resuming, retiring, charging
-
-
-def test_a_paused_job_reserves_nothing_until_it_is_resumed() -> None:
-    log = Writer()
-    log.answer("a", span(0, 5))
-    assert log.stand("a", "pause").accepted
-    assert log.reserve("a", span(5, 9)).reason == "the job is paused"
-    assert log.ledger.spent(0, 5) == Charge.nothing()
-    assert log.stand("a", "resume").accepted
-    assert log.reserve("a", span(5, 9)).accepted
-
-
-def test_a_job_can_be_paused_before_its_first_batch() -> None:
-    log = Writer()
-    assert log.stand("a", "pause", previous=entry_hash(log.log[0])).accepted
-    assert not log.reserve("a", span(0, 5)).accepted
-    assert log.stand("a", "resume").accepted
-    assert log.reserve("a", span(0, 5)).accepted
-
-
-def test_an_open_batch_may_end_while_its_job_is_paused() -> None:
-    for end in ("commit", "abandon"):
-        log = Writer()
-        log.reserve("a", span(0, 5))
-        log.stand("a", "pause")
-        if end == "commit":
-            assert log.commit("a").accepted
-            assert log.release("a").accepted
-        else:
-            assert log.abandon("a").accepted
-        assert log.ledger.job("a").standing is JobStatus.PAUSED
-
-
-def test_a_retired_job_never_reserves_again() -> None:
-    log = Writer()
-    log.answer("a", span(0, 5))
-    assert log.stand("a", "retire").accepted
-    assert log.reserve("a", span(5, 9)).reason == "the job is retired"
-    for action in STANDINGS:
-        assert log.stand("a", action).reason == "the job is retired, which is final"
-    assert log.ledger.spent(0, 4) == ONE
-
-
-def test_a_paused_job_can_be_retired() -> None:
-    log = Writer()
-    log.stand("a", "pause")
-    assert log.stand("a", "retire").accepted
-
-
-def test_a_job_is_not_retired_over_an_open_or_unpublished_batch() -> None:
-    log = Writer()
-    log.reserve("a", span(0, 5))
-    assert "batch 1 is reserved" in log.stand("a", "retire").reason
-    log.commit("a")
-    assert "batch 1 is committed" in log.stand("a", "retire").reason
-    log.release("a")
-    assert log.stand("a", "retire").accepted
-
-
-@pytest.mark.parametrize(("before", "action"), [((), "resume"), (("pause",), "pause")])
-def test_a_standing_changes_only_to_another(before: tuple[str, ...], action: str) -> None:
-    log = Writer()
-    for each in before:
-        log.stand("a", each)
-    standing = log.ledger.job("a").standing
-    assert not log.stand("a", action).accepted
-    assert log.ledger.job("a").standing is standing
-
-
-def test_one_jobs_standing_is_not_anothers() -> None:
-    log = Writer()
-    log.stand("a", "retire")
-    assert log.reserve("b", span(0, 5)).accepted
-
-
-def test_a_charge_for_a_release_elsewhere_counts_like_a_batch() -> None:
-    log = Writer(epsilon=2)
-    assert log.charge("census", span(3, 7)).accepted
-    assert [log.ledger.spent(0, o).epsilon for o in (2, 3, 6, 7)] == [0, 1, 1, 0]
-    log.answer("a", span(0, 5))
-    assert log.ledger.spent(0, 4).epsilon == 2
-    assert not log.reserve("b", span(4, 5)).accepted
-    assert log.reserve("b", span(5, 6)).accepted
-
-
-def test_each_charge_of_the_same_records_is_another_release() -> None:
-    log = Writer(epsilon=2)
-    assert log.charge("census", span(0, 5)).accepted
-    assert log.charge("census", span(4, 9)).accepted
-    assert log.ledger.spent(0, 4).epsilon == 2
-    late = log.charged("census", span(4, 5))
-    with pytest.raises(BudgetExceeded, match=r"asked epsilon 1.*already charged epsilon 2"):
-        log.ledger.check_budget(late)
-    assert "the cap is" in log.put(late).reason
-    assert log.ledger.job("census").charges == 2
-
-
-def test_a_job_has_batches_or_charges_but_never_both() -> None:
-    log = Writer(epsilon=9)
-    log.reserve("a", span(0, 5))
-    log.charge("census", span(0, 5))
-    assert "has batches" in log.charge("a", span(0, 5)).reason
-    assert "has charges" in log.reserve("census", span(5, 9)).reason
-    assert "has batches" in _abandoned(log).charge("a", span(5, 9)).reason
-    log.start("b", 5)
-    assert "has begun as a stream, so" in log.charge("b", span(0, 5)).reason
-
-
-def _abandoned(log: Writer) -> Writer:
-    log.abandon("a")
-    return log
-
-
-def test_a_void_reservation_or_charge_binds_a_job_to_nothing() -> None:
-    log = Writer(epsilon="1/2")
-    assert not log.reserve("a", span(0, 5)).accepted
-    assert not log.charge("b", span(0, 5)).accepted
-    small = Charge(epsilon="1/4", delta=TINY)
-    assert log.charge("a", span(0, 5), charge=small).accepted
-    assert log.reserve("b", span(0, 5), charge=small).accepted
-
-
-@pytest.mark.parametrize(
-    ("ranges", "reason"),
-    [([span(0, 5), span(5, 9)], "appears twice"), ([span(9, 7, count=0)], "impossible")],
-)
-def test_impossible_ranges_cannot_be_charged(ranges: list[OffsetRange], reason: str) -> None:
-    log = Writer()
-    assert reason in log.charge("census", *ranges).reason
-    assert log.ledger.job("census").charges == 0
-
-
-@pytest.mark.parametrize("action", ["pause", "retire"])
-def test_a_job_that_is_not_active_charges_nothing(action: str) -> None:
-    log = Writer()
-    log.stand("census", action)
-    assert "the job is" in log.charge("census", span(0, 5)).reason
-    assert log.ledger.spent(0, 0) == Charge.nothing()
-
-
-def test_a_charge_that_claims_no_rho_never_fits_a_zcdp_ledger() -> None:
-    log = Writer(epsilon=100, delta="1e-6", rule="zcdp")
-    assert not log.charge("census", span(0, 5)).accepted
-    assert log.charge("census", span(0, 5), charge=Charge(epsilon=1, delta=0, rho="1/2")).accepted
 
 
 # ------------------------------------------------------------------------------------- zcdp filter
@@ -907,9 +858,6 @@ def test_the_zcdp_filter_is_right_at_the_caps_very_edge(rho: Fraction, delta: Fr
 
 def test_a_charge_that_claims_no_rho_never_fits_a_zcdp_cap() -> None:
     assert not within_cap(spent(None), Cap(epsilon=100, delta="1e-6"), "zcdp")
-    log = Writer(epsilon=100, delta="1e-6", rule="zcdp")
-    assert not log.reserve("a", span(0, 1)).accepted
-    assert log.reserve("a", span(0, 1), charge=spent(Fraction(1, 2))).accepted
 
 
 def test_zcdp_admits_more_small_charges_than_adding_epsilons() -> None:

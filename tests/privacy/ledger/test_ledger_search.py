@@ -286,7 +286,7 @@ class Search:
         job = self.jobs[j]
         ledger, _ = self.replay(view)
         known = ledger.job(job.name)
-        if self.protocol.leaders_heed_the_standing and known.standing is not JobStatus.ACTIVE:
+        if self.protocol.leaders_heed_the_standing and known.status is not JobStatus.ACTIVE:
             return None
         end = min(at + job.size, job.stop)
         reserved = Reserved(
@@ -304,7 +304,7 @@ class Search:
             parameters={"mechanism": "private-oja", "sigma_over_sensitivity": 20.0},
             charge=job.charge,
         )
-        if self.accepted(ledger.judge(reserved)):
+        if self.accepted(ledger.check(reserved)):
             return self.intern(reserved), reserved.batch, end
         return None
 
@@ -320,10 +320,10 @@ class Search:
             entry = Charged(**common, ranges=spans, charge=job.charge)
         else:
             kind, wanted = STANDINGS[role]
-            if known.standing in (wanted, JobStatus.RETIRED):
+            if known.status in (wanted, JobStatus.RETIRED):
                 return None
             entry = kind(**common)
-        return self.intern(entry) if self.accepted(ledger.judge(entry)) else None
+        return self.intern(entry) if self.accepted(ledger.check(entry)) else None
 
     def accepted(self, verdict: Verdict) -> bool:
         if not verdict.accepted and "the cap is" not in verdict.reason:
@@ -344,7 +344,7 @@ class Search:
             self.broken(NO_CONTRADICTION, str(mismatch))
             return Process(At.STOPPED)
         head = next((i for i in reversed(view) if self._hashes[i] == known.head), -1)
-        if known.standing is JobStatus.RETIRED and self.protocol.leaders_heed_the_standing:
+        if known.status is JobStatus.RETIRED and self.protocol.leaders_heed_the_standing:
             return Process(At.STOPPED)
         match found.action:
             case Action.PUBLISH:
@@ -358,7 +358,7 @@ class Search:
                 assert known.reservation is not None
                 return Process(At.ACCEPTED, (), head, known.batch, known.reservation.ranges[0].end)
             case Action.PLAN if job.latest and not role and not known.has_begun:
-                heeds = self.protocol.leaders_heed_the_standing and known.standing is not JobStatus.ACTIVE
+                heeds = self.protocol.leaders_heed_the_standing and known.status is not JobStatus.ACTIVE
                 return Process(At.STOPPED) if heeds else Process(At.STARTING, view, head)
             case Action.PLAN:
                 return Process(At.PLANNING, view, end=found.positions[0])

@@ -75,7 +75,7 @@ def replayed(writer: Writer) -> dict[str, Any]:
         if isinstance(entry, Reserved | Charged):
             touched = {(r.partition, o) for r in entry.ranges for o in range(r.start, r.end)}
             offsets |= {record: writer.ledger.spent(*record) for record in touched}
-    standings = {name: str(job.standing) for name, job in sorted(writer.ledger.jobs.items())}
+    standings = {name: str(job.status) for name, job in sorted(writer.ledger.jobs.items())}
     everywhere = writer.ledger.everywhere
     charges = [everywhere, *(writer.ledger.spent(*record) for record in offsets)]
     batches = Counter(phases.values())
