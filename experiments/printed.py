@@ -90,7 +90,7 @@ class PrintedAdaDPO(AdaDPO):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.adaptive_mean = PrintedMean(*self.privacy.of_each_batch, self.dim * self.k)
+        self.adaptive_mean = PrintedMean(*self.privacy.batch_guarantee, self.dim * self.k)
 
 
 class SpectralRates(LearningRates):

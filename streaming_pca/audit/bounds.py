@@ -171,17 +171,8 @@ def check_trials(case: Case, trials: int) -> None:
 def audit(case: Case, trials: int, advance: Callable[[int], None] = lambda n: None) -> Finding:
     """Run a case and bound its privacy loss from below.
 
-    Parameters
-    ----------
-    trials : int
-        Runs on each neighbour; one half finds thresholds, the other tests them.
-    advance : callable
-        Called with the number of new runs, 2 ``trials`` in all.
-
-    Raises
-    ------
-    AuditError
-        If ``trials`` are too few to refute the claim by any outcome.
+    Of the ``trials`` on each neighbour, one half finds thresholds and the other tests them. ``advance`` is
+    called with the number of new runs, 2 ``trials`` in all. AuditError as from :func:`check_trials`.
     """
     check_trials(case, trials)
     first, second = (_scores(case, side, trials, advance) for side in (False, True))

@@ -41,15 +41,7 @@ def estimator_cases(
 ) -> list[Case]:
     """Build the cases of one estimator at a claim of (epsilon, delta).
 
-    Parameters
-    ----------
-    cut : callable
-        ``cut(stream, count)``: the end of the next batch.
-
-    Raises
-    ------
-    AuditError
-        If the estimator has no cases.
+    ``cut(stream, count)`` is the end of the next batch. AuditError if the estimator has no cases.
     """
     name = estimator_type.info.id
     if not estimator_type.worst_cases:
@@ -62,10 +54,7 @@ def estimator_cases(
 def find_cases(estimator: str | None, mechanism: str | None, epsilon: float, delta: float) -> list[Case]:
     """Build the cases of an estimator and of a mechanism; all cases if both are None.
 
-    Raises
-    ------
-    AuditError
-        If a name is not known, or no noise is large enough for (epsilon, delta).
+    AuditError if a name is not known, or no noise is large enough for (epsilon, delta).
     """
     everything = estimator is None and mechanism is None
     if estimator is not None and estimator not in ESTIMATORS:

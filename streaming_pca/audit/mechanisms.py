@@ -149,7 +149,7 @@ def _stability_alone(epsilon: float, delta: float) -> Trial:
     return claim, lambda second: float(len(stability_histogram(alone[second], epsilon, delta)))
 
 
-def _rho_of(epsilon: float, delta: float) -> float:
+def _greatest_rho(epsilon: float, delta: float) -> float:
     """Return rho with rho + 2 sqrt(rho log(1/delta)) = epsilon [BunSteinke2016, Proposition 1.3]."""
     log = -math.log(delta)
     return (epsilon / (math.sqrt(log + epsilon) + math.sqrt(log))) ** 2
@@ -158,7 +158,7 @@ def _rho_of(epsilon: float, delta: float) -> float:
 def _gaussian_modes(epsilon: float, delta: float) -> Trial:
     """Let a record change full bins in each of 16 histograms."""
     histograms = 16
-    rho = _rho_of(epsilon, delta)
+    rho = _greatest_rho(epsilon, delta)
     enough = gaussian_modes_threshold(histograms, rho, delta) + math.ceil(20 * math.sqrt(histograms / rho))
     inputs = _full_bins(histograms, enough)
     claim = Claim(epsilon, delta, math.sqrt(2 * rho))

@@ -19,7 +19,7 @@ from streaming_pca.estimators.base import Estimator, check_private, no_guarantee
 from streaming_pca.estimators.doubts import DoubtfulResultWarning
 from streaming_pca.estimators.registry import find
 from streaming_pca.kernels.lattice import MAX_RECORDS
-from streaming_pca.privacy.parameters import PrivacyParameters, doubt_of_delta
+from streaming_pca.privacy.parameters import PrivacyParameters, delta_warning
 from streaming_pca.privacy.randomness import utility_generator
 from streaming_pca.validation_errors import lines_of, options_lines
 
@@ -146,7 +146,7 @@ def usable_records(shape: tuple[int, ...], estimator: Estimator[Any, Any], is_fi
         raise ValueError(
             f'centering = "pairs" needs records of one row each; X is {shape}: set "none" or a public centre'
         )
-    if estimator.info.private and (doubt := doubt_of_delta(estimator.privacy.delta, shape[0])) is not None:
+    if estimator.info.private and (doubt := delta_warning(estimator.privacy.delta, shape[0])) is not None:
         # Fitting methods call this function: the warning is about their caller.
         warnings.warn(f"the guarantee is doubtful: {doubt}", DoubtfulResultWarning, stacklevel=3)
     return shape[0] - shape[0] % granularity

@@ -160,7 +160,7 @@ class TadaDPO(AdaDPO):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        epsilon, delta = self.privacy.of_each_batch
+        epsilon, delta = self.privacy.batch_guarantee
         self.warm: Estimator[Any, Any] = WARM_STARTS[self.options.warm_estimator](
             self.dim,
             self.k,

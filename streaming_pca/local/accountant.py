@@ -48,11 +48,6 @@ class LocalAccountant:
     timeout : float
         Seconds to wait for other processes that use the file.
 
-    Raises
-    ------
-    AccountantError
-        If the file is something else, or cannot be opened.
-
     Notes
     -----
     The charge of :meth:`spend` is on the disk before it returns, so before any noise is

@@ -172,7 +172,7 @@ class PrivacyParameters(BaseModel):
         return self
 
     @property
-    def of_each_batch(self) -> tuple[float, float]:
+    def batch_guarantee(self) -> tuple[float, float]:
         """(epsilon, delta) of each of ``contributions`` batches, by basic composition."""
         if self.contributions == 1:
             return self.epsilon, self.delta
@@ -185,7 +185,7 @@ class PrivacyParameters(BaseModel):
         return Charge(epsilon=parse_rational(self.epsilon), delta=parse_rational(self.delta), rho=rho)
 
 
-def doubt_of_delta(delta: float, records: int | None = None) -> str | None:
+def delta_warning(delta: float, records: int | None = None) -> str | None:
     """Explain why a delta protects too little, of all ``records`` if known; None without a reason."""
     if records is not None and delta * records >= 1:
         return (

@@ -63,7 +63,7 @@ class MalformedUsers(ValueError):
     """Users, or the bytes of a shard, that no table could have given."""
 
 
-def shards_of(users: NDArray[np.uint64]) -> NDArray[np.uint8]:
+def shard_numbers(users: NDArray[np.uint64]) -> NDArray[np.uint8]:
     """Return the shard of each user, in [0, SHARDS)."""
     return (users[:, 0] >> np.uint64(58)).astype(np.uint8)
 
@@ -73,7 +73,7 @@ def partition_by_shard(users: NDArray[np.uint64]) -> list[tuple[int, NDArray[np.
 
     The rows are views of one array: 8 bytes a row.
     """
-    shards = shards_of(users)
+    shards = shard_numbers(users)
     shards[~users.any(axis=1)] = SHARDS
     ends = np.cumsum(np.bincount(shards, minlength=SHARDS + 1)[:SHARDS])
     parts = np.split(np.argsort(shards, kind="stable")[: ends[-1]], ends[:-1])
@@ -355,7 +355,7 @@ class UserTable:
     @staticmethod
     def shard_of(users: NDArray[np.uint64]) -> NDArray[np.uint8]:
         """Return the shard of each user."""
-        return shards_of(_checked(users))
+        return shard_numbers(_checked(users))
 
 
 def _checked(users: NDArray[np.uint64]) -> NDArray[np.uint64]:

@@ -87,3 +87,10 @@ def has_scale(noise: NDArray[np.floating] | NDArray[np.int64], scale: float, law
     x = np.asarray(noise, dtype=np.float64).ravel() / scale
     low, high = acceptance(x.size, law)
     return low <= float(np.sum(x * x) if law == "gaussian" else np.sum(np.abs(x))) <= high
+
+
+def has_scale_alone(draw: Callable[[float], NDArray[Any]], scale: float, law: str = "gaussian") -> bool:
+    """Return whether noise drawn at ``scale`` passes the test, and noise at 0.7 and 1.3 of it fails."""
+    noise = draw(scale)
+    assert max(missed(noise.size, law, factor) for factor in FACTORS) < MISS
+    return has_scale(noise, scale, law) and not any(has_scale(draw(f * scale), scale, law) for f in FACTORS)

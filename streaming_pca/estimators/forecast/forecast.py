@@ -21,7 +21,7 @@ from streaming_pca.estimators.forecast.batches import MOST_RECORDS, Shares, chec
 from streaming_pca.estimators.forecast.result import TARGETS, Forecast, Route
 from streaming_pca.privacy.calibration.multipliers import gaussian_rho, least_multiplier
 from streaming_pca.privacy.errors import ParameterError, require_count, require_positive
-from streaming_pca.privacy.parameters import PrivacyParameters, doubt_of_delta
+from streaming_pca.privacy.parameters import PrivacyParameters, delta_warning
 
 _MOST_DIM = 2**13
 
@@ -127,7 +127,7 @@ def forecast(
 
 def _warnings(f: Forecast) -> tuple[str, ...]:
     """Name doubtful parameters, one line each."""
-    found = list(filter(None, [doubt_of_delta(f.delta, f.records)]))
+    found = list(filter(None, [delta_warning(f.delta, f.records)]))
     if f.contributions > len(f.batches):
         found.append(
             f"contributions = {f.contributions} is above the number of batches, {len(f.batches)}: "

@@ -111,7 +111,7 @@ class AdaDPO(IterateEstimator[AdaDPOState, AdaDPOOptions]):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.adaptive_mean = AdaptiveMean(*self.privacy.of_each_batch, self.dim * self.k)
+        self.adaptive_mean = AdaptiveMean(*self.privacy.batch_guarantee, self.dim * self.k)
 
     def _steps(self, state: AdaDPOState) -> int:
         """Count the steps before the next batch, including those without a range."""

@@ -114,7 +114,7 @@ class KDPPCA(Deflation[DeflationState, KDPPCAOptions]):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.adaptive_mean = AdaptiveMean(*self.privacy.of_each_batch, self.dim)
+        self.adaptive_mean = AdaptiveMean(*self.privacy.batch_guarantee, self.dim)
 
     def _count(self) -> int:
         """Return B, in whole pairs where the centring needs them."""

@@ -36,14 +36,9 @@ _LONGEST = 60
 
 
 class BudgetExceeded(Exception):
-    """Refusal of an entry that would take some record above the topic's cap.
+    """Refusal of an entry that would take the records ``where`` above the topic's cap.
 
-    Parameters
-    ----------
-    where : OffsetSpan or None
-        Records that would be above the cap; None for every record, read or not.
-    opened : Opened
-        Holds the cap and the rule.
+    ``where`` is None for every record, read or not.
     """
 
     def __init__(self, where: OffsetSpan | None, asked: Charge, spent: Charge, opened: Opened) -> None:
@@ -83,15 +78,8 @@ def _log_inverse(delta: Fraction, digits: int) -> tuple[Fraction, Fraction]:
 def within_cap(spent: Charge, cap: Cap, rule: str) -> bool:
     """Return whether a record with a total charge ``spent`` is within the cap.
 
-    Parameters
-    ----------
-    spent : Charge
-        Sum of the charges by basic composition; its ``rho`` is the sum of rhos.
-    rule : {"basic", "zcdp"}
-
-    Notes
-    -----
-    The comparison is exact, in real numbers, so every reader gets the same result.
+    The total is the sum of the charges by basic composition; its ``rho`` is the sum of rhos. The
+    comparison is exact, in real numbers, so every reader gets the same result.
     """
     if rule == "basic":
         return spent.epsilon <= cap.epsilon and spent.delta <= cap.delta

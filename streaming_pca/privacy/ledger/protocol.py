@@ -138,12 +138,8 @@ class JobProgress:
 def check_entry(entry: LedgerEntry, job: JobProgress, jobs: Mapping[str, JobProgress]) -> str:
     """Return why the entry cannot count, apart from caps; "" if it can.
 
-    Parameters
-    ----------
-    entry : LedgerEntry
-        Not OPENED; its ``previous`` continues the job's chain.
-    jobs : dict of str to JobProgress
-        All jobs of the ledger, with or without this one.
+    The entry is not OPENED, and its ``previous`` continues the job's chain. ``jobs`` are all of the ledger,
+    with or without this one.
     """
     match entry:
         case Reserved():

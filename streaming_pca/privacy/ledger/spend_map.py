@@ -15,9 +15,6 @@ class SpendMap:
 
     Neighbouring intervals with equal charges are merged, so a stream that
     charges every record once costs one interval however long it runs.
-
-    Notes
-    -----
     ``_starts[i]`` opens the interval that ``_starts[i + 1]`` closes; its charge
     is ``_charges[i]``. Offsets before the first start were charged nothing, and
     the last charge is always nothing.

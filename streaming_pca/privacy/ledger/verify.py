@@ -94,10 +94,10 @@ def verify_log(
     entries : iterable of (offset, bytes)
         Every committed message of the ledger topic, in order.
     releases : iterable of bytes or StoredRelease, optional
-        Every committed message of the releases topics of all jobs, in order within each
-        topic. Not given: releases are not checked.
+        Every committed message of the releases topics of all jobs, in order within each topic;
+        not checked if not given.
     states : dict of job to StoredState, optional
-        Last state of every job that has one. Not given: states are not checked.
+        Last state of every job that has one; not checked if not given.
     topic_id : str, optional
         Id of the input topic's life to verify; the newest when not given.
     """
@@ -232,15 +232,8 @@ def check_releases(
 ) -> tuple[int, int]:
     """Match releases and RELEASED entries; count this life's releases and those of earlier lives.
 
-    Parameters
-    ----------
-    messages : iterable of bytes or StoredRelease
-        Every committed message of the releases topics, in order within each topic.
-    replay : Replay
-        Replay of the life to verify. Its problems get a line for each release or entry without its
-        counterpart, for each release out of order, and for each that contradicts its ledger.
-    earlier : sequence of Replay
-        Replays of the topic's other lives.
+    Messages are in order within each topic. Problems of the replay get a line for each release or entry
+    without its counterpart, for each release out of order, and for each that contradicts its ledger.
     """
     problems, seen = replay.problems, set[tuple[str, int]]()
     latest: dict[str, int] = {}
@@ -337,7 +330,7 @@ class StoredState:
     batch: int = 0
     """Topic, stream and batch that it names."""
     problem: str = ""
-    """Why the state, or the table of users that it names, cannot be used; "" if it can."""
+    """Reason why the state, or the table of users that it names, cannot be used; "" if it can."""
     release_digest: str = ""
     """SHA-256 of the release that it holds."""
 
@@ -345,20 +338,7 @@ class StoredState:
 def check_states(
     states: Mapping[str, StoredState], jobs: Mapping[str, JobProgress], topic_id: str
 ) -> dict[str, str]:
-    """Compare each job's stored state with its last COMMITTED.
-
-    Parameters
-    ----------
-    states : dict of job to StoredState
-    jobs : dict of job to JobProgress
-    topic_id : str
-        Id of the input topic's life to verify.
-
-    Returns
-    -------
-    dict of job to str
-        Problem of each job that has one.
-    """
+    """Compare each job's stored state with its last COMMITTED; return problems by job."""
     committed = {name: job for name, job in jobs.items() if job.last_committed}
     found = {name: "it has a state, but no batch was committed" for name in states if name not in committed}
     for name, job in committed.items():

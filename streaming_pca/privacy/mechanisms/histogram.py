@@ -25,8 +25,6 @@ Key = TypeVar("Key", int, str, bytes, tuple[int, ...])
 def stability_threshold(epsilon: float, delta: float) -> int:
     """Return the smallest noisy count that :func:`stability_histogram` shows.
 
-    Notes
-    -----
     The least integer t >= 2 such that a bin of one record is shown with
     probability P(1 + N >= t) = q^(t - 1)/(1 + q) at most min(delta, 1 - q),
     q = e^(-1/scale) and scale = 2/epsilon: the exact tail of the discrete
@@ -94,8 +92,6 @@ class Modes:
 def gaussian_modes_threshold(n: int, rho: float, delta: float) -> int:
     """Return the smallest noisy count that :func:`gaussian_modes` shows.
 
-    Notes
-    -----
     The least integer t with n P(A >= t) <= delta, A the answer to a count of 1: 1 + s Z
     rounded to a multiple of g = 2**e. A >= t needs 1 + s Z >= t - g/2: so
     t >= 1 + g/2 - s Phi^-1(delta/n) is enough.

@@ -49,7 +49,7 @@ def make(
 ) -> KDPPCA:
     found: KDPPCA = made(kind, dim, k, how, **{"delta": 1e-3, **more})
     if accounting == "paper":
-        found.adaptive_mean = PrintedMean(*found.privacy.of_each_batch, dim)
+        found.adaptive_mean = PrintedMean(*found.privacy.batch_guarantee, dim)
     return found
 
 

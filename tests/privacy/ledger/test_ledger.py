@@ -37,6 +37,7 @@ from streaming_pca.privacy.ledger.entries import (
 )
 from streaming_pca.privacy.ledger.ledger import JobLedger, Ledger, Verdict
 from streaming_pca.privacy.ledger.protocol import BatchStatus, JobStatus
+from streaming_pca.privacy.ledger.verify import verify_log
 from streaming_pca.privacy.parameters import Charge, parse_rational
 
 ONE = Charge(epsilon=1, delta="1e-6")
@@ -553,6 +554,11 @@ a release needs a committed batch
     release a batch=2 -> is not the job's last batch
     release a
     release a -> is released, not committed
+    commit a -> batch 1 is released, not reserved
+    abandon a -> batch 1 is released, not reserved
+    reserve a 5-9
+    commit a batch=1 -> batch 1 is not the job's last batch (2)
+    commit a batch=7 -> batch 7 is not the job's last batch (2)
 a batch must end before the next begins
     reserve a 0-5
     reserve a 5-9 -> still open
@@ -676,6 +682,22 @@ a job has batches or charges but never both | epsilon=9
     charge a 5-9 -> has batches
     start b 5
     charge b 0-5 -> has begun as a stream, so
+a job is started once and only before it begins | epsilon=9
+    start a 7
+    start a 9 -> the job has already begun
+    charge a 0-5 -> it cannot have charges
+    pause a
+    resume a
+    reserve a 7-9
+    reserve b 0-5
+    start b 9 -> the job has already begun
+    pause c
+    start c 9 -> the job is paused
+    retire d
+    start d 9 -> the job is retired
+    charge e 0-5
+    start e 9 -> reads no records
+    start f -> it names no partition, or names one twice
 a void reservation or charge binds a job to nothing | epsilon=1/2
     reserve a 0-5 -> the cap is
     charge b 0-5 -> the cap is
@@ -713,6 +735,20 @@ def test_the_ledger_holds(cap: dict[str, Any], steps: list[str]) -> None:
     log = Writer(**cap)
     for line in steps:
         run(log, line.strip())
+    is_verified(log)
+
+
+def is_verified(log: Writer) -> None:
+    """Check that the verifier refuses the same entries for the same reasons; the cap's are void alone."""
+    report = verify_log([(i, encode_entry(entry)) for i, entry in enumerate(log.log)])
+    refused = [(i, log.log[i], v.reason) for i, v in enumerate(log.verdicts) if not v.accepted]
+    at_cap = [reason for _, _, reason in refused if "the cap is" in reason]
+    assert report.void == len(at_cap)
+    assert list(report.problems) == [
+        f"offset {i}: {entry.kind} of job {entry.job!r}: {reason}"  # type: ignore[union-attr]
+        for i, entry, reason in refused
+        if reason not in at_cap
+    ]
 
 
 @pytest.mark.parametrize(
@@ -730,6 +766,7 @@ def test_overlapping_or_impossible_ranges_are_void(ranges: str, reason: str) -> 
     log = Writer()
     for step in ("answer a 0-5 1:0-3", f"reserve a {ranges} -> {reason}", "reserve a 5-7 1:8-9"):
         run(log, step)
+    is_verified(log)
 
 
 def test_a_dry_run_raises_what_a_void_reservation_says() -> None:
@@ -782,6 +819,7 @@ def test_a_changed_promise_is_void_and_names_what_changed() -> None:
         "the job's privacy contract changed: delta, dim, epsilon, privacy_unit, rank"
     )
     assert log.reserve("b", span(0, 5), promise=PROMISE | {"epsilon": 0.5, "delta": 1e-6}).accepted
+    is_verified(log)
 
 
 def test_an_entry_of_another_topic_id_counts_for_nothing() -> None:

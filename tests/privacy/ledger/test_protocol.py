@@ -252,26 +252,3 @@ def test_a_job_that_was_started_reserves_nothing_before_and_costs_nothing_by_tha
     assert writer.ledger.job("b").ends == {0: 150, 1: 50, 2: 9}
     report = verify_log(messages(writer))
     assert report.problems == (f"offset 6: RESERVED of job 'b': {before.reason}",)
-
-
-def test_a_job_is_started_once_and_only_before_it_begins() -> None:
-    def refused(prepare: Any, *offsets: int) -> str:
-        writer = Writer("inf", "inf")
-        prepare(writer)
-        verdict = writer.start("a", *offsets)
-        assert not verdict.accepted
-        assert any(verdict.reason in problem for problem in verify_log(messages(writer)).problems)
-        return verdict.reason
-
-    assert refused(lambda w: w.start("a", 7), 9) == "the job has already begun"
-    assert refused(reserve, 9) == "the job has already begun"
-    assert refused(lambda w: w.stand("a", "pause"), 9) == "the job is paused"
-    assert refused(lambda w: w.stand("a", "retire"), 9) == "the job is retired"
-    assert "reads no records" in refused(lambda w: w.charge("a", span(0, 5), charge=ONE), 9)
-    assert refused(lambda w: None) == "it names no partition, or names one twice"
-    writer = Writer("inf", "inf")
-    assert writer.start("a", 7).accepted
-    assert "it cannot have charges" in writer.charge("a", span(0, 5), charge=ONE).reason
-    assert writer.stand("a", "pause").accepted
-    assert writer.stand("a", "resume").accepted
-    assert reserve(writer, ranges=(span(7, 9),)).accepted
