@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import ValidationError
 
-from streaming_pca.api.likelihood import noise_variance
 from streaming_pca.data.preprocessing import Preprocessing
 from streaming_pca.data.projection import total_centre
 from streaming_pca.data.release import ACCURACY, Release
@@ -147,6 +147,26 @@ def with_rank(estimator: Estimator[Any, Any], rank: int) -> Estimator[Any, Any]:
 
 
 # Attributes of a fitted model.
+
+
+def noise_variance(
+    variances: NDArray[np.float64], dim: int, total: float | None, total_error: float | None
+) -> float | None:
+    """Estimate the mean variance of the d - k directions outside the components.
+
+    It is 0 for k = d, and None without a total variance. Else it is (total - sum of variances)/(d - k), and
+    at least total_error/(d - k), its own standard error: noise can make the rest smaller, even negative,
+    and a density needs a variance above 0. Without an error the floor is 2**-52 of the largest variance.
+    """
+    left = dim - len(variances)
+    if not left:
+        return 0.0
+    if total is None:
+        return None
+    with np.errstate(all="ignore"):
+        rest = total - float(np.sum(variances))
+        least = max(total_error or 0.0, left * np.finfo(np.float64).eps * float(np.max(variances)))
+    return max(rest, least) / left
 
 
 def fitted_attributes(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,7 +16,6 @@ from sklearn.utils import Tags
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import check_array, check_is_fitted, validate_data
 
-from streaming_pca.api.likelihood import GaussianModel
 from streaming_pca.data.array_batch import SparseBatch
 from streaming_pca.data.preprocessing import Preprocessing
 from streaming_pca.data.projection import Projection
@@ -28,6 +29,8 @@ _OF_THE_DENSITY = ("noise_variance_", "score", "score_samples", "get_covariance"
 _OF_SEVERAL_ROWS = "a model of factors of several rows, whose variances are sums over a record's rows, has no"
 
 _FLOATS = [np.float64, np.float32]
+
+Matrix = NDArray[np.float64]
 
 
 def _has_density(model: SubspaceModel) -> bool:
@@ -45,6 +48,73 @@ def _is_of_pairs(model: SubspaceModel) -> bool:
     is_fitted = "components_" in model.__dict__
     centering = model._preprocessing.centering if is_fitted else model.__dict__.get("centering")
     return isinstance(centering, str) and centering == "pairs"
+
+
+@dataclass(frozen=True, eq=False)
+class GaussianModel:
+    """Normal distribution of rows with a mean and the covariance of probabilistic PCA [TippingBishop1999].
+
+    With D the factors of the features (``scale``), W the components, L their variances, each at
+    least the noise variance s, the covariance of a row is D^-1 (W^T (L - s) W + s) D^-1.
+    """
+
+    projection: Projection
+    """Its centre is the mean, 0 if None."""
+    variances: Matrix
+    """Explained variances, of the scaled features, (k,)."""
+    noise: float
+    """s: variance of every other direction; 0 for k = d."""
+
+    @property
+    def _along(self) -> Matrix:
+        return np.maximum(self.variances, self.noise)
+
+    @property
+    def _factors(self) -> Matrix:
+        scale: ArrayLike = 1.0 if self.projection.scale is None else self.projection.scale
+        return np.broadcast_to(np.asarray(scale, dtype=np.float64), (self.projection.components.shape[1],))
+
+    def covariance(self) -> Matrix:
+        """Return the (d, d) covariance of rows, in their own units."""
+        return self._about(self._along - self.noise, self.noise, 1 / self._factors)
+
+    def precision(self) -> Matrix:
+        """Return the (d, d) inverse of the covariance; ValueError if it is singular."""
+        self._check()
+        outside = 1 / self.noise if self.noise else 0.0
+        return self._about(1 / self._along - outside, outside, self._factors)
+
+    def log_likelihoods(self, rows: Matrix) -> Matrix:
+        """Return the log-density in nats of each row (m, d), clamped to the bounds."""
+        self._check()
+        projection, along = self.projection, self._along
+        k, d = projection.components.shape
+        coordinates = projection.transform(rows)
+        # Logarithms of a change of units: densities are those of rows, not of scaled rows.
+        logarithms = np.log(along).sum() - 2 * np.log(self._factors).sum()
+        with np.errstate(over="ignore", invalid="ignore"):
+            squares = (coordinates**2 / along).sum(axis=1)
+            if k < d:
+                if projection.bounds is not None:
+                    rows = np.clip(rows, *map(np.asarray, projection.bounds))
+                rest = (rows - projection.inverse_transform(coordinates)) * self._factors
+                squares += (rest**2).sum(axis=1) / self.noise
+                logarithms += (d - k) * math.log(self.noise)
+        return np.asarray(-0.5 * (squares + logarithms + d * math.log(2 * math.pi)))
+
+    def _about(self, along: Matrix, outside: float, factors: Matrix) -> Matrix:
+        components = self.projection.components
+        matrix = (components.T * along) @ components
+        matrix.flat[:: len(matrix) + 1] += outside
+        return np.asarray(matrix * factors * factors[:, None])
+
+    def _check(self) -> None:
+        if not np.all(self._along > 0):
+            count = int(np.count_nonzero(self._along > 0))
+            raise ValueError(
+                f"the covariance is singular: only {count} of its variances are above 0, "
+                "the others are lost in the noise; fit fewer components, or with less noise"
+            )
 
 
 # scikit-learn has no type annotations.

@@ -13,7 +13,8 @@ from sklearn.decomposition import PCA
 from sklearn.exceptions import NotFittedError
 
 from streaming_pca import BudgetAccountant, PrivatePCA
-from streaming_pca.api.likelihood import GaussianModel, noise_variance
+from streaming_pca.api.fitted import noise_variance
+from streaming_pca.api.subspace_model import GaussianModel
 from streaming_pca.data.projection import Projection
 from streaming_pca.privacy.randomness import replace_noise_sampler
 from tests.api.samplers import QUIET, spiked

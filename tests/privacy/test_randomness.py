@@ -67,7 +67,7 @@ ALLOWED_USES = {
     ("service/projection/projector.py", "uuid.uuid4"): "the transactional id of a process",
 }
 RANDOMNESS = "privacy/randomness.py"
-DRAWING = ("gaussian", "pure", "shuffled")
+DRAWING = ("gaussian", "pure")
 MECHANISMS = {f"privacy/mechanisms/{name}.py" for name in DRAWING}
 
 

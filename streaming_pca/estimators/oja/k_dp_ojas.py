@@ -66,7 +66,7 @@ class DPOjas(Deflation[DeflationState, DPOjasOptions]):
     step 3       w_0, from the driver: random, projected; in a later pass the component
     steps 4 - 8  ``_learn``: a batch is the whole of a component's m records;
                  step 6 is :func:`~streaming_pca.kernels.sequential_oja.oja_message`,
-                 :func:`~streaming_pca.privacy.mechanisms.shuffled.gaussian_on_message` and
+                 :func:`~streaming_pca.privacy.mechanisms.gaussian.gaussian_on_message` and
                  :func:`~streaming_pca.kernels.sequential_oja.move_by_message`
     step 9       the last iterate, and its Ritz value
     ===========  ================================================================

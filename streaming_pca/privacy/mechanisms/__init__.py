@@ -9,9 +9,11 @@ public parameters, types and shapes, never about values that depend on records.
 """
 
 from streaming_pca.privacy.mechanisms.gaussian import (
+    gaussian_on_message,
     gaussian_on_symmetric,
     gaussian_on_symmetric_space,
     gaussian_on_vector,
+    secret_permutation,
 )
 from streaming_pca.privacy.mechanisms.histogram import (
     gaussian_modes,
@@ -25,7 +27,6 @@ from streaming_pca.privacy.mechanisms.pure import (
     laplace_on_vector,
     laplace_scale,
 )
-from streaming_pca.privacy.mechanisms.shuffled import gaussian_on_message, secret_permutation
 
 __all__ = [
     "AboveThreshold",

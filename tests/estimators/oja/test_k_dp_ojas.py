@@ -20,7 +20,7 @@ from streaming_pca.linalg.subspace import orthonormalise, subspace_error
 from streaming_pca.privacy.calibration.multipliers import gaussian_multiplier
 from streaming_pca.privacy.calibration.shuffling import is_shuffle_private
 from streaming_pca.privacy.errors import CalibrationError
-from streaming_pca.privacy.mechanisms.shuffled import gaussian_on_message
+from streaming_pca.privacy.mechanisms.gaussian import gaussian_on_message
 from streaming_pca.privacy.parameters import parse_rational
 from streaming_pca.privacy.randomness import replace_noise_sampler, utility_generator
 from tests.estimators.suite import made, pack, start

@@ -18,7 +18,7 @@ from streaming_pca.privacy.calibration.shuffling import (
     shuffled_sigma,
 )
 from streaming_pca.privacy.errors import CalibrationError, ParameterError
-from streaming_pca.privacy.mechanisms.shuffled import gaussian_on_message, secret_permutation
+from streaming_pca.privacy.mechanisms.gaussian import gaussian_on_message, secret_permutation
 from streaming_pca.privacy.randomness import noise_sampler, replace_noise_sampler
 from tests.privacy.noise import FACTORS, MISS, ScriptedSampler, has_scale, missed
 
