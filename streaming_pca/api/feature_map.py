@@ -160,13 +160,13 @@ class FeatureMap(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         rows = to_row_map(self.features)
         return self._scaled(rows, rows_of_table(rows, X))
 
-    def _scaled(self, rows: RowMap, found: NDArray[np.float64]) -> NDArray[np.float64]:
+    def _scaled(self, rows: RowMap, values: NDArray[np.float64]) -> NDArray[np.float64]:
         if rows.bounds is not None:
             lower, upper = (np.array(each) for each in rows.bounds)
-            found = np.clip(found, lower, upper)
+            values = np.clip(values, lower, upper)
             if self.scale:
-                found = found - (lower + upper) / 2
-        return found * np.array(rows.scale) if self.scale and rows.scale is not None else found
+                values = values - (lower + upper) / 2
+        return values * np.array(rows.scale) if self.scale and rows.scale is not None else values
 
     def get_feature_names_out(self, input_features: object = None) -> NDArray[np.object_]:
         """Return the names of the columns (d,)."""

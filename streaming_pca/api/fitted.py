@@ -125,18 +125,18 @@ def chosen_release(estimator: Estimator[Any, Any], state: State, n_components: A
         whole = with_rank(estimator, estimator.dim).release(state)
         needed = float(n_components) * (whole.total_variance or 0.0)
         sums = itertools.accumulate(whole.explained_variance.tolist())
-        rank = next((i + 1 for i, found in enumerate(sums) if found >= needed), estimator.dim)
-        found = with_rank(estimator, rank).release(state)
-        while rank < estimator.dim and not _has_share(found, float(n_components)):
+        rank = next((i + 1 for i, share in enumerate(sums) if share >= needed), estimator.dim)
+        release = with_rank(estimator, rank).release(state)
+        while rank < estimator.dim and not _has_share(release, float(n_components)):
             # Its own variances may fall short: noise moves them with the rank.
             rank = min(rank + max(rank // 4, 1), estimator.dim)
-            found = with_rank(estimator, rank).release(state)
-        return found
+            release = with_rank(estimator, rank).release(state)
+        return release
 
 
-def _has_share(found: Subspace, share: float) -> bool:
-    total = found.total_variance
-    return total is None or float(np.sum(found.explained_variance)) >= share * total
+def _has_share(release: Subspace, share: float) -> bool:
+    total = release.total_variance
+    return total is None or float(np.sum(release.explained_variance)) >= share * total
 
 
 def with_rank(estimator: Estimator[Any, Any], rank: int) -> Estimator[Any, Any]:
@@ -282,10 +282,10 @@ def release_attributes(release: Release, preprocessing: Preprocessing) -> dict[s
     }
     others = {name: getattr(release, name) for name in ACCURACY if name not in numbers}
     subspace = Subspace(**numbers, **others)  # type: ignore[arg-type]
-    found = fitted_attributes(subspace, preprocessing, release.records, release.doubts)
+    attributes = fitted_attributes(subspace, preprocessing, release.records, release.doubts)
     if release.outcome is not None:
-        found["outcome_"] = release.outcome
-    return found
+        attributes["outcome_"] = release.outcome
+    return attributes
 
 
 def release_charge(release: Release) -> Charge:

@@ -177,10 +177,10 @@ class LocalAccountant:
 
     @staticmethod
     def _spent(connection: sqlite3.Connection, topic: str, digest: bytes) -> tuple[Fraction, Fraction]:
-        found = connection.execute(
+        row = connection.execute(
             "SELECT epsilon, delta FROM spent WHERE topic = ? AND user = ?", (topic, digest)
         ).fetchone()
-        return (Fraction(0), Fraction(0)) if found is None else (Fraction(found[0]), Fraction(found[1]))
+        return (Fraction(0), Fraction(0)) if row is None else (Fraction(row[0]), Fraction(row[1]))
 
     def _prepare(self) -> bytes:
         """Return the salt of the file; set the file up if it is new."""

@@ -160,15 +160,15 @@ class PrivacyParameters(BaseModel):
 
     @model_validator(mode="after")
     def _check(self) -> PrivacyParameters:
-        found = []
+        problems = []
         if not (math.isfinite(self.epsilon) and self.epsilon > 0):
-            found.append(f"epsilon must be a finite number above 0, not {self.epsilon:g}")
+            problems.append(f"epsilon must be a finite number above 0, not {self.epsilon:g}")
         if not 0 < self.delta < 1:
-            found.append(f"delta must lie between 0 and 1, not {self.delta:g}")
+            problems.append(f"delta must lie between 0 and 1, not {self.delta:g}")
         if self.contributions < 1:
-            found.append(f"contributions must be at least 1, not {self.contributions}")
-        if found:
-            raise ValueError("; ".join(found))
+            problems.append(f"contributions must be at least 1, not {self.contributions}")
+        if problems:
+            raise ValueError("; ".join(problems))
         return self
 
     @property

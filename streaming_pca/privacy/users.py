@@ -118,20 +118,20 @@ class UserShard:
             if not before.size:
                 break
             at[before] += 1  # rare: another user has the same high word
-        found = np.zeros(at.size, np.bool_)
-        found[same] = self._low[at[same]] == low[same]
-        return at, found
+        present = np.zeros(at.size, np.bool_)
+        present[same] = self._low[at[same]] == low[same]
+        return at, present
 
     def _add(
         self,
         at: NDArray[np.int64],
-        found: NDArray[np.bool_],
+        present: NDArray[np.bool_],
         high: NDArray[np.uint64],
         low: NDArray[np.uint64],
     ) -> None:
         """Count sorted, distinct users once more, with the result of :meth:`_find` on them."""
-        self._counts[at[found]] += 1
-        new = ~found
+        self._counts[at[present]] += 1
+        new = ~present
         if new.any():
             self._high = np.insert(self._high, at[new], high[new])
             self._low = np.insert(self._low, at[new], low[new])
@@ -155,9 +155,9 @@ class UserShard:
                 at, known = met._find(high, low)
                 met._add(at[~known], known[~known], high[~known], low[~known])
                 first, high, low = first[~known], high[~known], low[~known]
-            at, found = self._find(high, low)
+            at, present = self._find(high, low)
             below = np.ones(at.size, np.bool_)
-            below[found] = self._counts[at[found]] < limit
+            below[present] = self._counts[at[present]] < limit
             counted[first] = below
 
     def count(self, users: NDArray[np.uint64], rows: NDArray[np.int64]) -> None:
@@ -416,11 +416,11 @@ class UserIndex:
         """Undo :meth:`join`, by sizes alone; ValueError if they do not add up."""
         if len(data) != sum(part.size for part in self.parts.values()):
             raise ValueError("the size of the table of users differs from the one in its state")
-        found, first = {}, 0
+        pieces, first = {}, 0
         for name, part in self.parts.items():
-            found[name] = data[first : first + part.size]
+            pieces[name] = data[first : first + part.size]
             first += part.size
-        return found
+        return pieces
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data for JSON."""

@@ -128,14 +128,14 @@ def _mean_positive(epsilon: float, h: float, messages: int, share: float, tail: 
         np.exp(messages * (np.minimum(real, 0.0) + 1j * np.arctan2(moved.imag, 1 + moved.real))), size
     )
     s = step * np.arange(places, dtype=np.float64)
-    found = float(np.sum(np.maximum(sums[:places], 0.0) * s * np.exp(-tilt * s)))
+    total = float(np.sum(np.maximum(sums[:places], 0.0) * s * np.exp(-tilt * s)))
     digits = 8 * _U * math.log2(size)
     each = share / (1 + shift) * digits * math.sqrt(size) * float(np.linalg.norm(tilted)) + 8 * _U
     error = 1.01 * messages * each + digits
-    found += error * (1 / (tilt * tilt * step) + 1 / (math.e * tilt))
-    found += top * math.exp(-tilt * top)
+    total += error * (1 / (tilt * tilt * step) + 1 / (math.e * tilt))
+    total += top * math.exp(-tilt * top)
     exponent = messages * log_mgf - math.log(messages * share)
-    return found * math.exp(min(exponent + 1e-14 * messages * abs(log_mgf), 700.0))
+    return total * math.exp(min(exponent + 1e-14 * messages * abs(log_mgf), 700.0))
 
 
 def _grid(epsilon: float, h: float, tail: float) -> tuple[float, int, Floats]:

@@ -205,8 +205,8 @@ def _check_elsewhere(entry: Charged, job: JobProgress) -> str:
     if job.status is not JobStatus.ACTIVE:
         return f"the job is {job.status}"
     if job.has_begun:
-        found = "batches" if job.batch else "begun as a stream"
-        return f"the job has {found}, so it cannot have charges for releases made elsewhere"
+        past = "batches" if job.batch else "begun as a stream"
+        return f"the job has {past}, so it cannot have charges for releases made elsewhere"
     return _check_ranges(entry.ranges)
 
 

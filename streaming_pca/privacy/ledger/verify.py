@@ -118,11 +118,11 @@ def verify_log(
         of_others += 1
         if releases is not None:
             earlier[entry.topic_id].take(offset, entry, digest)
-    found = others = None
+    mine_released = others = None
     if releases is not None:
         for life, other in earlier.items():
             other.close(life)
-        found, others = check_releases(releases, replay, list(earlier.values()))
+        mine_released, others = check_releases(releases, replay, list(earlier.values()))
     matching = None
     if states is not None:
         wrong = check_states(states, replay.jobs, topic_id)
@@ -136,8 +136,8 @@ def verify_log(
     most, everywhere = replay.close(topic_id), replay.everywhere()
     ends = Counter(str(phase) for job in replay.jobs.values() for phase in job.phases.values())
 
-    def with_status(wanted: str) -> tuple[str, ...]:
-        return tuple(sorted(name for name, job in replay.jobs.items() if job.status == wanted))
+    def with_status(status: str) -> tuple[str, ...]:
+        return tuple(sorted(name for name, job in replay.jobs.items() if job.status == status))
 
     return Report(
         ok=not problems,
@@ -160,7 +160,7 @@ def verify_log(
         everywhere_epsilon=everywhere.epsilon,
         everywhere_delta=everywhere.delta,
         everywhere_rho=everywhere.rho,
-        releases=found,
+        releases=mine_released,
         other_releases=others,
         states=matching,
     )
@@ -265,11 +265,11 @@ def check_releases(
                     f"{name}: is of an earlier life of the topic, and comes after one of this life"
                 )
         else:
-            found = replay.jobs.get(stream)
-            if found is not None and batch in found.digests:
+            job = replay.jobs.get(stream)
+            if job is not None and batch in job.digests:
                 problems.append(f"{name}: differs from the release in the ledger")
             else:
-                state = "unknown" if found is None else found.phases.get(batch, "unknown")
+                state = "unknown" if job is None else job.phases.get(batch, "unknown")
                 problems.append(f"{name}: the ledger did not release it, its batch is {state}")
             continue
         problems.extend(f"{name}: {line}" for line in _false_facts(release, life.jobs[stream]))
@@ -340,17 +340,17 @@ def check_states(
 ) -> dict[str, str]:
     """Compare each job's stored state with its last COMMITTED; return problems by job."""
     committed = {name: job for name, job in jobs.items() if job.last_committed}
-    found = {name: "it has a state, but no batch was committed" for name in states if name not in committed}
+    faults = {name: "it has a state, but no batch was committed" for name in states if name not in committed}
     for name, job in committed.items():
         state = states.get(name)
         if state is None:
-            found[name] = f"the state that the ledger committed with batch {job.last_committed} is missing"
+            faults[name] = f"the state that the ledger committed with batch {job.last_committed} is missing"
             continue
         own = (state.digest, state.topic_id, state.stream, state.batch)
         if state.problem:
-            found[name] = state.problem
+            faults[name] = state.problem
         elif own != (job.state_digest, topic_id, name, job.last_committed):
-            found[name] = f"the state differs from the one committed with batch {job.last_committed}"
+            faults[name] = f"the state differs from the one committed with batch {job.last_committed}"
         elif job.release_digest not in ("", state.release_digest):
-            found[name] = f"the release of batch {job.last_committed} differs from the release in the state"
-    return dict(sorted(found.items()))
+            faults[name] = f"the release of batch {job.last_committed} differs from the release in the state"
+    return dict(sorted(faults.items()))

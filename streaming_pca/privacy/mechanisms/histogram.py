@@ -73,10 +73,10 @@ def stability_histogram(keys: Sequence[Key | None], epsilon: float, delta: float
     """
     threshold = stability_threshold(epsilon, delta)
     counts = Counter(key for key in keys if key is not None)
-    found = sorted(counts)
-    exact = np.array([counts[key] for key in found], dtype=np.int64)
+    distinct = sorted(counts)
+    exact = np.array([counts[key] for key in distinct], dtype=np.int64)
     noisy = laplace_on_vector(exact, laplace_scale(2, epsilon))
-    return {key: int(n) for key, n in zip(found, noisy, strict=True) if n >= threshold}
+    return {key: int(n) for key, n in zip(distinct, noisy, strict=True) if n >= threshold}
 
 
 @dataclass(frozen=True)
