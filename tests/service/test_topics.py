@@ -56,7 +56,7 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
         (name, "none" if kind.info.local or kind.info.releases == "tensor" else "auto", {})
         for name, kind in ESTIMATORS.items()
     ),
-    *((n, "none", {}) for n, kind in ESTIMATORS.items() if kind.finds_centre),
+    *((n, "none", {}) for n, kind in ESTIMATORS.items() if "auto" in kind.centerings),
     ("block", "auto", {"oversampling": 5}),
     ("tadadpo", "none", {"warm_records": 4000, "warm_estimator": "analyze-gauss", "warm_options": {}}),
 ]

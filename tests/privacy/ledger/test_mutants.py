@@ -17,9 +17,9 @@ from fractions import Fraction
 from typing import Any
 
 import pytest
-from streaming_pca.privacy.calibration.multipliers import gaussian_multiplier, pure_epsilon
 
 from streaming_pca.estimators.registry import ESTIMATORS, find
+from streaming_pca.privacy.calibration.multipliers import gaussian_multiplier, pure_epsilon
 from streaming_pca.privacy.ledger.entries import (
     LedgerEntry,
     Opened,
