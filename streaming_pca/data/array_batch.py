@@ -36,8 +36,6 @@ class ArrayValues(RecordValues):
         return len(self.array)
 
     def sum(self, kernel: ValueKernel, *others: RecordValues) -> NDArray[np.int64]:
-        if getattr(kernel, "ordered", False):
-            return kernel(self.array, np.arange(len(self.array)))
         return kernel(self.array, *(value_array(other) for other in others))
 
     def above(self, radii: Sequence[float]) -> Callable[[int], int]:

@@ -68,8 +68,7 @@ class ValueKernel(Protocol):
 
     Further arguments are the same records' values in the other :class:`RecordValues` of
     :meth:`RecordValues.sum`. A kernel can be pickled, draws no noise, and adds a function of each
-    record alone. One with an attribute ``ordered`` that is true gets, instead, the places (m,) int64 of
-    these records in the batch that was mapped.
+    record alone.
     """
 
     def __call__(self, values: Vector, /, *args: Any, **kwargs: Any) -> Integers: ...
@@ -89,7 +88,7 @@ class RecordValues(ABC):
     def sum(self, kernel: ValueKernel, *others: RecordValues) -> Integers:
         """Return the exact sum of the kernel's contributions.
 
-        ``others`` are of the same batch. An ordered kernel takes no others.
+        ``others`` are of the same batch.
         """
 
     def above(self, radii: Sequence[float]) -> Callable[[int], int]:

@@ -190,11 +190,8 @@ class SparkValues(RecordValues):
     def sum(self, kernel: ValueKernel, *others: RecordValues) -> Integers:
         """Return the exact sum of the kernel's contributions."""
         maps = [self.mapped, *(_mapped(each) for each in others)]
-        ordered = bool(getattr(kernel, "ordered", False))
-        empty = np.zeros(0)
-        nothing = kernel(empty, np.zeros(0, dtype=np.int64)) if ordered else kernel(*(empty for _ in maps))
-        shares = self.batch._shares(placed=ordered)
-        total = self.batch.cluster.sum(ValueSum(kernel, maps), shares, nothing.size)
+        nothing = kernel(*(np.zeros(0) for _ in maps))
+        total = self.batch.cluster.sum(ValueSum(kernel, maps), self.batch._shares(), nothing.size)
         return nothing if total is None else total.reshape(nothing.shape)
 
 

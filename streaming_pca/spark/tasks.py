@@ -288,13 +288,7 @@ class ValueSum(Operation):
 
     def result(self, part: Records) -> Integers:
         """Return the sum over some records' values."""
-        values = [part.map(mapped) for mapped in self.maps]
-        if not getattr(self.kernel, "ordered", False):
-            return self.kernel(*values)
-        assert part.places is not None
-        # Two paired records have one value.
-        units = max(len(part.batch) // max(len(values[0]), 1), 1)
-        return self.kernel(values[0], part.places[::units] // units)
+        return self.kernel(*(part.map(mapped) for mapped in self.maps))
 
 
 @dataclass(frozen=True)

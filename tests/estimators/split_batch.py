@@ -6,7 +6,7 @@ import pickle
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, cycle, pairwise
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,13 +42,10 @@ class SplitValues(RecordValues):
 
     def sum(self, kernel: ValueKernel, *others: RecordValues) -> NDArray[np.int64]:
         columns = [_pieces_of(values) for values in others]
-        ends = list(accumulate(map(len, self.pieces), initial=0))
-        parts = []
-        for i, (first, last) in enumerate(pairwise(ends)):
-            more: list[Any] = [column[i] for column in columns]
-            if getattr(kernel, "ordered", False):
-                more = [np.arange(first, last)]
-            parts.append(sent(sent(kernel)(self.pieces[i].copy(), *more)))
+        parts = [
+            sent(sent(kernel)(piece.copy(), *(column[i] for column in columns)))
+            for i, piece in enumerate(self.pieces)
+        ]
         return np.asarray(sum(parts[1:], parts[0]))
 
 

@@ -177,21 +177,6 @@ def test_counts_of_values_do_not_depend_on_where_they_are() -> None:
     assert whole.histogram(edges).tolist() == pieces.histogram(edges).tolist() == wanted.tolist()
 
 
-class _Weighed:
-    """Sum of the positions of positive values."""
-
-    ordered = True
-
-    def __call__(self, values: NDArray[np.float64], places: NDArray[np.int64]) -> NDArray[np.int64]:
-        return np.array([places[values > 0].sum()])
-
-
-def test_an_ordered_kernel_gets_the_places_in_the_batch() -> None:
-    whole, pieces = values_in_pieces()
-    wanted = int(np.flatnonzero(whole.array > 0).sum())
-    assert whole.sum(_Weighed()).tolist() == pieces.sum(_Weighed()).tolist() == [wanted]
-
-
 def test_counts_of_bins_add_up_to_those_of_all_records() -> None:
     rng = np.random.default_rng(10)
     bins = rng.choice([NOWHERE, -5000, -1, 0, 3, 2**31 - 1], (4, 90)).astype(np.int32)

@@ -56,14 +56,6 @@ def norms(block: ArrayBatch) -> NDArray[np.float64]:
     return np.array([float(np.abs(rows).sum()) for rows in at])
 
 
-class AtPlaces:
-    ordered = True
-
-    def __call__(self, values: NDArray[np.float64], places: NDArray[np.int64]) -> NDArray[np.int64]:
-        units = np.rint(values * 2.0**20).astype(np.int64)
-        return np.array([int((units * (places + 1)).sum()), len(values)], dtype=np.int64)
-
-
 class Bins:
     limit = 100
 
@@ -163,7 +155,6 @@ def assert_same(batch: SparkBatch, known: ArrayBatch) -> None:
     assert there.histogram(edges).tolist() == here.histogram(edges).tolist()
     above = [there.above([1.0, 3.0])(i) for i in range(2)]
     assert above == [here.above([1.0, 3.0])(i) for i in range(2)]
-    assert there.sum(AtPlaces()).tolist() == here.sum(AtPlaces()).tolist()
     assert batch.split([0, len(batch)])[0].sum(CountedSum()).tolist() == [0] * (DIM + 1)
     counts, expected = batch.tally(Bins(), 2), known.tally(Bins(), 2)
     for name in ("owners", "keys", "counts"):
