@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from streaming_pca.api import BudgetAccountant, BudgetError, FeatureMap, PrivatePCA
-    from streaming_pca.estimators.doubts import DoubtfulResultWarning
+    from streaming_pca.estimators.warnings import DoubtfulResultWarning
 
 __all__ = [
     "BudgetAccountant",
@@ -27,7 +27,7 @@ def __getattr__(name: str) -> Any:
 
         return getattr(api, name)
     if name == "DoubtfulResultWarning":
-        from streaming_pca.estimators.doubts import DoubtfulResultWarning
+        from streaming_pca.estimators.warnings import DoubtfulResultWarning
 
         return DoubtfulResultWarning
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

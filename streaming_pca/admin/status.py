@@ -14,7 +14,7 @@ from streaming_pca.admin.watch import last_release
 from streaming_pca.config.kafka import KafkaSettings
 from streaming_pca.config.settings import Settings
 from streaming_pca.data.release import Release
-from streaming_pca.estimators.doubts import resolved_components
+from streaming_pca.estimators.warnings import resolved_components
 from streaming_pca.privacy.ledger.entries import encode_entry
 from streaming_pca.privacy.ledger.ledger import Ledger
 from streaming_pca.service.commit.log_reader import LedgerLog

@@ -39,23 +39,23 @@ from streaming_pca.data.array_batch import ArrayBatch, SparseBatch
 from streaming_pca.data.preprocessing import Preprocessing
 from streaming_pca.data.release import Release
 from streaming_pca.estimators.base import Estimator, Plan, Subspace
-from streaming_pca.estimators.doubts import (
-    Doubt,
-    DoubtfulResultWarning,
-    describe_doubts,
-    doubts,
-    remedies,
-    resolved_components,
-)
 from streaming_pca.estimators.factory import (
     changed_parameters,
     configure,
+    make_utility_generator,
     records_to_take,
     usable_records,
-    utility_generator_of,
 )
-from streaming_pca.estimators.forecast.forecast import forecast_of
+from streaming_pca.estimators.forecast.forecast import forecast_estimator
 from streaming_pca.estimators.forecast.result import Forecast
+from streaming_pca.estimators.warnings import (
+    DoubtfulResultWarning,
+    ReleaseWarning,
+    describe_warnings,
+    find_warnings,
+    remedies,
+    resolved_components,
+)
 from streaming_pca.kernels.lattice import MAX_RECORDS
 from streaming_pca.privacy.errors import require_count
 from streaming_pca.privacy.parameters import Charge
@@ -146,7 +146,8 @@ class PrivatePCA(MappedModel):
         Outcome of the last batch, if the estimator can learn nothing from one.
     doubts_ : tuple of str
         Reasons not to rely on the model, derived from its other attributes: ids of
-        :class:`~streaming_pca.estimators.doubts.Doubt`. If there are any, ``fit`` and ``partial_fit`` warn.
+        :class:`~streaming_pca.estimators.warnings.ReleaseWarning`. If there are any, ``fit`` and
+        ``partial_fit`` warn.
         Without ``angle_bound_`` and ``explained_variance_error_`` few doubts can be detected.
     n_components_, n_features_in_ : int
     feature_names_in_ : (d,) str
@@ -332,7 +333,7 @@ class PrivatePCA(MappedModel):
             # The mechanisms may be set up for fewer.
             estimator = with_rank(estimator, min(int(n_features), int(n_samples)))
         count = n_samples - n_samples % estimator.preprocessing.granularity
-        return forecast_of(estimator, int(count), batches=batches, tail=tail)
+        return forecast_estimator(estimator, int(count), batches=batches, tail=tail)
 
     def _configured(self, dim: int, n_records: int | None, rank: int | None = None) -> Estimator[Any, Any]:
         """Return the estimator of these parameters; all components are at most ``rank``."""
@@ -369,7 +370,7 @@ class PrivatePCA(MappedModel):
         self, X: ArrayLike, array: Rows, estimator: Estimator[Any, Any], n_records: int | None
     ) -> np.random.Generator:
         """Begin a new model, unless something is wrong; return utility randomness."""
-        rng = utility_generator_of(self.random_state)
+        rng = make_utility_generator(self.random_state)
         state = estimator.init(rng)
         # Plan before the old model is dropped: a plan refuses, for example, noise that no scale can give.
         plan = estimator.plan(state)
@@ -425,10 +426,12 @@ class PrivatePCA(MappedModel):
         """Set the fitted attributes, and warn the caller's caller of doubts."""
         with self._charging_a_retry():
             release = self._refresh()
-            if found := [Doubt(doubt) for doubt in self.doubts_]:
+            if found := [ReleaseWarning(doubt) for doubt in self.doubts_]:
                 names, index = getattr(self, "feature_names_in_", None), release.dominant_feature
                 dominant = index if names is None or index is None else names[index]
-                explained = describe_doubts(found, resolved_components(release), self.n_components_, dominant)
+                explained = describe_warnings(
+                    found, resolved_components(release), self.n_components_, dominant
+                )
                 helps = remedies(found, self._preprocessing, self.n_components_)
                 text = f"the result is doubtful: {explained}. What helps: {helps}."
                 warnings.warn(text, DoubtfulResultWarning, stacklevel=3)
@@ -438,7 +441,7 @@ class PrivatePCA(MappedModel):
         """Set the fitted attributes from the state's release."""
         release = chosen_release(self._estimator, self._state, self.n_components)
         preprocessing, records = self._preprocessing, self._state.records
-        found = doubts(release, preprocessing, records, self._estimator.norm_range[1])
+        found = find_warnings(release, preprocessing, records, self._estimator.norm_range[1])
         self._set_fitted(fitted_attributes(release, preprocessing, records, [doubt.value for doubt in found]))
         return release
 

@@ -108,10 +108,10 @@ def plan(
 def _of_stream(config: Path, stream: str | None, records: int, batches: int | None, tail: float) -> Forecast:
     """Return the forecast for the estimator of a settings file."""
     from streaming_pca.config.loading import load_settings
-    from streaming_pca.estimators.forecast.forecast import forecast_of
+    from streaming_pca.estimators.forecast.forecast import forecast_estimator
 
     settings = load_settings(config, stream).stream
-    return forecast_of(settings.build_estimator(), records, batches=batches, tail=tail)
+    return forecast_estimator(settings.build_estimator(), records, batches=batches, tail=tail)
 
 
 def estimators(as_json: JsonOption = False) -> None:

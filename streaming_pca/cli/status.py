@@ -114,11 +114,11 @@ def _release(release: dict[str, Any]) -> str:
 
 
 def _doubts(facts: dict[str, Any]) -> str:
-    from streaming_pca.estimators.doubts import describe_doubts
+    from streaming_pca.estimators.warnings import describe_warnings
 
     release, rank = facts["last_release"], len(facts["accuracy"]["explained_variance"])
     resolved, dominant = release["resolved_components"], release["dominant_feature"]
-    return describe_doubts(release["doubts"], resolved, rank, dominant)
+    return describe_warnings(release["doubts"], resolved, rank, dominant)
 
 
 def _leader(leader: dict[str, Any] | None) -> str:

@@ -180,7 +180,7 @@ def _print_release(item: FollowedRelease, as_json: bool) -> None:
 
 
 def _facts(item: FollowedRelease) -> dict[str, Any]:
-    from streaming_pca.estimators.doubts import resolved_components
+    from streaming_pca.estimators.warnings import resolved_components
 
     release = item.release
     return {
@@ -213,11 +213,11 @@ def _cells(item: FollowedRelease) -> tuple[str, ...]:
 
 def _print_doubts(release: Release) -> None:
     """Print a line below a doubtful release."""
-    from streaming_pca.estimators.doubts import describe_doubts, resolved_components
+    from streaming_pca.estimators.warnings import describe_warnings, resolved_components
 
     if release.doubts:
         resolved = resolved_components(release)
-        text = describe_doubts(release.doubts, resolved, release.rank, release.dominant_name)
+        text = describe_warnings(release.doubts, resolved, release.rank, release.dominant_name)
         print(wrapped(f"{'':>6} doubtful: {text}", _INDENT), flush=True)
 
 

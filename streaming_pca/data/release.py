@@ -148,8 +148,8 @@ class Release(BaseModel):
     """Outcome of the batch if its estimator can learn nothing from one: "learnt", or the reason.
     Later versions may add words."""
     doubts: tuple[Word, ...] = ()
-    """Reasons not to rely on the release (:class:`~streaming_pca.estimators.doubts.Doubt`), omitted without
-    any. Later versions may add words."""
+    """Reasons not to rely on the release (:class:`~streaming_pca.estimators.warnings.ReleaseWarning`),
+    omitted without any. Later versions may add words."""
     dominant_feature: Annotated[int, Field(ge=0)] | None = None
     """Index of the feature that the doubt "dominated" refers to. Since version 7."""
     batch_records: Annotated[int, Field(ge=0)] | None = None

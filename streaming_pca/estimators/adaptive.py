@@ -158,7 +158,7 @@ class AdaptivePCA(ComposedEstimator[AdaptiveState, AdaptiveOptions]):
         new = replace(state, route=learner.route, covariance=learner.covariance)
         return replace(new, block=learner.block, total=learner.total), clipped
 
-    def _release(self, state: AdaptiveState) -> Subspace:
+    def learnt_subspace(self, state: AdaptiveState) -> Subspace:
         """Return the release of the route that learnt last."""
         if state.route == "block":
             return block_subspace(state.block, state.total, self.k, state.present, state.mean_noise)

@@ -134,7 +134,7 @@ class Subspace:
     mean_error : float or None
         Expected norm of the noise in the mean, in units of the scaled features.
         It is not published.
-    known_doubts : tuple of str
+    known_warnings : tuple of str
         Ids of doubts that the estimator itself raises, such as an angle that may exceed its bound.
     dominant_feature : int or None
         Feature with more than half of the squared norm shown by the largest records.
@@ -151,7 +151,7 @@ class Subspace:
     weights: Matrix | None = None
     support: tuple[int, ...] | None = None
     mean_error: float | None = None
-    known_doubts: tuple[str, ...] = ()
+    known_warnings: tuple[str, ...] = ()
     dominant_feature: int | None = None
 
 
@@ -287,7 +287,7 @@ class Estimator(ABC, Generic[S, O]):
     kinds: ClassVar[frozenset[RecordKind]] = frozenset({RecordKind.FACTOR, RecordKind.MATRIX})
     """Kinds of records that the estimator can read."""
 
-    in_parts: ClassVar[bool] = False
+    splits_budget: ClassVar[bool] = False
     """True where each of a user's batches costs a part of (epsilon, delta), by basic composition. Any other
     mechanism in such a batch must not cost more than that part: with a joint bound, a mix of the two kinds
     of batches would exceed (epsilon, delta)."""
@@ -343,7 +343,7 @@ class Estimator(ABC, Generic[S, O]):
 
     def plan(self, state: S) -> Plan:
         """Return size, charge and parameters of the next batch."""
-        plan = self._plan(state)
+        plan = self.plan_mechanisms(state)
         if self._noise_law is not None:
             plan = replace(plan, parameters=plan.parameters | {"noise": self._noise_law})
         if self.diagnostics is None:
@@ -357,7 +357,7 @@ class Estimator(ABC, Generic[S, O]):
     def update(self, state: S, batch: Batch) -> S:
         """Learn from a batch: for any state, a mechanism whose cost is the plan's charge."""
         self.check(batch)
-        new, clipped = self._update(state, batch)
+        new, clipped = self.learn_batch(state, batch)
         components = self.release(state).components if state.batch else None
         new = replace(new, components=components, noise=self._noise_law)
         if self.diagnostics is None:
@@ -365,19 +365,20 @@ class Estimator(ABC, Generic[S, O]):
         return replace(new, counts=self.diagnostics.counts(batch.null_count(), clipped))
 
     @abstractmethod
-    def _plan(self, state: S) -> Plan:
+    def plan_mechanisms(self, state: S) -> Plan:
         """Plan the estimator's own mechanisms, without diagnostics."""
 
     @abstractmethod
-    def _update(self, state: S, batch: Batch) -> tuple[S, int]:
+    def learn_batch(self, state: S, batch: Batch) -> tuple[S, int]:
         """Return the next state and the number of records (pairs) that the clip changed.
 
-        That number is exact and as secret as a record: only :meth:`update` may read it.
+        That number is exact and as secret as a record: only :meth:`update`, and an estimator that holds
+        this one, may read it.
         """
 
     def release(self, state: S) -> Subspace:
         """Return the current subspace: post-processing of the state."""
-        subspace = self._release(state)
+        subspace = self.learnt_subspace(state)
         rows = np.ascontiguousarray(subspace.components)
         if self.info.releases == "subspace":
             # The sign of a tensor's component carries information.
@@ -395,7 +396,7 @@ class Estimator(ABC, Generic[S, O]):
         return replace(subspace, mean=state.mean * (1.0 if scale is None else np.asarray(scale)))
 
     @abstractmethod
-    def _release(self, state: S) -> Subspace:
+    def learnt_subspace(self, state: S) -> Subspace:
         """Return the learnt subspace, with any signs and without the mean."""
 
     def check(self, batch: Batch) -> None:

@@ -16,8 +16,8 @@ from pydantic import ValidationError
 
 from streaming_pca.data.preprocessing import Preprocessing, present_centering
 from streaming_pca.estimators.base import Estimator, check_private, no_guarantee
-from streaming_pca.estimators.doubts import DoubtfulResultWarning
 from streaming_pca.estimators.registry import find
+from streaming_pca.estimators.warnings import DoubtfulResultWarning
 from streaming_pca.kernels.lattice import MAX_RECORDS
 from streaming_pca.privacy.parameters import PrivacyParameters, delta_warning
 from streaming_pca.privacy.randomness import utility_generator
@@ -178,7 +178,7 @@ def _describe(estimator: Estimator[Any, Any]) -> dict[str, Any]:
     }
 
 
-def utility_generator_of(random_state: Any) -> np.random.Generator:
+def make_utility_generator(random_state: Any) -> np.random.Generator:
     """Make a generator of utility randomness.
 
     Parameters

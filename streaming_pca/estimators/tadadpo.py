@@ -63,18 +63,18 @@ class TadaDPOOptions(AdaDPOOptions):
                 f"no warm_estimator {self.warm_estimator!r}; known: {', '.join(sorted(WARM_STARTS))}"
             )
         try:
-            self.of_warm()
+            self.parse_warm_options()
         except ValidationError:
-            lines = options_lines(WARM_STARTS[self.warm_estimator].options_type, self._of_warm)
+            lines = options_lines(WARM_STARTS[self.warm_estimator].options_type, self._warm_values)
             raise ValueError("; ".join(f"warm_options {line}" for line in lines)) from None
         return self
 
-    def of_warm(self) -> Options:
+    def parse_warm_options(self) -> Options:
         """Parse the start's settings."""
-        return WARM_STARTS[self.warm_estimator].options_type(**self._of_warm)
+        return WARM_STARTS[self.warm_estimator].options_type(**self._warm_values)
 
     @property
-    def _of_warm(self) -> dict[str, Any]:
+    def _warm_values(self) -> dict[str, Any]:
         fields = WARM_STARTS[self.warm_estimator].options_type.model_fields
         known = {"n_records": self.warm_records} if "n_records" in fields else {}
         return {**known, **self.warm_options}
@@ -82,7 +82,7 @@ class TadaDPOOptions(AdaDPOOptions):
     @property
     def largest_batch(self) -> int:
         """Largest number of records of any plan."""
-        return max(self.records_a_batch(1), self.of_warm().largest_batch)
+        return max(self.records_a_batch(1), self.parse_warm_options().largest_batch)
 
 
 @dataclass(frozen=True)
@@ -166,7 +166,7 @@ class TadaDPO(AdaDPO):
             self.k,
             PrivacyParameters(epsilon=epsilon, delta=delta),
             self.preprocessing,
-            self.options.of_warm(),
+            self.options.parse_warm_options(),
         )
         # Some estimators count clipped records only where diagnostics pay for the count.
         self.warm.diagnostics = self.diagnostics
@@ -179,7 +179,7 @@ class TadaDPO(AdaDPO):
 
     def _start(self, warm: Any) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return a start's subspace as an iterate, and its Rayleigh quotients."""
-        found = self.warm._release(warm)
+        found = self.warm.learnt_subspace(warm)
         return np.ascontiguousarray(found.components.T), np.diag(found.explained_variance)
 
     def _steps(self, state: AdaDPOState) -> int:
@@ -187,12 +187,12 @@ class TadaDPO(AdaDPO):
         assert isinstance(state, TadaDPOState)
         return state.batch - state.warm_batches
 
-    def _plan(self, state: AdaDPOState) -> Plan:
+    def plan_mechanisms(self, state: AdaDPOState) -> Plan:
         """Return the start's plan, or B records: half for the range, half for centre and mean."""
         assert isinstance(state, TadaDPOState)
         if state.warm is None:
-            return super()._plan(state)
-        plan = self.warm._plan(self._warm_state(state))
+            return super().plan_mechanisms(state)
+        plan = self.warm.plan_mechanisms(self._warm_state(state))
         return replace(
             plan,
             # Later batches have no rho, so a ledger that asks for one must refuse the first batch.
@@ -200,12 +200,12 @@ class TadaDPO(AdaDPO):
             parameters={"mechanism": self.info.id, "start": self.warm.info.id, **_own(plan.parameters)},
         )
 
-    def _update(self, state: AdaDPOState, batch: Batch) -> tuple[AdaDPOState, int]:
+    def learn_batch(self, state: AdaDPOState, batch: Batch) -> tuple[AdaDPOState, int]:
         """Learn a batch of the start, or take one tangent step."""
         assert isinstance(state, TadaDPOState)
         if state.warm is None:
-            return super()._update(state, batch)
-        warm, clipped = self.warm._update(self._warm_state(state), batch)
+            return super().learn_batch(state, batch)
+        warm, clipped = self.warm.learn_batch(self._warm_state(state), batch)
         basis, inner = self._start(warm)
         ended = warm.records >= self.options.warm_records
         new = replace(
@@ -248,12 +248,12 @@ class TadaDPO(AdaDPO):
         inner = turn @ state.inner @ turn.T
         return basis, (inner + inner.T) / 2
 
-    def _release(self, state: AdaDPOState) -> Subspace:
+    def learnt_subspace(self, state: AdaDPOState) -> Subspace:
         """Return the start's release, or after the start the span of the iterate."""
         assert isinstance(state, TadaDPOState)
         if state.warm is None:
-            return super()._release(state)
-        return self.warm._release(self._warm_state(state))
+            return super().learnt_subspace(state)
+        return self.warm.learnt_subspace(self._warm_state(state))
 
 
 def _own(parameters: dict[str, Any]) -> dict[str, Any]:

@@ -10,8 +10,8 @@ import pytest
 from numpy.typing import NDArray
 
 from streaming_pca import PrivatePCA
-from streaming_pca.estimators.doubts import DoubtfulResultWarning
 from streaming_pca.estimators.factory import MAX_FEATURES
+from streaming_pca.estimators.warnings import DoubtfulResultWarning
 from streaming_pca.kernels.lattice import MAX_RECORDS
 from tests.api.samplers import spiked
 

@@ -355,10 +355,10 @@ def test_a_clip_that_is_not_applied_is_caught(name: str, kind: str) -> None:
 class CentredOnItsBatch(AnalyzeGauss):
     """Subtract the batch's own mean from its records."""
 
-    def _update(self, state: AnalyzeGaussState, batch: ArrayBatch) -> tuple[AnalyzeGaussState, int]:
+    def learn_batch(self, state: AnalyzeGaussState, batch: ArrayBatch) -> tuple[AnalyzeGaussState, int]:
         centre = tuple(batch.rows.mean(axis=0))
         public = self.preprocessing.model_copy(update={"centering": centre})
-        return AnalyzeGauss(self.dim, self.k, self.privacy, public, self.options)._update(state, batch)
+        return AnalyzeGauss(self.dim, self.k, self.privacy, public, self.options).learn_batch(state, batch)
 
 
 def test_a_centre_of_the_same_records_is_caught() -> None:
@@ -389,7 +389,7 @@ class FloatNoise(AnalyzeGauss):
 
     rng = np.random.default_rng(0)
 
-    def _update(self, state: AnalyzeGaussState, batch: ArrayBatch) -> tuple[AnalyzeGaussState, int]:
+    def learn_batch(self, state: AnalyzeGaussState, batch: ArrayBatch) -> tuple[AnalyzeGaussState, int]:
         assert self.options.clip_radius is not None
         exact = covariance_sum(batch, self.preprocessing, self.options.clip_radius)
         sigma = self.costs.multiplier * exact.sensitivity * exact.unit

@@ -41,7 +41,7 @@ MEETS = {name: suite.mechanisms for name, suite in SUITE.items() if suite.mechan
 # Estimators whose mechanisms all read all records, with shares of one Gaussian's budget.
 COMPOSED = {name for name, estimator in ESTIMATORS.items() if issubclass(estimator, ComposedEstimator)}
 # Estimators that charge a part of the promise for each of a user's batches.
-IN_PARTS = {name for name, estimator in ESTIMATORS.items() if estimator.in_parts}
+IN_PARTS = {name for name, estimator in ESTIMATORS.items() if estimator.splits_budget}
 UNCLAIMED = {name for name, suite in SUITE.items() if not suite.has_rho}
 # Replaces the options above where the radius must not depend on the records.
 PUBLIC_RADIUS = {

@@ -400,7 +400,7 @@ def test_auto_means_pairs_where_the_estimator_finds_no_mean(name: str) -> None:
 def test_the_base_class_adds_counts_and_signs(name: str) -> None:
     """An override of these methods would omit them."""
     for method in ("plan", "update", "release"):
-        assert getattr(find(name), method) is getattr(Estimator, method), f"{name}: name it _{method}"
+        assert getattr(find(name), method) is getattr(Estimator, method), f"{name} overrides {method}"
 
 
 @pytest.mark.parametrize("name", CENTERINGS)

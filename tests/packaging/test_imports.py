@@ -35,7 +35,7 @@ LAYERS = """
     service, . + api
     config
     estimators.factory
-    estimators.registry, estimators.forecast, estimators.doubts, estimators.kernel_cache
+    estimators.registry, estimators.forecast, estimators.warnings, estimators.kernel_cache
     estimators.tadadpo
     estimators.adaptive
     estimators.power

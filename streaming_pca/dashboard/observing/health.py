@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from streaming_pca.dashboard.models import Health
-from streaming_pca.estimators.doubts import describe_doubts
+from streaming_pca.estimators.warnings import describe_warnings
 
 Level = Literal["ok", "warning", "problem", "unknown"]
 
@@ -108,7 +108,7 @@ def _rules(facts: Facts) -> Iterator[tuple[bool, Level, str]]:
     share = f"At least {100 * facts.least_null_share:.0f}% of the last batch's records are null"
     level = "problem" if facts.least_null_share > MANY_NULL else "warning"
     yield facts.least_null_share > SOME_NULL, level, f"{share}: `streaming-pca payload check` shows why."
-    doubts = describe_doubts(facts.doubts, facts.resolved, facts.rank, facts.dominant)
+    doubts = describe_warnings(facts.doubts, facts.resolved, facts.rank, facts.dominant)
     yield bool(facts.doubts), "warning", f"The last release: {doubts}."
     unreadable = f"Messages of the releases topic that are not releases of this stream: {facts.unreadable}."
     newer = "Update streaming-pca if the stream's worker is newer."

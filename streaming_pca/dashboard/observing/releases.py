@@ -21,7 +21,7 @@ from streaming_pca.config.settings import StreamSettings
 from streaming_pca.dashboard.models import History, ReleasePage, ReleaseSummary
 from streaming_pca.data.release import Release
 from streaming_pca.estimators.common.error_bounds import explained_ratio
-from streaming_pca.estimators.doubts import resolved_components
+from streaming_pca.estimators.warnings import resolved_components
 
 Vector = NDArray[np.float64]
 

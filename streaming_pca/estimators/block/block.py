@@ -372,7 +372,7 @@ def block_subspace(
         total_variance=whole if has_whole else None,
         total_variance_error=float(present.widened(whole_error, whole)) if has_whole else None,
         angle_bound=bound,
-        known_doubts=beyond,
+        known_warnings=beyond,
     )
 
 
@@ -550,6 +550,6 @@ class BlockPCA(ComposedEstimator[BlockState, BlockOptions]):
         block, total, clipped = learn_block(update, state.block, state.total, batch, budget, self.options)
         return replace(state, block=block, total=total), clipped
 
-    def _release(self, state: BlockState) -> Subspace:
+    def learnt_subspace(self, state: BlockState) -> Subspace:
         """Return leading Ritz vectors of the basis."""
         return block_subspace(state.block, state.total, self.k, state.present, state.mean_noise)

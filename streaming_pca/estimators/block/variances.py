@@ -18,7 +18,7 @@ from streaming_pca.data.preprocessing import Preprocessing
 from streaming_pca.data.records import Block
 from streaming_pca.estimators.common.budget import Budget
 from streaming_pca.estimators.common.norm_distribution import NormDistribution
-from streaming_pca.estimators.common.residual_sums import NO_CENTRE, check_columns, room_of
+from streaming_pca.estimators.common.residual_sums import NO_CENTRE, allocate_room, check_columns
 from streaming_pca.estimators.record_reader import RecordReader, added_up
 from streaming_pca.kernels.blas import dgemm_address
 from streaming_pca.kernels.block.chunks import grid
@@ -62,7 +62,7 @@ class _Layers:
         read, how = self.records.read(batch), self.records.how
 
         def part(first: int, last: int) -> NDArray[np.int64]:
-            chunk, _, _ = room_of(self.columns, self.columns.shape[1], read.longest)
+            chunk, _, _ = allocate_room(self.columns, self.columns.shape[1], read.longest)
             total, dgemm = np.zeros(self.shape, dtype=np.int64), dgemm_address()
             add_layers(read, first, last, how, self.columns, NO_CENTRE, self.caps, dgemm, chunk, total)
             return total

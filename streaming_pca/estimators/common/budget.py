@@ -61,7 +61,7 @@ class Budget:
         if millionths > self.left:
             raise ValueError(f"a share of {millionths} millionths, but only {self.left} are left")
         self.left -= millionths
-        return multiplier_of(self._squared, Fraction(millionths, WHOLE))
+        return share_multiplier(self._squared, Fraction(millionths, WHOLE))
 
     def rest(self) -> float:
         """Return the unspent share."""
@@ -78,7 +78,7 @@ class Budget:
         if not self.left:
             raise ValueError("nothing is left of the batch's budget")
         millionths, self.left = self.left, 0
-        return multiplier_of(self._squared, Fraction(millionths, WHOLE))
+        return share_multiplier(self._squared, Fraction(millionths, WHOLE))
 
     def sigma(self, multiplier: float, sensitivity: float) -> float:
         """Compute the noise scale for a sensitivity in lattice units, rounded up.
@@ -94,7 +94,7 @@ class Budget:
         return require_room(product, self._epsilon)
 
 
-def multiplier_of(squared: Fraction, share: Fraction) -> float:
+def share_multiplier(squared: Fraction, share: Fraction) -> float:
     """Compute the square root of squared/share as a float, rounded up."""
     wanted = squared / share
     root = math.sqrt(wanted)

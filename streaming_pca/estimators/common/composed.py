@@ -91,7 +91,7 @@ class ComposedEstimator(Estimator[S, O]):
         high = min(max(bound, LEAST_RADIUS * 2.0**30), GREATEST_RADIUS)
         return high * 2.0**-30, high
 
-    def _plan(self, state: S) -> Plan:
+    def plan_mechanisms(self, state: S) -> Plan:
         """Plan a batch, whose mechanisms all share one budget."""
         options, granularity = self.options, self.preprocessing.granularity
         least = self.costs.least(granularity)
@@ -116,7 +116,7 @@ class ComposedEstimator(Estimator[S, O]):
         """Return further parameters for the reservation."""
         return {}
 
-    def _update(self, state: S, batch: Batch) -> tuple[S, int]:
+    def learn_batch(self, state: S, batch: Batch) -> tuple[S, int]:
         budget, preprocessing = self.costs.budget(), self.preprocessing
         present, clamped = state.present, state.clamped
         if self._restarts(state, batch):
@@ -137,7 +137,7 @@ class ComposedEstimator(Estimator[S, O]):
         subspace = super().release(state)
         if not state.clamped.is_large:
             return subspace
-        return replace(subspace, known_doubts=(*subspace.known_doubts, "clamped"))
+        return replace(subspace, known_warnings=(*subspace.known_warnings, "clamped"))
 
     def _restarts(self, state: S, batch: Batch) -> bool:
         """Return whether to forget earlier batches, which had too few records to find a radius."""

@@ -93,7 +93,7 @@ def _columns_about(basis: Matrix, centre: Matrix, leave_out: float = 0.0) -> tup
 _own = threading.local()
 
 
-def room_of(columns: Matrix, k: int, longest: int) -> tuple[Chunk, Matrix, Integers]:
+def allocate_room(columns: Matrix, k: int, longest: int) -> tuple[Chunk, Matrix, Integers]:
     """Return this thread's buffers, which it keeps for the next sum of the same shape.
 
     New memory costs a small sum as much as its products. The buffers hold at most 256 rows of
@@ -162,7 +162,7 @@ class FactorProducts:
         return max(-(-wanted // rows), 1) * rows * self.records.step
 
     def _part(self, read: RecordsView, counter: Integers, share: int) -> tuple[Integers, int, int]:
-        chunk, exact, total = room_of(self.columns, self.basis_shape[1], read.longest)
+        chunk, exact, total = allocate_room(self.columns, self.basis_shape[1], read.longest)
         how, columns, centre, dgemm = self.records.how, self.columns, self.of_centre, dgemm_address()
         clipped, weights = sum_products(
             read, counter, share, how, columns, centre, self.per_unit, dgemm, chunk, exact, total
@@ -171,7 +171,7 @@ class FactorProducts:
         return total.copy(), clipped, weights
 
 
-def _scale_of(centre: Matrix) -> float:
+def _centre_scale(centre: Matrix) -> float:
     """Return the divisor of a centre: its norm within [1e-250, 1e300], or 1 for zeros."""
     scale = frobenius_norm(centre)
     return min(max(scale, 1e-250), 1e300) if scale > 0 else 1.0
@@ -182,13 +182,13 @@ class FactorResidualNorms(NormKernel):
 
     def __init__(self, preprocessing: Preprocessing, basis: Matrix, centre: Matrix) -> None:
         super().__init__(RecordReader(preprocessing, basis))
-        scale = _scale_of(centre)
+        scale = _centre_scale(centre)
         self.columns, self.of_centre, _ = _columns_about(basis, centre / scale)
         self.k, self.per_unit, self.unit = basis.shape[1], 2.0**40 / scale, scale * 2.0**-40
 
     def fill(self, read: RecordsView, first: int, last: int, out: Matrix) -> None:
         """Write the norms."""
-        chunk, _, _ = room_of(self.columns, self.k, read.longest)
+        chunk, _, _ = allocate_room(self.columns, self.k, read.longest)
         how, columns, dgemm = self.records.how, self.columns, dgemm_address()
         product_sizes(read, first, last, how, columns, self.of_centre, self.per_unit, dgemm, chunk, out)
 
@@ -225,7 +225,7 @@ class MatrixResidualNorms(NormKernel):
     """|A Q - C|_F/unit of every symmetric matrix; -1 where rounded products are too coarse."""
 
     def __init__(self, preprocessing: Preprocessing, basis: Matrix, centre: Matrix) -> None:
-        scale = _scale_of(centre)
+        scale = _centre_scale(centre)
         self.unit = scale * 2.0**-26
         self._products = MatrixProducts(preprocessing, basis, 2.0**26 / scale, centre)
         super().__init__(self._products.records)

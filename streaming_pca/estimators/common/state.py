@@ -93,12 +93,12 @@ def _build_state(kind: type[S], values: Mapping[str, Any]) -> S:
         if dataclasses.is_dataclass(hint):
             raise ValueError(f"{name} of the state is a single value")
         is_hex = isinstance(value, str) and float in (hint, *get_args(hint))
-        found[outer] = _float_of(value) if is_hex else value
+        found[outer] = _parse_float(value) if is_hex else value
     # The dataclass's constructor refuses unknown names.
     return kind(**found, **{name: _build_state(hints[name], fields) for name, fields in inner.items()})
 
 
-def _float_of(text: str) -> float:
+def _parse_float(text: str) -> float:
     try:
         return float.fromhex(text)
     except OverflowError as error:

@@ -109,7 +109,7 @@ class AnalyzeGauss(ComposedEstimator[AnalyzeGaussState, AnalyzeGaussOptions]):
             estimate, clipped = update.at_fixed_radius(estimate, batch, budget, options)
         return replace(state, covariance=estimate), clipped
 
-    def _release(self, state: AnalyzeGaussState) -> Subspace:
+    def learnt_subspace(self, state: AnalyzeGaussState) -> Subspace:
         """Return leading eigenvectors of the (centred) noisy covariance."""
         return covariance_subspace(
             state.covariance, self.preprocessing, self.k, state.present, state.mean, state.mean_noise

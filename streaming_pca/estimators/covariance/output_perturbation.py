@@ -233,7 +233,7 @@ class OutputPerturbation(Estimator[OutputPerturbationState, OutputPerturbationOp
         zeros = np.zeros((self.dim, self.dim))
         return OutputPerturbationState(0, 0, zeros, 0.0, basis, np.zeros((self.k, self.k)))
 
-    def _plan(self, state: OutputPerturbationState) -> Plan:
+    def plan_mechanisms(self, state: OutputPerturbationState) -> Plan:
         """Plan one batch, whose gap, projector and variances compose."""
         granularity, options = self.preprocessing.granularity, self.options
         z = self._multipliers
@@ -324,7 +324,9 @@ class OutputPerturbation(Estimator[OutputPerturbationState, OutputPerturbationOp
 
     # One batch.
 
-    def _update(self, state: OutputPerturbationState, batch: Batch) -> tuple[OutputPerturbationState, int]:
+    def learn_batch(
+        self, state: OutputPerturbationState, batch: Batch
+    ) -> tuple[OutputPerturbationState, int]:
         """Test the gap, and learn the projector if it passes, at the charge of :meth:`plan`."""
         exact = covariance_sum(batch, self.preprocessing, self.options.clip_radius)
         count = len(batch) // self.preprocessing.units
@@ -381,7 +383,7 @@ class OutputPerturbation(Estimator[OutputPerturbationState, OutputPerturbationOp
         whole = np.rint((seen + seen.T) / 2).astype(np.int64)
         return gaussian_on_symmetric(whole, z * bounds.inner(self.k) * (1 + 1e-15))
 
-    def _release(self, state: OutputPerturbationState) -> Subspace:
+    def learnt_subspace(self, state: OutputPerturbationState) -> Subspace:
         """Return the averaged projector's leading eigenvectors, turned to the last Ritz vectors."""
         values, turn = ritz_pairs(state.inner, self.k)
         return Subspace((state.basis @ turn).T, np.maximum(values, 0.0), None)

@@ -81,7 +81,7 @@ def covariance_subspace(
         total_variance=total if is_total else None,
         total_variance_error=float(present.widened(total_error, total)) if is_total else None,
         angle_bound=(bound + turned if is_covered else bound) if finite else None,
-        known_doubts=() if is_covered or bound >= math.pi / 2 else ("clipped",),
+        known_warnings=() if is_covered or bound >= math.pi / 2 else ("clipped",),
         dominant_feature=dominant,
     )
 

@@ -46,7 +46,7 @@ class Shares:
             raise ParameterError("shares of the first batch must not sum to more than 1")
 
     @classmethod
-    def of_default(cls, dim: int, sizes: Sequence[int], multiplier: float) -> Shares:
+    def from_batches(cls, dim: int, sizes: Sequence[int], multiplier: float) -> Shares:
         """Return the default's shares with ``centering = "auto"`` and without weights.
 
         Parameters
@@ -64,12 +64,12 @@ class Shares:
         return cls(1 - first - centre - FIRST_LOOK, later, first, centre, FIRST_LOOK)
 
     @classmethod
-    def of_one_sum(cls, sizes: Sequence[int], multiplier: float) -> Shares:
+    def from_one_sum(cls, sizes: Sequence[int], multiplier: float) -> Shares:
         """Give the sum all but the count of present records: the clip radius is public."""
         first, later = (present_share(size, multiplier) for size in (sizes[0], sizes[-1]))
         return cls(first=1 - first, later=1 - later, sizes=first, centre=0.0, pilot=0.0)
 
-    def of_sums(self, batches: int) -> list[float]:
+    def sum_shares(self, batches: int) -> list[float]:
         """Return the sum's share in each batch."""
         return [self.first, *[self.later] * (batches - 1)]
 

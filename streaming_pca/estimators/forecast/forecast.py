@@ -94,8 +94,8 @@ def forecast(
         raise ParameterError(f"epsilon = {epsilon:g} and delta = {delta:g} cannot be charged") from error
     try:
         if shares is None and public_radius:
-            shares = Shares.of_one_sum(sizes, multiplier)
-        shares = shares or Shares.of_default(dim, sizes, multiplier)
+            shares = Shares.from_one_sum(sizes, multiplier)
+        shares = shares or Shares.from_batches(dim, sizes, multiplier)
     except OverflowError:
         raise ParameterError(
             f"epsilon = {epsilon:g} and delta = {delta:g} need more noise than a float holds"
@@ -103,7 +103,7 @@ def forecast(
     route = route or ("block" if dim > MAX_COVARIANCE_DIM else "covariance")
     rows = [size / per_row for size in sizes]
     weights = [1 / batch_doubt(dim, count, multiplier) for count in rows]
-    parts = zip(weights, rows, shares.of_sums(len(sizes)), strict=True)
+    parts = zip(weights, rows, shares.sum_shares(len(sizes)), strict=True)
     spread = math.sqrt(sum((w / n) ** 2 / share for w, n, share in parts)) / sum(weights)
     noise = (2 if route == "block" else 1) * tail * multiplier * spread
     found = Forecast(
@@ -141,7 +141,7 @@ def _warnings(f: Forecast) -> tuple[str, ...]:
     return tuple(found)
 
 
-def forecast_of(
+def forecast_estimator(
     estimator: Estimator[Any, Any], records: int, *, batches: int | None = None, tail: float = 1.0
 ) -> Forecast:
     """Forecast for a configured estimator.

@@ -95,12 +95,12 @@ class LocalEstimator(Estimator[S, O]):
             return self.options.batch_size
         return max(1, min(_MOST_REPORTS, _BATCH_ENTRIES // packed_size(self.dim)))
 
-    def _plan(self, state: S) -> Plan:
+    def plan_mechanisms(self, state: S) -> Plan:
         """Plan ``largest_batch`` reports; any number is useful."""
         parameters = {"mechanism": "none", "local_sigma": self.sigma}
         return Plan(self.largest_batch, 1, 1, Charge.nothing(), parameters)
 
-    def _update(self, state: S, batch: Batch) -> tuple[S, int]:
+    def learn_batch(self, state: S, batch: Batch) -> tuple[S, int]:
         """Add the reports and solve for their mean; no report is clipped."""
         total = np.array(state.total)
         limit = 1.0 + _FAR * self.sigma
@@ -118,7 +118,7 @@ class LocalEstimator(Estimator[S, O]):
     def _solved(self, state: S) -> S:
         """Return the state with the solution for the mean of its reports, at least one."""
 
-    def _release(self, state: S) -> Subspace:
+    def learnt_subspace(self, state: S) -> Subspace:
         """Return the solution, and the error of its variances by the known noise."""
         variances = np.maximum(state.variances, 0.0)
         if not state.reports:

@@ -92,9 +92,9 @@ class LocalGaussianPCA(LocalEstimator[LocalGaussianState, LocalGaussianOptions])
             next_variance=float(values[-1]) if self.k < self.dim else 0.0,
         )
 
-    def _release(self, state: LocalGaussianState) -> Subspace:
+    def learnt_subspace(self, state: LocalGaussianState) -> Subspace:
         """Return the leading eigenvectors, and their error bound by the known noise."""
-        found = super()._release(state)
+        found = super().learnt_subspace(state)
         if not state.reports:
             return found
         # The bound needs only the two eigenvalues around the gap, and d.

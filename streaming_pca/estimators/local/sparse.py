@@ -191,9 +191,9 @@ class SparseLocalPCA(LocalEstimator[SparseLocalState, SparseLocalOptions]):
             gap=found.gap,
         )
 
-    def _release(self, state: SparseLocalState) -> Subspace:
+    def learnt_subspace(self, state: SparseLocalState) -> Subspace:
         """Return the solution and its features."""
-        found = super()._release(state)
+        found = super().learnt_subspace(state)
         if not state.reports:
             return found
         return replace(found, support=tuple(int(i) for i in np.flatnonzero(state.support)))

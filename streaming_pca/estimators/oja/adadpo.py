@@ -107,7 +107,7 @@ class AdaDPO(IterateEstimator[AdaDPOState, AdaDPOOptions]):
         always_learns=False,
     )
     worst_cases = BLOCK_RANGE_CASES
-    in_parts: ClassVar[bool] = True
+    splits_budget: ClassVar[bool] = True
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -130,7 +130,7 @@ class AdaDPO(IterateEstimator[AdaDPOState, AdaDPOOptions]):
     def _range_blocks(self, step: int) -> int:
         return self.adaptive_mean.range_blocks(self._failure(step), self.options.range_constant)
 
-    def _plan(self, state: AdaDPOState) -> Plan:
+    def plan_mechanisms(self, state: AdaDPOState) -> Plan:
         """Plan B records: half for the range, half for centre and mean."""
         granularity = self.preprocessing.granularity
         blocks = self._range_blocks(self._steps(state) + 1)
@@ -144,7 +144,7 @@ class AdaDPO(IterateEstimator[AdaDPOState, AdaDPOOptions]):
         least = min(least_records(blocks, self.preprocessing), count)
         return Plan(count, least, granularity, self.privacy.charge(None), parameters)
 
-    def _update(self, state: AdaDPOState, batch: Batch) -> tuple[AdaDPOState, int]:
+    def learn_batch(self, state: AdaDPOState, batch: Batch) -> tuple[AdaDPOState, int]:
         """Make one step if a range is found; the charge is the plan's."""
         step = self._steps(state) + 1
         found = self.adaptive_mean.learn(

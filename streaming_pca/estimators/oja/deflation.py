@@ -74,7 +74,7 @@ class Deflation(Estimator[S, O], Generic[S, O]):
     step 3       ``_learn``, the oracle of one component, on the next batch
     step 4       P = I - U U^T: ``removed`` of the oracle is U, the components
                  that this pass has found before
-    step 6       ``_release``
+    step 6       ``learnt_subspace``
     ===========  =================================================================
 
     Deviations from the paper
@@ -122,7 +122,7 @@ class Deflation(Estimator[S, O], Generic[S, O]):
             U, orthonormal columns: the earlier components of this pass; i may be 0.
         """
 
-    def _update(self, state: S, batch: Batch) -> tuple[S, int]:
+    def learn_batch(self, state: S, batch: Batch) -> tuple[S, int]:
         """Give a batch to one component, and move on after its last one."""
         i = state.component
         removed = np.ascontiguousarray(state.basis[:, :i])
@@ -149,7 +149,7 @@ class Deflation(Estimator[S, O], Generic[S, O]):
         )
         return new, learnt.clipped
 
-    def _release(self, state: S) -> Subspace:
+    def learnt_subspace(self, state: S) -> Subspace:
         """Return the components by decreasing Ritz value."""
         order = np.argsort(-state.values, kind="stable")
         return Subspace(state.basis[:, order].T, np.maximum(state.values[order], 0.0), None)

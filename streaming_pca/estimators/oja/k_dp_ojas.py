@@ -115,7 +115,7 @@ class DPOjas(Deflation[DeflationState, DPOjasOptions]):
         always_learns=False,
     )
     worst_cases = DP_OJAS_CASES
-    in_parts: ClassVar[bool] = True
+    splits_budget: ClassVar[bool] = True
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -132,7 +132,7 @@ class DPOjas(Deflation[DeflationState, DPOjasOptions]):
     def _steps_per_component(self) -> int:
         return 1
 
-    def _plan(self, state: DeflationState) -> Plan:
+    def plan_mechanisms(self, state: DeflationState) -> Plan:
         """Plan all records of a component, each in one message."""
         granularity = self.preprocessing.granularity
         multiplier = self._sigma / (2.0 * MESSAGE_RADIUS)

@@ -110,7 +110,7 @@ class KDPPCA(Deflation[DeflationState, KDPPCAOptions]):
         always_learns=False,
     )
     worst_cases = COMPONENT_RANGE_CASES
-    in_parts: ClassVar[bool] = True
+    splits_budget: ClassVar[bool] = True
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -140,7 +140,7 @@ class KDPPCA(Deflation[DeflationState, KDPPCAOptions]):
         products = (records - records // (2 * granularity) * granularity) // self.preprocessing.units
         return 3 * self.options.tail(scale, products * self.dim / self._failure(batch))
 
-    def _plan(self, state: DeflationState) -> Plan:
+    def plan_mechanisms(self, state: DeflationState) -> Plan:
         """Plan B records: half for the range, half for centre and mean."""
         batch = state.batch + 1
         blocks = self._range_blocks(batch)

@@ -80,13 +80,13 @@ class OjaPCA(IterateEstimator[IterateState, OjaOptions]):
         {"batch_size": 64, "learning_rate": 0.5}, useful={"batch_size": 4000, "learning_rate": 1.0}
     )
 
-    def _plan(self, state: IterateState) -> Plan:
+    def plan_mechanisms(self, state: IterateState) -> Plan:
         """Plan ``batch_size`` records; any number is useful."""
         granularity = self.preprocessing.granularity
         count = self.preprocessing.whole_count(self.options.batch_size)
         return Plan(count, granularity, granularity, Charge.unbounded(), {"mechanism": "none"})
 
-    def _update(self, state: IterateState, batch: Batch) -> tuple[IterateState, int]:
+    def learn_batch(self, state: IterateState, batch: Batch) -> tuple[IterateState, int]:
         """Make one step for each record; nothing is clipped."""
         units = self.preprocessing.units
         whole = len(batch) // units * units

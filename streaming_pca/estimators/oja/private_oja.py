@@ -87,7 +87,7 @@ class PrivateOja(IterateEstimator[IterateState, PrivateOjaOptions]):
     )
     worst_cases = PRIVATE_OJA_CASES
 
-    def _plan(self, state: IterateState) -> Plan:
+    def plan_mechanisms(self, state: IterateState) -> Plan:
         """Plan B records and one Gaussian mechanism."""
         granularity = self.preprocessing.granularity
         multiplier = self._sigma() / block_sensitivity(self.kind)
@@ -109,7 +109,7 @@ class PrivateOja(IterateEstimator[IterateState, PrivateOjaOptions]):
             printed = textbook_multiplier(p.epsilon, p.delta) * math.sqrt(p.contributions)
         return lattice_sigma(p.epsilon, p.delta, block_sensitivity(self.kind), printed, p.contributions)
 
-    def _update(self, state: IterateState, batch: Batch) -> tuple[IterateState, int]:
+    def learn_batch(self, state: IterateState, batch: Batch) -> tuple[IterateState, int]:
         """Make one Oja step on the batch's noisy mean; the charge is the plan's."""
         exact = block_sum(batch, self.preprocessing, state.basis, self.options.clip_radius)
         noisy = gaussian_on_symmetric_space(exact.total, state.basis, self._sigma())

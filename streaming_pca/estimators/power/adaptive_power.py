@@ -145,7 +145,7 @@ class AdaptivePowerMethod(Deflation[DeflationState, AdaptivePowerOptions]):
     def _steps_per_component(self) -> int:
         return 1
 
-    def _plan(self, state: DeflationState) -> Plan:
+    def plan_mechanisms(self, state: DeflationState) -> Plan:
         """Plan a batch for one component."""
         options, granularity, units = self.options, self.preprocessing.granularity, self.preprocessing.units
         wanted = options.batch_size if options.n_records is None else options.n_records // self.k

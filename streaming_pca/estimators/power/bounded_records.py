@@ -109,7 +109,9 @@ class BoundedRecords(Preprocessing):
         """Return None: the scale of a record depends on its norms."""
 
     @classmethod
-    def of(cls, preprocessing: Preprocessing, clip_l2: float, clip_l1: float | None) -> BoundedRecords:
+    def from_preprocessing(
+        cls, preprocessing: Preprocessing, clip_l2: float, clip_l1: float | None
+    ) -> BoundedRecords:
         """Bound the records of a preprocessing."""
         return cls(**dict(preprocessing), clip_l2=clip_l2, clip_l1=clip_l1)
 

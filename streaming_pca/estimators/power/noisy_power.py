@@ -171,7 +171,7 @@ class NoisyPowerMethod(Estimator[NoisyPowerState, NoisyPowerOptions]):
         inner = np.zeros((self.k, self.k))
         return NoisyPowerState(0, 0, start, start, zeros, start[:, : self.k].copy(), inner, 0.0)
 
-    def _plan(self, state: NoisyPowerState) -> Plan:
+    def plan_mechanisms(self, state: NoisyPowerState) -> Plan:
         """Plan one batch, with T Gaussian mechanisms on each record."""
         granularity, options = self.preprocessing.granularity, self.options
         parameters = {
@@ -222,10 +222,10 @@ class NoisyPowerMethod(Estimator[NoisyPowerState, NoisyPowerOptions]):
         smallest = self._radius(spread)
         return math.ceil(self.k * self._noise(smallest) / self.options.clip_l2**2)
 
-    def _update(self, state: NoisyPowerState, batch: Batch) -> tuple[NoisyPowerState, int]:
+    def learn_batch(self, state: NoisyPowerState, batch: Batch) -> tuple[NoisyPowerState, int]:
         """Make T passes and add the batch to the average; the charge is the plan's."""
         options = self.options
-        records = BoundedRecords.of(self.preprocessing, options.clip_l2, options.clip_l1)
+        records = BoundedRecords.from_preprocessing(self.preprocessing, options.clip_l2, options.clip_l1)
         count = len(batch) // self.preprocessing.units
         basis, product, following = state.basis, state.product, state.start
         noise = 0.0
@@ -282,7 +282,7 @@ class NoisyPowerMethod(Estimator[NoisyPowerState, NoisyPowerOptions]):
             outcome=Outcome.LEARNT.value,
         )
 
-    def _release(self, state: NoisyPowerState) -> Subspace:
+    def learnt_subspace(self, state: NoisyPowerState) -> Subspace:
         """Return the span of the average, rotated to its Ritz vectors."""
         basis = orthonormalise(state.average)
         # QR changes the basis of the average's span, so the inner matrix is rotated with it.

@@ -11,7 +11,7 @@ from streaming_pca.data.batch import Batch
 from streaming_pca.data.preprocessing import transformed
 from streaming_pca.data.records import RecordKind
 from streaming_pca.estimators.base import Estimator, EstimatorInfo, Plan, State, Subspace, SuiteOptions
-from streaming_pca.estimators.tensor.search import TensorOptions, TensorSearch, tensor_of
+from streaming_pca.estimators.tensor.search import TensorOptions, TensorSearch, tensor_subspace
 from streaming_pca.kernels.lattice import BLOCK
 from streaming_pca.linalg.tensors import products_of_rows
 from streaming_pca.privacy.parameters import Charge
@@ -81,14 +81,14 @@ class OnlineTensorPower(Estimator[OnlineTensorState, OnlineTensorOptions]):
 
     def init(self, rng: np.random.Generator) -> OnlineTensorState:
         """Draw random candidates."""
-        restarts = self.options.restarts_of(self.k)
+        restarts = self.options.effective_restarts(self.k)
         return OnlineTensorState(0, 0, TensorSearch.start(rng, self.dim, self.k, restarts))
 
-    def _plan(self, state: OnlineTensorState) -> Plan:
+    def plan_mechanisms(self, state: OnlineTensorState) -> Plan:
         """Plan n records; any number is of use."""
         return Plan(self.options.batch_size, 1, 1, Charge.unbounded(), {"mechanism": "none"})
 
-    def _update(self, state: OnlineTensorState, batch: Batch) -> tuple[OnlineTensorState, int]:
+    def learn_batch(self, state: OnlineTensorState, batch: Batch) -> tuple[OnlineTensorState, int]:
         """Make one power step; nothing is clipped."""
         queries = state.search.queries
         products = np.zeros_like(queries)
@@ -100,6 +100,6 @@ class OnlineTensorPower(Estimator[OnlineTensorState, OnlineTensorOptions]):
         search = state.search.learn(products, steps, self.options.window)
         return OnlineTensorState(state.batch + 1, state.records + len(batch), search), 0
 
-    def _release(self, state: OnlineTensorState) -> Subspace:
+    def learnt_subspace(self, state: OnlineTensorState) -> Subspace:
         """Return the components by decreasing weight."""
-        return tensor_of(state.search.weights, state.search.components)
+        return tensor_subspace(state.search.weights, state.search.components)

@@ -14,7 +14,7 @@ from streaming_pca.data.batch import Batch
 from streaming_pca.data.records import RecordKind
 from streaming_pca.estimators.base import Estimator, EstimatorInfo, Plan, State, Subspace, SuiteOptions
 from streaming_pca.estimators.common.clipped_sums import covariance_sum
-from streaming_pca.estimators.tensor.search import TensorOptions, TensorSearch, tensor_of
+from streaming_pca.estimators.tensor.search import TensorOptions, TensorSearch, tensor_subspace
 from streaming_pca.estimators.tensor.sums import PRODUCT_SENSITIVITY, Space, product_sum
 from streaming_pca.estimators.tensor.worst_cases import TENSOR_CASES
 from streaming_pca.kernels.lattice import MAX_RECORDS
@@ -52,7 +52,7 @@ class PrivateTensorOptions(TensorOptions):
         first = self.whitening_records if self.whitening else None
         return self.batch_size if first is None else first
 
-    def whitened_radius_of(self, k: int) -> float:
+    def effective_whitened_radius(self, k: int) -> float:
         """Return the clip of whitened records at rank k."""
         return 2 * math.sqrt(k) if self.whitened_radius is None else self.whitened_radius
 
@@ -141,13 +141,13 @@ class PrivateTensorPower(Estimator[PrivateTensorState, PrivateTensorOptions]):
 
     def init(self, rng: np.random.Generator) -> PrivateTensorState:
         """Draw random candidates."""
-        search = TensorSearch.start(rng, self._search_dim, self.k, self.options.restarts_of(self.k))
+        search = TensorSearch.start(rng, self._search_dim, self.k, self.options.effective_restarts(self.k))
         basis = orthonormalise(rng.standard_normal((self.dim, self.k)))
         # Width 0 without a whitening: a state of the other option has another shape.
         width = self.k if self.options.whitening else 0
         return PrivateTensorState(0, 0, Whitening(basis[:, :width], np.ones(width)), search)
 
-    def _plan(self, state: PrivateTensorState) -> Plan:
+    def plan_mechanisms(self, state: PrivateTensorState) -> Plan:
         """Plan one batch and one Gaussian mechanism."""
         options = self.options
         parameters: dict[str, Any] = {
@@ -158,7 +158,7 @@ class PrivateTensorPower(Estimator[PrivateTensorState, PrivateTensorOptions]):
             "sigma_over_sensitivity": self._multiplier,
         }
         if options.whitening:
-            parameters["whitened_radius"] = options.whitened_radius_of(self.k)
+            parameters["whitened_radius"] = options.effective_whitened_radius(self.k)
         # The noise of a sum does not shrink with its batch: fewer than n/4 records are not worth a step.
         count = options.batch_size if state.batch else options.first_batch
         least = max(count // 4, 1)
@@ -179,7 +179,7 @@ class PrivateTensorPower(Estimator[PrivateTensorState, PrivateTensorOptions]):
         p = self.privacy
         return lattice_sigma(p.epsilon, p.delta, sensitivity, contributions=p.contributions)
 
-    def _update(self, state: PrivateTensorState, batch: Batch) -> tuple[PrivateTensorState, int]:
+    def learn_batch(self, state: PrivateTensorState, batch: Batch) -> tuple[PrivateTensorState, int]:
         """Compute the whitening, or make one power step; the charge is the plan's."""
         reached = replace(state, batch=state.batch + 1, records=state.records + len(batch))
         if self._whitens(state):
@@ -190,7 +190,7 @@ class PrivateTensorPower(Estimator[PrivateTensorState, PrivateTensorOptions]):
             self.preprocessing,
             options.clip_radius,
             state.whitening if options.whitening else None,
-            options.whitened_radius_of(self.k),
+            options.effective_whitened_radius(self.k),
         )
         exact = product_sum(batch, space, queries)
         noisy = gaussian_on_vector(exact.total, self._sigma(exact.sensitivity))
@@ -208,9 +208,9 @@ class PrivateTensorPower(Estimator[PrivateTensorState, PrivateTensorOptions]):
         floor = math.sqrt(2 * self.dim) * sigma * per_record
         return spectral_whitening(moment, self.k, floor), exact.clipped
 
-    def _release(self, state: PrivateTensorState) -> Subspace:
+    def learnt_subspace(self, state: PrivateTensorState) -> Subspace:
         """Return the components by decreasing weight, in the data's space."""
         weights, components = state.search.weights, state.search.components
         if self.options.whitening:
             weights, components = unwhitened(state.whitening, weights, components)
-        return tensor_of(weights, components)
+        return tensor_subspace(weights, components)

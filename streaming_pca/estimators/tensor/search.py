@@ -69,7 +69,7 @@ class TensorOptions(Options):
         """The most records that any plan asks for."""
         return self.batch_size
 
-    def restarts_of(self, k: int) -> int:
+    def effective_restarts(self, k: int) -> int:
         """Return L at rank k."""
         return enough_restarts(k) if self.restarts is None else self.restarts
 
@@ -171,7 +171,7 @@ def _starts(seed: int, component: int, dim: int, restarts: int) -> Matrix:
     return random_starts(utility_generator((seed << 16) | component), dim, restarts)
 
 
-def tensor_of(weights: NDArray[np.float64], components: NDArray[np.float64]) -> Subspace:
+def tensor_subspace(weights: NDArray[np.float64], components: NDArray[np.float64]) -> Subspace:
     """Sort components by decreasing weight; post-processing.
 
     A weight below 0 is noise, and is released as 0: the components are those of

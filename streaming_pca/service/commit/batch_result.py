@@ -16,7 +16,7 @@ from streaming_pca.data.features.schemas import named_in_ledger
 from streaming_pca.data.release import ACCURACY, Release, published_setting
 from streaming_pca.estimators.base import Plan, State, Subspace
 from streaming_pca.estimators.common.state import encode_state
-from streaming_pca.estimators.doubts import Doubt, doubts
+from streaming_pca.estimators.warnings import ReleaseWarning, find_warnings
 from streaming_pca.service.commit.user_log import Step, UserLog
 from streaming_pca.service.input.source import OffsetBatch
 
@@ -49,8 +49,8 @@ def make_release(
     outcome = None if subspace.outcome is None else subspace.outcome.value
     estimator = stream.build_estimator()
     info = estimator.info
-    found = doubts(subspace, estimator.preprocessing, records, estimator.norm_range[1])
-    dominant = subspace.dominant_feature if Doubt.DOMINATED in found else None
+    found = find_warnings(subspace, estimator.preprocessing, records, estimator.norm_range[1])
+    dominant = subspace.dominant_feature if ReleaseWarning.DOMINATED in found else None
     bounds = None if stream.bounds is None else tuple(map(published_setting, stream.bounds))
     return Release(
         version=6 if dominant is None else 7,

@@ -16,7 +16,7 @@ from streaming_pca.data.records import RecordKind
 from streaming_pca.data.release import COUNTS
 from streaming_pca.estimators.base import Outcome, Subspace
 from streaming_pca.estimators.common.state import encode_state
-from streaming_pca.estimators.doubts import Doubt
+from streaming_pca.estimators.warnings import ReleaseWarning
 from streaming_pca.privacy.randomness import utility_generator
 from streaming_pca.privacy.users import SHARDS
 from streaming_pca.service.commit.batch_result import make_release
@@ -67,7 +67,7 @@ def release_bytes(stream: StreamSettings) -> int:
     diagnostics = stream.build_estimator().diagnostics
     counts = {} if diagnostics is None else dict.fromkeys(COUNTS, -longest) | {"batch_records": 2**63}
     # The numbers decide which doubts apply, so allow for all, with quotes, commas and the key.
-    doubts = len('"doubts":[],"dominant_feature":,') + _NUMBER_BYTES + sum(len(doubt) + 3 for doubt in Doubt)
+    doubts = len('"doubts":[],"dominant_feature":,') + _NUMBER_BYTES + sum(len(w) + 3 for w in ReleaseWarning)
     return len(make_release(stream, largest, 2**63, 2**63, counts)) + doubts
 
 

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from streaming_pca.data.array_batch import ArrayBatch
 from streaming_pca.data.records import RecordKind
 from streaming_pca.estimators.base import Estimator
-from streaming_pca.estimators.common.budget import WHOLE, Budget, multiplier_of
+from streaming_pca.estimators.common.budget import WHOLE, Budget, share_multiplier
 from streaming_pca.estimators.common.clipped_batches import BatchCosts
 from streaming_pca.linalg.subspace import orthonormalise
 from streaming_pca.privacy.calibration.multipliers import gaussian_delta
@@ -95,7 +95,7 @@ def test_more_than_is_left_is_refused_and_takes_nothing() -> None:
 @given(multiplier=multipliers, millionths=st.integers(1, WHOLE))
 def test_a_multiplier_is_rounded_up_and_by_next_to_nothing(multiplier: float, millionths: int) -> None:
     share = Fraction(millionths, WHOLE)
-    found = multiplier_of(Fraction(multiplier) ** 2, share)
+    found = share_multiplier(Fraction(multiplier) ** 2, share)
     wanted = Fraction(multiplier) ** 2 / share
     assert Fraction(found) ** 2 >= wanted
     assert Fraction(math.nextafter(math.nextafter(found, 0), 0)) ** 2 < wanted

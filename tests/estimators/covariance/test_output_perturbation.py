@@ -436,7 +436,7 @@ def test_any_record_goes_through_without_a_word(radius: float) -> None:
 def test_clipped_records_are_counted() -> None:
     x = np.repeat([[0.5, 0, 0, 0], [3.0, 0, 0, 0]], [6, 4], axis=0)
     with replace_noise_sampler(SeededSampler(0)):
-        _, clipped = make()._update(start(make()), ArrayBatch.of_vectors(x))
+        _, clipped = make().learn_batch(start(make()), ArrayBatch.of_vectors(x))
     assert clipped == 4
 
 

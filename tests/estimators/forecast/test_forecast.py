@@ -14,7 +14,7 @@ from streaming_pca.data.preprocessing import Preprocessing
 from streaming_pca.estimators.base import Estimator
 from streaming_pca.estimators.common.clipped_batches import GrowingBatches
 from streaming_pca.estimators.forecast.batches import Shares, planned_batches
-from streaming_pca.estimators.forecast.forecast import forecast, forecast_of
+from streaming_pca.estimators.forecast.forecast import forecast, forecast_estimator
 from streaming_pca.estimators.forecast.result import TARGETS, Forecast
 from streaming_pca.estimators.registry import find
 from streaming_pca.privacy.calibration.multipliers import least_multiplier
@@ -84,7 +84,7 @@ def test_the_noise_makes_the_error_that_was_forecast(name: str, batches: int, co
         radius = 1.001 * float(np.max(np.sum(x**2, axis=1)))
         estimator = configured(name, radius, batches, contributions)
         # The total variance is 1.
-        forecasts.append(forecast_of(estimator, RECORDS, tail=radius))
+        forecasts.append(forecast_estimator(estimator, RECORDS, tail=radius))
         found, errors = learnt(estimator, x)
         squares.append(distance(found, leading) ** 2)
         # Apart from the noise, a release accounts for its influence on the choice of directions.
@@ -122,7 +122,7 @@ def test_forecasts_charge_what_estimators_charge() -> None:
     for contributions in (1, 3):
         estimator = configured("adaptive", 1.0, 3, contributions)
         plan = estimator.plan(estimator.init(np.random.default_rng(0)))
-        assert forecast_of(estimator, RECORDS).charge == plan.charge
+        assert forecast_estimator(estimator, RECORDS).charge == plan.charge
 
 
 def test_equal_batches_cost_by_their_number_and_unequal_ones_less() -> None:
@@ -225,7 +225,7 @@ def test_shares_cannot_pass_the_whole() -> None:
         Shares(first=0.9)
     with pytest.raises(ParameterError, match="above 0"):
         Shares(later=0.0)
-    assert Shares(first=0.7, later=0.9).of_sums(3) == [0.7, 0.9, 0.9]
+    assert Shares(first=0.7, later=0.9).sum_shares(3) == [0.7, 0.9, 0.9]
 
 
 def test_doubtful_parameters_are_warned_of() -> None:
@@ -254,4 +254,4 @@ def test_other_estimators_have_no_forecast() -> None:
         kind.options_type(clip_radius=1.0, learning_rate=1.0),
     )
     with pytest.raises(ParameterError, match="forecasts exist for adaptive"):
-        forecast_of(other, 1000)
+        forecast_estimator(other, 1000)

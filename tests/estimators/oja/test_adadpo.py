@@ -215,7 +215,7 @@ def test_what_a_start_clips_is_counted_where_the_counts_are_paid_for() -> None:
 
 
 def test_a_start_knows_when_it_ends() -> None:
-    assert TadaDPOOptions(warm_estimator="adaptive", warm_records=5000).of_warm().n_records == 5000  # type: ignore[attr-defined]
+    assert TadaDPOOptions(warm_estimator="adaptive", warm_records=5000).parse_warm_options().n_records == 5000  # type: ignore[attr-defined]
     estimator = make(TadaDPO, warm_estimator="adaptive", warm_records=5000, warm_options={"n_batches": 1})
     plan = estimator.plan(estimator.init(utility_generator(0)))
     assert plan.count == 5000

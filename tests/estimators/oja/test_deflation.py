@@ -58,7 +58,7 @@ class _Exact(Deflation[DeflationState, _Options]):
     def _steps_per_component(self) -> int:
         return self.options.steps
 
-    def _plan(self, state: DeflationState) -> Plan:
+    def plan_mechanisms(self, state: DeflationState) -> Plan:
         return Plan(10, 10, 1, self.privacy.charge(None), {})
 
     def _learn(self, state: DeflationState, batch: ArrayBatch, iterate: Matrix, removed: Matrix) -> Learnt:

@@ -210,7 +210,7 @@ def test_the_number_of_clipped_records_depends_on_neither_order_nor_noise() -> N
     counts = []
     for seed in range(3):
         with replace_noise_sampler(SeededSampler(seed)):
-            counts.append(estimator._update(state, pack(estimator, items))[1])
+            counts.append(estimator.learn_batch(state, pack(estimator, items))[1])
     assert len(set(counts)) == 1
     assert 20 < counts[0] < 180
     for place in (0, 3, 77):
@@ -218,7 +218,7 @@ def test_the_number_of_clipped_records_depends_on_neither_order_nor_noise() -> N
             neighbour = items.copy()
             neighbour[place] = new
             with replace_noise_sampler(SeededSampler()):
-                assert abs(estimator._update(state, pack(estimator, neighbour))[1] - counts[0]) <= 1
+                assert abs(estimator.learn_batch(state, pack(estimator, neighbour))[1] - counts[0]) <= 1
 
 
 # Proofs, charges and refusals.

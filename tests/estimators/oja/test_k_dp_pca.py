@@ -319,7 +319,7 @@ def test_a_step_is_the_papers() -> None:
     with pytest.MonkeyPatch.context() as patch, replace_noise_sampler(SeededSampler()):
         patch.setattr(AdaptiveMean, "mean", mean)
         patch.setattr(AdaptiveMean, "scale", watched_scale)
-        after, clipped = estimator._update(state, pack(estimator, items))
+        after, clipped = estimator.learn_batch(state, pack(estimator, items))
     tau = 0.01 / (2 * 2 * 3)
     assert given[0] == pytest.approx(2**0.25 * 1.5 * math.sqrt(scale) * math.log(25) ** 1.25)
     assert given[1] == pytest.approx(3 * 1.5 * math.sqrt(scale) * math.log(2000 * D / tau) ** 1.25)

@@ -211,7 +211,7 @@ def filtered(estimator: AdaptivePowerMethod, items: list[Any]) -> tuple[float, S
     """Return theta of a single round without noise, the mechanisms' inputs, and the clipped count."""
     state = start(estimator)
     with replace_noise_sampler(ScriptedSampler()), watched() as seen:
-        _, clipped = estimator._update(state, pack(estimator, items))
+        _, clipped = estimator.learn_batch(state, pack(estimator, items))
     octave = estimator.options.octaves - seen.fired.index(True) if True in seen.fired else 0
     return estimator.options.clip_radius * 2.0**-octave, seen, clipped
 
@@ -257,14 +257,14 @@ def test_a_neighbour_moves_the_number_of_clipped_records_by_one_at_most() -> Non
     items = records("none", 2000)
     state = start(estimator)
     with replace_noise_sampler(SeededSampler()), watched() as whole:
-        _, clipped = estimator._update(state, pack(estimator, items))
+        _, clipped = estimator.learn_batch(state, pack(estimator, items))
     assert clipped > 0
     for place in range(0, 200, 10):
         for new in (None, 1e3 * items[0], 1e-3 * items[0]):
             neighbour = items.copy()
             neighbour[place] = new
             with watched(whole):
-                assert abs(estimator._update(state, pack(estimator, neighbour))[1] - clipped) <= 1
+                assert abs(estimator.learn_batch(state, pack(estimator, neighbour))[1] - clipped) <= 1
 
 
 @pytest.mark.parametrize("m", [0, 1, 7])

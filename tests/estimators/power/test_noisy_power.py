@@ -87,7 +87,9 @@ def test_what_is_no_number_is_null() -> None:
 
 def test_matrices_are_clipped_in_norm() -> None:
     a = np.diag([3.0, -4.0, 0.0])
-    about = BoundedRecords.of(Preprocessing(dim=3, kind=RecordKind.MATRIX, centering="none"), 1.5, None)
+    about = BoundedRecords.from_preprocessing(
+        Preprocessing(dim=3, kind=RecordKind.MATRIX, centering="none"), 1.5, None
+    )
     (out,) = [about.apply(ArrayBatch.of_records([a], 3, RecordKind.MATRIX)).rows]
     np.testing.assert_allclose(out, a * 1.5**2 / 5)
 
@@ -97,7 +99,7 @@ def test_clipped_records_are_counted_once_whatever_the_passes() -> None:
     for options, expected in (({}, 7), ({"clip_l1": 0.4}, 13)):
         estimator = make(share=0.1, **options)
         with replace_noise_sampler(SeededSampler(0)):
-            _, clipped = estimator._update(start(estimator), ArrayBatch.of_vectors(x))
+            _, clipped = estimator.learn_batch(start(estimator), ArrayBatch.of_vectors(x))
         assert clipped == expected
 
 
@@ -115,7 +117,7 @@ def bases(seed: int) -> list[Floats]:
 def test_products_of_bounded_records_are_within_the_radius(alpha: float) -> None:
     """Each product is within it in floats, so the clip in integers only removes roundings."""
     estimator = make(clip_l1=alpha)
-    records = BoundedRecords.of(estimator.preprocessing, 1.0, alpha)
+    records = BoundedRecords.from_preprocessing(estimator.preprocessing, 1.0, alpha)
     rng = np.random.default_rng(1)
     x = np.concatenate([rng.standard_normal((200, 2, D)), rng.standard_normal((200, 2, D)) ** 5])
     x[:, 1] *= rng.random(400)[:, None] < 0.5
@@ -134,7 +136,7 @@ def test_the_radius_is_attained_by_signs() -> None:
     q = np.ones((D, 1)) / math.sqrt(D)
     beta, alpha = 1.0, 0.5
     estimator = make(k=1, clip_l2=beta, clip_l1=alpha)
-    records = BoundedRecords.of(estimator.preprocessing, beta, alpha)
+    records = BoundedRecords.from_preprocessing(estimator.preprocessing, beta, alpha)
     x = records.apply(ArrayBatch.of_vectors(np.ones((1, D)))).rows
     product = float(np.linalg.norm(x.T @ (x @ q)))
     # Its Euclidean norm is alpha/sqrt(d), below beta: the radius is alpha sqrt(d)/beta times that.
@@ -144,7 +146,7 @@ def test_the_radius_is_attained_by_signs() -> None:
     assert np.linalg.norm(spike.T @ (spike @ q)) <= estimator._radius(q)
     # With alpha = beta sqrt(d), where both clips bind together, it is attained.
     loose = make(k=1, clip_l2=beta, clip_l1=beta * math.sqrt(D))
-    records = BoundedRecords.of(loose.preprocessing, beta, beta * math.sqrt(D))
+    records = BoundedRecords.from_preprocessing(loose.preprocessing, beta, beta * math.sqrt(D))
     x = records.apply(ArrayBatch.of_vectors(np.ones((1, D)))).rows
     assert np.linalg.norm(x.T @ (x @ q)) == pytest.approx(loose._radius(q))
 
@@ -331,7 +333,10 @@ def test_the_clip_of_the_coordinates_lowers_the_noise_of_spread_bases() -> None:
     assert both._radius(even) == pytest.approx(1 / 8)
     sums = [
         block_sum(
-            ArrayBatch.of_vectors(x), BoundedRecords.of(e.preprocessing, 1.0, alpha), even, e._radius(even)
+            ArrayBatch.of_vectors(x),
+            BoundedRecords.from_preprocessing(e.preprocessing, 1.0, alpha),
+            even,
+            e._radius(even),
         )
         for e, alpha in ((plain, None), (both, 1.0))
     ]

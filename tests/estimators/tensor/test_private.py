@@ -274,7 +274,7 @@ def test_orthogonal_components_are_found_as_well_as_the_noise_allows(whitening: 
     estimator = make(d, k, batch_size=m, clip_radius=1.3, whitening=whitening)
     multiplier = estimator.plan(start(estimator)).parameters["sigma_over_sensitivity"]
     # This is the last search step's error, whose candidates are one; in the data's space.
-    restarts = estimator.options.restarts_of(k)
+    restarts = estimator.options.effective_restarts(k)
     error = multiplier * 2 * 1.3**3 * math.sqrt(restarts * d) / m
     assert error <= 0.5 * SHARES.min() / math.sqrt(k)
     release = learnt(estimator, truth, 0)

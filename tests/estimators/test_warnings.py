@@ -12,7 +12,8 @@ import pytest
 from streaming_pca.data.preprocessing import Preprocessing
 from streaming_pca.data.records import RecordKind
 from streaming_pca.estimators.base import Subspace
-from streaming_pca.estimators.doubts import Doubt, describe_doubts, doubts, remedies, resolved_components
+from streaming_pca.estimators.warnings import ReleaseWarning as W
+from streaming_pca.estimators.warnings import describe_warnings, find_warnings, remedies, resolved_components
 
 D = 4
 GOOD = Subspace(
@@ -28,7 +29,7 @@ RIGHT = math.pi / 2
 
 
 def found(centering: Any = "auto", records: int = 100, **changes: Any) -> list[str]:
-    return [*doubts(replace(GOOD, **changes), Preprocessing(dim=D, centering=centering), records)]
+    return [*find_warnings(replace(GOOD, **changes), Preprocessing(dim=D, centering=centering), records)]
 
 
 @pytest.mark.parametrize(
@@ -89,7 +90,7 @@ def test_what_is_said_of_the_mean_depends_on_the_centring(
 def test_matrices_have_no_mean() -> None:
     matrices = Preprocessing(dim=D, kind=RecordKind.MATRIX, centering="none")
     leading = replace(GOOD, mean=None, explained_variance=np.array([100.0, 4.0]), total_variance=101.0)
-    assert doubts(leading, matrices, 10) == ()
+    assert find_warnings(leading, matrices, 10) == ()
 
 
 @pytest.mark.parametrize("number", [math.nan, math.inf, 1e308])
@@ -143,7 +144,7 @@ def test_components_of_noise_are_not_counted_among_the_resolved() -> None:
 
 
 def test_every_doubt_has_an_id_an_explanation_and_a_remedy() -> None:
-    assert [doubt.value for doubt in Doubt] == [
+    assert [doubt.value for doubt in W] == [
         "no-records",
         "not-resolved",
         "variance-lost",
@@ -155,47 +156,47 @@ def test_every_doubt_has_an_id_an_explanation_and_a_remedy() -> None:
         "clamped",
         "range-ends",
     ]
-    for doubt in Doubt:
+    for doubt in W:
         assert doubt.explanation
         assert doubt.remedy
         assert "\n" not in doubt.explanation + doubt.remedy
 
 
 def test_words_for_people() -> None:
-    assert describe_doubts([], 2, 2) == ""
-    assert describe_doubts(["unheard-of"], None, 2) == "unheard-of"
-    unresolved = describe_doubts([Doubt.NOT_RESOLVED, "unheard-of"], 2, 5)
+    assert describe_warnings([], 2, 2) == ""
+    assert describe_warnings(["unheard-of"], None, 2) == "unheard-of"
+    unresolved = describe_warnings([W.NOT_RESOLVED, "unheard-of"], 2, 5)
     assert unresolved.startswith("not-resolved: noise alone")
     assert unresolved.endswith(", but not the first 2 of 5; unheard-of")
-    assert "first" not in describe_doubts([Doubt.NOT_RESOLVED], 0, 5)
+    assert "first" not in describe_warnings([W.NOT_RESOLVED], 0, 5)
     # A remedy shared by two doubts is named once.
-    assert remedies([Doubt.NOT_RESOLVED, Doubt.VARIANCE_LOST]) == Doubt.NOT_RESOLVED.remedy
-    assert remedies([Doubt.NOT_RESOLVED]) == "more records, a larger epsilon, public bounds or a lower rank"
+    assert remedies([W.NOT_RESOLVED, W.VARIANCE_LOST]) == W.NOT_RESOLVED.remedy
+    assert remedies([W.NOT_RESOLVED]) == "more records, a larger epsilon, public bounds or a lower rank"
 
 
 def test_remedies_name_nothing_that_has_been_done() -> None:
     bounded = Preprocessing(dim=3, kind=RecordKind.FACTOR, centering="auto", bounds=(-1.0, 1.0))
-    assert remedies([Doubt.NOT_RESOLVED], bounded, 1) == "more records or a larger epsilon"
-    assert remedies([Doubt.NO_RECORDS], bounded, 1) == "more records"
-    assert "a public centre" in remedies([Doubt.MEAN_SWAMPS], bounded, 2)
+    assert remedies([W.NOT_RESOLVED], bounded, 1) == "more records or a larger epsilon"
+    assert remedies([W.NO_RECORDS], bounded, 1) == "more records"
+    assert "a public centre" in remedies([W.MEAN_SWAMPS], bounded, 2)
     centred = Preprocessing(dim=3, kind=RecordKind.FACTOR, centering=np.zeros(3))
-    assert remedies([Doubt.MEAN_SWAMPS], centred, 2) == "more records, a larger epsilon or public bounds"
+    assert remedies([W.MEAN_SWAMPS], centred, 2) == "more records, a larger epsilon or public bounds"
 
 
 def test_a_dominant_feature_is_named_where_the_components_are_in_doubt_for_it() -> None:
     preprocessing = Preprocessing(dim=D, centering=np.zeros(D))
     dominated = replace(GOOD, dominant_feature=2)
-    assert doubts(dominated, preprocessing, 100) == ()
-    for trouble in ({"angle_bound": RIGHT}, {"known_doubts": ("clipped",)}):
-        assert Doubt.DOMINATED in doubts(replace(dominated, **trouble), preprocessing, 100)
-        assert Doubt.DOMINATED not in doubts(replace(GOOD, **trouble), preprocessing, 100)
-    assert "feature income has most" in describe_doubts(["dominated"], None, 2, "income")
-    assert "\x1b" not in describe_doubts(["dominated"], None, 2, "a\x1b]0;b\x07")
-    assert "one feature has most" in describe_doubts(["dominated"], None, 2)
+    assert find_warnings(dominated, preprocessing, 100) == ()
+    for trouble in ({"angle_bound": RIGHT}, {"known_warnings": ("clipped",)}):
+        assert W.DOMINATED in find_warnings(replace(dominated, **trouble), preprocessing, 100)
+        assert W.DOMINATED not in find_warnings(replace(GOOD, **trouble), preprocessing, 100)
+    assert "feature income has most" in describe_warnings(["dominated"], None, 2, "income")
+    assert "\x1b" not in describe_warnings(["dominated"], None, 2, "a\x1b]0;b\x07")
+    assert "one feature has most" in describe_warnings(["dominated"], None, 2)
 
 
 def test_records_at_the_end_of_a_public_range_are_doubted() -> None:
     for end, expected in ((14.0 / 0.2, ["range-ends"]), (14.1 / 0.2, []), (math.inf, [])):
-        assert [*doubts(GOOD, Preprocessing(dim=D, centering="auto"), 100, end)] == expected
+        assert [*find_warnings(GOOD, Preprocessing(dim=D, centering="auto"), 100, end)] == expected
     bounded = Preprocessing(dim=D, centering="auto", bounds=(-1.0, 1.0))
-    assert doubts(GOOD, bounded, 100, 1.0) == ()
+    assert find_warnings(GOOD, bounded, 100, 1.0) == ()

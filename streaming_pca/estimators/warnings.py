@@ -1,7 +1,7 @@
-"""Doubts about a release, read off its own numbers.
+"""Warnings about a release, from its own numbers.
 
 Functions of released numbers and public settings: post-processing, which costs
-no privacy. A release without doubts is not proved good: many estimators
+no privacy. A release without warnings is not proved good: many estimators
 have neither an angle bound nor standard errors.
 """
 
@@ -36,80 +36,90 @@ class DoubtfulResultWarning(UserWarning):
     """Warning that a fitted result is not reliable; the message gives reason and remedy."""
 
 
-class Doubt(StrEnum):
-    """Reason not to rely on a release. Ids are stable; new ones may be added."""
-
-    NO_RECORDS = "no-records"
-    """No record has been read yet."""
-    NOT_RESOLVED = "not-resolved"
-    """The angle bound is pi/2: noise alone could have made the components, or some of them."""
-    VARIANCE_LOST = "variance-lost"
-    """An explained variance is at most two of its standard errors: indistinguishable from noise.
-
-    Without a known error: the variance is 0.
-    """
-    MEAN_SWAMPS = "mean-swamps"
-    """The expected error of the mean, squared, is at least the variance of the last component."""
-    MEAN_UNKNOWN = "mean-unknown"
-    """The first component may be the direction of the mean: centering "auto" found no mean, and its error is
-    not known; or centering is "none", and that component has more than 0.9 of the total variance beyond the
-    noise."""
-    CLIPPED = "clipped"
-    """Clips may have turned the components by more than the angle bound."""
-    DOMINATED = "dominated"
-    """One feature has most of the largest records' squared norm, and components are unresolved or clipped."""
-    UNSETTLED = "unsettled"
-    """The last step still turned the components, so further steps would turn them too."""
-    CLAMPED = "clamped"
-    """Bounds change values of more than 2% of the records, beyond the noise of their count."""
-    RANGE_ENDS = "range-ends"
-    """The variances reach the end of the public range of the clip radius: records beyond it were clipped
-    to it."""
-
-    @property
-    def explanation(self) -> str:
-        """Explanation in one line."""
-        return _EXPLANATIONS[self]
-
-    @property
-    def remedy(self) -> str:
-        """Remedy in one line."""
-        return _listed(_REMEDIES[self])
-
-
 _ONE_FEATURE = "one feature"
-_EXPLANATIONS = {
-    Doubt.NO_RECORDS: "no record has been read yet",
-    Doubt.NOT_RESOLVED: "noise alone could have produced the components (the angle bound is 90 degrees)",
-    Doubt.VARIANCE_LOST: "an explained variance is indistinguishable from noise, and so is its component",
-    Doubt.MEAN_SWAMPS: "the error of the mean is as large as the variance of a component",
-    Doubt.MEAN_UNKNOWN: "the first component may be the direction of a mean that is unknown or inaccurate",
-    Doubt.CLIPPED: "clipped records may have turned the components by more than the angle bound",
-    Doubt.DOMINATED: f"{_ONE_FEATURE} has most of the squared norm of the largest records",
-    Doubt.UNSETTLED: "the components are not settled: the last step still turned them",
-    Doubt.CLAMPED: "public bounds change values in many records: all results describe the changed values",
-    Doubt.RANGE_ENDS: "records are so large that they were clipped to the end of the public radius_range",
-}
 _RECORDS, _EPSILON, _BOUNDS, _RANK = "more records", "a larger epsilon", "public bounds", "a lower rank"
 _CENTRE = "a public centre"
 _RESOLVE = (_RECORDS, _EPSILON, _BOUNDS, _RANK)
-_REMEDIES: dict[Doubt, tuple[str, ...]] = {
-    Doubt.NO_RECORDS: (_RECORDS,),
-    Doubt.NOT_RESOLVED: _RESOLVE,
-    Doubt.VARIANCE_LOST: _RESOLVE,
-    Doubt.MEAN_SWAMPS: (_RECORDS, _EPSILON, _BOUNDS, _CENTRE),
-    Doubt.MEAN_UNKNOWN: (_RECORDS, 'centering "auto" or a public centre (zeros if records are centred)'),
-    Doubt.CLIPPED: (_RECORDS, _EPSILON, _BOUNDS, "other units for features of few large values"),
-    Doubt.DOMINATED: ("a smaller scale, a logarithm or narrower bounds for that feature",),
-    Doubt.UNSETTLED: ("more batches, each of them a step", "at most 512 features, which need no steps"),
-    Doubt.CLAMPED: ("wider bounds",),
-    Doubt.RANGE_ENDS: (_BOUNDS, "a smaller scale", "a radius_range that ends higher"),
-}
 
 
-def doubts(
+class ReleaseWarning(StrEnum):
+    """Reason not to rely on a release: id, explanation in one line, and remedies.
+
+    Ids are stable; new ones may be added.
+    """
+
+    explanation: str
+    remedies: tuple[str, ...]
+
+    def __new__(cls, name: str, explanation: str = "", *remedies: str) -> ReleaseWarning:
+        """Make a member from its id, and from its explanation and remedies."""
+        member = str.__new__(cls, name)
+        member._value_, member.explanation, member.remedies = name, explanation, remedies
+        return member
+
+    NO_RECORDS = "no-records", "no record has been read yet", _RECORDS
+    # The angle bound is pi/2.
+    NOT_RESOLVED = (
+        "not-resolved",
+        "noise alone could have produced the components (the angle bound is 90 degrees)",
+        *_RESOLVE,
+    )
+    # A variance is at most two of its standard errors; without a known error it is 0.
+    VARIANCE_LOST = (
+        "variance-lost",
+        "an explained variance is indistinguishable from noise, and so is its component",
+        *_RESOLVE,
+    )
+    # The expected error of the mean, squared, is at least the variance of the last component.
+    MEAN_SWAMPS = (
+        "mean-swamps",
+        "the error of the mean is as large as the variance of a component",
+        *(_RECORDS, _EPSILON, _BOUNDS, _CENTRE),
+    )
+    # Centering "auto" found no mean, and its error is not known; or centering is "none", and the first
+    # component has more than 0.9 of the total variance beyond the noise.
+    MEAN_UNKNOWN = (
+        "mean-unknown",
+        "the first component may be the direction of a mean that is unknown or inaccurate",
+        *(_RECORDS, 'centering "auto" or a public centre (zeros if records are centred)'),
+    )
+    CLIPPED = (
+        "clipped",
+        "clipped records may have turned the components by more than the angle bound",
+        *(_RECORDS, _EPSILON, _BOUNDS, "other units for features of few large values"),
+    )
+    # And components are unresolved or clipped.
+    DOMINATED = (
+        "dominated",
+        f"{_ONE_FEATURE} has most of the squared norm of the largest records",
+        "a smaller scale, a logarithm or narrower bounds for that feature",
+    )
+    UNSETTLED = (
+        "unsettled",
+        "the components are not settled: the last step still turned them",
+        *("more batches, each of them a step", "at most 512 features, which need no steps"),
+    )
+    # More than 2% of the records, beyond the noise of their count.
+    CLAMPED = (
+        "clamped",
+        "public bounds change values in many records: all results describe the changed values",
+        "wider bounds",
+    )
+    RANGE_ENDS = (
+        "range-ends",
+        "records are so large that they were clipped to the end of the public radius_range",
+        *(_BOUNDS, "a smaller scale", "a radius_range that ends higher"),
+    )
+
+    @property
+    def remedy(self) -> str:
+        """Remedies in one line."""
+        return _listed(self.remedies)
+
+
+def find_warnings(
     subspace: Subspace, preprocessing: Preprocessing, records: int, end: float = math.inf
-) -> tuple[Doubt, ...]:
+) -> tuple[ReleaseWarning, ...]:
     """Find the reasons not to rely on a release.
 
     Parameters
@@ -125,28 +135,28 @@ def doubts(
 
     Returns
     -------
-    tuple of Doubt
+    tuple of ReleaseWarning
         In the order of the enumeration. Before any record, only ``NO_RECORDS``; for a
         tensor nothing else, as its weights are not variances.
     """
     if not records:
-        return (Doubt.NO_RECORDS,)
+        return (ReleaseWarning.NO_RECORDS,)
     if subspace.weights is not None:
         return ()
-    # Numbers that overflowed, and NaNs, give no warning and no doubt.
+    # Numbers that overflowed, and NaNs, give no warning.
     with np.errstate(all="ignore"):
         found = {
-            Doubt.NOT_RESOLVED: _is_right(subspace.angle_bound),
-            Doubt.VARIANCE_LOST: _variance_is_lost(subspace),
-            Doubt.MEAN_SWAMPS: _mean_swamps(subspace),
-            Doubt.MEAN_UNKNOWN: _mean_is_unknown(subspace, preprocessing),
-            **{Doubt(name): True for name in subspace.known_doubts},
-            Doubt.DOMINATED: subspace.dominant_feature is not None
-            and (_is_right(subspace.angle_bound) or Doubt.CLIPPED in subspace.known_doubts),
+            ReleaseWarning.NOT_RESOLVED: _is_right(subspace.angle_bound),
+            ReleaseWarning.VARIANCE_LOST: _variance_is_lost(subspace),
+            ReleaseWarning.MEAN_SWAMPS: _mean_swamps(subspace),
+            ReleaseWarning.MEAN_UNKNOWN: _mean_is_unknown(subspace, preprocessing),
+            **{ReleaseWarning(name): True for name in subspace.known_warnings},
+            ReleaseWarning.DOMINATED: subspace.dominant_feature is not None
+            and (_is_right(subspace.angle_bound) or ReleaseWarning.CLIPPED in subspace.known_warnings),
             # With bounds no record is beyond the range.
-            Doubt.RANGE_ENDS: preprocessing.largest_squared_norm is None and _reaches(subspace, end),
+            ReleaseWarning.RANGE_ENDS: preprocessing.largest_squared_norm is None and _reaches(subspace, end),
         }
-    return tuple(doubt for doubt in Doubt if found.get(doubt))
+    return tuple(one for one in ReleaseWarning if found.get(one))
 
 
 def _is_right(angle_bound: float | None) -> bool:
@@ -226,13 +236,13 @@ def resolved_components(release: Subspace | Release) -> int | None:
         return next(resolved, 0)
 
 
-def describe_doubts(ids: Sequence[str], resolved: int | None, rank: int, feature: object = None) -> str:
-    """Explain doubts in one line.
+def describe_warnings(ids: Sequence[str], resolved: int | None, rank: int, feature: object = None) -> str:
+    """Explain warnings in one line.
 
     Parameters
     ----------
     ids : sequence of str
-        Ids of doubts; an unknown id is shown unchanged.
+        Ids of warnings; an unknown id is shown unchanged.
     resolved : int or None
         Result of :func:`resolved_components`.
     feature : object, optional
@@ -240,10 +250,10 @@ def describe_doubts(ids: Sequence[str], resolved: int | None, rank: int, feature
     """
     texts = []
     for name in ids:
-        text = f"{name}: {Doubt(name).explanation}" if name in set(Doubt) else name
-        if name == Doubt.NOT_RESOLVED and resolved:
+        text = f"{name}: {ReleaseWarning(name).explanation}" if name in set(ReleaseWarning) else name
+        if name == ReleaseWarning.NOT_RESOLVED and resolved:
             text = f"{text}, but not the first {resolved} of {rank}"
-        if name == Doubt.DOMINATED and feature is not None:
+        if name == ReleaseWarning.DOMINATED and feature is not None:
             # A name in a foreign release may contain terminal control characters.
             name_of = "".join(c if c.isprintable() else "?" for c in str(feature))
             text = text.replace(_ONE_FEATURE, f"feature {name_of}")
@@ -251,8 +261,10 @@ def describe_doubts(ids: Sequence[str], resolved: int | None, rank: int, feature
     return "; ".join(texts)
 
 
-def remedies(found: Sequence[Doubt], preprocessing: Preprocessing | None = None, rank: int = 0) -> str:
-    """Name the remedies for these doubts, each once, without those already applied.
+def remedies(
+    found: Sequence[ReleaseWarning], preprocessing: Preprocessing | None = None, rank: int = 0
+) -> str:
+    """Name the remedies for these warnings, each once, without those already applied.
 
     Parameters
     ----------
@@ -265,7 +277,7 @@ def remedies(found: Sequence[Doubt], preprocessing: Preprocessing | None = None,
     if preprocessing is not None:
         done |= {_BOUNDS} if preprocessing.largest_squared_norm is not None else set()
         done |= {_CENTRE} if preprocessing.centering not in ("auto", "none", "pairs") else set()
-    named = dict.fromkeys(remedy for doubt in found for remedy in _REMEDIES[doubt])
+    named = dict.fromkeys(remedy for one in found for remedy in one.remedies)
     return _listed([remedy for remedy in named if remedy not in done])
 
 
