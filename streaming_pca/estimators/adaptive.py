@@ -17,7 +17,7 @@ from streaming_pca.estimators.block.block import (
     block_subspace,
     learn_block,
 )
-from streaming_pca.estimators.block.total_variance import TotalVariance
+from streaming_pca.estimators.block.variances import TotalVariance
 from streaming_pca.estimators.block.worst_cases import BLOCK
 from streaming_pca.estimators.common.budget import Budget
 from streaming_pca.estimators.common.clipped_batches import ClippedBatches

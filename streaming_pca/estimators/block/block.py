@@ -17,8 +17,13 @@ from streaming_pca.data.batch import Batch
 from streaming_pca.data.preprocessing import Preprocessing
 from streaming_pca.data.records import RecordKind
 from streaming_pca.estimators.base import EstimatorInfo, Subspace, SuiteOptions
-from streaming_pca.estimators.block.total_variance import TotalVariance, learn_total
-from streaming_pca.estimators.block.variances import measure_variances, relative_tail, take_shares
+from streaming_pca.estimators.block.variances import (
+    TotalVariance,
+    learn_total,
+    measure_variances,
+    relative_tail,
+    take_shares,
+)
 from streaming_pca.estimators.block.worst_cases import BLOCK
 from streaming_pca.estimators.common.budget import Budget
 from streaming_pca.estimators.common.centre import resolves_radius

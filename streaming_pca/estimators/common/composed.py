@@ -24,7 +24,6 @@ from streaming_pca.estimators.common.centre import (
     refine,
     resolves_radius,
 )
-from streaming_pca.estimators.common.clamped import ClampedShare, learn_clamped
 from streaming_pca.estimators.common.clipped_batches import (
     GREATEST_RADIUS,
     LEAST_RADIUS,
@@ -32,7 +31,7 @@ from streaming_pca.estimators.common.clipped_batches import (
     ClippedBatches,
 )
 from streaming_pca.estimators.common.forgetting import batch_doubt, kept_share
-from streaming_pca.estimators.common.present import PresentShare, learn_present
+from streaming_pca.estimators.common.present import ClampedShare, PresentShare, learn_clamped, learn_present
 
 Vector = NDArray[np.float64]
 
@@ -70,9 +69,9 @@ class ComposedEstimator(Estimator[S, O]):
     for one Gaussian of multiplier z. One record changes each mechanism's sum by its sensitivity
     at most, and the mechanisms take shares of that Gaussian's budget that add up to 1 at most
     (:class:`~streaming_pca.estimators.common.budget.Budget`). The choice of mechanisms, shares
-    and radii depends on earlier outputs alone. The first of them count the records that are not null
-    (:mod:`~streaming_pca.estimators.common.present`), and the records that bounds change
-    (:mod:`~streaming_pca.estimators.common.clamped`). Proof: docs/explanation/budget.md.
+    and radii depends on earlier outputs alone. The first of them count the records that are not null, and
+    those with values that bounds change (:mod:`~streaming_pca.estimators.common.present`).
+    Proof: docs/explanation/budget.md.
     """
 
     centerings: ClassVar[tuple[str, ...]] = ("auto", "pairs", "none")

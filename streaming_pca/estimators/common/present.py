@@ -1,6 +1,7 @@
-"""Share of the records that are not null: a noisy count, from a small share of the budget.
+"""Shares of records that are not null, and that bounds change: noisy counts, for small shares of the budget.
 
-Null records add 0 to a sum, so a moment over all records is scaled by this share.
+Null records add 0 to a sum, so a moment over all records is scaled by their share. Estimators learn from
+clamped values only, so too narrow bounds turn components unnoticed.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streaming_pca.data.batch import Batch, Total
+from streaming_pca.data.preprocessing import Preprocessing
 from streaming_pca.data.records import Block
 from streaming_pca.estimators.common.budget import Budget, noisy_count
 
@@ -139,3 +141,61 @@ class _WholePairs:
         lengths = np.diff(block.starts)
         whole: NDArray[np.bool_] = (lengths[0::2] == 1) & (lengths[1::2] == 1)
         return whole.astype(np.float64)
+
+
+_CLAMPED_PRECISION = 0.01
+"""Target deviation of a batch's share: trades detection of narrow bounds against noise elsewhere."""
+_LEAST_CLAMPED, _MOST_CLAMPED = 0.0002, 0.01
+"""Limits of the count's share of a batch's budget."""
+_MANY_CLAMPED, _CLAMPED_SEEN = 0.02, 2.0
+"""Share of the records, and deviations beyond it, above which many records are clamped."""
+
+
+@dataclass(frozen=True)
+class ClampedShare(RunningShare):
+    """Running share of the records with a value beyond the bounds."""
+
+    sort: ClassVar[str] = "clamped"
+
+    @property
+    def is_large(self) -> bool:
+        """True where more than a fiftieth is clamped, beyond the noise."""
+        return self.value - _CLAMPED_SEEN * math.sqrt(self.noise) > _MANY_CLAMPED
+
+
+def learn_clamped(
+    known: ClampedShare, batch: Batch, preprocessing: Preprocessing, budget: Budget, kept: float
+) -> ClampedShare:
+    """Add a batch's noisy count of records that bounds change; spend nothing without bounds.
+
+    Notes
+    -----
+    Adjacency: replace-one. Released: the number of records (pairs) with a value beyond the public bounds,
+    with Gaussian noise. One record changes it by 1 at most, its sensitivity.
+    """
+    count = len(batch) // preprocessing.units
+    if preprocessing.bounds is None or not count:
+        return known
+    exact = int(batch.map(_Outside(preprocessing)).sum(Total())[0])
+    part = min(max((budget.multiplier / (_CLAMPED_PRECISION * count)) ** 2, _LEAST_CLAMPED), _MOST_CLAMPED)
+    return known.averaged(*noisy_share(exact, count, part, budget), count, kept)
+
+
+class _Outside:
+    """1 for each record (pair) with a value beyond the bounds, else 0."""
+
+    whole = False
+
+    def __init__(self, preprocessing: Preprocessing) -> None:
+        assert preprocessing.bounds is not None
+        self.lower, self.upper = (np.asarray(bound, dtype=np.float64) for bound in preprocessing.bounds)
+        self.units = preprocessing.units
+
+    def __call__(self, block: Block) -> NDArray[np.float64]:
+        block = block.packed()
+        # NaN counts as within the bounds. A warning would reveal a value.
+        with np.errstate(all="ignore"):
+            outside = ((block.rows < self.lower) | (block.rows > self.upper)).any(axis=1)
+        before = np.concatenate([[0], np.cumsum(outside)])
+        found = before[block.starts[1:]] > before[block.starts[:-1]]
+        return np.asarray(found.reshape(-1, self.units).any(axis=1), dtype=np.float64)

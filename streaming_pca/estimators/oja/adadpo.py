@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from streaming_pca.data.batch import Batch
 from streaming_pca.estimators.base import EstimatorInfo, Plan, SuiteOptions
-from streaming_pca.estimators.oja.iterate import IterateEstimator, IterateState, oja_step
+from streaming_pca.estimators.oja.oja import IterateEstimator, IterateState, oja_step
 from streaming_pca.estimators.oja.options import AdaptiveMeanOptions
 from streaming_pca.estimators.oja.truncated_mean import AdaptiveMean, least_records
 from streaming_pca.estimators.oja.worst_cases import BLOCK_RANGE_CASES

@@ -1,8 +1,9 @@
-"""Oja's algorithm without privacy: one step a record. A baseline."""
+"""Oja's rule: its iterate, and Oja's algorithm without privacy."""
 
 from __future__ import annotations
 
-from typing import ClassVar
+from dataclasses import dataclass
+from typing import Any, ClassVar, Generic, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,12 +12,71 @@ from pydantic import Field
 from streaming_pca.data.batch import Batch
 from streaming_pca.data.preprocessing import transformed
 from streaming_pca.data.records import RecordKind
-from streaming_pca.estimators.base import EstimatorInfo, Plan, SuiteOptions
-from streaming_pca.estimators.oja.iterate import IterateEstimator, IterateState
+from streaming_pca.estimators.base import (
+    Estimator,
+    EstimatorInfo,
+    Options,
+    Plan,
+    State,
+    Subspace,
+    SuiteOptions,
+)
 from streaming_pca.estimators.oja.options import LearningRates
 from streaming_pca.kernels.lattice import BLOCK, MAX_RECORDS
 from streaming_pca.kernels.sequential_oja import oja_steps
+from streaming_pca.linalg.subspace import orthonormalise, ritz_pairs
 from streaming_pca.privacy.parameters import Charge
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class IterateState(State):
+    """Basis of the subspace, and its variances."""
+
+    basis: Floats
+    """(d, k), orthonormal columns."""
+    inner: Floats
+    """(k, k) symmetric: Rayleigh quotients of ``basis``, estimated from the last batch."""
+
+
+S = TypeVar("S", bound=IterateState)
+O = TypeVar("O", bound=Options)
+
+
+class IterateEstimator(Estimator[S, O], Generic[S, O]):
+    """Estimator whose state is one iterate of k columns."""
+
+    def init(self, rng: np.random.Generator) -> S:
+        """Draw a uniformly random basis."""
+        basis = orthonormalise(rng.standard_normal((self.dim, self.k)))
+        made: type[Any] = self.state_type
+        return cast(S, made(0, 0, basis, np.zeros((self.k, self.k))))
+
+    def learnt_subspace(self, state: S) -> Subspace:
+        """Return the span of the iterate, rotated to its Ritz vectors."""
+        values, turn = ritz_pairs(state.inner, self.k)
+        return Subspace((state.basis @ turn).T, np.maximum(values, 0.0), None)
+
+
+def oja_step(basis: Floats, gradient: Floats, rate: float) -> tuple[Floats, Floats]:
+    """Make a step of Oja's rule.
+
+    Parameters
+    ----------
+    basis : (d, k) float64
+        Q, orthonormal columns.
+    gradient : (d, k) float64
+        Estimate of A Q, projected on S_Q = {Y : Q^T Y symmetric}.
+
+    Returns
+    -------
+    The next basis (d, k), and the Rayleigh quotients (k, k) that the gradient gives it
+    """
+    new = orthonormalise(basis + rate * gradient)
+    inner = new.T @ basis @ (basis.T @ gradient) @ (basis.T @ new)
+    return new, (inner + inner.T) / 2
+
 
 _LARGEST = 1e150
 """Bound of the Rayleigh quotients: keeps their eigenvalues finite."""

@@ -29,7 +29,7 @@ from streaming_pca.estimators.block.block import (
     learn_block,
     round_shares,
 )
-from streaming_pca.estimators.block.total_variance import TotalVariance
+from streaming_pca.estimators.block.variances import TotalVariance
 from streaming_pca.estimators.common.budget import Budget
 from streaming_pca.estimators.common.clipped_batches import BatchCosts
 from streaming_pca.estimators.common.clipped_sums import block_residual_norms, block_sensitivity

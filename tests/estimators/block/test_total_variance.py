@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from streaming_pca.data.array_batch import ArrayBatch
 from streaming_pca.data.preprocessing import Preprocessing
 from streaming_pca.data.records import RecordKind
-from streaming_pca.estimators.block import total_variance as module
-from streaming_pca.estimators.block.total_variance import TOTAL_LATTICE, TotalVariance, learn_total
+from streaming_pca.estimators.block import variances as module
+from streaming_pca.estimators.block.variances import TOTAL_LATTICE, TotalVariance, learn_total
 from streaming_pca.estimators.common.budget import WHOLE, Budget
 from streaming_pca.privacy import mechanisms
 from streaming_pca.privacy.randomness import replace_noise_sampler

@@ -15,7 +15,7 @@ from streaming_pca.data.array_batch import ArrayBatch
 from streaming_pca.data.preprocessing import Preprocessing
 from streaming_pca.data.records import RecordKind
 from streaming_pca.estimators.common.budget import WHOLE, Budget
-from streaming_pca.estimators.common.clamped import ClampedShare, learn_clamped
+from streaming_pca.estimators.common.present import ClampedShare, learn_clamped
 from streaming_pca.estimators.common.state import decode_fitting_state, encode_state
 from streaming_pca.privacy.randomness import replace_noise_sampler
 from tests.estimators.suite import make, records, run

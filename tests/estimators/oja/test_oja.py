@@ -13,8 +13,7 @@ from streaming_pca.data.array_batch import ArrayBatch
 from streaming_pca.data.preprocessing import Preprocessing
 from streaming_pca.data.records import RecordKind
 from streaming_pca.estimators.common.state import decode_state, encode_state
-from streaming_pca.estimators.oja.iterate import IterateState
-from streaming_pca.estimators.oja.oja import OjaOptions, OjaPCA
+from streaming_pca.estimators.oja.oja import IterateState, OjaOptions, OjaPCA
 from streaming_pca.linalg.subspace import orthonormalise, subspace_error
 from streaming_pca.privacy.parameters import Charge, PrivacyParameters
 from streaming_pca.privacy.randomness import replace_noise_sampler
