@@ -6,7 +6,10 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 from tests.docs.pages import ROOT
 from tests.waiting import LIMIT, run_to_success
@@ -31,8 +34,10 @@ OTHERS = (
 """Tests of pages and of imports, by parts of their names."""
 
 
-def copy_of_the_tree(folder: Path) -> None:
-    """Copy the files that git knows or would add."""
+@pytest.fixture
+def tree(tmp_path: Path) -> Iterator[Path]:
+    """Copy the files that git knows or would add, and remove them later: they hold the tests' secrets."""
+    folder = tmp_path / "tree"
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT,
@@ -43,21 +48,23 @@ def copy_of_the_tree(folder: Path) -> None:
         if (ROOT / name).is_file() and not name.startswith("tests/upgrade/fixtures/"):
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, folder / name)
+    yield folder
+    shutil.rmtree(folder)
 
 
-def test_the_diff_of_an_estimator_touches_three_files_and_passes_all_tests(tmp_path: Path) -> None:
+def test_the_diff_of_an_estimator_touches_three_files_and_passes_all_tests(
+    tree: Path, tmp_path: Path
+) -> None:
     page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     (diff,) = re.findall(r"^```diff\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     assert set(re.findall(r"^\+\+\+ b/(.+)$", diff, re.MULTILINE)) == FILES
-    folder = tmp_path / "tree"
-    copy_of_the_tree(folder)
     (tmp_path / "new.diff").write_text(diff, encoding="utf-8")
-    run_to_success(["git", "apply", tmp_path / "new.diff"], folder)
-    code = folder / "streaming_pca"
-    run_to_success([sys.executable, "-m", "ruff", "check", code], folder)
-    run_to_success([sys.executable, "-m", "ruff", "format", "--check", code], folder)
-    run_to_success([sys.executable, "docs/hooks.py"], folder)
+    run_to_success(["git", "apply", tmp_path / "new.diff"], tree)
+    code = tree / "streaming_pca"
+    run_to_success([sys.executable, "-m", "ruff", "check", code], tree)
+    run_to_success([sys.executable, "-m", "ruff", "format", "--check", code], tree)
+    run_to_success([sys.executable, "docs/hooks.py"], tree)
     chosen = " or ".join((NAME, *OTHERS))
-    pytest = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    program = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
     # Some 240 tests, in half a minute on an idle machine.
-    run_to_success([*pytest, "-k", chosen, *SUITES], folder, limit=4 * LIMIT)
+    run_to_success([*program, "-k", chosen, *SUITES], tree, limit=4 * LIMIT)
