@@ -37,7 +37,15 @@ _WRAPPERS = {
     for name in ("Double", "Float", "Int64", "UInt64", "Int32", "UInt32", "Bool", "String", "Bytes")
 }
 _TIMESTAMP = "google.protobuf.Timestamp"
-_COMMON = ("timestamp", "wrappers", "duration", "struct", "any", "empty", "field_mask")
+_COMMON: tuple[Callable[[], Any], ...] = (
+    lambda: import_module("google.protobuf.timestamp_pb2"),
+    lambda: import_module("google.protobuf.wrappers_pb2"),
+    lambda: import_module("google.protobuf.duration_pb2"),
+    lambda: import_module("google.protobuf.struct_pb2"),
+    lambda: import_module("google.protobuf.any_pb2"),
+    lambda: import_module("google.protobuf.empty_pb2"),
+    lambda: import_module("google.protobuf.field_mask_pb2"),
+)
 """Files of the library that a set of descriptors may lack."""
 _INT32, _BOOL, _STRING, _GROUP, _MESSAGE, _BYTES, _ENUM = 5, 8, 9, 10, 11, 12, 14
 _OPTIONAL, _REPEATED = 1, 3
@@ -91,8 +99,16 @@ class ProtobufRecords:
         return out
 
 
-def _library(module: str) -> Any:
-    return library("protobuf", "protobuf", lambda: import_module(f"google.protobuf.{module}"))
+def _library(load: Callable[[], Any]) -> Any:
+    return library("protobuf", "protobuf", load)
+
+
+def _descriptors_library() -> Any:
+    return import_module("google.protobuf.descriptor_pb2")
+
+
+def _pool_library() -> Any:
+    return import_module("google.protobuf.descriptor_pool")
 
 
 def message_type(data: bytes, name: str | None) -> Any:
@@ -100,14 +116,14 @@ def message_type(data: bytes, name: str | None) -> Any:
 
     ValueError in one line, if the data has no such message; LibraryMissing.
     """
-    descriptors, pools = _library("descriptor_pb2"), _library("descriptor_pool")
+    descriptors, pools = _library(_descriptors_library), _library(_pool_library)
     if len(data) > _MOST_BYTES:
         raise ValueError(f"the schema is longer than {_MOST_BYTES} octets")
     try:
         given = descriptors.FileDescriptorSet.FromString(data).file
         files = {each.name: each for each in given}
         for common in _COMMON:
-            module = _library(f"{common}_pb2")
+            module = _library(common)
             if module.DESCRIPTOR.name not in files:
                 found = descriptors.FileDescriptorProto.FromString(module.DESCRIPTOR.serialized_pb)
                 files[found.name] = found
@@ -185,9 +201,9 @@ class _Builder:
     """
 
     def __init__(self) -> None:
-        self._descriptors = _library("descriptor_pb2")
-        self._classes = _library("message_factory")
-        self._pool = _library("descriptor_pool").DescriptorPool()
+        self._descriptors = _library(_descriptors_library)
+        self._classes = _library(lambda: import_module("google.protobuf.message_factory"))
+        self._pool = _library(_pool_library).DescriptorPool()
         self._files = 0
         self.found: set[int] = set()
 
