@@ -9,6 +9,8 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from streaming_pca.text import one_line
+
 Problem = tuple[tuple[str, ...], str]
 """Place of a setting in its table, and the description of what is wrong with it."""
 
@@ -133,7 +135,7 @@ def lines_of(error: ValueError, model: type[BaseModel]) -> list[str]:
 
 def _line(problem: Problem) -> str:
     place, message = problem
-    return ": ".join(filter(None, (".".join(place), " ".join(message.split()))))
+    return ": ".join(filter(None, (".".join(place), one_line(message))))
 
 
 def options_problems(kind: type[BaseModel], options: Mapping[str, Any]) -> list[Problem]:

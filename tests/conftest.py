@@ -23,10 +23,11 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from streaming_pca.demo.broker import EmbeddedBroker, EmbeddedBrokerUnavailable
+from streaming_pca.demo.broker import EmbeddedBroker
 from streaming_pca.dev.cluster import KafkaCluster, KafkaServer
 from streaming_pca.dev.jars import KafkaUnavailable, fetch_jars, find_java
 from streaming_pca.dev.processes import cluster_id
+from streaming_pca.errors import UserError
 from tests.compiled import compile_ahead
 from tests.durations import Durations
 from tests.java_archive import archive_options
@@ -291,7 +292,7 @@ def embedded_bootstrap() -> Iterator[str]:
     broker = EmbeddedBroker()
     try:
         broker.start()
-    except EmbeddedBrokerUnavailable as unavailable:
+    except UserError as unavailable:
         raise NoBroker("broker", "no embedded broker", str(unavailable)) from None
     with broker:
         yield broker.bootstrap

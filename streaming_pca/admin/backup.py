@@ -28,6 +28,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from streaming_pca import __version__
 from streaming_pca.config.kafka import KafkaSettings
+from streaming_pca.errors import UserError
 from streaming_pca.privacy.ledger.ledger import Ledger
 from streaming_pca.privacy.ledger.verify import check_states, verify_log
 from streaming_pca.service.commit.log_reader import whole_log
@@ -41,11 +42,7 @@ _MOST_UNFOLDED = 100
 _LEDGER, _MANIFEST, _STATES, _USERS = "ledger.jsonl", "manifest.json", "states/", "users/"
 
 
-class BackupError(Exception):
-    """File that is unreadable, cannot be written, or is not a backup of the topic; one line."""
-
-
-class BackupNotVerified(Exception):
+class BackupNotVerified(UserError):
     """Backup or topics that the verifier rejects.
 
     Attributes
@@ -53,6 +50,8 @@ class BackupNotVerified(Exception):
     problems : tuple of str
         One line each.
     """
+
+    exit_status = 1
 
     def __init__(self, what: str, problems: Iterable[str]) -> None:
         self.problems = tuple(problems)
@@ -222,14 +221,14 @@ def write_backup(backup: Backup, path: Path) -> None:
         finally:
             os.close(directory)
     except OSError as error:
-        raise BackupError(f"{path}: cannot be written: {error.strerror or error}") from None
+        raise UserError(f"{path}: cannot be written: {error.strerror or error}") from None
 
 
 def _check_new(path: Path) -> None:
     """Refuse to overwrite a file."""
     # Not path.exists(), which raises without permission and overlooks a broken link.
     if os.path.lexists(path):
-        raise BackupError(f"{path}: already exists: name a new file")
+        raise UserError(f"{path}: already exists: name a new file")
 
 
 def _part(data: bytes) -> _Part:
@@ -237,36 +236,36 @@ def _part(data: bytes) -> _Part:
 
 
 def read_backup(path: Path) -> Backup:
-    """Read a backup; raise BackupError for other or damaged files."""
+    """Read a backup; raise UserError for other or damaged files."""
     try:
         with zipfile.ZipFile(path) as archive:
             members = archive.infolist()
             if any(m.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) for m in members):
-                raise BackupError(f"{path}: is not packed as `streaming-pca export` packs it")
+                raise UserError(f"{path}: is not packed as `streaming-pca export` packs it")
             if sum(m.file_size for m in members) > _MOST_UNFOLDED * path.stat().st_size:
-                raise BackupError(f"{path}: would decompress to more than {_MOST_UNFOLDED} times its size")
+                raise UserError(f"{path}: would decompress to more than {_MOST_UNFOLDED} times its size")
             if archive.getinfo(_MANIFEST).file_size > _LARGEST_MANIFEST:
-                raise BackupError(f"{path}: its manifest is too large")
+                raise UserError(f"{path}: its manifest is too large")
             manifest = _Manifest.model_validate_json(archive.read(_MANIFEST))
             wanted = {_LEDGER: manifest.ledger}
             wanted |= {f"{_STATES}{name}": part for name, part in manifest.states.items()}
             wanted |= {f"{_USERS}{name}": part for name, part in manifest.users.items()}
             if sorted(archive.namelist()) != sorted([_MANIFEST, *wanted]):
-                raise BackupError(f"{path}: contains other parts than its manifest lists")
+                raise UserError(f"{path}: contains other parts than its manifest lists")
             parts = {name: _read_part(archive, path, name, part) for name, part in wanted.items()}
     except OSError as error:
-        raise BackupError(f"{path}: {error.strerror or error}") from None
+        raise UserError(f"{path}: {error.strerror or error}") from None
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
-        raise BackupError(
+        raise UserError(
             f"{path}: its manifest is not in this program's format, version 1: {where}: {first['msg']}"
         ) from None
     except (zipfile.BadZipFile, zlib.error, EOFError, KeyError, RuntimeError, ValueError, struct.error):
-        raise BackupError(f"{path}: is not a backup made by `streaming-pca export`, or is damaged") from None
+        raise UserError(f"{path}: is not a backup made by `streaming-pca export`, or is damaged") from None
     entries = tuple(parts[_LEDGER].split(b"\n")[:-1])
     if len(entries) != manifest.entries:
-        raise BackupError(f"{path}: has {len(entries)} entries, but its manifest records {manifest.entries}")
+        raise UserError(f"{path}: has {len(entries)} entries, but its manifest records {manifest.entries}")
     return Backup(
         topic=manifest.topic,
         topic_id=manifest.topic_id,
@@ -281,8 +280,8 @@ def read_backup(path: Path) -> Backup:
 def _read_part(archive: zipfile.ZipFile, path: Path, name: str, part: _Part) -> bytes:
     # Checked before unpacking, because a wrong size means a damaged part.
     if archive.getinfo(name).file_size != part.size:
-        raise BackupError(f"{path}: {name} is damaged: its size is not the manifest's")
+        raise UserError(f"{path}: {name} is damaged: its size is not the manifest's")
     data = archive.read(name)
     if _part(data) != part:
-        raise BackupError(f"{path}: {name} is damaged: its digest is not the manifest's")
+        raise UserError(f"{path}: {name} is damaged: its digest is not the manifest's")
     return data

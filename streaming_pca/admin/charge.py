@@ -19,14 +19,16 @@ from streaming_pca.privacy.ledger.entries import Charged, OffsetSpan, Opened
 from streaming_pca.privacy.parameters import Charge
 from streaming_pca.service.commit.ledger_writer import LedgerWriter, check_reason, group_of_charges, trace_of
 from streaming_pca.service.commit.log_reader import high_watermark
-from streaming_pca.service.errors import NotPermitted, SessionLost, StreamRefused, TopicError
+from streaming_pca.service.errors import (
+    BudgetExceededByAnother,
+    NotPermitted,
+    SessionLost,
+    StreamRefused,
+    TopicError,
+)
 from streaming_pca.service.kafka.authorization import in_one_line
 from streaming_pca.service.kafka.clients import reading_consumer
 from streaming_pca.service.topics.find import describe_topics
-
-
-class ChargeVoid(StreamRefused):
-    """Charge that came after another job's: it is in the log but does not count."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,7 @@ def charge_records(
 
     Raises
     ------
-    BudgetExceeded, ChargeVoid
+    BudgetExceeded, BudgetExceededByAnother
         If a record would exceed the cap; then nothing is charged.
     ConfigurationError
         If an argument is wrong.
@@ -168,7 +170,7 @@ class ChargeWriter(LedgerWriter):
         with self._step("charge.9 read back"):
             verdict = self._read_back(sent.offset, entry)
             if not verdict.accepted:
-                raise ChargeVoid(f"another job was faster, and nothing was charged: {verdict.reason}")
+                raise BudgetExceededByAnother(f"nothing was charged: {verdict.reason}")
         assert ledger.opened is not None
         return Done(entry, sent.offset, self._most(ranges), ledger.opened)
 

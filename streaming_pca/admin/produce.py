@@ -18,7 +18,7 @@ from streaming_pca.data.features.reading import FieldReader
 from streaming_pca.data.features.records import split_path
 from streaming_pca.data.files import RecordFile
 from streaming_pca.data.records import RecordKind
-from streaming_pca.data.tables import RecordFileError
+from streaming_pca.errors import UserError
 from streaming_pca.privacy.randomness import utility_generator
 
 _REPORT_EVERY = 1000
@@ -31,10 +31,10 @@ def arrange_features(records: RecordFile, stream: StreamSettings) -> RecordFile:
 
     Raises
     ------
-    RecordFileError
+    UserError
     """
     if records.dim != stream.dim:
-        raise RecordFileError(
+        raise UserError(
             f"{records.path}: records have {records.dim} features, the stream's dim is {stream.dim}: "
             f"{_remedy(records.feature_names, stream.feature_names)}"
         )
@@ -66,7 +66,7 @@ def arrange(
 
     Raises
     ------
-    RecordFileError, ConfigurationError
+    UserError, ConfigurationError
     """
     if stream.record_kind is RecordKind.LOCAL:
         raise ConfigurationError(
@@ -105,7 +105,7 @@ def arrange(
         deque(records.keys(), maxlen=0)
     if stream.record_kind is RecordKind.MATRIX:
         if records.shape[1:] != (stream.dim, stream.dim):
-            raise RecordFileError(
+            raise UserError(
                 f'{records.path}: stream.record_kind is "matrix": expected the shape '
                 f"(records, {stream.dim}, {stream.dim})"
             )
@@ -203,15 +203,15 @@ def send_objects(
 
     Raises
     ------
-    RecordFileError
+    UserError
         If the file cannot be read, or is empty.
     """
     try:
         lines = [line for line in path.read_bytes().splitlines() if line.strip()]
     except OSError as error:
-        raise RecordFileError(f"{path}: {error.strerror or error}") from None
+        raise UserError(f"{path}: {error.strerror or error}") from None
     if not lines:
-        raise RecordFileError(f"{path}: has no line with an object")
+        raise UserError(f"{path}: has no line with an object")
     if shuffle is not None:
         lines = [lines[i] for i in utility_generator(shuffle).permutation(len(lines))]
     fields = FieldReader(stream.features or (), None if key is None else split_path(key))

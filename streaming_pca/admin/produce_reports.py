@@ -20,7 +20,7 @@ from streaming_pca.config.kafka import ConfigurationError, KafkaSettings
 from streaming_pca.config.settings import StreamSettings
 from streaming_pca.data.files import RecordFile
 from streaming_pca.data.records import RecordKind
-from streaming_pca.data.tables import RecordFileError
+from streaming_pca.errors import UserError
 from streaming_pca.linalg.packed import packed_size
 from streaming_pca.local.accountant import AlreadySpent, LocalAccountant
 from streaming_pca.local.gaussian import LocalGaussian
@@ -74,10 +74,10 @@ def arrange_vectors(records: RecordFile, stream: StreamSettings) -> RecordFile:
 
     Raises
     ------
-    RecordFileError, ConfigurationError
+    UserError, ConfigurationError
     """
     if len(records.shape) != 2:
-        raise RecordFileError(
+        raise UserError(
             f"{records.path}: holds factors of {records.shape[1]} rows, and a report is of one vector"
         )
     records = arrange_features(records, stream)
@@ -98,7 +98,7 @@ def users_of(records: RecordFile) -> list[bytes]:
 
     Raises
     ------
-    RecordFileError
+    UserError
         If a row lacks a key.
     """
     if records.row_keys is None:
@@ -107,9 +107,7 @@ def users_of(records: RecordFile) -> list[bytes]:
     users = []
     for row, key in enumerate(records.keys(), start=1):
         if key is None:
-            raise RecordFileError(
-                f"{records.path}: row {row} has no key, so no user can be charged for its report"
-            )
+            raise UserError(f"{records.path}: row {row} has no key, so no user can be charged for its report")
         users.append(key)
     return users
 
@@ -170,7 +168,7 @@ def send_reports(
     AlreadySpent
         If a user has spent all reports. Nothing was sent, unless another process charged the same users at
         the same time.
-    AccountantError, RecordFileError, TopicError, BrokerUnreachable
+    AccountantError, UserError, TopicError, BrokerUnreachable
     """
     order = None if shuffle is None else utility_generator(shuffle).permutation(len(records))
     users = None

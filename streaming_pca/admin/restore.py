@@ -40,7 +40,6 @@ from kafka.errors import (
 
 from streaming_pca.admin.backup import (
     Backup,
-    BackupError,
     BackupNotVerified,
     read_backup,
     verified_ledger,
@@ -48,6 +47,7 @@ from streaming_pca.admin.backup import (
 from streaming_pca.config.kafka import KafkaSettings
 from streaming_pca.config.settings import StreamSettings
 from streaming_pca.data.release import Release
+from streaming_pca.errors import UserError
 from streaming_pca.privacy.ledger.entries import Opened, Released, decode_entry
 from streaming_pca.privacy.ledger.ledger import Ledger
 from streaming_pca.privacy.ledger.verify import verify_log
@@ -72,6 +72,7 @@ from streaming_pca.service.topics.find import (
     state_topic,
     written_topics,
 )
+from streaming_pca.text import first_line
 
 _BYTES_A_SECOND = 2 * 2**20
 """Assumed speed of writing, far below the speed of a broker on the same continent."""
@@ -136,7 +137,7 @@ def import_backup(
 
     Raises
     ------
-    BackupError
+    UserError
         If the file is not a backup of this input topic's ledger.
     BackupNotVerified
         If the verifier rejects the backup, or the contents of the topics at the end.
@@ -149,7 +150,7 @@ def import_backup(
     ledger = verified_ledger(backup, str(path))
     stream = streams[0]
     if backup.topic != stream.input:
-        raise BackupError(f"{path}: is a backup of input topic {backup.topic!r}, not of {stream.input!r}")
+        raise UserError(f"{path}: is a backup of input topic {backup.topic!r}, not of {stream.input!r}")
     current = input_topic_id(kafka, stream)
     if current is None:
         raise TopicError(
@@ -169,7 +170,7 @@ def import_backup(
         return _complete(kafka, patient, streams, backup, ledger, producer, replication)
     except KafkaError as error:
         raise SessionLost(
-            f"the import was cut short ({_one_line(error)}): it has written all or nothing. Import again"
+            f"the import was cut short ({first_line(error)}): it has written all or nothing. Import again"
         ) from error
     finally:
         discard(producer)
@@ -387,7 +388,7 @@ def _fence(kafka: KafkaSettings, backup: Backup, names: set[str]) -> None:
         try:
             producer.init_transactions()
         except KafkaError as error:
-            raise SessionLost(f"shutting out the worker of {name!r} failed: {_one_line(error)}") from error
+            raise SessionLost(f"shutting out the worker of {name!r} failed: {first_line(error)}") from error
         finally:
             discard(producer)
 
@@ -440,7 +441,3 @@ def _read_back(kafka: KafkaSettings, backup: Backup) -> None:
         raise BackupNotVerified(
             f"ledger {backup.topic + '.ledger'!r}, as it is after the import,", report.problems
         )
-
-
-def _one_line(error: BaseException) -> str:
-    return f"{type(error).__name__} {' '.join(str(error).split())[:200]}".strip()

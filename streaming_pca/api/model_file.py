@@ -16,6 +16,7 @@ import numpy as np
 from streaming_pca.api.budget import float_at_most
 from streaming_pca.estimators.base import Estimator, State
 from streaming_pca.estimators.common.state import decode_fitting_state, encode_state
+from streaming_pca.text import first_line
 
 _FORMAT = "streaming_pca.PrivatePCA"
 _VERSION = 3
@@ -65,7 +66,7 @@ def read_model(path: str | os.PathLike[str], restore: Callable[[dict[str, Any], 
     except OSError as error:
         reason = error.strerror or "cannot be read"
     except ValueError as error:
-        reason = str(error).splitlines()[0]
+        reason = first_line(error)
     # A foreign file can make zipfile, numpy or the model raise anything; the mistake is the same.
     except Exception:
         reason = _FOREIGN

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import betaincinv, expit, ndtr, ndtri
 
+from streaming_pca.errors import UserError
 from streaming_pca.estimators.common.neighbours import Claim
 
 Scores = NDArray[np.float64]
@@ -37,10 +38,6 @@ _CHUNK = 100
 
 _THRESHOLDS = 400
 """Most thresholds that are tried."""
-
-
-class AuditError(ValueError):
-    """Audit that cannot be run as asked."""
 
 
 @dataclass(frozen=True)
@@ -159,10 +156,10 @@ def least_trials(claim: Claim) -> int:
 
 
 def check_trials(case: Case, trials: int) -> None:
-    """Raise AuditError if ``trials`` are too few to refute the claim by any outcome."""
+    """Raise UserError if ``trials`` are too few to refute the claim by any outcome."""
     needed = least_trials(case.claim)
     if trials < needed:
-        raise AuditError(
+        raise UserError(
             f"{trials} trials are too few to refute the claim of {case.id} "
             f"at epsilon = {case.claim.epsilon:g}: raise them to {needed} or more, or lower epsilon"
         )
@@ -172,7 +169,7 @@ def audit(case: Case, trials: int, advance: Callable[[int], None] = lambda n: No
     """Run a case and bound its privacy loss from below.
 
     Of the ``trials`` on each neighbour, one half finds thresholds and the other tests them. ``advance`` is
-    called with the number of new runs, 2 ``trials`` in all. AuditError as from :func:`check_trials`.
+    called with the number of new runs, 2 ``trials`` in all. UserError as from :func:`check_trials`.
     """
     check_trials(case, trials)
     first, second = (_scores(case, side, trials, advance) for side in (False, True))

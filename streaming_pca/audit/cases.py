@@ -29,8 +29,9 @@ floats     a record or the null record: is the answer a double that float noise 
 
 from __future__ import annotations
 
-from streaming_pca.audit.bounds import AuditError, Case, repeated
+from streaming_pca.audit.bounds import Case, repeated
 from streaming_pca.audit.mechanisms import LOCAL_CASES, MECHANISM_CASES, mechanism_cases
+from streaming_pca.errors import UserError
 from streaming_pca.estimators.common.neighbours import AnyEstimator, Cut, Target, by_count
 from streaming_pca.estimators.registry import ESTIMATORS
 from streaming_pca.privacy.errors import ParameterError
@@ -41,11 +42,11 @@ def estimator_cases(
 ) -> list[Case]:
     """Build the cases of one estimator at a claim of (epsilon, delta).
 
-    ``cut(stream, count)`` is the end of the next batch. AuditError if the estimator has no cases.
+    ``cut(stream, count)`` is the end of the next batch. UserError if the estimator has no cases.
     """
     name = estimator_type.info.id
     if not estimator_type.worst_cases:
-        raise AuditError(f"{name} has no worst cases: set worst_cases of {estimator_type.__name__}")
+        raise UserError(f"{name} has no worst cases: set worst_cases of {estimator_type.__name__}")
     target = Target(estimator_type, epsilon, delta, cut)
     trials = {case: trial(target) for case, trial in estimator_type.worst_cases.items()}
     return [Case(f"{name}/{case}", name, claim, repeated(run)) for case, (claim, run) in trials.items()]
@@ -54,21 +55,21 @@ def estimator_cases(
 def find_cases(estimator: str | None, mechanism: str | None, epsilon: float, delta: float) -> list[Case]:
     """Build the cases of an estimator and of a mechanism; all cases if both are None.
 
-    AuditError if a name is not known, or no noise is large enough for (epsilon, delta).
+    UserError if a name is not known, or no noise is large enough for (epsilon, delta).
     """
     everything = estimator is None and mechanism is None
     if estimator is not None and estimator not in ESTIMATORS:
-        raise AuditError(f"no estimator {estimator!r}; known: {', '.join(sorted(ESTIMATORS))}")
+        raise UserError(f"no estimator {estimator!r}; known: {', '.join(sorted(ESTIMATORS))}")
     known = sorted(MECHANISM_CASES | LOCAL_CASES)
     if mechanism is not None and mechanism not in known:
-        raise AuditError(f"no mechanism {mechanism!r}; known: {', '.join(known)}")
+        raise UserError(f"no mechanism {mechanism!r}; known: {', '.join(known)}")
     mechanisms = known if everything else [] if mechanism is None else [mechanism]
     private = sorted(i for i, kind in ESTIMATORS.items() if kind.info.private and not kind.info.local)
     if estimator is not None and ESTIMATORS[estimator].info.local:
         reports = " or ".join(f"--mechanism {name}" for name in sorted(LOCAL_CASES))
-        raise AuditError(f"{estimator} has no mechanism: its records are private already, see {reports}")
+        raise UserError(f"{estimator} has no mechanism: its records are private already, see {reports}")
     if estimator is not None and estimator not in private:
-        raise AuditError(f"{estimator} is not private: there is nothing to audit")
+        raise UserError(f"{estimator} is not private: there is nothing to audit")
     estimators = private if everything else [] if estimator is None else [estimator]
     cases: list[Case] = []
     try:
@@ -77,5 +78,5 @@ def find_cases(estimator: str | None, mechanism: str | None, epsilon: float, del
         for name in estimators:
             cases += estimator_cases(ESTIMATORS[name], epsilon, delta)
     except ParameterError as error:
-        raise AuditError(f"no audit at this epsilon and delta: {error}") from error
+        raise UserError(f"no audit at this epsilon and delta: {error}") from error
     return cases

@@ -24,6 +24,7 @@ from streaming_pca.cli import (
     worker,
 )
 from streaming_pca.cli.common import OutputFailed, end_without_output, fail, guard_output
+from streaming_pca.errors import UserError
 from streaming_pca.service.process_hardening import protect_process, traceback_text, withheld_messages
 
 app = typer.Typer(
@@ -77,24 +78,18 @@ def main() -> NoReturn:
 
 
 def _run() -> NoReturn:
-    from streaming_pca.service.errors import RecordsLost, SessionLost, StreamRefused
 
     command = typer.main.get_command(app)
     _hide_types_of_flags(command)
     try:
         command()
-    except (StreamRefused, RecordsLost) as error:
-        fail(error, 2)
-    except SessionLost as error:
-        fail(error, 4)
+    except UserError as error:
+        fail(error, error.exit_status)
     except OutputFailed as error:
         end_without_output(error)
     except Exception as error:
-        status = _status_of(error)
-        if status is None:
-            sys.stderr.write(traceback_text(error))
-            sys.exit(1)
-        fail(error, status)
+        sys.stderr.write(traceback_text(error))
+        sys.exit(1)
     sys.exit(0)
 
 
@@ -105,38 +100,6 @@ def _hide_types_of_flags(command: Any) -> None:
             parameter.metavar = ""
     for each in getattr(command, "commands", {}).values():
         _hide_types_of_flags(each)
-
-
-def _status_of(error: Exception) -> int | None:
-    """Return the exit status for an error that a user can correct; None for a bug."""
-    from streaming_pca.admin.backup import BackupError
-    from streaming_pca.audit.bounds import AuditError
-    from streaming_pca.config.kafka import ConfigurationError
-    from streaming_pca.data.tables import RecordFileError
-    from streaming_pca.demo.broker import EmbeddedBrokerUnavailable
-    from streaming_pca.dev.jars import KafkaUnavailable
-    from streaming_pca.local.accountant import AccountantError, AlreadySpent
-    from streaming_pca.privacy.errors import ParameterError
-    from streaming_pca.service.errors import TopicError
-    from streaming_pca.service.kafka.clients import BrokerUnreachable
-
-    if isinstance(error, BrokerUnreachable):
-        return 4
-    mistakes = (
-        AccountantError
-        | AlreadySpent
-        | AuditError
-        | ConfigurationError
-        | BackupError
-        | EmbeddedBrokerUnavailable
-        | KafkaUnavailable
-        | ParameterError
-        | RecordFileError
-        | TopicError
-    )
-    if isinstance(error, mistakes):
-        return 2
-    return None
 
 
 def _version(wanted: bool) -> None:

@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from streaming_pca.service.process_hardening import protect_process
+from streaming_pca.text import one_line, printable
 
 if TYPE_CHECKING:
     from streaming_pca.config.kafka import KafkaSettings
@@ -140,8 +141,7 @@ def fail(error: BaseException, status: int) -> NoReturn:
     """Print a line for each problem of an error, and exit with a status."""
     for line in getattr(error, "lines", None) or (str(error),):
         # Names from a foreign file can contain control characters, which a terminal would execute.
-        shown = "".join(each if each.isprintable() else "?" for each in " ".join(line.split()))
-        say(f"error: {shown}", err)
+        say(f"error: {printable(one_line(line))}", err)
     sys.exit(status)
 
 

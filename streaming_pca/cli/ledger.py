@@ -14,7 +14,6 @@ from streaming_pca.cli.common import (
     MaybeConfig,
     charge_text,
     err,
-    fail,
     ledger_of,
     print_json,
     print_table,
@@ -221,17 +220,13 @@ def ledger_charge(
     [dim]Example: streaming-pca ledger charge --config stream.toml --job census-2026 --epsilon 0.5
     --delta 1e-7 --all --reason "histogram sent to the agency"[/]
     """
-    from streaming_pca.admin.charge import ChargeVoid, charge_records
+    from streaming_pca.admin.charge import charge_records
     from streaming_pca.admin.ledger import describe_charge, describe_left
-    from streaming_pca.privacy.ledger.cap import BudgetExceeded
 
     spans = _spans(everything, ranges or [], partition, start, end)
     charge = _charge(epsilon, delta, rho)
     kafka, topic = ledger_of(config, input_topic, bootstrap)
-    try:
-        done = charge_records(kafka, topic, job, charge, spans, reason)
-    except (BudgetExceeded, ChargeVoid) as error:
-        fail(error, 3)
+    done = charge_records(kafka, topic, job, charge, spans, reason)
     zcdp = done.opened.filter == "zcdp"
     charges: dict[str, dict[str, str | None]] = {
         "charge": describe_charge(charge, with_rho=rho is not None),

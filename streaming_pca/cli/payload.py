@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from streaming_pca.cli.common import ConfigOption, JsonOption, MaybeConfig, StreamOption, print_json, say
+from streaming_pca.text import first_line
 
 if TYPE_CHECKING:
     from streaming_pca.data.codec import PayloadCodec
@@ -307,7 +308,6 @@ def _registered(
 
 
 def _suggestions(path: Path, message: str | None) -> list[Suggestion]:
-    from streaming_pca.data.arrow import ArrowMissing
     from streaming_pca.data.features.suggesting import fields_of_arrow
     from streaming_pca.data.tables import schema_of_file
 
@@ -317,10 +317,8 @@ def _suggestions(path: Path, message: str | None) -> list[Suggestion]:
         data = path.read_bytes()
     except OSError as error:
         raise _wrong(f"{path}: {error.strerror or error}") from None
-    except ArrowMissing as error:
-        raise _wrong(str(error)) from None
     except ValueError as error:
-        raise _wrong(f"{path}: {str(error).splitlines()[0]}") from None
+        raise _wrong(f"{path}: {first_line(error)}") from None
     format_ = {**dict.fromkeys(_PROTOBUF_FILES, "protobuf"), ".avsc": "avro"}.get(path.suffix, "json")
     return _fields_of(format_, data, message, str(path))
 
@@ -328,7 +326,6 @@ def _suggestions(path: Path, message: str | None) -> list[Suggestion]:
 def _fields_of(format_: str, data: bytes, message: str | None, where: str) -> list[Suggestion]:
     """Return the fields of an Avro, Protobuf or JSON Schema."""
     from streaming_pca.data.features.protobuf_records import message_type
-    from streaming_pca.data.features.records import LibraryMissing
     from streaming_pca.data.features.suggesting import (
         fields_of_avro,
         fields_of_json_schema,
@@ -342,10 +339,8 @@ def _fields_of(format_: str, data: bytes, message: str | None, where: str) -> li
             return fields_of_protobuf(message_type(data, message))
         schema = json.loads(data.decode("utf-8-sig"))
         return fields_of_avro(schema) if format_ == "avro" else fields_of_json_schema(schema)
-    except LibraryMissing as error:
-        raise _wrong(str(error)) from None
     except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
-        text = str(error).splitlines()[0] if isinstance(error, ValueError) else "it is not a schema"
+        text = first_line(error) if isinstance(error, ValueError) else "it is not a schema"
         raise _wrong(f"{where}: {text}") from None
 
 

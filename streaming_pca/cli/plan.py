@@ -18,6 +18,7 @@ from streaming_pca.cli.common import (
     progress_bar,
     say,
 )
+from streaming_pca.errors import UserError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -236,14 +237,14 @@ def audit(
     [dim]Examples: streaming-pca audit --estimator analyze-gauss --trials 3000
     streaming-pca audit --mechanism gaussian_on_vector --epsilon 4 --json[/]
     """
-    from streaming_pca.audit.bounds import AuditError, check_trials
     from streaming_pca.audit.bounds import audit as audit_case
+    from streaming_pca.audit.bounds import check_trials
     from streaming_pca.audit.cases import find_cases
 
     if not (math.isfinite(epsilon) and epsilon >= 0.01):
-        raise AuditError(f"--epsilon must be a finite number of at least 0.01, not {epsilon}")
+        raise UserError(f"--epsilon must be a finite number of at least 0.01, not {epsilon}")
     if not 0 < delta < 1:
-        raise AuditError(f"--delta must lie between 0 and 1, not {delta}")
+        raise UserError(f"--delta must lie between 0 and 1, not {delta}")
     cases = find_cases(estimator, mechanism, epsilon, delta)
     for case in cases:
         check_trials(case, trials)

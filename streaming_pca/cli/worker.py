@@ -14,7 +14,6 @@ from streaming_pca.cli.common import (
     ConfigsOption,
     StreamOption,
     err,
-    fail,
     out,
     print_json,
     protect,
@@ -195,7 +194,7 @@ def demo(
 
     streaming-pca demo --dashboard[/]
     """
-    from streaming_pca.demo.demo import DemoFailed, run_demo
+    from streaming_pca.demo.demo import run_demo
 
     if dashboard:
         from streaming_pca.dashboard.site import check_extra, run_dashboard
@@ -206,9 +205,6 @@ def demo(
         print_json(facts)
         run_dashboard([settings], "127.0.0.1", port, lambda url: say(f"dashboard: {url}/ (Ctrl-C ends it)"))
 
-    try:
-        facts = run_demo(rank, epsilon, delta, plot, bootstrap, seed, out, err, show if dashboard else None)
-    except DemoFailed as error:
-        fail(error, 1)
+    facts = run_demo(rank, epsilon, delta, plot, bootstrap, seed, out, err, show if dashboard else None)
     if not dashboard:
         print_json(facts)

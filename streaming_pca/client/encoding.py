@@ -10,8 +10,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from streaming_pca.config.kafka import ConfigurationError
-from streaming_pca.data.arrow import ArrowMissing, need_pyarrow, stream_of_rows
+from streaming_pca.data.arrow import need_pyarrow, stream_of_rows
 from streaming_pca.data.codec import FORMATS
 from streaming_pca.local.headers import KIND_HEADER
 
@@ -68,10 +67,7 @@ def encoder_of(content_type: ContentType, dtype: str) -> Callable[[NDArray[np.fl
         return lambda rows: converted(rows).tobytes()
     if content_type == "npy":
         return lambda rows: _as_npy(converted(rows))
-    try:
-        pyarrow = need_pyarrow("--content-type arrow")
-    except ArrowMissing as error:
-        raise ConfigurationError(str(error)) from None
+    pyarrow = need_pyarrow("--content-type arrow")
     return lambda rows: stream_of_rows(pyarrow, converted(rows))
 
 

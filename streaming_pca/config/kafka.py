@@ -20,6 +20,7 @@ from pydantic import (
     model_validator,
 )
 
+from streaming_pca.errors import UserError
 from streaming_pca.validation_errors import refuse_boolean
 
 _ADDRESS = re.compile(r"([A-Za-z_]+://)?(\[[0-9A-Fa-f:.%]+\]|[^\s\[\]:/]+)(:[0-9]{1,5})?")
@@ -34,7 +35,7 @@ _GRANT = (
 """Settings of the client-credentials grant; the first three are required."""
 
 
-class ConfigurationError(Exception):
+class ConfigurationError(UserError):
     """Wrong settings; each line of the message names one of them."""
 
     def __init__(self, *lines: str) -> None:

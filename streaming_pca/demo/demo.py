@@ -29,6 +29,7 @@ from streaming_pca.data.release import Release
 from streaming_pca.demo import flights
 from streaming_pca.demo.broker import EmbeddedBroker
 from streaming_pca.dev.processes import Child
+from streaming_pca.errors import UserError
 from streaming_pca.estimators.kernel_cache import COMPILING, FIRST, are_cached, compile_apart, stop
 from streaming_pca.linalg.subspace import subspace_error
 from streaming_pca.privacy.ledger.entries import Cap, Opened
@@ -67,8 +68,10 @@ streaming-pca dashboard --config {name}.toml
 _SHOWN = "the dashboard shows this stream until Ctrl-C; its address follows"
 
 
-class DemoFailed(Exception):
+class DemoFailed(UserError):
     """Failure of a part of the demo, with a one-line message."""
+
+    exit_status = 1
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from streaming_pca.errors import UserError
+
 KAFKA = "4.1.1"
 LOG4J = "2.24.3"
 JAVA = 17
@@ -37,7 +39,7 @@ _POM = f"""<project xmlns="http://maven.apache.org/POM/4.0.0">
 """
 
 
-class KafkaUnavailable(Exception):
+class KafkaUnavailable(UserError):
     """Apache Kafka is unavailable; ``reason`` is short, ``detail`` has evidence, such as a log."""
 
     def __init__(self, reason: str, detail: str = "") -> None:

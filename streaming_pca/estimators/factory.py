@@ -21,6 +21,7 @@ from streaming_pca.estimators.warnings import DoubtfulResultWarning
 from streaming_pca.kernels.lattice import MAX_RECORDS
 from streaming_pca.privacy.parameters import PrivacyParameters, delta_warning
 from streaming_pca.privacy.randomness import utility_generator
+from streaming_pca.text import one_line, shown
 from streaming_pca.validation_errors import lines_of, options_lines
 
 MAX_FEATURES = 2**13
@@ -68,7 +69,7 @@ def configure(
         raise ValueError(f"n_components = {k} is above the number of features, {dim}")
     kind = _kind(estimator)
     if not isinstance(private, (bool, np.bool_)):
-        raise ValueError(f"private must be True or False, not {_short(private)}")
+        raise ValueError(f"private must be True or False, not {shown(private)}")
     check_private(kind.info, bool(private))
     if kind.info.local:
         raise ValueError(
@@ -86,7 +87,7 @@ def configure(
             scale=_scale(scale),
         )
     except ValidationError as error:
-        raise ValueError("; ".join(map(_line, lines_of(error, Preprocessing)))) from None
+        raise ValueError("; ".join(map(one_line, lines_of(error, Preprocessing)))) from None
     try:
         # Only exact rationals in a certain range can be charged.
         privacy.charge()
@@ -203,7 +204,7 @@ def make_utility_generator(random_state: Any) -> np.random.Generator:
                 break
     raise ValueError(
         "random_state must be None, a whole number of at least 0, or a generator of numpy, "
-        f"not {_short(random_state)}"
+        f"not {shown(random_state)}"
     )
 
 
@@ -213,13 +214,13 @@ def _is_whole(value: Any) -> bool:
 
 def _whole(name: str, value: Any) -> int:
     if not _is_whole(value) or value < 1:
-        raise ValueError(f"{name} must be a whole number of at least 1, not {_short(value)}")
+        raise ValueError(f"{name} must be a whole number of at least 1, not {shown(value)}")
     return int(value)
 
 
 def _number(name: str, value: Any) -> float:
     if not isinstance(value, Real) or isinstance(value, bool):
-        raise ValueError(f"{name} must be a number, not {_short(value)}")
+        raise ValueError(f"{name} must be a number, not {shown(value)}")
     return float(value)
 
 
@@ -230,7 +231,7 @@ def _numbers(name: str, value: Any) -> float | tuple[float, ...]:
     except ValueError:
         array = np.asarray(None)
     if array.dtype.kind not in "iuf" or array.ndim > 1:
-        raise ValueError(f"{name} must be a number, or one number per feature, not {_short(value)}")
+        raise ValueError(f"{name} must be a number, or one number per feature, not {shown(value)}")
     return float(array) if array.ndim == 0 else tuple(float(x) for x in array)
 
 
@@ -243,7 +244,7 @@ def _centering(value: Any) -> Any:
         if isinstance(vector, tuple):
             return vector
     names = ", ".join(f'"{name}"' for name in _CENTERINGS)
-    raise ValueError(f"centering must be {names}, or one number per feature, not {_short(value)}")
+    raise ValueError(f"centering must be {names}, or one number per feature, not {shown(value)}")
 
 
 def _bounds(value: Any) -> tuple[float | tuple[float, ...], float | tuple[float, ...]] | None:
@@ -253,7 +254,7 @@ def _bounds(value: Any) -> tuple[float | tuple[float, ...], float | tuple[float,
         lower, upper = value
     except (TypeError, ValueError):
         raise ValueError(
-            f"bounds must be a pair: the lower and the upper bound, not {_short(value)}"
+            f"bounds must be a pair: the lower and the upper bound, not {shown(value)}"
         ) from None
     return _numbers("bounds", lower), _numbers("bounds", upper)
 
@@ -266,19 +267,10 @@ def _options(value: Any) -> dict[str, Any]:
     if value is None:
         return {}
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
-        raise ValueError(f"options must be a dict of the estimator's settings, not {_short(value)}")
+        raise ValueError(f"options must be a dict of the estimator's settings, not {shown(value)}")
     return {key: _native(item) for key, item in value.items()}
 
 
 def _native(value: Any) -> Any:
     """Convert a numpy number, as scikit-learn's parameter searches pass it, to Python's own."""
     return value.item() if isinstance(value, np.generic) else value
-
-
-def _line(text: str) -> str:
-    return " ".join(text.split())
-
-
-def _short(value: Any) -> str:
-    text = _line(repr(value))
-    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -16,6 +16,7 @@ import numpy as np
 
 from streaming_pca.data.records import RecordKind
 from streaming_pca.estimators.common.error_bounds import angle_bound_of_covariance
+from streaming_pca.text import printable
 
 if TYPE_CHECKING:
     from streaming_pca.data.preprocessing import Preprocessing
@@ -255,8 +256,7 @@ def describe_warnings(ids: Sequence[str], resolved: int | None, rank: int, featu
             text = f"{text}, but not the first {resolved} of {rank}"
         if name == ReleaseWarning.DOMINATED and feature is not None:
             # A name in a foreign release may contain terminal control characters.
-            name_of = "".join(c if c.isprintable() else "?" for c in str(feature))
-            text = text.replace(_ONE_FEATURE, f"feature {name_of}")
+            text = text.replace(_ONE_FEATURE, f"feature {printable(str(feature))}")
         texts.append(text)
     return "; ".join(texts)
 

@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from fractions import Fraction
 from pathlib import Path
 
+from streaming_pca.errors import UserError
 from streaming_pca.privacy.errors import ParameterError, require_open_unit, require_positive
 from streaming_pca.privacy.randomness import secret_salt
 
@@ -27,11 +28,11 @@ _SCHEMA = """
 """
 
 
-class AccountantError(Exception):
+class AccountantError(UserError):
     """Failure to use the accountant's file; one line that names it."""
 
 
-class AlreadySpent(Exception):
+class AlreadySpent(UserError):
     """Report that a user's cap for a topic does not allow."""
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import sys
 
+from streaming_pca.errors import UserError
 
-class ParameterError(ValueError):
+
+class ParameterError(UserError, ValueError):
     """Parameter of a mechanism, a calibration or an accountant that is out of its range.
 
     Every checked parameter is public, so the message may show it; values computed

@@ -1,9 +1,13 @@
-"""Errors that end a session, a stream or the process; ``worker`` maps them to exit statuses."""
+"""Errors that end a session, a stream or the process."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from typing import Any, Self, TypeVar
+
+from kafka.errors import KafkaError
+
+from streaming_pca.errors import UserError
 
 _NOT_PERMITTED = 29  # Kafka's error code of a topic that this user may not use
 
@@ -19,11 +23,20 @@ def without_traceback(error: E) -> E:
     return error.with_traceback(None)
 
 
-class StreamRefused(Exception):
+class StreamRefused(UserError):
     """Ledger or state that does not allow this stream to continue as configured."""
 
 
-class TopicError(Exception):
+class BudgetExceededByAnother(StreamRefused):
+    """Void entry: another job charged the rest of the records' budget first."""
+
+    exit_status = 3
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"the cap was reached by another job first: {reason}")
+
+
+class TopicError(UserError):
     """Missing topic, or settings of a topic that break the privacy guarantee; one line."""
 
     @classmethod
@@ -52,13 +65,22 @@ class NotPermitted(TopicError):
                 raise cls("Describe", f"topic {topic['name']!r}")
 
 
-class RecordsLost(Exception):
+class RecordsLost(UserError):
     """Unread records that were deleted or are in an unreadable format."""
 
 
-class SessionLost(Exception):
+class SessionLost(UserError):
     """Loss of the lead or of the broker: drop everything and recover from the topics."""
+
+    exit_status = 4
 
 
 class DeadlineExceeded(Exception):
     """Step that hangs; its thread cannot be stopped, so the process must end."""
+
+
+def exit_status(error: BaseException) -> int | None:
+    """Return the exit status for an expected error; None for a bug."""
+    if isinstance(error, KafkaError):
+        return SessionLost.exit_status
+    return error.exit_status if isinstance(error, UserError) else None

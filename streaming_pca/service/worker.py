@@ -18,7 +18,6 @@ from typing import TypeVar
 from kafka.errors import KafkaError
 
 from streaming_pca.config.effective import doubts_of_settings
-from streaming_pca.config.kafka import ConfigurationError
 from streaming_pca.config.settings import Settings
 from streaming_pca.estimators.kernel_cache import (
     COMPILING,
@@ -30,13 +29,13 @@ from streaming_pca.estimators.kernel_cache import (
 )
 from streaming_pca.kernels import load_compiler
 from streaming_pca.kernels.threads import use_threads
-from streaming_pca.privacy.errors import ParameterError
-from streaming_pca.privacy.ledger.cap import BudgetExceeded
 from streaming_pca.service.commit.admission import StandbyCheck
 from streaming_pca.service.commit.batch_result import Progress
-from streaming_pca.service.commit.checkpoint import BudgetExceededByAnother
 from streaming_pca.service.election import Election
-from streaming_pca.service.errors import RecordsLost, SessionLost, StreamRefused, TopicError
+from streaming_pca.service.errors import (
+    SessionLost,
+    exit_status,
+)
 from streaming_pca.service.executors import Executors, Pool, first_of
 from streaming_pca.service.http.server import HttpServer, Site
 from streaming_pca.service.input.end_offsets import EndOffsetPoller
@@ -81,17 +80,6 @@ def _prepare() -> None:
     load_compiler()
     gc.collect()
     gc.freeze()
-
-
-def _status_of(error: BaseException) -> int | None:
-    """Return the exit status for a stream's error; None if the process must end."""
-    if isinstance(error, BudgetExceeded | BudgetExceededByAnother):
-        return 3
-    if isinstance(error, StreamRefused | TopicError | RecordsLost | ConfigurationError | ParameterError):
-        return 2
-    if isinstance(error, BrokerUnreachable | SessionLost | KafkaError):
-        return 4
-    return None
 
 
 class _Stream:
@@ -167,7 +155,7 @@ class _Stream:
             await self._run()
             self.status = 0
         except Exception as error:
-            self.status = _status_of(error)
+            self.status = exit_status(error)
             if self.status is None:
                 raise
             if self.status == 2:
@@ -504,4 +492,4 @@ def run_worker(
         with stop_on_signals(worker.stop):
             return await worker.run()
 
-    return run_process(main, _status_of, "recovers")
+    return run_process(main, exit_status, "recovers")

@@ -17,13 +17,13 @@ import pytest
 
 from streaming_pca.admin.backup import (
     Backup,
-    BackupError,
     BackupNotVerified,
     read_backup,
     verified_ledger,
     write_backup,
 )
 from streaming_pca.cli.common import fail
+from streaming_pca.errors import UserError
 from streaming_pca.privacy.ledger.entries import (
     Abandoned,
     Cap,
@@ -116,13 +116,13 @@ def test_a_copy_comes_back_byte_for_byte_and_only_its_owner_can_read_it(tmp_path
 def test_a_file_that_is_there_is_never_written_over(tmp_path: Path) -> None:
     path = tmp_path / "copy.zip"
     path.write_text("mine")
-    with pytest.raises(BackupError, match="already exists"):
+    with pytest.raises(UserError, match="already exists"):
         write_backup(made_backup(), path)
     assert path.read_text() == "mine"
 
 
 def test_a_copy_that_cannot_be_written_leaves_no_file(tmp_path: Path) -> None:
-    with pytest.raises(BackupError, match="cannot be written: No such file"):
+    with pytest.raises(UserError, match="cannot be written: No such file"):
         write_backup(made_backup(), tmp_path / "nowhere" / "copy.zip")
     whole = made_backup()
     broken = replace(whole, states=whole.states | {"a": "no bytes"})  # type: ignore[dict-item]
@@ -210,7 +210,7 @@ def test_damage_is_found_before_anything_is_looked_at(
     path = tmp_path / "copy.zip"
     write_backup(made_backup(), path)
     rewritten(path, change, mend=False)
-    with pytest.raises(BackupError) as refused:
+    with pytest.raises(UserError) as refused:
         read_backup(path)
     assert told in str(refused.value)
     assert "\n" not in str(refused.value)
@@ -222,10 +222,10 @@ def test_damage_to_the_file_itself_is_found_at_every_byte(tmp_path: Path) -> Non
     whole = path.read_bytes()
     for at in range(0, len(whole), 61):
         path.write_bytes(whole[:at] + bytes([whole[at] ^ 0x10]) + whole[at + 1 :])
-        with suppress(BackupError):  # except for an insignificant byte, such as a time of day
+        with suppress(UserError):  # except for an insignificant byte, such as a time of day
             assert read_backup(path) == made_backup(), at
         path.write_bytes(whole[:at])
-        with pytest.raises(BackupError):
+        with pytest.raises(UserError):
             read_backup(path)
 
 
@@ -288,10 +288,10 @@ def test_a_state_without_the_table_that_it_names_is_not_verified() -> None:
 
 
 def test_a_file_that_is_not_there_or_no_zip_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(BackupError, match="No such file"):
+    with pytest.raises(UserError, match="No such file"):
         read_backup(tmp_path / "none.zip")
     (tmp_path / "text.zip").write_text("hello")
-    with pytest.raises(BackupError, match="is not a backup made by"):
+    with pytest.raises(UserError, match="is not a backup made by"):
         read_backup(tmp_path / "text.zip")
 
 
@@ -312,7 +312,7 @@ def test_a_part_that_unfolds_to_more_than_it_should_is_not_unfolded(
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, data in (parts | {"ledger.jsonl": bytes(size)}).items():
             archive.writestr(name, data)
-    with pytest.raises(BackupError, match=told):
+    with pytest.raises(UserError, match=told):
         read_backup(path)
 
 
@@ -370,7 +370,7 @@ def test_a_terminal_obeys_no_name_of_a_foreign_file(
         archive.writestr("manifest.json", json.dumps(manifest))
         archive.writestr("ledger.jsonl", b"")
         archive.writestr("states/\x1b[2J\u202e", b"")
-    with pytest.raises(BackupError) as refused:
+    with pytest.raises(UserError) as refused:
         read_backup(path)
     assert "\x1b" in str(refused.value)
     with pytest.raises(SystemExit):

@@ -24,7 +24,7 @@ from streaming_pca.config.settings import StreamSettings
 from streaming_pca.data.codec import NPY, OCTETS, PayloadCodec
 from streaming_pca.data.features.records import ARROW, JSON
 from streaming_pca.data.files import RecordFile, open_records
-from streaming_pca.data.tables import RecordFileError
+from streaming_pca.errors import UserError
 from streaming_pca.service.errors import TopicError
 from streaming_pca.service.kafka.clients import admin_client
 from tests.cli.command import call
@@ -121,7 +121,7 @@ def test_rows_become_factors(tmp_path: Path) -> None:
         np.testing.assert_array_equal(
             read(factors, 3, np.array([3, 1, 0, 2])), x.reshape(4, 3, 2)[[3, 1, 0, 2]]
         )
-        with pytest.raises(RecordFileError, match="12 rows do not divide into records of 5 rows"):
+        with pytest.raises(UserError, match="12 rows do not divide into records of 5 rows"):
             records.grouped(5)
 
 
@@ -132,7 +132,7 @@ def test_features_are_put_in_order_by_their_names(tmp_path: Path, name: str) -> 
     turned = records.with_features(("b", "a"))
     np.testing.assert_array_equal(read(turned), X[:, ::-1])
     np.testing.assert_array_equal(read(turned, 2, np.array([1, 0, 2])), X[[1, 0, 2], ::-1])
-    with pytest.raises(RecordFileError, match=r"column 2 is 'b', but stream\.feature_names has 'c'"):
+    with pytest.raises(UserError, match=r"column 2 is 'b', but stream\.feature_names has 'c'"):
         records.with_features(("a", "c"))
 
 
@@ -183,7 +183,7 @@ def test_rows_of_one_record_have_one_key(tmp_path: Path) -> None:
         if expected is not None:
             assert list(records.keys()) == expected
             continue
-        with pytest.raises(RecordFileError, match="the rows 1 to 2 are one record, and have different keys"):
+        with pytest.raises(UserError, match="the rows 1 to 2 are one record, and have different keys"):
             list(records.keys())
 
 
@@ -193,13 +193,13 @@ def test_records_of_two_keys_are_found_before_any_is_sent(tmp_path: Path) -> Non
     by_user = StreamSettings(
         name="s", input="in", dim=1, rank=1, epsilon=1, delta=1e-6, max_rows=2, privacy_unit="user"
     )
-    with pytest.raises(RecordFileError, match="the rows 7 to 8 are one record, and have different keys"):
+    with pytest.raises(UserError, match="the rows 7 to 8 are one record, and have different keys"):
         arrange(records, by_user, rows_per_message=2, factors=True)
 
 
 def test_a_column_of_keys_that_is_not_there_is_one_line(tmp_path: Path) -> None:
     def fails(path: Path, key: str, expected: str) -> None:
-        with pytest.raises(RecordFileError, match=expected) as caught:
+        with pytest.raises(UserError, match=expected) as caught:
             open_records(path, key)
         assert "\n" not in str(caught.value)
 
@@ -237,7 +237,7 @@ def test_a_file_without_names_is_taken_as_it_is(tmp_path: Path) -> None:
 )
 def test_a_bad_file_is_one_line(tmp_path: Path, name: str, content: bytes, expected: str) -> None:
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(RecordFileError, match=expected) as caught:
+    with pytest.raises(UserError, match=expected) as caught:
         open_records(tmp_path / name)
     assert "\n" not in str(caught.value)
 
@@ -253,7 +253,7 @@ def test_a_bad_file_is_one_line(tmp_path: Path, name: str, content: bytes, expec
     ],
 )
 def test_a_table_of_something_else_is_one_line(tmp_path: Path, name: str, table: Any, expected: str) -> None:
-    with pytest.raises(RecordFileError, match=expected):
+    with pytest.raises(UserError, match=expected):
         open_records(write(tmp_path, name, table))
 
 
@@ -262,25 +262,25 @@ def test_a_table_that_is_cut_is_one_line_wherever_it_is_noticed(tmp_path: Path) 
     records = open_records(path)
     whole = path.read_bytes()
     path.write_bytes(b"\0" * len(whole))
-    with pytest.raises(RecordFileError, match=r"x\.parquet: "):
+    with pytest.raises(UserError, match=r"x\.parquet: "):
         read(records)
 
 
 def test_a_vector_alone_is_no_file_of_records(tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", np.zeros(3))
-    with pytest.raises(RecordFileError, match=r"shape \(3,\); expected numbers of shape"):
+    with pytest.raises(UserError, match=r"shape \(3,\); expected numbers of shape"):
         open_records(tmp_path / "x.npy")
 
 
 def test_pickles_are_refused(tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", np.array([[{}]], dtype=object), allow_pickle=True)
-    with pytest.raises(RecordFileError):
+    with pytest.raises(UserError):
         open_records(tmp_path / "x.npy")
 
 
 @pytest.mark.parametrize("name", ["x.npy", "x.csv", "x.parquet", "x.arrow"])
 def test_a_missing_file_is_named(tmp_path: Path, name: str) -> None:
-    with pytest.raises(RecordFileError, match=f"{name}: .*No such file"):
+    with pytest.raises(UserError, match=f"{name}: .*No such file"):
         open_records(tmp_path / name)
 
 
@@ -290,9 +290,9 @@ def test_without_pyarrow_one_line_says_how_to_get_it(
 ) -> None:
     path = write(tmp_path, name)
     monkeypatch.setitem(sys.modules, "pyarrow.ipc", None)
-    with pytest.raises(RecordFileError, match=r"pip install '\.\[arrow\]' in the checkout"):
+    with pytest.raises(UserError, match=r"pip install '\.\[arrow\]' in the checkout"):
         open_records(path)
-    with pytest.raises(ConfigurationError, match=r"pip install '\.\[arrow\]' in the checkout"):
+    with pytest.raises(UserError, match=r"pip install '\.\[arrow\]' in the checkout"):
         encoder_of("arrow", "float32")
 
 
@@ -379,7 +379,7 @@ def test_records_are_arranged_as_the_stream_wants_them(
 def test_records_that_would_all_be_null_are_not_sent(
     records: RecordFile, settings: Any, how: Any, expected: str
 ) -> None:
-    with pytest.raises((RecordFileError, ConfigurationError), match=expected) as caught:
+    with pytest.raises((UserError, ConfigurationError), match=expected) as caught:
         arrange(records, stream(**settings), **how)
     assert "\n" not in str(caught.value)
 
@@ -388,7 +388,7 @@ def test_names_are_compared_with_the_streams(tmp_path: Path) -> None:
     records = open_records(write(tmp_path, "x.csv"))
     turned = arrange(records, stream(feature_names=("b", "a")))
     np.testing.assert_array_equal(read(turned), X[:, ::-1])
-    with pytest.raises(RecordFileError, match=r"column 1 is .a., but .* has .d.:"):
+    with pytest.raises(UserError, match=r"column 1 is .a., but .* has .d.:"):
         arrange(records, stream(feature_names=("d", "b")))
 
 

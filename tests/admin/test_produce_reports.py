@@ -28,7 +28,7 @@ from streaming_pca.config.settings import StreamSettings
 from streaming_pca.data.codec import PayloadCodec
 from streaming_pca.data.files import RecordFile
 from streaming_pca.data.records import RecordKind
-from streaming_pca.data.tables import RecordFileError
+from streaming_pca.errors import UserError
 from streaming_pca.linalg.packed import pack_symmetric, packed_size
 from streaming_pca.local import AlreadySpent, LocalAccountant, LocalGaussian
 from streaming_pca.privacy.randomness import replace_noise_sampler
@@ -137,7 +137,7 @@ def test_only_vectors_of_the_streams_features_are_reported() -> None:
         (RecordFile.of_array(np.zeros((2, 3, 3)), "x.npy"), {}, "holds factors of 3 rows, and a report"),
         (named, {"feature_names": ("a", "b", "d")}, r"stream\.feature_names has"),
     ):
-        with pytest.raises(RecordFileError, match=expected) as caught:
+        with pytest.raises(UserError, match=expected) as caught:
             arrange_vectors(records, stream(**changes))
         assert "\n" not in str(caught.value)
 
@@ -267,7 +267,7 @@ def test_a_row_is_its_own_user_where_the_file_has_no_keys() -> None:
     assert len(set(users_of(RECORDS))) == 4
     assert set(users_of(RECORDS)).isdisjoint(users_of(replace(RECORDS, path="y.npy")))
     assert set(users_of(RECORDS)) == set(users_of(replace(RECORDS, path="./x.npy")))
-    with pytest.raises(RecordFileError, match="row 2 has no key"):
+    with pytest.raises(UserError, match="row 2 has no key"):
         users_of(keyed(b"ada", None, b"bob", b"eve"))
 
 

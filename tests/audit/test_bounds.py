@@ -11,7 +11,6 @@ from scipy import stats
 
 from streaming_pca.audit.bounds import (
     REFUTED_AT,
-    AuditError,
     Case,
     Finding,
     Separation,
@@ -21,6 +20,7 @@ from streaming_pca.audit.bounds import (
     least_trials,
     mu_bound,
 )
+from streaming_pca.errors import UserError
 from streaming_pca.estimators.common.neighbours import Claim, mu_of_pure
 from streaming_pca.privacy.calibration.multipliers import pure_epsilon
 
@@ -152,12 +152,12 @@ def test_the_least_trials_are_those_that_can_refute(claim: Claim) -> None:
     fewer = Separation(0, 0, trials // 2 - 1)
     assert not Finding("apart", claim, trials, fewer, fewer).refuted
     case = Case("apart", "apart", claim, lambda second, n: np.full(n, float(second)))
-    with pytest.raises(AuditError, match=f"raise them to {trials}"):
+    with pytest.raises(UserError, match=f"raise them to {trials}"):
         audit(case, trials - 1)
 
 
 @pytest.mark.parametrize("claim", [Claim(800.0, 0.0, math.inf), Claim(1000.0, 1e-6, 45.0)])
 def test_a_claim_that_no_number_of_trials_refutes_is_said_to_be_one(claim: Claim) -> None:
     case = Case("vast", "vast", claim, lambda second, n: np.full(n, float(second)))
-    with pytest.raises(AuditError, match="too few to refute the claim of vast"):
+    with pytest.raises(UserError, match="too few to refute the claim of vast"):
         audit(case, 1000)

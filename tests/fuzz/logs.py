@@ -16,7 +16,6 @@ import numpy as np
 
 from streaming_pca import PrivatePCA
 from streaming_pca.admin.backup import (
-    BackupError,
     BackupNotVerified,
     read_backup,
     verified_ledger,
@@ -24,6 +23,7 @@ from streaming_pca.admin.backup import (
 )
 from streaming_pca.client.releases import NotARelease, read_release
 from streaming_pca.data.release import Release
+from streaming_pca.errors import UserError
 from streaming_pca.estimators.common.state import decode_fitting_state, encode_state
 from streaming_pca.privacy.ledger.entries import MalformedEntry, decode_entry, encode_entry
 from streaming_pca.privacy.ledger.ledger import Ledger
@@ -321,5 +321,5 @@ def backup(data: bytes) -> None:
         except BackupNotVerified as error:
             for line in (str(error), *error.problems):
                 check_line(line)
-        except BackupError as error:
+        except UserError as error:
             check_line(str(error))

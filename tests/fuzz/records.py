@@ -24,8 +24,8 @@ from streaming_pca.data.arrow import stream_of_rows
 from streaming_pca.data.codec import CONTENT_TYPES, PayloadCodec
 from streaming_pca.data.files import open_records
 from streaming_pca.data.records import RecordKind
-from streaming_pca.data.tables import RecordFileError
 from streaming_pca.data.validation import explain_payload
+from streaming_pca.errors import UserError
 from streaming_pca.local.headers import contract_header, report_headers
 from streaming_pca.privacy.users import hash_users
 from streaming_pca.service.input.buffer import PartitionBuffer, RecordBuffer
@@ -335,7 +335,7 @@ def record_file(data: bytes) -> None:
             if len(records) < 10_000:
                 for _ in records.parts() if records.parts else ():
                     pass
-        except RecordFileError as error:
+        except UserError as error:
             check_line(str(error))
 
 

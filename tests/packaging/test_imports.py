@@ -51,7 +51,7 @@ LAYERS = """
     privacy.calibration
     privacy.parameters + privacy.randomness + privacy.noise + privacy.errors
     kernels, validation_errors
-    linalg
+    linalg, errors, text
 """
 
 # Most lines of each floor, which may only fall, and its rooms; other modules are the service's. The aims of
@@ -59,7 +59,8 @@ LAYERS = """
 FLOORS = {
     "library": (
         31_704,
-        {"linalg", "kernels", "privacy", "data", "local", "estimators", "api", "audit", "validation_errors"},
+        {"linalg", "kernels", "privacy", "data", "local", "estimators", "api", "audit"}
+        | {"validation_errors", "errors", "text"},
     ),
     "service": (21_138, set[str]()),
     "extras": (

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from streaming_pca import PrivatePCA
-from streaming_pca.admin.backup import BackupError, read_backup, verified_ledger
+from streaming_pca.admin.backup import read_backup, verified_ledger
 from streaming_pca.data.release import Release
+from streaming_pca.errors import UserError
 from streaming_pca.privacy.ledger.entries import MalformedEntry, decode_entry
 from streaming_pca.service.commit.state_topic import MalformedCheckpoint, decode_checkpoint
 
@@ -88,6 +89,6 @@ def test_a_later_backup_is_refused(fixtures: Path, tmp_path: Path) -> None:
             data = old.read(name)
             new.writestr(name, edited(data, version=2) if name == "manifest.json" else data)
     with pytest.raises(
-        BackupError, match=r"later\.zip: its manifest is not in this program's format, version 1"
+        UserError, match=r"later\.zip: its manifest is not in this program's format, version 1"
     ):
         read_backup(path)

@@ -9,6 +9,9 @@ from typing import Annotated, Any, Final, Literal, NamedTuple, Protocol
 
 from annotated_types import MinLen
 
+from streaming_pca.errors import LibraryMissing
+from streaming_pca.text import printable
+
 JSON: Final = "application/json"
 ARROW: Final = "application/vnd.apache.arrow.stream"
 AVRO: Final = "application/avro"
@@ -25,14 +28,9 @@ SCHEMA_FORMATS: Final[dict[str, SchemaFormat]] = {"avro": "avro", "protobuf": "p
 _MOST_SHOWN = 200
 
 
-class LibraryMissing(Exception):
-    """Error that a format's library is not installed; one line with the command to install it."""
-
-
 def one_line(error: BaseException) -> str:
     """Return the first line of an error's text, as far as it can be printed."""
-    text = str(error).partition("\n")[0][:_MOST_SHOWN]
-    return "".join(each if each.isprintable() else "?" for each in text)
+    return printable(str(error).partition("\n")[0][:_MOST_SHOWN])
 
 
 def library(name: str, extra: str, load: Callable[[], Any]) -> Any:

@@ -29,17 +29,20 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Self
 
+from streaming_pca.errors import UserError
 from streaming_pca.privacy.ledger.entries import Cap, OffsetSpan, Opened
 from streaming_pca.privacy.parameters import Charge, format_number, format_rational
 
 _LONGEST = 60
 
 
-class BudgetExceeded(Exception):
+class BudgetExceeded(UserError):
     """Refusal of an entry that would take the records ``where`` above the topic's cap.
 
     ``where`` is None for every record, read or not.
     """
+
+    exit_status = 3
 
     def __init__(self, where: OffsetSpan | None, asked: Charge, spent: Charge, opened: Opened) -> None:
         self.asked, self.spent, self.cap = asked, spent, opened.cap

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from streaming_pca.privacy.parameters import Charge, Rational
+from streaming_pca.text import printable
 
 _OFFSET_LIMIT = 2**63
 """Bound of Kafka's offsets and of batch numbers."""
@@ -254,20 +255,17 @@ def decode_entry(data: bytes) -> LedgerEntry:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"]) or "entry"
-        raise MalformedEntry(f"not a ledger entry: {_shown(where)}: {_shown(first['msg'])}") from error
+        raise MalformedEntry(
+            f"not a ledger entry: {printable(where[:200])}: {printable(first['msg'][:200])}"
+        ) from error
     # Hashes are over canonical bytes: two spellings of one entry would share a hash.
     try:
         canonical = encode_entry(entry)
     except ValueError as error:
-        raise MalformedEntry(f"not a ledger entry: {_shown(str(error))}") from error
+        raise MalformedEntry(f"not a ledger entry: {printable(str(error)[:200])}") from error
     if canonical != data:
         raise MalformedEntry("not a ledger entry: it is not in canonical form")
     return entry
-
-
-def _shown(text: str) -> str:
-    """Return the beginning of a foreign text, without control characters."""
-    return "".join(each if each.isprintable() else "?" for each in text[:200])
 
 
 def entry_hash(entry: LedgerEntry) -> str:

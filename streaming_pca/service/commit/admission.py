@@ -8,8 +8,9 @@ from streaming_pca.config.kafka import KafkaSettings
 from streaming_pca.config.settings import StreamSettings
 from streaming_pca.data.arrow import find_pyarrow
 from streaming_pca.data.codec import FORMATS, OCTETS
-from streaming_pca.data.features.records import ARROW, LibraryMissing
+from streaming_pca.data.features.records import ARROW
 from streaming_pca.data.records import RecordKind
+from streaming_pca.errors import LibraryMissing
 from streaming_pca.estimators.base import Estimator, State
 from streaming_pca.estimators.common.state import decode_fitting_state
 from streaming_pca.privacy.errors import ParameterError
@@ -28,6 +29,7 @@ from streaming_pca.service.commit.state_topic import (
     find_state,
 )
 from streaming_pca.service.errors import StreamRefused
+from streaming_pca.text import shown
 
 
 def check_opened(stream: StreamSettings, ledger: Ledger) -> None:
@@ -92,7 +94,7 @@ def check_admission(stream: StreamSettings, ledger: Ledger) -> None:
             # The contract identifies a file by its content.
             setting = "schema_file" if key == "schema" else setting
             is_digest = isinstance(value, dict)
-            difference = f"is {_short(value)}, but the ledger has {_short(before)}"
+            difference = f"is {shown(value, 80)}, but the ledger has {shown(before, 80)}"
             difference = "is not what the ledger has" if is_digest else difference
             raise StreamRefused(
                 f"stream.{setting} {difference} for stream {name!r}: set it back, or choose a new stream.name"
@@ -120,8 +122,8 @@ def _check_options(stream: StreamSettings, job: JobLedger) -> None:
     free: dict[str, Any] = {"n_records": None, "radius_range": None}
     if recorded | free != wanted | free:
         raise StreamRefused(
-            f"stream.options is {_short(wanted)}, but the ledger has charged users for "
-            f"batches of {_short(recorded)}: set it back, or choose a new stream.name"
+            f"stream.options is {shown(wanted, 80)}, but the ledger has charged users for "
+            f"batches of {shown(recorded, 80)}: set it back, or choose a new stream.name"
         )
 
 
@@ -213,11 +215,6 @@ def _check_first_batch(stream: StreamSettings, ledger: Ledger) -> None:
             f"the cap of ledger {stream.ledger_topic!r} leaves no room for stream {stream.name!r}: {error}. "
             "Lower stream.epsilon and stream.delta, or read another input topic"
         ) from None
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."
 
 
 _SLICE = 5000  # offsets read per step: about one second, which may delay a take-over

@@ -43,7 +43,7 @@ from streaming_pca.service.commit.log_reader import LedgerLog, LogReader, high_w
 from streaming_pca.service.commit.recovery import LedgerMismatch, Recovery, recover
 from streaming_pca.service.commit.state_topic import Checkpoint, StateReader, encode_checkpoint, send_state
 from streaming_pca.service.commit.user_log import UserLog
-from streaming_pca.service.errors import SessionLost, StreamRefused
+from streaming_pca.service.errors import BudgetExceededByAnother, SessionLost, StreamRefused
 from streaming_pca.service.kafka.authorization import session_lost_by
 from streaming_pca.service.kafka.clients import transactional_producer
 from streaming_pca.service.kafka.transaction import Transaction, discard
@@ -382,13 +382,6 @@ class CheckpointWriter(LedgerWriter):
             self._transaction.commit()
         with self._step("abandon.4 read back"):
             self._expect(sent.offset, entry)
-
-
-class BudgetExceededByAnother(StreamRefused):
-    """Void reservation: another job reserved the rest of the records' budget first."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(f"the cap was reached by another job first: {reason}")
 
 
 def open_ledger(kafka: KafkaSettings, entry: Opened, topic: str) -> Opened:

@@ -44,6 +44,7 @@ from streaming_pca.service.commit.state_topic import FoundState, summarise
 from streaming_pca.service.errors import NotPermitted, SessionLost, StreamRefused, TopicError
 from streaming_pca.service.kafka.clients import BrokerUnreachable
 from streaming_pca.service.topics.find import describe_topics
+from streaming_pca.text import one_line
 
 FAILURES = (
     BrokerUnreachable,
@@ -124,7 +125,7 @@ def main() -> None:
     try:
         answer = {"problems": list(verify_ledger(KafkaSettings(**settings["kafka"]), topic).problems)}
     except FAILURES as error:
-        answer = {"failed": " ".join(str(error).split()) or type(error).__name__}
+        answer = {"failed": one_line(error) or type(error).__name__}
     print(json.dumps(answer))
 
 

@@ -27,7 +27,8 @@ from streaming_pca.config.settings import StreamSettings
 from streaming_pca.data.batch import Batch
 from streaming_pca.data.codec import PayloadCodec
 from streaming_pca.data.features.reading import FieldReader
-from streaming_pca.data.features.records import LibraryMissing, Schemas
+from streaming_pca.data.features.records import Schemas
+from streaming_pca.errors import LibraryMissing
 from streaming_pca.estimators.base import Plan
 from streaming_pca.privacy.ledger.entries import OffsetRange
 from streaming_pca.service.errors import DeadlineExceeded, RecordsLost, SessionLost, StreamRefused

@@ -15,6 +15,7 @@ from kafka.errors import (
 )
 
 from streaming_pca.service.errors import NotPermitted, SessionLost
+from streaming_pca.text import first_line
 
 _MOST = 200  # most characters of the client's text
 _RESOURCES: dict[type[Exception], tuple[str, str]] = {
@@ -54,7 +55,7 @@ def in_one_line(error: BaseException, operation: str) -> str:
     missing = missing_permission(error, operation)
     if missing is not None:
         return str(missing)
-    return (str(error).splitlines() or [""])[0][:_MOST] or type(error).__name__
+    return first_line(error, _MOST)
 
 
 @contextmanager

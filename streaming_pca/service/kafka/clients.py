@@ -16,6 +16,7 @@ from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.errors import KafkaConnectionError, KafkaError, LeaderNotAvailableError, NodeNotReadyError
 
 from streaming_pca.config.kafka import KafkaSettings
+from streaming_pca.errors import UserError
 from streaming_pca.service.errors import NotPermitted
 from streaming_pca.service.kafka import credentials, patches
 from streaming_pca.service.kafka.authorization import missing_permission
@@ -23,6 +24,7 @@ from streaming_pca.service.kafka.diagnosis import diagnose
 from streaming_pca.service.kafka.inflating import MOST_RECORD_BYTES
 from streaming_pca.service.kafka.patches import Io
 from streaming_pca.service.kafka.transaction import delivery_timeout_ms
+from streaming_pca.text import first_line
 
 credentials.install()
 patches.install()
@@ -40,8 +42,10 @@ MOST_MESSAGE_BYTES = MAX_ANSWER_BYTES - 2**20
 _FETCH_BYTES = 8 * 2**20
 
 
-class BrokerUnreachable(Exception):
+class BrokerUnreachable(UserError):
     """Failure to reach any broker."""
+
+    exit_status = 4
 
 
 _LEAST_BOOTSTRAP_MS = 1500
@@ -69,7 +73,7 @@ def _connect(settings: KafkaSettings, make: Callable[..., C], **options: Any) ->
         except credentials.TokenRefused as error:
             raise BrokerUnreachable(str(error)) from None
         except (KafkaError, OSError, ValueError) as error:
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            reason = first_line(error)
             continue
         _answered[settings.bootstrap_servers] = server
         return made
@@ -94,8 +98,7 @@ def broker_failed(
     if missing is not None:
         return missing
     diagnosis = diagnose(settings, settings.bootstrap_servers.split(","), advertised=True)
-    reason = diagnosis.text if diagnosis else (str(error).splitlines() or [""])[0][:200]
-    return BrokerUnreachable(f"{failure}: {reason or type(error).__name__}")
+    return BrokerUnreachable(f"{failure}: {diagnosis.text if diagnosis else first_line(error, 200)}")
 
 
 def _consumer(

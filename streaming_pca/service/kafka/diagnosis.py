@@ -25,6 +25,7 @@ from kafka.protocol.sasl import SaslAuthenticateRequest, SaslHandshakeRequest
 from streaming_pca.config.kafka import ConfigurationError, KafkaSettings
 from streaming_pca.service.errors import without_traceback
 from streaming_pca.service.kafka.credentials import TokenRefused, sasl_options
+from streaming_pca.text import one_line
 
 _SECONDS = 5.0  # time limit of a diagnosis; all servers are examined in parallel
 _STEP_SECONDS = 2.0  # time limit of a step
@@ -318,7 +319,7 @@ class _Examination:
         while not mechanism.is_done():
             answer = peer.ask(SaslAuthenticateRequest(version=1, auth_bytes=mechanism.auth_bytes()))
             if answer.error_code:
-                words = " ".join((answer.error_message or "no reason").split())[:160]
+                words = one_line(answer.error_message or "no reason", 160)
                 if settings.sasl_mechanism == "OAUTHBEARER":
                     text = self._refused_token(options["sasl_oauth_token_provider"].token(), words)
                 else:

@@ -13,6 +13,7 @@ from streaming_pca.data.projection import Projection
 from streaming_pca.data.release import ArrayDigest, Release, published_setting
 from streaming_pca.service.commit.log_reader import LogReader
 from streaming_pca.service.errors import SessionLost, StreamRefused
+from streaming_pca.text import shown
 
 log = logging.getLogger(__name__)
 
@@ -121,8 +122,8 @@ def projection_of(release: Release, stream: StreamSettings) -> Projection:
     for name, ours, theirs in pairs:
         if _plain(ours) != _plain(theirs):
             raise StreamRefused(
-                f"stream.{name} = {_short(ours)}, but the release of batch {release.batch} was made with "
-                f"{_short(theirs)}: project with the settings of the stream's worker"
+                f"stream.{name} = {_in_words(ours)}, but the release of batch {release.batch} was made with "
+                f"{_in_words(theirs)}: project with the settings of the stream's worker"
             )
     settings = {name: _plain(getattr(stream, name)) for name in ("centering", "scale", "bounds")}
     try:
@@ -140,8 +141,7 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _short(value: Any) -> str:
+def _in_words(value: Any) -> str:
     if isinstance(value, ArrayDigest):
         return f"{value.size} numbers ({value.digest[:19]}...)"
-    text = f'"{value}"' if isinstance(value, str) else repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    return f'"{value}"' if isinstance(value, str) else shown(value)

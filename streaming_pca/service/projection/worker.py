@@ -14,12 +14,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from kafka.errors import KafkaError
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
-from streaming_pca.config.kafka import ConfigurationError
 from streaming_pca.config.settings import Settings
-from streaming_pca.service.errors import DeadlineExceeded, RecordsLost, SessionLost, StreamRefused, TopicError
+from streaming_pca.service.errors import (
+    DeadlineExceeded,
+    SessionLost,
+    StreamRefused,
+    exit_status,
+)
 from streaming_pca.service.executors import Executors, Pool, first_of
 from streaming_pca.service.http.server import HttpServer
 from streaming_pca.service.kafka.clients import BrokerUnreachable
@@ -209,15 +212,6 @@ class ProjectionWorker:
             self._said, self._said_at = self._projected, now
 
 
-def _status_of(error: BaseException) -> int | None:
-    """Return the exit status for an expected error; None for a bug."""
-    if isinstance(error, StreamRefused | TopicError | RecordsLost | ConfigurationError):
-        return 2
-    if isinstance(error, BrokerUnreachable | SessionLost | KafkaError):
-        return 4
-    return None
-
-
 def run_projection(settings: Settings, options: ProjectionOptions) -> int:
     """Run until SIGTERM, SIGINT, the end of the input or a refusal.
 
@@ -233,4 +227,4 @@ def run_projection(settings: Settings, options: ProjectionOptions) -> int:
             await worker.run()
         return 0
 
-    return run_process(main, _status_of, "continues from the committed positions")
+    return run_process(main, exit_status, "continues from the committed positions")

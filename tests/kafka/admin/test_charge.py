@@ -19,7 +19,7 @@ from kafka.errors import KafkaTimeoutError
 from typer.testing import CliRunner
 
 from streaming_pca.admin import charge as charging
-from streaming_pca.admin.charge import ChargeVoid, ChargeWriter, charge_records
+from streaming_pca.admin.charge import ChargeWriter, charge_records
 from streaming_pca.admin.ledger import describe_spent
 from streaming_pca.cli import ledger
 from streaming_pca.config.kafka import KafkaSettings
@@ -29,7 +29,7 @@ from streaming_pca.privacy.ledger.ledger import Ledger
 from streaming_pca.privacy.parameters import Charge
 from streaming_pca.service.commit.checkpoint import CheckpointWriter, open_ledger
 from streaming_pca.service.commit.verification import verify_ledger
-from streaming_pca.service.errors import SessionLost
+from streaming_pca.service.errors import BudgetExceededByAnother, SessionLost
 from streaming_pca.service.kafka.clients import transactional_producer
 from tests.kafka.stream import Stream
 from tests.privacy.ledger.test_ledger import PARAMETERS
@@ -138,7 +138,7 @@ def test_of_two_charges_at_once_the_logs_order_decides(
             yield
 
     monkeypatch.setattr(ChargeWriter, "_step", step)
-    with pytest.raises(ChargeVoid, match=r"nothing was charged: .* asked epsilon 0.75"):
+    with pytest.raises(BudgetExceededByAnother, match=r"nothing was charged: .* asked epsilon 0.75"):
         charge(stream, job="late", charge=large)
     assert len(others) == 1
     replay = ledger_of(stream)

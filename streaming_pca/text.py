@@ -1,0 +1,24 @@
+"""Texts from elsewhere, shortened for messages."""
+
+from __future__ import annotations
+
+
+def one_line(text: object, most: int | None = None) -> str:
+    """Join the words of a text or an error in one line."""
+    return " ".join(str(text).split())[:most]
+
+
+def first_line(error: BaseException, most: int | None = None) -> str:
+    """Return the first line of an error's text, else its type's name."""
+    return (str(error).splitlines() or [""])[0][:most] or type(error).__name__
+
+
+def printable(text: str) -> str:
+    """Replace control characters, which a terminal would execute, by question marks."""
+    return "".join(each if each.isprintable() else "?" for each in text)
+
+
+def shown(value: object, most: int = 60) -> str:
+    """Return the beginning of a value's representation, in one line."""
+    text = one_line(repr(value))
+    return text if len(text) <= most else f"{text[: most - 3]}..."
