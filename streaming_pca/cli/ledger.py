@@ -220,7 +220,7 @@ def ledger_charge(
     [dim]Example: streaming-pca ledger charge --config stream.toml --job census-2026 --epsilon 0.5
     --delta 1e-7 --all --reason "histogram sent to the agency"[/]
     """
-    from streaming_pca.admin.charge import charge_records
+    from streaming_pca.admin.external_charge import charge_records
     from streaming_pca.admin.ledger import describe_charge, describe_left
 
     spans = _spans(everything, ranges or [], partition, start, end)

@@ -35,7 +35,7 @@ def status(
 
     [dim]Example: streaming-pca status --config stream.toml[/]
     """
-    from streaming_pca.admin.status import describe_status
+    from streaming_pca.admin.broker_status import describe_status
 
     found = describe_status(streams_of(config, stream))
     if as_json:

@@ -13,7 +13,7 @@ from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitionAssignor
 from kafka.structs import OffsetAndMetadata
 
-from streaming_pca.admin.status import describe_status
+from streaming_pca.admin.broker_status import describe_status
 from streaming_pca.cli.common import out
 from streaming_pca.config.loading import load_streams
 from streaming_pca.config.settings import Settings

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from streaming_pca.admin.broker_status import describe_status
 from streaming_pca.admin.ledger import describe_ledger, describe_spent
-from streaming_pca.admin.status import describe_status
 from streaming_pca.data.release import Release
 from streaming_pca.estimators.base import Outcome
 from streaming_pca.estimators.registry import ESTIMATORS

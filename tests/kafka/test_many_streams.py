@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
-from streaming_pca.admin.charge import charge_records
+from streaming_pca.admin.external_charge import charge_records
 from streaming_pca.privacy.ledger.entries import Reserved
 from streaming_pca.privacy.parameters import Charge
 from tests.kafka.stream import Child, Stream, check_books, have_released

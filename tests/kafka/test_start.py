@@ -9,9 +9,9 @@ from contextlib import closing
 
 import pytest
 
+from streaming_pca.admin.broker_status import describe_status
 from streaming_pca.admin.ledger import describe_ledger
 from streaming_pca.admin.pause import pause, resume
-from streaming_pca.admin.status import describe_status
 from streaming_pca.admin.topics import check_streams
 from streaming_pca.privacy.ledger.entries import OffsetPosition, Reserved, Started, encode_entry
 from streaming_pca.service.commit.verification import verify_ledger

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
+from streaming_pca.admin.broker_status import describe_charges
 from streaming_pca.admin.ledger import describe_charge, describe_record
-from streaming_pca.admin.standing import describe_charges
 from streaming_pca.dashboard import models
 from streaming_pca.privacy.ledger.entries import Abandoned, Charged, Opened, Paused, Reserved, Retired
 from streaming_pca.privacy.ledger.ledger import JobLedger, Ledger

@@ -15,7 +15,7 @@ from kafka.errors import (
     TopicAuthorizationFailedError,
 )
 
-from streaming_pca.admin.standing import once_led
+from streaming_pca.admin.broker_status import retry_until_led
 from streaming_pca.config.kafka import KafkaSettings
 from streaming_pca.service.kafka.authorization import missing_permission
 from streaming_pca.service.kafka.clients import (
@@ -82,7 +82,7 @@ class TopicsReader:
             return {}
 
         def ask(of: Callable[..., dict[TopicPartition, int]]) -> dict[TopicPartition, int]:
-            return once_led(lambda: of(self._consumer, tps, self._timeout_ms), patience_ms)
+            return retry_until_led(lambda: of(self._consumer, tps, self._timeout_ms), patience_ms)
 
         try:
             # For a read_committed consumer, ends are last stable offsets: before the first open transaction.

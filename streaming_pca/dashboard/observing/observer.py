@@ -20,8 +20,8 @@ from typing import Any
 
 from kafka.errors import KafkaError
 
+from streaming_pca.admin.broker_status import fetch_broker_snapshot, partitions_of
 from streaming_pca.admin.ledger import require_record
-from streaming_pca.admin.standing import ask_standings, partitions_of
 from streaming_pca.config.kafka import ConfigurationError, KafkaSettings
 from streaming_pca.config.settings import Settings
 from streaming_pca.dashboard.models import (
@@ -67,11 +67,11 @@ def request_status(watched: Watched, kafka: KafkaSettings) -> Generator[bool]:
                 described = list(admin.describe_topics(names))
                 watched.table.set(described)
                 inputs = partitions_of(t for t in described if t["name"] in watched.views and _is_led(t))
-                standings = ask_standings(kafka, admin, consumer, [s.settings for s in states], inputs)
+                snapshot = fetch_broker_snapshot(kafka, admin, consumer, [s.settings for s in states], inputs)
                 now = time.monotonic()
                 with watched.lock:
                     for state in states:
-                        state.stand(standings, watched.views[state.input], now, loaded=watched.is_loaded)
+                        state.stand(snapshot, watched.views[state.input], now, loaded=watched.is_loaded)
                 watched.report("status", None)
                 watched.refresh()
                 while time.monotonic() - now < _STATUS_SECONDS and not watched.table.wanted:

@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from typing import Any
 
-from streaming_pca.admin.standing import Standings
+from streaming_pca.admin.broker_status import BrokerSnapshot
 from streaming_pca.config.settings import Settings, StreamSettings
 from streaming_pca.dashboard.models import Lag, Leader, StreamDetail, StreamSummary
 from streaming_pca.dashboard.observing.health import Facts, LagWatch, judge
@@ -47,18 +47,18 @@ class StreamState:
         self._shown: tuple[StreamSummary, Sequence[str] | None] | None = None
         self._show({"health": judge(Facts(loaded=False))})
 
-    def stand(self, standings: Standings, view: LedgerView, at: float, *, loaded: bool) -> None:
+    def stand(self, snapshot: BrokerSnapshot, view: LedgerView, at: float, *, loaded: bool) -> None:
         """Store the broker's answers; lags only once the ledgers have been read."""
         stream = self.settings.stream
-        leader = standings.leader(self.settings.worker.group, stream.state_topic)
+        leader = snapshot.leader(self.settings.worker.group, stream.state_topic)
         self._leader = None if leader is None else Leader(**leader)
         job = view.job(self.name)
-        known = loaded and stream.input in standings.partitions
-        lag = standings.lag(stream, job) if known else None
+        known = loaded and stream.input in snapshot.partitions
+        lag = snapshot.lag(stream, job) if known else None
         self._lag = None if lag is None else Lag(**lag)
         if lag is not None:
             self._watch.add(at, lag["total"])
-        ends = {tp.partition: standings.end[tp] for tp in standings.partitions.get(stream.input, ())}
+        ends = {tp.partition: snapshot.end[tp] for tp in snapshot.partitions.get(stream.input, ())}
         self._cannot_charge = self._refusal(view.ledger, job, ends)
 
     def update(self, view: LedgerView, disconnected: str | None, loaded: bool) -> bool:

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from streaming_pca.admin.broker_status import describe_status
 from streaming_pca.admin.ledger import describe_ledger, describe_spent
-from streaming_pca.admin.status import describe_status
 from streaming_pca.dashboard.models import Event
 from streaming_pca.dashboard.observing.errors import (
     UnknownLedger,

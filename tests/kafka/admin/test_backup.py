@@ -18,7 +18,7 @@ from kafka import KafkaAdminClient
 
 from streaming_pca.admin import pause as lifecycle
 from streaming_pca.admin.backup import read_backup, take_backup
-from streaming_pca.admin.charge import charge_records
+from streaming_pca.admin.external_charge import charge_records
 from streaming_pca.admin.restore import import_backup
 from streaming_pca.config.settings import Settings
 from streaming_pca.privacy.ledger.entries import Released, Reserved

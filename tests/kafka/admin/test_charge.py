@@ -18,8 +18,8 @@ import pytest
 from kafka.errors import KafkaTimeoutError
 from typer.testing import CliRunner
 
-from streaming_pca.admin import charge as charging
-from streaming_pca.admin.charge import ChargeWriter, charge_records
+from streaming_pca.admin import external_charge as charging
+from streaming_pca.admin.external_charge import ChargeWriter, charge_records
 from streaming_pca.admin.ledger import describe_spent
 from streaming_pca.cli import ledger
 from streaming_pca.config.kafka import KafkaSettings

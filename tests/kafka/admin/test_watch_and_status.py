@@ -8,7 +8,7 @@ from contextlib import closing
 
 import pytest
 
-from streaming_pca.admin.status import describe_status
+from streaming_pca.admin.broker_status import describe_status
 from streaming_pca.admin.watch import FollowedRelease, follow_releases
 from tests.kafka.stream import Stream
 

@@ -27,9 +27,9 @@ from kafka.admin import (
 from kafka.errors import KafkaError
 
 from streaming_pca.admin.access import ROLES, apply_permissions, permissions
+from streaming_pca.admin.broker_status import describe_status
 from streaming_pca.admin.ledger import describe_ledger
 from streaming_pca.admin.pause import pause, resume
-from streaming_pca.admin.status import describe_status
 from streaming_pca.admin.topics import create_with_cap
 from streaming_pca.admin.watch import last_release
 from streaming_pca.config.kafka import KafkaSettings

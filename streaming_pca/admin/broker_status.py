@@ -1,9 +1,10 @@
-"""Leader, lag and charges of each stream, as reported by the broker."""
+"""Status of streams: their topics' public contents, and the broker's leaders and offsets."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -19,10 +20,23 @@ from kafka.errors import (
 )
 
 from streaming_pca.admin.ledger import describe_charge, describe_left
+from streaming_pca.admin.watch import last_release
 from streaming_pca.config.kafka import KafkaSettings
 from streaming_pca.config.settings import Settings, StreamSettings
+from streaming_pca.data.release import Release
+from streaming_pca.estimators.warnings import resolved_components
+from streaming_pca.privacy.ledger.entries import encode_entry
 from streaming_pca.privacy.ledger.ledger import JobLedger, Ledger
-from streaming_pca.service.kafka.clients import first_offsets, last_offsets
+from streaming_pca.service.commit.log_reader import LedgerLog
+from streaming_pca.service.commit.verification import topic_id_of
+from streaming_pca.service.errors import StreamRefused, TopicError
+from streaming_pca.service.kafka.clients import (
+    admin_client,
+    broker_failed,
+    first_offsets,
+    last_offsets,
+    reading_consumer,
+)
 
 T = TypeVar("T")
 Offsets = dict[TopicPartition, int]
@@ -32,8 +46,8 @@ _PAUSE_SECONDS = 0.05
 
 
 @dataclass(frozen=True)
-class Standings:
-    """The broker's status of some streams, all from about the same time.
+class BrokerSnapshot:
+    """Members and offsets of some streams, all from about the same time.
 
     Attributes
     ----------
@@ -85,13 +99,13 @@ class Standings:
         return {"total": sum(by_partition.values()), "partitions": by_partition, "in_transactions": waiting}
 
 
-def ask_standings(
+def fetch_broker_snapshot(
     kafka: KafkaSettings,
     admin: KafkaAdminClient,
     consumer: KafkaConsumer,
     all_settings: Sequence[Settings],
     partitions: Mapping[str, Sequence[int]],
-) -> Standings:
+) -> BrokerSnapshot:
     """Request the group members and the offsets of inputs and groups from the broker.
 
     Parameters
@@ -112,10 +126,10 @@ def ask_standings(
         # The client requests the leaders of its assigned topics.
         consumer.assign(tps)
     timeout = kafka.request_timeout_ms
-    first = once_led(lambda: first_offsets(consumer, tps, timeout), timeout) if tps else {}
-    end = once_led(lambda: last_offsets(consumer, tps, timeout), timeout) if tps else {}
+    first = retry_until_led(lambda: first_offsets(consumer, tps, timeout), timeout) if tps else {}
+    end = retry_until_led(lambda: last_offsets(consumer, tps, timeout), timeout) if tps else {}
     names = [s.stream.name for s in all_settings]
-    return Standings(
+    return BrokerSnapshot(
         members={
             group: _of_groups(lambda group=group: _members(admin, group))  # type: ignore[misc]
             for group in sorted({s.worker.group for s in all_settings})
@@ -146,7 +160,7 @@ def partitions_of(described: Iterable[Mapping[str, Any]]) -> dict[str, list[int]
     }
 
 
-def once_led(ask: Callable[[], Offsets], timeout_ms: int) -> Offsets:
+def retry_until_led(ask: Callable[[], Offsets], timeout_ms: int) -> Offsets:
     """Repeat a request until the leaders of all partitions are known.
 
     The first request only makes new topics known to the client.
@@ -215,4 +229,105 @@ def describe_charges(ledger: Ledger, job: JobLedger) -> dict[str, Any]:
         "left": describe_left(of_all, opened),
         "cap": opened.cap.model_dump(mode="json"),
         "filter": opened.filter,
+    }
+
+
+def describe_status(all_settings: Sequence[Settings]) -> list[dict[str, Any]]:
+    """Describe the status of each stream of a file as plain data.
+
+    Parameters
+    ----------
+    all_settings : sequence of Settings
+        One per stream, all with the same broker.
+
+    Returns
+    -------
+    list of dict
+        ``stream``, ``input`` and ``problem``; and, unless there is a problem: ``standing``; ``leader``
+        (None if the broker does not return it); ``batches``; ``records``; ``last_release``, with its
+        batch's outcome and its doubts; ``accuracy``, the variances of that release and their errors;
+        ``counts``, its batch's noisy counts of null and clipped records, None without diagnostics; ``lag``,
+        in offsets, including transaction markers; ``charged``, the largest charge of any record, by this
+        stream and by all jobs; ``left``, the remaining budget of the record with the largest charge;
+        ``cap``, ``filter``; ``ledger``, its size.
+
+    Raises
+    ------
+    BrokerUnreachable
+    """
+    kafka = all_settings[0].kafka
+    replays: dict[str, _Replay] = {}
+    try:
+        with closing(admin_client(kafka)) as admin, closing(reading_consumer(kafka)) as consumer:
+            read = [_read(settings, replays) for settings in all_settings]
+            well = [topics.settings for topics in read if topics.problem is None]
+            partitions = partitions_of(admin.describe_topics(sorted({s.stream.input for s in well})))
+            snapshot = fetch_broker_snapshot(kafka, admin, consumer, well, partitions)
+    except KafkaError as error:
+        raise broker_failed(kafka, "the broker failed midway", error) from None
+    return [_facts(topics, snapshot) for topics in read]
+
+
+@dataclass(frozen=True)
+class _Replay:
+    ledger: Ledger
+    entries: int
+    n_bytes: int
+
+
+@dataclass(frozen=True)
+class _Topics:
+    """Contents of one stream's topics, or the reason why they cannot be read."""
+
+    settings: Settings
+    replay: _Replay | None = None
+    release: Release | None = None
+    problem: str | None = None
+
+
+def _read(settings: Settings, replays: dict[str, _Replay]) -> _Topics:
+    topic = settings.stream.input
+    try:
+        if topic not in replays:
+            replays[topic] = _replay(settings.kafka, topic)
+        release = last_release(settings.kafka, settings.stream.releases_topic)
+    except (TopicError, StreamRefused) as error:
+        return _Topics(settings, problem=str(error))
+    return _Topics(settings, replays[topic], release)
+
+
+def _replay(kafka: KafkaSettings, topic: str) -> _Replay:
+    with closing(LedgerLog(kafka, f"{topic}.ledger", topic_id_of(kafka, topic))) as log:
+        entries = log.catch_up()
+    return _Replay(log.ledger, len(entries), sum(len(encode_entry(item.entry)) for item in entries))
+
+
+def _facts(topics: _Topics, snapshot: BrokerSnapshot) -> dict[str, Any]:
+    stream, replay, release = topics.settings.stream, topics.replay, topics.release
+    facts = {"stream": stream.name, "input": stream.input, "problem": topics.problem}
+    if replay is None:
+        return facts
+    job = replay.ledger.job(stream.name)
+    return facts | {
+        "standing": str(job.status),
+        "leader": snapshot.leader(topics.settings.worker.group, stream.state_topic),
+        "batches": {"committed": job.committed, "abandoned": job.abandoned, "released": job.released},
+        "records": job.records_committed,
+        "last_release": release and _described(release),
+        "accuracy": release and release.accuracy,
+        "counts": release and (release.counts or None),
+        "lag": snapshot.lag(stream, job),
+        **describe_charges(replay.ledger, job),
+        "ledger": {"entries": replay.entries, "bytes": replay.n_bytes},
+    }
+
+
+def _described(release: Release) -> dict[str, Any]:
+    return {
+        "batch": release.batch,
+        "created": release.created,
+        "outcome": release.outcome,
+        "doubts": list(release.doubts),
+        "resolved_components": resolved_components(release),
+        "dominant_feature": release.dominant_name,
     }
