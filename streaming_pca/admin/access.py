@@ -47,16 +47,9 @@ _WRITERS = "streaming-pca."
 
 @dataclass(frozen=True, order=True)
 class Permission:
-    """Operations that a role may perform on one resource.
+    """Operations, by Kafka's names, that a role may perform on one resource.
 
-    Attributes
-    ----------
-    kind : str
-        "topic", "group", "transactional-id" or "cluster".
-    operations : tuple of str
-        Kafka's names of the operations.
-    prefixed : bool
-        True if ``name`` is a prefix.
+    ``kind`` is "topic", "group", "transactional-id" or "cluster"; if ``prefixed``, ``name`` is a prefix.
     """
 
     kind: str
@@ -70,13 +63,7 @@ class Permission:
 
 
 def topic_ids(role: str, streams: Sequence[Settings]) -> dict[str, str]:
-    """Return the ids of the input topics that a role's permissions contain.
-
-    Raises
-    ------
-    TopicError
-        If a topic is missing: a worker's permissions need existing topics.
-    """
+    """Return the ids of the input topics that a role's permissions contain."""
     if role != "worker":
         return {}
     return {
@@ -90,20 +77,7 @@ def permissions(
     output: str | None = None,
     ids: Mapping[str, str] = MappingProxyType({}),
 ) -> list[Permission]:
-    """Return the permissions of a role for some streams.
-
-    Parameters
-    ----------
-    output : str, optional
-        Topic of projections, for a projector.
-    ids : dict of topic to its id
-        From :func:`topic_ids`.
-
-    Raises
-    ------
-    ConfigurationError
-        If the role is unknown or lacks an output, or the output is or could be a stream's topic.
-    """
+    """Return the permissions of a role; ``output`` is a projector's, ``ids`` are from :func:`topic_ids`."""
     if role not in ROLES:
         raise ConfigurationError(f"--role must be one of {', '.join(ROLES)}, not {role!r}")
     if (role == "projector") != (output is not None):
@@ -173,13 +147,7 @@ def _may(kind: str, name: str, *operations: str, prefixed: bool = False) -> Perm
 
 
 def principal_of(principal: str | None, kafka: KafkaSettings) -> str:
-    """Return the principal of an option, by default the settings' own user.
-
-    Raises
-    ------
-    ConfigurationError
-        If the principal is missing, lacks a type, or is everybody.
-    """
+    """Return the principal of an option, by default the settings' own user."""
     if principal is None and kafka.sasl_username is not None and kafka.sasl_mechanism != "OAUTHBEARER":
         principal = f"User:{kafka.sasl_username}"
     if principal is None:
@@ -206,16 +174,7 @@ def as_options(wanted: Iterable[Permission], principal: str) -> list[str]:
 
 
 def apply_permissions(kafka: KafkaSettings, wanted: Sequence[Permission], principal: str) -> None:
-    """Grant permissions to a principal; idempotent.
-
-    Raises
-    ------
-    NotPermitted
-        If the settings' own user lacks the permission to grant them.
-    TopicError
-        If the broker has no authorizer.
-    BrokerUnreachable
-    """
+    """Grant permissions to a principal; idempotent."""
     acls = [
         ACL(
             principal,

@@ -19,6 +19,7 @@ import tempfile
 import zipfile
 import zlib
 from collections.abc import Iterable
+from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -43,13 +44,7 @@ _LEDGER, _MANIFEST, _STATES, _USERS = "ledger.jsonl", "manifest.json", "states/"
 
 
 class BackupNotVerified(UserError):
-    """Backup or topics that the verifier rejects.
-
-    Attributes
-    ----------
-    problems : tuple of str
-        One line each.
-    """
+    """Backup or topics that the verifier rejects, with its problems."""
 
     exit_status = 1
 
@@ -60,22 +55,10 @@ class BackupNotVerified(UserError):
 
 @dataclass(frozen=True)
 class Backup:
-    """Ledger of an input topic, with the last committed states of its jobs.
+    """Ledger of an input topic, with its jobs' last committed states and tables of users.
 
-    Attributes
-    ----------
-    topic, topic_id : str
-        The input topic, and the id of its incarnation.
-    created : str
-        ISO 8601, UTC.
-    ledger_end : int
-        End offset of the backup in the ledger topic.
-    entries : tuple of bytes
-        The whole ledger, including entries for other incarnations of the topic.
-    states : dict of str to bytes
-        The last committed states, by job.
-    users : dict of str to bytes
-        The tables of users, by job, if the job's state has one.
+    ``ledger_end`` is the end offset of the backup in the ledger topic. ``entries`` are the whole ledger,
+    including entries for other incarnations of the topic.
     """
 
     topic: str
@@ -99,26 +82,10 @@ def export_backup(kafka: KafkaSettings, topic: str, path: Path) -> Backup:
 
 
 def take_backup(kafka: KafkaSettings, topic: str) -> Backup:
-    """Read and verify a ledger and its jobs' states while workers run.
-
-    Raises
-    ------
-    TopicError
-        If the input topic or its ledger is missing.
-    StreamRefused
-        If the ledger topic has lost its beginning.
-    BackupNotVerified
-        If the verifier rejects the contents of the topics.
-    SessionLost
-        If the broker fails, or jobs commit faster than their states can be read.
-    """
+    """Read and verify a ledger and its jobs' states while workers run."""
     topic_id = topic_id_of(kafka, topic)
-    reader = whole_log(kafka, f"{topic}.ledger")
-    try:
+    with closing(whole_log(kafka, f"{topic}.ledger")) as reader:
         read = read_snapshot(kafka, reader, topic_id, lambda found, _: found)
-    finally:
-        reader.close()
-
     backup = Backup(
         topic=topic,
         topic_id=topic_id,
@@ -133,13 +100,7 @@ def take_backup(kafka: KafkaSettings, topic: str) -> Backup:
 
 
 def verified_ledger(backup: Backup, what: str = "the backup") -> Ledger:
-    """Verify a backup, including that each state is its job's last; return its ledger.
-
-    Raises
-    ------
-    BackupNotVerified
-        With all problems.
-    """
+    """Verify a backup, including that each state is its job's last; return its ledger."""
     report = verify_log(enumerate(backup.entries), topic_id=backup.topic_id)
     problems = list(report.problems)
     ledger = replay(backup.entries, Ledger(backup.topic_id))

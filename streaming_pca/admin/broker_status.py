@@ -41,7 +41,7 @@ from streaming_pca.service.kafka.clients import (
 T = TypeVar("T")
 Offsets = dict[TopicPartition, int]
 
-_NO_COORDINATOR = (CoordinatorLoadInProgressError, CoordinatorNotAvailableError, NotCoordinatorError)
+NO_COORDINATOR = (CoordinatorLoadInProgressError, CoordinatorNotAvailableError, NotCoordinatorError)
 _PAUSE_SECONDS = 0.05
 
 
@@ -52,7 +52,6 @@ class BrokerSnapshot:
     Attributes
     ----------
     members : mapping of group to its members, or None if the broker does not return them
-    partitions : mapping of input topic to partitions
     first, end : mapping of partition to offset
         Range of offsets that a worker can read.
     high : mapping of partition to offset
@@ -108,16 +107,8 @@ def fetch_broker_snapshot(
 ) -> BrokerSnapshot:
     """Request the group members and the offsets of inputs and groups from the broker.
 
-    Parameters
-    ----------
-    consumer : KafkaConsumer
-        Read_committed, so that its ends equal the workers'. The inputs are assigned to it.
-    partitions : mapping of topic to partitions
-        Partitions of the existing input topics.
-
-    Raises
-    ------
-    KafkaError
+    ``partitions`` are those of the existing input topics. They are assigned to ``consumer``, which must be
+    read_committed, so that its ends equal the workers'.
     """
     inputs = sorted({s.stream.input for s in all_settings if s.stream.input in partitions})
     of_inputs = {name: [TopicPartition(name, p) for p in sorted(partitions[name])] for name in inputs}
@@ -160,16 +151,18 @@ def partitions_of(described: Iterable[Mapping[str, Any]]) -> dict[str, list[int]
     }
 
 
-def retry_until_led(ask: Callable[[], Offsets], timeout_ms: int) -> Offsets:
-    """Repeat a request until the leaders of all partitions are known.
+def retry_until_led(
+    ask: Callable[[], T], timeout_ms: int, missing: tuple[type[KafkaError], ...] = (LeaderNotAvailableError,)
+) -> T:
+    """Repeat a request until the leaders of all partitions, or a group's coordinator, are known.
 
-    The first request only makes new topics known to the client.
+    The first request only makes new topics known to the client, or the broker create the topic of groups.
     """
     deadline = time.monotonic() + timeout_ms / 1000
     while True:
         try:
             return ask()
-        except LeaderNotAvailableError:
+        except missing:
             if time.monotonic() > deadline:
                 raise
             time.sleep(_PAUSE_SECONDS)
@@ -194,7 +187,7 @@ def _of_groups(ask: Callable[[], T]) -> T | None:
     """
     try:
         return ask()
-    except (*_NO_COORDINATOR, GroupAuthorizationFailedError, ValueError):
+    except (*NO_COORDINATOR, GroupAuthorizationFailedError, ValueError):
         return None
 
 
@@ -235,25 +228,11 @@ def describe_charges(ledger: Ledger, job: JobLedger) -> dict[str, Any]:
 def describe_status(all_settings: Sequence[Settings]) -> list[dict[str, Any]]:
     """Describe the status of each stream of a file as plain data.
 
-    Parameters
-    ----------
-    all_settings : sequence of Settings
-        One per stream, all with the same broker.
-
-    Returns
-    -------
-    list of dict
-        ``stream``, ``input`` and ``problem``; and, unless there is a problem: ``standing``; ``leader``
-        (None if the broker does not return it); ``batches``; ``records``; ``last_release``, with its
-        batch's outcome and its doubts; ``accuracy``, the variances of that release and their errors;
-        ``counts``, its batch's noisy counts of null and clipped records, None without diagnostics; ``lag``,
-        in offsets, including transaction markers; ``charged``, the largest charge of any record, by this
-        stream and by all jobs; ``left``, the remaining budget of the record with the largest charge;
-        ``cap``, ``filter``; ``ledger``, its size.
-
-    Raises
-    ------
-    BrokerUnreachable
+    With a ``problem`` the other keys are absent. ``leader`` is None if the broker does not return it;
+    ``accuracy`` has the last release's variances and their errors; ``counts`` are its batch's noisy counts of
+    null and clipped records, None without diagnostics; ``lag`` is in offsets, including transaction markers;
+    ``charged`` is the largest charge of any record, by this stream and by all jobs; ``left`` is the remaining
+    budget of the record with the largest charge.
     """
     kafka = all_settings[0].kafka
     replays: dict[str, _Replay] = {}

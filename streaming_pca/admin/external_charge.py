@@ -10,9 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kafka import TopicPartition
-from kafka.errors import KafkaError
-
+from streaming_pca.admin.ledger import ends_of
 from streaming_pca.config.kafka import ConfigurationError, KafkaSettings
 from streaming_pca.config.settings import TOPIC_NAME
 from streaming_pca.privacy.ledger.entries import Charged, OffsetSpan, Opened
@@ -26,23 +24,14 @@ from streaming_pca.service.errors import (
     StreamRefused,
     TopicError,
 )
-from streaming_pca.service.kafka.authorization import in_one_line
-from streaming_pca.service.kafka.clients import reading_consumer
 from streaming_pca.service.topics.find import describe_topics
 
 
 @dataclass(frozen=True)
 class Done:
-    """Valid charge.
+    """Valid charge, with its offset in the ledger topic.
 
-    Attributes
-    ----------
-    offset : int
-        Offset of the entry in the ledger topic.
-    spent : Charge
-        Largest total charge of any of these records; epsilon, delta and rho separately.
-    opened : Opened
-        Entry with the cap and the filter.
+    ``spent`` is the largest total charge of any of these records; epsilon, delta and rho separately.
     """
 
     entry: Charged
@@ -59,27 +48,10 @@ def charge_records(
     ranges: Sequence[OffsetSpan] | None,
     reason: str,
 ) -> Done:
-    """Charge records of a topic for a release made elsewhere.
+    """Charge records of an input topic for a release made elsewhere.
 
-    Parameters
-    ----------
-    topic : str
-        The input topic.
-    job : str
-        Name for the charge; must not be a stream's name.
-    charge : Charge
-        Cost of the release for each record.
-    ranges : sequence of OffsetSpan, or None
-        Records to charge; None for all present and past records of the topic.
-    reason : str
-        Reason for readers of the ledger, in one line.
-
-    Raises
-    ------
-    BudgetExceeded, BudgetExceededByAnother
-        If a record would exceed the cap; then nothing is charged.
-    ConfigurationError
-        If an argument is wrong.
+    ``ranges`` of None are all present and past records. If a record would exceed the cap, nothing is
+    charged, and BudgetExceeded or BudgetExceededByAnother is raised.
     """
     check_reason(reason)
     if not TOPIC_NAME.fullmatch(job):
@@ -196,15 +168,7 @@ def _look_up(kafka: KafkaSettings, topic: str, job: str) -> tuple[str, dict[int,
     if names["state"] in found:
         # The charge would fence the stream's leader, and a job with charges can never reserve again.
         raise ConfigurationError(f"--job {job} is a stream (topic {job}.state exists): choose another name")
-    tps = [TopicPartition(topic, p["partition_index"]) for p in found[topic]["partitions"]]
-    consumer = reading_consumer(kafka, committed=False, topics=[topic])
-    try:
-        ends = consumer.end_offsets(tps, timeout_ms=kafka.request_timeout_ms)
-    except KafkaError as error:
-        raise SessionLost(f"reading the ends of {topic} failed: {in_one_line(error, 'Describe')}") from None
-    finally:
-        consumer.close(autocommit=False)
-    return str(found[topic]["topic_id"]), {tp.partition: int(end) for tp, end in ends.items()}
+    return str(found[topic]["topic_id"]), ends_of(kafka, topic)
 
 
 def _spans(ranges: Sequence[OffsetSpan] | None, ends: dict[int, int], topic: str) -> list[OffsetSpan]:

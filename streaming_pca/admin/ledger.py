@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import closing
 from fractions import Fraction
 from typing import Any
 
@@ -37,12 +38,9 @@ def read_ledger(kafka: KafkaSettings, topic: str) -> Ledger:
 
 
 def _replayed(kafka: KafkaSettings, topic: str) -> tuple[Ledger, list[Replayed]]:
-    log = LedgerLog(kafka, f"{topic}.ledger", topic_id_of(kafka, topic))
-    try:
+    with closing(LedgerLog(kafka, f"{topic}.ledger", topic_id_of(kafka, topic))) as log:
         replayed = log.catch_up()
         return log.ledger, replayed
-    finally:
-        log.close()
 
 
 def describe_ledger(kafka: KafkaSettings, topic: str) -> dict[str, Any]:
@@ -100,15 +98,7 @@ def _row(entry: LedgerEntry) -> dict[str, Any]:
 
 
 def describe_spent(kafka: KafkaSettings, topic: str, partition: int, offset: int) -> dict[str, Any]:
-    """Describe the charges of one record: total, by job, and remaining under the cap.
-
-    Raises
-    ------
-    TopicError
-        If the ledger is not open.
-    ConfigurationError
-        If the record does not exist; the message names the existing offsets.
-    """
+    """Describe the charges of one record: total, by job, and remaining under the cap."""
     ledger = read_ledger(kafka, topic)
     if ledger.opened is not None and ledger.spent(partition, offset) == ledger.everywhere:
         # The record is in no range of the ledger, so it may never have existed.
@@ -122,11 +112,6 @@ def describe_record(ledger: Ledger, topic: str, partition: int, offset: int) -> 
     """Describe the charges of one record: total, by job, and remaining under the cap.
 
     The record need not exist.
-
-    Raises
-    ------
-    TopicError
-        If the ledger is not open.
     """
     opened = ledger.opened
     if opened is None:
@@ -147,22 +132,26 @@ def describe_record(ledger: Ledger, topic: str, partition: int, offset: int) -> 
 
 def require_record(kafka: KafkaSettings, topic: str, partition: int, offset: int) -> None:
     """Raise ConfigurationError, naming the existing offsets, unless a record exists or existed."""
-    consumer = reading_consumer(kafka, committed=False, topics=[topic])
-    try:
-        partitions = sorted(consumer.partitions_for_topic(topic) or ())
-        if partition not in partitions:
-            raise ConfigurationError(
-                f"--partition {partition}: topic {topic!r} has partitions 0 to {max(partitions, default=0)}"
-            )
-        tp = TopicPartition(topic, partition)
-        end = last_offsets(consumer, [tp], kafka.request_timeout_ms)[tp]
-    except KafkaError as error:
-        raise SessionLost(f"reading the end of {topic!r} failed: {in_one_line(error, 'Describe')}") from None
-    finally:
-        consumer.close(autocommit=False)
+    ends = ends_of(kafka, topic)
+    if partition not in ends:
+        raise ConfigurationError(
+            f"--partition {partition}: topic {topic!r} has partitions 0 to {max(ends, default=0)}"
+        )
+    end = ends[partition]
     if offset >= end:
         held = f"offsets 0 to {end - 1}" if end else "no records"
         raise ConfigurationError(f"--offset {offset}: partition {partition} of topic {topic!r} has {held}")
+
+
+def ends_of(kafka: KafkaSettings, topic: str) -> dict[int, int]:
+    """Return the end of each partition of a topic, including open transactions."""
+    try:
+        with closing(reading_consumer(kafka, committed=False, topics=[topic])) as consumer:
+            tps = [TopicPartition(topic, p) for p in consumer.partitions_for_topic(topic) or ()]
+            ends = last_offsets(consumer, tps, kafka.request_timeout_ms)
+    except KafkaError as error:
+        raise SessionLost(f"reading the ends of {topic!r} failed: {in_one_line(error, 'Describe')}") from None
+    return {tp.partition: end for tp, end in ends.items()}
 
 
 def describe_charge(charge: Charge, *, with_rho: bool) -> dict[str, str | None]:

@@ -30,16 +30,9 @@ _WANTED = {Paused: JobStatus.PAUSED, Resumed: JobStatus.ACTIVE, Retired: JobStat
 
 @dataclass(frozen=True)
 class Change:
-    """Status of a stream after a command.
+    """Status of a stream and of its last reserved batch, 0 before the first.
 
-    Attributes
-    ----------
-    changed : bool
-        False if the stream already had this status.
-    batch : int
-        The last reserved batch; 0 before the first.
-    phase : str
-        Status of that batch.
+    ``changed`` is False if the stream already had this status; ``phase`` is the status of the batch.
     """
 
     stream: str

@@ -27,12 +27,7 @@ _BLOCK_ENTRIES = 2**20
 
 
 def arrange_features(records: RecordFile, stream: StreamSettings) -> RecordFile:
-    """Arrange the records' features in the stream's order.
-
-    Raises
-    ------
-    UserError
-    """
+    """Arrange the records' features in the stream's order."""
     if records.dim != stream.dim:
         raise UserError(
             f"{records.path}: records have {records.dim} features, the stream's dim is {stream.dim}: "
@@ -57,16 +52,7 @@ def arrange(
 ) -> RecordFile:
     """Check records against a stream; arrange features and factors as in the stream.
 
-    Parameters
-    ----------
-    rows_per_message : int
-        Above 1 only if each row is a record, or with ``factors``.
-    factors : bool
-        Combine every ``rows_per_message`` rows into one record.
-
-    Raises
-    ------
-    UserError, ConfigurationError
+    ``factors`` combines every ``rows_per_message`` rows into one record; otherwise each row is a record.
     """
     if stream.record_kind is RecordKind.LOCAL:
         raise ConfigurationError(
@@ -133,21 +119,9 @@ def send_records(
 ) -> Produced:
     """Send records, with their keys if any, to the topic's partitions in turn.
 
-    Parameters
-    ----------
-    records : RecordFile or array (m, d) or (m, r, d)
-        A factor is one message.
-    dtype : {"float32", "float64"}
-        Type of the payload's numbers; the stream's ``dtype``.
-    content_type : {"octets", "npy", "json", "arrow"}
-    rows_per_message : int
-        Vectors per message; the last message may have fewer.
-    shuffle : int, optional
-        Public seed for the order of vectors or factors.
-    rate : float, optional
-        Most messages per second.
-    progress : callable, optional
-        Called occasionally with the number of messages sent since its last call.
+    A factor of an array (m, r, d) is one message; of vectors the last message may have fewer than
+    ``rows_per_message``. ``shuffle`` is a public seed, ``rate`` the most messages per second. ``progress`` is
+    called occasionally with the number of messages sent since its last call.
     """
     if not isinstance(records, RecordFile):
         records = RecordFile.of_array(records)
@@ -192,19 +166,8 @@ def send_objects(
 ) -> Produced:
     """Send the JSON objects of a file, one per line, unchanged.
 
-    Parameters
-    ----------
-    stream : StreamSettings
-        Stream with features; objects that its worker would treat as null count as not finite.
-    key : str, optional
-        Path of the field with each message's key.
-    shuffle, rate, progress
-        As for :func:`send_records`.
-
-    Raises
-    ------
-    UserError
-        If the file cannot be read, or is empty.
+    Objects that the stream's worker would treat as null count as not finite. ``key`` is the path of the field
+    with each message's key.
     """
     try:
         lines = [line for line in path.read_bytes().splitlines() if line.strip()]

@@ -40,19 +40,8 @@ def mechanism_of(
 ) -> LocalGaussian:
     """Return the mechanism for the stream's reports.
 
-    Parameters
-    ----------
-    epsilon, delta : float, optional
-        The producer's privacy parameters; by default the stream's.
-    radius : float
-        Clip radius: largest norm that stays unchanged; public.
-
-    Raises
-    ------
-    ConfigurationError
-        If the stream does not accept reports, or only with other privacy parameters.
-    ParameterError
-        If the privacy guarantee is unattainable or the radius invalid.
+    ``epsilon`` and ``delta`` are the producer's, by default the stream's; vectors up to the public norm
+    ``radius`` stay unchanged.
     """
     if stream.record_kind is not RecordKind.LOCAL:
         raise ConfigurationError(
@@ -70,12 +59,7 @@ def mechanism_of(
 
 
 def arrange_vectors(records: RecordFile, stream: StreamSettings) -> RecordFile:
-    """Check vectors against a stream of reports; arrange features in the stream's order.
-
-    Raises
-    ------
-    UserError, ConfigurationError
-    """
+    """Check vectors against a stream of reports; arrange features in the stream's order."""
     if len(records.shape) != 2:
         raise UserError(
             f"{records.path}: holds factors of {records.shape[1]} rows, and a report is of one vector"
@@ -95,11 +79,6 @@ def users_of(records: RecordFile) -> list[bytes]:
 
     The key itself identifies the user. So charges from Python, or from another program with the same
     accountant's file, count here.
-
-    Raises
-    ------
-    UserError
-        If a row lacks a key.
     """
     if records.row_keys is None:
         path = str(Path(records.path).resolve())
@@ -115,12 +94,7 @@ def users_of(records: RecordFile) -> list[bytes]:
 def without_spent(
     users: list[bytes], accountant: LocalAccountant, topic: str, mechanism: LocalGaussian
 ) -> NDArray[np.int64]:
-    """Return the rows whose users may still report: the first ones of each user, in order.
-
-    Raises
-    ------
-    AccountantError
-    """
+    """Return the rows whose users may still report: the first ones of each user, in order."""
     asked: Counter[bytes] = Counter()
     kept = []
     for row, user in enumerate(users):
@@ -146,29 +120,20 @@ def send_reports(
 
     Parameters
     ----------
-    records : RecordFile
-        From :func:`arrange_vectors`.
-    mechanism : LocalGaussian
-        From :func:`mechanism_of`.
     accountant : LocalAccountant, optional
         Charged before drawing the noise of a report. Without an accountant a vector could be reported
         twice.
     skip_spent : bool
         Skip users who have spent all their reports, instead of refusing to send: this continues an
         interrupted process.
-    shuffle : int, optional
-        Public seed of the order.
-    rate : float, optional
-        Most reports per second.
-    progress : callable, optional
-        Called after each report, and with the number of skipped rows.
+    shuffle, rate, progress
+        As for :func:`streaming_pca.admin.produce.send_records`; skipped rows are progress too.
 
     Raises
     ------
     AlreadySpent
         If a user has spent all reports. Nothing was sent, unless another process charged the same users at
         the same time.
-    AccountantError, UserError, TopicError, BrokerUnreachable
     """
     order = None if shuffle is None else utility_generator(shuffle).permutation(len(records))
     users = None

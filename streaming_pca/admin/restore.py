@@ -22,21 +22,15 @@ from __future__ import annotations
 
 import hashlib
 import re
-import time
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from kafka import KafkaAdminClient, KafkaProducer
 from kafka.admin import NewTopic
-from kafka.errors import (
-    CoordinatorLoadInProgressError,
-    CoordinatorNotAvailableError,
-    KafkaError,
-    NotCoordinatorError,
-)
+from kafka.errors import KafkaError
 
 from streaming_pca.admin.backup import (
     Backup,
@@ -44,6 +38,7 @@ from streaming_pca.admin.backup import (
     read_backup,
     verified_ledger,
 )
+from streaming_pca.admin.broker_status import NO_COORDINATOR, retry_until_led
 from streaming_pca.config.kafka import KafkaSettings
 from streaming_pca.config.settings import StreamSettings
 from streaming_pca.data.release import Release
@@ -78,7 +73,7 @@ _BYTES_A_SECOND = 2 * 2**20
 """Assumed speed of writing, far below the speed of a broker on the same continent."""
 _TRANSACTION_MS = 900_000
 """Kafka's default of ``transaction.max.timeout.ms``."""
-_COORDINATOR_SECONDS = 60.0
+_COORDINATOR_MS = 60_000
 """Longest wait for the coordinator of consumer groups, which a new broker creates on demand."""
 _TRACE = re.compile(r"([A-Z]+) ([0-9a-f]{64})")
 _OLD = (
@@ -88,20 +83,10 @@ _OLD = (
 
 @dataclass(frozen=True)
 class Restored:
-    """Result of an import.
+    """Result of an import: created topics, written entries, and jobs whose states were written.
 
-    Attributes
-    ----------
-    created : tuple of str
-        Topics that were missing.
-    entries : int
-        Number of written entries of the backup.
-    states : tuple of str
-        Jobs whose states were written.
-    newer : int
-        Number of entries in the ledger beyond the backup.
-    lost_releases : int
-        Number of releases in the ledger that are missing from the topics.
+    ``newer`` is the number of entries in the ledger beyond the backup; ``lost_releases`` are in the ledger
+    but missing from the topics.
     """
 
     backup: Backup
@@ -126,25 +111,8 @@ def import_backup(
 ) -> Restored:
     """Restore the missing parts of a backup, and verify the result.
 
-    Parameters
-    ----------
-    streams : sequence of StreamSettings
-        Configured streams that read the backup's input topic; at least one.
-    path : Path
-        File of the backup.
-    replication : int, optional
-        Replicas of new topics; by default the input topic's number.
-
-    Raises
-    ------
-    UserError
-        If the file is not a backup of this input topic's ledger.
-    BackupNotVerified
-        If the verifier rejects the backup, or the contents of the topics at the end.
-    StreamRefused
-        If the input topic was recreated, the backup is not the newest, or the topics have other contents.
-    TopicError
-        If the input topic is missing, or a topic's configuration is wrong.
+    ``streams`` are the configured streams that read the backup's input topic. ``replication`` of new topics
+    is by default the input topic's.
     """
     backup = read_backup(path)
     ledger = verified_ledger(backup, str(path))
@@ -270,19 +238,17 @@ def _refuse_release(topic: str, value: bytes) -> None:
 
 def _check_groups(kafka: KafkaSettings, backup: Backup, ledger: Ledger) -> None:
     """Refuse a backup older than the offsets of the streams' and charges' groups."""
-    admin = admin_client(kafka)
+    charges = group_of_charges(backup.topic, "")
     try:
-        # The existence of either topic reveals a stream: state topics may be lost together with the ledger.
-        found = (t.rpartition(".") for t in admin.list_topics())
-        others = {name for name, _, role in found if name and role in ("state", "releases")}
-        charges = group_of_charges(backup.topic, "")
-        named = (group["group_id"] for group in admin.list_groups())
-        others |= {name for name in named if name.startswith(charges)}
-        groups = _offsets_of_groups(admin, sorted({*ledger.jobs, *others}))
+        with closing(admin_client(kafka)) as admin:
+            # The existence of either topic reveals a stream: state topics may be lost with the ledger.
+            found = (t.rpartition(".") for t in admin.list_topics())
+            others = {name for name, _, role in found if name and role in ("state", "releases")}
+            named = (group["group_id"] for group in admin.list_groups())
+            others |= {name for name in named if name.startswith(charges)}
+            groups = _offsets_of_groups(admin, sorted({*ledger.jobs, *others}))
     except KafkaError as error:
         raise BrokerUnreachable(f"the broker did not return the offsets of groups: {error}") from None
-    finally:
-        admin.close()
     known = {hashlib.sha256(entry).hexdigest() for entry in backup.entries}
     for name, offsets in sorted(groups.items()):
         state = backup.states.get(name)
@@ -308,15 +274,9 @@ def _offsets_of_groups(admin: KafkaAdminClient, names: Sequence[str]) -> dict[st
     """Return the groups' committed offsets; wait until the broker has a coordinator."""
     if not names:
         return {}
-    give_up = time.monotonic() + _COORDINATOR_SECONDS
-    while True:
-        try:
-            return dict(admin.list_group_offsets(list(names)))
-        except (CoordinatorNotAvailableError, CoordinatorLoadInProgressError, NotCoordinatorError):
-            # The first request makes a broker without groups create the topic for their offsets.
-            if time.monotonic() > give_up:
-                raise
-            time.sleep(0.2)
+    return retry_until_led(
+        lambda: dict(admin.list_group_offsets(list(names))), _COORDINATOR_MS, NO_COORDINATOR
+    )
 
 
 def _committed(kafka: KafkaSettings, topic: str) -> tuple[bytes, ...]:
@@ -416,13 +376,11 @@ def _write(kafka: KafkaSettings, producer: KafkaProducer, backup: Backup, missin
 
 def _with_time_to_write(kafka: KafkaSettings, backup: Backup) -> KafkaSettings:
     """Return settings with time for a transaction with a whole backup."""
-    admin = admin_client(kafka)
     try:
-        _, settings = broker_settings(admin)
+        with closing(admin_client(kafka)) as admin:
+            _, settings = broker_settings(admin)
     except KafkaError as error:
         raise broker_failed(kafka, "the broker did not describe itself", error) from None
-    finally:
-        admin.close()
     most = int(settings.get("transaction.max.timeout.ms", _TRANSACTION_MS))
     written = (backup.entries, backup.states.values(), backup.users.values())
     size = sum(len(data) for of_kind in written for data in of_kind)

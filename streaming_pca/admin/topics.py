@@ -26,27 +26,8 @@ def create_with_cap(
 ) -> tuple[list[str], Opened]:
     """Create streams' missing topics, and open their ledgers with a cap.
 
-    Parameters
-    ----------
-    streams : sequence of Settings
-        At least one.
-    rule : {"basic", "zcdp"}
-        Composition rule for charges on a record.
-    partitions, replication : int
-        Numbers for new topics.
-
-    Returns
-    -------
-    (created, opened)
-        Names of the created topics, and the first entry of the last ledger.
-
-    Raises
-    ------
-    ConfigurationError
-        If a ledger was already opened with another cap.
-    StreamRefused
-        If the cap does not allow a batch of a stream, or a stream's state belongs to another input topic;
-        then nothing is created.
+    Returns the names of the created topics, and the first entry of the last ledger. Nothing is created if the
+    cap does not allow a batch of a stream, or a stream's state belongs to another input topic.
     """
     for settings in streams:
         # A cap can never change, so check it before creating topics.
@@ -81,15 +62,7 @@ def _check_input(settings: Settings) -> None:
 def check_streams(streams: Sequence[Settings]) -> list[str]:
     """Check topics, caps and privacy contracts like a worker.
 
-    Returns
-    -------
-    list of str
-        Names of streams that have begun, so that ``start = "latest"`` does not affect them.
-
-    Raises
-    ------
-    TopicError, StreamRefused
-        With a worker's messages.
+    Returns the names of streams that have begun, so that ``start = "latest"`` does not affect them.
     """
     begun = []
     for settings in streams:

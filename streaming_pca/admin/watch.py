@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
+from contextlib import closing
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,13 +17,9 @@ from streaming_pca.linalg.subspace import orthonormalise, principal_angles
 
 @dataclass(frozen=True)
 class FollowedRelease:
-    """Release with the angle to its predecessor.
+    """Release with its largest principal angle to its predecessor, in radians.
 
-    Attributes
-    ----------
-    principal_angle : float or None
-        Largest principal angle to the previous release, in radians; None for the first release of the
-        topic, or if the two have different dimensions.
+    The angle is None for the first release of the topic, or if the two have different dimensions.
     """
 
     release: Release
@@ -32,22 +29,9 @@ class FollowedRelease:
 def follow_releases(
     kafka: KafkaSettings, topic: str, *, from_beginning: bool, stopped: Callable[[], bool]
 ) -> Generator[FollowedRelease | NotARelease | None, None, None]:
-    """Yield the latest release, then each new one; None after each idle poll.
+    """Yield the latest release, or all, then each new one; None after each idle poll.
 
-    Parameters
-    ----------
-    topic : str
-        The releases topic.
-    from_beginning : bool
-        Yield all releases of the topic instead.
-    stopped : callable
-        Called between messages: True ends the iteration.
-
-    Raises
-    ------
-    TopicError
-        If the topic is missing or was recreated.
-    BrokerUnreachable
+    ``stopped`` is called between messages: True ends the iteration.
     """
     reader = ReleaseReader(kafka, topic)
     try:
@@ -77,11 +61,8 @@ def follow_releases(
 
 def last_release(kafka: KafkaSettings, topic: str) -> Release | None:
     """Return the latest release of an existing topic; None before the first."""
-    reader = ReleaseReader(kafka, topic)
-    try:
+    with closing(ReleaseReader(kafka, topic)) as reader:
         return next(iter(reader.last(1)), None)
-    finally:
-        reader.close()
 
 
 def basis_of(release: Release) -> NDArray[np.float64]:

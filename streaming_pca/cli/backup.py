@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from streaming_pca.cli.common import ConfigOption, JsonOption, err, fail, print_json, say, streams_of
+from streaming_pca.errors import UserError
 
 if TYPE_CHECKING:
     from streaming_pca.config.settings import Settings
@@ -132,12 +133,11 @@ def import_backup(
 
 def _one_input(config: Path, stream: str | None) -> list[Settings]:
     """Load the streams with one input topic: the named stream's, or the file's only one."""
-    from streaming_pca.config.kafka import ConfigurationError
 
     everything = streams_of(config, None)
     inputs = {s.stream.input for s in (everything if stream is None else streams_of(config, stream))}
     if len(inputs) > 1:
-        raise ConfigurationError(
+        raise UserError(
             f"{config}: its streams read several inputs ({', '.join(sorted(inputs))}): "
             "name a stream of one of them with --stream"
         )

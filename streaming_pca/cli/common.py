@@ -18,6 +18,7 @@ from rich.cells import cell_len, set_cell_size
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from streaming_pca.errors import UserError
 from streaming_pca.service.process_hardening import protect_process
 from streaming_pca.text import one_line, printable
 
@@ -82,16 +83,9 @@ def wrapped(text: str, indent: int, begin: str = "") -> str:
 
 
 def print_table(rows: Sequence[Mapping[str, str]], right: Collection[str] = ()) -> None:
-    """Print rows in columns, or as names and values if they are too wide.
+    """Print rows of the same columns, or names and values if they are too wide.
 
-    Numbers and names are never cut.
-
-    Parameters
-    ----------
-    rows : sequence of mapping
-        Cells by column name; all rows have the same columns.
-    right : collection of str
-        Names of right-aligned columns.
+    Numbers and names are never cut. Columns in ``right`` are right-aligned.
     """
     if not rows:
         return
@@ -122,12 +116,12 @@ def connection_to(bootstrap: str | None) -> KafkaSettings:
     """Return connection settings without a file."""
     from pydantic import ValidationError
 
-    from streaming_pca.config.kafka import ConfigurationError, KafkaSettings
+    from streaming_pca.config.kafka import KafkaSettings
 
     try:
         return KafkaSettings(bootstrap_servers="localhost:9092" if bootstrap is None else bootstrap)
     except ValidationError:
-        raise ConfigurationError(f"--bootstrap must be HOST:PORT, not {bootstrap!r}") from None
+        raise UserError(f"--bootstrap must be HOST:PORT, not {bootstrap!r}") from None
 
 
 def protect(worker: WorkerSettings) -> None:
@@ -152,24 +146,39 @@ def streams_of(path: Path, stream: str | None) -> tuple[Settings, ...]:
     return load_streams(path) if stream is None else (load_settings(path, stream),)
 
 
+def one_stream(path: Path, stream: str | None) -> Settings:
+    """Load one stream of a file, by name if the file has several."""
+    from streaming_pca.config.loading import load_settings
+
+    return load_settings(path, stream)
+
+
+def process_of(paths: Sequence[Path], ignored: Collection[str] = ("spark",)) -> tuple[Settings, ...]:
+    """Load the streams of one process, set up its log, and protect it."""
+    from streaming_pca.config.loading import load_together
+    from streaming_pca.service.logs import configure_logging
+
+    settings = load_together(paths, ignored=ignored)
+    configure_logging(settings[0].log)
+    protect(settings[0].worker)
+    return settings
+
+
 def ledger_of(
     config: Path | None, input_topic: str | None, bootstrap: str | None
 ) -> tuple[KafkaSettings, str]:
     """Return the connection and the input topic for a command's options."""
-    from streaming_pca.config.kafka import ConfigurationError
 
     if config is not None:
         found = streams_of(config, None)
         inputs = sorted({settings.stream.input for settings in found})
         if input_topic is None and len(inputs) > 1:
-            raise ConfigurationError(
-                f"{config}: reads several inputs ({', '.join(inputs)}): add --input TOPIC"
-            )
+            raise UserError(f"{config}: reads several inputs ({', '.join(inputs)}): add --input TOPIC")
         if input_topic is not None and input_topic not in inputs:
-            raise ConfigurationError(f"--input {input_topic}: {config} reads {', '.join(inputs)}")
+            raise UserError(f"--input {input_topic}: {config} reads {', '.join(inputs)}")
         return found[0].kafka, input_topic or inputs[0]
     if input_topic is None:
-        raise ConfigurationError("name the ledger by --config FILE, or by --input TOPIC (and --bootstrap)")
+        raise UserError("name the ledger by --config FILE, or by --input TOPIC (and --bootstrap)")
     return connection_to(bootstrap), input_topic
 
 

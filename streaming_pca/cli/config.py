@@ -21,6 +21,7 @@ from streaming_pca.cli.common import (
     streams_of,
     wrapped,
 )
+from streaming_pca.errors import UserError
 
 if TYPE_CHECKING:
     from streaming_pca.config.effective import EffectiveSetting
@@ -121,16 +122,15 @@ def config_schema(
     [dim]Examples: streaming-pca config schema > streaming-pca.schema.json
     streaming-pca config schema asyncapi --config stream.toml > asyncapi.json[/]
     """
-    from streaming_pca.config.kafka import ConfigurationError
     from streaming_pca.config.loading import load_settings
     from streaming_pca.config.schema import file_schema
     from streaming_pca.data.schemas import ledger_schema, release_schema
     from streaming_pca.service.topics.asyncapi import asyncapi_document, stream_payload_schema
 
     if config is None and stream is not None:
-        raise ConfigurationError("--stream names a stream of a file: add --config FILE")
+        raise UserError("--stream names a stream of a file: add --config FILE")
     if config is not None and name not in ("payload", "asyncapi"):
-        raise ConfigurationError(f"the schema of {name} is the same for all streams: leave out --config")
+        raise UserError(f"the schema of {name} is the same for all streams: leave out --config")
     one = None if config is None else load_settings(config, stream)
     if name == "asyncapi":
         made = asyncapi_document() if one is None else asyncapi_document(one.stream, one.kafka)

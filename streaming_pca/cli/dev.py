@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from streaming_pca.cli.common import JsonOption, err, fail, print_json, say
+from streaming_pca.errors import UserError
 
 if TYPE_CHECKING:
     from streaming_pca.dev.cluster import KafkaCluster
@@ -56,12 +57,11 @@ def dev_kafka(
 
     streaming-pca dev kafka --nodes 3 --port 19092 --data kafka-data[/]
     """
-    from streaming_pca.config.kafka import ConfigurationError
     from streaming_pca.dev.cluster import KafkaCluster
     from streaming_pca.dev.jars import KAFKA, fetch_jars, find_java
 
     if nodes not in ("1", "3"):
-        raise ConfigurationError(f"--nodes must be 1 or 3, not {nodes!r}")
+        raise UserError(f"--nodes must be 1 or 3, not {nodes!r}")
     count = int(nodes)
     try:
         with ExitStack() as stack:

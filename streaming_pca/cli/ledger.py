@@ -19,6 +19,7 @@ from streaming_pca.cli.common import (
     print_table,
     say,
 )
+from streaming_pca.errors import UserError
 
 if TYPE_CHECKING:
     from streaming_pca.privacy.ledger.entries import OffsetSpan
@@ -244,7 +245,6 @@ def ledger_charge(
 
 
 def _charge(epsilon: str, delta: str, rho: str | None) -> Charge:
-    from streaming_pca.config.kafka import ConfigurationError
     from streaming_pca.privacy.parameters import Charge, parse_rational
 
     parts = {}
@@ -252,7 +252,7 @@ def _charge(epsilon: str, delta: str, rho: str | None) -> Charge:
         try:
             parts[name] = None if text is None else parse_rational(text)
         except ValueError as error:
-            raise ConfigurationError(f"--{name} {error}") from None
+            raise UserError(f"--{name} {error}") from None
     return Charge(**parts)
 
 
@@ -260,20 +260,19 @@ def _spans(
     everything: bool, ranges: list[str], partition: int | None, start: int | None, end: int | None
 ) -> list[OffsetSpan] | None:
     """Return the ranges in the options; None for all records."""
-    from streaming_pca.config.kafka import ConfigurationError
     from streaming_pca.privacy.ledger.entries import OffsetSpan
 
     one = (partition, start, end)
     named = [text.split(":") for text in ranges]
     for text, parts in zip(ranges, named, strict=True):
         if len(parts) != 3 or not all(part.isascii() and part.isdigit() and len(part) < 20 for part in parts):
-            raise ConfigurationError(f"--range must be P:START:END, as in --range 0:0:500, not {text!r}")
+            raise UserError(f"--range must be P:START:END, as in --range 0:0:500, not {text!r}")
     if any(part is not None for part in one):
         if any(part is None for part in one):
-            raise ConfigurationError("--partition, --from and --to name one range together: give all three")
+            raise UserError("--partition, --from and --to name one range together: give all three")
         named.append([str(part) for part in one])
     if everything == bool(named):
-        raise ConfigurationError("name the records by --all, or by --range P:START:END, and not by both")
+        raise UserError("name the records by --all, or by --range P:START:END, and not by both")
     if everything:
         return None
     return [OffsetSpan(partition=int(p), start=int(a), end=int(b)) for p, a, b in named]

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from streaming_pca.cli.common import ConfigOption, JsonOption, MaybeConfig, StreamOption, print_json, say
+from streaming_pca.errors import UserError
 from streaming_pca.text import first_line
 
 if TYPE_CHECKING:
@@ -120,7 +121,6 @@ def _codec(
     config: Path | None, stream: str | None, own: dict[str, Any]
 ) -> tuple[PayloadCodec, Sequence[str] | None]:
     """Return the decoder and the feature names of the stream in the options."""
-    from streaming_pca.config.kafka import ConfigurationError
     from streaming_pca.config.loading import load_settings
     from streaming_pca.data.codec import PayloadCodec
     from streaming_pca.data.records import RecordKind
@@ -132,18 +132,18 @@ def _codec(
     if config is not None:
         if own:
             option = next(iter(own)).replace("_", "-")
-            raise ConfigurationError(f"--{option} is given by --config: leave out one of them")
+            raise UserError(f"--{option} is given by --config: leave out one of them")
         settings = load_settings(config, stream)
         key = user_key if settings.stream.privacy_unit == "user" else None
         schemas = schemas_of(settings.registry, settings.stream.registry_subject)
         return build_codec(settings.stream, key, schemas), settings.stream.feature_names
     if stream is not None:
-        raise ConfigurationError("--stream needs --config FILE")
+        raise UserError("--stream needs --config FILE")
     if "dim" not in own:
-        raise ConfigurationError("name --dim, or --config FILE")
+        raise UserError("name --dim, or --config FILE")
     unit, kind = own.get("privacy_unit", "message"), RecordKind(own.get("record_kind", "factor"))
     if unit == "row" and kind is RecordKind.MATRIX:
-        raise ConfigurationError("--privacy-unit row needs --record-kind factor")
+        raise UserError("--privacy-unit row needs --record-kind factor")
     codec = PayloadCodec(
         own["dim"],
         kind,
@@ -156,7 +156,6 @@ def _codec(
 
 
 def _headers(content_type: str | None, named: Sequence[str]) -> list[tuple[str, bytes]]:
-    from streaming_pca.config.kafka import ConfigurationError
     from streaming_pca.data.codec import FORMATS
 
     headers = []
@@ -166,18 +165,17 @@ def _headers(content_type: str | None, named: Sequence[str]) -> list[tuple[str, 
     for text in named:
         name, separator, value = text.partition("=")
         if not separator or not name:
-            raise ConfigurationError(f"--header {text}: write NAME=VALUE")
+            raise UserError(f"--header {text}: write NAME=VALUE")
         headers.append((name, os.fsencode(value)))
     return headers
 
 
 def _read(file: str) -> bytes:
-    from streaming_pca.config.kafka import ConfigurationError
 
     try:
         return sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
     except OSError as error:
-        raise ConfigurationError(f"{file}: {error.strerror or error}") from None
+        raise UserError(f"{file}: {error.strerror or error}") from None
 
 
 def _facts(report: PayloadReport, payload: bytes) -> dict[str, Any]:
@@ -271,16 +269,16 @@ def features_suggest(
     from streaming_pca.data.features.suggesting import features_toml
 
     if (schema is None) == (registry is None and config is None):
-        raise _wrong("name a file of a schema, or --registry URL with --subject, or --config FILE")
+        raise UserError("name a file of a schema, or --registry URL with --subject, or --config FILE")
     if schema is None:
         where, found = _registered(registry, subject, config, stream, message)
     else:
         where = str(schema)
         if subject is not None:
-            raise _wrong("--subject needs --registry URL, or --config FILE")
+            raise UserError("--subject needs --registry URL, or --config FILE")
         found = _suggestions(schema, message)
     if not found:
-        raise _wrong(f"{where}: its schema has no fields")
+        raise UserError(f"{where}: its schema has no fields")
     sys.stdout.write(features_toml(found))
 
 
@@ -292,18 +290,18 @@ def _registered(
     from streaming_pca.service.schema_registry import RegistryAway, RegistryRefused, read_latest
 
     if url is not None and config is not None:
-        raise _wrong("--registry is given by --config: leave out one of them")
+        raise UserError("--registry is given by --config: leave out one of them")
     if config is not None:
         settings, of_stream = load_registry(config, stream)
         subject = subject or of_stream
     else:
         settings = registry_of({"url": url})
     if subject is None:
-        raise _wrong("--registry needs --subject, TOPIC-value as a rule")
+        raise UserError("--registry needs --subject, TOPIC-value as a rule")
     try:
         format_, data = read_latest(settings, subject)
     except (RegistryAway, RegistryRefused) as error:
-        raise _wrong(str(error)) from None
+        raise UserError(str(error)) from None
     return subject, _fields_of(format_, data, message, subject)
 
 
@@ -316,9 +314,9 @@ def _suggestions(path: Path, message: str | None) -> list[Suggestion]:
             return fields_of_arrow(*schema_of_file(path))
         data = path.read_bytes()
     except OSError as error:
-        raise _wrong(f"{path}: {error.strerror or error}") from None
+        raise UserError(f"{path}: {error.strerror or error}") from None
     except ValueError as error:
-        raise _wrong(f"{path}: {first_line(error)}") from None
+        raise UserError(f"{path}: {first_line(error)}") from None
     format_ = {**dict.fromkeys(_PROTOBUF_FILES, "protobuf"), ".avsc": "avro"}.get(path.suffix, "json")
     return _fields_of(format_, data, message, str(path))
 
@@ -333,7 +331,7 @@ def _fields_of(format_: str, data: bytes, message: str | None, where: str) -> li
     )
 
     if message is not None and format_ != "protobuf":
-        raise _wrong("--message needs a schema of Protobuf")
+        raise UserError("--message needs a schema of Protobuf")
     try:
         if format_ == "protobuf":
             return fields_of_protobuf(message_type(data, message))
@@ -341,7 +339,7 @@ def _fields_of(format_: str, data: bytes, message: str | None, where: str) -> li
         return fields_of_avro(schema) if format_ == "avro" else fields_of_json_schema(schema)
     except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
         text = first_line(error) if isinstance(error, ValueError) else "it is not a schema"
-        raise _wrong(f"{where}: {text}") from None
+        raise UserError(f"{where}: {text}") from None
 
 
 @features.command("check")
@@ -369,7 +367,7 @@ def features_check(
 
     settings = load_settings(config, stream).stream
     if settings.features is None:
-        raise _wrong(f"{config}: stream {settings.name} has no [[stream.features]]")
+        raise UserError(f"{config}: stream {settings.name} has no [[stream.features]]")
     texts = [line for line in _read(file).splitlines() if line.strip()]
     of_users = settings.privacy_unit == "user"
     # Samples are JSON objects, so a registry's schemas do not matter.
@@ -386,9 +384,3 @@ def features_check(
         say(f"{report.null} of {report.records} records are null")
     if report.null or not report.records:
         raise typer.Exit(1)
-
-
-def _wrong(text: str) -> Exception:
-    from streaming_pca.config.kafka import ConfigurationError
-
-    return ConfigurationError(text)

@@ -70,7 +70,6 @@ def plan(
 
     streaming-pca plan --config stream.toml --records 1000000 --json[/]
     """
-    from streaming_pca.config.kafka import ConfigurationError
     from streaming_pca.estimators.forecast.batches import planned_batches
     from streaming_pca.estimators.forecast.forecast import forecast
     from streaming_pca.estimators.forecast.result import as_json as facts_of
@@ -82,13 +81,13 @@ def plan(
             name for name, value in {**given, "contributions": contributions}.items() if value is not None
         ]
         if named:
-            raise ConfigurationError(f"--{named[0]} is given by --config: leave out one of them")
+            raise UserError(f"--{named[0]} is given by --config: leave out one of them")
         found = _of_stream(config, stream, records, batches, tail)
     elif stream is not None:
-        raise ConfigurationError("--stream needs --config FILE")
+        raise UserError("--stream needs --config FILE")
     elif dim is None or rank is None or epsilon is None or delta is None:
         missing = ", ".join(f"--{name}" for name, value in given.items() if value is None)
-        raise ConfigurationError(f"name {missing}, or --config FILE")
+        raise UserError(f"name {missing}, or --config FILE")
     else:
         found = forecast(
             dim,
@@ -141,15 +140,9 @@ def estimators(as_json: JsonOption = False) -> None:
 
 
 def explained_text(accuracy: Mapping[str, Any]) -> str:
-    """Format variances, their share, the angle bound and the support as one line.
+    """Format a release's accuracy as one line: variances, share, angle bound and support.
 
-    For a tensor, weights are shown instead of variances.
-
-    Parameters
-    ----------
-    accuracy : mapping
-        :attr:`Release.accuracy <streaming_pca.data.release.Release.accuracy>`;
-        None values are omitted.
+    For a tensor, weights are shown instead of variances. None values are omitted.
     """
     if "weights" in accuracy:
         return f"weights {_variances(accuracy['weights'], None)}"
@@ -165,11 +158,6 @@ def counts_text(counts: Mapping[str, Any]) -> str:
 
     A share is limited to 0% to 100%, although noise may take it outside. If pairs are clipped, the second
     share is of pairs.
-
-    Parameters
-    ----------
-    counts : mapping
-        :attr:`Release.counts <streaming_pca.data.release.Release.counts>`, not empty.
     """
     if not counts["batch_records"]:
         return "no rows: no message could be read"

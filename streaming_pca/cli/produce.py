@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -18,6 +19,7 @@ from streaming_pca.cli.common import (
     progress_bar,
     say,
 )
+from streaming_pca.errors import UserError
 
 if TYPE_CHECKING:
     from streaming_pca.client.sending import Produced
@@ -165,36 +167,34 @@ def produce(
 --local-radius 5 --key person --local-accountant spent.sqlite[/]
     """
     from streaming_pca.admin.produce import arrange, send_records
-    from streaming_pca.config.kafka import ConfigurationError
     from streaming_pca.config.loading import load_settings
     from streaming_pca.data.files import ColumnChoice, open_records
 
     settings = load_settings(config, stream)
     choice = ColumnChoice.parse(columns, drop, header)
     local = _Local(local_epsilon, local_delta, local_radius, local_accountant, local_skip_spent)
+    plain = not factors and rows_per_message == 1 and content_type == "octets"
     if settings.stream.record_kind == "local" or local != _Local():
-        if factors or rows_per_message > 1 or content_type != "octets":
-            raise ConfigurationError(
+        if not plain:
+            raise UserError(
                 "a report is of one vector, in octets: "
                 "leave out --factors, --rows-per-message and --content-type"
             )
         _produce_reports(settings, file, key, choice, local, shuffle, rate, as_json)
         return
     if file.suffix.lower() == ".jsonl":
-        plain = choice == ColumnChoice.parse(None, None, None)
-        if factors or rows_per_message > 1 or content_type != "octets" or not plain:
-            raise ConfigurationError("objects are sent unchanged: leave out all options but --key")
+        if not plain or choice != ColumnChoice.parse(None, None, None):
+            raise UserError("objects are sent unchanged: leave out all options but --key")
         _produce_objects(settings, file, key, shuffle, rate, as_json)
         return
     found = open_records(file, key, choice)
-    _tell_header(found, settings)
+    _warn_of_header(found, settings)
     records = arrange(found, settings.stream, rows_per_message=rows_per_message, factors=factors)
-    _tell_order(found, records)
+    _note_order(found, records)
     by_row = settings.stream.privacy_unit == "row"
     together = 1 if factors else rows_per_message
     rows = records.shape[1] if len(records.shape) == 3 else together
-    with progress_bar() as progress:
-        task = progress.add_task("sending", total=-(-len(records) // together))
+    with _progress("sending", -(-len(records) // together)) as progress:
         sent = send_records(
             settings.kafka,
             settings.stream.input,
@@ -204,54 +204,65 @@ def produce(
             rows_per_message=together,
             shuffle=shuffle,
             rate=rate / rows if rate is not None and by_row else rate,
-            progress=lambda n: progress.update(task, advance=n),
+            progress=progress,
         )
-    _tell_null(sent, str(file), settings)
-    _tell_sent(sent, by_row, as_json)
+    of_all = f"of {sent.messages} messages have"
+    if sent.not_finite:
+        cells = f"a cell that is empty, nan, infinite or too large for {settings.stream.dtype}"
+        say(f"warning: {file}: {sent.not_finite} {of_all} {cells}: such a record counts as null", err)
+    if sent.without_key and settings.stream.privacy_unit == "user":
+        say(
+            f"warning: {file}: {sent.without_key} {of_all} no key: "
+            'with privacy_unit = "user" their records count as null',
+            err,
+        )
+    _print_sent(sent, by_row, as_json)
+
+
+@contextmanager
+def _progress(task: str, total: int | None) -> Iterator[Callable[[int], None]]:
+    """Show a progress bar; yield the function that advances it."""
+    with progress_bar() as bar:
+        number = bar.add_task(task, total=total)
+        yield lambda n: bar.update(number, advance=n)
 
 
 def _produce_objects(
     settings: Settings, file: Path, key: str | None, shuffle: int | None, rate: float | None, as_json: bool
 ) -> None:
     from streaming_pca.admin.produce import send_objects
-    from streaming_pca.config.kafka import ConfigurationError
 
     if settings.stream.features is None:
-        raise ConfigurationError(f"{file}: objects need [[stream.features]], which describe their fields")
-    with progress_bar() as progress:
-        task = progress.add_task("sending", total=None)
+        raise UserError(f"{file}: objects need [[stream.features]], which describe their fields")
+    with _progress("sending", None) as progress:
         sent = send_objects(
-            settings.kafka,
-            settings.stream,
-            file,
-            key=key,
-            shuffle=shuffle,
-            rate=rate,
-            progress=lambda n: progress.update(task, advance=n),
+            settings.kafka, settings.stream, file, key=key, shuffle=shuffle, rate=rate, progress=progress
         )
     if sent.not_finite:
         null = f"{sent.not_finite} of {sent.messages} messages are null records"
         say(f"warning: {file}: {null}: `streaming-pca features check` shows why", err)
-    _tell_sent(sent, False, as_json)
+    _print_sent(sent, False, as_json)
 
 
-def _tell_sent(sent: Produced, by_row: bool, as_json: bool) -> None:
+def _print_sent(sent: Produced, by_row: bool, as_json: bool) -> None:
     n_records = sent.rows if by_row else sent.messages
-    facts = {
-        "records": n_records,
-        "messages": sent.messages,
-        "rows": sent.rows,
-        "seconds": round(sent.seconds, 3),
-        "topic": sent.topic,
-    }
     if as_json:
-        print_json(facts)
+        print_json({"records": n_records, **_counts(sent)})
     else:
         messages = "" if n_records == sent.messages else f" in {sent.messages} messages"
         say(f"{n_records} records sent to {sent.topic}{messages} in {sent.seconds:.1f} s")
 
 
-def _tell_header(found: RecordFile, settings: Settings) -> None:
+def _counts(sent: Produced) -> dict[str, Any]:
+    return {
+        "messages": sent.messages,
+        "rows": sent.rows,
+        "seconds": round(sent.seconds, 3),
+        "topic": sent.topic,
+    }
+
+
+def _warn_of_header(found: RecordFile, settings: Settings) -> None:
     """Warn about a guessed header, unless the stream has its names."""
     names = found.feature_names
     if found.guessed_header and names is not None and set(names) != set(settings.stream.feature_names or ()):
@@ -263,24 +274,7 @@ def _tell_header(found: RecordFile, settings: Settings) -> None:
         )
 
 
-def _tell_null(sent: Produced, path: str, settings: Settings) -> None:
-    """Warn about messages with null records."""
-    dtype = settings.stream.dtype
-    if sent.not_finite:
-        say(
-            f"warning: {path}: {sent.not_finite} of {sent.messages} messages have a cell that is empty, nan, "
-            f"infinite or too large for {dtype}: such a record counts as null",
-            err,
-        )
-    if sent.without_key and settings.stream.privacy_unit == "user":
-        say(
-            f"warning: {path}: {sent.without_key} of {sent.messages} messages have no key: "
-            'with privacy_unit = "user" their records count as null',
-            err,
-        )
-
-
-def _tell_order(found: RecordFile, records: RecordFile) -> None:
+def _note_order(found: RecordFile, records: RecordFile) -> None:
     if records.feature_names != found.feature_names:
         say(f"{records.path}: columns are sent in the order of stream.feature_names", err)
 
@@ -296,7 +290,6 @@ def _produce_reports(
     as_json: bool,
 ) -> None:
     from streaming_pca.admin.produce_reports import arrange_vectors, mechanism_of, send_reports
-    from streaming_pca.config.kafka import ConfigurationError
     from streaming_pca.data.files import open_records
     from streaming_pca.local.accountant import LocalAccountant
 
@@ -304,19 +297,18 @@ def _produce_reports(
     mechanism = mechanism_of(settings.stream, local.epsilon, local.delta, radius)
     if local.accountant is None and (local.skip_spent or key is not None):
         option = "--key" if key is not None else "--local-skip-spent"
-        raise ConfigurationError(
+        raise UserError(
             f"{option} is about the users of --local-accountant, because reports are sent without keys: "
             f"add --local-accountant FILE, or leave out {option}"
         )
     found = open_records(file, key, choice)
-    _tell_header(found, settings)
+    _warn_of_header(found, settings)
     records = arrange_vectors(found, settings.stream)
-    _tell_order(found, records)
+    _note_order(found, records)
     if local.accountant is None:
         say("no --local-accountant: nothing prevents a row from being reported again", err)
     opened = nullcontext() if local.accountant is None else LocalAccountant(local.accountant)
-    with progress_bar() as progress, opened as accountant:
-        task = progress.add_task("privatizing", total=len(records))
+    with _progress("privatizing", len(records)) as progress, opened as accountant:
         sent = send_reports(
             settings.kafka,
             settings.stream.input,
@@ -326,24 +318,13 @@ def _produce_reports(
             skip_spent=local.skip_spent,
             shuffle=shuffle,
             rate=rate,
-            progress=lambda n: progress.update(task, advance=n),
+            progress=progress,
         )
     skipped = len(records) - sent.messages
-    facts = {
-        "records": sent.messages,
-        "messages": sent.messages,
-        "rows": sent.rows,
-        "skipped": skipped,
-        "epsilon": mechanism.epsilon,
-        "delta": mechanism.delta,
-        "radius": mechanism.radius,
-        "sigma": mechanism.sigma,
-        "accountant": None if local.accountant is None else str(local.accountant),
-        "seconds": round(sent.seconds, 3),
-        "topic": sent.topic,
-    }
     if as_json:
-        print_json(facts)
+        own = {name: getattr(mechanism, name) for name in ("epsilon", "delta", "radius", "sigma")}
+        path = None if local.accountant is None else str(local.accountant)
+        print_json({"records": sent.messages, "skipped": skipped, **own, "accountant": path, **_counts(sent)})
         return
     left_out = f", leaving out {skipped} rows of users who had reported" if skipped else ""
     say(

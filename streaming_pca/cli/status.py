@@ -16,7 +16,7 @@ from streaming_pca.cli.common import (
     err,
     print_json,
     print_record,
-    protect,
+    process_of,
     say,
     streams_of,
 )
@@ -67,13 +67,9 @@ def dashboard(
 
     [dim]Example: streaming-pca dashboard --config stream.toml --open[/]
     """
-    from streaming_pca.config.loading import load_together
     from streaming_pca.dashboard.site import run_dashboard
-    from streaming_pca.service.logs import configure_logging
 
-    settings = load_together(config, ignored=("spark",))
-    configure_logging(settings[0].log)
-    protect(settings[0].worker)
+    settings = process_of(config)
 
     def show(url: str) -> None:
         say(f"dashboard: {url}/ (Ctrl-C ends it)")

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from streaming_pca.cli.common import ConfigOption, JsonOption, StreamOption, print_json, say
+from streaming_pca.cli.common import ConfigOption, JsonOption, StreamOption, one_stream, print_json, say
+from streaming_pca.errors import UserError
 
 if TYPE_CHECKING:
     from streaming_pca.admin.pause import Change
+    from streaming_pca.config.kafka import KafkaSettings
+    from streaming_pca.config.settings import Settings, StreamSettings
 
 app = typer.Typer(help="Pause, resume or retire a stream.", no_args_is_help=True)
 
@@ -31,10 +35,8 @@ def stream_pause(
     [dim]Example: streaming-pca stream pause --config stream.toml --reason "broker upgrade"[/]
     """
     from streaming_pca.admin.pause import pause
-    from streaming_pca.config.loading import load_settings
 
-    settings = load_settings(config, stream)
-    _report(pause(settings.kafka, settings.stream, reason), as_json)
+    _change(pause, one_stream(config, stream), reason, as_json)
 
 
 @app.command("resume")
@@ -49,10 +51,8 @@ def stream_resume(
     [dim]Example: streaming-pca stream resume --config stream.toml[/]
     """
     from streaming_pca.admin.pause import resume
-    from streaming_pca.config.loading import load_settings
 
-    settings = load_settings(config, stream)
-    _report(resume(settings.kafka, settings.stream, reason), as_json)
+    _change(resume, one_stream(config, stream), reason, as_json)
 
 
 @app.command("retire")
@@ -70,24 +70,28 @@ def stream_retire(
     [dim]Example: streaming-pca stream retire --config stream.toml --yes --reason "study is over"[/]
     """
     from streaming_pca.admin.pause import retire
-    from streaming_pca.config.kafka import ConfigurationError
-    from streaming_pca.config.loading import load_settings
 
-    settings = load_settings(config, stream)
+    settings = one_stream(config, stream)
     if not yes:
         name = settings.stream.name
         if not _is_terminal():
-            raise ConfigurationError(f"--yes must be given: retiring stream {name!r} can never be undone")
+            raise UserError(f"--yes must be given: retiring stream {name!r} can never be undone")
         if not typer.confirm(f"retire stream {name!r} permanently?", err=True):
-            raise ConfigurationError("not retired: not confirmed")
-    _report(retire(settings.kafka, settings.stream, reason), as_json)
+            raise UserError("not retired: not confirmed")
+    _change(retire, settings, reason, as_json)
 
 
 def _is_terminal() -> bool:
     return sys.stdin.isatty()
 
 
-def _report(change: Change, as_json: bool) -> None:
+def _change(
+    command: Callable[[KafkaSettings, StreamSettings, str], Change],
+    settings: Settings,
+    reason: str,
+    as_json: bool,
+) -> None:
+    change = command(settings.kafka, settings.stream, reason)
     if as_json:
         print_json(vars(change) | {"standing": str(change.standing)})
         return

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from streaming_pca.cli.common import ConfigOption, JsonOption, charge_text, err, print_json, say, streams_of
+from streaming_pca.errors import UserError
 
 if TYPE_CHECKING:
     from streaming_pca.privacy.ledger.entries import Cap
@@ -52,10 +53,9 @@ def topics_create(
     [dim]Example: streaming-pca topics create --config stream.toml --cap 1,1e-6[/]
     """
     from streaming_pca.admin.topics import create_with_cap
-    from streaming_pca.config.kafka import ConfigurationError
 
     if budget_filter not in ("basic", "zcdp"):
-        raise ConfigurationError(f"--filter must be basic or zcdp, not {budget_filter!r}")
+        raise UserError(f"--filter must be basic or zcdp, not {budget_filter!r}")
     rule: Literal["basic", "zcdp"] = "zcdp" if budget_filter == "zcdp" else "basic"
     created, opened = create_with_cap(streams_of(config, stream), _cap(cap), rule, partitions, replication)
     if as_json:
@@ -155,13 +155,12 @@ def topics_acls(
 def _cap(text: str) -> Cap:
     from pydantic import ValidationError
 
-    from streaming_pca.config.kafka import ConfigurationError
     from streaming_pca.privacy.ledger.entries import Cap
 
     parts = text.split(",")
     if len(parts) != 2:
-        raise ConfigurationError(f"--cap must be EPSILON,DELTA, as in --cap 1,1e-6, not {text!r}")
+        raise UserError(f"--cap must be EPSILON,DELTA, as in --cap 1,1e-6, not {text!r}")
     try:
         return Cap(epsilon=parts[0], delta=parts[1])
     except ValidationError as error:
-        raise ConfigurationError(f"--cap: {error.errors()[0]['msg'].removeprefix('Value error, ')}") from None
+        raise UserError(f"--cap: {error.errors()[0]['msg'].removeprefix('Value error, ')}") from None

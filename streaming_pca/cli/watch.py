@@ -29,6 +29,7 @@ from streaming_pca.cli.common import (
     say,
     wrapped,
 )
+from streaming_pca.errors import UserError
 
 if TYPE_CHECKING:
     from streaming_pca.admin.watch import FollowedRelease
@@ -125,16 +126,15 @@ def _show(
 def _topic_of(
     config: Path | None, stream: str | None, releases: str | None, bootstrap: str | None
 ) -> tuple[KafkaSettings, str]:
-    from streaming_pca.config.kafka import ConfigurationError
     from streaming_pca.config.loading import load_settings
 
     if config is not None:
         if releases is not None or bootstrap is not None:
-            raise ConfigurationError("--releases and --bootstrap are for use without --config")
+            raise UserError("--releases and --bootstrap are for use without --config")
         settings = load_settings(config, stream)
         return settings.kafka, settings.stream.releases_topic
     if releases is None or stream is not None:
-        raise ConfigurationError(
+        raise UserError(
             "name the releases by --config FILE (and --stream), or by --releases TOPIC (and --bootstrap)"
         )
     return connection_to(bootstrap), releases

@@ -16,9 +16,11 @@ from streaming_pca.cli.common import (
     err,
     out,
     print_json,
+    process_of,
     protect,
     say,
 )
+from streaming_pca.errors import UserError
 
 if TYPE_CHECKING:
     from streaming_pca.config.settings import Settings
@@ -38,16 +40,10 @@ def worker(config: ConfigsOption) -> None:
 
     streaming-pca worker --config flights.toml --config visits.toml[/]
     """
-    from streaming_pca.config.loading import load_together
-    from streaming_pca.service.logs import configure_logging
     from streaming_pca.service.worker import run_worker
 
-    settings = load_together(config, ignored=("spark",))
-    configure_logging(settings[0].log)
-    protect(settings[0].worker)
-    status = run_worker(settings, site=_site_of(settings))
-    if status:
-        sys.exit(status)
+    settings = process_of(config)
+    sys.exit(run_worker(settings, site=_site_of(settings)))
 
 
 def spark(
@@ -85,9 +81,7 @@ def spark(
 
     configure_logging(settings[0].log)
     protect(settings[0].worker)
-    status = run_spark(settings, settings[0].spark, master, site=_site_of(settings))
-    if status:
-        sys.exit(status)
+    sys.exit(run_spark(settings, settings[0].spark, master, site=_site_of(settings)))
 
 
 def _site_of(settings: Sequence[Settings]) -> Site | None:
@@ -143,7 +137,6 @@ def project(
 
     streaming-pca project --config stream.toml --output visits.projected --format json --until-end[/]
     """
-    from streaming_pca.config.kafka import ConfigurationError
     from streaming_pca.config.loading import load_settings, load_streams
     from streaming_pca.service.logs import configure_logging
     from streaming_pca.service.projection.encoding import FORMATS
@@ -154,14 +147,11 @@ def project(
     check_output_name(output, [each.stream for each in load_streams(config)])
     form = next((each for each in FORMATS if each == payload), None)
     if form is None:
-        raise ConfigurationError(f"--format must be {' or '.join(FORMATS)}, not {payload!r}")
+        raise UserError(f"--format must be {' or '.join(FORMATS)}, not {payload!r}")
     configure_logging(settings.log)
     protect(settings.worker)
-    status = run_projection(
-        settings, ProjectionOptions(output, form, release_batch, until_end, create, http_port)
-    )
-    if status:
-        sys.exit(status)
+    options = ProjectionOptions(output, form, release_batch, until_end, create, http_port)
+    sys.exit(run_projection(settings, options))
 
 
 def demo(

@@ -25,13 +25,8 @@ def headers_of(
 ) -> list[tuple[str, bytes]]:
     """Return the headers that describe a payload.
 
-    Parameters
-    ----------
-    content_type : {"octets", "npy", "json", "arrow"}
-    dtype : {"float32", "float64"}, optional
-        For octets, if the stream's own type may differ.
-    record_kind : str, optional
-        A stream of another kind treats the record as null.
+    ``dtype`` is for octets, if the stream's own type may differ. A stream of another ``record_kind`` treats
+    the record as null.
     """
     headers = [("content-type", FORMATS[content_type].encode())]
     if dtype is not None and content_type == "octets":
@@ -42,19 +37,7 @@ def headers_of(
 
 
 def encoder_of(content_type: ContentType, dtype: str) -> Callable[[NDArray[np.floating]], bytes]:
-    """Return the function that encodes rows (r, d) as a payload.
-
-    Parameters
-    ----------
-    content_type : {"octets", "npy", "json", "arrow"}
-    dtype : {"float32", "float64"}
-        Type of the numbers; JSON's are float64.
-
-    Raises
-    ------
-    ConfigurationError
-        If pyarrow is missing.
-    """
+    """Return the function that encodes rows (r, d) as a payload; JSON's numbers are float64."""
     if content_type == "json":
         return _as_json
     number = _DTYPES[dtype]

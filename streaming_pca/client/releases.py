@@ -21,6 +21,7 @@ from pydantic import ValidationError
 
 from streaming_pca.config.kafka import KafkaSettings
 from streaming_pca.data.release import Release
+from streaming_pca.errors import UserError
 from streaming_pca.service.errors import NotPermitted, TopicError
 from streaming_pca.service.kafka.authorization import missing_permission
 from streaming_pca.service.kafka.clients import (
@@ -43,7 +44,7 @@ _LONGEST_TIME = 64
 _log = logging.getLogger(__name__)
 
 
-class UnreadableRelease(Exception):
+class UnreadableRelease(UserError):
     """Release that this program cannot read, perhaps of a later version; the message is one line."""
 
 
@@ -51,13 +52,7 @@ class UnreadableRelease(Exception):
 class NotARelease:
     """Message on the releases topic that is not a release.
 
-    Attributes
-    ----------
-    topic : str
-    offset : int
-    reason : str
-    version : int
-        Stated version, if the message looks like a release; otherwise 0.
+    ``version`` is the stated version, if the message looks like a release; otherwise 0.
     """
 
     topic: str
@@ -91,11 +86,10 @@ class ReleaseReader:
                 raise TopicError.missing(topic)
             self._consumer.assign([self._tp])
             self.first = self._offset(self._consumer.beginning_offsets)
-        except KafkaError as error:
+        except BaseException as error:
             self.close()
-            raise broker_failed(kafka, f"reading {topic} failed", error, "Read") from None
-        except BaseException:
-            self.close()
+            if isinstance(error, KafkaError):
+                raise broker_failed(kafka, f"reading {topic} failed", error, "Read") from None
             raise
 
     def _offset(self, of: Callable[..., dict[TopicPartition, int]]) -> int:
@@ -126,9 +120,11 @@ class ReleaseReader:
                     return releases[-wanted:]
                 span *= 4
         except KafkaError as error:
-            raise missing_permission(error, "Read") or BrokerUnreachable(
-                f"reading {self._topic} failed: {_name(error)}"
-            ) from None
+            raise self._failed(error) from None
+
+    def _failed(self, error: KafkaError) -> Exception:
+        failed = BrokerUnreachable(f"reading {self._topic} failed: {type(error).__name__}")
+        return missing_permission(error, "Read") or failed
 
     def _between(self, start: int, end: int) -> Iterator[Release | NotARelease]:
         self.seek(start)
@@ -150,9 +146,7 @@ class ReleaseReader:
                 "topic was created again"
             ) from None
         except KafkaError as error:
-            raise missing_permission(error, "Read") or BrokerUnreachable(
-                f"reading {self._topic} failed: {_name(error)}"
-            ) from None
+            raise self._failed(error) from None
 
     def _messages(self) -> list[Any]:
         polled = self._consumer.poll(timeout_ms=_POLL_MS)
@@ -210,10 +204,6 @@ def _check(release: Release) -> None:
         raise ValueError("not a release: created is not a time") from None
 
 
-def _name(error: KafkaError) -> str:
-    return type(error).__name__
-
-
 def latest(stream: str | Settings, kafka: KafkaSettings | str | None = None) -> Release | None:
     """Return the last release of a stream; None before the first.
 
@@ -233,11 +223,8 @@ def latest(stream: str | Settings, kafka: KafkaSettings | str | None = None) -> 
         If the last release cannot be read, for example because it has a later version. Messages that are
         not releases are skipped.
     """
-    reader = ReleaseReader(*_place_of(stream, kafka))
-    try:
+    with closing(ReleaseReader(*_place_of(stream, kafka))) as reader:
         return next(iter(reader.last(1, strict=True)), None)
-    finally:
-        reader.close()
 
 
 def follow(

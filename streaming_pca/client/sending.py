@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,9 +47,6 @@ class Produced:
 
     Attributes
     ----------
-    messages, rows : int
-    seconds : float
-    topic : str
     not_finite : int
         Messages with a number that is not finite, or not finite in the stream's ``dtype``.
     without_key : int
@@ -66,18 +64,7 @@ class Produced:
 class Sender:
     """Idempotent sender to one topic that stops at its first failure.
 
-    Parameters
-    ----------
-    kafka : KafkaSettings
-    topic : str
-    first : int
-        Number of the first partition; any integer, taken modulo the number of partitions.
-
-    Raises
-    ------
-    TopicError
-        If the topic is missing.
-    BrokerUnreachable
+    The first message goes to partition ``first``, modulo the number of partitions.
     """
 
     def __init__(self, kafka: KafkaSettings, topic: str, first: int = 0) -> None:
@@ -145,31 +132,13 @@ def send_messages(
 ) -> Produced:
     """Send messages to the topic's partitions in turn.
 
-    Parameters
-    ----------
-    messages : iterable of Outgoing
-        Consumed one at a time, each after the previous one was passed to the client, and only after the
-        topic was found.
-    total : int
-        Number of messages.
-    headers : list of (str, bytes)
-        Headers of each message.
-    rate : float, optional
-        Most messages per second.
-    progress : callable, optional
-        Called after ``progress_every`` messages with the number sent since its last call.
-
-    Raises
-    ------
-    TopicError
-        If the topic is missing.
-    BrokerUnreachable
-        If the broker does not respond, or stops accepting messages.
+    They are consumed one at a time, each after the previous one was passed to the client, and only after the
+    topic was found. ``rate`` is the most messages per second; ``progress`` is called after ``progress_every``
+    messages with the number sent since its last call.
     """
-    sender = Sender(kafka, topic)
-    started = time.monotonic()
     rows_sent = 0
-    try:
+    with closing(Sender(kafka, topic)) as sender:
+        started = time.monotonic()
         for message in messages:
             sender.send(message.value, message.key, headers)
             rows_sent += message.rows
@@ -181,8 +150,6 @@ def send_messages(
             if sender.sent == total - sender.partitions:
                 sender.flush()
         sender.flush()
-    finally:
-        sender.close()
     if progress is not None:
         progress(sender.sent % progress_every)
     return Produced(sender.sent, rows_sent, time.monotonic() - started, topic)
@@ -190,13 +157,11 @@ def send_messages(
 
 def _count_partitions(kafka: KafkaSettings, topic: str) -> int:
     # A producer would wait a minute for a missing topic.
-    admin = admin_client(kafka)
     try:
-        (found,) = admin.describe_topics([topic])
+        with closing(admin_client(kafka)) as admin:
+            (found,) = admin.describe_topics([topic])
     except KafkaError as error:
         raise broker_failed(kafka, f"the broker did not describe {topic!r}", error) from None
-    finally:
-        admin.close()
     if found["error_code"] or not found["partitions"]:
         NotPermitted.check([found])
         raise TopicError.missing(topic)

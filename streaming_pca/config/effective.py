@@ -50,13 +50,7 @@ def process_settings(settings: Settings) -> list[EffectiveSetting]:
 
 
 def stream_settings(settings: Settings, number: int) -> list[EffectiveSetting]:
-    """Return the settings of one stream, with its estimator's options.
-
-    Parameters
-    ----------
-    number : int
-        Place of the stream in the file, from 0.
-    """
+    """Return the settings of stream ``number``, counted from 0, with its estimator's options."""
     listed = environment_streams()
     own = {} if listed is None else listed[number]
     stream = settings.stream
@@ -65,13 +59,7 @@ def stream_settings(settings: Settings, number: int) -> list[EffectiveSetting]:
 
 
 def _effective(model: BaseModel, path: tuple[str, ...], own: Any = None) -> list[EffectiveSetting]:
-    """Return the values of a model with their origins.
-
-    Parameters
-    ----------
-    own : dict, optional
-        Values of this model in ``STREAMING_PCA_STREAMS``.
-    """
+    """Return values with their origins; ``own`` are those of ``STREAMING_PCA_STREAMS``."""
     own = own or {}
     values = model.model_dump(mode="json")
     found: list[EffectiveSetting] = []

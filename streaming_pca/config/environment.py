@@ -47,18 +47,9 @@ def _environment() -> dict[str, str]:
 
 
 def deciding_variable(path: Sequence[str]) -> tuple[str, Sequence[str]] | None:
-    """Return the variable that sets a value, and the value's path in its JSON.
+    """Return the variable that sets a value, and the value's path in its JSON; None if no variable does.
 
-    Parameters
-    ----------
-    path : sequence of str
-        For example ``("stream", "cap", "epsilon")``, which the variables of ``stream.cap`` and ``stream``
-        can also set, as JSON.
-
-    Returns
-    -------
-    (variable, rest) or None
-        None if the environment does not set the value.
+    For example, the variables of ``stream.cap`` and ``stream`` can also set ``stream.cap.epsilon``, as JSON.
     """
     environment = _environment()
     for length in range(len(path), 0, -1):
@@ -83,13 +74,7 @@ def _keys(text: str, path: Sequence[str]) -> Sequence[str] | None:
 
 
 def check_environment() -> None:
-    """Refuse tables that are not JSON, and parts of the list of streams.
-
-    Raises
-    ------
-    ConfigurationError
-        The message is one line that names the variable.
-    """
+    """Refuse tables that are not JSON, and parts of the list of streams."""
     for variable, path, text in _settings():
         if path[0] == "streams" and len(path) > 1:
             raise ConfigurationError(
@@ -148,11 +133,6 @@ def environment_streams() -> list[Any] | None:
     """Return the list of streams in ``STREAMING_PCA_STREAMS``; None if it is not set.
 
     The variable contains JSON, as checked by :func:`check_environment`.
-
-    Raises
-    ------
-    ConfigurationError
-        If it is not a list of at least one stream.
     """
     text = _environment().get(STREAMS_VARIABLE)
     if text is None:

@@ -17,13 +17,7 @@ _FEATURES = TypeAdapter(tuple[Feature, ...])
 
 
 def with_features(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Add the settings that follow from a stream's features or bounds.
-
-    Raises
-    ------
-    ValueError
-        If the features are incompatible, or another setting contradicts them.
-    """
+    """Add the settings that follow from a stream's features or bounds."""
     found = dict(values)
     if found.get("features") is not None:
         try:
@@ -84,13 +78,7 @@ def _scale_of(bounds: Any) -> Any:
 def read_schema(
     format: str, path: Path | None, message: str | None, subject: str | None
 ) -> PublicSchema | None:
-    """Read a stream's schema file; return None if the stream does not use one.
-
-    Raises
-    ------
-    ValueError
-        If the settings are incompatible or the file cannot be read; the message is one line.
-    """
+    """Read a stream's schema file; return None if the stream does not use one."""
     if format != "protobuf" and message is not None:
         raise ValueError('message needs format = "protobuf"')
     if format not in SCHEMA_FORMATS:

@@ -29,17 +29,9 @@ def check_token(token: str) -> None:
 
 
 def read_token(setting: str, file: Path) -> str:
-    """Read the token from a file.
+    """Read the token from the file of a setting.
 
-    Parameters
-    ----------
-    setting : str
-        Setting that names the file, for messages.
-
-    Raises
-    ------
-    ConfigurationError
-        If the file does not contain a valid token; the message does not repeat its text.
+    The message of an error does not repeat the file's text.
     """
     try:
         with file.open("rb") as opened:
@@ -164,13 +156,7 @@ def is_loopback(host: str) -> bool:
 
 
 def check_access(settings: HttpSettings) -> None:
-    """Refuse an address that other machines could reach without a token or certificate.
-
-    Raises
-    ------
-    ConfigurationError
-        The message is one line that names the settings to change.
-    """
+    """Refuse an address that other machines could reach without a token or certificate."""
     if not (is_loopback(settings.host) or settings.has_token or settings.client_authority is not None):
         raise ConfigurationError(
             f"http.host = {settings.host!r} is not loopback: set http.token_file, the variable "
@@ -179,13 +165,7 @@ def check_access(settings: HttpSettings) -> None:
 
 
 def check_files(settings: HttpSettings) -> None:
-    """Refuse unreadable files of tokens and certificates.
-
-    Raises
-    ------
-    ConfigurationError
-        The message is one line that names the setting.
-    """
+    """Refuse unreadable files of tokens and certificates."""
     for name in ("token_file", "metrics_token_file"):
         file = getattr(settings, name)
         if file is not None:

@@ -64,12 +64,7 @@ class ClearText(str):
 def check_https(url: str, instead: str) -> None:
     """Raise ValueError if an address is not encrypted or contains a password.
 
-    Parameters
-    ----------
-    url : str
-        Address; http is allowed on this machine.
-    instead : str
-        Settings to use for the password.
+    http is allowed on this machine. ``instead`` are the settings to use for the password.
     """
     parts = urlsplit(url)
     if parts.username or parts.password:
@@ -85,13 +80,7 @@ def check_https(url: str, instead: str) -> None:
 
 
 def secret_of(setting: str, path: Path) -> str:
-    """Return the content of a secret's file, without the final line break.
-
-    Raises
-    ------
-    ConfigurationError
-        If the file is unreadable or empty; the message names the setting.
-    """
+    """Return the content of a secret's file, without the final line break."""
     try:
         content = path.read_text(encoding="utf-8").rstrip("\r\n")
         reason = "is empty"
@@ -206,23 +195,11 @@ class KafkaSettings(Section):
 
     @property
     def password(self) -> str | None:
-        """Password in clear text, for the client; a file is reread each time.
-
-        Raises
-        ------
-        ConfigurationError
-            If the password file cannot be read.
-        """
+        """Password in clear text, for the client; a file is reread each time."""
         if self.sasl_password_file is None:
             return None if self.sasl_password is None else ClearText(self.sasl_password.get_secret_value())
         return self.read_secret("sasl_password_file")
 
     def read_secret(self, name: str) -> str:
-        """Return the content of a setting's file, without the final line break.
-
-        Raises
-        ------
-        ConfigurationError
-            If the file is unreadable or empty; the message names the setting.
-        """
+        """Return the content of a setting's file, without the final line break."""
         return secret_of(f"kafka.{name}", getattr(self, name))

@@ -26,18 +26,7 @@ from streaming_pca.validation_errors import problems_of
 
 
 def load_settings(path: Path, stream: str | None = None) -> Settings:
-    """Read one stream from a TOML file; see :func:`load_streams`.
-
-    Parameters
-    ----------
-    stream : str, optional
-        Name of the stream; required if the file has several.
-
-    Raises
-    ------
-    ConfigurationError
-        The message has a line for each problem, with the file or the variable, and the setting.
-    """
+    """Read one stream from a TOML file, by its name if the file has several."""
     found = load_streams(path)
     names = ", ".join(settings.stream.name for settings in found)
     if stream is not None:
@@ -56,11 +45,6 @@ def load_streams(path: Path) -> tuple[Settings, ...]:
     ``[stream]`` is the only stream, or contains the common settings of all ``[[streams]]``. Environment
     variables (``STREAMING_PCA_STREAM__EPSILON``) override the file for each stream;
     ``STREAMING_PCA_STREAMS`` replaces the list ``[[streams]]``, as JSON.
-
-    Raises
-    ------
-    ConfigurationError
-        The message has a line for each problem, with the file or the variable, and the setting.
     """
     text = _read(path)
     check_environment()
@@ -80,17 +64,7 @@ def load_streams(path: Path) -> tuple[Settings, ...]:
 
 
 def load_registry(path: Path, stream: str | None = None) -> tuple[RegistrySettings, str]:
-    """Read the registry and a stream's subject from a file, which may lack features.
-
-    Parameters
-    ----------
-    stream : str, optional
-        Name of the stream; required if the file has several.
-
-    Raises
-    ------
-    ConfigurationError
-    """
+    """Read the registry and a stream's subject from a file, which may lack features."""
     values = _parsed(path, _read(path))
     check_environment()
     _refuse_secrets(path, values)
@@ -111,15 +85,8 @@ def load_registry(path: Path, stream: str | None = None) -> tuple[RegistrySettin
 def registry_of(table: Mapping[str, Any], path: Path | None = None) -> RegistrySettings:
     """Return the registry settings from a table and the environment.
 
-    Parameters
-    ----------
-    path : Path, optional
-        File of the table; the environment overrides it. Without a file, the table contains command-line
-        options, which override the environment.
-
-    Raises
-    ------
-    ConfigurationError
+    The environment overrides a table of the file ``path``. Without a file, the table contains command-line
+    options, which override the environment.
     """
     environment = environment_tables().get("registry") or {}
     both = {**environment, **table} if path is None else {**table, **environment}
@@ -138,16 +105,8 @@ def registry_of(table: Mapping[str, Any], path: Path | None = None) -> RegistryS
 def load_together(paths: Sequence[Path], ignored: Collection[str] = ()) -> tuple[Settings, ...]:
     """Read the streams of several files for one process.
 
-    Parameters
-    ----------
-    ignored : collection of str
-        Sections that the process does not read, so they may differ.
-
-    Raises
-    ------
-    ConfigurationError
-        If a file is wrong, a stream's name occurs twice, or the files differ in a section other than
-        ``[stream]``.
+    The files may not differ in a section other than ``[stream]`` and ``ignored``, which the process does not
+    read.
     """
     found: list[Settings] = []
     problems: list[str] = []

@@ -63,26 +63,14 @@ class RegistrySettings(StrictSection):
 
     @property
     def clear_password(self) -> str | None:
-        """Password in clear text; a file is reread each time.
-
-        Raises
-        ------
-        ConfigurationError
-            If the password file cannot be read.
-        """
+        """Password in clear text; a file is reread each time."""
         if self.password_file is not None:
             return secret_of("registry.password_file", self.password_file)
         return None if self.password is None else ClearText(self.password.get_secret_value())
 
     @property
     def token(self) -> str | None:
-        """Bearer token; its file is reread each time.
-
-        Raises
-        ------
-        ConfigurationError
-            If the file cannot be read.
-        """
+        """Bearer token; its file is reread each time."""
         if self.token_file is None:
             return None
         return ClearText(secret_of("registry.token_file", self.token_file).strip())

@@ -41,16 +41,9 @@ _WORDS: dict[Any, str] = {
 
 @dataclass(frozen=True)
 class Setting:
-    """Description of one setting.
+    """Description of one setting, in texts for readers.
 
-    Attributes
-    ----------
-    path : tuple of str
-        For example ``("stream", "cap", "epsilon")``.
-    type, default, description : str
-        Text for readers; ``default`` is "" if the setting is required.
-    estimator : str or None
-        Id of the estimator whose option it is.
+    ``default`` is "" if the setting is required; ``estimator`` is the id of the estimator whose option it is.
     """
 
     path: tuple[str, ...]

@@ -439,13 +439,7 @@ class StreamSettings(StrictSection):
 
     @property
     def fields(self) -> FieldReader | None:
-        """Reader of records with named fields; None for records that are rows of numbers.
-
-        Raises
-        ------
-        ConfigurationError
-            If the schemas are in the registry, which this process does not read.
-        """
+        """Reader of records with named fields; None for records that are rows of numbers."""
         if self.needs_registry:
             raise ConfigurationError(
                 f'stream.format = "{self.format}": the schemas are in the registry, which is not read here: '

@@ -23,11 +23,6 @@ def _present_conf(conf: Any) -> Any:
     """Return Spark's settings as a flat table of text.
 
     In TOML ``spark.executor.memory = "8g"`` is a nested table, and numbers and flags are not text.
-
-    Raises
-    ------
-    ValueError
-        If a name or a value is wrong.
     """
     if not isinstance(conf, Mapping):
         return conf

@@ -211,11 +211,3 @@ def test_a_table_among_the_options_may_come_from_the_environment(
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"nowhere\.toml: No such file"):
         load_settings(tmp_path / "nowhere.toml")
-
-
-def test_the_environment_wins_over_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("STREAMING_PCA_STREAM__EPSILON", "0.5")
-    monkeypatch.setenv("STREAMING_PCA_KAFKA__BOOTSTRAP_SERVERS", "127.0.0.1:1")
-    settings = load(tmp_path, GOOD)
-    assert settings.stream.epsilon == 0.5
-    assert settings.kafka.bootstrap_servers == "127.0.0.1:1"

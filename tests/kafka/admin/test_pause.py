@@ -25,6 +25,7 @@ from streaming_pca.cli import ledger as ledger_command
 from streaming_pca.cli import stream as stream_command
 from streaming_pca.config.kafka import ConfigurationError
 from streaming_pca.config.settings import Settings, StreamSettings
+from streaming_pca.errors import UserError
 from streaming_pca.estimators.base import State, Subspace
 from streaming_pca.privacy.ledger.entries import (
     Abandoned,
@@ -467,7 +468,7 @@ def test_the_commands_change_the_standing_and_the_ledger_commands_show_it(
     assert "is active" in run(stream_command.app, "resume", "--stream", name).stdout
 
     refused = run(stream_command.app, "retire")
-    assert isinstance(refused.exception, ConfigurationError)
+    assert isinstance(refused.exception, UserError)
     assert "--yes must be given" in str(refused.exception)
     assert stream.own(Retired) == []
     assert "is retired" in run(stream_command.app, "retire", "--yes").stdout
