@@ -499,15 +499,6 @@ def test_the_command_sends_keys_with_their_records(
     one_line(run("produce", write(tmp_path, "x.npy"), "--config", config), 2, "--key")
 
 
-def test_a_wrong_option_is_one_line(tmp_path: Path) -> None:
-    config = write_config(tmp_path, "127.0.0.1:1", "s")
-    np.save(tmp_path / "x.npy", np.zeros((6, 6)))
-    given = ("produce", tmp_path / "x.npy", "--config", config)
-    one_line(run(*given, "--rows-per-message", 3), 2, "--factors")
-    one_line(run(*given, "--stream", "t"), 2, "no stream 't'")
-    assert run(*given, "--content-type", "xml").returncode == 2
-
-
 def test_records_that_count_as_null_are_counted_where_they_are_sent(
     topic: tuple[KafkaSettings, str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

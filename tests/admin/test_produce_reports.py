@@ -36,6 +36,7 @@ from streaming_pca.service.kafka.clients import BrokerUnreachable, admin_client
 from tests.admin.test_produce import sent_to
 from tests.cli.command import call
 from tests.cli.test_app import write_config
+from tests.cli.test_refusals import LOCAL
 from tests.privacy.noise import FACTORS, ScriptedSampler, has_scale
 
 ONE = (1.0, 1e-6)
@@ -365,44 +366,4 @@ def test_the_command_sends_reports(
 
 
 def config_of_reports(folder: Path, bootstrap: str, topic: str) -> Path:
-    return write_config(
-        folder,
-        bootstrap,
-        "s",
-        ('input = "s-in"', f'input = "{topic}"'),
-        ("dim = 6", 'dim = 2\nrecord_kind = "local"\ncentering = "none"\nestimator = "local-gaussian"'),
-        ("rank = 2", "rank = 1"),
-        ("bounds = [-6, 6]\n", ""),
-        ("n_records = 3000\nn_batches = 2\n", ""),
-    )
-
-
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        (["--factors"], "leave out --factors"),
-        (["--rows-per-message", 2], "leave out --factors, --rows-per-message"),
-        (["--content-type", "json"], "--content-type"),
-        (["--key", "who"], "--key is about the users of --local-accountant"),
-        (["--local-skip-spent"], "add --local-accountant FILE"),
-        (["--local-epsilon", 2], "--local-epsilon 2.0 is not stream.epsilon = 1.0"),
-        (["--local-radius", -1], "radius"),
-    ],
-)
-def test_options_that_do_not_go_together_are_one_line(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], options: list[Any], expected: str
-) -> None:
-    config = config_of_reports(tmp_path, "127.0.0.1:1", "in")
-    np.save(tmp_path / "x.npy", np.zeros((4, 2)))
-    done = call(capfd, "produce", tmp_path / "x.npy", "--config", config, *options)
-    assert done.returncode == 2
-    assert expected in done.stderr
-    assert len(done.stderr.splitlines()) == 1
-
-
-def test_a_stream_of_records_takes_no_reports(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    config = write_config(tmp_path, "127.0.0.1:1", "s")
-    np.save(tmp_path / "x.npy", np.zeros((4, 6)))
-    done = call(capfd, "produce", tmp_path / "x.npy", "--config", config, "--local-epsilon", 1)
-    assert done.returncode == 2
-    assert 'set record_kind = "local"' in done.stderr
+    return write_config(folder, bootstrap, "s", ('input = "s-in"', f'input = "{topic}"'), *LOCAL)

@@ -164,22 +164,6 @@ def test_an_unreachable_broker_is_one_line_in_bounded_time(tmp_path: Path) -> No
     one_line(run("ledger", "verify", "--config", config), 4, "no broker answers")
 
 
-def test_a_ledger_must_be_named(capfd: pytest.CaptureFixture[str]) -> None:
-    one_line(call(capfd, "ledger", "show"), 2, "--config FILE")
-
-
-def test_a_wrong_cap_is_one_line(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    config = write_config(tmp_path, "127.0.0.1:1", "s")
-    one_line(call(capfd, "topics", "create", "--config", config, "--cap", "1"), 2, "EPSILON,DELTA")
-    one_line(call(capfd, "topics", "create", "--config", config, "--cap", "-1,0"), 2, "must not be negative")
-
-
-def test_records_of_another_dimension_are_not_sent(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    config = write_config(tmp_path, "127.0.0.1:1", "s")
-    np.save(tmp_path / "x.npy", np.zeros((3, 5)))
-    one_line(call(capfd, "produce", tmp_path / "x.npy", "--config", config), 2, "5 features", "dim is 6")
-
-
 def test_a_stream_from_creation_to_verification(
     tmp_path: Path, broker_bootstrap: str, unique_name: Any, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import numpy as np
 import pytest
@@ -86,49 +85,3 @@ def test_a_refuted_claim_is_a_status_above_0(capfd: pytest.CaptureFixture[str]) 
     facts = json.loads(told.stdout)
     assert facts["refuted"] is True
     assert facts["epsilon_lower_bound"] > 1
-
-
-def test_its_help_has_examples(capfd: pytest.CaptureFixture[str]) -> None:
-    result = call(capfd, "audit", "--help")
-    assert result.returncode == 0
-    assert "streaming-pca audit --estimator analyze-gauss --trials 3000" in " ".join(
-        result.stdout.replace("│", " ").split()
-    )
-
-
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        (
-            ["--estimator", "pca"],
-            "no estimator 'pca'; known: adadpo, adaptive, adaptive-power, analyze-gauss, block, dp-pca",
-        ),
-        (
-            ["--mechanism", "laplace"],
-            "no mechanism 'laplace'; known: AboveThreshold, LocalGaussian, gaussian_",
-        ),
-        (
-            ["--trials", 10],
-            "10 trials are too few to refute the claim of AboveThreshold at epsilon = 1: raise them to",
-        ),
-        (["--trials", -1], "-1 trials are too few to refute"),
-        (["--epsilon", 40, "--mechanism", "laplace_on_vector"], "or lower epsilon"),
-        (["--epsilon", 0], "--epsilon must be a finite number of at least 0.01, not 0.0"),
-        (["--epsilon", "nan"], "--epsilon must be a finite number"),
-        (["--epsilon", "inf"], "--epsilon must be a finite number"),
-        (["--delta", 0], "--delta must lie between 0 and 1, not 0.0"),
-        (["--delta", 1], "--delta must lie between 0 and 1, not 1.0"),
-        (["--delta", "nan"], "--delta must lie between 0 and 1"),
-        (["--epsilon", 1e-9, "--estimator", "private-oja"], "of at least 0.01"),
-    ],
-)
-def test_bad_input_is_one_line(
-    capfd: pytest.CaptureFixture[str], arguments: list[Any], expected: str
-) -> None:
-    result = call(capfd, "audit", *arguments)
-    assert result.returncode == 2
-    lines = result.stderr.strip().splitlines()
-    assert len(lines) == 1, result.stderr
-    assert lines[0].startswith("error: ")
-    assert expected in lines[0]
-    assert result.stdout == ""

@@ -447,25 +447,6 @@ def test_the_command_prints_the_schemas_of_messages_of_all_streams_and_of_one(
     assert printed == payload_schema(one.stream.dim, one.stream.max_rows)
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("release", "--config", "FILE"), "the schema of release is the same for all streams"),
-        (("payload", "--stream", "one"), "--stream names a stream of a file: add --config FILE"),
-        (("asyncapi", "--config", "FILE"), "holds several streams"),
-        (("asyncapi", "--config", "FILE", "--stream", "none"), "no stream 'none'"),
-        (("releases",), "'releases' is not one of"),
-    ],
-)
-def test_a_schema_that_cannot_be_printed_is_one_line(
-    words: tuple[str, ...], said: str, capfd: Capture, tmp_path: Path
-) -> None:
-    file = str(written(tmp_path, SEVERAL))
-    printed = call(capfd, "config", "schema", *(file if word == "FILE" else word for word in words))
-    assert (printed.returncode, printed.stdout) == (2, "")
-    assert said in printed.stderr
-
-
 # -- reference -------------------------------------------------------------
 
 

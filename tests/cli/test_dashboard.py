@@ -217,10 +217,6 @@ def test_a_missing_extra_is_one_line(config: Path, capfd: Capture, monkeypatch: 
     one_line(call(capfd, "worker", "--config", config), 2, expected)
 
 
-def test_one_line_for_a_file_that_is_wrong(tmp_path: Path, capfd: Capture) -> None:
-    one_line(call(capfd, "dashboard", "--config", tmp_path / "none.toml"), 2, "No such file")
-
-
 def test_a_site_starts_no_thread_before_it_is_told(config: Path) -> None:
     before = set(threading.enumerate())
     assert len(make_site(load_streams(config)).routes) >= 4

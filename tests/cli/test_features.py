@@ -287,11 +287,3 @@ def test_a_sample_is_counted_feature_by_feature(
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(good)))
     done = call(capfd, "features", "check", "-", "--config", str(config))
     assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "0 of 3 records are null")
-
-
-def test_a_stream_without_features_has_nothing_to_check(capfd: Capture, tmp_path: Path) -> None:
-    config = tmp_path / "stream.toml"
-    config.write_text(SETTINGS + "dim = 3\n")
-    done = call(capfd, "features", "check", str(config), "--config", str(config))
-    assert done.returncode == 2
-    assert "has no [[stream.features]]" in done.stderr

@@ -112,34 +112,6 @@ def test_a_user_s_message_needs_a_key(capfd: pytest.CaptureFixture[str], tmp_pat
     assert call(capfd, *how, "--key", "ann").returncode == 0
 
 
-@pytest.mark.parametrize(
-    ("how", "words"),
-    [
-        ((), "name --dim, or --config FILE"),
-        (("--stream", "s"), "--stream needs --config FILE"),
-        (("--dim", 3, "--header", "dtype"), "--header dtype: write NAME=VALUE"),
-        (("--dim", 3, "--privacy-unit", "row", "--record-kind", "matrix"), "--record-kind factor"),
-        (("--config", "CONFIG", "--dtype", "float64"), "--dtype is given by --config"),
-        (("--config", "nowhere.toml"), "nowhere.toml"),
-    ],
-    ids=str,
-)
-def test_a_mistake_of_use_is_one_line_and_status_2(
-    capfd: pytest.CaptureFixture[str],
-    config: Path,
-    tmp_path: Path,
-    how: tuple[object, ...],
-    words: str,
-) -> None:
-    named = [config if word == "CONFIG" else word for word in how]
-    told = call(capfd, "payload", "check", payload(tmp_path, bytes(12)), *named)
-    assert (told.returncode, told.stdout, told.stderr.count("\n")) == (2, "", 1)
-    assert words in told.stderr
-    missing = call(capfd, "payload", "check", tmp_path / "none", "--dim", 3)
-    assert missing.returncode == 2
-    assert "No such file" in missing.stderr
-
-
 @pytest.mark.parametrize("option", ["--header", "--key", "--content-type"])
 def test_arguments_that_are_not_utf8_are_the_octets_that_they_are(
     capfd: pytest.CaptureFixture[str], tmp_path: Path, option: str

@@ -11,6 +11,7 @@ import pytest
 from streaming_pca.estimators.forecast.batches import planned_batches
 from streaming_pca.estimators.forecast.forecast import forecast
 from tests.cli.command import call
+from tests.cli.test_app import one_line
 
 PLAN = ("plan", "--records", 100_000)
 KNOWN = (*PLAN, "--dim", 50, "--rank", 2, "--epsilon", 1, "--delta", 1e-6)
@@ -36,15 +37,6 @@ def facts(capfd: pytest.CaptureFixture[str], *arguments: object) -> Any:
     result = call(capfd, *arguments, "--json")
     assert result.returncode == 0, result.stderr
     return json.loads(result.stdout)
-
-
-def one_line(capfd: pytest.CaptureFixture[str], said: str, *arguments: object) -> None:
-    result = call(capfd, *arguments)
-    assert result.returncode == 2
-    assert "Traceback" not in result.stderr
-    (line,) = result.stderr.strip().splitlines()
-    assert said in line
-    assert not result.stdout
 
 
 def write(tmp_path: Path) -> Path:
@@ -86,7 +78,6 @@ def test_a_file_of_settings_tells_the_rest(capfd: pytest.CaptureFixture[str], tm
     assert found["charge"]["epsilon"] == "1"
     assert found["epsilon"] == pytest.approx(0.98)
     assert facts(capfd, *PLAN, "--config", config, "--batches", 4)["batches"] == [25_000] * 4
-    one_line(capfd, "--epsilon is given by --config", *PLAN, "--config", config, "--epsilon", 2)
     other = tmp_path / "other.toml"
     text = config.read_text().split("[stream.options]")[0]
     other.write_text(
@@ -94,35 +85,7 @@ def test_a_file_of_settings_tells_the_rest(capfd: pytest.CaptureFixture[str], tm
             "rank = 2", 'rank = 1\nestimator = "noisy-power"\noptions = { clip_l2 = 1.0 }\ncentering = "none"'
         )
     )
-    one_line(capfd, "forecasts exist for adaptive", *PLAN, "--config", other)
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        (("--rank", 51), "rank = 51 is above dim = 50"),
-        (("--records", 1), "records = 1 are too few"),
-        (("--records", 0), "records must lie between"),
-        (("--records", -5), "records must lie between"),
-        (("--batches", 60_000), "batches must be at most"),
-        (("--epsilon", 0), "epsilon must be"),
-        (("--epsilon", "nan"), "epsilon must be"),
-        (("--delta", 0), "delta must"),
-        (("--contributions", 0), "contributions must"),
-        (("--gap", 0.6), "above 1/rank"),
-        (("--gap", 0), "gap must be"),
-        (("--stream", "s"), "--stream needs --config FILE"),
-    ],
-)
-def test_a_wrong_parameter_is_one_line(
-    capfd: pytest.CaptureFixture[str], change: tuple[object, ...], said: str
-) -> None:
-    one_line(capfd, said, *KNOWN, *change)
-    one_line(capfd, said, *KNOWN, *change, "--json")
-
-
-def test_what_is_missing_is_named(capfd: pytest.CaptureFixture[str]) -> None:
-    one_line(capfd, "name --rank, --delta, or --config FILE", *PLAN, "--dim", 5, "--epsilon", 1)
+    one_line(call(capfd, *PLAN, "--config", other), 2, "forecasts exist for adaptive")
 
 
 def test_a_large_delta_is_warned_of(capfd: pytest.CaptureFixture[str]) -> None:
@@ -130,10 +93,3 @@ def test_a_large_delta_is_warned_of(capfd: pytest.CaptureFixture[str]) -> None:
     assert result.returncode == 0
     assert "warning: delta = 0.0001 is not below 1/records" in result.stdout
     assert facts(capfd, *KNOWN, "--delta", 1e-4)["warnings"]
-
-
-def test_its_help_has_examples(capfd: pytest.CaptureFixture[str]) -> None:
-    result = call(capfd, "plan", "--help")
-    assert result.returncode == 0
-    shown = " ".join(result.stdout.replace("│", " ").split())
-    assert "streaming-pca plan --dim 50 --rank 2 --records 100000" in shown

@@ -409,14 +409,6 @@ def test_a_broker_that_is_not_there_is_one_line() -> None:
     assert result.stdout == ""
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [[], ["--releases", "r", "--stream", "s"], ["--config", "FILE", "--releases", "r"]],
-)
-def test_what_to_watch_must_be_named_in_one_way(capfd: Capture, arguments: list[str]) -> None:
-    one_line(call(capfd, "watch", *arguments), 2, "--releases")
-
-
 @pytest.mark.broker
 def test_a_broker_that_falls_silent_meanwhile_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(following, "_SILENCE_SECONDS", 0.5)

@@ -199,11 +199,3 @@ def test_an_address_that_is_none_is_refused(tmp_path: Path, servers: str) -> Non
 @pytest.mark.parametrize("servers", ["a", "a:1", "a-b.c_d:9092, [::1]:9092", "[::1]", "SASL_SSL://a:1"])
 def test_an_address_is_taken(servers: str) -> None:
     assert KafkaSettings(bootstrap_servers=servers).bootstrap_servers == servers
-
-
-@pytest.mark.parametrize("command", [("ledger", "show", "--input", "t"), ("watch", "--releases", "t")])
-def test_an_empty_address_on_the_command_line_is_not_the_default(
-    capfd: pytest.CaptureFixture[str], command: tuple[str, ...]
-) -> None:
-    result = call(capfd, *command, "--bootstrap", "")
-    assert (result.returncode, result.stderr) == (2, "error: --bootstrap must be HOST:PORT, not ''\n")

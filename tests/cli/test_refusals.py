@@ -1,0 +1,131 @@
+"""A mistake of use is one line on standard error, nothing on standard output, and status 2."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.cli.command import call
+from tests.cli.test_app import write_config
+from tests.config.test_loading import SEVERAL
+
+Capture = pytest.CaptureFixture[str]
+
+LOCAL = (
+    ("dim = 6", 'dim = 2\nrecord_kind = "local"\ncentering = "none"\nestimator = "local-gaussian"'),
+    ("rank = 2", "rank = 1"),
+    ("bounds = [-6, 6]\n", ""),
+    ("n_records = 3000\nn_batches = 2\n", ""),
+)
+PLAN = "plan --records 100000 --dim 50 --rank 2 --epsilon 1 --delta 1e-6"
+REPORT = "produce x.npy --config local.toml"
+CHARGE = "ledger charge --job j --epsilon 1 --delta 0 --reason x --input t"
+CHECK = "payload check payload"
+
+REFUSALS = [
+    ("audit --estimator pca", "no estimator 'pca'; known: adadpo, adaptive, adaptive-power, analyze-gauss, "),
+    ("audit --mechanism laplace", "no mechanism 'laplace'; known: AboveThreshold, LocalGaussian, gaussian_"),
+    (
+        "audit --trials 10",
+        "10 trials are too few to refute the claim of AboveThreshold at epsilon = 1: raise",
+    ),
+    ("audit --trials -1", "-1 trials are too few to refute"),
+    ("audit --epsilon 40 --mechanism laplace_on_vector", "or lower epsilon"),
+    ("audit --epsilon 0", "--epsilon must be a finite number of at least 0.01, not 0.0"),
+    ("audit --epsilon nan", "--epsilon must be a finite number"),
+    ("audit --epsilon inf", "--epsilon must be a finite number"),
+    ("audit --epsilon 1e-9 --estimator private-oja", "of at least 0.01"),
+    ("audit --delta 0", "--delta must lie between 0 and 1, not 0.0"),
+    ("audit --delta 1", "--delta must lie between 0 and 1, not 1.0"),
+    ("audit --delta nan", "--delta must lie between 0 and 1"),
+    ("config schema release --config several.toml", "the schema of release is the same for all streams"),
+    ("config schema payload --stream one", "--stream names a stream of a file: add --config FILE"),
+    ("config schema asyncapi --config several.toml", "holds several streams"),
+    ("config schema asyncapi --config several.toml --stream none", "no stream 'none'"),
+    ("dashboard --config none.toml", "No such file"),
+    ("features check x.npy --config one.toml", "has no [[stream.features]]"),
+    ("ledger show", "--config FILE"),
+    ("ledger show --input t --bootstrap=", "--bootstrap must be HOST:PORT, not ''"),
+    (CHARGE, "name the records by --all"),
+    (f"{CHARGE} --all --range 0:0:1", "not by both"),
+    (f"{CHARGE} --range 0:1", "--range must be P:START:END"),
+    (f"{CHARGE} --range 0:-1:3", "--range must be P:START:END"),
+    (f"{CHARGE} --range 0:1:²", "--range must be P:START:END"),
+    (f"{CHARGE} --partition 0 --from 3", "give all three"),
+    (f"{CHARGE} --all --epsilon many", "--epsilon must be a number"),
+    (f"{CHARGE} --all --delta -1", "--delta must not be negative"),
+    (f"{CHARGE} --all --rho 1/0", "--rho must be a number"),
+    (CHECK, "name --dim, or --config FILE"),
+    (f"{CHECK} --stream s", "--stream needs --config FILE"),
+    (f"{CHECK} --dim 3 --header dtype", "--header dtype: write NAME=VALUE"),
+    (f"{CHECK} --dim 3 --privacy-unit row --record-kind matrix", "--record-kind factor"),
+    (f"{CHECK} --config one.toml --dtype float64", "--dtype is given by --config"),
+    (f"{CHECK} --config nowhere.toml", "nowhere.toml"),
+    ("payload check none --dim 3", "No such file"),
+    ("plan --records 100000 --dim 5 --epsilon 1", "name --rank, --delta, or --config FILE"),
+    ("plan --records 100000 --config one.toml --epsilon 2", "--epsilon is given by --config"),
+    *(
+        (f"{PLAN} {words}{as_json}", expected)
+        for as_json in ("", " --json")
+        for words, expected in (
+            ("--rank 51", "rank = 51 is above dim = 50"),
+            ("--records 1", "records = 1 are too few"),
+            ("--records 0", "records must lie between"),
+            ("--records -5", "records must lie between"),
+            ("--batches 60000", "batches must be at most"),
+            ("--epsilon 0", "epsilon must be"),
+            ("--epsilon nan", "epsilon must be"),
+            ("--delta 0", "delta must"),
+            ("--contributions 0", "contributions must"),
+            ("--gap 0.6", "above 1/rank"),
+            ("--gap 0", "gap must be"),
+            ("--stream s", "--stream needs --config FILE"),
+        )
+    ),
+    ("produce x5.npy --config one.toml", "5 features, the stream's dim is 6"),
+    ("produce x6.npy --config one.toml --rows-per-message 3", "--factors"),
+    ("produce x6.npy --config one.toml --stream t", "no stream 't'"),
+    ("produce x6.npy --config one.toml --local-epsilon 1", 'set record_kind = "local"'),
+    (f"{REPORT} --factors", "leave out --factors"),
+    (f"{REPORT} --rows-per-message 2", "leave out --factors, --rows-per-message"),
+    (f"{REPORT} --content-type json", "--content-type"),
+    (f"{REPORT} --key who", "--key is about the users of --local-accountant"),
+    (f"{REPORT} --local-skip-spent", "add --local-accountant FILE"),
+    (f"{REPORT} --local-epsilon 2", "--local-epsilon 2.0 is not stream.epsilon = 1.0"),
+    (f"{REPORT} --local-radius -1", "radius"),
+    ("topics create --config one.toml --cap 1", "EPSILON,DELTA"),
+    ("topics create --config one.toml --cap -1,0", "must not be negative"),
+    ("watch", "--releases"),
+    ("watch --releases r --stream s", "--releases"),
+    ("watch --config one.toml --releases r", "--releases"),
+    ("watch --releases t --bootstrap=", "--bootstrap must be HOST:PORT, not ''"),
+]
+
+
+@pytest.mark.parametrize(("command", "expected"), REFUSALS, ids=[command for command, _ in REFUSALS])
+def test_a_mistake_is_one_line(
+    command: str, expected: str, capfd: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_config(tmp_path, "127.0.0.1:1", "one")
+    write_config(tmp_path, "127.0.0.1:1", "local", *LOCAL)
+    (tmp_path / "several.toml").write_text(SEVERAL)
+    (tmp_path / "payload").write_bytes(bytes(12))
+    for name, dim in (("x", 2), ("x5", 5), ("x6", 6)):
+        np.save(tmp_path / f"{name}.npy", np.zeros((6, dim)))
+    monkeypatch.chdir(tmp_path)
+    result = call(capfd, *command.split())
+    assert (result.returncode, result.stdout) == (2, ""), result.stderr
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("error: ")
+    assert expected in line
+
+
+@pytest.mark.parametrize(
+    "command", ["config schema releases", "produce x.npy --config one.toml --content-type releases"]
+)
+def test_an_unknown_choice_is_named(command: str, capfd: Capture) -> None:
+    result = call(capfd, *command.split())
+    assert (result.returncode, result.stdout) == (2, "")
+    assert "'releases' is not one of" in result.stderr
