@@ -39,7 +39,7 @@ def meant(near: str | None) -> str:
     return "" if near is None else f"; did you mean {near}?"
 
 
-def model_of(annotation: Any) -> type[BaseModel] | None:
+def table_model(annotation: Any) -> type[BaseModel] | None:
     """Return the model of a field that is a table or an optional one."""
     for kind in (annotation, *typing.get_args(annotation)):
         if isinstance(kind, type) and issubclass(kind, BaseModel):
@@ -68,7 +68,7 @@ def _kinds(annotation: Any) -> set[Any]:
     return {annotation} if not parts else set().union(*map(_kinds, parts))
 
 
-def problems_of(error: ValidationError, model: type[BaseModel]) -> list[Problem]:
+def list_problems(error: ValidationError, model: type[BaseModel]) -> list[Problem]:
     """Return the place and the description of each problem, one of each place."""
     found: dict[tuple[str, ...], str] = {}
     for problem in error.errors():
@@ -94,9 +94,9 @@ def _place(parts: Sequence[int | str], model: type[BaseModel] | None) -> tuple[s
 
 def _model_within(annotation: Any) -> type[BaseModel] | None:
     """Return the model of a field that is a table, or a list of tables."""
-    found = model_of(annotation)
+    found = table_model(annotation)
     for kind in typing.get_args(annotation) if found is None else ():
-        found = found or model_of(kind)
+        found = found or table_model(kind)
     return found
 
 
@@ -126,10 +126,10 @@ def _is_number(value: Any) -> bool:
     return True
 
 
-def lines_of(error: ValueError, model: type[BaseModel]) -> list[str]:
+def error_lines(error: ValueError, model: type[BaseModel]) -> list[str]:
     """Return the lines of an error, or one for each problem that pydantic found."""
     if isinstance(error, ValidationError):
-        return [_line(problem) for problem in problems_of(error, model)]
+        return [_line(problem) for problem in list_problems(error, model)]
     return str(error).splitlines()
 
 
@@ -156,7 +156,7 @@ def options_problems(kind: type[BaseModel], options: Mapping[str, Any]) -> list[
     try:
         kind(**repaired)
     except ValidationError as error:
-        found += problems_of(error, kind)
+        found += list_problems(error, kind)
     return found
 
 

@@ -146,7 +146,7 @@ def _may(kind: str, name: str, *operations: str, prefixed: bool = False) -> Perm
     return Permission(kind, operations, prefixed, name)
 
 
-def principal_of(principal: str | None, kafka: KafkaSettings) -> str:
+def choose_principal(principal: str | None, kafka: KafkaSettings) -> str:
     """Return the principal of an option, by default the settings' own user."""
     if principal is None and kafka.sasl_username is not None and kafka.sasl_mechanism != "OAUTHBEARER":
         principal = f"User:{kafka.sasl_username}"

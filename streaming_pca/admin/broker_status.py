@@ -142,7 +142,7 @@ def _high_watermarks(admin: KafkaAdminClient, tps: Sequence[TopicPartition]) -> 
     return {tp: int(at.offset) for tp, at in found.items()}
 
 
-def partitions_of(described: Iterable[Mapping[str, Any]]) -> dict[str, list[int]]:
+def topic_partitions(described: Iterable[Mapping[str, Any]]) -> dict[str, list[int]]:
     """Return the partitions of existing topics, from the broker's description."""
     return {
         topic["name"]: sorted(p["partition_index"] for p in topic["partitions"])
@@ -240,7 +240,7 @@ def describe_status(all_settings: Sequence[Settings]) -> list[dict[str, Any]]:
         with closing(admin_client(kafka)) as admin, closing(reading_consumer(kafka)) as consumer:
             read = [_read(settings, replays) for settings in all_settings]
             well = [topics.settings for topics in read if topics.problem is None]
-            partitions = partitions_of(admin.describe_topics(sorted({s.stream.input for s in well})))
+            partitions = topic_partitions(admin.describe_topics(sorted({s.stream.input for s in well})))
             snapshot = fetch_broker_snapshot(kafka, admin, consumer, well, partitions)
     except KafkaError as error:
         raise broker_failed(kafka, "the broker failed midway", error) from None

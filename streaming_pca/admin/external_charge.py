@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from streaming_pca.admin.ledger import ends_of
+from streaming_pca.admin.ledger import end_offsets
 from streaming_pca.config.kafka import ConfigurationError, KafkaSettings
 from streaming_pca.config.settings import TOPIC_NAME
 from streaming_pca.privacy.ledger.entries import Charged, OffsetSpan, Opened
@@ -168,7 +168,7 @@ def _look_up(kafka: KafkaSettings, topic: str, job: str) -> tuple[str, dict[int,
     if names["state"] in found:
         # The charge would fence the stream's leader, and a job with charges can never reserve again.
         raise ConfigurationError(f"--job {job} is a stream (topic {job}.state exists): choose another name")
-    return str(found[topic]["topic_id"]), ends_of(kafka, topic)
+    return str(found[topic]["topic_id"]), end_offsets(kafka, topic)
 
 
 def _spans(ranges: Sequence[OffsetSpan] | None, ends: dict[int, int], topic: str) -> list[OffsetSpan]:

@@ -8,7 +8,6 @@ from fractions import Fraction
 from typing import Any
 
 from kafka import TopicPartition
-from kafka.errors import KafkaError
 
 from streaming_pca.config.kafka import ConfigurationError, KafkaSettings
 from streaming_pca.privacy.ledger.cap import approximate, remainder, within_cap
@@ -27,8 +26,8 @@ from streaming_pca.privacy.ledger.ledger import Ledger
 from streaming_pca.privacy.parameters import Charge
 from streaming_pca.service.commit.log_reader import LedgerLog, Replayed
 from streaming_pca.service.commit.verification import topic_id_of
-from streaming_pca.service.errors import SessionLost, TopicError
-from streaming_pca.service.kafka.authorization import in_one_line
+from streaming_pca.service.errors import TopicError
+from streaming_pca.service.kafka.authorization import session_lost_by
 from streaming_pca.service.kafka.clients import last_offsets, reading_consumer
 
 
@@ -132,7 +131,7 @@ def describe_record(ledger: Ledger, topic: str, partition: int, offset: int) -> 
 
 def require_record(kafka: KafkaSettings, topic: str, partition: int, offset: int) -> None:
     """Raise ConfigurationError, naming the existing offsets, unless a record exists or existed."""
-    ends = ends_of(kafka, topic)
+    ends = end_offsets(kafka, topic)
     if partition not in ends:
         raise ConfigurationError(
             f"--partition {partition}: topic {topic!r} has partitions 0 to {max(ends, default=0)}"
@@ -143,14 +142,14 @@ def require_record(kafka: KafkaSettings, topic: str, partition: int, offset: int
         raise ConfigurationError(f"--offset {offset}: partition {partition} of topic {topic!r} has {held}")
 
 
-def ends_of(kafka: KafkaSettings, topic: str) -> dict[int, int]:
+def end_offsets(kafka: KafkaSettings, topic: str) -> dict[int, int]:
     """Return the end of each partition of a topic, including open transactions."""
-    try:
-        with closing(reading_consumer(kafka, committed=False, topics=[topic])) as consumer:
-            tps = [TopicPartition(topic, p) for p in consumer.partitions_for_topic(topic) or ()]
-            ends = last_offsets(consumer, tps, kafka.request_timeout_ms)
-    except KafkaError as error:
-        raise SessionLost(f"reading the ends of {topic!r} failed: {in_one_line(error, 'Describe')}") from None
+    with (
+        session_lost_by(f"reading the ends of {topic!r}", "Describe"),
+        closing(reading_consumer(kafka, committed=False, topics=[topic])) as consumer,
+    ):
+        tps = [TopicPartition(topic, p) for p in consumer.partitions_for_topic(topic) or ()]
+        ends = last_offsets(consumer, tps, kafka.request_timeout_ms)
     return {tp.partition: end for tp, end in ends.items()}
 
 

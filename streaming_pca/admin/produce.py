@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from streaming_pca.client.encoding import ContentType, encoder_of, headers_of
+from streaming_pca.client.encoding import ContentType, payload_encoder, payload_headers
 from streaming_pca.client.sending import Outgoing, Produced, send_messages
 from streaming_pca.config.kafka import ConfigurationError, KafkaSettings
 from streaming_pca.config.settings import StreamSettings
@@ -125,7 +125,7 @@ def send_records(
     """
     if not isinstance(records, RecordFile):
         records = RecordFile.of_array(records)
-    encode = encoder_of(content_type, dtype)
+    encode = payload_encoder(content_type, dtype)
     order = None if shuffle is None else utility_generator(shuffle).permutation(len(records))
     keys = records.keys(order)
     not_finite = without_key = 0
@@ -146,7 +146,7 @@ def send_records(
         topic,
         outgoing(),
         total,
-        headers_of(content_type),
+        payload_headers(content_type),
         rate=rate,
         progress=progress,
         progress_every=_REPORT_EVERY,
@@ -195,7 +195,7 @@ def send_objects(
         stream.input,
         outgoing(),
         len(lines),
-        headers_of("json"),
+        payload_headers("json"),
         rate=rate,
         progress=progress,
         progress_every=_REPORT_EVERY,

@@ -35,7 +35,7 @@ _OVERHEAD = 2**16
 """Most bytes of a message in addition to its payload."""
 
 
-def mechanism_of(
+def report_mechanism(
     stream: StreamSettings, epsilon: float | None = None, delta: float | None = None, radius: float = 1.0
 ) -> LocalGaussian:
     """Return the mechanism for the stream's reports.
@@ -74,7 +74,7 @@ def arrange_vectors(records: RecordFile, stream: StreamSettings) -> RecordFile:
     return records
 
 
-def users_of(records: RecordFile) -> list[bytes]:
+def row_users(records: RecordFile) -> list[bytes]:
     """Return the user of each row: its key, or the row itself if the file has no keys.
 
     The key itself identifies the user. So charges from Python, or from another program with the same
@@ -139,7 +139,7 @@ def send_reports(
     users = None
     total = len(records)
     if accountant is not None:
-        users = users_of(records)
+        users = row_users(records)
         kept = without_spent(users, accountant, topic, mechanism)
         if len(kept) < total:
             if not skip_spent:

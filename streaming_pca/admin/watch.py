@@ -65,7 +65,7 @@ def last_release(kafka: KafkaSettings, topic: str) -> Release | None:
         return next(iter(reader.last(1)), None)
 
 
-def basis_of(release: Release) -> NDArray[np.float64]:
+def orthonormal_basis(release: Release) -> NDArray[np.float64]:
     """Return orthonormal rows with the span of a release's components."""
     components = np.array(release.components, dtype=np.float64)
     # Components of a tensor need not be orthogonal.
@@ -85,5 +85,5 @@ def angles_between(
 
 
 def _angle(before: Release | None, release: Release) -> float | None:
-    angles = angles_between(None if before is None else basis_of(before), basis_of(release))
+    angles = angles_between(None if before is None else orthonormal_basis(before), orthonormal_basis(release))
     return None if angles is None else float(angles[0])

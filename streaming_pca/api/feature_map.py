@@ -18,7 +18,7 @@ from streaming_pca.data.features.feature import Feature
 from streaming_pca.data.features.row_map import RowMap, column_names, named_column, rows_of_table
 from streaming_pca.data.preprocessing import Preprocessing
 from streaming_pca.data.release import Release
-from streaming_pca.validation_errors import lines_of
+from streaming_pca.validation_errors import error_lines
 
 _TIME_PARTS = ("hour", "weekday", "month")
 """Parts of a time that :meth:`FeatureMap.from_frame` takes."""
@@ -202,7 +202,7 @@ def _feature(settings: Any, place: int) -> Feature:
         return Feature(**settings)
     except ValidationError as error:
         name = settings.get("name", place)
-        raise ValueError(f"feature {name!r}: {'; '.join(lines_of(error, Feature))}") from None
+        raise ValueError(f"feature {name!r}: {'; '.join(error_lines(error, Feature))}") from None
 
 
 def _type_settings(dtype: Any) -> dict[str, Any] | None:

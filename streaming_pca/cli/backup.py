@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from streaming_pca.cli.common import ConfigOption, JsonOption, err, fail, print_json, say, streams_of
+from streaming_pca.cli.common import ConfigOption, JsonOption, chosen_streams, err, fail, print_json, say
 from streaming_pca.errors import UserError
 
 if TYPE_CHECKING:
@@ -134,8 +134,8 @@ def import_backup(
 def _one_input(config: Path, stream: str | None) -> list[Settings]:
     """Load the streams with one input topic: the named stream's, or the file's only one."""
 
-    everything = streams_of(config, None)
-    inputs = {s.stream.input for s in (everything if stream is None else streams_of(config, stream))}
+    everything = chosen_streams(config, None)
+    inputs = {s.stream.input for s in (everything if stream is None else chosen_streams(config, stream))}
     if len(inputs) > 1:
         raise UserError(
             f"{config}: its streams read several inputs ({', '.join(sorted(inputs))}): "

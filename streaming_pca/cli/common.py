@@ -139,7 +139,7 @@ def fail(error: BaseException, status: int) -> NoReturn:
     sys.exit(status)
 
 
-def streams_of(path: Path, stream: str | None) -> tuple[Settings, ...]:
+def chosen_streams(path: Path, stream: str | None) -> tuple[Settings, ...]:
     """Load one stream of a file, or all of them."""
     from streaming_pca.config.loading import load_settings, load_streams
 
@@ -153,7 +153,7 @@ def one_stream(path: Path, stream: str | None) -> Settings:
     return load_settings(path, stream)
 
 
-def process_of(paths: Sequence[Path], ignored: Collection[str] = ("spark",)) -> tuple[Settings, ...]:
+def start_process(paths: Sequence[Path], ignored: Collection[str] = ("spark",)) -> tuple[Settings, ...]:
     """Load the streams of one process, set up its log, and protect it."""
     from streaming_pca.config.loading import load_together
     from streaming_pca.service.logs import configure_logging
@@ -164,13 +164,13 @@ def process_of(paths: Sequence[Path], ignored: Collection[str] = ("spark",)) -> 
     return settings
 
 
-def ledger_of(
+def ledger_location(
     config: Path | None, input_topic: str | None, bootstrap: str | None
 ) -> tuple[KafkaSettings, str]:
     """Return the connection and the input topic for a command's options."""
 
     if config is not None:
-        found = streams_of(config, None)
+        found = chosen_streams(config, None)
         inputs = sorted({settings.stream.input for settings in found})
         if input_topic is None and len(inputs) > 1:
             raise UserError(f"{config}: reads several inputs ({', '.join(inputs)}): add --input TOPIC")

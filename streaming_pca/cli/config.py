@@ -14,11 +14,11 @@ from streaming_pca.cli.common import (
     JsonOption,
     StreamOption,
     charge_text,
+    chosen_streams,
     err,
     print_json,
     print_record,
     say,
-    streams_of,
     wrapped,
 )
 from streaming_pca.errors import UserError
@@ -62,7 +62,7 @@ def config_check(
     )
     from streaming_pca.config.http import check_access, check_files
 
-    loaded = streams_of(config, None)
+    loaded = chosen_streams(config, None)
     # An unreadable secret file is an error of the settings.
     _ = loaded[0].kafka.password
     if loaded[0].http.enabled:

@@ -14,7 +14,7 @@ from streaming_pca.cli.common import (
     MaybeConfig,
     charge_text,
     err,
-    ledger_of,
+    ledger_location,
     print_json,
     print_table,
     say,
@@ -41,7 +41,7 @@ def ledger_show(
     """
     from streaming_pca.admin.ledger import describe_ledger
 
-    facts = describe_ledger(*ledger_of(config, input_topic, bootstrap))
+    facts = describe_ledger(*ledger_location(config, input_topic, bootstrap))
     if as_json:
         print_json(facts)
     else:
@@ -112,7 +112,7 @@ def ledger_verify(
     """
     from streaming_pca.service.commit.verification import verify_ledger
 
-    report = verify_ledger(*ledger_of(config, input_topic, bootstrap), states=states)
+    report = verify_ledger(*ledger_location(config, input_topic, bootstrap), states=states)
     facts = report.to_json()
     if as_json:
         print_json(facts)
@@ -152,7 +152,7 @@ def ledger_spent(
     """
     from streaming_pca.admin.ledger import describe_spent
 
-    facts = describe_spent(*ledger_of(config, input_topic, bootstrap), partition, offset)
+    facts = describe_spent(*ledger_location(config, input_topic, bootstrap), partition, offset)
     if as_json:
         print_json(facts)
         return
@@ -226,7 +226,7 @@ def ledger_charge(
 
     spans = _spans(everything, ranges or [], partition, start, end)
     charge = _charge(epsilon, delta, rho)
-    kafka, topic = ledger_of(config, input_topic, bootstrap)
+    kafka, topic = ledger_location(config, input_topic, bootstrap)
     done = charge_records(kafka, topic, job, charge, spans, reason)
     zcdp = done.opened.filter == "zcdp"
     charges: dict[str, dict[str, str | None]] = {

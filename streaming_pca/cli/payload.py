@@ -286,7 +286,7 @@ def _registered(
     url: str | None, subject: str | None, config: Path | None, stream: str | None, message: str | None
 ) -> tuple[str, list[Suggestion]]:
     """Return the name and the fields of a subject's newest schema."""
-    from streaming_pca.config.loading import load_registry, registry_of
+    from streaming_pca.config.loading import load_registry, registry_settings
     from streaming_pca.service.schema_registry import RegistryAway, RegistryRefused, read_latest
 
     if url is not None and config is not None:
@@ -295,7 +295,7 @@ def _registered(
         settings, of_stream = load_registry(config, stream)
         subject = subject or of_stream
     else:
-        settings = registry_of({"url": url})
+        settings = registry_settings({"url": url})
     if subject is None:
         raise UserError("--registry needs --subject, TOPIC-value as a rule")
     try:

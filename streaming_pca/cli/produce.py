@@ -289,12 +289,12 @@ def _produce_reports(
     rate: float | None,
     as_json: bool,
 ) -> None:
-    from streaming_pca.admin.produce_reports import arrange_vectors, mechanism_of, send_reports
+    from streaming_pca.admin.produce_reports import arrange_vectors, report_mechanism, send_reports
     from streaming_pca.data.files import open_records
     from streaming_pca.local.accountant import LocalAccountant
 
     radius = 1.0 if local.radius is None else local.radius
-    mechanism = mechanism_of(settings.stream, local.epsilon, local.delta, radius)
+    mechanism = report_mechanism(settings.stream, local.epsilon, local.delta, radius)
     if local.accountant is None and (local.skip_spent or key is not None):
         option = "--key" if key is not None else "--local-skip-spent"
         raise UserError(

@@ -13,12 +13,12 @@ from streaming_pca.cli.common import (
     ConfigsOption,
     JsonOption,
     charge_text,
+    chosen_streams,
     err,
     print_json,
     print_record,
-    process_of,
     say,
-    streams_of,
+    start_process,
 )
 
 
@@ -37,7 +37,7 @@ def status(
     """
     from streaming_pca.admin.broker_status import describe_status
 
-    found = describe_status(streams_of(config, stream))
+    found = describe_status(chosen_streams(config, stream))
     if as_json:
         print_json(found)
     for facts in found:
@@ -69,7 +69,7 @@ def dashboard(
     """
     from streaming_pca.dashboard.site import run_dashboard
 
-    settings = process_of(config)
+    settings = start_process(config)
 
     def show(url: str) -> None:
         say(f"dashboard: {url}/ (Ctrl-C ends it)")

@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from streaming_pca.cli.common import ConfigOption, JsonOption, charge_text, err, print_json, say, streams_of
+from streaming_pca.cli.common import (
+    ConfigOption,
+    JsonOption,
+    charge_text,
+    chosen_streams,
+    err,
+    print_json,
+    say,
+)
 from streaming_pca.errors import UserError
 
 if TYPE_CHECKING:
@@ -57,7 +65,9 @@ def topics_create(
     if budget_filter not in ("basic", "zcdp"):
         raise UserError(f"--filter must be basic or zcdp, not {budget_filter!r}")
     rule: Literal["basic", "zcdp"] = "zcdp" if budget_filter == "zcdp" else "basic"
-    created, opened = create_with_cap(streams_of(config, stream), _cap(cap), rule, partitions, replication)
+    created, opened = create_with_cap(
+        chosen_streams(config, stream), _cap(cap), rule, partitions, replication
+    )
     if as_json:
         print_json({"created": created, "cap": opened.cap.model_dump(mode="json"), "filter": opened.filter})
     else:
@@ -85,7 +95,7 @@ def topics_check(config: ConfigOption, stream: StreamOption = None, as_json: Jso
 
     found: dict[str, tuple[list[str], bool, dict[str, object]]] = {}
     facts_of_inputs: dict[str, dict[str, str]] = {}
-    for settings in streams_of(config, stream):
+    for settings in chosen_streams(config, stream):
         facts_of_inputs |= {
             each.line: asdict(each) for each in describe_input(settings.kafka, settings.stream)
         }
@@ -138,11 +148,17 @@ def topics_acls(
 
     [dim]Example: streaming-pca topics acls --config stream.toml --role worker --principal User:pca[/]
     """
-    from streaming_pca.admin.access import apply_permissions, as_options, permissions, principal_of, topic_ids
+    from streaming_pca.admin.access import (
+        apply_permissions,
+        as_options,
+        choose_principal,
+        permissions,
+        topic_ids,
+    )
 
-    streams = streams_of(config, stream)
+    streams = chosen_streams(config, stream)
     wanted = permissions(role, streams, output, topic_ids(role, streams))
-    user = principal_of(principal, streams[0].kafka)
+    user = choose_principal(principal, streams[0].kafka)
     if apply:
         apply_permissions(streams[0].kafka, wanted, user)
     elif as_json:

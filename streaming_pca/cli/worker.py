@@ -16,9 +16,9 @@ from streaming_pca.cli.common import (
     err,
     out,
     print_json,
-    process_of,
     protect,
     say,
+    start_process,
 )
 from streaming_pca.errors import UserError
 
@@ -42,7 +42,7 @@ def worker(config: ConfigsOption) -> None:
     """
     from streaming_pca.service.worker import run_worker
 
-    settings = process_of(config)
+    settings = start_process(config)
     sys.exit(run_worker(settings, site=_site_of(settings)))
 
 

@@ -20,7 +20,7 @@ Dtype = Literal["float32", "float64"]
 _DTYPES: dict[str, np.dtype[Any]] = {"float32": np.dtype("<f4"), "float64": np.dtype("<f8")}
 
 
-def headers_of(
+def payload_headers(
     content_type: ContentType, dtype: Dtype | None = None, record_kind: str | None = None
 ) -> list[tuple[str, bytes]]:
     """Return the headers that describe a payload.
@@ -36,7 +36,7 @@ def headers_of(
     return headers
 
 
-def encoder_of(content_type: ContentType, dtype: str) -> Callable[[NDArray[np.floating]], bytes]:
+def payload_encoder(content_type: ContentType, dtype: str) -> Callable[[NDArray[np.floating]], bytes]:
     """Return the function that encodes rows (r, d) as a payload; JSON's numbers are float64."""
     if content_type == "json":
         return _as_json

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from streaming_pca.client.encoding import ContentType, Dtype, encoder_of, headers_of
+from streaming_pca.client.encoding import ContentType, Dtype, payload_encoder, payload_headers
 from streaming_pca.client.releases import connection
 from streaming_pca.client.sending import Sender
 from streaming_pca.config.kafka import KafkaSettings
@@ -155,15 +155,15 @@ class Producer:
         self._together = together
         self._names = None if feature_names is None else list(feature_names)
         self._mechanism, self._accountant = privatize, accountant
-        self._encode = encoder_of(content_type, dtype)
+        self._encode = payload_encoder(content_type, dtype)
         if privatize is not None:
             from streaming_pca.local.headers import report_headers
 
             self._headers = report_headers(privatize.epsilon, privatize.delta)
         elif describe:
-            self._headers = headers_of(content_type, dtype, record_kind)
+            self._headers = payload_headers(content_type, dtype, record_kind)
         else:
-            self._headers = headers_of(content_type)
+            self._headers = payload_headers(content_type)
         self._process = os.getpid()
         self._lock = threading.RLock()
         self._rows: list[NDArray[Any]] = []

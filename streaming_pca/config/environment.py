@@ -36,7 +36,7 @@ SECRETS = frozenset(
 """Paths of the settings that only the environment may contain; a file contains ``NAME_file`` instead."""
 
 
-def variable_of(path: Sequence[str]) -> str:
+def variable_name(path: Sequence[str]) -> str:
     """Return the environment variable of a setting: ``STREAMING_PCA_STREAM__EPSILON``."""
     return ENV_PREFIX + "__".join(path).upper()
 
@@ -53,7 +53,7 @@ def deciding_variable(path: Sequence[str]) -> tuple[str, Sequence[str]] | None:
     """
     environment = _environment()
     for length in range(len(path), 0, -1):
-        variable = variable_of(path[:length])
+        variable = variable_name(path[:length])
         if variable in environment:
             keys = _keys(environment[variable], path[length:])
             if keys is not None:
@@ -93,7 +93,7 @@ def unknown_variables() -> list[tuple[str, tuple[str, ...], str]]:
 
 def variables_below(path: Sequence[str]) -> list[str]:
     """Return the variables that set a part of a setting's value."""
-    return [variable for variable in _environment() if variable.startswith(f"{variable_of(path)}__")]
+    return [variable for variable in _environment() if variable.startswith(f"{variable_name(path)}__")]
 
 
 def _settings() -> Iterator[tuple[str, tuple[str, ...], str]]:

@@ -79,7 +79,7 @@ def check_https(url: str, instead: str) -> None:
         raise ValueError("must be https://HOST..., or http:// on localhost")
 
 
-def secret_of(setting: str, path: Path) -> str:
+def read_secret_file(setting: str, path: Path) -> str:
     """Return the content of a secret's file, without the final line break."""
     try:
         content = path.read_text(encoding="utf-8").rstrip("\r\n")
@@ -202,4 +202,4 @@ class KafkaSettings(Section):
 
     def read_secret(self, name: str) -> str:
         """Return the content of a setting's file, without the final line break."""
-        return secret_of(f"kafka.{name}", getattr(self, name))
+        return read_secret_file(f"kafka.{name}", getattr(self, name))

@@ -16,13 +16,13 @@ from streaming_pca.config.environment import (
     environment_streams,
     environment_tables,
     home_of_streams,
-    variable_of,
+    variable_name,
 )
 from streaming_pca.config.kafka import ConfigurationError
 from streaming_pca.config.reader import StreamReader, Tables, Written, rename_sections, rename_variables
 from streaming_pca.config.registry import RegistrySettings
 from streaming_pca.config.settings import Settings, StreamSettings, subject_name
-from streaming_pca.validation_errors import problems_of
+from streaming_pca.validation_errors import list_problems
 
 
 def load_settings(path: Path, stream: str | None = None) -> Settings:
@@ -71,7 +71,7 @@ def load_registry(path: Path, stream: str | None = None) -> tuple[RegistrySettin
     table = values.get("registry", {})
     if not isinstance(table, dict):
         raise ConfigurationError(f"{path}: registry: must be a table")
-    settings = registry_of(table, path)
+    settings = registry_settings(table, path)
     tables = [sections["stream"] for _, _, sections in _split(path, values)]
     known = [each for each in tables if stream is None or each.get("name") == stream]
     if len(known) != 1:
@@ -82,7 +82,7 @@ def load_registry(path: Path, stream: str | None = None) -> tuple[RegistrySettin
     return settings, subject_name(subject or None, topic)
 
 
-def registry_of(table: Mapping[str, Any], path: Path | None = None) -> RegistrySettings:
+def registry_settings(table: Mapping[str, Any], path: Path | None = None) -> RegistrySettings:
     """Return the registry settings from a table and the environment.
 
     The environment overrides a table of the file ``path``. Without a file, the table contains command-line
@@ -94,7 +94,7 @@ def registry_of(table: Mapping[str, Any], path: Path | None = None) -> RegistryS
         return RegistrySettings(**both)
     except ValidationError as error:
         lines = []
-        for place, message in problems_of(error, RegistrySettings):
+        for place, message in list_problems(error, RegistrySettings):
             decided = deciding_variable(("registry", *place)) if place and place[0] in environment else None
             here = f"{path}: {'.'.join(['registry', *place])}" if path else "--registry"
             lines.append(f"{here if decided is None else f'environment: {decided[0]}'}: {message}")
@@ -168,7 +168,7 @@ def _refuse_secrets(path: Path, values: Tables) -> None:
             what = "token" if section == "http" else "password"
             raise ConfigurationError(
                 f"{path}: {section}.{name}: a {what} does not belong in this file: use "
-                f"{section}.{name}_file, or {variable_of((section, name))}"
+                f"{section}.{name}_file, or {variable_name((section, name))}"
             )
 
 

@@ -19,20 +19,20 @@ from streaming_pca.config.environment import (
     deciding_variable,
     home_of_streams,
     unknown_variables,
-    variable_of,
+    variable_name,
     variables_below,
 )
 from streaming_pca.config.schema import every_setting
 from streaming_pca.config.settings import Settings, StreamSettings, parse_options
 from streaming_pca.estimators.registry import ESTIMATORS
-from streaming_pca.validation_errors import meant, model_of, nearest, options_problems, problems_of
+from streaming_pca.validation_errors import list_problems, meant, nearest, options_problems, table_model
 
 Place = tuple[str, ...]
 Tables = dict[str, Any]
 
 _FORMER = {("stream", "content_type"): ("stream", "format")}
 """Current names of renamed settings."""
-_SECTIONS = {name: model_of(field.annotation) for name, field in Settings.model_fields.items()}
+_SECTIONS = {name: table_model(field.annotation) for name, field in Settings.model_fields.items()}
 
 
 class Written(float):
@@ -83,7 +83,7 @@ class StreamReader:
         try:
             settings = Settings.model_validate(self._tables)
         except ValidationError as error:
-            for place, message in problems_of(error, Settings):
+            for place, message in list_problems(error, Settings):
                 if place == ("registry",) and "registry" not in self._tables:
                     place = ("stream",)
                 lines = [message] if len(place) > 1 else self._together(place, message)
@@ -108,7 +108,7 @@ class StreamReader:
             for name in list(table):
                 here = (*place, name)
                 if name in model.model_fields:
-                    visit(table[name], model_of(model.model_fields[name].annotation), here)
+                    visit(table[name], table_model(model.model_fields[name].annotation), here)
                     continue
                 there = _setting_meant(here, model)
                 self.unknown.append(f"{self._label(here)}: no such setting{_hint(here, there)}")
@@ -190,7 +190,7 @@ def rename_variables(tables: Tables) -> list[str]:
     lines = []
     for variable, path, value in unknown_variables():
         near = nearest("__".join(path), known)
-        hint = meant(None if near is None else variable_of(known[near]))
+        hint = meant(None if near is None else variable_name(known[near]))
         lines.append(f"environment: {variable}: no such setting{hint}")
         if near is not None and len(known[near]) > 1:
             _put(tables, known[near], value)
@@ -203,7 +203,7 @@ def _hint(here: Place, there: Place | None) -> str:
         return ""
     decided = deciding_variable(here)
     if decided is not None and not decided[1]:
-        return meant(variable_of(there))
+        return meant(variable_name(there))
     if len(there) == 1:
         return meant("[[streams]]" if there == ("streams",) else f"[{there[0]}]")
     if there[:-1] == here[:-1]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 
-from streaming_pca.config.kafka import ClearText, StrictSection, check_https, secret_of
+from streaming_pca.config.kafka import ClearText, StrictSection, check_https, read_secret_file
 
 
 class RegistrySettings(StrictSection):
@@ -65,7 +65,7 @@ class RegistrySettings(StrictSection):
     def clear_password(self) -> str | None:
         """Password in clear text; a file is reread each time."""
         if self.password_file is not None:
-            return secret_of("registry.password_file", self.password_file)
+            return read_secret_file("registry.password_file", self.password_file)
         return None if self.password is None else ClearText(self.password.get_secret_value())
 
     @property
@@ -73,4 +73,4 @@ class RegistrySettings(StrictSection):
         """Bearer token; its file is reread each time."""
         if self.token_file is None:
             return None
-        return ClearText(secret_of("registry.token_file", self.token_file).strip())
+        return ClearText(read_secret_file("registry.token_file", self.token_file).strip())

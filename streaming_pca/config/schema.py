@@ -20,12 +20,12 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
 
-from streaming_pca.config.environment import OPTIONS, SECRETS, STREAMS_VARIABLE, variable_of
+from streaming_pca.config.environment import OPTIONS, SECRETS, STREAMS_VARIABLE, variable_name
 from streaming_pca.config.settings import Settings, StreamSettings
 from streaming_pca.data.features.feature import Feature
 from streaming_pca.estimators.registry import ESTIMATORS
 from streaming_pca.text import one_line
-from streaming_pca.validation_errors import model_of
+from streaming_pca.validation_errors import table_model
 
 _WORDS: dict[Any, str] = {
     int: "integer",
@@ -55,14 +55,14 @@ class Setting:
     @property
     def variable(self) -> str:
         """Environment variable of the setting."""
-        return variable_of(self.path)
+        return variable_name(self.path)
 
 
 def every_setting() -> list[Setting]:
     """Return all settings in the order of the models, options of estimators last."""
     found: list[Setting] = []
     for name, field in Settings.model_fields.items():
-        model = model_of(field.annotation)
+        model = table_model(field.annotation)
         assert model is not None, f"{name} is not a section"
         found += _settings_of(model, (name,))
     for name, estimator in sorted(ESTIMATORS.items()):
@@ -77,7 +77,7 @@ def _settings_of(
         here = (*path, name)
         if here == OPTIONS:
             continue
-        inner = model_of(field.annotation)
+        inner = table_model(field.annotation)
         if inner is None:
             yield Setting(here, _type(field), _default(field), _prose(field.description), estimator)
             continue
@@ -120,7 +120,7 @@ def _words(kind: Any) -> str:
         return _choice(filter(None, (_words(arg) for arg in args)))
     if origin is dict:
         return "table"
-    if origin is tuple and model_of(args[0]) is not None:
+    if origin is tuple and table_model(args[0]) is not None:
         return "list of tables"
     if origin is tuple and args[1:] == (...,):
         return f"list ({_words(args[0])})"
@@ -168,7 +168,7 @@ def settings_markdown() -> str:
     for (path, estimator), settings in sections.items():
         title = f"`[{'.'.join(path)}]`"
         if estimator is None:
-            about = _prose(getattr(model_of(Settings.model_fields[path[0]].annotation), "__doc__", ""))
+            about = _prose(getattr(table_model(Settings.model_fields[path[0]].annotation), "__doc__", ""))
         else:
             title += f" of {estimator}"
             about = _prose(ESTIMATORS[estimator].options_type.__doc__).replace(":class:", "")
@@ -200,7 +200,7 @@ def file_schema() -> dict[str, Any]:
     schema = copy.deepcopy(Settings.model_json_schema())
     definitions = schema["$defs"]
     for section, name in SECRETS:
-        model = model_of(Settings.model_fields[section].annotation)
+        model = table_model(Settings.model_fields[section].annotation)
         assert model is not None, f"{section} is not a section"
         del definitions[model.__name__]["properties"][name]
     for name in ("epsilon", "delta"):

@@ -50,7 +50,7 @@ from streaming_pca.kernels.lattice import MAX_RECORDS
 from streaming_pca.local.headers import contract_header
 from streaming_pca.privacy.ledger.entries import Cap
 from streaming_pca.privacy.parameters import PrivacyParameters
-from streaming_pca.validation_errors import lines_of, options_lines
+from streaming_pca.validation_errors import error_lines, options_lines
 
 _MAX_LEDGER_ITEMS = 16
 """Longest array that the privacy contract contains; longer ones are replaced by their digests."""
@@ -262,7 +262,7 @@ class StreamSettings(StrictSection):
             try:
                 check()
             except ValueError as error:
-                found += lines_of(error, Preprocessing)
+                found += error_lines(error, Preprocessing)
         if found:
             raise ValueError("\n".join(found))
         self._estimator = self._make_estimator()

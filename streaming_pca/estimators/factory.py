@@ -22,7 +22,7 @@ from streaming_pca.kernels.lattice import MAX_RECORDS
 from streaming_pca.privacy.parameters import PrivacyParameters, delta_warning
 from streaming_pca.privacy.randomness import utility_generator
 from streaming_pca.text import one_line, shown
-from streaming_pca.validation_errors import lines_of, options_lines
+from streaming_pca.validation_errors import error_lines, options_lines
 
 MAX_FEATURES = 2**13
 """Largest dimension with exact products of quantised records; the limit of streams too."""
@@ -87,7 +87,7 @@ def configure(
             scale=_scale(scale),
         )
     except ValidationError as error:
-        raise ValueError("; ".join(map(one_line, lines_of(error, Preprocessing)))) from None
+        raise ValueError("; ".join(map(one_line, error_lines(error, Preprocessing)))) from None
     try:
         # Only exact rationals in a certain range can be charged.
         privacy.charge()

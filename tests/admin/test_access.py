@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from streaming_pca.admin.access import ROLES, Permission, as_options, permissions, principal_of
+from streaming_pca.admin.access import ROLES, Permission, as_options, choose_principal, permissions
 from streaming_pca.config.kafka import ConfigurationError, KafkaSettings
 from streaming_pca.config.settings import Settings, StreamSettings
 
@@ -90,21 +90,21 @@ def test_mistakes_are_named() -> None:
     with pytest.raises(ConfigurationError, match="--output TOPIC is needed with --role projector"):
         permissions("worker", [settings()], "flows.out")
     with pytest.raises(ConfigurationError, match="name the user by --principal"):
-        principal_of(None, KafkaSettings())
+        choose_principal(None, KafkaSettings())
     with pytest.raises(ConfigurationError, match="must be User:NAME, not 'pca'"):
-        principal_of("pca", KafkaSettings())
+        choose_principal("pca", KafkaSettings())
     with pytest.raises(ConfigurationError, match=r"User:\* would permit everyone"):
-        principal_of("User:*", KafkaSettings())
+        choose_principal("User:*", KafkaSettings())
     named = KafkaSettings(
         security_protocol="SASL_SSL", sasl_mechanism="PLAIN", sasl_username="pca", sasl_password="x"
     )
-    assert principal_of(None, named) == "User:pca"
+    assert choose_principal(None, named) == "User:pca"
 
 
 @pytest.mark.parametrize("principal", ["User:*", "User:* ", "User: *"])
 def test_no_spelling_of_everybody_is_permitted(principal: str) -> None:
     with pytest.raises(ConfigurationError, match="would permit everyone"):
-        principal_of(principal, KafkaSettings())
+        choose_principal(principal, KafkaSettings())
 
 
 def test_a_user_of_the_settings_is_not_everybody_either() -> None:
@@ -112,7 +112,7 @@ def test_a_user_of_the_settings_is_not_everybody_either() -> None:
         security_protocol="SASL_SSL", sasl_mechanism="PLAIN", sasl_username="*", sasl_password="x"
     )
     with pytest.raises(ConfigurationError, match="would permit everyone"):
-        principal_of(None, named)
+        choose_principal(None, named)
 
 
 def test_the_page_has_the_same_roles() -> None:

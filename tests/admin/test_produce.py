@@ -18,7 +18,7 @@ from kafka import KafkaConsumer, TopicPartition
 from kafka.admin import NewTopic
 
 from streaming_pca.admin.produce import arrange, send_records
-from streaming_pca.client.encoding import encoder_of
+from streaming_pca.client.encoding import payload_encoder
 from streaming_pca.config.kafka import ConfigurationError, KafkaSettings
 from streaming_pca.config.settings import StreamSettings
 from streaming_pca.data.codec import NPY, OCTETS, PayloadCodec
@@ -293,7 +293,7 @@ def test_without_pyarrow_one_line_says_how_to_get_it(
     with pytest.raises(UserError, match=r"pip install '\.\[arrow\]' in the checkout"):
         open_records(path)
     with pytest.raises(UserError, match=r"pip install '\.\[arrow\]' in the checkout"):
-        encoder_of("arrow", "float32")
+        payload_encoder("arrow", "float32")
 
 
 CONTENT_TYPES = {"octets": OCTETS, "npy": NPY, "json": JSON, "arrow": ARROW}
@@ -305,7 +305,7 @@ CONTENT_TYPES = {"octets": OCTETS, "npy": NPY, "json": JSON, "arrow": ARROW}
 def test_what_is_encoded_is_decoded(content_type: Any, dtype: Any, rows: int) -> None:
     x = X[:rows].astype(dtype).astype(np.float64)
     codec = PayloadCodec(2, dtype=dtype)
-    decoded = codec.decode(message(encoder_of(content_type, dtype)(x), CONTENT_TYPES[content_type]))
+    decoded = codec.decode(message(payload_encoder(content_type, dtype)(x), CONTENT_TYPES[content_type]))
     assert decoded is not None
     np.testing.assert_array_equal(decoded, x)
 
@@ -316,7 +316,7 @@ def test_a_row_that_is_not_finite_is_encoded_as_a_null_record(content_type: Any)
     x = np.array([[1.0, 2], [np.nan, 4], [5, -np.inf], [7, 8]])
     if content_type != "json":
         x[1, 0] = 1e300
-    sent = message(encoder_of(content_type, "float32")(x), CONTENT_TYPES[content_type])
+    sent = message(payload_encoder(content_type, "float32")(x), CONTENT_TYPES[content_type])
     rows = PayloadCodec(2, unit="row").decode(sent)
     assert rows is not None
     np.testing.assert_array_equal(rows, [[1, 2], [np.nan] * 2, [np.nan] * 2, [7, 8]])

@@ -16,9 +16,9 @@ from kafka.admin import NewTopic
 from streaming_pca.admin import produce_reports
 from streaming_pca.admin.produce_reports import (
     arrange_vectors,
-    mechanism_of,
+    report_mechanism,
+    row_users,
     send_reports,
-    users_of,
     without_spent,
 )
 from streaming_pca.client import sending
@@ -104,9 +104,9 @@ def exact(x: np.ndarray) -> np.ndarray:
 
 
 def test_the_promise_is_the_streams() -> None:
-    mechanism = mechanism_of(stream(epsilon=0.5, delta=1e-7))
+    mechanism = report_mechanism(stream(epsilon=0.5, delta=1e-7))
     assert (mechanism.epsilon, mechanism.delta, mechanism.radius) == (0.5, 1e-7, 1.0)
-    assert mechanism_of(stream(), 1.0, 1e-6, 3.0).radius == 3.0
+    assert report_mechanism(stream(), 1.0, 1e-6, 3.0).radius == 3.0
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_the_promise_is_the_streams() -> None:
 )
 def test_another_promise_is_refused(settings: Any, options: tuple[Any, ...], expected: str) -> None:
     with pytest.raises((ConfigurationError, ValueError), match=expected) as caught:
-        mechanism_of(stream(**settings), *options)
+        report_mechanism(stream(**settings), *options)
     assert "\n" not in str(caught.value)
 
 
@@ -156,7 +156,7 @@ def test_each_message_is_a_report_that_the_codec_takes(sent: Sent) -> None:
     settings = stream()
     told: list[int] = []
     with replace_noise_sampler(ScriptedSampler()):
-        produced = send_reports(NOWHERE, "in", RECORDS, mechanism_of(settings), progress=told.append)
+        produced = send_reports(NOWHERE, "in", RECORDS, report_mechanism(settings), progress=told.append)
     assert (produced.messages, told) == (4, [1] * 4)
     np.testing.assert_allclose(reports(sent), exact(CLIPPED), atol=4e-6)
     assert settings.local_guarantee is not None
@@ -177,7 +177,7 @@ class _Message:
 def test_what_is_sent_has_the_noise_that_is_promised(sent: Sent) -> None:
     """This uses the system's own noise at level 2e-7, also on null vectors."""
     records = RecordFile.of_array(np.tile(X, (60, 1)), "x.npy")
-    mechanism = mechanism_of(stream())
+    mechanism = report_mechanism(stream())
     send_reports(NOWHERE, "in", records, mechanism)
     noise = reports(sent) - exact(np.tile(CLIPPED, (60, 1)))
     assert has_scale(noise, mechanism.sigma)
@@ -226,7 +226,7 @@ def test_a_user_of_two_rows_reports_once(sent: Sent, accountant: LocalAccountant
         )
     np.testing.assert_allclose(reports(sent), exact(CLIPPED[[0, 1, 3]]), atol=4e-6)
     assert sum(told) == 4
-    assert len(without_spent(users_of(records), accountant, "in", mechanism)) == 0
+    assert len(without_spent(row_users(records), accountant, "in", mechanism)) == 0
 
 
 @pytest.mark.parametrize("shuffle", [None, 5])
@@ -260,16 +260,16 @@ def test_an_interrupted_file_goes_on_where_it_stopped(
 
 def test_a_user_who_was_charged_from_python_has_spent(accountant: LocalAccountant) -> None:
     accountant.spend(b"ada", "in", *ONE)
-    users = users_of(keyed(b"ada", b"bob", b"eve", b"ada"))
+    users = row_users(keyed(b"ada", b"bob", b"eve", b"ada"))
     assert without_spent(users, accountant, "in", LocalGaussian(*ONE)).tolist() == [1, 2]
 
 
 def test_a_row_is_its_own_user_where_the_file_has_no_keys() -> None:
-    assert len(set(users_of(RECORDS))) == 4
-    assert set(users_of(RECORDS)).isdisjoint(users_of(replace(RECORDS, path="y.npy")))
-    assert set(users_of(RECORDS)) == set(users_of(replace(RECORDS, path="./x.npy")))
+    assert len(set(row_users(RECORDS))) == 4
+    assert set(row_users(RECORDS)).isdisjoint(row_users(replace(RECORDS, path="y.npy")))
+    assert set(row_users(RECORDS)) == set(row_users(replace(RECORDS, path="./x.npy")))
     with pytest.raises(UserError, match="row 2 has no key"):
-        users_of(keyed(b"ada", None, b"bob", b"eve"))
+        row_users(keyed(b"ada", None, b"bob", b"eve"))
 
 
 def test_nobody_is_charged_where_no_broker_answers(
@@ -281,7 +281,7 @@ def test_nobody_is_charged_where_no_broker_answers(
     monkeypatch.setattr(sending, "admin_client", no_answer)
     with pytest.raises(BrokerUnreachable):
         send_reports(NOWHERE, "in", RECORDS, LocalGaussian(*ONE), accountant=accountant)
-    assert len(without_spent(users_of(RECORDS), accountant, "in", LocalGaussian(*ONE))) == 4
+    assert len(without_spent(row_users(RECORDS), accountant, "in", LocalGaussian(*ONE))) == 4
 
 
 def test_no_more_waits_to_be_sent_than_a_few_large_reports(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from typing import Any, get_args
 import pytest
 from pydantic import SecretStr
 
-from streaming_pca.config.environment import variable_of
+from streaming_pca.config.environment import variable_name
 from streaming_pca.config.kafka import ConfigurationError
 from streaming_pca.config.loading import load_settings, load_streams
 from streaming_pca.config.schema import Setting, every_setting
@@ -270,7 +270,7 @@ def test_every_setting_has_an_environment_variable(
     """A setting without a case here fails too."""
     text, expected, *more = case_of(setting)
     for path, value in (more[0] if more else {}).items():
-        monkeypatch.setenv(variable_of(path), value)
+        monkeypatch.setenv(variable_name(path), value)
     if setting.path in NEEDED:
         with pytest.raises(ConfigurationError, match=NEEDED[setting.path]):
             load()
@@ -485,7 +485,7 @@ def test_one_of_several_is_taken_by_its_name(tmp_path: Path) -> None:
 def with_password(load: Load, monkeypatch: pytest.MonkeyPatch) -> Settings:
     for path, value in SASL.items():
         if path[1] != "sasl_password_file":
-            monkeypatch.setenv(variable_of(path), value)
+            monkeypatch.setenv(variable_name(path), value)
     monkeypatch.setenv("STREAMING_PCA_KAFKA__SASL_PASSWORD", PASSWORD)
     return load()[0]
 

@@ -19,7 +19,7 @@ from kafka.errors import CorruptRecordError
 from kafka.record.default_records import DefaultRecordBatch
 from kafka.record.memory_records import MemoryRecords
 
-from streaming_pca.client.encoding import encoder_of
+from streaming_pca.client.encoding import payload_encoder
 from streaming_pca.data.arrow import stream_of_rows
 from streaming_pca.data.codec import CONTENT_TYPES, PayloadCodec
 from streaming_pca.data.files import open_records
@@ -66,7 +66,7 @@ def good_messages(codec: PayloadCodec) -> list[Any]:
         return [message(np.eye(DIM).tobytes(), CONTENT_TYPES[0])] * 2
     return [
         message(X[:1].astype("<f4").tobytes(), CONTENT_TYPES[0]),
-        message(encoder_of("json", "")(X), CONTENT_TYPES[2]),
+        message(payload_encoder("json", "")(X), CONTENT_TYPES[2]),
     ]
 
 
@@ -97,10 +97,10 @@ def _payload_seeds() -> Sequence[bytes]:
     lists = pa.array(X.tolist(), pa.list_(pa.float64(), DIM))
     table = pa.table({name: X[:, i] for i, name in enumerate("abcd")})
     holed = pa.table({"x": pa.array([[1.0] * DIM, None], pa.list_(pa.float64(), DIM))})
-    values = [encoder_of(name, "float64")(X) for name in ("octets", "npy", "json")]
+    values = [payload_encoder(name, "float64")(X) for name in ("octets", "npy", "json")]
     values += [
-        encoder_of("octets", "float32")(X[:1]),
-        encoder_of("json", "")(X[:1]),
+        payload_encoder("octets", "float32")(X[:1]),
+        payload_encoder("json", "")(X[:1]),
         b'{"x": [1e308, -1e308, 5e-324, 1e309]}',
         b'{"rows": [[1,2,3,4], [1,2,{"a":[3]},4], "x]", [NaN, 1, 1, 1]]}',
         b'{"x": [' + b"1," * 5000 + b"1]}",

@@ -12,7 +12,7 @@ import pytest
 from jsonschema import Draft7Validator, Draft202012Validator
 
 import streaming_pca
-from streaming_pca.client.encoding import ContentType, encoder_of, headers_of
+from streaming_pca.client.encoding import ContentType, payload_encoder, payload_headers
 from streaming_pca.config.kafka import ConfigurationError, KafkaSettings
 from streaming_pca.config.settings import StreamSettings
 from streaming_pca.data.codec import PayloadCodec
@@ -133,10 +133,10 @@ def test_a_secured_broker_is_named_as_such() -> None:
 def test_what_producers_send_is_a_message_of_the_input(content_type: Any, dtype: str) -> None:
     contract = Contract(STREAM)
     for rows in (np.ones((1, 3)), np.ones((2, 3))):
-        payload = encoder_of(content_type, dtype)(rows)
-        described = Message(payload, headers_of(content_type, dtype, "factor"))  # type: ignore[arg-type]
+        payload = payload_encoder(content_type, dtype)(rows)
+        described = Message(payload, payload_headers(content_type, dtype, "factor"))  # type: ignore[arg-type]
         assert contract.problems("input", described) == []
-        message = Message(payload, headers_of(content_type))
+        message = Message(payload, payload_headers(content_type))
         assert contract.problems("input", message) == []
         assert PayloadCodec(3, dtype=dtype).decode(message) is not None  # type: ignore[arg-type]
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from kafka.errors import KafkaError
 
-from streaming_pca.admin.broker_status import fetch_broker_snapshot, partitions_of
+from streaming_pca.admin.broker_status import fetch_broker_snapshot, topic_partitions
 from streaming_pca.admin.ledger import require_record
 from streaming_pca.config.kafka import ConfigurationError, KafkaSettings
 from streaming_pca.config.settings import Settings
@@ -66,7 +66,7 @@ def request_status(watched: Watched, kafka: KafkaSettings) -> Generator[bool]:
             while True:
                 described = list(admin.describe_topics(names))
                 watched.table.set(described)
-                inputs = partitions_of(t for t in described if t["name"] in watched.views and _is_led(t))
+                inputs = topic_partitions(t for t in described if t["name"] in watched.views and _is_led(t))
                 snapshot = fetch_broker_snapshot(kafka, admin, consumer, [s.settings for s in states], inputs)
                 now = time.monotonic()
                 with watched.lock:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streaming_pca.admin.watch import angles_between, basis_of
+from streaming_pca.admin.watch import angles_between, orthonormal_basis
 from streaming_pca.client.releases import NotARelease, read_release
 from streaming_pca.config.settings import StreamSettings
 from streaming_pca.dashboard.models import History, ReleasePage, ReleaseSummary
@@ -243,7 +243,7 @@ def _orthonormal(release: Release) -> Vector | None:
     """Return a basis of a release's components; None unless it is orthonormal."""
     with np.errstate(all="ignore"):
         try:
-            basis = basis_of(release)
+            basis = orthonormal_basis(release)
             gram = basis @ basis.T
         except ValueError:
             return None
