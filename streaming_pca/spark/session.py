@@ -17,6 +17,7 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from streaming_pca.config.kafka import ConfigurationError
@@ -87,8 +88,7 @@ def start_spark(settings: SparkSettings, master: str | None = None) -> SparkSess
         except ValueError as error:
             raise ConfigurationError(f"--master {master}: {error}") from None
     master = master or settings.master
-    # Py4J logs the Java objects' answers, and repeats reported errors as stack traces.
-    logging.getLogger("py4j").setLevel(logging.CRITICAL)
+    _silence_py4j()
     with warnings.catch_warnings():
         # PySpark warns about versions of pandas, which this package does not use.
         warnings.simplefilter("ignore")
@@ -164,6 +164,26 @@ def check_extra() -> None:
         )
 
 
+def _silence_py4j() -> None:
+    """Silence Py4J, which logs Java's answers, and repeats reported errors as stack traces."""
+    logging.getLogger("py4j").setLevel(logging.CRITICAL)
+    # Py4J also logs to the root logger, whose filter applies only to records logged there directly.
+    logging.getLogger().addFilter(_is_not_of_py4j)
+
+
+def _is_not_of_py4j(record: logging.LogRecord) -> bool:
+    return Path(record.pathname).parent.name != "py4j"
+
+
+def _silence_accumulators(context: Any) -> None:
+    """Prevent stack traces, with messages, of the unused accumulator server when Java is gone."""
+
+    def handle_error(request: object, address: object) -> None:
+        log.debug("Spark: the connection for accumulators ended")
+
+    context._accumulatorServer.handle_error = handle_error
+
+
 # -- start -----------------------------------------------------------------
 
 
@@ -236,7 +256,7 @@ def _session(
     for name, value in given.items():
         conf.setIfMissing(name, value)
     try:
-        SparkContext(conf=conf, gateway=gateway)
+        _silence_accumulators(SparkContext(conf=conf, gateway=gateway))
         return SparkSession.builder.getOrCreate()
     except (Py4JError, PySparkException, OSError) as error:
         killed = [found[1] for line in lines or () if (found := _KILLED.search(line))]

@@ -21,7 +21,7 @@ from streaming_pca.config.kafka import KafkaSettings
 from streaming_pca.config.settings import LogSettings
 from streaming_pca.data.records import RecordKind
 from streaming_pca.estimators.kernel_cache import compile_apart, stop
-from streaming_pca.service import protection
+from streaming_pca.service import process_hardening
 from streaming_pca.service.logs import configure_logging
 from streaming_pca.service.process_hardening import (
     WITHHELD,
@@ -308,7 +308,7 @@ def test_messages_are_shown_where_debuggers_are_admitted(monkeypatch: pytest.Mon
     with pytest.raises(ValueError, match="could not convert") as caught:
         broken()
     assert secret("value") not in traceback_text(caught.value)
-    monkeypatch.setattr(protection, "_messages_shown", True)
+    monkeypatch.setattr(process_hardening, "_messages_shown", True)
     assert secret("value") in traceback_text(caught.value)
 
 

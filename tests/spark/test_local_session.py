@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 if TYPE_CHECKING:
+    import pytest
     from pyspark.sql import SparkSession
 
 
@@ -33,3 +34,14 @@ def test_a_local_session_listens_on_the_loopback_alone(spark: SparkSession) -> N
     conf = spark.sparkContext.getConf()
     names = ("spark.ui.showConsoleProgress", "spark.ui.enabled", "spark.log.level")
     assert [conf.get(name) for name in names] == ["false", "false", "WARN"]
+
+
+def test_an_accumulator_connection_that_java_leaves_prints_no_traceback(
+    spark: SparkSession, capfd: pytest.CaptureFixture[str]
+) -> None:
+    server: Any = spark.sparkContext._accumulatorServer
+    try:
+        raise EOFError
+    except EOFError:
+        server.handle_error(None, server.server_address)
+    assert "Traceback" not in capfd.readouterr().err
