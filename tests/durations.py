@@ -57,11 +57,11 @@ class Durations:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Add up durations, and collect failures."""
-        said = dict(report.user_properties)
-        kind = str(said.get(_KIND, "pure"))
+        message = dict(report.user_properties)
+        kind = str(message.get(_KIND, "pure"))
         # pytest-xdist adds the name of the group.
         self._tests[kind, report.nodeid.partition("@tests/")[0]] += report.duration
-        for name, seconds in said.get(_FIXTURES, ()):
+        for name, seconds in message.get(_FIXTURES, ()):
             self._setups[kind, name] += seconds
         if report.failed:
             self._failures.append(f"{report.nodeid} ({report.when})\n{report.longreprtext}\n")

@@ -124,8 +124,8 @@ def test_the_page_has_the_same_roles() -> None:
     for role, row in rows.items():
         cells = row.strip("|").split("|")[1:5]
         for topic, cell in zip(topics, cells, strict=True):
-            said = {word for word in words.values() if word in cell}
-            assert said == {words[o] for o in found(role).get(topic, ()) if o in words}, (role, topic)
+            message = {word for word in words.values() if word in cell}
+            assert message == {words[o] for o in found(role).get(topic, ()) if o in words}, (role, topic)
 
 
 @pytest.mark.parametrize(

@@ -191,7 +191,7 @@ def drop(name: str) -> Callable[[dict[str, bytes]], None]:
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "reported"),
     [
         (flip("ledger.jsonl", 500), "ledger.jsonl is damaged"),
         (flip("states/a", 5000), "states/a is damaged"),
@@ -205,14 +205,14 @@ def drop(name: str) -> Callable[[dict[str, bytes]], None]:
     ],
 )
 def test_damage_is_found_before_anything_is_looked_at(
-    tmp_path: Path, change: Callable[[dict[str, bytes]], None], told: str
+    tmp_path: Path, change: Callable[[dict[str, bytes]], None], reported: str
 ) -> None:
     path = tmp_path / "copy.zip"
     write_backup(made_backup(), path)
     rewritten(path, change, mend=False)
     with pytest.raises(UserError) as refused:
         read_backup(path)
-    assert told in str(refused.value)
+    assert reported in str(refused.value)
     assert "\n" not in str(refused.value)
 
 
@@ -269,7 +269,7 @@ def test_a_copy_without_users_can_be_read_by_programs_that_do_not_know_them(tmp_
 def test_a_state_without_the_table_that_it_names_is_not_verified() -> None:
     whole = copy_with_users()
     table = whole.users["u"]
-    for users, told in (
+    for users, reported in (
         ({}, "job 'u': its table of users is missing"),
         ({"u": table[:-1]}, "job 'u': the size of the table of users differs from the one in its state"),
         (
@@ -281,7 +281,7 @@ def test_a_state_without_the_table_that_it_names_is_not_verified() -> None:
         with pytest.raises(BackupNotVerified) as refused:
             verified_ledger(replace(whole, users=users))
         (problem,) = refused.value.problems
-        assert told in problem
+        assert reported in problem
     with pytest.raises(BackupNotVerified) as refused:
         verified_ledger(replace(made_backup(), users={"a": table}))
     assert refused.value.problems == ("job 'a': a table of users that its state does not name",)
@@ -296,14 +296,14 @@ def test_a_file_that_is_not_there_or_no_zip_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("size", "told"),
+    ("size", "reported"),
     [
         (2**17, "ledger.jsonl is damaged: its size"),
         (2**24, "would decompress to more than 100 times its size"),
     ],
 )
 def test_a_part_that_unfolds_to_more_than_it_should_is_not_unfolded(
-    tmp_path: Path, size: int, told: str
+    tmp_path: Path, size: int, reported: str
 ) -> None:
     path = tmp_path / "copy.zip"
     write_backup(made_backup(), path)
@@ -312,7 +312,7 @@ def test_a_part_that_unfolds_to_more_than_it_should_is_not_unfolded(
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, data in (parts | {"ledger.jsonl": bytes(size)}).items():
             archive.writestr(name, data)
-    with pytest.raises(UserError, match=told):
+    with pytest.raises(UserError, match=reported):
         read_backup(path)
 
 
@@ -325,7 +325,7 @@ def test_a_sound_copy_is_verified() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "reported"),
     [
         # A smaller charge, for an entry that other entries follow.
         (
@@ -346,7 +346,7 @@ def test_a_sound_copy_is_verified() -> None:
     ],
 )
 def test_a_copy_that_was_changed_with_its_manifest_is_not_verified(
-    tmp_path: Path, change: Callable[[dict[str, bytes]], None], told: str
+    tmp_path: Path, change: Callable[[dict[str, bytes]], None], reported: str
 ) -> None:
     path = tmp_path / "copy.zip"
     write_backup(made_backup(), path)
@@ -354,7 +354,7 @@ def test_a_copy_that_was_changed_with_its_manifest_is_not_verified(
     copy = read_backup(path)
     with pytest.raises(BackupNotVerified) as refused:
         verified_ledger(copy)
-    assert any(told in problem for problem in refused.value.problems), refused.value.problems
+    assert any(reported in problem for problem in refused.value.problems), refused.value.problems
     assert all("\n" not in problem for problem in refused.value.problems)
 
 

@@ -424,9 +424,11 @@ def sent_to(kafka: KafkaSettings, topic: str, expected: int) -> list[list[Any]]:
 @pytest.mark.parametrize("content_type", CONTENT_TYPES)
 def test_rows_are_sent_in_turn_to_the_partitions(topic: tuple[KafkaSettings, str], content_type: Any) -> None:
     x = np.arange(46.0).reshape(23, 2)
-    told: list[int] = []
-    produced = send_records(*topic, x, content_type=content_type, rows_per_message=5, progress=told.append)
-    assert (produced.messages, produced.rows, sum(told)) == (5, 23, 5)
+    reported: list[int] = []
+    produced = send_records(
+        *topic, x, content_type=content_type, rows_per_message=5, progress=reported.append
+    )
+    assert (produced.messages, produced.rows, sum(reported)) == (5, 23, 5)
     by_partition = sent_to(*topic, 5)
     codec = PayloadCodec(2, unit="row")
     for p, messages in enumerate(by_partition):

@@ -154,10 +154,10 @@ def test_a_report_that_no_message_holds_is_refused_before_any_is_made() -> None:
 
 def test_each_message_is_a_report_that_the_codec_takes(sent: Sent) -> None:
     settings = stream()
-    told: list[int] = []
+    reported: list[int] = []
     with replace_noise_sampler(ScriptedSampler()):
-        produced = send_reports(NOWHERE, "in", RECORDS, report_mechanism(settings), progress=told.append)
-    assert (produced.messages, told) == (4, [1] * 4)
+        produced = send_reports(NOWHERE, "in", RECORDS, report_mechanism(settings), progress=reported.append)
+    assert (produced.messages, reported) == (4, [1] * 4)
     np.testing.assert_allclose(reports(sent), exact(CLIPPED), atol=4e-6)
     assert settings.local_guarantee is not None
     codec = PayloadCodec(3, kind=RecordKind.LOCAL, privacy_contract=settings.local_guarantee)
@@ -216,16 +216,16 @@ def test_a_user_of_two_rows_reports_once(sent: Sent, accountant: LocalAccountant
     with pytest.raises(AlreadySpent, match="1 of 4 rows are of users"):
         send_reports(NOWHERE, "in", records, mechanism, accountant=accountant)
     assert not sent
-    told: list[int] = []
+    reported: list[int] = []
     with replace_noise_sampler(ScriptedSampler()):
         send_reports(
             *(NOWHERE, "in", records, mechanism),
             accountant=accountant,
             skip_spent=True,
-            progress=told.append,
+            progress=reported.append,
         )
     np.testing.assert_allclose(reports(sent), exact(CLIPPED[[0, 1, 3]]), atol=4e-6)
-    assert sum(told) == 4
+    assert sum(reported) == 4
     assert len(without_spent(row_users(records), accountant, "in", mechanism)) == 0
 
 

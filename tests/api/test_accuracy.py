@@ -34,13 +34,13 @@ UNSAID = dict.fromkeys(("explained_variance_error", "total_variance", "total_var
 
 
 @contextmanager
-def saying(**said: Any) -> Iterator[None]:
+def saying(**message: Any) -> Iterator[None]:
     """Make releases report these values, independently of the records."""
     kind = find("private-oja")
     release = kind.release
 
     def with_accuracy(self: Any, state: State) -> Subspace:
-        return replace(release(self, state), **said)
+        return replace(release(self, state), **message)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kind, "release", with_accuracy)

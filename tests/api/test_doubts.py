@@ -57,11 +57,11 @@ def test_a_large_mean_that_is_taken_off_gives_no_warning() -> None:
 @pytest.mark.parametrize("X", [records(200), records(50_000, leading=())], ids=["few", "isotropic"])
 def test_too_few_records_and_records_without_directions_give_a_warning(X: NDArray[Any]) -> None:
     pca = PrivatePCA(2)
-    said = warned(pca, X)
+    text = warned(pca, X)
     assert "not-resolved" in pca.doubts_
-    assert said.startswith("the result is doubtful: not-resolved: ")
+    assert text.startswith("the result is doubtful: not-resolved: ")
     for help_ in ("more records", "larger epsilon", "bounds", "lower rank"):
-        assert help_ in said
+        assert help_ in text
 
 
 @pytest.mark.parametrize("names", [["income", *"abcde"], None])
@@ -74,9 +74,9 @@ def test_a_feature_that_decides_what_is_clipped_is_named(names: list[str] | None
         frame = X[:, ::-1] if turn else X
         columns = names and names[::-1] if turn else names
         named = str((5 if turn else 0) if names is None else "income")
-        said = warned(PrivatePCA(2), frame if columns is None else pd.DataFrame(frame, columns=columns))
-        assert f"dominated: feature {named} has most of" in said
-        assert "a smaller scale" in said
+        text = warned(PrivatePCA(2), frame if columns is None else pd.DataFrame(frame, columns=columns))
+        assert f"dominated: feature {named} has most of" in text
+        assert "a smaller scale" in text
     # With its logarithm the result is not doubtful.
     X[:, 0] = np.log(X[:, 0])
     assert "dominated" not in PrivatePCA(2).fit(X).doubts_

@@ -88,15 +88,15 @@ def test_without_noise_and_clipping_it_is_pca() -> None:
     X = spiked(500, mean=1.0)
     mean = X.mean(axis=0)
     # The expected noise is subtracted from eigenvalues, so the nominal noise must be small too.
-    told = {"epsilon": 1e8, "estimator": "analyze-gauss", "options": {"clip_radius": 50.0}}
-    pca = PrivatePCA(3, centering=mean, **told)
+    reported = {"epsilon": 1e8, "estimator": "analyze-gauss", "options": {"clip_radius": 50.0}}
+    pca = PrivatePCA(3, centering=mean, **reported)
     with replace_noise_sampler(ScriptedSampler()):
         pca.fit(X)
     values, vectors = np.linalg.eigh(np.cov(X.T, bias=True))
     np.testing.assert_allclose(pca.explained_variance_, values[::-1][:3], rtol=1e-2)
     assert subspace_error(pca.components_, vectors.T[::-1][:3]) < 1e-2
     # An estimated mean is as good, apart from clipping in the last round.
-    pca = PrivatePCA(3, **told)
+    pca = PrivatePCA(3, **reported)
     with replace_noise_sampler(ScriptedSampler()):
         pca.fit(X)
     np.testing.assert_allclose(pca.mean_, mean, atol=0.05)
@@ -216,9 +216,9 @@ def test_a_factor_of_one_row_is_a_vector(parameters: dict[str, Any]) -> None:
 
 def test_a_factor_is_one_record_of_many_rows() -> None:
     factors = spiked(600).reshape(200, 3, 8)
-    told = {"epsilon": 1e8, "estimator": "analyze-gauss", "options": {"clip_radius": 50.0}}
+    reported = {"epsilon": 1e8, "estimator": "analyze-gauss", "options": {"clip_radius": 50.0}}
     with replace_noise_sampler(ScriptedSampler()):
-        pca = PrivatePCA(centering="none", **told).fit(factors)
+        pca = PrivatePCA(centering="none", **reported).fit(factors)
     assert pca.n_records_seen_ == 200
     # The matrix of a record is F^T F, so the second moment is three times that of the rows.
     moment = np.linalg.eigvalsh(np.einsum("mri,mrj->ij", factors, factors) / 200)

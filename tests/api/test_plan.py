@@ -51,7 +51,7 @@ def test_the_route_is_the_estimators() -> None:
 
 
 @pytest.mark.parametrize(
-    ("parameters", "shape", "said"),
+    ("parameters", "shape", "message"),
     [
         ({"n_components": 5}, (4, 100), "n_components = 5 is above"),
         ({"epsilon": -1.0}, (4, 100), "epsilon"),
@@ -66,7 +66,7 @@ def test_the_route_is_the_estimators() -> None:
         ),
     ],
 )
-def test_a_mistake_is_one_line(parameters: dict[str, Any], shape: tuple[Any, Any], said: str) -> None:
-    with pytest.raises(ValueError, match=said) as caught:
+def test_a_mistake_is_one_line(parameters: dict[str, Any], shape: tuple[Any, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message) as caught:
         PrivatePCA(**parameters).plan(*shape)
     assert "\n" not in str(caught.value)

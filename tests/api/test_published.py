@@ -106,8 +106,8 @@ def test_an_earlier_release_is_read_with_what_the_caller_knows() -> None:
     np.testing.assert_allclose(bare.transform(X), (X - bare.mean_) @ pca.components_.T, atol=1e-9)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        told = PrivatePCA.from_release(data, scale=scale, bounds=bounds)
-    assert np.array_equal(told.transform(X), pca.transform(X))
+        reported = PrivatePCA.from_release(data, scale=scale, bounds=bounds)
+    assert np.array_equal(reported.transform(X), pca.transform(X))
     with pytest.raises(ValueError, match="scale has 2 numbers for 8 features"):
         PrivatePCA.from_release(data, scale=[1, 2])
 
@@ -121,8 +121,8 @@ def test_settings_behind_a_digest_must_be_given() -> None:
         PrivatePCA.from_release(data)
     with pytest.raises(ValueError, match="these are not the numbers of the release's stream"):
         PrivatePCA.from_release(data, scale=scale + 1)
-    told = PrivatePCA.from_release(data, scale=scale)
-    assert np.array_equal(told.transform(np.eye(2, d)), pca.transform(np.eye(2, d)))
+    reported = PrivatePCA.from_release(data, scale=scale)
+    assert np.array_equal(reported.transform(np.eye(2, d)), pca.transform(np.eye(2, d)))
 
 
 def test_without_privacy_the_charge_is_infinite() -> None:

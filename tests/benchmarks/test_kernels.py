@@ -135,7 +135,7 @@ def test_the_floor_is_in_float32_whatever_the_records_are() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["--shapes", "4096x256"], "must be MxDxK, as in 4096x256x8, not 4096x256"),
         (["--shapes", "10x3x4"], "K must lie between 1 and"),
@@ -148,13 +148,13 @@ def test_the_floor_is_in_float32_whatever_the_records_are() -> None:
     ],
 )
 def test_bad_arguments_get_one_line_and_a_status(
-    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as stop:
         kernels.main(arguments)
     assert stop.value.code == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert said in line
+    assert message in line
     assert arguments[0] in line
 
 

@@ -30,9 +30,9 @@ def test_every_mechanism_is_measured_at_every_size_and_progress_is_apart() -> No
         (name, n) for name in noise.MECHANISMS for n in (16, 100)
     }
     assert all(row["nanoseconds_per_value"] > 0 for row in results)
-    beside = document["beside_opendp"]
-    assert beside["values"] == 131_072
-    assert beside["times_as_fast"] > 1
+    other = document["beside_opendp"]
+    assert other["values"] == 131_072
+    assert other["times_as_fast"] > 1
     assert "gaussian_on_vector, 16 values" in done.stderr
 
 

@@ -56,7 +56,7 @@ def test_without_json_there_is_a_table(capsys: pytest.CaptureFixture[str]) -> No
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["--base", "8x8x4"], "--factors: 2x8x4: K must lie between"),
         (["--base", "1x1x1", "--factors", "0.5", "1"], "--factors: they leave one value of M"),
@@ -67,13 +67,13 @@ def test_without_json_there_is_a_table(capsys: pytest.CaptureFixture[str]) -> No
     ],
 )
 def test_bad_arguments_get_one_line_and_a_status(
-    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as stop:
         scaling.main(arguments)
     assert stop.value.code == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert said in line
+    assert message in line
 
 
 def test_help_shows_examples(capsys: pytest.CaptureFixture[str]) -> None:

@@ -118,7 +118,7 @@ def test_jobs_have_the_bytes_and_seconds_of_their_own_tasks(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["--shapes", "8x9"], "8x9: K must lie between 1 and D"),
         (["--shapes", "8"], "must be DxK, as in 1024x16, not 8"),
@@ -127,10 +127,10 @@ def test_jobs_have_the_bytes_and_seconds_of_their_own_tasks(tmp_path: Path) -> N
     ],
 )
 def test_bad_arguments_get_one_line_and_a_status(
-    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as stop:
         benchmark.main(arguments)
     assert stop.value.code == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert said in line
+    assert message in line

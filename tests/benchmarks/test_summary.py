@@ -64,9 +64,9 @@ def test_settings_without_an_oracle_make_no_summary() -> None:
 
 
 def test_settings_beside_peers_are_named_by_data_rank_and_epsilon() -> None:
-    beside = [setting for setting in TABLE.values() if setting.beside_peers]
-    assert {setting.epsilon for setting in beside} == set(EPSILONS)
-    for setting in beside:
+    other = [setting for setting in TABLE.values() if setting.beside_peers]
+    assert {setting.epsilon for setting in other} == set(EPSILONS)
+    for setting in other:
         assert setting.name == f"{setting.family}-k{setting.k}-e{setting.epsilon:g}"
         assert (setting.delta, setting.centering) == (1e-6, "none")
         against = "clean records" if setting.family.startswith("contam") else "records"

@@ -74,7 +74,7 @@ class RunningStream:
         count = batches * _RECORDS // BATCHES
         self.stream.produce_vectors(_rows(count, seed=self._sent))
         self._sent += count
-        self.worker.says(f"batch {self._sent * BATCHES // _RECORDS} released")
+        self.worker.logs(f"batch {self._sent * BATCHES // _RECORDS} released")
 
     def latest(self) -> Release:
         """Return the latest release, as any program reads it."""

@@ -136,12 +136,12 @@ def test_the_page_of_a_stream_shows_the_release_of_the_topic(
 def test_the_guarantee_is_said_with_the_numbers_of_the_stream(visit: Visit, running: RunningStream) -> None:
     visit.go(f"/streams/{running.name}")
     visit.wait(field(running.name, "records"))
-    said = visit.text(field(running.name, "guarantee"))
+    message = visit.text(field(running.name, "guarantee"))
     served = json.loads(served_text(visit, f"/v1/streams/{running.name}"))["guarantee"]
     assert served
     for sentence in served:
-        assert squeezed(sentence) in squeezed(said)
-    assert 1.0 in numbers(said)
+        assert squeezed(sentence) in squeezed(message)
+    assert 1.0 in numbers(message)
 
 
 def test_the_budget_is_the_ledger_s(visit: Visit, running: RunningStream) -> None:

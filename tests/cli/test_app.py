@@ -195,12 +195,12 @@ def test_a_stream_from_creation_to_verification(
     spent = last_json(run("ledger", "spent", *by_name, "--partition", 0, "--offset", 0, "--json"))
     assert spent["spent"] == {"epsilon": "1", "delta": "1/1000000"}
     assert spent["left"] == {"epsilon": "0", "delta": "0"}
-    for place, told in (
+    for place, reported in (
         ((0, 10**6), "--offset 1000000: partition 0 of topic"),
         ((3, 0), "--partition 3: topic"),
     ):
         never = call(capfd, "ledger", "spent", *by_name, "--partition", place[0], "--offset", place[1])
-        one_line(never, 2, told, " 0 to 2" if place[0] else " 0 to ")
+        one_line(never, 2, reported, " 0 to 2" if place[0] else " 0 to ")
 
     other = write_config(tmp_path, broker_bootstrap, name, ("epsilon = 1.0", "epsilon = 0.5"))
     one_line(run("worker", "--config", other), 2, "stream.epsilon is 0.5", "the ledger has 1.0")

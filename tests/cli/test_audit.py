@@ -79,9 +79,9 @@ def test_an_estimator_gives_a_table_a_line_a_case(
 def test_a_refuted_claim_is_a_status_above_0(capfd: pytest.CaptureFixture[str]) -> None:
     with replace_noise_sampler(ScriptedSampler()):
         shown = call(capfd, "audit", "--mechanism", "laplace_on_vector", *FEW)
-        told = call(capfd, "audit", "--mechanism", "laplace_on_vector", *FEW, "--json")
-    assert shown.returncode == told.returncode == 1
+        answer_of_program = call(capfd, "audit", "--mechanism", "laplace_on_vector", *FEW, "--json")
+    assert shown.returncode == answer_of_program.returncode == 1
     assert "REFUTED" in shown.stdout
-    facts = json.loads(told.stdout)
+    facts = json.loads(answer_of_program.stdout)
     assert facts["refuted"] is True
     assert facts["epsilon_lower_bound"] > 1

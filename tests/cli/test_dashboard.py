@@ -82,15 +82,15 @@ def running(*words: object, **variables: str) -> Iterator[tuple[subprocess.Popen
     ) as process:
         try:
             assert process.stdout is not None
-            said = []
+            message = []
             for line in process.stdout:
-                said.append(line)
+                message.append(line)
                 found = re.search(r"dashboard:? (?:on )?(https?://\S+)/", line)
                 if found is not None:
                     yield process, found[1]
                     break
             else:
-                raise AssertionError("".join(said))
+                raise AssertionError("".join(message))
         finally:
             process.kill()
 

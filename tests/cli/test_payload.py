@@ -43,15 +43,15 @@ def test_json_without_its_header_is_null_and_the_header_is_named(
 ) -> None:
     """Thousands of such messages became null records, without any explanation."""
     file = payload(tmp_path, JSON.encode())
-    told = call(capfd, "payload", "check", file, "--config", config)
-    assert (told.returncode, told.stderr) == (1, "")
-    assert told.stdout.startswith(
+    result = call(capfd, "payload", "check", file, "--config", config)
+    assert (result.returncode, result.stderr) == (1, "")
+    assert result.stdout.startswith(
         "null record: 16 octets are not a multiple of 12, the size of a row of 3 float32\n"
     )
-    assert LOOKS in told.stdout
+    assert LOOKS in result.stdout
     for how in (("--content-type", "json"), ("--header", "content-type=application/json; charset=utf-8")):
-        told = call(capfd, "payload", "check", file, "--config", config, *how)
-        assert (told.returncode, told.stdout) == (0, "a record: 1 row of 3 numbers from 1 to 3\n")
+        result = call(capfd, "payload", "check", file, "--config", config, *how)
+        assert (result.returncode, result.stdout) == (0, "a record: 1 row of 3 numbers from 1 to 3\n")
     config.write_text(config.read_text() + 'format = "json"\n')
     assert call(capfd, "payload", "check", file, "--config", config).returncode == 0
 
@@ -60,9 +60,9 @@ def test_a_number_that_is_not_finite_is_named_by_its_feature(
     capfd: pytest.CaptureFixture[str], config: Path, tmp_path: Path
 ) -> None:
     file = payload(tmp_path, np.array([1, 2, np.nan], "<f4").tobytes())
-    told = call(capfd, "payload", "check", file, "--config", config, "--json")
-    assert told.returncode == 1
-    facts = json.loads(told.stdout)
+    result = call(capfd, "payload", "check", file, "--config", config, "--json")
+    assert result.returncode == 1
+    facts = json.loads(result.stdout)
     assert facts.pop("reason") == "NaN at position 2 (humidity)"
     expected = {"record": False, "hint": None, "octets": 12, "rows": 0, "null_rows": 0}
     assert facts == expected | {"least": None, "largest": None}
@@ -74,10 +74,10 @@ def test_lines_of_standard_input_are_payloads(
     lines = f'{JSON}\n{{"x": [1, 2]}}\n{JSON}\n[1, 2, 3]\n'.encode()
     how = ("payload", "check", "-", "--dim", 3, "--content-type", "json", "--lines")
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(lines)))
-    told = call(capfd, *how)
-    assert told.returncode == 1
-    assert told.stdout.splitlines()[0] == "line 2: it has 2 numbers, but dim = 3"
-    assert told.stdout.splitlines()[-1] == "2 of 4 payloads are null records"
+    result = call(capfd, *how)
+    assert result.returncode == 1
+    assert result.stdout.splitlines()[0] == "line 2: it has 2 numbers, but dim = 3"
+    assert result.stdout.splitlines()[-1] == "2 of 4 payloads are null records"
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(lines)))
     facts = json.loads(call(capfd, *how, "--json").stdout)
     assert (facts["payloads"], facts["null"]) == (4, 2)
@@ -100,15 +100,15 @@ def test_a_stream_is_described_by_options_too(
     values = np.array([1, 2, 3, 4, np.nan, 6], "<f4")
     if "float64" in how:
         values = np.array([1, 2, np.nan], "<f8")
-    told = call(capfd, "payload", "check", payload(tmp_path, values.tobytes()), *how)
-    assert told.returncode == 1
-    assert told.stdout.startswith(words)
+    result = call(capfd, "payload", "check", payload(tmp_path, values.tobytes()), *how)
+    assert result.returncode == 1
+    assert result.stdout.startswith(words)
 
 
 def test_a_user_s_message_needs_a_key(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     how = ("payload", "check", payload(tmp_path, bytes(12)), "--dim", 3, "--privacy-unit", "user")
-    told = call(capfd, *how)
-    assert (told.returncode, told.stdout) == (1, "null record: it has no key to name the user\n")
+    result = call(capfd, *how)
+    assert (result.returncode, result.stdout) == (1, "null record: it has no key to name the user\n")
     assert call(capfd, *how, "--key", "ann").returncode == 0
 
 
@@ -140,13 +140,13 @@ def test_a_payload_that_names_a_schema_is_read_by_what_the_registry_lists(
 
     with Producer(apicurio, topic) as producer:
         value = producer.avro(record_type("V", a="double"), {"a": 1.5})
-    told = check(value, apicurio.url)
-    assert (told.returncode, told.stderr) == (0, "")
-    assert told.stdout.startswith("a record: 1 row")
-    told = check(b"\0\0\xff\xff\xff" + value[5:], apicurio.url)
-    assert (told.returncode, told.stderr) == (1, "")
-    assert "has the id 16777215: it is not among the versions that the registry listed" in told.stdout
+    result = check(value, apicurio.url)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout.startswith("a record: 1 row")
+    result = check(b"\0\0\xff\xff\xff" + value[5:], apicurio.url)
+    assert (result.returncode, result.stderr) == (1, "")
+    assert "has the id 16777215: it is not among the versions that the registry listed" in result.stdout
     url = f"http://127.0.0.1:{closed_port()}"
-    told = check(value, url)
-    assert (told.returncode, told.stdout) == (2, "")
-    assert told.stderr == f"error: registry.url = '{url}' does not answer (Connection refused)\n"
+    result = check(value, url)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr == f"error: registry.url = '{url}' does not answer (Connection refused)\n"

@@ -30,7 +30,7 @@ rank = 3
 
 
 @pytest.mark.parametrize(
-    ("output", "more", "said"),
+    ("output", "more", "message"),
     [
         ("visits", (), "this is a topic of stream 'coarse'"),
         ("visits.ledger", (), "this is a topic of stream 'coarse'"),
@@ -41,12 +41,12 @@ rank = 3
     ],
 )
 def test_a_mistake_is_one_line(
-    output: str, more: tuple[str, ...], said: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    output: str, more: tuple[str, ...], message: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     config = tmp_path / "visits.toml"
     config.write_text(CONFIG)
     arguments = ("project", "-c", str(config), "--stream", "coarse", "--output", output, *more)
     result = call(capfd, *arguments)
     assert result.returncode == 2
-    assert said in result.stderr
+    assert message in result.stderr
     assert len(result.stderr.strip().splitlines()) == 1

@@ -113,9 +113,9 @@ class Written:
             letter, Reserved, batch=batch, ranges=found, promise=promise, parameters=how, charge=charge
         )
 
-    def answer(self, letter: str, batch: int, **said: Any) -> None:
+    def answer(self, letter: str, batch: int, **reported: Any) -> None:
         self.enter(letter, Committed, batch=batch, state_digest="0")
-        self.send(f"{self.job(letter)}.releases", release(batch, **said).to_bytes())
+        self.send(f"{self.job(letter)}.releases", release(batch, **reported).to_bytes())
         self.enter(letter, Released, batch=batch, release_digest="0")
 
     def send(self, topic: str, value: bytes, partition: int = 0) -> None:

@@ -83,8 +83,8 @@ REPORTS = PayloadCodec(DIM, RecordKind.LOCAL, privacy_contract=b"1.0,1e-06")
 
 
 def report(value: bytes = REPORT.tobytes(), content_type: str | None = None, **headers: str) -> Message:
-    said = {"record_kind": "local", "local_promise": "1.0,1e-06"} | headers
-    return message(value, content_type, **{name: text for name, text in said.items() if text})
+    printed = {"record_kind": "local", "local_promise": "1.0,1e-06"} | headers
+    return message(value, content_type, **{name: text for name, text in printed.items() if text})
 
 
 def test_a_report_is_one_row_that_keeps_its_bits() -> None:

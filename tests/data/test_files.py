@@ -241,10 +241,10 @@ def test_a_guessed_header_is_said_unless_the_stream_knows_its_names(
     (tmp_path / "x.csv").write_text("a,b,c,d,e,f\n" + "1,2,3,4,5,6\n" * 65)
     given = ("produce", tmp_path / "x.csv", "--factors", "--rows-per-message", 65, "--config")
     warned = call(capfd, *given, unknown)
-    said, error = warned.stderr.splitlines()
+    message, error = warned.stderr.splitlines()
     assert warned.returncode == 2
-    assert "the first line is taken as names of columns (a, b, c, ...): add --header" in said
-    assert "--no-header" in said
+    assert "the first line is taken as names of columns (a, b, c, ...): add --header" in message
+    assert "--no-header" in message
     assert "max_rows" in error
     for quiet in ((unknown, "--header"), (known,)):
         done = call(capfd, *given, *quiet)

@@ -171,9 +171,9 @@ def test_integers_of_json_are_read_like_floats() -> None:
     """Otherwise the contents of other rows would decide whether a row's integers are rounded."""
     text = b"[9007199254740993,1,2]"
     alone, _ = CODEC.decode_many([json_payload([text])])
-    beside, _ = CODEC.decode_many([json_payload([text, b"[0.5,0,0]", b"[18446744073709551615,0,-1]"])])
-    assert alone[0].tobytes() == beside[0].tobytes()
-    assert alone.dtype == beside.dtype == np.float64
+    extra, _ = CODEC.decode_many([json_payload([text, b"[0.5,0,0]", b"[18446744073709551615,0,-1]"])])
+    assert alone[0].tobytes() == extra[0].tobytes()
+    assert alone.dtype == extra.dtype == np.float64
 
 
 BROKEN = {

@@ -425,8 +425,8 @@ def test_a_release_of_version_1_is_read_and_has_nothing_of_version_2() -> None:
 
 def test_a_subspace_is_published_with_its_accuracy() -> None:
     numbers = ACCURATE | {"angle_bound": 0.5}
-    said = {name: np.array(v) if isinstance(v, list) else v for name, v in numbers.items()}
-    release = Release.from_bytes(make_release(PLAIN, replace(SUBSPACE, **said), 1, 10))
+    printed = {name: np.array(v) if isinstance(v, list) else v for name, v in numbers.items()}
+    release = Release.from_bytes(make_release(PLAIN, replace(SUBSPACE, **printed), 1, 10))
     assert {name: getattr(release, name) for name in ACCURACY} == numbers
     # A numpy number counts as a number.
     bounded = Release.from_bytes(make_release(PLAIN, replace(SUBSPACE, angle_bound=np.float64(0.0)), 1, 10))
@@ -507,10 +507,10 @@ def test_an_outcome_of_times_to_come_is_read() -> None:
 def test_a_release_of_version_4_round_trips_and_older_ones_have_nothing_of_it(values: dict[str, Any]) -> None:
     release = Release(**values)
     assert Release.from_bytes(release.to_bytes()) == release
-    told = {name for name in ("weights", "support", "local") if name in json.loads(release.to_bytes())}
-    assert told == {name for name in ("weights", "support", "local") if values.get(name) is not None}
+    reported = {name for name in ("weights", "support", "local") if name in json.loads(release.to_bytes())}
+    assert reported == {name for name in ("weights", "support", "local") if values.get(name) is not None}
     for name in ("weights", "support"):
-        assert (name in release.accuracy) == (name in told)
+        assert (name in release.accuracy) == (name in reported)
     for version in (1, 2, 3):
         with pytest.raises(ValidationError):
             Release(**values | {"version": version})

@@ -61,8 +61,8 @@ def test_a_schema_says_what_it_is_and_what_each_field_means(name: str) -> None:
 def test_the_files_in_the_package_and_in_the_docs_are_what_the_models_give(name: str) -> None:
     made = MESSAGE_SCHEMAS[name]()
     for folder in (HERE, ROOT / "docs" / "reference" / "schemas"):
-        said = f"streaming-pca config schema {name} > streaming_pca/schemas/{name}.json"
-        assert json.loads((folder / f"{name}.json").read_text()) == made, f"write it anew: {said}"
+        printed = f"streaming-pca config schema {name} > streaming_pca/schemas/{name}.json"
+        assert json.loads((folder / f"{name}.json").read_text()) == made, f"write it anew: {printed}"
 
 
 # -- releases --------------------------------------------------------------

@@ -156,10 +156,10 @@ headers = st.fixed_dictionaries(
 @settings(deadline=None, max_examples=300)
 @given(st.sampled_from(CODECS), payloads, headers, st.sampled_from([None, b"", b"k"]))
 def test_the_verdict_is_always_the_decoder_s(
-    codec: PayloadCodec, value: bytes | None, told: dict[str, Any], key: bytes | None
+    codec: PayloadCodec, value: bytes | None, reported: dict[str, Any], key: bytes | None
 ) -> None:
     """Compare with the decoder as a worker calls it, among other messages and alone."""
-    sent = message(value, **told)
+    sent = message(value, **reported)
     sent.key = key
     report = explain_payload(codec, sent)
     keyless = codec.unit == "user" and not key

@@ -36,7 +36,7 @@ def demo(cwd: Path, *arguments: object, **variables: str) -> subprocess.Popen[st
 
 @pytest.mark.timeout(_LIMIT + 100)
 def test_the_demo_learns_the_flights_and_explains_itself(tmp_path: Path) -> None:
-    out, err = told(demo(tmp_path, "--plot", tmp_path / "demo.png"))
+    out, err = reported(demo(tmp_path, "--plot", tmp_path / "demo.png"))
     *lines, last = out.splitlines()
     facts = json.loads(last)
     assert facts["records"] == 336_776
@@ -56,7 +56,7 @@ def test_the_demo_learns_the_flights_and_explains_itself(tmp_path: Path) -> None
     assert "make dashboard, or streaming-pca demo --dashboard, repeats this and shows it" in text
 
 
-def told(process: subprocess.Popen[str]) -> tuple[str, str]:
+def reported(process: subprocess.Popen[str]) -> tuple[str, str]:
     """Return a process's whole output; the process does not outlive the test."""
     with process:
         try:
@@ -74,13 +74,13 @@ def streams_at(url: str) -> list[dict[str, Any]]:
 def address_in(process: subprocess.Popen[str]) -> tuple[str, list[str]]:
     """Return the address that a process prints, and the lines before."""
     assert process.stdout is not None
-    said: list[str] = []
+    message: list[str] = []
     for line in process.stdout:
         found = re.match(r"dashboard: (http://\S+)/", line)
         if found is not None:
-            return found[1], said
-        said.append(line)
-    raise AssertionError("".join(said))
+            return found[1], message
+        message.append(line)
+    raise AssertionError("".join(message))
 
 
 def learnt(url: str) -> dict[str, Any]:
@@ -94,14 +94,14 @@ def learnt(url: str) -> dict[str, Any]:
 @pytest.mark.timeout(_LIMIT + 100)
 def test_the_dashboard_shows_what_the_demo_learnt_until_it_is_stopped(tmp_path: Path) -> None:
     with demo(tmp_path, "--dashboard", "--port", 0, TMPDIR=str(tmp_path)) as process:
-        url, said = address_in(process)
-        facts = json.loads(said[-1])
-        assert "the dashboard shows this stream until Ctrl-C; its address follows" in "".join(said)
+        url, message = address_in(process)
+        facts = json.loads(message[-1])
+        assert "the dashboard shows this stream until Ctrl-C; its address follows" in "".join(message)
         found = learnt(url)
         assert found["records"] == facts["records"] == 336_776
         assert found["batches"]["released"] == facts["releases"]
         process.send_signal(signal.SIGINT)
-        _, err = told(process)
+        _, err = reported(process)
     assert process.returncode == 0
     assert "Traceback" not in err
     assert list(tmp_path.iterdir()) == []
@@ -112,7 +112,7 @@ def test_the_dashboard_shows_what_the_demo_learnt_until_it_is_stopped(tmp_path: 
 def test_on_a_broker_of_ones_own_the_printed_lines_show_the_stream(
     kafka_bootstrap: str, tmp_path: Path
 ) -> None:
-    out, err = told(demo(tmp_path, "--bootstrap", kafka_bootstrap))
+    out, err = reported(demo(tmp_path, "--bootstrap", kafka_bootstrap))
     found = re.search(
         r"^cat > (\S+) <<'END'\n(.*?)^END\n(streaming-pca dashboard --config \S+)$", out, re.M | re.S
     )
@@ -149,7 +149,7 @@ def test_a_first_demo_says_that_it_compiles_and_stops_when_told(tmp_path: Path) 
         assert any("compiling kernels (first run)" in line for line in process.stderr)
         wait_for("the compiler", lambda: [each for each in psutil.process_iter() if compiles(each, cache)])
         process.send_signal(signal.SIGINT)
-        _, err = told(process)
+        _, err = reported(process)
     assert process.returncode != 0
     assert "Traceback" not in err
     assert not [each.pid for each in psutil.process_iter() if cache_of(each) == str(cache)]
@@ -177,7 +177,7 @@ def test_a_demo_that_cannot_finish_ends_before_it_reads_or_compiles(tmp_path: Pa
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     process = demo(tmp_path, "--bootstrap", f"127.0.0.1:{port}", NUMBA_CACHE_DIR=str(tmp_path / "numba"))
-    _, err = told(process)
+    _, err = reported(process)
     assert process.returncode == 4
     assert "no broker answers" in err
     assert "Traceback" not in err
@@ -187,7 +187,7 @@ def test_a_demo_that_cannot_finish_ends_before_it_reads_or_compiles(tmp_path: Pa
 
 def test_a_plot_into_no_folder_is_refused_at_once(tmp_path: Path) -> None:
     process = demo(tmp_path, "--plot", "no/demo.png")
-    _, err = told(process)
+    _, err = reported(process)
     assert process.returncode == 1
     (line,) = err.splitlines()
     assert "does not exist: create it" in line

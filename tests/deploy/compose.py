@@ -48,26 +48,26 @@ def read_compose() -> dict[str, Any]:
     return loaded
 
 
-def mounts_of(told: Mapping[str, Any]) -> list[tuple[str, str, bool]]:
+def mounts_of(definition: Mapping[str, Any]) -> list[tuple[str, str, bool]]:
     """Return source, target and writability of each mount of a service."""
-    split = [mount.split(":") for mount in told.get("volumes", [])]
+    split = [mount.split(":") for mount in definition.get("volumes", [])]
     return [(parts[0], parts[1], parts[2:] != ["ro"]) for parts in split]
 
 
 class Service:
     """One service, with its container's settings translated to this machine."""
 
-    def __init__(self, name: str, told: Mapping[str, Any], address: str) -> None:
-        self.name, self.told, self.address = name, told, address
+    def __init__(self, name: str, definition: Mapping[str, Any], address: str) -> None:
+        self.name, self.definition, self.address = name, definition, address
         self.process: Child | None = None
 
     @property
     def environment(self) -> dict[str, str]:
-        return {key: str(value) for key, value in self.told.get("environment", {}).items()}
+        return {key: str(value) for key, value in self.definition.get("environment", {}).items()}
 
     @property
     def image(self) -> str:
-        name: str = self.told["image"].partition(":")[0]
+        name: str = self.definition["image"].partition(":")[0]
         return name
 
     @property
@@ -97,8 +97,8 @@ class Deployment:
             (self._programs / name).chmod(0o755)
         net = f"127.{random.SystemRandom().randint(1, 254)}.{random.SystemRandom().randint(1, 254)}"
         self.services = {
-            name: Service(name, told, f"{net}.{number}")
-            for number, (name, told) in enumerate(read_compose()["services"].items(), 1)
+            name: Service(name, definition, f"{net}.{number}")
+            for number, (name, definition) in enumerate(read_compose()["services"].items(), 1)
         }
 
     # -- from the container's terms to this machine's ----------------------
@@ -108,13 +108,13 @@ class Deployment:
         return self.directory / "volumes" / name
 
     def _user(self, service: Service) -> int:
-        if "build" in service.told:
-            return int((last_of(service.told["build"]["target"], "USER") or "").partition(":")[0])
+        if "build" in service.definition:
+            return int((last_of(service.definition["build"]["target"], "USER") or "").partition(":")[0])
         return _OTHERS[service.image][0]
 
     def _mounts(self, service: Service) -> list[Mount]:
         mounts = self._image_mounts(service)
-        for source, target, writable in mounts_of(service.told):
+        for source, target, writable in mounts_of(service.definition):
             if source.startswith("."):
                 path = self.directory / service.name / "mounts" / source
                 if not path.exists():
@@ -127,7 +127,7 @@ class Deployment:
         return mounts
 
     def _image_mounts(self, service: Service) -> list[Mount]:
-        if "build" in service.told:
+        if "build" in service.definition:
             made = self.image.root / "opt"
             # Its programs name their interpreter by its path during the build.
             return [Mount(made, "/opt"), Mount(made, str(made))]
@@ -139,8 +139,8 @@ class Deployment:
         """Give an empty volume the owner of the image's folder there, as an engine does."""
         if any(volume.iterdir()):
             return
-        if "build" in service.told:
-            owner = self.image.owner(service.told["build"]["target"], target)
+        if "build" in service.definition:
+            owner = self.image.owner(service.definition["build"]["target"], target)
         else:
             user, folders = _OTHERS[service.image]
             owner = user if target in folders else 0
@@ -167,18 +167,18 @@ class Deployment:
 
     def environment(self, service: Service) -> dict[str, str]:
         base = {"LANG": "C.UTF-8", "PATH": os.environ["PATH"]}
-        if "build" in service.told:
-            base |= self.image.environment(service.told["build"]["target"], base["PATH"])
+        if "build" in service.definition:
+            base |= self.image.environment(service.definition["build"]["target"], base["PATH"])
         return {k: self.addressed(v, service) for k, v in (base | service.environment).items()}
 
     def _command(self, service: Service, extra: Sequence[str] = ()) -> list[str]:
-        told = service.told
-        entry = told.get("entrypoint")
-        if entry is None and "build" in told:
-            entry = self.image.entrypoint(told["build"]["target"])
+        definition = service.definition
+        entry = definition.get("entrypoint")
+        if entry is None and "build" in definition:
+            entry = self.image.entrypoint(definition["build"]["target"])
         if entry is None:
             entry = [tool(service.name)]
-        words = [*entry, *told.get("command", ()), *extra]
+        words = [*entry, *definition.get("command", ()), *extra]
         # compose turns two dollars into one for the shell.
         return [self.addressed(word.replace("$$", "$"), service) for word in words]
 
@@ -190,11 +190,14 @@ class Deployment:
             self._mounts(service),
             user,
             user,
-            [int(group) for group in service.told.get("group_add", ())],
+            [int(group) for group in service.definition.get("group_add", ())],
             {name: other.address for name, other in self.services.items()},
             # An engine's own options, and the file's.
-            {path: f"mode=1777,noexec,nosuid,nodev,{options}" for path, options in _tmpfs(service.told)},
-            service.told["read_only"],
+            {
+                path: f"mode=1777,noexec,nosuid,nodev,{options}"
+                for path, options in _tmpfs(service.definition)
+            },
+            service.definition["read_only"],
             "/tmp",
         )
 
@@ -217,7 +220,7 @@ class Deployment:
         service = self.services[name]
         if service.process is not None:
             return service
-        for other, how in service.told.get("depends_on", {}).items():
+        for other, how in service.definition.get("depends_on", {}).items():
             self.up(other)
             if how["condition"] == "service_healthy":
                 self.wait_healthy(other)
@@ -233,7 +236,7 @@ class Deployment:
 
     def is_healthy(self, name: str) -> bool:
         """Return the current result of the service's own health check."""
-        kind, *command = self.services[name].told["healthcheck"]["test"]
+        kind, *command = self.services[name].definition["healthcheck"]["test"]
         assert kind == "CMD"
         return self.run(self.services[name], *command).returncode == 0
 
@@ -263,7 +266,7 @@ class Deployment:
         process = self.services[name].process
         assert process is not None
         os.kill(process.pid, signal.SIGTERM)
-        return self.ends(name, seconds_of(self.services[name].told["stop_grace_period"]))
+        return self.ends(name, seconds_of(self.services[name].definition["stop_grace_period"]))
 
     def destroy(self) -> None:
         for service in self.services.values():
@@ -271,8 +274,8 @@ class Deployment:
                 service.process.kill()
 
 
-def _tmpfs(told: Mapping[str, Any]) -> list[tuple[str, str]]:
-    return [(path, options) for path, _, options in (mount.partition(":") for mount in told["tmpfs"])]
+def _tmpfs(definition: Mapping[str, Any]) -> list[tuple[str, str]]:
+    return [(path, options) for path, _, options in (mount.partition(":") for mount in definition["tmpfs"])]
 
 
 def seconds_of(text: str) -> float:

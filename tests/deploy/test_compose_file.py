@@ -16,7 +16,7 @@ from tests.deploy.dockerfile import last_of, read_stages
 from tests.deploy.tools import ROOT, run_tool
 
 SERVICES: dict[str, dict[str, Any]] = read_compose()["services"]
-OURS = {name: told for name, told in SERVICES.items() if "build" in told}
+OURS = {name: definition for name, definition in SERVICES.items() if "build" in definition}
 LONG_RUNNING = {"kafka", "worker", "standby", "dashboard", "prometheus", "grafana"}
 ONCE = {"secrets", "acls", "worker-acls", "topics", "flights-file", "flights", "auditor"}
 # Users of Kafka, and the services that log in as each.
@@ -38,8 +38,8 @@ def test_docker_compose_accepts_the_file() -> None:
     # Resolving the anchors gives the services that the other tests run.
     resolved = yaml.safe_load(checked.stdout)["services"]
     assert set(resolved) == set(SERVICES)
-    for name, told in resolved.items():
-        assert told.get("command") == SERVICES[name].get("command")
+    for name, definition in resolved.items():
+        assert definition.get("command") == SERVICES[name].get("command")
 
 
 def test_docker_compose_refuses_a_file_that_is_wrong(tmp_path: Any) -> None:
@@ -80,13 +80,13 @@ def label(name: str) -> str:
 
 @pytest.mark.parametrize("name", SERVICES)
 def test_no_service_can_gain_rights_or_take_all_memory(name: str) -> None:
-    told = SERVICES[name]
-    assert told["cap_drop"] == ["ALL"]
-    assert told["security_opt"] == ["no-new-privileges:true"]
-    assert not told.get("privileged")
-    assert "user" not in told, "images are of ordinary users"
-    assert 2**29 <= bytes_of(told["mem_limit"]) <= 2**31
-    assert told["pids_limit"] <= 256
+    definition = SERVICES[name]
+    assert definition["cap_drop"] == ["ALL"]
+    assert definition["security_opt"] == ["no-new-privileges:true"]
+    assert not definition.get("privileged")
+    assert "user" not in definition, "images are of ordinary users"
+    assert 2**29 <= bytes_of(definition["mem_limit"]) <= 2**31
+    assert definition["pids_limit"] <= 256
 
 
 @pytest.mark.parametrize("name", SERVICES)
@@ -101,15 +101,15 @@ def test_nothing_but_volumes_and_tmp_can_be_written(name: str) -> None:
 
 @pytest.mark.parametrize("name", SERVICES)
 def test_a_service_is_shown_the_secrets_that_it_names_and_no_others(name: str) -> None:
-    told = SERVICES[name]
-    mounts = {target: (source, writable) for source, target, writable in mounts_of(told)}
+    definition = SERVICES[name]
+    mounts = {target: (source, writable) for source, target, writable in mounts_of(definition)}
     shown = {target.removeprefix("/passwords/") for target in mounts if target.startswith("/passwords/")}
-    named = set(re.findall(r"/passwords/(\w+)/password", str(told.get("environment", {}))))
+    named = set(re.findall(r"/passwords/(\w+)/password", str(definition.get("environment", {}))))
     tokens = {"/access/token", "/access-metrics/token"}
     if name == "secrets":
-        assert {f"/passwords/{role}/password" for role in shown} | tokens == set(told["command"])
+        assert {f"/passwords/{role}/password" for role in shown} | tokens == set(definition["command"])
     elif name == "kafka":
-        assert shown == set(told["command"]) == set(ROLES)
+        assert shown == set(definition["command"]) == set(ROLES)
     else:
         assert shown == named
     for target, (source, writable) in mounts.items():
@@ -122,8 +122,8 @@ def test_a_service_is_shown_the_secrets_that_it_names_and_no_others(name: str) -
     # The dashboard's token would let Prometheus see all streams.
     assert ("/access-metrics" in mounts) == (name in workers | {"prometheus"})
     # The files have mode 0640 and the image's own group.
-    if (shown or {"/access", "/access-metrics"} & set(mounts)) and "build" not in told:
-        assert told["group_add"] == [(last_of("service", "USER") or "").partition(":")[2]]
+    if (shown or {"/access", "/access-metrics"} & set(mounts)) and "build" not in definition:
+        assert definition["group_add"] == [(last_of("service", "USER") or "").partition(":")[2]]
 
 
 @pytest.mark.parametrize(("role", "services"), ROLES.items())
@@ -141,8 +141,8 @@ def test_every_role_is_that_of_its_services(role: str, services: set[str]) -> No
 
 
 def test_services_that_speak_share_a_network_and_others_have_none() -> None:
-    networks = {name: set(told.get("networks", ())) for name, told in SERVICES.items()}
-    texts = {name: str(told) for name, told in SERVICES.items()}
+    networks = {name: set(definition.get("networks", ())) for name, definition in SERVICES.items()}
+    texts = {name: str(definition) for name, definition in SERVICES.items()}
     for folder, name in (("deploy/prometheus", "prometheus"), ("deploy/grafana", "grafana")):
         texts[name] += "".join(path.read_text() for path in (ROOT / folder).rglob("*.yml"))
     for name, text in texts.items():
@@ -154,17 +154,17 @@ def test_services_that_speak_share_a_network_and_others_have_none() -> None:
 
 
 def test_grafana_asks_for_a_password_and_tells_no_other_host() -> None:
-    told = SERVICES["grafana"]
-    environment = told["environment"]
+    definition = SERVICES["grafana"]
+    environment = definition["environment"]
     assert environment["GF_AUTH_ANONYMOUS_ENABLED"] == environment["GF_USERS_ALLOW_SIGN_UP"] == "false"
     off = ("REPORTING_ENABLED", "CHECK_FOR_UPDATES", "CHECK_FOR_PLUGIN_UPDATES", "FEEDBACK_LINKS_ENABLED")
     assert {environment[f"GF_ANALYTICS_{name}"] for name in off} == {"false"}
     assert environment["GF_PLUGINS_PREINSTALL_DISABLED"] == "true"
-    targets = {target: source for source, target, _ in mounts_of(told)}
+    targets = {target: source for source, target, _ in mounts_of(definition)}
     assert environment["GF_PATHS_DATA"] in targets
-    (port,) = told["ports"]
+    (port,) = definition["ports"]
     assert port.rpartition(":")[2] == environment["GF_SERVER_HTTP_PORT"]
-    assert f":{environment['GF_SERVER_HTTP_PORT']}/" in told["healthcheck"]["test"][-1]
+    assert f":{environment['GF_SERVER_HTTP_PORT']}/" in definition["healthcheck"]["test"][-1]
 
 
 def test_grafana_finds_its_data_source_and_its_dashboards() -> None:
@@ -180,14 +180,14 @@ def test_grafana_finds_its_data_source_and_its_dashboards() -> None:
 
 @pytest.mark.parametrize("name", SERVICES)
 def test_what_runs_on_is_checked_and_restarted_and_what_ends_is_not(name: str) -> None:
-    told = SERVICES[name]
-    checked = told.get("healthcheck", {})
+    definition = SERVICES[name]
+    checked = definition.get("healthcheck", {})
     if name in LONG_RUNNING:
         assert checked["test"][0] == "CMD"
-        assert told["restart"] == "unless-stopped"
+        assert definition["restart"] == "unless-stopped"
     else:
-        assert checked.get("disable") or last_of(told["build"]["target"], "HEALTHCHECK") == "NONE"
-        assert "restart" not in told
+        assert checked.get("disable") or last_of(definition["build"]["target"], "HEALTHCHECK") == "NONE"
+        assert "restart" not in definition
 
 
 def test_a_worker_is_given_the_time_to_finish_a_batch() -> None:
@@ -197,12 +197,12 @@ def test_a_worker_is_given_the_time_to_finish_a_batch() -> None:
 
 
 def test_the_broker_is_named_in_one_place() -> None:
-    for name, told in OURS.items():
-        where = told.get("environment", {}).get("STREAMING_PCA_KAFKA__BOOTSTRAP_SERVERS")
+    for name, definition in OURS.items():
+        where = definition.get("environment", {}).get("STREAMING_PCA_KAFKA__BOOTSTRAP_SERVERS")
         assert where == (None if name in ("flights-file", "secrets") else "kafka:9092")
     assert "bootstrap" not in (ROOT / "deploy" / "compose" / "flights.toml").read_text()
 
 
 def test_every_built_target_is_a_stage() -> None:
-    assert {told["build"]["target"] for told in OURS.values()} <= set(read_stages())
-    assert all(told["build"]["dockerfile"] == "deploy/Dockerfile" for told in OURS.values())
+    assert {definition["build"]["target"] for definition in OURS.values()} <= set(read_stages())
+    assert all(definition["build"]["dockerfile"] == "deploy/Dockerfile" for definition in OURS.values())

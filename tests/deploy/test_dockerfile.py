@@ -91,10 +91,10 @@ def test_the_lines_of_the_dockerfile_make_a_command_that_runs(image: Image) -> N
         (json.loads(last_of("service", "CMD") or ""), "Usage"),
         (["estimators", "--json"], "adaptive"),
     ):
-        said = subprocess.run(
+        result = subprocess.run(
             [program, *arguments], env=environment, capture_output=True, text=True, check=True, timeout=240
         )
-        assert expected in said.stdout
+        assert expected in result.stdout
 
 
 @pytest.mark.timeout(600)
@@ -128,7 +128,7 @@ def test_a_container_compiles_no_kernel_but_on_another_processor(image: Image, t
     own = {k: image.translated(v) for k, v in image.environment("service", "/usr/bin:/bin").items()}
     python = Path(own["PATH"].split(":")[0]) / "python"
     elsewhere = {"NUMBA_CPU_NAME": "x86-64", "NUMBA_CPU_FEATURES": "+sse2"}
-    said = [
+    result = [
         subprocess.run(
             [python, "-P", "-c", KERNELS],
             env=own | {"NUMBA_CACHE_DIR": str(tmp_path / name), **processor},
@@ -139,4 +139,4 @@ def test_a_container_compiles_no_kernel_but_on_another_processor(image: Image, t
         ).stdout.split()
         for name, processor in (("same", {}), ("other", elsewhere))
     ]
-    assert said == [["True", "0"], ["False"]]
+    assert result == [["True", "0"], ["False"]]

@@ -86,11 +86,11 @@ def test_dashboards_and_rules_ask_the_provisioned_source() -> None:
     (source,) = yaml.safe_load((GRAFANA / "provisioning/datasources/prometheus.yml").read_text())[
         "datasources"
     ]
-    told = {"type": source["type"], "uid": source["uid"]}
+    definition = {"type": source["type"], "uid": source["uid"]}
     for name in NAMES:
         dashboard = read_dashboard(name)
         for user in (*dashboard["panels"], *dashboard["templating"]["list"]):
-            assert user["datasource"] == told
+            assert user["datasource"] == definition
     config = yaml.safe_load((RULES / "prometheus.yml").read_text())
     assert source["jsonData"]["timeInterval"] == config["global"]["scrape_interval"]
 

@@ -116,6 +116,8 @@ def test_every_worker_is_scraped_by_its_name_and_port() -> None:
     services = read_compose()["services"]
     (job,) = yaml.safe_load((FILES / "prometheus.yml").read_text())["scrape_configs"]
     targets = {target for group in job["static_configs"] for target in group["targets"]}
-    workers = [name for name, told in services.items() if told.get("command", [""])[0] == "worker"]
+    workers = [
+        name for name, definition in services.items() if definition.get("command", [""])[0] == "worker"
+    ]
     assert targets == {f"{name}:9464" for name in workers}
     assert len(workers) == 2

@@ -44,7 +44,7 @@ def running(deployment: Deployment) -> Deployment:
     for name in (*SERVING, "prometheus"):
         assert not deployment.is_healthy(name), "its health check passes without it"
     for name, service in deployment.services.items():
-        if name not in NOT_HERE and "profiles" not in service.told:
+        if name not in NOT_HERE and "profiles" not in service.definition:
             deployment.up(name)
     for name in (*SERVING, "prometheus"):
         deployment.wait_healthy(name)
@@ -103,7 +103,9 @@ def test_kafka_knows_every_property_that_the_file_sets(running: Deployment) -> N
     wanted = dict(line.split("=", 1) for line in lines)
     assert len(wanted) >= 25
     with closing(admin_client(connection(running, "admin"))) as admin:
-        told = admin.describe_configs([ConfigResource("broker", "1")], config_filter="all")["broker"]["1"]
+        definition = admin.describe_configs([ConfigResource("broker", "1")], config_filter="all")["broker"][
+            "1"
+        ]
     # Kafka would accept an unknown property silently, and omit it from this answer. It also omits properties
     # of plugins, and shows no secret: other tests log in, and are refused.
     hidden = {
@@ -111,16 +113,16 @@ def test_kafka_knows_every_property_that_the_file_sets(running: Deployment) -> N
     }
     assert len(hidden) == 8
     shown = {key: value for key, value in wanted.items() if key not in hidden}
-    assert {key: str(told.get(key, {}).get("value")) for key in shown} == shown
-    assert not any(told[key]["value"] for key in hidden & set(told))
+    assert {key: str(definition.get(key, {}).get("value")) for key in shown} == shown
+    assert not any(definition[key]["value"] for key in hidden & set(definition))
 
 
 def test_starting_again_changes_no_topic_and_no_cap(running: Deployment) -> None:
     running.start("topics", "--json")
     assert running.ends("topics") == 0, running.services["topics"].log
-    said = json.loads(running.services["topics"].log.splitlines()[-1])
-    assert said["created"] == []
-    assert said["cap"] == {"epsilon": "1", "delta": "1/1000000"}
+    message = json.loads(running.services["topics"].log.splitlines()[-1])
+    assert message["created"] == []
+    assert message["cap"] == {"epsilon": "1", "delta": "1/1000000"}
 
 
 def test_releases_come_out_and_the_ledger_verifies(running: Deployment, releases: list[Release]) -> None:
@@ -190,7 +192,7 @@ def test_secrets_are_made_once_for_their_group_and_never_printed(running: Deploy
         for name in ("access", "access-metrics", "password-*")
         for path in running.directory.glob(f"volumes/{name}/*")
     }
-    assert len(files) == len(running.services["secrets"].told["command"])
+    assert len(files) == len(running.services["secrets"].definition["command"])
     made = {path: path.read_text() for path in files}
     assert len(set(made.values())) == len(made)
     for path, secret in made.items():
@@ -201,8 +203,8 @@ def test_secrets_are_made_once_for_their_group_and_never_printed(running: Deploy
     assert {path: path.read_text() for path in files} == made, "another was made"
     for name, service in running.services.items():
         if service.process is not None:
-            said = service.process.log.read_text(errors="replace")
-            assert not any(secret in said for secret in made.values()), name
+            message = service.process.log.read_text(errors="replace")
+            assert not any(secret in message for secret in made.values()), name
             arguments = Path(f"/proc/{service.process.pid}/cmdline")
             shown = arguments.read_text() if service.process.returncode is None else ""
             assert not any(secret in shown for secret in made.values()), name
@@ -214,8 +216,8 @@ def test_every_service_stays_below_its_limits(running: Deployment, releases: lis
         assert service.process is not None
         status = Path(f"/proc/{service.process.pid}/status").read_text()
         facts = dict(line.split(":", 1) for line in status.splitlines())
-        assert int(facts["VmHWM"].split()[0]) * 1024 < 0.8 * bytes_of(service.told["mem_limit"]), name
-        assert int(facts["Threads"]) < 0.8 * service.told["pids_limit"], name
+        assert int(facts["VmHWM"].split()[0]) * 1024 < 0.8 * bytes_of(service.definition["mem_limit"]), name
+        assert int(facts["Threads"]) < 0.8 * service.definition["pids_limit"], name
         # The confinement tested here is the one that the file requires.
         assert facts["NoNewPrivs"].strip() == "1"
         assert {facts[kind].strip() for kind in ("CapPrm", "CapEff", "CapBnd")} == {"0" * 16}

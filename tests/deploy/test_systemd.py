@@ -87,13 +87,13 @@ def path_of(unit: str) -> Path:
 def read(unit: str) -> dict[str, list[str]]:
     """Return a unit's directives with the names of one instance in it."""
     specifiers = {"%i": INSTANCE, "%d": f"/run/credentials/{unit}@{INSTANCE}.service", "%C": "/var/cache"}
-    said: dict[str, list[str]] = {}
+    printed: dict[str, list[str]] = {}
     for line in path_of(unit).read_text().splitlines():
         if "=" in line and not line.startswith("#"):
             name, _, value = line.partition("=")
-            said.setdefault(name, []).append(re.sub("%[idC]", lambda m: specifiers[m[0]], value))
-    assert not any("%" in value for values in said.values() for value in values)
-    return said
+            printed.setdefault(name, []).append(re.sub("%[idC]", lambda m: specifiers[m[0]], value))
+    assert not any("%" in value for values in printed.values() for value in values)
+    return printed
 
 
 @cache
@@ -148,13 +148,13 @@ def test_secrets_are_shown_to_the_unit_alone(unit: str) -> None:
 
 def test_a_worker_that_is_refused_is_not_started_again() -> None:
     (statuses,) = read("streaming-pca")["RestartPreventExitStatus"]
-    told = subprocess.run(
+    definition = subprocess.run(
         [sys.executable, "-P", "-m", "streaming_pca", "worker", "--help"],
         capture_output=True,
         text=True,
         check=True,
     )
-    text = re.sub(r"\s+", " ", told.stdout)
+    text = re.sub(r"\s+", " ", definition.stdout)
     assert "2 refused or misconfigured, 3 the cap is reached, 4 the broker was lost" in text
     assert statuses.split() == ["2", "3"]
     # The program compiles machine code, which this would forbid.
@@ -165,9 +165,9 @@ class Unit:
     """An instance of a unit as a process of this machine."""
 
     def __init__(self, unit: str, machine: Path, image: Image, broker: Guarded, address: str) -> None:
-        self.unit, self.said, self.directory = unit, read(unit), machine / unit
+        self.unit, self.printed, self.directory = unit, read(unit), machine / unit
         etc, private = machine / "etc", self.directory / "credentials"
-        for line in self.said["LoadCredential"]:
+        for line in self.printed["LoadCredential"]:
             name, source = line.split(":")
             text = (etc / Path(source).relative_to("/etc/streaming-pca")).read_text()
             give(private / name, text, 0o400, USER, USER)
@@ -179,33 +179,38 @@ class Unit:
         # unit.
         base = Path(os.path.realpath(sys.executable)).parents[1]
         mounts += [Mount(base, str(base)), Mount(Path(sys.prefix), sys.prefix)]
-        for folder in self.said.get("CacheDirectory", []):
+        for folder in self.printed.get("CacheDirectory", []):
             cache_folder = self.directory / "cache"
             cache_folder.mkdir()
             os.chown(cache_folder, USER, USER)
             mounts.append(Mount(cache_folder, f"/var/cache/{folder}", writable=True))
-        assert self.said["ProtectSystem"] == ["strict"]
-        assert self.said["PrivateTmp"] == self.said["ProtectHome"] == self.said["NoNewPrivileges"] == ["yes"]
-        assert self.said["CapabilityBoundingSet"] == [""]
+        assert self.printed["ProtectSystem"] == ["strict"]
+        assert (
+            self.printed["PrivateTmp"]
+            == self.printed["ProtectHome"]
+            == self.printed["NoNewPrivileges"]
+            == ["yes"]
+        )
+        assert self.printed["CapabilityBoundingSet"] == [""]
         empty = {"/tmp": "mode=1777", "/home": "mode=711", "/root": "mode=711"}
         host = {SERVER.partition(":")[0]: broker.address}
         self.sandbox = Sandbox(self.directory / "root", mounts, USER, USER, (), host, empty)
         self.environment = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin", "LANG": "C.UTF-8"}
-        for line in self.said["Environment"]:
+        for line in self.printed["Environment"]:
             self.environment |= dict(word.split("=", 1) for word in shlex.split(line))
-        (command,) = self.said["ExecStart"]
+        (command,) = self.printed["ExecStart"]
         self.command = [word.replace("127.0.0.1", address) for word in shlex.split(command)]
         self.process: Child | None = None
 
     def confined(self, command: Sequence[str]) -> list[str]:
         """Return the command under the unit's filter of system calls and its limits."""
         families = [
-            str(int(getattr(socket, name))) for name in self.said["RestrictAddressFamilies"][0].split()
+            str(int(getattr(socket, name))) for name in self.printed["RestrictAddressFamilies"][0].split()
         ]
         calls = ",".join(sorted(allowed_calls(self.unit)))
-        assert self.said["LimitCORE"] == ["0"]
+        assert self.printed["LimitCORE"] == ["0"]
         filtered = [sys.executable, "-P", "-c", FILTER, calls, ",".join(families), *command]
-        mask = f'umask {self.said["UMask"][0]}; exec "$@"'
+        mask = f'umask {self.printed["UMask"][0]}; exec "$@"'
         return self.sandbox.command("prlimit", "--core=0", "/bin/sh", "-c", mask, "unit", *filtered)
 
     def start(self) -> Unit:
@@ -245,7 +250,7 @@ class Unit:
     def stop(self) -> int:
         assert self.process is not None
         os.kill(self.process.pid, signal.SIGTERM)
-        process, seconds = self.process, int(self.said["TimeoutStopSec"][0])
+        process, seconds = self.process, int(self.printed["TimeoutStopSec"][0])
         wait_for("the unit's end", lambda: process.returncode is not None, seconds, lambda: self.log)
         assert process.returncode is not None
         return process.returncode
@@ -301,9 +306,9 @@ def test_the_units_commands_run_under_their_restrictions(units: tuple[str, dict[
             line.split(":", 1) for line in Path(f"/proc/{each.process.pid}/status").read_text().splitlines()
         )
         assert facts["Seccomp"].strip() == "2"
-        limit = int(each.said["MemoryMax"][0].removesuffix("G")) * 2**30
+        limit = int(each.printed["MemoryMax"][0].removesuffix("G")) * 2**30
         assert int(facts["VmHWM"].split()[0]) * 1024 < 0.8 * limit
-        assert int(facts["Threads"]) < 0.8 * int(each.said["TasksMax"][0])
+        assert int(facts["Threads"]) < 0.8 * int(each.printed["TasksMax"][0])
         assert each.stop() == 0, each.log
     kernels = list((worker.directory / "cache").rglob("*.nbi"))
     assert kernels, "kernels are kept where the unit says"
@@ -327,4 +332,4 @@ def test_the_restrictions_are_real(units: tuple[str, dict[str, Unit]]) -> None:
     compiled = worker.run(f"{Path(worker.command[0]).parent}/python", "-P", "-c", COMPILE)
     assert compiled.stdout == "2\n", compiled.stderr
     unknown = worker.run(*worker.command[:-1], "/etc/streaming-pca/absent.toml")
-    assert str(unknown.returncode) in worker.said["RestartPreventExitStatus"][0].split(), unknown.stderr
+    assert str(unknown.returncode) in worker.printed["RestartPreventExitStatus"][0].split(), unknown.stderr

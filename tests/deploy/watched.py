@@ -176,7 +176,7 @@ class Watched:
         changed = [s.model_copy(update={"http": type(s.http)(**http)}) for s in settings]
         child = Child(changed, self._directory / name, **how)
         self._children.append(child)
-        child.says("metrics and health on ")
+        child.logs("metrics and health on ")
         found = re.search(r"on http://(\S+)", child.log)
         assert found is not None
         self.addresses[name] = found[1]

@@ -42,10 +42,10 @@ class Running:
             )
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
-        assert line, self.said()
+        assert line, self.message()
         self.facts: dict[str, Any] = json.loads(line)
 
-    def said(self) -> str:
+    def message(self) -> str:
         return self._errors.read_text()
 
     def end(self, number: signal.Signals) -> int:
@@ -96,7 +96,7 @@ def test_data_are_kept_and_no_process_stays(kafka_installation: Found, tmp_path:
         ]
         assert kafka.end(signal.SIGINT) == 0
         assert kafka.nodes_are_gone()
-        assert kafka.said() == "stopped\n"
+        assert kafka.message() == "stopped\n"
 
     with running(tmp_path, "--port", 0, "--data", data) as kafka:
         assert read(kafka.facts["bootstrap"], "kept") == [b"data"]
@@ -113,7 +113,7 @@ def test_three_nodes_lose_one_and_serve_on(kafka_installation: Found, tmp_path: 
         with KafkaAdminClient(bootstrap_servers=addresses) as admin:
             admin.create_topics({"whole": {"num_partitions": 1, "replication_factor": 3}})
         os.kill(kafka.facts["pids"][2], signal.SIGKILL)
-        wait_for("a line about node 3", lambda: "node 3 has ended" in kafka.said(), seen=kafka.said)
+        wait_for("a line about node 3", lambda: "node 3 has ended" in kafka.message(), seen=kafka.message)
         with KafkaProducer(bootstrap_servers=addresses[:2], acks="all") as producer:
             producer.send("whole", b"data").get(60)
         assert kafka.end(signal.SIGTERM) == 0
@@ -170,15 +170,15 @@ def test_a_taken_port_is_one_line(
 def test_maven_fetches_the_jars_and_progress_is_told(kafka_installation: Found, tmp_path: Path) -> None:
     from streaming_pca.dev import jars
 
-    told: list[str] = []
+    reported: list[str] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MAVEN_OPTS", f"-Dmaven.repo.local={tmp_path / 'repository'}")
         patch.setenv("STREAMING_PCA_KAFKA_JARS", str(tmp_path / "jars"))
-        found = jars.fetch_jars(told.append)
+        found = jars.fetch_jars(reported.append)
         assert (found / "complete.json").exists()
-        assert jars.fetch_jars(told.append) == found
-    assert told[-1].endswith(" MB")
-    files = [int(line.split()[0]) for line in told]
+        assert jars.fetch_jars(reported.append) == found
+    assert reported[-1].endswith(" MB")
+    files = [int(line.split()[0]) for line in reported]
     assert files == sorted(files)
     assert files[-1] > 40
     assert shutil.which("mvn")

@@ -143,7 +143,7 @@ def test_a_lower_bound_is_within_a_millionth_of_the_honest_claim() -> None:
 
 
 def test_reports_charge_nothing_and_what_is_not_private_infinity() -> None:
-    for name, wrong, told in (
+    for name, wrong, reported in (
         ("local-gaussian", Charge(epsilon=1, delta="1e-6", rho="1/2"), "reports, which cost nothing"),
         ("local-gaussian", Charge.unbounded(), "reports, which cost nothing"),
         ("oja", Charge.nothing(), "does not charge infinity"),
@@ -151,7 +151,7 @@ def test_reports_charge_nothing_and_what_is_not_private_infinity() -> None:
     ):
         entry = reserved(stream_of(name))
         assert verdict(entry, "basic") == ""
-        assert told in verdict(entry, "basic", **dict(wrong))
+        assert reported in verdict(entry, "basic", **dict(wrong))
 
 
 @pytest.mark.parametrize(

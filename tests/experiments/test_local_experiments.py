@@ -249,7 +249,7 @@ NOISY, CLEAR = [1.0, 1.1, 0.9], [1.0, 1.001, 0.999]
 
 
 @pytest.mark.parametrize(
-    ("claim", "errors", "printed", "verdict", "said"),
+    ("claim", "errors", "printed", "verdict", "message"),
     [
         (Trend("local-gaussian", "a", rises=False), {("a", 1.0): CLEAR, ("a", 2.0): [0.9, 0.901, 0.899]}, {},
          "reproduced", "1 of 1"),
@@ -273,11 +273,11 @@ NOISY, CLEAR = [1.0, 1.1, 0.9], [1.0, 1.001, 0.999]
     ],
 )  # fmt: skip
 def test_claims_about_the_local_model_are_compared_with_numbers(
-    claim: Any, errors: Any, printed: Any, verdict: str, said: str
+    claim: Any, errors: Any, printed: Any, verdict: str, message: str
 ) -> None:
     found = claim.compare(table_of(errors, printed))
     assert found.verdict == verdict, found.text
-    assert said in found.text
+    assert message in found.text
 
 
 def test_ours_stands_beside_the_papers_number() -> None:

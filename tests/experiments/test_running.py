@@ -60,9 +60,11 @@ def small(*methods: TunedMethod) -> Experiment:
 
 def test_every_method_runs_at_every_place_with_every_seed(tmp_path: Path) -> None:
     experiment = small()
-    told: list[tuple[int, str]] = []
-    table = run(experiment, SEEDS, ResultFile(tmp_path / "x.csv"), 2, lambda s, m: told.append((s.n, m.key)))
-    assert sorted(told) == sorted(
+    reported: list[tuple[int, str]] = []
+    table = run(
+        experiment, SEEDS, ResultFile(tmp_path / "x.csv"), 2, lambda s, m: reported.append((s.n, m.key))
+    )
+    assert sorted(reported) == sorted(
         [(n, key) for n in (500, 2_000) for key in ("adaptive", "analyze-gauss")] * 2
     )
     for panel, x in (("a", 500.0), ("a", 2_000.0), ("b", 0.1)):
@@ -179,7 +181,7 @@ def table_of(lines: dict[str, list[float]], measure: str = "subspace") -> Table:
 
 
 @pytest.mark.parametrize(
-    ("claim", "lines", "verdict", "said"),
+    ("claim", "lines", "verdict", "message"),
     [
         (Beats("a", ("b",), ("n",)), {"a": [0.1, 0.2, 0.1], "b": [0.2, 0.4, 0.2]}, "reproduced", "0.5 x b"),
         (Beats("a", ("b",), ("n",)), {"a": [0.1, 0.2, 0.3], "b": [0.2, 0.4, 0.2]}, "partly", "2 of 3"),
@@ -205,11 +207,11 @@ def table_of(lines: dict[str, list[float]], measure: str = "subspace") -> Table:
     ],
 )  # fmt: skip
 def test_claims_are_compared_with_numbers(
-    claim: Any, lines: dict[str, list[float]], verdict: str, said: str
+    claim: Any, lines: dict[str, list[float]], verdict: str, message: str
 ) -> None:
     found = claim.compare(table_of(lines))
     assert found.verdict == verdict, found.text
-    assert said in found.text
+    assert message in found.text
 
 
 def test_claims_add_up_to_one_verdict() -> None:

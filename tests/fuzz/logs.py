@@ -141,9 +141,9 @@ def user_shard(data: bytes) -> None:
     assert log.index is not None
     name = sorted(parts)[len(data) % len(parts)]
     kind, slot = name.split(".")[1:]
-    told = {"deltas": dict(log.index.deltas), "shards": dict(log.index.shards)}
-    told[kind + "s"][int(slot)] = Part.of(data)
-    index = UserIndex(log.index.key, log.index.commits, **told)
+    reported = {"deltas": dict(log.index.deltas), "shards": dict(log.index.shards)}
+    reported[kind + "s"][int(slot)] = Part.of(data)
+    index = UserIndex(log.index.key, log.index.commits, **reported)
     with suppress(MalformedUserLog):
         UserLog.rebuilt(2, index, parts | {name: data})
 
@@ -188,7 +188,7 @@ def _text(data: bytes) -> bytes:
     return _header("|u1", f"({len(data)},)") + data
 
 
-@target("estimator-state", _state_seeds, times=64, beside=32 * MIB, inputs=200)
+@target("estimator-state", _state_seeds, times=64, allowance=32 * MIB, inputs=200)
 def estimator_state(data: bytes) -> None:
     """Decode the state of an estimator, which the first byte selects."""
     if not data:
@@ -230,12 +230,12 @@ def _model_seeds() -> Sequence[bytes]:
         bombs.append(with_zip_parts(parts | {"state.npy": _text(inner)}))
     header = json.loads(parts["model.npy"][128:])
     for n in (10**5, 10**9):
-        told = header | {"n_features_in": n}
-        bombs.append(with_zip_parts(parts | {"model.npy": _text(json.dumps(told).encode())}))
+        reported = header | {"n_features_in": n}
+        bombs.append(with_zip_parts(parts | {"model.npy": _text(json.dumps(reported).encode())}))
     return [good, *bombs]
 
 
-@target("model-file", _model_seeds, times=64, beside=64 * MIB, inputs=600)
+@target("model-file", _model_seeds, times=64, allowance=64 * MIB, inputs=600)
 def model_file(data: bytes) -> None:
     """Load a saved model."""
     with tempfile.NamedTemporaryFile(suffix=".npz") as file:
@@ -309,7 +309,7 @@ def _backup_seeds() -> Sequence[bytes]:
     ]
 
 
-@target("backup", _backup_seeds, times=64, beside=32 * MIB, inputs=200)
+@target("backup", _backup_seeds, times=64, allowance=32 * MIB, inputs=200)
 def backup(data: bytes) -> None:
     """Read a backup, and verify it."""
     with tempfile.NamedTemporaryFile(suffix=".zip") as file:

@@ -107,7 +107,7 @@ _PATIENCE = 40.0
 _HEALTH = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
 
 
-@target("http", _http_seeds, times=16, beside=32 * MIB, inputs=800)
+@target("http", _http_seeds, times=16, allowance=32 * MIB, inputs=800)
 def http(data: bytes) -> None:
     """Send bytes to the server: it answers without an internal error, and continues to serve."""
     answer = _exchange(data)

@@ -156,14 +156,14 @@ def payload(data: bytes) -> None:
 
 
 def _header_seeds() -> Sequence[bytes]:
-    told = [
+    reported = [
         {"content-type": CONTENT_TYPES[0], "dtype": "float64"},
         {"content-type": "application/json;x", "record-kind": "factor"},
         {"record-kind": "local", "local-promise": PROMISE.decode(), "content-type": CONTENT_TYPES[0]},
         {"dtype": "float16"},
         {"content-type": "x" * 5000},
     ]
-    return [bytes([i]) + json.dumps(each).encode() for each in told for i in range(len(CODECS))]
+    return [bytes([i]) + json.dumps(each).encode() for each in reported for i in range(len(CODECS))]
 
 
 @target("headers", _header_seeds, times=64)
@@ -274,7 +274,7 @@ def _compressed_seeds() -> Sequence[bytes]:
     return seeds
 
 
-@target("compressed-batch", _compressed_seeds, times=512, beside=96 * MIB, inputs=3000)
+@target("compressed-batch", _compressed_seeds, times=512, allowance=96 * MIB, inputs=3000)
 def compressed_batch(data: bytes) -> None:
     """Read a compressed batch in both ways; the first two bytes select its codec and count."""
     if len(data) < 2:
@@ -321,7 +321,7 @@ def _file_seeds() -> Sequence[bytes]:
     ]
 
 
-@target("record-file", _file_seeds, times=64, beside=64 * MIB, inputs=600)
+@target("record-file", _file_seeds, times=64, allowance=64 * MIB, inputs=600)
 def record_file(data: bytes) -> None:
     """Open and read a file of records; the first byte selects its ending."""
     if not data:

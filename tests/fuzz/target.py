@@ -67,13 +67,13 @@ def target(
     seeds: Callable[[], Sequence[bytes]],
     *,
     times: int = 16,
-    beside: int = 16 * MIB,
+    allowance: int = 16 * MIB,
     inputs: int = 1000,
 ) -> Callable[[Run], Run]:
     """Register a target that may take ``beside`` bytes plus ``times`` its input's length."""
 
     def register(run: Run) -> Run:
-        TARGETS[name] = Target(name, run, seeds, lambda length: beside + times * length, inputs)
+        TARGETS[name] = Target(name, run, seeds, lambda length: allowance + times * length, inputs)
         return run
 
     return register

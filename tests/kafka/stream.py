@@ -165,7 +165,7 @@ class Child:
         with _one_at_a_time:
             return self._process.exitcode
 
-    def says(self, text: str, seconds: float = LIMIT) -> None:
+    def logs(self, text: str, seconds: float = LIMIT) -> None:
         """Wait until the log contains a text."""
         wait_for(
             f"{text!r} in the log",

@@ -27,13 +27,13 @@ def test_max_wait_closes_a_batch_that_is_not_full(make_stream: MakeStream) -> No
     options = {"first_batch": 5000, "max_batch": 5000}
     stream = make_stream(options=options, max_wait_seconds=2.0, epsilon=4.0, cap=("4", "1e-6"), **ENDLESS)
     child = stream.start()
-    child.says("leading")
+    child.logs("leading")
     stream.produce_vectors(stream.vectors(399))
     # `adaptive` needs at least 400 records: with 399 it keeps waiting.
     time.sleep(4)
     assert stream.own(Reserved) == []
     stream.produce_vectors(stream.vectors(101, seed=1))
-    child.says("batch 1 released")
+    child.logs("batch 1 released")
     stop(stream)
     batches = stream.own(Reserved)
     assert sum(e.count for e in batches) >= 400
@@ -46,14 +46,14 @@ def test_a_new_partition_is_read_from_a_batch_boundary_on(make_stream: MakeStrea
     )
     child = stream.start()
     stream.produce_vectors(stream.vectors(150))
-    child.says("batch 1 released")
+    child.logs("batch 1 released")
     with KafkaAdminClient(bootstrap_servers=stream.settings.kafka.bootstrap_servers) as admin:
         admin.create_partitions({stream.settings.stream.input: NewPartitions(2)})
     stream.partitions = 2
-    child.says("has 2 partitions now")
+    child.logs("has 2 partitions now")
     # Only to the new partition: half a batch waits in the old one, and would wait for ever.
     stream.produce_vectors(stream.vectors(150, seed=1), to=lambda i: 1)
-    child.says("batch 3 released")
+    child.logs("batch 3 released")
     stop(stream)
     first, second, third = stream.own(Reserved)
     assert {r.partition for r in first.ranges} == {0}
@@ -66,7 +66,7 @@ def test_a_successor_reads_partitions_that_were_added_since(make_stream: MakeStr
     stream = make_stream(partitions=1, options={"n_records": 200, "n_batches": 2})
     stream.produce_vectors(stream.vectors(100))
     child = stream.start()
-    child.says("batch 1 released")
+    child.logs("batch 1 released")
     child.signal(signal.SIGTERM)
     assert child.ends() == 0
     with KafkaAdminClient(bootstrap_servers=stream.settings.kafka.bootstrap_servers) as admin:

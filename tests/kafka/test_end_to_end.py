@@ -72,9 +72,9 @@ def test_an_endless_stream_runs_until_it_is_told_to_stop(make_stream: MakeStream
     stream = make_stream(**OJA)
     stream.produce_vectors(stream.vectors(250))
     worker = stream.start()
-    worker.says("batch 2 released")
+    worker.logs("batch 2 released")
     stream.produce_vectors(stream.vectors(50, seed=1))
-    worker.says("batch 3 released")
+    worker.logs("batch 3 released")
     worker.signal(15)
     assert worker.ends() == 0
     check_books(stream)
@@ -119,7 +119,7 @@ def test_symmetric_matrices_are_records(make_stream: MakeStream, estimator: str)
     x = np.random.default_rng(0).standard_normal((40, 5, 5))
     stream.produce([(a + a.T).astype("<f4").tobytes() for a in x])
     worker = stream.start()
-    worker.says("batch 2 released")
+    worker.logs("batch 2 released")
     if estimator == "private-oja":
         worker.signal(15)
     assert worker.ends() == 0
@@ -176,14 +176,14 @@ def test_the_second_leader_goes_on_where_the_first_stopped(make_stream: MakeStre
     x = stream.vectors(400)
     stream.produce_vectors(x[:200])
     first = stream.start()
-    first.says("batch 2 released")
+    first.logs("batch 2 released")
     first.signal(15)
     assert first.ends() == 0
     done = len(stream.releases())
     # Not earlier: the first worker would learn from all of them if its signal came late.
     stream.produce_vectors(x[200:])
     second = stream.start()
-    second.says("batch 4 released")
+    second.logs("batch 4 released")
     second.signal(15)
     assert second.ends() == 0
     check_books(stream)
@@ -408,7 +408,7 @@ def test_a_state_of_other_options_is_refused_before_a_batch_is_reserved(make_str
     stream = make_stream(estimator="noisy-power", centering="none", options=options)
     stream.produce_vectors(stream.vectors(100))
     worker = stream.start()
-    worker.says("batch 1 released")
+    worker.logs("batch 1 released")
     worker.signal(15)
     assert worker.ends() == 0
     before = stream.entries()
@@ -509,7 +509,7 @@ def test_an_input_topic_that_was_created_again_is_refused(make_stream: MakeStrea
     stream = make_stream()
     stream.produce_vectors(stream.vectors(150))
     worker = stream.start()
-    worker.says("batch 1 released")
+    worker.logs("batch 1 released")
     worker.signal(15)
     assert worker.ends() == 0
     before = stream.entries()
@@ -523,7 +523,7 @@ def test_an_input_topic_created_again_under_a_running_worker_is_refused(make_str
     stream = make_stream()
     stream.produce_vectors(stream.vectors(150))
     worker = stream.start()
-    worker.says("batch 1 released")
+    worker.logs("batch 1 released")
     before = stream.entries()
     recreate(stream)
     stream.produce_vectors(stream.vectors(300))

@@ -47,7 +47,7 @@ def test_a_later_state(make_stream: MakeStream) -> None:
     stream = make_stream("later-state", **BATCHES)
     stream.produce_vectors(stream.vectors(100))
     worker = stream.start()
-    worker.says("batch 1 released")
+    worker.logs("batch 1 released")
     worker.signal(15)
     assert worker.ends() == 0, worker.log
 

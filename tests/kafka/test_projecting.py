@@ -98,8 +98,8 @@ def test_every_message_has_the_projection_that_its_release_computes(
     assert len(written(stream, output, 2)) == len(sources) == 300 + 4 + 1 + 4
     for source, each in found.items():
         assert each.partition == source[0]
-        said = {name: each.headers[name] for name in ("content-type", "dtype", "privacy", "release-batch")}
-        assert said == {
+        message = {name: each.headers[name] for name in ("content-type", "dtype", "privacy", "release-batch")}
+        assert message == {
             "content-type": "application/octet-stream",
             "dtype": "float32",
             "privacy": "as-input",
@@ -437,7 +437,7 @@ def test_records_are_projected_by_the_schemas_that_they_name(
                 stream.produce(known[i : i + 2], headers=[])
             wait_for_projections(30)
             stream.produce(unknown, headers=[])
-            child.says("recovering from the committed positions: registry.url")
+            child.logs("recovering from the committed positions: registry.url")
             assert len(written(stream, output, 2)) == 30
         finally:
             apicurio.proceed()

@@ -325,7 +325,7 @@ def test_a_new_leader_charges_nothing_before_the_registry_answers(scene: Scene, 
         assert first.ends() == 0, first.log
         scene.write(1, values)
         second = scene.stream.start(noise=False)
-        second.says("does not answer (timed out)")
+        second.logs("does not answer (timed out)")
         assert len(scene.stream.own(Reserved)) == 1
     finally:
         apicurio.proceed()
@@ -347,7 +347,7 @@ def test_a_worker_that_waits_for_a_silent_registry_stops_in_order(
     apicurio.pause()
     try:
         worker = scene.stream.start(scene.stream.settings.model_copy(update={"registry": slow}), noise=False)
-        worker.says("leading stream")
+        worker.logs("leading stream")
         worker.signal(signal.SIGTERM)
         assert worker.ends(30) == 0, worker.log
     finally:

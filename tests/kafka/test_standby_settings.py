@@ -32,7 +32,7 @@ def start(stream: Stream, *settings: Settings) -> tuple[Child, str]:
     ]
     child = Child(watched, stream.directory / str(len(stream.children)))
     stream.children.append(child)
-    child.says("metrics and health on ")
+    child.logs("metrics and health on ")
     found = re.search(r"on (http://\S+)", child.log)
     assert found is not None
     return child, f"{found[1]}/readyz"
@@ -63,14 +63,14 @@ def test_a_standby_with_other_settings_ends_and_is_not_ready(make_stream: MakeSt
     stream = make_stream(worker=ENDLESS, estimator="noisy-power", centering="none", options=options)
     name, group = stream.settings.stream.name, stream.settings.worker.group
     leader = stream.start()
-    leader.says("leading stream")
+    leader.logs("leading stream")
     # The stream has not begun, and could begin with either of these settings.
     alike, at_alike = start(stream, stream.settings)
     other, at_other = start(stream, stream.changed(epsilon=0.5))
     for address in (at_alike, at_other):
         wait_until_ready(address, **{name: "standby"})
     stream.produce_vectors(stream.vectors(100))
-    leader.says("batch 1 released")
+    leader.logs("batch 1 released")
     reason = (
         f"stream.epsilon is 0.5, but the ledger has 1.0 for stream {name!r}: set it back, or choose a new"
     )
@@ -84,9 +84,9 @@ def test_a_standby_with_other_settings_ends_and_is_not_ready(make_stream: MakeSt
     )
 
     # Now it has begun. The same next to another stream, which continues; the process is never ready.
-    beside = make_stream(worker=ENDLESS | {"group": group})
-    both, at_both = start(beside, stream.changed(epsilon=0.5), beside.settings)
-    both.says(f"leading stream {beside.settings.stream.name}")
+    extra = make_stream(worker=ENDLESS | {"group": group})
+    both, at_both = start(extra, stream.changed(epsilon=0.5), extra.settings)
+    both.logs(f"leading stream {extra.settings.stream.name}")
 
     def refused() -> Any:
         status, text = get(at_both)
@@ -94,8 +94,8 @@ def test_a_standby_with_other_settings_ends_and_is_not_ready(make_stream: MakeSt
         return json.loads(text).get("refused")
 
     assert reason in wait_for("the refusal", refused)[name]
-    beside.produce_vectors(beside.vectors(100))
-    both.says("batch 1 released")
+    extra.produce_vectors(extra.vectors(100))
+    both.logs("batch 1 released")
     both.signal(signal.SIGTERM)
     assert both.ends() == 2
     assert_one_line(both, reason)
@@ -105,7 +105,7 @@ def test_a_standby_with_other_settings_ends_and_is_not_ready(make_stream: MakeSt
     leader.signal(signal.SIGTERM)
     assert leader.ends() == 0
     stream.produce_vectors(stream.vectors(200, seed=1))
-    alike.says("batch 2 released")
+    alike.logs("batch 2 released")
     alike.signal(signal.SIGTERM)
     assert alike.ends() == 0
     check_books(stream)
@@ -115,7 +115,7 @@ def test_a_stream_that_has_begun_on_another_input_is_refused(make_stream: MakeSt
     stream, other = make_stream(worker=ENDLESS), make_stream()
     stream.produce_vectors(stream.vectors(150))
     leader = stream.start()
-    leader.says("batch 1 released")
+    leader.logs("batch 1 released")
     mistaken, _ = start(stream, stream.changed(input=other.settings.stream.input))
     assert mistaken.ends() == 2
     reason = "belongs to another input topic than the present"

@@ -48,7 +48,7 @@ def test_a_stream_on_spent_records_is_told_of_the_way_out_and_takes_it(
     assert 'stream.start = "latest" starts it after the records that exist now' in refused.log
     # The remedy from the message: the same stream, which has not reserved a batch.
     worker = stuck.start(stuck.changed(start="latest"))
-    worker.says("the stream begins at the latest records")
+    worker.logs("the stream begins at the latest records")
     stuck.produce_vectors(stuck.vectors(60, seed=1))
     assert worker.ends() == 0, worker.log
     ends = {p: offsets[29] + 1 for p, offsets in stuck.input_offsets().items()}
@@ -79,7 +79,7 @@ def test_a_kill_before_the_first_commit_neither_skips_nor_rereads(
     old = {p: offsets[-1] + 1 for p, offsets in stream.input_offsets().items()}
     worker = stream.start(strike=Strike(strike))
     if strike.startswith(("reserve", "commit")):
-        worker.says("the stream begins at the latest records")
+        worker.logs("the stream begins at the latest records")
         # To one partition only: the other has no reservation, and must not be read from its first record.
         stream.produce_vectors(stream.vectors(60, seed=1), to=lambda i: 0)
     assert worker.ends() == -signal.SIGKILL, worker.log
@@ -91,7 +91,7 @@ def test_a_kill_before_the_first_commit_neither_skips_nor_rereads(
         stream.produce_vectors(stream.vectors(60, seed=1), to=lambda i: 0)
     worker = stream.start(stream.changed(start="earliest") if begun else None)
     if not begun:
-        worker.says("the stream begins at the latest records")
+        worker.logs("the stream begins at the latest records")
         stream.produce_vectors(stream.vectors(60, seed=1), to=lambda i: 0)
     assert worker.ends() == 0, worker.log
     assert starts_of(stream) == old
@@ -111,7 +111,7 @@ def test_pairs_and_users_begin_at_the_latest_records_too(make_stream: MakeStream
         # An odd number: pairs are counted from the start, not from the first record.
         stream.produce_vectors(stream.vectors(41), to=lambda i: i % 2)
         worker = stream.start()
-        worker.says("the stream begins at the latest records")
+        worker.logs("the stream begins at the latest records")
         stream.produce_keyed(
             (str(i).encode(), row.tobytes()) for i, row in enumerate(stream.vectors(60, seed=1))
         )
@@ -128,11 +128,11 @@ def test_a_new_stream_that_is_paused_before_it_begins_begins_when_it_is_resumed(
     stream.produce_vectors(stream.vectors(40))
     pause(stream.settings.kafka, stream.settings.stream, "a test")
     worker = stream.start()
-    worker.says("the stream is paused")
+    worker.logs("the stream is paused")
     assert not stream.own(Started)
     stream.produce_vectors(stream.vectors(20))
     resume(stream.settings.kafka, stream.settings.stream, "a test")
-    worker.says("the stream begins at the latest records")
+    worker.logs("the stream begins at the latest records")
     (facts,) = wait_for("status", lambda: describe_status([stream.settings]))
     assert facts["lag"]["total"] == 0
     stream.produce_vectors(stream.vectors(60, seed=1))
@@ -166,7 +166,7 @@ def test_a_stream_whose_first_records_another_spends_is_told_of_a_new_name(make_
     first = make_stream(**HOW)
     second = second_on(first, make_stream, start="latest")
     begun = second.start()
-    begun.says("the stream begins at the latest records")
+    begun.logs("the stream begins at the latest records")
     begun.destroy()
     first.produce_vectors(first.vectors(60))
     first.run()

@@ -179,7 +179,7 @@ def test_a_take_over_is_a_trace_with_the_batch_that_it_finishes(make_stream: Mak
             worker = stream.start(
                 settings.model_copy(update={"stream": stream.changed(lost_records="skip").stream})
             )
-            worker.says("batch 1 abandoned")
+            worker.logs("batch 1 abandoned")
             worker.signal(signal.SIGTERM)
             assert worker.ends() == 0, worker.log
             assert [e.batch for e in stream.own(Abandoned)] == [1]
@@ -243,8 +243,8 @@ def test_no_collector_stops_a_stream(make_stream: MakeStream, collectors: Any) -
 
 def check_log(worker: Child, collector: Collector) -> None:
     lines = re.findall(r"traces: .*", worker.log)
-    told = [line for line in lines if collector.address in line or "the last spans are dropped" in line]
-    assert lines == told
+    reported = [line for line in lines if collector.address in line or "the last spans are dropped" in line]
+    assert lines == reported
     assert 1 <= len(lines) <= 2
     assert INSULT not in worker.log
     assert "Traceback" not in worker.log

@@ -184,9 +184,9 @@ class Trial:
         """Start producers, a leader that has released, and a standby."""
         self.produce(transactions=transactions)
         leader = self.start(env)
-        leader.says("batch 1 released", 240)
+        leader.logs("batch 1 released", 240)
         standby = self.start(env)
-        standby.says("standing by")
+        standby.logs("standing by")
         return leader, standby
 
     # -- checks ------------------------------------------------------------

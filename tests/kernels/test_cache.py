@@ -180,8 +180,8 @@ def test_without_any_folder_to_write_kernels_are_kept_nowhere(tmp_path: Path) ->
         assert list(home.iterdir()) == []
 
 
-@pytest.mark.parametrize(("patience", "told"), [(0.01, 1), (60.0, 0)])
-def test_a_compile_that_takes_long_says_so_once(tmp_path: Path, patience: float, told: int) -> None:
+@pytest.mark.parametrize(("patience", "reported"), [(0.01, 1), (60.0, 0)])
+def test_a_compile_that_takes_long_says_so_once(tmp_path: Path, patience: float, reported: int) -> None:
     code = (
         "import logging; import numpy as np; import streaming_pca.kernels as kernels\n"
         "logging.basicConfig(level=logging.INFO, format='%(name)s %(levelname)s %(message)s')\n"
@@ -197,4 +197,4 @@ def test_a_compile_that_takes_long_says_so_once(tmp_path: Path, patience: float,
         timeout=LIMIT,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stderr.count("streaming_pca.kernels INFO compiling kernels") == told
+    assert done.stderr.count("streaming_pca.kernels INFO compiling kernels") == reported

@@ -171,8 +171,8 @@ def test_what_is_imported_is_what_was_installed(installed: Path) -> None:
 def test_a_client_program_sees_types(installed: Path, tmp_path: Path) -> None:
     (tmp_path / "client.py").write_text(CLIENT)
     mypy = (sys.executable, "-m", "mypy", "--strict", "--python-executable", installed / "bin" / "python")
-    said = run(*mypy, "--cache-dir", tmp_path / "cache", "client.py", cwd=tmp_path)
-    assert re.search(r'Revealed type is "streaming_pca\.[\w.]+\.PrivatePCA"', said), said
+    message = run(*mypy, "--cache-dir", tmp_path / "cache", "client.py", cwd=tmp_path)
+    assert re.search(r'Revealed type is "streaming_pca\.[\w.]+\.PrivatePCA"', message), message
     (tmp_path / "client.py").write_text(CLIENT.replace("n_components=2", 'n_components="two"'))
     with pytest.raises(AssertionError, match="n_components"):
         run(*mypy, "--cache-dir", tmp_path / "cache", "client.py", cwd=tmp_path)

@@ -56,7 +56,7 @@ def test_an_installation_is_a_line_and_dots_unless_it_fails(tmp_path: Path) -> N
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
 def test_the_dashboard_is_one_command_with_both_extras(tmp_path: Path) -> None:
-    said = subprocess.run(
+    message = subprocess.run(
         ["make", "--dry-run", "--no-print-directory", "-f", MAKEFILE, "dashboard", f"VENV={tmp_path}/venv"],
         cwd=MAKEFILE.parent,
         capture_output=True,
@@ -64,5 +64,5 @@ def test_the_dashboard_is_one_command_with_both_extras(tmp_path: Path) -> None:
         timeout=240,
         check=True,
     ).stdout
-    assert "--editable '.[demo,dashboard]'" in said
-    assert said.splitlines()[-1].endswith("/bin/streaming-pca demo --dashboard")
+    assert "--editable '.[demo,dashboard]'" in message
+    assert message.splitlines()[-1].endswith("/bin/streaming-pca demo --dashboard")

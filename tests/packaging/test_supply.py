@@ -185,7 +185,7 @@ UNKNOWN = {"name": "c", "version": "3", "skip_reason": "not found on PyPI"}
 
 
 @pytest.mark.parametrize(
-    ("packages", "said", "status", "words"),
+    ("packages", "message", "status", "words"),
     [
         ([KNOWN, KNOWN], "", 0, "2 packages, no known weakness"),
         ([KNOWN, WEAK], "", 1, "b 2: PYSEC-1, mended in 2.1"),
@@ -198,10 +198,10 @@ UNKNOWN = {"name": "c", "version": "3", "skip_reason": "not found on PyPI"}
     ],
 )
 def test_only_silence_passes_an_audit_without_an_answer(
-    packages: list[Any] | None, said: str, status: int, words: str
+    packages: list[Any] | None, message: str, status: int, words: str
 ) -> None:
     report = None if packages is None else {"dependencies": packages}
-    found, lines = load("audit").judge(report, said)
+    found, lines = load("audit").judge(report, message)
     assert found == status
     assert words in "\n".join(lines)
 

@@ -61,11 +61,11 @@ def settled(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     answers: list[int] = []
     settle: Callable[..., int] = noise._settle
 
-    def told(*args: Any) -> int:
+    def reported(*args: Any) -> int:
         answers.append(settle(*args))
         return answers[-1]
 
-    monkeypatch.setattr(noise, "_settle", told)
+    monkeypatch.setattr(noise, "_settle", reported)
     return answers
 
 

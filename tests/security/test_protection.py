@@ -74,12 +74,12 @@ def dashboard(folder: Path, debuggable: bool) -> Any:
 
 def wait_for_line(process: subprocess.Popen[str], text: str) -> str:
     assert process.stdout is not None
-    said = ""
+    message = ""
     for line in process.stdout:
-        said += line
+        message += line
         if text in line:
-            return said
-    raise AssertionError(said)
+            return message
+    raise AssertionError(message)
 
 
 def core_limit(pid: int) -> str:
@@ -123,9 +123,9 @@ def test_a_process_leaves_no_core_file_and_admits_no_debugger(folder: Path) -> N
         assert not unprivileged.is_dumpable(process.pid)
         # Its environment holds the token, and another process of the same user cannot read it.
         for program, name in (("cat", "environ"), ("cat", "mem"), ("cat", "maps"), ("ls", "fd")):
-            told = unprivileged.run(program, f"/proc/{process.pid}/{name}", cwd=folder)
-            assert told.returncode != 0, name
-            assert "ermission denied" in told.stderr
+            result = unprivileged.run(program, f"/proc/{process.pid}/{name}", cwd=folder)
+            assert result.returncode != 0, name
+            assert "ermission denied" in result.stderr
         assert attach(process.pid, folder) == "Operation not permitted"
         if shutil.which("gcore"):
             dumped = unprivileged.run("gcore", "-o", folder / "dump", process.pid, cwd=folder)
@@ -137,12 +137,12 @@ def test_a_process_leaves_no_core_file_and_admits_no_debugger(folder: Path) -> N
 @linux
 def test_an_operator_can_admit_debuggers_and_so_the_test_above_can_fail(folder: Path) -> None:
     with dashboard(folder, debuggable=True) as process:
-        said = wait_for_line(process, "dashboard: http")
-        assert "worker.debuggable: debuggers of this user" in said
+        message = wait_for_line(process, "dashboard: http")
+        assert "worker.debuggable: debuggers of this user" in message
         assert core_limit(process.pid) == "0"
         assert unprivileged.is_dumpable(process.pid)
-        told = unprivileged.run("cat", f"/proc/{process.pid}/environ", cwd=folder)
-        assert found_in(told.stdout.encode(), SECRETS)
+        result = unprivileged.run("cat", f"/proc/{process.pid}/environ", cwd=folder)
+        assert found_in(result.stdout.encode(), SECRETS)
         assert attach(process.pid, folder) == ""
         assert abort(process, folder)
     for core in (folder).glob("core*"):
@@ -188,10 +188,10 @@ def test_a_guarded_process_without_rights_can_still_do_its_work(folder: Path) ->
     """``/proc/self`` belongs to root then: metrics, children and their leash need parts of it."""
     (folder / "alive.py").write_text(ALIVE)
     with unprivileged.running(folder / "alive.py", cwd=folder) as process:
-        said = process.communicate(timeout=120)[0]
-    assert process.returncode == -signal.SIGKILL, said
+        message = process.communicate(timeout=120)[0]
+    assert process.returncode == -signal.SIGKILL, message
     # The system's own signal kills its child with it.
-    (child,) = [int(line.split()[1]) for line in said.splitlines() if line.startswith("child ")]
+    (child,) = [int(line.split()[1]) for line in message.splitlines() if line.startswith("child ")]
     wait_for("the child's end", lambda: not Path(f"/proc/{child}").exists())
 
 
@@ -299,9 +299,9 @@ def test_an_error_that_no_handler_sees_has_no_message(raiser: str, capfd: pytest
     with withheld_messages():
         cases[raiser]()
     assert (sys.excepthook, threading.excepthook, sys.unraisablehook) == hooks
-    said = capfd.readouterr().err
-    assert f"builtins.ValueError: {WITHHELD}" in said
-    assert not found_in(said.encode(), SECRETS)
+    message = capfd.readouterr().err
+    assert f"builtins.ValueError: {WITHHELD}" in message
+    assert not found_in(message.encode(), SECRETS)
 
 
 def test_messages_are_shown_where_debuggers_are_admitted(monkeypatch: pytest.MonkeyPatch) -> None:

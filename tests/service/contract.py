@@ -50,9 +50,9 @@ class Contract:
             *self._errors(f"{place}/headers", headers if "headers" in about else {}, "headers" in about),
             *self._errors(f"{place}/bindings/kafka/key", key),
         ]
-        said = headers.get("content-type", about["contentType"])
-        if said != about["contentType"]:
-            found.append(f"content-type is {said}")
+        text = headers.get("content-type", about["contentType"])
+        if text != about["contentType"]:
+            found.append(f"content-type is {text}")
         if about["contentType"] != "application/json":
             return found
         try:

@@ -208,8 +208,8 @@ def test_a_stream_fixes_the_sizes_of_its_payloads() -> None:
 def test_the_file_in_the_package_is_what_the_models_give() -> None:
     file = Path(streaming_pca.__file__).parent / "schemas" / "asyncapi.json"
     linked = Path(__file__).resolve().parents[2] / "docs" / "reference" / "schemas" / "asyncapi.json"
-    said = "write it anew: streaming-pca config schema asyncapi > streaming_pca/schemas/asyncapi.json"
-    assert json.loads(file.read_text()) == json.loads(linked.read_text()) == asyncapi_document(), said
+    text = "write it anew: streaming-pca config schema asyncapi > streaming_pca/schemas/asyncapi.json"
+    assert json.loads(file.read_text()) == json.loads(linked.read_text()) == asyncapi_document(), text
 
 
 def test_the_default_format_of_a_stream_needs_no_header() -> None:

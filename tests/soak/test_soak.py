@@ -115,9 +115,9 @@ class Soak:
         """Start all three; return once there are releases."""
         names, watched = self.stream.settings.stream, self.stream.changed("http", enabled=True, port=0)
         leader = self.stream.start(watched)
-        leader.says("leading stream", 240)
+        leader.logs("leading stream", 240)
         standby = self.stream.start(watched)
-        standby.says("standing by")
+        standby.logs("standing by")
         self.workers = {"leader": leader, "standby": standby}
         pace = Pace(
             self.stream.settings.kafka.bootstrap_servers,
@@ -129,7 +129,7 @@ class Soak:
         )
         command = [sys.executable, "-m", "tests.soak.producer", json.dumps(asdict(pace))]
         self.producer = Process(command, log=self._directory / "producer.log", cwd=ROOT)
-        leader.says("batch 3 released", 240)
+        leader.logs("batch 3 released", 240)
 
     def look(self, seconds: float, warm: bool) -> str:
         """Scrape and sample everything once; return a line for people."""
@@ -158,7 +158,7 @@ class Soak:
         assert self.producer.returncode == 0, self.producer.log_tail()
         written = int(json.loads(self.producer.log_tail(1))["written"])
         last = f", {written - written % BATCH} records"
-        self.workers["leader"].says(last, 240)
+        self.workers["leader"].logs(last, 240)
         for worker in reversed(self.workers.values()):
             worker.signal(signal.SIGTERM)
             assert worker.ends() == 0, worker.log[-3000:]
@@ -186,11 +186,11 @@ def test_nothing_grows_at_full_speed(
     soak = Soak(make_stream(cluster, tmp_path), tmp_path)
     try:
         soak.start()
-        started = said = time.monotonic()
+        started = message = time.monotonic()
         while (seconds := time.monotonic() - started) < soak_seconds:
             line = soak.look(seconds, warm=seconds >= WARM_SHARE * soak_seconds)
-            if started + seconds - said >= PROGRESS_SECONDS:
-                said = started + seconds
+            if started + seconds - message >= PROGRESS_SECONDS:
+                message = started + seconds
                 with capsys.disabled():
                     print(line, flush=True)
             time.sleep(SAMPLE_SECONDS)

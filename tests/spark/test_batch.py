@@ -269,7 +269,7 @@ def test_records_that_changed_are_no_result_of_a_batch_in_memory(make_readers: A
 def test_libraries_say_nothing_on_executors(make_readers: Any, spark: SparkSession) -> None:
     feed = replace(make_readers(plain, {})[1]._cluster.feed, session="quiet")
 
-    def told(parts: Iterator[Any]) -> Iterator[Any]:
+    def reported(parts: Iterator[Any]) -> Iterator[Any]:
         import logging
         import warnings
 
@@ -282,5 +282,5 @@ def test_libraries_say_nothing_on_executors(make_readers: Any, spark: SparkSessi
             level = logging.getLogger("kafka").getEffectiveLevel()
             yield pyarrow.RecordBatch.from_pydict({"warnings": [len(found)], "level": [level]})
 
-    (row,) = spark.range(1).repartition(1).mapInArrow(told, "warnings long, level long").collect()
+    (row,) = spark.range(1).repartition(1).mapInArrow(reported, "warnings long, level long").collect()
     assert (row.warnings, row.level) == (0, 50)

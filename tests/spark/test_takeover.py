@@ -81,9 +81,9 @@ def test_they_stand_by_for_each_other(make: Making, tmp_path: Path) -> None:
     x = alone.vectors(160)
     with Runners(tmp_path) as run:
         service = run.start([both], "service", group=group)
-        service.says("leading stream")
+        service.logs("leading stream")
         driver = run.start([both], "driver", group=group, spark=LOCAL)
-        driver.says("standing by")
+        driver.logs("standing by")
         alone.produce_vectors(x[:80])
         wait_for_batches(service, [both], 2)
         assert "leading" not in driver.log
@@ -91,9 +91,9 @@ def test_they_stand_by_for_each_other(make: Making, tmp_path: Path) -> None:
         alone.produce_vectors(x[80:120])
         wait_for_batches(driver, [both], 3)
         again = run.start([both], "service", group=group)
-        again.says("standing by")
+        again.logs("standing by")
         driver.stop()
-        again.says("leading stream")
+        again.logs("leading stream")
         alone.produce_vectors(x[120:])
         wait_for_batches(again, [both], 4)
         again.stop()
@@ -112,7 +112,7 @@ def test_two_that_both_lead_share_the_batches(make: Making, tmp_path: Path) -> N
         first = run.start([stream], "driver", spark=LOCAL, holds=hold)
         first.wait_until_held()
         second = run.start([stream], "service")
-        second.says("batch 3 released")
+        second.logs("batch 3 released")
         first.let_go()
         runners: list[Runner] = [first, second]
         wait_for("both to end", lambda: all(each.status() is not None for each in runners))

@@ -171,8 +171,8 @@ def test_ledgers_verify_and_charges_are_as_the_version_before_said(
     for topic in CAPS:
         report = verify_ledger(kafka, topic)
         assert report.ok, report.problems
-    for topic, said in facts["inputs"].items():
+    for topic, message in facts["inputs"].items():
         spent = json.loads(json.dumps(describe_spent(kafka, topic, 0, 7)))
-        assert spent["spent"] == said["spent"]["spent"], topic
-        assert spent["left"] == said["spent"]["left"], topic
-        assert spent["jobs"] == said["spent"]["jobs"], topic
+        assert spent["spent"] == message["spent"]["spent"], topic
+        assert spent["left"] == message["spent"]["left"], topic
+        assert spent["jobs"] == message["spent"]["jobs"], topic

@@ -266,9 +266,9 @@ def test_a_null_record_contributes_the_clipped_centre_turned_round(kind: RecordK
     assert one.clipped == two.clipped == (ratio < 1)
     outside = np.zeros((3, 3))
     outside[1, 1] = 1e300
-    beside = block_sum(ArrayBatch.of_records([outside], 3, kind), p, np.eye(3)[:, :1], radius, centre[:, :1])
+    other = block_sum(ArrayBatch.of_records([outside], 3, kind), p, np.eye(3)[:, :1], radius, centre[:, :1])
     null = block_sum(ArrayBatch.of_records([None], 3, kind), p, np.eye(3)[:, :1], radius, centre[:, :1])
-    assert np.array_equal(beside.total, null.total)
+    assert np.array_equal(other.total, null.total)
     # The decoder makes such a record null; if it ever fails to, the kernels still do.
     starts = np.array([0, len(poisoned)], dtype=np.int64)
     assert np.array_equal(

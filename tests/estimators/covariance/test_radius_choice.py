@@ -148,13 +148,13 @@ def test_the_noise_that_is_told_is_the_error_to_come(d: int, k: int, height: flo
     """The mean square error over 60 draws is within a factor of 2; half of the look's noise."""
     sigma = 1.0
     spectrum = np.where(np.arange(d) < k, height * math.sqrt(d) / 2, 0.0)
-    told = np.mean([read(spectrum, 4, sigma, k, seed, coming=0.5).noise for seed in range(10)], axis=0)
+    reported = np.mean([read(spectrum, 4, sigma, k, seed, coming=0.5).noise for seed in range(10)], axis=0)
     rng = utility_generator(99)
     for radius, share in enumerate(np.linspace(0.2, 1.0, 4)):
         drawn = np.diag(spectrum) + math.sqrt(0.5 * share) * sigma * symmetric_noise(rng, 60, d)
         vectors = np.linalg.eigh(drawn)[1][:, :, ::-1][:, :, :k]
         error = np.mean(2 * k - 2 * (vectors[:, :k] ** 2).sum(axis=(1, 2)))
-        assert error / 2 < told[radius] < 2 * error
+        assert error / 2 < reported[radius] < 2 * error
 
 
 @pytest.mark.parametrize("deviations", [ONCE, 4.0])

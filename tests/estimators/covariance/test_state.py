@@ -126,14 +126,14 @@ def test_a_grid_that_reaches_further_keeps_what_it_knew(used: int, factor: float
         np.testing.assert_allclose(now[1:] / now[:-1], 1.5)
         if factor < 1e3:
             assert now[-1] >= radii[-1] * factor * (1 - 1e-12) or grown.used == SLOTS
-        told = np.diagonal(grown.noise_of_moments())
+        reported = np.diagonal(grown.noise_of_moments())
         for slot, old in enumerate(kept):
             assert grown.radii[slot] == radii[old]
             np.testing.assert_allclose(grown.moment(slot), estimate.moment(old), atol=1e-12)
-            assert told[slot] == pytest.approx(estimate.noise_of_moments()[old, old])
+            assert reported[slot] == pytest.approx(estimate.noise_of_moments()[old, old])
         for slot in range(len(kept), grown.used):
             np.testing.assert_allclose(grown.moment(slot), estimate.moment(used - 1), atol=1e-12)
-            assert told[slot] > 2 * told[len(kept) - 1]
+            assert reported[slot] > 2 * reported[len(kept) - 1]
         if chosen in kept:
             assert grown.radii[grown.chosen] == radii[chosen]
 

@@ -149,11 +149,11 @@ def test_the_noise_of_looks_and_sums_together_is_told(weighted: bool) -> None:
         found.append(estimate.moment(1))
     deviations = np.std(found, axis=0)
     u = weights if weighted else np.ones(d)
-    told = (
+    reported = (
         math.sqrt(estimate.released_noise) * np.sqrt(np.outer(u, u)) * np.where(np.eye(d), 1, math.sqrt(0.5))
     )
-    np.testing.assert_allclose(deviations, told, rtol=0.25)
-    assert np.mean(deviations / told) == pytest.approx(1, abs=0.08)
+    np.testing.assert_allclose(deviations, reported, rtol=0.25)
+    assert np.mean(deviations / reported) == pytest.approx(1, abs=0.08)
 
 
 # The times of its looks.

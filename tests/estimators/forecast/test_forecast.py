@@ -179,12 +179,12 @@ def test_an_endless_stream_is_cut_as_its_estimator_cuts_it() -> None:
     assert planned_batches(20_000) == (4096, 6552, 9352)
     assert planned_batches(4097) == (4097,)
     assert max(planned_batches(10**7)) == 131_072
-    told = GrowingBatches(n_records=9000, n_batches=3, growth=1.0)
-    assert planned_batches(9000, told) == (3000,) * 3
+    reported = GrowingBatches(n_records=9000, n_batches=3, growth=1.0)
+    assert planned_batches(9000, reported) == (3000,) * 3
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"rank": 6}, "rank = 6 is above dim = 5"),
         ({"rank": 0}, "rank must be a whole number"),
@@ -204,9 +204,9 @@ def test_an_endless_stream_is_cut_as_its_estimator_cuts_it() -> None:
         ({"tail": 1e9}, "tail must lie"),
     ],
 )
-def test_a_wrong_parameter_is_named(changes: dict[str, Any], said: str) -> None:
+def test_a_wrong_parameter_is_named(changes: dict[str, Any], message: str) -> None:
     parameters = {"dim": 5, "rank": 2, "records": 1000, "epsilon": 1.0, "delta": 1e-6, **changes}
-    with pytest.raises(ParameterError, match=said):
+    with pytest.raises(ParameterError, match=message):
         forecast(**parameters)
 
 

@@ -234,7 +234,7 @@ def test_a_users_batches_of_both_sorts_cost_the_promise_together() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"warm_estimator": "oja"}, "no warm_estimator 'oja'; known: adadpo"),
         ({"warm_estimator": "tadadpo"}, "no warm_estimator 'tadadpo'"),
@@ -242,6 +242,6 @@ def test_a_users_batches_of_both_sorts_cost_the_promise_together() -> None:
         ({"warm_options": {"batch": 3}}, "warm_options batch: no such setting; did you mean batch_size"),
     ],
 )
-def test_a_start_that_cannot_be_is_refused_in_a_line(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_a_start_that_cannot_be_is_refused_in_a_line(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         TadaDPOOptions(**options)

@@ -75,14 +75,14 @@ def restore(capfd: Capture, stream: Stream, path: Path) -> dict[str, Any]:
     return facts
 
 
-def refused(capfd: Capture, stream: Stream, path: Path, status: int, *told: str) -> None:
+def refused(capfd: Capture, stream: Stream, path: Path, status: int, *reported: str) -> None:
     """Check that an import is refused with one line, without any output."""
     done = call(capfd, "import", path, "--config", config_of(stream))
     assert done.returncode == status, done.stderr
     lines = done.stderr.splitlines()
     assert all(line.startswith("problem: ") for line in lines[:-1]), lines
     assert lines[-1].startswith("error: ")
-    for part in told:
+    for part in reported:
         assert part in done.stderr
     assert done.stdout == ""
 
@@ -233,11 +233,11 @@ def test_a_copy_that_does_not_know_a_stream_of_the_topic_is_refused(
     two = make_stream("two", input=one.settings.stream.input, cap=None)
     two.run()
     delete(one, "ledger", "state")
-    told = f"stream {two.settings.stream.name!r} has committed offset"
-    refused(capfd, one, old, 2, told, "the backup is old")
+    reported = f"stream {two.settings.stream.name!r} has committed offset"
+    refused(capfd, one, old, 2, reported, "the backup is old")
     # Its state is lost as well, but the releases topic still has its name.
     delete(two, "state")
-    refused(capfd, one, old, 2, told, "the backup is old")
+    refused(capfd, one, old, 2, reported, "the backup is old")
 
 
 def test_a_copy_from_before_the_first_batch_is_refused_for_releases_since(

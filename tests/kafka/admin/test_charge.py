@@ -112,8 +112,8 @@ def test_a_charge_takes_from_what_a_stream_may_reserve(make_stream: MakeStream) 
         over = [OffsetRange(partition=0, start=0, end=4, count=4)]
         with pytest.raises(BudgetExceeded, match="offsets 0 to 4: asked epsilon 1"):
             writer.reserve(over, PARAMETERS, whole)
-        beside = [OffsetRange(partition=0, start=5, end=10, count=5)]
-        writer.reserve(beside, PARAMETERS, whole)
+        other = [OffsetRange(partition=0, start=5, end=10, count=5)]
+        writer.reserve(other, PARAMETERS, whole)
     finally:
         writer.close()
     with pytest.raises(BudgetExceeded, match="already charged epsilon 1,"):

@@ -26,7 +26,7 @@ WATCHED: dict[str, Any] = {"http": {"enabled": True, "port": 0}, "worker": {"sto
 def start(stream: Stream) -> tuple[Child, str]:
     """Start a watched worker, and return it and its address."""
     child = stream.start(stream.changed("http", **WATCHED["http"]))
-    child.says("metrics and health on ")
+    child.logs("metrics and health on ")
     found = re.search(r"on (http://\S+)", child.log)
     assert found is not None
     return child, found[1]
@@ -63,7 +63,7 @@ def test_metrics_tell_what_was_delivered_charged_and_released(make_stream: MakeS
     stream = make_stream(cap=("2", "1e-5"), worker={"stop_when_done": False})
     stream.produce_vectors(stream.vectors(310))
     child, address = start(stream)
-    child.says("batch 3 released")
+    child.logs("batch 3 released")
     name = stream.settings.stream.name
     found = samples(address)
     assert of(found, "leader", stream=name) == 1
@@ -96,7 +96,7 @@ def test_no_metric_depends_on_what_records_hold(make_stream: MakeStream) -> None
     seen, logs = [], []
     for stream in (good, bad):
         child, address = start(stream)
-        child.says("batch 3 released")
+        child.logs("batch 3 released")
         name = stream.settings.stream.name
         verified = ("streaming_pca_verification_problems", (("stream", name),))
         wait_for("a verification", lambda a=address, v=verified: samples(a).get(v) == 0)
@@ -144,7 +144,7 @@ def test_health_and_readiness(make_stream: MakeStream) -> None:
     stream = make_stream(worker={"stop_when_done": False})
     name = stream.settings.stream.name
     leader, at_leader = start(stream)
-    leader.says("leading stream")
+    leader.logs("leading stream")
     standby, at_standby = start(stream)
     assert get(f"{at_leader}/healthz")[0] == 200
     assert json.loads(get(f"{at_leader}/readyz")[1]) == {"ready": True, "streams": {name: "leading"}}
@@ -158,7 +158,7 @@ def test_health_and_readiness(make_stream: MakeStream) -> None:
     assert json.loads(get(f"{at_standby}/readyz")[1])["streams"] == {name: "standby"}
     assert get(f"{at_leader}/nothing")[0] == 404
     end(leader)
-    standby.says("leading stream")
+    standby.logs("leading stream")
     end(standby)
 
 

@@ -378,16 +378,16 @@ def test_workers_wait_while_paused_go_on_when_resumed_and_end_when_retired(make_
     stream = make_stream(**ENDLESS)
     stream.produce_vectors(stream.vectors(40))
     leader = stream.start()
-    leader.says("batch 1 released")
+    leader.logs("batch 1 released")
     change(stream, pause)
     # It waits for records, and checks the ledger now and then.
-    leader.says("paused")
+    leader.logs("paused")
     stream.produce_vectors(stream.vectors(40, seed=1))
     standby = stream.start()
-    standby.says("standing by")
+    standby.logs("standing by")
     assert len(stream.own(Reserved)) == 1
     change(stream, resume)
-    leader.says("batch 2 released")
+    leader.logs("batch 2 released")
     change(stream, retire)
     for worker in (leader, standby):
         assert worker.ends() == 2, worker.log
@@ -408,8 +408,8 @@ def test_a_worker_that_is_paused_in_a_batch_finishes_it_once(make_stream: MakeSt
     wait_for("the second batch", lambda: leader.has("struck"))
     assert change(stream, pause).phase == "reserved"
     leader.let_go()
-    leader.says("batch 2 released")
-    leader.says("paused")
+    leader.logs("batch 2 released")
+    leader.logs("paused")
     assert [e.batch for e in stream.own(Committed)] == [1, 2]
     assert [e.batch for e in stream.own(Released)] == [1, 2]
     leader.signal(signal.SIGTERM)
@@ -528,7 +528,7 @@ def test_what_is_released_while_the_ledger_is_verified_is_judged_the_next_time(
     with Leader(stream) as leader:
         leader.commit(leader.reserve())
 
-        def meanwhile(kafka: Any, topics: list[str]) -> set[str]:
+        def during(kafka: Any, topics: list[str]) -> set[str]:
             # Between reading the ledger and the releases.
             leader.writer.publish()
             write_nonsense(stream)
@@ -536,7 +536,7 @@ def test_what_is_released_while_the_ledger_is_verified_is_judged_the_next_time(
 
         for module in (log_reader, snapshot, state_topic):
             monkeypatch.setattr(module, "LogReader", Counting)
-        monkeypatch.setattr(inspection, "existing_topics", meanwhile)
+        monkeypatch.setattr(inspection, "existing_topics", during)
         report = verify_ledger(stream.settings.kafka, stream.settings.stream.input)
     assert report.ok, report.problems
     assert (report.entries, report.releases) == (3, 0)

@@ -155,7 +155,7 @@ def test_a_commit_while_the_states_are_read_is_no_problem(
         leader.writer.publish()
         seen = 0
 
-        def meanwhile(kafka: Any, topics: Any) -> set[str]:
+        def during(kafka: Any, topics: Any) -> set[str]:
             nonlocal seen
             seen += 1
             leader.commit(leader.reserve(5 * seen, 5 * seen + 5))
@@ -164,7 +164,7 @@ def test_a_commit_while_the_states_are_read_is_no_problem(
 
         # First between the ledger and the states; then between the states and the releases.
         for module in (snapshot, verification):
-            monkeypatch.setattr(module, "existing_topics", meanwhile)
+            monkeypatch.setattr(module, "existing_topics", during)
             report = verify(stream)
             assert report.problems == ()
             assert report.states == 1

@@ -299,8 +299,8 @@ def record_key(name: str, fate: str, kind: str, rows: Rows) -> bytes:
 
 @cache
 def _meaning(key: bytes) -> tuple[dict[str, Any], Rows]:
-    said: dict[str, Any] = json.loads(key)
-    return said, None if said["rows"] is None else base64.b64decode(said["rows"])
+    printed: dict[str, Any] = json.loads(key)
+    return printed, None if printed["rows"] is None else base64.b64decode(printed["rows"])
 
 
 def _said(record: Raw) -> dict[str, Any]:
@@ -368,13 +368,13 @@ def _check_records(facts: Facts, counts: Counts) -> None:
     names = set()
     for p, records in facts.records.items():
         for record in records:
-            said = _said(record)
-            _claim(said["fate"] == "commit", f"record {said['name']} was aborted, and is read at {p}")
-            _claim(said["name"] not in names, f"record {said['name']} is there twice")
-            names.add(said["name"])
+            printed = _said(record)
+            _claim(printed["fate"] == "commit", f"record {printed['name']} was aborted, and is read at {p}")
+            _claim(printed["name"] not in names, f"record {printed['name']} is there twice")
+            names.add(printed["name"])
             counts.records += 1
-            counts.null_records += said["rows"] is None
-            counts.kinds.add(said["kind"])
+            counts.null_records += printed["rows"] is None
+            counts.kinds.add(printed["kind"])
 
 
 def _check_chain(facts: Facts, job: str) -> _Job:

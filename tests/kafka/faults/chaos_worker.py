@@ -60,7 +60,7 @@ def observed(directories: Iterable[Path], jobs: dict[int, str]) -> dict[str, lis
         text = path.read_bytes() if path.exists() else b""
         for line in text.splitlines(keepends=True):
             if line.endswith(b"\n"):
-                said = json.loads(line)
-                rows = tuple(None if t is None else base64.b64decode(t) for t in said["rows"])
-                found[jobs[said["rank"]]].append(Observed(said["before"], rows))
+                message = json.loads(line)
+                rows = tuple(None if t is None else base64.b64decode(t) for t in message["rows"])
+                found[jobs[message["rank"]]].append(Observed(message["before"], rows))
     return found

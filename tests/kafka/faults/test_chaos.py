@@ -203,7 +203,7 @@ def loop(
             first = slots[0].start("chaos-a")
             # A new machine compiles kernels first, and until then nothing else is worth striking.
             for released in ("batch 1 released, 90 records", "batch 1 released, 60 records"):
-                first.says(released, 240)
+                first.logs(released, 240)
             slots[1].start("chaos-a")
             slots[2].start("chaos-b")
             done.count("faults begin")
@@ -245,8 +245,8 @@ def drain(cluster: KafkaCluster, slots: list[Slot], streams: list[Stream], done:
             for slot in slots:
                 slot.worker.signal(signal.SIGUSR1)
             time.sleep(1)
-            told = [slot.worker.log[-3000:] + slot.worker.stacks for slot in slots]
-            raise AssertionError("the streams did not go on:\n" + "\n\n".join(told))
+            reported = [slot.worker.log[-3000:] + slot.worker.stacks for slot in slots]
+            raise AssertionError("the streams did not go on:\n" + "\n\n".join(reported))
         time.sleep(1)
     done.count("quiet")
     for slot in slots:

@@ -210,7 +210,7 @@ def test_group_offsets_that_expire_change_nothing(
     with Trial(cluster, tmp_path, "expiry") as trial:
         trial.produce()
         first = trial.start()
-        first.says("batch 2 released", 240)
+        first.logs("batch 2 released", 240)
         first.signal(signal.SIGTERM)
         assert first.ends() == 0, first.log
         assert trial.stream.group_offsets()
@@ -218,7 +218,7 @@ def test_group_offsets_that_expire_change_nothing(
             clocks.set(f"node-{node}", AHEAD)
         wait_for("the offsets to expire", lambda: not trial.stream.group_offsets())
         second = trial.start()
-        second.says(" released, ")
+        second.logs(" released, ")
         counts = trial.end()
         assert counts.abandoned == 0
         assert trial.stream.group_offsets()

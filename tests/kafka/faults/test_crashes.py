@@ -142,7 +142,7 @@ def kill_again_and_again(stream: Stream, seed: int) -> None:
     stream.produce_vectors(stream.vectors(240))
     for _ in range(5):
         worker = stream.start()
-        worker.says("leading stream")
+        worker.logs("leading stream")
         # A take-over takes about a second, a batch a fifth of a second.
         time.sleep(dice.uniform(0.2, 2.5))
         if worker.status() is None:

@@ -173,7 +173,7 @@ def goes_on(struck: Struck) -> None:
         assert worker.ends() == 0, worker.log
     stream.produce_vectors(stream.vectors(40, seed=1))
     again = stream.start()
-    again.says("batch 3 released")
+    again.logs("batch 3 released")
     again.signal(signal.SIGTERM)
     assert again.ends() == 0, again.log
     check_books(stream)

@@ -45,7 +45,7 @@ def test_one_that_sleeps_while_it_takes_over_refuses_nothing(
     wait_for("the sleeper to stop itself", sleeper.is_stopped)
     stream.produce_vectors(stream.vectors(40, seed=1))
     successor = stream.start()
-    successor.says("batch 2 released")
+    successor.logs("batch 2 released")
     sleeper.signal(signal.SIGCONT)
     wait_for(
         "the sleeper to notice",
@@ -97,20 +97,20 @@ def test_one_that_sleeps_before_it_reserves_is_not_refused_for_what_its_successo
     stream = make_stream(**ENDLESS)
     stream.produce_vectors(stream.vectors(40))
     sleeper = stream.start(strike=Strike("reserve.1 dry run", "before", nth=2, what="SIGSTOP"))
-    sleeper.says("batch 1 released")
+    sleeper.logs("batch 1 released")
     stream.produce_vectors(stream.vectors(40, seed=1))
     wait_for("the sleeper to stop itself", sleeper.is_stopped)
     successor = stream.start(strike=Strike("reserve.5 read back"))
     assert successor.ends() == -signal.SIGKILL, successor.log
     sleeper.signal(signal.SIGCONT)
-    sleeper.says("batch 2 released")
+    sleeper.logs("batch 2 released")
     sleeper.signal(signal.SIGTERM)
     assert sleeper.ends() == 0, sleeper.log
     check_books(stream)
 
 
-def run_until(stream: Stream, says: str) -> None:
+def run_until(stream: Stream, logs: str) -> None:
     worker = stream.start()
-    worker.says(says)
+    worker.logs(logs)
     worker.signal(signal.SIGTERM)
     assert worker.ends() == 0, worker.log

@@ -104,7 +104,7 @@ def test_retention_that_deletes_unread_records_abandons_a_batch_and_the_stream_g
             ),
         )
         worker = trial.start()
-        worker.says("batch 2 abandoned: records are gone; its charge stays")
+        worker.logs("batch 2 abandoned: records are gone; its charge stays")
         trial.goes_on()
         # Longer than records are kept: the worker's next records are deleted too, while it is stopped.
         worker.signal_all(signal.SIGSTOP, worker.tree())

@@ -69,7 +69,7 @@ def test_records_in_the_places_of_charged_ones_are_not_skipped_in_silence(
         for stream in streams:
             stream.produce_vectors(stream.vectors(90))
             worker = stream.start()
-            worker.says("batch 2 released")
+            worker.logs("batch 2 released")
             if stream is not watched:
                 worker.signal(15)
                 assert worker.ends() == 0
@@ -85,7 +85,7 @@ def test_records_in_the_places_of_charged_ones_are_not_skipped_in_silence(
             assert "Traceback" not in worker.log
             assert len(stream.own(Reserved)) == 2
         skips = skipping.start(skipping.changed(lost_records="skip"))
-        skips.says("batch 4 released")
+        skips.logs("batch 4 released")
         ranges = [(r.start, r.end) for e in skipping.own(Reserved) for r in e.ranges]
         assert ranges == [(0, 40), (40, 80), (80, 120), (120, 160)]
     finally:

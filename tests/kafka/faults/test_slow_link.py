@@ -175,15 +175,15 @@ def test_a_leader_whose_link_stands_still_is_replaced_by_one_with_another(
     with Trial(three_brokers, tmp_path, "still", bootstrap=far(three_brokers)) as trial:
         trial.produce()
         leader = trial.start()
-        leader.says("batch 1 released", 240)
+        leader.logs("batch 1 released", 240)
         near = trial.stream.changed("kafka", bootstrap_servers=three_brokers.bootstrap)
         standby = trial.start(settings=near)
-        standby.says("standing by")
+        standby.logs("standing by")
         link.stop()
-        standby.says("leading stream")
+        standby.logs("leading stream")
         trial.goes_on()
         link.go_on()
-        leader.says("no longer leading")
+        leader.logs("no longer leading")
         trial.goes_on()
         counts = trial.end()
         assert counts.abandoned == 0
@@ -215,7 +215,7 @@ def test_a_fetch_that_takes_longer_than_a_request_may_is_made_smaller(
         stream.produce_vectors(stream.vectors(4800))
         link.set(bytes_a_second=400_000)
         worker = trial.start(settings=beyond)
-        worker.says("batch 5 released")
+        worker.logs("batch 5 released")
         assert "the link to the broker is slow" in worker.log
 
 

@@ -52,15 +52,15 @@ def test_a_hot_standby_waits_for_the_session_alone(make_stream: MakeStream, step
     stream = make_stream(**SHORT, session_ms=6000)  # the default
     stream.settings = stream.changed("kafka", transaction_timeout_ms=600_000)
     leader = stream.start(strike=Strike(step, "after", nth=2, what="wait"))
-    leader.says("leading stream")
+    leader.logs("leading stream")
     standby = stream.start()
-    standby.says("standing by")
+    standby.logs("standing by")
     stream.produce_vectors(stream.vectors(120))
     wait_for("the step", lambda: leader.has("struck"))
     assert "leading" not in standby.log
     leader.signal(signal.SIGKILL)
     # 8 s on an idle machine; a fifth of the transaction timeout on any machine.
-    standby.says("batch 2 released")
+    standby.logs("batch 2 released")
     assert standby.ends() == 0
     check_books(stream)
 
@@ -69,18 +69,18 @@ def test_a_joining_standby_takes_nothing_away(make_stream: MakeStream) -> None:
     stream = make_stream(**ENDLESS, session_ms=300_000)
     stream.produce_vectors(stream.vectors(40))
     leader = stream.start()
-    leader.says("batch 1 released")
+    leader.logs("batch 1 released")
     standby = stream.start()
-    standby.says("standing by")
+    standby.logs("standing by")
     time.sleep(2)
     stream.produce_vectors(stream.vectors(40, seed=1))
-    leader.says("batch 2 released")
+    leader.logs("batch 2 released")
     assert "leading" not in standby.log
     assert "no longer" not in leader.log
     # When the leader leaves properly, no standby waits for its session to end.
     leader.signal(signal.SIGTERM)
     assert leader.ends() == 0
-    standby.says("leading stream", 200)  # its next heartbeat reports it, after 60 s at most
+    standby.logs("leading stream", 200)  # its next heartbeat reports it, after 60 s at most
     standby.signal(signal.SIGTERM)
     assert standby.ends() == 0
     check_books(stream)
@@ -132,10 +132,10 @@ def test_a_zombie_stands_by_while_its_successor_leads(make_stream: MakeStream) -
     stream.produce_vectors(stream.vectors(80))
     zombie = stopped_at(stream, "commit.5 commit", "before", 2)
     successor = stream.start()
-    successor.says("batch 2 released")
+    successor.logs("batch 2 released")
     zombie.signal(signal.SIGCONT)
-    zombie.says("session lost, recovering from the topics")
-    zombie.says("no longer leading")
+    zombie.logs("session lost, recovering from the topics")
+    zombie.logs("no longer leading")
     stream.produce_vectors(stream.vectors(80, seed=1))
     wait_for("four releases", lambda: len(stream.release_values()) >= 4)
     for worker in (zombie, successor):
@@ -177,7 +177,7 @@ def test_records_that_do_not_fill_a_batch_are_dropped_when_told_to_stop(make_str
     stream = make_stream(**ENDLESS)
     stream.produce_vectors(stream.vectors(39))
     worker = stream.start()
-    worker.says("leading stream")
+    worker.logs("leading stream")
     time.sleep(2)
     worker.signal(signal.SIGTERM)
     assert worker.ends() == 0
@@ -234,7 +234,7 @@ def test_a_changed_batch_size_still_finishes_the_open_batch(make_stream: MakeStr
     left_open(stream)
     options = stream.settings.stream.options | {"batch_size": 20}
     worker = stream.start(stream.changed(options=options))
-    worker.says("batch 3 released")
+    worker.logs("batch 3 released")
     worker.signal(signal.SIGTERM)
     assert worker.ends() == 0
     check_books(stream)
@@ -247,7 +247,7 @@ def test_a_position_that_retention_deleted_is_an_error_with_nothing_charged(
     stream = make_stream(**ENDLESS)
     stream.produce_vectors(stream.vectors(60))
     first = stream.start()
-    first.says("batch 1 released")
+    first.logs("batch 1 released")
     first.signal(signal.SIGTERM)
     assert first.ends() == 0
     stream.produce_vectors(stream.vectors(60, seed=1))
@@ -262,7 +262,7 @@ def test_a_position_that_retention_deleted_is_an_error_with_nothing_charged(
     assert written(stream) == before
 
     second = stream.start(stream.changed(lost_records="skip"))
-    second.says("batch 2 released")
+    second.logs("batch 2 released")
     second.signal(signal.SIGTERM)
     assert second.ends() == 0
     check_books(stream)
@@ -276,7 +276,7 @@ def test_a_ledger_older_than_the_releases_is_refused(make_stream: MakeStream) ->
     stream = make_stream(**ENDLESS)
     stream.produce_vectors(stream.vectors(60))
     worker = stream.start()
-    worker.says("batch 1 released")
+    worker.logs("batch 1 released")
     worker.signal(signal.SIGTERM)
     assert worker.ends() == 0
     newer = stream.releases()[0].model_copy(update={"batch": 7})

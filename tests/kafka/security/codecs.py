@@ -57,14 +57,14 @@ def compressed(codec: str, records: Iterable[bytes], **how: Any) -> bytes:
     return hostile.batch([encode(b"".join(records))], **how)
 
 
-def bomb(codec: str, size: int, beside: bytes) -> bytes:
+def bomb(codec: str, size: int, other: bytes) -> bytes:
     """Return bytes that inflate to a record of zeros and another record, without inflating them."""
     body, zeros = b"\0\0\0\x02k" + hostile.varint(size), bytes(2**20)
     head = hostile.varint(len(body) + size + 1) + body
-    pieces = [head, *[zeros] * (size // len(zeros)), b"\0" + beside]
+    pieces = [head, *[zeros] * (size // len(zeros)), b"\0" + other]
     if codec == "xerial":
         zero = blocks(zeros, len(zeros))
-        return XERIAL + blocks(head) + zero * (size // len(zeros)) + blocks(b"\0" + beside)
+        return XERIAL + blocks(head) + zero * (size // len(zeros)) + blocks(b"\0" + other)
     if codec == "lz4":
         frame = lz4.frame.LZ4FrameCompressor(block_linked=False)
         return b"".join([frame.begin(), *map(frame.compress, pieces), frame.flush()])

@@ -33,7 +33,7 @@ def _fetch_tools(cache: Path) -> Path:
     maven = shutil.which("mvn")
     if maven is None:
         raise KafkaUnavailable("no Maven found", "install maven")
-    said = ""
+    message = ""
     with tempfile.TemporaryDirectory(dir=cache) as scratch:
         command = [maven, "-q", "-B", "dependency:copy", f"-Dartifact=org.apache.kafka:kafka-tools:{KAFKA}"]
         for _ in range(_ATTEMPTS):
@@ -47,5 +47,5 @@ def _fetch_tools(cache: Path) -> Path:
             if (fetched := Path(scratch, jar.name)).exists():
                 os.replace(fetched, jar)
                 return jar
-            said = run.stdout + run.stderr
-    raise KafkaUnavailable(f"Maven could not fetch Kafka's tools {KAFKA}", said)
+            message = run.stdout + run.stderr
+    raise KafkaUnavailable(f"Maven could not fetch Kafka's tools {KAFKA}", message)

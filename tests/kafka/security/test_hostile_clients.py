@@ -125,8 +125,8 @@ def test_batches_that_inflate_to_any_size_are_null_records_in_bounded_memory(mak
     x = attacked.vectors(400)
     attacked.produce_vectors(x[:100])
     for i, codec in enumerate(("gzip", "xerial", "lz4", "zstd")):
-        beside = hostile.record(x[101 + 2 * i].tobytes(), 1)
-        data = bomb(codec, 300 * 2**20, beside)
+        other = hostile.record(x[101 + 2 * i].tobytes(), 1)
+        data = bomb(codec, 300 * 2**20, other)
         sent = hostile.batch([data], count=2, attributes=CODECS[codec][0])
         assert hostile.send(bootstrap, name, sent) == (0, 100 + 2 * i)
     # The broker rejects data that cannot be inflated.
@@ -170,10 +170,10 @@ def test_an_input_that_is_made_anew_is_noticed_at_the_next_tick(make_stream: Mak
     x = stream.vectors(400)
     stream.produce_vectors(x[:250])
     worker = stream.start()
-    worker.says("batch 1 released")
+    worker.logs("batch 1 released")
     recreate(stream)
     stream.produce_vectors(x[:250])
-    worker.says("was deleted and created again")
+    worker.logs("was deleted and created again")
     assert worker.ends() == 2, worker.log
 
 

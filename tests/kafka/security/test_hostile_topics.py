@@ -37,7 +37,7 @@ def write_state(stream: Stream, header: bytes, chunks: bytes = b"1", has_digest:
     write(stream, stream.settings.stream.state_topic, value, *headers)
 
 
-def is_refused(stream: Stream, told: str) -> None:
+def is_refused(stream: Stream, reported: str) -> None:
     """Check that a worker ends with one line, and writes nothing."""
     names = (stream.settings.stream.ledger_topic, stream.settings.stream.releases_topic)
     before = [len(stream.messages(name)) for name in names]
@@ -45,7 +45,7 @@ def is_refused(stream: Stream, told: str) -> None:
     assert worker.ends() == 2, worker.log
     errors = [line for line in worker.log.splitlines() if " ERROR " in line or " CRITICAL " in line]
     assert len(errors) == 1, worker.log
-    assert told in errors[0]
+    assert reported in errors[0]
     assert "Traceback" not in worker.log
     assert [len(stream.messages(name)) for name in names] == before
 

@@ -250,13 +250,15 @@ def ask_everything(scene: Scene, url: str) -> None:
         request = urllib.request.Request(url + path, headers=headers, method=method)
         try:
             with urllib.request.urlopen(request, timeout=60) as answer:
-                status, body, told = answer.status, answer.read(200_000), answer.headers
+                status, body, reported = answer.status, answer.read(200_000), answer.headers
         except urllib.error.HTTPError as error:
-            status, body, told = error.code, error.read(), error.headers
+            status, body, reported = error.code, error.read(), error.headers
         except (OSError, ssl.SSLError) as error:
-            status, body, told = 0, type(error).__name__.encode(), {}
+            status, body, reported = 0, type(error).__name__.encode(), {}
         # The request itself comes from the test.
-        (answers / name).write_bytes(f"{method} {path.partition('?')[0]} {status}\n{told}\n".encode() + body)
+        (answers / name).write_bytes(
+            f"{method} {path.partition('?')[0]} {status}\n{reported}\n".encode() + body
+        )
         return status, body
 
     status, document = ask("document", "/v1/openapi.json", TOKEN)

@@ -161,7 +161,7 @@ def test_mechanisms_of_another_kind_name_what_is_asked_for(secured: Secured) -> 
 
 
 def test_an_identity_provider_that_grants_nothing(secured: Secured) -> None:
-    def said(**changes: object) -> str:
+    def message(**changes: object) -> str:
         grant_settings = {
             "sasl_oauth_token_file": None,
             "sasl_oauth_client_id": "worker",
@@ -176,17 +176,19 @@ def test_an_identity_provider_that_grants_nothing(secured: Secured) -> None:
 
     with identity_provider(secured) as provider:
         wrong = secured.secret("wrong", password_of("nobody"))
-        text = said(sasl_oauth_token_url=provider.url, sasl_oauth_client_secret_file=wrong)
+        text = message(sasl_oauth_token_url=provider.url, sasl_oauth_client_secret_file=wrong)
         assert "refuses kafka.sasl_oauth_client_id = 'worker' (HTTP 401, invalid_client)" in text
         assert f"kafka.sasl_oauth_client_secret_file = {str(wrong)!r}" in text
         other = provider.url.replace("/token", "/other")
-        assert "answers without a token" in said(sasl_oauth_token_url=other)
+        assert "answers without a token" in message(sasl_oauth_token_url=other)
         # The client does not send the secret to another address.
-        assert "HTTP 307" in said(sasl_oauth_token_url=provider.url.replace("/token", "/moved"))
+        assert "HTTP 307" in message(sasl_oauth_token_url=provider.url.replace("/token", "/moved"))
         gone = provider.url
-    assert "does not answer (Connection refused)" in said(sasl_oauth_token_url=gone)
+    assert "does not answer (Connection refused)" in message(sasl_oauth_token_url=gone)
     with identity_provider(secured, certificate=trustme.CA().issue_cert("localhost")) as stranger:
-        text = said(sasl_oauth_token_url=stranger.url, sasl_oauth_cafile=secured.directory / "authority.pem")
+        text = message(
+            sasl_oauth_token_url=stranger.url, sasl_oauth_cafile=secured.directory / "authority.pem"
+        )
         assert "is not trusted" in text
         assert "set kafka.sasl_oauth_cafile" in text
 

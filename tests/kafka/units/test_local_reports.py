@@ -224,7 +224,7 @@ def test_a_report_of_the_library_is_read(make_stream: MakeStream) -> None:
     sent = (privatizer.privatize(x).tobytes() for x in vectors(50))
     stream.produce(sent, headers=report_headers(**PROMISE))
     worker = stream.start()
-    worker.says("batch 1 released")
+    worker.logs("batch 1 released")
     worker.signal(signal.SIGTERM)
     assert worker.ends() == 0
     (release,) = stream.releases()

@@ -181,7 +181,7 @@ def test_another_map_is_another_stream(make_stream: MakeStream, changes: dict[st
     stream = named(make_stream, options={"n_records": 2 * COUNT, "n_batches": 2})
     stream.produce(encoded(visits()), headers=())
     worker = stream.start(noise=False)
-    worker.says("batch 1 released")
+    worker.logs("batch 1 released")
     worker.signal(15)
     assert worker.ends() == 0
     refused = stream.start(stream.changed(**changes))

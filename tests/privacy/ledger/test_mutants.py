@@ -128,18 +128,18 @@ def weaker_parameters(entry: Reserved) -> Iterator[tuple[str, Parameters]]:
     """Yield (change, parameters) of weaker mechanisms, and of mechanisms with unknown cost."""
     parameters = entry.parameters
     for path, value in leaves(parameters):
-        key, said = path[-1], ".".join(path)
+        key, text = path[-1], ".".join(path)
         counts = key in LESS | MORE | {"secret_order_of"}
         # Options are the request; the other numbers describe the actual mechanisms.
-        if not counts or value is None or path[0] == "options" or said in unused(entry):
+        if not counts or value is None or path[0] == "options" or text in unused(entry):
             continue
         for factor in (2, 1000):
             weaker = Fraction(factor) if key in MORE else Fraction(1, factor)
-            yield f"{said} by {weaker}", put(parameters, path, scaled(value, weaker))
+            yield f"{text} by {weaker}", put(parameters, path, scaled(value, weaker))
         for no_number in [..., *NO_NUMBERS]:
             # Omitting a part of a mechanism costs nothing: that is another, cheaper mechanism.
             if not (key == "variance_sigma_over_sensitivity" and no_number in (..., None)):
-                yield f"{said} = {no_number}", put(parameters, path, no_number)
+                yield f"{text} = {no_number}", put(parameters, path, no_number)
     for name in UNKNOWN:
         yield f"mechanism = {name}", parameters | {"mechanism": name}
     for part in ("mean", "diagnostics"):
@@ -164,8 +164,8 @@ def unused(entry: Reserved) -> set[str]:
 def weaker_entries(entry: Reserved) -> Iterator[tuple[str, Reserved]]:
     """Yield (change, entry) with a weaker contract, charge or mechanism."""
     promise, charge = entry.promise, entry.charge
-    for said, parameters in weaker_parameters(entry):
-        yield said, entry.model_copy(update={"parameters": parameters})
+    for text, parameters in weaker_parameters(entry):
+        yield text, entry.model_copy(update={"parameters": parameters})
     # A contract that promises less than the noise, with the charge changed or not.
     for name in ("epsilon", "delta"):
         for factor in (Fraction(1, 1000), Fraction(1, 2), Fraction(2), Fraction(1000)):
@@ -240,11 +240,11 @@ def check_weaker(entry: Reserved) -> None:
     assert verdicts(entry) == ("", ())
     passed: list[str] = []
     number = 0
-    for said, mutant in weaker_entries(entry):
+    for text, mutant in weaker_entries(entry):
         number += 1
         reason, problems = verdicts(again(mutant))
         if not (reason and problems):
-            passed.append(said)
+            passed.append(text)
     assert passed == []
     # 60 of a contract, a charge and a unit, and a dozen for each number of a mechanism.
     assert number > 60
@@ -293,11 +293,11 @@ def publish(history: History, entry: Reserved, start: int, **facts: Any) -> None
     assert writer.put(new).accepted
     assert writer.commit(job).accepted
     contract = entry.promise
-    says = {name: contract[name] for name in ("privacy_unit", "dim", "rank", "estimator", "epsilon", "delta")}
-    says |= {name: contract[name] for name in ("contributions_per_user",) if name in contract}
-    says |= {"stream": job, "batch": batch, "records": writer.ledger.job(job).records_committed}
-    says |= {"batch_records": count} | facts
-    data = json.dumps({name: value for name, value in says.items() if value is not None}).encode()
+    logs = {name: contract[name] for name in ("privacy_unit", "dim", "rank", "estimator", "epsilon", "delta")}
+    logs |= {name: contract[name] for name in ("contributions_per_user",) if name in contract}
+    logs |= {"stream": job, "batch": batch, "records": writer.ledger.job(job).records_committed}
+    logs |= {"batch_records": count} | facts
+    data = json.dumps({name: value for name, value in logs.items() if value is not None}).encode()
     history.releases.append(data)
     digest = hashlib.sha256(data).hexdigest()
     assert writer.release(job, digest=digest).accepted
@@ -334,7 +334,7 @@ def test_every_history_with_an_entry_less_or_twice_or_elsewhere_is_refused() -> 
     history = made()
     assert history.problems() == ()
     mutants = dict(weaker_logs(history.writer.log))
-    assert [said for said, log in mutants.items() if not history.problems(log)] == []
+    assert [text for text, log in mutants.items() if not history.problems(log)] == []
     assert len(mutants) > 250
 
 

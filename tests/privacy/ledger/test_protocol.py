@@ -174,15 +174,17 @@ def test_a_lawful_reservation_counts(lawful: dict[str, Any], rule: str) -> None:
 
 
 @pytest.mark.parametrize("rule", ["basic", "zcdp"])
-@pytest.mark.parametrize(("changes", "told"), UNLAWFUL.values(), ids=UNLAWFUL)
-def test_an_unlawful_reservation_is_void_and_a_problem(changes: dict[str, Any], told: str, rule: str) -> None:
+@pytest.mark.parametrize(("changes", "reported"), UNLAWFUL.values(), ids=UNLAWFUL)
+def test_an_unlawful_reservation_is_void_and_a_problem(
+    changes: dict[str, Any], reported: str, rule: str
+) -> None:
     writer = Writer("inf", "inf", rule)
-    assert told in reserve(writer, **changes).reason
+    assert reported in reserve(writer, **changes).reason
     assert writer.ledger.most_charged().epsilon == 0
     assert not writer.commit("a").accepted
     report = verify_log(messages(writer))
     assert (report.ok, report.void, report.offsets_charged) == (False, 0, 0)
-    assert told in report.problems[0]
+    assert reported in report.problems[0]
     assert all("\n" not in line for line in report.problems)
 
 

@@ -42,8 +42,8 @@ def messages(writer: Writer) -> Messages:
 
 
 def release(stream: str, batch: int, note: str = "", records: int = 5) -> bytes:
-    said = {"stream": stream, "batch": batch, "records": records, "components": [[1.0]], "note": note}
-    return json.dumps(said | PROMISE).encode()
+    message = {"stream": stream, "batch": batch, "records": records, "components": [[1.0]], "note": note}
+    return json.dumps(message | PROMISE).encode()
 
 
 def sha(data: bytes) -> str:

@@ -39,7 +39,7 @@ class Site:
     """Site that streams events in an API's two ways, and records calls and bodies."""
 
     def __init__(self) -> None:
-        self.told: list[str] = []
+        self.reported: list[str] = []
         self.bodies: list[int] = []
 
     @property
@@ -53,10 +53,10 @@ class Site:
         ]
 
     def start(self) -> None:
-        self.told.append("start")
+        self.reported.append("start")
 
     def stop(self) -> None:
-        self.told.append("stop")
+        self.reported.append("stop")
 
     async def _page(self, request: Request) -> Response:
         return PlainTextResponse("page")

@@ -192,15 +192,15 @@ def test_a_file_is_read_again_once_it_changes(tmp_path: Path, caplog: pytest.Log
         assert running.status("/v1/streams", token=TOKEN) == 200
     assert TOKEN not in caplog.text
     assert OTHER not in caplog.text
-    said = [record.message.partition(": no token is accepted") for record in caplog.records]
-    assert [begin for begin, found, _ in said if found] == [
+    printed = [record.message.partition(": no token is accepted") for record in caplog.records]
+    assert [begin for begin, found, _ in printed if found] == [
         f"http.token_file: {file}: is empty",
         f"http.token_file: {file}: its token must have at least 16 characters, not 5",
     ]
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "printed"),
     [
         ("", "is empty"),
         (" \n", "is empty"),
@@ -210,10 +210,10 @@ def test_a_file_is_read_again_once_it_changes(tmp_path: Path, caplog: pytest.Log
         (None, "No such file"),
     ],
 )
-def test_a_file_without_a_token_is_refused(tmp_path: Path, text: str | None, said: str) -> None:
+def test_a_file_without_a_token_is_refused(tmp_path: Path, text: str | None, printed: str) -> None:
     if text is not None:
         written(tmp_path / "token", text)
-    with pytest.raises(ConfigurationError, match=said) as refused, serving(token_file=tmp_path / "token"):
+    with pytest.raises(ConfigurationError, match=printed) as refused, serving(token_file=tmp_path / "token"):
         pass
     assert "http.token_file" in str(refused.value)
     assert len(str(refused.value).splitlines()) == 1
@@ -355,7 +355,7 @@ def test_a_named_site_may_send_a_token() -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "said"),
+    ("values", "printed"),
     [
         ({"token": "short"}, "at least 16"),
         ({"token": "a b c d e f g h i j"}, "letters, digits"),
@@ -375,8 +375,8 @@ def test_a_named_site_may_send_a_token() -> None:
         ({"requests_per_second": True}, "not true or false"),
     ],
 )
-def test_settings_that_cannot_be_meant_are_refused(values: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValidationError, match=said):
+def test_settings_that_cannot_be_meant_are_refused(values: dict[str, Any], printed: str) -> None:
+    with pytest.raises(ValidationError, match=printed):
         HttpSettings(**values)
 
 

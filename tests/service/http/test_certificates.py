@@ -110,10 +110,10 @@ def test_files_that_cannot_be_used_are_named(made: Certificates, name: str, text
         path.write_text(text)
     with pytest.raises(ConfigurationError) as error, serving(**settings):
         pass
-    said = str(error.value)
-    assert len(said.splitlines()) == 1
-    assert "http." in said
-    assert name in said
+    message = str(error.value)
+    assert len(message.splitlines()) == 1
+    assert "http." in message
+    assert name in message
 
 
 def test_a_key_of_another_certificate_is_refused(made: Certificates, tmp_path: Path) -> None:

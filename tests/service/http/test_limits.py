@@ -276,7 +276,7 @@ def test_it_stops_whoever_listens(path: str, caplog: pytest.LogCaptureFixture) -
             time.sleep(0.3)
         # Two seconds on an idle machine; a server that waited for these clients would not end.
         assert 0 <= running.stopped_in < LIMIT
-        assert running.site.told == ["start", "stop"]
+        assert running.site.reported == ["start", "stop"]
         # Ended, not cut: a client of chunked responses would raise for a cut stream.
         for answer in answers:
             answer.read()

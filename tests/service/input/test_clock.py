@@ -30,16 +30,16 @@ from tests.waiting import wait_for
 def test_a_worker_that_does_not_read_holds_up_no_tick() -> None:
     back, forth = os.pipe()
     with os.fdopen(back, "rb") as lines, os.fdopen(forth, "wb") as out:
-        told, gone = threading.Event(), threading.Event()
-        tell = event_writer(out, gone.set)
+        reported, gone = threading.Event(), threading.Event()
+        report = event_writer(out, gone.set)
 
         def tick() -> None:
             for at in range(5000):  # a pipe holds about 1,000
-                tell({"at": at, "ends": {"topic": [0] * 10}})
-            told.set()
+                report({"at": at, "ends": {"topic": [0] * 10}})
+            reported.set()
 
         threading.Thread(target=tick, daemon=True).start()
-        held_up = not told.wait(120)
+        held_up = not reported.wait(120)
         read = []
         while len(read) < 5000:
             if (line := lines.readline()) != b"\n":
@@ -108,9 +108,9 @@ def test_ticks_that_hang_beside_signs_of_life_end_the_process(monkeypatch: pytes
     threading.Thread(target=poller.run, daemon=True).start()
     assert hung.wait(120)
     assert ended.wait(120)
-    said = [events.get() for _ in range(events.qsize())]
-    assert {"topic": "id"} in [event.get("ids") for event in said]
-    assert said[-1]["failed"] == "the clock stopped"
+    text = [events.get() for _ in range(events.qsize())]
+    assert {"topic": "id"} in [event.get("ids") for event in text]
+    assert text[-1]["failed"] == "the clock stopped"
 
 
 def test_slow_ticks_end_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,8 +166,8 @@ def test_schemas_are_listed_on_an_interval_and_each_is_sent_once(monkeypatch: py
     times = [event["at"] for event in found]
     # On busy processors one listing may come late, and the next one on time.
     assert times[-1] - times[0] > 0.36
-    said = [{key: event[key] for key in event if key not in ("at", "subject")} for event in found]
-    assert said == [
+    text = [{key: event[key] for key in event if key not in ("at", "subject")} for event in found]
+    assert text == [
         {"schemas": {1: "MQ=="}},
         {"failed": "away", "refused": False},
         {"failed": "refused", "refused": True},

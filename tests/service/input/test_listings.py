@@ -42,7 +42,7 @@ def feed_of() -> OffsetFeed:
     return feed
 
 
-def tell(feed: OffsetFeed, event: Event) -> None:
+def report(feed: OffsetFeed, event: Event) -> None:
     kind, at, what = event
     if kind == "tick":
         feed.add(at, what, at + 0.5)
@@ -73,7 +73,7 @@ def test_a_tick_waits_for_a_listing_that_began_after_its_ends_were_known() -> No
 def test_new_schemas_are_new_end_offsets_even_where_no_record_came() -> None:
     feed = feed_of()
     for event in [("tick", 1, {0: 5}), ("list", 2, FIRST), ("tick", 3, {0: 5}), ("list", 4, BOTH)]:
-        tell(feed, event)
+        report(feed, event)
     assert drain(feed) == [EndOffsets(1, {0: 5}, FIRST), EndOffsets(3, {0: 5}, BOTH)]
 
 
@@ -83,12 +83,12 @@ def test_an_hour_of_ticks_without_a_listing_takes_little_memory() -> None:
     tracemalloc.start()
     try:
         for at in range(1, ticks + 1):
-            tell(feed, ("tick", at, {p: 1000 * at + p for p in range(partitions)}))
+            report(feed, ("tick", at, {p: 1000 * at + p for p in range(partitions)}))
         held, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
     assert held / ticks < 8 * partitions + 500
-    tell(feed, ("list", ticks + 1, FIRST))
+    report(feed, ("list", ticks + 1, FIRST))
     found = drain(feed)
     assert [each.time for each in found] == list(range(1, ticks + 1))
     assert found[-1].ends == {p: 1000 * ticks + p for p in range(partitions)}
@@ -135,7 +135,7 @@ def test_no_delay_of_an_answer_changes_what_is_valid_at_a_tick(
     while ticks or listings:
         # Each of the clock's two threads keeps its own order; the two may interleave arbitrarily.
         from_ticks = data.draw(st.booleans()) if ticks and listings else bool(ticks)
-        tell(feed, (ticks if from_ticks else listings).pop(0))
+        report(feed, (ticks if from_ticks else listings).pop(0))
         if data.draw(st.booleans()):
             found += drain(feed)
     assert found + drain(feed) == expected
@@ -159,7 +159,7 @@ def test_no_delay_changes_where_and_by_what_a_late_batch_is_cut(
 
         while left[0] or left[1]:
             from_ticks = data.draw(st.booleans()) if slowly and left[0] and left[1] else bool(left[0])
-            tell(feed, left[0 if from_ticks else 1].pop(0))
+            report(feed, left[0 if from_ticks else 1].pop(0))
             while (not slowly and not left[0] and not left[1]) or (slowly and data.draw(st.booleans())):
                 quotas = cutter.next_quotas(quotas_at)
                 if quotas is None:
@@ -223,12 +223,12 @@ def test_a_record_is_decoded_by_the_schemas_of_the_tick_that_cuts_it(
             source.set_plan(plan(40, granularity))
 
     # The first tick knows only the old schema, though records of the new schema exist already.
-    tell(feed, ("tick", 1, {0: 40, 1: 40}))
-    tell(feed, ("list", 2, FIRST))
+    report(feed, ("tick", 1, {0: 40, 1: 40}))
+    report(feed, ("list", 2, FIRST))
     if cut_first:
         take()
-    tell(feed, ("tick", 3, {0: 60, 1: 60}))
-    tell(feed, ("list", 4, BOTH))
+    report(feed, ("tick", 3, {0: 60, 1: 60}))
+    report(feed, ("list", 4, BOTH))
     take()
     source.close()
     assert [cut.schemas for cut in taken] == [FIRST, FIRST, BOTH]

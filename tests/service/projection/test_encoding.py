@@ -104,10 +104,10 @@ def test_what_overflows_is_null_and_spoils_no_other() -> None:
 
 def test_a_message_is_projected_alike_beside_any_others() -> None:
     codec, encoder = PayloadCodec(D), Encoder("octets", "float64")
-    beside = [_json({"x": [0.1, 0.2, 0.3]}), _octets(GOOD), _Message(b"")]
+    other = [_json({"x": [0.1, 0.2, 0.3]}), _octets(GOOD), _Message(b"")]
     together, alone = (
-        project(codec, PROJECTION, encoder, beside),
-        project(codec, PROJECTION, encoder, beside[1:2]),
+        project(codec, PROJECTION, encoder, other),
+        project(codec, PROJECTION, encoder, other[1:2]),
     )
     np.testing.assert_allclose(np.frombuffer(together[1]), np.frombuffer(alone[0]), rtol=1e-12)
     assert project(codec, PROJECTION, encoder, []) == []

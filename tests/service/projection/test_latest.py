@@ -55,7 +55,7 @@ def test_long_settings_are_compared_by_their_digests() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"stream": "other"}, 'stream.name = "s", but the release of batch 3 was made with "other"'),
         ({"rank": 3}, "stream.rank = 2, but the release of batch 3 was made with 3"),
@@ -64,9 +64,9 @@ def test_long_settings_are_compared_by_their_digests() -> None:
         ({"mean": [1.0]}, "not a release: mean is not 5 finite numbers"),
     ],
 )
-def test_a_release_that_does_not_fit_is_refused_in_one_line(changes: dict[str, Any], said: str) -> None:
+def test_a_release_that_does_not_fit_is_refused_in_one_line(changes: dict[str, Any], message: str) -> None:
     stream = _stream(5)
     with pytest.raises(StreamRefused) as refused:
         projection_of(_release(stream, **changes), stream)
-    assert said in str(refused.value)
+    assert message in str(refused.value)
     assert "\n" not in str(refused.value)
