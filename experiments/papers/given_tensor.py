@@ -14,7 +14,7 @@ answer: 6 sqrt(max_i sum_l u_li^4) and 6 sqrt(max_i sum_l u_li^6). Products are 
 An answer with noise multiplier z is (1/z)-GDP, and K of them are sqrt(K)/z-GDP; the printed composition
 needs far more noise.
 
-Proof: docs/explanation/proofs/given-tensor.md.
+Proof: docs/explanation/proofs/sums.md.
 """
 
 from __future__ import annotations

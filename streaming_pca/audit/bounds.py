@@ -8,7 +8,7 @@ limits hold for both rates but for a probability of ``risk``. At these limits a 
 - (epsilon, delta)-DP where 1 - FN > e^epsilon FP + delta or 1 - FP > e^epsilon FN + delta;
 - mu-GDP where mu < Phi^-1(1 - FP) - Phi^-1(FN), the sharper bound for Gaussian noise.
 
-Proof: docs/explanation/proofs/audit-bounds.md.
+Proof: docs/explanation/proofs/errors.md.
 """
 
 from __future__ import annotations

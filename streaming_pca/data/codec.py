@@ -109,7 +109,7 @@ class PayloadCodec:
     -----
     If each row is a record, neighbours differ in the *contents* of one row. The
     *structure* of a message, its headers and its number of rows, is public and
-    never depends on contents. Explanation: docs/explanation/payloads.md.
+    never depends on contents. Explanation: docs/reference/messages.md.
 
     A message counts as a report, the record of kind local, only if its headers
     name the kind and the stream's local guarantee: a record without noise on the

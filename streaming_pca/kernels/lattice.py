@@ -6,7 +6,7 @@ block exactly: at most 2**13 * 2**40 = 2**53. BLAS may then add in any order; bl
 int64, at most 2**62, which leaves room for noise of 2**62
 (:func:`~streaming_pca.privacy.calibration.multipliers.lattice_sigma`). The lattice unit is the clip radius
 over a power of two, so noise has one scale in lattice units for every radius.
-Headroom of every sum: docs/explanation/proofs/exact-sums.md.
+Headroom of every sum: docs/explanation/proofs/sums.md.
 """
 
 from __future__ import annotations

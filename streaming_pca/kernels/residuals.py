@@ -4,7 +4,7 @@ For R < 0.05 |C|, where the rounding of a record would be too coarse: the residu
 instead. (:mod:`~streaming_pca.kernels.block.sums` and :mod:`~streaming_pca.kernels.block.matrix_sums` are
 faster, for all other centres.) Residuals are formed in float64 in a fixed order, scaled by powers of
 two, clipped, rounded, and their integer norm checked. A null record and a
-record that is not finite contribute clip(-C). Error analysis: docs/explanation/proofs/exact-sums.md.
+record that is not finite contribute clip(-C). Error analysis: docs/explanation/proofs/sums.md.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ reordered, so a record gets the same bits in any block, thread or process (a tes
 with the interpreter's). The guarantee rests on the last integer check alone, not on the scale:
 no float input leaves :func:`clip_and_round` with an integer norm above the radius.
 A count of clipped records adds 0 or 1 per record, so its sensitivity is 1; it is as secret as the sum.
-Error analysis: docs/explanation/proofs/exact-sums.md.
+Error analysis: docs/explanation/proofs/sums.md.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ The Fantope of rank k is {X symmetric : 0 <= X <= I, tr X = k}, the convex hull 
 projections of rank k. Source: [WangXu2020, equation (5) and Alg. 2, steps 6 to 12], from
 [VuEtAl2013].
 
-Proofs: docs/explanation/proofs/fantope.md.
+Proofs: docs/explanation/proofs/errors.md.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ def features_in_play(matrix: Matrix, k: int, penalty: float) -> Indices:
     """Return features that include the support of some optimum for S, ascending; at least k.
 
     They are the features with an entry |S_ij| > penalty off the diagonal, and the k largest
-    S_ii of the others. Proof: docs/explanation/proofs/fantope.md.
+    S_ii of the others. Proof: docs/explanation/proofs/errors.md.
     """
     joined = np.abs(matrix) > penalty
     np.fill_diagonal(joined, False)

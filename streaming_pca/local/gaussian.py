@@ -77,7 +77,7 @@ class LocalGaussian:
     for the first report of a process. Memory is the report, and 10 MB.
 
     The sensitivity, the noise multiplier and the clip deviate from the paper; proof and
-    deviations: docs/explanation/proofs/local-gaussian.md.
+    deviations: docs/explanation/proofs/noise.md.
 
     Source: [WangXu2020, Alg. 1]; steps 1 to 3 run here, 4 and 5 on the server.
 

@@ -155,14 +155,8 @@ def _needs_broker(page: Path) -> bool:
     return _BROKER in _script(page)
 
 
-def _holds_recipes(page: Path) -> bool:
-    return {block.marker for block in blocks(page)} == {"recipe"}
-
-
 @pytest.mark.timeout(_DEADLINE + 60)
-@pytest.mark.parametrize(
-    "page", [page for page in PAGES if not _needs_broker(page) and not _holds_recipes(page)], ids=name_of
-)
+@pytest.mark.parametrize("page", [page for page in PAGES if not _needs_broker(page)], ids=name_of)
 def test_the_page_runs_as_printed(page: Path, tmp_path: Path) -> None:
     script = _script(page)
     assert script

@@ -4,7 +4,7 @@ Functions of mechanism outputs and noise scales: post-processing. The noise is
 taken as Gaussian; the lattice's law differs from it by an amount that calibration charges to delta.
 Scales and exact sums (their clip, their basis) may depend on earlier outputs, and all
 statements are conditional on these. Neither may depend on the noise itself.
-Proofs: docs/explanation/proofs/angle-bounds.md.
+Proofs: docs/explanation/proofs/errors.md.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def angle_bound_of_covariance(values: Matrix, k: int, sigma_diagonal: float, *, 
 
     g_m standard normal in R^m (so E|g_m| <= sqrt(m)): the bound is
     arcsin(r/g)/2 where g > r, and pi/2 otherwise.
-    Proof: docs/explanation/proofs/angle-bounds.md, after [DavisKahan1970] and [AdlerTaylor2007].
+    Proof: docs/explanation/proofs/errors.md, after [DavisKahan1970] and [AdlerTaylor2007].
     """
     d = len(values)
     if k == d:
@@ -94,7 +94,7 @@ def angle_bound_of_block(singular_values: Matrix, k: int, dim: int, sigma: float
     L = k: arcsin(s (E|g_{d-k}| + E|g_k| + t)/b_k).
     L > k: arcsin of s (E|g_d| + E|g_L| + t')/(b_k - b_{k+1} - s (2 E|g_{k+1}| + t')).
     pi/2 where the quotient is not below 1.
-    Proof: docs/explanation/proofs/angle-bounds.md, after [Wedin1972] and [Anderson1955].
+    Proof: docs/explanation/proofs/errors.md, after [Wedin1972] and [Anderson1955].
     """
     columns = len(singular_values)
     if k == dim:

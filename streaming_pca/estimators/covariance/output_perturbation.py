@@ -46,7 +46,7 @@ class GapBounds:
 
     ``count`` counts transformed records, null ones included. Float errors are bounded for ``at_most`` records
     if that is more, so that their bounds do not vary with the batch.
-    Proof: docs/explanation/proofs/output-perturbation.md.
+    Proof: docs/explanation/proofs/sums.md.
     """
 
     def __init__(self, kind: RecordKind, dim: int, count: int, at_most: int = 0) -> None:
@@ -201,7 +201,7 @@ class OutputPerturbation(Estimator[OutputPerturbationState, OutputPerturbationOp
     bound, and the three answers are Gaussian mechanisms that compose adaptively. z is the least
     multiplier for (epsilon, 0.9 delta), and c delta_1 = 0.1 delta for the c batches that a unit
     may enter. No rho is claimed, as the excluded event has no finite rho.
-    Proof: docs/explanation/proofs/output-perturbation.md.
+    Proof: docs/explanation/proofs/sums.md.
     """
 
     info = EstimatorInfo(

@@ -2,7 +2,7 @@
 
 Only the noise is forecast, not the effects of clipping and of sampling. All noise is in
 units of the total variance, the sum of all d eigenvalues of the covariance.
-Derivation: docs/explanation/proofs/forecast.md.
+Derivation: docs/explanation/proofs/errors.md.
 """
 
 from __future__ import annotations

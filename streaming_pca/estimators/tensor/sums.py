@@ -14,7 +14,7 @@ most 2**41: :data:`PRODUCT_SENSITIVITY`. Sums are exact in any order. With a whi
 records are W^T z, clipped to their own radius; the bounds hold with k in place of d,
 for any W.
 
-Proof: docs/explanation/proofs/tensor-products.md.
+Proof: docs/explanation/proofs/sums.md.
 """
 
 from __future__ import annotations

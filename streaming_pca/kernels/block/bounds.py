@@ -5,7 +5,7 @@ Names are those of :mod:`~streaming_pca.kernels.block.sums`. The bound is
     |z^T u - w C'|**2 = |z^T u|**2 - 2 w <u, z C'> + w**2 |C'|**2 <= RADIUS**4,
 
 where each term carries its rounding error upward; a record that fails adds nothing.
-Proof: docs/explanation/proofs/exact-sums.md.
+Proof: docs/explanation/proofs/sums.md.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ A record F of r rows becomes z, about 2**20 F/|F|_F, rounded to integers, and it
 B on a grid of 2**-30: every partial sum of y is an integer of 51 bits over 2**30, so BLAS adds it exactly in
 any order. With F = f z for a number f, A Q = F^T F Q is f**2 z^T y for the columns Q of B.
 A chunk's result for a record depends on that record and on public numbers alone, bit for bit, and is the
-same for float32 and float64 entries of equal values. Error bounds: docs/explanation/proofs/exact-sums.md.
+same for float32 and float64 entries of equal values. Error bounds: docs/explanation/proofs/sums.md.
 """
 
 from __future__ import annotations

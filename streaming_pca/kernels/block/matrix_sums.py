@@ -3,7 +3,7 @@
 A record is scaled to a Frobenius norm of 2**26 and rounded, and Q to a grid of 2**-26, so that BLAS
 multiplies them exactly. The residual is scaled, clipped to R in Frobenius norm (MATRIX_RADIUS units) and
 rounded; its integer norm is exact in float64 and is compared with the radius. A null record
-and a record that is not finite contribute clip(-C). Proof: docs/explanation/proofs/exact-sums.md.
+and a record that is not finite contribute clip(-C). Proof: docs/explanation/proofs/sums.md.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ A record contributes the integer matrix z^T u - w C', where z is its rounded dir
 product scaled, clipped and rounded, C' the centre in units of R 2**-20 and w its weight in
 units of 2**-20; without a centre, z^T u. The contribution is clipped to R in Frobenius norm,
 RADIUS**2 units, and checked by :mod:`~streaming_pca.kernels.block.bounds`. Sums of 2**8 records are
-exact in float64, and are then added to int64. Proof: docs/explanation/proofs/exact-sums.md.
+exact in float64, and are then added to int64. Proof: docs/explanation/proofs/sums.md.
 """
 
 from __future__ import annotations

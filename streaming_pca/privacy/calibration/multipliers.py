@@ -6,7 +6,7 @@ decimal that prints it, so ``epsilon`` and ``delta`` are read as the smaller of 
 every result is rounded towards more noise. A parameter out of its range is a
 :class:`~streaming_pca.privacy.errors.ParameterError`.
 
-Proofs: docs/explanation/proofs/analytic-gaussian.md.
+Proofs: docs/explanation/proofs/noise.md.
 """
 
 from __future__ import annotations

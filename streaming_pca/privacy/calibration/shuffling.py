@@ -19,7 +19,7 @@ c_1 = -c_0.
 A message rounded to a grid is post-processing. More messages than m keep the guarantee. Null
 records send noise about 0.
 
-Proof, and the errors of its evaluation in floats: docs/explanation/proofs/shuffling.md.
+Proof, and the errors of its evaluation in floats: docs/explanation/proofs/noise.md.
 """
 
 from __future__ import annotations

@@ -87,7 +87,7 @@ def gaussian_on_symmetric(total: NDArray[np.int64], sigma: float) -> NDArray[np.
     D_F``, and rho = D_F^2/(2 sigma^2). Equal variances would spend the same and add up to twice
     the noise off the diagonal.
 
-    Proof: docs/explanation/proofs/symmetric-noise.md.
+    Proof: docs/explanation/proofs/noise.md.
 
     Source: [DworkEtAl2014], with the variance off the diagonal corrected.
     """
@@ -138,7 +138,7 @@ def gaussian_on_symmetric_space(
     direction, sigma^2/2 off the diagonal of the Q-block. The papers' GOE has twice that there,
     at the same privacy.
 
-    Proof: docs/explanation/proofs/symmetric-noise.md.
+    Proof: docs/explanation/proofs/noise.md.
 
     Source: [DunglerSanyal2026, Alg. 1], line 5, with the covariance corrected.
     """

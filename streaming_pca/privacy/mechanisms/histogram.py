@@ -66,7 +66,7 @@ def stability_histogram(keys: Sequence[Key | None], epsilon: float, delta: float
     the other. So the release is (2/s, p)-DP, hence (epsilon, delta)-DP: replace-one costs
     two bins in epsilon, but one in delta.
 
-    Proof: docs/explanation/proofs/histograms.md.
+    Proof: docs/explanation/proofs/noise.md.
 
     Source: [KorolovaEtAl2009]; [BunNissimStemmer2019, Section 3] (there for add/remove and
     with continuous noise).
@@ -134,7 +134,7 @@ def gaussian_modes(bins: BinCounts, rho: float, delta: float) -> Modes:
     probability at most n P(A >= t) <= delta. So if rho-zCDP gives (epsilon, delta'), this is
     (epsilon, delta' + (1 + e^epsilon) delta)-DP.
 
-    Proof: docs/explanation/proofs/histograms.md.
+    Proof: docs/explanation/proofs/noise.md.
 
     Source: the stability histogram [BunNissimStemmer2019] with Gaussian noise.
     """

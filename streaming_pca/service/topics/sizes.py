@@ -2,7 +2,7 @@
 
 The state topic stays below ``2 (C + M) + 2 S`` bytes plus the data written while its cleaner works, for
 commits of C bytes, segments of S and transaction markers of M. For the proof and the growth of the other
-topics, see docs/explanation/disk-use.md.
+topics, see docs/how-to/size-memory.md.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def _delta_bytes(stream: StreamSettings) -> int:
 
 
 def table_bytes(stream: StreamSettings, users: int) -> int:
-    """Return the upper bound of a compacted table of ``users`` users: T in docs/explanation/disk-use.md."""
+    """Return the upper bound of a compacted table of ``users`` users: T in docs/how-to/size-memory.md."""
     if stream.privacy_unit != "user":
         return 0
     return SHARDS * (_delta_bytes(stream) + _PART_OVERHEAD) + _USER_BYTES * users
