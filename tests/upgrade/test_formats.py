@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import json
+import re
+import tarfile
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from kafka.record.memory_records import MemoryRecords
 
 from streaming_pca import PrivatePCA
 from streaming_pca.admin.backup import read_backup, verified_ledger
+from streaming_pca.config.loading import load_settings
+from streaming_pca.config.settings import StreamSettings
 from streaming_pca.data.release import Release
 from streaming_pca.errors import UserError
-from streaming_pca.privacy.ledger.entries import MalformedEntry, decode_entry
+from streaming_pca.privacy.ledger.entries import MalformedEntry, Reserved, decode_entry
+from streaming_pca.service.commit.admission import _REMOVED_OPTIONS, check_admission
 from streaming_pca.service.commit.state_topic import MalformedCheckpoint, decode_checkpoint
+from streaming_pca.service.errors import StreamRefused
+from tests.upgrade.streams import ESTIMATORS, OTHERS, stream_settings, write_config
 
 
 def edited(data: bytes, **changes: Any) -> bytes:
@@ -64,6 +73,54 @@ def test_a_backup_of_the_version_before_is_read(fixtures: Path) -> None:
     for name, state in backup.states.items():
         checkpoint, _ = decode_checkpoint(state)
         assert (checkpoint.stream, checkpoint.batch) == (name, 2)
+
+
+def test_users_of_one_contribution_continue(fixtures: Path, tmp_path: Path) -> None:
+    """Their reservations contain options that were removed, at their defaults."""
+    ledger = verified_ledger(read_backup(fixtures / "backup.zip"))
+    reservation = ledger.job("user-once").reservation
+    assert reservation is not None
+    assert reservation.parameters["options"]["schedule"] == "inverse"
+    once, often = (
+        load_settings(write_config(tmp_path, "localhost:1", name), None).stream
+        for name in ("user-once", "user-often")
+    )
+    check_admission(once, ledger)
+    with pytest.raises(StreamRefused, match="whose noise was discrete"):
+        check_admission(often, ledger)
+
+
+UNPINNED = {"radius_range": None}
+"""Option whose default changed, and whose value does not affect calibration."""
+
+
+def test_recorded_options_contain_no_others_that_were_removed(fixtures: Path) -> None:
+    """Each reservation's options are present ones, and removed ones at their defaults."""
+    seen = set()
+    for entry in recorded_entries(fixtures / "cluster.tar.xz"):
+        if not isinstance(entry, Reserved):
+            continue
+        settings = StreamSettings(**stream_settings(entry.job))
+        options, present = entry.parameters["options"], settings.mechanism_options
+        former = _REMOVED_OPTIONS | {"n_records": None}
+        known = {key: former[key] for key in options.keys() - present.keys()} | present
+        assert options | UNPINNED == known | UNPINNED, entry.job
+        seen.add(entry.job)
+    assert seen == {*ESTIMATORS, *OTHERS}
+
+
+def recorded_entries(path: Path) -> Iterator[Any]:
+    """Yield the entries of all ledgers in the data of a broker."""
+    with tarfile.open(path) as archive:
+        for member in archive:
+            if not re.search(r"\.ledger-0/\d+\.log$", member.name):
+                continue
+            file = archive.extractfile(member)
+            assert file is not None
+            batches = MemoryRecords(file.read())
+            while (batch := batches.next_batch()) is not None:
+                if not batch.is_control_batch:
+                    yield from (decode_entry(record.value) for record in batch)
 
 
 def test_a_later_state_is_refused(fixtures: Path) -> None:

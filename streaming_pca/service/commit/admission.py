@@ -31,6 +31,14 @@ from streaming_pca.service.commit.state_topic import (
 from streaming_pca.service.errors import StreamRefused
 from streaming_pca.text import shown
 
+_REMOVED_OPTIONS: dict[str, Any] = {
+    **dict.fromkeys(("noise_level", "largest_eigenvalue", "gap", "eigenvalues")),
+    "schedule": "inverse",
+    "accounting": "zcdp",
+    "gap_noise": "gaussian",
+}
+"""Removed options in reservations of earlier versions, with their defaults: batches are still made so."""
+
 
 def check_opened(stream: StreamSettings, ledger: Ledger) -> None:
     """Refuse a ledger without a cap, or with a cap other than ``stream.cap``.
@@ -117,7 +125,7 @@ def _check_options(stream: StreamSettings, job: JobLedger) -> None:
             "choose a new stream.name"
         )
     wanted = stream.mechanism_options
-    recorded = job.reservation.parameters.get("options", wanted)
+    recorded = _without_removed(stream.name, job.reservation.parameters.get("options", wanted), wanted)
     # The length of a stream, and the range of a search, do not affect calibration.
     free: dict[str, Any] = {"n_records": None, "radius_range": None}
     if recorded | free != wanted | free:
@@ -125,6 +133,22 @@ def _check_options(stream: StreamSettings, job: JobLedger) -> None:
             f"stream.options is {shown(wanted, 80)}, but the ledger has charged users for "
             f"batches of {shown(recorded, 80)}: set it back, or choose a new stream.name"
         )
+
+
+def _without_removed(name: str, recorded: dict[str, Any], wanted: dict[str, Any]) -> dict[str, Any]:
+    """Drop removed options at their former defaults from recorded ones; refuse other values of them."""
+    removed = {key: recorded[key] for key in _REMOVED_OPTIONS if key in recorded and key not in wanted}
+    for key, value in removed.items():
+        if value != _REMOVED_OPTIONS[key]:
+            raise StreamRefused(
+                f"the ledger has charged users of stream {name!r} for batches with option {key} = "
+                f"{shown(value, 80)}. This option was removed: choose a new stream.name"
+            )
+    rest = {key: value for key, value in recorded.items() if key not in removed}
+    # Estimators record the options of their warm start as written.
+    if isinstance(warm := rest.get("warm_options"), dict):
+        rest["warm_options"] = _without_removed(name, warm, wanted.get("warm_options") or {})
+    return rest
 
 
 def decode_admitted_state(stream: StreamSettings, estimator: Estimator[Any, Any], data: bytes) -> State:

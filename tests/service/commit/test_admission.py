@@ -214,6 +214,72 @@ def test_options_of_a_stream_whose_batches_compose_are_pinned() -> None:
         check_admission(a_stream(**OF_USERS, options={"n_records": 300, "clip_quantile": 0.9}), log.ledger)
 
 
+INVERSE: dict[str, Any] = {
+    "schedule": "inverse",
+    **dict.fromkeys(("noise_level", "largest_eigenvalue", "gap")),
+}
+"""Options of every Oja method that earlier versions recorded, at their defaults."""
+
+
+@pytest.mark.parametrize(
+    ("estimator", "options", "removed"),
+    [
+        ("private-oja", {"clip_radius": 1.0}, INVERSE),
+        ("k-dp-ojas", {"clip_radius": 1.0}, INVERSE | {"eigenvalues": None, "n_records": 600}),
+        ("k-dp-pca", {}, INVERSE | {"eigenvalues": None, "accounting": "zcdp"}),
+        ("adadpo", {}, INVERSE | {"accounting": "zcdp"}),
+        ("tadadpo", {"warm_records": 200}, INVERSE | {"accounting": "zcdp"}),
+        ("tadadpo", {"warm_records": 200}, {"warm_options": {"accounting": "zcdp"}}),
+        ("output-perturbation", {"clip_radius": 1.0}, {"gap_noise": "gaussian"}),
+    ],
+    ids=["private-oja", "k-dp-ojas", "k-dp-pca", "adadpo", "tadadpo", "warm-start", "output-perturbation"],
+)
+@pytest.mark.parametrize("contributions", [1, 2])
+def test_removed_options_at_their_former_defaults_are_admitted(
+    estimator: str, options: dict[str, Any], removed: dict[str, Any], contributions: int
+) -> None:
+    """Settings refuse these options, and present versions compute as their defaults did."""
+    of_users = {"privacy_unit": "user", "contributions_per_user": contributions}
+    stream = a_stream(estimator=estimator, options=options, **of_users)
+    log = Writer(1, "1e-6")
+    parameters = stream.build_estimator().plan(stream.build_estimator().init(utility_generator(0))).parameters
+    assert stream.mechanism_options | removed != stream.mechanism_options
+    recorded = {"options": stream.mechanism_options | removed}
+    reserve(log, stream, parameters=parameters | recorded)
+    check_admission(stream, log.ledger)
+    with pytest.raises(StreamRefused, match=r"^stream.options is .*set it back"):
+        check_admission(a_stream(estimator="adaptive", options={}, **of_users), log.ledger)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"schedule": "spectral"},
+        {"noise_level": 1.0},
+        {"largest_eigenvalue": 2.0},
+        {"gap": 0.0},
+        {"eigenvalues": [2.0, 1.0]},
+        {"accounting": "paper"},
+        {"gap_noise": "laplace"},
+        {"warm_options": {"accounting": "paper"}},
+    ],
+    ids=lambda changes: "-".join(changes),
+)
+def test_a_removed_option_of_another_value_needs_a_new_name(changes: dict[str, Any]) -> None:
+    """It changed the batches that users are charged for; settings cannot set it back."""
+    stream = a_stream(privacy_unit="user")
+    log = Writer(1, "1e-6")
+    parameters = stream.build_estimator().plan(stream.build_estimator().init(utility_generator(0))).parameters
+    reserve(log, stream, parameters=parameters | {"options": stream.mechanism_options | INVERSE | changes})
+    with pytest.raises(StreamRefused) as refused:
+        check_admission(stream, log.ledger)
+    ((key, value),) = (changes.get("warm_options") or changes).items()
+    assert str(refused.value) == (
+        f"the ledger has charged users of stream 's' for batches with option {key} = {value!r}. "
+        "This option was removed: choose a new stream.name"
+    )
+
+
 def test_options_of_other_streams_may_change_between_batches() -> None:
     log = Writer(1, "1e-6")
     stream = a_stream()
