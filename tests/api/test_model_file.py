@@ -8,6 +8,7 @@ import os
 import pickle
 import zipfile
 from collections.abc import Callable
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -140,6 +141,15 @@ def test_a_file_of_an_earlier_version_is_read(tmp_path: Path) -> None:
     pca = PrivatePCA.load(rewritten(saved(tmp_path), without_later_keys))
     assert (pca.whiten, pca.accountant) == (False, None)
     pca.partial_fit(spiked(20))
+
+
+def test_a_model_whose_mean_is_no_longer_estimated_is_refused(tmp_path: Path) -> None:
+    """Earlier versions estimated the mean with centering "auto", which is "pairs" for this estimator now."""
+    pca = PrivatePCA(2, estimator="private-oja", options={"clip_radius": 1.0}).partial_fit(spiked(50))
+    pca._state = replace(pca._state, mean=np.ones(8), mean_weight=50.0)
+    pca.save(tmp_path / "model.npz")
+    with pytest.raises(ValueError, match=r"model\.npz: it has a mean that an earlier .*: fit a new model$"):
+        PrivatePCA.load(tmp_path / "model.npz")
 
 
 def test_names_of_features_come_back(tmp_path: Path) -> None:

@@ -114,7 +114,7 @@ def decode_fitting_state(estimator: Estimator[Any, Any], data: bytes) -> State:
     Raises
     ------
     TypeError, ValueError or KeyError
-        If the bytes hold no such state, or one of other shapes.
+        If the bytes hold no such state, one of other shapes, or one with a mean that it does not use.
     """
     state: State = decode_state(estimator.state_type, data)
     # The state before any record has all lasting shapes, for any seed and noise.
@@ -123,6 +123,11 @@ def decode_fitting_state(estimator: Estimator[Any, Any], data: bytes) -> State:
         _check_value(name, value, fresh[name])
     if not 0 <= state.mean_weight < math.inf or (state.mean_noise is not None and state.mean_noise < 0):
         raise ValueError("numbers of the state's mean must not be below 0")
+    if state.mean is not None and "auto" not in estimator.centerings:
+        raise ValueError(
+            f"it has a mean that an earlier version estimated, but {estimator.info.id} does not estimate "
+            "means: fit a new model"
+        )
     _check_parts(state)
     estimator.plan(state)
     return state

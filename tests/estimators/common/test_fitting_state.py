@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -58,6 +59,14 @@ def test_a_state_of_another_shape_does_not_fit(changes: dict[str, int]) -> None:
     data = encode_state(run(before, [records(before, 80)]))
     with pytest.raises(ValueError, match="basis of the state does not fit the estimator"):
         decode_fitting_state(make("private-oja", **changes), data)
+
+
+def test_a_state_with_a_mean_does_not_fit_an_estimator_without_one() -> None:
+    """Earlier versions estimated a mean for every estimator; records would lose their centre."""
+    estimator = make("private-oja", "pairs")
+    state = replace(run(estimator, [records(estimator, 80)]), mean=np.zeros(5), mean_weight=80.0)
+    with pytest.raises(ValueError, match=r"earlier version estimated, .*private-oja does not estimate means"):
+        decode_fitting_state(estimator, encode_state(state))
 
 
 @pytest.mark.parametrize("data", [b"", b"PK", np.zeros(4).tobytes()])
