@@ -95,6 +95,14 @@ def check_admission(stream: StreamSettings, ledger: Ledger) -> None:
     for key, value in wanted.items():
         if recorded.get(key) != value:
             setting, before = key, recorded.get(key)
+            supported = stream.build_estimator().centerings
+            if key == "centering" and isinstance(before, str) and before not in supported:
+                # Settings cannot return to it.
+                raise StreamRefused(
+                    f"an earlier version estimated the mean for stream {name!r} (stream.centering = "
+                    f"{shown(before, 80)}), which {stream.estimator} does not support: "
+                    "choose a new stream.name"
+                )
             if key == "content_type":
                 # A contract names the format by its media type.
                 names: dict[Any, str] = {media_type: name for name, media_type in FORMATS.items()}

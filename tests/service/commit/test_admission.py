@@ -344,6 +344,23 @@ def test_the_default_format_is_part_of_the_contract_where_it_is_another() -> Non
         a_stream(format="application/json")
 
 
+@pytest.mark.parametrize("centering", [{}, {"centering": "none"}], ids=["default", "none"])
+@pytest.mark.parametrize("recorded", ["auto", "private-mean"])
+def test_a_stream_whose_mean_is_no_longer_estimated_needs_a_new_name(
+    recorded: str, centering: dict[str, Any]
+) -> None:
+    """Settings cannot return to a centring that the estimator does not support."""
+    stream = a_stream(estimator="private-oja", options={"clip_radius": 1.0}, **centering)
+    log = Writer(1, "1e-6")
+    reserve(log, stream, promise=stream.privacy_contract | {"centering": recorded})
+    with pytest.raises(StreamRefused) as refused:
+        check_admission(stream, log.ledger)
+    assert str(refused.value) == (
+        f"an earlier version estimated the mean for stream 's' (stream.centering = {recorded!r}), which "
+        "private-oja does not support: choose a new stream.name"
+    )
+
+
 FIELDS: dict[str, Any] = {"features": [{"name": "x", "size": 5}], "privacy_unit": "user"}
 
 
