@@ -106,6 +106,14 @@ def projection_of(release: Release, stream: StreamSettings) -> Projection:
     """
     if release.kind != "subspace":
         raise StreamRefused(f'stream {stream.name!r} releases a "{release.kind}", which spans no subspace')
+    settings = {name: _plain(getattr(stream, name)) for name in ("centering", "scale", "bounds")}
+    if (
+        (stream.centering, release.centering) == ("pairs", "auto")
+        and release.mean is not None
+        and "auto" not in stream.build_estimator().centerings
+    ):
+        # An earlier version estimated the mean where "auto" is "pairs" now; the release contains its centre.
+        settings["centering"] = "auto"
     pairs: list[tuple[str, Any, Any]] = [
         ("name", stream.name, release.stream),
         ("dim", stream.dim, release.dim),
@@ -115,7 +123,7 @@ def projection_of(release: Release, stream: StreamSettings) -> Projection:
     if release.centering is not None:
         bounds = None if stream.bounds is None else tuple(map(published_setting, stream.bounds))
         pairs += [
-            ("centering", published_setting(stream.centering), release.centering),
+            ("centering", published_setting(settings["centering"]), release.centering),
             ("scale", published_setting(stream.scale), release.scale),
             ("bounds", bounds, release.bounds),
         ]
@@ -125,7 +133,6 @@ def projection_of(release: Release, stream: StreamSettings) -> Projection:
                 f"stream.{name} = {_in_words(ours)}, but the release of batch {release.batch} was made with "
                 f"{_in_words(theirs)}: project with the settings of the stream's worker"
             )
-    settings = {name: _plain(getattr(stream, name)) for name in ("centering", "scale", "bounds")}
     try:
         return release.model_copy(update=settings).projection()
     except ValueError as error:

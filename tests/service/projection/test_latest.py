@@ -54,6 +54,35 @@ def test_long_settings_are_compared_by_their_digests() -> None:
         projection_of(release, _stream(dim, centering=(*centre[:-1], 2.0), scale=stream.scale))
 
 
+def test_a_release_projects_with_the_mean_that_an_earlier_version_estimated() -> None:
+    """Its settings have centering "auto", which is "pairs" now where the estimator finds no mean."""
+    stream = _stream(5, estimator="private-oja", options={"clip_radius": 1.0}, scale=2.0)
+    assert stream.centering == "pairs"
+    release = _release(stream, centering="auto")
+    projection = projection_of(release, stream)
+    np.testing.assert_array_equal(projection.transform(_rows(5)), release.transform(_rows(5)))
+    np.testing.assert_allclose(projection.centre, np.array(release.mean) / 2.0)
+
+
+@pytest.mark.parametrize(
+    ("here", "changes"),
+    [
+        ({"estimator": "private-oja", "options": {"clip_radius": 1.0}}, {"mean": None}),
+        ({"estimator": "private-oja", "options": {"clip_radius": 1.0}, "centering": "none"}, {}),
+        ({"estimator": "adaptive", "centering": "pairs"}, {}),
+    ],
+    ids=["without a mean", "none", "adaptive"],
+)
+def test_other_releases_with_centering_auto_need_that_setting(
+    here: dict[str, Any], changes: dict[str, Any]
+) -> None:
+    stream = _stream(5, **here)
+    with pytest.raises(
+        StreamRefused, match=r'^stream.centering = "(pairs|none)", .* made with "auto": project'
+    ):
+        projection_of(_release(stream, centering="auto", **changes), stream)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
