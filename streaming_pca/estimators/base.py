@@ -362,7 +362,8 @@ class Estimator(ABC, Generic[S, O]):
         new = replace(new, components=components, noise=self._noise_law)
         if self.diagnostics is None:
             return new
-        return replace(new, counts=self.diagnostics.counts(batch.null_count(), clipped))
+        readable = batch.single_rows() if self.preprocessing.centering == "pairs" else batch
+        return replace(new, counts=self.diagnostics.counts(readable.null_count(), clipped))
 
     @abstractmethod
     def plan_mechanisms(self, state: S) -> Plan:

@@ -44,11 +44,12 @@ class Diagnostics:
     -----
     Adjacency: replace-one. Released: the number of null records of a batch and the
     number of records that its clip changed, each plus discrete Laplace noise.
-    A record is null, or clipped, or neither (in pairs: its pair is); which of these
-    depends on that record and on public numbers alone. So a replacement
-    moves the two counts by at most 2 in L1, and noise of scale 2/epsilon makes
-    them epsilon-DP. The counts read the same records as the estimator, so the charges
-    add up. With ``contributions`` c each batch gets epsilon/c.
+    Whether a record is null, or clipped, depends on that record and on public numbers
+    alone. With ``centering = "pairs"`` every record of other than one row is null, also
+    by that record alone, and a pair is clipped or not: a record is in one pair. So a
+    replacement moves each count by at most 1, the two by at most 2 in L1, and noise of
+    scale 2/epsilon makes them epsilon-DP. The counts read the same records as the
+    estimator, so the charges add up. With ``contributions`` c each batch gets epsilon/c.
     """
 
     def __init__(self, privacy: PrivacyParameters, share: float) -> None:

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streaming_pca.data.array_batch import ArrayBatch
+from streaming_pca.data.batch import Batch
 from streaming_pca.data.preprocessing import Preprocessing
 from streaming_pca.data.records import RecordKind
 from streaming_pca.estimators.base import Estimator
@@ -20,6 +21,7 @@ from streaming_pca.estimators.diagnostics import Diagnostics
 from streaming_pca.estimators.registry import ESTIMATORS, find
 from streaming_pca.privacy.parameters import PrivacyParameters
 from streaming_pca.privacy.randomness import replace_noise_sampler, utility_generator
+from tests.estimators.split_batch import SplitBatch
 from tests.privacy.noise import ScriptedSampler
 
 D = 3
@@ -54,7 +56,7 @@ def make(
     )
 
 
-def counts(estimator: Estimator[Any, Any], batch: ArrayBatch) -> tuple[int, int]:
+def counts(estimator: Estimator[Any, Any], batch: Batch) -> tuple[int, int]:
     state = estimator.init(utility_generator(3))
     with replace_noise_sampler(ScriptedSampler()):
         found = estimator.update(state, batch).counts
@@ -82,6 +84,17 @@ def test_a_pair_is_clipped_once_and_null_records_are_counted_one_by_one(name: st
     assert counts(make(name, centering="pairs"), ArrayBatch.of_vectors(x)) == (1, 1)
 
 
+@of_pairs
+def test_records_of_several_rows_are_null_for_pairs(name: str) -> None:
+    """They teach nothing but are charged; without pairs they are records."""
+    two, one = np.full((2, D), 0.1), np.full((1, D), 0.1)
+    batch = ArrayBatch.of_records([two, two, two, one, None, one, one, one], D)
+    assert counts(make(name, centering="pairs"), batch) == (4, 0)
+    # Executors and files hold a batch in pieces.
+    assert counts(make(name, centering="pairs"), SplitBatch.of(batch, [2, 4])) == (4, 0)
+    assert counts(make(name), batch)[0] == 1
+
+
 def test_records_of_one_size_are_not_clipped() -> None:
     made = find("analyze-gauss")(
         D,
@@ -99,6 +112,7 @@ records = st.one_of(
     st.lists(st.sampled_from([0.0, 1.0, -3.0, 1e-200, 1e200, 2.0]), min_size=D, max_size=D).map(
         lambda row: np.array([row])
     ),
+    st.just(np.ones((2, D))),
 )
 
 
