@@ -99,12 +99,14 @@ def payload_check(
         "privacy_unit": privacy_unit,
         "max_rows": max_rows,
     }
-    codec, names = _codec(config, stream, {name: value for name, value in own.items() if value is not None})
+    given = {name: value for name, value in own.items() if value is not None}
+    codec, names, pairs = _codec(config, stream, given)
     headers = _headers(content_type, header or [])
     data = _read(file)
     payloads = data.splitlines() if lines else [data]
     encoded_key = None if key is None else os.fsencode(key)
-    reports = [explain_payload(codec, _Message(encoded_key, value, headers), names) for value in payloads]
+    messages = [_Message(encoded_key, value, headers) for value in payloads]
+    reports = [explain_payload(codec, message, names, pairs=pairs) for message in messages]
     null = sum(not report.is_record for report in reports)
     if as_json:
         found = [_facts(report, payload) for report, payload in zip(reports, payloads, strict=True)]
@@ -119,8 +121,8 @@ def payload_check(
 
 def _codec(
     config: Path | None, stream: str | None, own: dict[str, Any]
-) -> tuple[PayloadCodec, Sequence[str] | None]:
-    """Return the decoder and the feature names of the stream in the options."""
+) -> tuple[PayloadCodec, Sequence[str] | None, bool]:
+    """Return the decoder and feature names of the stream in the options, and whether it reads pairs."""
     from streaming_pca.config.loading import load_settings
     from streaming_pca.data.codec import PayloadCodec
     from streaming_pca.data.records import RecordKind
@@ -136,7 +138,8 @@ def _codec(
         settings = load_settings(config, stream)
         key = user_key if settings.stream.privacy_unit == "user" else None
         schemas = schemas_of(settings.registry, settings.stream.registry_subject)
-        return build_codec(settings.stream, key, schemas), settings.stream.feature_names
+        codec = build_codec(settings.stream, key, schemas)
+        return codec, settings.stream.feature_names, settings.stream.centering == "pairs"
     if stream is not None:
         raise UserError("--stream needs --config FILE")
     if "dim" not in own:
@@ -152,7 +155,7 @@ def _codec(
         unit,
         user_key if unit == "user" else None,
     )
-    return codec, None
+    return codec, None, False
 
 
 def _headers(content_type: str | None, named: Sequence[str]) -> list[tuple[str, bytes]]:
@@ -372,7 +375,7 @@ def features_check(
     of_users = settings.privacy_unit == "user"
     # Samples are JSON objects, so a registry's schemas do not matter.
     codec = build_codec(settings, bytes(32) if of_users else None, {} if settings.needs_registry else None)
-    report = check_records(codec, texts, _SHOWN)
+    report = check_records(codec, texts, _SHOWN, pairs=settings.centering == "pairs")
     if as_json:
         print_json(asdict(report))
     else:

@@ -59,11 +59,12 @@ class PayloadReport:
 
 
 def explain_payload(
-    codec: PayloadCodec, message: Message, names: Sequence[str] | None = None
+    codec: PayloadCodec, message: Message, names: Sequence[str] | None = None, *, pairs: bool = False
 ) -> PayloadReport:
     """Decode a message as the worker does, and explain why it is null.
 
-    The report reveals contents of a payload: it is not part of the service.
+    ``pairs`` is true for a stream with ``centering = "pairs"``, whose estimator reads a message of several
+    rows as null. The report reveals contents of a payload: it is not part of the service.
     """
     decoded, lengths, users = codec.decode_all([message])
     reason = _fault(codec, message, names)
@@ -75,6 +76,9 @@ def explain_payload(
         place = None if codec.fields is None else codec.fields.user_field
         what = "no key" if place is None else f"no field {'.'.join(place)!r}"
         reason, lengths = f"it has {what} to name the user", np.zeros(1, np.int64)
+    if not reason and pairs and codec.unit != "row" and int(lengths[0]) > 1:
+        reason = f'it has {int(lengths[0])} rows, but centering = "pairs" reads records of one row'
+        lengths = np.zeros(1, np.int64)
     finite = decoded[np.isfinite(decoded)]
     least, largest = (float(finite.min()), float(finite.max())) if len(finite) else (None, None)
     return PayloadReport(reason, int(lengths[0]), nulls, least, largest, _hint(codec, message))
@@ -177,7 +181,9 @@ class MapReport:
     reasons: list[tuple[int, str]] = field(default_factory=list)
 
 
-def check_records(codec: PayloadCodec, texts: Sequence[bytes], reasons: int) -> MapReport:
+def check_records(
+    codec: PayloadCodec, texts: Sequence[bytes], reasons: int, *, pairs: bool = False
+) -> MapReport:
     """Apply a stream's map to JSON objects; report reasons of at most ``reasons`` null records."""
     reader = codec.fields
     assert reader is not None, "a stream without features"
@@ -185,7 +191,7 @@ def check_records(codec: PayloadCodec, texts: Sequence[bytes], reasons: int) -> 
     report = MapReport(features=[FeatureReport(feature.name) for feature in rows.features])
     for place, text in enumerate(texts):
         # The worker's decoder decides, for a message with a key.
-        reason = explain_payload(codec, _Message(text)).reason
+        reason = explain_payload(codec, _Message(text), pairs=pairs).reason
         values = reader.json_values(text, {})
         report.records += 1
         report.null += bool(reason)

@@ -287,3 +287,11 @@ def test_a_sample_is_counted_feature_by_feature(
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(good)))
     done = call(capfd, "features", "check", "-", "--config", str(config))
     assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "0 of 3 records are null")
+    # A message of several objects is a record of several rows, which pairs read as null.
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(json.dumps(SAMPLE[:2]).encode())))
+    paper = 'estimator = "private-oja"\noptions = { clip_radius = 1.0 }\n'
+    config.write_text(SETTINGS + paper + FEATURES)
+    done = call(capfd, "features", "check", "-", "--config", str(config))
+    reason = 'it has 2 rows, but centering = "pairs" reads records of one row'
+    assert done.returncode == 1
+    assert done.stdout.splitlines()[-2:] == [f"record 0: {reason}", "1 of 1 records are null"]

@@ -105,6 +105,28 @@ def test_a_stream_is_described_by_options_too(
     assert result.stdout.startswith(words)
 
 
+def test_pairs_read_records_of_one_row(
+    capfd: pytest.CaptureFixture[str], config: Path, tmp_path: Path
+) -> None:
+    """A paper's estimator reads pairs by default: whole streams of factors were null in silence."""
+    one = payload(tmp_path, np.ones((1, 3), "<f4").tobytes())
+    two = tmp_path / "two"
+    two.write_bytes(np.ones((2, 3), "<f4").tobytes())
+    assert call(capfd, "payload", "check", two, "--config", config).returncode == 0
+    text = config.read_text()
+    paper = 'estimator = "private-oja"\n'
+    options = "[stream.options]\nclip_radius = 1.0\n"
+    config.write_text(text + paper + options)
+    assert call(capfd, "payload", "check", one, "--config", config).returncode == 0
+    done = call(capfd, "payload", "check", two, "--config", config)
+    reason = 'it has 2 rows, but centering = "pairs" reads records of one row'
+    assert (done.returncode, done.stdout) == (1, f"null record: {reason}\n")
+    facts = json.loads(call(capfd, "payload", "check", two, "--config", config, "--json").stdout)
+    assert (facts["record"], facts["reason"], facts["rows"]) == (False, reason, 0)
+    config.write_text(text + paper + 'centering = "none"\n' + options)
+    assert call(capfd, "payload", "check", two, "--config", config).returncode == 0
+
+
 def test_a_user_s_message_needs_a_key(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     how = ("payload", "check", payload(tmp_path, bytes(12)), "--dim", 3, "--privacy-unit", "user")
     result = call(capfd, *how)

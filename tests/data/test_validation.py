@@ -113,6 +113,20 @@ def test_a_record_has_rows_and_no_reason(codec: PayloadCodec, sent: Message, row
     assert (report.least, report.largest) == (numbers.min(), numbers.max())
 
 
+@pytest.mark.parametrize("codec", CODECS, ids=["factor", "row", "matrix", "report", "user", "json"])
+def test_several_rows_are_null_for_pairs_only_where_they_are_one_record(codec: PayloadCodec) -> None:
+    two = Message(octets(*range(6)), [("content-type", b"application/octet-stream")], b"ann")
+    one = Message(octets(1, 2, 3), two.headers, b"ann")
+    assert explain_payload(codec, one, pairs=True) == explain_payload(codec, one)
+    plain = explain_payload(codec, two)
+    report = explain_payload(codec, two, pairs=True)
+    if plain.is_record and codec.unit != "row":
+        assert report.reason == 'it has 2 rows, but centering = "pairs" reads records of one row'
+        assert report.rows == 0
+    else:
+        assert report == plain
+
+
 def test_a_format_that_no_header_names_is_told() -> None:
     """JSON with the length of octets is read as a nonsense record, with a warning."""
     sent = b'{"x": [1, 2, 3]}'
