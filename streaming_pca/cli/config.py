@@ -100,7 +100,8 @@ def config_check(
             _print_settings(found)
         if len(loaded) > 1:
             say(f"stream {about['stream']}")
-        _print_stream(about, describe_guarantee(settings.stream), memory=verbose)
+        pairs = settings.stream.centering == "pairs"
+        _print_stream(about, describe_guarantee(settings.stream), pairs=pairs, memory=verbose)
 
 
 @app.command("schema")
@@ -173,7 +174,7 @@ def _print_settings(found: Sequence[EffectiveSetting]) -> None:
         say(wrapped(f"  {key:<24} {value:<40} {each.origin}", indent=27))
 
 
-def _print_stream(about: dict[str, Any], guarantee: str, *, memory: bool) -> None:
+def _print_stream(about: dict[str, Any], guarantee: str, *, pairs: bool, memory: bool) -> None:
     first, bounds = about["first_batch"], about["memory_bytes"]
     charge, noise = first["charge"], first["noise_multiplier"]
     whom = "users" if about["privacy_unit"] == "user" else "each"
@@ -184,6 +185,8 @@ def _print_stream(about: dict[str, Any], guarantee: str, *, memory: bool) -> Non
         "first batch": f"{first['records']} records, {whom} charged {pair}{factor}",
         "topics": ", ".join(about["topics"].values()),
     }
+    if pairs:
+        rows["centering"] = '"pairs": records of several rows count as null'
     if memory:
         rows["memory"] = f"at most {_mebibytes(bounds['any_messages'])}"
         if "one_row_messages" in bounds:

@@ -128,11 +128,17 @@ def describe_guarantee(stream: StreamSettings) -> str:
 
 def doubts_of_settings(stream: StreamSettings) -> list[str]:
     """Return a warning for each valid but doubtful setting."""
+    lines = []
+    if stream.centering == "pairs" and "max_rows" in stream.model_fields_set and stream.max_rows > 1:
+        lines.append(
+            f'max_rows = {stream.max_rows}, but with centering = "pairs" records of several rows count as '
+            'null: set max_rows = 1, or centering = "none" or numbers'
+        )
     if not stream.private:
-        return []
+        return lines
     records = getattr(stream.build_estimator().options, "n_records", None)
     found = delta_warning(stream.delta, records)
-    lines = [] if found is None else [found]
+    lines += [] if found is None else [found]
     if stream.record_kind is RecordKind.FACTOR and records is not None and records < stream.rank:
         lines.append(f"options.n_records = {records} is below rank = {stream.rank}: lower the rank")
     return lines

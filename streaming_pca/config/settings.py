@@ -194,7 +194,9 @@ class StreamSettings(StrictSection):
     the schema's first message.
     """
     max_rows: int = Field(default=64, ge=1, le=2**16)
-    """Most rows of a payload; a payload with more is a null record."""
+    """Most rows of a payload; a payload with more is a null record. With `centering = "pairs"` a payload of
+    more than one row is null too.
+    """
     max_wait_seconds: float | None = Field(default=None, gt=0)
     """Time in seconds after which a batch closes although it is not full, if it has the estimator's minimum
     number of records; if not set, only full batches close.
@@ -337,7 +339,13 @@ class StreamSettings(StrictSection):
         if self.record_kind is not RecordKind.FACTOR:
             raise ValueError('privacy_unit = "row" needs record_kind = "factor"')
         if self.centering == "pairs":
-            raise ValueError('privacy_unit = "row" cannot be used with centering = "pairs": set numbers')
+            meaning, other = "", '"auto", '
+            if self._find_estimator().resolve_centering("auto") == "pairs":
+                meaning, other = f', which "auto" (the default) means for {self.estimator}', ""
+            raise ValueError(
+                f'privacy_unit = "row" cannot be used with centering = "pairs"{meaning}: '
+                f'set {other}"none" or numbers'
+            )
         rows = self.build_estimator().largest_batch * self.max_rows
         if rows > MAX_RECORDS:
             raise ValueError(

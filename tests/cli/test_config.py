@@ -37,6 +37,10 @@ sasl_username = "me"
 """
 
 
+PAPER = 'estimator = "private-oja"\noptions = { clip_radius = 1.0 }\n'
+"""Estimator that reads pairs by default."""
+
+
 def written(tmp_path: Path, text: str = GOOD) -> Path:
     path = tmp_path / "stream.toml"
     path.write_text(text)
@@ -201,6 +205,10 @@ def test_text_is_four_lines_a_stream_and_more_with_verbose(tmp_path: Path, capfd
             "delta = 0.0001 is not below 1/records = 5e-05: ",
         ),
         (("rank = 2", "rank = 3\noptions = { n_records = 2 }"), "options.n_records = 2 is below rank = 3"),
+        (
+            ("rank = 2", f"rank = 2\nmax_rows = 2\n{PAPER}"),
+            'max_rows = 2, but with centering = "pairs" records of several rows count as null: ',
+        ),
     ],
 )
 def test_a_doubtful_setting_is_a_warning(
@@ -213,6 +221,25 @@ def test_a_doubtful_setting_is_a_warning(
     assert line.startswith(f"warning: stream s: {expected}")
     (warning,) = checked(capfd, config)["streams"][0]["warnings"]
     assert line.endswith(warning)
+
+
+@pytest.mark.parametrize(
+    ("more", "shown"),
+    [
+        (PAPER, True),
+        (PAPER + "max_rows = 1\n", True),
+        ('centering = "pairs"\n', True),
+        (PAPER + 'centering = "none"\nmax_rows = 2\n', False),
+        ("max_rows = 2\n", False),
+    ],
+    ids=["by default", "one row", "as set", "uncentred", "auto"],
+)
+def test_pairs_are_named_without_a_warning(tmp_path: Path, capfd: Capture, more: str, shown: bool) -> None:
+    """A stream of vectors needs none; a stream of factors would become null in silence."""
+    result = call(capfd, "config", "check", "--config", written(tmp_path, GOOD + more))
+    assert (result.returncode, result.stderr) == (0, "")
+    line = '  centering    "pairs": records of several rows count as null'
+    assert (line in result.stdout.splitlines()) == shown
 
 
 def test_the_guarantee_is_a_sentence_on_its_unit(tmp_path: Path, capfd: Capture) -> None:

@@ -150,8 +150,15 @@ def test_auto_means_pairs_where_the_estimator_finds_no_mean(tmp_path: Path, give
 def test_rows_as_units_cannot_be_paired_by_default(tmp_path: Path) -> None:
     text = PRIVATE_OJA + "privacy_unit = 'row'\n"
     options = "[stream.options]\nclip_radius = 1.0\nbatch_size = 64\n"
-    with pytest.raises(ConfigurationError, match='cannot be used with centering = "pairs": set numbers'):
-        load(tmp_path, text + options)
+    refusal = 'privacy_unit = "row" cannot be used with centering = "pairs"'
+    for given in ("", "centering = 'auto'\n", "centering = 'pairs'\n"):
+        with pytest.raises(ConfigurationError) as caught:
+            load(tmp_path, text + given + options)
+        meaning = ', which "auto" (the default) means for private-oja: set "none" or numbers'
+        assert refusal + meaning in str(caught.value)
+    with pytest.raises(ConfigurationError) as caught:
+        load(tmp_path, GOOD + "privacy_unit = 'row'\ncentering = 'pairs'\n")
+    assert f'{refusal}: set "auto", "none" or numbers' in str(caught.value)
     assert load(tmp_path, text + "centering = 'none'\n" + options).stream.centering == "none"
 
 
