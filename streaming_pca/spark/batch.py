@@ -99,7 +99,7 @@ class SparkBatch(Batch):
 
     def null_count(self) -> int:
         """Count the null records; the exact number is as secret as a record."""
-        if self.counted is not None or self.only_single_rows:
+        if self.counted is not None:
             return int(self.sum(_Nulls())[0])
         # Executors counted the null records of whole segments at the first read.
         count, others = self.cluster.known_nulls(self._shares())

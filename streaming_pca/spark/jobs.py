@@ -62,6 +62,8 @@ class Loaded:
         Bytes of its decoded rows.
     nulls : int
         Number of its null records: as secret as a record.
+    longer : int
+        Number of its records of several rows: as secret.
     host, path : str
         Location of its rows after the read; "" if they were not cached.
     """
@@ -70,6 +72,7 @@ class Loaded:
     digest: str
     size: int
     nulls: int
+    longer: int
     host: str
     path: str
 
@@ -163,7 +166,13 @@ class Cluster:
             wanted = Range(row["id"], row["partition"], row["begin"], row["end"], row["epoch"])
             segment = segment_of(wanted, structure, self.feed.stream.privacy_unit == "row")
             found[wanted.id] = Loaded(
-                segment, tasks.digest(structure), row["size"], row["nulls"], row["host"], row["path"]
+                segment,
+                tasks.digest(structure),
+                row["size"],
+                row["nulls"],
+                row["longer"],
+                row["host"],
+                row["path"],
             )
         self._loaded |= found
         return [found[each.id] for each in ranges]
@@ -236,7 +245,8 @@ class Cluster:
         for number, some in shares.items():
             segment = self._loaded[number].segment
             if [(share.first, share.last) for share in some] == [(0, segment.records_before(segment.count))]:
-                count += self._loaded[number].nulls
+                loaded = self._loaded[number]
+                count += loaded.nulls + (loaded.longer if some[0].single_rows else 0)
                 del others[number]
         return count, others
 

@@ -245,13 +245,15 @@ class Structure:
 
     def __init__(self, by_row: bool) -> None:
         self.by_row = by_row
-        self.size = self.nulls = 0
+        self.size = self.nulls = self.longer = 0
         self._columns = [(np.zeros(0, dtype=np.int64),) * 3]
 
     def add(self, piece: Piece) -> None:
         """Add the messages of a piece."""
         self.size += piece.batch.rows.itemsize * piece.batch.rows.shape[1] * int(piece.rows.sum())
-        self.nulls += piece.batch.null_count()
+        nulls = piece.batch.null_count()
+        self.nulls += nulls
+        self.longer += piece.batch.single_rows().null_count() - nulls
         self._columns.append((piece.offsets, piece.epochs, piece.rows if self.by_row else piece.rows[:0]))
 
     def packed(self) -> bytes:

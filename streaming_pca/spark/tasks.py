@@ -54,8 +54,8 @@ Job = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 """Function of a job, as ``mapInArrow`` takes it."""
 
 HANDLE = (
-    "id long, partition int, begin long, end long, epoch int, size long, nulls long, structure binary, "
-    "host string, path string, failure string"
+    "id long, partition int, begin long, end long, epoch int, size long, nulls long, longer long, "
+    "structure binary, host string, path string, failure string"
 )
 """Columns of the row for a segment that a task has read."""
 ANSWER = "chunk int, data binary, records long, failure string"
@@ -148,6 +148,7 @@ def _load(feed: Feed, wanted: Range) -> dict[str, Any]:
     return {
         "size": structure.size,
         "nulls": structure.nulls,
+        "longer": structure.longer,
         "structure": structure.packed(),
         "host": shelf.host,
         "path": shelf.path,

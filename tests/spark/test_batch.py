@@ -144,6 +144,7 @@ def assert_same(batch: SparkBatch, known: ArrayBatch) -> None:
     assert len(batch) == len(known)
     assert (batch.kind, batch.dim) == (known.kind, known.dim)
     assert batch.null_count() == known.null_count()
+    assert batch.single_rows().null_count() == known.single_rows().null_count()
     assert batch.sum(CountedSum()).tolist() == known.sum(CountedSum()).tolist()
     assert (
         batch.sum(CountedSum(), batch.map(norms)).tolist()
@@ -206,6 +207,7 @@ def test_sums_values_parts_and_blocks(make_readers: Any, unit: str, cached: bool
         assert (
             batch.single_rows().sum(CountedSum()).tolist() == known.single_rows().sum(CountedSum()).tolist()
         )
+        assert batch.single_rows().null_count() == known.single_rows().null_count()
         there.release_memory()
         here.release_memory()
 

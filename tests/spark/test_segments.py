@@ -9,8 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from streaming_pca.data.array_batch import ArrayBatch
 from streaming_pca.data.records import RecordKind
 from streaming_pca.service.input.buffer import Chunk, batch_of, interleave
+from streaming_pca.spark.reading import Piece, Structure
 from streaming_pca.spark.segments import Layout, Order, Range, Segment, Strip, packed_structure, segment_of
 
 
@@ -99,3 +101,14 @@ def test_an_empty_segment_has_no_messages() -> None:
     none = np.zeros(0, dtype=np.int64)
     segment: Segment = segment_of(Range(0, 0, 5, 9), packed_structure(none, none, none), False)
     assert segment.count_before(7) == 0
+
+
+def test_null_records_and_those_of_several_rows_are_counted_apart() -> None:
+    """Pairs read both as null; other estimators read only the former so."""
+    structure = Structure(False)
+    one, two = np.ones((1, 3)), np.ones((2, 3))
+    for records in ([one, two, None], [], [two, two, one, None]):
+        batch = ArrayBatch.of_records(records, 3)
+        lengths = np.diff(batch.starts)
+        structure.add(Piece(batch, lengths, lengths, lengths, None))
+    assert (structure.nulls, structure.longer) == (2, 3)
