@@ -122,7 +122,7 @@ def payload_check(
 def _codec(
     config: Path | None, stream: str | None, own: dict[str, Any]
 ) -> tuple[PayloadCodec, Sequence[str] | None, bool]:
-    """Return the decoder and feature names of the stream in the options, and whether it reads pairs."""
+    """Return the decoder and feature names of the stream, and whether it reads pairs."""
     from streaming_pca.config.loading import load_settings
     from streaming_pca.data.codec import PayloadCodec
     from streaming_pca.data.records import RecordKind
