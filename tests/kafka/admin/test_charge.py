@@ -243,7 +243,8 @@ def test_a_zcdp_ledger_needs_rho_and_tells_the_rho_that_is_left(make_stream: Mak
     # Everything left can be charged, but not a millionth of a millionth more.
     assert len(stream.own(object)) == 0
     more = run(stream, *arguments, "--rho", str(Fraction(left) + Fraction(1, 10**12)))
-    assert more.exit_code == 3
+    assert isinstance(more.exception, BudgetExceeded)
+    assert more.exception.exit_status == 3
     assert run(stream, *arguments, "--rho", left).exit_code == 0
 
 

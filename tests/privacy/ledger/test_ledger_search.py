@@ -795,7 +795,7 @@ class ForgetsPauses(Ledger):
     """Accept a reservation of a job that is paused or retired."""
 
     def _check_protocol(self, entry: LedgerEntry, job: JobLedger) -> str:
-        forgotten = replace(job, standing=JobStatus.ACTIVE) if isinstance(entry, Reserved) else job
+        forgotten = replace(job, status=JobStatus.ACTIVE) if isinstance(entry, Reserved) else job
         return super()._check_protocol(entry, forgotten)
 
 

@@ -512,10 +512,10 @@ def test_answers_come_out_whole_and_in_order(open_pair: Pair, size: int) -> None
     in_place = 0
     while len(found) < len(answers):
         select.select([ours], [], [])
-        before = 0 if parser._rbuffer is None else parser._rbuffer.report()
+        before = 0 if parser._rbuffer is None else parser._rbuffer.tell()
         data, error = patches._read_piece(transport)
         assert error is None
-        in_place += not data and parser._rbuffer.report() > before
+        in_place += not data and parser._rbuffer.tell() > before
         parser.receive_bytes(data)
     sender.join()
     assert found == answers
@@ -547,7 +547,7 @@ def test_the_rest_of_an_answer_is_what_it_was(size: int) -> None:
     large = size - 4 >= patches._LEAST_SHARED_BYTES
     # No copy if that matters; otherwise bytes, which other code may expect.
     assert isinstance(rest, memoryview if large else bytes)
-    assert answer.report() == size
+    assert answer.tell() == size
     assert answer.read() == b""
 
 
