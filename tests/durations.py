@@ -2,10 +2,8 @@
 
 The process that shows the results writes `build/durations/SCOPE-PART.csv`, and prints each kind's sum and the
 ten longest tests. `python -m tests.durations` records the tests of these files in `tests/durations.csv`,
-which
-orders later runs. Failures stay in `build/durations/SCOPE-PART.failed`: `make` shows the first part's
-failures
-again below the second part, so that a truncated log still has them.
+which orders later runs. Failures stay in `build/durations/SCOPE-PART.failed`: `make` shows the first part's
+failures again below the second part, so that a truncated log still has them.
 """
 
 from __future__ import annotations

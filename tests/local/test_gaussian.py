@@ -186,4 +186,4 @@ def test_a_producer_needs_little() -> None:
     least = set(others) - {"charset_normalizer", "cython_runtime", "gmpy2"}
     assert least == {"mpmath", "numpy", "scipy", "streaming_pca"}
     folders = {name.split(".")[1] for name in own}
-    assert folders == {"kernels", "linalg", "local", "privacy"}
+    assert folders == {"errors", "kernels", "linalg", "local", "privacy"}
