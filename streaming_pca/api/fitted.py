@@ -27,6 +27,7 @@ from streaming_pca.estimators.common.error_bounds import explained_ratio
 from streaming_pca.estimators.covariance.state import MAX_COVARIANCE_DIM
 from streaming_pca.estimators.covariance.update import rank_of_radius
 from streaming_pca.privacy.parameters import Charge
+from streaming_pca.text import one_line
 
 _SPECTRAL: Mapping[str, Mapping[str, Any]] = {"adaptive": {"route": "covariance"}, "analyze-gauss": {}}
 """Estimators with a noisy spectrum of all features, and the options that guarantee it."""
@@ -242,8 +243,7 @@ def read_release(given: Any, settings: Mapping[str, Any]) -> tuple[Release, Prep
     try:
         return release, Preprocessing(dim=release.dim, **values)
     except ValidationError as error:
-        message = error.errors()[0]["msg"].removeprefix("Value error, ")
-        raise ValueError(" ".join(message.split())) from None
+        raise ValueError(one_line(error.errors()[0]["msg"].removeprefix("Value error, "))) from None
 
 
 def _content(given: Any) -> bytes:

@@ -14,7 +14,7 @@ from typing import Any
 
 import uvloop
 
-from streaming_pca.service.errors import DeadlineExceeded
+from streaming_pca.service.errors import DeadlineExceeded, exit_status
 
 log = logging.getLogger(__name__)
 
@@ -35,19 +35,13 @@ def stop_on_signals(stop: Callable[[], None]) -> Iterator[None]:
             loop.remove_signal_handler(number)
 
 
-def run_process(
-    serve: Callable[[], Coroutine[Any, Any, int]],
-    status_of: Callable[[BaseException], int | None],
-    successor: str,
-) -> int:
+def run_process(serve: Callable[[], Coroutine[Any, Any, int]], successor: str) -> int:
     """Run an event loop; return the exit status.
 
     Parameters
     ----------
     serve : callable
         Returns the exit status of a normal end.
-    status_of : callable
-        Returns the exit status for an expected error; None for a bug, which is raised.
     successor : str
         For the log: how the next process continues after a step that hangs.
     """
@@ -62,9 +56,9 @@ def run_process(
         # The hanging thread would delay a normal exit.
         os._exit(4)
     except Exception as error:
-        status = status_of(error)
+        status = exit_status(error)
         if status is None:
-            raise
+            raise  # a bug
         log.error("%s", error)
         return status
 

@@ -492,4 +492,4 @@ def run_worker(
         with stop_on_signals(worker.stop):
             return await worker.run()
 
-    return run_process(main, exit_status, "recovers")
+    return run_process(main, "recovers")

@@ -13,6 +13,7 @@ from streaming_pca.data.records import RecordKind
 from streaming_pca.errors import LibraryMissing
 from streaming_pca.estimators.base import Estimator, State
 from streaming_pca.estimators.common.state import decode_fitting_state
+from streaming_pca.estimators.registry import find
 from streaming_pca.privacy.errors import ParameterError
 from streaming_pca.privacy.ledger.cap import BudgetExceeded, within_cap
 from streaming_pca.privacy.ledger.entries import Cap, Opened
@@ -95,7 +96,7 @@ def check_admission(stream: StreamSettings, ledger: Ledger) -> None:
     for key, value in wanted.items():
         if recorded.get(key) != value:
             setting, before = key, recorded.get(key)
-            supported = stream.build_estimator().centerings
+            supported = find(stream.estimator).centerings
             if key == "centering" and isinstance(before, str) and before not in supported:
                 # Settings cannot return to it.
                 raise StreamRefused(

@@ -21,7 +21,6 @@ from streaming_pca.service.errors import (
     DeadlineExceeded,
     SessionLost,
     StreamRefused,
-    exit_status,
 )
 from streaming_pca.service.executors import Executors, Pool, first_of
 from streaming_pca.service.http.server import HttpServer
@@ -227,4 +226,4 @@ def run_projection(settings: Settings, options: ProjectionOptions) -> int:
             await worker.run()
         return 0
 
-    return run_process(main, exit_status, "continues from the committed positions")
+    return run_process(main, "continues from the committed positions")
