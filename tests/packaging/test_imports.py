@@ -29,7 +29,7 @@ LAYERS = """
     __main__
     cli
     demo, audit, spark, dashboard
-    dev
+    dev, plots
     admin
     client
     service, . + api
@@ -65,7 +65,8 @@ FLOORS = {
     "service": (19_800, set[str]()),
     "extras": (
         9_771,
-        {"dashboard", "spark", "dev", "demo", "service.projection", "service.tracing", "service.span_export"},
+        {"dashboard", "spark", "dev", "demo", "plots"}
+        | {"service.projection", "service.tracing", "service.span_export"},
     ),
 }
 # Traces are an extra by their library; without it the module does nothing.
@@ -79,8 +80,9 @@ EXTRAS = {
     "arrow": {"data.arrow", "data.files", "data.tables"},
     "avro": {"data.features.avro"},
     "dashboard": {"dashboard"},
-    "demo": {"demo.broker", "demo.demo"},
+    "demo": {"demo.broker"},
     "otel": {"service.span_export", "service.tracing"},
+    "plots": {"plots"},
     "protobuf": {"data.features.protobuf_records"},
     "spark": {"spark"},
 }

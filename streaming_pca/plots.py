@@ -1,0 +1,437 @@
+"""Figures of fitted models and releases, drawn by matplotlib: the extra `plots`.
+
+Each function draws into ``ax``, or into a new figure of pyplot, and returns the axes without showing them.
+:func:`scree`, :func:`angles` and the arrows of :func:`biplot` are functions of released numbers, which
+costs no privacy. The points of :func:`biplot` are records, and are not private.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from streaming_pca.api import PrivatePCA
+from streaming_pca.data.release import Release
+from streaming_pca.errors import LibraryMissing
+from streaming_pca.linalg.subspace import principal_angles
+
+try:
+    from matplotlib import pyplot as plt
+    from matplotlib.artist import Artist
+    from matplotlib.text import Annotation, Text
+    from matplotlib.ticker import MaxNLocator, PercentFormatter
+except ModuleNotFoundError:
+    raise LibraryMissing(
+        "streaming_pca.plots needs matplotlib: pip install '.[plots]' in the checkout"
+    ) from None
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+Matrix = NDArray[np.float64]
+
+_BLUE, _ORANGE, _GREY = "#0072B2", "#D55E00", "#8C8C8C"
+"""Colours of Okabe and Ito, distinct for all eyes, on white."""
+_FAINT = "#9CC6E0"
+_STANDARD_ERRORS = 2.0
+"""Standard errors above 0 that distinguish a variance from noise, as for the doubt "variance-lost"."""
+_MOST_LINES = 4
+"""Most principal angles that are drawn."""
+_LONGEST_NAME = 24
+_RADII = (8, 16, 26, 38, 52, 70, 92, 120)
+"""Distances in points of a label from the tip of its arrow, tried in this order."""
+_TURNS = (0, 30, -30, 60, -60, 90, -90, 130, -130)
+"""Directions of a label, in degrees from the direction of its arrow, tried in this order."""
+
+
+def scree(pca: Any, *, ax: Axes | None = None) -> Axes:
+    """Draw each component's share of the variance, and the share of the rest.
+
+    Parameters
+    ----------
+    pca : PrivatePCA or Release
+        A model with a total variance: of estimator "adaptive", "analyze-gauss" or "block". Also a
+        ``sklearn.decomposition.PCA``, for comparison.
+    ax : matplotlib.axes.Axes, optional
+
+    Returns
+    -------
+    Axes
+        Bars of ``explained_variance_ratio_``, and one bar for all other directions together, so that the
+        bars sum to 1. A dashed line shows the mean share of one of these directions. Components whose
+        variance is at most two standard errors have a faint bar. The title has the angle bound and the
+        doubts.
+
+    Raises
+    ------
+    ValueError
+        One line, if the model has no total variance.
+
+    Notes
+    -----
+    Error bars are one standard error, of noise, clips and mean; they do not include the sampling of the
+    records. With variances v, their total T, and standard errors e and f of a variance and of the total,
+    the share v/T has the error sqrt(e^2 + (v/T)^2 f^2)/T. The rest has it with sums over all components
+    in the place of v and e. To first order these are upper bounds unless a variance and the total err in
+    opposite directions; noise, clips and the mean move both in the same one.
+    """
+    model = _fitted(pca)
+    shares = _shares(model)
+    k, dim = len(shares), int(model.n_features_in_)
+    rest = max(1.0 - float(shares.sum()), 0.0) if k < dim else None
+    errors = _share_errors(model, shares)
+    ax = _axes(ax)
+    heights = shares if rest is None else np.append(shares, rest)
+    places = np.arange(1, len(heights) + 1)
+    colours = [_BLUE] * k
+    for i in np.flatnonzero(_is_lost(model)):
+        colours[i] = _FAINT
+    ax.bar(places[:k], shares, color=colours, width=0.7)
+    if rest is not None:
+        others = dim - k
+        ax.bar(places[k:], [rest], color=_GREY, width=0.7)
+        ax.axhline(
+            rest / others, color=_GREY, linestyle="--", label=f"mean of the {others:,} other directions"
+        )
+        ax.legend()
+    if errors is not None:
+        ax.errorbar(
+            *(places, heights, errors[: len(places)]), fmt="none", ecolor="black", elinewidth=1.2, capsize=3
+        )
+    step = -(-k // 12)
+    ticks = list(range(1, k + 1, step))
+    names = [str(i) for i in ticks]
+    if rest is not None:
+        # The last number would touch the word.
+        ticks, names = [*ticks[: 12 - 1], k + 1], [*names[: 12 - 1], "rest"]
+    ax.set_xticks(ticks, names)
+    ax.set_ylim(bottom=0.0)
+    ax.yaxis.set_major_formatter(PercentFormatter(1.0))
+    ax.set(xlabel="component", ylabel="share of the total variance")
+    if title := _caveats(model):
+        ax.set_title(title, fontsize="medium")
+    return ax
+
+
+def biplot(
+    pca: Any,
+    X: ArrayLike | None = None,
+    *,
+    scores: ArrayLike | None = None,
+    components: tuple[int, int] = (0, 1),
+    n_loadings: int = 10,
+    ax: Axes | None = None,
+) -> Axes:
+    """Draw the longest loadings of two components as arrows with the features' names.
+
+    .. warning:: **The points are not private.** Arrows are post-processing of a release, as private as it
+       is. Points are drawn only if ``X`` or ``scores`` is given; each is a function of one record, and
+       showing it reveals that record. Use records that are public, synthetic, or yours to show.
+
+    Parameters
+    ----------
+    pca : PrivatePCA or Release
+        Also a ``sklearn.decomposition.PCA``, for comparison.
+    X : rows, optional
+        Records to draw as points, as for ``PrivatePCA.transform``. **Not private.**
+    scores : (m, k) numbers, optional
+        Coordinates of records, such as a projected topic holds, instead of X. **Not private.**
+    components : (int, int), default=(0, 1)
+        Indices of two components, for the horizontal and the vertical axis.
+    n_loadings : int, default=10
+        Largest number of arrows.
+    ax : matplotlib.axes.Axes, optional
+
+    Returns
+    -------
+    Axes
+        Arrows in units of ``components_``; points are multiplied by one factor, which the legend shows.
+        Labels are placed at each drawing of the figure, so that none overlaps another. A label
+        without a free place is left out.
+
+    Raises
+    ------
+    ValueError
+        One line that names the parameter.
+    """
+    model = _fitted(pca)
+    pair = _checked_pair(components, len(model.components_))
+    if X is not None and scores is not None:
+        raise ValueError("X and scores are two forms of the same points: pass one of them")
+    if n_loadings < 0:
+        raise ValueError(f"n_loadings must be at least 0, not {n_loadings}")
+    loadings = np.asarray(model.components_, dtype=np.float64)[pair].T
+    lengths = np.linalg.norm(loadings, axis=1)
+    shown = np.argsort(-lengths, kind="stable")[:n_loadings]
+    longest = float(lengths.max())
+    ax = _axes(ax)
+    ax.axhline(0.0, color=_GREY, linewidth=0.6, zorder=0.5)
+    ax.axvline(0.0, color=_GREY, linewidth=0.6, zorder=0.5)
+    points = model.transform(X) if X is not None else scores
+    if points is not None:
+        factor, places = _fitting(np.asarray(points, dtype=np.float64), pair, longest)
+        label = f"records (not private), times {factor:.2g}"
+        ax.scatter(*places.T, s=6, color=_GREY, alpha=0.35, linewidths=0, zorder=1, label=label)
+        ax.legend(loc="lower right")
+    tips = loadings[shown]
+    origin = np.zeros(len(tips))
+    ax.quiver(
+        *(origin, origin, *tips.T), angles="xy", scale_units="xy", scale=1, width=0.005, color=_BLUE, zorder=2
+    )
+    limit = 1.4 * longest
+    ax.set(xlim=(-limit, limit), ylim=(-limit, limit), aspect="equal")
+    for axis, i in zip((ax.xaxis, ax.yaxis), pair, strict=True):
+        axis.set_label_text(f"loading on component {i + 1}{_share_text(model, i)}")
+    ax.add_artist(_Placer([_label(ax, _name(model, j), loadings[j]) for j in shown], tips))
+    return ax
+
+
+def angles(releases: Iterable[Any], *, reference: Any = None, ax: Axes | None = None) -> Axes:
+    """Draw the principal angles between successive releases, or to a reference.
+
+    Parameters
+    ----------
+    releases : iterable of Release or PrivatePCA
+        Releases of one stream in order, for example
+        ``streaming_pca.client.follow("name", start="first", timeout=5)``, or fitted models. The iterable
+        must end, so give ``follow`` a timeout.
+    reference : Release, PrivatePCA or (k, d) array of orthonormal rows, optional
+        Subspace that all releases are compared with, such as the exact one of public records. By default
+        each release is compared with the one before it.
+    ax : matplotlib.axes.Axes, optional
+
+    Returns
+    -------
+    Axes
+        Degrees over the number of records, where it grows; otherwise over the place in the sequence. The
+        bold line is the largest principal angle, thin lines are up to three smaller ones. The dashed line
+        is the largest angle that noise explains, where ``angle_bound`` is known: of one release with
+        probability 0.95, to a reference; the sum for both releases with probability 0.90, otherwise.
+
+    Raises
+    ------
+    ValueError
+        One line: fewer than two releases without a reference, other numbers of features, or a tensor.
+
+    Notes
+    -----
+    An angle above the dashed line is more than noise explains: the records changed, or a doubt such as
+    "clipped" limits the bound to the noise. Each bound compares a release with the subspace of the
+    same records without noise. A reference of other records adds the angle between the two sets.
+    """
+    items = list(releases)
+    bases = [_basis(item) for item in items]
+    least = 2 if reference is None else 1
+    if len(items) < least:
+        raise ValueError(
+            f"angles needs at least {least} release{'s' * (least > 1)}, not {len(items)}: "
+            "wait for more, or pass a reference"
+        )
+    bounds = [_angle_bound(item) for item in items]
+    if reference is None:
+        pairs = list(pairwise(bases))
+        bound = np.minimum(np.add(bounds[:-1], bounds[1:]), math.pi / 2)
+        title, percent, items = "angles between successive releases", 90, items[1:]
+    else:
+        pairs = [(basis, _basis(reference)) for basis in bases]
+        bound = np.array(bounds)
+        title, percent = "angles to the reference", 95
+    if len({basis.shape[1] for pair in pairs for basis in pair}) > 1:
+        raise ValueError("the subspaces have different numbers of features: they are not of one stream")
+    xs, xlabel = _positions(items, first=least)
+    found = [np.degrees(principal_angles(a, b)) for a, b in pairs]
+    ax = _axes(ax)
+    for i in range(1, min(max(map(len, found)), _MOST_LINES)):
+        smaller = [each[i] if i < len(each) else math.nan for each in found]
+        label = "smaller angles" if i == 1 else None
+        ax.plot(xs, smaller, color=_GREY, linewidth=0.9, label=label)
+    ax.plot(xs, [each[0] for each in found], color=_BLUE, marker="o", label="largest angle")
+    if not np.isnan(bound).all():
+        label = f"noise alone, at most ({percent}%)"
+        ax.plot(xs, np.degrees(bound), color=_ORANGE, linestyle="--", marker=".", label=label)
+    ax.set_ylim(bottom=0.0)
+    if xlabel == "release":
+        ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    ax.set(xlabel=xlabel, ylabel="degrees", title=title)
+    ax.legend()
+    return ax
+
+
+class _Placer(Artist):
+    """Places labels when the figure is drawn, for its final size: it is drawn before them."""
+
+    def __init__(self, labels: Sequence[Annotation], tips: Matrix) -> None:
+        super().__init__()
+        self._labels, self._tips = labels, tips
+        self.set_zorder(1.5)
+        self.set_in_layout(False)
+
+    def draw(self, renderer: Any) -> None:
+        """Move each label to the first place where it overlaps no other, best without an arrow."""
+        assert self.axes is not None
+        frame = self.axes.get_window_extent(renderer)
+        inside = np.array([[frame.x0, frame.y0], [frame.x1, frame.y1]])
+        to_pixels = self.axes.transData.transform
+        origin, tips = to_pixels((0.0, 0.0)), to_pixels(self._tips) if len(self._tips) else self._tips
+        shafts = np.concatenate([origin + t * (tips - origin) for t in np.linspace(0.1, 1.0, 24)])
+        pixels = renderer.points_to_pixels(1.0)
+        taken: list[Matrix] = []
+        for label, tip in zip(self._labels, tips, strict=True):
+            size = Text.get_window_extent(label, renderer).size
+            boxes = [
+                box
+                for box in _boxes(tip, tip - origin, size, pixels)
+                if np.all(box[0] >= inside[0])
+                and np.all(box[1] <= inside[1])
+                and not any(np.all(box[0] < other[1]) and np.all(other[0] < box[1]) for other in taken)
+            ]
+            free = (box for box in boxes if not np.any(np.all((box[0] < shafts) & (shafts < box[1]), axis=1)))
+            box = next(free, boxes[0] if boxes else None)
+            label.set_visible(box is not None)
+            if box is not None:
+                taken.append(box)
+                place = tuple((box.mean(axis=0) - tip) / pixels)
+                if label.get_position() != place:
+                    label.set_position(place)
+
+
+def _boxes(tip: Matrix, direction: Matrix, size: Matrix, pixels: float) -> Iterable[Matrix]:
+    """Yield boxes of a label around the tip of its arrow, as lower and upper corners, the best first."""
+    angle = math.atan2(direction[1], direction[0])
+    for radius in _RADII:
+        for turn in _TURNS:
+            towards = np.array([math.cos(angle + math.radians(turn)), math.sin(angle + math.radians(turn))])
+            centre = tip + towards * (radius * pixels + size / 2)
+            # A margin of one point around the text.
+            half = size / 2 + pixels
+            yield np.array([centre - half, centre + half])
+
+
+def _label(ax: Axes, name: str, tip: Matrix) -> Annotation:
+    line = {"arrowstyle": "-", "color": _GREY, "linewidth": 0.5, "shrinkA": 0.0, "shrinkB": 1.0}
+    return ax.annotate(
+        name,
+        xy=(float(tip[0]), float(tip[1])),
+        xytext=(0.0, 0.0),
+        textcoords="offset points",
+        ha="center",
+        va="center",
+        fontsize="small",
+        arrowprops=line,
+        zorder=3,
+        # A name of a feature is not a formula.
+        parse_math=False,
+    )
+
+
+def _axes(ax: Axes | None) -> Axes:
+    return plt.subplots(layout="constrained")[1] if ax is None else ax
+
+
+def _fitted(model: Any) -> Any:
+    """Return a model with the fitted attributes of scikit-learn."""
+    if isinstance(model, Release):
+        return PrivatePCA.from_release(model)
+    if not hasattr(model, "components_"):
+        raise ValueError(f"a fitted model or a Release is needed, not {type(model).__name__}: call fit first")
+    return model
+
+
+def _shares(model: Any) -> Matrix:
+    shares = getattr(model, "explained_variance_ratio_", None)
+    if shares is None:
+        raise ValueError(
+            f"scree needs the total variance, which {getattr(model, 'estimator', 'this model')} has not "
+            "released: fit adaptive, analyze-gauss or block, on more records if one of these was fitted"
+        )
+    return np.asarray(shares, dtype=np.float64)
+
+
+def _share_errors(model: Any, shares: Matrix) -> Matrix | None:
+    """Return standard errors of the shares and of the rest; None where too little is known."""
+    errors = getattr(model, "explained_variance_error_", None)
+    of_total = getattr(model, "total_variance_error_", None)
+    if errors is None or of_total is None:
+        return None
+    errors = np.append(errors, np.sum(errors))
+    total, explained = float(model.total_variance_), float(np.sum(model.explained_variance_))
+    if explained > total:
+        # Then the shares have this divisor.
+        total, of_total = explained, max(of_total, errors[-1])
+    return np.asarray(np.hypot(errors, np.append(shares, shares.sum()) * of_total) / total)
+
+
+def _is_lost(model: Any) -> NDArray[np.bool_]:
+    errors = getattr(model, "explained_variance_error_", 0.0)
+    return np.asarray(np.asarray(model.explained_variance_) <= _STANDARD_ERRORS * np.asarray(errors))
+
+
+def _caveats(model: Any) -> str:
+    """Return the angle bound and the doubts of a model in one line."""
+    parts = []
+    if not math.isnan(bound := _angle_bound(model)):
+        parts.append(f"angle due to noise at most {math.degrees(bound):.2g}° (95%)")
+    if doubts := getattr(model, "doubts_", ()):
+        parts.append(f"doubts: {', '.join(doubts)}")
+    return "; ".join(parts)
+
+
+def _share_text(model: Any, i: int) -> str:
+    shares = getattr(model, "explained_variance_ratio_", None)
+    return "" if shares is None else f" ({shares[i]:.0%} of the variance)"
+
+
+def _name(model: Any, feature: int) -> str:
+    names = getattr(model, "feature_names_in_", None)
+    name = f"feature {feature}" if names is None else str(names[feature])
+    return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…"
+
+
+def _checked_pair(components: tuple[int, int], k: int) -> list[int]:
+    if k < 2:
+        raise ValueError("a biplot needs two components, but the model has one: fit it with n_components=2")
+    pair = list(components)
+    if len(pair) != 2 or pair[0] == pair[1] or not all(0 <= i < k for i in pair):
+        raise ValueError(f"components must be two different numbers from 0 to {k - 1}, not {components!r}")
+    return pair
+
+
+def _fitting(points: Matrix, pair: list[int], longest: float) -> tuple[float, Matrix]:
+    """Return a factor that makes the farthest point as long as the longest arrow, and the points."""
+    if points.ndim < 2 or points.shape[-1] <= max(pair):
+        raise ValueError(f"scores must have a column for each component, not shape {points.shape}")
+    chosen = points.reshape(-1, points.shape[-1])[:, pair]
+    farthest = float(np.linalg.norm(chosen, axis=1).max())
+    factor = longest / farthest if farthest > 0 else 1.0
+    return factor, chosen * factor
+
+
+def _basis(given: Any) -> Matrix:
+    """Return orthonormal rows (k, d)."""
+    if isinstance(given, Release):
+        if given.kind == "tensor":
+            raise ValueError("a release of a tensor has no subspace: pass releases of a subspace")
+        given = given.components
+    basis = np.asarray(getattr(given, "components_", given), dtype=np.float64)
+    if basis.ndim != 2 or not np.allclose(basis @ basis.T, np.eye(len(basis)), rtol=0, atol=1e-6):
+        raise ValueError("a release, a fitted model or a (k, d) array of orthonormal rows is needed")
+    return basis
+
+
+def _angle_bound(item: Any) -> float:
+    """Return the angle bound in radians; NaN where it is not known."""
+    bound = getattr(item, "angle_bound", getattr(item, "angle_bound_", None))
+    return math.nan if bound is None else float(bound)
+
+
+def _positions(items: Sequence[Any], first: int) -> tuple[list[float], str]:
+    """Return the numbers of records with their name, or the places in the sequence."""
+    records = [getattr(item, "records", getattr(item, "n_records_seen_", math.nan)) for item in items]
+    if len(items) > 1 and np.all(np.diff(records) > 0):
+        return [float(n) for n in records], "records"
+    return [float(first + i) for i in range(len(items))], "release"
