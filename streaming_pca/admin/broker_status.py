@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
 from kafka import KafkaAdminClient, KafkaConsumer, TopicPartition
@@ -20,7 +20,7 @@ from kafka.errors import (
 )
 
 from streaming_pca.admin.ledger import describe_charge, describe_left
-from streaming_pca.admin.watch import last_release
+from streaming_pca.admin.watch import advice_on, last_release
 from streaming_pca.config.kafka import KafkaSettings
 from streaming_pca.config.settings import Settings, StreamSettings
 from streaming_pca.data.release import Release
@@ -292,7 +292,7 @@ def _facts(topics: _Topics, snapshot: BrokerSnapshot) -> dict[str, Any]:
         "leader": snapshot.leader(topics.settings.worker.group, stream.state_topic),
         "batches": {"committed": job.committed, "abandoned": job.abandoned, "released": job.released},
         "records": job.records_committed,
-        "last_release": release and _described(release),
+        "last_release": release and _described(release, stream),
         "accuracy": release and release.accuracy,
         "counts": release and (release.counts or None),
         "lag": snapshot.lag(stream, job),
@@ -301,12 +301,14 @@ def _facts(topics: _Topics, snapshot: BrokerSnapshot) -> dict[str, Any]:
     }
 
 
-def _described(release: Release) -> dict[str, Any]:
+def _described(release: Release, stream: StreamSettings) -> dict[str, Any]:
+    advice = advice_on(release, stream)
     return {
         "batch": release.batch,
         "created": release.created,
         "outcome": release.outcome,
         "doubts": list(release.doubts),
+        "advice": None if advice is None else asdict(advice),
         "resolved_components": resolved_components(release),
         "dominant_feature": release.dominant_name,
     }

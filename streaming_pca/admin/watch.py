@@ -11,7 +11,10 @@ from numpy.typing import NDArray
 
 from streaming_pca.client.releases import NotARelease, ReleaseReader
 from streaming_pca.config.kafka import KafkaSettings
+from streaming_pca.config.settings import StreamSettings
+from streaming_pca.data.records import RecordKind
 from streaming_pca.data.release import Release
+from streaming_pca.estimators.remedies import Advice, advise_on_release
 from streaming_pca.linalg.subspace import orthonormalise, principal_angles
 
 
@@ -24,6 +27,17 @@ class FollowedRelease:
 
     release: Release
     principal_angle: float | None
+
+
+def advice_on(release: Release, stream: StreamSettings | None) -> Advice | None:
+    """Explain a release's doubts and what helps; None without doubts.
+
+    Kind of records and options are in the stream's settings only. Without them, or with another
+    estimator's, they count as unknown.
+    """
+    if stream is None or stream.estimator != release.estimator:
+        return advise_on_release(release)
+    return advise_on_release(release, RecordKind(stream.record_kind), stream.options)
 
 
 def follow_releases(

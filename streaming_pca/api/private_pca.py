@@ -48,14 +48,8 @@ from streaming_pca.estimators.factory import (
 )
 from streaming_pca.estimators.forecast.forecast import forecast_estimator
 from streaming_pca.estimators.forecast.result import Forecast
-from streaming_pca.estimators.warnings import (
-    DoubtfulResultWarning,
-    ReleaseWarning,
-    describe_warnings,
-    find_warnings,
-    remedies,
-    resolved_components,
-)
+from streaming_pca.estimators.remedies import advise_on_model
+from streaming_pca.estimators.warnings import DoubtfulResultWarning, find_warnings
 from streaming_pca.kernels.lattice import MAX_RECORDS
 from streaming_pca.privacy.errors import require_count
 from streaming_pca.privacy.parameters import Charge
@@ -426,14 +420,11 @@ class PrivatePCA(MappedModel):
         """Set the fitted attributes, and warn the caller's caller of doubts."""
         with self._charging_a_retry():
             release = self._refresh()
-            if found := [ReleaseWarning(doubt) for doubt in self.doubts_]:
+            if self.doubts_:
                 names, index = getattr(self, "feature_names_in_", None), release.dominant_feature
                 dominant = index if names is None or index is None else names[index]
-                explained = describe_warnings(
-                    found, resolved_components(release), self.n_components_, dominant
-                )
-                helps = remedies(found, self._preprocessing, self.n_components_)
-                text = f"the result is doubtful: {explained}. What helps: {helps}."
+                advice = advise_on_model(self.doubts_, self._estimator, release, dominant)
+                text = f"the result is doubtful:\n{advice}"
                 warnings.warn(text, DoubtfulResultWarning, stacklevel=3)
         return self
 

@@ -54,19 +54,25 @@ def say(line: str, console: Console = out) -> None:
     console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
-def print_record(pairs: Mapping[str, str], indent: int = 0, label: int = 0) -> None:
+def print_record(pairs: Mapping[str, str | Sequence[str]], indent: int = 0, label: int = 0) -> None:
     """Print names and values in two columns, like :func:`record_text`."""
     say(record_text(pairs, indent, label))
 
 
-def record_text(pairs: Mapping[str, str], indent: int = 0, label: int = 0) -> str:
+def record_text(pairs: Mapping[str, str | Sequence[str]], indent: int = 0, label: int = 0) -> str:
     """Format names and values in two columns; long values wrap between words, uncut.
 
-    The names take ``label`` columns, or the width of the longest name if that is larger.
+    A value of several texts has a line for each. The names take ``label`` columns, or the width of the
+    longest name if that is larger.
     """
     label = max([label, *map(cell_len, pairs)])
-    begins = (" " * indent + set_cell_size(name, label) + "  " for name in pairs)
-    return "\n".join(wrapped(value, cell_len(b), b) for b, value in zip(begins, pairs.values(), strict=True))
+    lines = []
+    for name, value in pairs.items():
+        begin = " " * indent + set_cell_size(name, label) + "  "
+        for text in [value] if isinstance(value, str) else value:
+            lines.append(wrapped(text, cell_len(begin), begin))
+            begin = " " * cell_len(begin)
+    return "\n".join(lines)
 
 
 def wrapped(text: str, indent: int, begin: str = "") -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import webbrowser
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
@@ -83,14 +84,14 @@ def _print(facts: dict[str, Any]) -> None:
     from streaming_pca.cli.plan import counts_text, explained_text
 
     batches, lag, release = facts["batches"], facts["lag"], facts["last_release"]
-    rows = {
+    rows: dict[str, str | Sequence[str]] = {
         "standing": f"{facts['standing']}, {_leader(facts['leader'])}",
         "batches": ", ".join(f"{number} {name}" for name, number in batches.items()),
         "records": str(facts["records"]),
         "last release": "none" if release is None else _release(release),
         **({} if release is None else {"explained": explained_text(facts["accuracy"])}),
         **({} if facts["counts"] is None else {"last batch": counts_text(facts["counts"])}),
-        **({"doubts": _doubts(facts)} if release is not None and release["doubts"] else {}),
+        **({} if release is None or release["advice"] is None else {"doubts": _doubts(release["advice"])}),
         "lag": f"{lag['total']} offsets in {len(lag['partitions'])} partitions of {facts['input']}"
         + (
             f", and {lag['in_transactions']} held back by an open transaction"
@@ -109,12 +110,10 @@ def _release(release: dict[str, Any]) -> str:
     return f"batch {release['batch']}, {release['created']}{outcome}"
 
 
-def _doubts(facts: dict[str, Any]) -> str:
-    from streaming_pca.estimators.warnings import describe_warnings
+def _doubts(advice: dict[str, Any]) -> list[str]:
+    from streaming_pca.estimators.remedies import Advice
 
-    release, rank = facts["last_release"], len(facts["accuracy"]["explained_variance"])
-    resolved, dominant = release["resolved_components"], release["dominant_feature"]
-    return describe_warnings(release["doubts"], resolved, rank, dominant)
+    return Advice(**advice).lines
 
 
 def _leader(leader: dict[str, Any] | None) -> str:

@@ -8,8 +8,9 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -35,7 +36,8 @@ if TYPE_CHECKING:
     from streaming_pca.admin.watch import FollowedRelease
     from streaming_pca.client.releases import NotARelease
     from streaming_pca.config.kafka import KafkaSettings
-    from streaming_pca.data.release import Release
+    from streaming_pca.config.settings import StreamSettings
+    from streaming_pca.estimators.remedies import Advice
 
 _HEAD = ("batch", "records", "angle", "created", "explained variance")
 _INDENT = 7
@@ -69,19 +71,20 @@ def watch(
     noise. Errors cover noise and clipping. Angles are in radians in JSON and in
     degrees in text. Shares of null and clipped records are those of the release's
     batch, if the stream has diagnostics; text limits them to 0% to 100%, JSON
-    does not. A line below a doubtful release gives the reason.
+    does not. Lines below a doubtful release give the reasons, and what helps where that has
+    changed.
 
     [dim]Example: streaming-pca watch --config stream.toml[/]
     """
     from streaming_pca.admin.watch import follow_releases
 
-    kafka, topic = _topic_of(config, stream, releases, bootstrap)
+    kafka, topic, settings = _topic_of(config, stream, releases, bootstrap)
     with (
         _signals_noted() as stopped,
         closing(follow_releases(kafka, topic, from_beginning=from_beginning, stopped=stopped)) as items,
     ):
         try:
-            in_time = _show(items, as_json, count, timeout)
+            in_time = _show(items, as_json, count, timeout, settings)
         except BrokenPipeError:
             # The reader has closed the pipe; buffered output must not raise again at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -95,6 +98,7 @@ def _show(
     as_json: bool,
     count: int | None,
     timeout: float | None,
+    settings: StreamSettings | None,
 ) -> bool:
     """Print releases until the end; return False if the next one is late."""
     from streaming_pca.client.releases import NotARelease
@@ -102,6 +106,7 @@ def _show(
     shown = 0
     since = time.monotonic()
     headed, explained = as_json, False
+    helps: list[str] = []
     for item in items:
         if not headed:
             # Only after the topic was read, so that an error is the only output.
@@ -110,7 +115,7 @@ def _show(
         if isinstance(item, NotARelease):
             say(str(item), err)
         elif item is not None:
-            _print_release(item, as_json)
+            helps = _print_release(item, as_json, settings, helps)
             shown += 1
             since = time.monotonic()
         if not (shown or explained) and time.monotonic() - since >= _PATIENCE:
@@ -125,19 +130,19 @@ def _show(
 
 def _topic_of(
     config: Path | None, stream: str | None, releases: str | None, bootstrap: str | None
-) -> tuple[KafkaSettings, str]:
+) -> tuple[KafkaSettings, str, StreamSettings | None]:
     from streaming_pca.config.loading import load_settings
 
     if config is not None:
         if releases is not None or bootstrap is not None:
             raise UserError("--releases and --bootstrap are for use without --config")
         settings = load_settings(config, stream)
-        return settings.kafka, settings.stream.releases_topic
+        return settings.kafka, settings.stream.releases_topic, settings.stream
     if releases is None or stream is not None:
         raise UserError(
             "name the releases by --config FILE (and --stream), or by --releases TOPIC (and --bootstrap)"
         )
-    return connection_to(bootstrap), releases
+    return connection_to(bootstrap), releases, None
 
 
 @contextmanager
@@ -170,16 +175,31 @@ def _reader_is_gone() -> bool:
     return any(events & select.POLLERR for _, events in poll.poll(0))
 
 
-def _print_release(item: FollowedRelease, as_json: bool) -> None:
+def _print_release(
+    item: FollowedRelease,
+    as_json: bool,
+    settings: StreamSettings | None = None,
+    helps: Sequence[str] = (),
+) -> list[str]:
+    """Print a release, and what helps unless the lines are ``helps``; return them."""
+    from streaming_pca.admin.watch import advice_on
+
+    advice = advice_on(item.release, settings)
     if as_json:
-        print_json(_facts(item))
+        print_json(_facts(item, advice))
         sys.stdout.flush()
-    else:
-        _print_line(_cells(item))
-        _print_doubts(item.release)
+        return []
+    _print_line(_cells(item))
+    if advice is None:
+        return []
+    first, *others = advice.reasons
+    lines = [f"doubtful: {first}", *others, *(advice.helps if advice.helps != helps else ())]
+    for line in lines:
+        print(wrapped(line, _INDENT + 2, " " * _INDENT), flush=True)
+    return advice.helps
 
 
-def _facts(item: FollowedRelease) -> dict[str, Any]:
+def _facts(item: FollowedRelease, advice: Advice | None) -> dict[str, Any]:
     from streaming_pca.estimators.warnings import resolved_components
 
     release = item.release
@@ -193,6 +213,7 @@ def _facts(item: FollowedRelease) -> dict[str, Any]:
         "created": release.created,
         "outcome": release.outcome,
         "doubts": list(release.doubts),
+        "advice": None if advice is None else asdict(advice),
         "resolved_components": resolved_components(release),
         "dominant_feature": release.dominant_name,
     }
@@ -209,16 +230,6 @@ def _cells(item: FollowedRelease) -> tuple[str, ...]:
     if release.counts:
         details = f"{details}; {counts_text(release.counts)}"
     return str(release.batch), str(release.records), angle, release.created, details
-
-
-def _print_doubts(release: Release) -> None:
-    """Print a line below a doubtful release."""
-    from streaming_pca.estimators.warnings import describe_warnings, resolved_components
-
-    if release.doubts:
-        resolved = resolved_components(release)
-        text = describe_warnings(release.doubts, resolved, release.rank, release.dominant_name)
-        print(wrapped(f"{'':>6} doubtful: {text}", _INDENT), flush=True)
 
 
 def _print_line(cells: tuple[str, ...]) -> None:

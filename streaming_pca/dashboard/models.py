@@ -125,7 +125,7 @@ class LastRelease(_Answer):
     outcome: str | None = None
     """Outcome of the batch, for estimators that can learn nothing from a batch."""
     doubts: list[str] = []
-    """Reasons not to rely on it, in words."""
+    """Ids of reasons not to rely on it."""
     resolved_components: int | None = None
     """Number of components above the noise; null if unknown."""
     dominant_feature: str | None = None
@@ -138,6 +138,19 @@ class LastRelease(_Answer):
     """Share of the total variance in the subspace; null if unknown, or if the total may be noise."""
     digest: str
     """SHA-256 of its bytes in hexadecimal: the release's ETag."""
+
+
+class DoubtAdvice(_Answer):
+    """Doubts about the latest release in words, one line each, and what helps."""
+
+    reasons: list[str]
+    """Id and explanation of each doubt."""
+    remedies: list[str]
+    """Remedies that are left; each is one change."""
+    given: list[str]
+    """Remedies of these doubts that the stream's settings contain already."""
+    note: str | None
+    """Cost of the remedies that need a new stream; null without."""
 
 
 class StreamSummary(_Answer):
@@ -175,6 +188,8 @@ class StreamSummary(_Answer):
     """Lag; null if unknown."""
     last_release: LastRelease | None = None
     """Latest release; null before the first."""
+    advice: DoubtAdvice | None = None
+    """Explanation of the latest release's doubts; null without doubts."""
     budget: Budget | None = None
     """Charges and cap; null while the ledger is not open."""
     health: Health

@@ -8,7 +8,6 @@ have neither an angle bound nor standard errors.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
@@ -16,7 +15,6 @@ import numpy as np
 
 from streaming_pca.data.records import RecordKind
 from streaming_pca.estimators.common.error_bounds import angle_bound_of_covariance
-from streaming_pca.text import printable
 
 if TYPE_CHECKING:
     from streaming_pca.data.preprocessing import Preprocessing
@@ -37,85 +35,52 @@ class DoubtfulResultWarning(UserWarning):
     """Warning that a fitted result is not reliable; the message gives reason and remedy."""
 
 
-_ONE_FEATURE = "one feature"
-_RECORDS, _EPSILON, _BOUNDS, _RANK = "more records", "a larger epsilon", "public bounds", "a lower rank"
-_CENTRE = "a public centre"
-_RESOLVE = (_RECORDS, _EPSILON, _BOUNDS, _RANK)
-
-
 class ReleaseWarning(StrEnum):
-    """Reason not to rely on a release: id, explanation in one line, and remedies.
+    """Reason not to rely on a release: id, and explanation in one line.
 
-    Ids are stable; new ones may be added.
+    Ids are stable; new ones may be added. Remedies: :mod:`~streaming_pca.estimators.remedies`.
     """
 
     explanation: str
-    remedies: tuple[str, ...]
 
-    def __new__(cls, name: str, explanation: str = "", *remedies: str) -> ReleaseWarning:
-        """Make a member from its id, and from its explanation and remedies."""
+    def __new__(cls, name: str, explanation: str = "") -> ReleaseWarning:
+        """Make a member from its id and its explanation."""
         member = str.__new__(cls, name)
-        member._value_, member.explanation, member.remedies = name, explanation, remedies
+        member._value_, member.explanation = name, explanation
         return member
 
-    NO_RECORDS = "no-records", "no record has been read yet", _RECORDS
+    NO_RECORDS = "no-records", "no record has been read yet"
     # The angle bound is pi/2.
     NOT_RESOLVED = (
         "not-resolved",
         "noise alone could have produced the components (the angle bound is 90 degrees)",
-        *_RESOLVE,
     )
     # A variance is at most two of its standard errors; without a known error it is 0.
     VARIANCE_LOST = (
         "variance-lost",
         "an explained variance is indistinguishable from noise, and so is its component",
-        *_RESOLVE,
     )
     # The expected error of the mean, squared, is at least the variance of the last component.
-    MEAN_SWAMPS = (
-        "mean-swamps",
-        "the error of the mean is as large as the variance of a component",
-        *(_RECORDS, _EPSILON, _BOUNDS, _CENTRE),
-    )
+    MEAN_SWAMPS = "mean-swamps", "the error of the mean is as large as the variance of a component"
     # Centering "auto" found no mean, and its error is not known; or centering is "none", and the first
     # component has more than 0.9 of the total variance beyond the noise.
     MEAN_UNKNOWN = (
         "mean-unknown",
         "the first component may be the direction of a mean that is unknown or inaccurate",
-        *(_RECORDS, 'centering "auto" or a public centre (zeros if records are centred)'),
     )
-    CLIPPED = (
-        "clipped",
-        "clipped records may have turned the components by more than the angle bound",
-        *(_RECORDS, _EPSILON, _BOUNDS, "other units for features of few large values"),
-    )
+    CLIPPED = "clipped", "clipped records may have turned the components by more than the angle bound"
     # And components are unresolved or clipped.
-    DOMINATED = (
-        "dominated",
-        f"{_ONE_FEATURE} has most of the squared norm of the largest records",
-        "a smaller scale, a logarithm or narrower bounds for that feature",
-    )
-    UNSETTLED = (
-        "unsettled",
-        "the components are not settled: the last step still turned them",
-        *("more batches, each of them a step", "at most 512 features, which need no steps"),
-    )
+    DOMINATED = "dominated", "one feature has most of the squared norm of the largest records"
+    UNSETTLED = "unsettled", "the components are not settled: the last step still turned them"
     # More than 2% of the records, beyond the noise of their count.
     CLAMPED = (
         "clamped",
         "public bounds change values in many records: all results describe the changed values",
-        "wider bounds",
     )
     RANGE_ENDS = (
         "range-ends",
         "records are so large that they were clipped to the end of the public radius_range",
-        *(_BOUNDS, "a smaller scale", "a radius_range that ends higher"),
     )
-
-    @property
-    def remedy(self) -> str:
-        """Remedies in one line."""
-        return _listed(self.remedies)
 
 
 def find_warnings(
@@ -235,51 +200,3 @@ def resolved_components(release: Subspace | Release) -> int | None:
             j for j in range(k - 1, 0, -1) if not _is_right(angle_bound_of_covariance(values, j, sigma))
         )
         return next(resolved, 0)
-
-
-def describe_warnings(ids: Sequence[str], resolved: int | None, rank: int, feature: object = None) -> str:
-    """Explain warnings in one line.
-
-    Parameters
-    ----------
-    ids : sequence of str
-        Ids of warnings; an unknown id is shown unchanged.
-    resolved : int or None
-        Result of :func:`resolved_components`.
-    feature : object, optional
-        Name of the dominant feature, or its number.
-    """
-    texts = []
-    for name in ids:
-        text = f"{name}: {ReleaseWarning(name).explanation}" if name in set(ReleaseWarning) else name
-        if name == ReleaseWarning.NOT_RESOLVED and resolved:
-            text = f"{text}, but not the first {resolved} of {rank}"
-        if name == ReleaseWarning.DOMINATED and feature is not None:
-            # A name in a foreign release may contain terminal control characters.
-            text = text.replace(_ONE_FEATURE, f"feature {printable(str(feature))}")
-        texts.append(text)
-    return "; ".join(texts)
-
-
-def remedies(
-    found: Sequence[ReleaseWarning], preprocessing: Preprocessing | None = None, rank: int = 0
-) -> str:
-    """Name the remedies for these warnings, each once, without those already applied.
-
-    Parameters
-    ----------
-    preprocessing : Preprocessing, optional
-        Preprocessing of the estimator: bounds and a centre that are set are not named.
-    rank : int
-        Rank of the release: 1 cannot be lowered.
-    """
-    done = {_RANK} if rank == 1 else set()
-    if preprocessing is not None:
-        done |= {_BOUNDS} if preprocessing.largest_squared_norm is not None else set()
-        done |= {_CENTRE} if preprocessing.centering not in ("auto", "none", "pairs") else set()
-    named = dict.fromkeys(remedy for one in found for remedy in one.remedies)
-    return _listed([remedy for remedy in named if remedy not in done])
-
-
-def _listed(remedies: Sequence[str]) -> str:
-    return " or ".join(filter(None, [", ".join(remedies[:-1]), remedies[-1]]))

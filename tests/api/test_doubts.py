@@ -59,9 +59,13 @@ def test_too_few_records_and_records_without_directions_give_a_warning(X: NDArra
     pca = PrivatePCA(2)
     text = warned(pca, X)
     assert "not-resolved" in pca.doubts_
-    assert text.startswith("the result is doubtful: not-resolved: ")
-    for help_ in ("more records", "larger epsilon", "bounds", "lower rank"):
-        assert help_ in text
+    assert text.startswith("the result is doubtful:\nnot-resolved: ")
+    for line in ("more records", "a larger epsilon", "public bounds of the features", "a lower n_components"):
+        assert f"\n- {line}" in text
+    # With bounds, they are not asked for again.
+    text = warned(PrivatePCA(2, bounds=(-50.0, 50.0)), X)
+    assert "- public bounds" not in text
+    assert "already given: public bounds" in text
 
 
 @pytest.mark.parametrize("names", [["income", *"abcde"], None])
@@ -76,7 +80,7 @@ def test_a_feature_that_decides_what_is_clipped_is_named(names: list[str] | None
         named = str((5 if turn else 0) if names is None else "income")
         text = warned(PrivatePCA(2), frame if columns is None else pd.DataFrame(frame, columns=columns))
         assert f"dominated: feature {named} has most of" in text
-        assert "a smaller scale" in text
+        assert f"\n- a smaller scale for feature {named}" in text
     # With its logarithm the result is not doubtful.
     X[:, 0] = np.log(X[:, 0])
     assert "dominated" not in PrivatePCA(2).fit(X).doubts_

@@ -38,7 +38,7 @@ from streaming_pca.service.kafka.clients import group_consumer, transactional_pr
 from streaming_pca.service.topics.find import create_topics, find_topics
 from tests.cli.command import call
 from tests.cli.test_app import closed_port, one_line, run
-from tests.cli.test_watch import DOUBTFUL, EXACT, SAID_OF_DOUBTS, release
+from tests.cli.test_watch import DOUBTFUL, EXACT, REASONS, release
 from tests.data.test_release import COUNTED
 from tests.waiting import LIMIT, wait_for
 
@@ -201,6 +201,7 @@ def test_batches_releases_and_charges_are_those_of_the_ledger(written: Written) 
         "created": "2026-01-03T00:00:00.000+00:00",
         "outcome": None,
         "doubts": [],
+        "advice": None,
         "resolved_components": None,
         "dominant_feature": None,
     }
@@ -338,7 +339,7 @@ ACCURATE = {"explained_variance": [2.5]}
         (
             DOUBTFUL,
             {"doubts": ["not-resolved", "no-such-word-yet"], "resolved_components": 1},
-            f"doubts        {SAID_OF_DOUBTS}",
+            f"doubts        {REASONS[0]}",
         ),
     ],
     ids=["variance", "accuracy", "outcome", "counts", "doubts"],

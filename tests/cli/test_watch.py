@@ -144,6 +144,7 @@ def test_it_starts_with_the_latest_release_and_its_angle_to_the_one_before(
         "created": "2026-01-03T00:00:00.000+00:00",
         "outcome": None,
         "doubts": [],
+        "advice": None,
         "resolved_components": None,
         "dominant_feature": None,
     }
@@ -189,21 +190,35 @@ DOUBTFUL: dict[str, Any] = {
     "angle_bound": math.pi / 2,
     "doubts": ("not-resolved", "no-such-word-yet"),
 }
-SAID_OF_DOUBTS = (
+REASONS = [
     "not-resolved: noise alone could have produced the components (the angle bound is 90 degrees), "
-    "but not the first 1 of 2; no-such-word-yet"
-)
+    "but not the first 1 of 2",
+    "no-such-word-yet",
+]
+HELPS = [
+    "what helps (a new stream charges its records again):",
+    "- more records",
+    "- a new stream with a larger epsilon",
+    "- a new stream with public bounds of the features",
+    "- a new stream with a lower rank: at most 1",
+]
 
 
-def test_doubts_of_a_release_have_a_line_below_it(capfd: Capture, published: Published) -> None:
-    published(release(1, **DOUBTFUL), release(2))
-    first, second = published.watch(capfd, "--from-beginning", "--count", 2)
+def test_doubts_of_a_release_have_lines_below_it(capfd: Capture, published: Published) -> None:
+    published(release(1, **DOUBTFUL), release(2, **DOUBTFUL), release(3))
+    first, second, third = published.watch(capfd, "--from-beginning", "--count", 3)
     assert (first["doubts"], first["resolved_components"]) == (["not-resolved", "no-such-word-yet"], 1)
-    assert (second["doubts"], second["resolved_components"]) == ([], None)
-    result = call(capfd, "watch", *published.arguments(), "--from-beginning", "--count", 2)
+    assert first["advice"] == second["advice"]
+    assert first["advice"]["reasons"] == REASONS
+    assert first["advice"]["remedies"] == [line.removeprefix("- ") for line in HELPS[1:]]
+    assert (third["doubts"], third["advice"], third["resolved_components"]) == ([], None, None)
+    result = call(capfd, "watch", *published.arguments(), "--from-beginning", "--count", 3)
     lines = result.stdout.splitlines()
-    assert [line.split()[0] for line in lines] == ["batch", "1", "doubtful:", "2"]
-    assert lines[2] == f"       doubtful: {SAID_OF_DOUBTS}"
+    indented = [f"       {line}" for line in (f"doubtful: {REASONS[0]}", REASONS[1])]
+    assert lines[2:9] == [*indented, *(f"       {line}" for line in HELPS)]
+    # The second release has the same doubts: what helps is not repeated.
+    assert lines[10:12] == indented
+    assert [line.split()[0] for line in (lines[1], lines[9], lines[12])] == ["1", "2", "3"]
 
 
 def test_text_has_a_line_a_release_with_the_angle_in_degrees(capfd: Capture, published: Published) -> None:

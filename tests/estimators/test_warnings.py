@@ -13,7 +13,7 @@ from streaming_pca.data.preprocessing import Preprocessing
 from streaming_pca.data.records import RecordKind
 from streaming_pca.estimators.base import Subspace
 from streaming_pca.estimators.warnings import ReleaseWarning as W
-from streaming_pca.estimators.warnings import describe_warnings, find_warnings, remedies, resolved_components
+from streaming_pca.estimators.warnings import find_warnings, resolved_components
 
 D = 4
 GOOD = Subspace(
@@ -143,7 +143,7 @@ def test_components_of_noise_are_not_counted_among_the_resolved() -> None:
     assert set(counts) == {2}
 
 
-def test_every_doubt_has_an_id_an_explanation_and_a_remedy() -> None:
+def test_every_doubt_has_an_id_and_an_explanation_in_one_line() -> None:
     assert [doubt.value for doubt in W] == [
         "no-records",
         "not-resolved",
@@ -158,29 +158,7 @@ def test_every_doubt_has_an_id_an_explanation_and_a_remedy() -> None:
     ]
     for doubt in W:
         assert doubt.explanation
-        assert doubt.remedy
-        assert "\n" not in doubt.explanation + doubt.remedy
-
-
-def test_words_for_people() -> None:
-    assert describe_warnings([], 2, 2) == ""
-    assert describe_warnings(["unheard-of"], None, 2) == "unheard-of"
-    unresolved = describe_warnings([W.NOT_RESOLVED, "unheard-of"], 2, 5)
-    assert unresolved.startswith("not-resolved: noise alone")
-    assert unresolved.endswith(", but not the first 2 of 5; unheard-of")
-    assert "first" not in describe_warnings([W.NOT_RESOLVED], 0, 5)
-    # A remedy shared by two doubts is named once.
-    assert remedies([W.NOT_RESOLVED, W.VARIANCE_LOST]) == W.NOT_RESOLVED.remedy
-    assert remedies([W.NOT_RESOLVED]) == "more records, a larger epsilon, public bounds or a lower rank"
-
-
-def test_remedies_name_nothing_that_has_been_done() -> None:
-    bounded = Preprocessing(dim=3, kind=RecordKind.FACTOR, centering="auto", bounds=(-1.0, 1.0))
-    assert remedies([W.NOT_RESOLVED], bounded, 1) == "more records or a larger epsilon"
-    assert remedies([W.NO_RECORDS], bounded, 1) == "more records"
-    assert "a public centre" in remedies([W.MEAN_SWAMPS], bounded, 2)
-    centred = Preprocessing(dim=3, kind=RecordKind.FACTOR, centering=np.zeros(3))
-    assert remedies([W.MEAN_SWAMPS], centred, 2) == "more records, a larger epsilon or public bounds"
+        assert "\n" not in doubt.explanation
 
 
 def test_a_dominant_feature_is_named_where_the_components_are_in_doubt_for_it() -> None:
@@ -190,9 +168,6 @@ def test_a_dominant_feature_is_named_where_the_components_are_in_doubt_for_it() 
     for trouble in ({"angle_bound": RIGHT}, {"known_warnings": ("clipped",)}):
         assert W.DOMINATED in find_warnings(replace(dominated, **trouble), preprocessing, 100)
         assert W.DOMINATED not in find_warnings(replace(GOOD, **trouble), preprocessing, 100)
-    assert "feature income has most" in describe_warnings(["dominated"], None, 2, "income")
-    assert "\x1b" not in describe_warnings(["dominated"], None, 2, "a\x1b]0;b\x07")
-    assert "one feature has most" in describe_warnings(["dominated"], None, 2)
 
 
 def test_records_at_the_end_of_a_public_range_are_doubted() -> None:

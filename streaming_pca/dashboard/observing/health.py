@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from streaming_pca.dashboard.models import Health
-from streaming_pca.estimators.warnings import describe_warnings
 
 Level = Literal["ok", "warning", "problem", "unknown"]
 
@@ -51,9 +50,7 @@ class Facts:
     lag: int | None = None
     lag_grows: bool = False
     doubts: tuple[str, ...] = ()
-    resolved: int | None = None
-    dominant: str | None = None
-    rank: int = 1
+    """Reasons not to rely on the last release, in words."""
     least_null_share: float = 0.0
     unreadable: int = 0
     seconds_since: float | None = None
@@ -108,8 +105,8 @@ def _rules(facts: Facts) -> Iterator[tuple[bool, Level, str]]:
     share = f"At least {100 * facts.least_null_share:.0f}% of the last batch's records are null"
     level = "problem" if facts.least_null_share > MANY_NULL else "warning"
     yield facts.least_null_share > SOME_NULL, level, f"{share}: `streaming-pca payload check` shows why."
-    doubts = describe_warnings(facts.doubts, facts.resolved, facts.rank, facts.dominant)
-    yield bool(facts.doubts), "warning", f"The last release: {doubts}."
+    for doubt in facts.doubts:
+        yield True, "warning", f"The last release: {doubt}."
     unreadable = f"Messages of the releases topic that are not releases of this stream: {facts.unreadable}."
     newer = "Update streaming-pca if the stream's worker is newer."
     yield bool(facts.unreadable), "warning", f"{unreadable} {newer}"

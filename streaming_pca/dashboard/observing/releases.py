@@ -15,12 +15,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streaming_pca.admin.watch import angles_between, orthonormal_basis
+from streaming_pca.admin.watch import advice_on, angles_between, orthonormal_basis
 from streaming_pca.client.releases import NotARelease, read_release
 from streaming_pca.config.settings import StreamSettings
 from streaming_pca.dashboard.models import History, ReleasePage, ReleaseSummary
 from streaming_pca.data.release import Release
 from streaming_pca.estimators.common.error_bounds import explained_ratio
+from streaming_pca.estimators.remedies import Advice
 from streaming_pca.estimators.warnings import resolved_components
 
 Vector = NDArray[np.float64]
@@ -97,6 +98,8 @@ class ReleaseHistory:
         Number of messages that are not releases of this stream.
     latest : bytes or None
         The latest release, unless it is larger than ``LATEST_BYTES``.
+    advice : Advice or None
+        Explanation of the latest release's doubts; None without doubts.
     """
 
     def __init__(self, stream: StreamSettings, most: int) -> None:
@@ -113,6 +116,7 @@ class ReleaseHistory:
         self.next_offset = 0
         self.unreadable = 0
         self.latest: bytes | None = None
+        self.advice: Advice | None = None
         self.feature_names: list[str] | None = None
         self._points: deque[Point] = deque(maxlen=self._most)
         self._by_batch: dict[int, Point] = {}
@@ -160,6 +164,7 @@ class ReleaseHistory:
         self._by_batch[point.batch] = point
         self.latest = value if len(value) <= LATEST_BYTES else None
         self.feature_names = release.feature_names
+        self.advice = advice_on(release, self._stream)
         return point
 
     def forget_before(self, first: int) -> None:

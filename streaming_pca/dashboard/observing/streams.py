@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from typing import Any
@@ -82,17 +82,15 @@ class StreamState:
             candidates=0 if leader is None else leader.candidates,
             lag=None if lag is None else lag.total,
             lag_grows=self._watch.grows,
-            rank=self.settings.stream.rank,
             unreadable=self.releases.unreadable,
             seconds_since=since,
             usual_seconds=usual,
         )
+        advice = self.releases.advice
         if last is not None:
             health = replace(
                 health,
-                doubts=last.doubts,
-                resolved=last.resolved_components,
-                dominant=last.dominant_feature,
+                doubts=() if advice is None else advice.reasons,
                 least_null_share=last.least_null_share,
             )
         facts: dict[str, Any] = {
@@ -108,6 +106,7 @@ class StreamState:
                 "records": job.records_committed,
                 "lag": lag,
                 "last_release": None if last is None else last.summary().model_dump(exclude={"offset"}),
+                "advice": None if advice is None else asdict(advice),
                 "budget": view.budget(self.name),
             }
         return self._show(facts)

@@ -106,9 +106,26 @@ class Forecast:
         float
             Error over :attr:`random_error`, at most 1; 0 where the rank is the dimension.
         """
-        x = self._first_order_gap / self._checked(gap)
-        # Large powers would overflow, and the quotient is 1 there.
-        return x / (1 + x**_SHARPNESS) ** (1 / _SHARPNESS) if x < 1e6 else 1.0
+        return _saturated(self._first_order_gap / self._checked(gap))
+
+    def angle_at(self, gap: float) -> float:
+        """Compute the expected largest principal angle to the subspace without noise.
+
+        Parameters
+        ----------
+        gap : float
+            As for :meth:`error_at`.
+
+        Returns
+        -------
+        float
+            Radians, at most pi/2; 0 where the rank is the dimension.
+        """
+        if self.rank == self.dim:
+            return 0.0
+        # To first order the norm of k (d - k) normals, at most sqrt(d - k) + sqrt(k) on average.
+        edge = math.sqrt(self.dim - self.rank) + math.sqrt(self.rank)
+        return math.asin(_saturated(self.entry_noise * edge / self._checked(gap)))
 
     def gap_for(self, error: float) -> float:
         """Compute the eigengap for a relative error; none above 1/k can exist."""
@@ -137,6 +154,12 @@ class Forecast:
 
     def __str__(self) -> str:
         return describe(self)
+
+
+def _saturated(x: float) -> float:
+    """Return an error of first order x, limited by 1."""
+    # Large powers would overflow, and the quotient is 1 there.
+    return x / (1 + x**_SHARPNESS) ** (1 / _SHARPNESS) if x < 1e6 else 1.0
 
 
 def _first_order(error: float) -> float:

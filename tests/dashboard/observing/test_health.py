@@ -30,8 +30,11 @@ from streaming_pca.service.kafka.clients import BrokerUnreachable
         ({"standing": "paused", "reason": "upgrade"}, "warning", "Paused: upgrade"),
         ({"standing": "retired", "leader": False, "lag": 5}, "ok", "Retired and no longer learning."),
         ({"learnt": 300, "leader": False, "cannot_charge": "spent"}, "ok", "All its 300 records are learnt."),
-        ({"doubts": ("not-resolved",), "resolved": 1, "rank": 3}, "warning", "not the first 1 of 3"),
-        ({"doubts": ("of-a-later-version",)}, "warning", "of-a-later-version"),
+        (
+            {"doubts": ("clipped: a", "dominated: b")},
+            "warning",
+            "release: clipped: a. The last release: dominated: b.",
+        ),
         ({"least_null_share": 0.04}, "ok", ""),
         ({"least_null_share": 0.06}, "warning", "At least 6% of the last batch's records are null"),
         ({"least_null_share": 0.6}, "problem", "At least 60%"),

@@ -10,6 +10,17 @@ import { get, part, ROOT } from "./server.js";
 
 const FEATURES = [10, 20, 50, 100, 200];
 
+/** Remedies for the doubts of the last release, one a line. */
+function helps(advice) {
+  if (!advice?.remedies.length) return null;
+  return [
+    h("h3", {}, "What helps"),
+    h("ul", { "data-field": "advice.remedies" }, advice.remedies.map((line) => h("li", {}, line))),
+    advice.note ? h("p", { class: "note small" }, `Note: ${advice.note}.`) : null,
+    advice.given.length ? h("p", { class: "note small" }, `Already given: ${advice.given.join(", ")}.`) : null,
+  ];
+}
+
 export function open(main, name) {
   const path = `v1/streams/${part(name)}`;
   const top = h("div", { class: "stack" }, h("h1", {}, name));
@@ -99,7 +110,7 @@ export function open(main, name) {
       h("p", { class: "lead" }, `Estimator ${detail.estimator}; ${detail.rank} components of ${count(detail.dim)} features; reads `,
         components.link(ROOT, components.ledgerPath(detail.input), detail.input), detail.standing ? "; " : "", detail.standing ? field("standing", detail.standing, detail.standing) : "", "."));
     show(numbers, h("h2", {}, "Now"), headline(detail, release),
-      release?.doubts?.length ? h("div", {}, h("h3", {}, "Reasons not to rely on the last release"), h("ul", { "data-field": "last_release.doubts" }, release.doubts.map((d) => h("li", {}, d)))) : null);
+      release?.doubts?.length ? h("div", {}, h("h3", {}, "Reasons not to rely on the last release"), h("ul", { "data-field": "last_release.doubts" }, (detail.advice?.reasons ?? release.doubts).map((d) => h("li", {}, d))), helps(detail.advice)) : null);
     show(below, guarantee(detail), budget(detail));
   }
 

@@ -1,0 +1,424 @@
+"""Reasons not to rely on a release in words, and the remedies that are left.
+
+The library, the commands and the dashboard show these texts. A remedy depends on the settings: it is
+not named if it has been applied, if the estimator ignores it, or if the cause lies elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from streaming_pca.data.records import RecordKind
+from streaming_pca.estimators.covariance.state import MAX_COVARIANCE_DIM
+from streaming_pca.estimators.registry import ESTIMATORS
+from streaming_pca.estimators.warnings import ReleaseWarning, resolved_components
+from streaming_pca.text import printable
+
+if TYPE_CHECKING:
+    from streaming_pca.data.release import Release
+    from streaming_pca.estimators.base import Estimator, Subspace
+
+_MOST = 16
+"""Most reasons that are shown; a release of another program may list more."""
+
+
+@dataclass(frozen=True)
+class Situation:
+    """Settings that decide which remedies are left.
+
+    Attributes
+    ----------
+    estimator : str
+        Id of the estimator; one of a later version has only general remedies.
+    centering : str
+        "auto", "pairs", "none", or "public" for a vector.
+    has_bounds, has_scale : bool
+        True if the settings contain them.
+    dim, rank : int
+        Features d, and rank k of the release.
+    private : bool
+        False if nothing is guaranteed, and epsilon does not matter.
+    is_stream : bool
+        True for a stream of the service, whose contract only a new stream can change.
+    unit : str
+        Unit of privacy.
+    kind : RecordKind
+        Kind of the records: only vectors and factors have bounds, a scale and a mean.
+    options : mapping or None
+        Options of the estimator that are set; None if they are unknown.
+    """
+
+    estimator: str
+    centering: str
+    has_bounds: bool
+    has_scale: bool
+    dim: int
+    rank: int
+    private: bool = True
+    is_stream: bool = False
+    unit: str = "message"
+    kind: RecordKind = RecordKind.FACTOR
+    options: Mapping[str, Any] | None = field(default_factory=dict)
+
+    @classmethod
+    def of_estimator(cls, estimator: Estimator[Any, Any], rank: int) -> Situation:
+        """Return the situation of a model of the library."""
+        preprocessing = estimator.preprocessing
+        return cls(
+            estimator.info.id,
+            _word(preprocessing.centering),
+            preprocessing.bounds is not None,
+            preprocessing.scale is not None,
+            estimator.dim,
+            rank,
+            private=estimator.info.private,
+            kind=preprocessing.kind,
+            options=estimator.options.model_dump(exclude_unset=True),
+        )
+
+    @classmethod
+    def of_release(
+        cls,
+        release: Release,
+        kind: RecordKind = RecordKind.FACTOR,
+        options: Mapping[str, Any] | None = None,
+    ) -> Situation:
+        """Return the situation of a stream, by its release.
+
+        ``kind`` and ``options`` are settings of the stream that a release does not contain.
+        """
+        return cls(
+            release.estimator,
+            # Versions below 6 do not name it.
+            _word(release.centering or ("none" if release.mean is None else "auto")),
+            release.bounds is not None,
+            release.scale is not None,
+            release.dim,
+            release.rank,
+            private=release.private,
+            is_stream=True,
+            unit=release.privacy_unit,
+            kind=RecordKind.LOCAL if release.local else kind,
+            options=options,
+        )
+
+    @property
+    def reads_vectors(self) -> bool:
+        """True if bounds, a scale and a centre exist for these records."""
+        return self.kind is RecordKind.FACTOR
+
+    @property
+    def known_options(self) -> frozenset[str]:
+        """Names of the estimator's options; none for an unknown estimator."""
+        found = ESTIMATORS.get(self.estimator)
+        return frozenset() if found is None else frozenset(found.options_type.model_fields)
+
+    @property
+    def is_composed(self) -> bool:
+        """True for the default estimator and its two routes, which find the clip radius themselves."""
+        return "radius_range" in self.known_options
+
+    def supports(self, centering: str) -> bool:
+        """Return whether the estimator can use a word of ``centering`` with these records."""
+        found = ESTIMATORS.get(self.estimator)
+        # Pairs need records of one row each, and no unit of single rows in a stream.
+        is_refused = centering == "pairs" and self.is_stream and self.unit == "row"
+        return found is not None and centering in found.centerings and not is_refused
+
+    def has(self, option: str) -> bool:
+        """Return whether an option is known to be set."""
+        return (self.options or {}).get(option) is not None
+
+    def contract(self, text: str) -> str:
+        """Name a remedy that changes the privacy contract, which a running stream cannot."""
+        return f"a new stream with {text}" if self.is_stream else text
+
+
+def _word(centering: object) -> str:
+    return centering if isinstance(centering, str) else "public"
+
+
+@dataclass(frozen=True)
+class Advice:
+    """Texts about a doubtful release, one line each.
+
+    Attributes
+    ----------
+    reasons : tuple of str
+        Id and explanation of each doubt.
+    remedies : tuple of str
+        Remedies that are left; each is one change.
+    given : tuple of str
+        Remedies of these doubts that the settings contain already.
+    note : str or None
+        Cost of trying again; None where no remedy needs it.
+    """
+
+    reasons: tuple[str, ...]
+    remedies: tuple[str, ...]
+    given: tuple[str, ...] = ()
+    note: str | None = None
+
+    @property
+    def lines(self) -> list[str]:
+        """All texts, one a line."""
+        return [*self.reasons, *self.helps]
+
+    @property
+    def helps(self) -> list[str]:
+        """Lines on the remedies; none without a remedy."""
+        lines = []
+        if self.remedies:
+            note = "" if self.note is None else f" ({self.note})"
+            lines = [f"what helps{note}:", *(f"- {remedy}" for remedy in self.remedies)]
+        return [*lines, f"already given: {', '.join(self.given)}"] if self.given else lines
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines)
+
+
+def advise(
+    ids: Sequence[str], situation: Situation, resolved: int | None = None, feature: object = None
+) -> Advice:
+    """Explain doubts and name the remedies that are left.
+
+    Parameters
+    ----------
+    ids : sequence of str
+        Ids of doubts; an unknown id is shown unchanged, without a remedy.
+    resolved : int or None
+        Result of :func:`~streaming_pca.estimators.warnings.resolved_components`.
+    feature : object, optional
+        Name of the dominant feature, or its number.
+    """
+    known = [ReleaseWarning(name) for name in ids if name in set(ReleaseWarning)]
+    # A name in a foreign release may contain terminal control characters.
+    named = _ONE_FEATURE if feature is None else f"feature {printable(str(feature))}"
+    case = _Case(situation, frozenset(known), resolved, named)
+    remedies: dict[str, bool] = {}
+    given: dict[str, None] = {}
+    for doubt in known:
+        for rule in _RULES[doubt]:
+            for found in rule(case):
+                if isinstance(found, _Given):
+                    given[found.text] = None
+                else:
+                    remedies[found.text] = found.is_new
+    again = situation.private and any(remedies.values())
+    start = "stream" if situation.is_stream else "fit"
+    return Advice(
+        tuple(_reason(name, case) for name in ids[:_MOST]),
+        tuple(remedies),
+        tuple(given),
+        f"a new {start} charges its records again" if again else None,
+    )
+
+
+def advise_on_release(
+    release: Release, kind: RecordKind = RecordKind.FACTOR, options: Mapping[str, Any] | None = None
+) -> Advice | None:
+    """Explain the doubts of a stream's release; None without any.
+
+    ``kind`` and ``options`` are settings of the stream, if they are known.
+    """
+    if not release.doubts:
+        return None
+    situation = Situation.of_release(release, kind, options)
+    return advise(release.doubts, situation, resolved_components(release), release.dominant_name)
+
+
+def advise_on_model(
+    ids: Sequence[str], estimator: Estimator[Any, Any], release: Subspace, feature: object = None
+) -> Advice:
+    """Explain the doubts of a fitted model of the library."""
+    situation = Situation.of_estimator(estimator, len(release.components))
+    return advise(ids, situation, resolved_components(release), feature)
+
+
+# -- rules: each yields remedies that are left, and those that have been applied --------------
+
+
+_ONE_FEATURE = "one feature"
+
+
+@dataclass(frozen=True)
+class _Case:
+    """Doubts of one release, with its settings."""
+
+    settings: Situation
+    doubts: frozenset[ReleaseWarning]
+    resolved: int | None
+    feature: str
+
+
+@dataclass(frozen=True)
+class _Given:
+    """Remedy that has been applied."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class _Left:
+    """Remedy that is left; ``is_new`` if it needs a new fit or a new stream."""
+
+    text: str
+    is_new: bool = False
+
+
+_Rule = Callable[[_Case], Iterator[_Given | _Left]]
+
+
+def _reason(name: str, case: _Case) -> str:
+    if name not in set(ReleaseWarning):
+        return name
+    text = f"{name}: {ReleaseWarning(name).explanation}"
+    if name == ReleaseWarning.NOT_RESOLVED and case.resolved:
+        text = f"{text}, but not the first {case.resolved} of {case.settings.rank}"
+    return text.replace(_ONE_FEATURE, case.feature) if name == ReleaseWarning.DOMINATED else text
+
+
+def _change(case: _Case, text: str) -> _Left:
+    """Return a remedy that changes the privacy contract."""
+    return _Left(case.settings.contract(text), is_new=True)
+
+
+def _option(case: _Case, text: str) -> _Left:
+    """Return a remedy that changes an option, which a stream takes over at its next start."""
+    return _Left(text, is_new=not case.settings.is_stream)
+
+
+def _records(case: _Case) -> Iterator[_Given | _Left]:
+    s = case.settings
+    if s.has("half_life"):
+        yield _option(case, "a longer half_life, or none: it limits how many records count")
+    elif s.kind is RecordKind.LOCAL:
+        yield _Left("more reports")
+    elif s.is_composed or "batch_size" not in s.known_options:
+        yield _Left("more records")
+    else:
+        yield _option(case, "more records, in batches with a larger batch_size")
+
+
+def _epsilon(case: _Case) -> Iterator[_Given | _Left]:
+    if case.settings.private:
+        of = " of its reports" if case.settings.kind is RecordKind.LOCAL else ""
+        yield _change(case, f"a larger epsilon{of}")
+
+
+def _bounds(case: _Case) -> Iterator[_Given | _Left]:
+    s = case.settings
+    # Other estimators clip to a public radius, whatever the bounds.
+    if not (s.is_composed and s.reads_vectors):
+        return
+    yield _Given("public bounds") if s.has_bounds else _change(case, "public bounds of the features")
+
+
+def _rank(case: _Case) -> Iterator[_Given | _Left]:
+    s = case.settings
+    name = "rank" if s.is_stream else "n_components"
+    if s.rank == 1:
+        yield _Given(f"{name} = 1")
+        return
+    most = f": at most {case.resolved}" if case.resolved and case.resolved < s.rank else ""
+    yield _change(case, f"a lower {name}{most}")
+
+
+def _tuning(case: _Case) -> Iterator[_Given | _Left]:
+    """Yield options of the papers' estimators that must suit the data."""
+    s = case.settings
+    for name in ("clip_radius", "clip_l2"):
+        if name in s.known_options and not s.is_composed:
+            yield _option(case, f"a smaller {name}, if few records are longer")
+    if "learning_rate" in s.known_options:
+        yield _option(case, "a learning_rate that suits the data")
+
+
+def _centre(case: _Case) -> Iterator[_Given | _Left]:
+    """Yield ways to a mean without error."""
+    if case.settings.supports("pairs"):
+        yield _change(case, 'centering = "pairs", which needs no mean (records of one row)')
+    yield _change(case, "a public centre as centering")
+
+
+def _centering(case: _Case) -> Iterator[_Given | _Left]:
+    """Yield other centrings than "none"; for "auto" the mean needs records or epsilon."""
+    s = case.settings
+    if s.centering == "auto":
+        yield from (*_records(case), *_epsilon(case), *_centre(case))
+    elif s.centering == "none":
+        if s.supports("auto"):
+            yield _change(case, 'centering = "auto"')
+        elif s.supports("pairs"):
+            yield _change(case, 'centering = "pairs" (records of one row)')
+        yield _change(case, "a public centre as centering: zeros, if the records are centred")
+
+
+def _quantile(case: _Case) -> Iterator[_Given | _Left]:
+    if case.settings.has("clip_quantile"):
+        yield _option(case, "a higher clip_quantile, or none")
+
+
+def _large_values(case: _Case) -> Iterator[_Given | _Left]:
+    """Yield remedies for features of few large values."""
+    s = case.settings
+    if not s.reads_vectors or ReleaseWarning.DOMINATED in case.doubts:
+        # Then the feature is named.
+        return
+    than = " than the one given" if s.has_scale else ""
+    yield _change(case, f"a smaller scale{than} for features of few large values")
+    if s.has_bounds and ReleaseWarning.CLAMPED not in case.doubts:
+        yield _change(case, "narrower bounds for features of few large values")
+
+
+def _one_feature(case: _Case) -> Iterator[_Given | _Left]:
+    s, of = case.settings, "that feature" if case.feature == _ONE_FEATURE else case.feature
+    yield _change(case, f"a smaller scale{' than the one given' if s.has_scale else ''} for {of}")
+    yield _change(case, f"the logarithm of {of} in its place, if it is positive")
+    if not s.has_bounds:
+        # Bounds cannot name some features only.
+        yield from _bounds(case)
+    elif ReleaseWarning.CLAMPED not in case.doubts:
+        yield _change(case, f"narrower bounds for {of}")
+
+
+def _steps(case: _Case) -> Iterator[_Given | _Left]:
+    """Yield ways to more steps of the block route, or to none."""
+    s = case.settings
+    yield _Left("more batches: each of them is a step")
+    if s.dim > MAX_COVARIANCE_DIM:
+        yield _change(case, f"at most {MAX_COVARIANCE_DIM} features, which need no steps")
+    elif s.estimator == "block":
+        yield _change(case, 'estimator = "analyze-gauss", which needs no steps')
+    else:
+        yield _option(case, 'the option route = "covariance", which needs no steps')
+
+
+def _wider(case: _Case) -> Iterator[_Given | _Left]:
+    yield _change(case, "wider bounds, in the units of the records")
+
+
+def _range(case: _Case) -> Iterator[_Given | _Left]:
+    s = case.settings
+    if s.options is None or s.has("radius_range"):
+        yield _option(case, "a radius_range that ends higher, if it is set")
+    if s.reads_vectors:
+        yield _change(case, f"a smaller scale{' than the one given' if s.has_scale else ''}")
+
+
+_NOISE: tuple[_Rule, ...] = (_records, _epsilon, _bounds, _rank, _tuning)
+_RULES: Mapping[ReleaseWarning, tuple[_Rule, ...]] = {
+    ReleaseWarning.NO_RECORDS: (_records,),
+    ReleaseWarning.NOT_RESOLVED: _NOISE,
+    ReleaseWarning.VARIANCE_LOST: _NOISE,
+    ReleaseWarning.MEAN_SWAMPS: (_centre, _records, _epsilon, _bounds, _rank),
+    ReleaseWarning.MEAN_UNKNOWN: (_centering,),
+    ReleaseWarning.CLIPPED: (_quantile, _records, _epsilon, _bounds, _large_values),
+    ReleaseWarning.DOMINATED: (_one_feature,),
+    ReleaseWarning.UNSETTLED: (_steps,),
+    ReleaseWarning.CLAMPED: (_wider,),
+    ReleaseWarning.RANGE_ENDS: (_bounds, _range),
+}
+"""Remedies of each doubt, the most effective first."""

@@ -1,0 +1,285 @@
+"""Texts about doubts: they name only what is left to do, in every combination of settings."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from streaming_pca.data.records import RecordKind
+from streaming_pca.data.release import Release
+from streaming_pca.estimators.registry import ESTIMATORS
+from streaming_pca.estimators.remedies import Situation, advise, advise_on_release
+from streaming_pca.estimators.warnings import ReleaseWarning as W
+
+NEW = "a new stream with "
+OPTIONS: dict[str, Any] = {
+    "half_life": 1000.0,
+    "clip_quantile": 0.5,
+    "radius_range": (1.0, 2.0),
+    "batch_size": 64,
+    "route": "auto",
+}
+NAMES = {name for kind in ESTIMATORS.values() for name in kind.options_type.model_fields}
+
+
+def situations() -> Iterator[Situation]:
+    """Yield all combinations of settings that estimators accept, with up to one option each."""
+    for name, kind in ESTIMATORS.items():
+        known = set(kind.options_type.model_fields)
+        options = [{}, *({key: value} for key, value in OPTIONS.items() if key in known)]
+        for read in sorted(kind.kinds):
+            is_plain = read is not RecordKind.FACTOR
+            centerings = ("none",) if is_plain else (*kind.centerings, "public")
+            yes_or_no = (False,) if is_plain else (False, True)
+            for centering, bounds, scale, is_stream, dim, rank, unit, given in itertools.product(
+                centerings,
+                yes_or_no,
+                yes_or_no,
+                (False, True),
+                (20, 600),
+                (1, 3),
+                ("message", "row"),
+                options,
+            ):
+                if unit == "row" and (centering == "pairs" or not is_stream):
+                    continue
+                yield Situation(
+                    name, centering, bounds, scale, dim, rank,
+                    kind.info.private, is_stream, unit, read, given,
+                )  # fmt: skip
+
+
+ALL = tuple(situations())
+
+
+def occurs(doubt: W, s: Situation) -> bool:
+    """Return whether a release with these settings can have the doubt."""
+    if doubt is W.NO_RECORDS:
+        return True
+    if ESTIMATORS[s.estimator].info.releases == "tensor":
+        return False
+    if doubt is W.VARIANCE_LOST:
+        return True
+    if doubt is W.NOT_RESOLVED:
+        return s.is_composed or s.estimator == "local-gaussian"
+    if not s.is_composed:
+        return False
+    is_factor = s.kind is RecordKind.FACTOR
+    return {
+        W.MEAN_SWAMPS: s.centering == "auto",
+        W.MEAN_UNKNOWN: is_factor and s.centering in ("auto", "none"),
+        W.CLIPPED: True,
+        W.DOMINATED: is_factor,
+        W.UNSETTLED: s.estimator in ("adaptive", "block"),
+        W.CLAMPED: s.has_bounds,
+        W.RANGE_ENDS: not s.has_bounds and (is_factor or s.has("radius_range")),
+    }[doubt]
+
+
+@pytest.mark.parametrize("doubt", W)
+def test_each_possible_doubt_has_remedies_that_are_left(doubt: W) -> None:
+    """One remedy a line, none of them applied already, ignored by the estimator, or beside the cause."""
+    count = 0
+    for s in filter(lambda s: occurs(doubt, s), ALL):
+        advice = advise([doubt], s)
+        count += 1
+        context = (doubt, s, advice)
+        assert advice.remedies, context
+        text = "\n".join(advice.remedies)
+        for line in advice.remedies:
+            assert not re.search(r"[\n;.]|, or a | or a larger| or more", line.replace("or none", "")), (
+                context
+            )
+            assert len(line) <= 90, context
+        assert len(set(advice.remedies)) == len(advice.remedies), context
+        if s.has_bounds:
+            assert "public bounds" not in text, context
+        else:
+            assert "public bounds" not in advice.given, context
+            assert "narrower bounds" not in text, context
+            assert "wider bounds" not in text, context
+        if s.kind is not RecordKind.FACTOR:
+            assert not re.search("bounds|scale|centre|centering|mean", text), context
+        if s.has_scale:
+            assert "smaller scale" not in text.replace("smaller scale than the one given", ""), context
+        else:
+            assert "the one given" not in text, context
+        if s.rank == 1:
+            assert not re.search("lower (rank|n_components)", text), context
+        if not s.private:
+            assert "epsilon" not in text, context
+            assert advice.note is None, context
+        if s.has("half_life"):
+            assert "more records" not in text, context
+        for word in re.findall(r"[a-z]+(?:_[a-z0-9]+)+|\broute\b", text):
+            assert word in s.known_options | {"n_components"}, context
+        assert ("n_components" in text) <= (not s.is_stream), context
+        for centering in re.findall(r'centering = "(\w+)"', text):
+            assert s.supports(centering), context
+            assert centering != s.centering, context
+    assert count
+
+
+@pytest.mark.parametrize("doubt", W)
+def test_a_stream_and_the_library_get_the_same_remedies(doubt: W) -> None:
+    """Only the contract differs: a running stream cannot change it, so a new stream is named."""
+    words = "epsilon|bounds|lower rank|scale|centre|centering|logarithm|features,|estimator ="
+    contract = re.compile(words)
+    for s in filter(lambda s: not s.is_stream and occurs(doubt, s), ALL):
+        library, stream = (advise([doubt], replace(s, is_stream=each)) for each in (False, True))
+        plain = [line.removeprefix(NEW).replace("rank", "n_components") for line in stream.remedies]
+        assert plain == list(library.remedies)
+        assert library.reasons == stream.reasons
+        assert [line.startswith(NEW) for line in stream.remedies] == [
+            bool(contract.search(line)) for line in stream.remedies
+        ]
+        assert not any(NEW in line for line in library.remedies)
+        changes = any(NEW in line for line in stream.remedies) and s.private
+        assert stream.note == ("a new stream charges its records again" if changes else None)
+
+
+def test_a_mean_that_is_not_sought_is_not_found_with_more_records() -> None:
+    cases = [s for s in ALL if s.centering == "none" and occurs(W.MEAN_UNKNOWN, s)]
+    for s in cases:
+        text = "\n".join(advise([W.MEAN_UNKNOWN], s).remedies)
+        assert not re.search("records,|more records|epsilon|bounds|rank|n_components|half_life", text)
+        assert 'centering = "auto"' in text
+        assert "zeros, if the records are centred" in text
+    assert cases
+
+
+def test_pairs_are_named_where_they_can_be_used() -> None:
+    swamped = [(s, "\n".join(advise([W.MEAN_SWAMPS], s).remedies)) for s in ALL if occurs(W.MEAN_SWAMPS, s)]
+    for s, text in swamped:
+        assert ('centering = "pairs"' in text) == (s.unit != "row")
+        assert "a public centre" in text
+    assert {s.unit for s, _ in swamped} == {"message", "row"}
+
+
+@pytest.mark.parametrize(("dim", "estimator", "words"), [
+    (20, "adaptive", 'route = "covariance"'),
+    (20, "block", 'estimator = "analyze-gauss"'),
+    (600, "adaptive", "at most 512 features"),
+    (600, "block", "at most 512 features"),
+])  # fmt: skip
+def test_few_features_are_not_asked_for_where_they_are_few(dim: int, estimator: str, words: str) -> None:
+    text = "\n".join(advise([W.UNSETTLED], Situation(estimator, "auto", False, False, dim, 2)).remedies)
+    assert words in text
+    assert ("features" in text) == (dim > 512)
+
+
+def test_all_pairs_of_doubts_have_remedies_that_do_not_contradict_each_other() -> None:
+    checked = 0
+    for s in (s for s in ALL if s.is_composed):
+        for first, second in itertools.combinations([doubt for doubt in W if occurs(doubt, s)], 2):
+            both = advise([first, second], s)
+            text = "\n".join(both.remedies)
+            assert not ("wider bounds" in text and "narrower bounds" in text), (first, second, s)
+            assert len(set(both.remedies)) == len(both.remedies)
+            assert not set(both.given) & set(both.remedies)
+            alone = {line for one in (first, second) for line in advise([one], s).remedies}
+            assert set(both.remedies) <= alone
+            checked += 1
+    assert checked > 1000
+
+
+def test_remedies_that_are_given_are_named_as_given() -> None:
+    bounded = Situation("adaptive", "auto", True, False, 20, 1)
+    advice = advise([W.NOT_RESOLVED], bounded)
+    assert advice.remedies == ("more records", "a larger epsilon")
+    assert advice.given == ("public bounds", "n_components = 1")
+    assert advice.lines == [
+        "not-resolved: noise alone could have produced the components (the angle bound is 90 degrees)",
+        "what helps (a new fit charges its records again):",
+        "- more records",
+        "- a larger epsilon",
+        "already given: public bounds, n_components = 1",
+    ]
+    assert str(advice) == "\n".join(advice.lines)
+
+
+def test_a_lower_rank_is_the_number_of_resolved_components() -> None:
+    s = Situation("adaptive", "auto", False, False, 20, 5, is_stream=True)
+    advice = advise([W.NOT_RESOLVED, "unheard-of"], s, resolved=2)
+    assert "a new stream with a lower rank: at most 2" in advice.remedies
+    assert advice.reasons[0].endswith("(the angle bound is 90 degrees), but not the first 2 of 5")
+    assert advice.reasons[1] == "unheard-of"
+    none = advise([W.NOT_RESOLVED], s, resolved=0)
+    assert "a new stream with a lower rank" in none.remedies
+    assert "first" not in none.reasons[0]
+
+
+def test_a_dominant_feature_is_named_without_control_characters() -> None:
+    s = Situation("adaptive", "auto", True, False, 20, 5)
+    named = advise([W.DOMINATED, W.CLIPPED], s, feature="income")
+    assert named.reasons[0] == "dominated: feature income has most of the squared norm of the largest records"
+    assert "a smaller scale for feature income" in named.remedies
+    assert "narrower bounds for feature income" in named.remedies
+    assert not any("features of few large values" in line for line in named.remedies)
+    assert "one feature has most" in str(advise([W.DOMINATED], s))
+    assert "\x1b" not in str(advise([W.DOMINATED], s, feature="a\x1b]0;b\x07"))
+
+
+def test_an_estimator_of_a_later_version_has_general_remedies() -> None:
+    s = Situation("unheard-of", "auto", False, False, 20, 5, is_stream=True, options=None)
+    assert advise([W.NOT_RESOLVED], s).remedies == (
+        "more records",
+        "a new stream with a larger epsilon",
+        "a new stream with a lower rank",
+    )
+    for doubt in W:
+        assert advise([doubt], s).reasons
+
+
+def doubtful(**changes: Any) -> Release:
+    values: dict[str, Any] = {
+        "version": 6,
+        "stream": "s",
+        "batch": 1,
+        "records": 10,
+        "dim": 2,
+        "rank": 1,
+        "estimator": "adaptive",
+        "components": [[1.0, 0.0]],
+        "explained_variance": [1.0],
+        "mean": None,
+        "centering": "auto",
+        "epsilon": 1.0,
+        "delta": 1e-6,
+        "adjacency": "replace-one",
+        "privacy_unit": "message",
+        "created": "2026-01-01T00:00:00.000+00:00",
+        "doubts": ("variance-lost",),
+    }
+    return Release(**(values | changes))
+
+
+def test_a_release_tells_the_settings_that_decide() -> None:
+    assert advise_on_release(doubtful(doubts=())) is None
+    plain = advise_on_release(doubtful())
+    bounded = advise_on_release(doubtful(bounds=(-1.0, 1.0)))
+    assert plain is not None
+    assert bounded is not None
+    assert "a new stream with public bounds of the features" in plain.remedies
+    assert bounded.given == ("public bounds", "rank = 1")
+    matrices = advise_on_release(doubtful(centering="none"), RecordKind.MATRIX)
+    assert matrices is not None
+    assert matrices.remedies == ("more records", "a new stream with a larger epsilon")
+    forgetful = advise_on_release(doubtful(), options={"half_life": "auto"})
+    assert forgetful is not None
+    assert "more records" not in forgetful.remedies
+    assert forgetful.remedies[0].startswith("a longer half_life")
+    reports = advise_on_release(doubtful(estimator="local-gaussian", centering="none", local=True))
+    assert reports is not None
+    assert reports.remedies == ("more reports", "a new stream with a larger epsilon of its reports")
+
+
+def test_a_foreign_release_cannot_flood_a_reader() -> None:
+    advice = advise_on_release(doubtful(doubts=tuple(f"word-{'a' * i}" for i in range(1, 60))))
+    assert advice is not None
+    assert len(advice.reasons) == 16
