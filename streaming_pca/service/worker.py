@@ -65,6 +65,7 @@ _ELECTION_SECONDS = 60.0  # time limit of one step of the group protocol
 _CHECK_SECONDS = 300.0  # time limit of one step of a standby's comparison with the ledger
 _JOINING_SECONDS = 3.0
 """Time for a joined process to receive the lead: a leader compares its settings itself."""
+_RETRY_SECONDS = 1.0  # pause after a failure of the broker
 _RECHECK_SECONDS = 2.0  # pause after a comparison that failed because of the broker
 
 T = TypeVar("T")
@@ -191,7 +192,7 @@ class _Stream:
                     raise
                 self._lost_at = self._lost_at or time.monotonic()
                 self._log.warning("session lost, recovering from the topics: %s", error)
-                await first_of(stopping, seconds=1.0)
+                await first_of(stopping, seconds=_RETRY_SECONDS)
                 continue
             finally:
                 topics = None
@@ -274,15 +275,15 @@ class _Stream:
         )
 
     async def _find_topics_patiently(self) -> Topics:
-        """Find the topics; retry if the broker has responded to another stream of the process."""
+        """Find the topics; retry if a broker has responded, to this stream or to another of the process."""
         worker = self._worker
         while True:
             started = time.monotonic()
             try:
                 topics = await self._find_topics()
             except BrokerUnreachable as error:
-                await first_of(worker.stopping, seconds=1.0)
-                if worker.stopping.is_set() or not worker.broker_reached:
+                await first_of(worker.stopping, seconds=_RETRY_SECONDS)
+                if worker.stopping.is_set() or not (error.may_pass or worker.broker_reached):
                     raise
                 if self._patience.is_over(started):
                     raise
@@ -452,7 +453,7 @@ class Worker:
             except (KafkaError, BrokerUnreachable) as error:
                 log.warning("election: %s", error)
                 self._lead(frozenset())
-                await first_of(self.stopping, seconds=1.0)
+                await first_of(self.stopping, seconds=_RETRY_SECONDS)
             finally:
                 if election is not None:
                     await self._in_election(

@@ -13,7 +13,14 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
-from kafka.errors import KafkaConnectionError, KafkaError, LeaderNotAvailableError, NodeNotReadyError
+from kafka.errors import (
+    KafkaConnectionError,
+    KafkaError,
+    LeaderNotAvailableError,
+    NodeNotReadyError,
+    RetriableError,
+    UnknownBrokerIdError,
+)
 
 from streaming_pca.config.kafka import KafkaSettings
 from streaming_pca.errors import UserError
@@ -40,12 +47,22 @@ the first bytes of HTTP and SSH, read as a length.
 MOST_MESSAGE_BYTES = MAX_ANSWER_BYTES - 2**20
 """Largest message of an input topic: a response contains a little more."""
 _FETCH_BYTES = 8 * 2**20
+# kafka-python 3.0.12 does not mark the second as retriable. It means that a response names a broker that the
+# client's own list, of another moment, does not contain: while brokers start, and under load.
+_PASSING = (RetriableError, UnknownBrokerIdError)
 
 
 class BrokerUnreachable(UserError):
-    """Failure to reach any broker."""
+    """Failure to reach any broker.
+
+    ``may_pass``: True if a broker has responded, and the same request can succeed later.
+    """
 
     exit_status = 4
+
+    def __init__(self, message: str, *, may_pass: bool = False) -> None:
+        super().__init__(message)
+        self.may_pass = may_pass
 
 
 _LEAST_BOOTSTRAP_MS = 1500
@@ -82,7 +99,9 @@ def _connect(settings: KafkaSettings, make: Callable[..., C], **options: Any) ->
         raise BrokerUnreachable(diagnosis.text)
     raise BrokerUnreachable(
         f"no broker answers at kafka.bootstrap_servers = {settings.bootstrap_servers!r} "
-        f"within {settings.bootstrap_timeout_ms} ms ({diagnosis.text if diagnosis else reason[:160]})"
+        f"within {settings.bootstrap_timeout_ms} ms ({diagnosis.text if diagnosis else reason[:160]})",
+        # A diagnosis follows the client's steps: where it finds no fault, the broker was only slow.
+        may_pass=diagnosis is None,
     )
 
 
@@ -98,7 +117,10 @@ def broker_failed(
     if missing is not None:
         return missing
     diagnosis = diagnose(settings, settings.bootstrap_servers.split(","), advertised=True)
-    return BrokerUnreachable(f"{failure}: {diagnosis.text if diagnosis else first_line(error, 200)}")
+    return BrokerUnreachable(
+        f"{failure}: {diagnosis.text if diagnosis else first_line(error, 200)}",
+        may_pass=isinstance(error, _PASSING) and not (diagnosis is not None and diagnosis.answers),
+    )
 
 
 def _consumer(
