@@ -149,7 +149,7 @@ def send_records(
         payload_headers(content_type),
         rate=rate,
         progress=progress,
-        progress_every=_REPORT_EVERY,
+        progress_every=_report_every(rate),
     )
     return replace(sent, not_finite=not_finite, without_key=without_key)
 
@@ -198,9 +198,14 @@ def send_objects(
         payload_headers("json"),
         rate=rate,
         progress=progress,
-        progress_every=_REPORT_EVERY,
+        progress_every=_report_every(rate),
     )
     return replace(sent, not_finite=not_finite, without_key=without_key)
+
+
+def _report_every(rate: float | None) -> int:
+    """Return the number of messages between reports: ten reports a second at a low rate."""
+    return _REPORT_EVERY if rate is None else min(_REPORT_EVERY, max(1, int(rate / 10)))
 
 
 def _messages(

@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from streaming_pca.cli.common import ConfigOption, JsonOption, chosen_streams, err, fail, print_json, say
+from streaming_pca.cli.common import (
+    ConfigOption,
+    JsonOption,
+    chosen_streams,
+    err,
+    fail,
+    log_step,
+    print_json,
+    say,
+)
 from streaming_pca.errors import UserError
 
 if TYPE_CHECKING:
@@ -50,7 +59,7 @@ def export_backup(
     from streaming_pca.admin import backup
 
     settings = _one_input(config, stream)[0]
-    with _problems_first():
+    with _problems_first(), log_step(f"exporting the ledger of {settings.stream.input}"):
         written = backup.export_backup(settings.kafka, settings.stream.input, file)
     facts = {
         "file": str(file),
@@ -100,7 +109,7 @@ def import_backup(
     from streaming_pca.admin import restore
 
     found = _one_input(config, stream)
-    with _problems_first():
+    with _problems_first(), log_step(f"importing {file}"):
         done = restore.import_backup(found[0].kafka, [s.stream for s in found], file, replication)
     facts = {
         "file": str(file),

@@ -8,17 +8,17 @@ import logging
 import os
 import sys
 import textwrap
-from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TextIO, cast
 
 import typer
 from rich.cells import cell_len, set_cell_size
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from streaming_pca.errors import UserError
+from streaming_pca.progress import Progress, Task
 from streaming_pca.service.process_hardening import protect_process
 from streaming_pca.text import one_line, printable
 
@@ -193,16 +193,25 @@ def print_json(data: Any) -> None:
     print(json.dumps(data, allow_nan=False))
 
 
-def progress_bar() -> Progress:
-    """Return a progress bar on standard error that disappears at its end."""
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        console=err,
-        transient=True,
-    )
+@contextmanager
+def step(description: str, total: int | None = None) -> Iterator[Task]:
+    """Show the progress of a command's only step on standard error."""
+    with Progress(err) as progress:
+        yield progress.task(description, total)
+
+
+@contextmanager
+def log_step(description: str) -> Iterator[None]:
+    """Show a step that reads ledgers, states or releases, with the offset that it has reached."""
+    from streaming_pca.service.commit.log_reader import report_reading
+
+    with step(description) as task:
+
+        def report(topic: str, position: int, end: int) -> None:
+            task.describe(f"{description}: at offset {position:,} of {end:,} of {topic}")
+
+        with report_reading(report):
+            yield
 
 
 # -- standard output that may be full, closed, or limited to few characters ----------------

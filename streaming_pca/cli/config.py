@@ -16,6 +16,7 @@ from streaming_pca.cli.common import (
     charge_text,
     chosen_streams,
     err,
+    log_step,
     print_json,
     print_record,
     say,
@@ -76,7 +77,9 @@ def config_check(
     if broker:
         from streaming_pca.admin.topics import check_streams
 
-        for name in check_streams(loaded):
+        with log_step("checking topics and ledgers"):
+            begun = check_streams(loaded)
+        for name in begun:
             say(f'note: stream {name} has begun: stream.start = "latest" has no effect', err)
     elif any(settings.stream.start == "latest" for settings in loaded):
         say('note: stream.start = "latest" has no effect on a stream that has begun (--broker)', err)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from streaming_pca.cli.common import JsonOption, err, fail, print_json, say
+from streaming_pca.cli.common import JsonOption, err, fail, print_json, say, step
 from streaming_pca.errors import UserError
 
 if TYPE_CHECKING:
@@ -66,10 +66,10 @@ def dev_kafka(
     try:
         with ExitStack() as stack:
             stack.enter_context(_ended_by_signals())
-            with err.status("looking for Java and Kafka's jars") as status:
+            with step("looking for Java and Kafka's jars") as starting:
                 java = find_java()
-                jars = fetch_jars(lambda done: status.update(f"fetching Apache Kafka {KAFKA}: {done}"))
-                status.update(f"starting Apache Kafka {KAFKA}")
+                jars = fetch_jars(lambda done: starting.describe(f"fetching Apache Kafka {KAFKA}: {done}"))
+                starting.describe(f"starting Apache Kafka {KAFKA}")
                 cluster = KafkaCluster(
                     java,
                     jars,

@@ -15,6 +15,7 @@ from streaming_pca.cli.common import (
     charge_text,
     err,
     ledger_location,
+    log_step,
     print_json,
     print_table,
     say,
@@ -41,7 +42,9 @@ def ledger_show(
     """
     from streaming_pca.admin.ledger import describe_ledger
 
-    facts = describe_ledger(*ledger_location(config, input_topic, bootstrap))
+    kafka, topic = ledger_location(config, input_topic, bootstrap)
+    with log_step(f"reading the ledger of {topic}"):
+        facts = describe_ledger(kafka, topic)
     if as_json:
         print_json(facts)
     else:
@@ -112,7 +115,9 @@ def ledger_verify(
     """
     from streaming_pca.service.commit.verification import verify_ledger
 
-    report = verify_ledger(*ledger_location(config, input_topic, bootstrap), states=states)
+    kafka, topic = ledger_location(config, input_topic, bootstrap)
+    with log_step(f"verifying the ledger of {topic}"):
+        report = verify_ledger(kafka, topic, states=states)
     facts = report.to_json()
     if as_json:
         print_json(facts)
@@ -152,7 +157,9 @@ def ledger_spent(
     """
     from streaming_pca.admin.ledger import describe_spent
 
-    facts = describe_spent(*ledger_location(config, input_topic, bootstrap), partition, offset)
+    kafka, topic = ledger_location(config, input_topic, bootstrap)
+    with log_step(f"reading the ledger of {topic}"):
+        facts = describe_spent(kafka, topic, partition, offset)
     if as_json:
         print_json(facts)
         return
@@ -227,7 +234,8 @@ def ledger_charge(
     spans = _spans(everything, ranges or [], partition, start, end)
     charge = _charge(epsilon, delta, rho)
     kafka, topic = ledger_location(config, input_topic, bootstrap)
-    done = charge_records(kafka, topic, job, charge, spans, reason)
+    with log_step(f"charging records of {topic}"):
+        done = charge_records(kafka, topic, job, charge, spans, reason)
     zcdp = done.opened.filter == "zcdp"
     charges: dict[str, dict[str, str | None]] = {
         "charge": describe_charge(charge, with_rho=rho is not None),

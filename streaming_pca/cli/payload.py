@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from streaming_pca.cli.common import ConfigOption, JsonOption, MaybeConfig, StreamOption, print_json, say
+from streaming_pca.cli.common import (
+    ConfigOption,
+    JsonOption,
+    MaybeConfig,
+    StreamOption,
+    print_json,
+    say,
+    step,
+)
 from streaming_pca.errors import UserError
 from streaming_pca.text import first_line
 
@@ -105,8 +113,12 @@ def payload_check(
     data = _read(file)
     payloads = data.splitlines() if lines else [data]
     encoded_key = None if key is None else os.fsencode(key)
-    messages = [_Message(encoded_key, value, headers) for value in payloads]
-    reports = [explain_payload(codec, message, names, pairs=pairs) for message in messages]
+    reports = []
+    with step("checking payloads", len(payloads)) as checking:
+        for value in payloads:
+            message = _Message(encoded_key, value, headers)
+            reports.append(explain_payload(codec, message, names, pairs=pairs))
+            checking.advance()
     null = sum(not report.is_record for report in reports)
     if as_json:
         found = [_facts(report, payload) for report, payload in zip(reports, payloads, strict=True)]
@@ -174,9 +186,9 @@ def _headers(content_type: str | None, named: Sequence[str]) -> list[tuple[str, 
 
 
 def _read(file: str) -> bytes:
-
     try:
-        return sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
+        with step("reading standard input" if file == "-" else "reading the file"):
+            return sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
     except OSError as error:
         raise UserError(f"{file}: {error.strerror or error}") from None
 
@@ -375,7 +387,8 @@ def features_check(
     of_users = settings.privacy_unit == "user"
     # Samples are JSON objects, so a registry's schemas do not matter.
     codec = build_codec(settings, bytes(32) if of_users else None, {} if settings.needs_registry else None)
-    report = check_records(codec, texts, _SHOWN, pairs=settings.centering == "pairs")
+    with step(f"checking {len(texts):,} records"):
+        report = check_records(codec, texts, _SHOWN, pairs=settings.centering == "pairs")
     if as_json:
         print_json(asdict(report))
     else:

@@ -15,8 +15,8 @@ from streaming_pca.cli.common import (
     StreamOption,
     print_json,
     print_table,
-    progress_bar,
     say,
+    step,
 )
 from streaming_pca.errors import UserError
 
@@ -237,11 +237,10 @@ def audit(
     for case in cases:
         check_trials(case, trials)
     findings: list[Finding] = []
-    with progress_bar() as progress:
-        task = progress.add_task("", total=2 * trials * len(cases))
+    with step("auditing", 2 * trials * len(cases)) as auditing:
         for case in cases:
-            progress.update(task, description=case.id)
-            findings.append(audit_case(case, trials, lambda n: progress.advance(task, n)))
+            auditing.describe(f"auditing {case.id}")
+            findings.append(audit_case(case, trials, auditing.advance))
     if as_json:
         print_json(_summary(findings, epsilon, delta, trials))
     else:

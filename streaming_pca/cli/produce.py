@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -16,8 +15,8 @@ from streaming_pca.cli.common import (
     StreamOption,
     err,
     print_json,
-    progress_bar,
     say,
+    step,
 )
 from streaming_pca.errors import UserError
 
@@ -194,7 +193,7 @@ def produce(
     by_row = settings.stream.privacy_unit == "row"
     together = 1 if factors else rows_per_message
     rows = records.shape[1] if len(records.shape) == 3 else together
-    with _progress("sending", -(-len(records) // together)) as progress:
+    with step("sending", -(-len(records) // together)) as sending:
         sent = send_records(
             settings.kafka,
             settings.stream.input,
@@ -204,7 +203,7 @@ def produce(
             rows_per_message=together,
             shuffle=shuffle,
             rate=rate / rows if rate is not None and by_row else rate,
-            progress=progress,
+            progress=sending.advance,
         )
     of_all = f"of {sent.messages} messages have"
     if sent.not_finite:
@@ -219,14 +218,6 @@ def produce(
     _print_sent(sent, by_row, as_json)
 
 
-@contextmanager
-def _progress(task: str, total: int | None) -> Iterator[Callable[[int], None]]:
-    """Show a progress bar; yield the function that advances it."""
-    with progress_bar() as bar:
-        number = bar.add_task(task, total=total)
-        yield lambda n: bar.update(number, advance=n)
-
-
 def _produce_objects(
     settings: Settings, file: Path, key: str | None, shuffle: int | None, rate: float | None, as_json: bool
 ) -> None:
@@ -234,9 +225,15 @@ def _produce_objects(
 
     if settings.stream.features is None:
         raise UserError(f"{file}: objects need [[stream.features]], which describe their fields")
-    with _progress("sending", None) as progress:
+    with step("sending") as sending:
         sent = send_objects(
-            settings.kafka, settings.stream, file, key=key, shuffle=shuffle, rate=rate, progress=progress
+            settings.kafka,
+            settings.stream,
+            file,
+            key=key,
+            shuffle=shuffle,
+            rate=rate,
+            progress=sending.advance,
         )
     if sent.not_finite:
         null = f"{sent.not_finite} of {sent.messages} messages are null records"
@@ -308,7 +305,7 @@ def _produce_reports(
     if local.accountant is None:
         say("no --local-accountant: nothing prevents a row from being reported again", err)
     opened = nullcontext() if local.accountant is None else LocalAccountant(local.accountant)
-    with _progress("privatizing", len(records)) as progress, opened as accountant:
+    with step("privatizing", len(records)) as privatizing, opened as accountant:
         sent = send_reports(
             settings.kafka,
             settings.stream.input,
@@ -318,7 +315,7 @@ def _produce_reports(
             skip_spent=local.skip_spent,
             shuffle=shuffle,
             rate=rate,
-            progress=progress,
+            progress=privatizing.advance,
         )
     skipped = len(records) - sent.messages
     if as_json:

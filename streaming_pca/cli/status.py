@@ -16,6 +16,7 @@ from streaming_pca.cli.common import (
     charge_text,
     chosen_streams,
     err,
+    log_step,
     print_json,
     print_record,
     say,
@@ -38,7 +39,9 @@ def status(
     """
     from streaming_pca.admin.broker_status import describe_status
 
-    found = describe_status(chosen_streams(config, stream))
+    streams = chosen_streams(config, stream)
+    with log_step("reading the topics"):
+        found = describe_status(streams)
     if as_json:
         print_json(found)
     for facts in found:

@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from streaming_pca.cli.common import ConfigOption, JsonOption, StreamOption, one_stream, print_json, say
+from streaming_pca.cli.common import (
+    ConfigOption,
+    JsonOption,
+    StreamOption,
+    log_step,
+    one_stream,
+    print_json,
+    say,
+)
 from streaming_pca.errors import UserError
 
 if TYPE_CHECKING:
@@ -91,7 +99,8 @@ def _change(
     reason: str,
     as_json: bool,
 ) -> None:
-    change = command(settings.kafka, settings.stream, reason)
+    with log_step(f"changing stream {settings.stream.name}"):
+        change = command(settings.kafka, settings.stream, reason)
     if as_json:
         print_json(vars(change) | {"standing": str(change.standing)})
         return

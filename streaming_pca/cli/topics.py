@@ -17,6 +17,7 @@ from streaming_pca.cli.common import (
     err,
     print_json,
     say,
+    step,
 )
 from streaming_pca.errors import UserError
 
@@ -65,9 +66,9 @@ def topics_create(
     if budget_filter not in ("basic", "zcdp"):
         raise UserError(f"--filter must be basic or zcdp, not {budget_filter!r}")
     rule: Literal["basic", "zcdp"] = "zcdp" if budget_filter == "zcdp" else "basic"
-    created, opened = create_with_cap(
-        chosen_streams(config, stream), _cap(cap), rule, partitions, replication
-    )
+    streams, chosen_cap = chosen_streams(config, stream), _cap(cap)
+    with step("creating topics"):
+        created, opened = create_with_cap(streams, chosen_cap, rule, partitions, replication)
     if as_json:
         print_json({"created": created, "cap": opened.cap.model_dump(mode="json"), "filter": opened.filter})
     else:
@@ -95,14 +96,17 @@ def topics_check(config: ConfigOption, stream: StreamOption = None, as_json: Jso
 
     found: dict[str, tuple[list[str], bool, dict[str, object]]] = {}
     facts_of_inputs: dict[str, dict[str, str]] = {}
-    for settings in chosen_streams(config, stream):
-        facts_of_inputs |= {
-            each.line: asdict(each) for each in describe_input(settings.kafka, settings.stream)
-        }
-        for problem in check_topics(settings.kafka, settings.stream)[1]:
-            # Streams may share their input, its ledger and the broker.
-            names, _, _ = found.setdefault(problem.line, ([], problem.fatal, problem.to_json()))
-            names.append(settings.stream.name)
+    streams = chosen_streams(config, stream)
+    with step("checking topics of streams", len(streams)) as checking:
+        for settings in streams:
+            facts_of_inputs |= {
+                each.line: asdict(each) for each in describe_input(settings.kafka, settings.stream)
+            }
+            for problem in check_topics(settings.kafka, settings.stream)[1]:
+                # Streams may share their input, its ledger and the broker.
+                names, _, _ = found.setdefault(problem.line, ([], problem.fatal, problem.to_json()))
+                names.append(settings.stream.name)
+            checking.advance()
     ok = not any(fatal for _, fatal, _ in found.values())
     if as_json:
         problems = [facts | {"streams": names} for names, _, facts in found.values()]

@@ -18,9 +18,7 @@ import numpy as np
 from kafka import TopicPartition
 from numpy.typing import NDArray
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, Task, TextColumn, TimeElapsedColumn
 from rich.table import Table
-from rich.text import Text
 
 from streaming_pca.admin.produce import send_records
 from streaming_pca.config.loading import load_settings
@@ -33,6 +31,7 @@ from streaming_pca.errors import UserError
 from streaming_pca.estimators.kernel_cache import COMPILING, FIRST, are_cached, compile_apart, stop
 from streaming_pca.linalg.subspace import subspace_error
 from streaming_pca.privacy.ledger.entries import Cap, Opened
+from streaming_pca.progress import Progress
 from streaming_pca.service.commit.checkpoint import open_ledger
 from streaming_pca.service.commit.verification import verify_ledger
 from streaming_pca.service.kafka.clients import reading_consumer
@@ -132,12 +131,13 @@ def run_demo(
             stack.callback(compiler.wait)
             stack.callback(stop, compiler)
             err.print(f"this takes about 40 seconds on two cores, including {COMPILING}")
-        err.print("reading the flights of 2013 from New York")
-        try:
-            data = flights.load().shuffled(seed)
-        except (ModuleNotFoundError, ValueError) as error:
-            raise DemoFailed(str(error)) from None
-        exact = flights.exact_subspace(data.records, rank)
+        with Progress(err) as progress:
+            progress.task("reading the flights of 2013 from New York")
+            try:
+                data = flights.load().shuffled(seed)
+            except (ModuleNotFoundError, ValueError) as error:
+                raise DemoFailed(str(error)) from None
+            exact = flights.exact_subspace(data.records, rank)
 
         def start_worker() -> Child:
             command = [sys.executable, "-m", "streaming_pca", "worker", "--config", str(config)]
@@ -223,13 +223,6 @@ def _open(settings: Settings, epsilon: float, delta: float) -> None:
     open_ledger(settings.kafka, entry, settings.stream.ledger_topic)
 
 
-class _Count(MofNCompleteColumn):
-    """Number of processed records; empty for a phase without records."""
-
-    def render(self, task: Task) -> Text:
-        return Text() if task.fields.get("phase") else super().render(task)
-
-
 def _learn(
     settings: Settings,
     records: NDArray[np.float32],
@@ -240,35 +233,29 @@ def _learn(
 ) -> tuple[list[_Point], int]:
     """Send the records in another thread; return all releases, and the worker's exit status."""
     failures: list[BaseException] = []
-    columns = (TextColumn("{task.description}"), BarColumn(), _Count(), TimeElapsedColumn())
-    with Progress(*columns, console=err) as progress:
-        compiling = progress.add_task(COMPILING, total=None, phase=True, visible=compiler is not None)
-        sending = progress.add_task("records sent", total=len(records))
+    with Progress(err) as progress:
+        compiling = None if compiler is None else progress.task(COMPILING)
+        sending = progress.task("records sent", len(records))
 
         def produce() -> None:
             try:
-                send_records(
-                    settings.kafka,
-                    settings.stream.input,
-                    records,
-                    progress=lambda n: progress.update(sending, advance=n),
-                )
+                send_records(settings.kafka, settings.stream.input, records, progress=sending.advance)
             except BaseException as error:
                 failures.append(error)
 
         threading.Thread(target=produce, name="producer", daemon=True).start()
         # Started early, to join its group while the kernels, which it also needs, are compiled.
         worker = start_worker()
-        if compiler is not None:
+        if compiler is not None and compiling is not None:
             compiler.wait()
-            progress.update(compiling, total=1, completed=1)
-        learning = progress.add_task("records learnt", total=len(records))
+            compiling.finish()
+        learning = progress.task("records learnt", len(records))
         started = time.monotonic()
         points: list[_Point] = []
         for release in _releases(settings, worker, failures):
             error = subspace_error(np.array(release.components), exact)
             points.append(_Point(release, error, time.monotonic() - started))
-            progress.update(learning, completed=release.records)
+            learning.complete(release.records)
             if release.records >= len(records):
                 break
     deadline = time.monotonic() + _END_SECONDS

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import sys
 from collections.abc import Callable
 from contextlib import closing
@@ -17,6 +18,7 @@ import pytest
 from kafka import KafkaConsumer, TopicPartition
 from kafka.admin import NewTopic
 
+from streaming_pca import progress
 from streaming_pca.admin.produce import arrange, send_records
 from streaming_pca.client.encoding import payload_encoder
 from streaming_pca.config.kafka import ConfigurationError, KafkaSettings
@@ -499,6 +501,29 @@ def test_the_command_sends_keys_with_their_records(
     assert sorted(found) == list(zip(range(40), ids, strict=True))
     one_line(run("produce", path, "--config", config), 2, "type string")
     one_line(run("produce", write(tmp_path, "x.npy"), "--config", config), 2, "--key")
+
+
+def test_the_command_without_a_terminal_prints_how_many_messages_it_has_sent(
+    topic: tuple[KafkaSettings, str],
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kafka, name = topic
+    np.save(tmp_path / "x.npy", np.zeros((8, 2)))
+    config = tmp_path / "s.toml"
+    config.write_text(
+        f'[kafka]\nbootstrap_servers = "{kafka.bootstrap_servers}"\n[stream]\nname = "s"\ninput = "{name}"\n'
+        "dim = 2\nrank = 1\nepsilon = 1.0\ndelta = 1e-6\n"
+    )
+    monkeypatch.setattr(progress, "_SECONDS", 0.01)
+    done = call(capfd, "produce", tmp_path / "x.npy", "--config", config, "--rate", 10, "--json")
+    assert last_json(done)["messages"] == 8
+    assert len(done.stdout.splitlines()) == 1
+    lines = done.stderr.splitlines()
+    assert all(re.fullmatch(r"sending: \d of 8 \(\d+%\), \d s", line) for line in lines)
+    # At ten messages a second each has its own line.
+    assert len({line.partition(" of ")[0] for line in lines}) >= 7
 
 
 def test_records_that_count_as_null_are_counted_where_they_are_sent(

@@ -51,7 +51,7 @@ LAYERS = """
     privacy.calibration
     privacy.parameters + privacy.randomness + privacy.noise + privacy.errors
     kernels, validation_errors
-    linalg, errors, text
+    linalg, errors, text, progress
 """
 
 # Most lines of each floor, which may only fall, and its rooms; other modules are the service's. The aims of

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +19,22 @@ from streaming_pca.service.kafka.authorization import session_lost_by
 from streaming_pca.service.kafka.clients import reading_consumer
 
 _POLL_MS = 10  # short, because a poll that finds only a transaction marker waits for the full timeout
+
+_Report = Callable[[str, int, int], None]
+_report: ContextVar[_Report | None] = ContextVar("report", default=None)
+
+
+@contextmanager
+def report_reading(report: _Report) -> Iterator[None]:
+    """Call a function with topic, position and end while any log is read in the block.
+
+    A context variable, because logs are read many calls below the commands that show progress.
+    """
+    token = _report.set(report)
+    try:
+        yield
+    finally:
+        _report.reset(token)
 
 
 def high_watermark(kafka: KafkaSettings, topic: str) -> int:
@@ -83,8 +101,10 @@ class LogReader:
         Waits for open transactions before ``end``. Raises SessionLost after ``patience_seconds`` without
         progress.
         """
-        seen, deadline = -1, 0.0
+        seen, deadline, report = -1, 0.0, _report.get()
         while (position := self.position) < end:
+            if report is not None:
+                report(self.topic, position, end)
             if position != seen:
                 # Limit only the time without progress: a long log may take any time.
                 seen, deadline = position, time.monotonic() + patience_seconds

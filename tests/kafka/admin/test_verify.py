@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from typing import Any
@@ -9,12 +10,14 @@ from typing import Any
 import pytest
 from kafka import KafkaAdminClient
 
+from streaming_pca import progress
 from streaming_pca.privacy.ledger.verify import Report
 from streaming_pca.service.commit import snapshot, verification
 from streaming_pca.service.commit.state_topic import is_part
 from streaming_pca.service.commit.verification import verify_ledger
 from streaming_pca.service.kafka.clients import plain_producer
 from streaming_pca.service.topics.find import create_topics
+from tests.cli.command import call
 from tests.kafka.admin.test_pause import Leader
 from tests.kafka.stream import Stream
 from tests.waiting import LIMIT, wait_for
@@ -56,6 +59,23 @@ def led(stream: Stream, batches: int) -> None:
         for batch in range(batches):
             leader.commit(leader.reserve(5 * batch, 5 * batch + 5))
             leader.writer.publish()
+
+
+def test_a_verification_without_a_terminal_reports_the_offset_that_it_has_reached(
+    make_stream: MakeStream, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = make_stream()
+    led(stream, 2)
+    monkeypatch.setattr(progress, "_SECONDS", 0.001)
+    kafka, topic = stream.settings.kafka, stream.settings.stream.input
+    done = call(capfd, "ledger", "verify", "--input", topic, "--bootstrap", kafka.bootstrap_servers)
+    assert (done.returncode, done.stdout) == (0, "verified\n")
+    lines = done.stderr.splitlines()
+    assert any(
+        re.fullmatch(rf"verifying the ledger of {topic}: at offset \d+ of \d+ of \S+, \d+ s", each)
+        for each in lines
+    )
+    assert all(each.startswith(f"verifying the ledger of {topic}") for each in lines)
 
 
 def of_batch(message: Any) -> int:
