@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import logging
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import datetime
@@ -41,6 +42,9 @@ _FIRST_SPAN = 4
 """Number of last offsets to read first: two releases, each with its transaction marker."""
 _LONGEST_TIME = 64
 """Most characters of a release's creation time."""
+_RELEASES = ".releases"
+_MOST_NAMES = 10
+"""Most streams named for a topic that does not exist."""
 _log = logging.getLogger(__name__)
 
 
@@ -83,7 +87,8 @@ class ReleaseReader:
             if 0 not in (self._consumer.partitions_for_topic(topic) or ()):
                 with closing(admin_client(kafka)) as admin:
                     NotPermitted.check(admin.describe_topics([topic]))
-                raise TopicError.missing(topic)
+                    # Only topics that this user may describe.
+                    raise missing_releases(kafka, topic, admin.list_topics())
             self._consumer.assign([self._tp])
             self.first = self._offset(self._consumer.beginning_offsets)
         except BaseException as error:
@@ -160,6 +165,20 @@ class ReleaseReader:
     def close(self) -> None:
         """Release the connection."""
         self._consumer.close(autocommit=False)
+
+
+def missing_releases(kafka: KafkaSettings, topic: str, others: Iterable[str]) -> TopicError:
+    """Return the error for a topic that does not exist, with the most similar names among ``others``.
+
+    A reader can correct the name or the address, but may not create topics.
+    """
+    place = f"no topic {topic!r} exists on the broker at {kafka.bootstrap_servers}"
+    streams = [name.removesuffix(_RELEASES) for name in sorted(others) if name.endswith(_RELEASES)]
+    similar = difflib.get_close_matches(topic.removesuffix(_RELEASES), streams, _MOST_NAMES, cutoff=0.0)
+    if not similar:
+        return TopicError(f"{place}, nor any releases that you may read: correct the address or the name")
+    more = f", and {len(streams) - len(similar)} more" if len(streams) > len(similar) else ""
+    return TopicError(f"{place}: correct the stream's name; streams there: {', '.join(similar)}{more}")
 
 
 def read_release(topic: str, offset: int, value: bytes | None) -> Release | NotARelease:
@@ -321,7 +340,7 @@ class Releases(Iterator[Release]):
 
 def _place_of(stream: str | Settings, kafka: KafkaSettings | str | None) -> tuple[KafkaSettings, str]:
     if isinstance(stream, str):
-        return connection(kafka), f"{stream}.releases"
+        return connection(kafka), f"{stream}{_RELEASES}"
     return stream.kafka if kafka is None else connection(kafka), stream.stream.releases_topic
 
 

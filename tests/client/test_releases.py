@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import re
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from itertools import islice
@@ -13,6 +14,8 @@ from pathlib import Path
 import pytest
 
 from streaming_pca.client import Releases, TopicError, UnreadableRelease, follow, latest
+from streaming_pca.client.releases import missing_releases
+from streaming_pca.config.kafka import KafkaSettings
 from streaming_pca.config.loading import load_settings
 from tests.cli.test_app import write_config
 from tests.cli.test_watch import Published, release
@@ -99,13 +102,46 @@ def test_a_release_that_cannot_be_read_is_no_reason_to_return_an_older_one(publi
     assert latest(name_of(published), published.kafka) == release(2)
 
 
-def test_a_stream_without_topics_is_named(
-    kafka_bootstrap: str, tmp_path: Path, unique_name: Callable[[str], str]
+def test_a_stream_without_topics_is_named_with_the_streams_that_exist(
+    published: Published, tmp_path: Path
 ) -> None:
-    settings = load_settings(write_config(tmp_path, kafka_bootstrap, unique_name("s")))
+    existing, servers = name_of(published), published.kafka.bootstrap_servers
+    settings = load_settings(write_config(tmp_path, servers, f"{existing}x"))
     for read in (latest, follow):
-        with pytest.raises(TopicError, match=rf"'{settings.stream.releases_topic}' is missing"):
+        with pytest.raises(TopicError) as raised:
             read(settings)
+        begins = (
+            f"no topic '{existing}x.releases' exists on the broker at {servers}: correct the stream's name"
+        )
+        assert str(raised.value).startswith(f"{begins}; streams there: {existing}")
+
+
+@pytest.mark.parametrize(
+    ("others", "ends"),
+    [
+        ([], ", nor any releases that you may read: correct the address or the name"),
+        (
+            ["in", "in.ledger"],
+            ", nor any releases that you may read: correct the address or the name",
+        ),
+        (["in", "a.state", "b.releases", "visits.releases"], "; streams there: visits, b"),
+    ],
+    ids=["no topic", "no releases", "two streams"],
+)
+def test_a_reader_learns_the_names_that_exist_and_is_not_sent_to_create_topics(
+    others: list[str], ends: str
+) -> None:
+    message = str(missing_releases(KafkaSettings(), "visit.releases", others))
+    assert message.startswith("no topic 'visit.releases' exists on the broker at localhost:9092")
+    assert message.endswith(ends)
+    assert "create" not in message
+
+
+def test_of_many_streams_the_most_similar_are_named() -> None:
+    others = [f"{name}.releases" for name in (*"abcdefghijklmn", "nope2", "noper")]
+    message = str(missing_releases(KafkaSettings(), "nope.releases", others))
+    names = message.partition("streams there: ")[2]
+    assert re.fullmatch(r"nope[2r], nope[2r], (\w, ){7}\w, and 6 more", names)
 
 
 def test_a_forked_process_reads_for_itself(published: Published) -> None:
