@@ -90,7 +90,7 @@ def run_dashboard(
     async def serve() -> None:
         stopping = asyncio.Event()
         with stop_on_signals(stopping.set):
-            server = HttpServer(http, site=site)
+            server = HttpServer(http, site=site, port_option="--port")
             server.start()
             try:
                 await asyncio.to_thread(on_listening, server.url)

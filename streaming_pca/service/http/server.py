@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import socket
 import ssl
@@ -23,6 +24,7 @@ from streaming_pca.config.http import HttpSettings, check_access, check_files, i
 from streaming_pca.config.kafka import ConfigurationError
 from streaming_pca.service.errors import StreamRefused
 from streaming_pca.service.http.access import AUTHORIZED, Access, make_tokens
+from streaming_pca.service.http.index import index_page
 from streaming_pca.service.http.limits import (
     MAX_HEADERS,
     EventStreams,
@@ -76,6 +78,7 @@ class HttpServer:
     - ``roles``: returns this process's role in each stream, by name: "starting", "leading", "standby",
       "paused", "ended".
     - ``refusals``: returns the streams that this process may not run as configured, with reasons.
+    - ``port_option``: option that has set the port, for messages; by default the setting.
 
     Raises ConfigurationError if other machines would have access without a token, or a token or certificate
     is unusable. Raises StreamRefused if the server cannot listen on the port.
@@ -88,6 +91,7 @@ class HttpServer:
         roles: Callable[[], dict[str, str]] = dict,
         refusals: Callable[[], dict[str, str]] = dict,
         site: Site | None = None,
+        port_option: str | None = None,
     ) -> None:
         check_access(settings)
         self._settings, self._site = settings, site
@@ -113,7 +117,7 @@ class HttpServer:
             ssl_cert_reqs=ssl.CERT_NONE if settings.client_authority is None else ssl.CERT_REQUIRED,
         )
         _load(config, settings)
-        self._socket = _listen(settings)
+        self._socket = _listen(settings, port_option)
         host, port = self._socket.getsockname()[:2]
         self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         """Host and port of the listening socket."""
@@ -127,7 +131,9 @@ class HttpServer:
         routes: list[BaseRoute] = [Route("/healthz", self._health), Route("/readyz", self._ready)]
         if self._metrics is not None:
             routes.append(Route("/metrics", self._show_metrics))
-        if self._site is not None:
+        if self._site is None:
+            routes.append(Route("/", self._index))
+        else:
             routes += self._site.routes
         token, metrics_token = self._tokens
         middleware = [
@@ -147,6 +153,13 @@ class HttpServer:
             )
             middleware.insert(2, cors)
         return Starlette(routes=routes, middleware=middleware)
+
+    async def _index(self, request: Request) -> Response:
+        return index_page(
+            metrics=self._metrics is not None,
+            token=self._tokens[1] is not None,
+            roles=self._roles() if request.scope[AUTHORIZED] else None,
+        )
 
     async def _show_metrics(self, request: Request) -> Response:
         assert self._metrics is not None
@@ -220,18 +233,34 @@ def _load(config: uvicorn.Config, settings: HttpSettings) -> None:
         ) from None
 
 
-def _listen(settings: HttpSettings) -> socket.socket:
+def _listen(settings: HttpSettings, port_option: str | None) -> socket.socket:
     try:
         # uvicorn would end the process if the port is taken.
         family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
         made = socket.create_server((settings.host, settings.port), family=family)
     except OSError as error:
-        raise StreamRefused(
-            f"http.port: cannot listen on {settings.host}:{settings.port} "
-            f"({error.strerror or error}): set another, 0 for any free one, or http.enabled = false"
-        ) from None
+        raise StreamRefused(_cannot_listen(settings, error, port_option)) from None
     bound = made.getsockname()[0]
     if is_loopback(settings.host) and not is_loopback(bound):
         made.close()
         raise ConfigurationError(f"http.host = {settings.host!r} is {bound} here, which is not loopback")
     return made
+
+
+def _cannot_listen(settings: HttpSettings, error: OSError, port_option: str | None) -> str:
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    address, reason = f"{host}:{settings.port}", error.strerror or str(error)
+    if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+        setting = "--host" if port_option == "--port" else "http.host"
+        return f"{setting}: cannot listen on {address} ({reason}): name an address of this machine"
+    if error.errno == errno.EADDRINUSE:
+        reason = "another process uses this port"
+    if port_option is not None:
+        return (
+            f"{port_option}: cannot listen on {address} ({reason}): name another port with {port_option}, "
+            "or 0 for a free one"
+        )
+    return (
+        f"http.port: cannot listen on {address} ({reason}): set another port for this process, or 0 for a "
+        "free one, with http.port or STREAMING_PCA_HTTP__PORT (http.enabled = false needs none)"
+    )

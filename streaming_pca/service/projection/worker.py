@@ -119,13 +119,7 @@ class ProjectionWorker:
         http = None
         if options.http_port is not None:
             address = settings.http.model_copy(update={"port": options.http_port})
-            try:
-                http = HttpServer(address, self._metrics, self.roles)
-            except StreamRefused:
-                raise StreamRefused(
-                    f"--http-port {options.http_port}: cannot listen on it at {address.host} (perhaps "
-                    "another program uses it): name another one, 0 for any free one"
-                ) from None
+            http = HttpServer(address, self._metrics, self.roles, port_option="--http-port")
             http.start()
             log.info("metrics and health on %s", http.url)
         try:

@@ -157,6 +157,7 @@ def test_health_and_readiness(make_stream: MakeStream) -> None:
     wait_for("the standby to join", ready)
     assert json.loads(get(f"{at_standby}/readyz")[1])["streams"] == {name: "standby"}
     assert get(f"{at_leader}/nothing")[0] == 404
+    assert f"<td>{name}</td><td>leading</td>" in get(f"{at_leader}/")[1]
     end(leader)
     standby.logs("leading stream")
     end(standby)
@@ -168,7 +169,7 @@ def test_a_port_that_is_taken_is_one_line(make_stream: MakeStream) -> None:
     port = int(address.rpartition(":")[2])
     other = stream.start(stream.changed("http", enabled=True, port=port))
     assert other.ends() == 2
-    assert f"http.port: cannot listen on 127.0.0.1:{port} " in other.log
+    assert f"http.port: cannot listen on 127.0.0.1:{port} (another process uses this port): " in other.log
     assert "Traceback" not in other.log
     end(child)
 

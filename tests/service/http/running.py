@@ -162,11 +162,12 @@ def serving(
     settings: HttpSettings | None = None,
     context: ssl.SSLContext | None = None,
     site: Any = None,
+    has_site: bool = True,
     **more: Any,
 ) -> Iterator[Running]:
     """Run a server; stop it at the end, and record the duration of the stop."""
     settings = HttpSettings(port=0, **more) if settings is None else settings
-    site, roles = site or Site(), {"s": "leading"}
+    site, roles = (site or Site()) if has_site else None, {"s": "leading"}
     ready, stopping = threading.Event(), threading.Event()
     found: list[Running] = []
     failures: list[BaseException] = []
