@@ -41,9 +41,7 @@ def test_each_link_of_the_page_leads_to_an_answer(worker: Running) -> None:
     paths = links(answer.body.decode())
     assert paths == ["healthz", "readyz", "metrics"]
     # Relative, so that they also lead through a proxy that serves the worker below a path.
-    assert [worker.status(f"/{path}", token=TOKEN) for path in paths] == [200, 503, 200] or [
-        worker.status(f"/{path}", token=TOKEN) for path in paths
-    ] == [200, 200, 200]
+    assert [worker.status(f"/{path}", token=TOKEN) for path in paths] == [200, 200, 200]
 
 
 def test_streams_are_shown_only_to_clients_that_may_see_them(worker: Running) -> None:
@@ -88,12 +86,9 @@ def test_a_port_in_use_is_an_error_that_names_what_to_change(
         port = taken.getsockname()[1]
         with pytest.raises(StreamRefused) as raised:
             HttpServer(HttpSettings(port=port), port_option=option)
-    message = str(raised.value)
-    assert message.startswith(
-        f"{begins}: cannot listen on 127.0.0.1:{port} (another process uses this port): "
-    )
-    assert "0 for a free one" in message
-    assert all(name in message.partition("): ")[2] for name in names)
+    problem, _, remedy = str(raised.value).partition("): ")
+    assert problem == f"{begins}: cannot listen on 127.0.0.1:{port} (another process uses this port"
+    assert all(name in remedy for name in [*names, "0 for a free one"])
 
 
 def test_port_0_takes_a_free_port() -> None:
