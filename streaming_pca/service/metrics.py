@@ -81,6 +81,12 @@ class Metrics:
             "angle_bound_radians",
             "Bound on the angle error of the last release due to noise, with probability 0.95.",
         )
+        self.explained_variance = Gauge(
+            "streaming_pca_explained_variance",
+            "Variance along each component, numbered from 1, in the last release, with privacy noise.",
+            (*stream, "component"),
+            registry=self.registry,
+        )
         self.total_variance = gauge(
             "total_variance", "Total variance of all features in the last release, with privacy noise."
         )
@@ -248,6 +254,9 @@ class StreamMetrics:
                 metric.remove(self._stream)
             else:
                 metric.labels(self._stream).set(value)
+        # A tensor has weights of its components, not variances.
+        for number, variance in enumerate(release.explained_variance if release.weights is None else (), 1):
+            self._all.explained_variance.labels(self._stream, str(number)).set(variance)
         if release.outcome is not None:
             # All outcomes: dashboards cannot distinguish a missing series from a broken one.
             for outcome in Outcome:

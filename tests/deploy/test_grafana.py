@@ -6,7 +6,8 @@ test_monitoring.py shows that each query has data.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +16,8 @@ from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.cog.plugins import register_default_plugins
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
-from tests.deploy.grafana import GRAFANA, NAMES, queries, read_dashboard, variables
+from tests.deploy.grafana import GRAFANA, NAMES, queries, read_dashboard, resolved, variables
+from tests.deploy.tools import run_tool
 from tests.deploy.watched import RULES
 
 register_default_plugins()
@@ -100,3 +102,63 @@ def test_grafana_reads_the_dashboards_where_they_are_mounted() -> None:
         "providers"
     ]
     assert (provider["type"], provider["options"]["path"]) == ("file", "/etc/grafana/dashboards")
+
+
+# What the leader l and a standby that has led, b, show for a stream.
+_SERIES = {
+    'streaming_pca_leader{stream="s", instance="l"}': 1,
+    'streaming_pca_leader{stream="s", instance="b"}': 0,
+    'streaming_pca_explained_variance{stream="s", instance="l", component="1"}': 5,
+    'streaming_pca_explained_variance{stream="s", instance="l", component="2"}': 3,
+    'streaming_pca_explained_variance{stream="s", instance="b", component="1"}': 9,
+    'streaming_pca_total_variance{stream="s", instance="b"}': 99,
+    'streaming_pca_total_variance{stream="other", instance="l"}': 99,
+    'streaming_pca_batch_clipped_records{stream="s", instance="l"}': 30,
+    'streaming_pca_batch_clipped_of{stream="s", instance="l"}': 200,
+    'streaming_pca_batch_counts_standard_error{stream="s", instance="l"}': 8,
+}
+
+
+def evaluate(folder: Path, expected: Mapping[str, list[tuple[str, float]]], total: float) -> str:
+    """Return promtool's complaints about the values of a dashboard's queries."""
+    series = _SERIES | {'streaming_pca_total_variance{stream="s", instance="l"}': total}
+    cases = {
+        "tests": [
+            {
+                "input_series": [{"series": name, "values": str(value)} for name, value in series.items()],
+                "promql_expr_test": [
+                    {
+                        "expr": resolved(expression, {"stream": "s"}),
+                        "eval_time": "0m",
+                        "exp_samples": [{"labels": labels, "value": value} for labels, value in samples],
+                    }
+                    for expression, samples in expected.items()
+                ],
+            }
+        ]
+    }
+    (folder / "cases.yml").write_text(yaml.safe_dump(cases))
+    done = run_tool("promtool", "test", "rules", folder / "cases.yml")
+    return "" if done.returncode == 0 else done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(("total", "rest"), [(10.0, 2.0), (7.0, 0.0)], ids=["above", "below"])
+def test_variances_and_their_rest_are_those_of_the_leader_s_last_release(
+    tmp_path: Path, total: float, rest: float
+) -> None:
+    panels = {panel["title"]: panel for panel in read_dashboard("stream")["panels"]}
+    components, remainder = (target["expr"] for target in panels["Variances"]["targets"])
+    name = 'streaming_pca_explained_variance{stream="s", instance="l", component="%d"}'
+    expected = {
+        components: [(name % 1, 5.0), (name % 2, 3.0)],
+        remainder: [('{stream="s", instance="l"}', rest)],
+    }
+    assert evaluate(tmp_path, expected, total) == ""
+    assert "got:" in evaluate(tmp_path, expected | {remainder: [('{stream="s", instance="l"}', 1.0)]}, total)
+
+
+def test_the_share_of_clipped_records_has_its_own_error(tmp_path: Path) -> None:
+    panels = {panel["title"]: panel for panel in read_dashboard("stream")["panels"]}
+    share, error = (target["expr"] for target in panels["Clipped records"]["targets"])
+    labels = '{stream="s", instance="l"}'
+    assert evaluate(tmp_path, {share: [(labels, 0.15)], error: [(labels, 0.04)]}, 10.0) == ""

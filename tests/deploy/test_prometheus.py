@@ -13,6 +13,7 @@ from streaming_pca.data.release import Release
 from streaming_pca.service.metrics import Metrics
 from tests.data.test_release import counted
 from tests.deploy.compose import read_compose
+from tests.deploy.grafana import NAMES, queries, read_dashboard
 from tests.deploy.tools import ROOT, run_tool
 from tests.security.needles import secret
 
@@ -82,14 +83,16 @@ def test_an_alert_that_is_wrong_is_noticed(tmp_path: Path, old: str, new: str) -
     assert run_tool("promtool", "test", "rules", tmp_path / "cases.yml").returncode == 1
 
 
-def test_rules_name_metrics_that_a_worker_has_or_a_rule_records() -> None:
+def test_rules_and_dashboards_name_metrics_that_a_worker_has_or_a_rule_records() -> None:
     metrics = Metrics()
     metrics.for_stream("s").set_noisy_counts(Release(**counted()), 299)
     families = re.findall(r"^# TYPE (\w+) (\w+)", metrics.text().decode(), re.MULTILINE)
     known = {name for name, _ in families}
-    known |= {f"{name}_{part}" for name, kind in families if kind == "histogram" for part in ("sum", "count")}
+    parts = ("sum", "count", "bucket")
+    known |= {f"{name}_{part}" for name, kind in families if kind == "histogram" for part in parts}
     known |= {rule["record"] for rule in rules_of("recording.yml")}
     text = " ".join(rule["expr"] for name in ("recording.yml", "alerts.yml") for rule in rules_of(name))
+    text += " ".join(expression for name in NAMES for _, expression in queries(read_dashboard(name)))
     named = set(re.findall(r"(?:\w+:)?streaming_pca_\w+(?::\w+)?", text))
     assert len(named) >= 20
     assert named <= known

@@ -13,7 +13,7 @@ from streaming_pca.privacy.ledger.entries import Cap, OffsetRange, Opened, Reser
 from streaming_pca.privacy.ledger.ledger import Ledger
 from streaming_pca.privacy.parameters import Charge
 from streaming_pca.service.metrics import Metrics
-from tests.data.test_release import ACCURATE, accurate, counted
+from tests.data.test_release import ACCURATE, accurate, counted, of_a_tensor
 
 PROMISE = {"epsilon": 0.5, "delta": 1e-300, "privacy_unit": "message"}
 NOT_PRIVATE = {"private": False, "privacy_unit": "message"}
@@ -140,3 +140,16 @@ def test_what_a_release_says_of_itself_is_shown_until_another_says_nothing() -> 
     assert not [line for line in lines if "angle_bound" in line and '"s"' in line]
     assert not [line for line in lines if "total_variance" in line and '"s"' in line]
     assert f'streaming_pca_angle_bound_radians{{stream="other"}} {ACCURATE["angle_bound"]}' in lines
+
+
+def test_each_component_of_a_subspace_has_its_variance_and_a_tensor_has_none() -> None:
+    metrics = Metrics()
+    subspace = accurate(rank=2, components=[[1.0, 0.0], [0.0, 1.0]], dim=2)
+    subspace |= {"explained_variance": [2.0, -0.5], "explained_variance_error": [0.1, 0.1]}
+    metrics.for_stream("s").show_release(Release(**subspace))
+    metrics.for_stream("t").show_release(Release(**of_a_tensor()))
+    lines = metrics.text().decode().splitlines()
+    assert [line for line in lines if line.startswith("streaming_pca_explained_variance{")] == [
+        'streaming_pca_explained_variance{component="1",stream="s"} 2.0',
+        'streaming_pca_explained_variance{component="2",stream="s"} -0.5',
+    ]
