@@ -24,13 +24,14 @@ import pytest
 from hypothesis import settings
 
 from streaming_pca.demo.broker import EmbeddedBroker
-from streaming_pca.dev.cluster import KafkaCluster, KafkaServer
+from streaming_pca.dev.cluster import KafkaServer
 from streaming_pca.dev.jars import KafkaUnavailable, fetch_jars, find_java
 from streaming_pca.dev.processes import cluster_id
 from streaming_pca.errors import UserError
 from tests.compiled import compile_ahead
 from tests.durations import Durations
 from tests.java_archive import archive_options
+from tests.kafka.faulty_cluster import FaultyCluster
 from tests.security.needles import is_secret
 from tests.security.whole_run import WholeRun
 from tests.selection import PROFILES, add_options, is_unread, load_profile, select
@@ -260,20 +261,20 @@ def fork_server() -> None:
     start_fork_server()
 
 
-def start_cluster(stack: ExitStack, config: pytest.Config, **how: Any) -> KafkaCluster:
+def start_cluster(stack: ExitStack, config: pytest.Config, **how: Any) -> FaultyCluster:
     """Start a cluster of Apache Kafka that ends with a stack."""
     found = config.stash.get(_INSTALLATION, None) or installation()
     if isinstance(found, KafkaUnavailable):
         raise _no_kafka(found)
     usual = {"java": found[0], "jars": found[1], "options": archive_options(*found, SHORT_LIVED)}
     try:
-        return stack.enter_context(KafkaCluster(**(usual | how)))
+        return stack.enter_context(FaultyCluster(**(usual | how)))
     except KafkaUnavailable as unavailable:
         raise _no_kafka(unavailable) from None
 
 
 @pytest.fixture(scope="module")
-def make_cluster(request: pytest.FixtureRequest) -> Iterator[Callable[..., KafkaCluster]]:
+def make_cluster(request: pytest.FixtureRequest) -> Iterator[Callable[..., FaultyCluster]]:
     """Start clusters of Apache Kafka whose nodes a module may strike, regardless of KAFKA_BOOTSTRAP."""
     with ExitStack() as stack:
         yield partial(start_cluster, stack, request.config)

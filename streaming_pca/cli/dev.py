@@ -113,7 +113,7 @@ def _tell(cluster: KafkaCluster, data: Path | None, as_json: bool) -> None:
             {
                 "bootstrap": cluster.bootstrap,
                 "kafka": KAFKA,
-                "pids": [cluster.pid(number) for number in cluster.nodes],
+                "pids": [node.pid for node in cluster.nodes.values()],
                 "data": str(cluster.directory),
                 "kept": data is not None,
             }
@@ -130,11 +130,10 @@ def _tell(cluster: KafkaCluster, data: Path | None, as_json: bool) -> None:
 
 def _wait(cluster: KafkaCluster) -> None:
     """Wait until all nodes have ended, and report each end."""
-    running = cluster.running()
+    running = {number for number, node in cluster.nodes.items() if node.runs}
     while running:
         time.sleep(0.5)
-        now = cluster.running()
-        for number in sorted(running - now):
-            end = "\n".join(cluster.log_tail(number).splitlines()[-_SHOWN:])
+        for number in [number for number in sorted(running) if not cluster.nodes[number].runs]:
+            end = "\n".join(cluster.nodes[number].log_tail.splitlines()[-_SHOWN:])
             say(f"node {number} has ended; the end of its log:\n{end}", err)
-        running = now
+            running.remove(number)

@@ -1,13 +1,11 @@
-"""Clusters of Apache Kafka nodes on this machine: settings, data directories, processes, faults."""
+"""Clusters of Apache Kafka nodes on this machine: settings, data directories, processes."""
 
 from __future__ import annotations
 
 import fcntl
 import json
-import os
 import random
 import shutil
-import signal
 import socket
 import subprocess
 import tempfile
@@ -18,9 +16,6 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Self
-
-from kafka import KafkaAdminClient
-from kafka.errors import KafkaError
 
 from streaming_pca.dev.jars import KAFKA, KafkaUnavailable
 from streaming_pca.dev.processes import Child, cluster_id, free_port
@@ -135,10 +130,11 @@ class KafkaCluster:
         self.jars = jars
         self.bootstrap = ""
         """Addresses of all nodes."""
+        self.nodes: dict[int, Node] = {}
+        """Nodes by their ids."""
         self._numbers = range(1, nodes + 1)
         self._replication, self._in_sync, self._heap, self._more = replication, in_sync, heap, more
         self._ports, self._options = ports, options
-        self._nodes: dict[int, Node] = {}
         self._storage = Storage(directory)
 
     def __enter__(self) -> Self:
@@ -147,14 +143,14 @@ class KafkaCluster:
             for _ in range(1 if self._ports else 2):  # a free port may be taken before the node listens
                 if self._launch():
                     return self
-            tails = [node.log_tail for node in self._nodes.values()]
+            tails = [node.log_tail for node in self.nodes.values()]
             raise KafkaUnavailable(f"Kafka {KAFKA} did not start", "\n".join(tails))
         except BaseException:
             self.__exit__()
             raise
 
     def __exit__(self, *exc_info: object) -> None:
-        nodes = list(self._nodes.values())
+        nodes = list(self.nodes.values())
         if self._storage.kept and nodes:
             with ThreadPoolExecutor(len(nodes)) as pool:
                 list(pool.map(lambda node: node.stop(_STOP_SECONDS), nodes))
@@ -163,10 +159,10 @@ class KafkaCluster:
         self._storage.close()
 
     def _launch(self) -> bool:
-        for node in self._nodes.values():
+        for node in self.nodes.values():
             node.kill()
         ports: Sequence[int | None] = self._ports or [None] * len(self._numbers)
-        self._nodes = {
+        self.nodes = {
             number: Node(
                 self.java,
                 self.jars,
@@ -178,7 +174,7 @@ class KafkaCluster:
             )
             for number, port in zip(self._numbers, ports, strict=True)
         }
-        nodes = self._nodes.values()
+        nodes = self.nodes.values()
         voters = [node.voter for node in nodes]
         with ThreadPoolExecutor(len(nodes)) as pool:
             how = (self._storage.cluster, voters, self._replication, self._in_sync, self._more)
@@ -193,83 +189,6 @@ class KafkaCluster:
     def directory(self) -> Path:
         """Directory of the data and logs: a folder for each node."""
         return self._storage.path
-
-    @property
-    def nodes(self) -> tuple[int, ...]:
-        """Ids of the nodes."""
-        return tuple(self._numbers)
-
-    def running(self) -> set[int]:
-        """Return the ids of the nodes whose processes run."""
-        return {number for number, node in self._nodes.items() if node.runs}
-
-    def address(self, *numbers: int) -> str:
-        """Return the addresses of some nodes."""
-        return ",".join(self._nodes[number].address for number in numbers)
-
-    def pid(self, number: int) -> int | None:
-        """Return the process id of a node."""
-        return self._nodes[number].pid
-
-    def log_directory(self, number: int, topic: str, partition: int) -> Path:
-        """Return the directory of a partition on a node."""
-        return self._nodes[number].data / f"{topic}-{partition}"
-
-    def kill(self, number: int) -> None:
-        """End a node by SIGKILL; its data stays."""
-        self._nodes[number].kill()
-
-    def start(self, number: int, *, wait: bool = True) -> None:
-        """Restart a killed node with its data."""
-        node = self._nodes[number]
-        node.start()
-        if wait and not node.answers(self._storage.cluster, time.monotonic() + _START_SECONDS):
-            raise KafkaUnavailable(f"node {number} of Kafka {KAFKA} did not restart", node.log_tail)
-
-    def stop(self, number: int) -> None:
-        """Suspend a node by SIGSTOP: its sockets stay open, but it does not answer."""
-        self._nodes[number].signal(signal.SIGSTOP)
-
-    def go_on(self, number: int) -> None:
-        """Resume a suspended node by SIGCONT."""
-        self._nodes[number].signal(signal.SIGCONT)
-
-    def log_tail(self, number: int) -> str:
-        """Return the last lines of a node's log."""
-        return self._nodes[number].log_tail
-
-    def missing_replicas(self) -> list[str]:
-        """Return the partitions without a leader, or with replicas not in sync.
-
-        This queries every node: a node that has just returned may still have outdated metadata.
-        """
-        missing: set[str] = set()
-        for node in self._nodes.values():
-            with KafkaAdminClient(
-                bootstrap_servers=node.address, bootstrap_timeout_ms=3000, request_timeout_ms=3000
-            ) as admin:
-                names = [topic["name"] for topic in admin.describe_topics()]
-                for topic in admin.describe_topics(names):
-                    for p in topic["partitions"]:
-                        whole = sorted(p["isr_nodes"]) == sorted(p["replica_nodes"])
-                        if topic["error_code"] or p["leader_id"] < 0 or not whole:
-                            missing.add(f"{topic['name']}-{p['partition_index']}")
-        return sorted(missing)
-
-    def wait_until_whole(self, seconds: float = 120.0) -> None:
-        """Wait until every replica of every partition is in sync."""
-        deadline = time.monotonic() + seconds
-        seen: object = None
-        while time.monotonic() < deadline:
-            try:
-                seen = self.missing_replicas()
-            except (KafkaError, OSError) as error:
-                seen = error
-            else:
-                if not seen:
-                    return
-            time.sleep(0.25)
-        raise KafkaUnavailable(f"some replicas were not in sync after {seconds:g} s", str(seen))
 
 
 class KafkaServer(KafkaCluster):
@@ -367,10 +286,6 @@ class Node:
                 return True
             time.sleep(0.1)
         return False
-
-    def signal(self, number: signal.Signals) -> None:
-        assert self._child is not None, "start first"
-        os.kill(self._child.pid, number)
 
     def kill(self) -> None:
         if self._child is not None:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from streaming_pca.dev.cluster import KafkaCluster
 from tests.browser.serving import dashboard
 from tests.browser.visits import numbers, visiting
 from tests.dashboard.streams import make_stream
+from tests.kafka.faulty_cluster import FaultyCluster
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.kafka]
 
 @pytest.mark.soak
 def test_pages_survive_a_restart_of_the_broker(
-    browser: Browser, make_cluster: Callable[..., KafkaCluster], tmp_path: Path
+    browser: Browser, make_cluster: Callable[..., FaultyCluster], tmp_path: Path
 ) -> None:
     cluster = make_cluster(nodes=1, replication=1, in_sync=1)
     stream = make_stream(cluster.bootstrap, "restarted", releases=3)

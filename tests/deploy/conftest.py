@@ -18,7 +18,6 @@ from kafka.admin import UserScramCredentialUpsertion
 from streaming_pca.admin.access import ROLES, Role, apply_permissions, permissions, topic_ids
 from streaming_pca.config.kafka import KafkaSettings
 from streaming_pca.config.settings import Settings
-from streaming_pca.dev.cluster import KafkaCluster
 from streaming_pca.dev.jars import KafkaUnavailable
 from streaming_pca.service.kafka.clients import admin_client
 from tests.conftest import installation
@@ -26,6 +25,7 @@ from tests.deploy.compose import Deployment
 from tests.deploy.dockerfile import Image
 from tests.deploy.sandbox import require
 from tests.deploy.tools import missing, tool
+from tests.kafka.faulty_cluster import FaultyCluster
 from tests.kafka.security.secured import pem_of
 
 
@@ -78,7 +78,7 @@ class Guarded:
 
 @pytest.fixture(scope="module")
 def guard(
-    make_cluster: Callable[..., KafkaCluster], tmp_path_factory: pytest.TempPathFactory
+    make_cluster: Callable[..., FaultyCluster], tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[[str], Guarded]:
     """Start such a broker for HOST:PORT of a settings file; only sandboxes know the host."""
 

@@ -16,12 +16,12 @@ import numpy as np
 import yaml
 
 from streaming_pca.config.settings import Settings
-from streaming_pca.dev.cluster import KafkaCluster
 from streaming_pca.dev.processes import Child as Program
 from streaming_pca.dev.processes import free_port
 from streaming_pca.service.kafka.clients import plain_producer
 from tests.deploy.tools import ROOT, tool
 from tests.kafka.child import Strike
+from tests.kafka.faulty_cluster import FaultyCluster
 from tests.kafka.stream import Child, Stream, have_released
 from tests.waiting import wait_for
 
@@ -130,7 +130,7 @@ class Watched:
     prometheus : Prometheus
     """
 
-    def __init__(self, cluster: KafkaCluster, directory: Path, name: Callable[[str], str]) -> None:
+    def __init__(self, cluster: FaultyCluster, directory: Path, name: Callable[[str], str]) -> None:
         self.cluster = cluster
         self.names = {fault: name(fault) for fault in STREAMS}
         group = name("watched")

@@ -18,7 +18,6 @@ from kafka import KafkaAdminClient
 
 from streaming_pca.config.kafka import KafkaSettings
 from streaming_pca.config.settings import Settings, StreamSettings
-from streaming_pca.dev.cluster import KafkaCluster
 from streaming_pca.dev.processes import Child as Process
 from streaming_pca.service.commit.verification import verify_ledger
 from streaming_pca.service.topics.find import create_topics
@@ -27,10 +26,11 @@ from tests.kafka.faults import chaos_check, chaos_worker
 from tests.kafka.faults.chaos import ROOT, Done, Worker, produce
 from tests.kafka.faults.chaos_check import Counts, check, read_facts
 from tests.kafka.faults.chaos_producer import Load
+from tests.kafka.faulty_cluster import FaultyCluster
 from tests.kafka.stream import Stream
 from tests.waiting import LIMIT, wait_for
 
-MakeCluster = Callable[..., KafkaCluster]
+MakeCluster = Callable[..., FaultyCluster]
 
 NEAR, FAR, BEHIND = "127.0.0.1", "127.0.0.2", "127.0.0.3"
 """Brokers' addresses: for most clients, for clients of a link (on their side), and for the link itself."""
@@ -78,7 +78,7 @@ class Trial:
 
     Parameters
     ----------
-    cluster : KafkaCluster
+    cluster : FaultyCluster
     directory : Path
     name : str
         Name of the stream.
@@ -92,7 +92,7 @@ class Trial:
 
     def __init__(
         self,
-        cluster: KafkaCluster,
+        cluster: FaultyCluster,
         directory: Path,
         name: str,
         *,
@@ -237,17 +237,17 @@ class Trial:
         assert not self.done.problems, "\n\n".join(self.done.problems)
 
 
-def revive(cluster: KafkaCluster) -> None:
+def revive(cluster: FaultyCluster) -> None:
     """Restart the nodes that an earlier test struck, and wait for in-sync replicas."""
-    for node in cluster.nodes:
-        if node in cluster.running():
-            cluster.go_on(node)
+    for number, node in cluster.nodes.items():
+        if node.runs:
+            cluster.go_on(number)
         else:
-            cluster.start(node)
+            cluster.start(number)
     cluster.wait_until_whole()
 
 
-def coordinator(cluster: KafkaCluster, topic: str, identity: str) -> int:
+def coordinator(cluster: FaultyCluster, topic: str, identity: str) -> int:
     """Return the node that coordinates a group or a transactional id.
 
     It is the leader of its partition of ``topic``.

@@ -21,11 +21,11 @@ import pytest
 from kafka import KafkaAdminClient
 from kafka.admin import ConfigResource
 
-from streaming_pca.dev.cluster import KafkaCluster
 from streaming_pca.dev.processes import Child as Process
 from streaming_pca.privacy.ledger.entries import Committed, Released
 from streaming_pca.service.commit.verification import verify_ledger
 from tests.kafka.admin.test_operations import get, of, samples
+from tests.kafka.faulty_cluster import FaultyCluster
 from tests.kafka.stream import Child, Stream
 from tests.soak.producer import Pace
 from tests.soak.series import Series, family, sample
@@ -68,7 +68,7 @@ def test_a_leak_is_noticed() -> None:
 # -- the run ---------------------------------------------------------------
 
 
-def make_stream(cluster: KafkaCluster, directory: Path) -> Stream:
+def make_stream(cluster: FaultyCluster, directory: Path) -> Stream:
     """Make an endless stream of vectors that deletes records once read."""
     made = Stream.make(
         cluster.bootstrap,
@@ -176,7 +176,7 @@ class Soak:
 @pytest.mark.kafka
 def test_nothing_grows_at_full_speed(
     fork_server: None,
-    make_cluster: Callable[..., KafkaCluster],
+    make_cluster: Callable[..., FaultyCluster],
     soak_seconds: float,
     tmp_path: Path,
     record_property: Callable[[str, object], None],

@@ -12,9 +12,9 @@ from streaming_pca.config.settings import Settings
 from streaming_pca.dashboard.models import Event
 from streaming_pca.dashboard.observing import observer as observing
 from streaming_pca.dashboard.observing.observer import Observer
-from streaming_pca.dev.cluster import KafkaCluster
 from streaming_pca.service.kafka.clients import BrokerUnreachable
 from tests.dashboard.streams import make_stream
+from tests.kafka.faulty_cluster import FaultyCluster
 from tests.waiting import wait_for
 
 Observe = Callable[..., Observer]
@@ -24,7 +24,7 @@ LONG_MS = 40_000
 
 
 @pytest.fixture(scope="module")
-def cluster(make_cluster: Callable[..., KafkaCluster]) -> KafkaCluster:
+def cluster(make_cluster: Callable[..., FaultyCluster]) -> FaultyCluster:
     return make_cluster(nodes=1, replication=1, in_sync=1)
 
 
@@ -61,7 +61,7 @@ def test_it_starts_without_a_broker(observe: Observe, monkeypatch: pytest.Monkey
 
 
 def test_numbers_stay_while_the_broker_is_away(
-    cluster: KafkaCluster, observe: Observe, monkeypatch: pytest.MonkeyPatch
+    cluster: FaultyCluster, observe: Observe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stream = make_stream(cluster.bootstrap, "struck", releases=4)
     name, topic = stream.name, stream.settings.stream.input

@@ -18,12 +18,12 @@ from pathlib import Path
 import psutil
 
 from streaming_pca.config.settings import Settings
-from streaming_pca.dev.cluster import KafkaCluster
 from streaming_pca.dev.processes import Child as Process
 from tests.kafka import stream
 from tests.kafka.child import Strike
 from tests.kafka.faults import chaos_worker
 from tests.kafka.faults.chaos_producer import REFUSED, Load
+from tests.kafka.faulty_cluster import FaultyCluster
 
 ROOT = Path(__file__).parents[3]
 
@@ -203,10 +203,10 @@ class Slot:
             self._done.problem(f"{worker.directory.name} ended with {status}:\n{worker.log[-6000:]}")
 
 
-def strike_brokers(cluster: KafkaCluster, dice: random.Random, over: threading.Event, done: Done) -> None:
+def strike_brokers(cluster: FaultyCluster, dice: random.Random, over: threading.Event, done: Done) -> None:
     """Kill or stop one broker after another, each once every replica is in sync again."""
     while True:
-        pause, node = dice.uniform(3.0, 8.0), dice.choice(cluster.nodes)
+        pause, node = dice.uniform(3.0, 8.0), dice.choice([*cluster.nodes])
         kind = dice.choice(("kill", "stop"))
         length = dice.choice((dice.uniform(0.2, 2.5), dice.uniform(2.5, 12.0)))
         if over.wait(pause):

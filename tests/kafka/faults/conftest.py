@@ -8,8 +8,9 @@ from contextlib import ExitStack
 
 import pytest
 
-from streaming_pca.dev.cluster import _CLUSTER_SETTINGS, KafkaCluster
+from streaming_pca.dev.cluster import _CLUSTER_SETTINGS
 from tests.conftest import start_cluster
+from tests.kafka.faulty_cluster import FaultyCluster
 from tests.kafka.three_brokers import BEHIND, FAR, NEAR
 
 LISTENERS = """
@@ -28,7 +29,7 @@ def first_digits() -> int:
 
 
 @pytest.fixture(scope="session")
-def three_brokers(request: pytest.FixtureRequest, first_digits: int) -> Iterator[KafkaCluster]:
+def three_brokers(request: pytest.FixtureRequest, first_digits: int) -> Iterator[FaultyCluster]:
     """Yield three brokers, each with a second address for the link (`test_slow_link.py`)."""
     listeners = LISTENERS.format(near=NEAR, far=FAR, behind=BEHIND, first_digits=first_digits)
     with ExitStack() as stack:

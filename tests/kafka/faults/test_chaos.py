@@ -25,7 +25,6 @@ import pytest
 
 from streaming_pca.config.kafka import KafkaSettings
 from streaming_pca.config.settings import Settings, StreamSettings
-from streaming_pca.dev.cluster import KafkaCluster
 from streaming_pca.service.commit.verification import verify_ledger
 from streaming_pca.service.topics.find import create_topics
 from tests.kafka.faults import chaos_check
@@ -34,6 +33,7 @@ from tests.kafka.faults.chaos_check import BooksAreWrong, Counts, Facts, Raw, ch
 from tests.kafka.faults.chaos_payloads import BAD, GOOD
 from tests.kafka.faults.chaos_producer import Load
 from tests.kafka.faults.chaos_worker import observed
+from tests.kafka.faulty_cluster import FaultyCluster
 from tests.kafka.stream import Stream
 from tests.kafka.three_brokers import revive
 from tests.waiting import wait_for
@@ -61,7 +61,7 @@ class Run:
     problems: tuple[str, ...]
 
 
-def make_streams(cluster: KafkaCluster, directory: Path) -> list[Stream]:
+def make_streams(cluster: FaultyCluster, directory: Path) -> list[Stream]:
     """Make two streams on one input, whose charges fill the cap."""
     kafka = KafkaSettings(bootstrap_servers=cluster.bootstrap)
     promises = {2: {"epsilon": 1.0, "delta": 2e-6}, 3: {"epsilon": 0.5, "delta": 1e-6}}
@@ -100,7 +100,7 @@ def in_group(streams: list[Stream], group: str) -> list[Settings]:
 
 @pytest.fixture(scope="module")
 def run(
-    three_brokers: KafkaCluster,
+    three_brokers: FaultyCluster,
     chaos_seconds: float,
     chaos_seed: int,
     tmp_path_factory: pytest.TempPathFactory,
@@ -172,7 +172,7 @@ def happened(done: Done) -> Counter[str]:
 
 
 def loop(
-    cluster: KafkaCluster,
+    cluster: FaultyCluster,
     slots: list[Slot],
     streams: list[Stream],
     seed: int,
@@ -223,7 +223,7 @@ def loop(
     done.count("faults end")
 
 
-def drain(cluster: KafkaCluster, slots: list[Slot], streams: list[Stream], done: Done) -> None:
+def drain(cluster: FaultyCluster, slots: list[Slot], streams: list[Stream], done: Done) -> None:
     """Let the workers, now in one group, learn from the remaining records; then end them."""
     slots[2].end()
     slots[2].start("chaos-a")

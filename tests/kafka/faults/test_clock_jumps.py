@@ -19,9 +19,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from streaming_pca.dev.cluster import _CLUSTER_SETTINGS, KafkaCluster
+from streaming_pca.dev.cluster import _CLUSTER_SETTINGS
 from streaming_pca.dev.jars import find_java
 from tests.conftest import NoBroker, kafka_is_required
+from tests.kafka.faulty_cluster import FaultyCluster
 from tests.kafka.three_brokers import MakeCluster, Trial, coordinator, hold
 from tests.waiting import wait_for
 
@@ -128,7 +129,7 @@ def clocks(tmp_path_factory: pytest.TempPathFactory) -> Clocks:
 
 
 @pytest.fixture(scope="module")
-def cluster(make_cluster: MakeCluster, clocks: Clocks) -> KafkaCluster:
+def cluster(make_cluster: MakeCluster, clocks: Clocks) -> FaultyCluster:
     """Make three brokers, each with a clock."""
     return make_cluster(java=clocks.java(), more=_CLUSTER_SETTINGS + OFFSETS)
 
@@ -143,7 +144,7 @@ def seen_by(trial: Trial) -> list[float]:
 
 @pytest.mark.parametrize("cut", ["full", pytest.param("waited", marks=pytest.mark.soak)])
 def test_workers_whose_clocks_jump_lead_on(
-    fork_server: None, cluster: KafkaCluster, clocks: Clocks, tmp_path: Path, cut: str
+    fork_server: None, cluster: FaultyCluster, clocks: Clocks, tmp_path: Path, cut: str
 ) -> None:
     with Trial(
         cluster, tmp_path, f"worker-{cut}", **({"max_wait_seconds": 1.0} if cut == "waited" else {})
@@ -175,7 +176,7 @@ def test_workers_whose_clocks_jump_lead_on(
 
 @pytest.mark.soak
 def test_brokers_whose_clocks_jump_take_on(
-    fork_server: None, cluster: KafkaCluster, clocks: Clocks, tmp_path: Path
+    fork_server: None, cluster: FaultyCluster, clocks: Clocks, tmp_path: Path
 ) -> None:
     """A broker whose clock went back is restarted: its own timers may stand still for that hour.
 
@@ -204,7 +205,7 @@ def test_brokers_whose_clocks_jump_take_on(
 
 @pytest.mark.soak
 def test_group_offsets_that_expire_change_nothing(
-    fork_server: None, cluster: KafkaCluster, clocks: Clocks, tmp_path: Path
+    fork_server: None, cluster: FaultyCluster, clocks: Clocks, tmp_path: Path
 ) -> None:
     """All brokers jump an hour ahead, and keep offsets for half of that: the last test of the file."""
     with Trial(cluster, tmp_path, "expiry") as trial:

@@ -15,9 +15,9 @@ from typing import Self
 import psutil
 import pytest
 
-from streaming_pca.dev.cluster import KafkaCluster
 from streaming_pca.dev.jars import find_java
 from tests.kafka.faults.chaos import ROOT
+from tests.kafka.faulty_cluster import FaultyCluster
 from tests.kafka.stream import check_books
 from tests.kafka.three_brokers import MakeCluster, Trial
 from tests.waiting import wait_for
@@ -101,7 +101,7 @@ def disks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[int, Dis
 @pytest.fixture(scope="module")
 def cluster(
     make_cluster: MakeCluster, disks: Mapping[int, Disk], tmp_path_factory: pytest.TempPathFactory
-) -> KafkaCluster:
+) -> FaultyCluster:
     """Make three brokers; two have their own disks for their logs."""
     program = tmp_path_factory.mktemp("java") / "java"
     lines = ["#!/bin/sh", f'run="{shutil.which(find_java())}"', 'case "${PWD##*/}" in']
@@ -114,29 +114,29 @@ def cluster(
     return make_cluster(java=str(program))
 
 
-def has_ended(cluster: KafkaCluster, node: int) -> bool:
+def has_ended(cluster: FaultyCluster, node: int) -> bool:
     """Return whether a node's process has ended by itself."""
-    pid = cluster.pid(node)
+    pid = cluster.nodes[node].pid
     with suppress(psutil.NoSuchProcess):
         return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
     return True
 
 
-def fill_until_it_ends(cluster: KafkaCluster, disks: Mapping[int, Disk], *nodes: int) -> None:
+def fill_until_it_ends(cluster: FaultyCluster, disks: Mapping[int, Disk], *nodes: int) -> None:
     for node in nodes:
         disks[node].fill()
     for node in nodes:
         wait_for(
             f"broker {node} to end",
             lambda node=node: has_ended(cluster, node),
-            seen=lambda node=node: cluster.log_tail(node),
+            seen=lambda node=node: cluster.nodes[node].log_tail,
         )
-        assert "Shutdown broker because all log dirs" in cluster.log_tail(node)
+        assert "Shutdown broker because all log dirs" in cluster.nodes[node].log_tail
 
 
 @pytest.mark.soak
 def test_a_broker_whose_disk_is_full_ends_and_the_stream_goes_on(
-    fork_server: None, cluster: KafkaCluster, disks: Mapping[int, Disk], tmp_path: Path
+    fork_server: None, cluster: FaultyCluster, disks: Mapping[int, Disk], tmp_path: Path
 ) -> None:
     with Trial(cluster, tmp_path, "disk") as trial:
         trial.lead_and_stand_by()
@@ -152,7 +152,7 @@ def test_a_broker_whose_disk_is_full_ends_and_the_stream_goes_on(
 
 @pytest.mark.soak
 def test_a_stream_goes_on_once_two_of_three_brokers_are_back(
-    fork_server: None, cluster: KafkaCluster, disks: Mapping[int, Disk], tmp_path: Path
+    fork_server: None, cluster: FaultyCluster, disks: Mapping[int, Disk], tmp_path: Path
 ) -> None:
     """No commit is possible with one disk full and one broker down, and workers wait."""
     with Trial(cluster, tmp_path, "disks") as trial:
@@ -216,7 +216,7 @@ enabled = false
 
 @pytest.mark.parametrize("kept", ["log", pytest.param("kernels", marks=pytest.mark.soak)])
 def test_a_worker_whose_own_disk_is_full_works_on(
-    fork_server: None, cluster: KafkaCluster, full: Disk, tmp_path: Path, kept: str
+    fork_server: None, cluster: FaultyCluster, full: Disk, tmp_path: Path, kept: str
 ) -> None:
     with Trial(cluster, tmp_path, f"own-{kept}") as trial:
         config = tmp_path / "worker.toml"

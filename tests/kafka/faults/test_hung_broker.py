@@ -23,18 +23,18 @@ from kafka.admin import NewTopic
 
 from streaming_pca.config.kafka import KafkaSettings
 from streaming_pca.config.settings import StreamSettings
-from streaming_pca.dev.cluster import KafkaCluster
 from streaming_pca.privacy.ledger.entries import Committed, Released
 from streaming_pca.service.commit import checkpoint
 from streaming_pca.service.kafka.clients import admin_client, reading_consumer
 from streaming_pca.service.topics.find import ensure_topics, input_topic, written_topics
 from tests.kafka.child import Strike
+from tests.kafka.faulty_cluster import FaultyCluster
 from tests.kafka.stream import Child, Stream, check_books
 from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.kafka]
 
-MakeCluster = Callable[..., KafkaCluster]
+MakeCluster = Callable[..., FaultyCluster]
 
 REQUEST_MS = 1500
 TRANSACTION_MS = 5000
@@ -86,7 +86,7 @@ def placed(topic: NewTopic, *nodes: int) -> NewTopic:
     )
 
 
-def make_stream(cluster: KafkaCluster, directory: Path, name: str, struck: str) -> Stream:
+def make_stream(cluster: FaultyCluster, directory: Path, name: str, struck: str) -> Stream:
     """Make a stream with only one topic on the node that will stand still."""
     kafka = KafkaSettings(bootstrap_servers=cluster.bootstrap)
     how: dict[str, Any] = {

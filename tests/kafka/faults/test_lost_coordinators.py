@@ -9,10 +9,10 @@ import pytest
 from kafka import KafkaAdminClient, KafkaConsumer, TopicPartition
 from kafka.admin import ConfigResource
 
-from streaming_pca.dev.cluster import KafkaCluster
 from streaming_pca.privacy.ledger.entries import Abandoned, Reserved
 from streaming_pca.service.commit.verification import verify_ledger
 from tests.kafka.child import Strike
+from tests.kafka.faulty_cluster import FaultyCluster
 from tests.kafka.stream import check_books
 from tests.kafka.three_brokers import PARTITIONS, Trial, coordinator, hold
 from tests.waiting import wait_for
@@ -32,7 +32,7 @@ TRANSACTIONS, GROUPS = "__transaction_state", "__consumer_offsets"
     ids="-".join,
 )
 def test_a_coordinator_that_is_killed_during_a_commit_loses_nothing(
-    fork_server: None, three_brokers: KafkaCluster, tmp_path: Path, steps: tuple[str, ...]
+    fork_server: None, three_brokers: FaultyCluster, tmp_path: Path, steps: tuple[str, ...]
 ) -> None:
     """Coordinators of transaction, offsets and election die, each at a step that needs it.
 
@@ -87,7 +87,7 @@ def keep(trial: Trial, **configs: str) -> None:
 
 
 def test_retention_that_deletes_unread_records_abandons_a_batch_and_the_stream_goes_on(
-    fork_server: None, three_brokers: KafkaCluster, tmp_path: Path
+    fork_server: None, three_brokers: FaultyCluster, tmp_path: Path
 ) -> None:
     with Trial(three_brokers, tmp_path, "retention", lost_records="skip") as trial:
         trial.produce()

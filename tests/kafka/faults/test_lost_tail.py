@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 from kafka import KafkaAdminClient
 
-from streaming_pca.dev.cluster import KafkaCluster
 from streaming_pca.privacy.ledger.entries import Reserved
 from tests.kafka.admin.test_backup import delete, export, restore
+from tests.kafka.faulty_cluster import FaultyCluster
 from tests.kafka.stream import Stream
 
 pytestmark = [pytest.mark.kafka]
 
-MakeCluster = Callable[..., KafkaCluster]
+MakeCluster = Callable[..., FaultyCluster]
 ENDLESS: dict[str, Any] = {
     "partitions": 1,
     "estimator": "private-oja",
@@ -27,12 +27,12 @@ ENDLESS: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def node(make_cluster: MakeCluster) -> KafkaCluster:
+def node(make_cluster: MakeCluster) -> FaultyCluster:
     """Make a cluster of one node, with the only replica of everything."""
     return make_cluster(nodes=1, replication=1, in_sync=1)
 
 
-def lose(cluster: KafkaCluster, *streams: Stream) -> None:
+def lose(cluster: FaultyCluster, *streams: Stream) -> None:
     """Replace the disk that held the streams' inputs."""
     cluster.kill(1)
     for stream in streams:
@@ -41,7 +41,7 @@ def lose(cluster: KafkaCluster, *streams: Stream) -> None:
 
 
 def test_an_import_waits_for_the_first_coordinator_of_groups(
-    node: KafkaCluster, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    node: FaultyCluster, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """The first test of this file: only a broker that never had a group lacks a coordinator."""
     stream = Stream.make(node.bootstrap, "first", tmp_path, session_ms=6000, **ENDLESS)
@@ -57,7 +57,7 @@ def test_an_import_waits_for_the_first_coordinator_of_groups(
 
 @pytest.mark.timeout(600)
 def test_records_in_the_places_of_charged_ones_are_not_skipped_in_silence(
-    node: KafkaCluster, tmp_path: Path
+    node: FaultyCluster, tmp_path: Path
 ) -> None:
     """Fewer records than before, more than before, and more while no worker ran."""
     watched, fewer, more, skipping = (

@@ -13,12 +13,12 @@ from kafka import KafkaAdminClient, KafkaConsumer, TopicPartition
 from kafka.admin import NewTopic
 
 from streaming_pca.config.kafka import KafkaSettings
-from streaming_pca.dev.cluster import KafkaCluster
 from streaming_pca.service.kafka.clients import reading_consumer
 from streaming_pca.service.kafka.patches import seek
 from tests.kafka.faults import chaos_check
 from tests.kafka.faults.chaos import Done, produce
 from tests.kafka.faults.chaos_producer import Load
+from tests.kafka.faulty_cluster import FaultyCluster
 from tests.kafka.three_brokers import DIM, PARTITIONS, coordinator, hold, revive
 from tests.waiting import LIMIT, wait_for
 
@@ -84,7 +84,7 @@ def other_client(bootstrap: str) -> dict[int, Records]:
     return {p: {raw.offset: raw.key for raw in read[TOPIC, p]} for p in range(PARTITIONS)}
 
 
-def keep_producing(cluster: KafkaCluster, directory: Path, over: threading.Event) -> list[threading.Thread]:
+def keep_producing(cluster: FaultyCluster, directory: Path, over: threading.Event) -> list[threading.Thread]:
     """Start producers of short transactions, each with successors after a refusal by Kafka."""
     threads = []
     for i in range(PRODUCERS):
@@ -113,7 +113,7 @@ def settled(bootstrap: str) -> dict[int, int]:
 
 
 def test_records_that_were_read_as_committed_are_read_again_later(
-    three_brokers: KafkaCluster, tmp_path: Path
+    three_brokers: FaultyCluster, tmp_path: Path
 ) -> None:
     """The service's reader, while coordinators die and later, and librdkafka read the same records."""
     revive(three_brokers)

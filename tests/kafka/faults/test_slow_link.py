@@ -12,8 +12,8 @@ from typing import Any, Self, TypeVar
 
 import pytest
 
-from streaming_pca.dev.cluster import KafkaCluster
 from streaming_pca.service.commit.checkpoint import CheckpointWriter
+from tests.kafka.faulty_cluster import FaultyCluster
 from tests.kafka.three_brokers import BEHIND, FAR, NEAR, Trial, hold
 from tests.waiting import LIMIT
 
@@ -133,23 +133,20 @@ class Link:
 
 
 @pytest.fixture
-def link(three_brokers: KafkaCluster, first_digits: int) -> Iterator[Link]:
-    ports = {
-        int(three_brokers.address(node).rpartition(":")[2]): int(f"{first_digits}{node}")
-        for node in three_brokers.nodes
-    }
+def link(three_brokers: FaultyCluster, first_digits: int) -> Iterator[Link]:
+    ports = {node.port: int(f"{first_digits}{number}") for number, node in three_brokers.nodes.items()}
     with Link(ports) as made:
         yield made
 
 
-def far(cluster: KafkaCluster) -> str:
+def far(cluster: FaultyCluster) -> str:
     """Return the addresses of the brokers across the link."""
     return cluster.bootstrap.replace(NEAR, FAR)
 
 
 @pytest.mark.soak
 def test_a_leader_on_a_slow_link_keeps_the_lead_and_up(
-    fork_server: None, three_brokers: KafkaCluster, link: Link, tmp_path: Path
+    fork_server: None, three_brokers: FaultyCluster, link: Link, tmp_path: Path
 ) -> None:
     """256 kB/s, 50 ms each way, and standstills below the session's 6 s."""
     with Trial(three_brokers, tmp_path, "slow", bootstrap=far(three_brokers)) as trial:
@@ -170,7 +167,7 @@ def test_a_leader_on_a_slow_link_keeps_the_lead_and_up(
 
 
 def test_a_leader_whose_link_stands_still_is_replaced_by_one_with_another(
-    fork_server: None, three_brokers: KafkaCluster, link: Link, tmp_path: Path
+    fork_server: None, three_brokers: FaultyCluster, link: Link, tmp_path: Path
 ) -> None:
     with Trial(three_brokers, tmp_path, "still", bootstrap=far(three_brokers)) as trial:
         trial.produce()
@@ -191,7 +188,7 @@ def test_a_leader_whose_link_stands_still_is_replaced_by_one_with_another(
 
 @pytest.mark.soak
 def test_a_fetch_that_takes_longer_than_a_request_may_is_made_smaller(
-    fork_server: None, three_brokers: KafkaCluster, link: Link, tmp_path: Path
+    fork_server: None, three_brokers: FaultyCluster, link: Link, tmp_path: Path
 ) -> None:
     """A 5 MB backlog passes a link that carries 1.6 MB in a request's time.
 
@@ -220,7 +217,7 @@ def test_a_fetch_that_takes_longer_than_a_request_may_is_made_smaller(
 
 
 def test_what_ended_a_session_is_not_hidden_by_messages_on_their_way(
-    three_brokers: KafkaCluster, link: Link, tmp_path: Path
+    three_brokers: FaultyCluster, link: Link, tmp_path: Path
 ) -> None:
     with Trial(three_brokers, tmp_path, "close", bootstrap=far(three_brokers)) as trial:
         settings = trial.stream.settings

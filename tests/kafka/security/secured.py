@@ -26,9 +26,9 @@ from cryptography.hazmat.primitives.asymmetric import padding, rsa
 from kafka.admin import UserScramCredentialUpsertion
 
 from streaming_pca.config.kafka import KafkaSettings
-from streaming_pca.dev.cluster import KafkaCluster
 from streaming_pca.dev.processes import free_port
 from streaming_pca.service.kafka.clients import admin_client
+from tests.kafka.faulty_cluster import FaultyCluster
 from tests.security.needles import secret
 from tests.waiting import LIMIT
 
@@ -94,7 +94,7 @@ class Secured:
     authority: trustme.CA
     ports: dict[str, int] = field(default_factory=dict)
     advertised: dict[str, int] = field(default_factory=dict)
-    cluster: KafkaCluster | None = None
+    cluster: FaultyCluster | None = None
 
     @property
     def open_settings(self) -> KafkaSettings:
@@ -211,7 +211,7 @@ def _server_settings(secured: Secured, more: Mapping[str, str]) -> str:
 
 
 def start_secured(
-    make_cluster: Callable[..., KafkaCluster],
+    make_cluster: Callable[..., FaultyCluster],
     directory: Path,
     listeners: tuple[str, ...],
     more: Mapping[str, str] | None = None,

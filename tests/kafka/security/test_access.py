@@ -35,7 +35,6 @@ from streaming_pca.admin.watch import last_release
 from streaming_pca.config.kafka import KafkaSettings
 from streaming_pca.config.settings import Settings
 from streaming_pca.dashboard.observing.observer import Observer
-from streaming_pca.dev.cluster import KafkaCluster
 from streaming_pca.dev.jars import find_java
 from streaming_pca.privacy.ledger.entries import Cap
 from streaming_pca.service.commit.log_reader import LogReader
@@ -52,6 +51,7 @@ from streaming_pca.service.kafka.clients import (
 from streaming_pca.service.topics.find import find_topics
 from streaming_pca.service.topics.output import find_output
 from tests.kafka.child import Strike
+from tests.kafka.faulty_cluster import FaultyCluster
 from tests.kafka.projecting import run as project
 from tests.kafka.security.secured import Secured, start_secured
 from tests.kafka.security.streams import BATCH, as_user, create, described, feed, grant
@@ -78,7 +78,7 @@ class Place:
 
 
 @pytest.fixture(scope="module")
-def secured(make_cluster: Callable[..., KafkaCluster], tmp_path_factory: pytest.TempPathFactory) -> Secured:
+def secured(make_cluster: Callable[..., FaultyCluster], tmp_path_factory: pytest.TempPathFactory) -> Secured:
     return start_secured(make_cluster, tmp_path_factory.mktemp("secured"), ("SCRAM",))
 
 

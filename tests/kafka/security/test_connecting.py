@@ -17,7 +17,6 @@ import pytest
 from kafka.admin import UserScramCredentialUpsertion
 
 from streaming_pca.config.kafka import KafkaSettings
-from streaming_pca.dev.cluster import KafkaCluster
 from streaming_pca.dev.jars import KafkaUnavailable, find_java
 from streaming_pca.dev.processes import free_port
 from streaming_pca.service.kafka.clients import (
@@ -29,6 +28,7 @@ from streaming_pca.service.kafka.clients import (
 from streaming_pca.service.kafka.diagnosis import diagnose
 from streaming_pca.service.topics.find import describe_topics
 from tests.cli.test_app import closed_port, write_config
+from tests.kafka.faulty_cluster import FaultyCluster
 from tests.security.needles import secret
 
 pytestmark = [pytest.mark.kafka]
@@ -118,7 +118,7 @@ def settings_of(listeners: Listeners) -> str:
 
 @pytest.fixture(scope="module")
 def listeners(
-    make_cluster: Callable[..., KafkaCluster], tmp_path_factory: pytest.TempPathFactory
+    make_cluster: Callable[..., FaultyCluster], tmp_path_factory: pytest.TempPathFactory
 ) -> Listeners:
     directory = tmp_path_factory.mktemp("certificates")
     found = Listeners({name: free_port() for name in PROTOCOLS}, directory)

@@ -19,9 +19,9 @@ import trustme
 from kafka.admin import ConfigResource, NewTopic
 
 from streaming_pca.config.kafka import KafkaSettings
-from streaming_pca.dev.cluster import KafkaCluster
 from streaming_pca.service.kafka.clients import admin_client, transactional_producer
 from streaming_pca.service.kafka.transaction import Transaction, discard
+from tests.kafka.faulty_cluster import FaultyCluster
 from tests.kafka.security.relay import Relay
 from tests.kafka.security.secured import (
     Secured,
@@ -63,7 +63,7 @@ class Rotating:
 
 @pytest.fixture(scope="module")
 def rotating(
-    make_cluster: Callable[..., KafkaCluster], tmp_path_factory: pytest.TempPathFactory
+    make_cluster: Callable[..., FaultyCluster], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Rotating]:
     directory, relay, cut = tmp_path_factory.mktemp("secured"), Relay(), Relay()
     more = {"super.users": ";".join(f"User:{user}" for user in ("ANONYMOUS", *USERS.values()))}

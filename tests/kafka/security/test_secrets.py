@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from streaming_pca.dev.cluster import KafkaCluster
+from tests.kafka.faulty_cluster import FaultyCluster
 from tests.kafka.security.secured import Secured, password_of, start_secured
 from tests.kafka.security.streams import create, described, grant
 from tests.kafka.stream import OCTETS, Stream
@@ -171,7 +171,7 @@ class Scene:
 
 @pytest.fixture(scope="module")
 def scene(
-    make_cluster: Callable[..., KafkaCluster],
+    make_cluster: Callable[..., FaultyCluster],
     tmp_path_factory: pytest.TempPathFactory,
     unique_name: Callable[[str], str],
     fork_server: None,

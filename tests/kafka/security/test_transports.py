@@ -10,9 +10,9 @@ import pytest
 import trustme
 
 from streaming_pca.config.kafka import ConfigurationError, KafkaSettings
-from streaming_pca.dev.cluster import KafkaCluster
 from streaming_pca.service.kafka.clients import BrokerUnreachable, admin_client
 from streaming_pca.service.kafka.diagnosis import diagnose
+from tests.kafka.faulty_cluster import FaultyCluster
 from tests.kafka.security.secured import (
     AUDIENCE,
     MECHANISMS,
@@ -33,7 +33,7 @@ ROLES = ("operator", "producer", "worker")
 
 
 @pytest.fixture(scope="module")
-def secured(make_cluster: Callable[..., KafkaCluster], tmp_path_factory: pytest.TempPathFactory) -> Secured:
+def secured(make_cluster: Callable[..., FaultyCluster], tmp_path_factory: pytest.TempPathFactory) -> Secured:
     return start_secured(make_cluster, tmp_path_factory.mktemp("secured"), tuple(PROTOCOLS))
 
 
