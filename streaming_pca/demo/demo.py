@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from kafka import TopicPartition
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
 from streaming_pca.admin.produce import send_records
+from streaming_pca.client.releases import ReleaseReader
 from streaming_pca.config.loading import load_settings
 from streaming_pca.config.settings import Settings
 from streaming_pca.data.release import Release
@@ -34,7 +34,6 @@ from streaming_pca.privacy.ledger.entries import Cap, Opened
 from streaming_pca.progress import Progress
 from streaming_pca.service.commit.checkpoint import open_ledger
 from streaming_pca.service.commit.verification import verify_ledger
-from streaming_pca.service.kafka.clients import reading_consumer
 from streaming_pca.service.topics.find import create_topics, find_topics
 
 # Enough batches to show a falling error, at sqrt(6) times the noise of one batch.
@@ -91,24 +90,10 @@ def run_demo(
     err: Console,
     show: Callable[[Settings, dict[str, Any]], None] | None = None,
 ) -> dict[str, Any]:
-    """Run the demo and return its summary.
+    """Run the demo and return its summary, or raise DemoFailed.
 
-    Parameters
-    ----------
-    plot : Path or None
-        PNG file to write; the demo deletes all its other files.
-    bootstrap : str or None
-        Broker to use; None starts the embedded one.
-    seed : int
-        Public seed for the order of the flights.
-    out, err : Console
-        Outputs for results and for progress.
-    show : callable, optional
-        Called at the end with the stream's settings and the summary, while the broker still runs.
-
-    Raises
-    ------
-    DemoFailed
+    Without ``bootstrap`` it starts the embedded broker. It deletes all its files but ``plot``. ``show`` is
+    called at the end with the stream's settings and the summary, while the broker still runs.
     """
     if plot is not None:
         _check_plot(plot)
@@ -267,16 +252,11 @@ def _learn(
 
 
 def _releases(settings: Settings, worker: Child, failures: list[BaseException]) -> Iterator[Release]:
-    tp = TopicPartition(settings.stream.releases_topic, 0)
-    consumer = reading_consumer(settings.kafka)
-    try:
-        consumer.assign([tp])
-        consumer.seek(tp, 0)
+    with contextlib.closing(ReleaseReader(settings.kafka, settings.stream.releases_topic)) as reader:
+        reader.seek(reader.first)
         deadline = time.monotonic() + _DEADLINE_SECONDS
         while True:
-            for messages in consumer.poll(timeout_ms=200).values():
-                for message in messages:
-                    yield Release.from_bytes(message.value)
+            yield from (item for item in reader.poll() if isinstance(item, Release))
             if failures:
                 raise DemoFailed(f"the producer failed: {failures[0]}")
             if worker.returncode not in (None, 0):
@@ -285,8 +265,6 @@ def _releases(settings: Settings, worker: Child, failures: list[BaseException]) 
                 raise DemoFailed(
                     f"not done after {_DEADLINE_SECONDS:g} s; worker's last log line: {worker.log_tail(1)}"
                 )
-    finally:
-        consumer.close(autocommit=False)
 
 
 def _print_table(points: list[_Point], random_error: float, out: Console) -> None:

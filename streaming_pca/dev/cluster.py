@@ -88,8 +88,6 @@ class KafkaCluster:
 
     Parameters
     ----------
-    java, jars : str, Path
-        The `java` command, and the directory of Kafka's jars.
     nodes : int
         Number of nodes, each broker and controller, with ids 1 to `nodes`.
     replication, in_sync : int
@@ -126,8 +124,7 @@ class KafkaCluster:
         directory: Path | None = None,
         options: Sequence[str] = (),
     ) -> None:
-        self.java = java
-        self.jars = jars
+        self._java, self._jars = java, jars
         self.bootstrap = ""
         """Addresses of all nodes."""
         self.nodes: dict[int, Node] = {}
@@ -164,8 +161,8 @@ class KafkaCluster:
         ports: Sequence[int | None] = self._ports or [None] * len(self._numbers)
         self.nodes = {
             number: Node(
-                self.java,
-                self.jars,
+                self._java,
+                self._jars,
                 self._storage.path / str(number),
                 number=number,
                 heap=self._heap,
@@ -351,17 +348,9 @@ def _steady_port() -> int:
 
 
 class Storage:
-    """Directory of a cluster, for one process at a time.
+    """Directory of a cluster, for one process at a time: ``kept``, or temporary.
 
-    Parameters
-    ----------
-    kept : Path, optional
-        Persistent directory, created if missing. By default a temporary one, deleted at the end.
-
-    Attributes
-    ----------
-    path, cluster : Path, str
-        The directory, and the id of the cluster that owns its data; valid after :meth:`open`.
+    :meth:`open` sets ``path`` and ``cluster``, the id of the cluster that owns the data.
     """
 
     def __init__(self, kept: Path | None = None) -> None:
@@ -373,11 +362,8 @@ class Storage:
     def open(self, nodes: int) -> None:
         """Create the directory, or take over the data of an earlier cluster.
 
-        Raises
-        ------
-        KafkaUnavailable
-            If the directory is not writable, contains other files or another number of nodes, or is in
-            use.
+        Raises KafkaUnavailable if it is not writable, is in use, or has other files or another number of
+        nodes.
         """
         if not self.kept:
             self.path = Path(tempfile.mkdtemp(prefix="streaming-pca-kafka-"))

@@ -81,15 +81,7 @@ def find_java() -> str:
 def fetch_jars(report: Callable[[str], None] = lambda progress: None) -> Path:
     """Return the directory of Kafka's jars; fetch them by Maven if missing.
 
-    Parameters
-    ----------
-    report : callable
-        Called with a progress text, such as "12 files, 31 MB", while Maven downloads.
-
-    Raises
-    ------
-    KafkaUnavailable
-        If Maven is missing or cannot fetch them.
+    While Maven downloads, ``report`` is called with texts such as "12 files, 31 MB".
     """
     named = os.environ.get(CACHE_VARIABLE)
     cache = Path(named) if named else Path.home() / ".cache" / "streaming-pca" / f"kafka-{KAFKA}"

@@ -39,23 +39,7 @@ class Child:
 
     On Linux, the kernel kills the child when this process dies, even by `kill -9`. On other systems, only
     `kill` ends it. The child has its own session, so that Ctrl-C in a terminal reaches only this process,
-    which can then finish its work while the child still runs.
-
-    Parameters
-    ----------
-    command : sequence of str
-        Program and arguments.
-    log : Path
-        File that receives standard output and standard error.
-    cwd : Path
-        Working directory of the child.
-    env : mapping of str to str, optional
-        Complete environment of the child; by default the environment of this process.
-
-    Raises
-    ------
-    OSError
-        If the process cannot be started.
+    which can then finish its work while the child still runs. ``env`` is the child's complete environment.
     """
 
     def __init__(
