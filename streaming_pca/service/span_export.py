@@ -91,15 +91,7 @@ class _Session(requests.Session):
 
 
 class _LibraryLog(logging.Handler):
-    """Handler that replaces the library's warnings by one line per outage.
-
-    Parameters
-    ----------
-    collector : str
-        Address for the log.
-    session : _Session
-        Source of the reason for a failure, and of a success.
-    """
+    """Handler that replaces the library's warnings by one line per outage."""
 
     def __init__(self, collector: str, session: _Session) -> None:
         super().__init__(logging.WARNING)
@@ -147,15 +139,8 @@ class _LibraryLog(logging.Handler):
 class SpanExport:
     """Tracer of a process that exports its spans to the collector.
 
-    Parameters
-    ----------
-    settings : TraceSettings
-        Other settings are read from the standard variables ``OTEL_*``.
-
-    Raises
-    ------
-    ConfigurationError
-        If a variable is wrong; the message is one line without secrets.
+    Other settings are read from the standard variables ``OTEL_*``; if one is wrong, ConfigurationError names
+    it in one line without secrets.
     """
 
     def __init__(self, settings: TraceSettings) -> None:

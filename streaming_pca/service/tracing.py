@@ -173,10 +173,7 @@ class StreamTraces:
 class Tracing:
     """Traces of a process.
 
-    Raises
-    ------
-    ConfigurationError
-        If the extra is not installed, or a variable ``OTEL_*`` is wrong.
+    Raises ConfigurationError without the extra, or if a variable ``OTEL_*`` is wrong.
     """
 
     def __init__(self, settings: TraceSettings) -> None:

@@ -96,17 +96,7 @@ def headers_of(release_batch: int, doubts: Sequence[str], encoder: Encoder) -> l
 
 
 class FollowingCodec:
-    """Codec of a stream, rebuilt when a registry lists a new schema.
-
-    Parameters
-    ----------
-    registry : RegistrySettings or None
-        None if the stream's records do not name schemas.
-
-    Raises
-    ------
-    RegistryAway, RegistryRefused
-    """
+    """Codec of a stream, rebuilt when a registry lists a new schema."""
 
     def __init__(self, stream: StreamSettings, registry: RegistrySettings | None) -> None:
         self._stream = stream

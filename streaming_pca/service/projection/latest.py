@@ -22,19 +22,9 @@ _FIRST_SPAN = 4
 
 
 class LatestRelease(LogReader):
-    """Reader of a releases topic that keeps its newest release.
+    """Reader of a releases topic that keeps its newest release, or the one of ``batch``.
 
-    Parameters
-    ----------
-    batch : int, optional
-        Batch of the release to use instead of the newest.
-
-    Raises
-    ------
-    StreamRefused
-        If that batch has no release, or the release has other settings.
-    SessionLost, KafkaError
-        If the broker fails.
+    Raises StreamRefused if that batch has no release.
     """
 
     def __init__(self, kafka: KafkaSettings, stream: StreamSettings, batch: int | None = None) -> None:
@@ -99,10 +89,7 @@ class LatestRelease(LogReader):
 def projection_of(release: Release, stream: StreamSettings) -> Projection:
     """Return the projection of the stream's records onto the release's subspace.
 
-    Raises
-    ------
-    StreamRefused
-        If the release was computed with other settings; the message is one line.
+    Raises StreamRefused, with one line, if the release was computed with other settings.
     """
     if release.kind != "subspace":
         raise StreamRefused(f'stream {stream.name!r} releases a "{release.kind}", which spans no subspace')

@@ -81,11 +81,7 @@ class Membership(ConsumerRebalanceListener):  # type: ignore[misc]
             self.assignment = Assignment(tuple(sorted(tp.partition for tp in assigned)), member)
 
     def on_partitions_revoked(self, revoked: Any) -> None:
-        """Drop the assignment."""
-        self.assignment = None
-
-    def on_partitions_lost(self, lost: Any) -> None:
-        """Drop the assignment."""
+        """Drop the assignment; :meth:`on_partitions_lost` calls this too."""
         self.assignment = None
 
     def poll(self) -> None:

@@ -62,14 +62,8 @@ end.
 class Projector:
     """Worker's share of one stream's projections; not thread-safe.
 
-    Parameters
-    ----------
-    release_batch : int, optional
-        Batch of the only release to use; by default the newest release is used.
-    on_commit : callable, optional
-        Called with the number of messages of each committed transaction.
-    registry : RegistrySettings, optional
-        Registry with the schemas that records name.
+    It uses the newest release, or the one of ``release_batch``, and calls ``on_commit`` with the number of
+    messages of each committed transaction.
     """
 
     def __init__(
@@ -134,14 +128,7 @@ class Projector:
     def work(self) -> int:
         """Do one step of work; return the number of projected messages.
 
-        Raises
-        ------
-        SessionLost
-            If a transaction or the broker failed: call :meth:`recover`, then continue.
-        StreamRefused
-            If the release does not fit the settings.
-        RecordsLost
-            If unread records no longer exist.
+        After SessionLost call :meth:`recover`, then continue.
         """
         with self._named(_JOINING):
             members = self._members = self._members or self._join()

@@ -17,11 +17,7 @@ from typing import TypeVar
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
 from streaming_pca.config.settings import Settings
-from streaming_pca.service.errors import (
-    DeadlineExceeded,
-    SessionLost,
-    StreamRefused,
-)
+from streaming_pca.service.errors import DeadlineExceeded, SessionLost, StreamRefused
 from streaming_pca.service.executors import Executors, Pool, first_of
 from streaming_pca.service.http.server import HttpServer
 from streaming_pca.service.kafka.clients import BrokerUnreachable
@@ -206,13 +202,7 @@ class ProjectionWorker:
 
 
 def run_projection(settings: Settings, options: ProjectionOptions) -> int:
-    """Run until SIGTERM, SIGINT, the end of the input or a refusal.
-
-    Returns
-    -------
-    int
-        Exit status: 0 stopped or done, 2 refused or misconfigured, 4 broker lost.
-    """
+    """Run until a signal, the end of the input or a refusal; return the exit status."""
 
     async def main() -> int:
         worker = ProjectionWorker(settings, options)
