@@ -171,7 +171,7 @@ class _Spark(_Learner):
     """Driver and executors of a local Spark."""
 
     def __init__(self, kafka: KafkaSettings, cores: int, events: str) -> None:
-        from streaming_pca.spark.driver import ClusterReaders
+        from streaming_pca.spark.driver import cluster_readers
         from streaming_pca.spark.session import start_spark
 
         super().__init__(kafka)
@@ -183,7 +183,7 @@ class _Spark(_Learner):
         }
         settings = SparkSettings(conf=conf)
         self.spark = start_spark(settings, f"local[{cores}]")
-        self._readers = ClusterReaders(self.spark, settings)
+        self._readers = cluster_readers(self.spark, settings)
 
     def reader(self, case: Case) -> Reader:
         stream = case.stream()

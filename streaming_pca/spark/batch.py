@@ -35,24 +35,17 @@ Integers = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class SparkBatch(Batch):
-    """Records at places ``low`` to ``high`` (excluded) of a batch that executors have read.
-
-    Attributes
-    ----------
-    layout : Layout
-        Layout of the whole batch.
-    counted : (high - low,) bool or None
-        True for records that count, False for null records; None if all count.
-    only_single_rows : bool
-        If True, records with any other number of rows than one are null.
-    """
+    """Records at places ``low`` to ``high`` (excluded) of a batch that executors have read."""
 
     cluster: Cluster
     layout: Layout
+    """Layout of the whole batch."""
     low: int
     high: int
     counted: NDArray[np.bool_] | None = None
+    """(high - low,): False for null records; None if all records count."""
     only_single_rows: bool = False
+    """True if records with any other number of rows than one are null."""
 
     @classmethod
     def of(cls, cluster: Cluster, layout: Layout) -> SparkBatch:

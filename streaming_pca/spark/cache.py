@@ -173,12 +173,8 @@ class RowCache:
 class ValueCache:
     """Values of records, in files that all workers of a machine find by name.
 
-    A name is a link in the session's folder to the open file of the process that computed the values.
-
-    Parameters
-    ----------
-    limit : int
-        Largest total size of this process's files in bytes; values beyond it are recomputed for each sum.
+    A name is a link in the session's folder to the open file of the process that computed the values. Values
+    beyond ``limit`` bytes of this process's files are recomputed for each sum.
     """
 
     def __init__(self, session: str, limit: int) -> None:

@@ -11,6 +11,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from pyspark.sql import SparkSession
 
@@ -20,6 +21,7 @@ from streaming_pca.config.spark import SparkSettings
 from streaming_pca.data.codec import PayloadCodec
 from streaming_pca.service.commit.batch_result import Progress
 from streaming_pca.service.http.server import Site
+from streaming_pca.service.input.reader import ReaderFactory
 from streaming_pca.service.worker import run_worker
 from streaming_pca.spark.jobs import Cluster
 from streaming_pca.spark.reader import ClusterReader
@@ -28,33 +30,19 @@ from streaming_pca.spark.session import start_spark, stop_spark, watch_spark
 log = logging.getLogger(__name__)
 
 
-class ClusterReaders:
-    """Factory of readers on one Spark application."""
+def cluster_readers(spark: SparkSession, settings: SparkSettings) -> ReaderFactory:
+    """Return the factory of readers on one Spark application."""
+    clusters: dict[str, Cluster] = {}
 
-    def __init__(self, spark: SparkSession, settings: SparkSettings) -> None:
-        self._spark, self._settings = spark, settings
-        self._clusters: dict[str, Cluster] = {}
-
-    def __call__(
-        self,
-        kafka: KafkaSettings,
-        stream: StreamSettings,
-        codec: PayloadCodec,
-        partitions: int,
-        skip_lost: bool,
-        check: Callable[[], None],
-    ) -> ClusterReader:
-        """Return a reader without partitions."""
-        return ClusterReader(self._cluster, kafka, stream, codec, partitions, skip_lost, check)
-
-    def _cluster(self, kafka: KafkaSettings, stream: StreamSettings, codec: PayloadCodec) -> Cluster:
+    def make_cluster(kafka: KafkaSettings, stream: StreamSettings, codec: PayloadCodec) -> Cluster:
         # A stream has one reader at a time; the previous reader's batch has been learnt by now.
-        before = self._clusters.pop(stream.name, None)
+        before = clusters.pop(stream.name, None)
         if before is not None:
             before.close()
-        cluster = Cluster(self._spark, self._settings, kafka, stream, codec.user_key, codec.schemas)
-        self._clusters[stream.name] = cluster
-        return cluster
+        clusters[stream.name] = Cluster(spark, settings, kafka, stream, codec.user_key, codec.schemas)
+        return clusters[stream.name]
+
+    return partial(ClusterReader, make_cluster)
 
 
 def run_spark(
@@ -64,24 +52,14 @@ def run_spark(
     on_release: Callable[[Progress], None] | None = None,
     site: Site | None = None,
 ) -> int:
-    """Run streams on a Spark cluster until SIGTERM, SIGINT, or their end.
+    """Run :func:`streaming_pca.service.worker.run_worker` on a Spark cluster; return its exit status.
 
-    Parameters
-    ----------
-    master : str, optional
-        Cluster to run on; overrides the settings.
-    settings, on_release, site
-        Arguments of :func:`streaming_pca.service.worker.run_worker`, whose exit status is returned.
-
-    Raises
-    ------
-    ConfigurationError
-        If Spark cannot start.
+    ``master`` overrides the settings. Raises ConfigurationError if Spark cannot start.
     """
     spark, stopping = start_spark(spark_settings, master), threading.Event()
     try:
         watch_spark(spark, _end, stopping)
-        return run_worker(settings, on_release, ClusterReaders(spark, spark_settings), site)
+        return run_worker(settings, on_release, cluster_readers(spark, spark_settings), site)
     finally:
         stopping.set()
         stop_spark(spark)

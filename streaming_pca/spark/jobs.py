@@ -54,27 +54,18 @@ _REASON = re.compile(r"TaskFailed: ([^\n]*)")
 
 @dataclass(frozen=True)
 class Loaded:
-    """Segment that an executor has read, and has cached if there was room.
-
-    Attributes
-    ----------
-    size : int
-        Bytes of its decoded rows.
-    nulls : int
-        Number of its null records: as secret as a record.
-    longer : int
-        Number of its records of several rows: as secret.
-    host, path : str
-        Location of its rows after the read; "" if they were not cached.
-    """
+    """Segment that an executor has read, and has cached if there was room."""
 
     segment: Segment
     digest: str
     size: int
+    """Bytes of its decoded rows."""
     nulls: int
     longer: int
+    """Numbers of its null records, and of its records of several rows: as secret as a record."""
     host: str
     path: str
+    """Location of its rows after the read; "" if they were not cached."""
 
 
 @dataclass
@@ -86,13 +77,7 @@ class _Frame:
 
 
 class Cluster:
-    """Executors of a Spark application, for one session of a stream.
-
-    Attributes
-    ----------
-    received, sent : int
-        Bytes that tasks have returned to the driver, and bytes of partial sums that tasks sent to each other.
-    """
+    """Executors of a Spark application, for one session of a stream."""
 
     direct_bytes = _DIRECT_BYTES
     _numbers = itertools.count()
@@ -123,6 +108,7 @@ class Cluster:
         self._loaded: dict[int, Loaded] = {}
         self._newest = -1
         self.received = self.sent = 0
+        """Bytes that tasks returned to the driver, and bytes of partial sums that they sent to each other."""
 
     @property
     def slots(self) -> int:
@@ -147,12 +133,7 @@ class Cluster:
         return f"v{next(self._numbers)}"
 
     def load(self, ranges: Sequence[Range], group: str) -> list[Loaded]:
-        """Read each range in a task; executors cache them until :meth:`release`.
-
-        Raises
-        ------
-        RecordsLost, SessionLost, StreamRefused
-        """
+        """Read each range in a task; executors cache them until :meth:`release`."""
         count = len(ranges)
         with self._planning():
             job = tasks.load(self._wanting(each.id for each in ranges), ranges)
@@ -165,15 +146,8 @@ class Cluster:
             structure = row["structure"]
             wanted = Range(row["id"], row["partition"], row["begin"], row["end"], row["epoch"])
             segment = segment_of(wanted, structure, self.feed.stream.privacy_unit == "row")
-            found[wanted.id] = Loaded(
-                segment,
-                tasks.digest(structure),
-                row["size"],
-                row["nulls"],
-                row["longer"],
-                row["host"],
-                row["path"],
-            )
+            counts = {name: row[name] for name in ("size", "nulls", "longer", "host", "path")}
+            found[wanted.id] = Loaded(segment, tasks.digest(structure), **counts)
         self._loaded |= found
         return [found[each.id] for each in ranges]
 

@@ -80,16 +80,9 @@ class _Buffer:
 
 
 class ClusterReader:
-    """Reader whose records stay on executors.
+    """Reader whose records stay on executors, in a cluster for this reader only.
 
     It is a :class:`~streaming_pca.service.input.reader.Reader`.
-
-    Parameters
-    ----------
-    make_cluster : callable
-        Takes settings and a codec, and returns a cluster for this reader only.
-    kafka, stream, codec, partitions, skip_lost, check
-        Arguments of a ``ReaderFactory``.
     """
 
     ahead = False

@@ -62,31 +62,22 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Feed:
-    """Settings for a task to read the stream's input.
-
-    Attributes
-    ----------
-    kafka : KafkaSettings
-        Settings, including the password.
-    session : str
-        Name of the driver's session as leader.
-    cache_bytes : int
-        Bytes of decoded rows that a process may cache.
-    schemas : mapping of int to PublicSchema, or None
-        Schemas of a registry that records refer to.
-    wanted : Wanted or None
-        Segments needed at the time when the driver created the job.
-    """
+    """Settings for a task to read the stream's input."""
 
     kafka: KafkaSettings
+    """Including the password."""
     stream: StreamSettings
     user_key: bytes | None
     session: str
+    """Name of the driver's session as leader."""
     cache_bytes: int
+    """Bytes of decoded rows that a process may cache."""
     threads: int
     schemas: Schemas | None = None
+    """Schemas of a registry that records refer to."""
     version: str = __version__
     wanted: Wanted | None = None
+    """Segments needed at the time when the driver created the job."""
 
     def name_of(self, segment: int) -> str:
         """Return the unique name of a segment."""

@@ -29,46 +29,32 @@ def runs_of(numbers: Integers) -> tuple[Integers, Integers]:
 
 @dataclass(frozen=True)
 class Range:
-    """Offsets ``start`` to ``end`` (excluded) of one partition, for one task to read.
-
-    Attributes
-    ----------
-    id : int
-        Number that is unique within a session.
-    epoch : int
-        Leader epoch of the message before ``start``; -1 if unknown.
-    """
+    """Offsets ``start`` to ``end`` (excluded) of one partition, for one task to read."""
 
     id: int
+    """Unique within a session."""
     partition: int
     start: int
     end: int
     epoch: int = -1
+    """Leader epoch of the message before ``start``; -1 if unknown."""
 
 
 @dataclass(frozen=True)
 class Segment:
-    """Structure of a range that a task has read.
-
-    Attributes
-    ----------
-    count : int
-        Number of messages.
-    run_index, run_offset : (r,) int64
-        Index and offset of the first message of each run of consecutive offsets.
-    epoch_index, epochs : (e,) int64
-        Index of the first message that each leader epoch accepted, and that epoch.
-    rows : (count,) int64 or None
-        Number of rows of each message, if each row is a record.
-    """
+    """Structure of a range that a task has read."""
 
     range: Range
     count: int
+    """Number of messages."""
     run_index: Integers
     run_offset: Integers
+    """(r,): index and offset of the first message of each run of consecutive offsets."""
     epoch_index: Integers
     epochs: Integers
+    """(e,): index of the first message that each leader epoch accepted, and that epoch."""
     rows: Integers | None = None
+    """(count,): number of rows of each message, if each row is a record."""
 
     def offset(self, index: int) -> int:
         """Return the offset of a message."""
@@ -106,11 +92,7 @@ class Segment:
 
 
 def packed_structure(offsets: Integers, epochs: Integers, rows: Integers) -> bytes:
-    """Encode a segment's structure: its count and five arrays, each preceded by its length.
-
-    Each message has an offset, the epoch of the leader that accepted it and, if each row is a record, its
-    number of rows.
-    """
+    """Encode a segment's structure: its count and five arrays, each preceded by its length."""
     index, begins = runs_of(offsets)
     changes = np.flatnonzero(np.diff(epochs, prepend=-2)).astype(np.int64)
     arrays = (np.array([len(offsets)]), index, begins, changes, epochs[changes], rows)
@@ -145,12 +127,10 @@ class Strip:
 
 @dataclass(frozen=True)
 class Order:
-    """Order of a batch's messages: partitions take turns, with ``granularity`` messages each.
-
-    ``counts`` has the number of messages of each partition.
-    """
+    """Order of a batch's messages: partitions take turns, with ``granularity`` messages each."""
 
     counts: Integers
+    """Number of messages of each partition."""
     granularity: int = 1
 
     def __post_init__(self) -> None:

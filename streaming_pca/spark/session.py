@@ -70,16 +70,8 @@ _KILLED = re.compile(r"Application has been killed. Reason: (.*)")
 def start_spark(settings: SparkSettings, master: str | None = None) -> SparkSession:
     """Return a new Spark session, in spark-submit's Java process if it exists.
 
-    Parameters
-    ----------
-    master : str, optional
-        Cluster to run on; overrides the settings.
-
-    Raises
-    ------
-    ConfigurationError
-        If the extra or Java is missing, a setting is wrong, or the cluster does not answer; the message
-        is one line.
+    ``master`` overrides the settings. Raises ConfigurationError, with one line, if the extra or Java is
+    missing, a setting is wrong, or the cluster does not answer.
     """
     check_extra()
     if master is not None:
@@ -117,12 +109,8 @@ def watch_spark(spark: SparkSession, on_end: Callable[[str], None], stopping: th
     """Call a function, in another thread, if Spark ends before ``stopping`` is set.
 
     This happens if the Java process is killed or runs out of memory, or if the cluster ends the
-    application. A driver without executors must not continue to lead its stream.
-
-    Parameters
-    ----------
-    on_end : callable
-        Called once, with the reason.
+    application. A driver without executors must not continue to lead its stream. ``on_end`` is called once,
+    with the reason.
     """
 
     def problem() -> str | None:
@@ -142,13 +130,7 @@ def watch_spark(spark: SparkSession, on_end: Callable[[str], None], stopping: th
 
 
 def check_extra() -> None:
-    """Refuse an installation without the extra, or with another major version of Spark.
-
-    Raises
-    ------
-    ConfigurationError
-        If so; the message shows in one line how to install it.
-    """
+    """Raise ConfigurationError without the extra, or with another major version of Spark."""
     try:
         import pandas  # noqa: F401
         import pyarrow  # noqa: F401
@@ -336,15 +318,10 @@ def _reason(error: Exception) -> str:
 
 
 class _Relay(threading.Thread):
-    """Thread that logs the output of the Java process.
+    """Thread that logs the output of the Java process and keeps its first lines.
 
     Events of Spark's log keep their severity. All other lines (stack traces, and output of Python workers)
     have level DEBUG, because they could quote a record.
-
-    Attributes
-    ----------
-    lines : deque of str
-        Last lines of the start of the process.
     """
 
     def __init__(self, descriptor: int) -> None:

@@ -71,10 +71,7 @@ class TaskFailed(Exception):
 def guarded(work: Callable[[], T]) -> T | str:
     """Run a task's work; return the reason of a failure that would recur.
 
-    Raises
-    ------
-    TaskFailed
-        If another attempt may succeed.
+    Raises TaskFailed if another attempt may succeed.
     """
     # Executors stay dumpable, so that they can open one another's cached segments in /proc.
     refuse_core_files()
@@ -181,30 +178,21 @@ def drop(feed: Feed, names: Sequence[str], closing: bool) -> Job:
 
 @dataclass(frozen=True)
 class Share:
-    """Records ``first`` to ``last`` (excluded) of a segment, which an operation reads.
-
-    Attributes
-    ----------
-    counted : bytes or None
-        One bit per record, 0 for null records; None if all count.
-    single_rows : bool
-        If True, records with any other number of rows than one are null.
-    order : Order or Integers or None
-        Order of the batch, or the place of each of these records; None if places are not needed.
-    partition, base : int
-        Index of the partition, and index of the record ``first`` in it, for ``order``.
-    origin : int
-        Place in the batch that counts as 0.
-    """
+    """Records ``first`` to ``last`` (excluded) of a segment, which an operation reads."""
 
     first: int
     last: int
     counted: bytes | None = None
+    """One bit per record, 0 for null records; None if all count."""
     single_rows: bool = False
+    """True if records with any other number of rows than one are null."""
     order: Order | Integers | None = None
+    """Order of the batch, or the place of each of these records; None if places are not needed."""
     partition: int = 0
     base: int = 0
+    """Index of the partition, and index of the record ``first`` in it, for ``order``."""
     origin: int = 0
+    """Place in the batch that counts as 0."""
 
     def of(self, batch: ArrayBatch, first: int) -> ArrayBatch:
         """Return records of the share from ``first``, with uncounted records replaced by null."""
@@ -229,8 +217,7 @@ class Share:
 class Records:
     """Records of a share: the input of an operation, with places (m,) and users (m, 2) if requested.
 
-    ``recall`` takes a name and a function that computes values for these records. It returns the values,
-    which are computed only once if they fit in the cache.
+    ``recall`` caches values of these records by name.
     """
 
     batch: ArrayBatch
@@ -435,22 +422,16 @@ def add_chunk(totals: dict[int, NDArray[np.int64]], chunk: int, data: bytes) -> 
 
 @dataclass(frozen=True)
 class Fetch:
-    """Source of the records of a share: the shelf of the whole segment, or their messages.
-
-    Attributes
-    ----------
-    before : int
-        Number of the segment's records before these messages.
-    count, epoch : int
-        Number of the messages, and leader epoch of the last message.
-    """
+    """Source of the records of a share: the shelf of the whole segment, or their messages."""
 
     share: Share
     shelf: Shelf
     messages: Range
     before: int
+    """Number of the segment's records before these messages."""
     count: int
     epoch: int
+    """Number of the messages, and leader epoch of the last message."""
 
     @classmethod
     def of(cls, share: Share, segment: Segment, name: str, host: str, path: str) -> Fetch:

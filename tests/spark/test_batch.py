@@ -21,7 +21,7 @@ from streaming_pca.service.errors import SessionLost
 from streaming_pca.service.input.partition_reader import PartitionReader
 from streaming_pca.service.input.source import build_codec
 from streaming_pca.spark.batch import SparkBatch
-from streaming_pca.spark.driver import ClusterReaders
+from streaming_pca.spark.driver import cluster_readers
 from streaming_pca.spark.reader import ClusterReader
 from streaming_pca.spark.reading import Reading
 from tests.spark.streams import read_all
@@ -124,7 +124,7 @@ def make_readers(
         )
         codec = build_codec(stream, USER_KEY if how.get("privacy_unit") == "user" else None)
         here = PartitionReader(kafka, stream, codec, 3, False, lambda: None)
-        there = ClusterReaders(spark, spark_settings or SparkSettings())(
+        there = cluster_readers(spark, spark_settings or SparkSettings())(
             kafka, stream, codec, 3, False, lambda: None
         )
         open_readers.extend([here, there])

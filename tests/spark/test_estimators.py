@@ -27,7 +27,7 @@ from streaming_pca.privacy.randomness import replace_noise_sampler, utility_gene
 from streaming_pca.service.commit.batch_result import BatchResult, compute_batch
 from streaming_pca.service.input.partition_reader import PartitionReader
 from streaming_pca.service.input.source import OffsetBatch, build_codec
-from streaming_pca.spark.driver import ClusterReaders
+from streaming_pca.spark.driver import cluster_readers
 from streaming_pca.spark.session import start_spark, stop_spark
 from tests.kafka.test_every_estimator import BATCH, DIM, RANK, TABLE
 from tests.spark.cluster import SparkCluster
@@ -127,7 +127,7 @@ def test_states_and_releases_are_the_same(
     codec = build_codec(stream, None)
     readers = [
         PartitionReader(kafka, stream, codec, 3, False, lambda: None),
-        ClusterReaders(spark, SparkSettings())(kafka, stream, codec, 3, False, lambda: None),
+        cluster_readers(spark, SparkSettings())(kafka, stream, codec, 3, False, lambda: None),
     ]
     found = []
     for reader in readers:
