@@ -72,6 +72,7 @@ REST = (
     "tests/docs/test_docs.py",
     "tests/docs/test_new_estimator.py",
     "tests/docs/test_recipes.py",
+    "tests/docs/test_site.py",
     "tests/experiments/",
     "tests/fuzz/",
     "tests/kafka/faults/test_chaos.py",

@@ -62,8 +62,8 @@ def test_markers_are_known_and_blocks_are_labelled() -> None:
             where = f"{name_of(page)}:{block.line}"
             assert block.marker is None or block.marker in NOT_RUN, where
             if block.marker is None and block.title is None:
-                # Diagrams are not code; plain text is a command's output, or README's input.
-                assert block.language in _RUNNABLE | {"mermaid", "text", "json"}, where
+                # Plain text is a command's output, or README's input.
+                assert block.language in _RUNNABLE | {"text", "json"}, where
 
 
 def test_every_block_parses(tmp_path: Path) -> None:

@@ -1,13 +1,9 @@
-"""The site builds without a warning, and contains every page."""
+"""Pages are in the navigation, cite known works, and have fresh generated text."""
 
 from __future__ import annotations
 
 import importlib.util
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -35,32 +31,8 @@ def hooks() -> ModuleType:
     return module
 
 
-def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
-    if importlib.util.find_spec("mkdocs") is None:
-        reason = "mkdocs is not installed: pip install '.[docs]', or make docs"
-        if os.environ.get("REQUIRE_DOCS", "") not in ("", "0"):
-            pytest.fail(f"REQUIRE_DOCS is set, but {reason}")
-        pytest.skip(f"THE SITE WAS NOT BUILT: {reason}")
-    done = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", tmp_path / "site"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert (tmp_path / "site" / "reference" / "settings" / "index.html").exists()
-
-
-class _Loader(yaml.SafeLoader):
-    """Loader that ignores Python names in mkdocs.yml."""
-
-
-_Loader.add_multi_constructor("tag:yaml.org,2002:python/", lambda loader, suffix, node: None)
-
-
 def test_every_page_is_in_the_navigation() -> None:
-    config = yaml.load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"), _Loader)
+    config = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
     named = set(re.findall(r"[\w/-]+\.md", str(config["nav"])))
     there = {page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md")}
     assert named <= there
