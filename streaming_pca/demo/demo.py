@@ -291,7 +291,7 @@ def _print_table(points: list[_Point], random_error: float, out: Console) -> Non
 def _check_plot(path: Path) -> None:
     """Raise DemoFailed early, not after a minute, if the plot cannot be written."""
     if importlib.util.find_spec("matplotlib") is None:
-        raise DemoFailed("--plot needs matplotlib: pip install '.[demo]' in the checkout")
+        raise DemoFailed("--plot needs matplotlib: pip install 'streaming-pca[demo]'")
     if not path.absolute().parent.is_dir():
         raise DemoFailed(f"{path}: the folder {path.absolute().parent} does not exist: create it")
 

@@ -292,9 +292,9 @@ def test_without_pyarrow_one_line_says_how_to_get_it(
 ) -> None:
     path = write(tmp_path, name)
     monkeypatch.setitem(sys.modules, "pyarrow.ipc", None)
-    with pytest.raises(UserError, match=r"pip install '\.\[arrow\]' in the checkout"):
+    with pytest.raises(UserError, match=r"pip install 'streaming-pca\[arrow\]'"):
         open_records(path)
-    with pytest.raises(UserError, match=r"pip install '\.\[arrow\]' in the checkout"):
+    with pytest.raises(UserError, match=r"pip install 'streaming-pca\[arrow\]'"):
         payload_encoder("arrow", "float32")
 
 
