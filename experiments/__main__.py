@@ -13,7 +13,7 @@ from experiments.experiment import FIRST_SEED
 from experiments.papers import EXPERIMENTS, find_experiment
 from experiments.results import ExperimentError, ResultFile
 from experiments.running import left_to_do, run
-from streaming_pca.cli.common import fail, out, print_json, progress_bar
+from streaming_pca.cli.common import fail, out, print_json, step
 from streaming_pca.privacy.errors import ParameterError
 
 _DESCRIPTION = """\
@@ -80,9 +80,8 @@ def _run(given: argparse.Namespace) -> None:
     seeds = range(FIRST_SEED, FIRST_SEED + (given.seeds or found.seeds))
     file = ResultFile(folder / f"{stem}.csv")
     fits = sum(len(work.methods) for work in left_to_do(found, seeds, file.rows))
-    with progress_bar() as progress:
-        task = progress.add_task(name, total=fits)
-        table = run(found, seeds, file, given.jobs, lambda setting, method: progress.advance(task))
+    with step(name, fits) as task:
+        table = run(found, seeds, file, given.jobs, lambda setting, method: task.advance())
     picture = folder / f"{stem}.png"
     draw(found, table, picture)
     comparison = table.compare()
