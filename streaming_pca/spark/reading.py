@@ -27,7 +27,7 @@ from streaming_pca.data.array_batch import ArrayBatch
 from streaming_pca.data.codec import PayloadCodec
 from streaming_pca.data.features.records import Schemas
 from streaming_pca.kernels.threads import use_threads
-from streaming_pca.service.errors import RecordsLost, SessionLost
+from streaming_pca.service.errors import RecordsLost, SessionLost, StreamRefused
 from streaming_pca.service.input.partition_reader import PartitionReader
 from streaming_pca.service.input.source import build_codec
 from streaming_pca.spark.cache import RowCache, Shelf, ValueCache, folder_of
@@ -41,10 +41,6 @@ _PIECE_BYTES = 2**25
 """Bytes of rows to decode before they are written or summed."""
 _STALL_SECONDS = 60.0
 """Time limit for the arrival of records that existed when the range was cut."""
-
-
-class Refused(Exception):
-    """Failure that no further attempt can avoid."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +112,7 @@ class Reading:
     def of(cls, feed: Feed) -> Reading:
         """Return the instance of this process for a session of the driver."""
         if feed.version != __version__:
-            raise Refused(f"an executor runs streaming-pca {__version__}, the driver {feed.version}")
+            raise StreamRefused(f"an executor runs streaming-pca {__version__}, the driver {feed.version}")
         # Not in the driver, which itself reads for sequential algorithms.
         if TaskContext.get() is not None:
             use_threads(feed.threads)

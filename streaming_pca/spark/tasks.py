@@ -27,7 +27,7 @@ from streaming_pca.data.array_batch import ArrayBatch, ArrayValues
 from streaming_pca.data.batch import BinKernel, MapKernel, SumKernel, ValueKernel
 from streaming_pca.data.records import Block
 from streaming_pca.kernels.coordinates import BinCounts
-from streaming_pca.service.errors import RecordsLost, SessionLost
+from streaming_pca.service.errors import RecordsLost, SessionLost, StreamRefused
 from streaming_pca.service.kafka.clients import BrokerUnreachable
 from streaming_pca.service.process_hardening import refuse_core_files
 from streaming_pca.spark.cache import Shelf
@@ -35,7 +35,6 @@ from streaming_pca.spark.reading import (
     Feed,
     Part,
     Reading,
-    Refused,
     Structure,
     changed,
     chosen,
@@ -81,7 +80,7 @@ def guarded(work: Callable[[], T]) -> T | str:
         raise
     except RecordsLost as error:
         return f"lost: {error}"
-    except Refused as error:
+    except StreamRefused as error:
         return f"refused: {error}"
     except (SessionLost, BrokerUnreachable) as error:
         raise TaskFailed(str(error)) from None

@@ -42,11 +42,10 @@ from streaming_pca.privacy.ledger.entries import (
 from streaming_pca.privacy.parameters import Charge
 from streaming_pca.service.commit.state_topic import (
     Checkpoint,
-    MalformedCheckpoint,
     decode_checkpoint,
     encode_checkpoint,
 )
-from streaming_pca.service.commit.user_log import UserLog
+from streaming_pca.service.commit.user_log import MalformedState, UserLog
 
 ID = "9bd05b8e-6e39-43a4-9d57-3e4f5b6ba6a2"
 CHARGE = Charge(epsilon="1", delta="1e-6")
@@ -382,6 +381,6 @@ def test_a_terminal_obeys_no_name_of_a_foreign_file(
 
 def test_a_state_of_a_foreign_version_is_refused_in_a_short_line() -> None:
     header = json.dumps({"version": "x" * 100_000}).encode()
-    with pytest.raises(MalformedCheckpoint, match="update streaming-pca") as refused:
+    with pytest.raises(MalformedState, match="update streaming-pca") as refused:
         decode_checkpoint(len(header).to_bytes(4, "big") + header)
     assert len(str(refused.value)) < 300

@@ -31,12 +31,11 @@ from streaming_pca.privacy.ledger.verify import verify_log
 from streaming_pca.privacy.users import MalformedUsers, Part, UserIndex, UserShard
 from streaming_pca.service.commit.state_topic import (
     Checkpoint,
-    MalformedCheckpoint,
     decode_checkpoint,
     encode_checkpoint,
     summarise,
 )
-from streaming_pca.service.commit.user_log import MalformedUserLog, UserLog
+from streaming_pca.service.commit.user_log import MalformedState, UserLog
 from tests.admin.test_backup import ID, made_backup
 from tests.data.test_release import plain
 from tests.estimators.suite import EVERY_CASE, make, records, run
@@ -109,7 +108,7 @@ def checkpoint(data: bytes) -> None:
     """Decode a state's bytes."""
     try:
         found, digest = decode_checkpoint(data)
-    except MalformedCheckpoint as error:
+    except MalformedState as error:
         check_line(str(error))
         if summarise(data, None).problem == "":
             raise Broken("a damaged state is called whole") from None
@@ -144,7 +143,7 @@ def user_shard(data: bytes) -> None:
     reported = {"deltas": dict(log.index.deltas), "shards": dict(log.index.shards)}
     reported[kind + "s"][int(slot)] = Part.of(data)
     index = UserIndex(log.index.key, log.index.commits, **reported)
-    with suppress(MalformedUserLog):
+    with suppress(MalformedState):
         UserLog.rebuilt(2, index, parts | {name: data})
 
 

@@ -22,7 +22,8 @@ from streaming_pca.data.release import Release
 from streaming_pca.errors import UserError
 from streaming_pca.privacy.ledger.entries import MalformedEntry, Reserved, decode_entry
 from streaming_pca.service.commit.admission import _REMOVED_OPTIONS, check_admission
-from streaming_pca.service.commit.state_topic import MalformedCheckpoint, decode_checkpoint
+from streaming_pca.service.commit.state_topic import decode_checkpoint
+from streaming_pca.service.commit.user_log import MalformedState
 from streaming_pca.service.errors import StreamRefused
 from tests.upgrade.streams import ESTIMATORS, OTHERS, stream_settings, write_config
 
@@ -126,7 +127,7 @@ def recorded_entries(path: Path) -> Iterator[Any]:
 def test_a_later_state_is_refused(fixtures: Path) -> None:
     state = read_backup(fixtures / "backup.zip").states["user-once"]
     assert state.count(b'"version": 1') == 1
-    with pytest.raises(MalformedCheckpoint, match=r"of version 2, .* reads version 1: update streaming-pca"):
+    with pytest.raises(MalformedState, match=r"of version 2, .* reads version 1: update streaming-pca"):
         decode_checkpoint(state.replace(b'"version": 1', b'"version": 2'))
 
 

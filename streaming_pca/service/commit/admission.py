@@ -24,11 +24,11 @@ from streaming_pca.privacy.parameters import Charge, format_number
 from streaming_pca.privacy.randomness import utility_generator
 from streaming_pca.service.commit.log_reader import LedgerLog
 from streaming_pca.service.commit.state_topic import (
-    MalformedCheckpoint,
     check_input,
     decode_checkpoint,
     find_state,
 )
+from streaming_pca.service.commit.user_log import MalformedState
 from streaming_pca.service.errors import StreamRefused
 from streaming_pca.text import shown
 
@@ -302,7 +302,7 @@ class StandbyCheck:
             return _POLL_SECONDS  # the leader has just committed its first or next state
         try:
             checkpoint, _ = decode_checkpoint(found.data)
-        except MalformedCheckpoint as error:
+        except MalformedState as error:
             raise StreamRefused(f"state topic {self._stream.state_topic!r} cannot be read: {error}") from None
         decode_admitted_state(self._stream, self._stream.build_estimator(), checkpoint.state)
         return None

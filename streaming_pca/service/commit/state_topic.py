@@ -20,15 +20,11 @@ from streaming_pca.config.settings import StreamSettings
 from streaming_pca.privacy.ledger.verify import StoredState
 from streaming_pca.privacy.users import UserIndex
 from streaming_pca.service.commit.log_reader import LogReader, high_watermark
-from streaming_pca.service.commit.user_log import MalformedUserLog, UserLog, check_parts
+from streaming_pca.service.commit.user_log import MalformedState, UserLog, check_parts
 from streaming_pca.service.errors import StreamRefused
 from streaming_pca.service.kafka.transaction import Transaction
 
 _VERSION = 1
-
-
-class MalformedCheckpoint(ValueError):
-    """State message that cannot be read."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +74,7 @@ def encode_checkpoint(checkpoint: Checkpoint) -> tuple[bytes, str]:
 def decode_checkpoint(data: bytes) -> tuple[Checkpoint, str]:
     """Decode the bytes of :func:`encode_checkpoint`; return the checkpoint and its digest.
 
-    Raises MalformedCheckpoint.
+    Raises MalformedState.
     """
     try:
         size = int.from_bytes(data[:4], "big")
@@ -102,7 +98,7 @@ def decode_checkpoint(data: bytes) -> tuple[Checkpoint, str]:
             epochs=_by_partition(header.get("epochs", {})),
         )
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-        raise MalformedCheckpoint(f"state message cannot be read: {error}") from None
+        raise MalformedState(f"state message cannot be read: {error}") from None
     return checkpoint, hashlib.sha256(data).hexdigest()
 
 
@@ -232,11 +228,11 @@ class StateReader:
             for index in range(int(first["chunks"])):
                 headers = dict(self._chunks[index].headers)
                 if headers["digest"] != first["digest"]:
-                    raise MalformedCheckpoint(f"chunk {index} belongs to another commit")
+                    raise MalformedState(f"chunk {index} belongs to another commit")
                 parts.append(self._chunks[index].value)
             data = b"".join(parts)
             if hashlib.sha256(data).hexdigest() != first["digest"].decode():
-                raise MalformedCheckpoint("digest does not match")
+                raise MalformedState("digest does not match")
             checkpoint, digest = decode_checkpoint(data)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise self._unreadable(str(error)) from None
@@ -263,7 +259,7 @@ class StateReader:
         parts, self._parts = self._parts.joined(checkpoint.users), PartChunks()
         try:
             return UserLog.rebuilt(limit, checkpoint.users, parts)
-        except MalformedUserLog as error:
+        except MalformedState as error:
             raise self._unreadable(str(error)) from None
 
     def _unreadable(self, reason: str) -> StreamRefused:
@@ -340,7 +336,7 @@ def find_state(kafka: KafkaSettings, topic: str, digest: str) -> FoundState:
     index, users = _users_of(data), None
     if index is not None:
         joined = parts.joined(index)
-        with suppress(MalformedUserLog):
+        with suppress(MalformedState):
             check_parts(index, joined)
             users = index.join(joined)
     return FoundState(data, users, last)
@@ -353,7 +349,7 @@ def summarise(data: bytes, users: bytes | None) -> StoredState:
     """
     try:
         checkpoint, digest = decode_checkpoint(data)
-    except MalformedCheckpoint as error:
+    except MalformedState as error:
         return StoredState(_digest(data), problem=str(error))
     index, problem = checkpoint.users, ""
     if index is None:
@@ -377,7 +373,7 @@ def summarise(data: bytes, users: bytes | None) -> StoredState:
 
 def _users_of(data: bytes | None) -> UserIndex | None:
     """Return a state's index of users; None if it is missing or the state cannot be read."""
-    with suppress(MalformedCheckpoint):
+    with suppress(MalformedState):
         return None if data is None else decode_checkpoint(data)[0].users
     return None
 

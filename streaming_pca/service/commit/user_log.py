@@ -22,8 +22,8 @@ from streaming_pca.privacy.users import SHARDS, Admission, Part, UserIndex, User
 _LITTLE = np.dtype("<u8")
 
 
-class MalformedUserLog(ValueError):
-    """Part of the table of users that is missing, changed, or inconsistent with other parts."""
+class MalformedState(ValueError):
+    """State, or part of its table of users, that is missing, changed or inconsistent."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class UserLog:
 
         Together the shards are large, so each is freed after loading.
 
-        Raises MalformedUserLog if a part is missing, changed, or from another commit.
+        Raises MalformedState if a part is missing, changed, or from another commit.
         """
         log = cls(limit)
         log.key, log.index = index.key, index
@@ -70,7 +70,7 @@ class UserLog:
             log._replay(index, parts)
         except ValueError as error:
             # All digests match, so the parts were already inconsistent when written.
-            raise MalformedUserLog(f"the table of users cannot be rebuilt: {error}") from None
+            raise MalformedState(f"the table of users cannot be rebuilt: {error}") from None
         return log
 
     def _replay(self, index: UserIndex, parts: MutableMapping[str, bytes]) -> None:
@@ -116,9 +116,9 @@ def _counted(delta: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def check_parts(index: UserIndex, parts: Mapping[str, bytes]) -> None:
-    """Raise MalformedUserLog if a part in an index is missing or differs."""
+    """Raise MalformedState if a part in an index is missing or differs."""
     for name, part in index.parts.items():
         if name not in parts:
-            raise MalformedUserLog(f"{name} of the table of users is missing")
+            raise MalformedState(f"{name} of the table of users is missing")
         if Part.of(parts[name]) != part:
-            raise MalformedUserLog(f"{name} of the table of users differs from the last commit")
+            raise MalformedState(f"{name} of the table of users differs from the last commit")

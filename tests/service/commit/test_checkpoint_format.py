@@ -8,10 +8,10 @@ import pytest
 
 from streaming_pca.service.commit.state_topic import (
     Checkpoint,
-    MalformedCheckpoint,
     decode_checkpoint,
     encode_checkpoint,
 )
+from streaming_pca.service.commit.user_log import MalformedState
 
 
 def a_checkpoint(**changes: Any) -> Checkpoint:
@@ -39,5 +39,5 @@ def test_equal_states_have_unequal_digests_under_other_salts() -> None:
 
 @pytest.mark.parametrize("data", [b"", b"\0\0\0\5hello", b"\0\0\0\2{}", b"\xff" * 40])
 def test_what_is_no_checkpoint_is_refused(data: bytes) -> None:
-    with pytest.raises(MalformedCheckpoint):
+    with pytest.raises(MalformedState):
         decode_checkpoint(data)

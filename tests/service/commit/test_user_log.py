@@ -12,14 +12,13 @@ from numpy.typing import NDArray
 from streaming_pca.privacy.users import SHARDS, UserIndex, UserTable
 from streaming_pca.service.commit.state_topic import (
     Checkpoint,
-    MalformedCheckpoint,
     PartChunks,
     decode_checkpoint,
     encode_checkpoint,
     is_part,
     send_state,
 )
-from streaming_pca.service.commit.user_log import MalformedUserLog, UserLog
+from streaming_pca.service.commit.user_log import MalformedState, UserLog
 
 Users = NDArray[np.uint64]
 RNG_SEED = 7
@@ -165,10 +164,10 @@ def test_a_part_that_is_lost_changed_or_old_is_refused() -> None:
     assert len(chunks) == 3
     for chunk in (chunks[1], chunks[2], next(m for m in messages if m.key == b"users.shard.9.0")):
         others = [m for m in messages if m is not chunk]
-        with pytest.raises(MalformedUserLog, match="is missing"):
+        with pytest.raises(MalformedState, match="is missing"):
             rebuilt(1, index, others)
         changed = SimpleNamespace(key=chunk.key, value=chunk.value[:-1] + bytes([chunk.value[-1] ^ 1]))
-        with pytest.raises(MalformedUserLog, match="differs from the last commit"):
+        with pytest.raises(MalformedState, match="differs from the last commit"):
             rebuilt(1, index, [*others, changed])
 
 
@@ -177,10 +176,10 @@ def test_parts_of_two_commits_do_not_mix() -> None:
     before, then = index_after(log), topic.compacted()
     commit(log, distinct(10, 500_000), topic)
     after, now = index_after(log), topic.compacted()
-    with pytest.raises(MalformedUserLog, match="differs from the last commit"):
+    with pytest.raises(MalformedState, match="differs from the last commit"):
         rebuilt(1, before, now)
     # Compaction may leave older chunks next to newer chunks of the same part, but never instead of them.
-    with pytest.raises(MalformedUserLog, match="differs from the last commit"):
+    with pytest.raises(MalformedState, match="differs from the last commit"):
         rebuilt(1, after, then)
     assert shards_of(rebuilt(1, after, then + now)) == shards_of(log)
 
@@ -192,7 +191,7 @@ def test_parts_whose_digests_fit_and_that_do_not_hold_together_are_refused() -> 
     # Another writer might count them once more than allowed.
     step = log.step(users, np.ones(5, np.bool_))
     send_state(topic, "s.state", b"state", "digest", 2, step.parts)
-    with pytest.raises(MalformedUserLog, match="cannot be rebuilt: users to add must be distinct"):
+    with pytest.raises(MalformedState, match="cannot be rebuilt: users to add must be distinct"):
         rebuilt(1, step.index, topic.compacted())
 
 
@@ -205,7 +204,7 @@ def test_an_index_names_the_parts_of_its_commits_and_no_others() -> None:
             replace(index, **wrong)
     checkpoint = Checkpoint("id", "s", 1, {0: 1}, b"salt", b"state", b"{}", index)
     data = encode_checkpoint(checkpoint)[0].replace(b'"commits": 71', b'"commits":  7')
-    with pytest.raises(MalformedCheckpoint, match="cannot be read"):
+    with pytest.raises(MalformedState, match="cannot be read"):
         decode_checkpoint(data)
 
 
