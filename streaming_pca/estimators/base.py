@@ -20,6 +20,7 @@ from streaming_pca.estimators.diagnostics import Diagnostics
 from streaming_pca.linalg.subspace import stable_signs
 from streaming_pca.privacy.noise import NOISE_LAW
 from streaming_pca.privacy.parameters import Charge, PrivacyParameters
+from streaming_pca.privacy.randomness import utility_generator
 from streaming_pca.validation_errors import refuse_boolean
 
 
@@ -353,6 +354,14 @@ class Estimator(ABC, Generic[S, O]):
             charge=plan.charge + self.diagnostics.charge,
             parameters=plan.parameters | {"diagnostics": self.diagnostics.parameters},
         )
+
+    def planned_records(self, batches: int, records: int) -> int:
+        """Return the planned size of the batch that follows ``batches`` batches of ``records`` records.
+
+        Readers without a state can compute it: no size depends on more than these public counts. An
+        estimator whose sizes also depend on other fields of its state must override it.
+        """
+        return self.plan(replace(self.init(utility_generator(0)), batch=batches, records=records)).count
 
     def update(self, state: S, batch: Batch) -> S:
         """Learn from a batch: for any state, a mechanism whose cost is the plan's charge."""

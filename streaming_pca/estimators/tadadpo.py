@@ -200,6 +200,12 @@ class TadaDPO(AdaDPO):
             parameters={"mechanism": self.info.id, "start": self.warm.info.id, **_own(plan.parameters)},
         )
 
+    def planned_records(self, batches: int, records: int) -> int:
+        """Return the start's planned size, or B."""
+        if records < self.options.warm_records:
+            return self.warm.planned_records(batches, records)
+        return self.preprocessing.whole_count(self.options.records_a_batch(1))
+
     def learn_batch(self, state: AdaDPOState, batch: Batch) -> tuple[AdaDPOState, int]:
         """Learn a batch of the start, or take one tangent step."""
         assert isinstance(state, TadaDPOState)

@@ -86,6 +86,19 @@ def test_releases_have_orthonormal_components(name: str, how: Any) -> None:
     assert (estimator.release(state).outcome is None) == SUITE[name].always_learns
 
 
+@every_case
+def test_public_counts_alone_give_the_size_of_the_next_batch(name: str, how: Any) -> None:
+    """Also after a batch that closed early, and after the end of TadaDPO's start."""
+    sizes = {"warm_records": 300} if name == "tadadpo" else {}
+    estimator = make(name, how, **sizes)
+    state = start(estimator)
+    with replace_noise_sampler(SeededSampler()):
+        for i, m in enumerate((200, 64, 128, 30)):
+            assert estimator.planned_records(state.batch, state.records) == estimator.plan(state).count
+            state = estimator.update(state, pack(estimator, records(estimator, m, i)))
+    assert estimator.planned_records(state.batch, state.records) == estimator.plan(state).count
+
+
 @crossed(EVERY_CASE, "dim, k", [(1, 1), (5, 1), (5, 5), (2, 2)])
 def test_any_rank_from_one_to_the_dimension_works(name: str, how: Any, dim: int, k: int) -> None:
     estimator = make(name, how, dim=dim, k=k)
