@@ -17,7 +17,11 @@ _NOTHING = (
 
 
 def guarantee_in_words(stream: StreamDetail) -> list[str]:
-    """Return the guarantee of a stream as items of one or two sentences; ignores ``stream.guarantee``."""
+    """Return the guarantee of a stream as items of one or two sentences; ignores ``stream.guarantee``.
+
+    The first three items are a sentence each and stand alone: claim, meaning, and the limit for a person with
+    several records. The pages fold the rest.
+    """
     if not stream.private or stream.epsilon is None or stream.delta is None:
         return list(_NOTHING)
     if stream.local:
@@ -110,13 +114,13 @@ def _local(epsilon: float, delta: float) -> list[str]:
     number = f"({format_number(epsilon)}, {format_number(delta)})"
     return [
         f"Each report is {number}-differentially private before it is sent: its sender adds the noise.",
-        "No service is trusted: readers of the input topic, the service and readers of the releases all see "
-        "reports with their noise alone. They can hardly distinguish one record of a sender from any other "
-        "record.",
+        "Readers of the input topic, the service and readers of the releases can hardly distinguish one "
+        "record of a sender from any other record.",
+        "The guarantee is each sender's, for one report: a sender of several reports spends it for each.",
         _epsilon(epsilon, "reporting another record"),
         _delta(delta),
-        "The guarantee is each sender's, for one report: a sender of several reports spends it for each. "
-        "The service charges nothing for reports, and cannot check that noise was added.",
+        "No service is trusted: all see reports with their noise alone. The service charges nothing for "
+        "reports, and cannot check that noise was added.",
         "Not covered: who sends, when, and how many reports.",
     ]
 

@@ -88,6 +88,26 @@ def test_the_factor_is_no_smaller_than_it_is(epsilon: float) -> None:
     assert factor <= math.exp(epsilon) * 1.011 + 1e-6
 
 
+@pytest.mark.parametrize(
+    ("changes", "limit"),
+    [
+        ({}, "several messages has this guarantee for each"),
+        ({"privacy_unit": "row"}, "several rows or messages has this guarantee for each"),
+        ({"privacy_unit": "user", "contributions_per_user": 3}, "counts in at most 3 batches"),
+        ({"local": True}, "several reports spends it for each"),
+    ],
+    ids=["message", "row", "user", "local"],
+)
+def test_three_sentences_give_claim_meaning_and_limit(changes: dict[str, Any], limit: str) -> None:
+    """The pages show these three, and fold the rest."""
+    claim, meaning, several = guarantee_in_words(detail(**changes))[:3]
+    assert "(0.5, 1e-06)-differentially private" in claim
+    assert "can hardly distinguish" in meaning
+    assert limit in several
+    for sentence in (claim, meaning, several):
+        assert not re.search(r"[.!?] ", sentence), sentence
+
+
 @pytest.mark.parametrize("changes", [{}, {"privacy_unit": "user"}, {"local": True}, {"private": False}])
 def test_each_part_is_a_sentence_or_two(changes: dict[str, Any]) -> None:
     for part in guarantee_in_words(detail(**changes)):
