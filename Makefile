@@ -20,7 +20,7 @@ NEW_ENOUGH := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.14 python; do \
 	"$$p" -c '$(NEW_ENOUGH)' >/dev/null 2>&1 && echo "$$p" && break; done)
 
-.PHONY: demo dashboard test test-rest test-all quick check lint security lock sbom docs soak fuzz clean
+.PHONY: demo dashboard test test-rest test-all quick check lint security lock pin sbom docs soak fuzz clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/demo.stamp
@@ -78,6 +78,17 @@ lock: $(VENV)/deploy-test.stamp
 	$(LOCK) pyproject.toml --extra dashboard --extra otel --extra avro --extra protobuf --output-file deploy/requirements/service.txt
 	$(LOCK) deploy/requirements/build.in --output-file deploy/requirements/build.txt
 	$(LOCK) --no-deps deploy/requirements/flights.in --output-file deploy/requirements/flights.txt
+
+# Adds to the images of others the digests that their registries have for their tags.
+IMAGES = $(shell sed -nE 's/^FROM ([a-z]+:[^ @]+).*/\1/p; s/^ +image: ([a-z]+\/[a-z]+:[^ @]+).*/\1/p' \
+	deploy/Dockerfile docker-compose.yml | sort -u)
+pin:
+	@for image in $(IMAGES); do \
+		digest=$$(docker buildx imagetools inspect "$$image" | sed -n 's/^Digest: *//p'); \
+		test -n "$$digest" || { echo "no digest for $$image: Docker must reach its registry" >&2; exit 1; }; \
+		sed -i -E "s#$$image(@sha256:[0-9a-f]+)?( |\$$)#$$image@$$digest\2#" deploy/Dockerfile docker-compose.yml; \
+		echo "$$image@$$digest"; \
+	done
 
 # The bill of materials of a release (CycloneDX), below dist/.
 sbom: $(VENV)/deploy-test.stamp

@@ -64,7 +64,9 @@ def test_ports_are_open_to_this_machine_only(name: str) -> None:
 @pytest.mark.parametrize("name", SERVICES)
 def test_images_are_of_one_version_each(name: str) -> None:
     image, _, version = SERVICES[name]["image"].partition(":")
+    version, _, digest = version.partition("@")
     assert re.fullmatch(r"v?\d+\.\d+\.\d+", version), image
+    assert re.fullmatch(r"|sha256:[0-9a-f]{64}", digest), "make pin"
     if name in OURS:
         assert version == streaming_pca.__version__ == label("version")
     if image == "apache/kafka":

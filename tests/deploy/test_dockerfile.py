@@ -48,7 +48,7 @@ def test_all_stages_have_the_same_python() -> None:
     stages = read_stages()
     bases = {stage.base for stage in stages.values() if stage.base not in stages}
     assert len(bases) == 1
-    version = re.fullmatch(r"python:3\.(\d+)-slim-\w+", bases.pop())
+    version = re.fullmatch(r"python:3\.(\d+)-slim-\w+(@sha256:[0-9a-f]{64})?", bases.pop())
     assert version is not None
     assert int(version[1]) >= 11
 

@@ -66,3 +66,72 @@ def test_the_dashboard_is_one_command_with_both_extras(tmp_path: Path) -> None:
     ).stdout
     assert "--editable '.[demo,dashboard]'" in message
     assert message.splitlines()[-1].endswith("/bin/streaming-pca demo --dashboard")
+
+
+def pin(folder: Path, registry: str) -> subprocess.CompletedProcess[str]:
+    """Run `make pin` in a folder with copies of the files, and a `docker` that prints as one does."""
+    docker = folder / "bin" / "docker"
+    docker.parent.mkdir(exist_ok=True)
+    docker.write_text(f"#!/bin/sh\n{registry}\n")
+    docker.chmod(0o755)
+    return subprocess.run(
+        ["make", "--no-print-directory", "-f", MAKEFILE, "pin"],
+        cwd=folder,
+        env=os.environ | {"PATH": f"{docker.parent}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+
+
+REGISTRY = """
+test "$1 $2 $3" = "buildx imagetools inspect" || exit 1
+echo "Name:      docker.io/library/$4"
+echo "MediaType: application/vnd.oci.image.index.v1+json"
+echo "Digest:    sha256:$(echo "$4 $DAY" | sha256sum | cut -d ' ' -f 1)"
+echo "Manifests:"
+echo "  Digest:    sha256:of-one-platform"
+"""
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+def test_pinning_adds_the_digest_of_each_image_of_others_and_renews_it(tmp_path: Path) -> None:
+    names = ("deploy/Dockerfile", "docker-compose.yml")
+    (tmp_path / "deploy").mkdir()
+    for name in names:
+        shutil.copy(MAKEFILE.parent / name, tmp_path / name)
+
+    def texts() -> list[str]:
+        return [re.sub(r"@sha256:[0-9a-f]{64}", "", (tmp_path / name).read_text()) for name in names]
+
+    before, seen = texts(), []
+    for day in ("1", "2"):
+        done = pin(tmp_path, f"DAY={day}{REGISTRY}")
+        assert done.returncode == 0, done.stderr
+        pinned = done.stdout.splitlines()
+        assert {line.partition(":")[0] for line in pinned} == {
+            *("apache/kafka", "grafana/grafana", "prom/prometheus", "python")
+        }
+        dockerfile, compose = ((tmp_path / name).read_text() for name in names)
+        for line in pinned:
+            assert re.fullmatch(r"\S+:\S+@sha256:[0-9a-f]{64}", line)
+            expected = 2 if line.startswith("python:") else 1
+            assert (dockerfile + compose).count(line) == expected, line
+        # Our own images have no digest before they are built.
+        assert not re.search(r"streaming-pca\S*@", compose)
+        assert texts() == before
+        seen.append(pinned)
+    assert set(seen[0]).isdisjoint(seen[1])
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+def test_without_a_registry_pinning_changes_nothing_and_names_the_image(tmp_path: Path) -> None:
+    (tmp_path / "deploy").mkdir()
+    for name in ("deploy/Dockerfile", "docker-compose.yml"):
+        shutil.copy(MAKEFILE.parent / name, tmp_path / name)
+    done = pin(tmp_path, "exit 1")
+    assert done.returncode != 0
+    assert "no digest for apache/kafka:" in done.stderr
+    for name in ("deploy/Dockerfile", "docker-compose.yml"):
+        assert (tmp_path / name).read_text() == (MAKEFILE.parent / name).read_text()
