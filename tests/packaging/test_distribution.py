@@ -5,23 +5,20 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
-import subprocess
 import sys
 import sysconfig
 import tarfile
-import venv
 import zipfile
 from dataclasses import dataclass
 from email.parser import Parser
 from pathlib import Path
 
 import pytest
+from packaging.metadata import Metadata
 
 import streaming_pca
+from tests.packaging.distributions import AT_TOP, ROOT, build, copy_source, install, run
 
-ROOT = Path(__file__).resolve().parents[2]
-AT_TOP = ["CHANGELOG.md", "LICENSE", "MANIFEST.in", "README.md", "pyproject.toml"]
 DATA_SUFFIXES = {".css", ".html", ".js", ".json", ".md", ".png", ".svg", ".typed"}
 VERSION = streaming_pca.__version__
 
@@ -36,28 +33,6 @@ reveal_type(pca)
 """
 
 
-def run(*command: object, cwd: Path, **environment: str) -> str:
-    """Run a command that must succeed, and return its standard output."""
-    result = subprocess.run(
-        [str(part) for part in command],
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=240,
-        env={k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | environment,
-    )
-    assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
-    return result.stdout
-
-
-def build(source: Path, out: Path, kind: str) -> Path:
-    """Build one distribution; its setuptools is this environment's, so nothing is fetched."""
-    run(sys.executable, "-m", "build", f"--{kind}", "--no-isolation", "--outdir", out, source, cwd=out.parent)
-    (made,) = out.iterdir()
-    return made
-
-
 @dataclass(frozen=True)
 class Distributions:
     source: Path
@@ -68,13 +43,8 @@ class Distributions:
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Distributions:
-    """Build from a copy: files left by setuptools would be in the next wheel."""
     tmp = tmp_path_factory.mktemp("distributions")
-    source = tmp / "source"
-    for name in ("streaming_pca", "tests"):
-        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in AT_TOP:
-        shutil.copy(ROOT / name, source)
+    source = copy_source(tmp / "source")
     sdist = build(source, tmp / "sdist", "sdist")
     wheel = build(source, tmp / "wheel", "wheel")
     with tarfile.open(sdist) as archive:
@@ -87,13 +57,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Distributions:
 def installed(built: Distributions, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return an environment with the wheel and access to this environment's other packages."""
     environment = tmp_path_factory.mktemp("installed") / "venv"
-    venv.create(environment, with_pip=False)
-    python = environment / "bin" / "python"
-    pip = (sys.executable, "-m", "pip", "--python", python, "install", "--no-deps", "--no-index", "--quiet")
-    run(*pip, built.wheel, cwd=environment)
-    own = Path(
-        run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=environment).strip()
-    )
+    own = install(built.wheel, environment)
     # Only paths are allowed: this ignores a site directory's .pth files, including the editable
     # installation's.
     (own / "others.pth").write_text(sysconfig.get_path("purelib") + "\n")
@@ -139,6 +103,26 @@ def test_the_wheel_is_the_package_and_nothing_else(built: Distributions) -> None
         "spark",
         "test",
     }
+
+
+def test_the_metadata_is_complete(built: Distributions) -> None:
+    with zipfile.ZipFile(built.wheel) as archive:
+        raw = archive.read(f"streaming_pca-{VERSION}.dist-info/METADATA")
+    metadata = Metadata.from_email(raw, validate=True)
+    assert metadata.summary
+    assert metadata.keywords
+    assert metadata.author
+    assert metadata.description is not None
+    assert metadata.description.startswith("# streaming_pca")
+    classifiers = metadata.classifiers or []
+    for topic in ("Development Status", "Framework", "Operating System", "Topic", "Typing"):
+        assert any(line.startswith(f"{topic} :: ") for line in classifiers), topic
+    listed = [tuple(map(int, m[1].split("."))) for c in classifiers if (m := re.search(r"(3\.\d+)$", c))]
+    # The service reads files in /proc, and its units and images are for Linux.
+    assert "Operating System :: POSIX :: Linux" in classifiers
+    assert str(metadata.requires_python) == f">={min(listed)[0]}.{min(listed)[1]}"
+    if os.environ.get("CI"):
+        assert sys.version_info[:2] in listed, "CI tests another Python: list it"
 
 
 def test_the_sdist_has_the_sources_without_the_tests(built: Distributions) -> None:

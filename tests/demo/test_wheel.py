@@ -1,0 +1,50 @@
+"""The wheel runs the demo with the packages of its extra alone, outside the checkout."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.packaging.distributions import build, copy_source, install, link, needed, run
+
+_LIMIT = 900
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return an environment like that of `pip install WHEEL[demo]`, from packages that are here."""
+    tmp = tmp_path_factory.mktemp("wheel")
+    source = copy_source(tmp / "source")
+    site = install(build(source, tmp / "dist", "wheel"), tmp / "environment")
+    link(needed("streaming-pca", "demo"), site)
+    # Nothing else: neither packages of other extras and of the tests, nor the checkout.
+    absent = (
+        "import importlib.util as u; print([n for n in ('pytest', 'fastapi', 'tests') if u.find_spec(n)])"
+    )
+    assert run(tmp / "environment" / "bin" / "python", "-c", absent, cwd=tmp).strip() == "[]"
+    return tmp / "environment"
+
+
+@pytest.mark.timeout(_LIMIT + 300)
+def test_the_demo_runs_in_an_empty_environment(environment: Path, tmp_path: Path) -> None:
+    cwd, home = tmp_path / "cwd", tmp_path / "home"
+    cwd.mkdir()
+    home.mkdir()
+    command = environment / "bin" / "streaming-pca"
+    out = run(command, "demo", "--plot", "demo.png", cwd=cwd, seconds=_LIMIT, HOME=str(home))
+    facts = json.loads(out.splitlines()[-1])
+    assert facts["records"] == 336_776
+    assert facts["error"] <= 0.05 * facts["random_error"]
+    assert facts["ledger"] == "verified"
+    assert [path.name for path in cwd.iterdir()] == ["demo.png"]
+
+
+def test_a_command_of_another_extra_names_it(environment: Path, tmp_path: Path) -> None:
+    command = [str(environment / "bin" / "streaming-pca"), "demo", "--dashboard"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert "pip install 'streaming-pca[dashboard]'" in line
