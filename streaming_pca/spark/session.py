@@ -318,7 +318,7 @@ def _reason(error: Exception) -> str:
 
 
 class _Relay(threading.Thread):
-    """Thread that logs the output of the Java process and keeps its first lines.
+    """Thread that logs Java's output and keeps the last lines of its start.
 
     Events of Spark's log keep their severity. All other lines (stack traces, and output of Python workers)
     have level DEBUG, because they could quote a record.
