@@ -46,6 +46,7 @@ from streaming_pca.estimators.factory import (
     records_to_take,
     usable_records,
 )
+from streaming_pca.estimators.forecast.batches import Batches
 from streaming_pca.estimators.forecast.forecast import forecast_estimator
 from streaming_pca.estimators.forecast.result import Forecast
 from streaming_pca.estimators.remedies import advise_on_model
@@ -292,7 +293,7 @@ class PrivatePCA(MappedModel):
         return self._finish()
 
     def plan(
-        self, n_features: int, n_samples: int, *, batches: int | None = None, tail: float = 1.0
+        self, n_features: int, n_samples: int, *, batches: Batches | None = None, tail: float = 1.0
     ) -> Forecast:
         """Forecast noise and attainable errors for these parameters; nothing is spent.
 
@@ -300,9 +301,9 @@ class PrivatePCA(MappedModel):
         ----------
         n_features, n_samples : int
             Shape of X; both numbers are public.
-        batches : int, optional
-            Number of equal batches, one for each call of ``partial_fit``; by default
-            as many as ``fit`` makes.
+        batches : int or sequence of int, optional
+            Number of equal batches, or the records of each, one for each call of ``partial_fit``; by
+            default as many as ``fit`` makes.
         tail : float, default=1.0
             Ratio of the clip radius of |x|^2 to the mean of |x|^2: 1 for records of
             equal norm, 2 to 5 if few directions hold most of the variance or tails are
@@ -312,8 +313,8 @@ class PrivatePCA(MappedModel):
         -------
         Forecast
             Effects of the noise alone, in units of the total variance. ``print`` shows
-            them; ``error_at(gap)``, ``gap_for(error)`` and ``records_for(gap, error)``
-            answer further questions.
+            expected angles against epsilon and against records; ``angle_at(gap)``, ``error_at(gap)``,
+            ``gap_for(error)`` and ``records_for(gap, error)`` answer further questions.
 
         Raises
         ------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -19,11 +20,11 @@ from streaming_pca.cli.common import (
     step,
 )
 from streaming_pca.errors import UserError
+from streaming_pca.text import one_line
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from streaming_pca.audit.bounds import Finding
+    from streaming_pca.estimators.common.clipped_batches import GrowingBatches
     from streaming_pca.estimators.forecast.result import Forecast
 
 
@@ -34,13 +35,28 @@ _SHOWN = 6
 def plan(
     records: Annotated[int, typer.Option(help="Number of records in the whole stream.", show_default=False)],
     dim: Annotated[int | None, typer.Option(help="Number of features of a record.")] = None,
-    rank: Annotated[int | None, typer.Option(help="Dimension of the subspace.")] = None,
-    epsilon: Annotated[
-        float | None, typer.Option(help="Epsilon of the guarantee for each record or user.")
+    rank: Annotated[
+        int | None, typer.Option(help="Dimension of the subspace; without --config 2, as for PrivatePCA.")
     ] = None,
-    delta: Annotated[float | None, typer.Option(help="Delta of the guarantee, below 1/records.")] = None,
+    epsilon: Annotated[
+        float | None,
+        typer.Option(
+            help="Epsilon of the guarantee for each record or user; without --config 1, as for PrivatePCA."
+        ),
+    ] = None,
+    delta: Annotated[
+        float | None,
+        typer.Option(
+            help="Delta of the guarantee, below 1/records; without --config 1e-6, as for PrivatePCA."
+        ),
+    ] = None,
     batches: Annotated[
-        int | None, typer.Option(help="Number of equal batches; by default the stream chooses their sizes.")
+        str | None,
+        typer.Option(
+            metavar="NUMBER",
+            help='Number of equal batches, or "growing", as an endless stream takes them; by default those '
+            "of PrivatePCA.fit, up to 4 million records one, or with --config those of the stream.",
+        ),
     ] = None,
     contributions: Annotated[
         int | None, typer.Option(help='Most batches of one user, with privacy_unit = "user".')
@@ -52,66 +68,174 @@ def plan(
     gap: Annotated[
         float | None,
         typer.Option(
-            help="Eigengap lambda_k - lambda_(k+1) as a share of the total variance, to predict the error."
+            help="Eigengap lambda_k - lambda_(k+1) as a share of the total variance; by default three "
+            "gaps are assumed."
         ),
     ] = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Draw the angle against epsilon and against records; the ending names the format, "
+            "such as .png, .svg or .pdf.",
+        ),
+    ] = None,
+    verbose: Annotated[
+        bool,
+        typer.Option("--verbose", help="Show mu, rho, the noise multiplier, the shares and the noise too."),
+    ] = False,
     config: MaybeConfig = None,
     stream: StreamOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Predict noise, charges and attainable errors before spending any budget.
+    """Predict the error of a subspace before spending any budget.
 
-    The forecast uses only the formulas of the default estimator and public numbers, without a broker. With
-    --config, dim, rank, epsilon, delta, contributions and batches are read from the file.
+    The forecast uses public numbers alone, no records and no broker: the angle that noise is expected to
+    turn the subspace by, against epsilon and against the number of records. Settings that are not given
+    are the defaults of PrivatePCA; with --config they are the stream's, from the file. JSON has angles
+    in radians.
 
     [dim]Examples:
 
-    streaming-pca plan --dim 50 --rank 2 --records 100000 --epsilon 1 --delta 1e-6 --gap 0.1
+    streaming-pca plan --records 20000 --dim 14
+
+    streaming-pca plan --records 20000 --dim 14 --rank 3 --epsilon 0.5 --gap 0.1 --verbose
+
+    streaming-pca plan --records 20000 --dim 14 --plot plan.png
 
     streaming-pca plan --config stream.toml --records 1000000 --json[/]
     """
-    from streaming_pca.estimators.forecast.batches import planned_batches
-    from streaming_pca.estimators.forecast.forecast import forecast
     from streaming_pca.estimators.forecast.result import as_json as facts_of
-    from streaming_pca.estimators.forecast.result import describe
+    from streaming_pca.estimators.forecast.text import describe
 
-    given = {"dim": dim, "rank": rank, "epsilon": epsilon, "delta": delta}
+    given = {"rank": rank, "epsilon": epsilon, "delta": delta}
+    sizes = None if batches is None else _read_batches(batches)
     if config is not None:
-        named = [
-            name for name, value in {**given, "contributions": contributions}.items() if value is not None
-        ]
-        if named:
-            raise UserError(f"--{named[0]} is given by --config: leave out one of them")
-        found = _of_stream(config, stream, records, batches, tail)
+        named = {"dim": dim, **given, "contributions": contributions}
+        if twice := [name for name, value in named.items() if value is not None]:
+            raise UserError(f"--{twice[0]} is given by --config: leave out one of them")
+        found = _of_stream(config, stream, records, sizes, tail)
+        source = f"Settings: those of the stream in {config}."
     elif stream is not None:
         raise UserError("--stream needs --config FILE")
-    elif dim is None or rank is None or epsilon is None or delta is None:
-        missing = ", ".join(f"--{name}" for name, value in given.items() if value is None)
-        raise UserError(f"name {missing}, or --config FILE")
+    elif dim is None:
+        raise UserError("name --dim, or --config FILE")
     else:
-        found = forecast(
-            dim,
-            rank,
-            records,
-            epsilon,
-            delta,
-            batches=planned_batches(records) if batches is None else batches,
-            contributions=1 if contributions is None else contributions,
-            tail=tail,
-        )
+        found, source = _of_library(dim, records, given, sizes, contributions, tail)
+    # Checks the gap before any output.
+    facts = facts_of(found, gap)
+    if plot is not None:
+        _draw(found, gap, plot)
     if as_json:
-        print_json(facts_of(found, gap))
+        print_json(facts)
     else:
-        say(describe(found, gap))
+        say(describe(found, gap, verbose=verbose, settings=source))
 
 
-def _of_stream(config: Path, stream: str | None, records: int, batches: int | None, tail: float) -> Forecast:
+def _read_batches(text: str) -> int | GrowingBatches:
+    from streaming_pca.estimators.common.clipped_batches import GrowingBatches
+
+    if text == "growing":
+        return GrowingBatches()
+    try:
+        return int(text)
+    except ValueError:
+        raise UserError(f'--batches must be a whole number or "growing", not {text!r}') from None
+
+
+_NAMES = {"n_components": "rank", "n_features": "dim", "n_samples": "records"}
+"""Options of this command for parameters of the library."""
+
+
+def _of_library(
+    dim: int,
+    records: int,
+    given: Mapping[str, Any],
+    batches: int | GrowingBatches | None,
+    contributions: int | None,
+    tail: float,
+) -> tuple[Forecast, str]:
+    """Return the forecast for the library's defaults, and a line that names them."""
+    from streaming_pca.api.private_pca import PrivatePCA
+    from streaming_pca.estimators.forecast.forecast import forecast
+
+    names = {"rank": "n_components"}
+    model = PrivatePCA(**{names.get(name, name): v for name, v in given.items() if v is not None})
+    try:
+        found = model.plan(dim, records, batches=batches, tail=tail)
+        if contributions is not None:
+            found = forecast(
+                dim,
+                found.rank,
+                found.records,
+                found.epsilon,
+                found.delta,
+                batches=found.batches if batches is None else batches,
+                contributions=contributions,
+                tail=tail,
+            )
+    except ValueError as error:
+        text = str(error)
+        for theirs, ours in _NAMES.items():
+            text = text.replace(theirs, ours)
+        raise UserError(text) from None
+    known = model.get_params(deep=False)
+    defaults = [
+        f"{name} {known[key] if isinstance(known[key], str) else format(known[key], 'g')}"
+        for name, key in (("estimator", "estimator"), ("centering", "centering"), ("rank", "n_components"),
+                          ("epsilon", "epsilon"), ("delta", "delta"))
+        if given.get(name) is None
+    ]  # fmt: skip
+    count = "one batch" if len(found.batches) == 1 else f"{len(found.batches)} batches"
+    return found, f"Defaults of PrivatePCA: {', '.join(defaults)}, no bounds, {count}."
+
+
+def _of_stream(
+    config: Path, stream: str | None, records: int, batches: int | GrowingBatches | None, tail: float
+) -> Forecast:
     """Return the forecast for the estimator of a settings file."""
     from streaming_pca.config.loading import load_settings
     from streaming_pca.estimators.forecast.forecast import forecast_estimator
 
     settings = load_settings(config, stream).stream
     return forecast_estimator(settings.build_estimator(), records, batches=batches, tail=tail)
+
+
+def _draw(found: Forecast, gap: float | None, path: Path) -> None:
+    """Draw the expected angles against epsilon and against records into a file."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise UserError("--plot needs matplotlib: pip install '.[plots]' in the checkout") from None
+    if found.rank == found.dim:
+        raise UserError("--plot has nothing to draw: --rank is --dim, and noise cannot turn the whole space")
+    epsilon = float(found.charge.epsilon)
+    figure = Figure(figsize=(9, 4), layout="constrained")
+    curves = (("epsilon", found.by_epsilon, epsilon), ("records", found.by_records, found.records))
+    for axes, (name, points, here) in zip(figure.subplots(1, 2, sharey=True), curves, strict=True):
+        values = [value for value, _ in points]
+        for each in found.gaps if gap is None else (gap,):
+            angles = [math.degrees(found.with_noise(noise).angle_at(each)) for _, noise in points]
+            axes.plot(values, angles, marker=".", label=f"gap {100 * each:.2g}% of the total")
+        axes.axvline(here, color="0.6", linestyle=":")
+        axes.set(xscale="log", yscale="log", xlabel=name)
+        # Every second point is the given number times a power of two.
+        ticks = values[::2]
+        names = [f"{value:,.4g}" if value < 1e4 else f"{value:,.0f}" for value in ticks]
+        axes.set_xticks(ticks, names, rotation=30)
+        axes.minorticks_off()
+        axes.yaxis.set_major_formatter(lambda degrees, _: f"{degrees:g}°")
+        axes.grid(visible=True, alpha=0.3)
+        if name == "epsilon":
+            axes.set_ylabel("expected largest angle, noise alone")
+            axes.legend()
+    figure.suptitle(
+        f"{found.rank} components of {found.dim:,} features: {found.records:,} records, epsilon {epsilon:g}"
+    )
+    try:
+        figure.savefig(path)
+    except (OSError, ValueError) as error:
+        raise UserError(f"--plot {path}: {one_line(error)}") from None
 
 
 def estimators(as_json: JsonOption = False) -> None:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
 import json
+import re
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from streaming_pca import PrivatePCA
 from streaming_pca.estimators.forecast.batches import planned_batches
 from streaming_pca.estimators.forecast.forecast import forecast
+from streaming_pca.estimators.forecast.result import as_json
 from tests.cli.command import call
 from tests.cli.test_app import one_line
 
@@ -46,24 +51,95 @@ def write(tmp_path: Path) -> Path:
 
 
 def test_a_plan_is_a_table_that_fits_a_terminal(capfd: pytest.CaptureFixture[str]) -> None:
-    result = call(capfd, *KNOWN, "--gap", 0.1)
-    assert result.returncode == 0, result.stderr
-    assert max(map(len, result.stdout.splitlines())) <= 80
-    for part in ("epsilon 1, delta 1e-06", "noise multiplier 4.2", "4,096 + 6,552", "gap needed", "30%"):
-        assert part in result.stdout
-    assert "with a gap of 10% the error is" in result.stdout
-    assert "warning" not in result.stdout
+    plain = call(capfd, *KNOWN, "--gap", 0.1)
+    verbose = call(capfd, *KNOWN, "--gap", 0.1, "--verbose")
+    for result in (plain, verbose):
+        assert result.returncode == 0, result.stderr
+        assert max(map(len, result.stdout.splitlines())) <= 80
+        assert "warning" not in result.stdout
+        assert result.stdout.startswith(
+            "With 100,000 records of 50 features and epsilon 1, the subspace of 2"
+        )
+    for part in (
+        "rho 0.028",
+        "mu 0.237; noise multiplier 4.2",
+        "1 of 100,000 records",
+        "gap needed",
+        "30%",
+        "with a gap of 10% the error is",
+    ):
+        assert part in verbose.stdout
+        assert part not in plain.stdout
+
+
+@pytest.mark.parametrize(
+    ("given", "parameters"),
+    [
+        ((), {}),
+        (("--rank", 3), {"n_components": 3}),
+        (("--epsilon", 0.5), {"epsilon": 0.5}),
+        (("--delta", 1e-7), {"delta": 1e-7}),
+    ],
+)
+def test_defaults_are_those_of_the_library(
+    given: tuple[object, ...], parameters: dict[str, Any], capfd: pytest.CaptureFixture[str]
+) -> None:
+    """For one batch, and for as many as a fit of more records needs."""
+    model = PrivatePCA(**parameters)
+    for records in (20_000, 10_000_000):
+        found = facts(capfd, "plan", "--records", records, "--dim", 14, *given)
+        assert found == json.loads(json.dumps(as_json(model.plan(14, records))))
+    text = " ".join(call(capfd, "plan", "--records", 20_000, "--dim", 14, *given).stdout.split())
+    (named,) = re.findall(r"Defaults of PrivatePCA: ([^.]*(?:\.\d[^.]*)*)\.", text)
+    usual = {name: p.default for name, p in inspect.signature(PrivatePCA).parameters.items()}
+    shown = {
+        f"rank {usual['n_components']:g}": "n_components",
+        f"epsilon {usual['epsilon']:g}": "epsilon",
+        f"delta {usual['delta']:g}": "delta",
+        f"estimator {usual['estimator']}": "estimator",
+        f"centering {usual['centering']}": "centering",
+    }
+    expected = {words for words, name in shown.items() if name not in parameters}
+    assert set(named.split(", ")) == expected | {"no bounds", "one batch"}
+    assert usual["bounds"] is None
+    page = " ".join(call(capfd, "plan", "--help").stdout.replace("│", " ").split())
+    for name, value in (("rank", "n_components"), ("epsilon", "epsilon"), ("delta", "delta")):
+        number = f"{usual[value]:g}".replace("e-06", "e-6")
+        assert f"without --config {number}, as for PrivatePCA" in page, name
+
+
+def test_a_plot_is_drawn(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    for name, start in (("a.png", b"\x89PNG"), ("a.svg", b"<?xml")):
+        for gap in ((), ("--gap", 0.1)):
+            result = call(capfd, *KNOWN, *gap, "--plot", tmp_path / name)
+            assert result.returncode == 0, result.stderr
+            assert (tmp_path / name).read_bytes().startswith(start)
+    text = (tmp_path / "a.svg").read_text()
+    assert len(text) > 10_000
+
+
+def test_a_plot_without_matplotlib_is_one_line(
+    capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    result = call(capfd, *KNOWN, "--plot", tmp_path / "a.png")
+    one_line(result, 2, "--plot needs matplotlib: pip install '.[plots]' in the checkout")
+    assert not result.stdout
 
 
 def test_programs_get_the_same_numbers(capfd: pytest.CaptureFixture[str]) -> None:
     found = facts(capfd, *KNOWN, "--gap", 0.1)
-    own = forecast(50, 2, 100_000, 1.0, 1e-6, batches=planned_batches(100_000))
+    own = forecast(50, 2, 100_000, 1.0, 1e-6)
     assert found["batches"] == list(own.batches)
     assert found["entry_noise"] == own.entry_noise
     assert found["charge"]["epsilon"] == "1"
     assert found["error"] == own.error_at(0.1)
     assert [target["error"] for target in found["targets"]] == [0.05, 0.1, 0.3]
     assert found["targets"][0]["records_needed"] == own.records_for(0.1, 0.05)
+    growing = facts(capfd, *KNOWN, "--batches", "growing")
+    assert growing["batches"] == list(planned_batches(100_000))
     equal = facts(capfd, *KNOWN, "--batches", 4, "--contributions", 4, "--tail", 2)
     assert equal["batches"] == [25_000] * 4
     assert (equal["contributions"], equal["tail"], equal["gap"], equal["error"]) == (4, 2.0, None, None)
@@ -77,6 +153,11 @@ def test_a_file_of_settings_tells_the_rest(capfd: pytest.CaptureFixture[str], tm
     # The share of diagnostics is charged, and is missing from the sums.
     assert found["charge"]["epsilon"] == "1"
     assert found["epsilon"] == pytest.approx(0.98)
+    # The curve's epsilons are those of the whole guarantee.
+    assert [point["epsilon"] for point in found["by_epsilon"]][::2] == [0.125, 0.25, 0.5, 1, 2, 4, 8]
+    text = call(capfd, *PLAN, "--config", config).stdout
+    assert text.startswith("With 100,000 records of 6 features and epsilon 1, the subspace of 2")
+    assert f"Settings: those of the stream in {config}." in " ".join(text.split())
     assert facts(capfd, *PLAN, "--config", config, "--batches", 4)["batches"] == [25_000] * 4
     other = tmp_path / "other.toml"
     text = config.read_text().split("[stream.options]")[0]

@@ -64,17 +64,18 @@ REFUSALS = [
     (f"{CHECK} --config one.toml --dtype float64", "--dtype is given by --config"),
     (f"{CHECK} --config nowhere.toml", "nowhere.toml"),
     ("payload check none --dim 3", "No such file"),
-    ("plan --records 100000 --dim 5 --epsilon 1", "name --rank, --delta, or --config FILE"),
+    ("plan --records 100000 --rank 5 --epsilon 1", "name --dim, or --config FILE"),
     ("plan --records 100000 --config one.toml --epsilon 2", "--epsilon is given by --config"),
     *(
         (f"{PLAN} {words}{as_json}", expected)
         for as_json in ("", " --json")
         for words, expected in (
-            ("--rank 51", "rank = 51 is above dim = 50"),
-            ("--records 1", "records = 1 are too few"),
-            ("--records 0", "records must lie between"),
-            ("--records -5", "records must lie between"),
+            ("--rank 51", "rank = 51 is above the number of features, 50"),
+            ("--records 1", "records must be"),
+            ("--records 0", "records must be"),
+            ("--records -5", "records must be"),
             ("--batches 60000", "batches must be at most"),
+            ("--batches many", '--batches must be a whole number or "growing", not'),
             ("--epsilon 0", "epsilon must be"),
             ("--epsilon nan", "epsilon must be"),
             ("--delta 0", "delta must"),
@@ -82,6 +83,9 @@ REFUSALS = [
             ("--gap 0.6", "above 1/rank"),
             ("--gap 0", "gap must be"),
             ("--stream s", "--stream needs --config FILE"),
+            ("--plot x.nope", "--plot x.nope: Format 'nope' is not supported"),
+            ("--plot nowhere/x.png", "--plot nowhere/x.png: [Errno 2] No such file"),
+            ("--rank 50 --plot x.png", "--plot has nothing to draw"),
         )
     ),
     ("produce x5.npy --config one.toml", "5 features, the stream's dim is 6"),

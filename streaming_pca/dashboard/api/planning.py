@@ -10,7 +10,8 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 from streaming_pca.dashboard.api.conditional import answer
 from streaming_pca.dashboard.api.routes import Context
 from streaming_pca.dashboard.models import Charge
-from streaming_pca.estimators.forecast.batches import MOST_RECORDS, planned_batches
+from streaming_pca.estimators.common.clipped_batches import GrowingBatches
+from streaming_pca.estimators.forecast.batches import MOST_RECORDS
 from streaming_pca.estimators.forecast.forecast import forecast
 from streaming_pca.estimators.forecast.result import as_json
 from streaming_pca.privacy.errors import ParameterError
@@ -46,6 +47,27 @@ class PlanTarget(_Part):
     """False if the required eigengap is impossible."""
     records_needed: int | None
     """Number of records for this error at the given gap; null without a gap, or above 10^15."""
+
+
+class _Point(_Part):
+    entry_noise: FiniteFloat
+    """Standard deviation of an entry of the mean second moment, as a share of the total variance."""
+    angles: list[FiniteFloat]
+    """Expected angle at each of the plan's `gaps`, in radians."""
+
+
+class PlanOfEpsilon(_Point):
+    """Forecast for another epsilon."""
+
+    epsilon: FiniteFloat
+    """Epsilon of the guarantee."""
+
+
+class PlanOfRecords(_Point):
+    """Forecast for another number of records."""
+
+    records: int
+    """Records of the whole stream."""
 
 
 class Plan(_Part):
@@ -91,6 +113,16 @@ class Plan(_Part):
     """True if the noise is an upper bound."""
     targets: list[PlanTarget]
     """Errors and the eigengaps that they require."""
+    variance_lost: FiniteFloat | None
+    """Most of the total variance that noise costs the subspace on average; null for the block route."""
+    gaps: list[FiniteFloat]
+    """Eigengaps of the angles: the given one, or three assumed ones."""
+    angles: list[FiniteFloat]
+    """Expected largest angle to the subspace without noise at each of these gaps, in radians."""
+    by_epsilon: list[PlanOfEpsilon]
+    """The same against epsilon."""
+    by_records: list[PlanOfRecords]
+    """The same against the number of records."""
     gap: FiniteFloat | None = Field(default=None)
     """Given eigengap."""
     error: FiniteFloat | None = None
@@ -153,7 +185,7 @@ def add_planning(app: FastAPI, context: Context) -> None:
                     records,
                     epsilon,
                     delta,
-                    batches=planned_batches(records) if batches is None else batches,
+                    batches=GrowingBatches() if batches is None else batches,
                     contributions=contributions,
                     tail=tail,
                 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
 from streaming_pca.estimators.common.centre import LATER_SHARE, MEAN_SHARE, ROUNDS, last_share, radius_share
 from streaming_pca.estimators.common.clipped_batches import GrowingBatches
@@ -16,6 +17,9 @@ from streaming_pca.privacy.errors import ParameterError, require_count
 
 MOST_RECORDS = 10**10
 _MOST_BATCHES = 10_000
+
+Batches = int | Sequence[int] | GrowingBatches
+"""Number of equal batches, records of each, or options that decide them."""
 
 
 @dataclass(frozen=True)
@@ -69,10 +73,6 @@ class Shares:
         first, later = (present_share(size, multiplier) for size in (sizes[0], sizes[-1]))
         return cls(first=1 - first, later=1 - later, sizes=first, centre=0.0, pilot=0.0)
 
-    def sum_shares(self, batches: int) -> list[float]:
-        """Return the sum's share in each batch."""
-        return [self.first, *[self.later] * (batches - 1)]
-
 
 def planned_batches(records: int, options: GrowingBatches | None = None) -> tuple[int, ...]:
     """Cut a stream of ``records`` into batches by an estimator's options.
@@ -95,18 +95,46 @@ def planned_batches(records: int, options: GrowingBatches | None = None) -> tupl
     while left:
         sizes.append(min(options.count(len(sizes), records - left), left))
         left -= sizes[-1]
+        if options.n_records is None and sizes[-1] == options.max_batch:
+            # All further ones are as large.
+            whole, left = divmod(left, options.max_batch)
+            sizes += [options.max_batch] * whole + [left] * (left > 0)
+            break
     if len(sizes) > 1 and sizes[-1] < 2:
         sizes[-2:] = [sum(sizes[-2:])]
     return tuple(sizes)
 
 
-def checked_batches(records: int, batches: int | Sequence[int], per_row: int) -> tuple[int, ...]:
+def resized_batches(batches: Batches, records: int, count: int) -> Batches:
+    """Return the batches of ``count`` records in place of ``records``.
+
+    Parameters
+    ----------
+    batches : int, sequence of int, or GrowingBatches
+        As for :func:`checked_batches`. Sizes keep their ratios, and options their numbers, with
+        more batches if these would be too large.
+    """
+    if isinstance(batches, int):
+        return max(batches, math.ceil(count / MAX_RECORDS))
+    if not isinstance(batches, GrowingBatches):
+        ends = [round(count * (end / records)) for end in accumulate(batches)]
+        return [end - start for start, end in pairwise([0, *ends])]
+    if batches.n_records is None:
+        return batches
+    # Equal batches stay below the limit; a cut at even numbers adds at most 2 records.
+    least = math.ceil(count / (MAX_RECORDS - 2))
+    growth = {} if least <= batches.n_batches else {"n_batches": least, "growth": 1.0}
+    given = batches.model_dump(exclude_unset=True) | {"n_records": count} | growth
+    return type(batches)(**given)
+
+
+def checked_batches(records: int, batches: Batches, per_row: int) -> tuple[int, ...]:
     """Return the records of each batch.
 
     Parameters
     ----------
-    batches : int or sequence of int
-        A number of equal batches, or the records of each.
+    batches : int, sequence of int, or GrowingBatches
+        A number of equal batches, the records of each, or an estimator's options.
     per_row : int
         Records for each summed row.
 
@@ -121,6 +149,8 @@ def checked_batches(records: int, batches: int | Sequence[int], per_row: int) ->
             raise ParameterError(f"batches must be at most {_MOST_BATCHES}, not {batches}")
         whole, rest = divmod(records, batches)
         sizes = (*[whole + 1] * rest, *[whole] * (batches - rest))
+    elif isinstance(batches, GrowingBatches):
+        sizes = planned_batches(records, batches)
     else:
         sizes = tuple(batches)
         for size in sizes:

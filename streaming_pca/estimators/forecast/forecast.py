@@ -8,22 +8,31 @@ Derivation: docs/explanation/proofs/errors.md.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 from streaming_pca.data.records import RecordKind
 from streaming_pca.estimators.base import Estimator
 from streaming_pca.estimators.common.clipped_batches import ClippedBatches
 from streaming_pca.estimators.common.forgetting import batch_doubt
 from streaming_pca.estimators.covariance.state import MAX_COVARIANCE_DIM
-from streaming_pca.estimators.forecast.batches import MOST_RECORDS, Shares, checked_batches, planned_batches
+from streaming_pca.estimators.forecast.batches import (
+    MOST_RECORDS,
+    Batches,
+    Shares,
+    checked_batches,
+    resized_batches,
+)
 from streaming_pca.estimators.forecast.result import TARGETS, Forecast, Route
 from streaming_pca.privacy.calibration.multipliers import gaussian_rho, least_multiplier
 from streaming_pca.privacy.errors import ParameterError, require_count, require_positive
 from streaming_pca.privacy.parameters import PrivacyParameters, delta_warning
 
 _MOST_DIM = 2**13
+FACTORS = tuple(2 ** (i / 2) for i in range(-6, 7))
+"""Epsilons and records of a forecast's curves, as multiples of the given ones."""
 
 
 def forecast(
@@ -33,7 +42,7 @@ def forecast(
     epsilon: float,
     delta: float,
     *,
-    batches: int | Sequence[int] = 1,
+    batches: Batches = 1,
     contributions: int = 1,
     tail: float = 1.0,
     shares: Shares | None = None,
@@ -49,8 +58,8 @@ def forecast(
         Features d, dimension k of the subspace, records N of the whole stream.
     epsilon, delta : float
         Privacy guarantee of the stream.
-    batches : int or sequence of int
-        A number of equal batches, or the records of each (their sum is N).
+    batches : int, sequence of int, or GrowingBatches
+        A number of equal batches, the records of each (their sum is N), or an estimator's options.
     contributions : int
         Batches that a user may enter; 1 where a record is the unit.
     tail : float
@@ -92,20 +101,14 @@ def forecast(
         raise
     except ValueError as error:
         raise ParameterError(f"epsilon = {epsilon:g} and delta = {delta:g} cannot be charged") from error
+    route = route or ("block" if dim > MAX_COVARIANCE_DIM else "covariance")
+    law = _Noise(dim, delta, contributions, tail, shares, public_radius, route, per_row)
     try:
-        if shares is None and public_radius:
-            shares = Shares.from_one_sum(sizes, multiplier)
-        shares = shares or Shares.from_batches(dim, sizes, multiplier)
+        shares = law.shares(sizes, multiplier)
     except OverflowError:
         raise ParameterError(
             f"epsilon = {epsilon:g} and delta = {delta:g} need more noise than a float holds"
         ) from None
-    route = route or ("block" if dim > MAX_COVARIANCE_DIM else "covariance")
-    rows = [size / per_row for size in sizes]
-    weights = [1 / batch_doubt(dim, count, multiplier) for count in rows]
-    parts = zip(weights, rows, shares.sum_shares(len(sizes)), strict=True)
-    spread = math.sqrt(sum((w / n) ** 2 / share for w, n, share in parts)) / sum(weights)
-    noise = (2 if route == "block" else 1) * tail * multiplier * spread
     found = Forecast(
         dim,
         rank,
@@ -120,9 +123,82 @@ def forecast(
         multiplier,
         1 / multiplier,
         charge,
-        noise,
+        law.entry(sizes, multiplier),
+        law.by_epsilon(sizes, epsilon),
+        law.by_records(records, batches, multiplier),
     )
     return replace(found, warnings=_warnings(found))
+
+
+@dataclass(frozen=True)
+class _Noise:
+    """Standard deviation of an entry of the mean second moment, as a share of the total variance."""
+
+    dim: int
+    delta: float
+    contributions: int
+    tail: float
+    fixed_shares: Shares | None
+    public_radius: bool
+    route: Route
+    per_row: int
+
+    def shares(self, sizes: Sequence[int], multiplier: float) -> Shares:
+        if self.fixed_shares is not None:
+            return self.fixed_shares
+        if self.public_radius:
+            return Shares.from_one_sum(sizes, multiplier)
+        return Shares.from_batches(self.dim, sizes, multiplier)
+
+    def entry(self, sizes: Sequence[int], multiplier: float) -> float:
+        shares = self.shares(sizes, multiplier)
+        # Long streams have many batches of few sizes.
+        parts = [(sizes[0], 1, shares.first)]
+        parts += [(size, count, shares.later) for size, count in Counter(sizes[1:]).items()]
+        square = whole = 0.0
+        for size, count, share in parts:
+            rows = size / self.per_row
+            weight = 1 / batch_doubt(self.dim, rows, multiplier)
+            square += count * (weight / rows) ** 2 / share
+            whole += count * weight
+        spread = math.sqrt(square) / whole
+        return (2 if self.route == "block" else 1) * self.tail * multiplier * spread
+
+    def by_epsilon(self, sizes: Sequence[int], epsilon: float) -> tuple[tuple[float, float], ...]:
+        """Return epsilons around the given one, with the noise of each that can be computed."""
+
+        def noise(value: float) -> float:
+            return self.entry(sizes, least_multiplier(value, self.delta, self.contributions))
+
+        return _points([epsilon * factor for factor in FACTORS], noise)
+
+    def by_records(self, records: int, batches: Batches, multiplier: float) -> tuple[tuple[int, float], ...]:
+        """Return numbers of records around the given one, with the noise of each that can be computed."""
+
+        def noise(count: int) -> float:
+            if count > MOST_RECORDS:
+                raise ParameterError("too many records")
+            other = resized_batches(batches, records, count)
+            return self.entry(checked_batches(count, other, self.per_row), multiplier)
+
+        counts = [round(records * factor) // self.per_row * self.per_row for factor in FACTORS]
+        return _points(counts, noise)
+
+
+N = TypeVar("N", int, float)
+
+
+def _points(values: Sequence[N], noise: Callable[[N], float]) -> tuple[tuple[N, float], ...]:
+    """Evaluate a curve where it exists; outside, for example, batches are too small."""
+    points = []
+    for value in values:
+        try:
+            found = noise(value)
+        except (ValueError, OverflowError, ZeroDivisionError):
+            continue
+        if math.isfinite(found):
+            points.append((value, found))
+    return tuple(points)
 
 
 def _warnings(f: Forecast) -> tuple[str, ...]:
@@ -134,15 +210,17 @@ def _warnings(f: Forecast) -> tuple[str, ...]:
             "a lower one needs less noise"
         )
     if f.rank < f.dim and f.gap_for(TARGETS[-1]) > 1 / f.rank:
+        helps = ["more records", "a larger epsilon"]
+        helps += ["fewer batches"] if len(f.batches) > 1 else []
+        helps += ["a lower rank"] if f.rank > 1 else []
         found.append(
-            f"the noise hides any subspace of rank {f.rank}: take more records, fewer batches, "
-            "a larger epsilon or a lower rank"
+            f"the noise hides any subspace of rank {f.rank}: take {', '.join(helps[:-1])} or {helps[-1]}"
         )
     return tuple(found)
 
 
 def forecast_estimator(
-    estimator: Estimator[Any, Any], records: int, *, batches: int | None = None, tail: float = 1.0
+    estimator: Estimator[Any, Any], records: int, *, batches: Batches | None = None, tail: float = 1.0
 ) -> Forecast:
     """Forecast for a configured estimator.
 
@@ -150,8 +228,8 @@ def forecast_estimator(
     ----------
     estimator : Estimator
         The default or one of its two routes.
-    batches : int, optional
-        Number of equal batches; by default the batches of its options.
+    batches : optional
+        As for :func:`forecast`; by default the batches of its options.
 
     Raises
     ------
@@ -174,7 +252,7 @@ def forecast_estimator(
         records,
         estimator.privacy.epsilon,
         estimator.privacy.delta,
-        batches=planned_batches(records, options) if batches is None else batches,
+        batches=options if batches is None else batches,
         contributions=estimator.privacy.contributions,
         tail=tail,
         public_radius=options.clip_radius is not None,
@@ -183,4 +261,7 @@ def forecast_estimator(
     )
     if estimator.diagnostics is None:
         return found
-    return replace(found, charge=found.charge + estimator.diagnostics.charge)
+    charge = found.charge + estimator.diagnostics.charge
+    whole = float(charge.epsilon) / found.epsilon
+    by_epsilon = tuple((float(f"{own * whole:.12g}"), noise) for own, noise in found.by_epsilon)
+    return replace(found, charge=charge, by_epsilon=by_epsilon)

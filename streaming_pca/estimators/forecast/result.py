@@ -1,10 +1,10 @@
-"""Forecast, with its text of at most 80 columns and its JSON."""
+"""Forecast and its JSON."""
 
 from __future__ import annotations
 
 import math
-import textwrap
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from streaming_pca.estimators.forecast.batches import Shares
@@ -19,12 +19,10 @@ _ENDLESS = 1e15
 _SHARPNESS = 4
 """Exponent of the saturation; tuned by simulation with 10 to 200 features, rank 1 to 10."""
 
-Route = Literal["covariance", "block"]
+_ASSUMED = (0.5, 0.2, 0.05)
+"""Assumed gaps, as shares of the largest possible one."""
 
-_WIDTH, _LABEL = 80, 22
-"""Columns of the text, and of a row's label."""
-_SHOWN = 5
-"""Number of leading batches whose sizes are listed, in addition to the last one."""
+Route = Literal["covariance", "block"]
 
 
 @dataclass(frozen=True)
@@ -52,6 +50,9 @@ class Forecast:
     entry_noise : float
         Standard deviation of an entry of the mean second moment, off the diagonal
         (block: any entry), as a share of the total variance.
+    by_epsilon, by_records : tuple of (float, float)
+        Other epsilons (with diagnostics), and other numbers of records, each with its entry noise;
+        those without a forecast are absent.
     warnings : tuple of str
         One line each.
     """
@@ -70,6 +71,8 @@ class Forecast:
     mu: float
     charge: Charge
     entry_noise: float
+    by_epsilon: tuple[tuple[float, float], ...] = ()
+    by_records: tuple[tuple[int, float], ...] = ()
     warnings: tuple[str, ...] = ()
 
     @property
@@ -87,6 +90,26 @@ class Forecast:
     def total_error(self) -> float | None:
         """Relative standard error of the total variance itself; None for the block route."""
         return self.variance_error * math.sqrt(self.dim) if self.route == "covariance" else None
+
+    @property
+    def variance_lost(self) -> float | None:
+        """Most of the total variance that noise costs the subspace on average, for any spectrum.
+
+        The best subspace keeps <A, P>, the found one <A, P'>; the difference is at most <N, P'> - <N, P>
+        for the noise N, so on average at most the sum of N's k largest eigenvalues. None for the block route.
+        """
+        if self.route == "block":
+            return None
+        return 0.0 if self.rank == self.dim else min(self.rank * self.largest_noise, 1.0)
+
+    @property
+    def gaps(self) -> tuple[float, ...]:
+        """Gaps to assume if none is known: a half, a fifth and a twentieth of the largest, 1/k."""
+        return tuple(share / self.rank for share in _ASSUMED)
+
+    def with_noise(self, entry_noise: float) -> Forecast:
+        """Return this forecast with another noise, such as a point of a curve has."""
+        return replace(self, entry_noise=entry_noise)
 
     @property
     def random_error(self) -> float:
@@ -153,6 +176,8 @@ class Forecast:
         return gap
 
     def __str__(self) -> str:
+        from streaming_pca.estimators.forecast.text import describe
+
         return describe(self)
 
 
@@ -169,51 +194,17 @@ def _first_order(error: float) -> float:
     return float(error / (1 - error**_SHARPNESS) ** (1 / _SHARPNESS))
 
 
-def describe(forecast: Forecast, gap: float | None = None) -> str:
-    """Write a forecast as text.
+def as_json(forecast: Forecast, gap: float | None = None) -> dict[str, Any]:
+    """Collect a forecast's numbers as JSON.
 
     Parameters
     ----------
     gap : float, optional
-        Eigengap, as a share of the total variance, whose error is added.
+        Eigengap, as a share of the total variance, of errors and angles; by default angles are for
+        :attr:`Forecast.gaps`.
     """
     f = forecast
-    unit = "record" if f.contributions == 1 else f"user, in {f.contributions} batches together"
-    lines = [f"rank {f.rank} of {f.dim:,} features, {f.records:,} records, {f.route} route"]
-    rows = [
-        ("charge", f"{_charge(f)} for each {unit}"),
-        ("batches", _batches(f.batches)),
-        ("one batch", f"mu {f.mu:.3g}; noise multiplier {f.multiplier:.4g}"),
-        ("shares of mu²", _shares(f)),
-        ("noise, of the total variance:", ""),
-        ("  an entry", _share(f.entry_noise)),
-        ("  largest eigenvalue", _share(f.largest_noise)),
-        ("  explained variance", f"± {_share(f.variance_error)}"),
-    ]
-    if f.total_error is not None:
-        rows.append(("  the total itself", f"± {_share(f.total_error)}"))
-    lines += [_row(name, value) for name, value in rows]
-    lines += ["", *_needs(f, gap)]
-    if gap is not None:
-        lines.append(f"with a gap of {_share(gap)} the error is {_share(f.error_at(gap))}")
-    notes = [
-        "error: as a share of a random subspace's; gap: lambda_k - lambda_(k+1), as a share of the total "
-        f"variance. For a clip radius of {f.tail:g} times the mean |x|². Noise alone: clipping and sampling "
-        "add to it. The part cut off by clipping adds 2% of an explained variance to its error, "
-        "0.2 to 10% on four data sets in five, and more under heavy tails."
-    ]
-    if f.route == "block":
-        notes.append(
-            "The block route's noise follows the residuals: this is a bound, "
-            "for residuals as large as records."
-        )
-    notes += [f"warning: {line}" for line in f.warnings]
-    return "\n".join([*lines, "", *(textwrap.fill(note, _WIDTH) for note in notes)])
-
-
-def as_json(forecast: Forecast, gap: float | None = None) -> dict[str, Any]:
-    """Collect a forecast's numbers as JSON; parameters as for :func:`describe`."""
-    f = forecast
+    gaps = f.gaps if gap is None else (gap,)
     named = ("dim", "rank", "records", "epsilon", "delta", "contributions", "tail", "route")
     return {
         **{name: getattr(f, name) for name in named},
@@ -231,6 +222,11 @@ def as_json(forecast: Forecast, gap: float | None = None) -> dict[str, Any]:
         "targets": [_target(f, error, gap) for error in TARGETS],
         "gap": gap,
         "error": None if gap is None else f.error_at(gap),
+        "variance_lost": f.variance_lost,
+        "gaps": list(gaps),
+        "angles": [f.angle_at(each) for each in gaps],
+        "by_epsilon": [{"epsilon": value, **_point(f, noise, gaps)} for value, noise in f.by_epsilon],
+        "by_records": [{"records": value, **_point(f, noise, gaps)} for value, noise in f.by_records],
         "warnings": list(f.warnings),
     }
 
@@ -245,53 +241,6 @@ def _target(f: Forecast, error: float, gap: float | None) -> dict[str, Any]:
     }
 
 
-def _needs(f: Forecast, gap: float | None) -> list[str]:
-    """Write the table of target errors."""
-    last = "" if gap is None else f"   records for a gap of {_share(gap)}, in as many batches"
-    lines = [f"{'error':>6}   {'gap needed':<18}{last}".rstrip()]
-    for error in TARGETS:
-        needed = f.gap_for(error)
-        shown = _share(needed) if needed <= 1 / f.rank else f"none (above 1/{f.rank})"
-        records = "" if gap is None else f"   {_count(f.records_for(gap, error))}"
-        lines.append(f"{error:>6.0%}   {shown:<18}{records}".rstrip())
-    return lines
-
-
-def _row(name: str, value: str) -> str:
-    if not value:
-        return name
-    return textwrap.fill(value, _WIDTH, initial_indent=f"{name:<{_LABEL}}", subsequent_indent=" " * _LABEL)
-
-
-def _batches(sizes: tuple[int, ...]) -> str:
-    count = len(sizes)
-    if len(set(sizes)) == 1:
-        return f"{count} of {sizes[0]:,} records"
-    shown = [f"{size:,}" for size in sizes]
-    if count > _SHOWN + 1:
-        shown = [*shown[:_SHOWN], "…", shown[-1]]
-    return f"{count}, of {' + '.join(shown)} records"
-
-
-def _shares(f: Forecast) -> str:
-    s = f.shares
-    looks = ((s.sizes, "sizes"), (s.centre, "centre"), (s.pilot, "first look"))
-    parts = [f"the sum {s.first:.0%}", *(f"{name} {share:.0%}" for share, name in looks if share)]
-    first = ", ".join(parts)
-    return first if len(f.batches) == 1 else f"{first}; in later batches the sum {s.later:.0%}"
-
-
-def _charge(f: Forecast) -> str:
-    charge = f.charge
-    rho = "" if charge.rho is None else f", rho {float(charge.rho):.3g}"
-    return f"epsilon {float(charge.epsilon):g}, delta {float(charge.delta):g}{rho}"
-
-
-def _count(value: int | None) -> str:
-    return "above 10^15" if value is None else f"{value:,}"
-
-
-def _share(value: float) -> str:
-    """Write a share as a percentage of three digits."""
-    percent = 100 * value
-    return f"{percent:.3g}%" if percent < 1000 else "above 1000%"
+def _point(f: Forecast, noise: float, gaps: Sequence[float]) -> dict[str, Any]:
+    other = f.with_noise(noise)
+    return {"entry_noise": noise, "angles": [other.angle_at(gap) for gap in gaps]}

@@ -281,5 +281,6 @@ function command(plan) {
   if (plan.tail !== 1) options.push(`--tail ${typed(plan.tail)}`);
   const given = new URLSearchParams(location.search);
   for (const n of SPARE) if (given.get(n)) options.push(`--${n} ${given.get(n)}`);
+  if (!given.get("batches")) options.push("--batches growing");
   return `streaming-pca plan ${options.join(" ")}`;
 }
