@@ -68,7 +68,10 @@ class Budget(_Answer):
     filter: str
     """Rule for adding charges: basic or zcdp."""
     spent_share: float | None = Field(default=None, ge=0, le=1)
-    """Largest spent share of the cap; null for an infinite cap."""
+    """Largest spent share of the cap; null for an infinite cap. It belongs to records that were learnt:
+    records that arrive have the whole cap, unless a stream's unit is the user."""
+    allows_next: bool = True
+    """False if the cap does not allow the charge of the next batch."""
 
 
 class Batches(_Answer):
@@ -104,13 +107,24 @@ class Lag(_Answer):
     """Offsets after the start of an open transaction, not readable yet."""
 
 
+class NextBatch(_Answer):
+    """Batch that fills, from counts and times of records alone."""
+
+    planned: int
+    """Planned number of records. With ``stream.max_wait_seconds`` a batch can close with fewer."""
+    waiting: int
+    """Offsets that wait for it, at most ``planned``; some can be transaction markers."""
+    per_second: float | None = None
+    """Offsets that arrive per second in the input topic, in the last two minutes; null at first."""
+
+
 class Health(_Answer):
     """Verdict on a stream, only from public quantities."""
 
     level: Literal["ok", "warning", "problem", "unknown"]
-    """Worst of the reasons."""
+    """Worst of the reasons. The pages call "warning" Attention."""
     reasons: list[str] = []
-    """One line each, the worst first."""
+    """One line each with its remedy, the worst first."""
 
 
 class LastRelease(_Answer):
@@ -186,6 +200,8 @@ class StreamSummary(_Answer):
     """Records learnt, according to the ledger."""
     lag: Lag | None = None
     """Lag; null if unknown."""
+    next_batch: NextBatch | None = None
+    """Batch that fills; null if the lag is unknown, or if the stream is paused or has ended."""
     last_release: LastRelease | None = None
     """Latest release; null before the first."""
     advice: DoubtAdvice | None = None
@@ -202,7 +218,8 @@ class StreamDetail(StreamSummary):
     """Stream with its guarantee and settings."""
 
     guarantee: list[str]
-    """Guarantee in plain words with this stream's numbers; one or two sentences per item."""
+    """Guarantee in plain words with this stream's numbers; one or two sentences per item. The first three
+    items, a sentence each, are its summary."""
     adjacency: str
     """Relation between neighbouring inputs; "none" if nothing is guaranteed."""
     local: bool

@@ -54,6 +54,8 @@ class MadeStream:
     settings: Settings
     topic_id: str = ""
     partitions: int = 1
+    cap: tuple[str, str] = ("10", "1e-5")
+    """Cap of its ledger, where :mod:`tests.dashboard.offline` opens it."""
     values: list[bytes] = field(default_factory=list)
     """Its releases, in order, as published."""
     head: str = ""
@@ -75,16 +77,22 @@ class MadeStream:
         ``changes`` are fields of the releases, for example ``doubts=("not-resolved",)``. Without
         ``entries`` the ledger does not contain these batches, so later batches cannot have entries either.
         """
-        made = [self.next_release(**changes) for _ in range(batches)]
+        self.send(self.made_messages(batches, entries=entries, **changes))
+        return self.values[len(self.values) - batches :]
+
+    def made_messages(
+        self, batches: int = 1, *, entries: bool = True, **changes: Any
+    ) -> list[tuple[str, bytes]]:
+        """Return the messages (topic, value) of :meth:`publish` without sending them."""
         messages: list[tuple[str, bytes]] = []
-        for release in made:
+        for _ in range(batches):
+            release = self.next_release(**changes)
             value = release.to_bytes()
             if entries:
                 messages += [(self._ledger, encode_entry(entry)) for entry in self._entries(release, value)]
             messages.append((self.settings.stream.releases_topic, value))
             self.values.append(value)
-        self.send(messages)
-        return self.values[len(self.values) - batches :]
+        return messages
 
     def send(self, messages: Sequence[tuple[str, bytes]], *, commit: bool = True) -> None:
         """Write messages (topic, value) in transactions, which ``commit=False`` aborts."""

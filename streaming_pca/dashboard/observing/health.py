@@ -17,7 +17,7 @@ SOME_NULL = 0.05
 _USUAL = 5
 """Multiple of the usual interval between releases after which a release is late."""
 _LEAST_SECONDS = 60.0
-"""Shortest time after which a release is late."""
+"""Time a batch must be full before its release is late."""
 _WATCHED_SECONDS = 120.0
 _LEAST_SAMPLES = 8
 _ORDER: Sequence[Level] = ("problem", "warning", "unknown", "ok")
@@ -49,6 +49,8 @@ class Facts:
     candidates: int = 0
     lag: int | None = None
     lag_grows: bool = False
+    full_seconds: float = 0.0
+    """Seconds since enough records wait for the next batch."""
     doubts: tuple[str, ...] = ()
     """Reasons not to rely on the last release, in words."""
     least_null_share: float = 0.0
@@ -74,7 +76,7 @@ def judge(facts: Facts) -> Health:
 
 def _rules(facts: Facts) -> Iterator[tuple[bool, Level, str]]:
     """Yield each reason, with its level and whether it applies."""
-    because = f": {facts.reason}" if facts.reason else "."
+    because = f": {_sentence(facts.reason)}" if facts.reason else "."
     retired, paused = facts.standing == "retired", facts.standing == "paused"
     runs = not (retired or paused or facts.learnt is not None)
     yield (
@@ -82,25 +84,28 @@ def _rules(facts: Facts) -> Iterator[tuple[bool, Level, str]]:
         "problem",
         "The ledger is not open: set a cap with `streaming-pca topics create`.",
     )
-    refused = f"The ledger refused this stream's last entry: {facts.refused}"
-    yield facts.refused is not None, "problem", refused
+    refused = f"The ledger refused this stream's last entry: {_sentence(facts.refused or '')}"
+    yield facts.refused is not None, "problem", f"{refused} The worker's log has the remedy."
     yield retired, "ok", f"Retired and no longer learning{because}"
-    yield paused, "warning", f"Paused{because}"
-    learnt = f"All its {facts.learnt} records are learnt."
+    yield paused, "warning", f"Paused{because} `streaming-pca stream resume` lets it continue."
+    learnt = f"All its {facts.learnt:,} records are learnt." if facts.learnt is not None else ""
     yield facts.learnt is not None and not (retired or paused), "ok", learnt
     spent = f"The budget does not allow its next batch: {facts.cannot_charge}"
     yield runs and facts.cannot_charge is not None, "problem", spent
-    yield runs and facts.abandoned_last, "warning", f"Its last batch was charged and given up{because}"
+    lost = f"Its last batch was charged and given up{because} The next batch has new records."
+    yield runs and facts.abandoned_last, "warning", lost
 
-    waits = f" {facts.lag} offsets wait." if facts.lag else ""
-    by = f" {facts.candidates} stand by." if facts.candidates else ""
+    waits = f" {facts.lag:,} offsets wait." if facts.lag else ""
+    by = f"{facts.candidates} stand by: one takes over in a moment."
+    start = "Start one with `streaming-pca worker`."
     level: Level = "problem" if facts.lag else "warning"
-    yield runs and facts.leader is False, level, f"No worker leads it.{waits}{by}"
-    grows = f"It is not keeping up: the lag grows, {facts.lag} offsets wait."
-    yield runs and facts.lag_grows, "warning", grows
+    leaderless = f"No worker leads it.{waits} {by if facts.candidates else start}"
+    yield runs and facts.leader is False, level, leaderless
+    grows = f"It is not keeping up: the lag grows, {facts.lag or 0:,} offsets wait."
+    yield runs and facts.lag_grows, "warning", f"{grows} Give the worker more cores or larger batches."
     since, usual = _duration(facts.seconds_since or 0.0), _duration(facts.usual_seconds or 0.0)
-    late = f"No release for {since}; usually one comes every {usual}."
-    yield runs and _is_late(facts), "warning", late
+    late = f"No release for {since}, though the next batch is full; usually one comes every {usual}."
+    yield runs and _is_late(facts), "warning", f"{late} See the worker's log."
 
     share = f"At least {100 * facts.least_null_share:.0f}% of the last batch's records are null"
     level = "problem" if facts.least_null_share > MANY_NULL else "warning"
@@ -112,11 +117,15 @@ def _rules(facts: Facts) -> Iterator[tuple[bool, Level, str]]:
     yield bool(facts.unreadable), "warning", f"{unreadable} {newer}"
 
 
+def _sentence(text: str) -> str:
+    return text if text.endswith((".", "!", "?")) else f"{text}."
+
+
 def _is_late(facts: Facts) -> bool:
-    # Without lag, there is nothing to learn and no release is due.
-    if facts.seconds_since is None or facts.usual_seconds is None or not facts.lag:
+    # A batch that fills is not late, however long it takes.
+    if facts.seconds_since is None or facts.usual_seconds is None or facts.full_seconds < _LEAST_SECONDS:
         return False
-    return facts.seconds_since > max(_USUAL * facts.usual_seconds, _LEAST_SECONDS)
+    return facts.seconds_since > _USUAL * facts.usual_seconds
 
 
 def _duration(seconds: float) -> str:
@@ -131,7 +140,7 @@ def _duration(seconds: float) -> str:
 
 
 class LagWatch:
-    """Last two minutes of a stream's lag, to detect growth.
+    """Last two minutes of a stream's lag and of its input's end, to detect growth.
 
     A lag rises and falls with each batch. It grows if the minimum of the later half is above the maximum
     of the earlier half, and above the size of the largest batch.
@@ -139,22 +148,35 @@ class LagWatch:
 
     def __init__(self, largest_batch: int) -> None:
         self._largest = largest_batch
-        self._samples: list[tuple[float, int]] = []
+        self._samples: list[tuple[float, int, int]] = []
 
-    def add(self, at: float, lag: int) -> None:
-        """Add a sample; ``at`` is in seconds."""
+    def add(self, at: float, lag: int, end: int) -> None:
+        """Add a sample: seconds, lag, and sum of the end offsets of all partitions."""
+        if self._samples and end < self._samples[-1][2]:
+            # The topic was recreated.
+            self._samples.clear()
         self._samples = [s for s in self._samples if at - _WATCHED_SECONDS <= s[0] < at]
-        self._samples.append((at, lag))
+        self._samples.append((at, lag, end))
+
+    @property
+    def _seconds(self) -> float:
+        return self._samples[-1][0] - self._samples[0][0] if len(self._samples) >= _LEAST_SAMPLES else 0.0
+
+    @property
+    def per_second(self) -> float | None:
+        """Offsets that arrive per second, to two digits; None before a quarter of a minute."""
+        if self._seconds < _WATCHED_SECONDS / 8:
+            return None
+        rate = (self._samples[-1][2] - self._samples[0][2]) / self._seconds
+        # Two digits, or the answer would change at every sample.
+        return float(f"{rate:.2g}")
 
     @property
     def grows(self) -> bool:
         """True if the lag grows."""
-        if len(self._samples) < _LEAST_SAMPLES:
+        if self._seconds < _WATCHED_SECONDS / 4:
             return False
-        first, last = self._samples[0][0], self._samples[-1][0]
-        if last - first < _WATCHED_SECONDS / 4:
-            return False
-        middle = (first + last) / 2
-        early = [lag for at, lag in self._samples if at < middle]
-        late = [lag for at, lag in self._samples if at >= middle]
+        middle = (self._samples[0][0] + self._samples[-1][0]) / 2
+        early = [lag for at, lag, _ in self._samples if at < middle]
+        late = [lag for at, lag, _ in self._samples if at >= middle]
         return min(late) > max(max(early), self._largest)

@@ -12,12 +12,13 @@ from typing import Any
 from streaming_pca.admin.broker_status import BrokerSnapshot
 from streaming_pca.config.settings import Settings, StreamSettings
 from streaming_pca.dashboard.models import Lag, Leader, StreamDetail, StreamSummary
+from streaming_pca.dashboard.observing.filling import BatchFill
 from streaming_pca.dashboard.observing.health import Facts, LagWatch, judge
 from streaming_pca.dashboard.observing.ledgers import LedgerView, batch_counts
 from streaming_pca.dashboard.observing.releases import ReleaseHistory
 from streaming_pca.privacy.ledger.cap import BudgetExceeded, within_cap
 from streaming_pca.privacy.ledger.ledger import JobLedger, Ledger
-from streaming_pca.privacy.ledger.protocol import BatchStatus
+from streaming_pca.privacy.ledger.protocol import BatchStatus, JobStatus
 from streaming_pca.privacy.ledger.spend_map import SpendMap
 from streaming_pca.privacy.parameters import Charge, parse_rational
 
@@ -40,9 +41,10 @@ class StreamState:
         self.releases = ReleaseHistory(settings.stream, most)
         self._leader: Leader | None = None
         self._lag: Lag | None = None
-        estimator = settings.stream.build_estimator()
-        self._info = estimator.info
-        self._watch = LagWatch(estimator.largest_batch)
+        self._estimator = settings.stream.build_estimator()
+        self._info = self._estimator.info
+        self._watch = LagWatch(self._estimator.largest_batch)
+        self._fill = BatchFill(settings.stream, self._estimator)
         self._cannot_charge: str | None = None
         self._shown: tuple[StreamSummary, Sequence[str] | None] | None = None
         self._show({"health": judge(Facts(loaded=False))})
@@ -56,9 +58,11 @@ class StreamState:
         known = loaded and stream.input in snapshot.partitions
         lag = snapshot.lag(stream, job) if known else None
         self._lag = None if lag is None else Lag(**lag)
-        if lag is not None:
-            self._watch.add(at, lag["total"])
         ends = {tp.partition: snapshot.end[tp] for tp in snapshot.partitions.get(stream.input, ())}
+        if lag is not None:
+            self._watch.add(at, lag["total"], sum(ends.values()))
+        fills = job.status is JobStatus.ACTIVE and self._learnt(job) is None
+        self._fill.update(job, lag["total"] if lag and fills else None, self._watch.per_second, at)
         self._cannot_charge = self._refusal(view.ledger, job, ends)
 
     def update(self, view: LedgerView, disconnected: str | None, loaded: bool) -> bool:
@@ -82,6 +86,7 @@ class StreamState:
             candidates=0 if leader is None else leader.candidates,
             lag=None if lag is None else lag.total,
             lag_grows=self._watch.grows,
+            full_seconds=self._fill.full_seconds,
             unreadable=self.releases.unreadable,
             seconds_since=since,
             usual_seconds=usual,
@@ -99,15 +104,18 @@ class StreamState:
             "health": judge(health),
         }
         if problem is None:
+            budget = view.budget(self.name)
+            allowed = self._cannot_charge is None
             facts |= {
                 "standing": str(job.status),
                 "leader": leader,
                 "batches": batch_counts(job),
                 "records": job.records_committed,
                 "lag": lag,
+                "next_batch": self._fill.answer,
                 "last_release": None if last is None else last.summary().model_dump(exclude={"offset"}),
                 "advice": None if advice is None else asdict(advice),
-                "budget": view.budget(self.name),
+                "budget": budget and budget.model_copy(update={"allows_next": allowed}),
             }
         return self._show(facts)
 
@@ -145,7 +153,7 @@ class StreamState:
 
     def _learnt(self, job: JobLedger) -> int | None:
         """Return the number of records; None unless a stream of known length has learnt them all."""
-        estimator = self.settings.stream.build_estimator()
+        estimator = self._estimator
         expected = getattr(estimator.options, "n_records", None)
         if not self.settings.worker.stop_when_done or expected is None:
             return None
@@ -174,14 +182,17 @@ class StreamState:
                 return None
             ledger.check_unread(charge)
         except BudgetExceeded as error:
-            return str(error)
+            return str(
+                error.with_remedy("choose another input topic, or less epsilon with a new stream.name")
+            )
         for partition, end in sorted(ends.items()):
             start = job.ends.get(partition, 0)
             for spent in ledger.spend.get(partition, SpendMap()).over(start, end):
                 if not within_cap(spent + ledger.everywhere + charge, opened.cap, opened.filter):
+                    other = "choose a new stream.name with" if job.started else "begin after them with"
                     return (
                         f"records of partition {partition} that it has yet to read were charged by other "
-                        "jobs up to the cap, or nearly"
+                        f'jobs up to the cap, or nearly: {other} `stream.start = "latest"`'
                     )
         return None
 

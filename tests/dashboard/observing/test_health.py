@@ -19,15 +19,39 @@ from streaming_pca.service.kafka.clients import BrokerUnreachable
         ({"problem": "topic 'x' is missing"}, "problem", "topic 'x' is missing"),
         ({"disconnected": "no broker answers"}, "unknown", "may be old: no broker answers"),
         ({"loaded": False}, "unknown", "still being read"),
-        ({"leader": False, "lag": 0}, "warning", "No worker leads it."),
-        ({"leader": False, "lag": 7, "candidates": 2}, "problem", "7 offsets wait. 2 stand by."),
+        (
+            {"leader": False, "lag": 0},
+            "warning",
+            "No worker leads it. Start one with `streaming-pca worker`.",
+        ),
+        (
+            {"leader": False, "lag": 7, "candidates": 2},
+            "problem",
+            "7 offsets wait. 2 stand by: one takes over in a moment.",
+        ),
         ({"leader": None, "lag": 7}, "ok", ""),
-        ({"leader": True, "lag": 9000, "lag_grows": True}, "warning", "the lag grows, 9000 offsets wait"),
+        (
+            {"leader": True, "lag": 9000, "lag_grows": True},
+            "warning",
+            "the lag grows, 9,000 offsets wait. Give the worker more cores",
+        ),
         ({"open_ledger": False}, "problem", "The ledger is not open"),
-        ({"refused": "above the cap"}, "problem", "refused this stream's last entry: above the cap"),
+        (
+            {"refused": "above the cap"},
+            "problem",
+            "refused this stream's last entry: above the cap. The worker's log has",
+        ),
         ({"cannot_charge": "it is spent"}, "problem", "does not allow its next batch: it is spent"),
-        ({"abandoned_last": True, "reason": "lost"}, "warning", "charged and given up: lost"),
-        ({"standing": "paused", "reason": "upgrade"}, "warning", "Paused: upgrade"),
+        (
+            {"abandoned_last": True, "reason": "lost"},
+            "warning",
+            "charged and given up: lost. The next batch has",
+        ),
+        (
+            {"standing": "paused", "reason": "upgrade"},
+            "warning",
+            "Paused: upgrade. `streaming-pca stream resume`",
+        ),
         ({"standing": "retired", "leader": False, "lag": 5}, "ok", "Retired and no longer learning."),
         ({"learnt": 300, "leader": False, "cannot_charge": "spent"}, "ok", "All its 300 records are learnt."),
         (
@@ -39,14 +63,20 @@ from streaming_pca.service.kafka.clients import BrokerUnreachable
         ({"least_null_share": 0.06}, "warning", "At least 6% of the last batch's records are null"),
         ({"least_null_share": 0.6}, "problem", "At least 60%"),
         ({"unreadable": 3}, "warning", "not releases of this stream: 3."),
-        ({"seconds_since": 700.0, "usual_seconds": 60.0, "lag": 3}, "warning", "No release for 12 minutes"),
-        ({"seconds_since": 700.0, "usual_seconds": 60.0, "lag": 0}, "ok", ""),
-        ({"seconds_since": 30.0, "usual_seconds": 1.0, "lag": 3}, "ok", ""),
-        ({"seconds_since": 700.0, "lag": 3}, "ok", ""),
         (
-            {"seconds_since": 3e5, "usual_seconds": 4.0, "lag": 1},
+            {"seconds_since": 700.0, "usual_seconds": 60.0, "full_seconds": 61.0},
             "warning",
-            "No release for 3 days; usually one comes every 4.0 seconds.",
+            "No release for 12 minutes",
+        ),
+        # A batch that fills is not late.
+        ({"seconds_since": 3e5, "usual_seconds": 4.0, "lag": 4200}, "ok", ""),
+        ({"seconds_since": 700.0, "usual_seconds": 60.0, "full_seconds": 30.0}, "ok", ""),
+        ({"seconds_since": 200.0, "usual_seconds": 60.0, "full_seconds": 100.0}, "ok", ""),
+        ({"seconds_since": 700.0, "full_seconds": 700.0}, "ok", ""),
+        (
+            {"seconds_since": 3e5, "usual_seconds": 4.0, "full_seconds": 100.0},
+            "warning",
+            "No release for 3 days, though the next batch is full; usually one comes every 4.0 seconds. See",
         ),
     ],
 )
@@ -67,7 +97,7 @@ def test_the_worst_reason_is_first() -> None:
 def _grows(lags: list[int], largest: int = 100) -> bool:
     watch = LagWatch(largest)
     for i, lag in enumerate(lags):
-        watch.add(2.0 * i, lag)
+        watch.add(2.0 * i, lag, i)
     return watch.grows
 
 
@@ -80,6 +110,21 @@ def test_a_lag_grows_when_it_does_not_come_down_again() -> None:
     assert not _grows(list(range(60)))
     # It grew once, long ago.
     assert not _grows([50 * i for i in range(30)] + [1500] * 70)
+
+
+def test_the_rate_of_arrival_is_that_of_the_last_two_minutes() -> None:
+    watch = LagWatch(100)
+    for second in range(0, 14, 2):
+        watch.add(float(second), 0, 10 * second)
+        assert watch.per_second is None
+    watch.add(16.0, 0, 160)
+    assert watch.per_second == 10.0
+    for second in range(18, 400, 2):
+        watch.add(float(second), 0, 160)
+    assert watch.per_second == 0.0
+    # A recreated topic is shorter.
+    watch.add(400.0, 0, 5)
+    assert watch.per_second is None
 
 
 @pytest.mark.parametrize(

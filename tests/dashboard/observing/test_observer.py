@@ -185,7 +185,7 @@ def test_a_ledger_is_shown_entry_by_entry(make: Make, observe: Observe) -> None:
     assert [job.standing for job in summary.jobs] == ["retired"]
     detail = wait_for("the stream", lambda: observer.stream(name))
     assert detail.standing == "retired"
-    assert detail.health.reasons == ["Retired and no longer learning: it was long enough"]
+    assert detail.health.reasons == ["Retired and no longer learning: it was long enough."]
 
     for partition, offset in ((0, 7), (1, 1)):
         charge = observer.record_charge(topic, partition, offset)

@@ -1,0 +1,67 @@
+"""Batch that fills: its planned size, its waiting records, and how long it has been full."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from streaming_pca.config.settings import StreamSettings
+from streaming_pca.dashboard.models import NextBatch
+from streaming_pca.estimators.base import Estimator
+from streaming_pca.privacy.ledger.ledger import JobLedger
+from streaming_pca.privacy.ledger.protocol import BatchStatus
+
+
+class BatchFill:
+    """Next batch of a stream, from the ledger's counts and the lag alone.
+
+    Attributes
+    ----------
+    answer : NextBatch or None
+        The API's model; None while the lag is unknown, or if no batch fills.
+    full_seconds : float
+        Seconds since enough records wait for the batch.
+    """
+
+    def __init__(self, stream: StreamSettings, estimator: Estimator[Any, Any]) -> None:
+        self._estimator = estimator
+        self._max_wait = stream.max_wait_seconds
+        self._counts: tuple[int, int] | None = None
+        self._planned = 0
+        self._full_since: tuple[int, float] | None = None
+        self.answer: NextBatch | None = None
+        self.full_seconds = 0.0
+
+    def update(self, job: JobLedger, lag: int | None, per_second: float | None, at: float) -> None:
+        """Renew the answer.
+
+        Parameters
+        ----------
+        lag : int or None
+            Offsets that no batch has read; None if no batch fills.
+        per_second : float or None
+            Offsets that arrive per second.
+        at : float
+            Time in seconds.
+        """
+        if lag is None:
+            self.answer, self._full_since, self.full_seconds = None, None, 0.0
+            return
+        counts = (job.committed, job.records_committed)
+        if job.phase is BatchStatus.RESERVED and job.reservation is not None:
+            # The worker learns from this batch while the next one fills.
+            counts = (counts[0] + 1, counts[1] + job.reservation.count)
+        if counts != self._counts:
+            self._counts, self._planned = counts, self._estimator.planned_records(*counts)
+        waiting = min(lag, self._planned)
+        self.answer = NextBatch(planned=self._planned, waiting=waiting, per_second=per_second)
+        enough = self._planned
+        if self._max_wait is not None and job.reservation is not None:
+            # After that wait a batch as small as the last one closes.
+            enough = min(enough, job.reservation.count)
+        if lag < enough:
+            self._full_since = None
+        elif self._full_since is None or self._full_since[0] != job.batch:
+            self._full_since = (job.batch, at)
+        since = at if self._full_since is None else self._full_since[1]
+        patience = 0.0 if lag >= self._planned or self._max_wait is None else self._max_wait
+        self.full_seconds = max(at - since - patience, 0.0)

@@ -1,0 +1,122 @@
+"""The batch that fills, from counts and times alone; no broker is needed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from streaming_pca.dashboard.models import NextBatch
+from streaming_pca.privacy.ledger.entries import OffsetRange, Paused, Reserved, Resumed
+from streaming_pca.privacy.parameters import Charge
+from tests.dashboard.offline import Offline, made_offline
+
+GROWING = {"n_records": 2800, "n_batches": 3, "growth": 2.0}
+"""Batches of 400, 800 and 1,600 records."""
+
+
+def watched(options: dict[str, Any] = GROWING, **stream: Any) -> Offline:
+    return Offline(made_offline("flights", options=options, **stream))
+
+
+def next_batch(offline: Offline) -> NextBatch | None:
+    return offline.observer.stream("flights").next_batch
+
+
+def reserved(offline: Offline, batch: int, count: int) -> Reserved:
+    made = offline.streams["flights"]
+    return Reserved(
+        topic_id=made.topic_id,
+        job="flights",
+        batch=batch,
+        previous=made.head,
+        ranges=(OffsetRange(partition=0, start=0, end=count, count=count),),
+        promise=made.settings.stream.privacy_contract,
+        parameters={"mechanism": "private-oja", "sigma_over_sensitivity": 1e6},
+        charge=Charge(epsilon="1", delta="1e-6"),
+    )
+
+
+def test_a_batch_fills_with_the_records_that_no_batch_has_read() -> None:
+    offline = watched()
+    assert next_batch(offline) is None
+    offline.stand(0.0, {"flights": 150})
+    assert next_batch(offline) == NextBatch(planned=400, waiting=150)
+    offline.stand(2.0, {"flights": 450})
+    assert next_batch(offline) == NextBatch(planned=400, waiting=400)
+
+
+def test_while_a_worker_learns_the_batch_after_it_fills() -> None:
+    offline = watched()
+    offline.append("flights", reserved(offline, 1, 400))
+    offline.stand(0.0, {"flights": 50})
+    assert next_batch(offline) == NextBatch(planned=800, waiting=50)
+
+
+def test_the_rate_is_that_of_the_topic_whatever_the_worker_reads() -> None:
+    offline = watched()
+    for second in range(0, 20, 2):
+        offline.stand(float(second), {"flights": 15 * second})
+    offline.append("flights", reserved(offline, 1, 270))
+    offline.stand(20.0, {"flights": 30})
+    assert next_batch(offline) == NextBatch(planned=800, waiting=30, per_second=15.0)
+
+
+def test_no_batch_fills_while_a_stream_is_paused() -> None:
+    offline = watched()
+    own = {"topic_id": offline.streams["flights"].topic_id, "job": "flights"}
+    offline.append(
+        "flights", Paused(**own, previous=offline.streams["flights"].head, reason="broker upgrade")
+    )
+    offline.stand(0.0, {"flights": 150})
+    assert next_batch(offline) is None
+    offline.append("flights", Resumed(**own, previous=offline.streams["flights"].head, reason="done"))
+    offline.stand(2.0, {"flights": 150})
+    assert next_batch(offline) == NextBatch(planned=400, waiting=150)
+
+
+def levels(offline: Offline, waiting: int, seconds: range) -> list[str]:
+    """Return the level of health at each second, a batch's records waiting."""
+    found = []
+    for second in seconds:
+        offline.stand(float(second), {"flights": waiting})
+        found.append(offline.observer.stream("flights").health.level)
+    return found
+
+
+def test_a_batch_that_fills_needs_no_attention_and_a_full_one_does_after_a_minute() -> None:
+    options = {"n_records": 100_000, "n_batches": 100, "growth": 1.0}
+    offline = watched(options)
+    # Their releases are weeks old, a minute apart.
+    offline.publish("flights", 4)
+    assert set(levels(offline, 999, range(0, 600, 10))) == {"ok"}
+    assert levels(offline, 1000, range(600, 670, 10)) == ["ok"] * 6 + ["warning"]
+    # A release starts the minute again.
+    offline.publish("flights", 1)
+    assert levels(offline, 1000, range(670, 740, 10)) == ["ok"] * 6 + ["warning"]
+
+
+def test_a_batch_that_closes_early_is_late_after_its_wait() -> None:
+    options = {"n_records": 100_000, "n_batches": 100, "growth": 1.0}
+    offline = watched(options, max_wait_seconds=120.0)
+    offline.publish("flights", 4)
+    # The last batch had 100 records: as many can close after two minutes, and are late a minute later.
+    assert set(levels(offline, 99, range(0, 600, 10))) == {"ok"}
+    assert levels(offline, 100, range(600, 790, 10)) == ["ok"] * 18 + ["warning"]
+
+
+def test_an_allowed_batch_and_a_refused_one_differ_in_the_budget() -> None:
+    first = made_offline("first", input="shared")
+    second = made_offline("second", input="shared")
+    offline = Offline(first, second)
+    offline.publish("first", 2)
+    offline.stand(0.0, {"first": 150})
+    budgets = {name: offline.observer.stream(name).budget for name in ("first", "second")}
+    assert {name: budget and budget.spent_share for name, budget in budgets.items()} == {
+        "first": 1.0,
+        "second": 1.0,
+    }
+    assert {name: budget and budget.allows_next for name, budget in budgets.items()} == {
+        "first": True,
+        "second": False,
+    }
+    (reason,) = offline.observer.stream("second").health.reasons
+    assert reason.endswith('begin after them with `stream.start = "latest"`')
