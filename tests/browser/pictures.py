@@ -61,11 +61,11 @@ def take(visit: Visit, path: str, to: Path) -> Path:
     """Open a page and write all of it, once its numbers and plots are complete."""
     visit.go(path)
     visit.wait_attached('main[aria-busy="false"]')
-    figures = visit.page.locator("figure[data-plot]")
+    figures = visit.page.locator("figure[data-plot]:visible")
     for i in range(figures.count()):
         # Figures are drawn when they scroll into view.
         figures.nth(i).scroll_into_view_if_needed()
-        visit.wait_attached(f"figure[data-plot][data-state] >> nth={i}")
+        visit.wait_attached(f"figure[data-plot][data-state]:visible >> nth={i}")
     visit.page.evaluate("scrollTo(0, 0)")
     visit.page.wait_for_timeout(300)
     session = visit.page.context.new_cdp_session(visit.page)

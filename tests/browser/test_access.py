@@ -64,7 +64,7 @@ def test_a_page_asks_for_the_token_and_keeps_it_for_the_tab(
         stream.publish(1)
         visit.shows(records, 300)
         # A download sends it too.
-        button = visit.page.locator('[data-batch="3"] [data-download="json"]')
+        button = visit.page.locator('[data-part="use"] [data-batch="3"] [data-download="json"]')
         with visit.page.expect_download() as pending:
             button.click()
         pending.value.save_as(tmp_path / "release.json")

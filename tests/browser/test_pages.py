@@ -136,6 +136,8 @@ def test_the_page_of_a_stream_shows_the_release_of_the_topic(
 def test_the_guarantee_is_said_with_the_numbers_of_the_stream(visit: Visit, running: RunningStream) -> None:
     visit.go(f"/streams/{running.name}")
     visit.wait(field(running.name, "records"))
+    visit.page.locator('[data-fold="guarantee"] summary').click()
+    visit.wait('[data-fold="guarantee"][open]')
     message = visit.text(field(running.name, "guarantee"))
     served = json.loads(served_text(visit, f"/v1/streams/{running.name}"))["guarantee"]
     assert served
@@ -161,6 +163,8 @@ def test_the_ledger_page_lists_every_entry(visit: Visit, running: RunningStream)
     visit.wait("[data-entry]")
     messages = running.stream.messages(running.settings.stream.ledger_topic)
     rows = visit.page.locator("[data-entry]")
+    for button in visit.page.locator("tr[data-batch] button[aria-expanded=false]").element_handles():
+        button.click()
     listed = [int(rows.nth(i).get_attribute("data-entry") or -1) for i in range(rows.count())]
     assert listed == [m.offset for m in reversed(messages)]
     first = visit.text(f'[data-entry="{messages[1].offset}"]').lower()

@@ -1,22 +1,20 @@
 // Components of several pages: health, budgets, times, tables, tabs.
 
 import { field, h, svg } from "./dom.js";
-import { ago, angle, charge, chargeParts, clock, count, exact, isNumber, NONE, number, share } from "./format.js";
+import { ago, angle, charge, chargeParts, count, exact, isNumber, NONE, number, share, span } from "./format.js";
 import { part } from "./server.js";
 
-const WORDS = { ok: "Well", warning: "Watch", problem: "Problem", unknown: "Unknown" };
+/** Names of the API's levels of health. */
+export const LEVELS = { ok: "Healthy", warning: "Attention", problem: "Problem", unknown: "Unknown" };
 
-/** Health as a word with a shape; reasons follow if there is room. */
-export function health(value, reasons = true) {
-  const level = value?.level in WORDS ? value.level : "unknown";
-  const verdict = field("health.level", level, [h("i", { class: "shape", "aria-hidden": "true" }), WORDS[level]], {
-    class: `health ${level}`,
-  });
-  if (!reasons || !value?.reasons?.length) return verdict;
-  return [
-    verdict,
-    h("ul", { class: "reasons", "data-field": "health.reasons" }, value.reasons.map((text) => h("li", {}, text))),
-  ];
+/** Reasons of a stream's health; commands stand in code. */
+export const reasons = (lines) =>
+  h("ul", { class: "reasons", "data-field": "health.reasons" }, lines.map((line) => h("li", {}, line.split("`").map((text, i) => (i % 2 ? h("code", {}, text) : text)))));
+
+/** Health as a word with a shape. */
+export function health(value) {
+  const level = value?.level in LEVELS ? value.level : "unknown";
+  return field("health.level", level, [h("i", { class: "shape", "aria-hidden": "true" }), LEVELS[level]], { class: `health ${level}` });
 }
 
 /** Time as a distance from now, with the exact time as its title. */
@@ -44,28 +42,51 @@ export function chargeFields(name, value) {
   ]);
 }
 
-/** Bar of a budget: the charged part is hatched and dark, the rest is plain. */
-export function budgetBar(budget) {
-  const spent = budget.spent_share;
-  if (!isNumber(spent)) return h("p", { class: "faint" }, "The cap is unlimited.");
-  const shown = Math.min(Math.max(spent, 0), 1);
+/** Bar of a part of a whole, from 0 to 1. */
+export function bar(part, label, kind = "") {
   return svg(
     "svg",
-    { class: "bar", viewBox: "0 0 100 10", preserveAspectRatio: "none", role: "img", "aria-label": `${share(spent)} of the cap is charged` },
-    svg("rect", { class: "cap", width: 100, height: 10 }),
-    svg("rect", { class: shown > 0.9 ? "spent nearly" : "spent", width: (100 * shown).toFixed(2), height: 10 }),
+    { class: "bar", viewBox: "0 0 100 10", preserveAspectRatio: "none", role: "img", "aria-label": label },
+    svg("rect", { width: 100, height: 10 }),
+    svg("rect", { class: `part ${kind}`, width: (100 * Math.min(Math.max(part, 0), 1)).toFixed(2), height: 10 }),
   );
 }
 
-/** Budget in a cell: bar, charged share, and the rest of its leading number. */
-export function budgetCell(budget) {
+/** Bar of a spent share of the cap; orange only if the next batch is refused. */
+export const budgetBar = (spent, allowed = true) =>
+  (isNumber(spent) ? bar(spent, `${share(spent)} of the cap is charged`, allowed ? "" : "refused") : h("p", { class: "faint" }, "The cap is unlimited."));
+
+/** Sentence about a stream's budget. */
+export function budgetWords(budget, unit) {
+  if (!budget.allows_next) return "The cap does not allow the next batch";
+  if (!isNumber(budget.spent_share)) return "Records can be charged without limit";
+  if (budget.spent_share === 0) return "Nothing is charged yet";
+  const spent = budget.spent_share >= 1 ? "Spent as planned: " : "";
+  const each = unit === "user" ? "one charge covers all batches of the stream" : "records that arrive have their own budget";
+  return spent ? spent + each : each[0].toUpperCase() + each.slice(1);
+}
+
+/** Budget in a cell: bar, the charged and the remaining part, and the budget of new records. */
+export function budgetCell(budget, unit) {
   if (!budget) return h("span", { class: "faint" }, "No ledger");
   const left = chargeParts(budget.left)[0];
-  return h("div", { class: "budget", title: `${charge(budget.left)} left of ${charge(budget.cap)}` }, budgetBar(budget),
+  const spent = budget.spent_share;
+  return h("div", { class: "budget", title: `Of the record with the largest charge ${charge(budget.left)} is left of ${charge(budget.cap)}` }, budgetBar(spent, budget.allows_next),
     h("span", { class: "small faint" },
-      isNumber(budget.spent_share)
-        ? [h("span", { class: "pair" }, field("budget.spent_share", budget.spent_share, share(budget.spent_share)), " charged"), ", "] : "",
-      left ? h("span", { class: "pair" }, h("abbr", { title: left.name }, left.symbol), " ", field(`budget.left.${left.name}`, left.text, number(left.value)), " left") : ""));
+      isNumber(spent) && spent > 0 && spent < 1
+        ? [h("span", { class: "pair" }, field("budget.spent_share", spent, share(spent)), " charged"), ", ",
+          left ? h("span", { class: "pair" }, h("abbr", { title: left.name }, left.symbol), " ", field(`budget.left.${left.name}`, left.text, number(left.value)), " left. ") : ""] : "",
+      field("budget.allows_next", budget.allows_next, budgetWords(budget, unit))));
+}
+
+/** Size of the batch that fills: "4,200 of 20,480". */
+export const fillText = ({ waiting, planned }) => `${count(waiting)} of ${count(planned)}`;
+
+/** When the batch that fills may be full, in words. */
+export function fillWords({ waiting, planned, per_second: rate }) {
+  if (waiting >= planned) return "full: the worker can learn it";
+  if (!isNumber(rate)) return "measuring how fast records arrive";
+  return rate > 0 ? `may be full in ${span((planned - waiting) / rate)}` : "no record has arrived in the last two minutes";
 }
 
 /** Angle to the previous release, with a bound on the effect of noise. */
@@ -177,5 +198,3 @@ export function action(text, run, attributes) {
   });
   return [button, status];
 }
-
-export { charge, clock };

@@ -1,4 +1,4 @@
-// Entries of a ledger, newest first: pages, abbreviated ranges, void entries with their reasons.
+// Entries of a ledger, newest first: a row for each batch that opens, abbreviated ranges, void entries with their reasons.
 
 import { field, h, show } from "./dom.js";
 import { count, many } from "./format.js";
@@ -8,19 +8,6 @@ import { get, part } from "./server.js";
 const PAGE = 50;
 const MOST_ROUNDS = 4;
 const SHOWN_RANGES = 2;
-const KINDS = {
-  OPENED: "Opened",
-  STARTED: "Started",
-  RESERVED: "Reserved",
-  COMMITTED: "Committed",
-  RELEASED: "Released",
-  ABANDONED: "Abandoned",
-  CHARGED: "Charged",
-  PAUSED: "Paused",
-  RESUMED: "Resumed",
-  RETIRED: "Retired",
-};
-
 /** Join adjacent ranges of each partition. */
 export function joined(ranges) {
   const found = [];
@@ -54,9 +41,31 @@ function noteCell(entry) {
     entry.reason === null ? null : h("span", { class: entry.void === null ? null : "under" }, field("reason", entry.reason, entry.reason)));
 }
 
+/**
+ * Fold the entries of each batch into one item, at the place of the newest: {key, entries}.
+ *
+ * Void entries, and entries about no batch, are items of their own.
+ */
+export function folded(rows) {
+  const batches = new Map();
+  const items = [];
+  for (const entry of rows) {
+    const folds = entry.batch !== null && entry.void === null;
+    const key = folds ? `${entry.job} ${entry.batch}` : String(entry.offset);
+    if (folds && batches.has(key)) {
+      batches.get(key).entries.push(entry);
+      continue;
+    }
+    const item = { key, entries: [entry] };
+    if (folds) batches.set(key, item);
+    items.push(item);
+  }
+  return items;
+}
+
 const COLUMNS = [
-  { title: "Entry", number: true, cell: (e) => field("offset", e.offset, count(e.offset)) },
-  { title: "Kind", cell: (e) => field("kind", e.kind, KINDS[e.kind] ?? e.kind, { class: "kind" }) },
+  { title: "Entry", number: true, cell: ({ offset, last }) => field("offset", offset, last === undefined ? count(offset) : `${count(last)}–${count(offset)}`) },
+  { title: "Kind", cell: (e) => [field("kind", e.kind, e.kind[0] + e.kind.slice(1).toLowerCase(), { class: "kind" }), e.fold] },
   { title: "Job", cell: (e) => (e.job === null ? null : field("job", e.job, e.job)) },
   { title: "Batch", number: true, cell: (e) => (e.batch === null ? null : field("batch", e.batch, count(e.batch))) },
   { title: "Records", number: true, cell: (e) => (e.records === null ? null : field("records", e.records, count(e.records))) },
@@ -74,6 +83,7 @@ export function makeEntries(base) {
   let life = null;
   let job = new URLSearchParams(location.search).get("job") ?? "";
   let names = null;
+  const open = new Set();
 
   const choice = h("select", { id: "entries-job" }, h("option", { value: "" }, "All jobs"));
   const tools = h("div", { class: "control" }, h("label", { for: "entries-job" }, "Job"), choice);
@@ -83,9 +93,27 @@ export function makeEntries(base) {
   const page = (before, limit, signal) =>
     get(`${base}/entries?limit=${limit}${before === null ? "" : `&before=${before}`}${job ? `&job=${part(job)}` : ""}`, { signal });
 
+  /** Rows of an item: one for a batch, followed by its entries while it is open. */
+  function shown({ key, entries: [newest, ...others] }) {
+    if (!others.length) return [{ ...newest, key }];
+    const reserved = others.find((entry) => entry.kind === "RESERVED") ?? newest;
+    const opens = open.has(key);
+    const fold = h("button", { type: "button", class: "unfold", "aria-expanded": String(opens), "aria-label": `${others.length + 1} entries of batch ${newest.batch} of ${newest.job}`, on: { click: () => {
+      if (!open.delete(key)) open.add(key);
+      paint();
+    } } }, `${count(others.length + 1)} entries`);
+    const batch = { ...newest, last: others.at(-1).offset, records: reserved.records, ranges: reserved.ranges, charge: reserved.charge, fold, key };
+    return [batch, ...(opens ? [newest, ...others].map((entry) => ({ ...entry, of: key })) : [])];
+  }
+
+  const attributes = (e) => ({
+    "data-entry": e.fold && open.has(e.key) ? null : e.offset, "data-batch": e.fold ? e.batch : null, "data-key": e.key ?? e.offset,
+    class: e.void !== null ? "void" : e.of ? "part-of" : null,
+  });
+
   function paint() {
     show(list, rows.length
-      ? components.table("Entries, newest first", COLUMNS, rows, { hidden: true, kind: "cards inner flow entries", row: (e) => ({ "data-entry": e.offset, "data-key": e.offset, class: e.void === null ? null : "void" }) })
+      ? components.table("Entries by batch, newest first", COLUMNS, folded(rows).flatMap(shown), { hidden: true, kind: "cards inner flow entries", row: attributes })
       : components.empty(job ? `Job “${job}” has no entries here.` : "No entries yet."));
     button.hidden = !older;
     const end = older ? "" : complete ? "These are all entries." : "Earlier entries are not kept here: streaming-pca ledger show lists them all.";

@@ -85,6 +85,13 @@ export function ago(iso, now = Date.now()) {
   return RELATIVE.format(Math.round(seconds / size), unit);
 }
 
+/** Format a duration, in its largest unit. */
+export function span(seconds) {
+  if (seconds < 1.5) return "a second";
+  const [unit, size] = STEPS.find(([, s, most]) => Math.round(seconds / s) < most) ?? STEPS.at(-1);
+  return many(Math.round(seconds / size), unit);
+}
+
 export const clock = (time) => CLOCK.format(time);
 
 export function exact(iso) {

@@ -55,8 +55,8 @@ export function open(main, input, refresh) {
     const stream = [...state.streams.values()].find((s) => s.budget);
     const spent = found.filter === "zcdp" ? (stream?.budget.spent_share ?? null) : spentShare(found.most_charged, found.cap, null);
     show(summary,
-      spent === null ? null : h("div", { class: "budget" }, components.budgetBar({ spent_share: spent }),
-        h("span", { class: "small" }, field("spent_share", spent, share(spent)), " of the cap is charged to the record with the largest charge")),
+      spent === null ? null : h("div", { class: "budget" }, components.budgetBar(spent),
+        h("span", { class: "small" }, field("spent_share", spent, share(spent)), ` of the cap is charged to the record with the largest charge. ${found.everywhere ? "" : "Records that arrive have their own budget."}`)),
       components.facts([
         ["Largest charge of any record", components.chargeFields("most_charged", found.most_charged)],
         ["Cap of every record", components.chargeFields("cap", found.cap)],
@@ -266,9 +266,9 @@ function charges(found, [partition, offset]) {
   const names = ["epsilon", "delta", "rho"].filter((name) => jobs.some(([, charge]) => charge[name] !== null));
   return [
     h("h3", {}, `Record ${offset} of partition ${partition}`),
-    spent === null ? null : components.budgetBar({ spent_share: spent }),
+    spent === null ? null : components.budgetBar(spent),
     components.facts([
-      ["Charged", components.chargeFields("spent", found.spent), spent === null ? null : `${share(spent)} of the cap`],
+      ["Charged", components.chargeFields("spent", found.spent), spent === null ? null : spent < 1 ? `${share(spent)} of the cap` : "the whole cap: this record cannot be charged again"],
       ["Left", components.chargeFields("left", found.left)],
       ["Cap", components.chargeFields("cap", found.cap)],
     ]),

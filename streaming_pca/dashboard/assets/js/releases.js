@@ -12,7 +12,9 @@ const quoted = (name) => JSON.stringify(name).replace(/[\u007f-\uffff]/g, (c) =>
 
 export function releases(name, path) {
   const place = h("div", { class: "stack" });
-  const element = h("section", { class: "card", "aria-labelledby": "releases-title" }, h("h2", { id: "releases-title" }, "Releases, newest first"), place);
+  const latest = h("div", {});
+  const element = h("details", { class: "card fold", "data-fold": "releases" }, h("summary", {}, h("h2", {}, "Releases, newest first")), place);
+  const use = h("section", { class: "card", "aria-labelledby": "use-title", "data-part": "use" }, h("h2", { id: "use-title" }, "Use the last release"), latest, snippets(name));
   const state = { items: [], next: null, paged: false };
 
   const save = (batch, format) => async () => {
@@ -30,7 +32,12 @@ export function releases(name, path) {
       }
     } } }, text);
 
+  const savers = (r) => h("span", { class: "row" }, saver(r.batch, "json", "JSON", `JSON of batch ${r.batch}`), saver(r.batch, "npz", "npz", `npz of batch ${r.batch}`));
+
   function paint() {
+    const [newest] = state.items;
+    show(latest, newest ? h("div", { class: "row", "data-key": newest.batch, "data-batch": newest.batch }, `Download batch ${count(newest.batch)}:`, savers(newest))
+      : h("p", { class: "faint" }, "Downloads appear with the first release."));
     if (!state.items.length) {
       show(place, components.empty("No release yet.", "The first appears here when the first batch is learnt and published."));
       return;
@@ -42,7 +49,7 @@ export function releases(name, path) {
       { title: "Explained", number: true, cell: (r) => share(r.explained_share) },
       { title: "Angle", number: true, cell: (r) => angle(r.angle) },
       { title: "Doubts", cell: (r) => (r.doubts.length ? h("span", { title: r.doubts.join("\n") }, many(r.doubts.length, "doubt")) : "none") },
-      { title: "Download", cell: (r) => h("span", { class: "row" }, saver(r.batch, "json", "JSON", `JSON of batch ${r.batch}`), saver(r.batch, "npz", "npz", `npz of batch ${r.batch}`)) },
+      { title: "Download", cell: savers },
     ], state.items, { hidden: true, kind: "cards", row: (r) => ({ "data-key": r.batch, "data-batch": r.batch }) });
     const more = state.next === null ? null : h("div", { class: "row", "data-key": "more" }, components.action("Earlier releases", earlier, {}));
     show(place, table, more);
@@ -59,6 +66,7 @@ export function releases(name, path) {
 
   return {
     element,
+    use,
     /** Add new releases at the top; keep the older pages already loaded. */
     async renew(signal) {
       try {
@@ -82,7 +90,7 @@ export function releases(name, path) {
 }
 
 /** Sample code that projects the user's data, with a release from a file or the broker. */
-export function snippets(name) {
+function snippets(name) {
   const file = [
     "from pathlib import Path",
     "",
@@ -110,7 +118,7 @@ export function snippets(name) {
       await navigator.clipboard.writeText(code);
       return "Copied.";
     }, {})));
-  return h("section", { class: "card", "aria-labelledby": "use-title" }, h("h2", { id: "use-title" }, "Project your own data"),
+  return h("details", { "data-fold": "code" }, h("summary", {}, "Python code that projects your own data"),
     components.tabs("Where the release comes from", [
       { id: "file", title: "From a downloaded file", panel: panel(file) },
       { id: "kafka", title: "From Kafka", panel: panel(broker) },

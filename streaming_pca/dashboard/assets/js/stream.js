@@ -2,12 +2,14 @@
 
 import { field, h, show } from "./dom.js";
 import { figure } from "./figures.js";
-import { angle, count, decimal, isNumber, many, NONE, number, share } from "./format.js";
+import { angle, count, isNumber, many, NONE, share } from "./format.js";
 import * as components from "./components.js";
 import * as plots from "./plots.js";
-import { releases, snippets } from "./releases.js";
+import { releases } from "./releases.js";
 import { get, part, ROOT } from "./server.js";
 
+/** Sentences of the guarantee that are not folded. */
+const SUMMARY = 3;
 const FEATURES = [10, 20, 50, 100, 200];
 
 /** Remedies for the doubts of the last release, one a line. */
@@ -26,7 +28,7 @@ export function open(main, name) {
   const top = h("div", { class: "stack" }, h("h1", {}, name));
   const numbers = h("div", { class: "card" });
   const figures = h("div", {});
-  const below = h("div", { class: "columns" });
+  const [guaranteed, charged] = ["guarantee", "budget"].map((id) => h("section", { class: "card", "aria-labelledby": `${id}-title`, "data-part": id }));
   const list = releases(name, path);
   const state = { detail: null, digest: undefined, history: null, release: null, most: 20, drawn: [] };
 
@@ -103,18 +105,17 @@ export function open(main, name) {
   function paint(detail) {
     const release = detail.last_release;
     show(top,
-      h("nav", { class: "small", "aria-label": "Place" }, components.link(ROOT, "", "Streams"), " / ", detail.name),
-      h("div", { class: "title" }, h("h1", {}, detail.name), h("div", {}, components.health(detail.health, false))),
-      detail.health.reasons.length ? h("ul", { class: "reasons", "data-field": "health.reasons" }, detail.health.reasons.map((r) => h("li", {}, r))) : null,
-      detail.problem && !detail.health.reasons.includes(detail.problem) ? components.trouble(detail.problem) : null,
-      h("p", { class: "lead" }, `Estimator ${detail.estimator}; ${detail.rank} components of ${count(detail.dim)} features; reads `,
-        components.link(ROOT, components.ledgerPath(detail.input), detail.input), detail.standing ? "; " : "", detail.standing ? field("standing", detail.standing, detail.standing) : "", "."));
-    show(numbers, h("h2", {}, "Now"), headline(detail, release),
-      release?.doubts?.length ? h("div", {}, h("h3", {}, "Reasons not to rely on the last release"), h("ul", { "data-field": "last_release.doubts" }, (detail.advice?.reasons ?? release.doubts).map((d) => h("li", {}, d))), helps(detail.advice)) : null);
-    show(below, guarantee(detail), budget(detail));
+      h("div", { class: "title" }, h("h1", {}, detail.name), h("div", {}, components.health(detail.health)),
+        h("p", { class: "lead" }, `Estimator ${detail.estimator}; ${detail.rank} components of ${count(detail.dim)} features; reads `,
+          components.link(ROOT, components.ledgerPath(detail.input), detail.input), detail.standing ? "; " : "", detail.standing ? field("standing", detail.standing, detail.standing) : "", ".")),
+      detail.health.reasons.length ? components.reasons(detail.health.reasons) : null,
+      helps(detail.advice));
+    show(numbers, h("h2", { class: "unseen" }, "Now"), headline(detail, release));
+    show(guaranteed, h("h2", { id: "guarantee-title" }, "What is guaranteed"), guarantee(detail));
+    show(charged, h("h2", { id: "budget-title" }, "Privacy budget"), budget(detail));
   }
 
-  const rest = h("div", { class: "stack page" }, numbers, figures, below, list.element, snippets(name));
+  const rest = h("div", { class: "stack page" }, numbers, figures, h("div", { class: "trio" }, guaranteed, charged, list.use), list.element);
   rest.hidden = true;
   main.replaceChildren(h("div", { "data-stream": name, class: "stack page" }, top, rest));
   return {
@@ -147,43 +148,46 @@ function headline(detail, release) {
   return components.facts([
     ["Records learnt", field("records", detail.records, count(detail.records))],
     ["Last release", release ? components.when(release.created, "last_release.created") : h("span", { "data-empty": "" }, "None yet"),
-      release ? ["batch ", field("last_release.batch", release.batch, count(release.batch)), ", ", field("last_release.records", release.records, many(release.records, "record"))] : "It comes with the first batch that is learnt."],
-    ["Explained share", release ? components.shareCell(release.explained_share) : NONE, "of the total variance"],
-    ["Components above the noise", release && isNumber(release.resolved_components) ? field("last_release.resolved_components", release.resolved_components, `${release.resolved_components} of ${detail.rank}`) : NONE],
-    ["Angle to the previous release", release ? field("last_release.angle", release.angle, angle(release.angle)) : NONE],
-    ["Error by noise, at most", release ? field("last_release.angle_bound", bound, isNumber(bound) ? (bound >= Math.PI / 2 - 1e-9 ? "any angle" : angle(bound)) : "not known") : NONE,
-      isNumber(bound) ? "angle to the same sums without noise, 95%" : null],
+      release ? ["batch ", field("last_release.batch", release.batch, count(release.batch)), ", ", field("last_release.records", release.records, many(release.records, "record"))] : "with the first batch"],
+    next(detail),
+    ["Explained", release ? components.shareCell(release.explained_share) : NONE, "of the total variance"],
+    ["Above the noise", release && isNumber(release.resolved_components) ? field("last_release.resolved_components", release.resolved_components, `${release.resolved_components} of ${detail.rank}`) : NONE, "components"],
+    ["Angle", release ? field("last_release.angle", release.angle, angle(release.angle)) : NONE, "to the previous release"],
+    ["Error by noise", release ? field("last_release.angle_bound", bound, isNumber(bound) ? (bound >= Math.PI / 2 - 1e-9 ? "any angle" : ["≤\u00a0", angle(bound)]) : "not known") : NONE,
+      isNumber(bound) ? "with probability 0.95" : null],
     ["Batches", batches ? field("batches.committed", batches.committed, count(batches.committed)) : NONE,
       batches ? [field("batches.released", batches.released, count(batches.released)), " released, ", field("batches.abandoned", batches.abandoned, count(batches.abandoned)), " given up"] : null],
-    ["Leader", h("span", { class: "small-fact" }, components.leaderCell(detail.leader))],
-    ["Waiting records", detail.lag ? field("lag.total", detail.lag.total, count(detail.lag.total)) : NONE, detail.lag ? `offsets, over ${many(Object.keys(detail.lag.partitions).length, "partition")}` : null],
-    detail.unreadable ? ["Messages that are not releases", field("unreadable", detail.unreadable, count(detail.unreadable))] : null,
-  ]);
+    ["Leader", components.leaderCell(detail.leader)],
+    detail.unreadable ? ["Not releases", field("unreadable", detail.unreadable, count(detail.unreadable)), "messages"] : null,
+  ], { class: "facts now" });
+}
+
+/** The batch that fills, or the offsets that wait where none does. */
+function next({ lag, next_batch: batch }) {
+  if (!lag) return ["Next batch", NONE];
+  const waiting = [field("lag.total", lag.total, many(lag.total, "offset")), ` in ${many(Object.keys(lag.partitions).length, "partition")}`];
+  if (!batch) return ["Waiting", waiting];
+  return ["Next batch", [field("next_batch.waiting", batch.waiting, components.fillText(batch)), components.bar(batch.waiting / batch.planned, "Records that wait, of those that the batch takes")],
+    [components.fillWords(batch), ...(lag.total > batch.planned ? ["; ", waiting, " wait"] : [])]];
 }
 
 function guarantee(detail) {
-  const lines = detail.guarantee;
-  return components.section("guarantee", "What is guaranteed",
-    detail.private
-      ? components.facts([
-        ["Epsilon", field("epsilon", detail.epsilon, number(decimal(detail.epsilon)))],
-        ["Delta", field("delta", detail.delta, number(decimal(detail.delta)))],
-        ["For each", field("privacy_unit", detail.privacy_unit, detail.privacy_unit), detail.contributions_per_user ? `in at most ${many(detail.contributions_per_user, "batch", "batches")}` : null],
-      ])
-      : components.trouble("Nothing is guaranteed: this stream is not private."),
-    lines.length ? h("ul", { class: "guarantee", "data-field": "guarantee" }, lines.map((line) => h("li", {}, line))) : null);
+  const list = (lines, attributes) => h("ul", { class: "guarantee", ...attributes }, lines.map((line) => h("li", {}, line)));
+  const [first, rest] = [detail.guarantee.slice(0, SUMMARY), detail.guarantee.slice(SUMMARY)];
+  return [
+    detail.private ? null : components.trouble("Nothing is guaranteed: this stream is not private."),
+    h("div", { class: "stack", "data-field": "guarantee" }, list(first),
+      rest.length ? h("details", { "data-fold": "guarantee" }, h("summary", {}, "Epsilon, delta, and what is not covered"), list(rest)) : null)];
 }
 
 function budget(detail) {
   const held = detail.budget;
-  if (!held) return components.section("budget", "Privacy budget", components.empty("The ledger is not open.", "Charges appear once the topics are created: streaming-pca topics create."));
-  return h("section", { class: "card", "aria-labelledby": "budget-title", "data-plot": "budget", "data-key": "budget" },
-    h("h2", { id: "budget-title" }, "Privacy budget"),
-    components.budgetBar(held),
-    h("p", {}, isNumber(held.spent_share) ? [field("budget.spent_share", held.spent_share, share(held.spent_share)), " of the cap is charged to the record with the largest charge. What is charged does not come back."] : "Charges of the record with the largest charge."),
-    components.table(`Charges by the rule “${held.filter}”`, [
-      { title: "Of a record", cell: ([title]) => title },
-      { title: "Charge", number: true, cell: ([, key]) => components.chargeFields(`budget.${key}`, held[key]) },
-    ], [["Charged by this stream", "by_stream"], ["Charged by all jobs", "by_all"], ["Left", "left"], ["Cap", "cap"]], { hidden: false }),
-    h("p", {}, components.link(ROOT, components.ledgerPath(detail.input), "See the ledger")));
+  if (!held) return components.empty("The ledger is not open.", "Charges appear once the topics are created: streaming-pca topics create.");
+  const rows = [["By this stream", "by_stream"], ["By all jobs", "by_all"], ["Left", "left"], ["Cap", "cap"]];
+  return [
+    h("p", {}, field("budget.allows_next", held.allows_next, `${components.budgetWords(held, detail.privacy_unit)}.`)),
+    components.budgetBar(held.spent_share, held.allows_next),
+    h("p", { class: "small faint" }, "Largest charge of a record", isNumber(held.spent_share) ? [": ", field("budget.spent_share", held.spent_share, share(held.spent_share)), " of the cap"] : "", ". ",
+      components.link(ROOT, components.ledgerPath(detail.input), "See the ledger")),
+    components.facts(rows.map(([title, key]) => [title, components.chargeFields(`budget.${key}`, held[key])]), { class: "facts charges" })];
 }

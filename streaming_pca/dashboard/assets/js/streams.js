@@ -6,12 +6,12 @@ import * as components from "./components.js";
 import { get, ROOT } from "./server.js";
 
 const PAGE = 200;
-const LEVELS = { problem: 0, warning: 1, unknown: 2, ok: 3 };
+const WORST = ["problem", "warning", "unknown", "ok"];
 const last = (name) => (s) => s.last_release?.[name] ?? null;
 /** Orders: title, value to sort by, and whether large values come first. */
 const ORDERS = {
   name: ["Name", (s) => s.name, false],
-  health: ["Health, worst first", (s) => LEVELS[s.health.level] ?? 2, false],
+  health: ["Health, worst first", (s) => WORST.indexOf(s.health.level), false],
   records: ["Records", (s) => s.records, true],
   release: ["Last release", (s) => Date.parse(s.last_release?.created ?? "") || null, true],
   share: ["Explained share", last("explained_share"), true],
@@ -80,14 +80,14 @@ export function open(main) {
     h("button", { type: "button", class: "sort", "aria-pressed": String(state.order === key), on: { click: () => sortBy(key) } }, title);
   const columns = () => [
     { title: "Stream", head: head("name", "Stream"), cell: nameCell },
-    { title: "Health", head: head("health", "Health"), whole: true, cell: (s) => [components.health(s.health), s.problem && !s.health.reasons.length ? components.trouble(s.problem) : null] },
+    { title: "Health", head: head("health", "Health"), whole: true, cell: (s) => [components.health(s.health), s.health.reasons.length ? components.reasons(s.health.reasons) : null] },
     { title: "Records", head: head("records", "Records"), number: true, cell: (s) => field("records", s.records, count(s.records)) },
+    { title: "Next batch", head: head("lag", "Next batch"), number: true, cell: nextCell },
     { title: "Last release", head: head("release", "Last release"), number: true, cell: releaseCell },
     { title: "Explained", head: head("share", "Explained"), number: true, cell: (s) => (s.last_release ? components.shareCell(s.last_release.explained_share) : NONE) },
     { title: "Angle to the previous release", head: head("angle", "Angle"), number: true, cell: (s) => components.angleCell(s.last_release) },
-    { title: "Budget", head: head("budget", "Budget"), whole: true, cell: (s) => components.budgetCell(s.budget) },
+    { title: "Budget", head: head("budget", "Budget"), whole: true, cell: (s) => components.budgetCell(s.budget, s.privacy_unit) },
     { title: "Leader", cell: (s) => components.leaderCell(s.leader) },
-    { title: "Lag", head: head("lag", "Lag"), number: true, cell: lagCell },
   ];
 
   function paint() {
@@ -95,12 +95,12 @@ export function open(main) {
     const { streams, connection } = state.data;
     const words = state.filter.trim().toLowerCase();
     const wanted = sorted(streams, state.order).filter((s) =>
-      [s.name, s.input, s.estimator, s.health.level].some((text) => text.toLowerCase().includes(words)));
+      [s.name, s.input, s.estimator, s.health.level, components.LEVELS[s.health.level] ?? ""].some((text) => text.toLowerCase().includes(words)));
     const bad = streams.filter((s) => s.health.level === "problem").length;
     const watch = streams.filter((s) => s.health.level === "warning").length;
     show(totals, h("span", {}, many(streams.length, "stream"), ", ",
       many(streams.reduce((sum, s) => sum + (s.records ?? 0), 0), "record"), bad ? `, ${many(bad, "problem")}` : "",
-      watch ? `, ${count(watch)} to watch` : "", words ? ` · ${count(wanted.length)} shown` : ""));
+      watch ? `, ${count(watch)} ${watch === 1 ? "needs" : "need"} attention` : "", words ? ` · ${count(wanted.length)} shown` : ""));
     tools.hidden = streams.length < 2;
     if (!streams.length) {
       show(list, connection.loaded || connection.ok
@@ -130,11 +130,11 @@ export function open(main) {
 
 function nameCell(stream) {
   const guarantee = stream.private
-    ? `ε ${decimal(stream.epsilon) ?? NONE} per ${stream.privacy_unit}`
+    ? `ε\u00a0${decimal(stream.epsilon) ?? NONE} per\u00a0${stream.privacy_unit}`
     : "not private";
   return [
     components.link(ROOT, components.streamPath(stream.name), stream.name, { class: "name" }),
-    h("span", { class: "small under" }, `${stream.input} · ${stream.estimator} · ${stream.rank} of ${count(stream.dim)} · `,
+    h("span", { class: "small under" }, `${stream.input} · ${stream.estimator} · ${stream.rank}\u00a0of\u00a0${count(stream.dim)} · `,
       h("span", { class: stream.private ? null : "strong" }, guarantee)),
   ];
 }
@@ -149,8 +149,14 @@ function releaseCell(stream) {
   ];
 }
 
-function lagCell(stream) {
-  if (!stream.lag) return NONE;
-  const each = Object.entries(stream.lag.partitions).map(([p, n]) => `partition ${p}: ${count(n)}`).join(", ");
-  return field("lag.total", stream.lag.total, count(stream.lag.total), { title: each });
+function nextCell(stream) {
+  const { lag, next_batch: next } = stream;
+  if (!lag) return NONE;
+  const each = Object.entries(lag.partitions).map(([p, n]) => `partition ${p}: ${count(n)}`).join(", ");
+  const waiting = field("lag.total", lag.total, many(lag.total, "offset"), { title: each });
+  if (!next) return [waiting, h("span", { class: "small under" }, "wait")];
+  return [
+    field("next_batch.waiting", next.waiting, components.fillText(next)),
+    h("span", { class: "small under" }, components.fillWords(next), lag.total > next.planned ? ["; ", waiting, " wait"] : ""),
+  ];
 }

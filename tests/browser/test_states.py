@@ -1,0 +1,143 @@
+"""Pages name every state of a stream in words, with its remedy, and fold the details."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.browser.scenes import PER_SECOND, PLANNED, WAITING, Scenes
+from tests.browser.visits import THEMES, Theme, Visit, accessibility_problems, numbers, visiting
+from tests.service.http.running import serving
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+LEVELS = {
+    "filling": "Healthy",
+    "half": "Healthy",
+    "users": "Healthy",
+    "first": "Healthy",
+    "doubtful": "Attention",
+    "late": "Attention",
+    "paused": "Attention",
+    "refused": "Problem",
+}
+
+
+@pytest.fixture(scope="module")
+def home() -> Iterator[str]:
+    with serving(site=Scenes(), requests_per_second=1000) as running:
+        yield running.server.url
+
+
+@pytest.fixture
+def visit(browser: Browser, home: str) -> Iterator[Visit]:
+    with visiting(browser, home) as made:
+        yield made
+
+
+def field(stream: str, name: str) -> str:
+    return f'[data-stream="{stream}"] [data-field="{name}"]'
+
+
+def test_each_state_has_a_name_and_a_remedy(visit: Visit) -> None:
+    visit.go("/")
+    shown = {name: visit.text(field(name, "health.level")) for name in LEVELS}
+    assert shown == LEVELS
+    assert "3 need attention" in visit.text("[data-totals]")
+    assert "Watch" not in visit.text("main")
+    remedies = {"paused": "stream resume", "late": "worker's log", "refused": "does not allow its next batch"}
+    for name, words in remedies.items():
+        assert words in visit.text(field(name, "health.reasons"))
+    visit.page.locator("#find").fill("attention")
+    visit.until(lambda: visit.page.locator("[data-stream]").count() == 3, "three streams")
+
+
+def test_a_batch_that_fills_shows_its_records_and_when_it_may_be_full(visit: Visit) -> None:
+    minutes = round((PLANNED - WAITING) / PER_SECOND / 60)
+    for path in ("/", "/streams/first"):
+        visit.go(path)
+        filled = visit.page.locator(field("first", "next_batch.waiting"))
+        assert filled.inner_text() == f"{WAITING:,} of {PLANNED:,}"
+        around = filled.locator("xpath=..").inner_text()
+        assert f"may be full in {minutes} minutes" in around
+    visit.go("/streams/late")
+    assert numbers(visit.text(field("late", "next_batch.waiting"))) == [PLANNED, PLANNED]
+    assert numbers(visit.text(field("late", "lag.total"))) == [3 * PLANNED]
+
+
+def test_a_budget_that_is_spent_as_planned_is_not_an_alarm(visit: Visit) -> None:
+    visit.go("/")
+    words = {
+        "filling": "Spent as planned: records that arrive have their own budget",
+        "users": "Nothing is charged yet",
+        "half": "Records that arrive have their own budget",
+        "refused": "The cap does not allow the next batch",
+    }
+    for name, text in words.items():
+        assert visit.text(field(name, "budget.allows_next")) == text
+    bars = visit.page.locator("[data-stream]:has(.bar .refused)")
+    assert [bars.nth(i).get_attribute("data-stream") for i in range(bars.count())] == ["refused"]
+    assert numbers(visit.text(field("half", "budget.left.epsilon"))) == [1]
+    visit.go("/streams/filling")
+    assert visit.text(field("filling", "budget.allows_next")) == f"{words['filling']}."
+
+
+def test_the_guarantee_is_three_sentences_until_the_rest_is_opened(visit: Visit) -> None:
+    visit.go("/streams/filling")
+    place = visit.page.locator(field("filling", "guarantee"))
+    items = place.locator("li")
+    seen = [i for i in range(items.count()) if items.nth(i).is_visible()]
+    assert seen == [0, 1, 2]
+    assert items.count() > 5
+    place.locator("summary").focus()
+    visit.page.keyboard.press("Enter")
+    items.last.wait_for()
+    assert "Not covered" in place.inner_text()
+
+
+def test_the_entries_of_a_batch_are_one_row_that_opens(visit: Visit) -> None:
+    visit.go("/ledger/visits")
+    visit.wait("[data-entry]")
+    # OPENED, and 13 batches; the last is only reserved.
+    rows = visit.page.locator("main .entries tbody tr")
+    assert rows.count() == 14
+    batch = visit.page.locator('tr[data-batch="12"]')
+    assert re.search(r"34–36\s+Released", batch.inner_text())
+    assert numbers(visit.text('tr[data-batch="12"] [data-field="records"]')) == [100]
+    button = batch.locator("button")
+    assert button.get_attribute("aria-expanded") == "false"
+    button.focus()
+    visit.page.keyboard.press("Enter")
+    assert rows.count() == 17
+    assert button.get_attribute("aria-expanded") == "true"
+    kinds = [visit.text(f'[data-entry="{offset}"] [data-field="kind"]') for offset in (36, 35, 34)]
+    assert kinds == ["Released", "Committed", "Reserved"]
+    visit.page.keyboard.press("Enter")
+    assert rows.count() == 14
+
+
+def test_the_page_of_a_stream_fits_two_screens(browser: Browser, home: str) -> None:
+    width, height = 1440, 900
+    with visiting(browser, home, viewport={"width": width, "height": height}) as visit:
+        visit.go("/streams/filling")
+        visit.wait_attached('main[aria-busy="false"]')
+        visit.wait_attached("figure[data-plot][data-state]")
+        assert visit.page.evaluate("document.documentElement.scrollHeight") <= 2 * height
+
+
+@pytest.mark.parametrize("theme", THEMES)
+def test_axe_finds_nothing_on_open_folds(browser: Browser, home: str, theme: Theme) -> None:
+    with visiting(browser, home, theme) as visit:
+        found = []
+        for path in ("/", "/streams/filling", "/streams/refused", "/ledger/visits"):
+            visit.go(path)
+            visit.wait_attached('main[aria-busy="false"]')
+            visit.page.wait_for_timeout(100)
+            folds = "[aria-expanded=false], details:not([open]) > summary"
+            visit.page.evaluate("folds => document.querySelectorAll(folds).forEach(e => e.click())", folds)
+            found += [f"{path}: {problem}" for problem in accessibility_problems(visit.page)]
+        assert found == [], "\n".join(found)
