@@ -88,6 +88,7 @@ def test_a_budget_that_is_spent_as_planned_is_not_an_alarm(visit: Visit) -> None
 
 def test_the_guarantee_is_three_sentences_until_the_rest_is_opened(visit: Visit) -> None:
     visit.go("/streams/filling")
+    visit.wait(field("filling", "guarantee"))
     place = visit.page.locator(field("filling", "guarantee"))
     items = place.locator("li")
     seen = [i for i in range(items.count()) if items.nth(i).is_visible()]

@@ -112,7 +112,7 @@ export function open(main, name) {
       helps(detail.advice));
     show(numbers, h("h2", { class: "unseen" }, "Now"), headline(detail, release));
     show(guaranteed, h("h2", { id: "guarantee-title" }, "What is guaranteed"), guarantee(detail));
-    show(charged, h("h2", { id: "budget-title" }, "Privacy budget"), budget(detail));
+    show(charged, h("div", { class: "head" }, h("h2", { id: "budget-title" }, "Privacy budget"), components.link(ROOT, components.ledgerPath(detail.input), "See the ledger", { class: "small" })), budget(detail));
   }
 
   const rest = h("div", { class: "stack page" }, numbers, figures, h("div", { class: "trio" }, guaranteed, charged, list.use), list.element);
@@ -150,13 +150,13 @@ function headline(detail, release) {
     ["Last release", release ? components.when(release.created, "last_release.created") : h("span", { "data-empty": "" }, "None yet"),
       release ? ["batch ", field("last_release.batch", release.batch, count(release.batch)), ", ", field("last_release.records", release.records, many(release.records, "record"))] : "with the first batch"],
     next(detail),
-    ["Explained", release ? components.shareCell(release.explained_share) : NONE, "of the total variance"],
+    ["Explained", release ? components.shareCell(release.explained_share) : NONE, "of the variance"],
     ["Above the noise", release && isNumber(release.resolved_components) ? field("last_release.resolved_components", release.resolved_components, `${release.resolved_components} of ${detail.rank}`) : NONE, "components"],
     ["Angle", release ? field("last_release.angle", release.angle, angle(release.angle)) : NONE, "to the previous release"],
     ["Error by noise", release ? field("last_release.angle_bound", bound, isNumber(bound) ? (bound >= Math.PI / 2 - 1e-9 ? "any angle" : ["≤\u00a0", angle(bound)]) : "not known") : NONE,
       isNumber(bound) ? "with probability 0.95" : null],
     ["Batches", batches ? field("batches.committed", batches.committed, count(batches.committed)) : NONE,
-      batches ? [field("batches.released", batches.released, count(batches.released)), " released, ", field("batches.abandoned", batches.abandoned, count(batches.abandoned)), " given up"] : null],
+      batches ? [field("batches.released", batches.released, count(batches.released)), " released", batches.abandoned ? [", ", field("batches.abandoned", batches.abandoned, count(batches.abandoned)), " given up"] : ""] : null],
     ["Leader", components.leaderCell(detail.leader)],
     detail.unreadable ? ["Not releases", field("unreadable", detail.unreadable, count(detail.unreadable)), "messages"] : null,
   ], { class: "facts now" });
@@ -183,11 +183,11 @@ function guarantee(detail) {
 function budget(detail) {
   const held = detail.budget;
   if (!held) return components.empty("The ledger is not open.", "Charges appear once the topics are created: streaming-pca topics create.");
-  const rows = [["By this stream", "by_stream"], ["By all jobs", "by_all"], ["Left", "left"], ["Cap", "cap"]];
+  const alone = ["epsilon", "delta", "rho"].every((name) => held.by_stream[name] === held.by_all[name]);
+  const rows = [["By this stream", "by_stream"], ...(alone ? [] : [["By all jobs", "by_all"]]), ["Left", "left"], ["Cap", "cap"]];
   return [
     h("p", {}, field("budget.allows_next", held.allows_next, `${components.budgetWords(held, detail.privacy_unit)}.`)),
     components.budgetBar(held.spent_share, held.allows_next),
-    h("p", { class: "small faint" }, "Largest charge of a record", isNumber(held.spent_share) ? [": ", field("budget.spent_share", held.spent_share, share(held.spent_share)), " of the cap"] : "", ". ",
-      components.link(ROOT, components.ledgerPath(detail.input), "See the ledger")),
+    h("p", { class: "small faint" }, "Largest charge of a record", isNumber(held.spent_share) ? [": ", field("budget.spent_share", held.spent_share, share(held.spent_share)), " of the cap"] : "", "."),
     components.facts(rows.map(([title, key]) => [title, components.chargeFields(`budget.${key}`, held[key])]), { class: "facts charges" })];
 }
