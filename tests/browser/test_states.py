@@ -54,6 +54,8 @@ def test_each_state_has_a_name_and_a_remedy(visit: Visit) -> None:
         assert words in visit.text(field(name, "health.reasons"))
     visit.page.locator("#find").fill("attention")
     visit.until(lambda: visit.page.locator("[data-stream]").count() == 3, "three streams")
+    visit.go("/streams/doubtful")
+    assert "bounds" in visit.text(field("doubtful", "advice.remedies"))
 
 
 def test_a_batch_that_fills_shows_its_records_and_when_it_may_be_full(visit: Visit) -> None:

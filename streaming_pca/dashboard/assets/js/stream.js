@@ -16,7 +16,7 @@ const FEATURES = [10, 20, 50, 100, 200];
 function helps(advice) {
   if (!advice?.remedies.length) return null;
   return [
-    h("h3", {}, "What helps"),
+    h("h2", {}, "What helps"),
     h("ul", { "data-field": "advice.remedies" }, advice.remedies.map((line) => h("li", {}, line))),
     advice.note ? h("p", { class: "note small" }, `Note: ${advice.note}.`) : null,
     advice.given.length ? h("p", { class: "note small" }, `Already given: ${advice.given.join(", ")}.`) : null,
