@@ -1,4 +1,4 @@
-"""Pictures of every page, in both themes and at three widths.
+"""Pictures of every page, in both themes and at four widths.
 
     python -m tests.browser.pictures [FOLDER]
 
@@ -11,25 +11,21 @@ from __future__ import annotations
 import base64
 import sys
 import tempfile
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from streaming_pca.dev.cluster import KafkaServer
 from streaming_pca.dev.jars import fetch_jars, find_java
 from tests.browser.serving import ROOT, RunningStream, dashboard
-from tests.browser.visits import Theme, Visit, chromium, find_chromium, playing, visiting
+from tests.browser.visits import THEMES, Theme, Visit, chromium, find_chromium, playing, visiting
 from tests.kafka.stream import session_timeout_ms, start_fork_server
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
-WIDTHS = {"phone": (360, 740), "desk": (1280, 900), "wall": (2560, 1440)}
-SHOWN: tuple[tuple[Theme, str], ...] = (
-    ("light", "phone"),
-    ("light", "desk"),
-    ("dark", "desk"),
-    ("dark", "wall"),
-)
+WIDTHS = {"phone": (390, 844), "tablet": (1024, 768), "desk": (1440, 900), "wall": (1920, 1080)}
+SHOWN: tuple[tuple[Theme, str], ...] = tuple(product(THEMES, WIDTHS))
 """Themes and widths of the pictures that a test writes."""
 _OF_DOCS: dict[str, Theme] = {"streams": "dark", "stream": "light", "ledger": "light", "plan": "dark"}
 """Pages shown in the documentation, in one theme each."""

@@ -50,7 +50,7 @@ def test_axe_finds_nothing_on_any_page(
         assert found == [], "\n".join(found)
 
 
-@pytest.mark.parametrize("size", WIDTHS.values(), ids=WIDTHS)
+@pytest.mark.parametrize("size", [(360, 740), *WIDTHS.values()], ids=["small", *WIDTHS])
 def test_no_page_is_wider_than_its_screen(
     browser: Browser, site: Dashboard, running: RunningStream, size: tuple[int, int]
 ) -> None:
