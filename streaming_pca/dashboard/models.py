@@ -1,7 +1,7 @@
 """Responses of the HTTP API, which the dashboard's pages also display.
 
 Every field is public or published: counts of records, charges, releases and values derived from releases.
-Arrays of a history are columns: element i of each belongs to the same release.
+Arrays of a history are columns: element i of each belongs to the same release, or to the same moment.
 """
 
 from __future__ import annotations
@@ -275,6 +275,25 @@ class History(_Answer):
     """Standard error of the clipped share."""
     complete: bool
     """False if earlier releases exist that the dashboard does not hold."""
+
+
+class Traffic(_Answer):
+    """Offsets and lag of a stream since the dashboard started, oldest first; null where it did not see them.
+
+    Points are ten seconds apart in the last hour, four minutes in the last day, half an hour in the last
+    week, and half a day before that, for a year.
+    """
+
+    stream: str
+    """Name of the stream."""
+    at: list[str]
+    """Time of each point, ISO 8601 in UTC."""
+    offsets: list[int | None]
+    """Offsets of the input up to each point, over all partitions: records, and markers of transactions."""
+    lag_low: list[int | None]
+    """Smallest lag since the previous point, in offsets."""
+    lag_high: list[int | None]
+    """Largest lag since the previous point, in offsets."""
 
 
 class StreamPage(_Answer):

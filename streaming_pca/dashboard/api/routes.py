@@ -119,6 +119,11 @@ def add_streams(app: FastAPI, context: Context) -> None:
         """Get the last releases as columns, oldest first."""
         return answer(request, await memory.call(lambda: observer.history(name)))
 
+    @_get(app, "streams/{name}/traffic", "getTraffic", response_model=models.Traffic, tags=["streams"])
+    async def get_traffic(request: Request, name: Name) -> Response:
+        """Get offsets and lag over time as columns, oldest first."""
+        return answer(request, await memory.call(lambda: observer.traffic(name)))
+
     @_get(app, "streams/{name}/budget", "getBudget", response_model=models.Budget, tags=["streams"])
     async def get_budget(request: Request, name: Name) -> Response:
         """Get the charged and remaining budget of a stream's records."""

@@ -6,7 +6,8 @@ connection serves lookups of single releases. It is a thread and not a task of t
 replaying ledgers would block the loop for too long.
 
 Memory is bounded. For each stream, the observer holds the numbers of its last releases and the latest
-release (:mod:`.releases`); for each ledger, its replay and its last entries (:mod:`.ledgers`).
+release (:mod:`.releases`), and its offsets and lag over time (:mod:`.traffic`); for each ledger, its replay
+and its last entries (:mod:`.ledgers`).
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from streaming_pca.dashboard.models import (
     RecordCharge,
     ReleasePage,
     StreamDetail,
+    Traffic,
     Verification,
 )
 from streaming_pca.dashboard.observing.errors import UnknownLedger, UnknownRecord, UnknownStream
@@ -182,6 +184,11 @@ class Observer:
         """Return the columns of a stream's last releases."""
         with self._watched.lock:
             return self._state(name).releases.history()
+
+    def traffic(self, name: str) -> Traffic:
+        """Return the columns of a stream's offsets and lag over time."""
+        with self._watched.lock:
+            return self._state(name).traffic.answer(name)
 
     def releases(self, name: str, limit: int, before: int | None = None) -> ReleasePage:
         """Return releases of batches below ``before``, newest first."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta
@@ -16,6 +17,7 @@ from streaming_pca.dashboard.observing.filling import BatchFill
 from streaming_pca.dashboard.observing.health import Facts, LagWatch, judge
 from streaming_pca.dashboard.observing.ledgers import LedgerView, batch_counts
 from streaming_pca.dashboard.observing.releases import ReleaseHistory
+from streaming_pca.dashboard.observing.traffic import TrafficHistory
 from streaming_pca.privacy.ledger.cap import BudgetExceeded, within_cap
 from streaming_pca.privacy.ledger.ledger import JobLedger, Ledger
 from streaming_pca.privacy.ledger.protocol import BatchStatus, JobStatus
@@ -39,6 +41,7 @@ class StreamState:
         self.settings = settings
         self.name, self.input = settings.stream.name, settings.stream.input
         self.releases = ReleaseHistory(settings.stream, most)
+        self.traffic = TrafficHistory()
         self._leader: Leader | None = None
         self._lag: Lag | None = None
         self._estimator = settings.stream.build_estimator()
@@ -61,6 +64,7 @@ class StreamState:
         ends = {tp.partition: snapshot.end[tp] for tp in snapshot.partitions.get(stream.input, ())}
         if lag is not None:
             self._watch.add(at, lag["total"], sum(ends.values()))
+            self.traffic.add(view.topic_id, time.time(), sum(ends.values()), lag["total"])
         fills = job.status is JobStatus.ACTIVE and self._learnt(job) is None
         self._fill.update(job, lag["total"] if lag and fills else None, self._watch.per_second, at)
         self._cannot_charge = self._refusal(view.ledger, job, ends)

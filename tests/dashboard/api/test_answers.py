@@ -70,6 +70,7 @@ def models(world: World) -> dict[str, BaseModel]:
         "streams": StreamPage(items=overview.streams, connection=overview.connection),
         f"streams/{name}": detail.model_copy(update={"guarantee": guarantee_in_words(detail)}),
         f"streams/{name}/history": observer.history(name),
+        f"streams/{name}/traffic": observer.traffic(name),
         f"streams/{name}/budget": detail.budget,
         f"streams/{name}/releases": observer.releases(name, 50),
         "ledger": LedgerPage(items=observer.ledgers(), connection=overview.connection),

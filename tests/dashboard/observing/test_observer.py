@@ -44,6 +44,8 @@ def test_it_agrees_with_status(make: Make, observe: Observe) -> None:
         lambda: all(s.lag is not None and s.leader is not None for s in observer.overview().streams),
     )
     facts_of = {facts["stream"]: facts for facts in describe_status([s.settings for s in streams])}
+    traffic = observer.traffic(streams[2].name)
+    assert (traffic.offsets[-1], traffic.lag_high[-1]) == (7, facts_of[streams[2].name]["lag"]["total"])
     seen = observer.overview().streams
     assert [s.name for s in seen] == sorted(facts_of)
     for summary in seen:
