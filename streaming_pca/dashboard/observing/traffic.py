@@ -67,7 +67,7 @@ class TrafficHistory:
             self._put(0, _Interval(at, end, lag, lag))
 
     def _put(self, number: int, new: _Interval) -> None:
-        """Add the next samples to a level, and move its oldest interval to the next level if it is full."""
+        """Add the next samples to a level; a full level passes on its oldest interval."""
         (seconds, most), level = LEVELS[number], self._levels[number]
         if level and level[-1].at // seconds == new.at // seconds:
             last = level.pop()
