@@ -17,7 +17,7 @@ import yaml
 
 from tests.deploy.grafana import NAMES, queries, read_dashboard, resolved, variables
 from tests.deploy.tools import tool
-from tests.deploy.watched import RULES, Watched
+from tests.deploy.watched import RULES, RUNBOOKS, Watched
 from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(900)]
@@ -100,6 +100,8 @@ def test_an_alert_fires_on_its_fault(watched: Watched, alert: str, worker: str, 
         labels["instance"] = watched.addresses[worker]
     found = watched.fires(alert, **labels)
     assert watched.names[fault] in found["annotations"]["summary"]
+    assert found["annotations"]["runbook_url"] == f"{RUNBOOKS}#{alert.lower()}"
+    assert "runbooks" not in found["labels"]
 
 
 def test_a_stream_without_a_fault_sets_off_no_alert(watched: Watched) -> None:

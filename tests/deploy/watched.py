@@ -26,6 +26,8 @@ from tests.kafka.stream import Child, Stream, have_released
 from tests.waiting import wait_for
 
 RULES = ROOT / "deploy" / "prometheus"
+RUNBOOKS = "https://docs.example/how-to/alerts/"
+"""Address of the page of alerts, as a deployment sets it."""
 
 # The rules' own durations are scaled: an alert's hour of waiting is 5 s here, and a window of 15 minutes
 # is 5 s too, which holds 5 scrapes. Thresholds and expressions stay unchanged; tests/deploy/alerts_test.yml
@@ -77,7 +79,8 @@ class Prometheus:
         for name in ("recording.yml", "alerts.yml"):
             (directory / name).write_text(scaled((RULES / name).read_text()))
         config = yaml.safe_load((RULES / "prometheus.yml").read_text())
-        config["global"] = dict.fromkeys(config["global"], "1s")
+        config["global"] |= {"scrape_interval": "1s", "evaluation_interval": "1s"}
+        config["global"]["external_labels"]["runbooks"] = RUNBOOKS
         (job,) = config["scrape_configs"]
         del job["authorization"]
         job["static_configs"] = [{"targets": list(targets)}]
