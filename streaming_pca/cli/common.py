@@ -202,7 +202,7 @@ def step(description: str, total: int | None = None) -> Iterator[Task]:
 
 @contextmanager
 def log_step(description: str) -> Iterator[None]:
-    """Show a step that reads ledgers, states or releases, with the offset that it has reached."""
+    """Show a step that reads ledgers, states or releases, with its current offset."""
     from streaming_pca.service.commit.log_reader import report_reading
 
     with step(description) as task:

@@ -168,9 +168,10 @@ class ReleaseReader:
 
 
 def missing_releases(kafka: KafkaSettings, topic: str, others: Iterable[str]) -> TopicError:
-    """Return the error for a topic that does not exist, with the most similar names among ``others``.
+    """Return the error for a topic that does not exist.
 
-    A reader can correct the name or the address, but may not create topics.
+    It has the most similar names of streams among the topics ``others``: a reader can correct the name or the
+    address, but may not create topics.
     """
     place = f"no topic {topic!r} exists on the broker at {kafka.bootstrap_servers}"
     streams = [name.removesuffix(_RELEASES) for name in sorted(others) if name.endswith(_RELEASES)]

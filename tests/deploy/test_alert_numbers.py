@@ -58,7 +58,7 @@ def _durations(text: str) -> Iterator[float]:
 
 
 def _limits(expression: str) -> Iterator[float]:
-    """Yield the numbers that values are compared with, except 0 and 1, which are no thresholds."""
+    """Yield the thresholds of values; 0 and 1 are states."""
     for product in re.findall(r"[<>]=? ?((?:[\d.]+ \* )?[\d.]+)(?![\d.]* \*)", expression):
         limit = math.prod(float(factor) for factor in product.split(" * "))
         if limit not in (0, 1):

@@ -26,7 +26,7 @@ _report: ContextVar[_Report | None] = ContextVar("report", default=None)
 
 @contextmanager
 def report_reading(report: _Report) -> Iterator[None]:
-    """Call a function with topic, position and end while any log is read in the block.
+    """Call a function with topic, position and end while the block reads logs.
 
     A context variable, because logs are read many calls below the commands that show progress.
     """
