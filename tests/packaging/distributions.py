@@ -8,7 +8,7 @@ import subprocess
 import sys
 import venv
 from collections.abc import Iterable, Iterator
-from importlib.metadata import distribution
+from importlib.metadata import Distribution, distribution
 from pathlib import Path
 
 from packaging.requirements import Requirement
@@ -60,18 +60,21 @@ def install(wheel: Path, environment: Path) -> Path:
     )
 
 
-def needed(requirements: Iterable[str], extra: str) -> set[str]:
-    """Return the installed distributions that requirements need, with an extra's, and their own needs."""
+def needed(wheel: Distribution, extra: str) -> set[str]:
+    """Return the distributions that an installed wheel needs with an extra, and their own needs."""
+    own = canonicalize_name(wheel.name)
     found: dict[str, set[str]] = {}
-    waiting = list(_applicable(requirements, {"", extra}))
+    waiting = [Requirement(f"{own}[{extra}]")]
     while waiting:
         need = waiting.pop()
         name = canonicalize_name(need.name)
         new = {"", *need.extras} - found.get(name, set())
         if new:
             found.setdefault(name, set()).update(new)
-            waiting.extend(_applicable(distribution(name).requires or (), new))
-    return set(found)
+            # An extra may name others of the wheel's; the one that is installed here is the checkout.
+            present = wheel if name == own else distribution(name)
+            waiting.extend(_applicable(present.requires or (), new))
+    return set(found) - {own}
 
 
 def _applicable(requirements: Iterable[str], extras: set[str]) -> Iterator[Requirement]:

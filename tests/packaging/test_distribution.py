@@ -99,6 +99,7 @@ def test_the_wheel_is_the_package_and_nothing_else(built: Distributions) -> None
         "fuzz",
         "lint",
         "otel",
+        "plots",
         "protobuf",
         "spark",
         "test",
