@@ -32,6 +32,8 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from streaming_pca.linalg.subspace import ritz_pairs
+
 
 class Column(NamedTuple):
     """Numeric column of the file: a value x, like both constants in ``unit``, becomes (x - mean) / std."""
@@ -168,8 +170,7 @@ def exact_subspace(records: NDArray[np.floating], rank: int) -> NDArray[np.float
     for start in range(0, n_records, _BLOCK):
         deviations = records[start : start + _BLOCK] - mean
         scatter += deviations.T @ deviations
-    _, eigenvectors = np.linalg.eigh(scatter)
-    return np.asarray(eigenvectors[:, ::-1][:, :rank].T)
+    return ritz_pairs(scatter, rank)[1].T
 
 
 def random_error(dim: int, rank: int) -> float:

@@ -61,15 +61,10 @@ def stable_signs(components: Matrix, previous: Matrix | None) -> Matrix:
     A row that overlaps the previous release's row of the same rank by more
     than 0.1 points the same way; any other has its largest entry positive.
     """
-    out = components.copy()
-    for i, row in enumerate(out):
-        overlap = 0.0
-        if previous is not None and i < len(previous):
-            overlap = float(row @ previous[i])
-        if abs(overlap) <= 0.1:
-            overlap = float(row[np.argmax(np.abs(row))])
-        if overlap < 0:
-            out[i] = -row
+    out = np.ascontiguousarray(fixed_signs(components.T).T)
+    for row, before in zip(out, () if previous is None else previous, strict=False):
+        if row @ before < -0.1:
+            row *= -1.0
     return out
 
 
