@@ -22,6 +22,11 @@ __all__ = ["SHAPES", "BitsDiffer", "main", "measure"]
 
 SHAPES = (Shape(4096, 256, 8), Shape(8192, 1024, 16), Shape(2048, 4096, 32))
 
+MOST_FLOORS = 4.0
+"""Target of ``--check`` for both sums, in units of the floor: 0.8 and 1 when this was set."""
+LEAST_SPEEDUP = 40.0
+"""Target of ``--check`` for the speedup over IncrementalPCA: above 200 when this was set."""
+
 _GROUPS = ("block", "covariance", "mean")
 
 _COLUMNS = (
@@ -111,6 +116,22 @@ def _row(shape: Shape, dtype: str, threads: int, times: dict[str, list[float]]) 
     }
 
 
+def missed(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """Return a line for each target that a row misses."""
+    lines = []
+    for row in rows:
+        where = f"{Shape(row['m'], row['d'], row['k'])}, {row['dtype']}, {row['threads']} threads"
+        for name, key in (("sum", "ratio_to_floor"), ("centred sum", "centred_ratio_to_floor")):
+            if row[key] > MOST_FLOORS:
+                lines.append(f"{where}: the {name} takes {row[key]:.2f} floors, at most {MOST_FLOORS:g}")
+        if (speedup := row["speedup_vs_incremental_pca"]) < LEAST_SPEEDUP:
+            lines.append(
+                f"{where}: a step is {speedup:.1f} times as fast as IncrementalPCA's, "
+                f"at least {LEAST_SPEEDUP:g}"
+            )
+    return lines
+
+
 def _print_rows(rows: Sequence[dict[str, Any]]) -> None:
     if not rows:
         return
@@ -176,6 +197,12 @@ def _parser() -> Parser:
         help="instructions for the kernels and for BLAS alike, to measure what another processor would "
         "do; default: native, what each chooses on this one",
     )  # fmt: skip
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help=f"end with status 1 if a sum takes more than {MOST_FLOORS:g} floors, or a step is less than "
+        f"{LEAST_SPEEDUP:g} times as fast as IncrementalPCA's; for shapes of some thousand records",
+    )
     parser.add_argument("--quick", action="store_true", help="fewer repetitions: less reliable")
     parser.add_argument(
         "--records",
@@ -231,10 +258,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if given.json:
         found = {"rows": rows, "covariance": covariances, "mean": means}
         print(json.dumps({**found, "machine": {"cpu": given.cpu, **machine()}}, allow_nan=False))
-        return
-    _print_rows(rows)
-    _print_covariances(covariances)
-    _print_means(means)
+    else:
+        _print_rows(rows)
+        _print_covariances(covariances)
+        _print_means(means)
+    if given.check and (lines := missed(rows)):
+        print("\n".join(lines), file=sys.stderr)
+        sys.exit(1)
 
 
 if __name__ == "__main__":

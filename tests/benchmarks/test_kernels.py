@@ -109,6 +109,38 @@ def test_a_sum_that_depends_on_threads_is_one_line_and_a_status(
     assert capsys.readouterr().err.splitlines()[-1].endswith("the sum differs from the sum of one thread")
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "line"),
+    [
+        ("ratio_to_floor", 4.1, "60x6x2, float32, 1 threads: the sum takes 4.10 floors, at most 4"),
+        (
+            "centred_ratio_to_floor",
+            9.0,
+            "60x6x2, float32, 1 threads: the centred sum takes 9.00 floors, at most 4",
+        ),
+        (
+            "speedup_vs_incremental_pca",
+            39.0,
+            "60x6x2, float32, 1 threads: a step is 39.0 times as fast as IncrementalPCA's, at least 40",
+        ),
+    ],
+)
+def test_a_missed_target_is_one_line_and_a_status(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], key: str, value: float, line: str
+) -> None:
+    row = dict.fromkeys(RATIOS, 1.0) | {"m": 60, "d": 6, "k": 2, "dtype": "float32", "threads": 1}
+    row |= {"speedup_vs_incremental_pca": 200.0}
+    rows = [row]
+    monkeypatch.setattr(kernels, "measure", lambda *_: rows)
+    asked = ["--json", "--check", "--group", "block", "--dtypes", "float32", *TINY]
+    kernels.main(asked)
+    rows[0] = row | {key: value}
+    with pytest.raises(SystemExit, match="1"):
+        kernels.main(asked)
+    assert capsys.readouterr().err.splitlines()[-1] == line
+    kernels.main([argument for argument in asked if argument != "--check"])
+
+
 def test_both_dtypes_hold_the_same_records() -> None:
     sums = [Workload(Shape(50, 5, 2), dtype).sums for dtype in ("float32", "float64")]
     for name, call in sums[0].items():
