@@ -24,7 +24,7 @@ try:
     from matplotlib import pyplot as plt
     from matplotlib.artist import Artist
     from matplotlib.text import Annotation, Text
-    from matplotlib.ticker import MaxNLocator, PercentFormatter
+    from matplotlib.ticker import MaxNLocator
 except ModuleNotFoundError:
     raise LibraryMissing(
         "streaming_pca.plots needs matplotlib: pip install '.[plots]' in the checkout"
@@ -111,7 +111,7 @@ def scree(pca: Any, *, ax: Axes | None = None) -> Axes:
         ticks, names = [*ticks[: 12 - 1], k + 1], [*names[: 12 - 1], "rest"]
     ax.set_xticks(ticks, names)
     ax.set_ylim(bottom=0.0)
-    ax.yaxis.set_major_formatter(PercentFormatter(1.0))
+    ax.yaxis.set_major_formatter(lambda share, _: f"{100 * share:.4g}%")
     ax.set(xlabel="component", ylabel="share of the total variance")
     if title := _caveats(model):
         ax.set_title(title, fontsize="medium")
@@ -129,9 +129,9 @@ def biplot(
 ) -> Axes:
     """Draw the longest loadings of two components as arrows with the features' names.
 
-    .. warning:: **The points are not private.** Arrows are post-processing of a release, as private as it
-       is. Points are drawn only if ``X`` or ``scores`` is given; each is a function of one record, and
-       showing it reveals that record. Use records that are public, synthetic, or yours to show.
+    **Points of private records are not private.** Only the arrows are post-processing of a release. Points
+    are drawn only if ``X`` or ``scores`` is given. Each is a function of one record without noise: to show
+    it is to show the record. Pass records that are public, synthetic, or yours to show.
 
     Parameters
     ----------
@@ -169,12 +169,12 @@ def biplot(
     lengths = np.linalg.norm(loadings, axis=1)
     shown = np.argsort(-lengths, kind="stable")[:n_loadings]
     longest = float(lengths.max())
+    points = model.transform(X) if X is not None else scores
+    factor, places = (1.0, None) if points is None else _fitting(points, pair, longest)
     ax = _axes(ax)
     ax.axhline(0.0, color=_GREY, linewidth=0.6, zorder=0.5)
     ax.axvline(0.0, color=_GREY, linewidth=0.6, zorder=0.5)
-    points = model.transform(X) if X is not None else scores
-    if points is not None:
-        factor, places = _fitting(np.asarray(points, dtype=np.float64), pair, longest)
+    if places is not None:
         label = f"records (not private), times {factor:.2g}"
         ax.scatter(*places.T, s=6, color=_GREY, alpha=0.35, linewidths=0, zorder=1, label=label)
         ax.legend(loc="lower right")
@@ -401,8 +401,9 @@ def _checked_pair(components: tuple[int, int], k: int) -> list[int]:
     return pair
 
 
-def _fitting(points: Matrix, pair: list[int], longest: float) -> tuple[float, Matrix]:
-    """Return a factor that makes the farthest point as long as the longest arrow, and the points."""
+def _fitting(scores: ArrayLike, pair: list[int], longest: float) -> tuple[float, Matrix]:
+    """Return a factor that moves the farthest point as far out as the longest arrow, and the points."""
+    points = np.asarray(scores, dtype=np.float64)
     if points.ndim < 2 or points.shape[-1] <= max(pair):
         raise ValueError(f"scores must have a column for each component, not shape {points.shape}")
     chosen = points.reshape(-1, points.shape[-1])[:, pair]

@@ -153,6 +153,10 @@ class PrivatePCA(MappedModel):
         Charge of each of these records, as exact fractions:
         ``float(pca.privacy_spent_.epsilon)``.
 
+    See Also
+    --------
+    streaming_pca.plots : Figures of a model; docs/gallery has scripts that draw them.
+
     Notes
     -----
     **Privacy.** A record is one row of X, or one factor F_i of an (m, r, d) array

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
+import importlib
 import subprocess
 import sys
 import tempfile
@@ -48,7 +48,7 @@ _NEXT = """\
 next: {dashboard}
       docs/tutorial/first-stream.md shows how to stream your own records in ten minutes
       docs/tutorial/library.md shows how to use the same engine in a program, without Kafka
-      streaming-pca demo --plot demo.png plots the table above\
+      streaming-pca demo --plot demo.png plots angles and variances\
 """
 
 
@@ -135,7 +135,7 @@ def run_demo(
         random_error = flights.random_error(flights.N_FEATURES, rank)
         _print_table(points, random_error, out)
         if plot is not None:
-            _draw(points, random_error, plot, rank, epsilon, delta)
+            _draw(points, exact, plot, epsilon, delta)
             out.print(f"picture: {plot}", highlight=False)
         if status != 0:
             raise DemoFailed(f"the worker ended with status {status}")
@@ -289,38 +289,25 @@ def _print_table(points: list[_Point], random_error: float, out: Console) -> Non
 
 
 def _check_plot(path: Path) -> None:
-    """Raise DemoFailed early, not after a minute, if the plot cannot be written."""
-    if importlib.util.find_spec("matplotlib") is None:
-        raise DemoFailed("--plot needs matplotlib: pip install 'streaming-pca[demo]'")
+    """Raise an error early, not after a minute, if the plot cannot be drawn or written."""
+    importlib.import_module("streaming_pca.plots")
     if not path.absolute().parent.is_dir():
         raise DemoFailed(f"{path}: the folder {path.absolute().parent} does not exist: create it")
 
 
-def _draw(
-    points: list[_Point], random_error: float, path: Path, rank: int, epsilon: float, delta: float
-) -> None:
-    import matplotlib as mpl
+def _draw(points: list[_Point], exact: NDArray[np.float64], path: Path, epsilon: float, delta: float) -> None:
+    from matplotlib.figure import Figure
 
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
+    from streaming_pca import plots
 
-    batches = [p.release.batch for p in points]
-    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
-    left.semilogy(batches, [p.error for p in points], marker="o", label="private release")
-    left.axhline(random_error, color="grey", linestyle="--", label="random subspace")
-    left.set(xlabel="batch", ylabel=r"$\|UU^T - VV^T\|_F$", title="error against the exact centred PCA")
-    left.legend()
-    variances = np.array([p.release.explained_variance for p in points])
-    for i in range(variances.shape[1]):
-        right.plot(batches, variances[:, i], marker="o", label=f"component {i + 1}")
-    right.set(xlabel="batch", ylabel="explained variance", title="explained variance (private)")
-    right.legend(fontsize="small")
-    figure.suptitle(
-        f"{points[-1].release.records:,} flights, rank {rank}, epsilon = {epsilon:g}, delta = {delta:g}"
-    )
+    releases = [p.release for p in points]
+    last = releases[-1]
+    figure = Figure(figsize=(11, 4.2), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    plots.angles(releases, reference=exact, ax=left).set_title("angles to the exact centred PCA")
+    plots.scree(last, ax=right)
+    figure.suptitle(f"{last.records:,} flights, rank {last.rank}, epsilon = {epsilon:g}, delta = {delta:g}")
     try:
         figure.savefig(path, dpi=120)
     except OSError as error:
         raise DemoFailed(f"{path}: {error.strerror or error}") from None
-    finally:
-        plt.close(figure)

@@ -82,7 +82,7 @@ EXTRAS = {
     "dashboard": {"dashboard"},
     "demo": {"demo.broker"},
     "otel": {"service.span_export", "service.tracing"},
-    "plots": {"plots"},
+    "plots": {"demo.demo", "plots"},
     "protobuf": {"data.features.protobuf_records"},
     "spark": {"spark"},
 }
