@@ -47,6 +47,7 @@ def _run(path: Path, text: str) -> Any:
     from matplotlib import pyplot as plt
 
     notebook = jupytext.reads(text, fmt="py:percent")
+    notebook.metadata.kernelspec = {"name": "python3", "display_name": "Python 3", "language": "python"}
     namespace = {"__name__": "__main__", "__file__": str(path)}
     plt.switch_backend("Agg")
     with mpl.rc_context(), warnings.catch_warnings():

@@ -1,8 +1,8 @@
 """Figures of fitted models and releases, drawn by matplotlib: the extra `plots`.
 
 Each function draws into ``ax``, or into a new figure of pyplot, and returns the axes without showing them.
-:func:`scree`, :func:`angles` and the arrows of :func:`biplot` are functions of released numbers, which
-costs no privacy. The points of :func:`biplot` are records, and are not private.
+``scree``, ``angles`` and the arrows of ``biplot`` are functions of released numbers: post-processing, which
+costs no privacy. The points of ``biplot`` are records, and are not private.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def scree(pca: Any, *, ax: Axes | None = None) -> Axes:
     """
     model = _fitted(pca)
     shares = _shares(model)
-    k, dim = len(shares), int(model.n_features_in_)
+    k, dim = model.components_.shape
     rest = max(1.0 - float(shares.sum()), 0.0) if k < dim else None
     errors = _share_errors(model, shares)
     ax = _axes(ax)
@@ -95,20 +95,19 @@ def scree(pca: Any, *, ax: Axes | None = None) -> Axes:
     if rest is not None:
         others = dim - k
         ax.bar(places[k:], [rest], color=_GREY, width=0.7)
-        ax.axhline(
-            rest / others, color=_GREY, linestyle="--", label=f"mean of the {others:,} other directions"
-        )
+        label = f"mean of the {others:,} other directions"
+        ax.axhline(rest / others, color=_GREY, linestyle="--", label=label)
         ax.legend()
     if errors is not None:
-        ax.errorbar(
-            *(places, heights, errors[: len(places)]), fmt="none", ecolor="black", elinewidth=1.2, capsize=3
-        )
+        bars = errors[: len(places)]
+        ax.errorbar(places, heights, bars, fmt="none", ecolor="black", elinewidth=1.2, capsize=3)
     step = -(-k // 12)
     ticks = list(range(1, k + 1, step))
     names = [str(i) for i in ticks]
     if rest is not None:
-        # The last number would touch the word.
-        ticks, names = [*ticks[: 12 - 1], k + 1], [*names[: 12 - 1], "rest"]
+        # A number next to the word would touch it.
+        ticks = [*(i for i in ticks if k + 1 - i >= step), k + 1]
+        names = [*map(str, ticks[:-1]), "rest"]
     ax.set_xticks(ticks, names)
     ax.set_ylim(bottom=0.0)
     ax.yaxis.set_major_formatter(lambda share, _: f"{100 * share:.4g}%")
@@ -163,8 +162,8 @@ def biplot(
     pair = _checked_pair(components, len(model.components_))
     if X is not None and scores is not None:
         raise ValueError("X and scores are two forms of the same points: pass one of them")
-    if n_loadings < 0:
-        raise ValueError(f"n_loadings must be at least 0, not {n_loadings}")
+    if n_loadings < 1:
+        raise ValueError(f"n_loadings must be at least 1, not {n_loadings}")
     loadings = np.asarray(model.components_, dtype=np.float64)[pair].T
     lengths = np.linalg.norm(loadings, axis=1)
     shown = np.argsort(-lengths, kind="stable")[:n_loadings]
@@ -176,7 +175,8 @@ def biplot(
     ax.axvline(0.0, color=_GREY, linewidth=0.6, zorder=0.5)
     if places is not None:
         label = f"records (not private), times {factor:.2g}"
-        ax.scatter(*places.T, s=6, color=_GREY, alpha=0.35, linewidths=0, zorder=1, label=label)
+        xs, ys = places.T
+        ax.scatter(xs, ys, s=6, color=_GREY, alpha=0.35, linewidths=0, zorder=1, label=label)
         ax.legend(loc="lower right")
     tips = loadings[shown]
     origin = np.zeros(len(tips))
@@ -255,8 +255,8 @@ def angles(releases: Iterable[Any], *, reference: Any = None, ax: Axes | None = 
         label = f"noise alone, at most ({percent}%)"
         ax.plot(xs, np.degrees(bound), color=_ORANGE, linestyle="--", marker=".", label=label)
     ax.set_ylim(bottom=0.0)
-    if xlabel == "release":
-        ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    ax.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    ax.xaxis.set_major_formatter("{x:,.0f}")
     ax.set(xlabel=xlabel, ylabel="degrees", title=title)
     ax.legend()
     return ax
@@ -282,7 +282,7 @@ class _Placer(Artist):
         pixels = renderer.points_to_pixels(1.0)
         taken: list[Matrix] = []
         for label, tip in zip(self._labels, tips, strict=True):
-            size = Text.get_window_extent(label, renderer).size
+            size = np.array(Text.get_window_extent(label, renderer).size)
             boxes = [
                 box
                 for box in _boxes(tip, tip - origin, size, pixels)

@@ -70,6 +70,7 @@ REST = (
     "tests/dev/",
     "tests/docs/test_code_blocks.py",
     "tests/docs/test_docs.py",
+    "tests/docs/test_gallery.py",
     "tests/docs/test_new_estimator.py",
     "tests/docs/test_recipes.py",
     "tests/docs/test_site.py",

@@ -256,7 +256,7 @@ def test_points_are_projections_times_one_factor_and_named_not_private() -> None
         ({"scores": np.zeros((3, 1))}, "scores must have a column for each component"),
         ({"components": (0, 0)}, "components must be two different numbers from 0 to 1"),
         ({"components": (0, 2)}, "components must be two different numbers from 0 to 1"),
-        ({"n_loadings": -1}, "n_loadings must be at least 0"),
+        ({"n_loadings": 0}, "n_loadings must be at least 1"),
     ],
 )
 def test_parameters_of_a_biplot_are_checked(arguments: dict[str, Any], message: str) -> None:
@@ -289,6 +289,7 @@ def test_successive_angles_have_the_sum_of_two_bounds() -> None:
     assert drawn["smaller angles"][1] == pytest.approx([0, 0], abs=1e-6)
     assert drawn["noise alone, at most (90%)"][1] == pytest.approx([67, 10])
     assert (ax.get_xlabel(), ax.get_ylabel()) == ("records", "degrees")
+    assert ax.xaxis.get_major_formatter()(336_776) == "336,776"
 
 
 def test_the_sum_of_two_bounds_is_at_most_a_right_angle() -> None:
