@@ -26,9 +26,7 @@ try:
     from matplotlib.text import Annotation, Text
     from matplotlib.ticker import MaxNLocator
 except ModuleNotFoundError:
-    raise LibraryMissing(
-        "streaming_pca.plots needs matplotlib: pip install '.[plots]' in the checkout"
-    ) from None
+    raise LibraryMissing("streaming_pca.plots needs matplotlib: pip install 'streaming-pca[plots]'") from None
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -272,7 +270,7 @@ class _Placer(Artist):
         self.set_in_layout(False)
 
     def draw(self, renderer: Any) -> None:
-        """Move each label to the first place where it overlaps no other, best without an arrow."""
+        """Move each label to its first free place, if possible clear of arrows."""
         assert self.axes is not None
         frame = self.axes.get_window_extent(renderer)
         inside = np.array([[frame.x0, frame.y0], [frame.x1, frame.y1]])
@@ -301,7 +299,7 @@ class _Placer(Artist):
 
 
 def _boxes(tip: Matrix, direction: Matrix, size: Matrix, pixels: float) -> Iterable[Matrix]:
-    """Yield boxes of a label around the tip of its arrow, as lower and upper corners, the best first."""
+    """Yield boxes of a label around its tip, the best first, as two corners."""
     angle = math.atan2(direction[1], direction[0])
     for radius in _RADII:
         for turn in _TURNS:
@@ -402,7 +400,7 @@ def _checked_pair(components: tuple[int, int], k: int) -> list[int]:
 
 
 def _fitting(scores: ArrayLike, pair: list[int], longest: float) -> tuple[float, Matrix]:
-    """Return a factor that moves the farthest point as far out as the longest arrow, and the points."""
+    """Return a factor, and the points times it: the farthest is as far out as the longest arrow."""
     points = np.asarray(scores, dtype=np.float64)
     if points.ndim < 2 or points.shape[-1] <= max(pair):
         raise ValueError(f"scores must have a column for each component, not shape {points.shape}")

@@ -31,7 +31,7 @@ private = PrivatePCA(4, epsilon=1.0, delta=1e-6, bounds=(-12, 12)).fit(X)
 # %% [markdown]
 # Both plots have a bar for the rest, so that a reader sees what four components leave out. Without it four
 # bars look like the whole variance. The dashed line is the mean share of one of the 36 other directions: a
-# component near it explains no more than any of these.
+# component near it explains as little as any of these.
 #
 # The title of the private plot has the angle bound: with probability 0.95 the noise turned the components
 # by a smaller angle. All numbers in the private plot are post-processing of the model. The exact plot has

@@ -289,7 +289,7 @@ def _print_table(points: list[_Point], random_error: float, out: Console) -> Non
 
 
 def _check_plot(path: Path) -> None:
-    """Raise an error early, not after a minute, if the plot cannot be drawn or written."""
+    """Raise an error early if the plot cannot be drawn or written."""
     importlib.import_module("streaming_pca.plots")
     if not path.absolute().parent.is_dir():
         raise DemoFailed(f"{path}: the folder {path.absolute().parent} does not exist: create it")

@@ -82,7 +82,7 @@ EXTRAS = {
     "dashboard": {"dashboard"},
     "demo": {"demo.broker"},
     "otel": {"service.span_export", "service.tracing"},
-    "plots": {"demo.demo", "plots"},
+    "plots": {"cli.plan", "demo.demo", "plots"},
     "protobuf": {"data.features.protobuf_records"},
     "spark": {"spark"},
 }
