@@ -400,7 +400,7 @@ def _checked_pair(components: tuple[int, int], k: int) -> list[int]:
 
 
 def _fitting(scores: ArrayLike, pair: list[int], longest: float) -> tuple[float, Matrix]:
-    """Return a factor, and the points times it: the farthest is as far out as the longest arrow."""
+    """Return points within the longest arrow's length, after their factor."""
     points = np.asarray(scores, dtype=np.float64)
     if points.ndim < 2 or points.shape[-1] <= max(pair):
         raise ValueError(f"scores must have a column for each component, not shape {points.shape}")

@@ -218,10 +218,10 @@ def overlap(a: Bbox, b: Bbox) -> bool:
 
 
 def test_names_are_shortened_and_are_not_formulas() -> None:
-    names = ["$x$ and $", *(f"a name of more than {20 + i} characters" for i in range(4))]
+    names = [r"$\frac$", *(f"a name of more than {20 + i} characters" for i in range(4))]
     ax = plots.biplot(release(random_plane(5), feature_names=names))
     shown = {label.get_text() for label in labels(ax)}
-    assert "$x$ and $" in shown
+    assert r"$\frac$" in shown
     assert all(len(name) <= 24 for name in shown)
     ax.figure.canvas.draw()
 
