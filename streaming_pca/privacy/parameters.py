@@ -190,11 +190,11 @@ def delta_warning(delta: float, records: int | None = None) -> str | None:
     if records is not None and delta * records >= 1:
         return (
             f"delta = {delta:g} is not below 1/records = {1 / records:.2g}: "
-            "publishing one record, chosen at random, would satisfy it"
+            "publishing one record, chosen at random, would satisfy it; lower delta"
         )
     if delta > _LARGE_DELTA:
         return (
             f"delta = {delta:g} is above {_LARGE_DELTA:g}: publishing each record with that probability "
-            "would satisfy it; a delta below 1/records is usual, such as 1e-6"
+            "would satisfy it; lower it below 1/records, for example to 1e-6"
         )
     return None

@@ -41,7 +41,7 @@ def describe(
     f = forecast
     gaps = f.gaps if gap is None else (gap,)
     blocks = [_filled(_headline(f, gaps))]
-    if f.rank < f.dim:
+    if f.rank < f.dim and f.by_epsilon and f.by_records:
         epsilon = _epsilon(f)
         blocks += [
             _table(f"Expected angle against epsilon, with {f.records:,} records:", "epsilon", f, gaps,
@@ -78,7 +78,7 @@ def _headline(f: Forecast, gaps: Sequence[float]) -> str:
     middle = gaps[len(gaps) // 2]
     condition = f"if variance {f.rank} exceeds the next one by {_percent(middle)} of the total variance"
     keeps = ""
-    if f.variance_lost is not None:
+    if f.variance_lost is not None and f.variance_lost < 1:
         keeps = (
             f" Whatever the spectrum, noise costs it at most {_percent(f.variance_lost)} of that on average."
         )
@@ -120,7 +120,8 @@ def _degrees(angle: float) -> str:
 
 
 def _percent(share: float) -> str:
-    return f"{100 * share:.2g}%"
+    percent = 100 * share
+    return f"{percent:.0f}%" if percent >= 99.5 else f"{percent:.2g}%"
 
 
 def _reading(f: Forecast, gap: float | None) -> str:
