@@ -1,4 +1,4 @@
-"""Forecasts of `streaming-pca plan` beside measured errors on three real data sets.
+"""Forecasts of `streaming-pca plan` and measured errors on three real data sets.
 
 No constant was tuned on these records: the numeric columns of the demo's flights, standardised by public
 numbers; a survey (`nlswork`: wages and hours of young women, R's package sampleSelection); and counts with

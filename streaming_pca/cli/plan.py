@@ -106,7 +106,7 @@ def plan(
     streaming-pca plan --config stream.toml --records 1000000 --json[/]
     """
     from streaming_pca.estimators.forecast.result import as_json as facts_of
-    from streaming_pca.estimators.forecast.text import describe
+    from streaming_pca.estimators.forecast.result import describe
 
     given = {"rank": rank, "epsilon": epsilon, "delta": delta}
     sizes = None if batches is None else _read_batches(batches)

@@ -237,7 +237,7 @@ def advise_on_model(
     return advise(ids, situation, resolved_components(release), feature)
 
 
-# -- rules: each yields remedies that are left, and those that have been applied --------------
+# -- rules: each yields the remedies that are left, and the applied ones ----------------------
 
 
 _ONE_FEATURE = "one feature"
@@ -286,7 +286,7 @@ def _change(case: _Case, text: str) -> _Left:
 
 
 def _option(case: _Case, text: str) -> _Left:
-    """Return a remedy that changes an option, which a stream takes over at its next start."""
+    """Return a remedy that changes an option, which a stream reads at its start."""
     return _Left(text, is_new=not case.settings.is_stream)
 
 
@@ -310,7 +310,7 @@ def _epsilon(case: _Case) -> Iterator[_Given | _Left]:
 
 def _bounds(case: _Case) -> Iterator[_Given | _Left]:
     s = case.settings
-    # Other estimators clip to a public radius, whatever the bounds.
+    # Other estimators clip to a public radius, with and without bounds.
     if not (s.is_composed and s.reads_vectors):
         return
     yield _Given("public bounds") if s.has_bounds else _change(case, "public bounds of the features")

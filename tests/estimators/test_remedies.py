@@ -83,7 +83,7 @@ def occurs(doubt: W, s: Situation) -> bool:
 
 @pytest.mark.parametrize("doubt", W)
 def test_each_possible_doubt_has_remedies_that_are_left(doubt: W) -> None:
-    """One remedy a line, none of them applied already, ignored by the estimator, or beside the cause."""
+    """One remedy a line, none of them applied already, ignored by the estimator, or about another cause."""
     count = 0
     for s in filter(lambda s: occurs(doubt, s), ALL):
         advice = advise([doubt], s)

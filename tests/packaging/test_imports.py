@@ -34,7 +34,7 @@ LAYERS = """
     client
     service, . + api
     config
-    estimators.factory
+    estimators.factory, estimators.remedies
     estimators.registry, estimators.forecast, estimators.warnings, estimators.kernel_cache
     estimators.tadadpo
     estimators.adaptive

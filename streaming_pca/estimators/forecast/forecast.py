@@ -132,7 +132,7 @@ def forecast(
 
 @dataclass(frozen=True)
 class _Noise:
-    """Standard deviation of an entry of the mean second moment, as a share of the total variance."""
+    """Law of a forecast's noise: the deviation of an entry of the mean second moment."""
 
     dim: int
     delta: float
@@ -165,7 +165,7 @@ class _Noise:
         return (2 if self.route == "block" else 1) * self.tail * multiplier * spread
 
     def by_epsilon(self, sizes: Sequence[int], epsilon: float) -> tuple[tuple[float, float], ...]:
-        """Return epsilons around the given one, with the noise of each that can be computed."""
+        """Return epsilons around the given one, with the noise of each."""
 
         def noise(value: float) -> float:
             return self.entry(sizes, least_multiplier(value, self.delta, self.contributions))
@@ -173,7 +173,7 @@ class _Noise:
         return _points([epsilon * factor for factor in FACTORS], noise)
 
     def by_records(self, records: int, batches: Batches, multiplier: float) -> tuple[tuple[int, float], ...]:
-        """Return numbers of records around the given one, with the noise of each that can be computed."""
+        """Return numbers of records around the given one, with the noise of each."""
 
         def noise(count: int) -> float:
             if count > MOST_RECORDS:
