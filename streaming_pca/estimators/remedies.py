@@ -290,6 +290,10 @@ def _option(case: _Case, text: str) -> _Left:
     return _Left(text, is_new=not case.settings.is_stream)
 
 
+def _any_records(case: _Case) -> Iterator[_Given | _Left]:
+    yield _Left("reports" if case.settings.kind is RecordKind.LOCAL else "records")
+
+
 def _records(case: _Case) -> Iterator[_Given | _Left]:
     s = case.settings
     if s.has("half_life"):
@@ -387,7 +391,7 @@ def _one_feature(case: _Case) -> Iterator[_Given | _Left]:
 def _steps(case: _Case) -> Iterator[_Given | _Left]:
     """Yield ways to more steps of the block route, or to none."""
     s = case.settings
-    yield _Left("more batches: each of them is a step")
+    yield _option(case, "more batches (n_batches): each of them is a step")
     if s.dim > MAX_COVARIANCE_DIM:
         yield _change(case, f"at most {MAX_COVARIANCE_DIM} features, which need no steps")
     elif s.estimator == "block":
@@ -403,14 +407,14 @@ def _wider(case: _Case) -> Iterator[_Given | _Left]:
 def _range(case: _Case) -> Iterator[_Given | _Left]:
     s = case.settings
     if s.options is None or s.has("radius_range"):
-        yield _option(case, "a radius_range that ends higher, if it is set")
+        yield _option(case, f"a radius_range that ends higher{', if it is set' * (s.options is None)}")
     if s.reads_vectors:
         yield _change(case, f"a smaller scale{' than the one given' if s.has_scale else ''}")
 
 
 _NOISE: tuple[_Rule, ...] = (_records, _epsilon, _bounds, _rank, _tuning)
 _RULES: Mapping[ReleaseWarning, tuple[_Rule, ...]] = {
-    ReleaseWarning.NO_RECORDS: (_records,),
+    ReleaseWarning.NO_RECORDS: (_any_records,),
     ReleaseWarning.NOT_RESOLVED: _NOISE,
     ReleaseWarning.VARIANCE_LOST: _NOISE,
     ReleaseWarning.MEAN_SWAMPS: (_centre, _records, _epsilon, _bounds, _rank),

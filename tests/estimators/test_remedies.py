@@ -116,6 +116,8 @@ def test_each_possible_doubt_has_remedies_that_are_left(doubt: W) -> None:
             assert advice.note is None, context
         if s.has("half_life"):
             assert "more records" not in text, context
+        if doubt is W.NO_RECORDS:
+            assert advice.remedies == ("reports" if s.kind is RecordKind.LOCAL else "records",)
         for word in re.findall(r"[a-z]+(?:_[a-z0-9]+)+|\broute\b", text):
             assert word in s.known_options | {"n_components"}, context
         assert ("n_components" in text) <= (not s.is_stream), context
