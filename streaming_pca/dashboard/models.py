@@ -71,7 +71,7 @@ class Budget(_Answer):
     """Largest spent share of the cap; null for an infinite cap. It belongs to records that were learnt:
     records that arrive have the whole cap, unless a stream's unit is the user."""
     allows_next: bool = True
-    """False if the cap does not allow the charge of the next batch."""
+    """False if a batch fills whose charge the cap does not allow."""
 
 
 class Batches(_Answer):

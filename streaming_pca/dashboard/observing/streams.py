@@ -109,7 +109,8 @@ class StreamState:
         }
         if problem is None:
             budget = view.budget(self.name)
-            allowed = self._cannot_charge is None
+            # A stream that is paused or has ended charges nothing.
+            allowed = self._cannot_charge is None or self._fill.answer is None
             facts |= {
                 "standing": str(job.status),
                 "leader": leader,

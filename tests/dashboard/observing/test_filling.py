@@ -119,4 +119,11 @@ def test_an_allowed_batch_and_a_refused_one_differ_in_the_budget() -> None:
         "second": False,
     }
     (reason,) = offline.observer.stream("second").health.reasons
+    # A paused stream charges nothing.
+    own = {"topic_id": second.topic_id, "job": "second"}
+    offline.append("second", Paused(**own, previous=second.head, reason="broker upgrade"))
+    offline.stand(2.0, {"first": 150})
+    after = offline.observer.stream("second").budget
+    assert after is not None
+    assert after.allows_next
     assert reason.endswith('begin after them with `stream.start = "latest"`')

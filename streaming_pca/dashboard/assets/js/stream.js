@@ -172,7 +172,7 @@ function next({ lag, next_batch: batch }) {
 }
 
 function guarantee(detail) {
-  const list = (lines, attributes) => h("ul", { class: "guarantee", ...attributes }, lines.map((line) => h("li", {}, line)));
+  const list = (lines) => h("ul", { class: "guarantee" }, lines.map((line) => h("li", {}, line)));
   const [first, rest] = [detail.guarantee.slice(0, SUMMARY), detail.guarantee.slice(SUMMARY)];
   return [
     detail.private ? null : components.trouble("Nothing is guaranteed: this stream is not private."),
