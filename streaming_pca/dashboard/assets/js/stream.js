@@ -184,7 +184,7 @@ function budget(detail) {
   const held = detail.budget;
   if (!held) return components.empty("The ledger is not open.", "Charges appear once the topics are created: streaming-pca topics create.");
   const alone = ["epsilon", "delta", "rho"].every((name) => held.by_stream[name] === held.by_all[name]);
-  const rows = [["By this stream", "by_stream"], ...(alone ? [] : [["By all jobs", "by_all"]]), ["Left", "left"], ["Cap", "cap"]];
+  const rows = [[alone ? "Charged" : "By this stream", "by_stream"], ...(alone ? [] : [["By all jobs", "by_all"]]), ["Left", "left"], ["Cap", "cap"]];
   return [
     h("p", {}, field("budget.allows_next", held.allows_next, `${components.budgetWords(held, detail.privacy_unit)}.`)),
     components.budgetBar(held.spent_share, held.allows_next),
