@@ -7,6 +7,7 @@ from typing import Any
 from streaming_pca.config.settings import StreamSettings
 from streaming_pca.dashboard.models import NextBatch
 from streaming_pca.estimators.base import Estimator
+from streaming_pca.privacy.errors import CalibrationError
 from streaming_pca.privacy.ledger.ledger import JobLedger
 from streaming_pca.privacy.ledger.protocol import BatchStatus
 
@@ -43,15 +44,15 @@ class BatchFill:
         at : float
             Time in seconds.
         """
-        if lag is None:
-            self.answer, self._full_since, self.full_seconds = None, None, 0.0
-            return
         counts = (job.committed, job.records_committed)
         if job.phase is BatchStatus.RESERVED and job.reservation is not None:
             # The worker learns from this batch while the next one fills.
             counts = (counts[0] + 1, counts[1] + job.reservation.count)
-        if counts != self._counts:
-            self._counts, self._planned = counts, self._estimator.planned_records(*counts)
+        if lag is not None and counts != self._counts:
+            self._counts, self._planned = counts, self._plan(*counts)
+        if lag is None or not self._planned:
+            self.answer, self._full_since, self.full_seconds = None, None, 0.0
+            return
         waiting = min(lag, self._planned)
         self.answer = NextBatch(planned=self._planned, waiting=waiting, per_second=per_second)
         enough = self._planned
@@ -65,3 +66,11 @@ class BatchFill:
         since = at if self._full_since is None else self._full_since[1]
         patience = 0.0 if lag >= self._planned or self._max_wait is None else self._max_wait
         self.full_seconds = max(at - since - patience, 0.0)
+
+    def _plan(self, batches: int, records: int) -> int:
+        """Return the planned size of a batch; 0 if the settings allow none."""
+        try:
+            return self._estimator.planned_records(batches, records)
+        except CalibrationError:
+            # The worker stops with this error: other streams must stay visible.
+            return 0

@@ -73,6 +73,15 @@ def test_no_batch_fills_while_a_stream_is_paused() -> None:
     assert next_batch(offline) == NextBatch(planned=400, waiting=150)
 
 
+def test_settings_that_allow_no_batch_do_not_hide_other_streams() -> None:
+    options = {"clip_radius": 3.0, "batch_size": 4096}
+    noisy = made_offline("noisy", estimator="output-perturbation", epsilon=1e-9, options=options)
+    offline = Offline(noisy, made_offline("flights", options=GROWING))
+    offline.stand(0.0, {"noisy": 10, "flights": 150})
+    assert offline.observer.stream("noisy").next_batch is None
+    assert next_batch(offline) == NextBatch(planned=400, waiting=150)
+
+
 def levels(offline: Offline, waiting: int, seconds: range) -> list[str]:
     """Return the level of health at each second, a batch's records waiting."""
     found = []
