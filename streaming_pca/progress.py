@@ -25,6 +25,7 @@ class Task:
         self.description, self.total = description, total
         self.completed = 0
         self.finished = False
+        self.bar: Any = None  # id of its bar
         self._show = show
         self._since = time.monotonic()
 
@@ -67,7 +68,6 @@ class Progress:
     def __init__(self, console: Console) -> None:
         self._console = console
         self._tasks: list[Task] = []
-        self._ids: dict[Task, Any] = {}
         self._bars: Bars | None = _bars(console) if _is_terminal(console) else None
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._print_lines, name="progress", daemon=True)
@@ -76,7 +76,7 @@ class Progress:
         """Add a step."""
         made = Task(description, total, self._show)
         if self._bars is not None:
-            self._ids[made] = self._bars.add_task(description, total=total)
+            made.bar = self._bars.add_task(description, total=total)
         self._tasks.append(made)
         return made
 
@@ -86,9 +86,7 @@ class Progress:
         # A bar without a total moves until its step is finished.
         total = task.total if task.total is not None or not task.finished else 1
         completed = total if task.finished and total is not None else task.completed
-        self._bars.update(
-            self._ids[task], description=task.description, completed=completed, total=total, refresh=False
-        )
+        self._bars.update(task.bar, description=task.description, completed=completed, total=total)
 
     def _print_lines(self) -> None:
         while not self._ended.wait(_SECONDS):
@@ -130,4 +128,5 @@ def _bars(console: Console) -> Bars:
             return Text() if task.total in (None, 1) else super().render(task)
 
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), Amount(), TimeElapsedColumn())
-    return Bars(*columns, console=console, transient=True)
+    # Redirected, text for standard output would go to this console, which is standard error.
+    return Bars(*columns, console=console, transient=True, redirect_stdout=False)
