@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from types import SimpleNamespace
+from typing import IO
 
 import pytest
 from rich.console import Console
@@ -46,9 +47,9 @@ def test_a_pipe_gets_whole_lines_with_amount_and_time(environment: dict[str, str
     def work(progress: Progress, file: io.StringIO) -> None:
         sending = progress.task("records sent", 30_000)
         progress.task("reading [the] file")
-        wait_for_line(file, "records sent: 0 of 30,000 (0%), 0 s\n")
+        wait_for_line(file, "records sent: 0 of 30,000 (0%), ")
         sending.advance(12_000)
-        wait_for_line(file, "records sent: 12,000 of 30,000 (40%), 0 s\n")
+        wait_for_line(file, "records sent: 12,000 of 30,000 (40%), ")
         sending.complete(30_000)
 
     lines = lines_of(work, **environment)
@@ -80,6 +81,14 @@ def test_a_short_command_prints_nothing_and_leaves_no_thread() -> None:
     assert module._SECONDS == 10.0
 
 
+def read(terminal: IO[bytes]) -> bytes:
+    """Read from a terminal that has no writer; return b"" at the end."""
+    try:
+        return terminal.read(2**16)
+    except OSError:
+        return b""
+
+
 def test_a_terminal_gets_bars_that_disappear(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_SECONDS", 0.001)
     master, slave = pty.openpty()
@@ -91,8 +100,8 @@ def test_a_terminal_gets_bars_that_disappear(monkeypatch: pytest.MonkeyPatch) ->
             reading.describe("reading [another] file")
             time.sleep(0.05)
             reading.finish()
-    shown = os.read(master, 2**16).decode()
-    os.close(master)
+    with os.fdopen(master, "rb", buffering=0) as reader:
+        shown = b"".join(iter(lambda: read(reader), b"")).decode()
     assert "1200/3000" in shown
     assert "reading [another] file" in shown
     assert "━" in shown
