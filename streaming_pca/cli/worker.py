@@ -187,9 +187,13 @@ def demo(
     from streaming_pca.demo.demo import run_demo
 
     if dashboard:
+        from streaming_pca.config.http import HttpSettings
         from streaming_pca.dashboard.site import check_extra, run_dashboard
+        from streaming_pca.service.http.server import listen
 
         check_extra()
+        # A port in use would otherwise be noticed only at the end of the demo.
+        listen(HttpSettings(port=port), "--port").close()
 
     def show(settings: Settings, facts: dict[str, Any]) -> None:
         print_json(facts)

@@ -200,8 +200,10 @@ def test_a_process_ends_with_one_line_and_status_2(command: str, config: Path) -
 
 def test_a_port_that_is_taken_is_one_line(config: Path, capfd: Capture) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        refused = call(capfd, "dashboard", "--config", config, "--port", taken.getsockname()[1])
-    one_line(refused, 2, "--port: cannot listen on", "name another port with --port, or 0 for a free one")
+        port = taken.getsockname()[1]
+        for command in (("dashboard", "--config", config), ("demo", "--dashboard")):
+            refused = call(capfd, *command, "--port", port)
+            one_line(refused, 2, "--port: cannot listen on", "name another port with --port, or 0 for a free")
 
 
 def test_a_missing_extra_is_one_line(config: Path, capfd: Capture, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -117,7 +117,7 @@ class HttpServer:
             ssl_cert_reqs=ssl.CERT_NONE if settings.client_authority is None else ssl.CERT_REQUIRED,
         )
         _load(config, settings)
-        self._socket = _listen(settings, port_option)
+        self._socket = listen(settings, port_option)
         host, port = self._socket.getsockname()[:2]
         self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         """Host and port of the listening socket."""
@@ -233,7 +233,8 @@ def _load(config: uvicorn.Config, settings: HttpSettings) -> None:
         ) from None
 
 
-def _listen(settings: HttpSettings, port_option: str | None) -> socket.socket:
+def listen(settings: HttpSettings, port_option: str | None = None) -> socket.socket:
+    """Return a listening socket; raise StreamRefused, which names the setting or the option, without one."""
     try:
         # uvicorn would end the process if the port is taken.
         family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
