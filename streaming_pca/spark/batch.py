@@ -25,8 +25,6 @@ from streaming_pca.spark.tasks import (
     Share,
     UserHashes,
     ValueSum,
-    bin_counts,
-    user_hashes,
 )
 
 T = TypeVar("T")
@@ -119,8 +117,9 @@ class SparkBatch(Batch):
 
     def tally(self, kernel: BinKernel, histograms: int) -> BinCounts:
         """Count the records in each bin of the kernel's histograms."""
-        answers = self.cluster.answers(BinTally(kernel, histograms), self._shares())
-        return BinCounts.together([bin_counts(data, histograms) for data in answers], histograms)
+        return BinCounts.together(
+            self.cluster.answers(BinTally(kernel, histograms), self._shares()), histograms
+        )
 
     def blocks(self, limit: int) -> Iterator[ArrayBatch]:
         """Iterate over consecutive packed parts; reads the whole batch into the driver's memory."""
@@ -128,7 +127,10 @@ class SparkBatch(Batch):
 
     def users(self) -> NDArray[np.uint64]:
         """Return the keyed hashes (m, 2) of the users of all messages, in message order."""
-        return user_hashes(self.cluster.answers(UserHashes(), self._shares(placed=True)), len(self))
+        users = np.zeros((len(self), 2), dtype=np.uint64)
+        for places, some in self.cluster.answers(UserHashes(), self._shares(placed=True)):
+            users[places] = some
+        return users
 
     @cached_property
     def _in_memory(self) -> ArrayBatch:

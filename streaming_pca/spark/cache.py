@@ -98,36 +98,33 @@ class RowCache:
         """
         self.drop([name])
         index, at = [], 0
-        file: IO[bytes] | None = None
-        # Suppress only errors of writing: errors raised by ``parts`` come from their source.
-        with contextlib.suppress(OSError):
-            # Unbuffered: on a full disk, `close` would try to write the buffer again and fail.
-            file = tempfile.TemporaryFile(dir=self._folder, buffering=0)  # noqa: SIM115
-        for part in parts:
-            if file is None:
-                continue
-            block = part.packed()
-            try:
-                if self.used + at + block.rows.nbytes + block.starts.nbytes > self.limit:
-                    raise OSError("the cache is full")
-                rows_at, starts_at = at, _write(file, at, block.rows)
-                at = _write(file, starts_at, block.starts)
-                index.append((block.rows.dtype.name, rows_at, len(block.rows), starts_at, len(block)))
-            except OSError:
-                file.close()
-                file = None
-        end = json.dumps({"name": name, "kind": str(kind), "width": width, "parts": index}).encode()
-        if file is not None:
-            try:
-                _write_all(file, end + _LENGTH.pack(at))
-            except OSError:
-                file.close()
-                file = None
-        if file is None:
-            return Shelf(name, "", "")
-        self._files[name], self._used[name] = file, at + len(end) + _LENGTH.size
-        path = f"/proc/{os.getpid()}/fd/{file.fileno()}"
-        return Shelf(name, socket.gethostname(), path)
+        with contextlib.ExitStack() as failed:
+            file: IO[bytes] | None = None
+            # Suppress only errors of writing: errors raised by ``parts`` come from their source.
+            with contextlib.suppress(OSError):
+                # Unbuffered: on a full disk, `close` would try to write the buffer again and fail.
+                file = failed.enter_context(tempfile.TemporaryFile(dir=self._folder, buffering=0))
+            for part in parts:
+                if file is None:
+                    continue
+                block = part.packed()
+                try:
+                    if self.used + at + block.rows.nbytes + block.starts.nbytes > self.limit:
+                        raise OSError("the cache is full")
+                    rows_at, starts_at = at, _write(file, at, block.rows)
+                    at = _write(file, starts_at, block.starts)
+                    index.append((block.rows.dtype.name, rows_at, len(block.rows), starts_at, len(block)))
+                except OSError:
+                    failed.close()
+                    file = None
+            end = json.dumps({"name": name, "kind": str(kind), "width": width, "parts": index}).encode()
+            with contextlib.suppress(OSError):
+                if file is not None:
+                    _write_all(file, end + _LENGTH.pack(at))
+                    failed.pop_all()
+                    self._files[name], self._used[name] = file, at + len(end) + _LENGTH.size
+                    return Shelf(name, socket.gethostname(), f"/proc/{os.getpid()}/fd/{file.fileno()}")
+        return Shelf(name, "", "")
 
     def open(self, shelf: Shelf) -> CachedRows:
         """Map a segment's rows, of any process of this machine; raise LookupError if there are none."""

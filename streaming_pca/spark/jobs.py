@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import pickle
 import re
 import shutil
 import threading
@@ -31,7 +30,7 @@ from streaming_pca.data.features.records import Schemas
 from streaming_pca.data.records import Block
 from streaming_pca.service.errors import RecordsLost, SessionLost, StreamRefused
 from streaming_pca.spark import tasks
-from streaming_pca.spark.cache import folder_of
+from streaming_pca.spark.cache import Shelf, folder_of
 from streaming_pca.spark.reading import Feed, Reading, Wanted
 from streaming_pca.spark.segments import Range, Segment, segment_of
 from streaming_pca.spark.tasks import ANSWER, HANDLE, Fetch, Operation, Share, TaskFailed, Work
@@ -63,9 +62,7 @@ class Loaded:
     nulls: int
     longer: int
     """Numbers of its null records, and of its records of several rows: as secret as a record."""
-    host: str
-    path: str
-    """Location of its rows after the read; "" if they were not cached."""
+    shelf: Shelf
 
 
 @dataclass
@@ -146,8 +143,9 @@ class Cluster:
             structure = row["structure"]
             wanted = Range(row["id"], row["partition"], row["begin"], row["end"], row["epoch"])
             segment = segment_of(wanted, structure, self.feed.stream.privacy_unit == "row")
-            counts = {name: row[name] for name in ("size", "nulls", "longer", "host", "path")}
-            found[wanted.id] = Loaded(segment, tasks.digest(structure), **counts)
+            shelf = Shelf(self.feed.name_of(wanted.id), row["host"], row["path"])
+            counts = {name: row[name] for name in ("size", "nulls", "longer")}
+            found[wanted.id] = Loaded(segment, tasks.digest(structure), **counts, shelf=shelf)
         self._loaded |= found
         return [found[each.id] for each in ranges]
 
@@ -224,13 +222,14 @@ class Cluster:
                 del others[number]
         return count, others
 
-    def answers(self, operation: Operation, shares: Mapping[int, Sequence[Share]]) -> list[bytes]:
-        """Apply an operation to parts of segments; return each task's answer."""
+    def answers(self, operation: Operation, shares: Mapping[int, Sequence[Share]]) -> list[Any]:
+        """Apply an operation to parts of segments; return the results of all parts, in any order."""
         if not shares:
             return []
         with self._planning():
             rows = self._computed(operation, shares, self._tasks(shares, 1), 0)
-        return [data for _, data in self._answers(rows, _records_of(shares))]
+        answers = self._answers(rows, _records_of(shares))
+        return [each for _, data in answers for each in tasks.unpacked(data)]
 
     def on_parts(self, parts: Sequence[Sequence[Fetch]], kernel: Callable[[Block], T]) -> list[T]:
         """Return a kernel's result for each part of a batch, each on one executor."""
@@ -240,8 +239,7 @@ class Cluster:
             rows = rows.mapInArrow(tasks.on_parts(self.feed, parts, kernel), ANSWER)
         records = sum(each.share.last - each.share.first for some in parts for each in some)
         answers = self._answers(rows, records)
-        # Executors are as trusted as the driver: they read records and return the sums.
-        found = {chunk: pickle.loads(data) for chunk, data in answers}  # nosec B301
+        found = {chunk: tasks.unpacked(data) for chunk, data in answers}
         return [found[i] for i in range(count)]
 
     def gathered(self, fetches: Sequence[Fetch]) -> ArrayBatch:
@@ -260,8 +258,7 @@ class Cluster:
 
     def fetch(self, share: Share, segment: int) -> Fetch:
         """Return the source of a share's records: a cache or Kafka."""
-        known = self._loaded[segment]
-        return Fetch.of(share, known.segment, self.feed.name_of(segment), known.host, known.path)
+        return Fetch.of(share, self._loaded[segment].segment, self._loaded[segment].shelf)
 
     def _tasks(self, shares: Mapping[int, Sequence[Share]], size: int) -> int:
         most = self.slots * (1 if size >= _LARGE else _TASKS)

@@ -228,38 +228,29 @@ class ClusterReader:
         """Read pairs that span two segments again, each as one segment."""
         bridges: list[Range] = []
         epochs: list[tuple[int, int]] = []
-        found: list[list[Strip | None]] = []
+        found: list[list[Strip | int]] = []
+        """Strips, and the indices of bridges between them."""
         for some in strips:
-            kept: list[Strip | None] = []
+            kept: list[Strip | int] = []
             odd: Strip | None = None
             for strip in some:
                 if odd is not None:
                     start = odd.segment.offset(odd.last - 1)
                     end = strip.segment.offset(strip.first) + 1
+                    kept.append(len(bridges))
                     bridges.append(self._cluster.range(strip.segment.range.partition, start, end))
                     epochs.append((odd.segment.epoch(odd.last - 1), strip.segment.epoch(strip.first)))
-                    kept.append(None)
                     strip = replace(strip, first=strip.first + 1)
                 whole = (strip.last - strip.first) // 2 * 2
                 odd = strip if whole < strip.last - strip.first else None
-                kept.append(replace(strip, last=strip.first + whole))
+                if whole:
+                    kept.append(replace(strip, last=strip.first + whole))
             found.append(kept)
-        read = self._cluster.load(bridges, self._group) if bridges else []
-        for (first, second), bridge in zip(epochs, read, strict=True):
-            segment = bridge.segment
-            if segment.count != 2 or (segment.epoch(0), segment.epoch(1)) != (first, second):
+        read = [each.segment for each in self._cluster.load(bridges, self._group)] if bridges else []
+        for expected, segment in zip(epochs, read, strict=True):
+            if segment.count != 2 or (segment.epoch(0), segment.epoch(1)) != expected:
                 raise SessionLost("a pair of messages has changed since it was counted")
-        loaded = iter(read)
-        whole_strips = []
-        for kept in found:
-            filled = []
-            for each in kept:
-                if each is None:
-                    each = Strip(next(loaded).segment, 0, 2)
-                if each.last > each.first:
-                    filled.append(each)
-            whole_strips.append(filled)
-        return whole_strips
+        return [[Strip(read[s], 0, 2) if isinstance(s, int) else s for s in kept] for kept in found]
 
     def release_memory(self) -> None:
         """Free the last batch's rows on the executors."""

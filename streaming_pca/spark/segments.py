@@ -9,6 +9,7 @@ without the messages.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -154,14 +155,8 @@ class Order:
 
     def messages_before(self, partition: int, place: int) -> int:
         """Return the number of a partition's messages before a place of the batch."""
-        low, high = 0, int(self.counts[partition])
-        while low < high:
-            middle = (low + high) // 2
-            if self.places(partition, middle, middle + 1)[0] < place:
-                low = middle + 1
-            else:
-                high = middle
-        return low
+        indices = range(int(self.counts[partition]))
+        return bisect_left(indices, place, key=lambda i: int(self.places(partition, i, i + 1)[0]))
 
 
 class Layout:
