@@ -302,7 +302,8 @@ def _registered(
 ) -> tuple[str, list[Suggestion]]:
     """Return the name and the fields of a subject's newest schema."""
     from streaming_pca.config.loading import load_registry, registry_settings
-    from streaming_pca.service.schema_registry import RegistryAway, RegistryRefused, read_latest
+    from streaming_pca.service.errors import SessionLost, StreamRefused
+    from streaming_pca.service.schema_registry import read_latest
 
     if url is not None and config is not None:
         raise UserError("--registry is given by --config: leave out one of them")
@@ -315,7 +316,7 @@ def _registered(
         raise UserError("--registry needs --subject, TOPIC-value as a rule")
     try:
         format_, data = read_latest(settings, subject)
-    except (RegistryAway, RegistryRefused) as error:
+    except (SessionLost, StreamRefused) as error:
         raise UserError(str(error)) from None
     return subject, _fields_of(format_, data, message, subject)
 

@@ -38,14 +38,6 @@ class _Error(msgspec.Struct):
     error_code: int = 0
 
 
-class RegistryAway(SessionLost):
-    """Temporary failure of the registry; the message is one line."""
-
-
-class RegistryRefused(StreamRefused):
-    """Failure of the registry that needs a changed setting; one line that names it."""
-
-
 class NotThere(Exception):
     """Subject, version or id that is missing from the registry."""
 
@@ -63,17 +55,17 @@ class RegistryClient:
     def renew(self) -> None:
         """Reread the files of secrets and certificate authorities.
 
-        Raises RegistryRefused if a file cannot be read.
+        Raises StreamRefused if a file cannot be read.
         """
         settings = self._settings
         headers = {"Accept": _ACCEPT, "Connection": "close"}
         try:
             token, password = settings.token, settings.clear_password
         except ConfigurationError as error:
-            raise RegistryRefused(str(error)) from None
+            raise StreamRefused(str(error)) from None
         if token is not None:
             if not (token.isascii() and token.isprintable() and " " not in token):
-                raise RegistryRefused("registry.token_file: holds no token: write it in one line of ASCII")
+                raise StreamRefused("registry.token_file: holds no token: write it in one line of ASCII")
             headers["Authorization"] = ClearText(f"Bearer {token}")
         elif password is not None:
             pair = base64.b64encode(f"{settings.username}:{password}".encode()).decode()
@@ -91,35 +83,35 @@ class RegistryClient:
                 self._context, self._context_of = ssl.create_default_context(cafile=cafile), now
         except OSError as error:
             reason = "not the expected PEM" if isinstance(error, ssl.SSLError) else error.strerror
-            raise RegistryRefused(f"registry.ssl_cafile = {str(cafile)!r}: {reason}") from None
+            raise StreamRefused(f"registry.ssl_cafile = {str(cafile)!r}: {reason}") from None
 
     def get(self, kind: type[T], *path: str | int, query: Mapping[str, str], most: int = _MOST_ANSWER) -> T:
         """Return a response, decoded into the fields of ``kind``.
 
         ``path`` has the parts below the registry's address; ``most`` bounds the response's bytes. Raises
-        NotThere, RegistryAway or RegistryRefused.
+        NotThere, SessionLost or StreamRefused.
         """
         target = "/".join([self._parts.path, *(urllib.parse.quote(str(part), safe="") for part in path)])
         target += f"?{urllib.parse.urlencode(query)}"
         try:
             status, body = self._exchange(target, most)
         except ssl.SSLCertVerificationError as error:
-            raise RegistryRefused(
+            raise StreamRefused(
                 f"the certificate of {self._shown} is not trusted ({error.verify_message}): "
                 "set registry.ssl_cafile to its authority's PEM file"
             ) from None
         except (ssl.SSLEOFError, ssl.SSLZeroReturnError):
-            raise RegistryAway(f"{self._shown} does not answer (connection closed)") from None
+            raise SessionLost(f"{self._shown} does not answer (connection closed)") from None
         except ssl.SSLError as error:
-            raise RegistryRefused(
+            raise StreamRefused(
                 f"{self._shown} fails to negotiate TLS with this client ({error.reason or 'TLS failed'})"
             ) from None
         except (http.client.HTTPException, ValueError) as error:
             # Their messages quote the response.
-            raise RegistryRefused(f"{self._shown} does not answer in HTTP ({type(error).__name__})") from None
+            raise StreamRefused(f"{self._shown} does not answer in HTTP ({type(error).__name__})") from None
         except OSError as error:
             words = error.strerror or str(error) or type(error).__name__
-            raise RegistryAway(f"{self._shown} does not answer ({words})") from None
+            raise SessionLost(f"{self._shown} does not answer ({words})") from None
         return self._read(status, body, kind)
 
     @property
@@ -143,7 +135,7 @@ class RegistryClient:
             with connection.getresponse() as answer:
                 body = answer.read(most + 1)
                 if len(body) > most:
-                    raise RegistryRefused(f"{self._shown} answers with more than {most} octets")
+                    raise StreamRefused(f"{self._shown} answers with more than {most} octets")
                 if answer.length:
                     raise ConnectionError("connection closed")
                 return answer.status, body
@@ -169,21 +161,19 @@ class RegistryClient:
                 change = f"correct registry.username = {settings.username!r}, or its password"
             else:
                 change = "set registry.username with a password, or registry.token_file"
-            raise RegistryRefused(f"{self._shown} refuses this client (HTTP {status}): {change}")
+            raise StreamRefused(f"{self._shown} refuses this client (HTTP {status}): {change}")
         if status >= 500 or status in _PASSING:
-            raise RegistryAway(f"{self._shown} does not answer (HTTP {status})")
+            raise SessionLost(f"{self._shown} does not answer (HTTP {status})")
         if 300 <= status < 400:
             # Following it could send the secret to another host.
-            raise RegistryRefused(
-                f"{self._shown} redirects (HTTP {status}): set the address that it leads to"
-            )
+            raise StreamRefused(f"{self._shown} redirects (HTTP {status}): set the address that it leads to")
         if status == 404 and _error_code(body) in _UNKNOWN:
             raise NotThere
-        raise RegistryRefused(f"{self.no_registry()} (HTTP {status})")
+        raise StreamRefused(f"{self.no_registry()} (HTTP {status})")
 
-    def no_registry(self) -> RegistryRefused:
+    def no_registry(self) -> StreamRefused:
         """Return the error for a response that is not a registry's."""
-        return RegistryRefused(
+        return StreamRefused(
             f"{self._shown} does not answer as a schema registry: set the address of its "
             "Confluent-compatible API, with its path"
         )
@@ -290,7 +280,7 @@ class SchemaRegistry:
 
         Of the versions read earlier, only the newest is requested again.
 
-        Raises RegistryAway if the registry does not respond; the next call continues. Raises RegistryRefused
+        Raises SessionLost if the registry does not respond; the next call continues. Raises StreamRefused
         if a setting has to change, the subject is missing, or all versions are unreadable.
         """
         self._begin(known)
@@ -300,11 +290,11 @@ class SchemaRegistry:
             )
         except NotThere:
             self._versions = {}
-            raise RegistryRefused(
+            raise StreamRefused(
                 f"the registry has no subject {self._subject!r}: register a schema, or correct stream.subject"
             ) from None
         if len(versions) > _MOST_VERSIONS:
-            raise RegistryRefused(
+            raise StreamRefused(
                 f"subject {self._subject!r} has {len(versions)} versions, of {_MOST_VERSIONS} at most: "
                 "delete old ones permanently, or name another stream.subject"
             )
@@ -321,7 +311,7 @@ class SchemaRegistry:
                 self._versions[version] = id_
         found = {**known, **{id_: self._schemas[id_] for id_ in self._versions.values()}}
         if found and found.keys() <= self._faults.keys():
-            raise RegistryRefused(self._faults[min(found)])
+            raise StreamRefused(self._faults[min(found)])
         return found
 
     def _id_of(self, version: int) -> int | None:
@@ -338,7 +328,7 @@ class SchemaRegistry:
     def read_ids(self, ids: Iterable[int]) -> dict[int, PublicSchema]:
         """Return the schemas of a reserved batch by id, without ids that no longer exist.
 
-        Raises RegistryAway. Raises RegistryRefused if a setting has to change.
+        Raises SessionLost. Raises StreamRefused if a setting has to change.
         """
         self._begin({})
         found = {}
@@ -359,7 +349,7 @@ class SchemaRegistry:
         self._begin({})
         self._take(0, answer, f"the newest version of subject {self._subject!r}")
         if 0 in self._faults:
-            raise RegistryRefused(self._faults[0])
+            raise StreamRefused(self._faults[0])
         return self._schemas.pop(0).data
 
     def _begin(self, known: Mapping[int, PublicSchema]) -> None:
@@ -384,7 +374,7 @@ class SchemaRegistry:
             schema = PublicSchema(self._format, answer.schema.encode("utf-8", "replace"), self._message)
             self._faults[id_] = str(error) if isinstance(error, _Unusable) else f"{what}: {error}"
         if sum(len(each.data) for each in self._schemas.values()) + len(schema.data) > _MOST_BYTES:
-            raise RegistryRefused(
+            raise StreamRefused(
                 f"{what}: all schemas have over {_MOST_BYTES} octets together: set another stream.subject"
             )
         self._schemas[id_] = schema
@@ -430,7 +420,7 @@ def schemas_of(settings: RegistrySettings | None, subject: Subject | None) -> di
         return None
     try:
         return SchemaRegistry(settings, *subject).read({})
-    except (RegistryAway, RegistryRefused) as error:
+    except (SessionLost, StreamRefused) as error:
         raise ConfigurationError(str(error)) from None
 
 
@@ -439,14 +429,14 @@ def read_latest(
 ) -> tuple[Literal["avro", "protobuf", "json"], bytes]:
     """Return the format and data of a subject's newest schema.
 
-    Raises RegistryAway or RegistryRefused.
+    Raises SessionLost or StreamRefused.
     """
     client = RegistryClient(settings)
     client.renew()
     try:
         answer = client.get(_Version, "subjects", subject, "versions", "latest", query=_SERIALIZED)
     except NotThere:
-        raise RegistryRefused(f"the registry has no subject {subject!r}: correct its name") from None
+        raise StreamRefused(f"the registry has no subject {subject!r}: correct its name") from None
     if answer.schema_type == "JSON":
         return "json", answer.schema.encode()
     format_: SchemaFormat = "protobuf" if answer.schema_type == "PROTOBUF" else "avro"

@@ -36,6 +36,7 @@ from kafka.errors import KafkaError
 from streaming_pca.config.kafka import ConfigurationError, KafkaSettings
 from streaming_pca.config.registry import RegistrySettings
 from streaming_pca.data.features.records import PublicSchema, Schemas, Subject
+from streaming_pca.service.errors import SessionLost, StreamRefused
 from streaming_pca.service.kafka.clients import (
     BrokerUnreachable,
     admin_client,
@@ -43,7 +44,7 @@ from streaming_pca.service.kafka.clients import (
     reading_consumer,
 )
 from streaming_pca.service.process_hardening import protect_process, withheld_messages
-from streaming_pca.service.schema_registry import RegistryAway, RegistryRefused, SchemaRegistry
+from streaming_pca.service.schema_registry import SchemaRegistry
 
 _SINGLE_TOPIC_MS = 2000
 _HEARTBEAT_SECONDS = 1.0
@@ -299,11 +300,11 @@ class Poller:
                 before = known.get(subject, {})
                 found = known[subject] = registries[subject].read(before)
                 if not found:
-                    raise RegistryRefused(f"subject {subject.name!r} has no version: register a schema")
+                    raise StreamRefused(f"subject {subject.name!r} has no version: register a schema")
                 new = {i: schema for i, schema in found.items() if i not in before}
                 event["schemas"] = {i: base64.b64encode(s.data).decode() for i, s in new.items()}
-            except (RegistryAway, RegistryRefused) as error:
-                event |= {"failed": str(error), "refused": isinstance(error, RegistryRefused)}
+            except (SessionLost, StreamRefused) as error:
+                event |= {"failed": str(error), "refused": isinstance(error, StreamRefused)}
             except Exception as error:
                 event |= {"failed": f"a bug in the clock: {type(error).__name__}", "refused": False}
             self._send(event)

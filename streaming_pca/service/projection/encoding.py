@@ -23,8 +23,9 @@ from streaming_pca.config.settings import StreamSettings
 from streaming_pca.data.codec import OCTETS, Message, PayloadCodec
 from streaming_pca.data.features.records import JSON, REGISTERED_BYTES
 from streaming_pca.data.projection import Projection
+from streaming_pca.service.errors import SessionLost, StreamRefused
 from streaming_pca.service.input.source import build_codec
-from streaming_pca.service.schema_registry import RegistryAway, RegistryRefused, SchemaRegistry
+from streaming_pca.service.schema_registry import SchemaRegistry
 
 log = logging.getLogger(__name__)
 
@@ -101,7 +102,7 @@ class FollowingCodec:
     def __init__(self, stream: StreamSettings, registry: RegistrySettings | None) -> None:
         self._stream = stream
         self._registry: SchemaRegistry | None = None
-        self._fault: RegistryAway | RegistryRefused | None = None
+        self._fault: SessionLost | StreamRefused | None = None
         self._ask_at = -math.inf
         subject = stream.registry_subject
         if subject is None:
@@ -124,7 +125,7 @@ class FollowingCodec:
         if time.monotonic() >= self._ask_at:
             try:
                 self.codec, self._fault = self._listed(self.codec.schemas or {}), None
-            except (RegistryAway, RegistryRefused) as error:
+            except (SessionLost, StreamRefused) as error:
                 is_new, self._fault = self._fault is None, error.with_traceback(None)
                 self._ask_at = time.monotonic() + self._pause
         if self._fault is not None:

@@ -22,7 +22,6 @@ from streaming_pca.service.errors import SessionLost, StreamRefused
 from streaming_pca.service.input import clock
 from streaming_pca.service.input.clock import Poller, decode_schemas, event_writer
 from streaming_pca.service.input.end_offsets import EndOffsetPoller, EndOffsets, OffsetFeed, _lines
-from streaming_pca.service.schema_registry import RegistryAway, RegistryRefused
 from tests.service.registry.faults import FaultyServer, answer
 from tests.waiting import wait_for
 
@@ -156,7 +155,7 @@ def test_schemas_are_listed_on_an_interval_and_each_is_sent_once(monkeypatch: py
     events = SimpleQueue[dict[str, Any]]()
     monkeypatch.setattr(clock, "SchemaRegistry", Registry)
     Registry.reads = 0
-    Registry.faults = {2: RegistryAway("away"), 3: RegistryRefused("refused"), 4: MemoryError()}
+    Registry.faults = {2: SessionLost("away"), 3: StreamRefused("refused"), 4: MemoryError()}
     settings = RegistrySettings(url="http://127.0.0.1:1", seconds=0.1)
     poller = Poller(KafkaSettings(), 0.1, 1.0, events.put, settings)
     threading.Thread(target=poller._watch_schemas, args=(settings,), daemon=True).start()

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import trustme
 
-from streaming_pca.service.schema_registry import RegistryAway, RegistryRefused, SchemaRegistry
+from streaming_pca.service.errors import SessionLost, StreamRefused
+from streaming_pca.service.schema_registry import SchemaRegistry
 from tests.security.needles import secret
 from tests.service.registry.apicurio import Apicurio
 from tests.service.registry.producers import Producer, record_type, settings_of
@@ -40,7 +41,7 @@ def registry_of(proxy: Proxy, subject: str, **more: Any) -> SchemaRegistry:
 
 
 def refusal_of(registry: SchemaRegistry) -> str:
-    with pytest.raises(RegistryRefused) as refused:
+    with pytest.raises(StreamRefused) as refused:
         registry.read({})
     text = str(refused.value)
     assert len(text.splitlines()) == 1
@@ -124,7 +125,7 @@ def test_a_stopped_registry_is_away_and_then_there_again(apicurio: Apicurio, sub
     apicurio.pause()
     began = time.monotonic()
     try:
-        with pytest.raises(RegistryAway, match=r"registry\.url = .* does not answer \(timed out\)"):
+        with pytest.raises(SessionLost, match=r"registry\.url = .* does not answer \(timed out\)"):
             registry.read({})
         assert time.monotonic() - began < LIMIT
     finally:
@@ -136,10 +137,10 @@ def test_a_stopped_registry_is_away_and_then_there_again(apicurio: Apicurio, sub
 def test_a_closed_port_and_an_unknown_host_are_away(proxy: Proxy, subject: str) -> None:
     registry = registry_of(proxy, subject)
     proxy.stop()
-    with pytest.raises(RegistryAway, match=r"does not answer \(Connection refused\)"):
+    with pytest.raises(SessionLost, match=r"does not answer \(Connection refused\)"):
         registry.read({})
     nowhere = SchemaRegistry(settings_of("https://registry.invalid"), subject, "avro")
-    with pytest.raises(RegistryAway, match=r"registry\.url = 'https://registry\.invalid' does not answer"):
+    with pytest.raises(SessionLost, match=r"registry\.url = 'https://registry\.invalid' does not answer"):
         nowhere.read({})
 
 
@@ -147,5 +148,5 @@ def test_a_handshake_that_never_ends_is_away() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"https://localhost:{silent.getsockname()[1]}"
         registry = SchemaRegistry(settings_of(url, timeout_seconds=0.3), "s", "avro")
-        with pytest.raises(RegistryAway, match="timed out"):
+        with pytest.raises(SessionLost, match="timed out"):
             registry.read({})

@@ -13,7 +13,8 @@ import pytest
 from streaming_pca.data.features.feature import Feature
 from streaming_pca.data.features.reading import FieldReader
 from streaming_pca.data.features.records import PublicSchema
-from streaming_pca.service.schema_registry import RegistryAway, RegistryRefused, SchemaRegistry
+from streaming_pca.service.errors import SessionLost, StreamRefused
+from streaming_pca.service.schema_registry import SchemaRegistry
 from tests.security.needles import secret
 from tests.service.registry.faults import Answer, FaultyServer, answer, endless, raw
 from tests.service.registry.producers import settings_of
@@ -64,7 +65,7 @@ REFUSED: dict[str, tuple[Answer, str]] = {
 def test_an_answer_that_no_registry_gives_is_refused(name: str) -> None:
     give, words = REFUSED[name]
     with FaultyServer(give) as server:
-        assert words in failure_of(server, RegistryRefused)
+        assert words in failure_of(server, StreamRefused)
 
 
 AWAY: dict[str, tuple[Answer, str]] = {
@@ -79,7 +80,7 @@ AWAY: dict[str, tuple[Answer, str]] = {
 def test_an_answer_that_may_pass_is_away(name: str) -> None:
     give, words = AWAY[name]
     with FaultyServer(give) as server:
-        assert words in failure_of(server, RegistryAway)
+        assert words in failure_of(server, SessionLost)
 
 
 @pytest.mark.parametrize(
@@ -98,7 +99,7 @@ def test_a_huge_answer_is_refused_before_it_is_held(head: bytes) -> None:
         with FaultyServer(*first, endless(self, head, part, 0)) as server:
             self[:] = [server]
             before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-            assert f"answers with more than {most * MIB} octets" in failure_of(server, RegistryRefused)
+            assert f"answers with more than {most * MIB} octets" in failure_of(server, StreamRefused)
             grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024
             assert grown < 160
 
@@ -119,7 +120,7 @@ def test_an_answer_that_never_ends_is_away_in_time(head: bytes, part: bytes) -> 
     with FaultyServer(endless(self, head, part, 0.05)) as server:
         self.append(server)
         began = time.monotonic()
-        assert "timed out" in failure_of(server, RegistryAway, timeout_seconds=0.5)
+        assert "timed out" in failure_of(server, SessionLost, timeout_seconds=0.5)
         assert 0.4 < time.monotonic() - began < LIMIT
 
 
@@ -128,7 +129,7 @@ def test_no_redirect_is_followed(status: int) -> None:
     with FaultyServer(answer([])) as other:
         to = [("Location", f"{other.url}/subjects")]
         with FaultyServer(answer(b"", status, to)) as server:
-            text = failure_of(server, RegistryRefused)
+            text = failure_of(server, StreamRefused)
             assert f"redirects (HTTP {status}): set the address that it leads to" in text
             assert other.url not in text
         assert other.requests == []
@@ -170,7 +171,7 @@ WRONG: dict[str, tuple[Any, str]] = {
 def test_a_wrong_version_is_refused(name: str) -> None:
     body, words = WRONG[name]
     with FaultyServer(answer([1]), answer(body)) as server:
-        assert words in failure_of(server, RegistryRefused)
+        assert words in failure_of(server, StreamRefused)
 
 
 def test_references_without_an_end_are_refused() -> None:
@@ -179,7 +180,7 @@ def test_references_without_an_end_are_refused() -> None:
         answer(SCHEMA | {"references": [{"name": "n", "subject": "s", "version": version}]})(handler)
 
     with FaultyServer(answer([1]), deeper) as server:
-        assert "refers to others more than 32 deep" in failure_of(server, RegistryRefused)
+        assert "refers to others more than 32 deep" in failure_of(server, StreamRefused)
         assert len(server.requests) < 50
 
 
@@ -189,7 +190,7 @@ def test_a_version_that_is_deleted_meanwhile_is_left_out_and_an_interrupted_read
     answers = (answer([1, 2, 3]), gone, two, answer(b"", 503), answer([2, 3]), two)
     with FaultyServer(*answers, answer(SCHEMA | {"id": 9})) as server:
         registry = SchemaRegistry(settings_of(server.url), "s", "avro")
-        with pytest.raises(RegistryAway):
+        with pytest.raises(SessionLost):
             registry.read({})
         assert set(registry.read({})) == {8, 9}
         asked = [path.partition("?")[0].rpartition("/")[2] for path, _ in server.requests]
@@ -201,7 +202,7 @@ def test_schemas_that_are_too_large_together_are_refused() -> None:
         answer({"id": len(server.requests), "schema": json.dumps(" " * 20 * MIB)})(handler)
 
     with FaultyServer(answer([1, 2, 3, 4, 5]), large) as server:
-        assert "all schemas have over" in failure_of(server, RegistryRefused)
+        assert "all schemas have over" in failure_of(server, StreamRefused)
 
 
 @pytest.mark.parametrize("status", [401, 403, 302, 418])
@@ -217,7 +218,7 @@ def test_a_refused_request_for_a_reference_is_no_fault_of_the_schema(status: int
         answer([1]), answer(root), answer(b"", status), answer([1]), answer(root), answer(part)
     ) as server:
         registry = SchemaRegistry(settings_of(server.url), "s", "avro")
-        with pytest.raises(RegistryRefused):
+        with pytest.raises(StreamRefused):
             registry.read({})
         (schema,) = registry.read({}).values()
     assert b'"name": "_.P"' in schema.data
@@ -231,7 +232,7 @@ def test_no_message_has_the_length_of_a_name() -> None:
     root, part = ({"id": 7, "schema": json.dumps(each)} for each in parts)
     root["references"] = [{"name": "P", "subject": "part", "version": 1}]
     with FaultyServer(answer([1]), answer(root), answer(part)) as server:
-        text = failure_of(server, RegistryRefused)
+        text = failure_of(server, StreamRefused)
     assert "two of the schemas define" in text
     assert len(text) < 500
     schemas = {number: PublicSchema("avro", b'"unknown"') for number in range(1, 1000)}

@@ -11,7 +11,8 @@ import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, timestamp_pb2
 
 from streaming_pca.data.features.feature import Feature
-from streaming_pca.service.schema_registry import RegistryRefused, SchemaRegistry
+from streaming_pca.service.errors import StreamRefused
+from streaming_pca.service.schema_registry import SchemaRegistry
 from tests.data.features.formats import in_avro, message_type
 from tests.service.registry.apicurio import Apicurio
 from tests.service.registry.faults import FaultyServer, answer
@@ -88,7 +89,7 @@ def test_a_version_that_comes_back_as_another_schema_is_read_again(
     producer.client.delete_subject(producer.subject)
     assert registry.read(known) == known
     producer.client.delete_subject(producer.subject, permanent=True)
-    with pytest.raises(RegistryRefused, match="has no subject"):
+    with pytest.raises(StreamRefused, match="has no subject"):
         registry.read(known)
     other = producer.register(TWO)
     assert first != other
@@ -174,7 +175,7 @@ def test_a_subject_is_found_whatever_its_name(apicurio: Apicurio, producer: Prod
 
 
 def test_an_unknown_subject_is_refused(apicurio: Apicurio) -> None:
-    with pytest.raises(RegistryRefused) as refused:
+    with pytest.raises(StreamRefused) as refused:
         SchemaRegistry(settings_of(apicurio.url), "nobody-value", "avro").read({})
     assert str(refused.value) == (
         "the registry has no subject 'nobody-value': register a schema, or correct stream.subject"
@@ -183,7 +184,7 @@ def test_an_unknown_subject_is_refused(apicurio: Apicurio) -> None:
 
 def test_another_type_of_schema_is_refused(apicurio: Apicurio, producer: Producer) -> None:
     producer.register({"type": "object", "$schema": "http://json-schema.org/draft-07/schema#"}, "JSON")
-    with pytest.raises(RegistryRefused) as refused:
+    with pytest.raises(StreamRefused) as refused:
         registry_of(apicurio, producer).read({})
     assert str(refused.value) == (
         f"version 1 of subject {producer.subject!r} is a schema of JSON Schema, and stream.format is "
@@ -193,7 +194,7 @@ def test_another_type_of_schema_is_refused(apicurio: Apicurio, producer: Produce
 
 def test_an_address_without_the_api_is_refused(apicurio: Apicurio) -> None:
     for wrong in (apicurio.url.replace("ccompat", "other"), apicurio.url.partition("/apis")[0]):
-        with pytest.raises(RegistryRefused) as refused:
+        with pytest.raises(StreamRefused) as refused:
             SchemaRegistry(settings_of(wrong), "s", "avro").read({})
         assert "does not answer as a schema registry: set the address" in str(refused.value)
         assert len(str(refused.value).splitlines()) == 1
@@ -273,7 +274,7 @@ def test_protobuf_with_imports_is_read_as_its_serializer_registers_it(
 
 def test_the_text_of_a_proto_file_is_refused_with_the_way_out(apicurio: Apicurio, producer: Producer) -> None:
     producer.register('syntax = "proto3"; message Visit { double a = 1; }', "PROTOBUF")
-    with pytest.raises(RegistryRefused) as refused:
+    with pytest.raises(StreamRefused) as refused:
         registry_of(apicurio, producer, "protobuf").read({})
     assert str(refused.value) == (
         f"version 1 of subject {producer.subject!r}: the registry has only the text of a .proto file, which "
