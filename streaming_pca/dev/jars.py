@@ -67,7 +67,7 @@ def find_java() -> str:
     seen = []
     for java in candidates:
         try:
-            answer = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=60)  # nosec B603  # as $JAVA_HOME says
+            answer = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=60)  # nosec B603  # named by $JAVA_HOME
         except (OSError, subprocess.TimeoutExpired):
             continue
         found = re.search(r'version "(\d+)', answer.stderr + answer.stdout)

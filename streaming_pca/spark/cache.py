@@ -127,7 +127,7 @@ class RowCache:
         return Shelf(name, "", "")
 
     def open(self, shelf: Shelf) -> CachedRows:
-        """Map a segment's rows, of any process of this machine; raise LookupError if there are none."""
+        """Map a segment's rows, of any process of this machine; raise LookupError if they are missing."""
         own = self._files.get(shelf.name)
         if own is not None:
             return CachedRows(own, shelf.name)
