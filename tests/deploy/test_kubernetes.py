@@ -7,6 +7,7 @@ import json
 import os
 import re
 import secrets
+import shutil
 import signal
 import tomllib
 import urllib.error
@@ -123,6 +124,19 @@ def test_images_are_of_this_version() -> None:
             for container in pod_of(workload(layer, name))["containers"]:
                 assert container["image"].endswith(f"streaming-pca:{streaming_pca.__version__}")
                 assert "command" not in container, "the image's own entry is meant"
+
+
+def test_the_image_may_be_named_by_its_digest(tmp_path: Path) -> None:
+    shutil.copytree(FILES, tmp_path / "kubernetes")
+    overlay = tmp_path / "kubernetes" / "overlays" / "example"
+    file, digest = overlay / "kustomization.yaml", f"sha256:{'0' * 64}"
+    tag = f"newTag: {streaming_pca.__version__}"
+    assert tag in file.read_text()
+    file.write_text(file.read_text().replace(tag, f"digest: {digest}"))
+    made = run_tool("kustomize", "build", overlay)
+    assert made.returncode == 0, made.stderr
+    images = re.findall(r"^ *image: (\S+)$", made.stdout, re.MULTILINE)
+    assert images == [f"registry.example.org/streaming-pca@{digest}"] * len(WORKLOADS)
 
 
 def test_secrets_are_named_and_never_here() -> None:
