@@ -1,8 +1,9 @@
 """Figures of fitted models and releases, drawn by matplotlib: the extra `plots`.
 
 Each function draws into ``ax``, or into a new figure of pyplot, and returns the axes without showing them.
-``scree``, ``angles`` and the arrows of ``biplot`` are functions of released numbers: post-processing, which
-costs no privacy. The points of ``biplot`` are records, and are not private.
+Of private models and releases, ``scree``, ``angles`` and the arrows of ``biplot`` are post-processing, which
+costs no privacy. The points of ``biplot`` are records, and are not private; nor is an angle to a reference
+that was computed from private records without noise.
 """
 
 from __future__ import annotations
@@ -199,8 +200,8 @@ def angles(releases: Iterable[Any], *, reference: Any = None, ax: Axes | None = 
         ``streaming_pca.client.follow("name", start="first", timeout=5)``, or fitted models. The iterable
         must end, so give ``follow`` a timeout.
     reference : Release, PrivatePCA or (k, d) array of orthonormal rows, optional
-        Subspace that all releases are compared with, such as the exact one of public records. By default
-        each release is compared with the one before it.
+        Subspace that all releases are compared with. The exact subspace of private records makes the
+        figure **not private**. By default each release is compared with the one before it.
     ax : matplotlib.axes.Axes, optional
 
     Returns

@@ -86,6 +86,15 @@ def test_each_page_of_the_docs_is_a_page_of_the_site(site: Path) -> None:
     assert expected <= {page.relative_to(site) for page in site.rglob("*.html")}
 
 
+def test_each_script_of_the_gallery_is_a_page_with_a_figure_and_a_notebook(site: Path) -> None:
+    scripts = list(ROOT.glob("docs/gallery/*.py"))
+    assert scripts
+    for script in scripts:
+        files = [f"{script.stem}{end}" for end in (".html", "-1.png", ".ipynb", ".py")]
+        assert [name for name in files if not (site / "gallery" / name).is_file()] == []
+    assert not (site / "gallery_hook.py").exists()
+
+
 def test_pages_load_nothing_from_another_host(pages: list[_Page]) -> None:
     loaded = [each for each in references(pages) if each.tag != "a"]
     assert len(loaded) > len(pages)
