@@ -9,6 +9,7 @@ standardised here, with 0 for missing values. A line of JSON for each rank, epsi
 - ``gap``: lambda_k - lambda_(k+1) as a share of the total variance, which users of a forecast do not know;
 - ``error``, ``forecast``: root mean square of the measured relative errors, and the forecast at that gap;
 - ``angle``, ``forecast_angle``: mean largest principal angle to exact PCA in degrees, and its forecast;
+- ``doubtful``: share of the fits that have a doubt;
 - ``radius``: the clip radius that the fits chose, over the total variance. The forecast takes 1;
 - ``angle_ratio``: measured over forecast angle;
 - ``ratio``, ``ratio_at_radius``: measured over forecast error, at the tail 1 and at that radius.
@@ -57,13 +58,14 @@ def measure(x: Matrix, rank: int, epsilon: float, bounds: Bounds, fits: int) -> 
     values, vectors = np.linalg.eigh(np.cov(x.T, bias=True))
     total, exact = float(values.sum()), vectors[:, : -rank - 1 : -1].T
     gap = float(values[-rank] - values[-rank - 1]) / total
-    squares, angles, radii = [], [], []
+    squares, angles, radii, doubtful = [], [], [], 0
     for seed in range(fits):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DoubtfulResultWarning)
             pca = PrivatePCA(rank, epsilon=epsilon, bounds=bounds, random_state=seed).fit(x)
         squares.append(max(2 * rank - 2 * float(np.sum((pca.components_ @ exact.T) ** 2)), 0.0))
         angles.append(math.degrees(principal_angle(pca.components_, exact)))
+        doubtful += bool(pca.doubts_)
         estimate = pca._state.covariance
         radii.append(float(estimate.radii[estimate.chosen]) / total)
     model = PrivatePCA(rank, epsilon=epsilon, bounds=bounds)
@@ -82,6 +84,7 @@ def measure(x: Matrix, rank: int, epsilon: float, bounds: Bounds, fits: int) -> 
         "angle": float(np.mean(angles)),
         "forecast_angle": math.degrees(plain.angle_at(gap)),
         "angle_ratio": float(np.mean(angles)) / math.degrees(plain.angle_at(gap)),
+        "doubtful": doubtful / fits,
         "radius": tails[1],
         "ratio": error / plain.error_at(gap),
         "ratio_at_radius": error / known.error_at(gap),

@@ -30,4 +30,5 @@ def test_a_comparison_has_a_forecast_and_what_was_measured(bounds: tuple[float, 
     assert 0.1 < found["angle_ratio"] < 4
     assert 0.1 < found["ratio"] < 6
     assert 0.3 < found["radius"] < 10
+    assert found["doubtful"] in (0, 0.5, 1)
     assert found["ratio_at_radius"] == pytest.approx(found["ratio"] / found["radius"], rel=0.1)

@@ -311,7 +311,7 @@ def _reading(f: Forecast, gap: float | None) -> str:
     return (
         f'angle: the largest between the subspaces with and without noise, "lost" above '
         f"{math.degrees(_LOST):.0f}°. gap: variance {f.rank} less variance {f.rank + 1}, as a share of the "
-        f"total variance, at most 1/{f.rank}{last}."
+        f"total variance, at most {'1/' * (f.rank > 1)}{f.rank}{last}."
     )
 
 
