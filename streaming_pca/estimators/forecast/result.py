@@ -38,7 +38,7 @@ MEASURED = (
     "Fits to real records measured 0.5 to 2 times the forecast angle on flights and a survey; under heavy "
     "tails 2 to 20 times without bounds, and 0.5 to 4 times with them (python -m benchmarks.forecasts)."
 )
-"""Forecasts judged by fits to real records that set no constant."""
+"""Forecasts judged by fits; table in docs/explanation/proofs/errors.md."""
 
 
 @dataclass(frozen=True)
