@@ -3,7 +3,8 @@
 The numeric columns of the demo's flights, standardised by public numbers; a survey (`nlswork`: wages and
 hours of young women, R's package sampleSelection); and counts with heavy tails (`check_times`: R packages,
 their authors, files and checks, package modeldata). No constant of an estimator was tuned on the last two,
-which are standardised here, with 0 for missing values. A line of JSON for each rank, epsilon and choice of bounds:
+which are standardised here, with 0 for missing values. A line of JSON for each rank, epsilon and choice of
+bounds:
 
 - ``bounds``: true if the records are clamped to bounds, in standard deviations, and the fits know them;
 - ``gap``: lambda_k - lambda_(k+1) as a share of the total variance, which users of a forecast do not know;
