@@ -10,7 +10,7 @@ import time
 import warnings
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 import uvloop
 
@@ -35,6 +35,16 @@ def stop_on_signals(stop: Callable[[], None]) -> Iterator[None]:
             loop.remove_signal_handler(number)
 
 
+def end_process(reason: object, successor: str) -> NoReturn:
+    """End the process without waiting for its threads, which may hang."""
+    try:
+        log.error("%s: ending the process; the next one %s", reason, successor)
+        logging.shutdown()
+    finally:
+        # Also if logging fails because its pipe ended, for example with the spark-submit process.
+        os._exit(4)
+
+
 def run_process(serve: Callable[[], Coroutine[Any, Any, int]], successor: str) -> int:
     """Run an event loop; return the exit status.
 
@@ -51,10 +61,7 @@ def run_process(serve: Callable[[], Coroutine[Any, Any, int]], successor: str) -
             warnings.simplefilter("ignore")
             return uvloop.run(serve())
     except DeadlineExceeded as error:
-        log.error("%s: ending the process; the next one %s", error, successor)
-        logging.shutdown()
-        # The hanging thread would delay a normal exit.
-        os._exit(4)
+        end_process(error, successor)
     except Exception as error:
         status = exit_status(error)
         if status is None:

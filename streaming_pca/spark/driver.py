@@ -7,8 +7,6 @@ can be standbys for each other.
 
 from __future__ import annotations
 
-import logging
-import os
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -22,12 +20,11 @@ from streaming_pca.data.codec import PayloadCodec
 from streaming_pca.service.commit.batch_result import Progress
 from streaming_pca.service.http.server import Site
 from streaming_pca.service.input.reader import ReaderFactory
+from streaming_pca.service.process import end_process
 from streaming_pca.service.worker import run_worker
 from streaming_pca.spark.jobs import Cluster
 from streaming_pca.spark.reader import ClusterReader
 from streaming_pca.spark.session import start_spark, stop_spark, watch_spark
-
-log = logging.getLogger(__name__)
 
 
 def cluster_readers(spark: SparkSession, settings: SparkSettings) -> ReaderFactory:
@@ -58,18 +55,9 @@ def run_spark(
     """
     spark, stopping = start_spark(spark_settings, master), threading.Event()
     try:
-        watch_spark(spark, _end, stopping)
+        # Without executors the process ends, and its successor finishes a reserved batch.
+        watch_spark(spark, partial(end_process, successor="recovers"), stopping)
         return run_worker(settings, on_release, cluster_readers(spark, spark_settings), site)
     finally:
         stopping.set()
         stop_spark(spark)
-
-
-def _end(reason: str) -> None:
-    """Exit because the executors are gone; the successor finishes a reserved batch."""
-    try:
-        log.error("%s: ending the process; the next one recovers", reason)
-        logging.shutdown()
-    finally:
-        # Also if logging fails because its pipe ended with the spark-submit process.
-        os._exit(4)
