@@ -125,12 +125,12 @@ def test_files_name_no_other_host_and_put_no_markup_in(path: Path) -> None:
 
 
 def test_imports_of_modules_are_relative_files() -> None:
-    for path in ASSETS.glob("js/*.js"):
+    for path in ASSETS.rglob("*.js"):
         for name in re.findall(
             r"(?m)(?:^import .* from|^} from|import\()\s*[\"']([^\"']+)[\"']",
             path.read_text(encoding="utf-8"),
         ):
-            assert name.startswith("./"), (path.name, name)
+            assert re.match(r"\./|\.\./(js|figures)/", name), (path.name, name)
             assert (path.parent / name).is_file(), (path.name, name)
 
 

@@ -22,7 +22,8 @@
   const path = location.pathname === base.pathname ? "v1/streams?limit=200" : stream ? `v1/streams/${stream}` : null;
   if (!path) return;
   // The shell lists the modules that every page needs; these belong to this page only.
-  for (const name of stream ? ["stream", "figures", "plots", "releases"] : []) {
+  const figures = ["charts", "figure", "labels", "plots", "series", "timeline"].map((name) => `../figures/${name}`);
+  for (const name of stream ? ["stream", "releases", ...figures] : []) {
     const link = document.createElement("link");
     link.rel = "modulepreload";
     link.href = new URL(`${name}.js`, document.currentScript.src).href;

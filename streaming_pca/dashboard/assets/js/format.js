@@ -35,6 +35,15 @@ export function number(value, digits = 3) {
   return new Intl.NumberFormat("en", { maximumSignificantDigits: digits }).format(value).replace("-", "−");
 }
 
+/** Format a number with its standard error, both up to the error's second digit. */
+export function measured(value, error, unit = "") {
+  if (!isNumber(value) || !isNumber(error)) return isNumber(value) ? `${number(value)}${unit}` : NONE;
+  const place = error > 0 ? Math.floor(Math.log10(error)) - 1 : -Infinity;
+  const digits = Math.floor(Math.log10(Math.abs(value))) - place + 1;
+  const shown = digits < 1 ? "0" : number(value, Math.min(digits, 15));
+  return `${shown}${unit} ± ${number(error, 2)}${unit}`;
+}
+
 /** Format a share as a percentage. */
 export function share(value, digits = 3) {
   if (!isNumber(value)) return NONE;

@@ -202,6 +202,18 @@ document.querySelector("[data-action=theme]").addEventListener("click", () => {
 });
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => setTheme(root.dataset.themeChoice));
 
+// Paper is light, and shows what is folded. Figures have their own listeners, which are called later.
+let unfolded = [];
+addEventListener("beforeprint", () => {
+  root.dataset.theme = "light";
+  unfolded = [...main.querySelectorAll("details:not([open], figure *)")];
+  for (const details of unfolded) details.open = true;
+});
+addEventListener("afterprint", () => {
+  for (const details of unfolded) details.open = false;
+  setTheme(root.dataset.themeChoice);
+});
+
 document.addEventListener("click", (event) => {
   const link = event.target.closest?.("a[data-link]");
   if (!link || event.button || event.metaKey || event.ctrlKey || event.shiftKey || event.altKey) return;

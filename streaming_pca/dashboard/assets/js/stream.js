@@ -1,16 +1,14 @@
 // Page of one stream: numbers first, then figures, guarantee, budget, releases.
 
 import { field, h, show } from "./dom.js";
-import { figure } from "./figures.js";
+import { charts } from "../figures/charts.js";
 import { angle, count, isNumber, many, NONE, share } from "./format.js";
 import * as components from "./components.js";
-import * as plots from "./plots.js";
 import { releases } from "./releases.js";
 import { get, part, ROOT } from "./server.js";
 
 /** Sentences of the guarantee that are not folded. */
 const SUMMARY = 3;
-const FEATURES = [10, 20, 50, 100, 200];
 
 /** Remedies for the doubts of the last release, one a line. */
 function helps(advice) {
@@ -30,77 +28,8 @@ export function open(main, name) {
   const figures = h("div", {});
   const [guaranteed, charged] = ["guarantee", "budget"].map((id) => h("section", { class: "card", "aria-labelledby": `${id}-title`, "data-part": id }));
   const list = releases(name, path);
-  const state = { detail: null, digest: undefined, history: null, release: null, most: 20, drawn: [] };
-
-  // Both are fetched when a figure needs them, once per release.
-  const history = () => (state.history ??= get(`${path}/history`));
-  const latest = () => (state.release ??= state.detail.last_release ? get(`${path}/releases/latest`) : Promise.resolve(null));
-  const forget = () => {
-    state.history = null;
-    state.release = null;
-  };
-  const failing = (load) => async () => {
-    try {
-      return await load();
-    } catch (error) {
-      forget();
-      throw error;
-    }
-  };
-
-  function startFigures(detail) {
-    const tensor = detail.kind === "tensor";
-    const choice = h("select", { id: "features", on: { change: () => {
-      state.most = Number(choice.value);
-      heat.redraw();
-    } } }, FEATURES.filter((n, i) => !i || FEATURES[i - 1] < detail.dim).map((n) => h("option", { value: n, selected: n === state.most }, count(Math.min(n, detail.dim)))));
-    const control = detail.dim > FEATURES[0] ? h("div", { class: "row" }, h("label", { for: "features" }, "Features with the largest loadings"), choice) : null;
-    const heat = figure({
-      id: "loadings", title: "Loadings", tall: true, control,
-      caption: "Weight of each feature in each component, with its sign. The sign of a whole component means nothing.",
-      load: failing(async () => ({ release: await latest(), most: state.most, fields: detail.fields })), build: plots.loadings,
-      height: ({ size }) => `${Math.max(34, 6 + 1.4 * size)}rem`,
-    });
-    state.drawn = [
-      figure({
-        id: "scree", title: tensor ? "Weights" : "Explained variance",
-        caption: tensor ? "Weight of each component of the last release." : "Variance of each component of the last release. Error bars: one standard error, of the noise and of what clips cut off. Percentages: share of the total variance.",
-        load: failing(async () => ({ history: await history(), release: tensor ? await latest() : null })), build: plots.scree,
-      }),
-      figure({
-        id: "angles", title: "Angles between releases",
-        caption: "Principal angles between each release and the previous one. A change above the dashed line exceeds what noise explains, with probability 0.9: the line is the sum of two bounds, each holding with probability 0.95.",
-        load: failing(async () => ({ history: await history() })), build: plots.angles,
-      }),
-      figure({
-        id: "shares", title: "Null and clipped records",
-        caption: "Share of each batch's records that could not be used, and that the clip changed. Noise is added; error bars: one standard error.",
-        load: failing(async () => ({ history: await history() })), build: plots.shares,
-      }),
-      heat,
-      figure({
-        id: "biplot", title: "Leading two components", tall: true,
-        caption: "Features as arrows. Records are not shown: they are private.",
-        load: failing(async () => ({ release: await latest() })), build: plots.biplot,
-      }),
-    ];
-    figures.replaceChildren(...state.drawn.map((f) => f.element));
-    figures.classList.add("figures");
-  }
-
-  /** Figures, or a single message before the first release. */
-  function renewFigures(detail) {
-    if (!detail.last_release) {
-      for (const drawn of state.drawn) drawn.close();
-      state.drawn = [];
-      figures.classList.remove("figures");
-      show(figures, components.empty("No release yet.", "Explained variance, loadings, angles and the other figures appear with the first release, which comes when the first batch is learnt."));
-    } else if (state.drawn.length) {
-      for (const drawn of state.drawn) drawn.redraw();
-    } else {
-      startFigures(detail);
-    }
-  }
+  const state = { detail: null, digest: undefined };
+  const drawn = charts(figures, path);
 
   function paint(detail) {
     const release = detail.last_release;
@@ -127,18 +56,15 @@ export function open(main, name) {
       state.detail = detail;
       paint(detail);
       rest.hidden = false;
+      drawn.show(detail);
       const digest = detail.last_release?.digest ?? null;
       if (digest !== state.digest) {
         state.digest = digest;
-        forget();
-        renewFigures(detail);
         list.renew(signal);
       }
       return all.connection;
     },
-    close() {
-      for (const drawn of state.drawn) drawn.close();
-    },
+    close: drawn.close,
   };
 }
 

@@ -1,0 +1,375 @@
+"""Figures of a stream, over recorded messages: nothing collides, is cut, or claims more than its errors."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from streaming_pca.data.release import Release
+from tests.browser.recorded import INTERVAL, RATE, recorded_site, recorded_stream
+from tests.browser.visits import LIMIT_MS, Visit, numbers, visiting
+from tests.dashboard.streams import RECORDS, MadeStream
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+WIDTHS = (390, 1024, 1440, 1920)
+RELEASES = (90, 3, 0)
+"""Releases of each recorded stream."""
+PAPER = 703
+"""Width in pixels of the text on an A4 page."""
+LAST = ("scree", "biplot", "loadings")
+TIMED = ("variances", "angles", "flow", "lag", "shares")
+MODULE = """async ([file, given]) => {
+    const main = document.querySelector("script[type=module]").src;
+    const module = await import(new URL(`../figures/${file}.js`, main).href);
+    return RUN;
+}"""
+
+
+@pytest.fixture(scope="module")
+def streams() -> list[MadeStream]:
+    wide = recorded_stream("wide", dim=60, rank=12, feature_names=None)
+    return [recorded_stream("flown"), wide, recorded_stream("unborn")]
+
+
+@pytest.fixture(scope="module")
+def home(streams: list[MadeStream]) -> Iterator[str]:
+    with recorded_site(streams, RELEASES) as running:
+        yield running.server.url
+
+
+@pytest.fixture
+def visit(browser: Browser, home: str) -> Iterator[Visit]:
+    # The clock is put forward at 02:00 on 29 March 2026, and back at 03:00 on 25 October.
+    with visiting(browser, home, timezone_id="Europe/Berlin") as made:
+        yield made
+
+
+def run(visit: Visit, file: str, expression: str, given: Any = None) -> Any:
+    """Evaluate an expression of a module of the pages, as ``module``, and of ``given``."""
+    return visit.page.evaluate(MODULE.replace("RUN", expression), [file, given])
+
+
+def draw(visit: Visit, path: str) -> list[str]:
+    """Open a page and draw all figures; return their ids."""
+    visit.go(path)
+    visit.wait_attached('main[aria-busy="false"]')
+    visit.wait_attached("figure[data-plot]")
+    figures = visit.page.locator("figure[data-plot]")
+    for i in range(figures.count()):
+        figures.nth(i).scroll_into_view_if_needed()
+        figures.nth(i).and_(visit.page.locator("[data-state]")).wait_for(timeout=LIMIT_MS)
+    return [figures.nth(i).get_attribute("data-plot") or "" for i in range(figures.count())]
+
+
+def collisions(visit: Visit) -> list[str]:
+    """Return the texts of drawn figures that touch each other or are cut by the figure."""
+    found: list[str] = visit.page.evaluate(
+        """() => [...document.querySelectorAll("figure[data-state=drawn]")].flatMap((figure) => {
+            const plot = figure.querySelector(".plot").getBoundingClientRect();
+            const boxes = [...figure.querySelectorAll(".plot text")]
+                .map((t) => ({ text: t.textContent.trim(), box: t.getBoundingClientRect() }))
+                .filter(({ text, box }) => text && box.width);
+            const before = (a, b, from, to) => a[to] - 1 <= b[from];
+            const apart = (a, b) => before(a, b, "left", "right") || before(b, a, "left", "right")
+                || before(a, b, "top", "bottom") || before(b, a, "top", "bottom");
+            const cut = ({ box }) => box.left < plot.left - 1 || box.right > plot.right + 1
+                || box.top < plot.top - 1 || box.bottom > plot.bottom + 1;
+            return [
+                ...boxes.filter(cut).map(({ text }) => `${figure.dataset.plot}: "${text}" is cut`),
+                ...boxes.flatMap((a, i) => boxes.slice(0, i).filter((b) => !apart(a.box, b.box))
+                    .map((b) => `${figure.dataset.plot}: "${a.text}" touches "${b.text}"`)),
+            ];
+        })"""
+    )
+    return found
+
+
+def rows(visit: Visit, plot: str) -> list[list[str]]:
+    """Return the rows of a figure's numbers."""
+    figure = visit.page.locator(f'figure[data-plot="{plot}"]')
+    figure.locator("details:not([open]) summary").click()
+    found = figure.locator("tbody tr")
+    found.first.wait_for(timeout=LIMIT_MS)
+    texts: list[list[str]] = found.evaluate_all(
+        "rows => rows.map(row => [...row.cells].map(c => c.textContent))"
+    )
+    return texts
+
+
+# -- on the page -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("name", ["flown", "wide"])
+def test_no_text_of_a_figure_touches_another_or_is_cut(
+    browser: Browser, home: str, name: str, width: int
+) -> None:
+    size = {"width": width, "height": 1000}
+    with visiting(browser, home, viewport=size, timezone_id="Asia/Kolkata") as visit:
+        assert draw(visit, f"/streams/{name}") == [*LAST, *TIMED]
+        assert collisions(visit) == []
+        if name == "wide":
+            visit.page.locator("#features").select_option("50")
+            ticks = visit.page.locator("[data-plot=loadings] .ytick text")
+            visit.until(lambda: ticks.count() == 50, "fifty features")
+            assert collisions(visit) == []
+
+
+def test_a_collision_is_found(visit: Visit) -> None:
+    draw(visit, "/streams/flown")
+    visit.page.evaluate(
+        "document.querySelectorAll('[data-plot=scree] .xtick text').forEach("
+        "(text, i) => text.setAttribute('transform', `translate(${i ? -2000 : 40},0)`))"
+    )
+    assert {each.partition(":")[0] for each in collisions(visit)} == {"scree"}
+
+
+def test_the_rest_has_a_bar_with_its_error(visit: Visit, streams: list[MadeStream]) -> None:
+    draw(visit, "/streams/flown")
+    release = Release.from_bytes(streams[0].values[-1])
+    assert release.total_variance is not None
+    assert release.total_variance_error is not None
+    found = rows(visit, "scree")
+    *components, rest = found
+    for row, value, error in zip(
+        components, release.explained_variance, release.explained_variance_error or (), strict=True
+    ):
+        assert numbers(row[1]) == [pytest.approx(value, abs=0.06 * error)]
+        assert numbers(row[2]) == [pytest.approx(error, rel=0.06)]
+    left = release.total_variance - sum(release.explained_variance)
+    most = release.total_variance_error + sum(release.explained_variance_error or ())
+    assert rest[0] == "Rest: 8 directions"
+    assert numbers(rest[1]) == [pytest.approx(left, abs=0.06 * most)]
+    assert rest[2].startswith("≤")
+    assert numbers(rest[2]) == [pytest.approx(most, rel=0.06)]
+    shares = [numbers(row[3])[0] for row in found]
+    assert sum(shares) == pytest.approx(100, abs=3)
+    assert visit.page.locator('[data-plot="scree"] .point path').count() == 5
+    assert visit.page.locator('[data-plot="scree"] .errorbar').count() == 5
+
+
+def test_without_a_total_above_its_noise_there_is_no_rest(visit: Visit) -> None:
+    visit.go("/")
+    release = {"dim": 9, "rank": 2, "explained_variance": [1, 0.1], "explained_variance_error": [0.1, 0.1]}
+    for total, error, bars in ((None, None, 2), (1.0, 0.6, 2), (2.0, 0.6, 3), (0.9, 0.1, 3)):
+        given = release | {"total_variance": total, "total_variance_error": error}
+        shown = "(({ traces: [{ y, marker }], note }) => ({ y, note, colours: marker.color }))"
+        built = run(
+            visit,
+            "plots",
+            f"{shown}(module.scree({{ release: given }}, {{ blue: 1, line: 2 }}, {{ width: 400, em: 12 }}))",
+            given,
+        )
+        assert len(built["y"]) == bars
+        assert ("no bar for the rest" in built["note"]) == (bars == 2)
+        # The second variance is within two of its standard errors.
+        assert built["colours"] == [1, 2, 2][:bars]
+        if total is not None and bars == 3:
+            assert built["y"][2] == pytest.approx(max(total - 1.1, 0))
+
+
+def test_a_range_of_time_is_chosen_kept_and_applied_to_all_figures(visit: Visit) -> None:
+    draw(visit, "/streams/flown")
+    for plot in TIMED:
+        assert len(rows(visit, plot)) > 50, plot
+    visit.page.get_by_text("Hour", exact=True).click()
+    visit.page.wait_for_url("**/streams/flown?range=hour")
+    draw(visit, "/streams/flown?range=hour")
+    assert visit.page.locator("[name=range][value=hour]").is_checked()
+    # The releases of an hour and the one before; fewer if the test began minutes after the recording.
+    for plot in ("variances", "angles", "shares"):
+        assert 4 <= len(rows(visit, plot)) <= 3600 // INTERVAL + 3, plot
+    for plot in TIMED:
+        ticks = visit.page.locator(f'[data-plot="{plot}"] .xtick text').all_text_contents()
+        assert 2 <= len(ticks) <= 12, plot
+        assert all(re.fullmatch(r"\d\d:[0-5][05]|\d+ \w+", tick) for tick in ticks), ticks
+        title = visit.page.locator(f'[data-plot="{plot}"] .xtitle').text_content() or ""
+        assert re.fullmatch(r"(Time|\d+ \w+ \d{4}), CES?T", title), title
+
+
+def test_rates_are_the_records_and_the_offsets_of_the_time(visit: Visit) -> None:
+    draw(visit, "/streams/flown?range=hour")
+    found = rows(visit, "flow")
+    learnt = [numbers(rate)[0] for _, kind, rate in found if kind == "Learnt"]
+    arriving = [numbers(rate)[0] for _, kind, rate in found if kind == "Arriving"]
+    assert learnt == [pytest.approx(RATE, rel=0.01)] * len(learnt)
+    assert len(learnt) > 3
+    assert sum(arriving) / len(arriving) == pytest.approx(RATE, rel=0.15)
+    lags = [numbers(row[2])[0] for row in rows(visit, "lag")]
+    assert 0.9 * RECORDS < max(lags) <= RECORDS
+
+
+def test_a_range_without_a_release_is_a_sentence(browser: Browser) -> None:
+    old = datetime.now(UTC).timestamp() - 2 * 86_400
+    with (
+        recorded_site([recorded_stream("flown")], RELEASES[:1], old) as running,
+        visiting(browser, running.server.url) as visit,
+    ):
+        draw(visit, "/streams/flown?range=day")
+        sentences = {"variances": "release", "angles": "angle", "shares": "batch", "lag": "lag"}
+        for plot, what in (sentences | {"flow": "record or release"}).items():
+            text = visit.text(f'[data-plot="{plot}"] .plot')
+            assert text.startswith(f"No {what} in the last day: the latest is of ")
+            assert visit.page.locator(f'[data-plot="{plot}"]').get_attribute("data-state") == "empty"
+
+
+def test_before_the_first_release_the_figures_have_sentences(visit: Visit) -> None:
+    assert draw(visit, "/streams/unborn") == ["flow", "lag"]
+    assert "No release yet." in visit.text(".figures [data-empty]")
+    assert "No rate yet" in visit.text('[data-plot="flow"] .plot')
+    assert "No lag yet" in visit.text('[data-plot="lag"] .plot')
+
+
+def test_paper_is_light_complete_and_not_cut(browser: Browser, home: str) -> None:
+    with visiting(browser, home, "dark", viewport={"width": 1920, "height": 1000}) as visit:
+        draw(visit, "/streams/flown")
+        before = visit.page.locator("html").get_attribute("data-theme")
+        ink = "getComputedStyle(document.querySelector('[data-plot=scree] svg text')).fill"
+        dark = visit.page.evaluate(ink)
+        visit.page.set_viewport_size({"width": PAPER, "height": 1000})
+        visit.page.emulate_media(media="print")
+        visit.page.evaluate("dispatchEvent(new Event('beforeprint'))")
+        assert visit.page.evaluate(ink) != dark
+        assert visit.page.evaluate("getComputedStyle(document.body).backgroundColor") != "rgb(16, 21, 28)"
+        assert collisions(visit) == []
+        wide = visit.page.evaluate(
+            """(paper) => [...document.querySelectorAll("main *")]
+                .filter((element) => element.getBoundingClientRect().right > paper)
+                .map((element) => element.outerHTML.slice(0, 80))""",
+            PAPER,
+        )
+        assert wide == []
+        # Short tables are open; long ones would take many pages.
+        opened = visit.page.locator("figure:has(details[open])")
+        assert {e.get_attribute("data-plot") for e in opened.all()} == set(LAST)
+        assert visit.page.locator("button:visible, select:visible, figure summary:visible").count() == 0
+        visit.page.evaluate("dispatchEvent(new Event('afterprint'))")
+        visit.page.emulate_media(media="screen")
+        assert visit.page.locator("figure details[open]").count() == 0
+        assert visit.page.locator("html").get_attribute("data-theme") == before
+        visit.until(lambda: visit.page.evaluate(ink) == dark, "the dark ink")
+
+
+def test_figures_that_were_never_in_view_are_printed(browser: Browser, home: str) -> None:
+    with visiting(browser, home, viewport={"width": 1440, "height": 600}) as visit:
+        visit.go("/streams/flown")
+        visit.wait_attached('figure[data-plot="scree"][data-state="drawn"]')
+        shares = visit.page.locator('figure[data-plot="shares"]')
+        assert shares.get_attribute("data-state") is None
+
+        def drawn() -> bool:
+            visit.page.evaluate("dispatchEvent(new Event('beforeprint'))")
+            return shares.get_attribute("data-state") == "drawn"
+
+        # Its data arrives after those of the figures in view.
+        visit.until(drawn, "the last figure")
+        assert shares.locator("svg.main-svg").count() > 0
+        assert len(visit.page.pdf(format="A4")) > 50_000
+
+
+# -- parts -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [(240, 260), (460, 280), (900, 300)])
+def test_labels_keep_apart_for_any_points(visit: Visit, size: tuple[int, int]) -> None:
+    visit.go("/")
+    rng, width, height = [1], *size
+
+    def random() -> float:
+        rng[0] = rng[0] * 16807 % 2147483647
+        return rng[0] / 2147483647
+
+    for spread in (0.9, 0.5, 0.05, 0.0):
+        points = [
+            {
+                "x": width * (0.5 + spread * (random() - 0.5)),
+                "y": height * (0.5 + spread * (random() - 0.5)),
+                "w": 20 + 90 * random(),
+                "h": 15,
+            }
+            for _ in range(15)
+        ]
+        given = [points, {"width": width, "height": height}]
+        centre = f"{{ x: {width / 2}, y: {height / 2} }}"
+        call = f"module.placeLabels(...given, given[0].map((p) => [{centre}, p]))"
+        places = run(visit, "labels", call, given)
+        assert places == run(visit, "labels", call, given)
+        boxes = [
+            (at["x"] - p["w"] / 2, at["y"] - p["h"] / 2, at["x"] + p["w"] / 2, at["y"] + p["h"] / 2)
+            for at, p in zip(places, points, strict=True)
+            if at
+        ]
+        assert len(boxes) >= 4
+        for i, (left, top, right, bottom) in enumerate(boxes):
+            assert left >= 0 <= top
+            assert right <= width
+            assert bottom <= height
+            for other in boxes[:i]:
+                assert left >= other[2] or right <= other[0] or top >= other[3] or bottom <= other[1]
+            assert not any(left < p["x"] < right and top < p["y"] < bottom for p in points)
+
+
+def test_names_stay_distinct_when_they_are_shortened(visit: Visit) -> None:
+    visit.go("/")
+    names = ["delay of the inbound flight", "delay of the outbound flight", "month", "größer als der Rest"]
+    shown = run(visit, "labels", "module.shortenAll(given, [0, 1, 2, 3], 12)", names)
+    assert shown == ["…inbou…light", "…outbo…light", "month", "größer… Rest"]
+    same = run(visit, "labels", "module.shortenAll(given, [0, 17], 12)", ["a name twice there"] * 2)
+    assert len(set(same)) == 2
+    assert max(map(len, same)) <= 13
+
+
+@pytest.mark.parametrize(
+    ("begin", "end", "most", "marks"),
+    [
+        (
+            "2026-03-28T22:30Z",
+            "2026-03-29T04:30Z",
+            6,
+            ["29 Mar", "01:00", "03:00", "04:00", "05:00", "06:00"],
+        ),
+        ("2026-10-24T21:30Z", "2026-10-25T03:30Z", 6, ["25 Oct", "01:00", "02:00", "03:00", "04:00"]),
+        ("2026-10-19T10:00Z", "2026-11-20T10:00Z", 5, ["26 Oct", "2 Nov", "9 Nov", "16 Nov"]),
+        ("2026-01-20T10:00Z", "2026-10-20T10:00Z", 5, ["Apr 2026", "Jul 2026", "Oct 2026"]),
+        ("2026-06-01T10:00:00Z", "2026-06-01T10:00:10Z", 3, ["12:00:00", "12:00:05", "12:00:10"]),
+        ("2026-06-01T10:00Z", "2026-06-01T11:00Z", 5, ["12:00", "12:15", "12:30", "12:45", "13:00"]),
+    ],
+)
+def test_marks_are_round_times_of_the_reader_s_zone(
+    visit: Visit, begin: str, end: str, most: int, marks: list[str]
+) -> None:
+    visit.go("/")
+    found = run(visit, "timeline", "module.marks(given[0].map(Date.parse), given[1])", [[begin, end], most])
+    assert [text for _, text in found] == marks
+    times = [at for at, _ in found]
+    assert times == sorted(set(times))
+
+
+def test_rates_average_and_keep_gaps(visit: Visit) -> None:
+    visit.go("/")
+    times, totals = [0, 1000, 2000, 3000, 60_000, 61_000, 63_000], [5, 5, 25, 35, None, 100, 140]
+    found = run(visit, "timeline", "module.rates(...given)", [times, totals, 1500])
+    assert found == {"x": [0, 2000, 60_000, 61_000, 63_000], "y": [10, 10, None, 20, 20]}
+    assert run(visit, "timeline", "module.rates(...given)", [[0, 1000], [9, 3], 1])["y"] == [None]
+
+
+def test_a_value_has_the_digits_of_its_error(visit: Visit) -> None:
+    visit.go("/")
+    given = [[12.3456, 0.52], [0.001, 0.5], [-3.2, 0.013], [5, 0], [7, None], [None, 1]]
+    shown = run(visit, "../js/format", "given.map(([value, error]) => module.measured(value, error))", given)
+    assert shown == ["12.35 ± 0.52", "0 ± 0.5", "−3.2 ± 0.013", "5 ± 0", "7", "–"]
+
+
+def test_the_api_answers_with_what_is_drawn(home: str, visit: Visit) -> None:
+    visit.go("/")
+    text = visit.page.evaluate("fetch('v1/streams/flown/traffic').then((answer) => answer.text())")
+    answer = json.loads(text)
+    assert list(answer) == ["stream", "at", "offsets", "lag_low", "lag_high"]
+    assert answer["offsets"].count(None) == 1
