@@ -85,10 +85,7 @@ def epsilon_bound(
 
 
 def mu_bound(
-    false_positives: NDArray[np.int64] | int,
-    false_negatives: NDArray[np.int64] | int,
-    n: int,
-    risk: float,
+    false_positives: NDArray[np.int64] | int, false_negatives: NDArray[np.int64] | int, n: int, risk: float
 ) -> Scores:
     """Return a lower bound on mu; parameters as for :func:`epsilon_bound`."""
     a, b = (error_limit(wrong, n, risk / 2) for wrong in (false_positives, false_negatives))

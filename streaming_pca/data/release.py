@@ -21,13 +21,7 @@ StandardError = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 ACCURACY = ("explained_variance_error", "total_variance", "total_variance_error", "angle_bound")
 """Optional fields on the accuracy of a release, omitted if unknown."""
 
-COUNTS = (
-    "batch_records",
-    "null_records",
-    "null_records_error",
-    "clipped_records",
-    "clipped_records_error",
-)
+COUNTS = ("batch_records", "null_records", "null_records_error", "clipped_records", "clipped_records_error")
 """Optional fields on the records of a release's batch, all omitted without ``stream.diagnostics_share``."""
 
 LONGEST_ARRAY = 1024
@@ -202,12 +196,7 @@ class Release(BaseModel):
     def _arrays(self) -> list[tuple[str, list[float] | ArrayDigest]]:
         """Settings that are arrays or digests of arrays, by name."""
         lower, upper = self.bounds or (None, None)
-        named = (
-            ("centering", self.centering),
-            ("scale", self.scale),
-            ("bounds", lower),
-            ("bounds", upper),
-        )
+        named = (("centering", self.centering), ("scale", self.scale), ("bounds", lower), ("bounds", upper))
         return [(name, value) for name, value in named if isinstance(value, list | ArrayDigest)]
 
     def with_settings(

@@ -394,9 +394,7 @@ class Estimator(ABC, Generic[S, O]):
             # The sign of a tensor's component carries information.
             rows = stable_signs(rows, state.components)
         subspace = replace(
-            subspace,
-            components=rows,
-            outcome=None if state.outcome is None else Outcome(state.outcome),
+            subspace, components=rows, outcome=None if state.outcome is None else Outcome(state.outcome)
         )
         if state.mean_noise is not None:
             subspace = replace(subspace, mean_error=math.sqrt(state.mean_noise * self.dim))

@@ -93,12 +93,7 @@ class LocalAccountant:
         self._connection.close()
 
     def spend(
-        self,
-        user: bytes,
-        topic: str,
-        epsilon: float,
-        delta: float,
-        cap: tuple[float, float] | None = None,
+        self, user: bytes, topic: str, epsilon: float, delta: float, cap: tuple[float, float] | None = None
     ) -> None:
         """Charge a user for one report, durably, before its noise is drawn.
 

@@ -138,11 +138,7 @@ class UserShard:
             self._counts = np.insert(self._counts, at[new], 1)
 
     def mark_counted(
-        self,
-        limit: int,
-        users: NDArray[np.uint64],
-        rows: NDArray[np.int64],
-        counted: NDArray[np.bool_],
+        self, limit: int, users: NDArray[np.uint64], rows: NDArray[np.int64], counted: NDArray[np.bool_]
     ) -> None:
         """Set ``counted`` at the first row of each user whose count is below the limit.
 

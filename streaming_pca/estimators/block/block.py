@@ -446,13 +446,7 @@ def learn_block(
     norms: NormDistribution | None = None
     if options.clip_radius is None:
         total, norms = learn_total(
-            total,
-            batch,
-            update.preprocessing,
-            budget,
-            update.multiplier,
-            update.norm_range,
-            update.present,
+            total, batch, update.preprocessing, budget, update.multiplier, update.norm_range, update.present
         )
         if not estimate.spectrum.any():
             # Without products either, the basis is a guess.

@@ -9,10 +9,7 @@ import numpy as np
 
 from streaming_pca.data.records import RecordKind
 from streaming_pca.estimators.common.clipped_batches import BatchCosts
-from streaming_pca.estimators.common.neighbours import (
-    AnyEstimator,
-    Matrix,
-)
+from streaming_pca.estimators.common.neighbours import AnyEstimator, Matrix
 from streaming_pca.estimators.common.worst_sums import Setup, basis_worst
 
 

@@ -35,14 +35,7 @@ from streaming_pca.estimators.common.residual_sums import (
 from streaming_pca.estimators.record_reader import NormKernel, RecordReader, added_up
 from streaming_pca.kernels.blas import dsyrk_address
 from streaming_pca.kernels.factor_rows import factor_squared_norms, sum_factors
-from streaming_pca.kernels.lattice import (
-    BLOCK,
-    MATRIX_RADIUS,
-    MAX_RECORDS,
-    RADIUS,
-    LatticeSum,
-    lattice_unit,
-)
+from streaming_pca.kernels.lattice import BLOCK, MATRIX_RADIUS, MAX_RECORDS, RADIUS, LatticeSum, lattice_unit
 from streaming_pca.kernels.reading import RecordsView
 from streaming_pca.kernels.residuals import frobenius_norm, residual_norms, sum_residuals
 from streaming_pca.kernels.rounding import quantise_records, record_squared_norms
@@ -263,11 +256,7 @@ class _TightBlock:
 
 
 def block_sum(
-    batch: Batch,
-    preprocessing: Preprocessing,
-    basis: Matrix,
-    radius: float,
-    centre: Matrix | None = None,
+    batch: Batch, preprocessing: Preprocessing, basis: Matrix, radius: float, centre: Matrix | None = None
 ) -> LatticeSum:
     """Sum clip_R(A_i Q - C) exactly on the lattice.
 

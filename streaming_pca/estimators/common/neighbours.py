@@ -101,10 +101,7 @@ def first_state(estimator: AnyEstimator) -> Any:
 
 
 def neighbours(
-    differing: Sequence[Record],
-    others: Sequence[Record],
-    dim: int,
-    kind: RecordKind = RecordKind.FACTOR,
+    differing: Sequence[Record], others: Sequence[Record], dim: int, kind: RecordKind = RecordKind.FACTOR
 ) -> list[ArrayBatch]:
     """Make two batches that differ in their first record."""
     return [ArrayBatch.of_records([record, *others], dim, kind) for record in differing]

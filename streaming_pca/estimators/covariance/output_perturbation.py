@@ -34,10 +34,7 @@ from streaming_pca.estimators.covariance.worst_cases import OUTPUT_PERTURBATION_
 from streaming_pca.kernels.lattice import MATRIX_RADIUS, MAX_RECORDS, RADIUS
 from streaming_pca.linalg.subspace import orthonormalise, ritz_pairs
 from streaming_pca.privacy.calibration.multipliers import lattice_sigma, require_room
-from streaming_pca.privacy.mechanisms import (
-    gaussian_on_symmetric,
-    gaussian_on_vector,
-)
+from streaming_pca.privacy.mechanisms import gaussian_on_symmetric, gaussian_on_vector
 from streaming_pca.privacy.noise import grid_exponent
 
 

@@ -123,10 +123,7 @@ class DPOjas(Deflation[DeflationState, DPOjasOptions]):
         self._count = self.preprocessing.whole_count(self.options.records_a_batch(self.k))
         self._messages = self._count // granularity
         self._sigma = shuffled_sigma(
-            *self.privacy.batch_guarantee,
-            self._messages,
-            2.0 * MESSAGE_RADIUS,
-            self.options.noise_multiplier,
+            *self.privacy.batch_guarantee, self._messages, 2.0 * MESSAGE_RADIUS, self.options.noise_multiplier
         )
 
     def _steps_per_component(self) -> int:

@@ -166,10 +166,7 @@ class KDPPCA(Deflation[DeflationState, KDPPCAOptions]):
             iterate[:, None],
             removed,
             self._range_blocks(number),
-            lambda scale: (
-                2**0.25 * self.options.tail(scale, 25),
-                self._radius(scale, len(batch), number),
-            ),
+            lambda scale: (2**0.25 * self.options.tail(scale, 25), self._radius(scale, len(batch), number)),
         )
         if found.mean is None:
             return Learnt(None, 0.0, found.outcome, found.clipped)

@@ -170,11 +170,7 @@ def least_multiplier(epsilon: float, delta: float, contributions: int = 1) -> fl
 
 @lru_cache(maxsize=1024, typed=True)
 def lattice_sigma(
-    epsilon: float,
-    delta: float,
-    sensitivity: float,
-    multiplier: float | None = None,
-    contributions: int = 1,
+    epsilon: float, delta: float, sensitivity: float, multiplier: float | None = None, contributions: int = 1
 ) -> float:
     """Return the noise scale, in lattice units, of Gaussians that are (epsilon, delta)-private together.
 

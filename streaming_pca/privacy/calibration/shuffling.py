@@ -33,12 +33,7 @@ from scipy.fft import irfft, next_fast_len, rfft
 from scipy.special import log_ndtr, ndtr, ndtri
 
 from streaming_pca.privacy.calibration.multipliers import gaussian_delta, gaussian_multiplier, require_room
-from streaming_pca.privacy.errors import (
-    CalibrationError,
-    require_count,
-    require_open_unit,
-    require_positive,
-)
+from streaming_pca.privacy.errors import CalibrationError, require_count, require_open_unit, require_positive
 
 Floats = NDArray[np.float64]
 
@@ -272,11 +267,7 @@ def shuffled_multiplier(epsilon: float, delta: float, messages: int) -> float:
 
 
 def shuffled_sigma(
-    epsilon: float,
-    delta: float,
-    messages: int,
-    sensitivity: float,
-    multiplier: float | None = None,
+    epsilon: float, delta: float, messages: int, sensitivity: float, multiplier: float | None = None
 ) -> float:
     """Return the noise scale, in lattice units, of Gaussian messages in a secret order.
 
