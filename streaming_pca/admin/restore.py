@@ -32,12 +32,7 @@ from kafka import KafkaAdminClient, KafkaProducer
 from kafka.admin import NewTopic
 from kafka.errors import KafkaError
 
-from streaming_pca.admin.backup import (
-    Backup,
-    BackupNotVerified,
-    read_backup,
-    verified_ledger,
-)
+from streaming_pca.admin.backup import Backup, BackupNotVerified, read_backup, verified_ledger
 from streaming_pca.admin.broker_status import NO_COORDINATOR, retry_until_led
 from streaming_pca.config.kafka import KafkaSettings
 from streaming_pca.config.settings import StreamSettings

@@ -18,11 +18,7 @@ from streaming_pca.service.topics.find import create_topics, describe_topics, fi
 
 
 def create_with_cap(
-    streams: Sequence[Settings],
-    cap: Cap,
-    rule: Literal["basic", "zcdp"],
-    partitions: int,
-    replication: int,
+    streams: Sequence[Settings], cap: Cap, rule: Literal["basic", "zcdp"], partitions: int, replication: int
 ) -> tuple[list[str], Opened]:
     """Create streams' missing topics, and open their ledgers with a cap.
 

@@ -10,15 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from streaming_pca.cli.common import (
-    JsonOption,
-    MaybeConfig,
-    StreamOption,
-    print_json,
-    print_table,
-    say,
-    step,
-)
+from streaming_pca.cli.common import JsonOption, MaybeConfig, StreamOption, print_json, print_table, say, step
 from streaming_pca.errors import UserError
 from streaming_pca.text import one_line
 

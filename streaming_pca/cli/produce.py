@@ -9,15 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from streaming_pca.cli.common import (
-    ConfigOption,
-    JsonOption,
-    StreamOption,
-    err,
-    print_json,
-    say,
-    step,
-)
+from streaming_pca.cli.common import ConfigOption, JsonOption, StreamOption, err, print_json, say, step
 from streaming_pca.errors import UserError
 
 if TYPE_CHECKING:

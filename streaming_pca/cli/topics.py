@@ -128,13 +128,11 @@ def topics_acls(
     role: Annotated[
         str,
         typer.Option(
-            metavar="ROLE",
-            help="producer, reader, dashboard, auditor, projector, worker or operator.",
+            metavar="ROLE", help="producer, reader, dashboard, auditor, projector, worker or operator."
         ),
     ],
     principal: Annotated[
-        str | None,
-        typer.Option(metavar="User:NAME", help="User to permit; by default kafka.sasl_username."),
+        str | None, typer.Option(metavar="User:NAME", help="User to permit; by default kafka.sasl_username.")
     ] = None,
     output: Annotated[
         str | None, typer.Option("--output", metavar="TOPIC", help="Topic of a projector's projections.")

@@ -176,10 +176,7 @@ def _reader_is_gone() -> bool:
 
 
 def _print_release(
-    item: FollowedRelease,
-    as_json: bool,
-    settings: StreamSettings | None = None,
-    helps: Sequence[str] = (),
+    item: FollowedRelease, as_json: bool, settings: StreamSettings | None = None, helps: Sequence[str] = ()
 ) -> list[str]:
     """Print a release, and what helps unless the lines are ``helps``; return them."""
     from streaming_pca.admin.watch import advice_on

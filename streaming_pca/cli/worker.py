@@ -109,8 +109,7 @@ def project(
         ),
     ] = None,
     until_end: Annotated[
-        bool,
-        typer.Option("--until-end", help="Stop once everything that the input holds now is projected."),
+        bool, typer.Option("--until-end", help="Stop once everything that the input holds now is projected.")
     ] = False,
     create: Annotated[
         bool,

@@ -32,13 +32,7 @@ from streaming_pca.config.spark import SparkSettings
 from streaming_pca.data.codec import FORMATS, OCTETS, Format, MediaType
 from streaming_pca.data.features.feature import Feature
 from streaming_pca.data.features.reading import FieldReader
-from streaming_pca.data.features.records import (
-    SCHEMA_FORMATS,
-    Path,
-    PublicSchema,
-    Subject,
-    split_path,
-)
+from streaming_pca.data.features.records import SCHEMA_FORMATS, Path, PublicSchema, Subject, split_path
 from streaming_pca.data.features.row_map import check_places
 from streaming_pca.data.preprocessing import Numbers, Preprocessing, present_centering
 from streaming_pca.data.records import RecordKind

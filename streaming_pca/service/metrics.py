@@ -18,14 +18,7 @@ from fractions import Fraction
 from functools import cached_property
 from importlib.metadata import version
 
-from prometheus_client import (
-    CollectorRegistry,
-    Counter,
-    Gauge,
-    Histogram,
-    ProcessCollector,
-    generate_latest,
-)
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 
 from streaming_pca.data.release import Release
 from streaming_pca.estimators.base import Outcome
@@ -91,8 +84,7 @@ class Metrics:
             "total_variance", "Total variance of all features in the last release, with privacy noise."
         )
         self.total_variance_error = gauge(
-            "total_variance_error",
-            "Standard error of that total variance, from noise and clipping.",
+            "total_variance_error", "Standard error of that total variance, from noise and clipping."
         )
         self.outcomes = counter(
             "batch_outcomes",

@@ -32,10 +32,7 @@ from streaming_pca.kernels.threads import use_threads
 from streaming_pca.service.commit.admission import StandbyCheck
 from streaming_pca.service.commit.batch_result import Progress
 from streaming_pca.service.election import Election
-from streaming_pca.service.errors import (
-    SessionLost,
-    exit_status,
-)
+from streaming_pca.service.errors import SessionLost, exit_status
 from streaming_pca.service.executors import Executors, Pool, first_of
 from streaming_pca.service.http.server import HttpServer, Site
 from streaming_pca.service.input.end_offsets import EndOffsetPoller

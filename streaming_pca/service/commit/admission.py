@@ -23,11 +23,7 @@ from streaming_pca.privacy.noise import NOISE_LAW
 from streaming_pca.privacy.parameters import Charge, format_number
 from streaming_pca.privacy.randomness import utility_generator
 from streaming_pca.service.commit.log_reader import LedgerLog
-from streaming_pca.service.commit.state_topic import (
-    check_input,
-    decode_checkpoint,
-    find_state,
-)
+from streaming_pca.service.commit.state_topic import check_input, decode_checkpoint, find_state
 from streaming_pca.service.commit.user_log import MalformedState
 from streaming_pca.service.errors import StreamRefused
 from streaming_pca.text import shown

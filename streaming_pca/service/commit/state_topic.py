@@ -125,12 +125,7 @@ PATIENCE_SECONDS = 60.0  # time limit without progress, in seconds, for reading 
 
 
 def send_state(
-    transaction: Transaction,
-    topic: str,
-    data: bytes,
-    digest: str,
-    batch: int,
-    parts: Mapping[str, bytes],
+    transaction: Transaction, topic: str, data: bytes, digest: str, batch: int, parts: Mapping[str, bytes]
 ) -> None:
     """Send a checkpoint's bytes after the parts that it names, in one transaction.
 

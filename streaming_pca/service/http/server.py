@@ -25,13 +25,7 @@ from streaming_pca.config.kafka import ConfigurationError
 from streaming_pca.service.errors import StreamRefused
 from streaming_pca.service.http.access import AUTHORIZED, Access, make_tokens
 from streaming_pca.service.http.index import index_page
-from streaming_pca.service.http.limits import (
-    MAX_HEADERS,
-    EventStreams,
-    LimitedProtocol,
-    RateLimit,
-    SizeLimit,
-)
+from streaming_pca.service.http.limits import MAX_HEADERS, EventStreams, LimitedProtocol, RateLimit, SizeLimit
 
 log = logging.getLogger(__name__)
 

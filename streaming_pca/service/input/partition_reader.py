@@ -16,11 +16,7 @@ from streaming_pca.service.errors import RecordsLost, SessionLost
 from streaming_pca.service.input.buffer import PartitionBuffer, RecordBuffer
 from streaming_pca.service.input.end_offsets import Offsets
 from streaming_pca.service.input.reader import deleted, tail_lost
-from streaming_pca.service.kafka.clients import (
-    first_offsets,
-    last_offsets,
-    reading_consumer,
-)
+from streaming_pca.service.kafka.clients import first_offsets, last_offsets, reading_consumer
 from streaming_pca.service.kafka.inflating import most_record_bytes
 from streaming_pca.service.kafka.patches import close_reader, seek
 from streaming_pca.service.kafka.record_batches import UnreadableBatch

@@ -14,12 +14,7 @@ from kafka.errors import KafkaError
 from streaming_pca.config.kafka import KafkaSettings
 from streaming_pca.config.settings import StreamSettings
 from streaming_pca.service.kafka.clients import MOST_MESSAGE_BYTES
-from streaming_pca.service.topics.sizes import (
-    MESSAGE_OVERHEAD,
-    projection_bytes,
-    record_bytes,
-    release_bytes,
-)
+from streaming_pca.service.topics.sizes import MESSAGE_OVERHEAD, projection_bytes, record_bytes, release_bytes
 
 _RANGE_BYTES = 128  # upper bound of a ledger entry's bytes per partition
 _ENTRY_BYTES = 64 * 1024
@@ -114,11 +109,7 @@ _RULES: dict[str, tuple[_Rule, ...]] = {
         _NO_UNCLEAN_ELECTION,
         _WRITTEN,
     ),
-    "state": (
-        _Rule("cleanup.policy", "compact"),
-        _NO_UNCLEAN_ELECTION,
-        _WRITTEN,
-    ),
+    "state": (_Rule("cleanup.policy", "compact"), _NO_UNCLEAN_ELECTION, _WRITTEN),
     "output": (
         _Rule("cleanup.policy", "delete", " (a compacted topic loses projections)", "compact"),
         _NO_UNCLEAN_ELECTION,
