@@ -64,22 +64,19 @@ class HttpSettings(StrictSection):
     """Run the HTTP server of a worker."""
     host: str = "127.0.0.1"
     """Address to listen on; an address other than loopback needs `token_file`, `token` or
-    `client_authority`.
-    """
+    `client_authority`."""
     port: int = Field(default=9464, ge=0, le=65535)
     """Port to listen on; 0 chooses a free one and logs it."""
     dashboard: bool = False
     """Also serve the API and the dashboard from the worker; this needs the extra `dashboard`."""
     token: SecretStr | None = None
     """Bearer token of the API and the metrics, at least 16 characters, read only from the environment
-    variable ``STREAMING_PCA_HTTP__TOKEN``.
-    """
+    variable ``STREAMING_PCA_HTTP__TOKEN``."""
     token_file: Path | None = None
     """File that contains the token, instead of the environment variable; it is read again when it changes."""
     metrics_token: SecretStr | None = None
     """Bearer token of the metrics only, read only from the environment variable
-    ``STREAMING_PCA_HTTP__METRICS_TOKEN``; if not set, the API's token applies.
-    """
+    ``STREAMING_PCA_HTTP__METRICS_TOKEN``; if not set, the API's token applies."""
     metrics_token_file: Path | None = None
     """File that contains the metrics token, instead of the environment variable."""
     certificate: Path | None = None
@@ -88,20 +85,17 @@ class HttpSettings(StrictSection):
     """PEM file of the certificate's private key, without a pass phrase."""
     client_authority: Path | None = None
     """PEM file of the certificate authorities for clients: only clients with a certificate signed by them
-    can connect (mutual TLS).
-    """
+    can connect (mutual TLS)."""
     hosts: tuple[str, ...] = ()
     """Accepted names in the header ``Host``, without the port. If empty: loopback's names on loopback, any
-    name elsewhere.
-    """
+    name elsewhere."""
     origins: tuple[str, ...] = ()
     """Origins of other sites whose pages may use the API, such as `https://example.org` (CORS)."""
     event_streams: int = Field(default=32, ge=1, le=1024)
     """Most clients that receive events at the same time."""
     process_metrics: bool = False
     """Include `process_*` in the metrics: memory, CPU time, descriptors. They can depend on the contents of
-    records, so enable them only if the readers of the metrics may know these.
-    """
+    records, so enable them only if the readers of the metrics may know these."""
     requests_per_second: float = Field(default=50.0, gt=0)
     """Sustained requests per second of one client address; short bursts may have twice as many."""
 

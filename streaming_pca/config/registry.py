@@ -14,8 +14,7 @@ class RegistrySettings(StrictSection):
 
     url: str
     """Address of its Confluent-compatible API: `https://HOST`, with a path if it has one; `http://` only on
-    localhost. Proxies from the environment are not used.
-    """
+    localhost. Proxies from the environment are not used."""
     username: str | None = None
     """User name of basic authentication."""
     password: SecretStr | None = None
@@ -28,8 +27,7 @@ class RegistrySettings(StrictSection):
     """PEM file of the registry's certificate authorities; if not set, the system's are trusted."""
     seconds: float = Field(default=2.0, ge=0.1, le=60)
     """Interval between reads of a subject's versions, in seconds; it delays the cut of a batch by up to
-    this time.
-    """
+    this time."""
     timeout_seconds: float = Field(default=10.0, ge=0.1, le=60)
     """Longest time for one request and its response, in seconds."""
 

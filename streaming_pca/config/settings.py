@@ -66,21 +66,17 @@ class WorkerSettings(StrictSection):
     """Longest time a worker tries to recover from broker failures before it exits, in seconds."""
     threads: int | None = Field(default=None, ge=1, le=256)
     """Threads of the compiled kernels, in one shared pool; if not set, the number of processors available
-    to this process, at most 8. Results do not depend on it.
-    """
+    to this process, at most 8. Results do not depend on it."""
     read_ahead: float = Field(default=1.0, ge=0, le=1)
     """Share of the next batch to read while the current one is processed; a lower value saves memory but
-    leaves more to read afterwards. Up to 16 MiB are read ahead in any case.
-    """
+    leaves more to read afterwards. Up to 16 MiB are read ahead in any case."""
     verify_seconds: float = Field(default=86_400.0, ge=0)
     """Interval between this worker's verifications of its ledgers, in seconds; the first one follows after
     at most 5 minutes; 0 disables them. Each reads a ledger from its start, in a process of low priority.
-    Verifications run for at most a tenth of the time.
-    """
+    Verifications run for at most a tenth of the time."""
     debuggable: bool = False
     """Admit debuggers of the same user, and show the messages of unexpected errors; both can reveal records
-    and secrets. If not set, only root can attach a debugger.
-    """
+    and secrets. If not set, only root can attach a debugger."""
     stop_when_done: bool = False
     """Exit after learning ``options.n_records`` records, for a stream of known length."""
 
@@ -102,8 +98,7 @@ class TraceSettings(StrictSection):
     endpoint: str | None = None
     """Address of the collector, without `/v1/traces`; if not set, the address is read from the standard
     variables `OTEL_EXPORTER_OTLP_TRACES_ENDPOINT` and `OTEL_EXPORTER_OTLP_ENDPOINT`, else it is
-    `http://localhost:4318`.
-    """
+    `http://localhost:4318`."""
 
     @field_validator("endpoint")
     @classmethod
@@ -141,14 +136,12 @@ class StreamSettings(StrictSection):
     """Dimension k of the subspace."""
     epsilon: float
     """Epsilon of the privacy guarantee for each privacy unit over all releases; `inf` if `private = false`.
-    For `record_kind = "local"`: the guarantee that every report already has.
-    """
+    For `record_kind = "local"`: the guarantee that every report already has."""
     delta: float
     """Delta of the privacy guarantee; `inf` if `private = false`."""
     private: bool = True
     """Require a private estimator; false gives up any guarantee: every record is charged infinity, and the
-    cap of the input's ledger must be `inf,inf`.
-    """
+    cap of the input's ledger must be `inf,inf`."""
     privacy_unit: Literal["message", "row", "user"] = "message"
     """Unit that the guarantee protects: a message with all its rows, each row of a message, or all
     messages of a user, identified by the message key."""
@@ -156,71 +149,59 @@ class StreamSettings(StrictSection):
     """Most batches per user, with one message each; only for `privacy_unit = "user"`."""
     record_kind: RecordKind = RecordKind.FACTOR
     """Kind of records: vectors and factors F (A = F^T F), symmetric matrices, or reports that producers
-    have already made private.
-    """
+    have already made private."""
     feature_names: tuple[str, ...] | None = None
     """Names of the d features, copied into releases."""
     dtype: Literal["float32", "float64"] = "float32"
     """Number type of ``application/octet-stream`` payloads."""
     features: tuple[Feature, ...] | None = Field(default=None, min_length=1)
     """Named fields of records, in order, and their mapping to numbers; `dim`, `feature_names`, `bounds` and
-    `scale` follow from them.
-    """
+    `scale` follow from them."""
     user_field: Annotated[
         Path | None, BeforeValidator(split_path, json_schema_input_type=str | list[str] | None)
     ] = None
     """Field of a record that contains its user, instead of the message key; only for `features` and
-    `privacy_unit = "user"`.
-    """
+    `privacy_unit = "user"`."""
     format: Format = "octets"
     """Format of messages without a header ``content-type``; with `features` the default is `json`; `avro`
-    and `protobuf` need `features`.
-    """
+    and `protobuf` need `features`."""
     schema_file: FilePath | None = None
     """File of the records' schema: Avro's JSON, or the descriptors that `protoc --descriptor_set_out` writes.
     Its content is part of the privacy contract, its path is not. If not set, the schemas are read from
-    `[registry]`.
-    """
+    `[registry]`."""
     subject: str | None = Field(default=None, pattern=r"^[^\x00-\x1f\x7f]{1,255}$")
     """Subject of the records' schemas in `[registry]`; if not set, INPUT-value."""
     message: str | None = None
     """Full name of the records' Protobuf message, such as `shop.Visit`; with `[registry]` the default is
-    the schema's first message.
-    """
+    the schema's first message."""
     max_rows: int = Field(default=64, ge=1, le=2**16)
     """Most rows of a payload; a payload with more is a null record. With `centering = "pairs"` a payload of
-    more than one row is null too.
-    """
+    more than one row is null too."""
     max_wait_seconds: float | None = Field(default=None, gt=0)
     """Time in seconds after which a batch closes although it is not full, if it has the estimator's minimum
-    number of records; if not set, only full batches close.
-    """
+    number of records; if not set, only full batches close."""
     centering: Annotated[
         Literal["auto", "pairs", "none"] | tuple[float, ...], BeforeValidator(present_centering)
     ] = "auto"
     """Treatment of the mean: estimated with a small part of the budget, removed by pairs, kept, or replaced
-    by a given public centre. `auto` is `pairs` with an estimator that does not estimate the mean.
-    """
+    by a given public centre. `auto` is `pairs` with an estimator that does not estimate the mean."""
     bounds: tuple[Numbers, Numbers] | None = None
     """Public lower and upper bounds for clamping rows, each a number or one number per feature."""
     scale: Numbers | Literal["bounds"] | None = None
     """Public factors that multiply features after centring, a number or one per feature; `bounds` scales
-    each range to width 2. If all `features` have bounds, the default is `bounds`.
-    """
+    each range to width 2. If all `features` have bounds, the default is `bounds`."""
     estimator: str = "adaptive"
     """Id of the estimator; `streaming-pca estimators` lists them."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Options of the estimator."""
     diagnostics_share: float = Field(default=0.02, ge=0, le=MAX_SHARE)
     """Share of epsilon that pays for noisy counts of null and clipped records in each batch, shown in
-    releases, status and metrics; 0 disables them, as do `private = false` and `record_kind = "local"`.
-    """
+    releases, status and metrics; 0 disables them, as do `private = false` and `record_kind = "local"`."""
     seed: int | None = None
     """Seed of utility randomness (an initial basis), never of noise; if not set, the seed is random."""
     start: Literal["earliest", "latest"] = "earliest"
     """Beginning of a new stream: at the oldest record, or after the last record present at its first start,
-    for example when another stream has spent their budget. It does not affect a stream that has begun.
-    """
+    for example when another stream has spent their budget. It does not affect a stream that has begun."""
     lost_records: Literal["stop", "skip"] = "stop"
     """Reaction to records that retention deleted before they were read: stop the stream with an error, or
     continue without them."""

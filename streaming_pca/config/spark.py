@@ -62,8 +62,7 @@ class SparkSettings(Section):
     """Name of the application in Spark's web pages and logs."""
     cache_bytes: int = Field(default=2048 * _MIB, ge=_MIB)
     """Most bytes of decoded rows that one Python worker of an executor stores, in an unnamed file on its
-    disk.
-    """
+    disk."""
     segment_bytes: int = Field(default=64 * _MIB, ge=64 * 1024)
     """Target bytes of decoded rows per task; a lower value gives more tasks, each with a fixed cost."""
     conf: Annotated[dict[str, str], BeforeValidator(_present_conf), WithJsonSchema({"type": "object"})] = (

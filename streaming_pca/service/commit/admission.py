@@ -38,10 +38,7 @@ _REMOVED_OPTIONS: dict[str, Any] = {
 
 
 def check_opened(stream: StreamSettings, ledger: Ledger) -> None:
-    """Refuse a ledger without a cap, or with a cap other than ``stream.cap``.
-
-    Raises StreamRefused.
-    """
+    """Refuse (StreamRefused) a ledger without a cap, or with a cap other than ``stream.cap``."""
     opened = ledger.opened
     if opened is None:
         raise StreamRefused(
@@ -58,10 +55,7 @@ def check_opened(stream: StreamSettings, ledger: Ledger) -> None:
 
 
 def check_admission(stream: StreamSettings, ledger: Ledger) -> None:
-    """Refuse a stream that could not reserve a batch, regardless of its records.
-
-    Raises StreamRefused.
-    """
+    """Refuse (StreamRefused) a stream that could not reserve a batch, regardless of its records."""
     check_opened(stream, ledger)
     if stream.content_type == ARROW and find_pyarrow() is None:
         # Otherwise this worker would spend the budget on null records.
@@ -117,8 +111,7 @@ def check_admission(stream: StreamSettings, ledger: Ledger) -> None:
 def _check_options(stream: StreamSettings, job: JobLedger) -> None:
     """Refuse changed options or another noise law if a user may be in several batches.
 
-    The proof of the joint (epsilon, delta) guarantee of these batches requires the same calibration of all
-    of them.
+    The proof of their joint (epsilon, delta) guarantee requires the same calibration of all batches.
     """
     if stream.privacy_unit != "user" or job.reservation is None:
         return
@@ -157,10 +150,9 @@ def _without_removed(name: str, recorded: dict[str, Any], wanted: dict[str, Any]
 
 
 def decode_admitted_state(stream: StreamSettings, estimator: Estimator[Any, Any], data: bytes) -> State:
-    """Decode a stream's state.
+    """Decode a stream's state; refuse (StreamRefused) one of other options.
 
-    Raises StreamRefused if the state belongs to other settings: the privacy contract does not include
-    options.
+    The privacy contract does not include options.
     """
     try:
         return decode_fitting_state(estimator, data)
@@ -174,10 +166,7 @@ def decode_admitted_state(stream: StreamSettings, estimator: Estimator[Any, Any]
 def check_room(stream: StreamSettings, cap: Cap, rule: Literal["basic", "zcdp"]) -> Charge:
     """Refuse a cap below the charge of one batch of a stream; return that charge.
 
-    ``cap``: the ledger's cap; the ledger may not be open yet. ``rule`` ({"basic", "zcdp"}): composition rule
-    of the ledger.
-
-    Raises StreamRefused, whose message names the cap and the charge.
+    The ledger may not be open yet. Raises StreamRefused, whose message names the cap and the charge.
     """
     estimator = stream.build_estimator()
     try:
@@ -253,9 +242,8 @@ _POLL_SECONDS = 10.0  # polling interval of the ledger until it contains somethi
 class StandbyCheck:
     """Repeated comparison of a stream's settings with its ledger and state, until they agree.
 
-    It reads only committed entries and does not wait for open transactions. A stream's first reservation
-    binds all later ones to its contract, and states keep their shapes, so settings that agree once agree
-    permanently.
+    It reads only committed entries. A stream's first reservation binds all later ones to its contract, and
+    states keep their shapes, so settings that agree once agree permanently.
     """
 
     def __init__(self, kafka: KafkaSettings, stream: StreamSettings, topic_id: str) -> None:
@@ -265,10 +253,8 @@ class StandbyCheck:
     def run(self) -> float | None:
         """Continue reading and compare; return the seconds until the next call, or None when done.
 
-        0 means that more entries can be read. A stream that has not begun does not have a contract yet, and
-        a stream in its first batch does not have a state.
-
-        Raises StreamRefused if a take-over by this standby would be refused. Raises SessionLost,
+        A stream that has not begun does not have a contract yet, and one in its first batch does not have a
+        state. Raises StreamRefused if a take-over by this standby would be refused. Raises SessionLost,
         BrokerUnreachable or KafkaError if the broker fails; the next call starts over.
         """
         try:

@@ -39,10 +39,7 @@ def make_release(
 ) -> bytes:
     """Encode a release; its bytes are part of the state until publication.
 
-    - ``batch``: the ledger's batch number.
-    - ``records``: records delivered so far.
-    - ``counts``: fields of :data:`~streaming_pca.data.release.COUNTS`.
-
+    ``batch`` is the ledger's number; ``counts`` are fields of :data:`~streaming_pca.data.release.COUNTS`.
     Raises ValueError if an accuracy figure of the subspace is not finite or out of range.
     """
     accuracy = _accuracy(subspace)
@@ -94,11 +91,9 @@ def _accuracy(subspace: Subspace) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class BatchResult:
-    """Result of a batch; no part of it may leave the process before the commit.
+    """Result of a batch, with its encoded state; no part of it may leave the process before the commit.
 
-    - ``data``: the state's encoding.
-    - ``release``: encoded release, published after the commit.
-    - ``users``: change of the table of users, if the user is the unit of privacy.
+    ``users`` is the change of the table of users, if the user is the unit of privacy.
     """
 
     state: State
@@ -120,9 +115,8 @@ def compute_batch(
 ) -> BatchResult:
     """Compute the result of batch ``number`` without side effects.
 
-    If the user is the unit of privacy, records above a user's limit become null here, in place. The same
-    table and batch always give the same null records, so a successor that finishes a batch uses the same
-    records.
+    Records above a user's limit become null here, in place. The same table and batch always give the same
+    null records, so a successor that finishes a batch uses the same records.
     """
     batch, step = cut.batch, None
     if users is not None:

@@ -67,13 +67,7 @@ class TakenOver:
 
 
 class CheckpointWriter(LedgerWriter):
-    """Leader's writer of ledger, state and releases.
-
-    Parameters
-    ----------
-    topic_id : str
-        The input topic's id.
-    """
+    """Leader's writer of ledger, state and releases."""
 
     def __init__(self, kafka: KafkaSettings, stream: StreamSettings, topic_id: str) -> None:
         super().__init__(kafka, stream.ledger_topic, topic_id, stream.name)
@@ -88,25 +82,16 @@ class CheckpointWriter(LedgerWriter):
         super().close()
         self._close_states()
 
-    # -- take over ---------------------------------------------------------
-
     def read_ahead(self) -> None:
-        """Read ledger and state before fencing, to shorten the take-over.
-
-        :meth:`take_over` reads to the end anyway. After this call, it has little left to read between its
-        fence and the first write.
-        """
+        """Read ledger and state before fencing: then little is left to read in :meth:`take_over`."""
         self.log.catch_up()
         self._states.read_to(high_watermark(self._kafka, self._stream.state_topic))
 
     def take_over(self, *, to_change_status: bool = False) -> TakenOver:
         """Fence the predecessor, read to the final end, cross-check, and decide.
 
-        Parameters
-        ----------
-        to_change_status : bool
-            True to only pause, resume or retire. Then neither a changed privacy contract nor the stream's
-            status causes a refusal.
+        With ``to_change_status``, to only pause, resume or retire, neither a changed privacy contract nor the
+        stream's status causes a refusal.
         """
         with self._step("take_over.1 fence"):
             self._fence()
@@ -149,10 +134,7 @@ class CheckpointWriter(LedgerWriter):
             states.close()
 
     def read_status(self) -> JobStatus:
-        """Read the stream's current status, for a leader that waits while it is paused.
-
-        Resuming a stream fences that leader, so it takes over again before it continues.
-        """
+        """Read the status for a leader that waits while it is paused; resuming fences that leader."""
         self.log.catch_up()
         return self.log.ledger.job(self._stream.name).status
 
@@ -167,10 +149,7 @@ class CheckpointWriter(LedgerWriter):
         raise StreamRefused(reason)
 
     def _check_releases(self, batch: int, ledger_end: int) -> None:
-        """Refuse a ledger and state that were both rolled back.
-
-        Batches released since the backup would get a second result.
-        """
+        """Refuse a ledger and state both rolled back: later batches would get a second result."""
         topic = self._stream.releases_topic
         end = high_watermark(self._kafka, topic)
         reader = LogReader(self._kafka, topic, start=end - _RELEASES_TAIL)
@@ -187,8 +166,6 @@ class CheckpointWriter(LedgerWriter):
             raise StreamRefused(f"releases topic {topic!r}: {error}: another program writes to it") from None
         finally:
             reader.close()
-
-    # -- start -------------------------------------------------------------
 
     def start(self, positions: Mapping[int, int]) -> None:
         """Record the stream's starting offsets before its first batch.
@@ -218,15 +195,10 @@ class CheckpointWriter(LedgerWriter):
         if self.log.ledger.head(self._stream.name) != self._head:
             raise SessionLost("another leader, or an import, has written entries of the stream since then")
 
-    # -- reserve -----------------------------------------------------------
-
     def reserve(self, ranges: Sequence[OffsetRange], parameters: dict[str, Any], charge: Charge) -> Reserved:
         """Charge a batch before any estimator sees it.
 
-        Raises
-        ------
-        BudgetExceeded
-            If a record would exceed the cap, already now or because another job was faster.
+        Raises BudgetExceeded if a record would exceed the cap, perhaps because another job was faster.
         """
         ledger = self.log.ledger
         with self._step("reserve.1 dry run"):
@@ -279,15 +251,10 @@ class CheckpointWriter(LedgerWriter):
                 raise BudgetExceededByAnother(verdict.reason)
         return entry
 
-    # -- commit ------------------------------------------------------------
-
     def commit(
         self, reserved: Reserved, positions: dict[int, int], epochs: dict[int, int], result: BatchResult
     ) -> Checkpoint:
-        """Write state, COMMITTED and offsets in one transaction.
-
-        Results of ``update`` leave the process in no other way.
-        """
+        """Write state, COMMITTED and offsets in one transaction: no other way out for ``update``'s result."""
         users = result.users
         checkpoint = Checkpoint(
             topic_id=self._topic_id,
@@ -316,8 +283,7 @@ class CheckpointWriter(LedgerWriter):
         with self._step("commit.3 COMMITTED"):
             sent = self._send_entry(entry)
         with self._step("commit.4 offsets"):
-            # For lag tools, and as a trace outside the ledger; the authoritative positions are in the
-            # state.
+            # For lag tools, and as a trace outside the ledger; the state has the authoritative positions.
             self._transaction.send_offsets(self._stream.input, positions, self._stream.name, trace_of(entry))
         with self._step("commit.5 commit"):
             self._transaction.commit()
@@ -329,13 +295,10 @@ class CheckpointWriter(LedgerWriter):
             self.users.follow(users)
         return checkpoint
 
-    # -- publish -----------------------------------------------------------
-
     def publish(self) -> bytes:
         """Publish the committed release, with RELEASED, in a separate transaction.
 
-        A consumer that reads uncommitted messages sees aborted transactions too. So the
-        release is never sent in the transaction that commits the state.
+        Readers of uncommitted messages see aborted transactions too, so the state's may not contain it.
         """
         checkpoint = self._checkpoint
         assert checkpoint is not None, "nothing was committed"
@@ -362,8 +325,6 @@ class CheckpointWriter(LedgerWriter):
         with self._step("publish.5 read back"):
             self._expect(sent.offset, entry)
         return checkpoint.release
-
-    # -- abandon -----------------------------------------------------------
 
     def abandon(self, reserved: Reserved, reason: str) -> None:
         """Close a reserved batch without a result; its charge remains."""

@@ -1,7 +1,6 @@
 """Writer of one job's ledger entries: a transactional producer and a replay of the log.
 
-The producer's transactional id consists of the input topic's id and the job's
-name, so a successor's ``init_transactions`` fences the previous writer.
+The producer's id consists of the input topic's id and the job's name, so a successor fences its predecessor.
 """
 
 from __future__ import annotations
@@ -32,10 +31,9 @@ def check_reason(reason: str) -> None:
 
 
 def trace_of(entry: LedgerEntry) -> str:
-    """Return metadata for group offsets: a trace of an entry outside the ledger.
+    """Return metadata for group offsets, sent in the entry's transaction: a trace outside the ledger.
 
-    The offsets are sent in the entry's transaction. If the ledger is lost, an import
-    (:mod:`streaming_pca.admin.restore`) refuses a backup that lacks the entry.
+    If the ledger is lost, an import (:mod:`streaming_pca.admin.restore`) refuses a backup without the entry.
     """
     return f"{entry.kind} {entry_hash(entry)}"
 

@@ -40,8 +40,7 @@ def report_reading(report: _Report) -> Iterator[None]:
 def high_watermark(kafka: KafkaSettings, topic: str) -> int:
     """Return the end of a topic's partition 0, open transactions included.
 
-    A read_committed end would lie before a predecessor's transaction that the broker is still completing; a
-    successor must read past it.
+    A successor must read past its predecessor's transaction, which the broker may still be completing.
     """
     reader = EndReader(kafka, topic)
     try:
@@ -96,10 +95,9 @@ class LogReader:
         )
 
     def read_to(self, end: int, patience_seconds: float) -> Iterator[Any]:
-        """Yield the committed messages before offset ``end``.
+        """Yield the committed messages before offset ``end``; wait for open transactions.
 
-        Waits for open transactions before ``end``. Raises SessionLost after ``patience_seconds`` without
-        progress.
+        Raises SessionLost after ``patience_seconds`` without progress.
         """
         seen, deadline, report = -1, 0.0, _report.get()
         while (position := self.position) < end:
@@ -149,10 +147,7 @@ class Replayed:
 
 
 class LedgerReplay:
-    """Replay of one ledger topic from messages that the caller reads.
-
-    ``topic``: the ledger topic. ``entries``: number of entries replayed, void ones included.
-    """
+    """Replay of one ledger topic from messages of the caller; counts entries, void ones included."""
 
     def __init__(self, topic: str, topic_id: str) -> None:
         self.topic = topic

@@ -1,7 +1,6 @@
 """First action of a leader that has just taken over: a pure decision.
 
-Its inputs are the ledger and the last state, both replayed to an end that earlier leaders can no longer
-move. Its result is one of three actions.
+Its inputs are the ledger and the last state, both replayed to an end that earlier leaders cannot move.
 """
 
 from __future__ import annotations
@@ -36,21 +35,8 @@ class Recovery:
 def recover(job: JobLedger, batch: int, digest: str, positions: dict[int, int]) -> Recovery:
     """Decide the first action.
 
-    Parameters
-    ----------
-    job : JobLedger
-        This stream's job, replayed to the end.
-    batch : int
-        The ledger's batch number in the last committed state; 0 without one.
-    digest : str
-        That state's salted digest; "" without one.
-    positions : dict of partition to offset
-        End of the state's batch.
-
-    Raises
-    ------
-    LedgerMismatch
-        If ledger or state lacks entries that the other has.
+    ``batch``, ``digest`` (salted) and ``positions`` (its end) are of the last committed state, 0 and ""
+    without one. Raises LedgerMismatch if ledger or state lacks entries that the other has.
     """
     if job.last_committed < batch:
         raise LedgerMismatch(

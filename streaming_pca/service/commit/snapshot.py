@@ -1,9 +1,8 @@
 """Snapshot of a ledger and its jobs' committed states, taken while workers run.
 
-The ledger is read first, up to some offset. Then the state named by each job's last COMMITTED before that
-offset is looked up. The state is still on its topic, perhaps followed by later ones, because the broker's
-cleaner does not touch recent messages. If a job commits faster than that, ledger and state are read again.
-So a snapshot shows one point of the ledger's log, without stopping any worker.
+The ledger is read first, up to some offset; then the state that each job's last COMMITTED before that offset
+names. It is still on its topic, because the broker's cleaner does not touch recent messages; if a job commits
+faster than that, all is read again. So a snapshot shows one point of the ledger's log.
 """
 
 from __future__ import annotations
@@ -27,16 +26,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Snapshot(Generic[T]):
-    """Ledger up to an offset, and its jobs' states at that point.
-
-    Attributes
-    ----------
-    entries : tuple of (offset, bytes)
-    end : int
-        End offset of the part of the ledger that was read.
-    states : dict of job to T
-        States of the jobs that have a committed batch.
-    """
+    """Ledger up to offset ``end``, with its jobs' states, if any, at that point."""
 
     entries: tuple[tuple[int, bytes], ...]
     end: int
@@ -48,20 +38,9 @@ def read_snapshot(
 ) -> Snapshot[T]:
     """Read a ledger to its end, then its jobs' states.
 
-    Parameters
-    ----------
-    reader : LogReader
-        Reader of the ledger topic, at its start.
-    topic_id : str
-        Id of the input topic (of its present incarnation), whose jobs are read.
-    keep : callable
-        Takes a job's found state and the digest of the search. Returns the part that the snapshot keeps,
-        because a state may be large.
-
-    Raises
-    ------
-    SessionLost
-        If the broker fails, or jobs commit faster than their states can be read.
+    ``reader`` is at the ledger topic's start; ``topic_id`` is the input topic's current id. ``keep`` takes a
+    job's found state and the digest of the search, and returns the part to keep: a state may be large.
+    Raises SessionLost if the broker fails, or jobs commit faster than their states can be read.
     """
     entries: list[tuple[int, bytes]] = []
     ledger = Ledger(topic_id)
@@ -82,8 +61,7 @@ def read_snapshot(
             if not found.is_whole(digest):
                 lagging.append(name)
         sought = wanted
-        # A missing state was replaced by a later one, whose entry can be read by now. Without such an
-        # entry, the state is lost: the verifier reports that.
+        # A missing state was replaced by a later one, whose entry can be read by now, or is lost.
         if not lagging:
             return Snapshot(tuple(entries), reader.position, states)
     raise SessionLost(

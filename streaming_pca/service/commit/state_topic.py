@@ -32,12 +32,10 @@ class Checkpoint:
     """Complete state of a stream after a batch; another worker can continue from it.
 
     - ``batch``: number of the batch in the ledger.
-    - ``positions`` (dict of partition to offset): end of the batch.
+    - ``positions``, ``epochs``: by partition, its end and, if known, the leader epoch of the last record.
     - ``salt``: random bytes that make the digest in the ledger useless without the state.
-    - ``state`` and ``release``: the estimator's state, and the release to publish.
+    - ``release``: the release to publish.
     - ``users``: index of users, if the privacy unit is the user.
-    - ``epochs`` (dict of partition to leader epoch): epochs of the last records before the positions, if
-      known.
     """
 
     topic_id: str
@@ -72,10 +70,7 @@ def encode_checkpoint(checkpoint: Checkpoint) -> tuple[bytes, str]:
 
 
 def decode_checkpoint(data: bytes) -> tuple[Checkpoint, str]:
-    """Decode the bytes of :func:`encode_checkpoint`; return the checkpoint and its digest.
-
-    Raises MalformedState.
-    """
+    """Decode :func:`encode_checkpoint`'s bytes, with their digest; raise MalformedState."""
     try:
         size = int.from_bytes(data[:4], "big")
         header = json.loads(data[4 : 4 + size])
@@ -180,10 +175,7 @@ class PartChunks:
 
 
 class StateReader:
-    """Reader of a stream's state topic, up to its last state.
-
-    ``topic_id``: the input topic's current id; a state of an earlier incarnation is refused.
-    """
+    """Reader of a state topic up to its last state; refuses one of another input than ``topic_id``."""
 
     def __init__(self, kafka: KafkaSettings, stream: StreamSettings, topic_id: str) -> None:
         self._stream, self._topic_id = stream, topic_id
@@ -210,13 +202,11 @@ class StateReader:
     def last(self) -> tuple[Checkpoint | None, str]:
         """Return the last state and its digest, or None and "".
 
-        Raises StreamRefused if a chunk is missing or changed, or the state belongs to an earlier incarnation
-        of the input topic.
+        Raises StreamRefused if a chunk is missing or changed, or the state is of a former input topic.
         """
         if not self._chunks:
             return None, ""
-        # The latest chunk 0 belongs to the latest commit. Chunks that compaction or a shorter commit left
-        # at higher keys have another digest.
+        # Chunk 0 belongs to the latest commit; compacted or longer commits left chunks of other digests.
         try:
             first = dict(self._chunks[0].headers)
             parts = []
@@ -240,10 +230,7 @@ class StateReader:
         return checkpoint, digest
 
     def users(self, checkpoint: Checkpoint | None) -> UserLog | None:
-        """Rebuild the table of users after the last state; None if users are not the privacy unit.
-
-        Raises StreamRefused if a part of the table is missing or changed.
-        """
+        """Rebuild the table of users after the last state, if any; raise StreamRefused if damaged."""
         if self._stream.privacy_unit != "user":
             return None
         limit = self._stream.contributions_per_user
@@ -268,10 +255,7 @@ class StateReader:
 
 
 def check_input(kafka: KafkaSettings, stream: StreamSettings, topic_id: str) -> None:
-    """Refuse a stream whose state belongs to an input topic other than ``topic_id``.
-
-    Raises StreamRefused, also if the state cannot be read.
-    """
+    """Refuse (StreamRefused) a state that cannot be read or has an input other than ``topic_id``."""
     states = StateReader(kafka, stream, topic_id)
     try:
         states.read_committed()
@@ -287,9 +271,7 @@ def check_input(kafka: KafkaSettings, stream: StreamSettings, topic_id: str) -> 
 class FoundState:
     """State found on a topic.
 
-    - ``data``: the state, if it is complete.
-    - ``users``: the state's table of users, if it has a complete one.
-    - ``last``: the digest of the topic's last state; "" if the topic is empty.
+    ``data`` and ``users`` are None unless complete; ``last`` is the topic's last digest, "" if it is empty.
     """
 
     data: bytes | None = None
@@ -338,10 +320,7 @@ def find_state(kafka: KafkaSettings, topic: str, digest: str) -> FoundState:
 
 
 def summarise(data: bytes, users: bytes | None) -> StoredState:
-    """Summarise a state, and check that it and its table of users are complete.
-
-    A stream with a missing or wrong table would count its users from zero.
-    """
+    """Summarise a state and check its table, without which users would be counted from zero."""
     try:
         checkpoint, digest = decode_checkpoint(data)
     except MalformedState as error:

@@ -28,11 +28,9 @@ class MalformedState(ValueError):
 
 @dataclass(frozen=True)
 class Step:
-    """Change of the table by one commit.
+    """Change of the table by one commit, with the parts that it writes.
 
-    - ``index``: index of the table after the commit.
-    - ``parts`` (dict of name to bytes): parts that the commit writes.
-    - ``users`` ((a, 2) uint64): users whose counts increase by one.
+    ``users`` ((a, 2) uint64) are those whose counts increase by one.
     """
 
     index: UserIndex
@@ -41,9 +39,7 @@ class Step:
 
 
 class UserLog:
-    """Table of a stream's users, with its durable form.
-
-    ``limit``: most batches per user.
+    """Table of a stream's users, with its durable form; ``limit`` is the most batches per user.
 
     ``key``: secret key for hashing messages' keys. Drawn again at each take-over until the first commit
     contains it. Until then the table is empty, and equality of keys within one batch does not depend on the
@@ -57,9 +53,7 @@ class UserLog:
 
     @classmethod
     def rebuilt(cls, limit: int, index: UserIndex, parts: MutableMapping[str, bytes]) -> UserLog:
-        """Rebuild an index's table; remove the shards from ``parts``.
-
-        Together the shards are large, so each is freed after loading.
+        """Rebuild an index's table; free each shard after loading, because together they are large.
 
         Raises MalformedState if a part is missing, changed, or from another commit.
         """
@@ -88,10 +82,7 @@ class UserLog:
         return self.table.admit(users)
 
     def step(self, users: NDArray[np.uint64], counted: NDArray[np.bool_]) -> Step:
-        """Prepare the next commit's change of the table, without side effects.
-
-        ``users`` ((m, 2) uint64): user of each record of the batch. ``counted``: (m,) bool.
-        """
+        """Prepare the next change from records' users, (m, 2), and whether they count, (m,)."""
         before = self.index
         n = 1 if before is None else before.commits + 1
         slot = n % SHARDS

@@ -1,8 +1,7 @@
-"""Verification of a ledger from the topics alone, also as a process.
+"""Verification of a ledger from the topics alone, also as a low-priority process.
 
-Run as ``python -m streaming_pca.service.commit.verification``, at the lowest priority, so that a worker's
-batches come first. It reads the settings and the input topic, each in a line, and prints the problems, or
-the reason why the verification failed.
+``python -m streaming_pca.service.commit.verification`` reads the settings and the input topic, each in a
+line, and prints the problems, or the reason why the verification failed.
 """
 
 from __future__ import annotations
@@ -70,10 +69,7 @@ def topic_id_of(kafka: KafkaSettings, topic: str) -> str:
 
 
 def verify_ledger(kafka: KafkaSettings, topic: str, *, states: bool = True) -> Report:
-    """Run the independent verifier over a ledger and its jobs' releases and states.
-
-    ``topic``: input topic. ``states``: False skips the state topics, which an auditor may not read.
-    """
+    """Verify a ledger, its releases and, if the caller may read them, its states."""
     topic_id = topic_id_of(kafka, topic)
     reader = whole_log(kafka, f"{topic}.ledger")
     try:

@@ -34,16 +34,12 @@ Rows = NDArray[np.floating]
 
 
 class RowStore:
-    """Growing array of rows, in float32 as long as all rows are.
+    """Growing array of rows of ``width`` numbers, in float32 as long as all rows are.
 
     The precision does not change any sum: kernels return the same bits for the same values
-    (``tests/kernels/test_lattice.py``).
-
-    Its memory is the most rows so far plus a 64th or a MiB (the larger), in at least 32 MiB of address
-    space. It does not reserve more ahead of records, because records could otherwise make a worker request
-    more memory than the machine has.
-
-    ``width``: numbers in a row.
+    (``tests/kernels/test_lattice.py``). Its memory is the most rows so far plus a 64th or a MiB (the larger),
+    in at least 32 MiB of address space: records could otherwise make a worker request more memory than the
+    machine has.
     """
 
     def __init__(self, width: int) -> None:
@@ -72,10 +68,7 @@ class RowStore:
         return first
 
     def room(self, count: int, dtype: np.dtype[Any]) -> Rows | None:
-        """Return a view for ``count`` rows of a type after the last row.
-
-        :meth:`keep` adds them to the store. None if the existing rows have another type.
-        """
+        """Return a view of ``count`` rows for :meth:`keep`; None if existing rows have another type."""
         if self.size and self._dtype != dtype:
             return None
         self._dtype = dtype
@@ -114,10 +107,7 @@ class RowStore:
             self._memory = larger
 
     def _widen(self, dtype: np.dtype[Any]) -> None:
-        """Convert the rows to a larger type, last rows first.
-
-        In this order every row is read before it is overwritten.
-        """
+        """Convert the rows to a larger type; last rows first, so none is overwritten before it is read."""
         some = max(PIECE_BYTES // max(self._width * dtype.itemsize, 1), 1)
         for last in range(self.size, 0, -some):
             first = max(last - some, 0)
@@ -138,10 +128,9 @@ class PlainPayloads:
         self._infinity, self._nan = np.array([np.inf, np.nan], self._dtype).view(self._word)
 
     def copy(self, block: RecordBlock, store: RowStore) -> tuple[int, NDArray[np.int64]] | None:
-        """Copy the rows of a block's records to a store.
+        """Copy the rows of a block's records to a store; return their place and numbers (m,).
 
-        Return the first row's place and the number (m,) of each record's rows; None if some payload is not
-        plain, or the store has rows of another type: then the store keeps nothing.
+        Returns None, and the store keeps nothing, if a payload is not plain or the rows have another type.
         """
         codec, parts = self._codec, block.parts
         if codec.kind is not RecordKind.FACTOR or not len(self._headers):
@@ -228,8 +217,7 @@ class PartitionBuffer:
     """Messages of one partition, in offset order: decoded ones, then waiting ones."""
 
     position: int
-    """Offset of the first message not taken yet, or an unused offset between the last taken message and it.
-    """
+    """Offset of the first message not taken yet, or an unused offset after the last taken message."""
     epoch: int = -1
     """Epoch of the leader that accepted the last message before ``position``; -1 if unknown."""
     chunks: deque[Chunk] = field(default_factory=deque)
@@ -286,8 +274,7 @@ class PartitionBuffer:
 class RecordBuffer:
     """Buffers of partitions, and the store of their rows; not thread-safe.
 
-    Two stores alternate: a batch shares the rows of one while later messages fill the other. Both keep
-    their memory.
+    Two stores alternate: a batch shares the rows of one while later messages fill the other.
     """
 
     def __init__(self, codec: PayloadCodec) -> None:
@@ -394,10 +381,7 @@ class RecordBuffer:
             self._make(self.buffers[partition], count)
 
     def take(self, counts: Sequence[int], granularity: int) -> tuple[ArrayBatch, NDArray[np.uint64] | None]:
-        """Remove the first messages of each partition; return their batch and its users.
-
-        The batch may share a store's rows until :meth:`release_memory`.
-        """
+        """Remove and return first messages; their rows may be shared until :meth:`release_memory`."""
         # Memory that was not released by now belongs to the batch permanently.
         self._shared = None
         self.prepare(dict(zip(self.partitions, counts, strict=True)))
@@ -500,10 +484,9 @@ def row_places(messages: Chunk) -> NDArray[np.int64]:
 
 
 def batch_of(rows: NDArray[np.floating], messages: Chunk, kind: RecordKind, by_row: bool) -> ArrayBatch:
-    """Return the batch of messages, sharing ``rows``.
+    """Return the batch of messages, sharing ``rows``, (n, width).
 
-    ``rows``: (n, width). ``by_row``: whether each row, not each message, is a record; a row of NaNs is a null
-    record.
+    With ``by_row`` each row, not each message, is a record; a row of NaNs is a null record.
     """
     places, lengths = messages.places, messages.lengths
     if by_row:

@@ -82,17 +82,15 @@ def decode_schemas(subject: Subject, schemas: Mapping[str, str]) -> dict[int, Pu
 class Poller:
     """Reader of the requested topics' last stable offsets at every tick.
 
-    Parameters
-    ----------
-    tick, partitions_every : float
-        Seconds between ticks, and between searches for new partitions.
-    send : callable
-        Takes ``{"at": time, "by": time, "ends": {topic: [offset, ...]}}``, the offsets by partition,
-        requested at the first time and received by the second; ``{"at": time, "failed": reason, "topics":
-        [topic, ...]}``, None for all topics; ``{"at": time, "ids": {topic: id}}`` if an id is new;
-        ``{"waited": seconds}``, the duration of a tick's requests; ``{"at": time, "subject": subject,
-        "schemas": {id: octets in base64}}`` with the schemas not sent before, or ``"failed": reason,
-        "refused": bool`` instead. Times are those of the monotonic clock, which processes share.
+    ``tick`` and ``partitions_every``, the pause between searches for new partitions, are in seconds. ``send``
+    takes, with times of the monotonic clock, which processes share:
+
+    - ``{"at": time, "by": time, "ends": {topic: [offset, ...]}}`` by partition, requested and received;
+    - ``{"at": time, "failed": reason, "topics": [topic, ...]}``, None for all topics;
+    - ``{"at": time, "ids": {topic: id}}``, if an id is new;
+    - ``{"waited": seconds}``, the duration of a tick's requests;
+    - ``{"at": time, "subject": subject, "schemas": {id: octets in base64}}`` with schemas not sent before, or
+      ``"failed": reason, "refused": bool`` instead.
     """
 
     def __init__(
@@ -117,10 +115,7 @@ class Poller:
     def set_topics(
         self, topics: dict[str, int], subjects: Collection[Subject] = (), list_now: bool = False
     ) -> None:
-        """Set the topics, with their known numbers of partitions, and the subjects to read.
-
-        Subjects are listed immediately if one is new, or on request. May be called from any thread.
-        """
+        """Set topics, with their numbers of partitions, and subjects; list new ones now. Thread-safe."""
         with self._lock:
             list_now = list_now or not set(subjects) <= set(self._subjects)
             self._subjects = tuple(subjects)
@@ -144,8 +139,7 @@ class Poller:
                 self._serve()
             except BrokerUnreachable as error:
                 self._fail(type(error).__name__)
-                # The fault may lie in this process, not in the broker (seen once: it could not make a
-                # client for a minute while other processes could), so the worker starts another one.
+                # Start another process: one was seen that could not make a client while others could.
                 time.sleep(_FLUSH_SECONDS)
                 _end()
             except (KafkaError, ConfigurationError) as error:
@@ -338,9 +332,8 @@ class Poller:
 def event_writer(out: IO[bytes], on_closed: Callable[[], object]) -> SendEvent:
     """Return a function that queues events for a writing thread, one line each.
 
-    A pipe holds 64 KiB. The worker empties it when its GIL is free, and how long a record keeps the GIL
-    depends on its contents: ticks must not wait for that. Without events an empty line is written each
-    second as a sign of life. ``on_closed`` is called when the reader has closed the pipe.
+    A pipe holds 64 KiB, and the worker empties it when its GIL is free, which depends on records: ticks must
+    not wait for that. An empty line a second is a sign of life. ``on_closed`` is called if the reader left.
     """
     events: SimpleQueue[dict[str, Any]] = SimpleQueue()
 
@@ -382,8 +375,7 @@ def main() -> None:
 
 
 def _serve() -> None:
-    # These signals can reach a whole process group; the worker first finishes its batch, and the clock ends
-    # with it.
+    # A whole process group can get these signals; the worker finishes its batch and so ends the clock.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     # The worker receives the failures and logs them in its own format.

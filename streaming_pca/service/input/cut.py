@@ -17,15 +17,10 @@ class BatchCutter:
     """Search for the end offsets that cut each batch.
 
     A batch is cut at the first end offsets that cover the planned count; the search starts with the end
-    offsets that cut the last batch. With a ``max_wait``, a batch is cut late once that time has passed
-    since the last cut (for the first batch: since the feed was opened). The late cut is at the newest end
-    offsets of that moment or, if they cover too little, at the first later end offsets that cover the
-    minimum of useful records.
-
-    Parameters
-    ----------
-    max_wait : float or None
-        In seconds of the ticking clock.
+    offsets that cut the last batch. With a ``max_wait``, in seconds of the ticking clock, a batch is cut late
+    once that time has passed since the last cut (for the first batch: since the feed was opened). The late
+    cut is at the newest end offsets of that moment or, if they cover too little, at the first later end
+    offsets that cover the minimum of useful records.
     """
 
     def __init__(self, feed: OffsetFeed, max_wait: float | None) -> None:
@@ -39,18 +34,10 @@ class BatchCutter:
             self._feed.wake_at(self._last_cut + self._max_wait)
 
     def next_quotas(self, quotas_at: Callable[[EndOffsets, bool], Quotas | None]) -> Quotas | None:
-        """Advance through the waiting end offsets until one cuts the batch.
+        """Advance through the waiting end offsets until one cuts the batch; None if none does.
 
-        Parameters
-        ----------
-        quotas_at : callable
-            Takes end offsets and whether the cut is late. Returns each partition's quota, or None if the
-            end offsets cover less than the planned count (late: less than the minimum of useful records).
-
-        Returns
-        -------
-        list of int or None
-            The quotas of the batch; None if the end offsets so far do not cut it.
+        ``quotas_at`` takes end offsets and whether the cut is late. It returns each partition's quota, or
+        None if they cover less than the planned count (late: less than the minimum of useful records).
         """
         while True:
             current = self._current
@@ -89,22 +76,11 @@ class BatchCutter:
 def round_robin_quota(
     available: Sequence[int], complete: Sequence[bool], units: int
 ) -> tuple[int, Quotas | None]:
-    """Deal ``units`` to partitions in turn, each up to its supply.
+    """Deal ``units`` to partitions in turn, each up to its known supply, ``available``.
 
-    Parameters
-    ----------
-    available : sequence of int
-        Known units of each partition so far.
-    complete : sequence of bool
-        Whether these are all units of a partition below the end offsets.
-
-    Returns
-    -------
-    level : int
-        Units that every incomplete partition must have before the quotas are certain; -1 if all partitions
-        together have fewer than ``units``.
-    quotas : list of int or None
-        None while the quotas are not certain.
+    ``complete``: whether these are all units of a partition below the end offsets. Returns the units that
+    every incomplete partition must have before the quotas are certain (-1 if all partitions together have
+    fewer than ``units``), and the quotas, None while they are not certain.
     """
     level = 0
     while True:

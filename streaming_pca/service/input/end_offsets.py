@@ -36,16 +36,10 @@ _SILENCE_SECONDS = 30
 
 @dataclass(frozen=True)
 class EndOffsets:
-    """End offsets of a topic's partitions at one tick.
+    """Last stable offsets of a topic's partitions at one tick.
 
-    Attributes
-    ----------
-    time : float
-        The tick, in seconds of the monotonic clock.
-    ends : dict of partition to offset
-        Last stable offsets.
-    schemas : mapping of int to PublicSchema, optional
-        A schema registry's listing after the tick, by ids. The same object until a schema is new.
+    ``time`` is in seconds of the monotonic clock. ``schemas`` is a registry's listing after the tick; the same
+    object until a schema is new.
     """
 
     time: float
@@ -61,18 +55,12 @@ class OffsetFeed:
     partitions and five ticks a second, 14 MB per day of lag. Ticks that are held back are not merged, and
     take 200 bytes more: 4 MB for an hour of three partitions.
 
-    If records name schemas of a registry, a tick is held back until a listing that began after it: a
-    producer registers a schema before it writes the first record, so each record below the tick's ends
+    If records name schemas of a registry's ``subject``, a tick is held back until a listing that began after
+    it: a producer registers a schema before it writes the first record, so each record below the tick's ends
     names a schema of that listing.
 
-    Parameters
-    ----------
-    notify : callable
-        Called from the poller's thread when new data may be available.
-    topic_id : str, optional
-        The expected id; the feed fails when the topic gets another one.
-    subject : Subject, optional
-        Subject of the schemas that the records name.
+    The poller's thread calls ``notify`` when new data may be available. The feed fails if the topic gets
+    another id than ``topic_id``.
     """
 
     def __init__(
@@ -150,10 +138,7 @@ class OffsetFeed:
             self._notify()
 
     def _release(self) -> bool:
-        """Append the held ticks that a listing covers; return whether to notify the reader.
-
-        Each tick gets the first listing that began after it, so delays on either side do not matter.
-        """
+        """Append the held ticks, each with the first listing begun after it; return whether to notify."""
         wanted = False
         while self._held and self._listings:
             at, by, ends = self._held[0]
@@ -193,13 +178,7 @@ class OffsetFeed:
             return self._times[self._entries_read]
 
     def next(self) -> EndOffsets | None:
-        """Return the oldest unread end offsets; None if all are read.
-
-        Raises
-        ------
-        SessionLost
-            If all are read and the feed has failed.
-        """
+        """Return the oldest unread end offsets, or None; raise SessionLost then if the feed has failed."""
         with self._lock:
             if self._entries_read == len(self._times):
                 self.check()
@@ -230,16 +209,8 @@ class EndOffsetPoller:
     """Worker's side of the clock process, which delivers the ticks to the open feeds.
 
     Only the process (:mod:`~streaming_pca.service.input.clock`) decides the time of a tick and its end
-    offsets. A delay on this side changes neither.
-
-    Parameters
-    ----------
-    tick, partitions_every : float
-        Seconds between ticks, and between searches for new partitions.
-    on_answer : callable, optional
-        Takes the duration of a tick's requests to the broker, in seconds; called in a thread.
-    registry : RegistrySettings, optional
-        Registry of the feeds' subjects.
+    offsets. A delay on this side changes neither. A thread calls ``on_answer`` with the duration of a tick's
+    requests to the broker, in seconds.
     """
 
     def __init__(
@@ -280,8 +251,7 @@ class EndOffsetPoller:
             # Partitions are numbered from 0.
             known = max(partitions, default=-1) + 1
             self._partitions[topic] = max(self._partitions.get(topic, 0), known)
-            # Otherwise its ticks would wait for the next periodic listing if another feed has the same
-            # subject.
+            # Otherwise its ticks would wait for the next periodic listing if another feed has the subject.
             self._send_topics(list_now=subject is not None)
         return feed
 
@@ -370,10 +340,7 @@ class EndOffsetPoller:
             feed.add(at, dict(enumerate(ends[feed.topic])), by)
 
     def _list_schemas(self, event: dict[str, Any]) -> None:
-        """Deliver the registry's listing, or, after a failure, its previous one.
-
-        An unavailable registry does not stop streams, since it cannot register new schemas either.
-        """
+        """Deliver the registry's listing, or the last one: without a registry, no schema can be new."""
         subject, at = Subject(*event["subject"]), event["at"]
         known = self._schemas.get(subject, {})
         if "failed" not in event:

@@ -32,13 +32,9 @@ _POLL_MS = 20  # time limit of a poll, which keeps waiting if it finds only a tr
 class PartitionReader:
     """Reader of partitions from given offsets; only :meth:`stop` is thread-safe.
 
-    It implements :class:`~streaming_pca.service.input.reader.Reader`; the class is a ``ReaderFactory``.
-
     Each partition has its own consumer, because kafka-python loses records of paused partitions
     (docs/explanation/kafka-client.md). The consumer of a removed partition is kept for the next one.
-    Connections are made on demand.
-
-    A poll returns at most one response of the broker. A batch is not copied: it shares the buffers' rows.
+    Connections are made on demand. A poll returns at most one response of the broker.
     """
 
     ahead = True
@@ -70,10 +66,7 @@ class PartitionReader:
         return self._buffer.bytes
 
     def add(self, starts: Mapping[int, int], epochs: Mapping[int, int]) -> None:
-        """Start reading partitions at offsets.
-
-        Reading fails if the record before an offset was accepted by a leader with another epoch.
-        """
+        """Start reading partitions; fail if the record before an offset is of another leader epoch."""
         for p, start in sorted(starts.items()):
             if p in self._consumers:
                 raise ValueError(f"partition {p} is being read")
@@ -202,8 +195,7 @@ class PartitionReader:
 
     def close(self) -> None:
         """Close all consumers and drop their records."""
-        # kafka-python's errors and frames form reference cycles that include this reader. Its memory must
-        # not wait for the garbage collector while the next session reads the same records again.
+        # kafka-python's cycles include this reader: free its memory before the next session reads again.
         self._buffer.clear()
         for consumer in [*self._consumers.values(), *self._free]:
             close_reader(consumer)

@@ -1,8 +1,7 @@
 """Interface between reader and source: decoded records of partitions, counted by offset.
 
-The service's reader is :class:`~streaming_pca.service.input.partition_reader.PartitionReader`, which keeps
-the records in this process. Other readers may store them elsewhere: a source only needs counts and offsets,
-and passes on the reader's batches.
+The service's :class:`~streaming_pca.service.input.partition_reader.PartitionReader` keeps the records in this
+process; others may store them elsewhere, because a source needs only counts and offsets.
 """
 
 from __future__ import annotations
@@ -46,8 +45,7 @@ class Buffered(Protocol):
 class Reader(Protocol):
     """Reader of one topic's partitions, each from a starting offset.
 
-    It is not thread-safe, except for :meth:`stop`, and for :attr:`buffers` with their positions, epochs and
-    counts, which any thread may read.
+    Thread-safe are only :meth:`stop`, and reading :attr:`buffers` with their positions, epochs and counts.
     """
 
     @property
@@ -69,16 +67,12 @@ class Reader(Protocol):
         """Return the first offsets of partitions; raise SessionLost unless all are known."""
 
     def last_offsets(self, partitions: Sequence[int]) -> Offsets:
-        """Return the ends of partitions, including open transactions.
-
-        Raises SessionLost unless all are known.
-        """
+        """Return the ends of partitions, with open transactions; raise SessionLost unless all are known."""
 
     def add(self, starts: Mapping[int, int], epochs: Mapping[int, int]) -> None:
         """Start reading partitions at offsets.
 
-        ``epochs``: epoch of the last record before each offset, if known: reading fails if the partition has
-        lost that record.
+        ``epochs``, if known, of the records before them: reading fails if the partition has lost that record.
         """
 
     def restart(self, codec: PayloadCodec) -> None:
@@ -88,16 +82,11 @@ class Reader(Protocol):
         """Return the next offset to read in a partition."""
 
     def fetch(self, wanted: Mapping[int, int], ends: Mapping[int, int]) -> None:
-        """Continue reading some partitions.
+        """Continue reading some partitions, until about ``wanted`` records before ``ends`` are buffered.
 
-        It may read fewer records than wanted, none if none have arrived, or more: batches do not depend on
-        it. It returns soon after :meth:`stop`.
-
-        ``wanted``: number of buffered records before the ends that a batch
-        needs at least. ``ends``: records from there on are not needed now.
-
-        Raises RecordsLost if records between the position and an end were lost (with ``skip_lost``
-        SessionLost), and SessionLost if reading failed but may succeed in another session.
+        It may read fewer records, none if none have arrived, or more: batches do not depend on it. It returns
+        soon after :meth:`stop`. Raises RecordsLost if records between the position and an end were lost (with
+        ``skip_lost`` SessionLost), and SessionLost if reading failed but may succeed in another session.
         """
 
     def take(self, counts: Sequence[int], granularity: int) -> tuple[Batch, NDArray[np.uint64] | None]:
@@ -129,20 +118,15 @@ class ReaderFactory(Protocol):
         skip_lost: bool,
         check: Callable[[], None],
     ) -> Reader:
-        """Return a reader without partitions.
+        """Return a reader without partitions; about ``partitions`` share the bytes fetched ahead.
 
-        - ``partitions``: approximate number of partitions to read; they share the bytes fetched ahead.
-        - ``skip_lost``: whether the stream continues after lost records.
-        - ``check``: raises SessionLost if the clock has failed. It is called before each wait for records,
-          which would otherwise not notice a dead broker.
+        ``skip_lost``: whether the stream continues after lost records. ``check`` raises SessionLost if the
+        clock has failed; each wait for records calls it, or would not notice a dead broker.
         """
 
 
 def read_to(reader: Reader, topic: str, ends: Mapping[int, int], stopped: Callable[[], bool]) -> bool:
-    """Read partitions until their positions reach ``ends``; return False if stopped earlier.
-
-    Raises SessionLost if all positions stand still for a minute.
-    """
+    """Read partitions up to ``ends``; False if stopped. Raises SessionLost if all stand still a minute."""
     positions: Offsets = {}
     moved = time.monotonic()
     while not stopped():

@@ -1,9 +1,8 @@
 """Batches of an input topic, cut on public quantities only.
 
-The boundaries and the order of a batch depend on the partitions, the order of offsets, the number of
-records that each partition delivered, and the worker's clock, not on contents or the pace of records'
-arrival here (docs/explanation/batch-boundaries.md). While a batch is in progress, the next one is fetched
-and decoded, up to the share ``worker.read_ahead``: reading before a reservation is allowed.
+The boundaries and the order of a batch do not depend on contents or the pace of records' arrival here
+(docs/explanation/batch-boundaries.md). While a batch is in progress, the next one is fetched and decoded, up
+to the share ``worker.read_ahead``: reading before a reservation is allowed.
 
 Offsets only grow, unless the topic loses its tail in an unclean election or with a replaced disk. Then new
 records would get offsets that were already charged, so an end below a position stops the stream.
@@ -52,10 +51,8 @@ def build_codec(
 ) -> PayloadCodec:
     """Return the decoder of a stream's messages.
 
-    ``user_key``: key of the users' hashes, if users are the unit of privacy. ``schemas`` (mapping of int to
-    PublicSchema): a registry's schemas, if records name them.
-
-    Raises ConfigurationError if the format's library is missing, or every schema lacks a value for some
+    ``user_key``: key of the users' hashes, if users are the unit of privacy. ``schemas``: a registry's, by
+    id. Raises ConfigurationError if the format's library is missing, or no schema has a value for some
     feature.
     """
     try:
@@ -96,16 +93,12 @@ class Source:
     """Source of one input topic's batches; only :meth:`stop` is thread-safe.
 
     - ``reader``: has no partitions yet; this source closes it.
-    - ``partitions``: the currently known partitions.
-    - ``positions``: starting offsets. A partition without a position, which the
-      job never reserved, starts at its first record.
-    - ``epochs``: epoch of the last record before a position, if known:
-      reading stops if the partition has lost that record.
+    - ``positions``: starting offsets. A partition without a position, which the job never reserved, starts at
+      its first record.
+    - ``epochs``: epoch of the last record before a position, if known: reading stops if it is lost.
     - ``feed``: the session's feed, which outlives this source.
-    - ``skip_lost``: whether to skip records that no longer exist.
     - ``ahead``: share of a batch of the last plan's size that :meth:`read_ahead` reads.
-    - ``schemas``: the reader's initial schemas.
-    - ``codec_of``: called when end offsets arrive with other schemas.
+    - ``codec_of``: called when end offsets arrive with schemas other than the initial ``schemas``.
 
     Memory: reading a partition stops when it has its quota of the next batch. With the service's reader,
     buffers hold one batch plus at most one poll (2,000 records) per partition. During a batch in progress
@@ -177,18 +170,14 @@ class Source:
         self._reader.close()
 
     def set_plan(self, plan: Plan) -> None:
-        """Set the next batch's plan; call before :meth:`poll`.
-
-        ``plan.granularity`` consecutive messages of a partition stay together.
-        """
+        """Set the next batch's plan, before :meth:`poll`; ``granularity`` messages stay together."""
         self._plan = plan
         self._cutter.schedule_wake()
 
     def poll(self) -> OffsetBatch | None:
-        """Return the planned batch once end offsets cut it.
+        """Return the planned batch once end offsets cut it; None before that, or when stopped.
 
-        None before that, or when stopped. Call again when the feed notifies: this method waits only for
-        existing records.
+        Call again when the feed notifies: this method waits only for existing records.
         """
         assert self._plan is not None, "call set_plan first"
         quotas = self._cutter.next_quotas(self._quotas_at)
@@ -200,9 +189,8 @@ class Source:
     def read_ahead(self) -> bool:
         """Fetch and decode a little of the next batch; return whether to continue.
 
-        This does not change batches: only end offsets decide, and :meth:`poll` would fetch the same
-        records. False when the wanted share of a batch is buffered, round-robin over partitions as it will
-        be taken, or all records that the newest ends cover.
+        Batches do not change: only end offsets decide. False when the wanted share of a batch is buffered,
+        round-robin over partitions as it will be taken, or all records that the newest ends cover.
         """
         assert self._plan is not None, "call set_plan first"
         if not self._reader.ahead:
@@ -227,10 +215,7 @@ class Source:
         return sum(b.count for b in list(self._buffers.values()))
 
     def _quotas_at(self, end_offsets: EndOffsets, late: bool) -> list[int] | None:
-        """Return each partition's quota, in units of the plan's granularity.
-
-        A late cut takes all records that the end offsets cover. None if they are too few.
-        """
+        """Return partitions' quotas, by granularity; late, everything below the ends. None if too few."""
         plan = self._plan
         assert plan is not None
         if self._stop.is_set():
@@ -278,8 +263,7 @@ class Source:
             if quotas is not None or level < 0:
                 return quotas
             if not self._reader.ahead:
-                # With the largest supplies that the offsets allow, the level is a lower bound for the real
-                # ones.
+                # With the largest supplies that the offsets allow, the level is a lower bound.
                 most = [self._most(end_offsets, p) // granularity for p in partitions]
                 level, _ = round_robin_quota(most, [True] * len(most), units)
                 if level < 0:
@@ -306,10 +290,9 @@ class Source:
         return OffsetBatch(batch, ranges, self.positions, self.epochs, users, self._schemas)
 
     def read_reserved(self, ranges: Sequence[OffsetRange], granularity: int = 1) -> OffsetBatch | None:
-        """Return exactly the records of a reservation.
+        """Return exactly the records of a reservation, at whose starts the source must start.
 
-        The source must start at the ranges' starts. None if some records no longer exist, or after
-        :meth:`stop`.
+        None if some records no longer exist, or after :meth:`stop`.
         """
         wanted = {r.partition: r for r in ranges}
         ends = self._reader.last_offsets(list(wanted))
@@ -333,10 +316,9 @@ class Source:
 
 
 class ReadAhead:
-    """Task that reads the next batch step by step until it is stopped.
+    """Task that calls ``step`` to read ahead until it returns False, then after a ``wakeup``.
 
-    ``step``: reads a little; returns whether more can be read now. Steps never overlap, and none starts after
-    :meth:`stop` has returned. ``wakeup``: set when more data may be available.
+    Steps never overlap, and none starts after :meth:`stop` has returned.
     """
 
     def __init__(self, step: Callable[[], Awaitable[bool]], wakeup: asyncio.Event) -> None:
@@ -374,9 +356,7 @@ class ReadAhead:
 class Input:
     """Asynchronous input of a session, with one source at a time.
 
-    - ``wakeup``: set when data may be available, or when the session should stop.
-    - ``read_ahead``: share of a batch that is read ahead.
-    - ``make_reader``: called each time a source is opened.
+    ``wakeup`` is set when data may be available, or when the session should stop.
     """
 
     def __init__(
@@ -417,10 +397,7 @@ class Input:
         skip_lost: bool | None = None,
         codec_of: CodecMaker | None = None,
     ) -> None:
-        """Start reading from positions; ``skip_lost`` defaults to the stream's setting.
-
-        ``codec_of`` returns the codec for other schemas, if records name schemas of a registry.
-        """
+        """Start reading; ``skip_lost`` defaults to the stream's, ``codec_of`` is for a registry's schemas."""
         stream = self._stream
         skip = stream.lost_records == "skip" if skip_lost is None else skip_lost
 
@@ -463,10 +440,7 @@ class Input:
             await self._call("releasing a batch", self._source.release_memory)
 
     async def read_reserved(self, ranges: Sequence[OffsetRange], granularity: int) -> OffsetBatch | None:
-        """Return exactly the records of a reservation.
-
-        None if some no longer exist, or when stopped.
-        """
+        """Return exactly the records of a reservation; None if some no longer exist, or when stopped."""
         return await self._call("reading the batch again", self._opened.read_reserved, ranges, granularity)
 
     async def _read_step(self) -> bool:
@@ -487,8 +461,7 @@ class Input:
     ) -> T:
         """Run a function that handles records before they are charged.
 
-        An unknown error may reveal them: for example, the shape in an allocation error contains the number
-        of non-null records.
+        An unknown error may reveal them: an allocation error's shape contains the number of non-null records.
         """
         try:
             return await self._executors.call(pool, task, function, *args, deadline=deadline)
