@@ -38,8 +38,8 @@ class RowStore:
 
     The precision does not change any sum: kernels return the same bits for the same values
     (``tests/kernels/test_lattice.py``). Its memory is the most rows so far plus a 64th or a MiB (the larger),
-    in at least 32 MiB of address space: records could otherwise make a worker request more memory than the
-    machine has.
+    in at least 32 MiB of address space. It does not reserve more ahead of records, which could otherwise make
+    a worker request more memory than the machine has.
     """
 
     def __init__(self, width: int) -> None:
@@ -274,7 +274,7 @@ class PartitionBuffer:
 class RecordBuffer:
     """Buffers of partitions, and the store of their rows; not thread-safe.
 
-    Two stores alternate: a batch shares the rows of one while later messages fill the other.
+    Two stores alternate, and keep their memory: a batch shares one, while later messages fill the other.
     """
 
     def __init__(self, codec: PayloadCodec) -> None:

@@ -139,7 +139,7 @@ class Poller:
                 self._serve()
             except BrokerUnreachable as error:
                 self._fail(type(error).__name__)
-                # Start another process: one was seen that could not make a client while others could.
+                # The fault may lie in this process (seen once), so end it: the worker starts another one.
                 time.sleep(_FLUSH_SECONDS)
                 _end()
             except (KafkaError, ConfigurationError) as error:
@@ -333,7 +333,7 @@ def event_writer(out: IO[bytes], on_closed: Callable[[], object]) -> SendEvent:
     """Return a function that queues events for a writing thread, one line each.
 
     A pipe holds 64 KiB, and the worker empties it when its GIL is free, which depends on records: ticks must
-    not wait for that. An empty line a second is a sign of life. ``on_closed`` is called if the reader left.
+    not wait for that. An empty line a second is a sign of life. ``on_closed``: called once the reader has closed.
     """
     events: SimpleQueue[dict[str, Any]] = SimpleQueue()
 

@@ -38,8 +38,8 @@ _SILENCE_SECONDS = 30
 class EndOffsets:
     """Last stable offsets of a topic's partitions at one tick.
 
-    ``time`` is in seconds of the monotonic clock. ``schemas`` is a registry's listing after the tick; the same
-    object until a schema is new.
+    ``time`` is in seconds of the monotonic clock. ``schemas`` is a registry's listing after the tick; the
+    same object until a schema is new.
     """
 
     time: float
