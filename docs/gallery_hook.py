@@ -23,6 +23,8 @@ _DPI = 110
 _ENTRY = re.compile(r"^- \[(?P<title>.+?)\]\((?P<name>\w+)\.py\): (?P<line>.+)$", re.MULTILINE)
 """Line of docs/gallery/index.md for a script."""
 _LINK = re.compile(r"(\]\((?:\.\./)*gallery/\w+)\.py\)")
+_NEIGHBOUR = re.compile(r"(\]\(\w+)\.py\)")
+"""Link of a script to another one."""
 
 
 def entries() -> list[dict[str, str]]:
@@ -112,7 +114,7 @@ def page(notebook: Any, name: str, title: str) -> str:
     n_figures = 0
     for cell in notebook.cells:
         if cell.cell_type == "markdown":
-            parts.append(cell.source)
+            parts.append(_NEIGHBOUR.sub(r"\1.md)", cell.source))
             continue
         parts.append(f"```python\n{cell.source}\n```")
         for output in cell.outputs:

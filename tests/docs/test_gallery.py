@@ -80,7 +80,7 @@ def test_pages_link_to_pages_and_the_index_to_figures(gallery: ModuleType) -> No
 def test_a_page_has_text_code_output_and_figures_in_their_order(gallery: ModuleType, tmp_path: Path) -> None:
     script = tmp_path / "small.py"
     script.write_text(
-        "# %% [markdown]\n# # Small\n#\n# One paragraph.\n\n"
+        "# %% [markdown]\n# # Small\n#\n# One paragraph. [Other](scree.py).\n\n"
         "# %%\nfrom matplotlib import pyplot as plt\n\n"
         'print("before")\nfor _ in range(2):\n    plt.subplots()\nplt.show()\nprint("after")\n'
     )
@@ -91,7 +91,7 @@ def test_a_page_has_text_code_output_and_figures_in_their_order(gallery: ModuleT
     page = gallery.page(notebook, "small", "Small")
     places = [
         "# Small",
-        "One paragraph.",
+        "One paragraph. [Other](scree.md).",
         "```python",
         'title="output"\nbefore\n',
         "small-1.png",
@@ -121,3 +121,6 @@ def test_pages_of_the_repository_link_to_scripts_that_are_there() -> None:
     for page in [ROOT / "README.md", *DOCS.rglob("*.md")]:
         linked = re.findall(r"gallery/(\w+)\.py\)", page.read_text(encoding="utf-8"))
         assert set(linked) <= names, page
+    for script in SCRIPTS:
+        linked = re.findall(r"\]\((\w+)\.py\)", script.read_text(encoding="utf-8"))
+        assert set(linked) <= names, script

@@ -97,6 +97,7 @@ def test_the_wheel_is_the_package_and_nothing_else(built: Distributions) -> None
         "docs",
         "experiments",
         "fuzz",
+        "gallery",
         "lint",
         "otel",
         "plots",
