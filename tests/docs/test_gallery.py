@@ -8,11 +8,12 @@ import re
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
-import jupytext
-import nbformat
 import pytest
 
 from tests.docs.pages import DOCS, ROOT
+
+jupytext = pytest.importorskip("jupytext", reason="pip install '.[gallery]' in the checkout")
+nbformat = pytest.importorskip("nbformat")
 
 SCRIPTS = sorted((DOCS / "gallery").glob("*.py"))
 PNG = b"\x89PNG\r\n\x1a\n"
