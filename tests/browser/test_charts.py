@@ -116,6 +116,8 @@ def test_no_text_of_a_figure_touches_another_or_is_cut(
         assert draw(visit, f"/streams/{name}") == [*LAST, *TIMED]
         assert collisions(visit) == []
         if name == "wide":
+            # Figures are drawn in view alone.
+            visit.page.locator('[data-plot="loadings"]').scroll_into_view_if_needed()
             visit.page.locator("#features").select_option("50")
             ticks = visit.page.locator("[data-plot=loadings] .ytick text")
             visit.until(lambda: ticks.count() == 50, "fifty features")

@@ -29,7 +29,11 @@ function choose(times, range, now, { width, em }, what) {
   return { at: times.map((_, i) => i).slice(first), shown, axis: timeAxis(shown, width / em) };
 }
 
-const layout = (axis, title, more) => ({ xaxis: axis, yaxis: { title: { text: title }, rangemode: "tozero", ...more } });
+/** Layout with room above the highest line, which would lie on the edge. */
+function layout(axis, title, traces, more) {
+  const top = traces.flatMap(({ y }) => y).reduce((most, value) => Math.max(most, value ?? 0), 0);
+  return { xaxis: axis, yaxis: { title: { text: title }, rangemode: "tozero", autorangeoptions: { include: 1.06 * top }, ...more } };
+}
 
 /** Variances of the leading components of each release, with their standard errors. */
 export function variances({ history, range, now }, colours, room) {
@@ -52,7 +56,7 @@ export function variances({ history, range, now }, colours, room) {
   const end = at.at(-1);
   return {
     summary: `Variances of ${many(shown.length, "component")}, ${many(at.length, "release")} shown. The last: ${shown.map((j) => value(end, j)).join("; ")}.`,
-    traces, layout: layout(axis, "Variance (units²)"),
+    traces, layout: layout(axis, "Variance (units²)", traces),
     columns: [col("Batch", (i) => count(history.batch[i])), col("Released", (i) => exact(history.created[i]), false), ...shown.map((j) => col(`Component ${j + 1}`, (i) => value(i, j)))],
     rows: () => at,
   };
@@ -79,7 +83,7 @@ export function angles({ history, range, now }, colours, room) {
   const end = indices.at(-1);
   return {
     summary: `Largest angle between the last two releases: ${angle(history.angles[end][0])}; noise alone explains up to ${angle(history.noise_bound[end])}. ${many(at.length, "angle")} shown.`,
-    traces, layout: layout(axis, "Angle (degrees)"),
+    traces, layout: layout(axis, "Angle (degrees)", traces),
     columns: [
       col("Batch", (i) => count(history.batch[i])), col("Released", (i) => exact(history.created[i]), false),
       col("Angles to the previous release", (i) => history.angles[i].map(angle).join(", ")),
@@ -111,7 +115,7 @@ export function shares({ history, range, now }, colours, room) {
   const end = indices.at(-1);
   return {
     summary: `Last batch: null ${cell("null_share")(end)}, clipped ${cell("clipped_share")(end)}, with noise. ${many(indices.length, "batch", "batches")} shown.`,
-    traces, layout: layout(axis, "Share of records", { ticksuffix: "%" }),
+    traces, layout: layout(axis, "Share of records", traces, { ticksuffix: "%" }),
     columns: [col("Batch", (i) => count(history.batch[i])), col("Released", (i) => exact(history.created[i]), false), col("Null", cell("null_share")), col("Clipped", cell("clipped_share"))],
     rows: () => indices,
   };
@@ -140,7 +144,7 @@ export function flow({ history, traffic, range, now }, colours, room) {
     traces: drawn.map(({ name, color, x, y }) => ({
       ...line(color, { shape: "vh" }), x, y, name, text: x.map((time, i) => `until ${exact(time)}<br>${name.toLowerCase()}: ${rate(y[i])} a second`), hovertemplate: "%{text}<extra></extra>",
     })),
-    layout: layout(axis, "Records a second"),
+    layout: layout(axis, "Records a second", drawn),
     columns: [col("Until", ([time]) => exact(time), false), col("Records", ([, , name]) => name, false), col("A second", ([, value]) => rate(value))],
     rows: () => drawn.flatMap(({ name, x, y }) => x.map((time, i) => [time, y[i], name])).sort((a, b) => a[0] - b[0]),
   };
@@ -163,7 +167,7 @@ export function lag({ traffic, range, now }, colours, room) {
       area(x, low, high, colours.blue),
       { ...line(colours.blue), mode: known.length < 3 ? "lines+markers" : "lines", x, y: high, name: "Largest of each interval", text: points.map((point) => `until ${exact(point[0])}<br>${between(point)} offsets`), hovertemplate: "%{text}<extra></extra>" },
     ],
-    layout: layout(axis, "Waiting offsets"),
+    layout: layout(axis, "Waiting offsets", [{ y: high }]),
     columns: [col("Until", ([time]) => exact(time), false), col("Smallest", ([, least]) => count(least)), col("Largest", ([, , most]) => count(most))],
     rows: () => known,
   };
