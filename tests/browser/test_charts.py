@@ -276,6 +276,18 @@ def test_figures_that_were_never_in_view_are_printed(browser: Browser, home: str
         assert len(visit.page.pdf(format="A4")) > 50_000
 
 
+def test_a_printed_ledger_shows_the_entries_of_each_batch(visit: Visit) -> None:
+    visit.go("/ledger/in-wide")
+    visit.wait("[data-entry]")
+    rows = visit.page.locator("main .entries tbody tr")
+    # OPENED, and three batches of three entries.
+    assert rows.count() == 4
+    visit.page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert rows.count() == 13
+    visit.page.evaluate("dispatchEvent(new Event('afterprint'))")
+    assert rows.count() == 4
+
+
 # -- parts -------------------------------------------------------------------
 
 

@@ -204,13 +204,18 @@ matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => setT
 
 // Paper is light, and shows what is folded. Figures have their own listeners, which are called later.
 let unfolded = [];
+function toggle(fold) {
+  if (fold.localName === "details") fold.open = !fold.open;
+  else fold.click();
+}
+
 addEventListener("beforeprint", () => {
   root.dataset.theme = "light";
-  unfolded = [...main.querySelectorAll("details:not([open], figure *)")];
-  for (const details of unfolded) details.open = true;
+  unfolded = [...main.querySelectorAll("details:not([open], figure *), button[aria-expanded=false]")];
+  unfolded.forEach(toggle);
 });
 addEventListener("afterprint", () => {
-  for (const details of unfolded) details.open = false;
+  unfolded.forEach(toggle);
   setTheme(root.dataset.themeChoice);
 });
 
