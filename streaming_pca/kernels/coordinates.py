@@ -42,14 +42,10 @@ def products(
 
     Parameters
     ----------
-    rows, starts
-        Rows of records: A itself if ``of_matrices``, or F with A = F^T F.
-    basis : (d, k) float64, C order
-        Q.
-    removed : (d, c) float64, C order
-        W, orthonormal columns; c may be 0.
-    out : (m, k, d) float64
-        Columns of the product are contiguous; overflow is inf or NaN; 0 for a null record.
+    rows, starts : rows of records: A itself if ``of_matrices``, or F with A = F^T F.
+    basis : (d, k), C order, Q.
+    removed : (d, c), C order, W, orthonormal columns; c may be 0.
+    out : (m, k, d), columns of the product are contiguous; overflow is inf or NaN; 0 for a null record.
     """
     d, k = basis.shape
     c = removed.shape[1]
@@ -154,19 +150,14 @@ def top_eigenvalue(columns: Floats, start: Floats, steps: int) -> float:
 
 @dataclass(frozen=True)
 class BinCounts:
-    """Numbers of records in the bins of several histograms; bins without a record are not listed.
-
-    Attributes
-    ----------
-    owners, keys, counts : (b,) int64
-        Histogram, bin, and number of records, sorted by histogram and bin. Each record is in at most one
-        bin of each histogram.
-    """
+    """Numbers of records in the bins of several histograms; bins without a record are not listed."""
 
     histograms: int
     owners: Integers
     keys: Integers
     counts: Integers
+    """(b,) histogram, bin, and number of records, sorted by histogram and bin. Each record is in at most one
+    bin of each histogram."""
 
     @classmethod
     def of(cls, bins: NDArray[np.int32]) -> BinCounts:

@@ -26,14 +26,10 @@ def round_factors(
 
     Parameters
     ----------
-    first, last : int
-        Records; whole pairs, if paired.
-    per_unit : float
-        Lattice units per unit of the mapped data; inf normalises every record to RADIUS.
-    room : (r, d) float64
-        Scratch for the longest record.
-    out : (n, d) float64, n >= r
-        Integers, record after record, each of Frobenius norm at most RADIUS: the trace of
+    first, last : records; whole pairs, if paired.
+    per_unit : lattice units per unit of the mapped data; inf normalises every record to RADIUS.
+    room : (r, d), scratch for the longest record.
+    out : (n, d), n >= r, integers, record after record, each of Frobenius norm at most RADIUS: the trace of
         out^T out is at most RADIUS**2 a record.
     """
     rows = clipped = 0
@@ -70,14 +66,10 @@ def sum_factors(
 
     Parameters
     ----------
-    read, first, last, how, per_unit, room
-        As for :func:`round_factors`.
-    dsyrk : int
-        :func:`~streaming_pca.kernels.blas.dsyrk_address`.
-    rounded : (n, d) float64, n >= r
-        Scratch for the rows of one BLAS product.
-    exact : (d, d) float64 zeros
-        Scratch; zeros again on return.
+    read, first, last, how, per_unit, room : as for :func:`round_factors`.
+    dsyrk : :func:`~streaming_pca.kernels.blas.dsyrk_address`.
+    rounded : (n, d), n >= r, scratch for the rows of one BLAS product.
+    exact : (d, d), zeros, scratch; zeros again on return.
     """
     held = clipped = 0
     while first < last:
@@ -156,14 +148,9 @@ def sum_scaled_factors(
     (:func:`~streaming_pca.kernels.rounding.clip_and_round`), so BLOCK of them add up exactly. Other
     parameters are those of :func:`sum_factors`.
 
-    Parameters
-    ----------
-    chosen : (m,) int64
-        Indices of the records (pairs) to add.
-    per_units : (m,) float64
-        Lattice units per unit of each record; inf normalises it to RADIUS.
-    turn : (d, d) or (0, 0) float64
-        Public change of coordinates applied first; empty for none.
+    ``chosen``: (m,), indices of the records (pairs) to add. ``per_units``: (m,), lattice units per unit of
+    each record; inf normalises it to RADIUS. ``turn``: (d, d) or (0, 0), public change of coordinates applied
+    first; empty for none.
     """
     step = 2 if how.pairs else 1
     turned = np.empty((room.shape[0], turn.shape[1])) if turn.size else room

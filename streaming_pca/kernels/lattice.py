@@ -1,12 +1,11 @@
 """Exact sums of clipped records on an integer lattice.
 
-A float sum depends on its order, and a BLAS product on shapes, threads and processors. Here each
-contribution is a vector of integers, small enough that float64 holds every partial sum of a
-block exactly: at most 2**13 * 2**40 = 2**53. BLAS may then add in any order; blocks are added as
-int64, at most 2**62, which leaves room for noise of 2**62
-(:func:`~streaming_pca.privacy.calibration.multipliers.lattice_sigma`). The lattice unit is the clip radius
-over a power of two, so noise has one scale in lattice units for every radius.
-Headroom of every sum: docs/explanation/proofs/sums.md.
+A float sum depends on its order, and a BLAS product on shapes, threads and processors. Here each contribution
+is a vector of integers, small enough that float64 holds every partial sum of a block exactly: at most 2**13 *
+2**40 = 2**53. BLAS may then add in any order; blocks are added as int64, at most 2**62, which leaves room for
+noise of 2**62 (:func:`~streaming_pca.privacy.calibration.multipliers.lattice_sigma`). The lattice unit is the
+clip radius over a power of two, so noise has one scale in lattice units for every radius. Headroom of every
+sum: docs/explanation/proofs/sums.md.
 """
 
 from __future__ import annotations
@@ -31,39 +30,27 @@ MAX_RECORDS = 2**22
 
 @dataclass(frozen=True)
 class LatticeSum:
-    """Exact sum with its unit and sensitivity.
-
-    Attributes
-    ----------
-    total : int64 array
-        In lattice units.
-    unit : float
-        Value of one lattice unit.
-    sensitivity : float
-        Largest L2 (Frobenius) distance, in lattice units, between the totals
-        of two inputs that differ in one record.
-    clipped : int
-        Clipped records (pairs). Sensitivity 1, and as secret as the total: it leaves
-        through a mechanism or not at all.
-    centre : (d, k) float64 or None
-        Subtracted from each record before the clip, in the data's units: the mean of A Q is near
-        ``centre + total * unit / records``.
-    """
+    """Exact sum with its unit and sensitivity."""
 
     total: NDArray[np.int64]
+    """In lattice units."""
     unit: float
+    """Value of one lattice unit."""
     sensitivity: float
+    """Largest L2 (Frobenius) distance, in lattice units, between the totals of two inputs that differ in one
+    record."""
     clipped: int
+    """Clipped records (pairs). Sensitivity 1, and as secret as the total: it leaves through a mechanism or
+    not at all."""
     centre: NDArray[np.float64] | None = None
+    """(d, k) subtracted from each record before the clip, in the data's units: the mean of A Q is near
+    ``centre + total * unit / records``."""
 
 
 def lattice_unit(radius: float, lattice_radius: int) -> float:
     """Return the unit that makes the clip radius a fixed integer.
 
-    Raises
-    ------
-    ValueError
-        If the radius is not a number between 1e-250 and 1e250.
+    Raises ValueError if the radius is not a number between 1e-250 and 1e250.
     """
     if not 1e-250 <= radius <= 1e250:
         raise ValueError(f"clip radius {radius!r} must lie between 1e-250 and 1e250")

@@ -126,21 +126,14 @@ def copy_rows(
 
     Parameters
     ----------
-    data : (n,) uint8
-    parts : (m, 8) int32
-        Parts from :func:`find_records`.
-    plain : (f, w) uint8
-        Encoded headers of plain payloads, each stored after its length.
-    most : int
-        Most rows of a record; a longer record is null, as is a record whose bytes are not whole rows.
-    by_row : bool
-        Whether a row with a number that is not finite becomes a row of NaNs, and not the record null.
-    infinity, nan : unsigned integer
-        Bits of infinity, and of a NaN, in the numbers' type.
-    rows : (r, d) uint32 or uint64
-        Receives the numbers' bits; r is as much as all values can take.
-    lengths : (m,) int64
-        Receives the number of each record's rows.
+    data : (n,).
+    parts : (m, 8), parts from :func:`find_records`.
+    plain : (f, w), encoded headers of plain payloads, each stored after its length.
+    most : most rows of a record; a longer record is null, as is a record whose bytes are not whole rows.
+    by_row : whether a row with a number that is not finite becomes a row of NaNs, and not the record null.
+    infinity, nan : bits of infinity, and of a NaN, in the numbers' type.
+    rows : (r, d), uint32 or uint64, receives the numbers' bits; r is as much as all values can take.
+    lengths : (m,), receives the number of each record's rows.
     """
     d, word = rows.shape[1], rows.itemsize
     width = d * word

@@ -14,22 +14,16 @@ Floats = NDArray[np.float64]
 
 
 class RecordsView(NamedTuple):
-    """Checked records, made by :func:`records_view`.
-
-    Attributes
-    ----------
-    rows : (n, d) float32 or float64
-        Aligned, in C order and not writable, so that payloads and arrays use the same compiled kernels.
-    begins, starts : (m,) and (m + 1,) int64
-        Record i has starts[i + 1] - starts[i] rows, from rows[begins[i]] on.
-    longest : int
-        Rows of the longest record, or 1.
-    """
+    """Checked records, made by :func:`records_view`."""
 
     rows: NDArray[np.floating]
+    """(n, d), float32 or float64: aligned, in C order and not writable, so that payloads and arrays use the
+    same compiled kernels."""
     begins: NDArray[np.int64]
     starts: NDArray[np.int64]
+    """(m,) and (m + 1,) record i has starts[i + 1] - starts[i] rows, from rows[begins[i]] on."""
     longest: int
+    """Rows of the longest record, or 1."""
 
 
 def records_view(

@@ -97,14 +97,9 @@ def sum_residuals(
 
     Returns the number of records with a residual above the radius.
 
-    Parameters
-    ----------
-    of_matrices : bool
-        Whether a record's rows are A itself (clipped to MATRIX_RADIUS lattice
-        units), or F with A = F^T F (to RADIUS**2).
-    basis, centre : (d, k) float64, C order
-    per_unit : float
-        Lattice units per (squared, for factors) unit of the data.
+    ``of_matrices``: whether a record's rows are A itself (clipped to MATRIX_RADIUS lattice units), or F with
+    A = F^T F (to RADIUS**2). ``basis``, ``centre``: (d, k), C order. ``per_unit``: lattice units per
+    (squared, for factors) unit of the data.
     """
     d, k = basis.shape
     radius = _MATRIX_RADIUS if of_matrices else _BLOCK_RADIUS

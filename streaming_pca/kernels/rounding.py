@@ -1,11 +1,10 @@
 """Arithmetic of one record, shared by all kernels: products, scaling, clipping and rounding.
 
-All operations are float64 in a fixed order, compiled without ``fastmath``: none is fused or
-reordered, so a record gets the same bits in any block, thread or process (a test compares them
-with the interpreter's). The guarantee rests on the last integer check alone, not on the scale:
-no float input leaves :func:`clip_and_round` with an integer norm above the radius.
-A count of clipped records adds 0 or 1 per record, so its sensitivity is 1; it is as secret as the sum.
-Error analysis: docs/explanation/proofs/sums.md.
+All operations are float64 in a fixed order, compiled without ``fastmath``: none is fused or reordered, so a
+record gets the same bits in any block, thread or process (a test compares them with the interpreter's). The
+guarantee rests on the last integer check alone, not on the scale: no float input leaves
+:func:`clip_and_round` with an integer norm above the radius. A count of clipped records adds 0 or 1 per
+record, so its sensitivity is 1; it is as secret as the sum. Error analysis: docs/explanation/proofs/sums.md.
 """
 
 from __future__ import annotations
@@ -133,13 +132,10 @@ def clip_and_round(values: Floats, per_unit: float, radius: float, out: Floats) 
 
     Parameters
     ----------
-    values : (r, c) float64
-    per_unit : float
-        Lattice units per unit of ``values``; inf scales every record to the radius.
-    radius : float
-        At most 2**40, in lattice units.
-    out : (r, c) float64
-        Not ``values``. Zero for zeros and where an entry is not finite.
+    values : (r, c).
+    per_unit : lattice units per unit of ``values``; inf scales every record to the radius.
+    radius : at most 2**40, in lattice units.
+    out : (r, c), not ``values``. Zero for zeros and where an entry is not finite.
     """
     total = sum_of_squares(values)
     if total > LEAST_SQUARE and total < MOST_SQUARE:
@@ -184,16 +180,10 @@ def quantise_records(
 
     Returns the number of records with a norm above the radius.
 
-    Parameters
-    ----------
-    rows, starts
-        Record i is ``rows[starts[i]:starts[i + 1]]``.
-    per_unit : float
-        Lattice units per unit of the data; inf normalises every record to ``radius``.
-    out : (n, d) float64
-        Integer values, |out of record i|_F <= ``radius``. So a factor's matrix out^T out is
-        positive semidefinite with trace at most its square. Equal entries round equally:
-        a symmetric matrix stays one.
+    ``rows``, ``starts``: record i is ``rows[starts[i]:starts[i + 1]]``. ``per_unit``: lattice units per unit
+    of the data; inf normalises every record to ``radius``. ``out``: (n, d), integer values, |out of record
+    i|_F <= ``radius``. So a factor's matrix out^T out is positive semidefinite with trace at most its square.
+    Equal entries round equally: a symmetric matrix stays one.
     """
     clipped = 0
     for i in range(starts.shape[0] - 1):

@@ -90,16 +90,11 @@ def oja_message(
 
     Parameters
     ----------
-    rows : (r, d) float64
-        Rows of one record: A itself if ``of_matrices``, or F with A = F^T F; r may be 0.
-    iterate : (d,) float64
-        w = P w.
-    removed : (d, c) float64, C order
-        U, orthonormal columns; c may be 0.
-    per_unit : float
-        Lattice units per unit of A.
-    out : (d,) int64
-        Zero where the record is null, or holds a NaN or an infinity.
+    rows : (r, d), rows of one record: A itself if ``of_matrices``, or F with A = F^T F; r may be 0.
+    iterate : (d,), w = P w.
+    removed : (d, c), C order, U, orthonormal columns; c may be 0.
+    per_unit : lattice units per unit of A.
+    out : (d,), zero where the record is null, or holds a NaN or an infinity.
     """
     d = iterate.shape[0]
     out[:] = 0

@@ -1,10 +1,9 @@
 """Thread pool shared by all kernels.
 
-BLAS has its own pool, whose threads spin while they wait: two pools on the same cores cost
-a hundred times their gain. Commands therefore set BLAS to one thread before numpy is imported
-(:mod:`streaming_pca.cli`); programs should do the same (``OPENBLAS_NUM_THREADS=1``). Kernels release
-the interpreter's lock, divide whole ranges of records, and add integers: the result does
-not depend on the number of threads.
+BLAS has its own pool, whose threads spin while they wait: two pools on the same cores cost a hundred times
+their gain. Commands therefore set BLAS to one thread before numpy is imported (:mod:`streaming_pca.cli`);
+programs should do the same (``OPENBLAS_NUM_THREADS=1``). Kernels release the interpreter's lock, divide whole
+ranges of records, and add integers: the result does not depend on the number of threads.
 """
 
 from __future__ import annotations

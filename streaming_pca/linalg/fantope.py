@@ -1,8 +1,7 @@
 """Sparse principal subspaces: linear functions with an entrywise penalty, over the Fantope.
 
-The Fantope of rank k is {X symmetric : 0 <= X <= I, tr X = k}, the convex hull of the
-projections of rank k. Source: [WangXu2020, equation (5) and Alg. 2, steps 6 to 12], from
-[VuEtAl2013].
+The Fantope of rank k is {X symmetric : 0 <= X <= I, tr X = k}, the convex hull of the projections of rank k.
+Source: [WangXu2020, equation (5) and Alg. 2, steps 6 to 12], from [VuEtAl2013].
 
 Proofs: docs/explanation/proofs/errors.md.
 """
@@ -26,24 +25,16 @@ _UNBALANCED = 3.0
 
 @dataclass(frozen=True)
 class FantopeIterate:
-    """Iterate of the solver; all is zero outside ``features``.
-
-    Attributes
-    ----------
-    features : (m,) int64, ascending
-        Indices of the selected features.
-    sparse : (m, m) float64
-        Y: zero entries are exactly zero. Differs from X by the primal residual.
-    dual : (m, m) float64
-        Z, entries within the penalty: S - Z has its k leading eigenvectors in the optimum.
-    step : float
-        Step of the augmented Lagrangian.
-    """
+    """Iterate of the solver; all is zero outside ``features``."""
 
     features: Indices
+    """(m,), ascending: indices of the selected features."""
     sparse: Matrix
+    """(m, m) Y: zero entries are exactly zero. Differs from X by the primal residual."""
     dual: Matrix
+    """(m, m) Z, entries within the penalty: S - Z has its k leading eigenvectors in the optimum."""
     step: float
+    """Step of the augmented Lagrangian."""
 
     def largest(self, count: int) -> FantopeIterate:
         """Restrict to at most ``count`` features: those of the largest weights Y_ii."""
@@ -55,23 +46,16 @@ class FantopeIterate:
 
 @dataclass(frozen=True)
 class FantopeSolution(FantopeIterate):
-    """Maximiser of <S, X> - penalty |X|_1, and its accuracy.
-
-    Attributes
-    ----------
-    feasible : (m, m) float64
-        X: in the Fantope.
-    converged : bool
-        True if both residuals fell below the tolerance before the iterations ended.
-    gap : float
-        In units of S: no X of the Fantope, of all d features, is better than
-        ``feasible`` by more (except for rounding).
-    """
+    """Maximiser of <S, X> - penalty |X|_1, and its accuracy."""
 
     feasible: Matrix
+    """(m, m) X: in the Fantope."""
     iterations: int
     converged: bool
+    """True if both residuals fell below the tolerance before the iterations ended."""
     gap: float
+    """In units of S: no X of the Fantope, of all d features, is better than ``feasible`` by more (except for
+    rounding)."""
 
     def support(self, tolerance: float) -> Indices:
         """Return the features i with Y_ii above the tolerance, ascending."""
@@ -167,16 +151,12 @@ def sparse_subspace(
 
     Parameters
     ----------
-    matrix : (d, d) float64
-        S, symmetric and finite.
-    penalty : float
-        At least 0, in units of S. lambda in the paper.
-    start : FantopeIterate, optional
-        Iterate of a similar problem: the iteration continues from it. It changes the solution
-        by at most the tolerance.
-    tolerance : float
-        Ends the iteration where |X - Y|_F <= tolerance sqrt(k) and the step times the
-        change of Y, |.|_F, is at most tolerance sqrt(k) |S|_2.
+    matrix : (d, d), S, symmetric and finite.
+    penalty : at least 0, in units of S. lambda in the paper.
+    start : iterate of a similar problem: the iteration continues from it. It changes the solution by at most
+        the tolerance.
+    tolerance : ends the iteration where |X - Y|_F <= tolerance sqrt(k) and the step times the change of Y,
+        |.|_F, is at most tolerance sqrt(k) |S|_2.
 
     Notes
     -----

@@ -87,9 +87,8 @@ def principal_angle(a: Matrix, b: Matrix) -> float:
 def principal_angles(a: Matrix, b: Matrix) -> NDArray[np.float64]:
     """Return all principal angles, decreasing, in radians, between two subspaces.
 
-    Both are sets of orthonormal rows (k, d), perhaps of different k: the angles are as many as
-    the smaller k. Small ones come from sines and large ones from cosines, as neither is exact
-    for both [BjorckGolub1973].
+    Both are sets of orthonormal rows (k, d), perhaps of different k: the angles are as many as the smaller k.
+    Small ones come from sines and large ones from cosines, as neither is exact for both [BjorckGolub1973].
     """
     small, large = (a, b) if len(a) <= len(b) else (b, a)
     overlap = small @ large.T
@@ -102,9 +101,8 @@ def principal_angles(a: Matrix, b: Matrix) -> NDArray[np.float64]:
 def leading_eigenpairs(matrix: Matrix, count: int) -> tuple[Matrix, Matrix]:
     """Return the largest eigenvalues, decreasing, and their eigenvectors as columns (m, count).
 
-    LAPACK's routine for some eigenpairs (MRRR) takes a third of the time of the routine for
-    all (divide and conquer). It may fail if many eigenvalues are nearly equal; then all are
-    computed, which does not fail.
+    LAPACK's routine for some eigenpairs (MRRR) takes a third of the time of the routine for all (divide and
+    conquer). It may fail if many eigenvalues are nearly equal; then all are computed, which does not fail.
     """
     m = len(matrix)
     if _SMALL < m and count < m:

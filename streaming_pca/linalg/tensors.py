@@ -1,8 +1,7 @@
 """Symmetric third-order tensors: products T(I, u, u), deflation, whitening, the power method.
 
-A moment E[x (x) x (x) x] is never formed: its product T(I, u, u) is the mean of
-(x . u)^2 x, so L candidates u and k found components take O(d (k + L)) numbers.
-Tensors given as dense arrays have products too.
+A moment E[x (x) x (x) x] is never formed: its product T(I, u, u) is the mean of (x . u)^2 x, so L candidates
+u and k found components take O(d (k + L)) numbers. Tensors given as dense arrays have products too.
 
 Source: [WangAnandkumar2016].
 
@@ -128,22 +127,13 @@ def robust_tensor_power(
 ) -> tuple[Floats, Floats]:
     """Find components by the robust tensor power method [WangAnandkumar2016, Alg. 1]. Not private.
 
+    Returns weights (k,), in order of discovery, and components (k, d), unit rows.
+
     Parameters
     ----------
-    tensor : (d, d, d) float64, symmetric
-    k : int
-        Components to find.
-    restarts, steps : int
-        L and R.
-    rng : Generator
-        Utility randomness.
-
-    Returns
-    -------
-    weights : (k,) float64
-        In order of discovery.
-    components : (k, d) float64
-        Unit rows.
+    tensor : (d, d, d), symmetric.
+    restarts, steps : L and R.
+    rng : utility randomness.
     """
     if tensor.ndim != 3 or len(set(tensor.shape)) != 1:
         raise ValueError(f"expected a tensor of shape (d, d, d), not {tensor.shape}")
@@ -166,18 +156,12 @@ def robust_tensor_power(
 
 @dataclass(frozen=True)
 class Whitening:
-    """Pair of maps that make linearly independent components orthogonal, and back.
-
-    Attributes
-    ----------
-    basis : (d, k) float64
-        U, orthonormal columns: leading eigenvectors of a second moment M.
-    roots : (k,) float64, above 0
-        S^(1/2), roots of their eigenvalues.
-    """
+    """Pair of maps that make linearly independent components orthogonal, and back."""
 
     basis: Floats
+    """(d, k) U, orthonormal columns: leading eigenvectors of a second moment M."""
     roots: Floats
+    """(k,), above 0: S^(1/2), roots of their eigenvalues."""
 
     @property
     def whiten(self) -> Floats:

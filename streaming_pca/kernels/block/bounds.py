@@ -34,21 +34,14 @@ COUNTED_AS_CLIPPED = 1.0 + 2.0**-16
 
 
 class Centre(NamedTuple):
-    """Centre C' as the kernel reads it.
-
-    Attributes
-    ----------
-    mix : (columns, k) float64
-        M: C' is near B M. Without a centre (0, 0).
-    squared : float
-        |C'|**2, rounded up.
-    error : float
-        e: |z C' - y M| <= |z| e.
-    """
+    """Centre C' as the kernel reads it."""
 
     mix: Floats
+    """(columns, k) M: C' is near B M. Without a centre (0, 0)."""
     squared: float
+    """|C'|**2, rounded up."""
     error: float
+    """e: |z C' - y M| <= |z| e."""
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
@@ -66,14 +59,10 @@ def scaled_down(
 
     Parameters
     ----------
-    product_squared, squares, norm, cross : float
-        |z^T y|**2, |y|**2, |z| and <y, z C'>, the first rounded up.
-    units : float
-        t with t z^T y = A Q in lattice units; may be inf.
-    cells : float
-        r k, the numbers of the product.
-    n : float
-        d k + r k.
+    product_squared, squares, norm, cross : |z^T y|**2, |y|**2, |z| and <y, z C'>, the first rounded up.
+    units : t with t z^T y = A Q in lattice units; may be inf.
+    cells : r k, the numbers of the product.
+    n : d k + r k.
     """
     whole = WEIGHT if centre.mix.size > 0 else 0.0
     size = math.sqrt(product_squared)

@@ -47,39 +47,26 @@ def grid(columns: Floats, bits: int = _GRID) -> Floats:
 
 
 class Chunk(NamedTuple):
-    """Scratch memory for some rows, their products, and the terms of their records.
-
-    Attributes
-    ----------
-    z : (T, d) float64
-        Rounded directions.
-    y : (T, c) float64
-        Products with all columns B.
-    overlaps : (T, k) float64
-        y M, for a centre near B M.
-    u : (T, k) float64
-        Products with Q, scaled and rounded.
-    own : (d, k) float64
-        z^T u of one record of several rows.
-    begins : (T + 1,) int64
-        First row of each record, and the end of the last.
-    places : (T,) int64
-        Number of each record, counted from the first one read; absent numbers are null records.
-    terms : (7, T) float64
-        For each record: |z^T y|**2, |y|**2, |z|**2, <y, z C'>, its units, r k, and the scale of u.
-    values : (r, d) float64
-        Scratch for the longest record.
-    """
+    """Scratch memory for some rows, their products, and the terms of their records."""
 
     z: Floats
+    """(T, d) rounded directions."""
     y: Floats
+    """(T, c) products with all columns B."""
     overlaps: Floats
+    """(T, k) y M, for a centre near B M."""
     u: Floats
+    """(T, k) products with Q, scaled and rounded."""
     own: Floats
+    """(d, k) z^T u of one record of several rows."""
     begins: NDArray[np.int64]
+    """(T + 1,) first row of each record, and the end of the last."""
     places: NDArray[np.int64]
+    """(T,) number of each record, counted from the first one read; absent numbers are null records."""
     terms: Floats
+    """(7, T) for each record: |z^T y|**2, |y|**2, |z|**2, <y, z C'>, its units, r k, and the scale of u."""
     values: Floats
+    """(r, d) scratch for the longest record."""
 
 
 def chunk_rows(d: int, longest: int) -> int:

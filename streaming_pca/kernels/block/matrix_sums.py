@@ -85,15 +85,11 @@ def sum_matrix_products(
 
     Parameters
     ----------
-    columns : (d, k) float64
-        Q, on a grid of 2**-MATRIX_GRID.
-    centre : (d, k) float64
-        C in lattice units; empty for none.
-    per_unit : float
-        Lattice units per unit of the data.
-    total : (d, k) int64
-    sizes : (last - first,) float64
-        Norms in lattice units, -1 where unresolved; empty to sum.
+    columns : (d, k), Q, on a grid of 2**-MATRIX_GRID.
+    centre : (d, k), C in lattice units; empty for none.
+    per_unit : lattice units per unit of the data.
+    total : (d, k).
+    sizes : (last - first,), norms in lattice units, -1 where unresolved; empty to sum.
     """
     d, k = columns.shape
     z, y = np.empty((d, d)), np.empty((d, k))

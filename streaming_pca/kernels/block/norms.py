@@ -84,15 +84,12 @@ def add_layers(
 
     Parameters
     ----------
-    read, first, last, how, no_centre, dgemm, chunk
-        As for :func:`~streaming_pca.kernels.block.sums.sum_products`.
-    directions : (d, k) float64
-        Orthonormal columns, on a grid of 2**-30; e_i = sum over rows of (v_i . row)^2, and last the rest
-        of the rows' squared norms.
-    caps : (l, k + 1) float64
-        Increasing down each column, above 0.
-    total : (l, k + 1) int64
-        Updated in place.
+    read, first, last, how, no_centre, dgemm, chunk : as for
+        :func:`~streaming_pca.kernels.block.sums.sum_products`.
+    directions : (d, k), orthonormal columns, on a grid of 2**-30; e_i = sum over rows of (v_i . row)^2, and
+        last the rest of the rows' squared norms.
+    caps : (l, k + 1), increasing down each column, above 0.
+    total : (l, k + 1), updated in place.
     """
     k = directions.shape[1]
     energies = np.empty(k + 1)

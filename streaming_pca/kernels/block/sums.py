@@ -138,20 +138,13 @@ def sum_products(
 
     Parameters
     ----------
-    counter : (1,) int64
-        Shared by all threads of this sum: records taken so far.
-    share : int
-        Records of one turn; even for pairs.
-    columns : (d, c) float64
-        B, on a grid of 2**-30; the first k are Q.
-    per_unit : float
-        Lattice units per squared unit of the data.
-    dgemm : int
-        :func:`~streaming_pca.kernels.blas.dgemm_address`.
-    chunk : Chunk
-        Scratch; it holds at least the longest record.
-    exact, total : (d, k) float64 and int64
-        Zeros of scratch, and the sum.
+    counter : (1,), shared by all threads of this sum: records taken so far.
+    share : records of one turn; even for pairs.
+    columns : (d, c), B, on a grid of 2**-30; the first k are Q.
+    per_unit : lattice units per squared unit of the data.
+    dgemm : :func:`~streaming_pca.kernels.blas.dgemm_address`.
+    chunk : scratch; it holds at least the longest record.
+    exact, total : (d, k) float64 zeros for scratch, and the (d, k) int64 sum.
     """
     all_weights = np.empty(chunk.places.size)
     clipped = weights = waiting = nulls = 0
