@@ -1,9 +1,8 @@
 """Table of users: the records that count where the user is the unit of privacy.
 
-A user is a message key. Two inputs are neighbours when they differ in the messages
-of one key only: in the second input these are all null messages without a key, or are
-all under one other key that no message uses, with any payloads. Offsets, and so
-positions in batches, are the same in both.
+A user is a message key. Two inputs are neighbours when they differ in the messages of one key only: in the
+second input these are all null messages without a key, or are all under one other key that no message uses,
+with any payloads. Offsets, and so positions in batches, are the same in both.
 
 Nothing is released. The table decides which records enter the mechanisms of a
 batch (the others become null records), and is as secret as the records.
@@ -83,10 +82,7 @@ def partition_by_shard(users: NDArray[np.uint64]) -> list[tuple[int, NDArray[np.
 class UserShard:
     """Users whose hashes begin with the same six bits, and their counts.
 
-    Parameters
-    ----------
-    limit : int
-        Counts take one byte where this is at most 255, else two.
+    Counts take one byte where ``limit`` is at most 255, else two.
     """
 
     __slots__ = ("_counts", "_high", "_low")
@@ -175,8 +171,7 @@ class UserShard:
     def from_bytes(cls, shard: int, data: bytes, limit: int) -> UserShard:
         """Decode bytes of :meth:`to_bytes`, trusting nothing in them.
 
-        Counts above ``limit`` are kept: such users have used up their batches under an
-        earlier, higher limit.
+        Counts above ``limit`` are kept: such users have used up their batches under an earlier, higher limit.
         """
         if len(data) < _HEADER.size:
             raise MalformedUsers(f"shard {shard} of the users ends inside its header")
@@ -224,18 +219,10 @@ def _count_type(largest: int) -> np.dtype[np.unsignedinteger]:
 def hash_users(key: bytes, keys: Sequence[bytes | None]) -> NDArray[np.uint64]:
     """Hash message keys to pseudonyms: 128-bit BLAKE2b under a secret.
 
-    Parameters
-    ----------
-    key : bytes
-        The secret, 32 random bytes, the same for the life of the stream.
-    keys : sequence of (bytes or None), length n
-        The messages' keys.
+    ``key`` is the secret: 32 random bytes, the same for the life of the stream.
 
-    Returns
-    -------
-    (n, 2) uint64
-        High and low word. (0, 0) where the key is missing or empty, and never
-        otherwise: a hash of (0, 0) becomes (0, 1).
+    Returns high and low words, (n, 2): (0, 0) where the key is missing or empty, and never otherwise: a hash
+    of (0, 0) becomes (0, 1).
     """
     if len(key) != _SECRET_BYTES:
         raise ValueError(f"key must be {_SECRET_BYTES} secret bytes, not {len(key)}")
@@ -272,10 +259,8 @@ class Admission:
 class UserTable:
     """Number of counted batches of each user.
 
-    Parameters
-    ----------
-    limit : int in [1, 65535]
-        Batches that one user may count in (``contributions_per_user``).
+    ``limit``, in [1, 65535], is the number of batches that one user may count in
+    (``contributions_per_user``).
 
     Notes
     -----

@@ -174,21 +174,14 @@ def lattice_sigma(
 ) -> float:
     """Return the noise scale, in lattice units, of Gaussians that are (epsilon, delta)-private together.
 
+    Raises CalibrationError if int64 is too narrow for the noise, or the given multiplier is too small.
+
     Parameters
     ----------
-    epsilon, delta : float
-        The guarantee for one unit, over all its batches.
-    sensitivity : float
-        L2, replace-one, of one batch's sum in lattice units.
-    multiplier : float, optional
-        A larger noise multiplier of one batch, as from a paper; it is checked.
-    contributions : int
-        Batches that one unit may enter.
-
-    Raises
-    ------
-    CalibrationError
-        If int64 is too narrow for the noise, or the given multiplier is too small.
+    epsilon, delta : the guarantee for one unit, over all its batches.
+    sensitivity : L2, replace-one, of one batch's sum in lattice units.
+    multiplier : a larger noise multiplier of one batch, as from a paper; it is checked.
+    contributions : batches that one unit may enter.
 
     Notes
     -----

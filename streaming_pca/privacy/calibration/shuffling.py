@@ -1,20 +1,18 @@
 """Noise scales of Gaussian messages that are sent in a secret uniform order.
 
-m records, each used once, in a uniformly random order that stays secret. At step
-t the record of that place sends c + N(0, sigma^2 I), c a function of the record and of
-all earlier messages, |c| <= b. Released: every message (so anything computed
-from them). Adjacency: replace-one. In multiples z = sigma/(2b), the noise over the
-sensitivity of one message, the bound is, for every share g in (0, 1),
+m records, each used once, in a uniformly random order that stays secret. At step t the record of that place
+sends c + N(0, sigma^2 I), c a function of the record and of all earlier messages, |c| <= b. Released: every
+message (so anything computed from them). Adjacency: replace-one. In multiples z = sigma/(2b), the noise over
+the sensitivity of one message, the bound is, for every share g in (0, 1),
 
     delta <= (1 + e^epsilon) (m - 1) T  +  E max(0, sum_{t<=m} B_t Y_t)/(m g),
 
     T = g H(-ln g, b/sigma),  H(a, mu) = Phi(mu/2 - a/mu) - e^a Phi(-mu/2 - a/mu),
     Y = e^(hZ - h^2/2) - e^epsilon e^(-hZ - h^2/2),  h = b/sigma,
 
-with independent B ~ Bernoulli(g) and Z ~ N(0, 1). In short: every other message has, but for
-mass T, a part g N(0, sigma^2 I). The reader may learn the places of these parts together with
-the place of the replaced record, but cannot distinguish them; its worst adaptive centres are
-c_1 = -c_0.
+with independent B ~ Bernoulli(g) and Z ~ N(0, 1). In short: every other message has, but for mass T, a part g
+N(0, sigma^2 I). The reader may learn the places of these parts together with the place of the replaced
+record, but cannot distinguish them; its worst adaptive centres are c_1 = -c_0.
 
 A message rounded to a grid is post-processing. More messages than m keep the guarantee. Null
 records send noise about 0.
@@ -64,15 +62,11 @@ def blanket_delta(epsilon: float, multiplier: float, messages: int, share: float
 
     Parameters
     ----------
-    epsilon : float at most 40
-    multiplier : float
-        z: sigma/(2 b).
-    messages : int
-        m.
-    share : float
-        g. Every share gives a valid bound.
-    tail : float
-        Probability beyond which Y is cut; a part of the bound.
+    epsilon : at most 40.
+    multiplier : z: sigma/(2 b).
+    messages : m.
+    share : g. Every share gives a valid bound.
+    tail : probability beyond which Y is cut; a part of the bound.
     """
     require_positive("epsilon", epsilon)
     require_positive("multiplier", multiplier)
@@ -205,12 +199,8 @@ def _delta(epsilon: float, delta: float, h: float, messages: int) -> float:
 def is_shuffle_private(epsilon: float, delta: float, multiplier: float, messages: int) -> bool:
     """Return whether this noise is proved to be (epsilon, delta)-private.
 
-    Parameters
-    ----------
-    multiplier : float
-        Noise standard deviation over the sensitivity 2 b of one message.
-    messages : int
-        Least number of records in the secret order.
+    ``multiplier`` is the noise standard deviation over the sensitivity 2 b of one message; ``messages`` is
+    the least number of records in the secret order.
     """
     require_positive("epsilon", epsilon)
     require_open_unit("delta", delta)
@@ -229,17 +219,9 @@ def is_shuffle_private(epsilon: float, delta: float, multiplier: float, messages
 def shuffled_multiplier(epsilon: float, delta: float, messages: int) -> float:
     """Return the least multiplier that is proved to be (epsilon, delta)-private.
 
-    Parameters
-    ----------
-    messages : int
-        Least number of records in the secret order.
-
-    Returns
-    -------
-    float
-        Noise over the sensitivity of one message, to 0.1%; never more than the multiplier of a
-        Gaussian mechanism without any order. :func:`is_shuffle_private` checks it: privacy
-        does not depend on the search.
+    The secret order has at least ``messages`` records. Returns noise over the sensitivity of one message, to
+    0.1%; never more than the multiplier of a Gaussian mechanism without any order. :func:`is_shuffle_private`
+    checks it: privacy does not depend on the search.
     """
     require_positive("epsilon", epsilon)
     require_open_unit("delta", delta)
@@ -271,19 +253,11 @@ def shuffled_sigma(
 ) -> float:
     """Return the noise scale, in lattice units, of Gaussian messages in a secret order.
 
-    Parameters
-    ----------
-    messages : int
-        Least number of records in the order.
-    sensitivity : float
-        2 b, in lattice units: the largest L2 distance of two contributions.
-    multiplier : float, optional
-        Noise over sensitivity other than the smallest; it is checked.
+    The order has at least ``messages`` records. ``sensitivity`` is 2 b, in lattice units: the largest L2
+    distance of two contributions. ``multiplier`` is noise over sensitivity other than the smallest; it is
+    checked.
 
-    Raises
-    ------
-    CalibrationError
-        If the given multiplier is not proved to be enough, or no scale is.
+    Raises CalibrationError if the given multiplier is not proved to be enough, or no scale is.
     """
     require_positive("sensitivity", sensitivity)
     if multiplier is None:

@@ -1,9 +1,8 @@
 """Per-record privacy filter: exact comparison of charges with the cap.
 
-OPENED names one of two rules. Both are privacy filters. The next mechanism and its
-charge may be chosen after seeing every earlier answer; if each step that would pass
-the cap is refused, the accepted ones are (epsilon, delta)-differentially private at
-the cap, for each record.
+OPENED names one of two rules. Both are privacy filters. The next mechanism and its charge may be chosen after
+seeing every earlier answer; if each step that would pass the cap is refused, the accepted ones are (epsilon,
+delta)-differentially private at the cap, for each record.
 
 "basic"
     Epsilons and deltas are added ([RogersEtAl2016]: with a cap that is fixed

@@ -81,10 +81,7 @@ class JobLedger(JobProgress):
 class Ledger:
     """Replay of one input topic's log.
 
-    Parameters
-    ----------
-    topic_id : str
-        Entries of any other topic id (the topic's earlier lives) are void.
+    Entries of another topic id than ``topic_id`` (the topic's earlier lives) are void.
 
     Attributes
     ----------

@@ -76,10 +76,7 @@ def is_of_reports(contract: Parameters, parameters: Parameters) -> bool:
 def least_rho(contract: Parameters, parameters: Parameters) -> Cost:
     """Bound from below the joint cost of all batches that one unit may enter.
 
-    Raises
-    ------
-    UnknownCost
-        If parameters are missing or invalid, or the mechanism is not known here.
+    Raises UnknownCost if parameters are missing or invalid, or the mechanism is not known here.
     """
     if is_of_reports(contract, parameters):
         return Fraction(0)
@@ -91,12 +88,7 @@ def least_rho(contract: Parameters, parameters: Parameters) -> Cost:
 def check_mechanisms(contract: Parameters, parameters: Parameters) -> str:
     """Return why mechanisms do not keep epsilon and delta of a private contract; "" if they do.
 
-    Parameters
-    ----------
-    contract : dict
-        Contract of a stream that is private and does not read reports.
-    parameters : dict
-        Parameters of one batch, from its reservation.
+    The stream is private and does not read reports; the parameters are those of one batch's reservation.
     """
     try:
         epsilon, delta = _number(contract, "epsilon"), _number(contract, "delta")
@@ -130,25 +122,18 @@ def check_mechanisms(contract: Parameters, parameters: Parameters) -> str:
 
 @dataclass(frozen=True)
 class _Composed:
-    """Gaussians, and pure mechanisms, on the same records.
-
-    Attributes
-    ----------
-    what : str
-        Name in messages.
-    gaussians : tuple of (multiplier, number)
-    pure : tuple of (epsilon, number)
-    failure : Fraction
-        Probability of an event that the guarantee excludes, in each batch.
-    share : Fraction
-        Part of epsilon and delta that is theirs.
-    """
+    """Gaussians, and pure mechanisms, on the same records."""
 
     what: str
+    """Name in messages."""
     gaussians: tuple[tuple[Fraction, int], ...] = ()
+    """Pairs (multiplier, number)."""
     pure: tuple[tuple[Fraction, int], ...] = ()
+    """Pairs (epsilon, number)."""
     failure: Fraction = Fraction(0)
+    """Probability of an event that the guarantee excludes, in each batch."""
     share: Fraction = Fraction(1)
+    """Part of epsilon and delta that is theirs."""
 
     @property
     def rho(self) -> Cost:

@@ -5,8 +5,7 @@ A batch of a job goes
     RESERVED -> COMMITTED -> RELEASED
              -> ABANDONED
 
-and is charged by RESERVED alone. A charge is never taken back. In addition, the
-job itself has a status,
+and is charged by RESERVED alone. A charge is never taken back. In addition, the job itself has a status,
 
     ACTIVE <-> PAUSED
     ACTIVE, PAUSED -> RETIRED

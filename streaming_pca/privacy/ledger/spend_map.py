@@ -13,11 +13,10 @@ from streaming_pca.privacy.parameters import Charge
 class SpendMap:
     """Piecewise constant map from offsets to charges.
 
-    Neighbouring intervals with equal charges are merged, so a stream that
-    charges every record once costs one interval however long it runs.
-    ``_starts[i]`` opens the interval that ``_starts[i + 1]`` closes; its charge
-    is ``_charges[i]``. Offsets before the first start were charged nothing, and
-    the last charge is always nothing.
+    Neighbouring intervals with equal charges are merged, so a stream that charges every record once costs one
+    interval however long it runs. ``_starts[i]`` opens the interval that ``_starts[i + 1]`` closes; its
+    charge is ``_charges[i]``. Offsets before the first start were charged nothing, and the last charge is
+    always nothing.
     """
 
     def __init__(self) -> None:
