@@ -1,9 +1,8 @@
 """Worst-case neighbours of every mechanism.
 
-Exact sums are put as far apart as the stated sensitivity allows, and scored by
-the statistic that distinguishes them best. "replay" cases copy the process first
-and score the difference to the copy's draws: a noise source whose state
-lives in the process, seeded or not, then answers without any noise at all.
+Exact sums are put as far apart as the stated sensitivity allows, and scored by the statistic that
+distinguishes them best. "replay" cases copy the process first and score the difference to the copy's draws: a
+noise source whose state lives in the process, seeded or not, then answers without any noise at all.
 """
 
 from __future__ import annotations
@@ -57,9 +56,8 @@ def mechanism_cases(name: str, epsilon: float, delta: float) -> list[Case]:
 def replayed(answer: Callable[[bool], float]) -> Callable[[bool, int], NDArray[np.float64]]:
     """Subtract from each score the score of a copy of this process.
 
-    The copy runs on the first neighbour.
-    The difference is a post-processing by an observer who draws independent noise, as
-    the copy does. If a copy repeats the draws of the noise source, the noise cancels.
+    The copy runs on the first neighbour. The difference is a post-processing by an observer who draws
+    independent noise, as the copy does. If a copy repeats the draws of the noise source, the noise cancels.
     """
 
     def sample(second: bool, n: int) -> NDArray[np.float64]:

@@ -55,15 +55,10 @@ def value_array(values: RecordValues) -> NDArray[np.float64]:
 
 @dataclass(frozen=True)
 class ArrayBatch(Block, Batch):
-    """Batch whose records are one block of arrays in memory.
-
-    Attributes
-    ----------
-    complete : bool
-        Whether it is public that no record is null; it never follows from records.
-    """
+    """Batch whose records are one block of arrays in memory."""
 
     complete: bool = False
+    """True if it is public that no record is null; it never follows from records."""
 
     @classmethod
     def of_vectors(cls, x: ArrayLike, complete: bool = False) -> ArrayBatch:
@@ -231,15 +226,12 @@ class SparseBatch(ArrayBatch):
 
     Its sums and maps have the bits of the same dense batch: sums are exact in any order, and a
     map's number is a function of its record alone.
-
-    Attributes
-    ----------
-    rows : (n, d) scipy CSR matrix or array, float32 or float64
-        Finite. Dense rows exist a block at a time: at most 8 MiB, or 256 rows where these
-        take more, for each thread, and the copies that a transformation makes of a block.
     """
 
     rows: Any
+    """(n, d), scipy CSR matrix or array, float32 or float64: finite. Dense rows exist a block at a time: at
+    most 8 MiB, or 256 rows where these take more, for each thread, and the copies that a transformation makes
+    of a block."""
 
     @classmethod
     def of_rows(cls, rows: Any) -> SparseBatch:

@@ -46,18 +46,12 @@ def need_pyarrow(purpose: str) -> Any:
 def rows_of_arrow(pyarrow: Any, value: bytes, dim: int, most_rows: int) -> NDArray[np.floating]:
     """Return the rows of one IPC stream's record batches, (n, dim) float32 or float64.
 
-    The schema, the number of batches and their lengths are structure. There
-    are ``dim`` columns of numbers in order (names are ignored), or one column of
-    ``FixedSizeList`` of ``dim`` numbers. A null makes its row NaN. Each number
-    is read from its own place in Arrow's buffers, so no row's numbers depend
-    on another row.
+    The schema, the number of batches and their lengths are structure. There are ``dim`` columns of numbers in
+    order (names are ignored), or one column of ``FixedSizeList`` of ``dim`` numbers. A null makes its row
+    NaN. Each number is read from its own place in Arrow's buffers, so no row's numbers depend on another row.
 
-    Raises
-    ------
-    Exception
-        Of any kind, if the bytes are not such a stream, too large, big-endian,
-        compressed (decompression has no bound), or written before
-        Arrow 1.0 (whose metadata can hide a compression).
+    Raises exceptions of any kind if the bytes are not such a stream, too large, big-endian, compressed
+    (decompression has no bound), or written before Arrow 1.0 (whose metadata can hide a compression).
     """
     stream = read_stream(pyarrow, value, dim, most_rows)
     dtypes = _number_types(pyarrow, next(stream), dim)

@@ -117,15 +117,10 @@ class Total:
 
 
 class Batch(ABC):
-    """Ordered set of records with a public length.
-
-    Attributes
-    ----------
-    complete : bool
-        Whether it is public that no record is null: true only of batches whose source refuses such records.
-    """
+    """Ordered set of records with a public length."""
 
     complete: bool = False
+    """True if it is public that no record is null: only where a batch's source refuses such records."""
 
     @property
     @abstractmethod
@@ -145,10 +140,7 @@ class Batch(ABC):
     def split(self, counts: Sequence[int]) -> tuple[Batch, ...]:
         """Split by position into parts of the given numbers of records.
 
-        Raises
-        ------
-        ValueError
-            If the numbers do not add up to the batch's.
+        Raises ValueError if the numbers do not add up to the batch's.
         """
 
     @abstractmethod

@@ -65,21 +65,14 @@ class Message(Protocol):
 
 
 class Decoded(NamedTuple):
-    """Rows of messages.
-
-    Attributes
-    ----------
-    rows : (n, width)
-        All messages' rows in order. If rows are records, null records are rows of NaNs.
-    lengths : (m,) int64
-        Number of each message's rows; 0 for a null message.
-    users : (m, 2) uint64 or None
-        Keyed hashes of the messages' users, (0, 0) for a message without one, for unit user.
-    """
+    """Rows of messages."""
 
     rows: Rows
+    """(n, width) all messages' rows in order. If rows are records, null records are rows of NaNs."""
     lengths: NDArray[np.int64]
+    """(m,) number of each message's rows; 0 for a null message."""
     users: NDArray[np.uint64] | None
+    """(m, 2) keyed hashes of the messages' users, (0, 0) for a message without one, for unit user."""
 
 
 @dataclass(frozen=True)
@@ -88,20 +81,6 @@ class PayloadCodec:
 
     Attributes
     ----------
-    dtype : {"float32", "float64"}
-        Number type of octet streams without a header ``dtype``.
-    max_rows : int
-        Most rows of a payload.
-    unit : {"message", "row", "user"}
-        Privacy unit: a record is one row if it is "row", a whole payload otherwise.
-    user_key : bytes or None
-        Key of the hash of message keys, for unit user.
-    privacy_contract : bytes or None
-        Required value of a report's header ``local-promise``, for records of kind local.
-    content_type : str
-        Format of messages without a header ``content-type``.
-    fields : FieldReader, optional
-        Reader of records with named fields, in place of JSON lists and Arrow columns of numbers.
     arrow : bool
         Whether pyarrow is installed. Without it Arrow payloads are null.
 
@@ -111,20 +90,26 @@ class PayloadCodec:
     *structure* of a message, its headers and its number of rows, is public and
     never depends on contents. Explanation: docs/reference/messages.md.
 
-    A message counts as a report, the record of kind local, only if its headers
-    name the kind and the stream's local guarantee: a record without noise on the
-    same topic is a secret, a report is not.
+    A message counts as a report, the record of kind local, only if its headers name the kind and the stream's
+    local guarantee: a record without noise on the same topic is a secret, a report is not.
     """
 
     dim: int
     kind: RecordKind = RecordKind.FACTOR
     dtype: Literal["float32", "float64"] = "float32"
+    """Number type of octet streams without a header ``dtype``."""
     max_rows: int = 64
+    """Most rows of a payload."""
     unit: PrivacyUnit = "message"
+    """A record is one row if it is "row", a whole payload otherwise."""
     user_key: bytes | None = field(default=None, repr=False)
+    """Key of the hash of message keys, for unit user."""
     privacy_contract: bytes | None = None
+    """Required value of a report's header ``local-promise``, for records of kind local."""
     content_type: MediaType = OCTETS
+    """Format of messages without a header ``content-type``."""
     fields: FieldReader | None = None
+    """Reader of records with named fields, in place of JSON lists and Arrow columns of numbers."""
     _pyarrow: Any | None = field(init=False, repr=False, compare=False, default_factory=find_pyarrow)
 
     def __post_init__(self) -> None:
@@ -150,10 +135,9 @@ class PayloadCodec:
     def decode(self, message: Message) -> Rows | None:
         """Return the rows (r, d) of one payload, or None without rows.
 
-        The result depends on the message alone. If the message is the record,
-        it is None (null) for anything undecodable, oversized, misshapen, of
-        another kind, or with a NaN or an infinity. If rows are records, see the
-        notes of the class; null records are rows of NaNs.
+        The result depends on the message alone. If the message is the record, it is None (null) for anything
+        undecodable, oversized, misshapen, of another kind, or with a NaN or an infinity. If rows are records,
+        see the notes of the class; null records are rows of NaNs.
         """
         try:
             rows = self.read_rows(message)
@@ -172,15 +156,9 @@ class PayloadCodec:
     def read_rows(self, message: Message, faults: dict[int, str] | None = None) -> Rows:
         """Return the rows (r, d) of one payload, whose numbers may not be finite.
 
-        Parameters
-        ----------
-        faults : dict of row to str, optional
-            Receives the reason why a row of JSON is not a row of numbers, and therefore of NaNs.
+        ``faults`` receives, by row, the reason why a row of JSON is of NaNs.
 
-        Raises
-        ------
-        MalformedPayload
-            With the reason, if the message has no rows. Decoders may raise other errors.
+        Raises MalformedPayload with the reason if the message has no rows. Decoders may raise other errors.
         """
         value = message.value
         if value is None:

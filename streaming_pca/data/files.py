@@ -34,15 +34,6 @@ Numbers = NDArray[Any]
 class ColumnChoice:
     """Columns of a file that are features, by name or by number.
 
-    Attributes
-    ----------
-    keep : tuple of str or None
-        Columns in the order of the features; None for all.
-    drop : tuple of str
-        Columns that are not features.
-    header : bool or None
-        Whether a .csv file begins with names; None to guess.
-
     Notes
     -----
     Numbers count from 1, and ``3-5`` is three of them. A number that is another column's name is
@@ -50,8 +41,11 @@ class ColumnChoice:
     """
 
     keep: tuple[str, ...] | None = None
+    """Columns in the order of the features; None for all."""
     drop: tuple[str, ...] = ()
+    """Columns that are not features."""
     header: bool | None = None
+    """True if a .csv file begins with names; None to guess."""
 
     @classmethod
     def parse(cls, keep: str | None, drop: str | None, header: bool | None = None) -> ColumnChoice:
@@ -122,35 +116,23 @@ def _listed(names: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class RecordFile:
-    """Records in their order, from a file or from memory.
-
-    Attributes
-    ----------
-    path : str
-        Name of the records in error messages.
-    shape : (m, d) or (m, r, d)
-        m vectors of d features, or m factors of r rows.
-    array : callable
-        Returns all rows, for reading in another order; may load the whole file.
-    parts : callable or None
-        Iterates over all rows in order, in pieces of any size; None if ``array``
-        does not load the file.
-    columns : tuple of int or None
-        Column of each feature; None if features are in the file's order.
-    row_keys : callable or None
-        Iterates over the keys of the file's rows, in order; None without a key column.
-    guessed_header : bool
-        True if the first line counts as names because no cell of it is a number.
-    """
+    """Records in their order, from a file or from memory."""
 
     path: str
+    """Name of the records in error messages."""
     shape: tuple[int, ...]
+    """(m, d) for vectors of d features, (m, r, d) for factors of r rows."""
     array: Callable[[], Numbers]
+    """Returns all rows, for reading in another order; may load the whole file."""
     parts: Callable[[], Iterator[Numbers]] | None = None
+    """Iterates over all rows in order, in pieces of any size; None if ``array`` does not load the file."""
     feature_names: tuple[str, ...] | None = None
     columns: tuple[int, ...] | None = None
+    """Column of each feature; None if features are in the file's order."""
     row_keys: Callable[[], Iterator[bytes | None]] | None = None
+    """Iterates over the keys of the file's rows, in order; None without a key column."""
     guessed_header: bool = False
+    """True if the first line counts as names because no cell of it is a number."""
 
     @classmethod
     def of_array(cls, array: Numbers, path: str = "array") -> RecordFile:
@@ -269,22 +251,13 @@ def _of_size(parts: Iterator[Numbers], size: int) -> Iterator[Numbers]:
 def open_records(path: Path, key: str | None = None, choice: ColumnChoice = ALL) -> RecordFile:
     """Open vectors (m, d) or factors (m, r, d).
 
-    Parameters
-    ----------
-    path : Path
-        ``.npy`` (memory-mapped; never unpickled), ``.csv`` (numbers, one record
-        a line), ``.parquet``, a folder of ``.parquet`` files, or ``.arrow`` (IPC stream or file). The
-        last three have columns of numbers, or one column of lists of one length; a null is a NaN.
-    key : str, optional
-        Column of the messages' keys, text or whole numbers, which is not a
-        feature. Not for ``.npy``, which has no names.
-    choice : ColumnChoice
-        Features among the other columns; unused columns may hold anything.
+    ``path``: ``.npy`` (memory-mapped; never unpickled), ``.csv`` (numbers, one record a line), ``.parquet``,
+    a folder of ``.parquet`` files, or ``.arrow`` (IPC stream or file). The last three have columns of
+    numbers, or one column of lists of one length; a null is a NaN. ``key``: column of the messages' keys,
+    text or whole numbers, which is not a feature. Not for ``.npy``, which has no names. ``choice``: features
+    among the other columns; unused columns may hold anything.
 
-    Raises
-    ------
-    UserError
-        If the file cannot be read, or holds anything else.
+    Raises UserError if the file cannot be read, or holds anything else.
     """
     with _reading(path):
         ending = path.suffix.lower()

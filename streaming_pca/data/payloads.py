@@ -67,26 +67,16 @@ def rows_of_json(
 ) -> NDArray[np.float64]:
     """Return the rows of ``{"x": row}`` or ``{"rows": [row, ...]}``, in UTF-8.
 
-    The object around the rows and the commas between them are structure. Each
-    row is any JSON value; unless it is a list of ``dim`` numbers, it is a row
-    of NaNs. Rows are separated before any is parsed, so none can disturb
-    another by deep nesting, an integer of too many digits, or its length.
+    The object around the rows and the commas between them are structure. Each row is any JSON value; unless
+    it is a list of ``dim`` numbers, it is a row of NaNs. Rows are separated before any is parsed, so none can
+    disturb another by deep nesting, an integer of too many digits, or its length.
 
-    Parameters
-    ----------
-    faults : dict of row to str, optional
-        Receives the reason why a row is of NaNs.
+    ``faults`` receives, by row, the reason why it is of NaNs.
 
-    Returns
-    -------
-    (n, dim) float64
-        Numbers are read as float64 with or without a decimal point; too large
-        numbers become infinities.
+    Returns (n, dim): numbers are read as float64 with or without a decimal point; too large numbers become
+    infinities.
 
-    Raises
-    ------
-    MalformedPayload
-        If the value is not such an object, or holds more than ``most_rows`` rows.
+    Raises MalformedPayload if the value is not such an object, or holds more than ``most_rows`` rows.
     """
     envelope = _ENVELOPE.match(value)
     if envelope is None:

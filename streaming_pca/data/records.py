@@ -51,23 +51,17 @@ def row_starts(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
 
 @dataclass(frozen=True)
 class Block:
-    """Consecutive records as arrays in memory, as kernels get them.
-
-    Attributes
-    ----------
-    rows : (n, d) float32 or float64
-        Rows of all records, one after the other; for reports (n, d (d + 1)/2), one row a record.
-    starts : (m + 1,) int64
-        Record i is ``rows[starts[i]:starts[i + 1]]``; the null record has no rows.
-    begins : (m,) int64, optional
-        First rows of records that were selected from others and share their rows: record i has as
-        many rows as ``starts`` gives, from ``rows[begins[i]]`` on. :meth:`packed` removes it.
-    """
+    """Consecutive records as arrays in memory, as kernels get them."""
 
     rows: NDArray[np.floating]
+    """(n, d), float32 or float64: rows of all records, one after the other; for reports (n, d (d + 1)/2), one
+    row a record."""
     starts: NDArray[np.int64]
+    """(m + 1,) record i is ``rows[starts[i]:starts[i + 1]]``; the null record has no rows."""
     kind: RecordKind = RecordKind.FACTOR
     begins: NDArray[np.int64] | None = None
+    """(m,) first rows of records that were selected from others and share their rows: record i has as many
+    rows as ``starts`` gives, from ``rows[begins[i]]`` on. :meth:`packed` removes it."""
 
     def __len__(self) -> int:
         return len(self.starts) - 1

@@ -29,28 +29,19 @@ _TEXT = re.compile(rb"[ -~\s]*")
 
 @dataclass(frozen=True)
 class PayloadReport:
-    """Report on one message, as the worker's decoder reads it.
-
-    Attributes
-    ----------
-    reason : str
-        Why it is, or holds, a null record; "" if it does not.
-    rows : int
-        Rows of numbers that the decoder takes from it; 0 for a null record.
-    null_rows : int
-        Rows among them that are null records, where each row is a record.
-    least, largest : float or None
-        Range of its finite numbers.
-    hint : str
-        Format that it seems to have, though nothing names that format; "" for none.
-    """
+    """Report on one message, as the worker's decoder reads it."""
 
     reason: str
+    """Reason why it is, or holds, a null record; "" if it does not."""
     rows: int
+    """Rows of numbers that the decoder takes from it; 0 for a null record."""
     null_rows: int = 0
+    """Rows among them that are null records, where each row is a record."""
     least: float | None = None
     largest: float | None = None
+    """Range of its finite numbers."""
     hint: str = ""
+    """Format that it seems to have, though nothing names that format; "" for none."""
 
     @property
     def is_record(self) -> bool:
@@ -144,41 +135,28 @@ class _Message:
 
 @dataclass
 class FeatureReport:
-    """Counts of one feature's values.
-
-    Attributes
-    ----------
-    missing : int
-        Records that lack the field, with or without a stand-in.
-    refused : int
-        Records with a value that the feature refuses, or without one and without a stand-in.
-    clamped : int
-        Records with a number beyond the bounds.
-    """
+    """Counts of one feature's values."""
 
     name: str
     missing: int = 0
+    """Records that lack the field, with or without a stand-in."""
     refused: int = 0
+    """Records with a value that the feature refuses, or without one and without a stand-in."""
     clamped: int = 0
+    """Records with a number beyond the bounds."""
 
 
 @dataclass
 class MapReport:
-    """Counts of records, and of the values of each feature.
-
-    Attributes
-    ----------
-    unread : int
-        Null records that are not an object of these fields.
-    reasons : list of (int, str)
-        Places of the first null records, from 0, with the reason.
-    """
+    """Counts of records, and of the values of each feature."""
 
     records: int = 0
     null: int = 0
     unread: int = 0
+    """Null records that are not an object of these fields."""
     features: list[FeatureReport] = field(default_factory=list)
     reasons: list[tuple[int, str]] = field(default_factory=list)
+    """Places of the first null records, from 0, with the reason."""
 
 
 def check_records(

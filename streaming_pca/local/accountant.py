@@ -39,8 +39,7 @@ class AlreadySpent(UserError):
 class LocalAccountant:
     """Accountant that keeps users from reporting to a topic beyond their cap.
 
-    Epsilons and deltas of a user's reports add up. A producer charges the accountant before
-    each report.
+    Epsilons and deltas of a user's reports add up. A producer charges the accountant before each report.
 
     Parameters
     ----------
@@ -57,14 +56,12 @@ class LocalAccountant:
     on one machine: each charge is one transaction, which reads and writes under
     the lock of the file.
 
-    Users are not in the file by name, but as HMAC-SHA256 of their key under a
-    secret salt. The salt is in the file: a user cannot be looked up without the file,
-    but its holder can try names. Sums are exact: a float counts as
-    the decimal that prints it, as everywhere in this package.
+    Users are not in the file by name, but as HMAC-SHA256 of their key under a secret salt. The salt is in the
+    file: a user cannot be looked up without the file, but its holder can try names. Sums are exact: a float
+    counts as the decimal that prints it, as everywhere in this package.
 
-    The cap is for one topic and one file. Reports of the same data to two
-    topics, with two files, or after an older copy of the file was put back, add
-    up, which the accountant cannot see.
+    The cap is for one topic and one file. Reports of the same data to two topics, with two files, or after an
+    older copy of the file was put back, add up, which the accountant cannot see.
     """
 
     def __init__(self, path: Path | str, timeout: float = 30.0) -> None:

@@ -64,10 +64,9 @@ class LocalGaussian:
     after the clip and the division by R. Only the user sees x, so this is
     local differential privacy: no other user, and no server, is trusted.
 
-    *Sensitivity.* x becomes integers z with |z| <= S = 2**20, checked in integers. For z and w of
-    two records |upper(z z^T - w w^T)|_2^2 <= |z|^4 + |w|^4 - 2 <z, w>^2 <= 2 S^4, with equality at
-    unit vectors of two axes. So the sensitivity is sqrt(2) S^2, exactly, and all products
-    z_i z_j <= 2**40 are exact in int64.
+    *Sensitivity.* x becomes integers z with |z| <= S = 2**20, checked in integers. For z and w of two records
+    |upper(z z^T - w w^T)|_2^2 <= |z|^4 + |w|^4 - 2 <z, w>^2 <= 2 S^4, with equality at unit vectors of two
+    axes. So the sensitivity is sqrt(2) S^2, exactly, and all products z_i z_j <= 2**40 are exact in int64.
 
     *Noise.* :func:`~streaming_pca.privacy.mechanisms.gaussian.gaussian_on_vector` of one scale for
     all entries, by :func:`~streaming_pca.privacy.calibration.multipliers.lattice_sigma`. Division by

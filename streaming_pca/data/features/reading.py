@@ -114,21 +114,12 @@ def _found(place: Path) -> _Getter:
 class FieldReader:
     """Reader of the fields that a map needs, and of the user's.
 
-    Parameters
-    ----------
-    user_field : path, optional
-        Place of the user's name, a text or a whole number, where the message key is not the user.
-    schema : PublicSchema, optional
-        Schema of Avro or Protobuf; neither can be read without one.
-    registered : mapping of int to PublicSchema, optional
-        Schemas of a registry by their ids, all of one format, in place of ``schema``. Each record names
-        its own.
+    ``user_field``: place of the user's name, a text or a whole number, where the message key is not the user.
+    ``schema``: schema of Avro or Protobuf; neither can be read without one. ``registered``: schemas of a
+    registry by their ids, all of one format, in place of ``schema``. Each record names its own.
 
-    Raises
-    ------
-    ValueError
-        One line, if the schema is invalid, cannot be bounded, or lacks a field that has no stand-in.
-    LibraryMissing
+    Raises ValueError with one line if the schema is invalid, cannot be bounded, or lacks a field that has no
+    stand-in, and LibraryMissing.
     """
 
     def __init__(

@@ -45,19 +45,13 @@ def library(name: str, extra: str, load: Callable[[], Any]) -> Any:
 
 @dataclass(frozen=True)
 class PublicSchema:
-    """Schema of the payloads of one stream.
-
-    Attributes
-    ----------
-    data : bytes
-        Avro's JSON, or a set of file descriptors.
-    message : str, optional
-        Full name of a Protobuf message.
-    """
+    """Schema of the payloads of one stream."""
 
     format: SchemaFormat
     data: bytes = field(repr=False)
+    """Avro's JSON, or a set of file descriptors."""
     message: str | None = None
+    """Full name of a Protobuf message."""
 
     @property
     def digest(self) -> str:

@@ -21,18 +21,12 @@ _SHOWN = 200
 
 @dataclass(frozen=True)
 class Registered:
-    """Schema as it is registered.
-
-    Attributes
-    ----------
-    text : str
-        Avro's JSON, or a Protobuf file's descriptor in base64.
-    references : tuple of (str, Registered)
-        Other schemas by the names under which this one uses them.
-    """
+    """Schema as it is registered."""
 
     text: str
+    """Avro's JSON, or a Protobuf file's descriptor in base64."""
     references: tuple[tuple[str, Registered], ...] = ()
+    """Other schemas by the names under which this one uses them."""
 
 
 def public_schema(format: SchemaFormat, registered: Registered, message: str | None) -> PublicSchema:

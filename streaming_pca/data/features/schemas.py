@@ -50,6 +50,8 @@ class RegisteredRecords:
     without an id, or with another one, are null records. Nothing is guessed, so that a record means what its
     producer wrote.
 
+    Raises ValueError with one line if no version can be read, and LibraryMissing.
+
     Attributes
     ----------
     absent : tuple of paths
@@ -58,12 +60,6 @@ class RegisteredRecords:
         Places without a value in a version, by id; only versions that lack some.
     unreadable : dict of int to str
         Why the records of a version are null, by id.
-
-    Raises
-    ------
-    ValueError
-        In one line, if no version can be read.
-    LibraryMissing
     """
 
     def __init__(self, schemas: Schemas, places: Sequence[Path]) -> None:

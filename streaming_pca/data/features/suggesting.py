@@ -15,28 +15,20 @@ _NO_BOUNDS = "bounds = []  # least and largest"
 
 @dataclass(frozen=True)
 class Suggestion:
-    """Field of a schema, as a feature.
-
-    Attributes
-    ----------
-    kind : {"number", "boolean", "category", "time", "list", "text", "other"}
-        Texts and others become no feature by themselves.
-    words : tuple of str
-        Vocabulary that the schema declares.
-    bounds : (float, float) or None
-        Least and largest value that the schema declares.
-    size : int or None
-        Length of a list, where the schema declares it.
-    optional : bool
-        Whether the field may be absent or null.
-    """
+    """Field of a schema, as a feature."""
 
     path: tuple[str, ...]
     kind: str
+    """{"number", "boolean", "category", "time", "list", "text", "other"}: texts and others become no feature
+    by themselves."""
     words: tuple[str, ...] = ()
+    """Vocabulary that the schema declares."""
     bounds: tuple[float, float] | None = None
+    """Least and largest value that the schema declares."""
     size: int | None = None
+    """Length of a list, where the schema declares it."""
     optional: bool = False
+    """True if the field may be absent or null."""
 
 
 def fields_of_json_schema(schema: Mapping[str, Any]) -> list[Suggestion]:
