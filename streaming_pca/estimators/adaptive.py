@@ -206,15 +206,7 @@ class _Learner:
     def by_either(self, free: bool) -> int:
         """Learn by the covariance route, or by the block route where that is better.
 
-        Parameters
-        ----------
-        free : bool
-            True where the route is not fixed.
-
-        Returns
-        -------
-        int
-            Clipped records.
+        ``free``: True where the route is not fixed. Returns the number of clipped records.
         """
         update, batch, budget = self.covariances, self.batch, self.budget
         estimate, look = update.look(self.covariance, batch, budget, self.future)

@@ -77,156 +77,105 @@ class Plan:
     """Size, charge and mechanism parameters of the next batch.
 
     A plan depends on public quantities and earlier outputs only.
-
-    Attributes
-    ----------
-    count : int
-        Records to take; a multiple of ``granularity``.
-    least : int
-        Least number of records of a batch that closes at ``max_wait``.
-        A multiple of ``granularity``, at most ``count``.
-    granularity : int
-        Records of one partition that must stay together.
-    charge : Charge
-        Cost of ``update`` for each record of the batch. Where a unit of privacy
-        may enter several batches: the cost of all these batches together.
-    parameters : dict
-        Every parameter of the batch's mechanisms, as JSON.
     """
 
     count: int
+    """Records to take; a multiple of ``granularity``."""
     least: int
+    """Least number of records of a batch that closes at ``max_wait``. A multiple of ``granularity``, at most
+    ``count``."""
     granularity: int
+    """Records of one partition that must stay together."""
     charge: Charge
+    """Cost of ``update`` for each record of the batch. Where a unit of privacy may enter several batches: the
+    cost of all these batches together."""
     parameters: dict[str, Any]
+    """Every parameter of the batch's mechanisms, as JSON."""
 
 
 @dataclass(frozen=True)
 class Subspace:
-    """Release: post-processed outputs of mechanisms.
-
-    Attributes
-    ----------
-    components : (k, d) float64
-        Orthonormal rows, by decreasing explained variance. For a tensor: unit rows,
-        by decreasing weight, each with its weight's sign.
-    explained_variance : (k,) float64
-    mean : (d,) float64 or None
-        In units of the scaled features.
-    explained_variance_error : (k,) float64 or None
-        Standard errors from the noise, the clips and the mean; from the noise alone where
-        the estimator counts nothing (a public radius, local reports).
-    total_variance : float or None
-        Sum of all d variances, itself an output of a mechanism.
-    total_variance_error : float or None
-        Its standard error, from the same sources.
-    angle_bound : float or None
-        Radians, in [0, pi/2]. With probability 0.95 over the noise, it bounds the
-        largest principal angle to the subspace of the same sums without noise. Unless a
-        doubt is listed, it also covers clips and unsettled steps, as far as these are
-        measured (with a public radius they are not). pi/2 carries no information.
-    outcome : Outcome or None
-        Outcome of the last batch; None before any batch, and where the algorithm
-        learns from every batch.
-    weights : (k,) float64 or None
-        For a tensor: lambda_i of lambda_1 v_1 (x) v_1 (x) v_1 + ..., decreasing.
-    support : tuple of int or None
-        Features that a sparse estimator selects, ascending.
-    mean_error : float or None
-        Expected norm of the noise in the mean, in units of the scaled features.
-        It is not published.
-    known_warnings : tuple of str
-        Ids of doubts that the estimator itself raises, such as an angle that may exceed its bound.
-    dominant_feature : int or None
-        Feature with more than half of the squared norm shown by the largest records.
-    """
+    """Release: post-processed outputs of mechanisms."""
 
     components: Matrix
+    """(k, d) orthonormal rows, by decreasing explained variance. For a tensor: unit rows, by decreasing
+    weight, each with its weight's sign."""
     explained_variance: Matrix
+    """(k,)."""
     mean: Matrix | None
+    """(d,) in units of the scaled features."""
     explained_variance_error: Matrix | None = None
+    """(k,) standard errors from the noise, the clips and the mean; from the noise alone where the estimator
+    counts nothing (a public radius, local reports)."""
     total_variance: float | None = None
+    """Sum of all d variances, itself an output of a mechanism."""
     total_variance_error: float | None = None
+    """Its standard error, from the same sources."""
     angle_bound: float | None = None
+    """Radians, in [0, pi/2]. With probability 0.95 over the noise, it bounds the largest principal angle to
+    the subspace of the same sums without noise. Unless a doubt is listed, it also covers clips and unsettled
+    steps, as far as these are measured (with a public radius they are not). pi/2 carries no information."""
     outcome: Outcome | None = None
+    """Outcome of the last batch; None before any batch, and where the algorithm learns from every batch."""
     weights: Matrix | None = None
+    """(k,) for a tensor: lambda_i of lambda_1 v_1 (x) v_1 (x) v_1 + ..., decreasing."""
     support: tuple[int, ...] | None = None
+    """Features that a sparse estimator selects, ascending."""
     mean_error: float | None = None
+    """Expected norm of the noise in the mean, in units of the scaled features. It is not published."""
     known_warnings: tuple[str, ...] = ()
+    """Ids of doubts that the estimator itself raises, such as an angle that may exceed its bound."""
     dominant_feature: int | None = None
+    """Feature with more than half of the squared norm shown by the largest records."""
 
 
 @dataclass(frozen=True)
 class EstimatorInfo:
-    """Static description of an estimator.
-
-    Attributes
-    ----------
-    id, name : str
-        Id of the estimator, and name of its class.
-    source : str
-        Paper, by its key in ``docs/references.md``, and algorithm.
-    adjacency : str
-        Neighbouring relation of the privacy guarantee; "none" without a guarantee.
-    needs : str
-        Requirements on the stream or on the data.
-    local : bool
-        True where producers privatise: records are reports
-        (:attr:`RecordKind.LOCAL`), and batches are charged nothing.
-    releases : {"subspace", "tensor"}
-        Kind of a release.
-    """
+    """Static description of an estimator."""
 
     id: str
     name: str
+    """Name of its class."""
     source: str
+    """Paper, by its key in ``docs/references.md``, and algorithm."""
     adjacency: str
+    """Neighbouring relation of the privacy guarantee; "none" without a guarantee."""
     private: bool
     needs: str
+    """Requirements on the stream or on the data."""
     summary: str
     local: bool = False
+    """True where producers privatise: records are reports (:attr:`RecordKind.LOCAL`), and batches are charged
+    nothing."""
     releases: Literal["subspace", "tensor"] = "subspace"
+    """Kind of a release."""
 
 
 @dataclass(frozen=True)
 class SuiteOptions:
-    """Settings of an estimator in the tests that all estimators pass (``tests/estimators/suite.py``).
-
-    Attributes
-    ----------
-    options : dict
-        Options for batches of about 64 records of 5 features, with norms of about 3.
-    epsilon : float
-        Epsilon that makes batches of a hundred records large enough.
-    rank : int or None
-        Largest rank, if it is limited.
-    variants : tuple of dict
-        Further options that lead to other sums or other charges.
-    clip : dict or None
-        Options that clip vectors with |x|^2 above 4 and no others, where k = d; None if small batches
-        are not learnt from, or nothing is clipped.
-    useful : dict
-        Options that find two strong directions of 16,000 records of 8 features, at epsilon 4.
-    mechanisms : int
-        Largest number of mechanisms that one record reaches, if their costs compose.
-    nulls_count : bool
-        True if a null record counts as zeros in a histogram, or has a message.
-    has_rho : bool
-        False if an answer may reveal everything with a probability below delta: no rho is claimed.
-    always_learns : bool
-        False if a batch may teach nothing: then every batch has an outcome.
-    """
+    """Settings of an estimator in the tests that all estimators pass (``tests/estimators/suite.py``)."""
 
     options: dict[str, Any]
+    """Options for batches of about 64 records of 5 features, with norms of about 3."""
     epsilon: float = 1.0
+    """Epsilon that makes batches of a hundred records large enough."""
     rank: int | None = None
+    """Largest rank, if it is limited."""
     variants: tuple[dict[str, Any], ...] = ()
+    """Further options that lead to other sums or other charges."""
     clip: dict[str, Any] | None = None
+    """Options that clip vectors with |x|^2 above 4 and no others, where k = d; None if small batches are not
+    learnt from, or nothing is clipped."""
     useful: dict[str, Any] = field(default_factory=dict)
+    """Options that find two strong directions of 16,000 records of 8 features, at epsilon 4."""
     mechanisms: int = 1
+    """Largest number of mechanisms that one record reaches, if their costs compose."""
     nulls_count: bool = False
+    """True if a null record counts as zeros in a histogram, or has a message."""
     has_rho: bool = True
+    """False if an answer may reveal everything with a probability below delta: no rho is claimed."""
     always_learns: bool = True
+    """False if a batch may teach nothing: then every batch has an outcome."""
 
 
 class Options(BaseModel):
@@ -259,14 +208,8 @@ O = TypeVar("O", bound=Options)
 class Estimator(ABC, Generic[S, O]):
     """Algorithm, configured for one stream; its state is passed in and out.
 
-    Parameters
-    ----------
-    dim, k : int
-        Features, and the rank of the subspace; 1 <= k <= dim.
-    privacy : PrivacyParameters
-        Privacy guarantee of the stream as a whole.
-    diagnostics_share : float
-        Share of epsilon for noisy counts of null and clipped records; 0 for none.
+    ``privacy`` is the guarantee of the stream as a whole, and ``diagnostics_share`` the share of epsilon for
+    noisy counts of null and clipped records, or 0. 1 <= k <= dim.
 
     Attributes
     ----------
@@ -408,12 +351,7 @@ class Estimator(ABC, Generic[S, O]):
         """Return the learnt subspace, with any signs and without the mean."""
 
     def check(self, batch: Batch) -> None:
-        """Check that the batch has this estimator's dimension and record kind.
-
-        Raises
-        ------
-        ValueError
-        """
+        """Check that the batch has this estimator's dimension and record kind, or raise ValueError."""
         if batch.dim != self.dim:
             raise ValueError(f"records have {batch.dim} features, expected {self.dim}")
         if batch.kind is not self.preprocessing.kind:
@@ -431,12 +369,7 @@ class Estimator(ABC, Generic[S, O]):
 
 
 def check_private(info: EstimatorInfo, private: bool) -> None:
-    """Check that the setting ``private`` agrees with the estimator.
-
-    Raises
-    ------
-    ValueError
-    """
+    """Check that the setting ``private`` agrees with the estimator, or raise ValueError."""
     if private and not info.private:
         raise ValueError(
             f"estimator {info.id!r} is not private: it runs only with private = false, "

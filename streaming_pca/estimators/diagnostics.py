@@ -22,12 +22,8 @@ _SENSITIVITY = 2
 class Diagnostics:
     """Mechanism that counts null and clipped records, for a share of epsilon.
 
-    Parameters
-    ----------
-    privacy : PrivacyParameters
-        Privacy guarantee of the stream as a whole.
-    share : float in (0, 0.5]
-        Share of epsilon; the rest is left to the estimator.
+    ``privacy`` is the guarantee of the stream as a whole, and ``share``, in (0, 0.5], a share of epsilon; the
+    rest is left to the estimator.
 
     Attributes
     ----------
@@ -83,12 +79,7 @@ class Diagnostics:
     def describe(self, counts: NDArray[np.int64], records: int) -> dict[str, float]:
         """Return noisy counts and their errors as the fields of a release.
 
-        Parameters
-        ----------
-        counts : (2,) int64
-            Numbers of null and of clipped records, with their noise.
-        records : int
-            Records of the batch.
+        ``counts`` are the numbers of null and of clipped records, (2,), with their noise.
         """
         null, clipped = counts.tolist()
         return {

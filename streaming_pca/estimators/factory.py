@@ -46,21 +46,11 @@ def configure(
 ) -> Estimator[Any, Any]:
     """Build an estimator of vectors or factors.
 
-    Parameters
-    ----------
-    dim : int
-        Features of the records.
-    n_components, epsilon, delta, estimator, centering, bounds, scale, options, private
-        The parameters of :class:`~streaming_pca.api.PrivatePCA`; ``estimator`` may also be a class.
-    n_records : int or None
-        Number of all records to come, if known. It becomes the estimator's option of
-        this name, if that option exists and ``options`` do not set it. Records that do not
-        fill a pair do not count.
+    Parameters are those of :class:`~streaming_pca.api.PrivatePCA`; ``estimator`` may also be a class.
+    ``n_records`` is the number of all records to come, if known. It becomes the estimator's option of this
+    name, if that option exists and ``options`` do not set it. Records that do not fill a pair do not count.
 
-    Raises
-    ------
-    ValueError
-        One line that names the parameter.
+    Raises ValueError with one line that names the parameter.
     """
     if not 1 <= dim <= MAX_FEATURES:
         raise ValueError(f"X has {dim} features, at most {MAX_FEATURES} are possible")
@@ -122,15 +112,9 @@ def _kind(estimator: Any) -> type[Estimator[Any, Any]]:
 def usable_records(shape: tuple[int, ...], estimator: Estimator[Any, Any], is_first: bool = True) -> int:
     """Count the usable records of an array: whole pairs with ``centering = "pairs"``.
 
-    Parameters
-    ----------
-    is_first : bool
-        False for a later batch of a model, which need not have as many rows as components.
+    ``is_first``: False for a later batch of a model, which need not have as many rows as components.
 
-    Raises
-    ------
-    ValueError
-        If records of several rows are to be paired, or there are fewer rows than components.
+    Raises ValueError if records of several rows are to be paired, or there are fewer rows than components.
 
     Warns
     -----
@@ -182,15 +166,8 @@ def _describe(estimator: Estimator[Any, Any]) -> dict[str, Any]:
 def make_utility_generator(random_state: Any) -> np.random.Generator:
     """Make a generator of utility randomness.
 
-    Parameters
-    ----------
-    random_state : None, int >= 0, numpy RandomState or Generator
-        A seed is drawn from a RandomState or Generator.
-
-    Raises
-    ------
-    ValueError
-        If ``random_state`` is anything else.
+    ``random_state`` is None, an int >= 0, or a numpy RandomState or Generator, which a seed is drawn from.
+    Raises ValueError if it is anything else.
     """
     if random_state is None:
         return utility_generator(None)

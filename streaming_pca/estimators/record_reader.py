@@ -45,10 +45,7 @@ def added_up(
 class RecordReader:
     """Reader of records for kernels: in place, through a public map, or transformed.
 
-    Parameters
-    ----------
-    basis : (d', k) float64, optional
-        Checked to have a row for each feature after ``preprocessing``.
+    ``basis``, (d', k), is checked to have a row for each feature after ``preprocessing``.
 
     Attributes
     ----------
@@ -74,10 +71,7 @@ class RecordReader:
     def read(self, batch: Block) -> RecordsView:
         """View the records, in place or transformed.
 
-        Raises
-        ------
-        ValueError
-            If a pair is incomplete, or the number of features is wrong.
+        Raises ValueError if a pair is incomplete, or the number of features is wrong.
         """
         if len(batch) % self.preprocessing.units:
             raise ValueError("pairs need an even number of records")
@@ -94,10 +88,7 @@ class RecordReader:
 class NormKernel(ABC):
     """Kernel of :meth:`Batch.map` that computes one number a summed record, with threads.
 
-    Parameters
-    ----------
-    work : int
-        Operations for each entry of a record.
+    ``work`` counts operations for each entry of a record.
     """
 
     def __init__(self, records: RecordReader, work: int = 1) -> None:

@@ -30,10 +30,7 @@ ESTIMATORS: dict[str, type[Estimator[Any, Any]]] = {
 def find(name: str) -> type[Estimator[Any, Any]]:
     """Return the estimator class with this id.
 
-    Raises
-    ------
-    ValueError
-        If the id is unknown; the message names the id that it resembles, or all.
+    Raises ValueError if the id is unknown; the message names the id that it resembles, or all.
     """
     if name in ESTIMATORS:
         return ESTIMATORS[name]

@@ -73,39 +73,27 @@ _FAR = 0.5
 
 @dataclass(frozen=True)
 class BlockEstimate:
-    """State of the block route: post-processed outputs of mechanisms.
-
-    Attributes
-    ----------
-    basis : (d, k) float64
-        Q, orthonormal columns, in the features' space.
-    product : (d, k) float64
-        S, near Sigma Q.
-    variance : float
-        P, variance of an entry of S; inf where S is only a guess.
-    noise : float
-        Part of P that is noise.
-    level : float
-        c, mean of the eigenvalues outside the basis.
-    spectrum : (k,) float64
-        Singular values of the S - c Q that the basis spans; zeros at the start.
-    measured : (3, k + 1) float64 or None
-        Result of :func:`measure_variances` for the Ritz vectors and the rest; None without such a pass.
-    measured_records : float
-        Records averaged into ``measured``.
-    turned : float
-        Sine of the largest turn of the basis in the last step.
-    """
+    """State of the block route: post-processed outputs of mechanisms."""
 
     basis: Matrix
+    """(d, k) Q, orthonormal columns, in the features' space."""
     product: Matrix
+    """(d, k) S, near Sigma Q."""
     variance: float
+    """P, variance of an entry of S; inf where S is only a guess."""
     noise: float
+    """Part of P that is noise."""
     level: float
+    """c, mean of the eigenvalues outside the basis."""
     spectrum: Matrix
+    """(k,) singular values of the S - c Q that the basis spans; zeros at the start."""
     measured: Matrix | None = None
+    """(3, k + 1) result of :func:`measure_variances` for the Ritz vectors and the rest; None without such a
+    pass."""
     measured_records: float = 0.0
+    """Records averaged into ``measured``."""
     turned: float = 0.0
+    """Sine of the largest turn of the basis in the last step."""
 
     @classmethod
     def start(cls, basis: Matrix) -> BlockEstimate:
@@ -113,12 +101,7 @@ class BlockEstimate:
         return cls(basis, np.zeros(basis.shape), math.inf, 0.0, 0.0, np.zeros(basis.shape[1]))
 
     def check(self) -> None:
-        """Check that a round could have left these values.
-
-        Raises
-        ------
-        ValueError
-        """
+        """Check that a round could have left these values, or raise ValueError."""
         if not np.linalg.norm(self.basis, axis=0).max(initial=0.0) < 1.01:
             raise ValueError("the state's basis must have orthonormal columns")
         if self.measured is not None and self.measured.shape != (3, self.basis.shape[1] + 1):
@@ -138,17 +121,12 @@ class BlockUpdate:
 
     Parameters
     ----------
-    k : int
-        Columns of the basis.
-    multiplier : float
-        Noise multiplier of a whole batch.
-    norm_range : (float, float)
-        Public range of the records' norms; residual norms may be far smaller.
-    present : float
-        Share of the batch's records that are not null. Each null record adds clip(-C), a public number,
+    k : columns of the basis.
+    multiplier : noise multiplier of a whole batch.
+    norm_range : public range of the records' norms; residual norms may be far smaller.
+    present : share of the batch's records that are not null. Each null record adds clip(-C), a public number,
         to a sum; it is subtracted again.
-    rank : int, optional
-        Leading directions that are released; all columns by default.
+    rank : leading directions that are released; all columns by default.
     """
 
     def __init__(
@@ -180,17 +158,11 @@ class BlockUpdate:
     ) -> tuple[float, float]:
         """Find the clip radius and the mean weight by noisy counts of residual norms.
 
-        Parameters
-        ----------
-        quantile : float
-            Quantile of the residual norms that becomes the radius.
-        part : float
-            Factor on the limits of the counts' shares, see :func:`norm_shares`.
+        The radius is the ``quantile`` of the residual norms; ``part`` is a factor on the limits of the
+        counts' shares, see :func:`norm_shares`.
 
-        Returns
-        -------
-        radius, weight : float
-            The weight is E min(1, R/|A Q - C|_F) over records that are not null, at least 0.2.
+        Returns radius and weight; the weight is E min(1, R/|A Q - C|_F) over records that are not null, at
+        least 0.2.
         """
         norms = block_residual_norms(batch, self.preprocessing, estimate.basis, estimate.product)
         shares = norm_shares(len(norms), self.multiplier, part)
@@ -328,14 +300,8 @@ def block_subspace(
 ) -> Subspace:
     """Compute the release, leading Ritz vectors of the basis: post-processing.
 
-    Parameters
-    ----------
-    k : int
-        At most the basis' columns.
-    present : PresentShare
-        Share whose error widens every variance's error.
-    mean_noise : float, optional
-        Noise variance of each coordinate of the mean.
+    ``k`` is at most the basis' columns. The error of ``present`` widens every variance's error.
+    ``mean_noise`` is the noise variance of each coordinate of the mean.
     """
     basis, centred = estimate.basis, estimate.product
     inner = basis.T @ centred
@@ -387,14 +353,7 @@ def round_shares(count: int, multiplier: float, cold: bool) -> list[float]:
     Every round reads all records. A round of share s is as noisy as one on a part sqrt(s) of them.
     A round noisier than a thousand records at multiplier 5 measures nothing and is skipped.
 
-    Parameters
-    ----------
-    count : int
-        Records.
-    multiplier : float
-        Noise multiplier of the whole batch.
-    cold : bool
-        True where the basis is a guess.
+    ``multiplier`` is for the whole batch; ``cold`` is True where the basis is a guess.
     """
     return [share for share in (_COLD if cold else _WARM) if count * share**0.5 >= _LEAST * multiplier / 5]
 
@@ -428,17 +387,8 @@ def learn_block(
 
     With a public radius it runs one round, without a total, counts of norms or a measurement.
 
-    Parameters
-    ----------
-    estimate : BlockEstimate
-        Several rounds follow a start, one follows a later estimate.
-    quantile : float
-        Quantile of the residual norms, unless ``options`` set one.
-
-    Returns
-    -------
-    BlockEstimate, TotalVariance, int
-        The last is the number of clipped records.
+    Several rounds follow a start, one follows a later estimate. ``quantile``: quantile of the residual norms,
+    unless ``options`` set one. The last returned value is the number of clipped records.
     """
     quantile = quantile if options.clip_quantile is None else options.clip_quantile
     count = len(batch) // update.preprocessing.units

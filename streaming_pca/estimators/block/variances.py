@@ -45,27 +45,16 @@ _COUNTS_PART = 0.25
 
 @dataclass(frozen=True)
 class TotalVariance:
-    """Running mean of the traces of (transformed) records.
-
-    Attributes
-    ----------
-    noise : float
-        Variance of the value's noise.
-    weight : float
-        Number of records averaged into the value.
-    """
+    """Running mean of the traces of (transformed) records."""
 
     value: float = 0.0
     noise: float = 0.0
+    """Variance of the value's noise."""
     weight: float = 0.0
+    """Number of records averaged into the value."""
 
     def check(self) -> None:
-        """Check that a batch could have left these values.
-
-        Raises
-        ------
-        ValueError
-        """
+        """Check that a batch could have left these values, or raise ValueError."""
         if not (self.noise >= 0 and 0 <= self.weight < math.inf):
             raise ValueError("noise and weight of the state's total variance must not be below 0")
 
@@ -103,14 +92,8 @@ def learn_total(
     It also returns the batch's distribution of traces, where one was counted. The trace of a symmetric
     matrix is not a variance: this kind spends nothing.
 
-    Parameters
-    ----------
-    multiplier : float
-        Noise multiplier of the whole batch.
-    norm_range : (float, float)
-        Public range of the traces.
-    present : float
-        Share of the records that are not null, an earlier answer: the mean is over these.
+    ``multiplier``: noise multiplier of the whole batch. ``norm_range``: public range of the traces.
+    ``present``: share of the records that are not null, an earlier answer: the mean is over these.
 
     Notes
     -----
@@ -215,29 +198,15 @@ def measure_variances(
 ) -> Matrix:
     """Measure variances along directions, and one for all other directions together.
 
+    Returns (3, k + 1): variances, the variance of their noise, and the deviation of the part that caps hide.
+
     Parameters
     ----------
-    batch : Batch
-        Vectors or factors.
-    preprocessing : Preprocessing
-        Preprocessing with its centre.
-    directions : (k, d) float64
-        Orthonormal rows.
-    scales : (k + 1,) float64
-        About the variances, above 0: they set the caps.
-    budget : Budget
-        Computes the noise scales.
-    multipliers : sequence of float
-        One for each layer's Gaussian, from :func:`take_shares`.
-    count : float
-        Records that are not null.
-    tail : (3,) float64
-        Excess beyond each cap, relative to the whole, from :func:`relative_tail`.
-
-    Returns
-    -------
-    (3, k + 1) float64
-        Variances, the variance of their noise, and the deviation of the part that caps hide.
+    directions : (k, d), orthonormal rows.
+    scales : (k + 1,), about the variances, above 0: they set the caps.
+    multipliers : one for each layer's Gaussian, from :func:`take_shares`.
+    count : records that are not null.
+    tail : (3,), excess beyond each cap, relative to the whole, from :func:`relative_tail`.
 
     Notes
     -----

@@ -24,12 +24,8 @@ _GRAIN = 2**10
 class Budget:
     """Budget of one batch; each mechanism takes a share of it.
 
-    Parameters
-    ----------
-    multiplier : float
-        z: noise scale over sensitivity of the one Gaussian that the batch is charged for.
-    epsilon : float
-        Epsilon of the privacy contract, for error messages.
+    ``multiplier`` is z, the noise scale over sensitivity of the one Gaussian that the batch is charged for;
+    error messages name the contract's ``epsilon``.
 
     Notes
     -----
@@ -52,10 +48,7 @@ class Budget:
 
         The share, in (0, 1], is rounded down to millionths, at least one.
 
-        Raises
-        ------
-        ValueError
-            If less is left: the answer would cost more than was charged.
+        Raises ValueError if less is left: the answer would cost more than was charged.
         """
         millionths = max(int(share * WHOLE), 1)
         if millionths > self.left:
@@ -68,13 +61,7 @@ class Budget:
         return self.left / WHOLE
 
     def take_rest(self) -> float:
-        """Spend the unspent share; as :meth:`take`.
-
-        Raises
-        ------
-        ValueError
-            If nothing is left.
-        """
+        """Spend the unspent share; as :meth:`take`. Raises ValueError if nothing is left."""
         if not self.left:
             raise ValueError("nothing is left of the batch's budget")
         millionths, self.left = self.left, 0
@@ -83,10 +70,7 @@ class Budget:
     def sigma(self, multiplier: float, sensitivity: float) -> float:
         """Compute the noise scale for a sensitivity in lattice units, rounded up.
 
-        Raises
-        ------
-        CalibrationError
-            If int64 is too narrow for the noise.
+        Raises CalibrationError if int64 is too narrow for the noise.
         """
         product = multiplier * sensitivity
         if product < math.inf and Fraction(product) < Fraction(multiplier) * Fraction(sensitivity):

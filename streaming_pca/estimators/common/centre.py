@@ -107,24 +107,14 @@ def refine(
 ) -> tuple[Vector, bool, float]:
     """Estimate the mean's distance from a centre.
 
+    Returns the distance, (d,), in units of the data, zeros if noise explains it; True if it is more than
+    noise; and the noise variance of each coordinate, in scaled units.
+
     Parameters
     ----------
-    centre : (d,) float64
-    radii : (float, float)
-        Public range of the radius of |S (x - c)|, S the scale.
-    share : float
-        Share of the mean; its radius costs a further :func:`radius_share`.
-    present : float
-        Share of the records that are not null, an earlier answer; a null record adds 0.
-
-    Returns
-    -------
-    distance : (d,) float64
-        In units of the data; zeros if noise explains it.
-    seen : bool
-        True if it is more than noise.
-    variance : float
-        Noise variance in each coordinate, in scaled units.
+    radii : public range of the radius of |S (x - c)|, S the scale.
+    share : share of the mean; its radius costs a further :func:`radius_share`.
+    present : share of the records that are not null, an earlier answer; a null record adds 0.
 
     Notes
     -----
@@ -203,17 +193,8 @@ class _MeanSum:
 def clipped_mean_sum(batch: Batch, preprocessing: Preprocessing, radius: float) -> NDArray[np.int64]:
     """Sum the records' clipped, centred and scaled means exactly.
 
-    Parameters
-    ----------
-    preprocessing : Preprocessing
-        Preprocessing with a centre.
-    radius : float
-        R, in scaled units of the data.
-
-    Returns
-    -------
-    (d,) int64
-        In units of R 2**-40. Replace-one sensitivity 2**41 in L2.
+    ``radius`` is R, in scaled units of the data. Returns (d,), in units of R 2**-40. Replace-one sensitivity
+    2**41 in L2.
     """
     return batch.sum(_MeanSum(preprocessing, 1 / lattice_unit(radius, MEAN_RADIUS)))
 

@@ -159,12 +159,7 @@ def block_residual_norms(
 
 
 def check_count(count: int) -> None:
-    """Check that a batch is small enough for exact sums.
-
-    Raises
-    ------
-    ValueError
-    """
+    """Check that a batch is small enough for exact sums, or raise ValueError."""
     if count > MAX_RECORDS:
         raise ValueError(f"a batch may hold {MAX_RECORDS} records at most: lower max_batch")
 
@@ -260,29 +255,17 @@ def block_sum(
 ) -> LatticeSum:
     """Sum clip_R(A_i Q - C) exactly on the lattice.
 
-    Parameters
-    ----------
-    basis : (d, k) float64, orthonormal columns
-        Rounded to 2**-30 (2**-26 for matrices); not rounded where R is below 0.05 |C|_F.
-    radius : float
-        R, in squared units of the data (in units of the data for matrices).
-    centre : (d, k) float64, optional
-        C, in the same units; public, for instance an earlier private output. A null
-        record then contributes clip_R(-C); without a centre it adds nothing.
+    ``basis``: (d, k), orthonormal columns, rounded to 2**-30 (2**-26 for matrices); not rounded where R is
+    below 0.05 |C|_F. ``radius``: R, in squared units of the data (in units of the data for matrices).
+    ``centre``: (d, k), C, in the same units; public, for instance an earlier private output. A null record
+    then contributes clip_R(-C); without a centre it adds nothing.
 
-    Returns
-    -------
-    LatticeSum of a (d, k) total
-        Its ``centre`` is the subtracted one: C on a lattice of R 2**-20, without
-        its part outside the basis and two further columns if that part is R/8 at most; C itself
-        for matrices and where R is below 0.05 |C|_F. Rounding of the values, relative to
-        R: see :mod:`streaming_pca.kernels.block.chunks`, :mod:`~streaming_pca.kernels.block.matrix_sums`
-        and :mod:`~streaming_pca.kernels.residuals`.
+    Returns a (d, k) total. Its ``centre`` is the subtracted one: C on a lattice of R 2**-20, without its part
+    outside the basis and two further columns if that part is R/8 at most; C itself for matrices and where R
+    is below 0.05 |C|_F. Rounding of the values, relative to R: see :mod:`streaming_pca.kernels.block.chunks`,
+    :mod:`~streaming_pca.kernels.block.matrix_sums` and :mod:`~streaming_pca.kernels.residuals`.
 
-    Raises
-    ------
-    ValueError
-        If the centre is not finite or not of the basis' shape.
+    Raises ValueError if the centre is not finite or not of the basis' shape.
     """
     kind = preprocessing.kind
     unit = lattice_unit(radius, _block_radius(kind))

@@ -153,9 +153,8 @@ class ComposedEstimator(Estimator[S, O]):
     def _centred(self, state: S, batch: Batch, budget: Budget) -> S:
         """Update the running mean, which is None while noise explains it, and the anchor.
 
-        All batches take their sums about the anchor. With the weights of the sums, the covariance
-        about the mean is their average less (mean - anchor)(mean - anchor)^T, however
-        the mean has moved.
+        All batches take their sums about the anchor. With the weights of the sums, the covariance about the
+        mean is their average less (mean - anchor)(mean - anchor)^T, however the mean has moved.
         """
         start = mean_start(self.preprocessing)
         low, high = self.norm_range

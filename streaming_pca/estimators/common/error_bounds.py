@@ -1,10 +1,9 @@
 """Error bounds and standard errors of a release, due to its noise.
 
-Functions of mechanism outputs and noise scales: post-processing. The noise is
-taken as Gaussian; the lattice's law differs from it by an amount that calibration charges to delta.
-Scales and exact sums (their clip, their basis) may depend on earlier outputs, and all
-statements are conditional on these. Neither may depend on the noise itself.
-Proofs: docs/explanation/proofs/errors.md.
+Functions of mechanism outputs and noise scales: post-processing. The noise is taken as Gaussian; the
+lattice's law differs from it by an amount that calibration charges to delta. Scales and exact sums (their
+clip, their basis) may depend on earlier outputs, and all statements are conditional on these. Neither may
+depend on the noise itself. Proofs: docs/explanation/proofs/errors.md.
 """
 
 from __future__ import annotations
@@ -29,22 +28,15 @@ _QUARTER_ARC = math.sqrt(math.pi / 2) * (math.pi / 2 + math.sqrt(2)) / (2 * math
 def angle_bound_of_covariance(values: Matrix, k: int, sigma_diagonal: float, *, other: float = 0.0) -> float:
     """Bound the angle between a symmetric matrix's leading subspaces with and without noise.
 
+    Returns radians: the largest principal angle is at most this. pi/2 carries no information.
+
     Parameters
     ----------
-    values : (d,) float64
-        All eigenvalues of the noisy matrix A = M + N + E, decreasing.
-    k : int
-        Dimension of the subspaces.
-    sigma_diagonal : float
-        N is symmetric, Gaussian, isotropic in Frobenius norm: standard deviation
-        s on the diagonal and s/sqrt(2) off it. Units of ``values``.
-    other : float
-        Bound on |E|_2, of any further perturbation E, random or not.
-
-    Returns
-    -------
-    float
-        Radians: the largest principal angle is at most this. pi/2 carries no information.
+    values : (d,), all eigenvalues of the noisy matrix A = M + N + E, decreasing.
+    k : dimension of the subspaces.
+    sigma_diagonal : N is symmetric, Gaussian, isotropic in Frobenius norm: standard deviation s on the
+        diagonal and s/sqrt(2) off it. Units of ``values``.
+    other : bound on |E|_2, of any further perturbation E, random or not.
 
     Notes
     -----
@@ -52,9 +44,8 @@ def angle_bound_of_covariance(values: Matrix, k: int, sigma_diagonal: float, *, 
 
         r = sqrt(2) s (E|g_{d-k}| + E|g_k| + 0.6 + sqrt(2 ln(1/0.05))) + 2 |E|_2,
 
-    g_m standard normal in R^m (so E|g_m| <= sqrt(m)): the bound is
-    arcsin(r/g)/2 where g > r, and pi/2 otherwise.
-    Proof: docs/explanation/proofs/errors.md, after [DavisKahan1970] and [AdlerTaylor2007].
+    g_m standard normal in R^m (so E|g_m| <= sqrt(m)): the bound is arcsin(r/g)/2 where g > r, and pi/2
+    otherwise. Proof: docs/explanation/proofs/errors.md, after [DavisKahan1970] and [AdlerTaylor2007].
     """
     d = len(values)
     if k == d:
@@ -69,24 +60,16 @@ def angle_bound_of_covariance(values: Matrix, k: int, sigma_diagonal: float, *, 
 def angle_bound_of_block(singular_values: Matrix, k: int, dim: int, sigma: float) -> float:
     """Bound the angle between a block's leading column spaces with and without noise.
 
+    Returns radians: the largest principal angle between the spans of the k leading left singular vectors of B
+    and of M is at most this. pi/2 carries no information.
+
     Parameters
     ----------
-    singular_values : (L,) float64
-        Singular values of the noisy block B = M + Z, (d, L) with k <= L <= d, decreasing.
-    k : int
-        Dimension of the subspaces.
-    dim : int
-        d.
-    sigma : float
-        s. Z has independent Gaussian entries of this standard deviation, or is
-        the projection of such a matrix on a linear space, such as
-        {Z : Q^T Z symmetric}. Units of ``singular_values``.
-
-    Returns
-    -------
-    float
-        Radians: the largest principal angle between the spans of the k leading
-        left singular vectors of B and of M is at most this. pi/2 carries no information.
+    singular_values : (L,), singular values of the noisy block B = M + Z, (d, L) with k <= L <= d, decreasing.
+    k : dimension of the subspaces.
+    dim : d.
+    sigma : s. Z has independent Gaussian entries of this standard deviation, or is the projection of such a
+        matrix on a linear space, such as {Z : Q^T Z symmetric}. Units of ``singular_values``.
 
     Notes
     -----

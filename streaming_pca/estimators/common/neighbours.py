@@ -29,17 +29,12 @@ Cut = Callable[[ArrayBatch, int], int]
 
 @dataclass(frozen=True)
 class Claim:
-    """Claim that a mechanism is (epsilon, delta)-DP and mu-GDP.
-
-    Attributes
-    ----------
-    mu : float
-        inf: no mu is claimed.
-    """
+    """Claim that a mechanism is (epsilon, delta)-DP and mu-GDP."""
 
     epsilon: float
     delta: float
     mu: float
+    """No mu is claimed if this is inf."""
 
 
 def mu_of_pure(epsilon: float) -> float:

@@ -129,22 +129,15 @@ def private_quantile_radius(
 ) -> tuple[float, float]:
     """Find a quantile of the norms of non-null records, by bisection with noisy counts.
 
+    Returns the radius, within 9%, and the share of records that are not null.
+
     Parameters
     ----------
-    norms : RecordValues
-        One number a record, a function of that record alone; 0 for null records.
-    low, high : float
-        Public range of the quantile.
-    share : float
-        Share of the budget for all counts together.
-    sure : float
-        Deviations below which a count shows no records. Noise mistaken for records far out
-        would put the radius at the end of its range.
-
-    Returns
-    -------
-    radius, present : float
-        The radius, within 9%, and the share of records that are not null.
+    norms : one number a record, a function of that record alone; 0 for null records.
+    low, high : public range of the quantile.
+    share : share of the budget for all counts together.
+    sure : deviations below which a count shows no records. Noise mistaken for records far out would put the
+        radius at the end of its range.
 
     Notes
     -----

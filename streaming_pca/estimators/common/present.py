@@ -44,12 +44,7 @@ class RunningShare:
     """Number of records averaged; 0 before any count."""
 
     def check(self) -> None:
-        """Check that a batch could have left these values.
-
-        Raises
-        ------
-        ValueError
-        """
+        """Check that a batch could have left these values, or raise ValueError."""
         if not (math.isfinite(self.value) and 0 <= self.noise < math.inf and 0 <= self.weight < math.inf):
             raise ValueError(f"noise and weight of the state's {self.sort} records must not be below 0")
 

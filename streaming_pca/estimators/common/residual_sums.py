@@ -40,12 +40,7 @@ NO_CENTRE = Centre(np.zeros((0, 0)), 0.0, 0.0)
 
 
 def check_columns(basis: Matrix) -> None:
-    """Check columns (d, k): far too long ones would exceed the headroom of exact sums.
-
-    Raises
-    ------
-    ValueError
-    """
+    """Check columns (d, k), or raise ValueError: too long ones exceed the headroom of exact sums."""
     if not np.all(np.einsum("ij,ij->j", basis, basis) <= 1.01):
         raise ValueError("the basis must be finite and have orthonormal columns")
 

@@ -54,10 +54,7 @@ def encode_state(state: State) -> bytes:
 def decode_state(state_type: type[S], data: bytes) -> S:
     """Decode the bytes of :func:`encode_state`.
 
-    Raises
-    ------
-    TypeError, ValueError or KeyError
-        If the bytes do not hold such a state.
+    Raises TypeError, ValueError or KeyError if the bytes do not hold such a state.
     """
     try:
         values = _read_values(data)
@@ -111,10 +108,8 @@ def decode_fitting_state(estimator: Estimator[Any, Any], data: bytes) -> State:
     Options are not part of a stream's privacy contract, so a state can be older than the
     present options, and some options decide its shapes.
 
-    Raises
-    ------
-    TypeError, ValueError or KeyError
-        If the bytes hold no such state, one of other shapes, or one with a mean that it does not use.
+    Raises TypeError, ValueError or KeyError if the bytes hold no such state, one of other shapes, or one with
+    a mean that it does not use.
     """
     state: State = decode_state(estimator.state_type, data)
     # The state before any record has all lasting shapes, for any seed and noise.

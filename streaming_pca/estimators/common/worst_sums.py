@@ -54,31 +54,22 @@ _STREAM_BATCHES = 6
 
 @dataclass(frozen=True)
 class Setup:
-    """Worst records of an estimator, and its sum read back from its states; the clip radius is 1.
-
-    Attributes
-    ----------
-    options : callable
-        ``options(count)``: options for batches of ``count`` records.
-    worst : callable
-        ``worst(state, kind)``: two records, norms far above the clip, whose
-        contributions are as far apart as two can be.
-    contribution : callable
-        ``contribution(state, A)``: the term of a record of matrix A, before the clip.
-    answer : callable
-        ``answer(estimator, before, after, transformed)``: the noisy sum of
-        ``transformed`` contributions, recovered from the states.
-    sensitivity : dict
-        L2 sensitivity of the sum, by record kind.
-    """
+    """Worst records of an estimator, and its sum read back from its states; the clip radius is 1."""
 
     dim: int
     k: int
     options: Callable[[int], dict[str, Any]]
+    """``options(count)``: options for batches of ``count`` records."""
     worst: Callable[[Any, RecordKind], tuple[Matrix, Matrix]]
+    """``worst(state, kind)``: two records, norms far above the clip, whose contributions are as far apart as
+    two can be."""
     contribution: Callable[[Any, Matrix], Matrix]
+    """``contribution(state, A)``: the term of a record of matrix A, before the clip."""
     answer: Callable[[Any, Any, Any, int], Matrix]
+    """``answer(estimator, before, after, transformed)``: the noisy sum of ``transformed`` contributions,
+    recovered from the states."""
     sensitivity: dict[RecordKind, float]
+    """L2 sensitivity of the sum, by record kind."""
 
     def with_options(self, **more: Any) -> Setup:
         """Return the same with further options."""

@@ -1,10 +1,9 @@
 """Exact covariance sums at several clip radii together, and in other coordinates.
 
-With radii R_1 < ... < R_L and a record of trace t, a clip at R_l multiplies the record by
-w_l = min(1, R_l/t). Layer l is the sum of (w_l - w_{l-1}) F^T F, w_0 = 0. The trace of one
-record's term is at most D_l = R_l - R_{l-1}, so replacing a record moves the layer
-by at most sqrt(2) D_l in Frobenius norm. The first l layers add up to the covariance sum
-clipped at R_l: one noisy answer a layer measures the sums at all radii.
+With radii R_1 < ... < R_L and a record of trace t, a clip at R_l multiplies the record by w_l = min(1,
+R_l/t). Layer l is the sum of (w_l - w_{l-1}) F^T F, w_0 = 0. The trace of one record's term is at most D_l =
+R_l - R_{l-1}, so replacing a record moves the layer by at most sqrt(2) D_l in Frobenius norm. The first l
+layers add up to the covariance sum clipped at R_l: one noisy answer a layer measures the sums at all radii.
 
 A record whose trace lies between R_{j-1} and R_j adds D_l/t of itself to every layer below j,
 which is one integer matrix in each layer's unit (its factor normalised to the
@@ -50,11 +49,8 @@ _MOST_TOTALS = 2**23
 class Coordinates:
     """Records in some coordinates y = turn^T x, and their sums there.
 
-    Parameters
-    ----------
-    turn : (d', d') float64, optional
-        Public, such as an earlier private output. None for the records' own coordinates,
-        the only ones of symmetric records of kind "matrix".
+    ``turn``: (d', d'), public, such as an earlier private output. None for the records' own coordinates, the
+    only ones of symmetric records of kind "matrix".
     """
 
     def __init__(self, preprocessing: Preprocessing, turn: Matrix | None = None) -> None:
@@ -80,10 +76,7 @@ class Coordinates:
 
         A layer's ``clipped`` counts the records with a norm above its radius.
 
-        Raises
-        ------
-        ValueError
-            If the radii do not rise from above 0, or the batch is too large.
+        Raises ValueError if the radii do not rise from above 0, or the batch is too large.
         """
         check_count(len(batch))
         edges = np.asarray(radii, dtype=np.float64)

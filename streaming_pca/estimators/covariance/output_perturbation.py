@@ -42,8 +42,7 @@ class GapBounds:
     """Public bounds for the sum of ``count`` records, in lattice units, rounded up.
 
     ``count`` counts transformed records, null ones included. Float errors are bounded for ``at_most`` records
-    if that is more, so that their bounds do not vary with the batch.
-    Proof: docs/explanation/proofs/sums.md.
+    if that is more, so that their bounds do not vary with the batch. Proof: docs/explanation/proofs/sums.md.
     """
 
     def __init__(self, kind: RecordKind, dim: int, count: int, at_most: int = 0) -> None:

@@ -144,20 +144,13 @@ def read_radii(
 
     Parameters
     ----------
-    moments : (l, d, d) float64
-        Noisy second moments, by increasing radius.
-    noise : (l, l) float64
-        Covariance of the noise on their diagonals.
-    weights : (d,) float64
-        The noise of entry ij has sqrt(w_i w_j) times the deviation.
-    final_variance : (l,) float64
-        Variance on the diagonal after all records to come.
-    excess, squared_excess : (l,) float64
-        E (norm - R)+ and E ((norm - R)+)^2.
-    count : float
-        Records, including records to come.
-    deviations : float
-        Standard deviations above the null that make a distance count as bias.
+    moments : (l, d, d), noisy second moments, by increasing radius.
+    noise : (l, l), covariance of the noise on their diagonals.
+    weights : (d,), the noise of entry ij has sqrt(w_i w_j) times the deviation.
+    final_variance : (l,), variance on the diagonal after all records to come.
+    excess, squared_excess : (l,), E (norm - R)+ and E ((norm - R)+)^2.
+    count : records, including records to come.
+    deviations : standard deviations above the null that make a distance count as bias.
     """
     radii, d = len(moments), moments.shape[-1]
     pairs = [eigh(moment, check_finite=False) for moment in moments]

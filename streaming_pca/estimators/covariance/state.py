@@ -37,7 +37,6 @@ class CovarianceEstimate:
     (:mod:`~streaming_pca.estimators.covariance.layered_sums`). Each batch measures layers with
     independent noise: a look measures all layers, a sum the layers up to its radius. Each layer is
     averaged by itself, so no two layers share noise. Batches weigh by their sizes alone.
-
     """
 
     radii: Matrix
@@ -126,12 +125,7 @@ class CovarianceEstimate:
         return float(self.noise[: self.chosen + 1].sum())
 
     def check(self) -> None:
-        """Check that an update could have left these values.
-
-        Raises
-        ------
-        ValueError
-        """
+        """Check that an update could have left these values, or raise ValueError."""
         used = self.used
         rising = np.all(np.diff(self.radii[:used], prepend=0.0) > 0) and not self.radii[used:].any()
         if not (rising and np.all(self.radii < GREATEST)):

@@ -98,19 +98,10 @@ class CovarianceUpdate:
 
     Parameters
     ----------
-    k : int
-        Rank of the subspace.
-    preprocessing : Preprocessing
-        Preprocessing with its centre.
-    multiplier : float
-        Noise multiplier of a whole batch.
-    norm_range : (float, float)
-        Public range of the records' norms.
-    half_life : float, "auto" or None
-    weighted : bool
-        True to allow weights of directions.
-    present : float
-        Share of the batch's records that are not null: sums count as means over these.
+    multiplier : noise multiplier of a whole batch.
+    norm_range : public range of the records' norms.
+    weighted : True to allow weights of directions.
+    present : share of the batch's records that are not null: sums count as means over these.
     """
 
     def __init__(
@@ -223,8 +214,7 @@ class CovarianceUpdate:
     ) -> tuple[CovarianceEstimate, Look]:
         """Count norms, and measure the covariance at all radii of the grid.
 
-        An empty estimate gets a grid; an existing grid is extended if the counts now show a
-        longer tail.
+        An empty estimate gets a grid; an existing grid is extended if the counts now show a longer tail.
         """
         coordinates = Coordinates(self.preprocessing, estimate.turn)
         norms = coordinates.norms(batch)
@@ -428,28 +418,20 @@ def rank_of_radius(dim: int) -> int:
 def direction_weights(variances: Matrix, values: Matrix, k: int, noise: float) -> tuple[Matrix, float]:
     """Compute the weights u of the directions that lower the subspace's noise most.
 
-    In coordinates x_i/sqrt(u_i) a clip at R puts the same noise on every entry, and so
-    sqrt(u_i u_j) times as much on entry ij in the records' own. With variances lambda_i, R grows
-    with sum lambda_i/u_i, and the effect of entry ij on the leading subspace with
-    1/(lambda_i - lambda_j)^2. So u minimises
+    In coordinates x_i/sqrt(u_i) a clip at R puts the same noise on every entry, and so sqrt(u_i u_j) times as
+    much on entry ij in the records' own. With variances lambda_i, R grows with sum lambda_i/u_i, and the
+    effect of entry ij on the leading subspace with 1/(lambda_i - lambda_j)^2. So u minimises
 
         (sum_i lambda_i/u_i)^2  sum_{i <= k < j} u_i u_j/(lambda_i - lambda_j)^2.
 
+    Returns (d,): weights of geometric mean 1, and the factor on the expected squared error, to first order.
+
     Parameters
     ----------
-    variances : (d,) float64, above 0
-        Variance along each direction, decreasing.
-    values : (d,) float64
-        Variances less the noise's contribution; gaps are differences of these.
-    k : int
-        k < d.
-    noise : float
-        Smaller gaps are replaced by it.
-
-    Returns
-    -------
-    (d,) float64, float
-        Weights of geometric mean 1, and the factor on the expected squared error, to first order.
+    variances : (d,), above 0, variance along each direction, decreasing.
+    values : (d,), variances less the noise's contribution; gaps are differences of these.
+    k : k < d.
+    noise : smaller gaps are replaced by it.
     """
     gaps = np.maximum(values[:k, None] - values[None, k:], noise)
     costs = 1 / (gaps / gaps.min()) ** 2

@@ -39,27 +39,17 @@ class DeflationState(State):
 
 @dataclass(frozen=True)
 class Learnt:
-    """Result of an oracle on one batch.
-
-    All of it is output of mechanisms, except ``clipped``.
-
-    Attributes
-    ----------
-    iterate : (d,) float64 or None
-        Iterate of any length; None if nothing is learnt. It is ignored if it is not finite.
-    value : float
-        Private Ritz value of the iterate; meaningless if nothing is learnt.
-    clipped : int
-        Records that a clip changed: exact, and as secret as a record.
-    scale : float or None
-        Estimated scale to clip by.
-    """
+    """Result of an oracle on one batch. All of it is output of mechanisms, except ``clipped``."""
 
     iterate: Floats | None
+    """(d,) iterate of any length; None if nothing is learnt. It is ignored if it is not finite."""
     value: float
+    """Private Ritz value of the iterate; meaningless if nothing is learnt."""
     outcome: Outcome
     clipped: int
+    """Records that a clip changed: exact, and as secret as a record."""
     scale: float | None = None
+    """Estimated scale to clip by."""
 
 
 S = TypeVar("S", bound=DeflationState)
@@ -112,14 +102,9 @@ class Deflation(Estimator[S, O], Generic[S, O]):
 
         Parameters
         ----------
-        state : DeflationState
-            Before the batch: this is learning step ``state.steps[state.component] + 1``.
-        batch : Batch
-            Batch of any length.
-        iterate : (d,) float64
-            Unit vector, orthogonal to ``removed``.
-        removed : (d, i) float64, C order
-            U, orthonormal columns: the earlier components of this pass; i may be 0.
+        state : before the batch: this is learning step ``state.steps[state.component] + 1``.
+        iterate : (d,), unit vector, orthogonal to ``removed``.
+        removed : (d, i), C order, U, orthonormal columns: the earlier components of this pass; i may be 0.
         """
 
     def learn_batch(self, state: S, batch: Batch) -> tuple[S, int]:
@@ -158,12 +143,9 @@ class Deflation(Estimator[S, O], Generic[S, O]):
 def orthonormalise_from(basis: Floats, first: int) -> None:
     """Orthonormalise the columns from ``first`` on, each against the columns before it, in place.
 
-    Parameters
-    ----------
-    basis : (d, k) float64
-        The columns before ``first`` are orthonormal. A column with almost nothing left
-        is replaced by the coordinate with most left, projected: at least
-        1 - j/d of its squared length, because these shares add up to d - j at column j.
+    The columns of ``basis`` before ``first`` are orthonormal. A column with almost nothing left is
+    replaced by the coordinate with most left, projected: at least 1 - j/d of its squared length, because
+    these shares add up to d - j at column j.
     """
     d, k = basis.shape
     for j in range(first, k):

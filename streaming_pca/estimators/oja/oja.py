@@ -62,16 +62,9 @@ class IterateEstimator(Estimator[S, O], Generic[S, O]):
 def oja_step(basis: Floats, gradient: Floats, rate: float) -> tuple[Floats, Floats]:
     """Make a step of Oja's rule.
 
-    Parameters
-    ----------
-    basis : (d, k) float64
-        Q, orthonormal columns.
-    gradient : (d, k) float64
-        Estimate of A Q, projected on S_Q = {Y : Q^T Y symmetric}.
-
-    Returns
-    -------
-    The next basis (d, k), and the Rayleigh quotients (k, k) that the gradient gives it
+    ``basis`` is Q, (d, k) with orthonormal columns; ``gradient`` is an estimate of A Q, projected on the
+    space S_Q of Y with symmetric Q^T Y. Returns the next basis (d, k), and the Rayleigh quotients (k, k) that
+    the gradient gives it.
     """
     new = orthonormalise(basis + rate * gradient)
     inner = new.T @ basis @ (basis.T @ gradient) @ (basis.T @ new)

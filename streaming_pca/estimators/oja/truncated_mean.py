@@ -3,16 +3,14 @@
 Source: [DunglerSanyal2026] and [DunglerSanyal2025]. A batch of products G_i (d x k, or
 vectors) is read as two disjoint halves:
 
-*PrivRange* ([DunglerSanyal2026, Alg. 4]; [DunglerSanyal2025, Alg. 6]). Pairs of the
-first half are subtracted, so that their common mean cancels, and dealt to m
-blocks of b pairs. The value of a block is the maximum over columns r of the largest
-eigenvalue of (1/2b) sum g_r g_r^T. The fullest bin of a private histogram of the m
-values, over powers of 2^(1/4), is the scale. If no bin is full enough, no scale is found.
+*PrivRange* ([DunglerSanyal2026, Alg. 4]; [DunglerSanyal2025, Alg. 6]). Pairs of the first half are
+subtracted, so that their common mean cancels, and dealt to m blocks of b pairs. The value of a block is the
+maximum over columns r of the largest eigenvalue of (1/2b) sum g_r g_r^T. The fullest bin of a private
+histogram of the m values, over powers of 2^(1/4), is the scale. If no bin is full enough, no scale is found.
 
-*TruncatedMean* ([DunglerSanyal2026, Alg. 5]; [DunglerSanyal2025, Alg. 7]). The second
-half's coordinates are counted in bins as wide as the scale's root. The fullest noisy
-bins give a centre, about which each coordinate is clipped; the mean of the clipped
-coordinates gets Gaussian noise calibrated to the box that holds them.
+*TruncatedMean* ([DunglerSanyal2026, Alg. 5]; [DunglerSanyal2025, Alg. 7]). The second half's coordinates are
+counted in bins as wide as the scale's root. The fullest noisy bins give a centre, about which each coordinate
+is clipped; the mean of the clipped coordinates gets Gaussian noise calibrated to the box that holds them.
 
 Deviations from the paper
 -------------------------
@@ -84,25 +82,17 @@ _BINS_HELD = 2**26
 
 @dataclass(frozen=True)
 class MeanFound:
-    """Result of one batch: outputs of mechanisms, except ``clipped``.
-
-    Attributes
-    ----------
-    mean : (d, k) float64 or None
-        Noisy, not yet projected; None if nothing is learnt.
-    scale : float or None
-        Lambda.
-    centred : float or None
-        Share of the coordinates whose histogram showed a bin.
-    clipped : int
-        Records with a clipped coordinate: exact, and as secret as a record.
-    """
+    """Result of one batch: outputs of mechanisms, except ``clipped``."""
 
     outcome: Outcome
     mean: Floats | None = None
+    """(d, k) noisy, not yet projected; None if nothing is learnt."""
     scale: float | None = None
+    """Lambda."""
     centred: float | None = None
+    """Share of the coordinates whose histogram showed a bin."""
     clipped: int = 0
+    """Records with a clipped coordinate: exact, and as secret as a record."""
 
 
 def least_records(blocks: int, preprocessing: Preprocessing) -> int:
@@ -113,12 +103,7 @@ def least_records(blocks: int, preprocessing: Preprocessing) -> int:
 class AdaptiveMean:
     """PrivRange and TruncatedMean at one privacy contract.
 
-    Parameters
-    ----------
-    epsilon, delta : float
-        Privacy of each half of one batch.
-    values : int
-        d k, the coordinates of a product.
+    (epsilon, delta) is for each half of one batch; ``values`` is d k, the coordinates of a product.
 
     Attributes
     ----------
@@ -161,15 +146,10 @@ class AdaptiveMean:
 
         Parameters
         ----------
-        batch : Batch
-            Batch of any length.
-        basis : (d, k) float64
-        removed : (d, c) float64
-            Orthonormal columns to project out of the products.
-        blocks : int
-            m of PrivRange.
-        clip : callable
-            ``clip(Lambda)``: width of the bins, and R.
+        basis : (d, k).
+        removed : (d, c), orthonormal columns to project out of the products.
+        blocks : m of PrivRange.
+        clip : ``clip(Lambda)``: width of the bins, and R.
         """
         if len(batch) < least_records(blocks, preprocessing):
             return MeanFound(Outcome.TOO_FEW)
@@ -219,18 +199,8 @@ class AdaptiveMean:
     ) -> MeanFound:
         """Estimate the noisy mean by TruncatedMean.
 
-        Parameters
-        ----------
-        basis : (d, k) float64
-        removed : (d, c) float64
-            Projected out of the products' rows.
-        width, radius : float
-            Width of the bins; and R, half the width of the box.
-
-        Returns
-        -------
-        MeanFound
-            Without a scale.
+        ``basis`` is (d, k). The columns ``removed``, (d, c), are projected out of the products' rows. Bins
+        are ``width`` wide, and ``radius`` is R, half the width of the box. The result has no scale.
         """
         d, k = basis.shape
         count = len(part) // preprocessing.units
@@ -356,9 +326,8 @@ def _box_sensitivity(values: int) -> float:
 def _zcdp(epsilon: float, delta: float) -> tuple[float, float]:
     """Return rho of the centre and of the mean, and delta of unseen bins.
 
-    Centre and mean have this rho each. A quarter of delta goes to the centre's unseen bins, by
-    (1 + e^epsilon) times their probability
-    (:func:`~streaming_pca.privacy.mechanisms.histogram.gaussian_modes`).
+    Centre and mean have this rho each. A quarter of delta goes to the centre's unseen bins, by (1 +
+    e^epsilon) times their probability (:func:`~streaming_pca.privacy.mechanisms.histogram.gaussian_modes`).
     """
     unseen = delta / 4 / (1 + math.exp(epsilon)) * (1 - 1e-12)
     return greatest_rho(epsilon, delta * 0.75) / 2, unseen

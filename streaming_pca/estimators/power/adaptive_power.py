@@ -290,15 +290,8 @@ def _dot(a: Floats, b: Floats) -> float:
 def _product(rows: Floats, of_matrices: bool, x: Floats, across: Floats, out: Floats) -> float:
     """Compute out = P A x of one record in a fixed order; return its norm.
 
-    Parameters
-    ----------
-    A itself, or F with A = F^T F; no rows for a null record, whose product is 0.
-        A itself, or F with A = F^T F; none of a null record, whose product is 0.
-    x : (d,) float64
-    across : (c, d) float64
-        U^T, with P = I - U U^T.
-    out : (d,) float64
-        inf or NaN where it overflows.
+    ``rows`` is A itself, or F with A = F^T F, and empty for a null record, whose product is 0; ``across`` is
+    U^T, (c, d), with P = I - U U^T. ``out`` is inf or NaN where it overflows.
     """
     out[:] = 0.0
     for i in range(rows.shape[0]):

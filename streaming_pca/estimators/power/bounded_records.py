@@ -1,17 +1,15 @@
 """Records scaled into two public balls: by Euclidean norm, and by sum of coordinates.
 
-[DunglerSanyal2026, appendix F] calls this clipping by "the square root of the trace and
-the trace of the square root of the diagonal". A record's matrix A = F^T F is scaled by
-s^2, its rows F by s,
+[DunglerSanyal2026, appendix F] calls this clipping by "the square root of the trace and the trace of the
+square root of the diagonal". A record's matrix A = F^T F is scaled by s^2, its rows F by s,
 
     s = min(1, beta / sqrt(trace A), alpha / sum_j sqrt(A_jj)):
 
 for one row x the two numbers are |x|_2 and |x|_1. An indefinite matrix has no
 square root on its diagonal; its Frobenius norm is clipped to beta^2.
 
-The scale is a function of its record alone, in a fixed order. It serves utility only:
-no sensitivity depends on the floats here, because the sum that the records enter clips
-them again, in integers.
+The scale is a function of its record alone, in a fixed order. It serves utility only: no sensitivity depends
+on the floats here, because the sum that the records enter clips them again, in integers.
 """
 
 from __future__ import annotations
@@ -35,22 +33,14 @@ Floats = NDArray[np.float64]
 def scale_records(rows: Floats, starts: NDArray[np.int64], size: float, spread: float, out: Floats) -> int:
     """Scale each record within a Frobenius norm and a sum of column norms.
 
+    Returns the number of records that were made smaller by more than rounding would.
+
     Parameters
     ----------
-    rows : (n, d) float64
-        Record i is ``rows[starts[i]:starts[i + 1]]``.
-    starts : (m + 1,) int64
-    size : float
-        Bound of the Frobenius norm of a record's rows.
-    spread : float
-        Bound of the sum over columns of their Euclidean norms; may be inf.
-    out : (n, d) float64
-        A record within both bounds keeps its bits; a record with NaN or inf becomes 0.
-
-    Returns
-    -------
-    int
-        Records that were made smaller by more than rounding would.
+    rows : (n, d), record i is ``rows[starts[i]:starts[i + 1]]``.
+    size : bound of the Frobenius norm of a record's rows.
+    spread : bound of the sum over columns of their Euclidean norms; may be inf.
+    out : (n, d), a record within both bounds keeps its bits; a record with NaN or inf becomes 0.
     """
     d = rows.shape[1]
     clipped = 0

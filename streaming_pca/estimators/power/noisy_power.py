@@ -120,8 +120,7 @@ class NoisyPowerMethod(Estimator[NoisyPowerState, NoisyPowerOptions]):
       ("too-few-records"), or whose k-th Ritz value is within the noise's norm
       ("no-gap"; it would be the noise's). The charge stays. At k = d nothing can be missed.
 
-    Records of kind matrix: the method finds the directions of the largest
-    absolute eigenvalues.
+    Records of kind matrix: the method finds the directions of the largest absolute eigenvalues.
 
     Privacy
     -------
@@ -252,8 +251,7 @@ class NoisyPowerMethod(Estimator[NoisyPowerState, NoisyPowerOptions]):
     def _ritz(self, basis: Matrix, product: Matrix, following: Matrix) -> tuple[Matrix, Matrix]:
         """Return the k largest Ritz values (k,) by absolute value and their vectors (d, k).
 
-        They are of Y Q^T + Q Y^T - Q Q^T Y Q^T in the new basis: the symmetric matrix that the
-        product shows.
+        They are of Y Q^T + Q Y^T - Q Q^T Y Q^T in the new basis: the symmetric matrix that the product shows.
         """
         turn, cross = basis.T @ following, following.T @ product
         inner = cross @ turn

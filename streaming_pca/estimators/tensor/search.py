@@ -118,12 +118,7 @@ class TensorSearch:
     def learn(self, products: Matrix, steps: int, window: int) -> TensorSearch:
         """Make one power step.
 
-        Parameters
-        ----------
-        products : as :attr:`queries`
-            T(I, u, u) of each, of fresh records.
-        steps : int
-            R.
+        ``products`` are T(I, u, u) of the :attr:`queries`, of fresh records; ``steps`` is R.
         """
         return self._refined(products, window) if self.is_complete else self._searched(products, steps)
 
@@ -177,12 +172,7 @@ def tensor_subspace(weights: NDArray[np.float64], components: NDArray[np.float64
     A weight below 0 is noise, and is released as 0: the components are those of
     positive weight. It is the ``explained_variance`` too, of the third moment.
 
-    Parameters
-    ----------
-    weights : (k,) float64
-        0 for components that are not found yet.
-    components : (k, d) float64
-        Unit rows.
+    ``weights``, (k,), are 0 for components that are not found yet; ``components``, (k, d), are unit rows.
     """
     kept = np.maximum(weights, 0.0)
     # Stable: at weight 0, components found come before the fill.

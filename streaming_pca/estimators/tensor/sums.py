@@ -51,14 +51,8 @@ def joint_radius(candidates: Matrix) -> float:
 class Space:
     """Coordinates of the records: the data's space, or a whitened one.
 
-    Parameters
-    ----------
-    clip_radius : float
-        R, in units of the records.
-    whitening : Whitening, optional
-        Whitening from an earlier output.
-    whitened_radius : float
-        The clip of W^T x, if there is a whitening.
+    ``clip_radius`` is R, in units of the records; ``whitening`` is from an earlier output, and
+    ``whitened_radius`` then clips W^T x.
     """
 
     def __init__(
@@ -98,12 +92,8 @@ class Space:
 def quantise_squares(overlaps: Matrix, per_unit: float) -> None:
     """Square rows (n, L) in place; clip and round them to norms of at most RADIUS.
 
-    Parameters
-    ----------
-    overlaps : (n, L) float64
-        Exact integers, in units of 2**-40; on return integers.
-    per_unit : float
-        Lattice units per unit of the squares.
+    ``overlaps`` are (n, L) exact integers, in units of 2**-40; on return integers. ``per_unit``: lattice
+    units per unit of the squares.
     """
     squares = np.empty((1, overlaps.shape[1]))
     for i in range(overlaps.shape[0]):
@@ -135,16 +125,8 @@ class _Products:
 def product_sum(batch: Batch, space: Space, candidates: Matrix) -> LatticeSum:
     """Return the exact lattice sum of x a^T over the one-row records of a batch.
 
-    Parameters
-    ----------
-    batch : Batch
-        Records of more rows count as null.
-    candidates : (n, L) float64, unit columns
-        Public, or an earlier output; rounded to multiples of 2**-20.
-
-    Returns
-    -------
-    LatticeSum of an (n, L) total
+    Records of more rows count as null. ``candidates`` are (n, L), unit columns, public or an earlier output;
+    they are rounded to multiples of 2**-20. The total is (n, L).
     """
     if len(batch) > MAX_RECORDS:
         raise ValueError(f"a batch may hold {MAX_RECORDS} records at most: lower batch_size")
