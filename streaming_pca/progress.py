@@ -59,11 +59,7 @@ class Task:
 
 
 class Progress:
-    """Display of a command's steps while a block runs.
-
-    On a terminal each step has a bar, which disappears at the end of the block. Elsewhere each unfinished
-    step has a line every ten seconds, so a short command prints nothing.
-    """
+    """Display of a command's steps while a block runs; its bars disappear at the end."""
 
     def __init__(self, console: Console) -> None:
         self._console = console

@@ -1,8 +1,7 @@
 """Charges for releases made elsewhere: `streaming-pca ledger charge`.
 
-A topic's cap covers the releases of this program. An owner who releases something else about the same
-records enters its cost here, so that the cap covers that too. Like every charge, it can never be taken
-back.
+A topic's cap covers the releases of this program. An owner who releases something else about the same records
+enters its cost here, so that the cap covers that too. Like every charge, it can never be taken back.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """Import of a backup: its missing parts are written to the topics.
 
-All missing parts are written in one transaction. An interrupted import has therefore written nothing, and
-the next one starts over: its producer's ``init_transactions`` aborts the open transaction of the first.
-Existing contents must agree with the backup. A ledger that is a prefix of the backup (OPENED alone, after
-`topics create`) is continued; a ledger that contains the whole backup is not changed, so importing is
-idempotent.
+All missing parts are written in one transaction. An interrupted import has therefore written nothing, and the
+next one starts over: its producer's ``init_transactions`` aborts the open transaction of the first. Existing
+contents must agree with the backup. A ledger that is a prefix of the backup (OPENED alone, after `topics
+create`) is continued; a ledger that contains the whole backup is not changed, so importing is idempotent.
 
 An old backup is worse than none: later batches would get a second result. :func:`_check_newest` looks for
 traces of such batches before writing:

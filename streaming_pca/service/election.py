@@ -33,9 +33,8 @@ class _OnePartition:
 class _LeadershipAssignor(StickyPartitionAssignor):  # type: ignore[misc]
     """Sticky assignment of partition 0, without waiting for metadata.
 
-    A state topic always has one partition. kafka-python may assign before metadata arrives, and then
-    assigns it to no member (docs/explanation/kafka-client.md). The assignment is sticky, because with the
-    default assignor a joining standby takes over the lead.
+    kafka-python may assign before metadata arrives, and then assigns it to no member
+    (docs/explanation/kafka-client.md). With its default assignor, a joining standby takes over the lead.
     """
 
     def assign(self, cluster: Any, members: Any) -> Any:
@@ -44,16 +43,9 @@ class _LeadershipAssignor(StickyPartitionAssignor):  # type: ignore[misc]
 
 
 class Election(ConsumerRebalanceListener):  # type: ignore[misc]
-    """Candidate for the leadership of streams.
+    """Candidate for the leadership of streams, by their state topics, which it never reads.
 
-    Parameters
-    ----------
-    group : str
-        Equal in all processes that may lead any of these streams.
-    topics : iterable of str
-        State topics of the streams; this class never reads them.
-    on_rebalance : callable
-        Called after each assignment.
+    ``group`` is equal in all processes that may lead any of them.
     """
 
     def __init__(

@@ -19,8 +19,7 @@ class Pool(StrEnum):
 
     READING = "reading"
     """Fetching, decoding and assembly of batches ahead of the kernels; one thread, because decoding holds
-    the GIL.
-    """
+    the GIL."""
     RECORDS = "records"  # kernels, and opening and closing the input: all other work on records
     COMMITS = "commits"  # exchanges with ledger, state and releases
     ELECTION = "election"  # the group protocol only, so that kernels and slow commits cannot delay it
@@ -45,17 +44,16 @@ class Executors:
     ) -> T:
         """Run a function in a thread of a pool.
 
-        Raises DeadlineExceeded if it runs longer than ``deadline`` seconds after a thread has started it (0:
-        no limit). It keeps running there, because a thread cannot be stopped. Also if all threads of the pool
-        are past such a deadline, because perhaps no thread becomes free again.
+        Raises DeadlineExceeded if it runs longer than ``deadline`` seconds after its start (0: no limit),
+        where it keeps running, or if all threads of the pool are past such a deadline: a thread cannot be
+        stopped.
         """
         if self._hanging[pool] == _COUNTS[pool]:
             raise DeadlineExceeded(f"{task} cannot start: the process hangs in an earlier step")
         loop = asyncio.get_running_loop()
         started = asyncio.Event()
 
-        # Not via the future: kafka-python's exception forms a reference cycle with this frame, and so with
-        # the future, which would keep a batch in memory until the next garbage collection.
+        # Not via the future: it would be in kafka-python's reference cycle and keep a batch in memory.
         results: list[T] = []
         errors: list[BaseException] = []
 

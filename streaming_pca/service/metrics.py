@@ -30,13 +30,7 @@ _BROKER_SECONDS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10)
 
 
 class Metrics:
-    """All metrics of a process.
-
-    Parameters
-    ----------
-    process : bool
-        Include memory, CPU time and file descriptors, which can depend on records.
-    """
+    """Metrics of a process; ``process`` adds memory, time and descriptors, which can depend on records."""
 
     def __init__(self, *, process: bool = False) -> None:
         self.registry = CollectorRegistry()
@@ -121,10 +115,7 @@ class Metrics:
 
     @cached_property
     def counts(self) -> tuple[Gauge, ...]:
-        """Noisy counts of null and clipped records, their errors and the totals.
-
-        Registered only when a stream first pays for them.
-        """
+        """Noisy counts, errors and totals, registered only when a stream first pays for them."""
         return (
             self._gauge("batch_null_records", "Null records of the last batch, with privacy noise."),
             self._gauge(

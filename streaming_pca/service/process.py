@@ -46,14 +46,9 @@ def end_process(reason: object, successor: str) -> NoReturn:
 
 
 def run_process(serve: Callable[[], Coroutine[Any, Any, int]], successor: str) -> int:
-    """Run an event loop; return the exit status.
+    """Run an event loop; return the exit status, which ``serve`` returns for a normal end.
 
-    Parameters
-    ----------
-    serve : callable
-        Returns the exit status of a normal end.
-    successor : str
-        For the log: how the next process continues after a step that hangs.
+    ``successor`` is for the log: how the next process continues after a step that hangs.
     """
     try:
         with warnings.catch_warnings():
@@ -82,10 +77,7 @@ class Patience:
         self._since = None
 
     def is_over(self, started: float) -> bool:
-        """Note the failure of an attempt begun at ``started``; return whether to give up.
-
-        An attempt that lasted longer than the limit counts as progress.
-        """
+        """Note a failed attempt begun at ``started``; a long one was progress. Return whether to give up."""
         now = time.monotonic()
         if self._since is None or now - started > self._seconds:
             self._since = now

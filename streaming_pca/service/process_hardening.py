@@ -1,11 +1,9 @@
 """Protection of a process's memory, which holds records and secrets, from dumps and debuggers.
 
-Imports only the standard library, because commands call it before anything else.
-
 On Linux a protected process is not dumpable (prctl(2), PR_SET_DUMPABLE): no core files, even for handlers
 that ignore their limit, and only root can read its memory, environment and open files. ``exec`` resets the
-flag, so every program of the service sets it. Error messages of bugs are withheld as well: libraries quote
-the values that they cannot handle.
+flag, so every program of the service sets it, before anything else: only the standard library is imported.
+Error messages of bugs are withheld as well: libraries quote the values that they cannot handle.
 """
 
 from __future__ import annotations
@@ -32,7 +30,6 @@ def protect_process(*, debuggable: bool = False) -> str | None:
     """Refuse core files and debuggers from now on; idempotent.
 
     ``debuggable``: admit debuggers of the same user and show messages of bugs; core files are still refused.
-
     Returns, for the log, why a protection is not available here, or what ``debuggable`` admits.
     """
     global _messages_shown
@@ -66,9 +63,9 @@ def _set_dumpable(dumpable: bool) -> str | None:
 
 
 def traceback_text(error: BaseException) -> str:
-    """Return an error's traceback, with messages of errors only if the process is debuggable.
+    """Return a traceback without errors' messages, unless the process is debuggable.
 
-    An error's type, lines of source code and the name of a missing module reveal nothing about records.
+    The rest (types, source code, the name of a missing module) reveals nothing about records.
     """
     if _messages_shown:
         return "".join(traceback.format_exception(error))

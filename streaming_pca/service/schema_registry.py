@@ -53,10 +53,7 @@ class RegistryClient:
         self._headers: dict[str, str] = {}
 
     def renew(self) -> None:
-        """Reread the files of secrets and certificate authorities.
-
-        Raises StreamRefused if a file cannot be read.
-        """
+        """Reread the files of secrets and authorities; raise StreamRefused if one cannot be read."""
         settings = self._settings
         headers = {"Accept": _ACCEPT, "Connection": "close"}
         try:
@@ -86,10 +83,9 @@ class RegistryClient:
             raise StreamRefused(f"registry.ssl_cafile = {str(cafile)!r}: {reason}") from None
 
     def get(self, kind: type[T], *path: str | int, query: Mapping[str, str], most: int = _MOST_ANSWER) -> T:
-        """Return a response, decoded into the fields of ``kind``.
+        """Return a response, at most ``most`` bytes of it, decoded into the fields of ``kind``.
 
-        ``path`` has the parts below the registry's address; ``most`` bounds the response's bytes. Raises
-        NotThere, SessionLost or StreamRefused.
+        Raises NotThere, SessionLost or StreamRefused.
         """
         target = "/".join([self._parts.path, *(urllib.parse.quote(str(part), safe="") for part in path)])
         target += f"?{urllib.parse.urlencode(query)}"
@@ -260,10 +256,7 @@ class _Unusable(Exception):
 
 
 class SchemaRegistry:
-    """Reader of the schemas of one subject.
-
-    Not thread-safe. ``message``: full name of the Protobuf message; by default the first one in each schema.
-    """
+    """Reader of one subject's schemas; not thread-safe. ``message`` defaults to each schema's first."""
 
     def __init__(
         self, settings: RegistrySettings, subject: str, format: SchemaFormat, message: str | None = None
@@ -278,10 +271,9 @@ class SchemaRegistry:
     def read(self, known: Mapping[int, PublicSchema]) -> dict[int, PublicSchema]:
         """Return the known schemas and those of all versions, including softly deleted ones.
 
-        Of the versions read earlier, only the newest is requested again.
-
-        Raises SessionLost if the registry does not respond; the next call continues. Raises StreamRefused
-        if a setting has to change, the subject is missing, or all versions are unreadable.
+        Of the versions read earlier, only the newest is requested again. Raises SessionLost if the registry
+        does not respond; the next call continues. Raises StreamRefused if a setting has to change, the
+        subject is missing, or all versions are unreadable.
         """
         self._begin(known)
         try:
@@ -301,8 +293,7 @@ class SchemaRegistry:
         self._versions = {
             version: self._versions[version] for version in versions if version in self._versions
         }
-        # The newest known version reveals whether versions were deleted permanently and their numbers
-        # reused.
+        # The newest known version shows whether versions were deleted permanently, their numbers reused.
         newest = max(self._versions, default=0)
         if newest and self._id_of(newest) != self._versions[newest]:
             self._versions = {}
@@ -326,10 +317,7 @@ class SchemaRegistry:
         return answer.id
 
     def read_ids(self, ids: Iterable[int]) -> dict[int, PublicSchema]:
-        """Return the schemas of a reserved batch by id, without ids that no longer exist.
-
-        Raises SessionLost. Raises StreamRefused if a setting has to change.
-        """
+        """Return a reserved batch's existing schemas, by id; raise SessionLost or StreamRefused."""
         self._begin({})
         found = {}
         for id_ in sorted(set(ids)):
@@ -369,8 +357,7 @@ class SchemaRegistry:
         try:
             schema = public_schema(self._format, self._registered(answer, what, 0), self._message)
         except (_Unusable, ValueError) as error:
-            # Kept as it is: its records are null, while those of other versions are read. A registry that
-            # refuses a request for a reference may recover, so that error is not caught here.
+            # Kept: its records are null, others are read. A refused reference is not caught: it may recover.
             schema = PublicSchema(self._format, answer.schema.encode("utf-8", "replace"), self._message)
             self._faults[id_] = str(error) if isinstance(error, _Unusable) else f"{what}: {error}"
         if sum(len(each.data) for each in self._schemas.values()) + len(schema.data) > _MOST_BYTES:
@@ -414,7 +401,7 @@ class SchemaRegistry:
 def schemas_of(settings: RegistrySettings | None, subject: Subject | None) -> dict[int, PublicSchema] | None:
     """Return the current schemas of a stream's records; None if they do not name schemas.
 
-    Raises ConfigurationError if the registry is unavailable or refuses; the message is one line.
+    Raises ConfigurationError, with one line, if the registry is unavailable or refuses.
     """
     if subject is None or settings is None:
         return None
@@ -427,10 +414,7 @@ def schemas_of(settings: RegistrySettings | None, subject: Subject | None) -> di
 def read_latest(
     settings: RegistrySettings, subject: str
 ) -> tuple[Literal["avro", "protobuf", "json"], bytes]:
-    """Return the format and data of a subject's newest schema.
-
-    Raises SessionLost or StreamRefused.
-    """
+    """Return the newest schema's format and data; raise SessionLost or StreamRefused."""
     client = RegistryClient(settings)
     client.renew()
     try:

@@ -54,9 +54,8 @@ A lack of progress ends it sooner.
 class Session:
     """Session as leader of one stream.
 
-    - ``topics``: looked up for every session: a recreated topic holds different data.
-    - ``on_release``: called with every release after its publication.
-    - ``make_reader``: reader of the input; by default in this process.
+    ``topics`` are of this session: a recreated topic holds different data. ``on_release`` is called with
+    every published release.
     """
 
     def __init__(
@@ -92,10 +91,7 @@ class Session:
         self.made_progress = False  # True once a release has been published
 
     def interrupt(self) -> None:
-        """Finish a reserved batch, drop an unreserved one, and end permanently.
-
-        After losing the lead the session does not continue, even if it regains the lead immediately.
-        """
+        """Finish a reserved batch, drop an unreserved one, and end, even if the lead returns."""
         self._interrupted = True
         self._wakeup.set()
         self._input.stop()
@@ -103,9 +99,8 @@ class Session:
     async def run(self) -> bool:
         """Lead until interrupted; True when the stream is done.
 
-        Raises SessionLost or BrokerUnreachable to recover with a new session. Raises StreamRefused,
-        RecordsLost or BudgetExceeded if the stream cannot continue as configured, and DeadlineExceeded if a
-        thread hangs: the process must end.
+        Raises SessionLost or BrokerUnreachable to recover with a new session; StreamRefused, RecordsLost or
+        BudgetExceeded if it cannot continue as configured; DeadlineExceeded if a thread hangs.
         """
         self._writer = CheckpointWriter(self._settings.kafka, self._stream, self._topics.topic_id)
         hanging = False
@@ -131,13 +126,10 @@ class Session:
                 finally:
                     await self._executors.call(Pool.COMMITS, "closing", self._writer.close, deadline=30.0)
 
-    # -- take-over ---------------------------------------------------------
-
     async def _take_over(self) -> tuple[TakenOver, State]:
         """Fence the predecessor and finish its last batch; return the state to continue from."""
         with self._traces.trace("lead") as trace:
-            # One at a time: it may wait for another job's transaction and must leave a thread for other
-            # streams.
+            # One at a time: it may wait for another job's transaction and must leave threads for others.
             async with self._executors.long_exchange:
                 with trace.child("recover"):
                     takeover = await self._executors.call(
@@ -177,10 +169,7 @@ class Session:
         return state
 
     async def _wait_for_schemas(self, feed: OffsetFeed) -> bool:
-        """Wait until the registry has listed the subject's schemas; return False when interrupted.
-
-        Without schemas every record would be null, yet charged.
-        """
+        """Wait for the first listing, or every record is null yet charged; False when interrupted."""
         self._metrics.set_listing_source(lambda: feed.listed_at)
         while feed.schemas is None and not self._interrupted:
             self._wakeup.clear()
@@ -204,8 +193,6 @@ class Session:
             self._logged_faults.add(fault)
             self._log.warning("%s", fault)
         return codec
-
-    # -- learning ----------------------------------------------------------
 
     async def _learn(self, takeover: TakenOver, state: State) -> bool:
         assert self._feed is not None
@@ -308,10 +295,7 @@ class Session:
         return state
 
     async def _wait_for_batch(self, plan: Plan) -> OffsetBatch | None:
-        """Wait for a batch; return None when interrupted or no longer active.
-
-        Pausing or retiring the stream during the wait ends the session.
-        """
+        """Wait for a batch; return None when interrupted, paused or retired."""
         await self._input.set_plan(plan)
         self._metrics.set_planned(plan.count)
         looked = time.monotonic()
@@ -332,10 +316,7 @@ class Session:
         return None
 
     async def _check_topic(self) -> None:
-        """Check that the records just read belong to the topic that will be charged.
-
-        Checking after the read suffices, because a topic's id is never reused.
-        """
+        """Check that the records just read are of the topic to charge; a topic's id is never reused."""
         current = await self._executors.call(
             Pool.COMMITS,
             "looking at the topic",
@@ -476,8 +457,6 @@ class Session:
         if self._on_release is not None:
             self._on_release(Progress(release.batch, release.records, data))
 
-    # -- helpers -----------------------------------------------------------
-
     def _show_ledger(self) -> None:
         self._metrics.show_ledger(self._writer.log.ledger, self._writer.log.entries)
 
@@ -488,10 +467,7 @@ class Session:
 
 
 def _epochs_at(positions: Offsets, checkpoint: Checkpoint | None) -> dict[int, int]:
-    """Return a checkpoint's leader epochs for the positions that it contains.
-
-    Abandoned batches advance positions beyond it.
-    """
+    """Return the checkpoint's leader epochs of positions; abandoned batches advance beyond it."""
     if checkpoint is None:
         return {}
     own = checkpoint.positions

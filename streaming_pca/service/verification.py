@@ -1,8 +1,7 @@
-"""Periodic verification of the ledgers of a worker's streams.
+"""Periodic verification of the ledgers of a worker's streams, each in a process.
 
-Each verification runs in a separate process (:mod:`streaming_pca.service.commit.verification`), one at a
-time. A ledger keeps growing and is read from its start, so the pause grows with the duration of a
-verification.
+A ledger keeps growing and is read from its start, so the pause grows with a verification's duration
+(:mod:`streaming_pca.service.commit.verification`).
 """
 
 from __future__ import annotations
@@ -34,10 +33,9 @@ _MOST_LINES = 10  # number of problems that are logged; `streaming-pca ledger ve
 
 
 class Verifier:
-    """Periodic verifier of ledgers.
+    """Periodic verifier of ledgers, every ``interval`` seconds; never if it is 0.
 
-    ``shown`` (mapping of input topic to StreamMetrics): metrics of the streams that read the topic; they show
-    the result. ``interval``: in seconds; 0 turns verification off.
+    ``shown`` has the metrics of the streams that read each input topic; they show the result.
     """
 
     def __init__(

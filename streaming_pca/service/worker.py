@@ -71,8 +71,7 @@ T = TypeVar("T")
 def _prepare() -> None:
     """Set up the interpreter after all imports.
 
-    The libraries' objects are excluded from garbage collection, whose search of them was a fifth of the
-    processor time of a worker with small messages.
+    Their objects are frozen: garbage collection was a fifth of the processor time for small messages.
     """
     sys.setswitchinterval(_SWITCH_SECONDS)
     load_compiler()
@@ -292,12 +291,9 @@ class _Stream:
 
 
 class Worker:
-    """Process that runs streams, each as leader or standby.
+    """Process that runs streams, each as leader or standby; their settings differ in ``stream`` only.
 
-    - ``settings``: one per stream, equal except for ``stream``.
-    - ``on_release``: called with every release after its publication.
-    - ``make_reader``: reader of the inputs; by default in this process.
-    - ``site``: site that the HTTP server shows in addition to metrics and health.
+    ``on_release`` is called with every published release; ``site`` is shown with metrics and health.
     """
 
     def __init__(
@@ -336,9 +332,8 @@ class Worker:
     async def _compile(self) -> None:
         """Compile the kernels of first batches, then, after the start, the others.
 
-        The first batches' kernels are compiled before the process becomes a candidate, because no batch may
-        wait for them. Cancelling stops immediately: a worker that finds no broker does not wait for the
-        compiler.
+        No batch may wait for its kernels, so the process becomes a candidate later. Cancelling stops
+        immediately: a worker that finds no broker does not wait for the compiler.
         """
         use_threads(self._settings.worker.threads)
         streams = [stream.settings.stream for stream in self._streams]
@@ -480,8 +475,8 @@ def run_worker(
 ) -> int:
     """Run until SIGTERM, SIGINT, the end of all streams or their refusal.
 
-    The arguments are those of :class:`Worker`. Returns the exit status: 0 stopped or done, 2 refused or
-    misconfigured, 3 budget exceeded, 4 broker lost; the greatest if streams ended differently.
+    Returns the exit status: 0 stopped or done, 2 refused or misconfigured, 3 budget exceeded, 4 broker lost;
+    the greatest if streams ended differently.
     """
     _prepare()
 

@@ -52,14 +52,10 @@ def _digest(token: str) -> bytes:
 
 
 class Token:
-    """Token of requests; a changed file is read again.
+    """Token of requests; a changed file is read again, and only the token's digest is stored.
 
-    Only the token's digest is stored. If the file cannot be read or does not contain a token, all requests
-    are refused.
-
-    ``name``: setting's name in messages. ``file``: file to read instead of ``secret``.
-
-    Raises ConfigurationError if the file does not contain a token.
+    Without ``file``, ``secret`` is the token; ``name`` is the setting's, for messages. Raises
+    ConfigurationError if the file does not contain a token; if that happens later, all requests are refused.
     """
 
     def __init__(self, name: str, secret: SecretStr | None, file: Path | None) -> None:
@@ -108,10 +104,7 @@ class Token:
 
 
 def make_tokens(settings: HttpSettings) -> tuple[Token | None, Token | None]:
-    """Return the tokens of the API and of the metrics; None for unprotected routes.
-
-    Raises ConfigurationError if a token's file cannot be used.
-    """
+    """Return the tokens of API and metrics, None if unprotected; raise ConfigurationError for bad files."""
 
     def made(name: str, secret: SecretStr | None, file: Path | None) -> Token | None:
         if secret is None and file is None:
@@ -126,8 +119,8 @@ def make_tokens(settings: HttpSettings) -> tuple[Token | None, Token | None]:
 class Access:
     """Middleware that passes permitted requests on.
 
-    ``/healthz``, ``/readyz`` without details, and the pages, which do not contain data, do not need a
-    token. The request's scope records for its endpoint whether the request had one.
+    ``/healthz``, ``/readyz`` without details, and the pages, which contain no data, do not need a token. The
+    request's scope records for its endpoint whether the request had one.
     """
 
     def __init__(
@@ -157,8 +150,7 @@ class Access:
             detail = "pages of other sites are not allowed to do this: add their origin to http.origins"
             return problem(scope, HTTPStatus.FORBIDDEN, detail)
         if not path.isprintable():
-            # Route patterns end with "$", which also matches before a line feed: /metrics%0A would match
-            # /metrics.
+            # Route patterns end with "$", which also matches before a line feed, as in /metrics%0A.
             return problem(
                 scope, HTTPStatus.NOT_FOUND, "a path must not have control characters or line separators"
             )
@@ -199,8 +191,7 @@ def _without_port(host: str) -> str:
 def _known_hosts(settings: HttpSettings) -> Callable[[str], bool]:
     """Return the check of the Host header's name.
 
-    Addresses are allowed because they cannot be rebound by DNS; requests without the header because
-    browsers always send it. Proxies, probes and scrapers send both.
+    Addresses are allowed because DNS cannot rebind them; no header, because browsers always send one.
     """
     named = frozenset(settings.hosts)
     if not named and not is_loopback(settings.host):

@@ -37,15 +37,7 @@ _GUIDE = "docs/how-to/monitor.md"
 
 
 def index_page(*, metrics: bool, token: bool, roles: Mapping[str, str] | None) -> HTMLResponse:
-    """Return the page.
-
-    Parameters
-    ----------
-    metrics, token : bool
-        Whether the server has metrics, and whether these need a token.
-    roles : mapping of stream to role, or None
-        None for a client that may not see streams.
-    """
+    """Return the page; ``roles`` by stream is None for a client that may not see streams."""
     links = {
         "healthz": "whether this process serves",
         "readyz": "whether this process leads, or can take over, its streams",

@@ -39,10 +39,7 @@ _LEAVING_SECONDS = 0.3  # time for an event stream to end without cancellation
 
 
 class _WholeLines(ReceiveBuffer):
-    """Buffer of a connection whose header lines end with CR LF.
-
-    A proxy that does not treat LF as a line end would see other headers than this server.
-    """
+    """Buffer of header lines that end with CR LF: proxies and servers disagree on a mere LF."""
 
     def maybe_extract_lines(self) -> list[bytearray] | None:
         """Return the lines of a complete head; raise RemoteProtocolError for a bare LF."""
@@ -56,8 +53,7 @@ class _WholeLines(ReceiveBuffer):
 class LimitedProtocol(H11Protocol):
     """HTTP connection that slow clients cannot occupy for long.
 
-    Above the limit, the connection that has been idle longest is closed, so that silent clients do not
-    block others.
+    Above the limit, the connection that has been idle longest is closed: silent clients do not block others.
     """
 
     _slow: asyncio.TimerHandle | None = None
@@ -205,9 +201,7 @@ class RateLimit:
     """Middleware that limits the request rate of each client address.
 
     Probes are not counted, so that a busy client does not make a process look dead; nor are pages, because
-    each needs dozens of files.
-
-    ``clock``: monotonic time in seconds.
+    each needs dozens of files. ``clock`` returns monotonic seconds.
     """
 
     def __init__(self, app: ASGIApp, per_second: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -239,10 +233,7 @@ class RateLimit:
 
 
 def _client(scope: Scope) -> str:
-    """Return a client's IPv4 address or IPv6 network.
-
-    One client can have all addresses of an IPv6 network.
-    """
+    """Return an IPv4 address or an IPv6 network, as one client can have all of it."""
     host = str(scope["client"][0]) if scope.get("client") else ""
     try:
         address = ipaddress.ip_address(host.partition("%")[0])
@@ -256,10 +247,8 @@ def _client(scope: Scope) -> str:
 class EventStreams:
     """Middleware that limits event streams, and ends them when the server stops.
 
-    If the pool is full, the address with the most streams loses its oldest one to an address with fewer:
-    one client may use all free streams without blocking other clients.
-
-    ``most``: most simultaneous streams. ``stopping``: set once the server stops.
+    If the pool of ``most`` is full, the address with the most streams loses its oldest one to an address with
+    fewer: one client may use all free streams without blocking other clients.
     """
 
     def __init__(self, app: ASGIApp, most: int, stopping: asyncio.Event) -> None:

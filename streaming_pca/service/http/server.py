@@ -68,11 +68,9 @@ class _Server(uvicorn.Server):
 class HttpServer:
     """HTTP server in a process's event loop.
 
-    - ``metrics``: ``/metrics`` does not exist without it.
-    - ``roles``: returns this process's role in each stream, by name: "starting", "leading", "standby",
-      "paused", "ended".
-    - ``refusals``: returns the streams that this process may not run as configured, with reasons.
-    - ``port_option``: option that has set the port, for messages; by default the setting.
+    Without ``metrics``, ``/metrics`` does not exist. ``roles`` returns the process's role in each stream
+    ("starting", "leading", "standby", "paused", "ended"), ``refusals`` the streams that it may not
+    run as configured, with reasons. ``port_option`` has set the port, for messages.
 
     Raises ConfigurationError if other machines would have access without a token, or a token or certificate
     is unusable. Raises StreamRefused if the server cannot listen on the port.
@@ -212,10 +210,7 @@ class HttpServer:
 
 
 def _load(config: uvicorn.Config, settings: HttpSettings) -> None:
-    """Load the certificates.
-
-    Raises ConfigurationError: the message is one line that names the setting.
-    """
+    """Load the certificates; raise ConfigurationError with one line that names the setting."""
     check_files(settings)
     try:
         config.load()

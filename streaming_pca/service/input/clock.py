@@ -333,7 +333,7 @@ def event_writer(out: IO[bytes], on_closed: Callable[[], object]) -> SendEvent:
     """Return a function that queues events for a writing thread, one line each.
 
     A pipe holds 64 KiB, and the worker empties it when its GIL is free, which depends on records: ticks must
-    not wait for that. An empty line a second is a sign of life. ``on_closed``: called once the reader has closed.
+    not wait for that. An empty line a second is a sign of life. ``on_closed`` is called at the end.
     """
     events: SimpleQueue[dict[str, Any]] = SimpleQueue()
 

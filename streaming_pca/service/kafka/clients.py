@@ -292,8 +292,7 @@ def transactional_producer(settings: KafkaSettings, transactional_id: str) -> Ka
         kafka_client=patches.TransactionalClient,
         transactional_id=transactional_id,
         transaction_timeout_ms=settings.transaction_timeout_ms,
-        # While a broker completes the previous transaction, it refuses the next one for some
-        # milliseconds.
+        # While a broker completes the previous transaction, it refuses the next one for some milliseconds.
         retry_backoff_ms=20,
         delivery_timeout_ms=delivery_timeout_ms(settings),
         max_block_ms=settings.request_timeout_ms,

@@ -81,8 +81,7 @@ def _read_piece(self: Any) -> tuple[bytes, Exception | None]:
     data = b""
     try:
         if answer is not None and len(answer) - answer._idx > _LEAST_SHARED_BYTES:
-            # Leave the last byte to the client's own code, which then notices that the response is
-            # complete.
+            # Leave the last byte to the client's own code, which then notices that the response is complete.
             count: int = self._sock.recv_into(memoryview(answer)[answer._idx : -1])
             answer._idx += count
         else:
@@ -524,8 +523,7 @@ def adapt_consumer(
 def close_reader(consumer: KafkaConsumer) -> None:
     """Close a consumer without a commit, and drop its fetched records.
 
-    kafka-python's objects form reference cycles: their records would stay until the next garbage
-    collection.
+    kafka-python's objects form reference cycles: their records would stay until the next garbage collection.
     """
     try:
         consumer.close(autocommit=False)

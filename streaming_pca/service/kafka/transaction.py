@@ -31,8 +31,7 @@ def delivery_timeout_ms(settings: KafkaSettings) -> int:
 def discard(producer: KafkaProducer) -> None:
     """Close a producer and drop its unsent messages.
 
-    The producer's own method first waits for all messages; if that takes too long it raises without
-    closing.
+    The producer's own method first waits for all messages; if that takes too long it raises without closing.
     """
     drop_unsent(producer)
     producer.close(timeout=2)

@@ -54,10 +54,7 @@ _MESSAGES = {
 def asyncapi_document(
     stream: StreamSettings | None = None, kafka: KafkaSettings | None = None
 ) -> dict[str, Any]:
-    """Return the AsyncAPI 3.0 document of a worker's topics.
-
-    Addresses have parameters without a ``stream``; ``kafka`` is the broker to name as the server.
-    """
+    """Return a worker's AsyncAPI 3.0 document; addresses have parameters without a ``stream``."""
     kind = None if stream is None else stream.record_kind
     schemas = _components("release", release_schema()) | _components("entry", ledger_schema())
     names = dict(_MESSAGES)
@@ -96,10 +93,7 @@ def asyncapi_document(
 
 
 def stream_payload_schema(stream: StreamSettings | None) -> Schema:
-    """Return the schema of a JSON payload, for one stream or for any.
-
-    Raises ConfigurationError if the stream does not accept JSON.
-    """
+    """Return the schema of a JSON payload, for any stream or one that accepts JSON."""
     if stream is None:
         return payload_schema()
     if stream.record_kind is RecordKind.LOCAL:

@@ -23,12 +23,9 @@ _CHUNK_BYTES = 512 * 1024 + MESSAGE_OVERHEAD
 
 @dataclass(frozen=True)
 class Problem:
-    """Setting that must be changed, or, if a worker can run with it, should be.
+    """Setting that must be changed or, if a worker can run (not ``fatal``), should be.
 
-    - ``subject``: "topic 'NAME'" or "broker ID".
-    - ``key``: the setting; "" if the topic is missing.
-    - ``fix``: a command or a description of the change.
-    - ``fatal``: True if a worker refuses to start.
+    ``subject`` is "topic 'NAME'" or "broker ID"; ``key`` is the setting, "" if the topic is missing.
     """
 
     subject: str
@@ -66,10 +63,9 @@ class Finding:
 
 @dataclass(frozen=True)
 class _Rule:
-    """Required or (not ``fatal``) recommended value of a topic's setting.
+    """Required or (not ``fatal``) recommended value of a topic's setting, with a reason.
 
-    ``reason``: appended to the wanted value in the problem's line. ``refused``: if given, a value is wrong
-    only if it contains this text; a missing setting is right.
+    With ``refused`` a value is wrong only if it contains this text; a missing setting is right.
     """
 
     key: str
@@ -133,10 +129,7 @@ def required_configs(role: str) -> dict[str, str]:
 def find_problems(
     admin: KafkaAdminClient, kafka: KafkaSettings, stream: StreamSettings, described: Mapping[str, Any]
 ) -> Iterator[Problem]:
-    """Check the topics that exist, then the broker.
-
-    ``described`` (dict of role to dict): the broker's description of each topic that exists.
-    """
+    """Check the existing topics, as the broker has described each role's, then the broker."""
     names = {role: topic["name"] for role, topic in described.items()}
     found = topic_configs(admin, *names.values())
     n_brokers = len(admin.describe_cluster()["brokers"])

@@ -84,10 +84,7 @@ def releases_topic(name: str, replication: int, release: int) -> NewTopic:
 def create_topics(
     kafka: KafkaSettings, stream: StreamSettings, partitions: int, replication: int
 ) -> list[str]:
-    """Create a stream's missing topics; return their names.
-
-    Raises TopicError if the broker refuses, or a release does not fit into a message.
-    """
+    """Create missing topics; return their names. Raises TopicError, also if a release cannot fit."""
     _check_release(kafka, stream, release_bytes(stream))
     return ensure_topics(
         kafka, [input_topic(stream, partitions, replication), *written_topics(stream, replication)]
@@ -104,8 +101,7 @@ def written_topics(stream: StreamSettings, replication: int) -> list[NewTopic]:
 
 
 def _check_release(kafka: KafkaSettings, stream: StreamSettings, release: int) -> None:
-    # A topic's max.message.bytes overrides the broker's message.max.bytes, and replicas fetch a first
-    # message of any size. The remaining limit is the size of one request.
+    # A topic's max.message.bytes overrides the broker's; the remaining limit is the size of one request.
     with ask_broker(kafka, "the broker did not describe itself") as admin:
         broker, settings = broker_settings(admin)
     limits = {
@@ -149,10 +145,7 @@ def ensure_topics(kafka: KafkaSettings, wanted: Iterable[NewTopic]) -> list[str]
 
 
 def check_topics(kafka: KafkaSettings, stream: StreamSettings) -> tuple[Topics | None, list[Problem]]:
-    """Return the topics and their problems; None for the topics if one is missing.
-
-    Raises BrokerUnreachable if the broker fails during the check.
-    """
+    """Return the topics, None if one is missing, and problems; raise BrokerUnreachable."""
     with ask_broker(kafka, "the broker did not describe the topics", "DescribeConfigs") as admin:
         return _check(admin, kafka, stream)
 
@@ -166,8 +159,7 @@ def describe_input(kafka: KafkaSettings, stream: StreamSettings) -> list[Finding
 def find_topics(kafka: KafkaSettings, stream: StreamSettings) -> Topics:
     """Find the topics and check their configuration.
 
-    Raises TopicError, which names the topic, the setting, the required value, and how to set it, or
-    BrokerUnreachable if the broker fails during the check.
+    Raises BrokerUnreachable, or TopicError that names topic, setting, required value, and how to set it.
     """
     topics, problems = check_topics(kafka, stream)
     report(problems)
@@ -185,10 +177,7 @@ def report(problems: Sequence[Problem]) -> None:
 
 
 def describe_topics(kafka: KafkaSettings, names: Sequence[str], what: str) -> list[dict[str, Any]]:
-    """Return the broker's description of topics; ``error_code`` marks missing ones.
-
-    Raises BrokerUnreachable if the broker fails; the message calls the topics ``what``.
-    """
+    """Return the broker's description of topics, called ``what``; ``error_code`` marks missing ones."""
     with ask_broker(kafka, f"the broker did not describe {what}") as admin:
         return list(admin.describe_topics(list(names)))
 

@@ -52,10 +52,7 @@ class Output:
 
 
 def check_output_name(output: str, streams: Iterable[StreamSettings]) -> None:
-    """Refuse an output that is, or could be, a topic of a stream.
-
-    Raises ConfigurationError.
-    """
+    """Refuse (ConfigurationError) an output that is, or could be, a topic of a stream."""
     if not TOPIC_NAME.fullmatch(output):
         raise ConfigurationError("--output must be 1 to 200 letters, digits, '.', '_' or '-'")
     for stream in streams:
@@ -71,10 +68,7 @@ def check_output_name(output: str, streams: Iterable[StreamSettings]) -> None:
 
 
 def check_stream(stream: StreamSettings) -> None:
-    """Refuse a stream whose records cannot be projected.
-
-    Raises ConfigurationError.
-    """
+    """Refuse (ConfigurationError) a stream whose records cannot be projected."""
     if stream.record_kind is not RecordKind.FACTOR:
         raise ConfigurationError(
             f'stream.record_kind = "{stream.record_kind.value}": only rows are projected, of streams with '
@@ -88,12 +82,9 @@ def check_stream(stream: StreamSettings) -> None:
 
 
 def find_output(kafka: KafkaSettings, stream: StreamSettings, output: str, create: bool = False) -> Output:
-    """Find or create the topic of projections, and check it together with the input.
+    """Find, or create like the input, the topic of projections; check it and the input.
 
-    ``create``: create a missing topic, with the input's partitions, replicas and retention.
-
-    Raises TopicError, which names the topic, the setting, the required value, and how to set it, or
-    BrokerUnreachable.
+    Raises BrokerUnreachable, or TopicError that names topic, setting, required value, and how to set it.
     """
     size = projection_bytes(stream) + MESSAGE_OVERHEAD
     if size > MAX_MESSAGE_BYTES:

@@ -86,10 +86,7 @@ def projection_bytes(stream: StreamSettings) -> int:
 
 
 def commit_bytes(stream: StreamSettings) -> int:
-    """Return the upper bound of a batch's size on the state topic.
-
-    Excludes the 64th of the table of users that is written with each commit.
-    """
+    """Bound a batch's bytes on the state topic, without its part of the users' table."""
     estimator = stream.build_estimator()
     state = len(encode_state(estimator.init(utility_generator(0))))
     # The initial state lacks these: a release's rows or a basis of the transformed features, and a mean.
@@ -140,9 +137,7 @@ def state_topic_config(commit: int) -> dict[str, str]:
 
 
 def state_bound(commit: int, commits_an_hour: float = 3600, table: int = 0) -> int:
-    """Return the upper bound of a state topic's log, in bytes.
-
-    Excludes data written while the cleaner waits and works.
+    """Bound a state topic's log in bytes, without data written while its cleaner works.
 
     ``commit``: :func:`commit_bytes`. ``table``: :func:`table_bytes`, if the user is the unit of privacy.
     """
