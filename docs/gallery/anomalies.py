@@ -2,7 +2,7 @@
 # # Anomaly scores from a private subspace
 #
 # Learn what normal records look like under privacy, then score records by their distance from it. This page
-# finds errors of measurement among 53,940 diamonds, and says which numbers are private and which are not.
+# finds errors of measurement among 53,940 diamonds, and shows which numbers are private and which are not.
 
 # %%
 import warnings
@@ -41,7 +41,7 @@ features = FeatureMap(
 )
 sold, arriving = diamonds[:30_000], diamonds[30_000:]
 is_wrong = is_error[30_000:]
-print(len(sold), "sold,", len(arriving), "arriving, of which", int(is_wrong.sum()), "with an error")
+print(f"{len(sold):,} sold, {len(arriving):,} arriving; {is_wrong.sum()} of these with an error")
 
 # %% [markdown]
 # ## Learn
@@ -101,6 +101,7 @@ ax.hist(private[~is_wrong], places, color="#9CC6E0", label="measured correctly")
 ax.hist(private[is_wrong], places, color="#D55E00", label="known errors")
 ax.axvline(threshold, color="black", linestyle="--", label="threshold, from the private model")
 ax.set(xscale="log", yscale="log", ylabel="arriving diamonds")
+ax.set_xlim(1e-6, 10)
 ax.set_xlabel("squared distance from the private component")
 ax.legend(loc="upper left")
 plt.show()
@@ -125,7 +126,7 @@ plt.show()
 # ## When not to do it
 #
 # - Anomalies that lie *within* the subspace have a score near 0. Here a diamond that is twice as large, at
-#   a fitting price, is no anomaly. `score_samples` weighs distances within the subspace too.
+#   a fitting price, is not an anomaly. `score_samples` weighs distances within the subspace too.
 # - Bounds clamp. The diamond of 58.9 mm counts as 12 mm; `FeatureMap.transform` does the same to the rows
 #   that are scored. An anomaly beyond a bound is found faster by comparing it with the bound.
 # - Rare but honest groups are far from a subspace of the majority. An alarm is a reason to look, not a

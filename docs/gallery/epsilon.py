@@ -3,7 +3,7 @@
 #
 # How much epsilon do your records need, and how many records does your epsilon need? This page asks the
 # forecast before anything is spent, checks it against measured errors, and shows why a parameter search is
-# no way to find out.
+# the wrong way to find out.
 
 # %%
 import warnings
@@ -31,7 +31,7 @@ for epsilon in (0.1, 0.3, 1, 3, 10):
     print(f"epsilon {epsilon:4}: at most {np.exp(epsilon):8,.2f} times")
 
 # %% [markdown]
-# At 0.1 hardly anything can be learnt about a record; 1 is a common choice; at 10 the promise says little.
+# At 0.1 hardly anything can be learnt about a record; 1 is a common choice; 10 promises little.
 # All releases of the same records share one epsilon, so decide for the whole life of the records.
 #
 # ## Ask the forecast
@@ -162,8 +162,9 @@ print("spent without a result: epsilon", float(small.spent.epsilon))
 # - *Many small releases.* A daily fit of the same table at epsilon 0.1 is epsilon 36.5 in a year. Learn
 #   from new records only, by `partial_fit` or a stream: [A stream that drifts](drift.py).
 # - *Epsilon for a record, where a person has many.* [Privacy for users](users.py) has the price.
-# - *Hundreds of records.* At epsilon 1 two components of a few hundred records are noise, as the left end
-#   of the upper line shows. Use exact PCA where the records may be seen, or publish nothing.
+# - *Hundreds of records.* Even 1,000 records are far from exact at epsilon 1, as the upper line shows; with
+#   fewer, or with more features, only noise is left. Use exact PCA where the records may be seen, or
+#   publish nothing.
 
 # %%
 assert abs(gap - true_gap) < 0.1
@@ -174,6 +175,7 @@ ratio = forecast_at(0.1, 100_000).error_at(gap) / forecast_at(1.0, 10_000).error
 assert 0.7 < ratio < 1.5
 assert np.median(measured[100_000, 1.0]) < 0.2
 assert np.median(measured[1_000, 0.1]) > 0.3
+assert np.median(measured[1_000, 1.0]) > 0.1
 assert np.median(measured[100_000, 0.3]) < np.median(measured[1_000, 0.3])
 for key, values in measured.items():
     assert np.median(values) < 6 * forecasts[key] + 0.02, key

@@ -141,7 +141,7 @@ print("highest price:", prices.max(), "paid by", int((prices == prices.max()).su
 
 # %%
 countries = bookings["country"].value_counts()
-print(len(countries), "countries, of which", int((countries == 1).sum()), "have a single booking")
+print(len(countries), "countries;", int((countries == 1).sum()), "have a single booking")
 
 # %% [markdown]
 # ## Trap: scalers and imputers that are fitted on the records

