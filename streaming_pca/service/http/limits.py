@@ -233,7 +233,7 @@ class RateLimit:
 
 
 def _client(scope: Scope) -> str:
-    """Return an IPv4 address or an IPv6 network, as one client can have all of it."""
+    """Return an IPv4 address or an IPv6 network, which one client can have whole."""
     host = str(scope["client"][0]) if scope.get("client") else ""
     try:
         address = ipaddress.ip_address(host.partition("%")[0])

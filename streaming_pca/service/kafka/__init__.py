@@ -1,7 +1,4 @@
-"""Kafka clients, with workarounds for faults of kafka-python.
-
-Raises ImportError if the version of kafka-python is unsupported: patches.py uses its private names.
-"""
+"""Kafka clients with workarounds for kafka-python; ImportError for a version of other private names."""
 
 from __future__ import annotations
 

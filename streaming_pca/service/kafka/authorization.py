@@ -26,10 +26,7 @@ _RESOURCES: dict[type[Exception], tuple[str, str]] = {
 
 
 def missing_permission(error: BaseException, operation: str) -> NotPermitted | None:
-    """Return the error that names a missing permission; None for other errors.
-
-    ``operation``: Kafka's name of the attempted operation on a topic: the broker names only the topic.
-    """
+    """Return the error that names a missing permission; None for others. The broker names the topic only."""
     if isinstance(error, TopicAuthorizationFailedError):
         named = error.args[0] if error.args else ()
         topics = sorted({named} if isinstance(named, str) else map(str, named))

@@ -1,8 +1,8 @@
 """Kafka clients of the service, with its timeouts, limits and security settings.
 
 Consumers share three socket threads, because a process of fifty streams would otherwise have hundreds: one
-for records, which arrive in megabytes; one for ledgers, states and releases, which delay a batch; one for
-control (the election, the clock), which must not wait for either.
+for megabytes of records; one for ledgers, states and releases, which delay a batch; one for control (the
+election, the clock), which must not wait for either.
 """
 
 from __future__ import annotations
@@ -53,10 +53,7 @@ _PASSING = (RetriableError, UnknownBrokerIdError)
 
 
 class BrokerUnreachable(UserError):
-    """Failure to reach any broker.
-
-    ``may_pass``: True if a broker has responded, and the same request can succeed later.
-    """
+    """Failure to reach any broker; it ``may_pass`` if one has responded and can succeed later."""
 
     exit_status = 4
 
@@ -70,13 +67,10 @@ _answered: dict[str, str] = {}  # bootstrap server that responded last, by list 
 
 
 def _connect(settings: KafkaSettings, make: Callable[..., C], **options: Any) -> C:
-    """Make a client with the first bootstrap server that responds.
+    """Make a client with the first bootstrap server that responds, or raise BrokerUnreachable.
 
-    The server that responded last is tried first. kafka-python 3.0.12 picks one server at random and gives
-    it all of the time: one hanging broker of three could prevent a worker from ever making the clients that
-    a take-over needs.
-
-    Raises BrokerUnreachable if none responds.
+    The server that responded last is tried first. kafka-python 3.0.12 picks one at random and gives it all of
+    the time: one hanging broker of three could prevent a worker from ever making the clients of a take-over.
     """
     servers = settings.bootstrap_servers.split(",")
     servers.sort(key=lambda server: server != _answered.get(settings.bootstrap_servers))
@@ -110,8 +104,7 @@ def broker_failed(
 ) -> BrokerUnreachable | NotPermitted:
     """Return the error for a request that failed after a client was made.
 
-    Possible causes are a missing permission for ``operation``, or a broker that refers clients to an
-    address that this machine cannot reach.
+    The cause may be a missing permission for ``operation``, or the broker's unreachable advertised address.
     """
     missing = missing_permission(error, operation)
     if missing is not None:
@@ -176,10 +169,7 @@ def _common_options(settings: KafkaSettings) -> dict[str, Any]:
 
 
 class _AdminClient(KafkaAdminClient):  # type: ignore[misc]
-    """Client that retries when a connection ends before the response.
-
-    kafka-python's own client raises immediately: a broker that closes one connection would end a lead.
-    """
+    """Client that retries when a connection ends before the response; otherwise it could end a lead."""
 
     def describe_topics(self, *args: Any, **kwargs: Any) -> Any:
         return self._ask(super().describe_topics, *args, **kwargs)
@@ -240,9 +230,8 @@ def reading_consumer(
 
     ``io`` is the thread of its socket: "records" for an input, "control" for a consumer that does not fetch
     and must not wait for fetches, "logs" otherwise. The leaders of ``topics`` are requested immediately;
-    for other topics the client waits a tenth of a second before the request. With ``blocks`` a poll also
-    returns blocks of records (record_blocks.py). ``most_bytes`` is the longest record that is kept from a
-    compressed batch.
+    others a tenth of a second later. With ``blocks`` a poll also returns blocks of records. ``most_bytes`` is
+    the longest record that is kept from a compressed batch.
     """
     return _connect(
         settings,
@@ -264,10 +253,7 @@ def reading_consumer(
 
 
 def group_consumer(settings: KafkaSettings, group: str, assignor: Any) -> KafkaConsumer:
-    """Make a member of a group that shares partitions by ``assignor``.
-
-    It sees positions only after the end of the transactions that wrote them.
-    """
+    """Make a group's member; it sees positions only after the transactions that wrote them ended."""
     return _connect(
         settings,
         _consumer,
@@ -302,10 +288,7 @@ def transactional_producer(settings: KafkaSettings, transactional_id: str) -> Ka
 
 
 def plain_producer(settings: KafkaSettings) -> KafkaProducer:
-    """Make a producer of records: idempotent, batched, not compressed.
-
-    Compression hardly reduces rows of floats.
-    """
+    """Make a producer of records: idempotent, batched, not compressed, as floats hardly shrink."""
     return _connect(
         settings,
         KafkaProducer,

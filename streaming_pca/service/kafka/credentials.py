@@ -1,7 +1,4 @@
-"""Passwords and tokens, read again for each connection: rotation does not need a restart.
-
-Certificate files do not need code here: kafka-python reads them for each connection.
-"""
+"""Passwords and tokens, read again for each connection, as kafka-python reads certificate files."""
 
 from __future__ import annotations
 
@@ -41,8 +38,7 @@ class TokenRefused(Exception):
 def sasl_options(settings: KafkaSettings) -> dict[str, Any]:
     """Return kafka-python's authentication options.
 
-    Raises ConfigurationError if a secret's file cannot be read. Raises TokenRefused if the identity provider
-    does not grant a token.
+    Raises ConfigurationError for an unreadable secret; TokenRefused if the identity provider grants no token.
     """
     options: dict[str, Any] = {"sasl_mechanism": settings.sasl_mechanism}
     if settings.sasl_mechanism == "OAUTHBEARER":
@@ -93,7 +89,7 @@ class _TokenFile(AbstractTokenProvider):  # type: ignore[misc]
 class _Grant(AbstractTokenProvider):  # type: ignore[misc]
     """Token of the client-credentials grant (RFC 6749, 4.4), renewed by a thread before it expires.
 
-    Threads of connections never wait for the identity provider: they serve the sockets of many clients.
+    Threads of connections never wait for the provider: each serves the sockets of many clients.
     """
 
     def __init__(self, settings: KafkaSettings) -> None:
@@ -172,8 +168,7 @@ os.register_at_fork(after_in_child=_renew_locks)
 def _ask(settings: KafkaSettings) -> tuple[str, float]:
     """Request a token from the identity provider; return it and its lifetime in seconds.
 
-    Raises ConfigurationError if the secret's or the authority's file cannot be read. Raises TokenRefused if
-    the provider does not respond, or refuses.
+    Raises ConfigurationError for an unreadable file; TokenRefused without a response, or if refused.
     """
     url, who = str(settings.sasl_oauth_token_url), str(settings.sasl_oauth_client_id)
     secret = settings.read_secret("sasl_oauth_client_secret_file")
@@ -211,8 +206,7 @@ def _ask(settings: KafkaSettings) -> tuple[str, float]:
                 f"{str(settings.sasl_oauth_client_secret_file)!r})"
             ) from None
     except http.client.HTTPException as error:
-        # urllib does not catch these. Uncaught they would end the thread that renews the token; their text
-        # quotes the response.
+        # urllib does not catch these, which would end the renewing thread; their text quotes the response.
         raise TokenRefused(
             f"kafka.sasl_oauth_token_url = {url!r} does not answer in HTTP ({type(error).__name__})"
         ) from None

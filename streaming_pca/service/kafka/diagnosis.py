@@ -39,10 +39,7 @@ _MECHANISM_OR_NONE = (0, 33)
 
 
 class Diagnosis(Exception):
-    """Reason for failed connections, raised by the failing step.
-
-    ``answers``: True if a broker responds but the settings do not fit it.
-    """
+    """Reason for failed connections; ``answers``: a broker responds but the settings do not fit it."""
 
     def __init__(self, text: str, *, answers: bool = True) -> None:
         super().__init__(text)
@@ -54,8 +51,7 @@ def diagnose(
 ) -> Diagnosis | None:
     """Return the reason why these servers cannot be used; None if none is visible.
 
-    Settings that do not fit a broker take precedence over servers that do not respond. With ``advertised``,
-    the brokers' advertised addresses are examined too.
+    Wrong settings come before servers that do not respond. ``advertised``: examine brokers' addresses too.
     """
     found: dict[str, Diagnosis] = {}
 
@@ -105,10 +101,7 @@ class _Peer:
         return MetadataRequest.API_KEY in {each.api_key for each in answer.api_keys}
 
     def mechanisms(self, wanted: str) -> list[str] | None:
-        """Return the listener's authentication mechanisms; None if it does not list them.
-
-        The list is empty if the listener does not use authentication.
-        """
+        """Return the listener's authentication mechanisms, [] without authentication; None if not listed."""
         answer = self.ask(SaslHandshakeRequest(version=1, mechanism=wanted))
         if answer.error_code == _NO_SASL_HERE:
             return []
@@ -155,8 +148,6 @@ class _Examination:
                     f"by its advertised.listeners: {reason.text}"
                 ) from None
 
-    # -- name and socket ---------------------------------------------------
-
     def _connect(self) -> socket.socket:
         try:
             socket.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
@@ -183,8 +174,6 @@ class _Examination:
         return self._dead(
             f"{self._server} accepts connections but does not reply: it hangs, is slow, or is not a broker"
         )
-
-    # -- TLS ---------------------------------------------------------------
 
     def _context(self) -> ssl.SSLContext:
         """Return the context that kafka-python would make from these settings."""
@@ -238,8 +227,6 @@ class _Examination:
             f"kafka.ssl_cafile = {str(cafile)!r} does not hold the authority that signed it"
         )
 
-    # -- protocol ----------------------------------------------------------
-
     def _not_kafka(self, error: Exception) -> Diagnosis:
         """Return the reason for a closed connection or another protocol."""
         if isinstance(error, ssl.SSLError) and "CERTIFICATE" in str(error.reason):
@@ -276,8 +263,6 @@ class _Examination:
                     return f"SASL_{name}" if _Peer(sock).mechanisms("") else name
                 except (OSError, KafkaError):
                     return None if self._tls else name
-
-    # -- authentication ----------------------------------------------------
 
     def _authenticate(self, peer: _Peer) -> None:
         settings, transport = self._settings, "SSL" if self._tls else "PLAINTEXT"

@@ -46,10 +46,7 @@ _CUT_OFF = 1  # length of a missing value
 
 
 def most_record_bytes(payload: int) -> int:
-    """Return the longest record that is kept, for a bound on payloads.
-
-    The margin is for keys and headers, and for payloads in unbounded formats.
-    """
+    """Return the longest record to keep: a payload's bound, with a margin for keys and headers."""
     return max(MOST_RECORD_BYTES, payload + MOST_RECORD_BYTES // 16)
 
 
@@ -218,8 +215,7 @@ class _Records:
     def __iter__(self) -> Iterator[tuple[bytes | bytearray, int, int]]:
         """Yield bytes of whole records, their number, and the bytes inflated for them.
 
-        An item without records is a pause. The iteration ends with the last record, or when the next one
-        cannot be found.
+        An item without records is a pause. It ends with the last record, or if the next one cannot be found.
         """
         while self._left:
             yield from self._fill(_PIECE_BYTES)
@@ -303,9 +299,8 @@ def _without_value(delta: int, key: bytes | None) -> bytes:
 def inflate(batch: RecordBatch, most_bytes: int = MOST_RECORD_BYTES) -> Iterator[RecordBatch]:
     """Yield a compressed batch's records as uncompressed batches.
 
-    ``most_bytes``: longest record that is kept.
-
-    Raises CorruptRecordError like :func:`~streaming_pca.service.kafka.record_batches.parse_batch`.
+    Records above ``most_bytes`` lose their value. Raises CorruptRecordError like
+    :func:`~streaming_pca.service.kafka.record_batches.parse_batch`.
     """
     base, count, span = count_of(batch)
     epoch = batch.leader_epoch

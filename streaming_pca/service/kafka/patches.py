@@ -52,11 +52,7 @@ _HANDSHAKE_SECONDS = 5.0
 async def _connect(
     self: Any, net: Any, address: Sequence[Any], socket_options: Sequence[Any] = (), timeout_at: Any = None
 ) -> socket.socket:
-    """Connect a socket, and close it on failure.
-
-    kafka-python leaves the socket to the garbage collector, and a process whose broker is unavailable opens
-    several a second.
-    """
+    """Connect a socket; close it on failure, where kafka-python leaves several a second to the collector."""
     family, kind, protocol, _, place = address
     made: socket.socket = self.socket(family, kind, protocol)
     try:
@@ -73,8 +69,8 @@ async def _connect(
 def _read_piece(self: Any) -> tuple[bytes, Exception | None]:
     """Read up to a piece; the caller is called again when more data is available.
 
-    kafka-python reads 4 KiB a call, and each call releases the GIL. The rest of a large response is read
-    directly into its buffer; then the result is empty and nothing is copied.
+    kafka-python reads 4 KiB a call, and each call releases the GIL. A large response's rest goes directly
+    into its buffer; then the result is empty and nothing is copied.
     """
     parser = getattr(self._protocol, "parser", None)
     answer = parser._rbuffer if parser is not None and parser._receiving else None
@@ -96,10 +92,7 @@ def _read_piece(self: Any) -> tuple[bytes, Exception | None]:
 
 
 def _read_rest(self: Any, nbytes: int | None = None) -> bytes | memoryview:
-    """Return a response's bytes; kafka-python copies the rest of a large one twice.
-
-    The decoder accepts bytes and memoryviews, and a complete response never changes.
-    """
+    """Return a response's bytes or memoryview, as both decode; kafka-python copies a large one twice."""
     if nbytes is not None or len(self) - self._idx < _LEAST_SHARED_BYTES:
         few: bytes = ORIGINALS[_read_rest](self, nbytes)
         return few
@@ -123,8 +116,7 @@ class KeySelector(selectors.DefaultSelector):
 def _make_transport(self: Any, net: Any, sock: socket.socket, **configs: Any) -> None:
     """Make a TLS transport; raise KafkaConnectionError for unusable files.
 
-    kafka-python passes the file's own error to a waiting request, which does not expect it, and keeps the
-    socket open.
+    kafka-python passes the file's error to a request, which does not expect it, and keeps the socket open.
     """
     try:
         ORIGINALS[_make_transport](self, net, sock, **configs)
@@ -134,10 +126,7 @@ def _make_transport(self: Any, net: Any, sock: socket.socket, **configs: Any) ->
 
 
 async def _shake_hands(self: Any) -> None:
-    """Shake hands within :data:`_HANDSHAKE_SECONDS`, or raise KafkaTimeoutError; close a failed socket.
-
-    kafka-python waits without a limit.
-    """
+    """Shake hands within :data:`_HANDSHAKE_SECONDS` (kafka-python: any time); close a failed socket."""
     timeout_at = time.monotonic() + _HANDSHAKE_SECONDS
     try:
         while True:
@@ -159,8 +148,8 @@ async def _shake_hands(self: Any) -> None:
 async def _authenticate(self: Any, timeout_at: float | None = None) -> None:
     """Authenticate; treat a refusal as a lost connection, which clients retry.
 
-    A password or token does not change at the broker and in its file at the same moment. In between,
-    kafka-python would permanently abandon a transactional producer.
+    A password changes at the broker and in its file at different moments. In between, kafka-python would
+    permanently abandon a transactional producer.
     """
     try:
         await ORIGINALS[_authenticate](self, timeout_at)
@@ -171,10 +160,7 @@ async def _authenticate(self: Any, timeout_at: float | None = None) -> None:
 
 
 async def _initialize(self: Any, timeout_at: float | None = None) -> None:
-    """Initialise a connection; raise its failure, so that attempts back off.
-
-    kafka-python resets the pause after a refused connection, and retries immediately.
-    """
+    """Initialise; raise a failure, so that attempts back off. kafka-python would retry immediately."""
     await ORIGINALS[_initialize](self, timeout_at)
     if self._init_future.failed():
         raise self._init_future.exception
@@ -245,16 +231,15 @@ class _Manager(KafkaConnectionManager):  # type: ignore[misc]
     def close_idle_connections(self) -> None:
         """Do nothing: the brokers close idle connections too.
 
-        kafka-python's own method reschedules itself forever: on a shared selector a closed manager would
-        stay alive, with its sockets.
+        kafka-python's own method reschedules itself forever, which keeps a closed manager and its sockets
+        alive.
         """
 
 
 class SharedClient(KafkaNetClient):  # type: ignore[misc]
     """Consumer's client that closes its own connections but leaves the selector running.
 
-    The leaders of ``topics`` are part of the first metadata request. `set_topics` would start to connect,
-    without a time limit.
+    Its first metadata request has ``topics``: `set_topics` would connect without a time limit.
     """
 
     def __init__(self, io: Io, topics: Collection[str], **configs: Any) -> None:
@@ -268,10 +253,9 @@ class SharedClient(KafkaNetClient):  # type: ignore[misc]
 
 
 class TransactionalClient(KafkaNetClient):  # type: ignore[misc]
-    """Connections of a transactional producer.
+    """Connections of a transactional producer, which expects False where kafka-python raises.
 
-    The producer loses a transaction's request if the coordinator's connection fails before sending:
-    kafka-python raises here although its producer expects False.
+    Otherwise it loses a transaction's request if the coordinator's connection fails before sending.
     """
 
     def await_ready(self, node_id: Any, timeout_ms: int = 30_000) -> bool:
@@ -422,10 +406,7 @@ class RecordReader(Fetcher.PartitionRecords):  # type: ignore[misc]
 
 
 class InflatingReader(RecordReader):
-    """Reader of the service's own topics, where a broken batch is an error.
-
-    A broker may compress these topics.
-    """
+    """Reader of the service's own topics, perhaps compressed, where a broken batch is an error."""
 
     def parse(self, batch: DefaultRecordBatch) -> Iterator[Any]:
         batch._maybe_uncompress()
@@ -433,10 +414,7 @@ class InflatingReader(RecordReader):
 
 
 def use_reader(fetcher: Fetcher, reader: type[RecordReader], most_bytes: int = MOST_RECORD_BYTES) -> None:
-    """Make a consumer use a reader, and end polls that inflate bytes.
-
-    kafka-python would otherwise continue with a partition until the poll has its maximum number of records.
-    """
+    """Make a consumer use a reader; polls end not only when full but if they inflate bytes."""
     append = fetcher._append
 
     def append_and_end(drained: Any, part: Any, most: int, *how: Any) -> int:
@@ -479,10 +457,7 @@ _limit = _Limit()
 
 
 def shrink_on_timeout(fetcher: Fetcher, request_timeout_ms: int) -> None:
-    """Quarter a consumer's fetch size after each timed-out fetch.
-
-    kafka-python discards such a fetch and repeats it with the same size, forever.
-    """
+    """Quarter the fetch size after each timed-out fetch, which kafka-python would repeat forever."""
     handle = fetcher._handle_fetch_error
 
     def limit(size: int) -> None:
@@ -521,10 +496,7 @@ def adapt_consumer(
 
 
 def close_reader(consumer: KafkaConsumer) -> None:
-    """Close a consumer without a commit, and drop its fetched records.
-
-    kafka-python's objects form reference cycles: their records would stay until the next garbage collection.
-    """
+    """Close a consumer without a commit; drop its fetched records, which form reference cycles."""
     try:
         consumer.close(autocommit=False)
     finally:
@@ -536,10 +508,10 @@ def close_reader(consumer: KafkaConsumer) -> None:
 
 
 def seek(consumer: KafkaConsumer, partition: TopicPartition, offset: int, epoch: int) -> None:
-    """Continue from an offset, and detect a lost tail.
+    """Continue from an offset, and detect a lost tail, unlike the consumer's own method.
 
     Reading raises LogTruncationError if the record before the offset was accepted by a leader of an epoch
-    other than ``epoch`` (-1: unknown). The consumer's own method does not accept an epoch.
+    other than ``epoch`` (-1: unknown).
     """
     consumer.seek(partition, offset)
     consumer._subscription.seek(partition, OffsetAndMetadata(offset, "", epoch))
@@ -560,10 +532,7 @@ def rejoin_if_unstable(consumer: KafkaConsumer) -> bool:
 def group_positions(
     consumer: KafkaConsumer, partitions: Sequence[TopicPartition], timeout_ms: int
 ) -> dict[TopicPartition, OffsetAndMetadata]:
-    """Return a group's known positions, from a new request.
-
-    kafka-python would accept a late response to an earlier call as the response to this one.
-    """
+    """Return a group's known positions, from a new request; kafka-python may take a late response."""
     coordinator = consumer._coordinator
     coordinator._offset_fetch_futures.clear()
     found: dict[TopicPartition, OffsetAndMetadata] = coordinator.fetch_committed_offsets(

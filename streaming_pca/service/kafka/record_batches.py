@@ -62,10 +62,7 @@ class RecordBatch:
 
 
 class Record(NamedTuple):
-    """Message as seen by the service's consumers.
-
-    The same offset under another epoch of the partition's leader may be another record.
-    """
+    """Message as seen by the service's consumers, identified by its offset and its leader's epoch."""
 
     offset: int
     key: bytes | None
@@ -77,7 +74,7 @@ class Record(NamedTuple):
 def parse_batch(batch: RecordBatch) -> Iterator[Record]:
     """Yield an uncompressed batch's records, at strictly rising offsets.
 
-    Raises CorruptRecordError if the batch claims more records than offsets, which brokers never store.
+    Raises CorruptRecordError for more records than offsets, which brokers never store.
     """
     base, count, span = count_of(batch)
     epoch = batch.leader_epoch
@@ -94,10 +91,7 @@ def parse_batch(batch: RecordBatch) -> Iterator[Record]:
 
 
 def count_of(batch: RecordBatch) -> tuple[int, int, int]:
-    """Return a batch's first offset, number of records and number of offsets.
-
-    Raises CorruptRecordError like :func:`parse_batch`.
-    """
+    """Return a batch's first offset, number of records and number of offsets, or raise CorruptRecordError."""
     base, count, span = batch.base, batch.count, batch.last_delta + 1
     if not 0 <= count <= span:
         raise CorruptRecordError(f"the batch at offset {base} counts {count} records in {span} offsets")

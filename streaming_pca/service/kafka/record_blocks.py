@@ -1,8 +1,4 @@
-"""Record batches whose records one compiled pass locates, without creating objects.
-
-The parser of :mod:`~streaming_pca.service.kafka.record_batches` is the reference: a block has the same
-records.
-"""
+"""Record batches whose records, those of :mod:`.record_batches`, one compiled pass locates."""
 
 from __future__ import annotations
 
@@ -34,15 +30,11 @@ _MOST_RECORDS = 2**16  # a larger batch of mostly empty records would take sever
 
 
 class RecordBlock:
-    """Records of one batch, which share the bytes of the broker's response.
+    """Records of one batch, which share the bytes of the broker's response, (n,) uint8.
 
-    ``batch`` has bytes for its number of records; ``first`` is the offset of the first requested record.
-
-    - ``data``: (n,) uint8.
-    - ``parts`` ((m, 8) int32): places of the records' parts, from
-      :func:`~streaming_pca.kernels.plain_records.find_records`.
-    - ``offsets``: (m,) int64.
-    - ``offset``: last offset of all the batch's records.
+    ``batch`` has bytes for its number of records; ``first`` is the offset of the first requested record, and
+    ``offset`` the last one of all. ``parts`` ((m, 8) int32) are places of the records' parts, from
+    :func:`~streaming_pca.kernels.plain_records.find_records`; ``offsets`` is (m,) int64.
     """
 
     __slots__ = ("data", "leader_epoch", "offset", "offsets", "parts")
@@ -98,10 +90,7 @@ class RecordBlock:
 
 
 class BlockReader(RecordReader):
-    """Reader of one partition's records in one response, in blocks for batches of several.
-
-    The blocks replace records: their last offsets rise, and a poll counts each as one record.
-    """
+    """Reader of one response's records in blocks, which a poll counts as one record; last offsets rise."""
 
     shares_bytes = True
 

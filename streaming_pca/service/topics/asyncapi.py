@@ -93,7 +93,7 @@ def asyncapi_document(
 
 
 def stream_payload_schema(stream: StreamSettings | None) -> Schema:
-    """Return the schema of a JSON payload, for any stream or one that accepts JSON."""
+    """Return a JSON payload's schema, for any stream or one; raise ConfigurationError without JSON."""
     if stream is None:
         return payload_schema()
     if stream.record_kind is RecordKind.LOCAL:
