@@ -1,7 +1,6 @@
 """Permissions that each role needs on a broker with access control lists.
 
-This is the only table of roles: `streaming-pca topics acls` prints or applies it, and
-`deploy/kafka/acls.sh` applies that command's output.
+This is the only table of roles; `deploy/kafka/acls.sh` applies the output of `streaming-pca topics acls`.
 """
 
 from __future__ import annotations

@@ -57,8 +57,7 @@ class BackupNotVerified(UserError):
 class Backup:
     """Ledger of an input topic, with its jobs' last committed states and tables of users.
 
-    ``ledger_end`` is the end offset of the backup in the ledger topic. ``entries`` are the whole ledger,
-    including entries for other incarnations of the topic.
+    ``entries``, up to offset ``ledger_end``, are the whole ledger, also for other incarnations of the topic.
     """
 
     topic: str
@@ -68,9 +67,6 @@ class Backup:
     entries: tuple[bytes, ...]
     states: dict[str, bytes]
     users: dict[str, bytes] = field(default_factory=dict)
-
-
-# -- export ----------------------------------------------------------------
 
 
 def export_backup(kafka: KafkaSettings, topic: str, path: Path) -> Backup:
@@ -111,9 +107,6 @@ def verified_ledger(backup: Backup, what: str = "the backup") -> Ledger:
     if problems:
         raise BackupNotVerified(what, problems)
     return ledger
-
-
-# -- file ------------------------------------------------------------------
 
 
 class _Frozen(BaseModel):

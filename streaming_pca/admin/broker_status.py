@@ -49,14 +49,8 @@ _PAUSE_SECONDS = 0.05
 class BrokerSnapshot:
     """Members and offsets of some streams, all from about the same time.
 
-    Attributes
-    ----------
-    members : mapping of group to its members, or None if the broker does not return them
-    first, end : mapping of partition to offset
-        Range of offsets that a worker can read.
-    high : mapping of partition to offset
-        Ends including open transactions, if the broker returns them.
-    committed : mapping of stream to committed offsets of its group
+    ``members`` of groups and ``high``, ends with open transactions, are as far as the broker returns them.
+    Workers can read from ``first`` to ``end``; ``committed`` are offsets by stream.
     """
 
     members: Mapping[str, list[dict[str, Any]] | None]
@@ -80,8 +74,7 @@ class BrokerSnapshot:
     def lag(self, stream: StreamSettings, job: JobLedger) -> dict[str, Any]:
         """Count the offsets that a stream has still to read, in total and by partition.
 
-        Offsets after the beginning of an open transaction are counted separately, because readers do not
-        get them yet.
+        Open transactions, which readers do not get yet, are counted separately.
         """
         of_group = self.committed.get(stream.name, {})
         by_partition, waiting = {}, 0
@@ -107,8 +100,7 @@ def fetch_broker_snapshot(
 ) -> BrokerSnapshot:
     """Request the group members and the offsets of inputs and groups from the broker.
 
-    ``partitions`` are those of the existing input topics. They are assigned to ``consumer``, which must be
-    read_committed, so that its ends equal the workers'.
+    ``partitions`` of existing inputs are assigned to ``consumer``, read_committed as the workers' are.
     """
     inputs = sorted({s.stream.input for s in all_settings if s.stream.input in partitions})
     of_inputs = {name: [TopicPartition(name, p) for p in sorted(partitions[name])] for name in inputs}
@@ -154,10 +146,7 @@ def topic_partitions(described: Iterable[Mapping[str, Any]]) -> dict[str, list[i
 def retry_until_led(
     ask: Callable[[], T], timeout_ms: int, missing: tuple[type[KafkaError], ...] = (LeaderNotAvailableError,)
 ) -> T:
-    """Repeat a request until the leaders of all partitions, or a group's coordinator, are known.
-
-    The first request only makes new topics known to the client, or the broker create the topic of groups.
-    """
+    """Repeat a request until partitions' leaders, or a group's coordinator, are known or created."""
     deadline = time.monotonic() + timeout_ms / 1000
     while True:
         try:
@@ -180,10 +169,9 @@ def _committed(admin: KafkaAdminClient, names: Sequence[str]) -> dict[str, Offse
 
 
 def _of_groups(ask: Callable[[], T]) -> T | None:
-    """Send a request about consumer groups; return None if it fails.
+    """Request about consumer groups; return None if it fails.
 
-    A new broker does not have a coordinator yet, a broker with ACLs may refuse, and kafka-python cannot
-    read some responses of the embedded broker.
+    A new broker has no coordinator, ACLs may refuse, and the embedded broker's response be unreadable.
     """
     try:
         return ask()
@@ -229,10 +217,10 @@ def describe_status(all_settings: Sequence[Settings]) -> list[dict[str, Any]]:
     """Describe the status of each stream of a file as plain data.
 
     With a ``problem`` the other keys are absent. ``leader`` is None if the broker does not return it;
-    ``accuracy`` has the last release's variances and their errors; ``counts`` are its batch's noisy counts of
-    null and clipped records, None without diagnostics; ``lag`` is in offsets, including transaction markers;
-    ``charged`` is the largest charge of any record, by this stream and by all jobs; ``left`` is the remaining
-    budget of the record with the largest charge.
+    ``accuracy`` has the last release's variances and errors; ``counts`` its noisy counts of null and clipped
+    records, None without diagnostics; ``lag`` is in offsets, including transaction markers; ``charged`` is
+    the largest charge of any record, by this stream and by all jobs; ``left`` is what remains for that
+    record.
     """
     kafka = all_settings[0].kafka
     replays: dict[str, _Replay] = {}

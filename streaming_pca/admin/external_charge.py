@@ -28,10 +28,7 @@ from streaming_pca.service.topics.find import describe_topics
 
 @dataclass(frozen=True)
 class Done:
-    """Valid charge, with its offset in the ledger topic.
-
-    ``spent`` is the largest total charge of any of these records; epsilon, delta and rho separately.
-    """
+    """Valid charge at an offset; ``spent`` has the largest total of each part on any record."""
 
     entry: Charged
     offset: int
@@ -47,10 +44,9 @@ def charge_records(
     ranges: Sequence[OffsetSpan] | None,
     reason: str,
 ) -> Done:
-    """Charge records of an input topic for a release made elsewhere.
+    """Charge records of an input topic for a release made elsewhere; None: all present and past ones.
 
-    ``ranges`` of None are all present and past records. If a record would exceed the cap, nothing is
-    charged, and BudgetExceeded or BudgetExceededByAnother is raised.
+    If a record would exceed the cap, nothing is charged; raises BudgetExceeded or BudgetExceededByAnother.
     """
     check_reason(reason)
     if not TOPIC_NAME.fullmatch(job):

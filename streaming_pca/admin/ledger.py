@@ -108,10 +108,7 @@ def describe_spent(kafka: KafkaSettings, topic: str, partition: int, offset: int
 
 
 def describe_record(ledger: Ledger, topic: str, partition: int, offset: int) -> dict[str, Any]:
-    """Describe the charges of one record: total, by job, and remaining under the cap.
-
-    The record need not exist.
-    """
+    """Describe the charges of a record that need not exist: total, by job, and left under the cap."""
     opened = ledger.opened
     if opened is None:
         raise TopicError(f"ledger {topic + '.ledger'!r} is not open")
@@ -154,10 +151,7 @@ def end_offsets(kafka: KafkaSettings, topic: str) -> dict[int, int]:
 
 
 def describe_charge(charge: Charge, *, with_rho: bool) -> dict[str, str | None]:
-    """Describe a charge as plain data.
-
-    A rho of None claims no bound; such a charge never fits the zcdp filter.
-    """
+    """Describe a charge as plain data; a rho of None claims no bound, and never fits the zcdp filter."""
     plain: dict[str, str | None] = {
         "epsilon": approximate(charge.epsilon),
         "delta": approximate(charge.delta),
@@ -176,10 +170,7 @@ def describe_left(spent: Charge, opened: Opened) -> dict[str, str]:
 
 
 def _rho_left(spent: Charge, opened: Opened) -> Fraction | float:
-    """Return the largest rho that fits, rounded down to 12 decimals.
-
-    The exact value is irrational.
-    """
+    """Return the largest rho that fits, which is irrational, rounded down to 12 decimals."""
 
     def fits(rho: Fraction) -> bool:
         more = Charge(epsilon=Fraction(0), delta=Fraction(0), rho=rho)

@@ -30,10 +30,7 @@ _WANTED = {Paused: JobStatus.PAUSED, Resumed: JobStatus.ACTIVE, Retired: JobStat
 
 @dataclass(frozen=True)
 class Change:
-    """Status of a stream and of its last reserved batch, 0 before the first.
-
-    ``changed`` is False if the stream already had this status; ``phase`` is the status of the batch.
-    """
+    """Status of a stream, perhaps not ``changed``; number (0: none) and phase of its last batch."""
 
     stream: str
     standing: JobStatus

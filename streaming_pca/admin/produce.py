@@ -50,10 +50,7 @@ def _remedy(own: tuple[str, ...] | None, wanted: tuple[str, ...] | None) -> str:
 def arrange(
     records: RecordFile, stream: StreamSettings, *, rows_per_message: int = 1, factors: bool = False
 ) -> RecordFile:
-    """Check records against a stream; arrange features and factors as in the stream.
-
-    ``factors`` combines every ``rows_per_message`` rows into one record; otherwise each row is a record.
-    """
+    """Check records against a stream; arrange features, and ``factors`` of ``rows_per_message`` rows."""
     if stream.record_kind is RecordKind.LOCAL:
         raise ConfigurationError(
             f'{stream.name}: record_kind = "local" takes reports: readers of the topic would see the record'

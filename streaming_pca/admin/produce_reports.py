@@ -1,7 +1,6 @@
 """Sender of vectors as locally private reports: `produce` for `record_kind = "local"`.
 
-Each vector is first charged to its user, then privatized, then sent. So even a killed process has charged
-every report that it sent.
+Each is first charged, then privatized, then sent: even a killed process has charged each sent report.
 """
 
 from __future__ import annotations
@@ -38,10 +37,9 @@ _OVERHEAD = 2**16
 def report_mechanism(
     stream: StreamSettings, epsilon: float | None = None, delta: float | None = None, radius: float = 1.0
 ) -> LocalGaussian:
-    """Return the mechanism for the stream's reports.
+    """Return the mechanism for the stream's reports, by default of its epsilon and delta.
 
-    ``epsilon`` and ``delta`` are the producer's, by default the stream's; vectors up to the public norm
-    ``radius`` stay unchanged.
+    Vectors up to the public norm ``radius`` stay unchanged.
     """
     if stream.record_kind is not RecordKind.LOCAL:
         raise ConfigurationError(
@@ -77,8 +75,7 @@ def arrange_vectors(records: RecordFile, stream: StreamSettings) -> RecordFile:
 def row_users(records: RecordFile) -> list[bytes]:
     """Return the user of each row: its key, or the row itself if the file has no keys.
 
-    The key itself identifies the user. So charges from Python, or from another program with the same
-    accountant's file, count here.
+    So charges from Python, or from another program with the same accountant's file, count here.
     """
     if records.row_keys is None:
         path = str(Path(records.path).resolve())
@@ -118,22 +115,12 @@ def send_reports(
 ) -> Produced:
     """Send a report of each vector, without its key, to the topic's partitions in turn.
 
-    Parameters
-    ----------
-    accountant : LocalAccountant, optional
-        Charged before drawing the noise of a report. Without an accountant a vector could be reported
-        twice.
-    skip_spent : bool
-        Skip users who have spent all their reports, instead of refusing to send: this continues an
-        interrupted process.
-    shuffle, rate, progress
-        As for :func:`streaming_pca.admin.produce.send_records`; skipped rows are progress too.
+    ``accountant`` is charged before drawing the noise of a report; without it a vector could be reported
+    twice. ``skip_spent`` skips users who have spent all their reports, to continue an interrupted process.
+    The rest are as for :func:`streaming_pca.admin.produce.send_records`; skipped rows are progress too.
 
-    Raises
-    ------
-    AlreadySpent
-        If a user has spent all reports. Nothing was sent, unless another process charged the same users at
-        the same time.
+    Raises AlreadySpent if a user has spent all reports. Nothing was sent, unless another process charged the
+    same users at the same time.
     """
     order = None if shuffle is None else utility_generator(shuffle).permutation(len(records))
     users = None

@@ -79,8 +79,7 @@ _OLD = (
 class Restored:
     """Result of an import: created topics, written entries, and jobs whose states were written.
 
-    ``newer`` is the number of entries in the ledger beyond the backup; ``lost_releases`` are in the ledger
-    but missing from the topics.
+    ``newer`` entries are beyond the backup; ``lost_releases`` are in the ledger but not on the topics.
     """
 
     backup: Backup
@@ -105,8 +104,7 @@ def import_backup(
 ) -> Restored:
     """Restore the missing parts of a backup, and verify the result.
 
-    ``streams`` are the configured streams that read the backup's input topic. ``replication`` of new topics
-    is by default the input topic's.
+    ``streams`` are configured to read its input topic; new topics have ``replication``, or the input's.
     """
     backup = read_backup(path)
     ledger = verified_ledger(backup, str(path))
@@ -196,11 +194,8 @@ def _create(
     return ensure_topics(kafka, wanted.values())
 
 
-# -- staleness -----------------------------------------------------------------
-
-
 def _check_newest(kafka: KafkaSettings, backup: Backup, ledger: Ledger, streams: Iterable[str]) -> int:
-    """Refuse a backup that is older than some trace; return the number of lost releases.
+    """Refuse a backup older than some trace; return the number of lost releases.
 
     ``streams`` are configured to read the input but may be unknown to the backup.
     """
@@ -278,9 +273,6 @@ def _committed(kafka: KafkaSettings, topic: str) -> tuple[bytes, ...]:
     return tuple(read_topic(kafka, topic)) if existing_topics(kafka, [topic]) else ()
 
 
-# -- missing parts -------------------------------------------------------------
-
-
 def _compare(kafka: KafkaSettings, backup: Backup) -> _Missing:
     """Return the parts to write; raise StreamRefused if the topics have other contents."""
     there = _committed(kafka, f"{backup.topic}.ledger")
@@ -330,9 +322,6 @@ def _refuse_ledger(topic: str, there: tuple[bytes, ...], entries: tuple[bytes, .
         f"ledger topic {topic!r} is not empty, and differs from the backup from entry {number} on: "
         "a backup completes an empty ledger, or a part of the same one"
     )
-
-
-# -- writing -------------------------------------------------------------------
 
 
 def _fence(kafka: KafkaSettings, backup: Backup, names: set[str]) -> None:

@@ -20,10 +20,9 @@ from streaming_pca.service.topics.find import create_topics, describe_topics, fi
 def create_with_cap(
     streams: Sequence[Settings], cap: Cap, rule: Literal["basic", "zcdp"], partitions: int, replication: int
 ) -> tuple[list[str], Opened]:
-    """Create streams' missing topics, and open their ledgers with a cap.
+    """Create streams' missing topics, and open their ledgers; return names and the last ledger's cap.
 
-    Returns the names of the created topics, and the first entry of the last ledger. Nothing is created if the
-    cap does not allow a batch of a stream, or a stream's state belongs to another input topic.
+    Nothing is created if the cap allows a stream no batch, or its state belongs to another input topic.
     """
     for settings in streams:
         # A cap can never change, so check it before creating topics.
@@ -56,10 +55,7 @@ def _check_input(settings: Settings) -> None:
 
 
 def check_streams(streams: Sequence[Settings]) -> list[str]:
-    """Check topics, caps and privacy contracts like a worker.
-
-    Returns the names of streams that have begun, so that ``start = "latest"`` does not affect them.
-    """
+    """Check streams like a worker; return those begun, which ``start = "latest"`` does not affect."""
     begun = []
     for settings in streams:
         find_topics(settings.kafka, settings.stream)

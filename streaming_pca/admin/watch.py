@@ -20,10 +20,7 @@ from streaming_pca.linalg.subspace import orthonormalise, principal_angles
 
 @dataclass(frozen=True)
 class FollowedRelease:
-    """Release with its largest principal angle to its predecessor, in radians.
-
-    The angle is None for the first release of the topic, or if the two have different dimensions.
-    """
+    """Release with its largest angle, in radians, to a predecessor of equal dimensions, if any."""
 
     release: Release
     principal_angle: float | None
@@ -32,8 +29,7 @@ class FollowedRelease:
 def advice_on(release: Release, stream: StreamSettings | None) -> Advice | None:
     """Explain a release's doubts and what helps; None without doubts.
 
-    Kind of records and options are in the stream's settings only. Without them, or with another
-    estimator's, they count as unknown.
+    Kind of records and options are unknown without the stream's settings, or with another estimator's.
     """
     if stream is None or stream.estimator != release.estimator:
         return advise_on_release(release)
@@ -43,10 +39,7 @@ def advice_on(release: Release, stream: StreamSettings | None) -> Advice | None:
 def follow_releases(
     kafka: KafkaSettings, topic: str, *, from_beginning: bool, stopped: Callable[[], bool]
 ) -> Generator[FollowedRelease | NotARelease | None, None, None]:
-    """Yield the latest release, or all, then each new one; None after each idle poll.
-
-    ``stopped`` is called between messages: True ends the iteration.
-    """
+    """Yield the latest release, or all, then new ones, None after idle polls, until ``stopped()``."""
     reader = ReleaseReader(kafka, topic)
     try:
         before: Release | None = None
@@ -89,10 +82,7 @@ def orthonormal_basis(release: Release) -> NDArray[np.float64]:
 def angles_between(
     before: NDArray[np.float64] | None, after: NDArray[np.float64]
 ) -> NDArray[np.float64] | None:
-    """Return the principal angles, decreasing, between two releases' bases.
-
-    None for the first release, or if the two have different dimensions.
-    """
+    """Return the principal angles, decreasing, between two bases; None unless dimensions agree."""
     if before is None or before.shape[1] != after.shape[1]:
         return None
     return principal_angles(before, after)
