@@ -1,7 +1,4 @@
-"""Client for programs: a producer of records and readers of releases.
-
-Importing it neither loads an estimator nor compiles kernels.
-"""
+"""Client for programs: a producer of records and readers of releases, which need no estimator or kernel."""
 
 import streaming_pca.service.kafka  # noqa: F401  (checks the version of kafka-python first)
 from streaming_pca.client.producer import Producer

@@ -23,10 +23,9 @@ _DTYPES: dict[str, np.dtype[Any]] = {"float32": np.dtype("<f4"), "float64": np.d
 def payload_headers(
     content_type: ContentType, dtype: Dtype | None = None, record_kind: str | None = None
 ) -> list[tuple[str, bytes]]:
-    """Return the headers that describe a payload.
+    """Return the headers that describe a payload; ``dtype`` is for octets.
 
-    ``dtype`` is for octets, if the stream's own type may differ. A stream of another ``record_kind`` treats
-    the record as null.
+    A stream of another ``record_kind`` treats the record as null.
     """
     headers = [("content-type", FORMATS[content_type].encode())]
     if dtype is not None and content_type == "octets":

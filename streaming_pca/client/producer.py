@@ -72,11 +72,8 @@ class Producer:
 
     Raises
     ------
-    ValueError
-        If parameters are incompatible.
-    TopicError
-        If the topic is missing.
-    BrokerUnreachable
+    ValueError, TopicError, BrokerUnreachable
+        If parameters are incompatible, the topic is missing or the broker cannot be reached.
 
     Notes
     -----
@@ -192,12 +189,10 @@ class Producer:
 
         Raises
         ------
-        ConfigurationError
-            If the file is wrong.
+        ConfigurationError, TopicError, BrokerUnreachable
         ValueError
             Also if the epsilon or delta of ``privatize`` differs from the stream's, which would make every
             report null.
-        TopicError, BrokerUnreachable
         """
         from streaming_pca.config.loading import load_settings
 
@@ -270,13 +265,7 @@ class Producer:
                     self._sender.send(self._encode(np.atleast_2d(record)), own, self._headers)
 
     def flush(self) -> None:
-        """Send waiting rows, and wait until all messages are acknowledged.
-
-        Raises
-        ------
-        DeliveryError
-            If these or earlier messages could not be delivered.
-        """
+        """Send waiting rows, and wait for all acknowledgements; raise DeliveryError if messages failed."""
         self._check_process()
         with self._lock:
             if self._count:
@@ -426,12 +415,7 @@ def charged_report(
     user: bytes | None,
     vector: NDArray[Any],
 ) -> bytes:
-    """Charge a user, then compute the payload of a report, always in this order.
-
-    Raises
-    ------
-    AlreadySpent, AccountantError
-    """
+    """Charge a user, then compute a report's payload; raise AlreadySpent or AccountantError before."""
     if accountant is not None and user is not None:
         accountant.spend(user, topic, mechanism.epsilon, mechanism.delta)
     return mechanism.privatize(vector).astype("<f4", copy=False).tobytes()

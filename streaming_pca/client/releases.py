@@ -54,10 +54,7 @@ class UnreadableRelease(UserError):
 
 @dataclass(frozen=True)
 class NotARelease:
-    """Message on the releases topic that is not a release.
-
-    ``version`` is the stated version, if the message looks like a release; otherwise 0.
-    """
+    """Message that is not a release; ``version`` is 0 unless it looks like one."""
 
     topic: str
     offset: int
@@ -107,7 +104,7 @@ class ReleaseReader:
     def last(self, wanted: int, *, strict: bool = False) -> list[Release]:
         """Return up to ``wanted`` last releases, in order; :meth:`poll` continues after them.
 
-        ``strict`` raises UnreadableRelease if they are followed by unreadable releases.
+        ``strict`` raises UnreadableRelease if unreadable ones follow.
         """
         try:
             # For a read_committed consumer this is the last stable offset, before any open transaction.
@@ -168,10 +165,9 @@ class ReleaseReader:
 
 
 def missing_releases(kafka: KafkaSettings, topic: str, others: Iterable[str]) -> TopicError:
-    """Return the error for a topic that does not exist.
+    """Return the error for a missing topic, with the most similar streams of ``others``.
 
-    It has the most similar names of streams among the topics ``others``: a reader can correct the name or the
-    address, but may not create topics.
+    A reader can correct the name or the address, but may not create topics.
     """
     place = f"no topic {topic!r} exists on the broker at {kafka.bootstrap_servers}"
     streams = [name.removesuffix(_RELEASES) for name in sorted(others) if name.endswith(_RELEASES)]

@@ -45,12 +45,8 @@ class Outgoing:
 class Produced:
     """Counts of sent messages and rows.
 
-    Attributes
-    ----------
-    not_finite : int
-        Messages with a number that is not finite, or not finite in the stream's ``dtype``.
-    without_key : int
-        Messages without a key, if the file has a column of keys.
+    ``not_finite`` counts messages with a number that is not finite in the stream's ``dtype``; ``without_key``
+    those without a key, if the file has keys.
     """
 
     messages: int
@@ -62,10 +58,7 @@ class Produced:
 
 
 class Sender:
-    """Idempotent sender to one topic that stops at its first failure.
-
-    The first message goes to partition ``first``, modulo the number of partitions.
-    """
+    """Idempotent sender to a topic, from partition ``first`` (modulo), that stops at its first failure."""
 
     def __init__(self, kafka: KafkaSettings, topic: str, first: int = 0) -> None:
         self.topic = topic
@@ -130,11 +123,10 @@ def send_messages(
     progress: Callable[[int], None] | None = None,
     progress_every: int = 1,
 ) -> Produced:
-    """Send messages to the topic's partitions in turn.
+    """Send messages to the topic's partitions in turn, at most ``rate`` a second.
 
-    They are consumed one at a time, each after the previous one was passed to the client, and only after the
-    topic was found. ``rate`` is the most messages per second; ``progress`` is called after ``progress_every``
-    messages with the number sent since its last call.
+    They are consumed once the topic is found, each after the previous one was passed to the client.
+    ``progress`` is called after ``progress_every`` messages with the number sent since its last call.
     """
     rows_sent = 0
     with closing(Sender(kafka, topic)) as sender:

@@ -145,11 +145,7 @@ def doubts_of_settings(stream: StreamSettings) -> list[str]:
 
 
 def _memory(stream: StreamSettings, state: State) -> dict[str, int]:
-    """Bound the memory of a stream, in bytes.
-
-    One bound holds for all messages; for factors a second bound holds if each message is one row of the
-    stream's number type.
-    """
+    """Bound the memory of a stream, in bytes: for all messages, and for factors of one plain row each."""
     state_bytes = sum(a.nbytes for a in state_values(state).values() if isinstance(a, np.ndarray))
     fixed = _STATES * state_bytes + _BLOCKS_BYTES + _FETCH_BYTES
     records = stream.build_estimator().largest_batch

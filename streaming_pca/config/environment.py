@@ -49,7 +49,7 @@ def _environment() -> dict[str, str]:
 def deciding_variable(path: Sequence[str]) -> tuple[str, Sequence[str]] | None:
     """Return the variable that sets a value, and the value's path in its JSON; None if no variable does.
 
-    For example, the variables of ``stream.cap`` and ``stream`` can also set ``stream.cap.epsilon``, as JSON.
+    ``stream.cap.epsilon`` can also be set, as JSON, by the variables of ``stream.cap`` and ``stream``.
     """
     environment = _environment()
     for length in range(len(path), 0, -1):
@@ -130,10 +130,7 @@ def environment_tables() -> dict[str, Any]:
 
 
 def environment_streams() -> list[Any] | None:
-    """Return the list of streams in ``STREAMING_PCA_STREAMS``; None if it is not set.
-
-    The variable contains JSON, as checked by :func:`check_environment`.
-    """
+    """Return the list in ``STREAMING_PCA_STREAMS``, JSON that was checked before; None if not set."""
     text = _environment().get(STREAMS_VARIABLE)
     if text is None:
         return None

@@ -29,10 +29,7 @@ def check_token(token: str) -> None:
 
 
 def read_token(setting: str, file: Path) -> str:
-    """Read the token from the file of a setting.
-
-    The message of an error does not repeat the file's text.
-    """
+    """Read the token from the file of a setting; errors do not repeat the file's text."""
     try:
         with file.open("rb") as opened:
             text = opened.read(_MAX_FILE + 1).decode("ascii").strip()

@@ -1,7 +1,4 @@
-"""Settings of the Kafka connection.
-
-They are separate from other settings, because the clock process needs them without the rest.
-"""
+"""Settings of the Kafka connection, apart because the clock process needs only them."""
 
 from __future__ import annotations
 
@@ -54,9 +51,9 @@ class ClearText(str):
 
 
 def check_https(url: str, instead: str) -> None:
-    """Raise ValueError if an address is not encrypted or contains a password.
+    """Raise ValueError if an address is not encrypted (on other machines) or contains a password.
 
-    http is allowed on this machine. ``instead`` are the settings to use for the password.
+    ``instead`` are the settings to use for the password.
     """
     parts = urlsplit(url)
     if parts.username or parts.password:

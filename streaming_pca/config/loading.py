@@ -83,10 +83,9 @@ def load_registry(path: Path, stream: str | None = None) -> tuple[RegistrySettin
 
 
 def registry_settings(table: Mapping[str, Any], path: Path | None = None) -> RegistrySettings:
-    """Return the registry settings from a table and the environment.
+    """Return the registry settings from a table and the environment, which overrides a file's table.
 
-    The environment overrides a table of the file ``path``. Without a file, the table contains command-line
-    options, which override the environment.
+    Without a file, the table contains command-line options, which override the environment.
     """
     environment = environment_tables().get("registry") or {}
     both = {**environment, **table} if path is None else {**table, **environment}
@@ -103,11 +102,7 @@ def registry_settings(table: Mapping[str, Any], path: Path | None = None) -> Reg
 
 
 def load_together(paths: Sequence[Path], ignored: Collection[str] = ()) -> tuple[Settings, ...]:
-    """Read the streams of several files for one process.
-
-    The files may not differ in a section other than ``[stream]`` and ``ignored``, which the process does not
-    read.
-    """
+    """Read one process's streams from files, which may differ in ``[stream]`` and ``ignored``."""
     found: list[Settings] = []
     problems: list[str] = []
     for path in paths:
@@ -216,10 +211,7 @@ def _split(path: Path, sections: Tables) -> list[tuple[str, Tables, Tables]]:
 
 
 def _merged(common: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
-    """Merge a stream's own settings over the common ones.
-
-    Options are merged too, unless the stream sets its own estimator.
-    """
+    """Merge a stream's settings over the common ones; options too, unless it sets an estimator."""
     both = common | own
     shared, options = common.get("options"), own.get("options")
     if isinstance(shared, dict) and isinstance(options, dict) and "estimator" not in own:

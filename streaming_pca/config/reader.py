@@ -1,7 +1,6 @@
 """Reader of one stream's settings, which describes each problem in a line with its origin.
 
-An unknown name is replaced by the setting that it resembles, so that a misspelt setting is not reported as
-missing too.
+An unknown name is replaced by a setting that it resembles, which is not reported as missing then.
 """
 
 from __future__ import annotations
@@ -51,21 +50,10 @@ class Written(float):
 
 
 class StreamReader:
-    """Reader of the sections for one stream.
+    """Reader of the sections for one stream, from its table ``where``: "stream", or "streams[2]".
 
-    Parameters
-    ----------
-    where : str
-        Table of the stream: "stream", or "streams[2]".
-    own : dict
-        The stream's own table in ``[[streams]]``; empty without such a list.
-    tables : dict
-        Sections of the file, with the environment's overrides.
-
-    Attributes
-    ----------
-    unknown, wrong : list of str
-        Lines about unknown names, and about wrong or missing values.
+    ``own`` is its table in ``[[streams]]``, {} without such a list; ``tables`` are the file's sections, with
+    the environment's overrides. ``unknown`` and ``wrong`` are lines about names, and about values.
     """
 
     def __init__(self, path: Path, where: str, own: Tables, tables: Tables) -> None:
@@ -96,10 +84,7 @@ class StreamReader:
         return None
 
     def _rename_unknown(self) -> None:
-        """Move values with unknown names to the settings that they resemble.
-
-        Options are not changed, because the estimator decides which are known.
-        """
+        """Move values of unknown names to settings that they resemble; only estimators know options."""
         moved: list[tuple[Place, Any]] = []
 
         def visit(table: Any, model: type[BaseModel] | None, place: Place) -> None:

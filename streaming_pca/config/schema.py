@@ -1,7 +1,4 @@
-"""Reference of all settings as Markdown, and the JSON schema of a settings file.
-
-Both are generated from the models.
-"""
+"""Settings as Markdown, and the JSON schema of a file, both generated from the models."""
 
 from __future__ import annotations
 
@@ -41,10 +38,7 @@ _WORDS: dict[Any, str] = {
 
 @dataclass(frozen=True)
 class Setting:
-    """Description of one setting, in texts for readers.
-
-    ``default`` is "" if the setting is required; ``estimator`` is the id of the estimator whose option it is.
-    """
+    """Texts that describe one setting, perhaps an ``estimator``'s option; ``default`` is "" if required."""
 
     path: tuple[str, ...]
     type: str
@@ -193,10 +187,7 @@ def _table(settings: list[Setting], depth: int, variables: bool = True) -> str:
 
 
 def file_schema() -> dict[str, Any]:
-    """Return the JSON schema of a settings file, for editors.
-
-    Excludes passwords and tokens, because only the environment may contain them.
-    """
+    """Return a settings file's JSON schema, without passwords and tokens, which it may not contain."""
     schema = copy.deepcopy(Settings.model_json_schema())
     definitions = schema["$defs"]
     for section, name in SECRETS:

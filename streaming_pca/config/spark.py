@@ -20,10 +20,7 @@ _MASTER = re.compile(r"local(\[(\d+|\*)(,\d+)?\])?|yarn|(spark|k8s)://\S+|local-
 
 
 def _present_conf(conf: Any) -> Any:
-    """Return Spark's settings as a flat table of text.
-
-    In TOML ``spark.executor.memory = "8g"`` is a nested table, and numbers and flags are not text.
-    """
+    """Return Spark's settings as flat text; TOML nests ``spark.executor.memory`` and has numbers."""
     if not isinstance(conf, Mapping):
         return conf
     found, problems = {}, []

@@ -414,7 +414,7 @@ class InflatingReader(RecordReader):
 
 
 def use_reader(fetcher: Fetcher, reader: type[RecordReader], most_bytes: int = MOST_RECORD_BYTES) -> None:
-    """Make a consumer use a reader; polls end not only when full but if they inflate bytes."""
+    """Make a consumer use a reader, and end a poll early once it inflated bytes."""
     append = fetcher._append
 
     def append_and_end(drained: Any, part: Any, most: int, *how: Any) -> int:
