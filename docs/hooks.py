@@ -122,12 +122,36 @@ def experiments_text() -> str:
     return re.sub(r"(?<!!)\[([^\]]+)\]\((?!http|#|figures/)([^)]+)\)", r"`\1`", text)
 
 
+def promise_text() -> str:
+    """Return the dashboard's words about a stream; this and the next two are for docs/guide."""
+    from benchmarks.guide import promise_text
+
+    return promise_text()
+
+
+def epsilons_text() -> str:
+    """Return what epsilon bounds, and an attacker's share of right guesses."""
+    from benchmarks.guide import epsilons_text
+
+    return epsilons_text()
+
+
+def curve_text() -> str:
+    """Return the forecast error by epsilon and number of records."""
+    from benchmarks.guide import curve_text
+
+    return curve_text()
+
+
 GENERATORS: dict[str, Callable[[], str]] = {
     "settings": settings_text,
     "cli": cli_text,
     "http": http_text,
     "metrics": metrics_text,
     "estimators": estimators_text,
+    "promise": promise_text,
+    "epsilons": epsilons_text,
+    "curve": curve_text,
 }
 
 
@@ -169,12 +193,15 @@ def refreshed(markdown: str) -> str:
 
 
 def main() -> None:
-    """Write the generated text of all pages."""
+    """Write the generated text of all pages, and the guide's picture."""
     for page in sorted((ROOT / "docs").rglob("*.md")):
         text = page.read_text(encoding="utf-8")
         if (fresh := refreshed(text)) != text:
             page.write_text(fresh, encoding="utf-8")
             print(page.relative_to(ROOT))
+    from benchmarks.guide import FIGURE, curve_svg
+
+    FIGURE.write_text(curve_svg(), encoding="utf-8")
 
 
 if __name__ == "__main__":

