@@ -88,8 +88,8 @@ class PrivatePCA(MappedModel):
         public centre. "none" keeps second moments.
     bounds : (lower, upper), dict of column to (lower, upper), or None, default=None
         Public bounds of the features, each a number or d numbers: records are clamped to them. They
-        improve accuracy more than any other parameter. Bounds computed from the records are not
-        public. With names, X is a table of these columns.
+        improve accuracy more than any other parameter. Bounds computed from the records, such as their
+        least and largest value, are not public. With names, X is a table of these columns.
     scale : float, array of d numbers or None, default=None
         Public factors of the features, applied after centring.
     random_state : int, numpy RandomState or Generator, or None, default=None
@@ -270,6 +270,9 @@ class PrivatePCA(MappedModel):
 
     def partial_fit(self, X: ArrayLike, y: object = None) -> Self:
         """Update the model by one batch of records that were not in any earlier call.
+
+        Each call adds noise, so few large batches are best. The first one decides the centre of all: permute
+        sorted records. Cut batches by position, never by value: docs/guide/differential-privacy.md.
 
         Parameters
         ----------
