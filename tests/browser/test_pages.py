@@ -226,7 +226,8 @@ def test_the_plan_page_forecasts_what_the_command_does(visit: Visit) -> None:
         slider.press("ArrowRight")
     after = wait_for_plan(visit, lambda found: found["epsilon"] > before["epsilon"])
     query = {name: after[name] for name in ("dim", "rank", "records", "epsilon", "delta")}
-    options = [part for name, value in query.items() for part in (f"--{name}", f"{value}")]
+    options = ["--batches", "growing"]
+    options += [part for name, value in query.items() for part in (f"--{name}", f"{value}")]
     options += [
         part for name in ("gap", "tail") if after.get(name) for part in (f"--{name}", str(after[name]))
     ]
