@@ -66,8 +66,7 @@ def angle_bound_of_block(singular_values: Matrix, k: int, dim: int, sigma: float
     Parameters
     ----------
     singular_values : (L,), singular values of the noisy block B = M + Z, (d, L) with k <= L <= d, decreasing.
-    k : dimension of the subspaces.
-    dim : d.
+    k, dim : dimension of the subspaces, and d.
     sigma : s. Z has independent Gaussian entries of this standard deviation, or is the projection of such a
         matrix on a linear space, such as {Z : Q^T Z symmetric}. Units of ``singular_values``.
 

@@ -135,10 +135,7 @@ def clip_angle(
     the records that are not null. The part cut off from matrices has no sign: it may lower the leading
     directions, too.
 
-    Returns
-    -------
-    float
-        Radians; pi/2 where noise hides it; 0 where nothing was counted, as with a public radius.
+    Returns radians; pi/2 where noise hides it; 0 where nothing was counted, as with a public radius.
     """
     if k == len(values) or not estimate.sizes.records:
         return 0.0

@@ -430,8 +430,7 @@ def direction_weights(variances: Matrix, values: Matrix, k: int, noise: float) -
     ----------
     variances : (d,), above 0, variance along each direction, decreasing.
     values : (d,), variances less the noise's contribution; gaps are differences of these.
-    k : k < d.
-    noise : smaller gaps are replaced by it.
+    k, noise : k < d; smaller gaps are replaced by the noise.
     """
     gaps = np.maximum(values[:k, None] - values[None, k:], noise)
     costs = 1 / (gaps / gaps.min()) ** 2
