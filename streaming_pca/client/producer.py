@@ -190,6 +190,7 @@ class Producer:
         Raises
         ------
         ConfigurationError, TopicError, BrokerUnreachable
+            If the file is wrong, the topic is missing or the broker cannot be reached.
         ValueError
             Also if the epsilon or delta of ``privatize`` differs from the stream's, which would make every
             report null.

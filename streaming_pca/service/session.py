@@ -100,7 +100,7 @@ class Session:
         """Lead until interrupted; True when the stream is done.
 
         Raises SessionLost or BrokerUnreachable to recover with a new session; StreamRefused, RecordsLost or
-        BudgetExceeded if it cannot continue as configured; DeadlineExceeded if a thread hangs.
+        BudgetExceeded if it cannot continue as configured; DeadlineExceeded if the process must end.
         """
         self._writer = CheckpointWriter(self._settings.kafka, self._stream, self._topics.topic_id)
         hanging = False

@@ -242,8 +242,9 @@ _POLL_SECONDS = 10.0  # polling interval of the ledger until it contains somethi
 class StandbyCheck:
     """Repeated comparison of a stream's settings with its ledger and state, until they agree.
 
-    It reads only committed entries. A stream's first reservation binds all later ones to its contract, and
-    states keep their shapes, so settings that agree once agree permanently.
+    It reads only committed entries, and does not wait for open transactions. A stream's first reservation
+    binds all later ones to its contract, and states keep their shapes, so settings that agree once agree
+    permanently.
     """
 
     def __init__(self, kafka: KafkaSettings, stream: StreamSettings, topic_id: str) -> None:
@@ -253,9 +254,10 @@ class StandbyCheck:
     def run(self) -> float | None:
         """Continue reading and compare; return the seconds until the next call, or None when done.
 
-        A stream that has not begun does not have a contract yet, and one in its first batch does not have a
-        state. Raises StreamRefused if a take-over by this standby would be refused. Raises SessionLost,
-        BrokerUnreachable or KafkaError if the broker fails; the next call starts over.
+        0 means that more entries can be read. A stream that has not begun does not have a contract yet, and
+        one in its first batch does not have a state. Raises StreamRefused if a take-over by this standby
+        would be refused. Raises SessionLost, BrokerUnreachable or KafkaError if the broker fails; the next
+        call starts over.
         """
         try:
             wait = self._compare()

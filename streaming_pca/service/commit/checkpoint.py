@@ -254,7 +254,7 @@ class CheckpointWriter(LedgerWriter):
     def commit(
         self, reserved: Reserved, positions: dict[int, int], epochs: dict[int, int], result: BatchResult
     ) -> Checkpoint:
-        """Write state, COMMITTED and offsets in one transaction: no other way out for ``update``'s result."""
+        """Write state, COMMITTED and offsets in one transaction, the only way out for ``update``'s result."""
         users = result.users
         checkpoint = Checkpoint(
             topic_id=self._topic_id,
@@ -298,7 +298,7 @@ class CheckpointWriter(LedgerWriter):
     def publish(self) -> bytes:
         """Publish the committed release, with RELEASED, in a separate transaction.
 
-        Readers of uncommitted messages see aborted transactions too, so the state's may not contain it.
+        Readers of uncommitted messages see aborted transactions too, so the state's one never contains it.
         """
         checkpoint = self._checkpoint
         assert checkpoint is not None, "nothing was committed"

@@ -61,7 +61,8 @@ def read_snapshot(
             if not found.is_whole(digest):
                 lagging.append(name)
         sought = wanted
-        # A missing state was replaced by a later one, whose entry can be read by now, or is lost.
+        # A missing state was replaced by a later one, whose entry can be read by now,
+        # or is lost, as the verifier then reports.
         if not lagging:
             return Snapshot(tuple(entries), reader.position, states)
     raise SessionLost(

@@ -206,7 +206,8 @@ class StateReader:
         """
         if not self._chunks:
             return None, ""
-        # Chunk 0 belongs to the latest commit; compacted or longer commits left chunks of other digests.
+        # The latest chunk 0 belongs to the latest commit. Chunks that compaction or a shorter commit left
+        # at higher keys have another digest.
         try:
             first = dict(self._chunks[0].headers)
             parts = []

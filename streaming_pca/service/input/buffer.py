@@ -128,7 +128,7 @@ class PlainPayloads:
         self._infinity, self._nan = np.array([np.inf, np.nan], self._dtype).view(self._word)
 
     def copy(self, block: RecordBlock, store: RowStore) -> tuple[int, NDArray[np.int64]] | None:
-        """Copy the rows of a block's records to a store; return their place and numbers (m,).
+        """Copy the rows of a block's records to a store; return the first place and row counts (m,).
 
         Returns None, and the store keeps nothing, if a payload is not plain or the rows have another type.
         """

@@ -1,6 +1,7 @@
 """Batches of an input topic, cut on public quantities only.
 
-The boundaries and the order of a batch do not depend on contents or the pace of records' arrival here
+The boundaries and the order of a batch depend on the partitions, the order of offsets, the number of records
+that each partition delivered, and the worker's clock, not on contents or the pace of records' arrival here
 (docs/explanation/batch-boundaries.md). While a batch is in progress, the next one is fetched and decoded, up
 to the share ``worker.read_ahead``: reading before a reservation is allowed.
 

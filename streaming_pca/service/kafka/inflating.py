@@ -46,7 +46,7 @@ _CUT_OFF = 1  # length of a missing value
 
 
 def most_record_bytes(payload: int) -> int:
-    """Return the longest record to keep: a payload's bound, with a margin for keys and headers."""
+    """Return the longest record to keep, with a margin for keys, headers and unbounded formats."""
     return max(MOST_RECORD_BYTES, payload + MOST_RECORD_BYTES // 16)
 
 
