@@ -146,7 +146,10 @@ def topic_partitions(described: Iterable[Mapping[str, Any]]) -> dict[str, list[i
 def retry_until_led(
     ask: Callable[[], T], timeout_ms: int, missing: tuple[type[KafkaError], ...] = (LeaderNotAvailableError,)
 ) -> T:
-    """Repeat a request until partitions' leaders, or a group's coordinator, are known or created."""
+    """Repeat a request until the leaders of all partitions, or a group's coordinator, are known.
+
+    The first request only makes new topics known to the client, or the broker create the topic of groups.
+    """
     deadline = time.monotonic() + timeout_ms / 1000
     while True:
         try:
@@ -169,9 +172,10 @@ def _committed(admin: KafkaAdminClient, names: Sequence[str]) -> dict[str, Offse
 
 
 def _of_groups(ask: Callable[[], T]) -> T | None:
-    """Request about consumer groups; return None if it fails.
+    """Send a request about consumer groups; return None if it fails.
 
-    A new broker has no coordinator, ACLs may refuse, and the embedded broker's response be unreadable.
+    A new broker does not have a coordinator yet, a broker with ACLs may refuse, and kafka-python cannot
+    read some responses of the embedded broker.
     """
     try:
         return ask()
@@ -217,10 +221,10 @@ def describe_status(all_settings: Sequence[Settings]) -> list[dict[str, Any]]:
     """Describe the status of each stream of a file as plain data.
 
     With a ``problem`` the other keys are absent. ``leader`` is None if the broker does not return it;
-    ``accuracy`` has the last release's variances and errors; ``counts`` its noisy counts of null and clipped
-    records, None without diagnostics; ``lag`` is in offsets, including transaction markers; ``charged`` is
-    the largest charge of any record, by this stream and by all jobs; ``left`` is what remains for that
-    record.
+    ``accuracy`` has the last release's variances and their errors; ``counts`` are its batch's noisy counts of
+    null and clipped records, None without diagnostics; ``lag`` is in offsets, including transaction markers;
+    ``charged`` is the largest charge of any record, by this stream and by all jobs; ``left`` is the remaining
+    budget of the record with the largest charge.
     """
     kafka = all_settings[0].kafka
     replays: dict[str, _Replay] = {}

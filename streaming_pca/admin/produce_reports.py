@@ -1,6 +1,7 @@
 """Sender of vectors as locally private reports: `produce` for `record_kind = "local"`.
 
-Each is first charged, then privatized, then sent: even a killed process has charged each sent report.
+Each vector is first charged to its user, then privatized, then sent. So even a killed process has charged
+every report that it sent.
 """
 
 from __future__ import annotations

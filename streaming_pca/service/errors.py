@@ -16,9 +16,10 @@ E = TypeVar("E", bound=BaseException)
 
 
 def without_traceback(error: E) -> E:
-    """Drop an error's traceback and context, which keep callers' variables, batches included.
+    """Drop an error's traceback and context.
 
-    kafka-python's frames and errors refer to each other: only the garbage collector would free them.
+    They keep the variables of all callers alive, batches included. kafka-python's frames and errors refer to
+    each other: only the garbage collector would free them.
     """
     error.__context__ = None
     return error.with_traceback(None)

@@ -44,9 +44,9 @@ class Executors:
     ) -> T:
         """Run a function in a thread of a pool.
 
-        Raises DeadlineExceeded if it runs longer than ``deadline`` seconds after its start (0: no limit),
-        where it keeps running, or if all threads of the pool are past such a deadline: a thread cannot be
-        stopped.
+        Raises DeadlineExceeded if it runs longer than ``deadline`` seconds after a thread has started it (0:
+        no limit). It keeps running there, because a thread cannot be stopped. Also if all threads of the pool
+        are past such a deadline, because perhaps no thread becomes free again.
         """
         if self._hanging[pool] == _COUNTS[pool]:
             raise DeadlineExceeded(f"{task} cannot start: the process hangs in an earlier step")

@@ -1,6 +1,7 @@
 """Log lines, as text or JSON, with stream, job and batch.
 
-They show public quantities only, counts of delivered records, offsets, charges and times, never contents.
+They show public quantities only: counts of delivered records, offsets, charges
+and times of day. Nothing in them depends on a record's contents.
 """
 
 from __future__ import annotations

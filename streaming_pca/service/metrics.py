@@ -115,7 +115,10 @@ class Metrics:
 
     @cached_property
     def counts(self) -> tuple[Gauge, ...]:
-        """Noisy counts, errors and totals, registered only when a stream first pays for them."""
+        """Noisy counts of null and clipped records, their errors and the totals.
+
+        Registered only when a stream first pays for them.
+        """
         return (
             self._gauge("batch_null_records", "Null records of the last batch, with privacy noise."),
             self._gauge(

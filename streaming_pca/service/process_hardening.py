@@ -63,9 +63,9 @@ def _set_dumpable(dumpable: bool) -> str | None:
 
 
 def traceback_text(error: BaseException) -> str:
-    """Return a traceback without errors' messages, unless the process is debuggable.
+    """Return an error's traceback, with messages of errors only if the process is debuggable.
 
-    The rest (types, source code, the name of a missing module) reveals nothing about records.
+    An error's type, lines of source code and the name of a missing module reveal nothing about records.
     """
     if _messages_shown:
         return "".join(traceback.format_exception(error))

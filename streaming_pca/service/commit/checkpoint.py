@@ -149,7 +149,10 @@ class CheckpointWriter(LedgerWriter):
         raise StreamRefused(reason)
 
     def _check_releases(self, batch: int, ledger_end: int) -> None:
-        """Refuse a ledger and state both rolled back: later batches would get a second result."""
+        """Refuse a ledger and state that were both rolled back.
+
+        Batches released since the backup would get a second result.
+        """
         topic = self._stream.releases_topic
         end = high_watermark(self._kafka, topic)
         reader = LogReader(self._kafka, topic, start=end - _RELEASES_TAIL)
@@ -298,7 +301,8 @@ class CheckpointWriter(LedgerWriter):
     def publish(self) -> bytes:
         """Publish the committed release, with RELEASED, in a separate transaction.
 
-        Readers of uncommitted messages see aborted transactions too, so the state's one never contains it.
+        A consumer that reads uncommitted messages sees aborted transactions too. So the
+        release is never sent in the transaction that commits the state.
         """
         checkpoint = self._checkpoint
         assert checkpoint is not None, "nothing was committed"

@@ -40,7 +40,8 @@ def report_reading(report: _Report) -> Iterator[None]:
 def high_watermark(kafka: KafkaSettings, topic: str) -> int:
     """Return the end of a topic's partition 0, open transactions included.
 
-    A successor must read past its predecessor's transaction, which the broker may still be completing.
+    A read_committed end would lie before a predecessor's transaction that the broker is still completing; a
+    successor must read past it.
     """
     reader = EndReader(kafka, topic)
     try:
@@ -95,9 +96,10 @@ class LogReader:
         )
 
     def read_to(self, end: int, patience_seconds: float) -> Iterator[Any]:
-        """Yield the committed messages before offset ``end``; wait for open transactions.
+        """Yield the committed messages before offset ``end``.
 
-        Raises SessionLost after ``patience_seconds`` without progress.
+        Waits for open transactions before ``end``. Raises SessionLost after ``patience_seconds`` without
+        progress.
         """
         seen, deadline, report = -1, 0.0, _report.get()
         while (position := self.position) < end:

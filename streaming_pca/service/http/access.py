@@ -191,7 +191,8 @@ def _without_port(host: str) -> str:
 def _known_hosts(settings: HttpSettings) -> Callable[[str], bool]:
     """Return the check of the Host header's name.
 
-    Addresses are allowed because DNS cannot rebind them; no header, because browsers always send one.
+    Addresses are allowed because they cannot be rebound by DNS; requests without the header because
+    browsers always send it. Proxies, probes and scrapers send both.
     """
     named = frozenset(settings.hosts)
     if not named and not is_loopback(settings.host):

@@ -39,7 +39,10 @@ _LEAVING_SECONDS = 0.3  # time for an event stream to end without cancellation
 
 
 class _WholeLines(ReceiveBuffer):
-    """Buffer of header lines that end with CR LF: proxies and servers disagree on a mere LF."""
+    """Buffer of a connection whose header lines end with CR LF.
+
+    A proxy that does not treat LF as a line end would see other headers than this server.
+    """
 
     def maybe_extract_lines(self) -> list[bytearray] | None:
         """Return the lines of a complete head; raise RemoteProtocolError for a bare LF."""
@@ -233,7 +236,10 @@ class RateLimit:
 
 
 def _client(scope: Scope) -> str:
-    """Return an IPv4 address or an IPv6 network, which one client can have whole."""
+    """Return a client's IPv4 address or IPv6 network.
+
+    One client can have all addresses of an IPv6 network.
+    """
     host = str(scope["client"][0]) if scope.get("client") else ""
     try:
         address = ipaddress.ip_address(host.partition("%")[0])

@@ -138,7 +138,10 @@ class OffsetFeed:
             self._notify()
 
     def _release(self) -> bool:
-        """Append the held ticks, each with the first listing begun after it; return whether to notify."""
+        """Append the held ticks that a listing covers; return whether to notify the reader.
+
+        Each tick gets the first listing that began after it, so delays on either side do not matter.
+        """
         wanted = False
         while self._held and self._listings:
             at, by, ends = self._held[0]
@@ -340,7 +343,10 @@ class EndOffsetPoller:
             feed.add(at, dict(enumerate(ends[feed.topic])), by)
 
     def _list_schemas(self, event: dict[str, Any]) -> None:
-        """Deliver the registry's listing, or the last one: without a registry, no schema can be new."""
+        """Deliver the registry's listing, or, after a failure, its previous one.
+
+        An unavailable registry does not stop streams, since it cannot register new schemas either.
+        """
         subject, at = Subject(*event["subject"]), event["at"]
         known = self._schemas.get(subject, {})
         if "failed" not in event:

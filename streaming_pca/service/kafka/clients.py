@@ -53,7 +53,10 @@ _PASSING = (RetriableError, UnknownBrokerIdError)
 
 
 class BrokerUnreachable(UserError):
-    """Failure to reach any broker; it ``may_pass`` if one has responded and can succeed later."""
+    """Failure to reach any broker.
+
+    ``may_pass``: True if a broker has responded, and the same request can succeed later.
+    """
 
     exit_status = 4
 
@@ -169,7 +172,10 @@ def _common_options(settings: KafkaSettings) -> dict[str, Any]:
 
 
 class _AdminClient(KafkaAdminClient):  # type: ignore[misc]
-    """Client that retries when a connection ends before the response; otherwise it could end a lead."""
+    """Client that retries when a connection ends before the response.
+
+    kafka-python's own client raises immediately: a broker that closes one connection would end a lead.
+    """
 
     def describe_topics(self, *args: Any, **kwargs: Any) -> Any:
         return self._ask(super().describe_topics, *args, **kwargs)
@@ -253,7 +259,10 @@ def reading_consumer(
 
 
 def group_consumer(settings: KafkaSettings, group: str, assignor: Any) -> KafkaConsumer:
-    """Make a group's member; it sees positions only after the transactions that wrote them ended."""
+    """Make a member of a group that shares partitions by ``assignor``.
+
+    It sees positions only after the end of the transactions that wrote them.
+    """
     return _connect(
         settings,
         _consumer,

@@ -1,4 +1,7 @@
-"""Passwords and tokens, read again for each connection, as kafka-python reads certificate files."""
+"""Passwords and tokens, read again for each connection: rotation does not need a restart.
+
+Certificate files do not need code here: kafka-python reads them for each connection.
+"""
 
 from __future__ import annotations
 

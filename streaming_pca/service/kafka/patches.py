@@ -52,7 +52,11 @@ _HANDSHAKE_SECONDS = 5.0
 async def _connect(
     self: Any, net: Any, address: Sequence[Any], socket_options: Sequence[Any] = (), timeout_at: Any = None
 ) -> socket.socket:
-    """Connect a socket; close it on failure, where kafka-python leaves several a second to the collector."""
+    """Connect a socket, and close it on failure.
+
+    kafka-python leaves the socket to the garbage collector, and a process whose broker is unavailable opens
+    several a second.
+    """
     family, kind, protocol, _, place = address
     made: socket.socket = self.socket(family, kind, protocol)
     try:
@@ -92,7 +96,10 @@ def _read_piece(self: Any) -> tuple[bytes, Exception | None]:
 
 
 def _read_rest(self: Any, nbytes: int | None = None) -> bytes | memoryview:
-    """Return a response's bytes or memoryview, as both decode; kafka-python copies a large one twice."""
+    """Return a response's bytes; kafka-python copies the rest of a large one twice.
+
+    The decoder accepts bytes and memoryviews, and a complete response never changes.
+    """
     if nbytes is not None or len(self) - self._idx < _LEAST_SHARED_BYTES:
         few: bytes = ORIGINALS[_read_rest](self, nbytes)
         return few
@@ -116,7 +123,8 @@ class KeySelector(selectors.DefaultSelector):
 def _make_transport(self: Any, net: Any, sock: socket.socket, **configs: Any) -> None:
     """Make a TLS transport; raise KafkaConnectionError for unusable files.
 
-    kafka-python passes the file's error to a request, which does not expect it, and keeps the socket open.
+    kafka-python passes the file's own error to a waiting request, which does not expect it, and keeps the
+    socket open.
     """
     try:
         ORIGINALS[_make_transport](self, net, sock, **configs)
@@ -126,7 +134,10 @@ def _make_transport(self: Any, net: Any, sock: socket.socket, **configs: Any) ->
 
 
 async def _shake_hands(self: Any) -> None:
-    """Shake hands within :data:`_HANDSHAKE_SECONDS` (kafka-python: any time); close a failed socket."""
+    """Shake hands within :data:`_HANDSHAKE_SECONDS`, or raise KafkaTimeoutError; close a failed socket.
+
+    kafka-python waits without a limit.
+    """
     timeout_at = time.monotonic() + _HANDSHAKE_SECONDS
     try:
         while True:
@@ -148,8 +159,8 @@ async def _shake_hands(self: Any) -> None:
 async def _authenticate(self: Any, timeout_at: float | None = None) -> None:
     """Authenticate; treat a refusal as a lost connection, which clients retry.
 
-    A password changes at the broker and in its file at different moments. In between, kafka-python would
-    permanently abandon a transactional producer.
+    A password or token does not change at the broker and in its file at the same moment. In between,
+    kafka-python would permanently abandon a transactional producer.
     """
     try:
         await ORIGINALS[_authenticate](self, timeout_at)
@@ -160,7 +171,10 @@ async def _authenticate(self: Any, timeout_at: float | None = None) -> None:
 
 
 async def _initialize(self: Any, timeout_at: float | None = None) -> None:
-    """Initialise; raise a failure, so that attempts back off. kafka-python would retry immediately."""
+    """Initialise a connection; raise its failure, so that attempts back off.
+
+    kafka-python resets the pause after a refused connection, and retries immediately.
+    """
     await ORIGINALS[_initialize](self, timeout_at)
     if self._init_future.failed():
         raise self._init_future.exception
@@ -231,15 +245,16 @@ class _Manager(KafkaConnectionManager):  # type: ignore[misc]
     def close_idle_connections(self) -> None:
         """Do nothing: the brokers close idle connections too.
 
-        kafka-python's own method reschedules itself forever, which keeps a closed manager and its sockets
-        alive.
+        kafka-python's own method reschedules itself forever: on a shared selector a closed manager would
+        stay alive, with its sockets.
         """
 
 
 class SharedClient(KafkaNetClient):  # type: ignore[misc]
     """Consumer's client that closes its own connections but leaves the selector running.
 
-    Its first metadata request has ``topics``: `set_topics` would connect without a time limit.
+    The leaders of ``topics`` are part of the first metadata request. `set_topics` would start to connect,
+    without a time limit.
     """
 
     def __init__(self, io: Io, topics: Collection[str], **configs: Any) -> None:
@@ -253,9 +268,10 @@ class SharedClient(KafkaNetClient):  # type: ignore[misc]
 
 
 class TransactionalClient(KafkaNetClient):  # type: ignore[misc]
-    """Connections of a transactional producer, which expects False where kafka-python raises.
+    """Connections of a transactional producer.
 
-    Otherwise it loses a transaction's request if the coordinator's connection fails before sending.
+    The producer loses a transaction's request if the coordinator's connection fails before sending:
+    kafka-python raises here although its producer expects False.
     """
 
     def await_ready(self, node_id: Any, timeout_ms: int = 30_000) -> bool:
@@ -406,7 +422,10 @@ class RecordReader(Fetcher.PartitionRecords):  # type: ignore[misc]
 
 
 class InflatingReader(RecordReader):
-    """Reader of the service's own topics, perhaps compressed, where a broken batch is an error."""
+    """Reader of the service's own topics, where a broken batch is an error.
+
+    A broker may compress these topics.
+    """
 
     def parse(self, batch: DefaultRecordBatch) -> Iterator[Any]:
         batch._maybe_uncompress()
@@ -414,7 +433,10 @@ class InflatingReader(RecordReader):
 
 
 def use_reader(fetcher: Fetcher, reader: type[RecordReader], most_bytes: int = MOST_RECORD_BYTES) -> None:
-    """Make a consumer use a reader, and end a poll early once it inflated bytes."""
+    """Make a consumer use a reader, and end polls that inflate bytes.
+
+    kafka-python would otherwise continue with a partition until the poll has its maximum number of records.
+    """
     append = fetcher._append
 
     def append_and_end(drained: Any, part: Any, most: int, *how: Any) -> int:
@@ -457,7 +479,10 @@ _limit = _Limit()
 
 
 def shrink_on_timeout(fetcher: Fetcher, request_timeout_ms: int) -> None:
-    """Quarter the fetch size after each timed-out fetch, which kafka-python would repeat forever."""
+    """Quarter a consumer's fetch size after each timed-out fetch.
+
+    kafka-python discards such a fetch and repeats it with the same size, forever.
+    """
     handle = fetcher._handle_fetch_error
 
     def limit(size: int) -> None:
@@ -496,7 +521,10 @@ def adapt_consumer(
 
 
 def close_reader(consumer: KafkaConsumer) -> None:
-    """Close a consumer without a commit; drop its fetched records, which form reference cycles."""
+    """Close a consumer without a commit, and drop its fetched records.
+
+    kafka-python's objects form reference cycles: their records would stay until the next garbage collection.
+    """
     try:
         consumer.close(autocommit=False)
     finally:
@@ -508,10 +536,10 @@ def close_reader(consumer: KafkaConsumer) -> None:
 
 
 def seek(consumer: KafkaConsumer, partition: TopicPartition, offset: int, epoch: int) -> None:
-    """Continue from an offset, and detect a lost tail, unlike the consumer's own method.
+    """Continue from an offset, and detect a lost tail.
 
     Reading raises LogTruncationError if the record before the offset was accepted by a leader of an epoch
-    other than ``epoch`` (-1: unknown).
+    other than ``epoch`` (-1: unknown). The consumer's own method does not accept an epoch.
     """
     consumer.seek(partition, offset)
     consumer._subscription.seek(partition, OffsetAndMetadata(offset, "", epoch))
@@ -532,7 +560,10 @@ def rejoin_if_unstable(consumer: KafkaConsumer) -> bool:
 def group_positions(
     consumer: KafkaConsumer, partitions: Sequence[TopicPartition], timeout_ms: int
 ) -> dict[TopicPartition, OffsetAndMetadata]:
-    """Return a group's known positions, from a new request; kafka-python may take a late response."""
+    """Return a group's known positions, from a new request.
+
+    kafka-python would accept a late response to an earlier call as the response to this one.
+    """
     coordinator = consumer._coordinator
     coordinator._offset_fetch_futures.clear()
     found: dict[TopicPartition, OffsetAndMetadata] = coordinator.fetch_committed_offsets(

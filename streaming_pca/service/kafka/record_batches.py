@@ -62,7 +62,10 @@ class RecordBatch:
 
 
 class Record(NamedTuple):
-    """Message as seen by the service's consumers, identified by its offset and its leader's epoch."""
+    """Message as seen by the service's consumers.
+
+    The same offset under another epoch of the partition's leader may be another record.
+    """
 
     offset: int
     key: bytes | None

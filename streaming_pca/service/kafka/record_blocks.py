@@ -1,4 +1,8 @@
-"""Record batches whose records, those of :mod:`.record_batches`, one compiled pass locates."""
+"""Record batches whose records one compiled pass locates, without creating objects.
+
+The parser of :mod:`~streaming_pca.service.kafka.record_batches` is the reference: a block has the same
+records.
+"""
 
 from __future__ import annotations
 
@@ -90,7 +94,10 @@ class RecordBlock:
 
 
 class BlockReader(RecordReader):
-    """Reader of one response's records in blocks, which a poll counts as one record; last offsets rise."""
+    """Reader of one partition's records in one response, in blocks for batches of several.
+
+    The blocks replace records: their last offsets rise, and a poll counts each as one record.
+    """
 
     shares_bytes = True
 

@@ -29,7 +29,10 @@ def delivery_timeout_ms(settings: KafkaSettings) -> int:
 
 
 def discard(producer: KafkaProducer) -> None:
-    """Close a producer and drop its unsent messages; its own method waits for them."""
+    """Close a producer and drop its unsent messages.
+
+    The producer's own method first waits for all messages; if that takes too long it raises without closing.
+    """
     drop_unsent(producer)
     producer.close(timeout=2)
 
@@ -76,7 +79,10 @@ class Transaction:
     def send_offsets(
         self, topic: str, offsets: Mapping[int, int], group: str | ConsumerGroupMetadata, metadata: str
     ) -> None:
-        """Commit a group's offsets of a topic with the transaction; a member of a past generation fails."""
+        """Commit a group's offsets of a topic, by partition, with the transaction.
+
+        A group member of a past generation is fenced; a group's name alone is not.
+        """
         wanted = {TopicPartition(topic, p): OffsetAndMetadata(o, metadata, -1) for p, o in offsets.items()}
         self._wait(self._manager.send_offsets_to_transaction(wanted, group), "offsets")
 
@@ -90,7 +96,10 @@ class Transaction:
         self._wait(self._manager.begin_abort(), "abort")
 
     def _wait(self, result: Any, what: str) -> None:
-        """Wait within a time limit, because the producer's methods retry forever with a dead coordinator."""
+        """Wait for a response within a time limit, which the producer's own methods lack.
+
+        With a dead coordinator the client may retry forever.
+        """
         wake(self._producer)
         if not result.wait(timeout_ms=self._answer_ms):
             raise KafkaTimeoutError(f"no answer to the transaction's {what} in {self._answer_ms} ms")
