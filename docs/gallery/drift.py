@@ -64,14 +64,15 @@ print(np.round(turned))
 #
 # One call of `partial_fit` is one batch: it draws noise once and charges its own records once. By default
 # all records count alike, for ever. With the option `half_life` a batch counts half after that many further
-# records. Forgetting costs no privacy: each record is charged epsilon 1 for all releases together.
+# records. With `"auto"` it forgets as fast as new sums disagree with old ones beyond their noise.
+# Forgetting costs no privacy: each record is charged epsilon 1 for all releases together.
 #
 # `fit` is wrong for such records. It reads them in a random order, and returns one component for all 120
 # years.
 
 
 # %%
-def learn(batches: list, **options: float) -> list[PrivatePCA]:
+def learn(batches: list, **options: float | str) -> list[PrivatePCA]:
     """Return the model as it was after each batch."""
     model = PrivatePCA(1, epsilon=1.0, delta=1e-6, features=features, options=options)
     return [deepcopy(model.partial_fit(batch)) for batch in batches]
@@ -84,6 +85,7 @@ def errors(models: list[PrivatePCA]) -> list[float]:
 
 remembering = learn(decades)
 forgetting = learn(decades, half_life=4000)
+adapting = learn(decades, half_life="auto")
 print("charged:", float(forgetting[-1].privacy_spent_.epsilon))
 
 # %% [markdown]
@@ -105,6 +107,7 @@ ax.plot(starts, turned, color="#8C8C8C", linestyle=":", label="component of 1901
 ax.plot(starts, errors(mixed), color="#CC79A7", marker="s", label="half-life 4,000, shuffled records")
 ax.plot(starts, errors(remembering), color="#D55E00", marker="^", label="all records count alike")
 ax.plot(starts, errors(forgetting), color="#0072B2", marker="o", label="half-life 4,000")
+ax.plot(starts, errors(adapting), color="#009E73", marker="d", label='half-life "auto"')
 ax.set(xlabel="first year of the batch", ylabel="degrees to the exact component of the decade")
 ax.set_ylim(bottom=0)
 ax.legend()
@@ -177,6 +180,7 @@ assert errors(forgetting)[-1] < errors(remembering)[-1] < 20
 last = small[-1]
 assert "not-resolved" in last.doubts_ or degrees(last.components_, exact[-1]) > errors(forgetting)[-1]
 assert errors(remembering)[-1] > 6
+assert errors(adapting)[-1] < 8
 assert forgetting[-1].privacy_spent_.epsilon == 1
 assert gaps[1] < gaps[12] < gaps[120]
 assert degrees(forgetting[0].components_, forgetting[-1].components_) > 15

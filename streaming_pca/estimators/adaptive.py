@@ -158,6 +158,9 @@ class AdaptivePCA(ComposedEstimator[AdaptiveState, AdaptiveOptions]):
         new = replace(state, route=learner.route, covariance=learner.covariance)
         return replace(new, block=learner.block, total=learner.total), clipped
 
+    def _sum_doubt(self, state: AdaptiveState) -> float | None:
+        return state.covariance.doubt if state.route == "covariance" else None
+
     def learnt_subspace(self, state: AdaptiveState) -> Subspace:
         """Return the release of the route that learnt last."""
         if state.route == "block":

@@ -46,6 +46,19 @@ class ComposedState(State):
     """Variance that weighs the next round of the mean, as for sums; 0 where only counts are known."""
 
 
+@dataclass(frozen=True)
+class _MeanRound:
+    """A batch's measurement of the mean, not yet averaged with earlier ones."""
+
+    mean: Vector
+    seen: bool
+    """True if it differs from the anchor by more than its noise."""
+    noise: float
+    records: float
+    """Records that are not null."""
+    doubt: float
+
+
 S = TypeVar("S", bound=ComposedState)
 O = TypeVar("O", bound=ClippedBatches)
 
@@ -124,11 +137,14 @@ class ComposedEstimator(Estimator[S, O]):
         present = learn_present(present, batch, preprocessing.units > 1, budget, kept)
         clamped = learn_clamped(clamped, batch, preprocessing, budget, kept)
         state = replace(state, present=present, clamped=clamped, counts=None)
+        measured = None
         if preprocessing.centering == "auto":
-            state = self._centred(state, batch, budget)
+            state, measured = self._centred(state, batch, budget)
             start = mean_start(preprocessing)
             preprocessing = preprocessing.about(start if state.anchor is None else state.anchor)
         new, clipped = self._learn(state, preprocessing, batch, budget)
+        if measured is not None:
+            new = self._with_mean(new, measured)
         return replace(new, batch=state.batch + 1, records=state.records + len(batch)), clipped
 
     def release(self, state: S) -> Subspace:
@@ -150,11 +166,16 @@ class ComposedEstimator(Estimator[S, O]):
         Returns the state with new estimates, and the number of clipped records; the caller counts the batch.
         """
 
-    def _centred(self, state: S, batch: Batch, budget: Budget) -> S:
-        """Update the running mean, which is None while noise explains it, and the anchor.
+    def _sum_doubt(self, state: S) -> float | None:
+        """Return the variance that weighs the sums after a batch; None if they have other weights."""
+        return None
+
+    def _centred(self, state: S, batch: Batch, budget: Budget) -> tuple[S, _MeanRound | None]:
+        """Measure the mean, and set it and the anchor if there is none that counts.
 
         All batches take their sums about the anchor. With the weights of the sums, the covariance about the
-        mean is their average less (mean - anchor)(mean - anchor)^T, however the mean has moved.
+        mean is their average less (mean - anchor)(mean - anchor)^T, however the mean has moved. So a later
+        measurement is averaged once the sum's weight is known.
         """
         start = mean_start(self.preprocessing)
         low, high = self.norm_range
@@ -162,7 +183,7 @@ class ComposedEstimator(Estimator[S, O]):
         lower, upper = mean_limits(self.preprocessing)
         count, multiplier, here = len(batch), self.costs.multiplier, state.present.latest_share
         if not resolves_radius(count, multiplier):
-            return state
+            return state, None
         # A mean over the non-null records, like the sums that it corrects.
         present = count * here
         own = batch_doubt(self.preprocessing.output_dim, max(present, 1.0), multiplier)
@@ -172,15 +193,27 @@ class ComposedEstimator(Estimator[S, O]):
             # A mean hidden by noise counts as the start, which need not be 0.
             mean = np.clip(found, lower, upper) if known or start.any() else None
             state = replace(state, mean=mean, mean_weight=present, mean_noise=noise)
-            return replace(state, anchor=mean, mean_doubt=own)
-        if not _refines(state.batch):
-            return state
+            return replace(state, anchor=mean, mean_doubt=own), None
+        # Where sums forget, a mean that is measured seldom would lag behind them.
+        if self.options.half_life is None and not _refines(state.batch):
+            return state, None
+        anchor = start if state.anchor is None else state.anchor
+        step, seen, fresh = refine(batch, self.preprocessing, anchor, radii, budget, LATER_SHARE, here)
+        return state, _MeanRound(anchor + step, seen, fresh, present, own)
+
+    def _with_mean(self, state: S, measured: _MeanRound) -> S:
+        """Average a measurement into the running mean, which is None while noise explains it."""
+        start = mean_start(self.preprocessing)
+        lower, upper = mean_limits(self.preprocessing)
         anchor = start if state.anchor is None else state.anchor
         before = anchor if state.mean is None else state.mean
-        step, seen, fresh = refine(batch, self.preprocessing, anchor, radii, budget, LATER_SHARE, here)
+        present, own, seen, fresh = measured.records, measured.doubt, measured.seen, measured.noise
         weight, known_noise = state.mean_weight + present, state.mean_noise or 0.0
         earlier = state.mean_doubt / kept_share(self.options.half_life, present)
         share = earlier / (earlier + own) if earlier else present / weight
+        if self.options.half_life == "auto" and (doubt := self._sum_doubt(state)) is not None:
+            # Drift of the sums is known only after they are taken.
+            share = min(doubt / own, 1.0)
         state = replace(state, mean_doubt=share * own)
         if not seen and state.mean is None:
             return replace(state, mean_weight=weight)
@@ -190,7 +223,7 @@ class ComposedEstimator(Estimator[S, O]):
             # Batches that hardly saw a mean count by their noise.
             gain = max(gain, known_noise / max(known_noise + fresh, 1e-300))
         with np.errstate(all="ignore"):
-            moved = np.clip(before + gain * (anchor + step - before), lower, upper)
+            moved = np.clip(before + gain * (measured.mean - before), lower, upper)
         noise = (1 - gain) ** 2 * known_noise + gain**2 * fresh
         return replace(state, mean=moved, mean_weight=weight, mean_noise=noise)
 

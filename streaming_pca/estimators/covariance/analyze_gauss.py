@@ -109,6 +109,9 @@ class AnalyzeGauss(ComposedEstimator[AnalyzeGaussState, AnalyzeGaussOptions]):
             estimate, clipped = update.at_fixed_radius(estimate, batch, budget, options)
         return replace(state, covariance=estimate), clipped
 
+    def _sum_doubt(self, state: AnalyzeGaussState) -> float | None:
+        return state.covariance.doubt
+
     def learnt_subspace(self, state: AnalyzeGaussState) -> Subspace:
         """Return leading eigenvectors of the (centred) noisy covariance."""
         return covariance_subspace(

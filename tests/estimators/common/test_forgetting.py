@@ -167,3 +167,27 @@ def test_with_a_private_radius_most_releases_follow(
     angle: Callable[[int], float], first: int, bound: float
 ) -> None:
     assert np.median(errors(angle, "auto")[first:]) < bound
+
+
+@pytest.mark.parametrize("half_life", ["auto", 8_000.0])
+def test_a_mean_that_moves_is_forgotten_with_the_sums(half_life: HalfLife) -> None:
+    """Otherwise its way since the first batch, of squared length 36, would be the component."""
+    rng = utility_generator(3)
+    estimator = configure(
+        8,
+        n_components=1,
+        epsilon=1.0,
+        delta=1e-6,
+        estimator="adaptive",
+        centering="auto",
+        bounds=(-20, 20),
+        scale=None,
+        options={"first_batch": 4_000, "max_batch": 4_000, "half_life": half_life},
+    )
+    state = estimator.init(rng)
+    moves = 24
+    for batch in range(moves + 1):
+        rows = rng.standard_normal((4_000, 8)) * [math.sqrt(8), *[1] * 7]
+        rows[:, 1] += 6 * batch / moves
+        state = estimator.update(state, ArrayBatch.of_vectors(rows))
+    assert abs(estimator.release(state).components[0, 0]) > 0.8
