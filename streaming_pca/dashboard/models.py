@@ -68,7 +68,7 @@ class Budget(_Answer):
     filter: str
     """Rule for adding charges: basic or zcdp."""
     spent_share: float | None = Field(default=None, ge=0, le=1)
-    """Largest spent share of the cap; null for an infinite cap. It belongs to records that were learnt:
+    """Largest spent share of the cap; null for an infinite cap. It belongs to records that were processed:
     records that arrive have the whole cap, unless a stream's unit is the user."""
     allows_next: bool = True
     """False if a batch fills whose charge the cap does not allow."""
@@ -78,7 +78,7 @@ class Batches(_Answer):
     """Numbers of a stream's batches."""
 
     committed: int
-    """Batches learnt."""
+    """Batches processed."""
     abandoned: int
     """Batches charged and then abandoned."""
     released: int
@@ -197,7 +197,7 @@ class StreamSummary(_Answer):
     batches: Batches | None = None
     """Numbers of batches."""
     records: int | None = None
-    """Records learnt, according to the ledger."""
+    """Records processed, according to the ledger."""
     lag: Lag | None = None
     """Lag; null if unknown."""
     next_batch: NextBatch | None = None
@@ -328,7 +328,7 @@ class JobSummary(_Answer):
     charges: int
     """Number of charges."""
     records_committed: int
-    """Records learnt."""
+    """Records processed."""
     records_abandoned: int
     """Records charged in batches that were abandoned."""
 

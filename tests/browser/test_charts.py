@@ -199,10 +199,10 @@ def test_a_range_of_time_is_chosen_kept_and_applied_to_all_figures(visit: Visit)
 def test_rates_are_the_records_and_the_offsets_of_the_time(visit: Visit) -> None:
     draw(visit, "/streams/flown?range=hour")
     found = rows(visit, "flow")
-    learnt = [numbers(rate)[0] for _, kind, rate in found if kind == "Learnt"]
+    processed = [numbers(rate)[0] for _, kind, rate in found if kind == "Processed"]
     arriving = [numbers(rate)[0] for _, kind, rate in found if kind == "Arriving"]
-    assert learnt == [pytest.approx(RATE, rel=0.01)] * len(learnt)
-    assert len(learnt) > 3
+    assert processed == [pytest.approx(RATE, rel=0.01)] * len(processed)
+    assert len(processed) > 3
     assert sum(arriving) / len(arriving) == pytest.approx(RATE, rel=0.15)
     lags = [numbers(row[2])[0] for row in rows(visit, "lag")]
     assert 0.9 * RECORDS < max(lags) <= RECORDS

@@ -42,8 +42,8 @@ class Facts:
     cannot_charge: str | None = None
     """Reason why the ledger will refuse the next batch."""
     open_ledger: bool = True
-    learnt: int | None = None
-    """Number of records, once a stream of known length has learnt all of them."""
+    processed: int | None = None
+    """Number of records, once a stream of known length has processed all of them."""
     leader: bool | None = None
     """True if a process leads; None if the broker does not report it."""
     candidates: int = 0
@@ -78,7 +78,7 @@ def _rules(facts: Facts) -> Iterator[tuple[bool, Level, str]]:
     """Yield each reason, with its level and whether it applies."""
     because = f": {_sentence(facts.reason)}" if facts.reason else "."
     retired, paused = facts.standing == "retired", facts.standing == "paused"
-    runs = not (retired or paused or facts.learnt is not None)
+    runs = not (retired or paused or facts.processed is not None)
     yield (
         not facts.open_ledger,
         "problem",
@@ -88,11 +88,11 @@ def _rules(facts: Facts) -> Iterator[tuple[bool, Level, str]]:
     yield facts.refused is not None, "problem", f"{refused} The worker's log has the remedy."
     yield retired, "ok", f"Retired and no longer learning{because}"
     yield paused, "warning", f"Paused{because} `streaming-pca stream resume` lets it continue."
-    learnt = f"All its {facts.learnt:,} records are learnt." if facts.learnt is not None else ""
-    yield facts.learnt is not None and not (retired or paused), "ok", learnt
+    processed = f"All its {facts.processed:,} records are processed." if facts.processed is not None else ""
+    yield facts.processed is not None and not (retired or paused), "ok", processed
     spent = f"The budget does not allow its next batch: {facts.cannot_charge}"
     yield runs and facts.cannot_charge is not None, "problem", spent
-    lost = f"Its last batch was charged and given up{because} The next batch has new records."
+    lost = f"Its last batch was charged and abandoned{because} The next batch has new records."
     yield runs and facts.abandoned_last, "warning", lost
 
     waits = f" {facts.lag:,} offsets wait." if facts.lag else ""

@@ -65,7 +65,7 @@ class StreamState:
         if lag is not None:
             self._watch.add(at, lag["total"], sum(ends.values()))
             self.traffic.add(view.topic_id, time.time(), sum(ends.values()), lag["total"])
-        fills = job.status is JobStatus.ACTIVE and self._learnt(job) is None
+        fills = job.status is JobStatus.ACTIVE and self._processed(job) is None
         self._fill.update(job, lag["total"] if lag and fills else None, self._watch.per_second, at)
         self._cannot_charge = self._refusal(view.ledger, job, ends)
 
@@ -85,7 +85,7 @@ class StreamState:
             refused=view.last_void.get(self.name),
             cannot_charge=self._cannot_charge,
             open_ledger=view.ledger.opened is not None,
-            learnt=self._learnt(job),
+            processed=self._processed(job),
             leader=None if leader is None else leader.present,
             candidates=0 if leader is None else leader.candidates,
             lag=None if lag is None else lag.total,
@@ -156,8 +156,8 @@ class StreamState:
         )
         return True
 
-    def _learnt(self, job: JobLedger) -> int | None:
-        """Return the number of records; None unless a stream of known length has learnt them all."""
+    def _processed(self, job: JobLedger) -> int | None:
+        """Return the number of records; None unless a stream of known length has processed them all."""
         estimator = self._estimator
         expected = getattr(estimator.options, "n_records", None)
         if not self.settings.worker.stop_when_done or expected is None:

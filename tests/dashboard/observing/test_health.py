@@ -45,7 +45,7 @@ from streaming_pca.service.kafka.clients import BrokerUnreachable
         (
             {"abandoned_last": True, "reason": "lost"},
             "warning",
-            "charged and given up: lost. The next batch has",
+            "charged and abandoned: lost. The next batch has",
         ),
         (
             {"standing": "paused", "reason": "upgrade"},
@@ -53,7 +53,11 @@ from streaming_pca.service.kafka.clients import BrokerUnreachable
             "Paused: upgrade. `streaming-pca stream resume`",
         ),
         ({"standing": "retired", "leader": False, "lag": 5}, "ok", "Retired and no longer learning."),
-        ({"learnt": 300, "leader": False, "cannot_charge": "spent"}, "ok", "All its 300 records are learnt."),
+        (
+            {"processed": 300, "leader": False, "cannot_charge": "spent"},
+            "ok",
+            "All its 300 records are processed.",
+        ),
         (
             {"doubts": ("clipped: a", "dominated: b")},
             "warning",

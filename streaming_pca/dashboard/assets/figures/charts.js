@@ -74,11 +74,11 @@ export function charts(place, path) {
   const flow = (names) => [
     figure({
       id: "flow", title: "Records a second", load: over(...names), build: series.flow,
-      caption: "Learnt: by the releases. Arriving: by the topic's offsets, since the dashboard started.",
+      caption: "Processed: by the releases. Arriving: by the topic's offsets, since the dashboard started.",
     }),
     figure({
       id: "lag", title: "Lag", load: over("traffic"), build: series.lag,
-      caption: "Offsets not yet learnt, since the dashboard started. Shade: down to the smallest.",
+      caption: "Offsets not yet processed, since the dashboard started. Shade: down to the smallest.",
     }),
   ];
 
@@ -109,7 +109,7 @@ export function charts(place, path) {
     const elements = (some) => some.map((drawn) => drawn.figure.element);
     place.classList.add("figures");
     place.replaceChildren(
-      ...(now.length ? elements(state.drawn.filter((drawn) => !drawn.timed)) : [h("div", { class: "across" }, empty("No release yet.", "Explained variance, loadings, angles and the other figures appear with the first release, which comes when the first batch is learnt."))]),
+      ...(now.length ? elements(state.drawn.filter((drawn) => !drawn.timed)) : [h("div", { class: "across" }, empty("No release yet.", "Explained variance, loadings, angles and the other figures appear with the first release, which comes when the first batch is processed."))]),
       ranges(), ...elements(state.drawn.filter((drawn) => drawn.timed)));
   }
 

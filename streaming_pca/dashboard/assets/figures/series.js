@@ -121,11 +121,11 @@ export function shares({ history, range, now }, colours, room) {
   };
 }
 
-/** Records a second: learnt, by the releases, and arriving, by the offsets. */
+/** Records a second: processed, by the releases, and arriving, by the offsets. */
 export function flow({ history, traffic, range, now }, colours, room) {
   const kinds = [
     ["Arriving", moments(traffic.at), traffic.offsets, colours.orange],
-    ["Learnt", moments(history?.created), history?.records ?? [], colours.blue],
+    ["Processed", moments(history?.created), history?.records ?? [], colours.blue],
   ];
   const all = kinds.flatMap(([, times]) => times).sort((a, b) => a - b);
   if (!all.length) return { empty: "No rate yet: the first appears some seconds after the broker's first answer." };
@@ -150,7 +150,7 @@ export function flow({ history, traffic, range, now }, colours, room) {
   };
 }
 
-/** Lag: offsets that wait to be learnt. */
+/** Lag: offsets that wait to be processed. */
 export function lag({ traffic, range, now }, colours, room) {
   const times = moments(traffic.at);
   if (!times.length) return { empty: "No lag yet: it appears when the broker has answered. The dashboard measures it from its start." };

@@ -110,11 +110,11 @@ function jobTable(jobs, streams) {
   const columns = [
     { title: "Job", cell: (job) => (streams.has(job.name) ? components.link(ROOT, components.streamPath(job.name), job.name, { class: "name" }) : h("span", { class: "name" }, job.name)) },
     { title: "Standing", cell: (job) => field("standing", job.standing, job.standing) },
-    number("Batches learnt", "batches.committed", (job) => job.batches.committed),
-    number("Batches given up", "batches.abandoned", (job) => job.batches.abandoned, "given up"),
+    number("Batches processed", "batches.committed", (job) => job.batches.committed),
+    number("Batches abandoned", "batches.abandoned", (job) => job.batches.abandoned, "abandoned"),
     number("Batches released", "batches.released", (job) => job.batches.released, "released"),
-    number("Records learnt", "records_committed", (job) => job.records_committed),
-    number("Records given up", "records_abandoned", (job) => job.records_abandoned, "given up"),
+    number("Records processed", "records_committed", (job) => job.records_committed),
+    number("Records abandoned", "records_abandoned", (job) => job.records_abandoned, "abandoned"),
     number("Charges by hand", "charges", (job) => job.charges),
   ];
   return components.table("Jobs by name", columns, jobs, { hidden: true, kind: "cards inner flow", row: (job) => ({ "data-job": job.name, "data-key": job.name }) });

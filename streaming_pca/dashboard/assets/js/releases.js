@@ -39,7 +39,7 @@ export function releases(name, path) {
     show(latest, newest ? h("div", { class: "row", "data-key": newest.batch, "data-batch": newest.batch }, `Download batch ${count(newest.batch)}:`, savers(newest))
       : h("p", { class: "faint" }, "Downloads appear with the first release."));
     if (!state.items.length) {
-      show(place, components.empty("No release yet.", "The first appears here when the first batch is learnt and published."));
+      show(place, components.empty("No release yet.", "The first appears here when the first batch is processed and published."));
       return;
     }
     const table = components.table("List of releases", [

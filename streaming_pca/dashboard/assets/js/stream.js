@@ -72,7 +72,7 @@ function headline(detail, release) {
   const batches = detail.batches;
   const bound = release?.angle_bound;
   return components.facts([
-    ["Records learnt", field("records", detail.records, count(detail.records))],
+    ["Records processed", field("records", detail.records, count(detail.records))],
     ["Last release", release ? components.when(release.created, "last_release.created") : h("span", { "data-empty": "" }, "None yet"),
       release ? ["batch ", field("last_release.batch", release.batch, count(release.batch)), ", ", field("last_release.records", release.records, many(release.records, "record"))] : "with the first batch"],
     next(detail),
@@ -82,7 +82,7 @@ function headline(detail, release) {
     ["Error by noise", release ? field("last_release.angle_bound", bound, isNumber(bound) ? (bound >= Math.PI / 2 - 1e-9 ? "any angle" : ["≤\u00a0", angle(bound)]) : "not known") : NONE,
       isNumber(bound) ? "with probability 0.95" : null],
     ["Batches", batches ? field("batches.committed", batches.committed, count(batches.committed)) : NONE,
-      batches ? [field("batches.released", batches.released, count(batches.released)), " released", batches.abandoned ? [", ", field("batches.abandoned", batches.abandoned, count(batches.abandoned)), " given up"] : ""] : null],
+      batches ? [field("batches.released", batches.released, count(batches.released)), " released", batches.abandoned ? [", ", field("batches.abandoned", batches.abandoned, count(batches.abandoned)), " abandoned"] : ""] : null],
     ["Leader", components.leaderCell(detail.leader)],
     detail.unreadable ? ["Not releases", field("unreadable", detail.unreadable, count(detail.unreadable)), "messages"] : null,
   ], { class: "facts now" });
