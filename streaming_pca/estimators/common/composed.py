@@ -171,7 +171,7 @@ class ComposedEstimator(Estimator[S, O]):
         return None
 
     def _centred(self, state: S, batch: Batch, budget: Budget) -> tuple[S, _MeanRound | None]:
-        """Measure the mean, and set it and the anchor if there is none that counts.
+        """Measure the mean; set it and the anchor unless earlier batches found them.
 
         All batches take their sums about the anchor. With the weights of the sums, the covariance about the
         mean is their average less (mean - anchor)(mean - anchor)^T, however the mean has moved. So a later
@@ -194,7 +194,7 @@ class ComposedEstimator(Estimator[S, O]):
             mean = np.clip(found, lower, upper) if known or start.any() else None
             state = replace(state, mean=mean, mean_weight=present, mean_noise=noise)
             return replace(state, anchor=mean, mean_doubt=own), None
-        # Where sums forget, a mean that is measured seldom would lag behind them.
+        # Where sums forget, a mean that is rarely measured would lag.
         if self.options.half_life is None and not _refines(state.batch):
             return state, None
         anchor = start if state.anchor is None else state.anchor
