@@ -21,17 +21,9 @@ from starlette.routing import BaseRoute, Route
 
 from streaming_pca.dashboard.api.conditional import names_tag
 
-CONTENT_SECURITY_POLICY = "; ".join(
-    (
-        "default-src 'none'",
-        "script-src 'self'",
-        "style-src 'self'",
-        "connect-src 'self'",
-        "img-src 'self' data: blob:",
-        "base-uri 'none'",
-        "frame-ancestors 'none'",
-        "form-action 'none'",
-    )
+CONTENT_SECURITY_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "img-src 'self' data: blob:; base-uri 'none'; frame-ancestors 'none'; form-action 'none'"
 )
 """Policy of all pages: same origin only, nothing inline, no ``eval``."""
 
@@ -46,11 +38,7 @@ SECURITY_HEADERS: Mapping[str, str] = {
 }
 """Headers of every response."""
 
-_TYPES = {
-    ".css": "text/css; charset=utf-8",
-    ".js": "text/javascript; charset=utf-8",
-    ".svg": "image/svg+xml",
-}
+_TYPES = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".svg": "image/svg+xml"}
 """Media types of static files by extension; files with other extensions are not served."""
 _PLOTLY = "plotly.min.js"
 _LEAST_GZIP = 1024
@@ -135,10 +123,7 @@ class _Pages:
 
 
 def page_routes() -> list[BaseRoute]:
-    """Return the routes of the pages and of their static files.
-
-    These routes do not look up streams or topics: the pages request them from the API.
-    """
+    """Return the routes of pages and static files; pages request their data from the API."""
     pages = _Pages(Path(__file__).with_name("assets"))
 
     async def static(request: Request) -> Response:
@@ -157,7 +142,6 @@ def page_routes() -> list[BaseRoute]:
 
 
 def plotly_bundle() -> bytes:
-    """Read the browser bundle of the installed plotly."""
     return (resources.files("plotly") / "package_data" / _PLOTLY).read_bytes()
 
 

@@ -19,13 +19,7 @@ _NEEDED = ("fastapi", "sse-starlette", "plotly")
 
 
 def check_extra() -> None:
-    """Refuse an installation without the extra.
-
-    Raises
-    ------
-    ConfigurationError
-        If a package is missing; the message shows how to install it.
-    """
+    """Raise ConfigurationError, with the remedy, if a package of the extra is missing."""
     missing = []
     for name in _NEEDED:
         try:
@@ -39,13 +33,7 @@ def check_extra() -> None:
 
 
 def make_site(settings: Sequence[Settings]) -> Site:
-    """Return the dashboard of these streams, not yet started.
-
-    Raises
-    ------
-    ConfigurationError
-        If the extra is not installed.
-    """
+    """Return the dashboard of these streams, not yet started; ConfigurationError without the extra."""
     check_extra()
     from streaming_pca.dashboard.api.application import make_api
     from streaming_pca.dashboard.observing.observer import Observer
@@ -66,23 +54,11 @@ class _Site:
 def run_dashboard(
     settings: Sequence[Settings], host: str, port: int, on_listening: Callable[[str], None]
 ) -> None:
-    """Serve the dashboard until SIGTERM or SIGINT.
+    """Serve the dashboard until SIGTERM or SIGINT, on an address that overrides the settings.
 
-    Parameters
-    ----------
-    settings : sequence of Settings
-        One for each stream.
-    host, port : str, int
-        Address to listen on, which overrides the settings.
-    on_listening : callable
-        Called with the server's address, such as ``http://127.0.0.1:9470``, once it listens.
-
-    Raises
-    ------
-    ConfigurationError
-        If the extra is missing, or other hosts could connect without a token.
-    StreamRefused
-        If the server cannot listen on the port.
+    Calls ``on_listening`` with the server's address, such as ``http://127.0.0.1:9470``. Raises
+    ConfigurationError if the extra is missing, or other hosts could connect without a token; StreamRefused
+    if the server cannot listen on the port.
     """
     http = settings[0].http.model_copy(update={"host": host, "port": port})
     site = make_site(settings)

@@ -25,15 +25,10 @@ _PLAN_SECONDS = 10.0
 
 
 def make_api(observer: Observer, *, broker_seconds: float = _BROKER_SECONDS) -> FastAPI:
-    """Make the application of the API.
+    """Make the application of the API, with a time limit for answers of the broker.
 
     The server (:mod:`streaming_pca.service.http`) checks access and origins, and limits requests and
     open event streams.
-
-    Parameters
-    ----------
-    broker_seconds : float
-        Longest time for a response that needs the broker.
     """
     context = Context(
         observer,
@@ -47,12 +42,7 @@ def make_api(observer: Observer, *, broker_seconds: float = _BROKER_SECONDS) -> 
     for add in (add_streams, add_releases, add_ledgers, add_planning, add_events):
         add(app, context)
 
-    @app.get(
-        "/v1/openapi.json",
-        tags=["document"],
-        operation_id="getDocument",
-        response_model=dict[str, Any],
-    )
+    @app.get("/v1/openapi.json", tags=["document"], operation_id="getDocument", response_model=dict[str, Any])
     async def get_document(request: Request) -> Response:
         """Get this document."""
         body = json.dumps(app.openapi(), separators=(",", ":"), ensure_ascii=False).encode()

@@ -16,10 +16,7 @@ HEAD = "streaming_pca.head"
 def answer(request: Request, model: BaseModel, next: tuple[str, str | int | None] | None = None) -> Response:
     """Return a model as JSON with a weak ETag, or 304 if unchanged.
 
-    Parameters
-    ----------
-    next : tuple, optional
-        Name of the paging parameter and its value for the next page.
+    ``next`` has the name of the paging parameter and its value for the next page.
     """
     body = model.model_dump_json().encode()
     tag = f'W/"{hashlib.sha256(body).hexdigest()[:32]}"'
@@ -56,7 +53,6 @@ class HeadAnswers:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Forward a request; turn HEAD into GET."""
         if scope["type"] != "http" or scope["method"] != "HEAD":
             await self._app(scope, receive, send)
             return

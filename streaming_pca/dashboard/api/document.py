@@ -155,7 +155,6 @@ def _head(operation: dict[str, Any]) -> dict[str, Any]:
             named = found["$ref"].rpartition("/")[2]
             texts = (text for title, text in _PROBLEMS.values() if title == named)
             found = {"description": next(texts, "The client has it.")}
-        found = {name: value for name, value in found.items() if name != "content"}
-        responses[status] = found
+        responses[status] = {name: value for name, value in found.items() if name != "content"}
     made["responses"] = responses
     return made

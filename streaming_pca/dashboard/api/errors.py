@@ -42,7 +42,6 @@ class StrictRoute(APIRoute):
     """Route that rejects unknown parameters and answers every error with a problem."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        """Return the handler of requests."""
         handle = super().get_route_handler()
         known = [field.alias for field in self.dependant.query_params]
 
@@ -104,7 +103,6 @@ def add_problems(app: FastAPI) -> None:
 
 
 def _methods(routes: list[BaseRoute], request: Request) -> str:
-    """Return the allowed methods of this path."""
     found: set[str] = set()
     for route in routes:
         if route.matches(request.scope)[0] is not Match.NONE:

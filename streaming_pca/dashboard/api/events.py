@@ -27,10 +27,7 @@ LastEventId = Annotated[
 
 
 class Mailbox:
-    """Bounded queue of events for one client.
-
-    On overflow, a single "connection" event replaces all queued events; it means: fetch everything again.
-    """
+    """Bounded queue of a client's events; on overflow, one "connection" event replaces all: fetch again."""
 
     def __init__(self, most: int = _MOST_EVENTS) -> None:
         self._queue: asyncio.Queue[Event] = asyncio.Queue(most)
@@ -45,7 +42,6 @@ class Mailbox:
             return
 
     async def get(self) -> Event:
-        """Wait for the next event."""
         return await self._queue.get()
 
     def _put(self, event: Event) -> None:
@@ -57,7 +53,6 @@ class Mailbox:
 
 
 def add_events(app: FastAPI, context: Context) -> None:
-    """Add the route of events."""
     observer = context.observer
     # Revisions restart with each process; the start time distinguishes processes that reuse a PID.
     process = f"{os.getpid():x}.{time.time_ns():x}"

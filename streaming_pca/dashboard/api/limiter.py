@@ -21,15 +21,7 @@ class Limiter:
 
     A call that hangs keeps its thread, and its place, until it ends: at most ``most`` can hang. The threads
     are daemons, unlike those of asyncio and anyio, so that a hanging call does not delay the process's exit.
-
-    Parameters
-    ----------
-    most : int
-        Largest number of concurrent calls; others wait.
-    seconds : float
-        Longest time for an answer, waiting included.
-    what : str
-        Subject of the error message after a timeout.
+    The seconds include the wait for a place. After a timeout, ``what`` is the subject of the error message.
     """
 
     def __init__(self, most: int, seconds: float, what: str) -> None:
@@ -37,13 +29,7 @@ class Limiter:
         self._seconds, self._what = seconds, what
 
     async def call(self, function: Callable[[], T]) -> T:
-        """Return the function's result, or raise its error.
-
-        Raises
-        ------
-        Overloaded
-            If the call did not return in time.
-        """
+        """Return the function's result, or raise its error, or Overloaded after the time limit."""
         result: Future[T] = Future()
         try:
             async with asyncio.timeout(self._seconds):

@@ -160,7 +160,6 @@ _Contributions = Annotated[
 
 
 def add_planning(app: FastAPI, context: Context) -> None:
-    """Add the route of forecasts."""
 
     @app.get("/v1/plan", response_model=Plan, tags=["plan"], operation_id="getPlan")
     async def get_plan(

@@ -41,8 +41,7 @@ Before = Annotated[
     Query(description="Only items below this number: `next` of the previous page.", ge=0, le=_MOST),
 ]
 After = Annotated[
-    str | None,
-    Query(description="Only names after this one: `next` of the previous page.", max_length=200),
+    str | None, Query(description="Only names after this one: `next` of the previous page.", max_length=200)
 ]
 Job = Annotated[
     str | None,
@@ -62,25 +61,15 @@ _RELEASE: dict[int | str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Context:
-    """Observer, and the limits of calls to it.
-
-    Attributes
-    ----------
-    memory : Limiter
-        For answers from memory, which wait at most for a lock.
-    broker : Limiter
-        For answers that may wait for the broker.
-    plans : Limiter
-        For computations.
-    """
+    """Observer, and limits of answers from memory, answers from the broker, and computations."""
 
     observer: Observer
     memory: Limiter
+    """Limit of answers that wait at most for a lock."""
     broker: Limiter
     plans: Limiter
 
     async def connection(self) -> models.Connection:
-        """Return the state of the connection to the broker."""
         return (await self.memory.call(self.observer.overview)).connection
 
     async def require_loaded(self) -> None:
@@ -179,10 +168,7 @@ def add_releases(app: FastAPI, context: Context) -> None:
 
 
 def npz_archive(release: Release) -> bytes:
-    """Return a release's arrays and numbers as a NumPy archive, with deterministic bytes.
-
-    The archive omits unknown quantities, and arrays that the release contains only as a digest.
-    """
+    """Return a release's numbers, except unknown ones and digests, as a deterministic NumPy archive."""
     lower, upper = release.bounds or (None, None)
     centring = release.centering
     named: dict[str, Any] = {
@@ -220,7 +206,6 @@ def npz_archive(release: Release) -> bytes:
 
 
 def add_ledgers(app: FastAPI, context: Context) -> None:
-    """Add the routes of ledgers."""
     observer, memory = context.observer, context.memory
 
     def get(path: str, operation_id: str, model: type) -> Callable[[Any], Any]:

@@ -15,12 +15,8 @@ from streaming_pca.privacy.ledger.protocol import BatchStatus
 class BatchFill:
     """Next batch of a stream, from the ledger's counts and the lag alone.
 
-    Attributes
-    ----------
-    answer : NextBatch or None
-        The API's model; None while the lag is unknown, or if no batch fills.
-    full_seconds : float
-        Seconds since enough records wait for the batch.
+    ``answer`` is None while the lag is unknown, or if no batch fills. Enough records have waited for the
+    batch for ``full_seconds``.
     """
 
     def __init__(self, stream: StreamSettings, estimator: Estimator[Any, Any]) -> None:
@@ -33,16 +29,9 @@ class BatchFill:
         self.full_seconds = 0.0
 
     def update(self, job: JobLedger, lag: int | None, per_second: float | None, at: float) -> None:
-        """Renew the answer.
+        """Renew the answer from arrivals per second and the lag, at a time in seconds.
 
-        Parameters
-        ----------
-        lag : int or None
-            Offsets that no batch has read; None if no batch fills.
-        per_second : float or None
-            Offsets that arrive per second.
-        at : float
-            Time in seconds.
+        The lag counts offsets that no batch has read; it is None if no batch fills.
         """
         counts = (job.committed, job.records_committed)
         if job.phase is BatchStatus.RESERVED and job.reservation is not None:

@@ -79,11 +79,8 @@ def _rules(facts: Facts) -> Iterator[tuple[bool, Level, str]]:
     because = f": {_sentence(facts.reason)}" if facts.reason else "."
     retired, paused = facts.standing == "retired", facts.standing == "paused"
     runs = not (retired or paused or facts.processed is not None)
-    yield (
-        not facts.open_ledger,
-        "problem",
-        "The ledger is not open: set a cap with `streaming-pca topics create`.",
-    )
+    closed = "The ledger is not open: set a cap with `streaming-pca topics create`."
+    yield not facts.open_ledger, "problem", closed
     refused = f"The ledger refused this stream's last entry: {_sentence(facts.refused or '')}"
     yield facts.refused is not None, "problem", f"{refused} The worker's log has the remedy."
     yield retired, "ok", f"Retired and no longer learning{because}"
@@ -129,7 +126,6 @@ def _is_late(facts: Facts) -> bool:
 
 
 def _duration(seconds: float) -> str:
-    """Format a duration for people."""
     for length, unit in ((86_400, "days"), (3600, "hours"), (60, "minutes")):
         if seconds >= 2 * length:
             return f"{seconds / length:.0f} {unit}"
@@ -173,7 +169,6 @@ class LagWatch:
 
     @property
     def grows(self) -> bool:
-        """True if the lag grows."""
         if self._seconds < _WATCHED_SECONDS / 4:
             return False
         middle = (self._samples[0][0] + self._samples[-1][0]) / 2

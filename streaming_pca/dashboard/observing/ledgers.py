@@ -1,8 +1,4 @@
-"""Replay of one ledger, and its last entries as rows.
-
-Memory is bounded: the oldest rows are dropped if there are more than the limit, or if the rows have more
-than :data:`RANGES_PER_ROW` ranges per permitted row in total.
-"""
+"""Replay of one ledger, and its last entries as rows, in bounded memory."""
 
 from __future__ import annotations
 
@@ -23,6 +19,7 @@ from streaming_pca.service.commit.log_reader import LedgerReplay, Replayed, lost
 from streaming_pca.service.errors import StreamRefused, TopicError
 
 RANGES_PER_ROW = 8
+"""Ranges of all rows together, for each permitted row: beyond these, the oldest rows are dropped."""
 _LONGEST_TEXT = 500
 _INTERNED = 1000
 
@@ -47,23 +44,10 @@ class _Row:
 
 
 class LedgerView:
-    """Ledger of an input topic, replayed message by message.
+    """Ledger of an input topic, replayed message by message, with at most ``most`` rows.
 
-    Parameters
-    ----------
-    most : int
-        Largest number of rows to hold.
-
-    Attributes
-    ----------
-    sources, ids : tuple of str
-        Topics whose ids identify the contents, and these ids when they were read; empty before that.
-    topic_id : str or None
-        The input topic's id, which the replay checks entries against.
-    next_offset : int
-        First unread offset.
-    problem : str or None
-        Reason why the ledger cannot be read.
+    ``ids`` has the ids of the topics in ``sources`` when they were read, and is empty before that; the replay
+    checks entries against ``topic_id``. ``problem`` is the reason why the ledger cannot be read.
     """
 
     def __init__(self, input: str, most: int) -> None:
@@ -91,7 +75,6 @@ class LedgerView:
 
     @property
     def ledger(self) -> Ledger:
-        """The replayed ledger."""
         return self._replay.ledger
 
     @property
@@ -115,7 +98,6 @@ class LedgerView:
             self.failed = lost_entries(self.topic, first)
 
     def job(self, name: str) -> JobLedger:
-        """Return a job's state."""
         return self.ledger.job(name)
 
     def add(self, offset: int, value: bytes) -> None:
@@ -187,12 +169,8 @@ class LedgerView:
         return self._charges.setdefault((model.epsilon, model.delta, model.rho), model)
 
     def summary(self) -> models.LedgerSummary:
-        """Return the API's summary of the ledger."""
-        if self._summary is None or self._summary.problem != self.trouble:
-            self._summary = self._summarise()
-        return self._summary
-
-    def _summarise(self) -> models.LedgerSummary:
+        if self._summary is not None and self._summary.problem == self.trouble:
+            return self._summary
         opened = self.ledger.opened
         facts: dict[str, Any] = {}
         if opened is not None and self.trouble is None:
@@ -204,7 +182,7 @@ class LedgerView:
             }
             if everywhere != Charge.nothing():
                 facts["everywhere"] = charge_model(describe_charge(everywhere, with_rho=zcdp))
-        return models.LedgerSummary(
+        self._summary = models.LedgerSummary(
             input=self.input,
             topic_id=self.topic_id,
             problem=self.trouble,
@@ -212,6 +190,7 @@ class LedgerView:
             jobs=[_job(name, job) for name, job in sorted(self.ledger.jobs.items())],
             **facts,
         )
+        return self._summary
 
     def budget(self, name: str) -> models.Budget | None:
         """Return a stream's budget; None while the ledger is not open."""
@@ -268,7 +247,6 @@ def _job(name: str, job: JobLedger) -> models.JobSummary:
 
 
 def batch_counts(job: JobLedger) -> models.Batches:
-    """Return the numbers of a job's batches."""
     return models.Batches(committed=job.committed, abandoned=job.abandoned, released=job.released)
 
 

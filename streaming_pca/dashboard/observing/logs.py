@@ -71,12 +71,7 @@ class TopicsReader:
         self._consumer.seek(TopicPartition(topic, 0), offset)
 
     def bounds(self, topics: Collection[str], patience_ms: int = _LEADERS_MS) -> dict[str, tuple[int, int]]:
-        """Return first offsets and readable ends of the topics that have a leader.
-
-        Raises
-        ------
-        KafkaError
-        """
+        """Return first offsets and readable ends of the topics with a leader; may raise KafkaError."""
         tps = [TopicPartition(topic, 0) for topic in sorted(topics)]
         if not tps:
             return {}
@@ -98,13 +93,7 @@ class TopicsReader:
         return int(self._consumer.position(TopicPartition(topic, 0), timeout_ms=self._timeout_ms) or 0)
 
     def poll(self, wait_ms: int = _POLL_MS) -> list[Message]:
-        """Wait briefly for messages.
-
-        Raises
-        ------
-        TopicsLost
-        KafkaError
-        """
+        """Wait briefly for messages; raise TopicsLost or KafkaError."""
         try:
             polled = self._consumer.poll(timeout_ms=wait_ms)
         except OffsetOutOfRangeError as error:
@@ -132,7 +121,6 @@ class TopicsReader:
                 raise BrokerUnreachable(f"reading {topic} takes too long: the broker does not answer")
 
     def close(self) -> None:
-        """Release the connection."""
         self._consumer.close(autocommit=False)
 
 

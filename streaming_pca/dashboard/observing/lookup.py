@@ -14,6 +14,8 @@ from streaming_pca.data.release import Release
 from streaming_pca.service.errors import TopicError
 from streaming_pca.service.kafka.clients import BrokerUnreachable
 
+Found = tuple[Message, Release]
+
 _WAIT_SECONDS = 10.0
 
 
@@ -29,9 +31,7 @@ class ReleaseLookup:
     def ask(self, topic: str, stream: str, batch: int | None, offsets: range) -> tuple[bytes, Release]:
         """Return the bytes of a batch's release, and the release; by default the first one at the offsets.
 
-        Raises
-        ------
-        UnknownRelease, BrokerUnreachable, TopicError
+        Raises UnknownRelease, BrokerUnreachable or TopicError.
         """
         reason = "has no release yet"
         if batch is not None:
@@ -76,9 +76,7 @@ class ReleaseLookup:
             self._reader = None
 
 
-def _search(
-    reader: TopicsReader, topic: str, stream: str, batch: int | None, offsets: range
-) -> tuple[Message, Release] | None:
+def _search(reader: TopicsReader, topic: str, stream: str, batch: int | None, offsets: range) -> Found | None:
     """Bisect the offsets: batch numbers increase with them."""
     reader.assign([topic])
     bounds = reader.bounds([topic]).get(topic)
@@ -97,9 +95,7 @@ def _search(
     return None
 
 
-def _first_release(
-    reader: TopicsReader, topic: str, stream: str, start: int, end: int
-) -> tuple[Message, Release] | None:
+def _first_release(reader: TopicsReader, topic: str, stream: str, start: int, end: int) -> Found | None:
     """Return the first release of the stream in [start, end)."""
     while start < end and (message := reader.message_from(topic, start, end)) is not None:
         release = read_release(topic, message.offset, message.value)

@@ -3,11 +3,8 @@
 Two parts with separate connections take turns in one thread: one reads releases and ledgers; the other
 requests leaders, lags, and whether topics were recreated. If one fails, the other continues. A further
 connection serves lookups of single releases. It is a thread and not a task of the event loop, because
-replaying ledgers would block the loop for too long.
-
-Memory is bounded. For each stream, the observer holds the numbers of its last releases and the latest
-release (:mod:`.releases`), and its offsets and lag over time (:mod:`.traffic`); for each ledger, its replay
-and its last entries (:mod:`.ledgers`).
+replaying ledgers would block the loop for too long. :mod:`.releases`, :mod:`.traffic` and :mod:`.ledgers`
+bound its memory.
 """
 
 from __future__ import annotations
@@ -25,18 +22,7 @@ from streaming_pca.admin.broker_status import fetch_broker_snapshot, topic_parti
 from streaming_pca.admin.ledger import require_record
 from streaming_pca.config.kafka import ConfigurationError, KafkaSettings
 from streaming_pca.config.settings import Settings
-from streaming_pca.dashboard.models import (
-    EntryPage,
-    Event,
-    History,
-    LedgerSummary,
-    Overview,
-    RecordCharge,
-    ReleasePage,
-    StreamDetail,
-    Traffic,
-    Verification,
-)
+from streaming_pca.dashboard import models
 from streaming_pca.dashboard.observing.errors import UnknownLedger, UnknownRecord, UnknownStream
 from streaming_pca.dashboard.observing.ledgers import LedgerView
 from streaming_pca.dashboard.observing.logs import in_words
@@ -92,15 +78,7 @@ _PARTS = {"status": request_status, "topics": read_topics}
 
 
 class Observer:
-    """Observer of the streams of one broker.
-
-    Parameters
-    ----------
-    settings : sequence of Settings
-        One per stream, all with the same broker.
-    history : int
-        Releases of each stream to hold.
-    """
+    """Observer of the streams of one broker, and of the last ``history`` releases of each."""
 
     def __init__(self, settings: Sequence[Settings], *, history: int = 1000) -> None:
         kafka = settings[0].kafka
@@ -115,17 +93,12 @@ class Observer:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="dashboard-observer", daemon=True)
 
-    # -- start and stop ------------------------------------------------------
-
     def start(self) -> None:
         """Start the thread, which retries until the broker answers."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop the thread, within two seconds.
-
-        A thread that waits for a hanging broker ends later, when its request times out.
-        """
+        """Stop the thread in two seconds; a hanging broker holds it until its request times out."""
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join(_STOP_SECONDS)
@@ -164,73 +137,63 @@ class Observer:
             with suppress(Exception):
                 part.close()
 
-    # -- answers from memory --------------------------------------------------
-
-    def overview(self) -> Overview:
+    def overview(self) -> models.Overview:
         """Return all streams at the same moment."""
         with self._watched.lock:
-            return Overview(
+            return models.Overview(
                 streams=[state.summary for state in self._watched.streams.values()],
                 connection=self._watched.connection(),
                 revision=self._watched.listeners.revision,
             )
 
-    def stream(self, name: str) -> StreamDetail:
+    def stream(self, name: str) -> models.StreamDetail:
         """Return a stream, with an empty ``guarantee``."""
         with self._watched.lock:
             return self._state(name).detail
 
-    def history(self, name: str) -> History:
+    def history(self, name: str) -> models.History:
         """Return the columns of a stream's last releases."""
         with self._watched.lock:
             return self._state(name).releases.history()
 
-    def traffic(self, name: str) -> Traffic:
+    def traffic(self, name: str) -> models.Traffic:
         """Return the columns of a stream's offsets and lag over time."""
         with self._watched.lock:
             return self._state(name).traffic.answer(name)
 
-    def releases(self, name: str, limit: int, before: int | None = None) -> ReleasePage:
+    def releases(self, name: str, limit: int, before: int | None = None) -> models.ReleasePage:
         """Return releases of batches below ``before``, newest first."""
         with self._watched.lock:
             return self._state(name).releases.page(limit, before)
 
-    def ledgers(self) -> list[LedgerSummary]:
+    def ledgers(self) -> list[models.LedgerSummary]:
         """Return all ledgers, ordered by input topic."""
         with self._watched.lock:
             return [view.summary() for view in self._watched.views.values()]
 
-    def ledger(self, input: str) -> LedgerSummary:
-        """Return the ledger of an input topic."""
+    def ledger(self, input: str) -> models.LedgerSummary:
         with self._watched.lock:
             return self._view(input).summary()
 
-    def entries(self, input: str, limit: int, before: int | None = None, job: str | None = None) -> EntryPage:
+    def entries(
+        self, input: str, limit: int, before: int | None = None, job: str | None = None
+    ) -> models.EntryPage:
         """Return entries at offsets below ``before``, newest first."""
         with self._watched.lock:
             return self._view(input).page(limit, before, job)
 
-    def verification(self, input: str) -> Verification:
-        """Return the last verification of a ledger."""
+    def verification(self, input: str) -> models.Verification:
         self._view(input)
         return self._watched.verifications.last(input)
 
-    def listen(self, callback: Callable[[Event], None]) -> Callable[[], None]:
-        """Register a callback for events; return a function that unregisters it.
-
-        The callback runs in a thread of this object, when the answers already include the change.
-        """
+    def listen(self, callback: Callable[[models.Event], None]) -> Callable[[], None]:
+        """Call back in another thread after each change; return a function that unregisters."""
         return self._watched.listeners.listen(callback)
-
-    # -- answers that may ask the broker ---------------------------------------
 
     def release(self, name: str, batch: int | None = None) -> tuple[bytes, Release]:
         """Return the bytes of a release as published, and the release; by default the latest.
 
-        Raises
-        ------
-        UnknownStream, UnknownRelease
-        BrokerUnreachable, TopicError
+        Raises UnknownStream, UnknownRelease, BrokerUnreachable or TopicError.
         """
         with self._watched.lock:
             releases = self._state(name).releases
@@ -241,15 +204,10 @@ class Observer:
         self._require_broker()
         return self._lookup.ask(releases.topic, name, batch, offsets)
 
-    def record_charge(self, input: str, partition: int, offset: int) -> RecordCharge:
+    def record_charge(self, input: str, partition: int, offset: int) -> models.RecordCharge:
         """Return the charges of one record.
 
-        Raises
-        ------
-        UnknownLedger, UnknownRecord
-        TopicError
-            If the ledger is not open or cannot be read.
-        BrokerUnreachable
+        Raises UnknownLedger, UnknownRecord, BrokerUnreachable, or TopicError without a readable, open ledger.
         """
         with self._watched.lock:
             view = self._view(input)
@@ -267,7 +225,7 @@ class Observer:
                 raise BrokerUnreachable(str(error).splitlines()[0]) from None
         return charge
 
-    def verify(self, input: str) -> Verification:
+    def verify(self, input: str) -> models.Verification:
         """Start a verification unless one is running; return the ledger's last one."""
         self._view(input)
         return self._watched.verifications.start(input)

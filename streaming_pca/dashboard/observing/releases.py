@@ -1,8 +1,4 @@
-"""Last releases of one stream: some numbers of each, and the complete latest release.
-
-Memory is bounded: only the latest release is held completely, and the history has at most
-:data:`MOST_NUMBERS` numbers.
-"""
+"""Last releases of one stream: some numbers of each, and the complete latest release."""
 
 from __future__ import annotations
 
@@ -73,33 +69,16 @@ class Point:
         return None if self.angles is None else float(self.angles[0])
 
     def summary(self) -> ReleaseSummary:
-        """Return the API's summary of the release."""
         return ReleaseSummary(**{name: getattr(self, name) for name in ReleaseSummary.model_fields})
 
 
 class ReleaseHistory:
     """Last releases of a stream, read message by message.
 
-    Parameters
-    ----------
-    most : int
-        Largest number of releases to hold; smaller if the rank is so high that their numbers would exceed
-        ``MOST_NUMBERS``.
-
-    Attributes
-    ----------
-    sources, ids : tuple of str
-        Topic whose id identifies the contents, and its id when they were read; empty before that.
-    problem : str or None
-        Reason why the topic cannot be read.
-    next_offset : int
-        First unread offset.
-    unreadable : int
-        Number of messages that are not releases of this stream.
-    latest : bytes or None
-        The latest release, unless it is larger than ``LATEST_BYTES``.
-    advice : Advice or None
-        Explanation of the latest release's doubts; None without doubts.
+    It holds at most ``most``, fewer if their numbers would exceed ``MOST_NUMBERS``. ``ids`` has the ids of
+    the topics in ``sources`` when they were read, and is empty before that; ``problem`` is the reason why
+    the topic cannot be read. ``unreadable`` counts messages that are not releases of this stream. ``latest``
+    is None for a release above ``LATEST_BYTES``; ``advice`` explains its doubts, and is None without.
     """
 
     def __init__(self, stream: StreamSettings, most: int) -> None:
@@ -134,7 +113,6 @@ class ReleaseHistory:
 
     @property
     def last(self) -> Point | None:
-        """The latest release."""
         return self._points[-1] if self._points else None
 
     def offsets(self, batch: int | None) -> range:
@@ -196,7 +174,8 @@ class ReleaseHistory:
         before, basis = self.last, _orthonormal(release)
         angles = None
         if self._basis is not None and basis is not None:
-            angles = _finite(angles_between(self._basis, basis))
+            found = angles_between(self._basis, basis)
+            angles = found if found is not None and np.isfinite(found).all() else None
         self._basis = basis
         bounds = (before.angle_bound if before is not None else None, release.angle_bound)
         both = None if bounds[0] is None or bounds[1] is None else min(bounds[0] + bounds[1], _ANGLE)
@@ -253,10 +232,6 @@ def _orthonormal(release: Release) -> Vector | None:
         except ValueError:
             return None
         return basis if np.allclose(gram, np.eye(len(basis)), rtol=0, atol=1e-6) else None
-
-
-def _finite(angles: Vector | None) -> Vector | None:
-    return angles if angles is not None and np.isfinite(angles).all() else None
 
 
 def _explained_share(release: Release) -> float | None:

@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import Any
 
 from streaming_pca.admin.broker_status import BrokerSnapshot
-from streaming_pca.config.settings import Settings, StreamSettings
+from streaming_pca.config.settings import Settings
 from streaming_pca.dashboard.models import Lag, Leader, StreamDetail, StreamSummary
 from streaming_pca.dashboard.observing.filling import BatchFill
 from streaming_pca.dashboard.observing.health import Facts, LagWatch, judge
@@ -29,13 +29,7 @@ _INTERVALS = 10
 
 
 class StreamState:
-    """Stream with its releases, leader, lag and health.
-
-    Parameters
-    ----------
-    most : int
-        Largest number of releases to hold.
-    """
+    """Stream with its last releases, at most ``most``, its leader, lag and health."""
 
     def __init__(self, settings: Settings, most: int) -> None:
         self.settings = settings
@@ -144,6 +138,7 @@ class StreamState:
         if self._shown == (summary, names):
             return False
         self._shown, self.summary = (summary, names), summary
+        fields = stream.features
         self.detail = StreamDetail(
             **shown,
             guarantee=[],
@@ -151,7 +146,7 @@ class StreamState:
             local=self._info.local,
             contributions_per_user=stream.contributions_per_user if stream.privacy_unit == "user" else None,
             feature_names=None if names is None else list(names),
-            fields=_field_numbers(stream),
+            fields=None if fields is None else [i for i, field in enumerate(fields) for _ in field.columns],
             kind=self._info.releases,
         )
         return True
@@ -211,13 +206,6 @@ class StreamState:
         if not stream.private:
             return Charge.unbounded()
         return Charge(epsilon=parse_rational(stream.epsilon), delta=parse_rational(stream.delta))
-
-
-def _field_numbers(stream: StreamSettings) -> list[int] | None:
-    """Return the number of the record field that each feature comes from."""
-    if stream.features is None:
-        return None
-    return [number for number, field in enumerate(stream.features) for _ in field.columns]
 
 
 def _time(created: str) -> datetime:

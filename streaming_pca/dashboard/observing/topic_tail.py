@@ -43,7 +43,9 @@ class TopicTail:
             self._assign()
         if not self._reads:
             if self._table.problems:
-                self._finish()
+                self._watched.report("topics", None)
+                if not self._waits:
+                    self._watched.load()
             return False
         try:
             messages = self._reader.poll()
@@ -58,11 +60,6 @@ class TopicTail:
 
     def _is_time(self) -> bool:
         return time.monotonic() - self._probed > _PROBE_SECONDS
-
-    def _finish(self) -> None:
-        self._watched.report("topics", None)
-        if not self._waits:
-            self._watched.load()
 
     def _assign(self) -> None:
         """Assign the topics that exist; read new ones from their beginnings."""

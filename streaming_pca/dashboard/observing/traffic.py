@@ -44,18 +44,10 @@ class TrafficHistory:
         self._levels: list[deque[_Interval]] = [deque() for _ in LEVELS]
 
     def add(self, topic: str | None, at: float, end: int, lag: int) -> None:
-        """Add a sample.
+        """Add a sample; a sample of another ``topic``, by its id, drops all earlier ones.
 
-        Parameters
-        ----------
-        topic : str or None
-            Id of the input topic; samples of another topic are dropped.
-        at : float
-            Time in seconds since the epoch.
-        end : int
-            Sum of the end offsets that a reader of committed records sees.
-        lag : int
-            Offsets still to be read.
+        ``at`` is in seconds since the epoch, ``end`` is the sum of the end offsets that a reader of committed
+        records sees, and ``lag`` is the number of offsets still to be read.
         """
         last = self._levels[0][-1] if self._levels[0] else None
         if last is not None and (topic != self._topic or end < last.end or at < last.at - _CLOCK_SECONDS):

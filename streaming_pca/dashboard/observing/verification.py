@@ -20,13 +20,7 @@ def now_in_words() -> str:
 
 
 class Verifications:
-    """Last verification of each ledger.
-
-    Parameters
-    ----------
-    changed : callable
-        Called with an input topic when its verification has begun or ended.
-    """
+    """Last verification of each ledger; each begin and end calls ``changed`` with the input."""
 
     def __init__(self, kafka: KafkaSettings, changed: Callable[[str], None]) -> None:
         self._kafka, self._changed = kafka, changed
@@ -35,7 +29,6 @@ class Verifications:
         self._running: str | None = None
 
     def last(self, input: str) -> Verification:
-        """Return the last verification of a ledger."""
         return self._results.get(input) or Verification(state="never")
 
     def forget(self, input: str) -> None:

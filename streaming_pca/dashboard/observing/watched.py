@@ -31,10 +31,7 @@ _MISSING = 3
 
 
 class Listeners:
-    """Callbacks, and the revision of the last event.
-
-    Every listener receives all events, one after another, in the order of their revisions.
-    """
+    """Callbacks, which receive all events in the order of revisions, and the last revision."""
 
     def __init__(self) -> None:
         self.revision = 0
@@ -42,7 +39,6 @@ class Listeners:
         self._publishing = threading.Lock()
 
     def listen(self, callback: Listener) -> Callable[[], None]:
-        """Register a callback for each event; return a function that unregisters it."""
         key = object()
         self._listeners[key] = callback
 
@@ -66,18 +62,10 @@ class Listeners:
 
 
 class TopicTable:
-    """The broker's descriptions of topics.
+    """The broker's descriptions of topics: ids of readable ones, and problems of the others.
 
-    Attributes
-    ----------
-    ids : dict of topic to id
-        Of the topics that can be read.
-    problems : dict of topic to str or None
-        Why a topic cannot be read, in one line; empty until the broker has described the topics.
-    changed : bool
-        Set when a description has changed.
-    wanted : bool
-        Set to request new descriptions immediately.
+    A problem is one line, None for a readable topic; there are none until the broker has answered.
+    ``changed`` is set when a description has changed; set ``wanted`` to request new ones immediately.
     """
 
     def __init__(self) -> None:
@@ -86,7 +74,6 @@ class TopicTable:
         self.problems: dict[str, str | None] = {}
 
     def set(self, described: Sequence[Mapping[str, Any]]) -> None:
-        """Store the broker's descriptions."""
         problems = {topic["name"]: _problem(topic) for topic in described}
         ids = {t["name"]: str(t["topic_id"]) for t in described if problems[t["name"]] is None}
         self.changed = self.changed or (ids, problems) != (self.ids, self.problems)
@@ -107,25 +94,8 @@ def _problem(topic: Mapping[str, Any]) -> str | None:
 class Watched:
     """Streams and ledgers, as far as their topics have been read.
 
-    Parameters
-    ----------
-    kafka : KafkaSettings
-        Connection of verifications.
-    settings : sequence of Settings
-        One per stream.
-    history : int
-        Releases of each stream to hold.
-
-    Attributes
-    ----------
-    streams : dict of str to StreamState
-    views : dict of input topic to LedgerView
-    topics : dict of topic to ReleaseHistory or LedgerView
-        Contents of the topics to read.
-    lock : threading.RLock
-        Lock that protects the contents of streams and ledgers.
-    is_loaded : bool
-        True once all topics have been read to their ends.
+    ``views`` has the ledgers by input topic, and ``topics`` the contents of each topic to read. ``lock``
+    protects the contents. ``is_loaded`` is True once all topics have been read to their ends.
     """
 
     def __init__(self, kafka: KafkaSettings, settings: Sequence[Settings], history: int) -> None:
@@ -153,7 +123,6 @@ class Watched:
             return next(iter(self._problems.values()), None)
 
     def connection(self) -> Connection:
-        """Return the API's model of the connection."""
         with self.lock:
             problem = self.problem
             return Connection(ok=problem is None, problem=problem, since=self._since, loaded=self.is_loaded)
