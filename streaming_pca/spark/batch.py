@@ -17,15 +17,7 @@ from streaming_pca.data.records import Block, RecordKind
 from streaming_pca.kernels.coordinates import BinCounts
 from streaming_pca.spark.jobs import Cluster
 from streaming_pca.spark.segments import Layout, Order
-from streaming_pca.spark.tasks import (
-    BinTally,
-    Fetch,
-    Mapped,
-    RecordSum,
-    Share,
-    UserHashes,
-    ValueSum,
-)
+from streaming_pca.spark.tasks import BinTally, Fetch, Mapped, RecordSum, Share, UserHashes, ValueSum
 
 T = TypeVar("T")
 Integers = NDArray[np.int64]
@@ -47,7 +39,6 @@ class SparkBatch(Batch):
 
     @classmethod
     def of(cls, cluster: Cluster, layout: Layout) -> SparkBatch:
-        """Return a whole batch."""
         return cls(cluster, layout, 0, layout.records)
 
     def __len__(self) -> int:
@@ -55,37 +46,28 @@ class SparkBatch(Batch):
 
     @property
     def kind(self) -> RecordKind:
-        """Kind of all records."""
         return self.cluster.feed.stream.record_kind
 
     @property
     def dim(self) -> int:
-        """Number of features d."""
         return self.cluster.feed.stream.dim
 
     def split(self, counts: Sequence[int]) -> tuple[SparkBatch, ...]:
-        """Split into consecutive parts with the given numbers of records."""
         if sum(counts) != len(self) or min(counts, default=0) < 0:
             raise ValueError(f"parts {list(counts)} do not add up to {len(self)} records")
         ends = np.cumsum([0, *counts]).tolist()
+        flags = self.counted
         return tuple(
-            replace(
-                self,
-                low=self.low + a,
-                high=self.low + b,
-                counted=None if self.counted is None else self.counted[a:b],
-            )
+            replace(self, low=self.low + a, high=self.low + b, counted=None if flags is None else flags[a:b])
             for a, b in pairwise(ends)
         )
 
     def keeping(self, counted: NDArray[np.bool_]) -> SparkBatch:
-        """Return the batch with all records except the counted ones (m,) replaced by null."""
         if counted.shape != (len(self),):
             raise ValueError(f"{counted.shape} flags for {len(self)} records")
         return replace(self, counted=counted if self.counted is None else self.counted & counted)
 
     def single_rows(self) -> SparkBatch:
-        """Return the batch with every record that has not exactly one row replaced by null."""
         return replace(self, only_single_rows=True)
 
     def null_count(self) -> int:
@@ -111,15 +93,12 @@ class SparkBatch(Batch):
         return SparkValues(self, Mapped(self.cluster.new_name(), kernel))
 
     def map_parts(self, counts: Sequence[int], kernel: Callable[[Block], T]) -> list[T]:
-        """Return the kernel's result for each part that :meth:`split` returns."""
         parts = [part.fetches() for part in self.split(counts)]
         return self.cluster.on_parts(parts, kernel) if parts else []
 
     def tally(self, kernel: BinKernel, histograms: int) -> BinCounts:
-        """Count the records in each bin of the kernel's histograms."""
-        return BinCounts.together(
-            self.cluster.answers(BinTally(kernel, histograms), self._shares()), histograms
-        )
+        counts = self.cluster.answers(BinTally(kernel, histograms), self._shares())
+        return BinCounts.together(counts, histograms)
 
     def blocks(self, limit: int) -> Iterator[ArrayBatch]:
         """Iterate over consecutive packed parts; reads the whole batch into the driver's memory."""
@@ -183,7 +162,6 @@ class SparkValues(RecordValues):
         return len(self.batch) // self.batch.cluster.granularity
 
     def sum(self, kernel: ValueKernel, *others: RecordValues) -> Integers:
-        """Return the exact sum of the kernel's contributions."""
         maps = [self.mapped, *(_mapped(each) for each in others)]
         nothing = kernel(*(np.zeros(0) for _ in maps))
         total = self.batch.cluster.sum(ValueSum(kernel, maps), self.batch._shares(), nothing.size)

@@ -32,10 +32,9 @@ _LENGTH = struct.Struct("<q")
 
 @dataclass(frozen=True)
 class Shelf:
-    """Location of a segment's rows: a file of one process on one machine.
+    """Location of a segment's rows: a file of one process on one machine, with the segment's name.
 
-    The file contains the segment's unique name. Its path is valid while the process lives; it is "" if the
-    rows were not cached.
+    The path is valid while the process lives; it is "" if the rows were not cached.
     """
 
     name: str
@@ -83,19 +82,14 @@ class RowCache:
 
     @property
     def used(self) -> int:
-        """Total size of all files in bytes."""
         return sum(self._used.values())
 
     @property
     def names(self) -> set[str]:
-        """Names of the cached segments."""
         return set(self._files)
 
     def store(self, name: str, width: int, kind: RecordKind, parts: Iterable[ArrayBatch]) -> Shelf:
-        """Write a segment's parts as they arrive; cache nothing if they do not fit.
-
-        Consumes all parts in either case.
-        """
+        """Write a segment's parts as they arrive; if they do not fit, read on but cache nothing."""
         self.drop([name])
         index, at = [], 0
         with contextlib.ExitStack() as failed:
@@ -220,7 +214,6 @@ class ValueCache:
         return found
 
     def drop(self, segments: Iterable[str]) -> None:
-        """Free the values of segments."""
         for segment in segments:
             for link, (file, size) in self._files.pop(segment, {}).items():
                 with contextlib.suppress(OSError):

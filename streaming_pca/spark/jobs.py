@@ -118,8 +118,6 @@ class Cluster:
         numbers = frozenset().union(*(frame.wanted for frame in self._frames), more)
         return replace(self.feed, wanted=Wanted(numbers, self._newest))
 
-    # -- segments ----------------------------------------------------------
-
     def range(self, partition: int, start: int, end: int, epoch: int = -1) -> Range:
         """Return a range with a unique number."""
         self._newest = next(self._numbers)
@@ -190,8 +188,6 @@ class Cluster:
                 for frame in frames:
                     frame.rows.unpersist()
 
-    # -- operations --------------------------------------------------------
-
     def sum(
         self, operation: Operation, shares: Mapping[int, Sequence[Share]], size: int
     ) -> NDArray[np.int64] | None:
@@ -238,8 +234,7 @@ class Cluster:
             rows = self._spark.range(0, count, 1, max(min(count, _TASKS * self.slots), 1))
             rows = rows.mapInArrow(tasks.on_parts(self.feed, parts, kernel), ANSWER)
         records = sum(each.share.last - each.share.first for some in parts for each in some)
-        answers = self._answers(rows, records)
-        found = {chunk: tasks.unpacked(data) for chunk, data in answers}
+        found = {chunk: tasks.unpacked(data) for chunk, data in self._answers(rows, records)}
         return [found[i] for i in range(count)]
 
     def gathered(self, fetches: Sequence[Fetch]) -> ArrayBatch:
@@ -286,8 +281,6 @@ class Cluster:
             yield row["chunk"], row["data"]
         if found != records:
             raise SessionLost(f"a job has read {found} of {records} records")
-
-    # -- jobs --------------------------------------------------------------
 
     def cancel(self, group: str) -> None:
         """Cancel the jobs of a group, if any."""
@@ -354,7 +347,6 @@ def _raise_while_learning(failure: str) -> NoReturn:
 
 
 def _raise(failure: str) -> NoReturn:
-    """Raise the failure that a task returned."""
     kind, _, text = failure.partition(": ")
     if kind == "lost":
         raise RecordsLost(text)

@@ -52,18 +52,12 @@ class _Buffer:
 
     @property
     def count(self) -> int:
-        """Number of messages."""
         return sum(strip.last - strip.first for strip in self.strips)
 
     def count_before(self, end: int) -> int:
-        """Return the number of messages before an offset."""
-        found = 0
-        for strip in list(self.strips):
-            found += max(min(strip.segment.count_before(end), strip.last) - strip.first, 0)
-        return found
+        return sum(max(min(s.segment.count_before(end), s.last) - s.first, 0) for s in list(self.strips))
 
     def take(self, count: int) -> list[Strip]:
-        """Remove the first ``count`` messages."""
         taken: list[Strip] = []
         while count:
             strip = self.strips.popleft()
@@ -80,10 +74,7 @@ class _Buffer:
 
 
 class ClusterReader:
-    """Reader whose records stay on executors, in a cluster for this reader only.
-
-    It is a :class:`~streaming_pca.service.input.reader.Reader`.
-    """
+    """Reader whose records stay on executors, in a cluster for this reader only."""
 
     ahead = False
 
@@ -118,15 +109,12 @@ class ClusterReader:
         return 0
 
     def first_offsets(self, partitions: Sequence[int]) -> Offsets:
-        """Return the first offsets of partitions."""
         return self._offsets.first_offsets(partitions)
 
     def last_offsets(self, partitions: Sequence[int]) -> Offsets:
-        """Return the ends of partitions, including open transactions."""
         return self._offsets.last_offsets(partitions)
 
     def add(self, starts: Mapping[int, int], epochs: Mapping[int, int]) -> None:
-        """Start to read partitions at offsets."""
         for p, start in sorted(starts.items()):
             self.buffers[p] = _Buffer(start, epochs.get(p, -1), start)
 
@@ -139,7 +127,6 @@ class ClusterReader:
             self.buffers[p] = _Buffer(buffer.position, buffer.epoch, buffer.position)
 
     def position(self, partition: int) -> int:
-        """Return the next offset to read of a partition."""
         return self.buffers[partition].read_to
 
     @property
@@ -253,7 +240,6 @@ class ClusterReader:
         return [[Strip(read[s], 0, 2) if isinstance(s, int) else s for s in kept] for kept in found]
 
     def release_memory(self) -> None:
-        """Free the last batch's rows on the executors."""
         taken, self._taken, self._held = self._taken, set(), set()
         self._cluster.release(taken)
 

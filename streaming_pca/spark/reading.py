@@ -76,7 +76,6 @@ class Feed:
     """Segments needed at the time when the driver created the job."""
 
     def name_of(self, segment: int) -> str:
-        """Return the unique name of a segment."""
         return f"{self.session}/{segment}"
 
     def reader(self, codec: PayloadCodec) -> PartitionReader:
@@ -137,7 +136,6 @@ class Reading:
             cls._open[session].close()
 
     def close(self) -> None:
-        """Free rows and connections."""
         self._open.pop(self.feed.session, None)
         self.cache.drop(self.cache.names)
         self.values.close()
@@ -149,10 +147,7 @@ class Reading:
             reader.close()
 
     def pieces(self, wanted: Range) -> Iterator[Piece]:
-        """Read a range from Kafka piece by piece.
-
-        All pieces but the last have an even number of messages.
-        """
+        """Read a range from Kafka in pieces; all but the last have an even number of messages."""
         try:
             if self._reader is None:
                 self._reader = self.feed.reader(self.codec)
@@ -236,7 +231,6 @@ class Structure:
         self._columns = [(np.zeros(0, dtype=np.int64),) * 3]
 
     def add(self, piece: Piece) -> None:
-        """Add the messages of a piece."""
         self.size += piece.batch.rows.itemsize * piece.batch.rows.shape[1] * int(piece.rows.sum())
         nulls = piece.batch.null_count()
         self.nulls += nulls
@@ -244,7 +238,6 @@ class Structure:
         self._columns.append((piece.offsets, piece.epochs, piece.rows if self.by_row else piece.rows[:0]))
 
     def packed(self) -> bytes:
-        """Encode the structure as bytes."""
         return packed_structure(*map(np.concatenate, zip(*self._columns, strict=True)))
 
 
@@ -258,10 +251,7 @@ def chosen(parts: Iterator[Part], low: int, high: int) -> Iterator[Part]:
 
 
 def whole_pairs(parts: Iterator[Part]) -> Iterator[Part]:
-    """Regroup parts so that no part ends within a pair.
-
-    The first part must start with a pair.
-    """
+    """Regroup parts so that none ends within a pair; the first must start with a pair."""
     left: Part | None = None
     for first, part, users in parts:
         if left is not None:
@@ -310,7 +300,6 @@ def numbered(parts: Iterable[tuple[ArrayBatch, Hashes | None]], first: int = 0) 
 
 
 def range_of(handle: Mapping[str, Any]) -> Range:
-    """Return the range of a segment from its ``HANDLE`` row."""
     return Range(handle["id"], handle["partition"], handle["begin"], handle["end"], handle["epoch"])
 
 

@@ -1,10 +1,8 @@
 """Offset ranges that tasks read, and the order of a batch's records over them.
 
 A *segment* is a range of one partition that one task has read. The driver knows only its structure: which
-offsets contain messages, which leader accepted them and, if each row is a record, the number of rows of
-each. A batch takes the first messages of each partition and merges them in turn, as
-:func:`streaming_pca.service.input.buffer.interleave` does. :class:`Layout` computes the same order
-without the messages.
+offsets contain messages, which leader accepted them and, if each row is a record, the rows of each.
+:class:`Layout` computes the order of :func:`streaming_pca.service.input.buffer.interleave`, without messages.
 """
 
 from __future__ import annotations
@@ -58,16 +56,13 @@ class Segment:
     """(count,): number of rows of each message, if each row is a record."""
 
     def offset(self, index: int) -> int:
-        """Return the offset of a message."""
         run = int(np.searchsorted(self.run_index, index, side="right")) - 1
         return int(self.run_offset[run] + index - self.run_index[run])
 
     def epoch(self, index: int) -> int:
-        """Return the epoch of the leader that accepted a message."""
         return int(self.epochs[int(np.searchsorted(self.epoch_index, index, side="right")) - 1])
 
     def count_before(self, offset: int) -> int:
-        """Return the number of messages before an offset."""
         if offset >= self.range.end:
             return self.count
         run = int(np.searchsorted(self.run_offset, offset, side="right")) - 1
@@ -82,7 +77,6 @@ class Segment:
         return np.concatenate([[0], np.cumsum(self.rows)]).astype(np.int64)
 
     def message_of(self, record: int) -> int:
-        """Return the index of the message that contains a record."""
         if self.rows is None:
             return record
         return int(np.searchsorted(self._row_ends, record, side="right")) - 1
@@ -122,7 +116,6 @@ class Strip:
 
     @property
     def records(self) -> int:
-        """Number of records in these messages."""
         return self.segment.records_before(self.last) - self.segment.records_before(self.first)
 
 

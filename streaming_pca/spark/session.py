@@ -106,11 +106,10 @@ def stop_spark(spark: SparkSession) -> None:
 
 
 def watch_spark(spark: SparkSession, on_end: Callable[[str], None], stopping: threading.Event) -> None:
-    """Call a function, in another thread, if Spark ends before ``stopping`` is set.
+    """Call a function once, in another thread, if Spark ends before ``stopping`` is set.
 
-    This happens if the Java process is killed or runs out of memory, or if the cluster ends the
-    application. A driver without executors must not continue to lead its stream. ``on_end`` is called once,
-    with the reason.
+    Java can be killed or run out of memory, or the cluster can end the application. A driver without
+    executors must not continue to lead its stream. ``on_end`` receives the reason.
     """
 
     def problem() -> str | None:
@@ -164,9 +163,6 @@ def _silence_accumulators(context: Any) -> None:
         log.debug("Spark: the connection for accumulators ended")
 
     context._accumulatorServer.handle_error = handle_error
-
-
-# -- start -----------------------------------------------------------------
 
 
 def _join_submitted(settings: SparkSettings, master: str | None) -> SparkSession:
@@ -288,9 +284,6 @@ def _end(gateway: Any) -> None:
     SparkContext._gateway = SparkContext._jvm = None
 
 
-# -- failures --------------------------------------------------------------
-
-
 def _why_java_failed(lines: deque[str], problem: str) -> str:
     """Explain in one line why the Java process did not start."""
     texts = [_THREAD.sub("", line) for line in lines if not line.startswith("\t")]
@@ -332,7 +325,6 @@ class _Relay(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        """Log lines until the process ends."""
         with self._pipe:
             for line in self._pipe:
                 text, level = line.rstrip(), logging.DEBUG

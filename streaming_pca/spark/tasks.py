@@ -68,10 +68,7 @@ class TaskFailed(Exception):
 
 
 def guarded(work: Callable[[], T]) -> T | str:
-    """Run a task's work; return the reason of a failure that would recur.
-
-    Raises TaskFailed if another attempt may succeed.
-    """
+    """Run a task's work; return a failure that would recur, raise TaskFailed for another."""
     # Executors stay dumpable, so that they can open one another's cached segments in /proc.
     refuse_core_files()
     try:
@@ -112,9 +109,6 @@ def _answer(work: Callable[[], tuple[int, Mapping[int, bytes]]]) -> pa.RecordBat
     return answer_rows({}, found) if isinstance(found, str) else answer_rows(found[1], records=found[0])
 
 
-# -- segments --------------------------------------------------------------
-
-
 def load(feed: Feed, ranges: Sequence[Range]) -> Job:
     """Return the function of a job that reads ranges, given by index."""
 
@@ -152,10 +146,7 @@ def _load(feed: Feed, wanted: Range) -> dict[str, Any]:
 
 
 def drop(feed: Feed, names: Sequence[str], closing: bool) -> Job:
-    """Return the function of a job that frees the rows of segments.
-
-    ``closing`` frees everything that the workers cache for the session.
-    """
+    """Return the job that frees segments' rows; ``closing`` frees the whole session."""
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         handles = [handle for batch in batches for handle in batch.to_pylist()]
@@ -170,7 +161,6 @@ def drop(feed: Feed, names: Sequence[str], closing: bool) -> Job:
     return run
 
 
-# -- operations ------------------------------------------------------------
 # Results of parts are joined in any order, and leave a task as chunks of bytes. Sums are exact integers, so
 # their bits do not depend on tasks, executors or attempts.
 
@@ -225,7 +215,6 @@ class Records:
     recall: Callable[[str, Callable[[], Values]], Values]
 
     def map(self, mapped: Mapped) -> Values:
-        """Return the kernel's values for the records."""
         return self.recall(mapped.name, lambda: self.batch.map(mapped.kernel).array)
 
 
@@ -264,7 +253,6 @@ class RecordSum(Operation):
     maps: Sequence[Mapped] = ()
 
     def result(self, part: Records) -> Integers:
-        """Return the sum over some records."""
         return part.batch.sum(self.kernel, *(ArrayValues(part.map(mapped)) for mapped in self.maps))
 
 
@@ -276,7 +264,6 @@ class ValueSum(Operation):
     maps: Sequence[Mapped]
 
     def result(self, part: Records) -> Integers:
-        """Return the sum over some records' values."""
         return self.kernel(*(part.map(mapped) for mapped in self.maps))
 
 
@@ -288,11 +275,9 @@ class BinTally(Operation):
     histograms: int
 
     def result(self, part: Records) -> list[BinCounts]:
-        """Return the counts of some records."""
         return [part.batch.tally(self.kernel, self.histograms)]
 
     def chunks(self, total: list[BinCounts], width: int) -> dict[int, bytes]:
-        """Return the sum of the counts as one chunk."""
         return super().chunks([BinCounts.together(total, self.histograms)], width)
 
 
@@ -302,7 +287,6 @@ class UserHashes(Operation):
     of_users = True
 
     def result(self, part: Records) -> list[tuple[Integers, Hashes]]:
-        """Return the places and users of some messages."""
         assert part.places is not None
         assert part.users is not None
         # Copied, because the reader reuses its memory.
@@ -325,10 +309,7 @@ class Work:
 
 
 def compute(feed: Feed, operation: Operation, work: Mapping[int, Work], width: int) -> Job:
-    """Return the function of a job that applies an operation to parts of segments.
-
-    ``width`` is the number of integers per chunk of a sum, 0 for one chunk.
-    """
+    """Return the job that applies an operation; sums have ``width`` integers per chunk, 0 for one chunk."""
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         handles = [handle for batch in batches for handle in batch.to_pylist()]
@@ -344,7 +325,6 @@ def _compute(
     width: int,
     handles: Sequence[Mapping[str, Any]],
 ) -> tuple[int, Mapping[int, bytes]]:
-    """Return the number of records read, and the answer."""
     reading, total, records = Reading.of(feed), None, 0
     for handle in handles:
         if handle["id"] not in work:
@@ -367,13 +347,11 @@ def _compute(
 
 
 def _failed_before(failure: str) -> Exception:
-    """Return the error for a segment that could not be read again."""
     kind, _, text = failure.partition(": ")
     return RecordsLost(text) if kind == "lost" else TaskFailed("a segment could not be read again")
 
 
 def digest(structure: bytes) -> str:
-    """Return the digest of a segment's structure."""
     return hashlib.blake2b(structure, digest_size=16).hexdigest()
 
 
@@ -397,15 +375,11 @@ def add(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def add_chunk(totals: dict[int, NDArray[np.int64]], chunk: int, data: bytes) -> None:
-    """Add encoded integers to the total of their chunk."""
     part = np.frombuffer(data, dtype="<i8")
     if chunk in totals:
         totals[chunk] += part
     else:
         totals[chunk] = part.astype(np.int64)
-
-
-# -- parts of a batch, in its order ----------------------------------------
 
 
 @dataclass(frozen=True)
@@ -451,8 +425,7 @@ class Fetch:
 def gathered(reading: Reading, fetches: Sequence[Fetch]) -> ArrayBatch:
     """Return the records of several shares in the order of their places.
 
-    Algorithms that read records sequentially need this: on an executor for a part of a batch, on the driver
-    for a whole batch.
+    Algorithms that read records sequentially need it: an executor for a part of a batch, the driver for all.
     """
     batches, places = [], []
     for fetch in fetches:
