@@ -107,7 +107,7 @@ def test_no_metric_depends_on_what_records_hold(make_stream: MakeStream) -> None
                 # Without durations, times, counts of rebalances, and values with noise of their own.
                 if not re.search(
                     r"_seconds_(bucket|sum)|broker_request|_created$|timestamp|rebalances|_(null|clipped)_|"
-                    r"total_variance|angle_bound",
+                    r"total_variance|explained_variance|angle_bound",
                     key,
                 )
             }
