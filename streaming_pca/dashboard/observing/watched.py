@@ -64,7 +64,7 @@ class Listeners:
 class TopicTable:
     """The broker's descriptions of topics: ids of readable ones, and problems of the others.
 
-    A problem is one line, None for a readable topic; there are none until the broker has answered.
+    A problem is one line, None for a readable topic. Both are empty until the broker has answered.
     ``changed`` is set when a description has changed; set ``wanted`` to request new ones immediately.
     """
 
