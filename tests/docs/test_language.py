@@ -41,7 +41,7 @@ DIALECT = re.compile(
 MOST_DIALECT = {
     "pages": (0, 0),
     "docs": (28, 0),
-    "streaming_pca": (3, 0),
+    "streaming_pca": (2, 0),
     "tests": (1, 67),
     "benchmarks": (0, 0),
     "experiments": (1, 5),

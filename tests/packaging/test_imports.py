@@ -64,7 +64,7 @@ FLOORS = {
     ),
     "service": (19_616, set[str]()),
     "extras": (
-        9_670,
+        9_671,
         {"dashboard", "spark", "dev", "demo", "plots"}
         | {"service.projection", "service.tracing", "service.span_export"},
     ),

@@ -104,7 +104,7 @@ def test_the_document_needs_no_broker_and_is_always_the_same() -> None:
     assert made == openapi_document()
     assert made["openapi"] == "3.1.0"
     names = [operation["operationId"] for path in made["paths"].values() for operation in path.values()]
-    assert len(names) == len(set(names)) == 2 * 15 + 1
+    assert len(names) == len(set(names)) == 2 * 16 + 1
     for path, operations in made["paths"].items():
         assert set(operations) - {"post"} == {"get", "head"}, path
         for operation in operations.values():
