@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import time
@@ -29,6 +30,14 @@ def wait_for(
         assert time.monotonic() < deadline, f"waited {seconds:g} s for {what}\n{seen()}"
         time.sleep(pause)
     return found
+
+
+def without_progress(errors: str) -> list[str]:
+    """Return the lines of standard error without those of progress.
+
+    A command prints them if it takes more than ten seconds, on a busy machine.
+    """
+    return [line for line in errors.splitlines() if not re.search(r", \d+ s$", line)]
 
 
 def suspend(pid: int) -> None:

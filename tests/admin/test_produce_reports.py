@@ -276,7 +276,7 @@ def test_nobody_is_charged_where_no_broker_answers(
     accountant: LocalAccountant, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def no_answer(kafka: KafkaSettings) -> None:
-        raise BrokerUnreachable
+        raise BrokerUnreachable("no broker answers")
 
     monkeypatch.setattr(sending, "admin_client", no_answer)
     with pytest.raises(BrokerUnreachable):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import socket
 import subprocess
 import sys
@@ -19,6 +18,7 @@ import typer
 from streaming_pca.cli.app import app
 from streaming_pca.estimators.registry import ESTIMATORS
 from tests.cli.command import call
+from tests.waiting import without_progress
 
 CONFIG = """
 [kafka]
@@ -79,8 +79,7 @@ def write_config(tmp_path: Path, bootstrap: str, name: str, *changes: tuple[str,
 def one_line(result: subprocess.CompletedProcess[str], status: int, *expected: str) -> None:
     assert result.returncode == status, result.stderr
     assert "Traceback" not in result.stderr
-    # A command that takes more than ten seconds on a busy machine prints its progress.
-    lines = [x for x in result.stderr.strip().splitlines() if not re.search(r" INFO |, \d+ s$", x)]
+    lines = [line for line in without_progress(result.stderr.strip()) if " INFO " not in line]
     assert len(lines) == 1, result.stderr
     for part in expected:
         assert part in lines[0]

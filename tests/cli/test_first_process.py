@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from tests.cli.test_config import written
+from tests.config.test_settings import GOOD
 from tests.waiting import wait_for
 
 _UNSHARE = ["unshare", "--pid", "--fork", "--kill-child", "--map-root-user"]
@@ -32,7 +33,10 @@ def test_a_worker_ends_however_early_it_is_told_to(
     namespace: list[str], tmp_path: Path, after: float
 ) -> None:
     """The system delivers only handled signals to the first process."""
-    config = written(tmp_path)
+    # The worker must not end by itself: another process may use the default port, and no broker answers.
+    config = written(
+        tmp_path, GOOD.replace("[stream]", "bootstrap_timeout_ms = 120_000\n[http]\nport = 0\n[stream]")
+    )
     command = [*namespace, sys.executable, "-P", "-m", "streaming_pca", "worker", "--config", str(config)]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as started:
         try:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -20,7 +19,7 @@ from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
 from streaming_pca.dev.jars import find_java
 from streaming_pca.dev.processes import free_port
 from tests.cli.command import call
-from tests.waiting import wait_for
+from tests.waiting import wait_for, without_progress
 
 COMMAND = (sys.executable, "-m", "streaming_pca", "dev", "kafka")
 Found = tuple[str, Path]
@@ -47,7 +46,7 @@ class Running:
         self.facts: dict[str, Any] = json.loads(line)
 
     def message(self) -> str:
-        return without_progress(self._errors.read_text())
+        return "".join(f"{line}\n" for line in without_progress(self._errors.read_text()))
 
     def end(self, number: signal.Signals) -> int:
         self.process.send_signal(number)
@@ -55,11 +54,6 @@ class Running:
 
     def nodes_are_gone(self) -> bool:
         return not any(Path(f"/proc/{pid}").exists() for pid in self.facts["pids"])
-
-
-def without_progress(text: str) -> str:
-    """Drop the lines that a command prints every ten seconds on a busy machine."""
-    return "".join(line for line in text.splitlines(True) if not re.search(r", \d+ s$", line))
 
 
 @contextmanager
@@ -97,7 +91,7 @@ def test_data_are_kept_and_no_process_stays(kafka_installation: Found, tmp_path:
             [*COMMAND, "--port", "0", "--data", data], capture_output=True, text=True, timeout=120
         )
         assert other.returncode == 2
-        assert without_progress(other.stderr).splitlines() == [
+        assert without_progress(other.stderr) == [
             f"error: {data} is in use: another Kafka keeps its data there: stop it, or name another directory"
         ]
         assert kafka.end(signal.SIGINT) == 0
@@ -134,7 +128,7 @@ def refusal(capfd: pytest.CaptureFixture[str]) -> Callable[..., str]:
     def run(*options: object) -> str:
         ended = call(capfd, "dev", "kafka", *options)
         assert ended.returncode == 2, ended.stderr
-        (line,) = without_progress(ended.stderr).splitlines()
+        (line,) = without_progress(ended.stderr)
         return line
 
     return run

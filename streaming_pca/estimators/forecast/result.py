@@ -353,7 +353,7 @@ def _details(f: Forecast, gap: float | None) -> list[str]:
 
 
 def _filled(text: str) -> str:
-    return textwrap.fill(text, _WIDTH, break_on_hyphens=False)
+    return textwrap.fill(text, _WIDTH, break_on_hyphens=False, break_long_words=False)
 
 
 def _epsilon(f: Forecast) -> float:

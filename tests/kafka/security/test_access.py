@@ -57,7 +57,7 @@ from tests.kafka.security.secured import Secured, start_secured
 from tests.kafka.security.streams import BATCH, as_user, create, described, feed, grant
 from tests.kafka.security.test_connecting import RUN_ALL
 from tests.kafka.stream import Stream, check_books, read_all
-from tests.waiting import LIMIT, wait_for
+from tests.waiting import LIMIT, wait_for, without_progress
 
 pytestmark = [pytest.mark.kafka]
 
@@ -350,6 +350,9 @@ delta = 1e-6
 
 [worker]
 group = "{group}"
+
+[http]
+port = 0
 """
 
 
@@ -391,7 +394,7 @@ def test_every_command_refuses_a_stranger_in_one_line(place: Place, tmp_path: Pa
     done = run_all(commands)
     assert "Traceback" not in done.stderr
     assert done.stdout.splitlines().count("status 0") == 0, done.stdout + done.stderr
-    lines = [line for line in done.stderr.splitlines() if line and " INFO " not in line]
+    lines = [line for line in without_progress(done.stderr) if line and " INFO " not in line]
     assert len(lines) == len(commands), done.stderr + done.stdout
     for line, command in zip(lines, commands, strict=True):
         assert "no permission to " in line, (command, line)
