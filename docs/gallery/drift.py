@@ -67,6 +67,9 @@ print(np.round(turned))
 # records. With `"auto"` it forgets as fast as new sums disagree with old ones beyond their noise.
 # Forgetting costs no privacy: each record is charged epsilon 1 for all releases together.
 #
+# Batches must be cut by position, not by what a record holds. Here the year of a season is public, and the
+# guarantee hides all else in the record: neighbours have the same year, so a record cannot change its batch.
+#
 # `fit` is wrong for such records. It reads them in a random order, and returns one component for all 120
 # years.
 

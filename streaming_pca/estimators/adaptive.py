@@ -164,7 +164,8 @@ class AdaptivePCA(ComposedEstimator[AdaptiveState, AdaptiveOptions]):
     def learnt_subspace(self, state: AdaptiveState) -> Subspace:
         """Return the release of the route that learnt last."""
         if state.route == "block":
-            return block_subspace(state.block, state.total, self.k, state.present, state.mean_noise)
+            found = block_subspace(state.block, state.total, self.k, state.present, state.mean_noise)
+            return self._doubt_moved(found, state)
         return covariance_subspace(
             state.covariance, self.preprocessing, self.k, state.present, state.mean, state.mean_noise
         )

@@ -70,7 +70,7 @@ class Metrics:
         )
         self.explained_variance = Gauge(
             "streaming_pca_explained_variance",
-            "Variance along each component, numbered from 1, in the last release, with privacy noise.",
+            "Variance along each component, numbered from 1, in the last release; noisy if private.",
             (*stream, "component"),
             registry=self.registry,
         )

@@ -501,4 +501,5 @@ class BlockPCA(ComposedEstimator[BlockState, BlockOptions]):
 
     def learnt_subspace(self, state: BlockState) -> Subspace:
         """Return leading Ritz vectors of the basis."""
-        return block_subspace(state.block, state.total, self.k, state.present, state.mean_noise)
+        found = block_subspace(state.block, state.total, self.k, state.present, state.mean_noise)
+        return self._doubt_moved(found, state)

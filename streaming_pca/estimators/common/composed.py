@@ -69,8 +69,8 @@ spoil the estimate."""
 _TRUSTED = 5.0
 """Bound on a round's gain, in ratios of the mean's noise deviation to the round's: a noisy round moves
 the mean little."""
-_ALWAYS, _GROWTH = 16, 1.25
-"""Number of first batches that all refine the centre; growth of the batch number between later ones."""
+_MOVED = 0.1
+"""Square of the way from anchor to mean, over the last variance, above which it could be a component."""
 
 
 class ComposedEstimator(Estimator[S, O]):
@@ -194,12 +194,26 @@ class ComposedEstimator(Estimator[S, O]):
             mean = np.clip(found, lower, upper) if known or start.any() else None
             state = replace(state, mean=mean, mean_weight=present, mean_noise=noise)
             return replace(state, anchor=mean, mean_doubt=own), None
-        # Where sums forget, a mean that is rarely measured would lag.
-        if self.options.half_life is None and not _refines(state.batch):
-            return state, None
+        # In every batch: a mean that is measured less often than the sums lags behind them where it moves.
         anchor = start if state.anchor is None else state.anchor
         step, seen, fresh = refine(batch, self.preprocessing, anchor, radii, budget, LATER_SHARE, here)
         return state, _MeanRound(anchor + step, seen, fresh, present, own)
+
+    def _doubt_moved(self, subspace: Subspace, state: S) -> Subspace:
+        """Doubt a release whose sums contain the way of a mean that has moved: post-processing.
+
+        For sums that are not corrected by (mean - anchor)(mean - anchor)^T.
+        """
+        if state.mean is None or not len(subspace.explained_variance):
+            return subspace
+        anchor = mean_start(self.preprocessing) if state.anchor is None else state.anchor
+        scale = self.preprocessing.scale
+        way = (state.mean - anchor) * (1.0 if scale is None else np.asarray(scale))
+        noise = len(way) * (state.mean_noise or 0.0)
+        if float(way @ way) - 2 * noise <= _MOVED * float(np.min(subspace.explained_variance)):
+            return subspace
+        found = dict.fromkeys((*subspace.known_warnings, "unsettled"))
+        return replace(subspace, angle_bound=math.pi / 2, known_warnings=tuple(found))
 
     def _with_mean(self, state: S, measured: _MeanRound) -> S:
         """Average a measurement into the running mean, which is None while noise explains it."""
@@ -226,9 +240,3 @@ class ComposedEstimator(Estimator[S, O]):
             moved = np.clip(before + gain * (measured.mean - before), lower, upper)
         noise = (1 - gain) ** 2 * known_noise + gain**2 * fresh
         return replace(state, mean=moved, mean_weight=weight, mean_noise=noise)
-
-
-def _refines(batch: int) -> bool:
-    if batch < _ALWAYS:
-        return True
-    return math.floor(math.log(batch + 1, _GROWTH)) > math.floor(math.log(batch, _GROWTH))

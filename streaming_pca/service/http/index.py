@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from html import escape
 from importlib.metadata import metadata
 
@@ -60,6 +61,7 @@ def _table(roles: Mapping[str, str]) -> str:
     return "\n".join(["<table>", "<tr><th>stream</th><th>role</th></tr>", *rows, "</table>", ""])
 
 
+@cache
 def _documentation() -> str:
     """Return a link to the package's documentation, or the page's path in the repository."""
     urls = metadata("streaming-pca").get_all("Project-URL") or ()

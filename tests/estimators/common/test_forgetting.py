@@ -23,12 +23,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from streaming_pca.data.array_batch import ArrayBatch
+from streaming_pca.estimators.base import Subspace
 from streaming_pca.estimators.common.forgetting import HalfLife, kept_share, process_noise
 from streaming_pca.estimators.factory import configure
 from streaming_pca.linalg.subspace import orthonormalise, subspace_error
@@ -169,9 +171,8 @@ def test_with_a_private_radius_most_releases_follow(
     assert np.median(errors(angle, "auto")[first:]) < bound
 
 
-@pytest.mark.parametrize("half_life", ["auto", 8_000.0])
-def test_a_mean_that_moves_is_forgotten_with_the_sums(half_life: HalfLife) -> None:
-    """Otherwise its way since the first batch, of squared length 36, would be the component."""
+def with_a_moving_mean(way: float, moves: int, **options: Any) -> Subspace:
+    """Return the release of a stream whose mean moves along the second feature."""
     rng = utility_generator(3)
     estimator = configure(
         8,
@@ -182,12 +183,38 @@ def test_a_mean_that_moves_is_forgotten_with_the_sums(half_life: HalfLife) -> No
         centering="auto",
         bounds=(-20, 20),
         scale=None,
-        options={"first_batch": 4_000, "max_batch": 4_000, "half_life": half_life},
+        options={"first_batch": 4_000, "max_batch": 4_000, **options},
     )
     state = estimator.init(rng)
-    moves = 24
     for batch in range(moves + 1):
         rows = rng.standard_normal((4_000, 8)) * [math.sqrt(8), *[1] * 7]
-        rows[:, 1] += 6 * batch / moves
+        rows[:, 1] += way * batch / moves
         state = estimator.update(state, ArrayBatch.of_vectors(rows))
-    assert abs(estimator.release(state).components[0, 0]) > 0.8
+    return estimator.release(state)
+
+
+@pytest.mark.parametrize("half_life", ["auto", 8_000.0])
+def test_a_mean_that_moves_is_forgotten_with_the_sums(half_life: HalfLife) -> None:
+    """Otherwise its way since the first batch, of squared length 36, would be the component."""
+    assert abs(with_a_moving_mean(6, 24, half_life=half_life).components[0, 0]) > 0.8
+
+
+def test_a_mean_that_moves_for_many_batches_is_no_component() -> None:
+    """Measured only in the first 16 batches, it would leave its way in the sums of the others."""
+    found = with_a_moving_mean(6, 48)
+    assert abs(found.components[0, 0]) > 0.9
+    assert found.angle_bound is not None
+    assert math.acos(min(abs(float(found.components[0, 0])), 1.0)) < found.angle_bound
+    # The variance along the way, 36/12, is that of the records and no error.
+    assert abs(found.explained_variance[0] - 8) < 2
+
+
+@pytest.mark.parametrize("half_life", [None, "auto", 8_000.0])
+def test_the_block_route_doubts_a_release_whose_mean_has_moved(half_life: HalfLife | None) -> None:
+    """Its sums keep the way, whose squared length is 36 or a quarter of it."""
+    moved = with_a_moving_mean(6, 24, route="block", half_life=half_life)
+    assert "unsettled" in moved.known_warnings
+    assert moved.angle_bound == math.pi / 2
+    resting = with_a_moving_mean(0, 24, route="block", half_life=half_life)
+    assert resting.angle_bound is not None
+    assert resting.angle_bound < math.pi / 2
