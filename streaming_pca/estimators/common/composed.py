@@ -194,7 +194,7 @@ class ComposedEstimator(Estimator[S, O]):
             mean = np.clip(found, lower, upper) if known or start.any() else None
             state = replace(state, mean=mean, mean_weight=present, mean_noise=noise)
             return replace(state, anchor=mean, mean_doubt=own), None
-        # In every batch: a mean that is measured less often than the sums lags behind them where it moves.
+        # In every batch: measured less often than the sums, a mean that moves would not fit them.
         anchor = start if state.anchor is None else state.anchor
         step, seen, fresh = refine(batch, self.preprocessing, anchor, radii, budget, LATER_SHARE, here)
         return state, _MeanRound(anchor + step, seen, fresh, present, own)

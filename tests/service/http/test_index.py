@@ -63,6 +63,7 @@ def test_a_server_without_metrics_has_no_link_to_them() -> None:
 def test_the_page_links_to_the_documentation_that_the_package_names(monkeypatch: pytest.MonkeyPatch) -> None:
     about = Message()
     monkeypatch.setattr(index, "metadata", lambda _: about)
+    monkeypatch.setattr(index, "_documentation", index._documentation.__wrapped__)
     page = bytes(index_page(metrics=True, token=False, roles=None).body).decode()
     assert "Documentation: <code>docs/how-to/monitor.md</code>" in page
     about["Project-URL"] = "Source, https://source.example"
