@@ -27,7 +27,9 @@ try:
     from matplotlib.text import Annotation, Text
     from matplotlib.ticker import MaxNLocator
 except ModuleNotFoundError:
-    raise LibraryMissing("streaming_pca.plots needs matplotlib: pip install 'streaming-pca[plots]'") from None
+    raise LibraryMissing(
+        "streaming_pca.plots needs matplotlib: pip install '.[plots]' in the checkout"
+    ) from None
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

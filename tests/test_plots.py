@@ -363,4 +363,4 @@ def test_without_matplotlib_the_error_names_the_extra(monkeypatch: pytest.Monkey
     monkeypatch.delitem(sys.modules, "streaming_pca.plots")
     with pytest.raises(LibraryMissing) as caught:
         importlib.import_module("streaming_pca.plots")
-    assert str(caught.value) == "streaming_pca.plots needs matplotlib: pip install 'streaming-pca[plots]'"
+    assert str(caught.value) == "streaming_pca.plots needs matplotlib: pip install '.[plots]' in the checkout"

@@ -198,7 +198,7 @@ def _draw(found: Forecast, gap: float | None, path: Path) -> None:
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise UserError("--plot needs matplotlib: pip install 'streaming-pca[plots]'") from None
+        raise UserError("--plot needs matplotlib: pip install '.[plots]' in the checkout") from None
     if found.rank == found.dim:
         raise UserError("--plot has nothing to draw: --rank is --dim, and noise cannot turn the whole space")
     epsilon = float(found.charge.epsilon)

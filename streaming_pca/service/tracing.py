@@ -185,7 +185,7 @@ class Tracing:
             from streaming_pca.service.span_export import SpanExport
         except ImportError as error:
             raise ConfigurationError(
-                f"trace.enabled needs {error.name or 'opentelemetry'}: pip install 'streaming-pca[otel]'"
+                f"trace.enabled needs {error.name or 'opentelemetry'}: pip install '.[otel]' in the checkout"
             ) from None
         except ValueError as error:
             # The library reads some variables at import time.

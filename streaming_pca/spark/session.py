@@ -32,7 +32,7 @@ JAVA = 17
 """Oldest version of Java that Spark 4 supports."""
 _SPARK = 4
 """Major version of Spark that this package supports."""
-_EXTRA = "pip install 'streaming-pca[spark]'"
+_EXTRA = "pip install '.[spark]' in the checkout"
 _END_SECONDS = 20.0
 """Time limit for the Java process to exit by itself."""
 _WATCH_SECONDS = 2.0

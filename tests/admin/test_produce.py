@@ -292,9 +292,9 @@ def test_without_pyarrow_one_line_says_how_to_get_it(
 ) -> None:
     path = write(tmp_path, name)
     monkeypatch.setitem(sys.modules, "pyarrow.ipc", None)
-    with pytest.raises(UserError, match=r"pip install 'streaming-pca\[arrow\]'"):
+    with pytest.raises(UserError, match=r"pip install '\.\[arrow\]' in the checkout"):
         open_records(path)
-    with pytest.raises(UserError, match=r"pip install 'streaming-pca\[arrow\]'"):
+    with pytest.raises(UserError, match=r"pip install '\.\[arrow\]' in the checkout"):
         payload_encoder("arrow", "float32")
 
 

@@ -212,7 +212,7 @@ def test_a_missing_extra_is_one_line(config: Path, capfd: Capture, monkeypatch: 
             raise PackageNotFoundError(name)
 
     monkeypatch.setattr("streaming_pca.dashboard.site.distribution", installed)
-    expected = "the dashboard needs sse-starlette, plotly: pip install 'streaming-pca[dashboard]'"
+    expected = "the dashboard needs sse-starlette, plotly: pip install '.[dashboard]' in the checkout"
     one_line(call(capfd, "dashboard", "--config", config), 2, expected)
     one_line(call(capfd, "demo", "--dashboard"), 2, expected)
     monkeypatch.setenv("STREAMING_PCA_HTTP__DASHBOARD", "true")

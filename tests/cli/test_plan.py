@@ -125,7 +125,7 @@ def test_a_plot_without_matplotlib_is_one_line(
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     result = call(capfd, *KNOWN, "--plot", tmp_path / "a.png")
-    one_line(result, 2, "--plot needs matplotlib: pip install 'streaming-pca[plots]'")
+    one_line(result, 2, "--plot needs matplotlib: pip install '.[plots]' in the checkout")
     assert not result.stdout
 
 

@@ -10,7 +10,7 @@ import pytest
 from tests.cli.command import call
 from tests.cli.test_app import one_line, write_config
 
-EXTRA = "pip install 'streaming-pca[spark]'"
+EXTRA = "pip install '.[spark]' in the checkout"
 
 
 @pytest.fixture

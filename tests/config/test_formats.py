@@ -110,7 +110,7 @@ def test_a_format_without_its_library_is_refused_at_the_start(
     stream = a_stream(**settings)
     with pytest.raises(StreamRefused) as refused:
         check_admission(stream, Writer("1", "1e-6").ledger)
-    asked = f"needs {name}: pip install 'streaming-pca[{stream.format}]'"
+    asked = f"needs {name}: pip install '.[{stream.format}]' in the checkout"
     assert str(refused.value) == f'stream.format = "{stream.format}" {asked}'
     with pytest.raises(ConfigurationError, match=name):
         build_codec(stream, None)

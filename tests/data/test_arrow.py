@@ -309,5 +309,5 @@ def test_without_pyarrow_the_payload_is_null_and_the_codec_says_so(monkeypatch: 
     without = PayloadCodec(DIM, max_rows=6)
     assert not without.arrow
     assert without.decode(value) is None
-    with pytest.raises(LibraryMissing, match=r"pip install 'streaming-pca\[arrow\]'"):
+    with pytest.raises(LibraryMissing, match=r"pip install '\.\[arrow\]' in the checkout"):
         need_pyarrow("this")

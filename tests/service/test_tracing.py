@@ -404,7 +404,7 @@ def test_a_missing_extra_is_one_line(missing: str, monkeypatch: pytest.MonkeyPat
     with pytest.raises(ConfigurationError) as raised:
         Tracing(TraceSettings(enabled=True))
     (line,) = raised.value.lines
-    assert re.fullmatch(r"trace.enabled needs \S+: pip install 'streaming-pca\[otel\]'", line), line
+    assert re.fullmatch(r"trace.enabled needs \S+: pip install '\.\[otel\]' in the checkout", line), line
 
 
 PROGRAM = """
@@ -455,7 +455,7 @@ def test_a_worker_without_traces_imports_nothing_and_one_without_the_extra_ends(
     )
     assert done.returncode == 2, done.stderr
     (line,) = done.stderr.splitlines()
-    assert line.endswith("pip install 'streaming-pca[otel]'")
+    assert line.endswith("pip install '.[otel]' in the checkout")
 
 
 @pytest.mark.parametrize("failing", [False, True])

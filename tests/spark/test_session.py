@@ -93,7 +93,7 @@ def test_an_old_java_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
 def test_without_the_extra_the_line_says_how_to_get_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # Python refuses to import a name whose entry is None.
     monkeypatch.setitem(sys.modules, name, None)
-    assert refusal(SparkSettings()) == f"Spark needs {name}: pip install 'streaming-pca[spark]'"
+    assert refusal(SparkSettings()) == f"Spark needs {name}: pip install '.[spark]' in the checkout"
 
 
 @pytest.mark.parametrize("master", ["sc://127.0.0.1", "localhost:7077", "local[two]"])

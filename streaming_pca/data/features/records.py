@@ -39,7 +39,7 @@ def library(name: str, extra: str, load: Callable[[], Any]) -> Any:
         return load()
     except ImportError:
         raise LibraryMissing(
-            f"stream.format = \"{extra}\" needs {name}: pip install 'streaming-pca[{extra}]'"
+            f"stream.format = \"{extra}\" needs {name}: pip install '.[{extra}]' in the checkout"
         ) from None
 
 

@@ -59,7 +59,7 @@ def check_admission(stream: StreamSettings, ledger: Ledger) -> None:
     check_opened(stream, ledger)
     if stream.content_type == ARROW and find_pyarrow() is None:
         # Otherwise this worker would spend the budget on null records.
-        raise StreamRefused("stream.format = \"arrow\" needs pyarrow: pip install 'streaming-pca[arrow]'")
+        raise StreamRefused("stream.format = \"arrow\" needs pyarrow: pip install '.[arrow]' in the checkout")
     try:
         # With a registry, the codec is built later, when its schemas are known.
         _ = None if stream.needs_registry else stream.fields

@@ -400,7 +400,7 @@ def test_arrow_as_the_format_of_all_messages_needs_pyarrow(monkeypatch: pytest.M
     log, arrow = Writer("1", "1e-6"), a_stream(format="arrow")
     monkeypatch.setattr(admission, "find_pyarrow", lambda: None)
     check_admission(a_stream(), log.ledger)
-    with pytest.raises(StreamRefused, match=r"needs pyarrow: pip install 'streaming-pca\[arrow\]'"):
+    with pytest.raises(StreamRefused, match=r"needs pyarrow: pip install '\.\[arrow\]' in the checkout"):
         check_admission(arrow, log.ledger)
     monkeypatch.setattr(admission, "find_pyarrow", lambda: object())
     check_admission(arrow, log.ledger)
