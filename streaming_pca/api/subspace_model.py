@@ -310,6 +310,9 @@ class SubspaceModel(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         """Return X as finite floats, with at least ``least`` records; sparse X as CSR."""
         refuse_masks_and_units(X)
         given: Any = X
+        texts, times = _columns_without_numbers(X)
+        if times:
+            raise ValueError(_NEEDS_MAP.format("times", _some(times)))
         if issparse(given) and not getattr(given, "has_canonical_format", True):
             # Entries of one place add up before they are checked.
             given = given.tocsr(copy=True)
@@ -324,7 +327,9 @@ class SubspaceModel(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
                 input_name="X",
                 estimator=self,
             )
-        except ValueError as error:
+        except (TypeError, ValueError) as error:
+            if texts:
+                raise ValueError(_NEEDS_MAP.format("texts", _some(texts))) from None
             if "contains NaN" not in str(error):
                 raise
             # scikit-learn recommends an imputer, which learns from the records.
@@ -346,6 +351,25 @@ class SubspaceModel(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         # scikit-learn looks for features along the second axis.
         named = X if array.ndim == 2 else array[:, 0, :]
         validate_data(self, named, reset=reset, skip_check_array=True)
+
+
+_NEEDS_MAP = (
+    "X has columns of {} ({}): give features=FeatureMap.from_frame(X, ...), which maps them to numbers by "
+    "public settings, or leave them out"
+)
+
+
+def _columns_without_numbers(X: Any) -> tuple[list[str], list[str]]:
+    """Return the columns of a pandas data frame that may hold texts, and those that hold times."""
+    types = getattr(X, "dtypes", None)
+    if not hasattr(X, "columns") or not hasattr(types, "items"):
+        return [], []
+    kinds = [(str(name), getattr(dtype, "kind", "O")) for name, dtype in types.items()]
+    return [n for n, kind in kinds if kind not in "biufcMm"], [n for n, kind in kinds if kind in "Mm"]
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(repr(name) for name in names[:3]) + (", ..." if len(names) > 3 else "")
 
 
 def record_rows(array: Rows) -> int:

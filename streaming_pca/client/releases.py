@@ -278,7 +278,11 @@ def follow(
     UnreadableRelease
         Also from the iterator, at an unreadable release. Messages that are not releases are logged as
         warnings and skipped.
+    UserError
+        If ``start`` is another word.
     """
+    if start not in ("first", "last", "next"):
+        raise UserError(f'start must be "first", "last" or "next", not {start!r}')
     reader = ReleaseReader(*_place_of(stream, kafka))
     try:
         found: list[Release] = []

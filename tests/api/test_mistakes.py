@@ -147,3 +147,21 @@ def test_coordinates_of_another_rank_are_refused() -> None:
     pca = PrivatePCA(2).fit(spiked(20))
     with pytest.raises(ValueError, match="X has 3 columns for 2 components"):
         pca.inverse_transform(np.zeros((5, 3)))
+
+
+@pytest.mark.parametrize(
+    ("columns", "part"),
+    [
+        ({"colour": ["red", "blue"] * 50}, r"columns of texts \('colour'\)"),
+        ({"when": np.array(["2020-01-01"] * 100, "M8[s]")}, r"columns of times \('when'\)"),
+        ({"colour": ["red"] * 100, "when": np.array(["2020-01-01"] * 100, "M8[s]")}, "columns of times"),
+    ],
+    ids=["texts", "times", "both"],
+)
+def test_a_frame_of_texts_or_times_is_sent_to_a_feature_map(columns: dict[str, Any], part: str) -> None:
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"age": np.arange(100.0)} | columns)
+    with pytest.raises(ValueError, match=part) as caught:
+        PrivatePCA(1).fit(frame)
+    assert "features=FeatureMap.from_frame(X, ...)" in str(caught.value)
+    assert "\n" not in str(caught.value)

@@ -17,6 +17,7 @@ from streaming_pca.client import Releases, TopicError, UnreadableRelease, follow
 from streaming_pca.client.releases import missing_releases
 from streaming_pca.config.kafka import KafkaSettings
 from streaming_pca.config.loading import load_settings
+from streaming_pca.errors import UserError
 from tests.cli.test_app import write_config
 from tests.cli.test_watch import Published, release
 from tests.waiting import LIMIT
@@ -135,6 +136,12 @@ def test_a_reader_learns_the_names_that_exist_and_is_not_sent_to_create_topics(
     assert message.startswith("no topic 'visit.releases' exists on the broker at localhost:9092")
     assert message.endswith(ends)
     assert "create" not in message
+
+
+@pytest.mark.parametrize("start", ["earliest", "beginning", None, 0])
+def test_another_word_for_the_start_is_refused_before_a_release_is_skipped(start: object) -> None:
+    with pytest.raises(UserError, match='start must be "first", "last" or "next"'):
+        follow("visit", "localhost:1", start=start)  # type: ignore[arg-type]
 
 
 def test_of_many_streams_the_most_similar_are_named() -> None:
