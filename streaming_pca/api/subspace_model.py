@@ -360,8 +360,8 @@ _NEEDS_MAP = (
 
 
 def _columns_without_numbers(X: Any) -> tuple[list[str], list[str]]:
-    """Return the columns of a pandas data frame that may hold texts, and those that hold times."""
-    types = getattr(X, "dtypes", None)
+    """Return the columns of texts, and those of times, in a data frame of pandas."""
+    types: Any = getattr(X, "dtypes", None)
     if not hasattr(X, "columns") or not hasattr(types, "items"):
         return [], []
     kinds = [(str(name), getattr(dtype, "kind", "O")) for name, dtype in types.items()]
