@@ -41,7 +41,7 @@ def _commands(command: Any, path: str) -> Iterator[str]:
         return
     # Help has marks of rich, which only terminals show; the examples are marked as dim.
     text = re.sub(r"\[dim\]Examples?:(.*?)\[/\]", _examples, command.help or "", flags=re.DOTALL)
-    parts = [f"## {path}", text.strip()]
+    parts = [f"## {path}", text.replace("\\[", "[").strip()]
     rows = [_row(parameter) for parameter in command.params if not getattr(parameter, "hidden", False)]
     if rows:
         parts.append("\n".join(["| option | default | meaning |", "| --- | --- | --- |", *rows]))
@@ -49,8 +49,14 @@ def _commands(command: Any, path: str) -> Iterator[str]:
 
 
 def _examples(found: re.Match[str]) -> str:
-    lines = (" ".join(line.split()) for line in re.split(r"(?=streaming-pca )", found[1]))
-    return "\n\n```bash\n" + "\n".join(filter(None, lines)) + "\n```\n\n"
+    commands: list[str] = []
+    for line in filter(None, map(str.strip, found[1].splitlines())):
+        # Other lines continue a command.
+        if re.match(r"(streaming-pca|echo|kcat) ", line) or not commands:
+            commands.append(line)
+        else:
+            commands[-1] += f" {line}"
+    return "\n\n```bash\n" + "\n".join(commands) + "\n```\n\n"
 
 
 def _row(parameter: Any) -> str:

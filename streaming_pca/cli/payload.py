@@ -267,7 +267,7 @@ def features_suggest(
         typer.Option(help="Full name of the Protobuf message; by default the first one.", show_default=False),
     ] = None,
 ) -> None:
-    """Write [[stream.features]] for the fields of a schema, without reading values of records.
+    """Write [\\[stream.features]] for the fields of a schema, without reading values of records.
 
     Bounds and vocabularies that the schema does not declare are left empty: they must be public, so a
     person has to fill them in. With --config the registry and the subject are read from the file, which

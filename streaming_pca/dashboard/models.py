@@ -44,7 +44,7 @@ class Connection(_Answer):
 
 
 class Charge(_Answer):
-    """Privacy cost, as decimal strings: exact numbers can have more digits than a double."""
+    """Privacy cost, as strings: decimals rounded to 12 digits; in plans exact, also as fractions."""
 
     epsilon: str | None = None
     """Epsilon; null if the filter counts only rho."""

@@ -111,3 +111,15 @@ def test_every_work_that_is_cited_has_its_key() -> None:
     # Author and year in running text cite a work without its key.
     loose = re.compile(r"[A-Z][a-zé]+ (?:and [A-Z][a-zé]+|et al\.?),? \(?(?:19|20)\d\d\b")
     assert [str(path) for path in sources if loose.search(path.read_text(encoding="utf-8"))] == []
+
+
+def test_generated_commands_have_no_marks_and_whole_examples() -> None:
+    page = (DOCS / "reference" / "cli.md").read_text(encoding="utf-8")
+    assert not re.search(r"\[/?\]|\[dim\]", page)
+    examples = [
+        line for block in re.findall(r"```bash\n(.*?)```", page, re.DOTALL) for line in block.splitlines()
+    ]
+    assert len(examples) > 20
+    for line in examples:
+        assert re.match(r"(streaming-pca|echo|kcat) ", line), line
+        assert not line.endswith("|"), line

@@ -31,7 +31,7 @@ _EXAMPLE = {
 }
 _DESCRIPTION = (
     "Releases, ledgers and public counts of streams. GET answers with an ETag, and HEAD as GET does. "
-    "Errors are problem details of RFC 9457. Charges are decimals in strings, because they are exact."
+    "Errors are problem details of RFC 9457. Charges are strings: decimals, or fractions in plans."
 )
 _TAGS = {
     "streams": "Streams at a glance and in detail.",
