@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 from importlib.metadata import distributions
 from pathlib import Path
@@ -20,6 +21,8 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tmp = tmp_path_factory.mktemp("wheel")
     source = copy_source(tmp / "source")
     site = install(build(source, tmp / "dist", "wheel"), tmp / "environment")
+    # With the tests it holds what no file of a run may contain.
+    shutil.rmtree(source)
     (wheel,) = distributions(name="streaming-pca", path=[str(site)])
     link(needed(wheel, "demo"), site)
     return tmp / "environment"
