@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from types import ModuleType
 
@@ -12,6 +11,7 @@ import yaml
 from streaming_pca.estimators.registry import ESTIMATORS
 from streaming_pca.service.metrics import Metrics
 from tests.docs.pages import DOCS, README, ROOT
+from tests.modules import load_module
 
 _PAPER_NUMBER = re.compile(r"(?<![\w.,-])00[0-4](?![\w.])")
 _WRITTEN = (
@@ -23,12 +23,7 @@ _WRITTEN = (
 
 @pytest.fixture(scope="module")
 def hooks() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("docs_hooks", DOCS / "hooks.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_module(DOCS / "hooks.py")
 
 
 def test_every_page_is_in_the_navigation() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
 import re
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -11,6 +10,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from tests.docs.pages import DOCS, ROOT
+from tests.modules import load_module
 
 jupytext = pytest.importorskip("jupytext", reason="pip install '.[gallery]' in the checkout")
 nbformat = pytest.importorskip("nbformat")
@@ -21,12 +21,7 @@ PNG = b"\x89PNG\r\n\x1a\n"
 
 @pytest.fixture(scope="module")
 def gallery() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("gallery_hook", DOCS / "gallery_hook.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_module(DOCS / "gallery_hook.py")
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)

@@ -140,8 +140,7 @@ class ComposedEstimator(Estimator[S, O]):
         measured = None
         if preprocessing.centering == "auto":
             state, measured = self._centred(state, batch, budget)
-            start = mean_start(preprocessing)
-            preprocessing = preprocessing.about(start if state.anchor is None else state.anchor)
+            preprocessing = preprocessing.about(self._anchor(state))
         new, clipped = self._learn(state, preprocessing, batch, budget)
         if measured is not None:
             new = self._with_mean(new, measured)
@@ -165,6 +164,10 @@ class ComposedEstimator(Estimator[S, O]):
 
         Returns the state with new estimates, and the number of clipped records; the caller counts the batch.
         """
+
+    def _anchor(self, state: S) -> Vector:
+        """Return the centre of all sums: the first mean that was found, or the start of the search."""
+        return mean_start(self.preprocessing) if state.anchor is None else state.anchor
 
     def _sum_doubt(self, state: S) -> float | None:
         """Return the variance that weighs the sums after a batch; None if they have other weights."""
@@ -195,7 +198,7 @@ class ComposedEstimator(Estimator[S, O]):
             state = replace(state, mean=mean, mean_weight=present, mean_noise=noise)
             return replace(state, anchor=mean, mean_doubt=own), None
         # In every batch: measured less often than the sums, a mean that moves would not fit them.
-        anchor = start if state.anchor is None else state.anchor
+        anchor = self._anchor(state)
         step, seen, fresh = refine(batch, self.preprocessing, anchor, radii, budget, LATER_SHARE, here)
         return state, _MeanRound(anchor + step, seen, fresh, present, own)
 
@@ -206,9 +209,8 @@ class ComposedEstimator(Estimator[S, O]):
         """
         if state.mean is None or not len(subspace.explained_variance):
             return subspace
-        anchor = mean_start(self.preprocessing) if state.anchor is None else state.anchor
         scale = self.preprocessing.scale
-        way = (state.mean - anchor) * (1.0 if scale is None else np.asarray(scale))
+        way = (state.mean - self._anchor(state)) * (1.0 if scale is None else np.asarray(scale))
         noise = len(way) * (state.mean_noise or 0.0)
         if float(way @ way) - 2 * noise <= _MOVED * float(np.min(subspace.explained_variance)):
             return subspace
@@ -217,10 +219,8 @@ class ComposedEstimator(Estimator[S, O]):
 
     def _with_mean(self, state: S, measured: _MeanRound) -> S:
         """Average a measurement into the running mean, which is None while noise explains it."""
-        start = mean_start(self.preprocessing)
         lower, upper = mean_limits(self.preprocessing)
-        anchor = start if state.anchor is None else state.anchor
-        before = anchor if state.mean is None else state.mean
+        before = self._anchor(state) if state.mean is None else state.mean
         present, own, seen, fresh = measured.records, measured.doubt, measured.seen, measured.noise
         weight, known_noise = state.mean_weight + present, state.mean_noise or 0.0
         earlier = state.mean_doubt / kept_share(self.options.half_life, present)
