@@ -46,10 +46,19 @@ def keep_compressed(bootstrap: str, topic: str) -> None:
 
 
 def produce(stream: Stream, codec: str, values: list[bytes]) -> None:
-    """Write records to the only partition, in batches of about a hundred."""
+    """Write records to the only partition, in batches of about a hundred.
+
+    A client stores a batch of one record uncompressed where compression makes it longer, so no batch may
+    end before it is full, however slowly this process runs.
+    """
     bootstrap = stream.settings.kafka.bootstrap_servers
     keep_compressed(bootstrap, stream.settings.stream.input)
-    how = {"bootstrap.servers": bootstrap, "compression.type": codec, "linger.ms": 50, "batch.size": 20_000}
+    how = {
+        "bootstrap.servers": bootstrap,
+        "compression.type": codec,
+        "linger.ms": 60_000,
+        "batch.size": 20_000,
+    }
     producer = confluent_kafka.Producer(how)
     for i, value in enumerate(values):
         key = b"user %d" % (i % 40)
@@ -143,7 +152,7 @@ public class Codecs {
         Map<String, Object> how = new HashMap<>();
         how.put("bootstrap.servers", bootstrap);
         how.put("compression.type", codec);
-        how.put("linger.ms", 50);
+        how.put("linger.ms", 60000);
         how.put("batch.size", 100000);
         ByteArraySerializer bytes = new ByteArraySerializer();
         try (KafkaProducer<byte[], byte[]> producer = new KafkaProducer<>(how, bytes, bytes)) {
