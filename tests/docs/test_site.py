@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import re
 import subprocess
@@ -86,12 +87,24 @@ def test_each_page_of_the_docs_is_a_page_of_the_site(site: Path) -> None:
     assert expected <= {page.relative_to(site) for page in site.rglob("*.html")}
 
 
-def test_each_script_of_the_gallery_is_a_page_with_a_figure_and_a_notebook(site: Path) -> None:
+def test_each_script_of_the_gallery_is_a_page_with_its_figures_and_a_notebook(site: Path) -> None:
+    """The build has run each script, which asserts its own claims."""
     scripts = list(ROOT.glob("docs/gallery/*.py"))
     assert scripts
     for script in scripts:
-        files = [f"{script.stem}{end}" for end in (".html", "-1.png", ".ipynb", ".py")]
-        assert [name for name in files if not (site / "gallery" / name).is_file()] == []
+        text, page, notebook = (
+            (site / "gallery" / f"{script.stem}{end}").read_text(encoding="utf-8")
+            for end in (".py", ".html", ".ipynb")
+        )
+        assert text == script.read_text(encoding="utf-8")
+        figures = list((site / "gallery").glob(f"{script.stem}-*.png"))
+        assert figures
+        for figure in figures:
+            assert figure.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+            assert figure.stat().st_size > 5_000
+            assert f'src="{figure.name}"' in page
+        outputs = [each for cell in json.loads(notebook)["cells"] for each in cell.get("outputs", ())]
+        assert sum("image/png" in each.get("data", ()) for each in outputs) == len(figures)
     assert not (site / "gallery_hook.py").exists()
 
 

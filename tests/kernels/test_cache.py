@@ -129,19 +129,44 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return cache
 
 
-@pytest.mark.parametrize("damage", DAMAGE)
-@pytest.mark.parametrize("kind", ["*.nbi", "*.nbc"])
-def test_a_damaged_cache_is_compiled_anew_and_stops_nobody(
-    filled: Path, tmp_path: Path, kind: str, damage: str
-) -> None:
+CALLS = """
+import sys
+import numpy as np
+from streaming_pca.kernels import Kernel
+from streaming_pca.kernels.rounding import exponent
+for _ in sys.stdin:
+    loaded = Kernel(exponent.py_func, exponent._options)
+    print(int(loaded(np.array([[8.0]]))), sum(loaded.stats.cache_hits.values()), flush=True)
+"""
+"""Program that loads and calls a kernel for each line of its input."""
+
+
+def test_a_damaged_cache_is_compiled_anew_and_stops_nobody(filled: Path, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     shutil.copytree(filled, cache)
-    struck = list(cache.rglob(kind))
-    assert struck
-    for path in struck:
-        path.write_bytes(DAMAGE[damage](path.read_bytes()))
-    assert call(cache, tmp_path) == (0, "4 0\n", "")
-    # The cache is intact again.
+    with subprocess.Popen(
+        [sys.executable, "-P", "-c", CALLS],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"HOME": str(tmp_path), "NUMBA_CACHE_DIR": str(cache)},
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        for kind in ("*.nbi", "*.nbc"):
+            for name, damage in DAMAGE.items():
+                for path in (struck := list(cache.rglob(kind))):
+                    path.write_bytes(damage(path.read_bytes()))
+                assert struck
+                # Compiled, and then in an intact cache again.
+                for expected in ("4 0\n", "4 1\n"):
+                    print(file=process.stdin, flush=True)
+                    assert process.stdout.readline() == expected, f"{kind}, {name}"
+        process.stdin.close()
+        assert process.stderr.read() == ""
+    assert process.returncode == 0
     assert call(cache, tmp_path) == (0, "4 1\n", "")
 
 
