@@ -17,13 +17,16 @@ from tests.conftest import pytest_collection_modifyitems
 ROOT = Path(__file__).parent.parent
 
 
+KAFKA, BROWSER = "tests/kafka/test_broker.py", "tests/browser/test_watching.py"
+
+
 def run_without_java(
-    *arguments: str, file: str = "tests/kafka/test_broker.py", **environment: str
+    *arguments: str, files: tuple[str, ...] = (KAFKA,), **environment: str
 ) -> subprocess.CompletedProcess[str]:
     left_out = ("JAVA_HOME", "KAFKA_BOOTSTRAP", "CHROMIUM")
     kept = {name: value for name, value in os.environ.items() if name not in left_out}
     return subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments, file],
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments, *files],
         cwd=ROOT,
         env=kept | {"PATH": "/nowhere", "REQUIRE_KAFKA": "0", "REQUIRE_BROWSER": "0"} | environment,
         capture_output=True,
@@ -32,11 +35,15 @@ def run_without_java(
     )
 
 
-def test_without_java_the_embedded_broker_serves_and_the_last_line_counts_what_was_skipped() -> None:
-    run = run_without_java("-k", "any_broker or aborted or fences")
+def test_without_java_the_embedded_broker_serves_and_the_last_lines_count_what_was_skipped() -> None:
+    chosen = "any_broker or aborted or fences or good_page or axe"
+    run = run_without_java("-k", chosen, files=(KAFKA, BROWSER))
     assert run.returncode == 0, run.stdout
-    assert "1 passed, 2 skipped" in run.stdout
-    assert run.stdout.splitlines()[-1] == "2 KAFKA TESTS SKIPPED: NO JAVA 17 FOUND"
+    assert "1 passed, 4 skipped" in run.stdout
+    assert set(run.stdout.splitlines()[-2:]) == {
+        "2 KAFKA TESTS SKIPPED: NO JAVA 17 FOUND",
+        "2 BROWSER TESTS SKIPPED: NO CHROMIUM FOUND",
+    }
 
 
 def test_two_processes_count_what_was_skipped_together() -> None:
@@ -46,11 +53,13 @@ def test_two_processes_count_what_was_skipped_together() -> None:
     assert run.stdout.splitlines()[-1] == "2 KAFKA TESTS SKIPPED: NO JAVA 17 FOUND"
 
 
-def test_a_required_kafka_that_cannot_be_had_is_a_failure() -> None:
-    run = run_without_java("-k", "any_broker or aborted", REQUIRE_KAFKA="1")
+def test_a_required_kafka_or_browser_that_cannot_be_had_is_a_failure() -> None:
+    chosen = "any_broker or aborted or good_page"
+    run = run_without_java("-k", chosen, files=(KAFKA, BROWSER), REQUIRE_KAFKA="1", REQUIRE_BROWSER="1")
     assert run.returncode == 1
-    assert "2 errors" in run.stdout
+    assert "3 errors" in run.stdout
     assert "REQUIRE_KAFKA is set, but no Java 17 found" in run.stdout
+    assert "REQUIRE_BROWSER is set, but no chromium found" in run.stdout
     assert "SKIPPED" not in run.stdout
 
 
@@ -58,19 +67,6 @@ def test_a_named_broker_that_is_silent_is_a_failure() -> None:
     run = run_without_java("-k", "aborted", KAFKA_BOOTSTRAP="127.0.0.1:1")
     assert run.returncode == 1
     assert "KAFKA_BOOTSTRAP=127.0.0.1:1 does not answer" in run.stdout
-
-
-def test_without_a_browser_the_last_line_counts_what_was_skipped() -> None:
-    run = run_without_java("-k", "good_page or axe", file="tests/browser/test_watching.py")
-    assert run.returncode == 0, run.stdout
-    assert run.stdout.splitlines()[-1] == "2 BROWSER TESTS SKIPPED: NO CHROMIUM FOUND"
-
-
-def test_a_required_browser_that_cannot_be_had_is_a_failure() -> None:
-    run = run_without_java("-k", "good_page", file="tests/browser/test_watching.py", REQUIRE_BROWSER="1")
-    assert run.returncode == 1
-    assert "REQUIRE_BROWSER is set, but no chromium found" in run.stdout
-    assert "SKIPPED" not in run.stdout
 
 
 @pytest.mark.parametrize(

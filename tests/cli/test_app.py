@@ -155,7 +155,8 @@ def test_a_wrong_configuration_is_one_line(
 
 
 def test_an_unreachable_broker_is_one_line_in_bounded_time(tmp_path: Path) -> None:
-    config = write_config(tmp_path, f"127.0.0.1:{closed_port()}", "s", ("delta = 1e-6", "delta = 0.1"))
+    changes = ("delta = 1e-6", "delta = 0.1"), ("timeout_ms = 2000", "timeout_ms = 100")
+    config = write_config(tmp_path, f"127.0.0.1:{closed_port()}", "s", *changes)
     worked = run("worker", "--config", config)
     # The worker's log also has a warning about its delta.
     (warning,) = (line for line in worked.stderr.splitlines() if " WARNING " in line)

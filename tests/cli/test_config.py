@@ -321,7 +321,7 @@ for command in {commands}:
 def test_no_command_prints_a_password(tmp_path: Path, by_file: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The broker's port is closed, and all possible output is logged."""
     text = GOOD.replace("127.0.0.1:9092", f"127.0.0.1:{closed_port()}")
-    sasl = f"{SASL}bootstrap_timeout_ms = 500\n"
+    sasl = f"{SASL}bootstrap_timeout_ms = 100\n"
     if by_file:
         (tmp_path / "password").write_text(PASSWORD)
         sasl += f'sasl_password_file = "{tmp_path / "password"}"\n'

@@ -369,6 +369,7 @@ def test_a_stream_without_topics_is_a_problem_and_the_others_are_shown(
 
 def test_what_is_wrong_is_one_line(tmp_path: Path, capfd: Capture) -> None:
     config = tmp_path / "s.toml"
-    config.write_text(FILE.format(bootstrap=f"127.0.0.1:{closed_port()}", name="n"))
+    text = FILE.format(bootstrap=f"127.0.0.1:{closed_port()}", name="n")
+    config.write_text(text.replace("[worker]", "bootstrap_timeout_ms = 100\n[worker]"))
     one_line(call(capfd, "status", "--config", config, "--stream", "x"), 2, "no stream 'x'; it has n-a, n-b")
     one_line(run("status", "--config", config), 4, "no broker answers")

@@ -28,7 +28,7 @@ from streaming_pca.demo.broker import EmbeddedBroker
 from streaming_pca.service.errors import TopicError
 from streaming_pca.service.kafka.clients import BrokerUnreachable
 from tests.cli.command import call
-from tests.cli.test_app import closed_port, one_line, run
+from tests.cli.test_app import one_line
 from tests.config.test_loading import SEVERAL
 from tests.data.test_release import COUNTED
 from tests.kafka.test_broker import create
@@ -416,12 +416,6 @@ def test_a_topic_that_is_missing_is_one_line(
         last_release(KafkaSettings(bootstrap_servers=broker_bootstrap), topic)
     result = call(capfd, "watch", "--releases", topic, "--bootstrap", broker_bootstrap, "--json")
     one_line(result, 2, f"no topic '{topic}' exists on the broker at {broker_bootstrap}")
-
-
-def test_a_broker_that_is_not_there_is_one_line() -> None:
-    result = run("watch", "--releases", "r", "--bootstrap", f"127.0.0.1:{closed_port()}")
-    one_line(result, 4, "no broker answers")
-    assert result.stdout == ""
 
 
 @pytest.mark.broker

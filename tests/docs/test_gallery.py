@@ -1,4 +1,4 @@
-"""Scripts of the gallery hold their claims, and become pages and notebooks; test_site.py checks their figures."""
+"""Scripts of the gallery hold their claims, and become pages and notebooks (figures: test_site.py)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def gallery() -> ModuleType:
     return load_module(DOCS / "gallery_hook.py")
 
 
-@pytest.mark.skipif(find_spec("mkdocs") is not None, reason="test_site.py builds the site, which runs them all")
+@pytest.mark.skipif(find_spec("mkdocs") is not None, reason="the build of the site runs them")
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
 def test_a_script_holds_its_claims_and_shows_figures(gallery: ModuleType, script: Path) -> None:
     assert gallery.figures(gallery.run(script))

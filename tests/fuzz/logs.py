@@ -54,7 +54,7 @@ def _entry_seeds() -> Sequence[bytes]:
     return [*made, b'{"kind":' * 50_000, made[1][:-1] + b',"kind":"RESERVED"}']
 
 
-@target("ledger-entry", _entry_seeds, times=64, inputs=3000)
+@target("ledger-entry", _entry_seeds, times=64, inputs=2000)
 def ledger_entry(data: bytes) -> None:
     """Decode an entry, and replay it after the first entries of a ledger."""
     try:
@@ -103,7 +103,7 @@ def _checkpoint_seeds() -> Sequence[bytes]:
     ]
 
 
-@target("checkpoint", _checkpoint_seeds, times=64, inputs=3000)
+@target("checkpoint", _checkpoint_seeds, times=64, inputs=2000)
 def checkpoint(data: bytes) -> None:
     """Decode a state's bytes."""
     try:

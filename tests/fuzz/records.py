@@ -145,7 +145,7 @@ def npy(descr: str, shape: str) -> bytes:
     return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header) & 0xFFFF) + header + X.tobytes()
 
 
-@target("payload", _payload_seeds, times=20, inputs=3000)
+@target("payload", _payload_seeds, times=20, inputs=2000)
 def payload(data: bytes) -> None:
     """Decode a value after two bytes that select the codec and the format."""
     if len(data) < 2:
@@ -223,7 +223,7 @@ def _batch_seeds() -> Sequence[bytes]:
     ]
 
 
-@target("record-batch", _batch_seeds, times=512, inputs=3000)
+@target("record-batch", _batch_seeds, times=512, inputs=2000)
 def record_batch(data: bytes) -> None:
     """Parse a batch and decode it: its count of records, at rising offsets."""
     try:
@@ -274,7 +274,7 @@ def _compressed_seeds() -> Sequence[bytes]:
     return seeds
 
 
-@target("compressed-batch", _compressed_seeds, times=512, allowance=96 * MIB, inputs=3000)
+@target("compressed-batch", _compressed_seeds, times=512, allowance=96 * MIB, inputs=2000)
 def compressed_batch(data: bytes) -> None:
     """Read a compressed batch in both ways; the first two bytes select its codec and count."""
     if len(data) < 2:
