@@ -27,8 +27,8 @@ TICK = 0.05
 
 
 @contextmanager
-def ticking(stream: Stream) -> Iterator[EndOffsetPoller]:
-    clock = EndOffsetPoller(stream.settings.kafka, TICK, 0.2)
+def ticking(stream: Stream, **limits: int) -> Iterator[EndOffsetPoller]:
+    clock = EndOffsetPoller(stream.settings.kafka.model_copy(update=limits), TICK, 0.2)
     try:
         yield clock
     finally:
@@ -90,7 +90,8 @@ def test_the_process_that_ends_is_noticed_and_made_anew(make_stream: MakeStream)
 
 def test_a_topic_that_is_deleted_fails_its_feed_alone(make_stream: MakeStream) -> None:
     stream, other = make_stream(partitions=2), make_stream(partitions=2)
-    with ticking(stream) as clock:
+    # A topic has to be silent for this long.
+    with ticking(stream, request_timeout_ms=8000) as clock:
         lost, kept = opened(clock, stream), opened(clock, other)
         taken(lost, {0: 0, 1: 0})
         taken(kept, {0: 0, 1: 0})

@@ -299,7 +299,12 @@ for number, (variables, words) in enumerate(json.loads(sys.stdin.read())):
 def run_commands(scene: Scene) -> None:
     """Run commands with right and wrong settings, one after another."""
     held = scene.held
-    right, wrong = scene.variables(), scene.variables(STREAMING_PCA_KAFKA__SASL_PASSWORD=secret("wrong"))
+    right = scene.variables()
+    # A client repeats what is refused until this time is over.
+    wrong = right | {
+        "STREAMING_PCA_KAFKA__SASL_PASSWORD": secret("wrong"),
+        "STREAMING_PCA_KAFKA__BOOTSTRAP_TIMEOUT_MS": "1500",
+    }
     good, name = str(scene.config), "STREAMING_PCA_KAFKA__SASL_PASSWORD"
 
     def config(number: int, text: str) -> str:
