@@ -34,28 +34,6 @@ def demo(cwd: Path, *arguments: object, **variables: str) -> subprocess.Popen[st
     )
 
 
-@pytest.mark.timeout(_LIMIT + 100)
-def test_the_demo_learns_the_flights_and_explains_itself(tmp_path: Path) -> None:
-    out, err = reported(demo(tmp_path, "--plot", tmp_path / "demo.png"))
-    *lines, last = out.splitlines()
-    facts = json.loads(last)
-    assert facts["records"] == 336_776
-    assert facts["error"] <= 0.05 * facts["random_error"]
-    assert facts["ledger"] == "verified"
-    assert facts["releases"] >= 5
-    assert (tmp_path / "demo.png").stat().st_size > 10_000
-    assert list(tmp_path.iterdir()) == [tmp_path / "demo.png"]
-    text = " ".join(" ".join(lines).split())
-    assert "error: distance |UU^T - VV^T|_F" in text
-    assert "0 for the same subspace, 3.11 for a random one" in text
-    # The pages that it recommends exist.
-    pages = re.findall(r"docs/\S+\.md", text.partition("next: ")[2])
-    assert len(pages) == 2
-    assert all((Path(__file__).parents[2] / page).is_file() for page in pages)
-    assert re.search(r"takes about (20|40) seconds on two cores", err)
-    assert "make dashboard, or streaming-pca demo --dashboard, repeats this and shows it" in text
-
-
 def reported(process: subprocess.Popen[str]) -> tuple[str, str]:
     """Return a process's whole output; the process does not outlive the test."""
     with process:
@@ -92,19 +70,35 @@ def learnt(url: str) -> dict[str, Any]:
 
 
 @pytest.mark.timeout(_LIMIT + 100)
-def test_the_dashboard_shows_what_the_demo_learnt_until_it_is_stopped(tmp_path: Path) -> None:
-    with demo(tmp_path, "--dashboard", "--port", 0, TMPDIR=str(tmp_path)) as process:
-        url, message = address_in(process)
-        facts = json.loads(message[-1])
-        assert "the dashboard shows this stream until Ctrl-C; its address follows" in "".join(message)
+def test_the_demo_learns_the_flights_and_explains_itself(tmp_path: Path) -> None:
+    """The dashboard then shows them until it is stopped; test_wheel.py runs a demo without it."""
+    picture = tmp_path / "demo.png"
+    options = ("--dashboard", "--port", 0, "--plot", picture)
+    with demo(tmp_path, *options, TMPDIR=str(tmp_path)) as process:
+        url, (*lines, last) = address_in(process)
+        facts = json.loads(last)
+        assert facts["records"] == 336_776
+        assert facts["error"] <= 0.05 * facts["random_error"]
+        assert facts["ledger"] == "verified"
+        assert facts["releases"] >= 5
         found = learnt(url)
-        assert found["records"] == facts["records"] == 336_776
+        assert found["records"] == facts["records"]
         assert found["batches"]["released"] == facts["releases"]
         process.send_signal(signal.SIGINT)
         _, err = reported(process)
     assert process.returncode == 0
     assert "Traceback" not in err
-    assert list(tmp_path.iterdir()) == []
+    assert re.search(r"takes about (20|40) seconds on two cores", err)
+    assert picture.stat().st_size > 10_000
+    assert list(tmp_path.iterdir()) == [picture]
+    text = " ".join(" ".join(lines).split())
+    assert "error: distance |UU^T - VV^T|_F" in text
+    assert "0 for the same subspace, 3.11 for a random one" in text
+    assert "the dashboard shows this stream until Ctrl-C; its address follows" in text
+    # The pages that it recommends exist.
+    pages = re.findall(r"docs/\S+\.md", text.partition("next: ")[2])
+    assert len(pages) == 2
+    assert all((Path(__file__).parents[2] / page).is_file() for page in pages)
 
 
 @pytest.mark.timeout(_LIMIT + 100)

@@ -217,7 +217,7 @@ def test_a_slow_registry_holds_up_no_subject_for_another() -> None:
         answer([])(handler)
 
     with FaultyServer(wait_for_others) as slow:
-        settings = RegistrySettings(url=slow.url, seconds=600, timeout_seconds=60)
+        settings = RegistrySettings(url=slow.url, seconds=60, timeout_seconds=60)
         poller = Poller(KafkaSettings(), 0.1, 1.0, events.put, settings)
         poller.set_topics({}, [Subject(f"s{i}", "avro") for i in range(16)])
         threading.Thread(target=poller._watch_schemas, args=(settings,), daemon=True).start()
