@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from streaming_pca.data.array_batch import ArrayBatch
 from streaming_pca.data.preprocessing import Preprocessing
 from streaming_pca.data.records import RecordKind
-from streaming_pca.estimators.common.state import decode_state, encode_state
 from streaming_pca.estimators.oja.oja import IterateState, OjaOptions, OjaPCA
 from streaming_pca.linalg.subspace import orthonormalise, subspace_error
 from streaming_pca.privacy.parameters import Charge, PrivacyParameters
@@ -132,15 +131,6 @@ def test_a_step_that_would_lose_the_rank_is_not_taken() -> None:
     assert new.basis.tobytes() == state.basis.tobytes()
 
 
-@pytest.mark.parametrize(("dim", "k"), [(1, 1), (4, 1), (4, 4)])
-def test_every_rank_works(dim: int, k: int) -> None:
-    estimator = make("none", dim=dim, k=k)
-    state = estimator.update(start(estimator), packed(estimator, items("none", 50, dim)))
-    release = estimator.release(state)
-    np.testing.assert_allclose(release.components @ release.components.T, np.eye(k), atol=1e-12)
-    assert (np.diff(release.explained_variance) <= 0).all()
-
-
 def test_variances_are_those_of_the_last_batch() -> None:
     estimator = make("none", dim=4, k=4)
     records = [x for x in items("none", 200, 4) if x is not None]
@@ -167,15 +157,6 @@ def test_it_is_not_private_and_says_so() -> None:
     privacy = PrivacyParameters(epsilon=1.0, delta=0.5)
     with pytest.raises(ValueError, match="diagnostics need a private estimator"):
         OjaPCA(D, K, privacy, Preprocessing(dim=D, centering="none"), OjaOptions(), 0.02)
-
-
-def test_a_state_goes_through_bytes() -> None:
-    estimator = make()
-    state = estimator.update(start(estimator), packed(estimator, items("none", 20)))
-    state = estimator.update(state, packed(estimator, items("none", 20)))
-    copy = decode_state(IterateState, encode_state(state))
-    assert encode_state(copy) == encode_state(state)
-    assert estimator.plan(copy) == estimator.plan(state)
 
 
 def test_the_subspace_is_found_as_fast_as_the_paper_says() -> None:

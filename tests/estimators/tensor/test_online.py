@@ -211,18 +211,6 @@ def test_it_promises_nothing_and_says_so() -> None:
     assert estimator.info.releases == "tensor"
 
 
-@pytest.mark.parametrize("centering", ["pairs", "auto"])
-def test_ways_to_centre_that_a_third_moment_cannot_use_are_refused(centering: Any) -> None:
-    with pytest.raises(ValueError, match="cannot use centering"):
-        OnlineTensorPower(
-            3,
-            1,
-            PrivacyParameters(epsilon=1.0, delta=0.5),
-            Preprocessing(dim=3, centering=centering),
-            OnlineTensorOptions(),
-        )
-
-
 def test_matrices_are_refused() -> None:
     with pytest.raises(ValueError, match='cannot read records of kind "matrix"'):
         OnlineTensorPower(

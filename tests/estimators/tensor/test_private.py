@@ -324,18 +324,3 @@ def test_data_that_show_nothing_release_nothing_but_noise(items: list[Any], whit
                 release = estimator.release(state)
                 assert np.isfinite(release.weights).all()
                 np.testing.assert_allclose(np.linalg.norm(release.components, axis=1), 1.0)
-
-
-# Refusals.
-
-
-@pytest.mark.parametrize("centering", ["pairs", "auto"])
-def test_ways_to_centre_that_a_third_moment_cannot_use_are_refused(centering: Any) -> None:
-    with pytest.raises(ValueError, match="cannot use centering"):
-        PrivateTensorPower(
-            3,
-            1,
-            PrivacyParameters(epsilon=1.0, delta=1e-6),
-            Preprocessing(dim=3, centering=centering),
-            PrivateTensorOptions(clip_radius=1.0),
-        )
