@@ -30,7 +30,7 @@ from streaming_pca.errors import UserError
 from streaming_pca.service.errors import TopicError
 from streaming_pca.service.kafka.clients import admin_client
 from tests.cli.command import call
-from tests.cli.test_app import last_json, one_line, run, write_config
+from tests.cli.test_app import last_json, one_line, write_config
 from tests.data.test_codec import message
 
 X = np.array([[1.5, -2.0], [3.0, 4e-3], [5.0, 6.0]])
@@ -458,7 +458,10 @@ def test_a_topic_that_is_missing_is_one_line(
 
 
 def test_the_command_sends_a_table_in_the_order_of_the_streams_features(
-    tmp_path: Path, broker_bootstrap: str, topic: tuple[KafkaSettings, str]
+    tmp_path: Path,
+    broker_bootstrap: str,
+    topic: tuple[KafkaSettings, str],
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     names = list("abcdef")
     x = np.arange(60.0).reshape(10, 6)
@@ -471,7 +474,9 @@ def test_the_command_sends_a_table_in_the_order_of_the_streams_features(
         ('input = "s-in"', f'input = "{topic[1]}"'),
         ("dim = 6", 'dim = 6\nprivacy_unit = "row"\nfeature_names = ["a", "b", "c", "d", "e", "f"]'),
     )
-    result = run("produce", path, "--config", config, "--rows-per-message", 4, "--rate", 1000, "--json")
+    result = call(
+        capfd, "produce", path, "--config", config, "--rows-per-message", 4, "--rate", 1000, "--json"
+    )
     facts = last_json(result)
     assert (facts["records"], facts["messages"], facts["rows"]) == (10, 3, 10)
     assert "order of stream.feature_names" in result.stderr
@@ -481,7 +486,10 @@ def test_the_command_sends_a_table_in_the_order_of_the_streams_features(
 
 
 def test_the_command_sends_keys_with_their_records(
-    tmp_path: Path, broker_bootstrap: str, topic: tuple[KafkaSettings, str]
+    tmp_path: Path,
+    broker_bootstrap: str,
+    topic: tuple[KafkaSettings, str],
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     ids = [f"user {i % 7}" for i in range(40)]
     table = pa.table({"who": ids, "a": np.arange(40.0), "b": np.zeros(40)})
@@ -495,12 +503,12 @@ def test_the_command_sends_keys_with_their_records(
         ("rank = 2\n", ""),
     )
     path = write(tmp_path, "x.parquet", table)
-    result = run("produce", path, "--config", config, "--key", "who", "--shuffle", 3, "--json")
+    result = call(capfd, "produce", path, "--config", config, "--key", "who", "--shuffle", 3, "--json")
     assert last_json(result)["messages"] == 40
     found = [(np.frombuffer(m.value, "<f4")[0], m.key.decode()) for p in sent_to(*topic, 40) for m in p]
     assert sorted(found) == list(zip(range(40), ids, strict=True))
-    one_line(run("produce", path, "--config", config), 2, "type string")
-    one_line(run("produce", write(tmp_path, "x.npy"), "--config", config), 2, "--key")
+    one_line(call(capfd, "produce", path, "--config", config), 2, "type string")
+    one_line(call(capfd, "produce", write(tmp_path, "x.npy"), "--config", config), 2, "--key")
 
 
 def test_the_command_without_a_terminal_prints_how_many_messages_it_has_sent(

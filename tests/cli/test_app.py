@@ -172,9 +172,9 @@ def test_a_stream_from_creation_to_verification(
     name = unique_name("cli")
     config = write_config(tmp_path, broker_bootstrap, name)
     one_line(run("worker", "--config", config), 2, "is missing", "topics create")
-    created = last_json(run("topics", "create", "--config", config, "--cap", "1,1e-6", "--json"))
+    created = last_json(call(capfd, "topics", "create", "--config", config, "--cap", "1,1e-6", "--json"))
     assert len(created["created"]) == 4
-    again = run("topics", "create", "--config", config, "--cap", "2,1e-6")
+    again = call(capfd, "topics", "create", "--config", config, "--cap", "2,1e-6")
     one_line(again, 2, "was opened with 1,1e-06")
 
     x = np.random.default_rng(5).standard_normal((3000, 6)) * [3, 2, 1, 0.1, 0.1, 0.1]
@@ -184,17 +184,17 @@ def test_a_stream_from_creation_to_verification(
     worked = run("worker", "--config", config)
     assert worked.returncode == 0, worked.stderr
 
-    shown = last_json(run("ledger", "show", "--config", config, "--json"))
+    shown = last_json(call(capfd, "ledger", "show", "--config", config, "--json"))
     assert shown["jobs"][name]["records_committed"] == 3000
     assert [e["kind"] for e in shown["entries"]] == [
         "OPENED", "RESERVED", "COMMITTED", "RELEASED", "RESERVED", "COMMITTED", "RELEASED",
     ]  # fmt: skip
-    assert "RESERVED" in run("ledger", "show", "--config", config).stdout
-    verified = run("ledger", "verify", "--config", config, "--json")
+    assert "RESERVED" in call(capfd, "ledger", "show", "--config", config).stdout
+    verified = call(capfd, "ledger", "verify", "--config", config, "--json")
     assert last_json(verified)["ok"] is True
     by_name = ("--input", f"{name}-in", "--bootstrap", broker_bootstrap)
-    assert "verified" in run("ledger", "verify", *by_name).stdout
-    spent = last_json(run("ledger", "spent", *by_name, "--partition", 0, "--offset", 0, "--json"))
+    assert "verified" in call(capfd, "ledger", "verify", *by_name).stdout
+    spent = last_json(call(capfd, "ledger", "spent", *by_name, "--partition", 0, "--offset", 0, "--json"))
     assert spent["spent"] == {"epsilon": "1", "delta": "1/1000000"}
     assert spent["left"] == {"epsilon": "0", "delta": "0"}
     for place, reported in (
