@@ -69,9 +69,9 @@ TRIALS = {
     "counts": 1600,
     "sizes": 700,
     # The centre has less than a fifth of a batch's budget.
-    "adaptive/mean": 1100,
-    "analyze-gauss/mean": 1100,
-    "block/mean": 1100,
+    "adaptive/mean": 3000,
+    "analyze-gauss/mean": 3000,
+    "block/mean": 3000,
     "range": 500,
     "search": 2000,
     "order": 2100,

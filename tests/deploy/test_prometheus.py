@@ -75,12 +75,25 @@ def test_alerts_fire_when_they_should_and_only_then() -> None:
     ],
 )
 def test_an_alert_that_is_wrong_is_noticed(tmp_path: Path, old: str, new: str) -> None:
+    """Cases of other alerts are left out, unless a recorded rule is wrong: all of them take a second."""
     rules = {name: (FILES / name).read_text() for name in ("recording.yml", "alerts.yml")}
     assert any(old in text for text in rules.values())
     for name, text in rules.items():
         (tmp_path / name).write_text(text.replace(old, new))
-    (tmp_path / "cases.yml").write_text(CASES.read_text().replace("../../deploy/prometheus/", ""))
-    assert run_tool("promtool", "test", "rules", tmp_path / "cases.yml").returncode == 1
+    cases = yaml.safe_load(CASES.read_text().replace("../../deploy/prometheus/", ""))
+    if old not in rules["recording.yml"]:
+        wrong = {
+            rule["alert"] for rule in rules_of("alerts.yml") if rule not in rules_of(tmp_path / "alerts.yml")
+        }
+        cases["tests"] = [
+            case
+            for case in cases["tests"]
+            if wrong & {test["alertname"] for test in case.get("alert_rule_test", ())}
+        ]
+    (tmp_path / "cases.yml").write_text(yaml.safe_dump(cases))
+    tested = run_tool("promtool", "test", "rules", tmp_path / "cases.yml")
+    assert tested.returncode == 1
+    assert "FAILED" in tested.stdout + tested.stderr
 
 
 def test_rules_and_dashboards_name_metrics_that_a_worker_has_or_a_rule_records() -> None:
@@ -98,7 +111,7 @@ def test_rules_and_dashboards_name_metrics_that_a_worker_has_or_a_rule_records()
     assert named <= known
 
 
-def rules_of(name: str) -> list[dict[str, Any]]:
+def rules_of(name: str | Path) -> list[dict[str, Any]]:
     (group,) = yaml.safe_load((FILES / name).read_text())["groups"]
     rules: list[dict[str, Any]] = group["rules"]
     return rules
