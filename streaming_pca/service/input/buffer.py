@@ -194,12 +194,9 @@ class Chunk:
     """(n, 2) keyed hashes of the messages' keys, if the user is the unit of privacy."""
     epoch: int = -1  # epoch of the leader that accepted the last message; -1 if unknown
 
-    def split(self, count: int) -> tuple[Chunk, Chunk]:
-        users, more = (None, None) if self.users is None else (self.users[:count], self.users[count:])
-        return (
-            Chunk(self.offsets[:count], self.places[:count], self.lengths[:count], users, self.epoch),
-            Chunk(self.offsets[count:], self.places[count:], self.lengths[count:], more, self.epoch),
-        )
+    def part(self, some: slice | NDArray[np.int64]) -> Chunk:
+        users = None if self.users is None else self.users[some]
+        return Chunk(self.offsets[some], self.places[some], self.lengths[some], users, self.epoch)
 
 
 @dataclass
@@ -262,8 +259,8 @@ class PartitionBuffer:
         while count:
             chunk = self.chunks.popleft()
             if len(chunk.offsets) > count:
-                chunk, rest = chunk.split(count)
-                self.chunks.appendleft(rest)
+                self.chunks.appendleft(chunk.part(slice(count, None)))
+                chunk = chunk.part(slice(count))
             taken.append(chunk)
             count -= len(chunk.offsets)
         if taken:
@@ -434,16 +431,17 @@ def _chunk(
 
 
 def _joined(chunks: list[Chunk]) -> Chunk:
-    """Merge consecutive chunks of one epoch, because each chunk costs time later."""
+    """Merge chunks, because each chunk costs time later; the epoch is the last one's."""
     if len(chunks) == 1:
         return chunks[0]
     users = [c.users for c in chunks if c.users is not None]
+    none = np.zeros(0, dtype=np.int64)
     return Chunk(
-        np.concatenate([c.offsets for c in chunks]),
-        np.concatenate([c.places for c in chunks]),
-        np.concatenate([c.lengths for c in chunks]),
+        np.concatenate([none, *(c.offsets for c in chunks)]),
+        np.concatenate([none, *(c.places for c in chunks)]),
+        np.concatenate([none, *(c.lengths for c in chunks)]),
         np.concatenate(users) if users else None,
-        chunks[-1].epoch,
+        chunks[-1].epoch if chunks else -1,
     )
 
 
@@ -464,18 +462,10 @@ def _pieces(messages: Sequence[Any]) -> Iterator[Sequence[Any]]:
 
 def interleave(parts: list[list[Chunk]], granularity: int) -> Chunk:
     """Merge messages of all partitions in turn, ``granularity`` at a time."""
-    chunks = [c for part in parts for c in part]
     counts = [sum(len(c.offsets) for c in part) for part in parts]
     turns = np.concatenate([np.arange(count) // granularity for count in counts])
     order = np.lexsort((np.repeat(np.arange(len(counts)), counts), turns))
-    none = np.zeros(0, dtype=np.int64)
-    users = [c.users for c in chunks if c.users is not None]
-    return Chunk(
-        np.concatenate([none, *(c.offsets for c in chunks)])[order],
-        np.concatenate([none, *(c.places for c in chunks)])[order],
-        np.concatenate([none, *(c.lengths for c in chunks)])[order],
-        np.concatenate(users)[order] if users else None,
-    )
+    return _joined([c for part in parts for c in part]).part(order)
 
 
 def row_places(messages: Chunk) -> NDArray[np.int64]:
