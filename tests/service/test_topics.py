@@ -25,11 +25,10 @@ from streaming_pca.service.topics.sizes import (
     commit_bytes,
     record_bytes,
     release_bytes,
-    state_bound,
     state_topic_config,
-    table_bytes,
 )
 from tests.estimators.suite import sized
+from tests.kafka.disk_use import state_bound, table_bytes
 
 MIB = 2**20
 DIM = 60

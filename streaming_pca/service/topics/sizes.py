@@ -18,16 +18,12 @@ from streaming_pca.estimators.base import Outcome, Subspace
 from streaming_pca.estimators.common.state import encode_state
 from streaming_pca.estimators.warnings import ReleaseWarning
 from streaming_pca.privacy.randomness import utility_generator
-from streaming_pca.privacy.users import SHARDS
 from streaming_pca.service.commit.batch_result import make_release
 
 _MIB = 2**20
-_DIRTY_RATIO = 0.5
 _LARGEST_SEGMENT = 2**30
-_MARKER_BYTES = 78
 _NUMBER_BYTES = 25  # length of the longest float64 in JSON, -2.2250738585072014e-308, and a comma
 
-_USER_BYTES = 18  # size of a user in the table: a hash and a count
 _DELTA_BYTES = 16  # size of a record in a commit's delta: the user's hash
 _PART_OVERHEAD = 512  # upper bound of a shard's header and of Kafka's overhead around two chunks
 
@@ -35,14 +31,6 @@ MESSAGE_OVERHEAD = 4096  # upper bound of one message's key, headers and batch o
 
 MOST_KEY_BYTES = 2**15
 """Longest record key that a projection copies, so that every projection fits into a message."""
-
-LEDGER_BYTES_A_BATCH = 2200
-"""Disk use of one batch in the ledger: RESERVED, COMMITTED, RELEASED and their markers.
-
-Measured on an `adaptive` stream of three partitions, d = 20 (``tests/kafka/admin/test_topics.py``).
-One batch a minute is 1.1 GB a year. Each further partition adds some 55 bytes; further features add
-nothing, because the ledger stores digests of long arrays.
-"""
 
 
 def release_bytes(stream: StreamSettings) -> int:
@@ -103,20 +91,9 @@ def _delta_bytes(stream: StreamSettings) -> int:
     return _DELTA_BYTES * stream.build_estimator().largest_batch + _PART_OVERHEAD
 
 
-def table_bytes(stream: StreamSettings, users: int) -> int:
-    """Return the upper bound of a compacted table of ``users`` users: T in docs/how-to/size-memory.md."""
-    if stream.privacy_unit != "user":
-        return 0
-    return SHARDS * (_delta_bytes(stream) + _PART_OVERHEAD) + _USER_BYTES * users
-
-
 def whole_mib(size: int) -> int:
     """Round a size up to whole MiB."""
     return math.ceil(size / _MIB) * _MIB
-
-
-def _segment_bytes(commit: int) -> int:
-    return min(whole_mib(commit), _LARGEST_SEGMENT)
 
 
 def state_topic_config(commit: int) -> dict[str, str]:
@@ -126,21 +103,11 @@ def state_topic_config(commit: int) -> dict[str, str]:
         "unclean.leader.election.enable": "false",
         # Twice the size of a chunk with its headers.
         "max.message.bytes": str(_MIB),
-        "segment.bytes": str(_segment_bytes(commit)),
+        "segment.bytes": str(min(whole_mib(commit), _LARGEST_SEGMENT)),
         "segment.ms": str(24 * 3600 * 1000),
-        "min.cleanable.dirty.ratio": str(_DIRTY_RATIO),
+        "min.cleanable.dirty.ratio": "0.5",
         "min.compaction.lag.ms": "0",
         "max.compaction.lag.ms": str(24 * 3600 * 1000),
         "delete.retention.ms": str(3600 * 1000),
         "file.delete.delay.ms": str(60 * 1000),
     }
-
-
-def state_bound(commit: int, commits_an_hour: float = 3600, table: int = 0) -> int:
-    """Bound a state topic's log in bytes, without data written while its cleaner works.
-
-    ``commit``: :func:`commit_bytes`. ``table``: :func:`table_bytes`, if the user is the unit of privacy.
-    """
-    segment = _segment_bytes(commit)
-    markers = _MARKER_BYTES * math.ceil(commits_an_hour + 2 * (commit + table + segment) / commit)
-    return math.ceil((commit + table + markers) / (1 - _DIRTY_RATIO)) + 2 * segment

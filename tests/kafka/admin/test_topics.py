@@ -30,10 +30,11 @@ from streaming_pca.service.topics.find import (
     find_topics,
     written_topics,
 )
-from streaming_pca.service.topics.sizes import LEDGER_BYTES_A_BATCH, commit_bytes, state_bound, table_bytes
+from streaming_pca.service.topics.sizes import commit_bytes
 from tests.cli.command import call
 from tests.cli.test_app import write_config
 from tests.kafka.conftest import MakeStream
+from tests.kafka.disk_use import LEDGER_BYTES_A_BATCH, state_bound, table_bytes
 from tests.waiting import wait_for
 
 UniqueName = Callable[[str], str]
