@@ -5,10 +5,11 @@ from __future__ import annotations
 import ipaddress
 import re
 from pathlib import Path
+from typing import Annotated
 
-from pydantic import Field, SecretStr, field_validator, model_validator
+from pydantic import AfterValidator, Field, SecretStr, model_validator
 
-from streaming_pca.config.kafka import ConfigurationError, StrictSection
+from streaming_pca.config.kafka import ConfigurationError, StrictSection, checked
 
 MIN_TOKEN = 16
 """Fewest characters of a token."""
@@ -51,6 +52,22 @@ def unusable(setting: str, file: Path, reason: str) -> ConfigurationError:
     return ConfigurationError(f"http.{setting}: {file}: {reason}")
 
 
+def _check_secret(token: SecretStr) -> None:
+    check_token(token.get_secret_value())
+
+
+def _each(form: re.Pattern[str], like: str) -> AfterValidator:
+    """Return the validator of names of one form, which makes them lower case."""
+
+    def validate(names: tuple[str, ...]) -> tuple[str, ...]:
+        for name in names:
+            if not form.fullmatch(name):
+                raise ValueError(f"must be like {like}, not {name!r}")
+        return tuple(name.lower() for name in names)
+
+    return AfterValidator(validate)
+
+
 class HttpSettings(StrictSection):
     """HTTP server for metrics and health, and optionally for the API and the dashboard.
 
@@ -66,12 +83,12 @@ class HttpSettings(StrictSection):
     """Port to listen on; 0 chooses a free one and logs it."""
     dashboard: bool = False
     """Also serve the API and the dashboard from the worker; this needs the extra `dashboard`."""
-    token: SecretStr | None = None
+    token: Annotated[SecretStr | None, checked(_check_secret)] = None
     """Bearer token of the API and the metrics, at least 16 characters, read only from the environment
     variable ``STREAMING_PCA_HTTP__TOKEN``."""
     token_file: Path | None = None
     """File that contains the token, instead of the environment variable; it is read again when it changes."""
-    metrics_token: SecretStr | None = None
+    metrics_token: Annotated[SecretStr | None, checked(_check_secret)] = None
     """Bearer token of the metrics only, read only from the environment variable
     ``STREAMING_PCA_HTTP__METRICS_TOKEN``; if not set, the API's token applies."""
     metrics_token_file: Path | None = None
@@ -83,10 +100,10 @@ class HttpSettings(StrictSection):
     client_authority: Path | None = None
     """PEM file of the certificate authorities for clients: only clients with a certificate signed by them
     can connect (mutual TLS)."""
-    hosts: tuple[str, ...] = ()
+    hosts: Annotated[tuple[str, ...], _each(_HOST, "pca.example.org, without a scheme and a port")] = ()
     """Accepted names in the header ``Host``, without the port. If empty: loopback's names on loopback, any
     name elsewhere."""
-    origins: tuple[str, ...] = ()
+    origins: Annotated[tuple[str, ...], _each(_ORIGIN, "https://example.org or http://127.0.0.1:8000")] = ()
     """Origins of other sites whose pages may use the API, such as `https://example.org` (CORS)."""
     event_streams: int = Field(default=32, ge=1, le=1024)
     """Most clients that receive events at the same time."""
@@ -95,29 +112,6 @@ class HttpSettings(StrictSection):
     records, so enable them only if the readers of the metrics may know these."""
     requests_per_second: float = Field(default=50.0, gt=0)
     """Sustained requests per second of one client address; short bursts may have twice as many."""
-
-    @field_validator("token", "metrics_token")
-    @classmethod
-    def _check_token(cls, token: SecretStr | None) -> SecretStr | None:
-        if token is not None:
-            check_token(token.get_secret_value())
-        return token
-
-    @field_validator("origins")
-    @classmethod
-    def _check_origins(cls, origins: tuple[str, ...]) -> tuple[str, ...]:
-        for origin in origins:
-            if not _ORIGIN.fullmatch(origin):
-                raise ValueError(f"must be like https://example.org or http://127.0.0.1:8000, not {origin!r}")
-        return tuple(origin.lower() for origin in origins)
-
-    @field_validator("hosts")
-    @classmethod
-    def _check_hosts(cls, hosts: tuple[str, ...]) -> tuple[str, ...]:
-        for host in hosts:
-            if not _HOST.fullmatch(host):
-                raise ValueError(f"must be like pca.example.org, without a scheme and a port, not {host!r}")
-        return tuple(host.lower() for host in hosts)
 
     @model_validator(mode="after")
     def _check(self) -> HttpSettings:

@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    SecretStr,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from streaming_pca.errors import UserError
 from streaming_pca.validation_errors import refuse_boolean
@@ -80,6 +91,25 @@ def read_secret_file(setting: str, path: Path) -> str:
     return ClearText(content)
 
 
+def checked(check: Callable[[Any], object]) -> AfterValidator:
+    """Return a validator that refuses a value, except None, if ``check`` raises ValueError."""
+
+    def validate(value: Any) -> Any:
+        if value is not None:
+            check(value)
+        return value
+
+    return AfterValidator(validate)
+
+
+def _check_addresses(servers: str) -> None:
+    for address in servers.split(","):
+        if address.strip().lower().startswith(("http://", "https://")):
+            raise ValueError("must be HOST:PORT, without http://")
+        if not _ADDRESS.fullmatch(address.strip()):
+            raise ValueError("must be HOST:PORT, or several with commas between")
+
+
 class StrictSection(Section):
     """Table that refuses booleans for numbers, since Python treats them as 0 and 1."""
 
@@ -92,7 +122,7 @@ class StrictSection(Section):
 class KafkaSettings(Section):
     """Connection to the broker, and its time limits."""
 
-    bootstrap_servers: str = "localhost:9092"
+    bootstrap_servers: Annotated[str, checked(_check_addresses)] = "localhost:9092"
     """Addresses of brokers as HOST:PORT, separated by commas."""
     bootstrap_timeout_ms: int = Field(default=5000, ge=100)
     """Longest time to look for a broker, in milliseconds."""
@@ -117,7 +147,9 @@ class KafkaSettings(Section):
     """File that contains the password, instead of the environment variable; read at each connection."""
     sasl_oauth_token_file: Path | None = None
     """File that contains a token for OAUTHBEARER, which another program renews; read at each connection."""
-    sasl_oauth_token_url: str | None = None
+    sasl_oauth_token_url: Annotated[
+        str | None, checked(partial(check_https, instead="sasl_oauth_client_secret_file"))
+    ] = None
     """Address of an identity provider that grants tokens for OAUTHBEARER, instead of a file."""
     sasl_oauth_client_id: str | None = None
     """Name of this client at the identity provider, needed by ``sasl_oauth_token_url``."""
@@ -133,23 +165,6 @@ class KafkaSettings(Section):
     """PEM file of the client's certificate."""
     ssl_keyfile: Path | None = None
     """PEM file of the client's private key."""
-
-    @field_validator("bootstrap_servers")
-    @classmethod
-    def _check_addresses(cls, servers: str) -> str:
-        for address in servers.split(","):
-            if address.strip().lower().startswith(("http://", "https://")):
-                raise ValueError("must be HOST:PORT, without http://")
-            if not _ADDRESS.fullmatch(address.strip()):
-                raise ValueError("must be HOST:PORT, or several with commas between")
-        return servers
-
-    @field_validator("sasl_oauth_token_url")
-    @classmethod
-    def _check_token_url(cls, url: str | None) -> str | None:
-        if url is not None:
-            check_https(url, "sasl_oauth_client_secret_file")
-        return url
 
     @model_validator(mode="after")
     def _check(self) -> KafkaSettings:

@@ -3,19 +3,32 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
 
-from pydantic import Field, SecretStr, field_validator, model_validator
+from pydantic import AfterValidator, Field, SecretStr, model_validator
 
-from streaming_pca.config.kafka import ClearText, StrictSection, check_https, read_secret_file
+from streaming_pca.config.kafka import ClearText, StrictSection, check_https, checked, read_secret_file
+
+
+def _plain_url(url: str) -> str:
+    check_https(url, "username and password_file")
+    if not url.isprintable() or " " in url or not url.isascii() or "?" in url or "#" in url:
+        raise ValueError("must be the address alone, without a query, a fragment or spaces")
+    return url.rstrip("/")
+
+
+def _check_username(username: str) -> None:
+    if ":" in username or not username.isprintable() or not username:
+        raise ValueError("must be printable text without a colon")
 
 
 class RegistrySettings(StrictSection):
     """Schema registry, for streams of Avro or Protobuf without a schema file."""
 
-    url: str
+    url: Annotated[str, AfterValidator(_plain_url)]
     """Address of its Confluent-compatible API: `https://HOST`, with a path if it has one; `http://` only on
     localhost. Proxies from the environment are not used."""
-    username: str | None = None
+    username: Annotated[str | None, checked(_check_username)] = None
     """User name of basic authentication."""
     password: SecretStr | None = None
     """Password, read only from the environment variable ``STREAMING_PCA_REGISTRY__PASSWORD``."""
@@ -30,21 +43,6 @@ class RegistrySettings(StrictSection):
     this time."""
     timeout_seconds: float = Field(default=10.0, ge=0.1, le=60)
     """Longest time for one request and its response, in seconds."""
-
-    @field_validator("url")
-    @classmethod
-    def _check_url(cls, url: str) -> str:
-        check_https(url, "username and password_file")
-        if not url.isprintable() or " " in url or not url.isascii() or "?" in url or "#" in url:
-            raise ValueError("must be the address alone, without a query, a fragment or spaces")
-        return url.rstrip("/")
-
-    @field_validator("username")
-    @classmethod
-    def _check_username(cls, username: str | None) -> str | None:
-        if username is not None and (":" in username or not username.isprintable() or not username):
-            raise ValueError("must be printable text without a colon")
-        return username
 
     @model_validator(mode="after")
     def _check(self) -> RegistrySettings:

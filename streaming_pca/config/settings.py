@@ -26,7 +26,7 @@ from pydantic import (
 
 from streaming_pca.config.features import read_schema, with_features
 from streaming_pca.config.http import HttpSettings
-from streaming_pca.config.kafka import ConfigurationError, KafkaSettings, Section, StrictSection
+from streaming_pca.config.kafka import ConfigurationError, KafkaSettings, Section, StrictSection, checked
 from streaming_pca.config.registry import RegistrySettings
 from streaming_pca.config.spark import SparkSettings
 from streaming_pca.data.codec import FORMATS, OCTETS, Format, MediaType
@@ -90,24 +90,6 @@ class LogSettings(Section):
     """Lowest severity that is logged."""
 
 
-class TraceSettings(StrictSection):
-    """The worker's traces with OpenTelemetry; they need the extra `otel`."""
-
-    enabled: bool = False
-    """Send spans of each batch and take-over to a collector, by OTLP over HTTP."""
-    endpoint: str | None = None
-    """Address of the collector, without `/v1/traces`; if not set, the address is read from the standard
-    variables `OTEL_EXPORTER_OTLP_TRACES_ENDPOINT` and `OTEL_EXPORTER_OTLP_ENDPOINT`, else it is
-    `http://localhost:4318`."""
-
-    @field_validator("endpoint")
-    @classmethod
-    def _check_endpoint(cls, endpoint: str | None) -> str | None:
-        if endpoint is not None:
-            check_collector(endpoint)
-        return endpoint
-
-
 def check_collector(url: str) -> None:
     """Raise ValueError if the collector's URL is invalid or contains credentials."""
     try:
@@ -121,6 +103,17 @@ def check_collector(url: str) -> None:
         raise ValueError(
             "must have no password and no query: headers with secrets belong in OTEL_EXPORTER_OTLP_HEADERS"
         )
+
+
+class TraceSettings(StrictSection):
+    """The worker's traces with OpenTelemetry; they need the extra `otel`."""
+
+    enabled: bool = False
+    """Send spans of each batch and take-over to a collector, by OTLP over HTTP."""
+    endpoint: Annotated[str | None, checked(check_collector)] = None
+    """Address of the collector, without `/v1/traces`; if not set, the address is read from the standard
+    variables `OTEL_EXPORTER_OTLP_TRACES_ENDPOINT` and `OTEL_EXPORTER_OTLP_ENDPOINT`, else it is
+    `http://localhost:4318`."""
 
 
 class StreamSettings(StrictSection):

@@ -6,10 +6,9 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, WithJsonSchema, field_serializer, field_validator
+from pydantic import BeforeValidator, Field, WithJsonSchema, field_serializer
 
-from streaming_pca.config.kafka import Section
-from streaming_pca.validation_errors import refuse_boolean
+from streaming_pca.config.kafka import StrictSection, checked
 
 _MIB = 2**20
 _HOMES = {"spark.master": "master", "spark.app.name": "app_name", "spark.submit.deployMode": None}
@@ -49,10 +48,20 @@ def _leaves(table: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, A
             yield f"{prefix}{name}", value
 
 
-class SparkSettings(Section):
+def check_master(master: str) -> None:
+    """Raise ValueError if a cluster's address is not in one of Spark's forms."""
+    if master.startswith("sc://"):
+        raise ValueError(
+            "Spark Connect (sc://) cannot run this: name the cluster itself, as spark://HOST:PORT"
+        )
+    if not _MASTER.fullmatch(master):
+        raise ValueError("must be local[N], spark://HOST:PORT, yarn or k8s://https://HOST:PORT")
+
+
+class SparkSettings(StrictSection):
     """Apache Spark, only for `streaming-pca spark`; a worker with the same file ignores it."""
 
-    master: str | None = None
+    master: Annotated[str | None, checked(check_master)] = None
     """Cluster to run on: `local[N]`, `spark://HOST:PORT`, `yarn` or `k8s://https://HOST:PORT`; if not
     set, the master of spark-submit, else all cores of this machine."""
     app_name: str = Field(default="streaming-pca", min_length=1)
@@ -68,28 +77,6 @@ class SparkSettings(Section):
     """Spark's own settings by their names, such as `spark.executor.memory`; options of spark-submit
     override them."""
 
-    @field_validator("cache_bytes", "segment_bytes", mode="before")
-    @classmethod
-    def _refuse_boolean(cls, value: Any) -> Any:
-        return refuse_boolean(value, int)
-
-    @field_validator("master")
-    @classmethod
-    def _check_master(cls, master: str | None) -> str | None:
-        if master is not None:
-            check_master(master)
-        return master
-
     @field_serializer("conf", when_used="json")
     def _hide_secrets(self, conf: dict[str, str]) -> dict[str, str]:
         return {name: "**********" if _SECRET.search(name) else value for name, value in conf.items()}
-
-
-def check_master(master: str) -> None:
-    """Raise ValueError if a cluster's address is not in one of Spark's forms."""
-    if master.startswith("sc://"):
-        raise ValueError(
-            "Spark Connect (sc://) cannot run this: name the cluster itself, as spark://HOST:PORT"
-        )
-    if not _MASTER.fullmatch(master):
-        raise ValueError("must be local[N], spark://HOST:PORT, yarn or k8s://https://HOST:PORT")
