@@ -40,8 +40,7 @@ def follow_releases(
     kafka: KafkaSettings, topic: str, *, from_beginning: bool, stopped: Callable[[], bool]
 ) -> Generator[FollowedRelease | NotARelease | None, None, None]:
     """Yield the latest release, or all, then new ones, None after idle polls, until ``stopped()``."""
-    reader = ReleaseReader(kafka, topic)
-    try:
+    with closing(ReleaseReader(kafka, topic)) as reader:
         before: Release | None = None
         if from_beginning:
             reader.seek(reader.first)
@@ -62,8 +61,6 @@ def follow_releases(
                     continue
                 yield FollowedRelease(item, _angle(before, item))
                 before = item
-    finally:
-        reader.close()
 
 
 def last_release(kafka: KafkaSettings, topic: str) -> Release | None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, NoReturn, cast
 
@@ -351,8 +352,7 @@ class CheckpointWriter(LedgerWriter):
 
 def open_ledger(kafka: KafkaSettings, entry: Opened, topic: str) -> Opened:
     """Write OPENED unless the ledger is open; return the valid entry."""
-    log = LedgerLog(kafka, topic, entry.topic_id)
-    try:
+    with closing(LedgerLog(kafka, topic, entry.topic_id)) as log:
         log.catch_up()
         if log.ledger.opened is None:
             producer = transactional_producer(kafka, f"streaming-pca.{entry.topic_id}")
@@ -367,5 +367,3 @@ def open_ledger(kafka: KafkaSettings, entry: Opened, topic: str) -> Opened:
             log.catch_up()
         assert log.ledger.opened is not None
         return log.ledger.opened
-    finally:
-        log.close()

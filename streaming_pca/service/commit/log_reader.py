@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
@@ -43,11 +43,8 @@ def high_watermark(kafka: KafkaSettings, topic: str) -> int:
     A read_committed end would lie before a predecessor's transaction that the broker is still completing; a
     successor must read past it.
     """
-    reader = EndReader(kafka, topic)
-    try:
+    with closing(EndReader(kafka, topic)) as reader:
         return reader.end()
-    finally:
-        reader.close()
 
 
 class EndReader:

@@ -8,6 +8,7 @@ faster than that, all is read again. So a snapshot shows one point of the ledger
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -99,10 +100,7 @@ def read_messages(kafka: KafkaSettings, reader: LogReader) -> list[tuple[int, by
 
 def read_topic(kafka: KafkaSettings, topic: str) -> Iterator[bytes]:
     """Yield all committed messages of an existing topic, up to its current end."""
-    reader = LogReader(kafka, topic)
-    try:
+    with closing(LogReader(kafka, topic)) as reader:
         end = high_watermark(kafka, topic)
         for message in reader.read_to(end, PATIENCE_SECONDS):
             yield message.value or b""
-    finally:
-        reader.close()

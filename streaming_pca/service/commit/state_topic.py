@@ -11,7 +11,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -257,12 +257,9 @@ class StateReader:
 
 def check_input(kafka: KafkaSettings, stream: StreamSettings, topic_id: str) -> None:
     """Refuse (StreamRefused) a state that cannot be read or has an input other than ``topic_id``."""
-    states = StateReader(kafka, stream, topic_id)
-    try:
+    with closing(StateReader(kafka, stream, topic_id)) as states:
         states.read_committed()
         states.last()
-    finally:
-        states.close()
 
 
 # -- one state, by its digest ----------------------------------------------
@@ -291,23 +288,21 @@ def find_state(kafka: KafkaSettings, topic: str, digest: str) -> FoundState:
     chunks: dict[int, bytes] = {}
     parts, complete = PartChunks(), False
     last = ""
-    reader = LogReader(kafka, topic)
-    try:
-        for message in reader.read_to(high_watermark(kafka, topic), PATIENCE_SECONDS):
-            if is_part(message):
-                # Parts after the state belong to later states.
-                if not complete:
-                    parts.take(message)
-                continue
-            headers = dict(message.headers or ())
-            last = headers.get("digest", b"?").decode("ascii", "replace")
-            if last == digest:
-                chunks[int(message.key)] = message.value or b""
-                complete = len(chunks) == int(headers.get("chunks", b"0"))
-    except (AttributeError, TypeError, ValueError):
-        return FoundState(last="?")  # another program's message: its key is not a number
-    finally:
-        reader.close()
+    with closing(LogReader(kafka, topic)) as reader:
+        try:
+            for message in reader.read_to(high_watermark(kafka, topic), PATIENCE_SECONDS):
+                if is_part(message):
+                    # Parts after the state belong to later states.
+                    if not complete:
+                        parts.take(message)
+                    continue
+                headers = dict(message.headers or ())
+                last = headers.get("digest", b"?").decode("ascii", "replace")
+                if last == digest:
+                    chunks[int(message.key)] = message.value or b""
+                    complete = len(chunks) == int(headers.get("chunks", b"0"))
+        except (AttributeError, TypeError, ValueError):
+            return FoundState(last="?")  # another program's message: its key is not a number
     data = b"".join(chunks[index] for index in sorted(chunks))
     if _digest(data) != digest:
         return FoundState(last=last)

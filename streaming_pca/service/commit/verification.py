@@ -11,7 +11,7 @@ import logging
 import os
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 
 from kafka.errors import KafkaError
 
@@ -71,8 +71,7 @@ def topic_id_of(kafka: KafkaSettings, topic: str) -> str:
 def verify_ledger(kafka: KafkaSettings, topic: str, *, states: bool = True) -> Report:
     """Verify a ledger, its releases and, if the caller may read them, its states."""
     topic_id = topic_id_of(kafka, topic)
-    reader = whole_log(kafka, f"{topic}.ledger")
-    try:
+    with closing(whole_log(kafka, f"{topic}.ledger")) as reader:
         if states:
             read = read_snapshot(kafka, reader, topic_id, _stored)
         else:
@@ -83,8 +82,6 @@ def verify_ledger(kafka: KafkaSettings, topic: str, *, states: bool = True) -> R
             releases.extend(map(summarise_release, read_topic(kafka, name)))
         # Workers continue: entries written since the snapshot account for later releases.
         later = tuple(_decoded(read_messages(kafka, reader)))
-    finally:
-        reader.close()
     since = {e.release_digest for e in later if isinstance(e, Released)}
     known = [release for release in releases if release.digest not in since]
     committed = {e.state_digest for e in later if isinstance(e, Committed)}

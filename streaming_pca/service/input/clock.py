@@ -313,11 +313,8 @@ class Poller:
 
     def _find_partitions(self, topics: set[str]) -> None:
         """Find new partitions, and drop topics that no longer exist."""
-        admin = admin_client(self._kafka)
-        try:
+        with contextlib.closing(admin_client(self._kafka)) as admin:
             described = {t["name"]: t for t in admin.describe_topics(sorted(topics))}
-        finally:
-            admin.close()
         gone = {t for t in topics if t not in described or described[t]["error_code"]}
         with self._lock:
             for topic in topics - gone:
