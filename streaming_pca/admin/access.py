@@ -25,9 +25,9 @@ from kafka.errors import ClusterAuthorizationFailedError, KafkaError, SecurityDi
 
 from streaming_pca.config.kafka import ConfigurationError, KafkaSettings
 from streaming_pca.config.settings import Settings
-from streaming_pca.service.commit.verification import topic_id_of
 from streaming_pca.service.errors import NotPermitted, TopicError
 from streaming_pca.service.kafka.clients import admin_client, broker_failed
+from streaming_pca.service.topics.find import topic_id_of
 from streaming_pca.service.topics.output import check_output_name, group_of_projections
 
 Role = Literal["producer", "reader", "dashboard", "auditor", "projector", "worker", "operator"]

@@ -35,7 +35,7 @@ from streaming_pca.privacy.ledger.verify import check_states, verify_log
 from streaming_pca.service.commit.log_reader import whole_log
 from streaming_pca.service.commit.snapshot import read_snapshot, replay
 from streaming_pca.service.commit.state_topic import summarise
-from streaming_pca.service.commit.verification import topic_id_of
+from streaming_pca.service.topics.find import topic_id_of
 
 _LARGEST_MANIFEST = 64 * 2**20
 _MOST_UNFOLDED = 100

@@ -28,7 +28,6 @@ from streaming_pca.estimators.warnings import resolved_components
 from streaming_pca.privacy.ledger.entries import encode_entry
 from streaming_pca.privacy.ledger.ledger import JobLedger, Ledger
 from streaming_pca.service.commit.log_reader import LedgerLog
-from streaming_pca.service.commit.verification import topic_id_of
 from streaming_pca.service.errors import StreamRefused, TopicError
 from streaming_pca.service.kafka.clients import (
     admin_client,
@@ -37,6 +36,7 @@ from streaming_pca.service.kafka.clients import (
     last_offsets,
     reading_consumer,
 )
+from streaming_pca.service.topics.find import topic_id_of
 
 T = TypeVar("T")
 Offsets = dict[TopicPartition, int]

@@ -16,14 +16,8 @@ from streaming_pca.privacy.ledger.entries import Charged, OffsetSpan, Opened
 from streaming_pca.privacy.parameters import Charge
 from streaming_pca.service.commit.ledger_writer import LedgerWriter, check_reason, group_of_charges, trace_of
 from streaming_pca.service.commit.log_reader import high_watermark
-from streaming_pca.service.errors import (
-    BudgetExceededByAnother,
-    NotPermitted,
-    SessionLost,
-    StreamRefused,
-    TopicError,
-)
-from streaming_pca.service.topics.find import describe_topics
+from streaming_pca.service.errors import BudgetExceededByAnother, SessionLost, StreamRefused, TopicError
+from streaming_pca.service.topics.find import existing_topics
 
 
 @dataclass(frozen=True)
@@ -153,10 +147,7 @@ class ChargeWriter(LedgerWriter):
 def _look_up(kafka: KafkaSettings, topic: str, job: str) -> tuple[str, dict[int, int]]:
     """Return the topic's id and each partition's end; refuse a stream's name as the job."""
     names = {"topic": topic, "ledger": f"{topic}.ledger", "state": f"{job}.state"}
-    described = describe_topics(kafka, [*names.values()], "the topics")
-    # A state topic that this user may not describe may exist.
-    NotPermitted.check(described)
-    found = {t["name"]: t for t in described if not t["error_code"]}
+    found = existing_topics(kafka, [*names.values()])
     for name in (names["topic"], names["ledger"]):
         if name not in found:
             raise TopicError.missing(name)

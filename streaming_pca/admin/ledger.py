@@ -25,10 +25,10 @@ from streaming_pca.privacy.ledger.entries import (
 from streaming_pca.privacy.ledger.ledger import Ledger
 from streaming_pca.privacy.parameters import Charge
 from streaming_pca.service.commit.log_reader import LedgerLog, Replayed
-from streaming_pca.service.commit.verification import topic_id_of
 from streaming_pca.service.errors import TopicError
 from streaming_pca.service.kafka.authorization import session_lost_by
 from streaming_pca.service.kafka.clients import last_offsets, reading_consumer
+from streaming_pca.service.topics.find import topic_id_of
 
 
 def read_ledger(kafka: KafkaSettings, topic: str) -> Ledger:

@@ -41,7 +41,7 @@ from streaming_pca.privacy.ledger.entries import Opened, Released, decode_entry
 from streaming_pca.privacy.ledger.ledger import Ledger
 from streaming_pca.privacy.ledger.verify import verify_log
 from streaming_pca.service.commit.ledger_writer import group_of_charges
-from streaming_pca.service.commit.snapshot import existing_topics, read_topic, replay
+from streaming_pca.service.commit.snapshot import read_topic, replay
 from streaming_pca.service.commit.state_topic import decode_checkpoint, find_state, send_state
 from streaming_pca.service.errors import SessionLost, StreamRefused, TopicError
 from streaming_pca.service.kafka.clients import (
@@ -55,6 +55,7 @@ from streaming_pca.service.topics.checks import broker_settings
 from streaming_pca.service.topics.find import (
     describe_topics,
     ensure_topics,
+    existing_topics,
     find_topics,
     input_topic_id,
     releases_topic,

@@ -13,8 +13,7 @@ from streaming_pca.privacy.parameters import format_number
 from streaming_pca.service.commit.admission import check_admission, check_room
 from streaming_pca.service.commit.checkpoint import open_ledger
 from streaming_pca.service.commit.state_topic import check_input
-from streaming_pca.service.errors import NotPermitted
-from streaming_pca.service.topics.find import create_topics, describe_topics, find_topics
+from streaming_pca.service.topics.find import create_topics, existing_topics, find_topics
 
 
 def create_with_cap(
@@ -47,11 +46,10 @@ def create_with_cap(
 def _check_input(settings: Settings) -> None:
     """Refuse a stream that has begun on another or an earlier input topic."""
     stream = settings.stream
-    described = describe_topics(settings.kafka, [stream.input, stream.state_topic], "the topics")
-    NotPermitted.check(described)
-    ids = {topic["name"]: str(topic["topic_id"]) for topic in described if not topic["error_code"]}
-    if stream.state_topic in ids:
-        check_input(settings.kafka, stream, ids.get(stream.input, ""))
+    found = existing_topics(settings.kafka, [stream.input, stream.state_topic])
+    if stream.state_topic in found:
+        topic_id = str(found[stream.input]["topic_id"]) if stream.input in found else ""
+        check_input(settings.kafka, stream, topic_id)
 
 
 def check_streams(streams: Sequence[Settings]) -> list[str]:

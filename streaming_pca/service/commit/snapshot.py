@@ -17,8 +17,8 @@ from streaming_pca.privacy.ledger.entries import MalformedEntry, decode_entry
 from streaming_pca.privacy.ledger.ledger import Ledger
 from streaming_pca.service.commit.log_reader import LogReader, high_watermark
 from streaming_pca.service.commit.state_topic import PATIENCE_SECONDS, FoundState, find_state
-from streaming_pca.service.errors import NotPermitted, SessionLost
-from streaming_pca.service.topics.find import describe_topics
+from streaming_pca.service.errors import SessionLost
+from streaming_pca.service.topics.find import existing_topics
 
 _ATTEMPTS = 20
 
@@ -80,16 +80,6 @@ def replay(entries: Iterable[bytes], ledger: Ledger) -> Ledger:
         except MalformedEntry:
             continue
     return ledger
-
-
-def existing_topics(kafka: KafkaSettings, names: Iterable[str]) -> set[str]:
-    """Return the existing topics among ``names``."""
-    if not (names := list(names)):
-        return set()
-    described = describe_topics(kafka, names, "the topics")
-    # A topic that this user may not describe must not count as missing.
-    NotPermitted.check(described)
-    return {t["name"] for t in described if not t["error_code"]}
 
 
 def read_messages(kafka: KafkaSettings, reader: LogReader) -> list[tuple[int, bytes]]:

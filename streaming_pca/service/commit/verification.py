@@ -15,7 +15,8 @@ from contextlib import closing, suppress
 
 from kafka.errors import KafkaError
 
-from streaming_pca.config.kafka import ConfigurationError, KafkaSettings
+from streaming_pca.config.kafka import KafkaSettings
+from streaming_pca.errors import UserError
 from streaming_pca.privacy.ledger.entries import (
     Committed,
     LedgerEntry,
@@ -32,40 +33,13 @@ from streaming_pca.privacy.ledger.verify import (
     verify_log,
 )
 from streaming_pca.service.commit.log_reader import whole_log
-from streaming_pca.service.commit.snapshot import (
-    Snapshot,
-    existing_topics,
-    read_messages,
-    read_snapshot,
-    read_topic,
-)
+from streaming_pca.service.commit.snapshot import Snapshot, read_messages, read_snapshot, read_topic
 from streaming_pca.service.commit.state_topic import FoundState, summarise
-from streaming_pca.service.errors import NotPermitted, SessionLost, StreamRefused, TopicError
-from streaming_pca.service.kafka.clients import BrokerUnreachable
-from streaming_pca.service.topics.find import describe_topics
+from streaming_pca.service.topics.find import existing_topics, topic_id_of
 from streaming_pca.text import one_line
 
-FAILURES = (
-    BrokerUnreachable,
-    ConfigurationError,
-    KafkaError,
-    OSError,
-    SessionLost,
-    StreamRefused,
-    TopicError,
-)
+FAILURES = (KafkaError, OSError, UserError)
 """Errors that make a verification impossible."""
-
-
-def topic_id_of(kafka: KafkaSettings, topic: str) -> str:
-    """Return the topic's current id; raise TopicError if it or its ledger is missing."""
-    described = describe_topics(kafka, [topic, f"{topic}.ledger"], "the topics")
-    NotPermitted.check(described)
-    found = {t["name"]: t for t in described}
-    for name in (topic, f"{topic}.ledger"):
-        if name not in found or found[name]["error_code"]:
-            raise TopicError.missing(name)
-    return str(found[topic]["topic_id"])
 
 
 def verify_ledger(kafka: KafkaSettings, topic: str, *, states: bool = True) -> Report:

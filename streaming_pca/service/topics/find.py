@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,37 +48,34 @@ class Topics:
     partitions: tuple[int, ...]
 
 
-def durable(replication: int) -> dict[str, str]:
-    """Return the settings that preserve written data when a replica is lost."""
-    # Producers write with acks=all, which waits only for the in-sync replicas, perhaps only the leader.
-    return {"min.insync.replicas": "2"} if replication >= 3 else {}
+def new_topic(role: str, name: str, partitions: int, replication: int, more: Mapping[str, str]) -> NewTopic:
+    """Return the definition of a topic of a role, with ``more`` settings."""
+    configs = {**required_configs(role), **more}
+    if replication >= 3:
+        # Producers write with acks=all, which waits only for the in-sync replicas, perhaps only the leader.
+        configs["min.insync.replicas"] = "2"
+    return NewTopic(name, partitions, replication, topic_configs=configs)
 
 
 def input_topic(stream: StreamSettings, partitions: int, replication: int) -> NewTopic:
     # With this setting a broker inflates compressed batches, and refuses those above the largest message.
-    configs = required_configs("input") | durable(replication) | {"compression.type": "uncompressed"}
+    configs = {"compression.type": "uncompressed"}
     record = record_bytes(stream) + MESSAGE_OVERHEAD
     if record > 2**20:
         # Above the broker's default limit for a message.
         configs |= {"max.message.bytes": str(whole_mib(record))}
-    return NewTopic(stream.input, partitions, replication, topic_configs=configs)
-
-
-def ledger_topic(name: str, replication: int) -> NewTopic:
-    configs = required_configs("ledger") | {"max.message.bytes": str(_LEDGER_MESSAGE)}
-    return NewTopic(name, 1, replication, topic_configs=configs | durable(replication))
+    return new_topic("input", stream.input, partitions, replication, configs)
 
 
 def state_topic(name: str, replication: int, commit: int) -> NewTopic:
     """Return the definition of a state topic for commits of ``commit`` bytes."""
-    configs = required_configs("state") | state_topic_config(commit)
-    return NewTopic(name, 1, replication, topic_configs=configs | durable(replication))
+    return new_topic("state", name, 1, replication, state_topic_config(commit))
 
 
 def releases_topic(name: str, replication: int, release: int) -> NewTopic:
     """Return the definition of a releases topic for releases of ``release`` bytes."""
-    configs = required_configs("releases") | {"max.message.bytes": str(whole_mib(release + MESSAGE_OVERHEAD))}
-    return NewTopic(name, 1, replication, topic_configs=configs | durable(replication))
+    size = {"max.message.bytes": str(whole_mib(release + MESSAGE_OVERHEAD))}
+    return new_topic("releases", name, 1, replication, size)
 
 
 def create_topics(
@@ -94,7 +91,7 @@ def create_topics(
 def written_topics(stream: StreamSettings, replication: int) -> list[NewTopic]:
     """Return the definitions of the topics that a stream writes: ledger, state, releases."""
     return [
-        ledger_topic(stream.ledger_topic, replication),
+        new_topic("ledger", stream.ledger_topic, 1, replication, {"max.message.bytes": str(_LEDGER_MESSAGE)}),
         state_topic(stream.state_topic, replication, commit_bytes(stream)),
         releases_topic(stream.releases_topic, replication, release_bytes(stream)),
     ]
@@ -180,6 +177,25 @@ def describe_topics(kafka: KafkaSettings, names: Sequence[str], what: str) -> li
     """Return the broker's description of topics, called ``what``; ``error_code`` marks missing ones."""
     with ask_broker(kafka, f"the broker did not describe {what}") as admin:
         return list(admin.describe_topics(list(names)))
+
+
+def existing_topics(kafka: KafkaSettings, names: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Return the broker's description of each existing topic among ``names``.
+
+    Raises NotPermitted: a topic that this user may not describe must not count as missing.
+    """
+    described = describe_topics(kafka, names, "the topics") if names else []
+    NotPermitted.check(described)
+    return {topic["name"]: topic for topic in described if not topic["error_code"]}
+
+
+def topic_id_of(kafka: KafkaSettings, topic: str) -> str:
+    """Return the topic's current id; raise TopicError if it or its ledger is missing."""
+    found = existing_topics(kafka, names := [topic, f"{topic}.ledger"])
+    for name in names:
+        if name not in found:
+            raise TopicError.missing(name)
+    return str(found[topic]["topic_id"])
 
 
 def input_topic_id(kafka: KafkaSettings, stream: StreamSettings) -> str | None:

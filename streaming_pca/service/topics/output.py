@@ -13,10 +13,10 @@ from kafka.admin import NewTopic
 from streaming_pca.config.kafka import ConfigurationError, KafkaSettings
 from streaming_pca.config.settings import TOPIC_NAME, StreamSettings
 from streaming_pca.data.records import RecordKind
-from streaming_pca.service.errors import NotPermitted, TopicError
+from streaming_pca.service.errors import TopicError
 from streaming_pca.service.kafka.clients import MAX_MESSAGE_BYTES, ask_broker
-from streaming_pca.service.topics.checks import Problem, find_problems, required_configs, topic_configs
-from streaming_pca.service.topics.find import describe_topics, durable, ensure_topics, report
+from streaming_pca.service.topics.checks import Problem, find_problems, topic_configs
+from streaming_pca.service.topics.find import ensure_topics, existing_topics, new_topic, report
 from streaming_pca.service.topics.sizes import MESSAGE_OVERHEAD, projection_bytes, whole_mib
 
 log = logging.getLogger(__name__)
@@ -120,24 +120,18 @@ def find_output(kafka: KafkaSettings, stream: StreamSettings, output: str, creat
 
 
 def _described(kafka: KafkaSettings, names: dict[str, str]) -> dict[str, Any]:
-    found = {t["name"]: t for t in describe_topics(kafka, list(names.values()), "the topics")}
-    NotPermitted.check(found.values())
-    return {
-        role: found[name]
-        for role, name in names.items()
-        if name in found and not found[name]["error_code"] and found[name]["partitions"]
-    }
+    found = existing_topics(kafka, list(names.values()))
+    return {role: found[name] for role, name in names.items() if name in found and found[name]["partitions"]}
 
 
 def _definition(admin: KafkaAdminClient, stream: StreamSettings, output: str, source: Any) -> NewTopic:
     """Return the definition of an output with its input's retention."""
     replication = min(len(p["replica_nodes"]) for p in source["partitions"])
     kept = topic_configs(admin, stream.input)[stream.input]
-    configs = required_configs("output") | durable(replication)
-    configs |= {key: kept[key] for key in _RETENTION if key in kept}
+    configs = {key: kept[key] for key in _RETENTION if key in kept}
     if (size := projection_bytes(stream) + MESSAGE_OVERHEAD) > 2**20:
         configs |= {"max.message.bytes": str(whole_mib(size))}
-    return NewTopic(output, len(source["partitions"]), replication, topic_configs=configs)
+    return new_topic("output", output, len(source["partitions"]), replication, configs)
 
 
 def _retention_problems(admin: KafkaAdminClient, names: dict[str, str]) -> Iterable[Problem]:

@@ -38,7 +38,6 @@ from streaming_pca.dashboard.observing.observer import Observer
 from streaming_pca.dev.jars import find_java
 from streaming_pca.privacy.ledger.entries import Cap
 from streaming_pca.service.commit.log_reader import LogReader
-from streaming_pca.service.commit.snapshot import existing_topics
 from streaming_pca.service.commit.verification import verify_ledger
 from streaming_pca.service.election import Election
 from streaming_pca.service.errors import NotPermitted, SessionLost, TopicError
@@ -48,7 +47,7 @@ from streaming_pca.service.kafka.clients import (
     admin_client,
     transactional_producer,
 )
-from streaming_pca.service.topics.find import find_topics
+from streaming_pca.service.topics.find import existing_topics, find_topics
 from streaming_pca.service.topics.output import find_output
 from tests.kafka.child import Strike
 from tests.kafka.faulty_cluster import FaultyCluster
