@@ -10,36 +10,10 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from kafka import ConsumerRebalanceListener, KafkaConsumer
-from kafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitionAssignor
 
 from streaming_pca.config.kafka import KafkaSettings
 from streaming_pca.service.kafka.clients import group_consumer
 from streaming_pca.service.kafka.patches import rejoin_if_unstable
-
-
-class _OnePartition:
-    """Cluster metadata of one-partition topics, in the form that an assignor reads."""
-
-    def __init__(self, topics: set[str]) -> None:
-        self._topics = topics
-
-    def topics(self) -> set[str]:
-        return self._topics
-
-    def partitions_for_topic(self, topic: str) -> set[int]:
-        return {0}
-
-
-class _LeadershipAssignor(StickyPartitionAssignor):  # type: ignore[misc]
-    """Sticky assignment of partition 0, without waiting for metadata.
-
-    kafka-python may assign before metadata arrives, and then assigns it to no member
-    (docs/explanation/kafka-client.md). With its default assignor, a joining standby takes over the lead.
-    """
-
-    def assign(self, cluster: Any, members: Any) -> Any:
-        topics = {topic for member in members for topic in member.metadata.topics}
-        return super().assign(_OnePartition(topics), members)
 
 
 class Election(ConsumerRebalanceListener):  # type: ignore[misc]
@@ -54,7 +28,7 @@ class Election(ConsumerRebalanceListener):  # type: ignore[misc]
         self._on_rebalance = on_rebalance
         self._topics = sorted(topics)
         self._joined = False
-        self._consumer: KafkaConsumer = group_consumer(kafka, group, _LeadershipAssignor)
+        self._consumer: KafkaConsumer = group_consumer(kafka, group, partitions=[0])
         self._consumer.subscribe(self._topics, listener=self)
 
     @property

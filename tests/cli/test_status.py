@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
-from kafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitionAssignor
 from kafka.structs import OffsetAndMetadata
 
 from streaming_pca.admin.broker_status import describe_status
@@ -258,7 +257,7 @@ def test_the_lag_is_behind_the_offsets_of_the_group(
 @contextmanager
 def candidate(settings: Settings, topics: list[str]) -> Iterator[KafkaConsumer]:
     """Join the election's group as a member, without a worker's other functions."""
-    consumer = group_consumer(settings.kafka, settings.worker.group, StickyPartitionAssignor)
+    consumer = group_consumer(settings.kafka, settings.worker.group, [0])
     try:
         consumer.subscribe(topics)
         yield consumer

@@ -10,9 +10,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
+from kafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitionAssignor
 from kafka.errors import (
     KafkaConnectionError,
     KafkaError,
@@ -258,8 +260,27 @@ def reading_consumer(
     )
 
 
-def group_consumer(settings: KafkaSettings, group: str, assignor: Any) -> KafkaConsumer:
-    """Make a member of a group that shares partitions by ``assignor``.
+class _Assignor(StickyPartitionAssignor):  # type: ignore[misc]
+    """Sticky assignment of known partitions of each topic, without waiting for metadata.
+
+    kafka-python may assign before metadata arrives, and then assigns them to no member
+    (docs/explanation/kafka-client.md). With its default assignor, a joining member takes partitions over.
+    """
+
+    def __init__(self, known: Iterable[int]) -> None:
+        super().__init__()
+        self._known = set(known)
+
+    def assign(self, cluster: Any, members: Any) -> Any:
+        topics = {topic for member in members for topic in member.metadata.topics}
+        partitions = {topic: self._known | (cluster.partitions_for_topic(topic) or set()) for topic in topics}
+        return super().assign(
+            SimpleNamespace(topics=lambda: topics, partitions_for_topic=partitions.get), members
+        )
+
+
+def group_consumer(settings: KafkaSettings, group: str, partitions: Iterable[int]) -> KafkaConsumer:
+    """Make a member of a group that shares topics' known ``partitions``, and those of later metadata.
 
     It sees positions only after the end of the transactions that wrote them.
     """
@@ -269,7 +290,7 @@ def group_consumer(settings: KafkaSettings, group: str, assignor: Any) -> KafkaC
         io="control",
         group_id=group,
         isolation_level="read_committed",
-        partition_assignment_strategy=[assignor],
+        partition_assignment_strategy=[_Assignor(partitions)],
         session_timeout_ms=settings.session_timeout_ms,
         # After a heartbeat is lost with its connection, the next one follows only after this interval.
         heartbeat_interval_ms=settings.session_timeout_ms // 5,

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from kafka import ConsumerRebalanceListener, OffsetAndMetadata, TopicPartition
-from kafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitionAssignor
 from kafka.structs import ConsumerGroupMetadata
 
 from streaming_pca.config.kafka import KafkaSettings
@@ -32,33 +31,6 @@ class Assignment:
     """Metadata of that generation, which brokers check for fencing."""
 
 
-class _KnownPartitions:
-    """Cluster metadata in the form that an assignor reads, with partitions from another source."""
-
-    def __init__(self, cluster: Any, topic: str, partitions: Iterable[int]) -> None:
-        self._cluster, self._topic, self._partitions = cluster, topic, set(partitions)
-
-    def topics(self) -> set[str]:
-        return {self._topic}
-
-    def partitions_for_topic(self, topic: str) -> set[int]:
-        return self._partitions | (self._cluster.partitions_for_topic(topic) or set())
-
-
-class _InputAssignor(StickyPartitionAssignor):  # type: ignore[misc]
-    """Sticky assignment of an input's partitions, without waiting for metadata.
-
-    kafka-python may assign before metadata arrives, and then assigns to no member.
-    """
-
-    def __init__(self, topic: str, partitions: Iterable[int]) -> None:
-        super().__init__()
-        self._topic, self._partitions = topic, tuple(partitions)
-
-    def assign(self, cluster: Any, members: Any) -> Any:
-        return super().assign(_KnownPartitions(cluster, self._topic, self._partitions), members)
-
-
 class Membership(ConsumerRebalanceListener):  # type: ignore[misc]
     """Member of the group, which does not read records; ``partitions`` are the topic's current ones."""
 
@@ -66,7 +38,7 @@ class Membership(ConsumerRebalanceListener):  # type: ignore[misc]
         self._topic = topic
         self.assignment: Assignment | None = None
         """Current assignment; None without one."""
-        self._consumer = group_consumer(kafka, group, _InputAssignor(topic, partitions))
+        self._consumer = group_consumer(kafka, group, partitions)
         self._consumer.subscribe([topic], listener=self)
 
     def on_partitions_assigned(self, assigned: Any) -> None:
