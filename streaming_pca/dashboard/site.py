@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, distribution
 
 import uvloop
-from starlette.routing import BaseRoute, Mount
+from starlette.routing import Mount
 
 from streaming_pca.config.kafka import ConfigurationError
 from streaming_pca.config.settings import Settings
@@ -41,14 +40,7 @@ def make_site(settings: Sequence[Settings]) -> Site:
 
     observer = Observer(settings)
     # The API comes last: it answers all other paths with an RFC 9457 problem.
-    return _Site([*page_routes(), Mount("", app=make_api(observer))], observer.start, observer.stop)
-
-
-@dataclass(frozen=True)
-class _Site:
-    routes: Sequence[BaseRoute]
-    start: Callable[[], None]
-    stop: Callable[[], None]
+    return Site([*page_routes(), Mount("", app=make_api(observer))], observer.start, observer.stop)
 
 
 def run_dashboard(

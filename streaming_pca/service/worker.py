@@ -380,7 +380,7 @@ class Worker:
             each.warn()
         http = None
         if self._settings.http.enabled:
-            http = HttpServer(self._settings.http, self.metrics, self.roles, self.refusals, self._site)
+            http = HttpServer(self._settings.http, self.metrics.text, self.roles, self.refusals, self._site)
             http.start()
             log.info("metrics and health on %s", http.url)
             if self._site is not None:

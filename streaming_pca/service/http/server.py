@@ -9,7 +9,7 @@ import socket
 import ssl
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Protocol
+from dataclasses import dataclass
 
 import uvicorn
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -33,29 +33,16 @@ _LEAVING_SECONDS = 1.0  # time for responses in progress to end; event streams a
 _STOPPING_SECONDS = 1.8  # time for everything to end; a site that still waits for a broker is abandoned
 
 
-class Exposition(Protocol):
-    """Metrics of a process."""
+@dataclass(frozen=True)
+class Site:
+    """Additional routes, and their data source, which is started and stopped in a thread.
 
-    def text(self) -> bytes:
-        """Return the metrics in the exposition format."""
-        ...
+    Data routes begin with ``/v1`` and need the token.
+    """
 
-
-class Site(Protocol):
-    """Additional routes and their data source."""
-
-    @property
-    def routes(self) -> Sequence[BaseRoute]:
-        """Routes; data routes begin with ``/v1`` and need the token."""
-        ...
-
-    def start(self) -> None:
-        """Start reading; called in a thread."""
-        ...
-
-    def stop(self) -> None:
-        """Stop reading; called in a thread."""
-        ...
+    routes: Sequence[BaseRoute]
+    start: Callable[[], None]
+    stop: Callable[[], None]
 
 
 class _Server(uvicorn.Server):
@@ -68,9 +55,9 @@ class _Server(uvicorn.Server):
 class HttpServer:
     """HTTP server in a process's event loop.
 
-    Without ``metrics``, ``/metrics`` does not exist. ``roles`` returns the process's role in each stream
-    ("starting", "leading", "standby", "paused", "ended"), ``refusals`` the streams that it may not
-    run as configured, with reasons. ``port_option`` has set the port, for messages.
+    ``metrics`` returns their exposition; without it ``/metrics`` does not exist. ``roles`` returns the
+    process's role in each stream ("starting", "leading", "standby", "paused", "ended"), ``refusals`` the
+    streams that it may not run as configured, with reasons. ``port_option`` has set the port, for messages.
 
     Raises ConfigurationError if other machines would have access without a token, or a token or certificate
     is unusable. Raises StreamRefused if the server cannot listen on the port.
@@ -79,7 +66,7 @@ class HttpServer:
     def __init__(
         self,
         settings: HttpSettings,
-        metrics: Exposition | None = None,
+        metrics: Callable[[], bytes] | None = None,
         roles: Callable[[], dict[str, str]] = dict,
         refusals: Callable[[], dict[str, str]] = dict,
         site: Site | None = None,
@@ -155,7 +142,7 @@ class HttpServer:
 
     async def _show_metrics(self, request: Request) -> Response:
         assert self._metrics is not None
-        return Response(self._metrics.text(), headers={"content-type": CONTENT_TYPE_LATEST})
+        return Response(self._metrics(), headers={"content-type": CONTENT_TYPE_LATEST})
 
     async def _health(self, request: Request) -> Response:
         """Report that the process is alive; a process with a hanging exchange ends itself."""

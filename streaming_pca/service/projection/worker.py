@@ -115,7 +115,7 @@ class ProjectionWorker:
         http = None
         if options.http_port is not None:
             address = settings.http.model_copy(update={"port": options.http_port})
-            http = HttpServer(address, self._metrics, self.roles, port_option="--http-port")
+            http = HttpServer(address, self._metrics.text, self.roles, port_option="--http-port")
             http.start()
             log.info("metrics and health on %s", http.url)
         try:

@@ -173,7 +173,7 @@ def serving(
     failures: list[BaseException] = []
 
     async def serve() -> None:
-        server = HttpServer(settings, Metrics(), lambda: roles, site=site)
+        server = HttpServer(settings, Metrics().text, lambda: roles, site=site)
         server.start()
         found.append(Running(server, site, context, roles))
         ready.set()
