@@ -135,7 +135,7 @@ class Session:
                     takeover = await self._executors.call(
                         Pool.COMMITS, "take-over", self._writer.take_over, deadline=_LONGEST_TAKE_OVER_SECONDS
                     )
-            trace.show_lead(takeover.recovery.action.name.lower(), self._writer.epoch)
+            trace.show(action=takeover.recovery.action.name.lower(), leader_epoch=self._writer.epoch)
             self._on_taken_over()
             self._show_ledger()
             return takeover, await self._recover(takeover, trace)
@@ -272,7 +272,7 @@ class Session:
         """Cut, charge and complete one batch; return the same state when interrupted."""
         # A separate function, so that no local keeps this batch alive while the next one is read.
         plan = self._estimator.plan(state)
-        trace.show_planned(plan.count)
+        trace.show(planned=plan.count, resumed=False)
         with trace.child("read"):
             cut = await self._wait_for_batch(plan)
         if cut is None:
@@ -333,7 +333,7 @@ class Session:
         reserved = takeover.reservation
         assert reserved is not None
         plan = self._estimator.plan(state)
-        trace.show_planned(plan.count, resumed=True)
+        trace.show(planned=plan.count, resumed=True)
         trace.show_reserved(reserved)
         codec = await self._codec_of_batch(reserved)
         if codec is None:
@@ -437,7 +437,7 @@ class Session:
         with trace.child("publish") as span:
             data = await self._exchange("publish", self._writer.publish)
             release = Release.from_bytes(data)
-            span.show_release(release.batch, release.outcome)
+            span.show(batch=release.batch, outcome=release.outcome)
         started, self._reserved_at = self._reserved_at, None
         self._metrics.count_release(None if started is None else time.monotonic() - started)
         self._show_ledger()

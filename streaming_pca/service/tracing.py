@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict, Unpack, cast
 
 from kafka.errors import KafkaError
 
@@ -79,11 +79,26 @@ class _Trace:
                 span.end(end)
 
 
-class Span:
-    """Step of a batch or of a take-over; records nothing while traces are off.
+class PublicFacts(TypedDict, total=False):
+    """All attributes that a span may have, in addition to its name and the type of a public error."""
 
-    A span contains only its name and the parameters of these methods.
-    """
+    stream: str
+    input: str
+    action: str  # the first one of a take-over
+    leader_epoch: int  # the broker's fencing token
+    planned: int
+    resumed: bool  # another leader reserved the batch
+    batch: int
+    count: int
+    ranges: list[str]
+    epsilon: float
+    delta: float
+    rho: float | None
+    outcome: str | None
+
+
+class Span:
+    """Step of a batch or of a take-over; records nothing while traces are off."""
 
     def __init__(self, trace: _Trace | None = None, span: OtelSpan | None = None) -> None:
         self._trace, self._span = trace, span
@@ -105,16 +120,12 @@ class Span:
         if self._trace is not None:
             self._trace.dropped = True
 
-    def show_stream(self, stream: StreamSettings) -> None:
-        """Set the names of stream and input."""
-        self._set(stream=stream.name, input=stream.input)
-
     def show_reserved(self, reserved: Reserved) -> None:
         """Set the batch's number, records and charge from its RESERVED entry."""
         if self._span is None:
             return
         charge = reserved.charge
-        self._set(
+        self.show(
             batch=reserved.batch,
             count=reserved.count,
             ranges=[f"{r.partition}:{r.start}-{r.end}" for r in reserved.ranges],
@@ -123,24 +134,13 @@ class Span:
             rho=None if charge.rho is None else float(charge.rho),
         )
 
-    def show_planned(self, count: int, *, resumed: bool = False) -> None:
-        """Set the planned batch size, and whether another leader reserved the batch."""
-        self._set(planned=count, resumed=resumed)
-
-    def show_lead(self, action: str, epoch: int) -> None:
-        """Set a take-over's first action and its leader epoch (the broker's fencing token)."""
-        self._set(action=action, leader_epoch=epoch)
-
-    def show_release(self, batch: int, outcome: str | None) -> None:
-        """Set the number and outcome of a published batch."""
-        self._set(batch=batch, outcome=outcome)
-
-    def _set(self, **attributes: str | int | float | list[str] | None) -> None:
+    def show(self, **facts: Unpack[PublicFacts]) -> None:
+        """Set attributes of the span."""
         if self._span is None:
             return
-        for name, value in attributes.items():
+        for name, value in facts.items():
             if value is not None:
-                self._span.set_attribute(f"streaming_pca.{name}", value)
+                self._span.set_attribute(f"streaming_pca.{name}", cast("str | float | list[str]", value))
 
 
 class StreamTraces:
@@ -162,7 +162,7 @@ class StreamTraces:
                 if root.is_recording():
                     token = trace_id.set(f"{root.get_span_context().trace_id:032x}")
                 span = Span(trace, root)
-                span.show_stream(self._stream)
+                span.show(stream=self._stream.name, input=self._stream.input)
                 yield span
         finally:
             if token is not None:

@@ -91,12 +91,12 @@ RESERVED = Reserved(
 def test_a_batch_is_a_tree_of_spans_with_public_attributes() -> None:
     with collecting() as collector:
         with tracing(collector.address) as traces, traces.trace("batch") as trace:
-            trace.show_planned(20)
+            trace.show(planned=20, resumed=False)
             with trace.child("reserve"):
                 pass
             trace.show_reserved(RESERVED)
             with trace.child("publish") as publish:
-                publish.show_release(7, "learnt")
+                publish.show(batch=7, outcome="learnt")
         (root,) = collector.named("batch")
         assert root.parent == ""
         assert root.attributes == {
