@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from functools import partial
 from typing import cast
 
 from streaming_pca.config.kafka import KafkaSettings
@@ -39,23 +40,8 @@ class Change:
     phase: str
 
 
-def pause(kafka: KafkaSettings, stream: StreamSettings, reason: str) -> Change:
-    """Stop the stream from reserving batches until a resume."""
-    return _change(kafka, stream, Paused, reason)
-
-
-def resume(kafka: KafkaSettings, stream: StreamSettings, reason: str) -> Change:
-    """Let a paused stream continue."""
-    return _change(kafka, stream, Resumed, reason)
-
-
-def retire(kafka: KafkaSettings, stream: StreamSettings, reason: str) -> Change:
-    """End the stream permanently; its charges remain."""
-    return _change(kafka, stream, Retired, reason)
-
-
 def _change(
-    kafka: KafkaSettings, stream: StreamSettings, kind: type[Paused | Resumed | Retired], reason: str
+    kind: type[Paused | Resumed | Retired], kafka: KafkaSettings, stream: StreamSettings, reason: str
 ) -> Change:
     check_reason(reason)
     topic_id = find_topics(kafka, stream).topic_id
@@ -72,6 +58,11 @@ def _change(
             log.warning("trying again: %s", error)
         finally:
             writer.close()
+
+
+pause = partial(_change, Paused)  # the stream reserves no batches until a resume
+resume = partial(_change, Resumed)
+retire = partial(_change, Retired)  # permanently; its charges remain
 
 
 class LifecycleWriter(CheckpointWriter):

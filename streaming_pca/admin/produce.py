@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -125,20 +124,17 @@ def send_records(
     encode = payload_encoder(content_type, dtype)
     order = None if shuffle is None else utility_generator(shuffle).permutation(len(records))
     keys = records.keys(order)
-    not_finite = without_key = 0
 
     def outgoing() -> Iterator[Outgoing]:
-        nonlocal not_finite, without_key
         limit = np.finfo(dtype).max
         for rows in _messages(records, rows_per_message, order):
             key = next(keys)
             # Comparisons with NaN are false.
-            not_finite += int(not (np.abs(rows) <= limit).all())
-            without_key += int(records.row_keys is not None and key is None)
-            yield Outgoing(encode(rows), key, len(rows))
+            not_finite = not (np.abs(rows) <= limit).all()
+            yield Outgoing(encode(rows), key, len(rows), not_finite, records.row_keys is not None)
 
     total = -(-len(records) // rows_per_message)
-    sent = send_messages(
+    return send_messages(
         kafka,
         topic,
         outgoing(),
@@ -148,7 +144,6 @@ def send_records(
         progress=progress,
         progress_every=_report_every(rate),
     )
-    return replace(sent, not_finite=not_finite, without_key=without_key)
 
 
 def send_objects(
@@ -175,19 +170,15 @@ def send_objects(
     if shuffle is not None:
         lines = [lines[i] for i in utility_generator(shuffle).permutation(len(lines))]
     fields = FieldReader(stream.features or (), None if key is None else split_path(key))
-    not_finite = without_key = 0
 
     def outgoing() -> Iterator[Outgoing]:
-        nonlocal not_finite, without_key
         for line in lines:
             # A worker reads the object with the same reader.
             records = fields.json_records(line, 1) if line.lstrip()[:1] != b"[" else [None]
-            not_finite += int(np.isnan(fields.rows(records)).any())
             (user,) = [None] if key is None else fields.users(records)
-            without_key += int(key is not None and user is None)
-            yield Outgoing(line, user)
+            yield Outgoing(line, user, 1, bool(np.isnan(fields.rows(records)).any()), key is not None)
 
-    sent = send_messages(
+    return send_messages(
         kafka,
         stream.input,
         outgoing(),
@@ -197,7 +188,6 @@ def send_objects(
         progress=progress,
         progress_every=_report_every(rate),
     )
-    return replace(sent, not_finite=not_finite, without_key=without_key)
 
 
 def _report_every(rate: float | None) -> int:

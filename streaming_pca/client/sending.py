@@ -34,11 +34,13 @@ class DeliveryError(BrokerUnreachable):
 
 @dataclass(frozen=True)
 class Outgoing:
-    """Message to send: payload, key and number of rows."""
+    """Message to send, with its number of rows, and whether it must be ``keyed``."""
 
     value: bytes
     key: bytes | None = None
     rows: int = 1
+    not_finite: bool = False
+    keyed: bool = False
 
 
 @dataclass(frozen=True)
@@ -128,12 +130,14 @@ def send_messages(
     They are consumed once the topic is found, each after the previous one was passed to the client.
     ``progress`` is called after ``progress_every`` messages with the number sent since its last call.
     """
-    rows_sent = 0
+    rows = not_finite = without_key = 0
     with closing(Sender(kafka, topic)) as sender:
         started = time.monotonic()
         for message in messages:
             sender.send(message.value, message.key, headers)
-            rows_sent += message.rows
+            rows += message.rows
+            not_finite += message.not_finite
+            without_key += message.keyed and message.key is None
             if progress is not None and sender.sent % progress_every == 0:
                 progress(progress_every)
             _keep_rate(started, sender.sent, rate)
@@ -144,7 +148,7 @@ def send_messages(
         sender.flush()
     if progress is not None:
         progress(sender.sent % progress_every)
-    return Produced(sender.sent, rows_sent, time.monotonic() - started, topic)
+    return Produced(sender.sent, rows, time.monotonic() - started, topic, not_finite, without_key)
 
 
 def _count_partitions(kafka: KafkaSettings, topic: str) -> int:
