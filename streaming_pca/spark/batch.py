@@ -37,10 +37,6 @@ class SparkBatch(Batch):
     only_single_rows: bool = False
     """True if records with any other number of rows than one are null."""
 
-    @classmethod
-    def of(cls, cluster: Cluster, layout: Layout) -> SparkBatch:
-        return cls(cluster, layout, 0, layout.records)
-
     def __len__(self) -> int:
         return self.high - self.low
 

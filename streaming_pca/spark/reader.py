@@ -20,7 +20,6 @@ from streaming_pca.config.kafka import KafkaSettings
 from streaming_pca.config.settings import StreamSettings
 from streaming_pca.data.codec import PayloadCodec
 from streaming_pca.service.errors import RecordsLost, SessionLost
-from streaming_pca.service.input.end_offsets import Offsets
 from streaming_pca.service.input.partition_reader import PartitionReader
 from streaming_pca.spark.batch import SparkBatch
 from streaming_pca.spark.jobs import Cluster
@@ -94,6 +93,7 @@ class ClusterReader:
         self._codec, self._skip_lost, self._check = codec, skip_lost, check
         # Used only to request offsets.
         self._offsets = PartitionReader(kafka, stream, codec, partitions, skip_lost, check)
+        self.first_offsets, self.last_offsets = self._offsets.first_offsets, self._offsets.last_offsets
         self._stopped = threading.Event()
         self._loading = False
         self._taken: set[int] = set()
@@ -107,12 +107,6 @@ class ClusterReader:
     def bytes(self) -> int:
         """Bytes held by the driver: none."""
         return 0
-
-    def first_offsets(self, partitions: Sequence[int]) -> Offsets:
-        return self._offsets.first_offsets(partitions)
-
-    def last_offsets(self, partitions: Sequence[int]) -> Offsets:
-        return self._offsets.last_offsets(partitions)
 
     def add(self, starts: Mapping[int, int], epochs: Mapping[int, int]) -> None:
         for p, start in sorted(starts.items()):
@@ -208,7 +202,8 @@ class ClusterReader:
         still = {strip.segment.range.id for buffer in self.buffers.values() for strip in buffer.strips}
         self._taken |= {strip.segment.range.id for some in strips for strip in some}
         self._held, self._taken = self._taken, self._taken - still
-        batch = SparkBatch.of(self._cluster, Layout(strips, granularity))
+        layout = Layout(strips, granularity)
+        batch = SparkBatch(self._cluster, layout, 0, layout.records)
         return batch, None if self._codec.user_key is None else batch.users()
 
     def _with_whole_pairs(self, strips: Sequence[Sequence[Strip]]) -> list[list[Strip]]:

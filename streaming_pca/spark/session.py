@@ -149,11 +149,7 @@ def _silence_py4j() -> None:
     """Silence Py4J, which logs Java's answers, and repeats reported errors as stack traces."""
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
     # Py4J also logs to the root logger, whose filter applies only to records logged there directly.
-    logging.getLogger().addFilter(_is_not_of_py4j)
-
-
-def _is_not_of_py4j(record: logging.LogRecord) -> bool:
-    return Path(record.pathname).parent.name != "py4j"
+    logging.getLogger().addFilter(lambda record: Path(record.pathname).parent.name != "py4j")
 
 
 def _silence_accumulators(context: Any) -> None:

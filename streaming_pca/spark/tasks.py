@@ -330,7 +330,8 @@ def _compute(
         if handle["id"] not in work:
             continue
         if handle["failure"] is not None:
-            raise _failed_before(handle["failure"])
+            kind, _, text = handle["failure"].partition(": ")
+            raise RecordsLost(text) if kind == "lost" else TaskFailed("a segment could not be read again")
         asked = work[handle["id"]]
         if digest(handle["structure"]) != asked.structure:
             raise changed(feed, range_of(handle))
@@ -344,11 +345,6 @@ def _compute(
                 more = operation.result(Records(share.of(part, first), places, users, recall))
                 total = more if total is None else total + more
     return records, {} if total is None else operation.chunks(total, width)
-
-
-def _failed_before(failure: str) -> Exception:
-    kind, _, text = failure.partition(": ")
-    return RecordsLost(text) if kind == "lost" else TaskFailed("a segment could not be read again")
 
 
 def digest(structure: bytes) -> str:

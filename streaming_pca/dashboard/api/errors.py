@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import BaseRoute, Match
 
 from streaming_pca.dashboard.api.limiter import Overloaded
-from streaming_pca.dashboard.observing.errors import Unknown
+from streaming_pca.dashboard.observing.lookup import Unknown
 from streaming_pca.privacy.errors import ParameterError
 from streaming_pca.service.errors import TopicError
 from streaming_pca.service.http.access import problem

@@ -16,7 +16,7 @@ from streaming_pca.dashboard.api.conditional import answer, answer_bytes
 from streaming_pca.dashboard.api.errors import NotReady
 from streaming_pca.dashboard.api.limiter import Limiter
 from streaming_pca.dashboard.guarantee import guarantee_in_words
-from streaming_pca.dashboard.observing.errors import UnknownLedger, UnknownRelease
+from streaming_pca.dashboard.observing.lookup import Unknown, UnknownRelease
 from streaming_pca.data.release import ArrayDigest, Release
 from streaming_pca.service.errors import TopicError
 
@@ -121,7 +121,7 @@ def add_streams(app: FastAPI, context: Context) -> None:
             return answer(request, found.budget)
         await context.require_loaded()
         reason = found.problem or "it is not open"
-        raise UnknownLedger(f"the ledger of topic {found.input!r} has no budget: {reason}")
+        raise Unknown(f"the ledger of topic {found.input!r} has no budget: {reason}")
 
     @_get(
         app, "streams/{name}/releases", "listReleases", response_model=models.ReleasePage, tags=["releases"]
@@ -261,7 +261,7 @@ def add_ledgers(app: FastAPI, context: Context) -> None:
                 found, connection = observer.ledger(input), observer.overview().connection
                 if found.cap is None and connection.ok and connection.loaded:
                     # Retrying would not help.
-                    raise UnknownLedger(str(error)) from None
+                    raise Unknown(str(error)) from None
                 raise
 
         return answer(request, await context.broker.call(charge))

@@ -8,7 +8,6 @@ from kafka.errors import KafkaError
 
 from streaming_pca.client.releases import NotARelease, read_release
 from streaming_pca.config.kafka import KafkaSettings
-from streaming_pca.dashboard.observing.errors import UnknownRelease
 from streaming_pca.dashboard.observing.logs import Message, TopicsLost, TopicsReader, in_words
 from streaming_pca.data.release import Release
 from streaming_pca.service.errors import TopicError
@@ -17,6 +16,14 @@ from streaming_pca.service.kafka.clients import BrokerUnreachable
 Found = tuple[Message, Release]
 
 _WAIT_SECONDS = 10.0
+
+
+class Unknown(LookupError):
+    """Request for an object that does not exist; one line names it."""
+
+
+class UnknownRelease(Unknown):
+    """The stream has no such release, or its topic has deleted it."""
 
 
 class ReleaseLookup:

@@ -23,10 +23,9 @@ from streaming_pca.admin.ledger import require_record
 from streaming_pca.config.kafka import ConfigurationError, KafkaSettings
 from streaming_pca.config.settings import Settings
 from streaming_pca.dashboard import models
-from streaming_pca.dashboard.observing.errors import UnknownLedger, UnknownRecord, UnknownStream
 from streaming_pca.dashboard.observing.ledgers import LedgerView
 from streaming_pca.dashboard.observing.logs import in_words
-from streaming_pca.dashboard.observing.lookup import ReleaseLookup
+from streaming_pca.dashboard.observing.lookup import ReleaseLookup, Unknown
 from streaming_pca.dashboard.observing.streams import StreamState
 from streaming_pca.dashboard.observing.topic_tail import read_topics
 from streaming_pca.dashboard.observing.watched import Watched
@@ -193,7 +192,7 @@ class Observer:
     def release(self, name: str, batch: int | None = None) -> tuple[bytes, Release]:
         """Return the bytes of a release as published, and the release; by default the latest.
 
-        Raises UnknownStream, UnknownRelease, BrokerUnreachable or TopicError.
+        Raises Unknown, BrokerUnreachable or TopicError.
         """
         with self._watched.lock:
             releases = self._state(name).releases
@@ -207,7 +206,7 @@ class Observer:
     def record_charge(self, input: str, partition: int, offset: int) -> models.RecordCharge:
         """Return the charges of one record.
 
-        Raises UnknownLedger, UnknownRecord, BrokerUnreachable, or TopicError without a readable, open ledger.
+        Raises Unknown, BrokerUnreachable, or TopicError without a readable, open ledger.
         """
         with self._watched.lock:
             view = self._view(input)
@@ -220,7 +219,7 @@ class Observer:
             try:
                 require_record(self._kafka, input, partition, offset)
             except ConfigurationError as error:
-                raise UnknownRecord(str(error).replace("--", "", 1)) from None
+                raise Unknown(str(error).replace("--", "", 1)) from None
             except SessionLost as error:
                 raise BrokerUnreachable(str(error).splitlines()[0]) from None
         return charge
@@ -239,10 +238,10 @@ class Observer:
         try:
             return self._watched.streams[name]
         except KeyError:
-            raise UnknownStream(f"stream {name!r} is not in the settings") from None
+            raise Unknown(f"stream {name!r} is not in the settings") from None
 
     def _view(self, input: str) -> LedgerView:
         try:
             return self._watched.views[input]
         except KeyError:
-            raise UnknownLedger(f"no stream of the settings reads topic {input!r}") from None
+            raise Unknown(f"no stream of the settings reads topic {input!r}") from None

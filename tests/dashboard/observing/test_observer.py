@@ -14,12 +14,7 @@ import pytest
 from streaming_pca.admin.broker_status import describe_status
 from streaming_pca.admin.ledger import describe_ledger, describe_spent
 from streaming_pca.dashboard.models import Event
-from streaming_pca.dashboard.observing.errors import (
-    UnknownLedger,
-    UnknownRecord,
-    UnknownRelease,
-    UnknownStream,
-)
+from streaming_pca.dashboard.observing.lookup import Unknown, UnknownRelease
 from streaming_pca.dashboard.observing.observer import Observer
 from streaming_pca.linalg.subspace import principal_angle
 from streaming_pca.privacy.ledger.entries import Paused, Retired
@@ -200,7 +195,7 @@ def test_a_ledger_is_shown_entry_by_entry(make: Make, observe: Observe) -> None:
             assert charge.spent.model_dump(exclude_none=True) == known["spent"]
     assert observer.record_charge(topic, 0, 299).spent.epsilon == "1"
     for place in ((0, 300), (1, 2), (2, 0)):
-        with pytest.raises(UnknownRecord, match="partition"):
+        with pytest.raises(Unknown, match="partition"):
             observer.record_charge(topic, *place)
 
 
@@ -208,11 +203,11 @@ def test_what_is_not_there_has_an_error(make: Make, observe: Observe) -> None:
     empty, shut = make(), make(cap=None)
     observer = observe(empty, shut)
     questions: list[tuple[Callable[..., object], tuple[Any, ...], type[Exception], str]] = [
-        (observer.stream, ("nobody",), UnknownStream, "stream 'nobody' is not in the settings"),
-        (observer.history, ("nobody",), UnknownStream, "nobody"),
-        (observer.release, ("nobody",), UnknownStream, "nobody"),
-        (observer.ledger, ("nothing",), UnknownLedger, "no stream of the settings reads topic 'nothing'"),
-        (observer.verify, ("nothing",), UnknownLedger, "nothing"),
+        (observer.stream, ("nobody",), Unknown, "stream 'nobody' is not in the settings"),
+        (observer.history, ("nobody",), Unknown, "nobody"),
+        (observer.release, ("nobody",), Unknown, "nobody"),
+        (observer.ledger, ("nothing",), Unknown, "no stream of the settings reads topic 'nothing'"),
+        (observer.verify, ("nothing",), Unknown, "nothing"),
         (observer.release, (empty.name,), UnknownRelease, "has no release yet"),
         (observer.release, (empty.name, 1), UnknownRelease, "batch 1"),
         (observer.record_charge, (shut.settings.stream.input, 0, 0), TopicError, "not open"),

@@ -13,8 +13,8 @@ from kafka import TopicPartition
 from kafka.admin import NewPartitions
 
 from streaming_pca.dashboard.observing import ledgers, watched
-from streaming_pca.dashboard.observing.errors import UnknownRelease
 from streaming_pca.dashboard.observing.ledgers import LedgerView
+from streaming_pca.dashboard.observing.lookup import UnknownRelease
 from streaming_pca.dashboard.observing.observer import Observer
 from streaming_pca.dashboard.observing.releases import LATEST_BYTES, MOST_NUMBERS, ReleaseHistory
 from streaming_pca.dashboard.observing.streams import StreamState
