@@ -8,15 +8,20 @@ import os
 import signal
 import time
 import warnings
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import contextmanager
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import uvloop
 
 from streaming_pca.service.errors import DeadlineExceeded, exit_status
+from streaming_pca.service.executors import first_of
+from streaming_pca.service.kafka.clients import BrokerUnreachable
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+RETRY_SECONDS = 1.0  # pause after a failure of the broker
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -82,3 +87,27 @@ class Patience:
         if self._since is None or now - started > self._seconds:
             self._since = now
         return now - self._since > self._seconds
+
+
+async def patiently(
+    ask: Callable[[], Awaitable[T]],
+    patience: Patience,
+    stopping: asyncio.Event,
+    log: logging.Logger | logging.LoggerAdapter[logging.Logger],
+    broker_reached: Callable[[], bool] = lambda: False,
+) -> T:
+    """Look for topics; retry if a broker has responded, now or, by ``broker_reached``, earlier."""
+    while True:
+        started = time.monotonic()
+        try:
+            found = await ask()
+        except BrokerUnreachable as error:
+            await first_of(stopping, seconds=RETRY_SECONDS)
+            if stopping.is_set() or not (error.may_pass or broker_reached()):
+                raise
+            if patience.is_over(started):
+                raise
+            log.warning("looking for the topics again: %s", error)
+        else:
+            patience.reset()
+            return found

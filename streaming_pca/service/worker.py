@@ -41,7 +41,7 @@ from streaming_pca.service.input.reader import ReaderFactory
 from streaming_pca.service.kafka.clients import BrokerUnreachable
 from streaming_pca.service.logs import StreamLog
 from streaming_pca.service.metrics import Metrics, StreamMetrics
-from streaming_pca.service.process import Patience, run_process, stop_on_signals
+from streaming_pca.service.process import RETRY_SECONDS, Patience, patiently, run_process, stop_on_signals
 from streaming_pca.service.session import Session
 from streaming_pca.service.topics.find import Topics, find_topics
 from streaming_pca.service.tracing import Tracing
@@ -62,7 +62,6 @@ _ELECTION_SECONDS = 60.0  # time limit of one step of the group protocol
 _CHECK_SECONDS = 300.0  # time limit of one step of a standby's comparison with the ledger
 _JOINING_SECONDS = 3.0
 """Time for a joined process to receive the lead: a leader compares its settings itself."""
-_RETRY_SECONDS = 1.0  # pause after a failure of the broker
 _RECHECK_SECONDS = 2.0  # pause after a comparison that failed because of the broker
 
 T = TypeVar("T")
@@ -188,7 +187,7 @@ class _Stream:
                     raise
                 self._lost_at = self._lost_at or time.monotonic()
                 self._log.warning("session lost, recovering from the topics: %s", error)
-                await first_of(stopping, seconds=_RETRY_SECONDS)
+                await first_of(stopping, seconds=RETRY_SECONDS)
                 continue
             finally:
                 topics = None
@@ -273,21 +272,11 @@ class _Stream:
     async def _find_topics_patiently(self) -> Topics:
         """Find the topics; retry if a broker has responded, to this stream or to another of the process."""
         worker = self._worker
-        while True:
-            started = time.monotonic()
-            try:
-                topics = await self._find_topics()
-            except BrokerUnreachable as error:
-                await first_of(worker.stopping, seconds=_RETRY_SECONDS)
-                if worker.stopping.is_set() or not (error.may_pass or worker.broker_reached):
-                    raise
-                if self._patience.is_over(started):
-                    raise
-                self._log.warning("looking for the topics again: %s", error)
-            else:
-                worker.broker_reached = True
-                self._patience.reset()
-                return topics
+        topics = await patiently(
+            self._find_topics, self._patience, worker.stopping, self._log, lambda: worker.broker_reached
+        )
+        worker.broker_reached = True
+        return topics
 
 
 class Worker:
@@ -445,7 +434,7 @@ class Worker:
             except (KafkaError, BrokerUnreachable) as error:
                 log.warning("election: %s", error)
                 self._lead(frozenset())
-                await first_of(self.stopping, seconds=_RETRY_SECONDS)
+                await first_of(self.stopping, seconds=RETRY_SECONDS)
             finally:
                 if election is not None:
                     await self._in_election(

@@ -14,7 +14,9 @@ from streaming_pca.service import worker as workers
 from streaming_pca.service.kafka import clients
 from streaming_pca.service.kafka.clients import BrokerUnreachable
 from streaming_pca.service.kafka.diagnosis import Diagnosis
+from streaming_pca.service.projection import worker as projecting
 from streaming_pca.service.topics.find import Topics, find_topics
+from streaming_pca.service.topics.output import Output
 from streaming_pca.service.worker import Worker
 from tests.waiting import LIMIT
 
@@ -45,7 +47,7 @@ class FailingClient:
 @pytest.fixture
 def failing(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[None]]:
     """Return the function that makes the first checks fail; it returns a list of all checks."""
-    monkeypatch.setattr(workers, "_RETRY_SECONDS", 0.01)
+    monkeypatch.setattr("streaming_pca.service.process.RETRY_SECONDS", 0.01)
 
     def fail(error: KafkaError, diagnosis: Diagnosis | None = None, times: int = 2) -> list[None]:
         checks: list[None] = []
@@ -114,3 +116,36 @@ def test_a_client_that_cannot_be_made_may_succeed_later_only_if_no_fault_is_foun
         with pytest.raises(BrokerUnreachable) as raised:
             clients._connect(SETTINGS.kafka, late)
         assert raised.value.may_pass is may_pass
+
+
+def test_a_projecting_worker_repeats_its_first_check_too(
+    failing: Callable[..., list[None]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class FoundIt(Exception):
+        pass
+
+    def make(*_: Any) -> Any:
+        raise FoundIt
+
+    checks = failing(KafkaTimeoutError())
+    monkeypatch.setattr(
+        projecting, "find_output", lambda kafka, stream, *_: find_first(checks, kafka, stream)
+    )
+    monkeypatch.setattr(projecting, "Projector", make)
+    options = projecting.ProjectionOptions("projected")
+
+    async def run() -> None:
+        async with asyncio.timeout(LIMIT):
+            await projecting.ProjectionWorker(SETTINGS, options).run()
+
+    with pytest.raises(FoundIt):
+        asyncio.run(run())
+    assert len(checks) == 3
+
+
+def find_first(checks: list[None], kafka: Any, stream: Any) -> Any:
+    """Fail twice like a look at the topics, then return an output."""
+    checks.append(None)
+    if len(checks) <= 2:
+        find_topics(kafka, stream)
+    return Output("projected", 1, "s", "id", (0,))

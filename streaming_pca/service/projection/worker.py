@@ -21,7 +21,7 @@ from streaming_pca.service.errors import DeadlineExceeded, SessionLost, StreamRe
 from streaming_pca.service.executors import Executors, Pool, first_of
 from streaming_pca.service.http.server import HttpServer
 from streaming_pca.service.kafka.clients import BrokerUnreachable
-from streaming_pca.service.process import Patience, run_process, stop_on_signals
+from streaming_pca.service.process import Patience, patiently, run_process, stop_on_signals
 from streaming_pca.service.projection.encoding import Encoder, Format
 from streaming_pca.service.projection.projector import Projector
 from streaming_pca.service.topics.output import Output, check_stream, find_output
@@ -80,7 +80,6 @@ class ProjectionMetrics:
             self._release.labels(self._stream).set(batch)
 
     def text(self) -> bytes:
-        """Return the metrics in the exposition format."""
         return generate_latest(self._registry)
 
 
@@ -103,7 +102,6 @@ class ProjectionWorker:
         self._stopping.set()
 
     def roles(self) -> dict[str, str]:
-        """Return the role of this process, by stream."""
         role = "starting" if self._projector is None else self._projector.role
         return {self._settings.stream.name: "ended" if self._ended else role}
 
@@ -119,9 +117,9 @@ class ProjectionWorker:
             http.start()
             log.info("metrics and health on %s", http.url)
         try:
-            output: Output = await self._call(
-                "finding the topics", find_output, settings.kafka, stream, options.output, options.create
-            )
+            how = ("finding the topics", find_output, settings.kafka, stream, options.output, options.create)
+            patience = Patience(settings.worker.give_up_seconds)
+            output: Output = await patiently(lambda: self._call(*how), patience, self._stopping, log)
             log.info(
                 "projecting %s to %s: the projections are only as private as the records; give both "
                 "topics the same protection",
@@ -129,9 +127,9 @@ class ProjectionWorker:
                 output.topic,
             )
             encoder = Encoder(options.format, stream.dtype)
-            how = (settings.kafka, stream, output, encoder, options.release_batch, self._count)
+            parts = (settings.kafka, stream, output, encoder, options.release_batch, self._count)
             # The constructor reads the schemas from the registry, if records name any.
-            projector = await self._call("making a projector", Projector, *how, settings.registry)
+            projector = await self._call("making a projector", Projector, *parts, settings.registry)
             self._projector = projector
             self._metrics.watch(projector)
             hanging = False
@@ -170,7 +168,11 @@ class ProjectionWorker:
                     patience.reset()
                 # Also while producers keep writing, when every step has messages.
                 if ends is not None and time.monotonic() - looked_at > _END_SECONDS:
-                    self._require_release(projector)
+                    if projector.role == "waiting":
+                        raise StreamRefused(
+                            f"stream {self._settings.stream.name!r} has no release yet: run it first, or "
+                            "leave --until-end out to wait for one"
+                        )
                     if await self._call("reading the positions", projector.has_reached, ends):
                         log.info("everything up to the end of the input is projected")
                         return
@@ -182,13 +184,6 @@ class ProjectionWorker:
                 log.warning("recovering from the committed positions: %s", error)
                 await self._call("recovering", projector.recover)
                 await first_of(self._stopping, seconds=1.0)
-
-    def _require_release(self, projector: Projector) -> None:
-        if projector.role == "waiting":
-            raise StreamRefused(
-                f"stream {self._settings.stream.name!r} has no release yet: run it first, or leave "
-                "--until-end out to wait for one"
-            )
 
     def _count(self, messages: int) -> None:
         self._projected += messages
