@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from streaming_pca.admin.produce import send_records
+from streaming_pca.admin.topics import create_with_cap
 from streaming_pca.client.releases import ReleaseReader
 from streaming_pca.config.loading import load_settings
 from streaming_pca.config.settings import Settings
@@ -30,11 +31,9 @@ from streaming_pca.dev.processes import Child
 from streaming_pca.errors import UserError
 from streaming_pca.estimators.kernel_cache import COMPILING, FIRST, are_cached, compile_apart, stop
 from streaming_pca.linalg.subspace import subspace_error
-from streaming_pca.privacy.ledger.entries import Cap, Opened
+from streaming_pca.privacy.ledger.entries import Cap
 from streaming_pca.progress import Progress
-from streaming_pca.service.commit.checkpoint import open_ledger
 from streaming_pca.service.commit.verification import verify_ledger
-from streaming_pca.service.topics.find import create_topics, find_topics
 
 # Enough batches to show a falling error, at sqrt(6) times the noise of one batch.
 _N_BATCHES = 6
@@ -96,7 +95,10 @@ def run_demo(
     called at the end with the stream's settings and the summary, while the broker still runs.
     """
     if plot is not None:
-        _check_plot(plot)
+        # Before anything else: whether the plot can be drawn and written.
+        importlib.import_module("streaming_pca.plots")
+        if not plot.absolute().parent.is_dir():
+            raise DemoFailed(f"{plot}: the folder {plot.absolute().parent} does not exist: create it")
     with contextlib.ExitStack() as stack:
         embedded = bootstrap is None
         if bootstrap is None:
@@ -107,7 +109,7 @@ def run_demo(
         text = _configuration(bootstrap, embedded, rank, epsilon, delta, flights.N_RECORDS)
         config.write_text(text)
         settings = load_settings(config)
-        _open(settings, epsilon, delta)
+        create_with_cap([settings], Cap(epsilon=epsilon, delta=delta), "basic", partitions=3, replication=1)
         compiler = None
         if are_cached([FIRST]):
             err.print("this takes about 20 seconds on two cores")
@@ -200,14 +202,6 @@ enabled = false
 """
 
 
-def _open(settings: Settings, epsilon: float, delta: float) -> None:
-    create_topics(settings.kafka, settings.stream, partitions=3, replication=1)
-    topics = find_topics(settings.kafka, settings.stream)
-    cap = Cap(epsilon=epsilon, delta=delta)
-    entry = Opened(topic_id=topics.topic_id, topic=settings.stream.input, cap=cap)
-    open_ledger(settings.kafka, entry, settings.stream.ledger_topic)
-
-
 def _learn(
     settings: Settings,
     records: NDArray[np.float32],
@@ -286,13 +280,6 @@ def _print_table(points: list[_Point], random_error: float, out: Console) -> Non
         f"0 for the same subspace, {random_error:.2f} for a random one.",
         highlight=False,
     )
-
-
-def _check_plot(path: Path) -> None:
-    """Raise an error early if the plot cannot be drawn or written."""
-    importlib.import_module("streaming_pca.plots")
-    if not path.absolute().parent.is_dir():
-        raise DemoFailed(f"{path}: the folder {path.absolute().parent} does not exist: create it")
 
 
 def _draw(points: list[_Point], exact: NDArray[np.float64], path: Path, epsilon: float, delta: float) -> None:
