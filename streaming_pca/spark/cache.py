@@ -183,7 +183,6 @@ class ValueCache:
 
     @property
     def segments(self) -> set[str]:
-        """Names of the segments with cached values."""
         return set(self._files)
 
     def recall(

@@ -8,7 +8,7 @@ can be standbys for each other.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 from pyspark.sql import SparkSession
@@ -17,7 +17,6 @@ from streaming_pca.config.kafka import KafkaSettings
 from streaming_pca.config.settings import Settings, StreamSettings
 from streaming_pca.config.spark import SparkSettings
 from streaming_pca.data.codec import PayloadCodec
-from streaming_pca.service.commit.batch_result import Progress
 from streaming_pca.service.http.server import Site
 from streaming_pca.service.input.reader import ReaderFactory
 from streaming_pca.service.process import end_process
@@ -46,7 +45,6 @@ def run_spark(
     settings: Sequence[Settings],
     spark_settings: SparkSettings,
     master: str | None = None,
-    on_release: Callable[[Progress], None] | None = None,
     site: Site | None = None,
 ) -> int:
     """Run :func:`streaming_pca.service.worker.run_worker` on a Spark cluster; return its exit status.
@@ -57,7 +55,7 @@ def run_spark(
     try:
         # Without executors the process ends, and its successor finishes a reserved batch.
         watch_spark(spark, partial(end_process, successor="recovers"), stopping)
-        return run_worker(settings, on_release, cluster_readers(spark, spark_settings), site)
+        return run_worker(settings, None, cluster_readers(spark, spark_settings), site)
     finally:
         stopping.set()
         stop_spark(spark)

@@ -303,7 +303,11 @@ class Cluster:
         except Exception as error:
             # Do not use Spark's full text: it repeats the output of tasks.
             if (other := _OTHER_PYTHON.search(str(error))) is not None:
-                raise StreamRefused(_other_python(other[1])) from None
+                lacks = f"has no {other[1]}" if other[1] else "is not of the driver's version"
+                raise StreamRefused(
+                    f"the executors' Python {lacks}: set PYSPARK_PYTHON to a Python with streaming-pca "
+                    f"{__version__}, at the same path on every machine"
+                ) from None
             found = _REASON.search(str(error))
             reason = found[1] if found else type(error).__name__
             raise SessionLost(f"a job of Spark failed ({group}): {reason}") from None
@@ -319,14 +323,6 @@ def _answering() -> Iterator[None]:
         yield
     except Exception as error:
         raise SessionLost(f"Spark does not answer: {type(error).__name__}") from None
-
-
-def _other_python(module: str | None) -> str:
-    lacks = f"has no {module}" if module else "is not of the driver's version"
-    return (
-        f"the executors' Python {lacks}: set PYSPARK_PYTHON to a Python with streaming-pca {__version__}, at "
-        "the same path on every machine"
-    )
 
 
 def _records_of(shares: Mapping[int, Sequence[Share]]) -> int:

@@ -113,7 +113,6 @@ class ClusterReader:
             self.buffers[p] = _Buffer(start, epochs.get(p, -1), start)
 
     def restart(self, codec: PayloadCodec) -> None:
-        """Discard messages that no batch has taken; read them again with another codec."""
         # A session has one codec, so start a new one; the factory closes the previous session.
         self._cluster, self._codec = self._make_cluster(codec), codec
         self._taken, self._held = set(), set()
@@ -193,7 +192,6 @@ class ClusterReader:
         return max(size, -(-offsets // (_MOST_TASKS * slots)), _FEWEST)
 
     def take(self, counts: Sequence[int], granularity: int) -> tuple[SparkBatch, NDArray[np.uint64] | None]:
-        """Remove the first messages of each partition; return their batch and its users."""
         partitions = sorted(self.buffers)
         strips = [self.buffers[p].take(count) for p, count in zip(partitions, counts, strict=True)]
         self._taken |= {strip.segment.range.id for some in strips for strip in some}
@@ -239,7 +237,6 @@ class ClusterReader:
         self._cluster.release(taken)
 
     def stop(self) -> None:
-        """Make current and later fetches return soon; can be called from any thread."""
         self._stopped.set()
         if self._loading:
             self._cluster.cancel(self._group)

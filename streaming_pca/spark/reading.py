@@ -24,7 +24,6 @@ from streaming_pca import __version__
 from streaming_pca.config.kafka import KafkaSettings
 from streaming_pca.config.settings import StreamSettings
 from streaming_pca.data.array_batch import ArrayBatch
-from streaming_pca.data.codec import PayloadCodec
 from streaming_pca.data.features.records import Schemas
 from streaming_pca.kernels.threads import use_threads
 from streaming_pca.service.errors import RecordsLost, SessionLost, StreamRefused
@@ -78,11 +77,6 @@ class Feed:
     def name_of(self, segment: int) -> str:
         return f"{self.session}/{segment}"
 
-    def reader(self, codec: PayloadCodec) -> PartitionReader:
-        """Return a reader of the input, without partitions."""
-        # No check: the driver watches the time and cancels a job whose records do not arrive.
-        return PartitionReader(self.kafka, self.stream, codec, 1, False, lambda: None)
-
 
 @dataclass(frozen=True)
 class Piece:
@@ -115,7 +109,10 @@ class Reading:
         # Not in the driver, which itself reads for sequential algorithms.
         if TaskContext.get() is not None:
             use_threads(feed.threads)
-            _silence_libraries()
+            # As in a worker: a warning about a number reveals something about records, and the client's log
+            # may quote records.
+            warnings.simplefilter("ignore")
+            logging.getLogger("kafka").setLevel(logging.CRITICAL)
             _spare_the_collector()
         if feed.session not in cls._open:
             cls._open[feed.session] = cls(feed)
@@ -150,20 +147,13 @@ class Reading:
         """Read a range from Kafka in pieces; all but the last have an even number of messages."""
         try:
             if self._reader is None:
-                self._reader = self.feed.reader(self.codec)
+                # No check: the driver watches the time and cancels a job whose records do not arrive.
+                how = (self.feed.kafka, self.feed.stream, self.codec, 1, False, lambda: None)
+                self._reader = PartitionReader(*how)
             yield from read(self._reader, wanted)
         except Exception:
             self._forget_reader()
             raise
-
-
-def _silence_libraries() -> None:
-    """Keep warnings of libraries out of an executor's log, as a worker does.
-
-    A warning about a number reveals something about records, and the client's log may quote records.
-    """
-    warnings.simplefilter("ignore")
-    logging.getLogger("kafka").setLevel(logging.CRITICAL)
 
 
 _tasks = itertools.count(1)

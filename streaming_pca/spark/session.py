@@ -152,15 +152,6 @@ def _silence_py4j() -> None:
     logging.getLogger().addFilter(lambda record: Path(record.pathname).parent.name != "py4j")
 
 
-def _silence_accumulators(context: Any) -> None:
-    """Prevent stack traces, with messages, of the unused accumulator server when Java is gone."""
-
-    def handle_error(request: object, address: object) -> None:
-        log.debug("Spark: the connection for accumulators ended")
-
-    context._accumulatorServer.handle_error = handle_error
-
-
 def _join_submitted(settings: SparkSettings, master: str | None) -> SparkSession:
     """Create the session in the Java process that spark-submit has started."""
     from pyspark import SparkConf, SparkContext
@@ -230,7 +221,9 @@ def _session(
     for name, value in given.items():
         conf.setIfMissing(name, value)
     try:
-        _silence_accumulators(SparkContext(conf=conf, gateway=gateway))
+        server: Any = SparkContext(conf=conf, gateway=gateway)._accumulatorServer
+        # Otherwise this unused server prints a stack trace, with messages, when Java is gone.
+        server.handle_error = lambda *_: log.debug("Spark: the connection for accumulators ended")
         return SparkSession.builder.getOrCreate()
     except (Py4JError, PySparkException, OSError) as error:
         killed = [found[1] for line in lines or () if (found := _KILLED.search(line))]
