@@ -11,11 +11,11 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 
-class _Answer(BaseModel):
+class Answer(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
-class Problem(_Answer):
+class Problem(Answer):
     """Error in the format of RFC 9457."""
 
     type: str = "about:blank"
@@ -30,7 +30,7 @@ class Problem(_Answer):
     """Path of the request."""
 
 
-class Connection(_Answer):
+class Connection(Answer):
     """Connection to the broker, the source of all numbers."""
 
     ok: bool
@@ -43,7 +43,7 @@ class Connection(_Answer):
     """True once all topics were read to their ends for the first time."""
 
 
-class Charge(_Answer):
+class Charge(Answer):
     """Privacy cost, as strings: decimals rounded to 12 digits; in plans exact, also as fractions."""
 
     epsilon: str | None = None
@@ -54,7 +54,7 @@ class Charge(_Answer):
     """Rho of zero-concentrated privacy, if known."""
 
 
-class Budget(_Answer):
+class Budget(Answer):
     """Charges of records against the cap of their topic."""
 
     by_stream: Charge
@@ -74,7 +74,7 @@ class Budget(_Answer):
     """False if a batch fills whose charge the cap does not allow."""
 
 
-class Batches(_Answer):
+class Batches(Answer):
     """Numbers of a stream's batches."""
 
     committed: int
@@ -85,7 +85,7 @@ class Batches(_Answer):
     """Batches with a release."""
 
 
-class Leader(_Answer):
+class Leader(Answer):
     """Process that leads a stream, according to its consumer group."""
 
     present: bool
@@ -96,7 +96,7 @@ class Leader(_Answer):
     """Number of processes that can lead, the leader included."""
 
 
-class Lag(_Answer):
+class Lag(Answer):
     """Records still to be read, counted in offsets; some of these are transaction markers."""
 
     total: int
@@ -107,7 +107,7 @@ class Lag(_Answer):
     """Offsets after the start of an open transaction, not readable yet."""
 
 
-class NextBatch(_Answer):
+class NextBatch(Answer):
     """Batch that fills, from counts and times of records alone."""
 
     planned: int
@@ -118,7 +118,7 @@ class NextBatch(_Answer):
     """Offsets that arrive per second in the input topic, in the last two minutes; null at first."""
 
 
-class Health(_Answer):
+class Health(Answer):
     """Verdict on a stream, only from public quantities."""
 
     level: Literal["ok", "warning", "problem", "unknown"]
@@ -127,7 +127,7 @@ class Health(_Answer):
     """One line each with its remedy, the worst first."""
 
 
-class LastRelease(_Answer):
+class LastRelease(Answer):
     """Summary of the latest release."""
 
     batch: int
@@ -154,7 +154,7 @@ class LastRelease(_Answer):
     """SHA-256 of its bytes in hexadecimal: the release's ETag."""
 
 
-class DoubtAdvice(_Answer):
+class DoubtAdvice(Answer):
     """Doubts about the latest release in words, one line each, and what helps."""
 
     reasons: list[str]
@@ -167,7 +167,7 @@ class DoubtAdvice(_Answer):
     """Cost of the remedies that need a new stream; null without."""
 
 
-class StreamSummary(_Answer):
+class StreamSummary(Answer):
     """Stream at a glance."""
 
     name: str
@@ -241,7 +241,7 @@ class ReleaseSummary(LastRelease):
     """Offset of its message in the releases topic."""
 
 
-class History(_Answer):
+class History(Answer):
     """Last releases of a stream, oldest first."""
 
     stream: str
@@ -277,7 +277,7 @@ class History(_Answer):
     """False if earlier releases exist that the dashboard does not hold."""
 
 
-class Traffic(_Answer):
+class Traffic(Answer):
     """Offsets and lag of a stream since the dashboard started, oldest first; null where it did not see them.
 
     Points are ten seconds apart in the last hour, four minutes in the last day, half an hour in the last
@@ -296,7 +296,7 @@ class Traffic(_Answer):
     """Largest lag since the previous point, in offsets."""
 
 
-class StreamPage(_Answer):
+class StreamPage(Answer):
     """Page of streams by name."""
 
     items: list[StreamSummary]
@@ -307,7 +307,7 @@ class StreamPage(_Answer):
     """Connection to the broker."""
 
 
-class ReleasePage(_Answer):
+class ReleasePage(Answer):
     """Page of releases, newest first."""
 
     items: list[ReleaseSummary]
@@ -316,7 +316,7 @@ class ReleasePage(_Answer):
     """Value of ``before`` for the next page; null on the last."""
 
 
-class JobSummary(_Answer):
+class JobSummary(Answer):
     """Job of a ledger: a stream, or charges entered manually."""
 
     name: str
@@ -333,7 +333,7 @@ class JobSummary(_Answer):
     """Records charged in batches that were abandoned."""
 
 
-class LedgerSummary(_Answer):
+class LedgerSummary(Answer):
     """Ledger of an input topic."""
 
     input: str
@@ -356,7 +356,7 @@ class LedgerSummary(_Answer):
     """Jobs, ordered by name."""
 
 
-class LedgerPage(_Answer):
+class LedgerPage(Answer):
     """All ledgers of the streams."""
 
     items: list[LedgerSummary]
@@ -365,7 +365,7 @@ class LedgerPage(_Answer):
     """Connection to the broker."""
 
 
-class OffsetRangeRow(_Answer):
+class OffsetRangeRow(Answer):
     """Range of offsets of a partition, ``end`` excluded."""
 
     partition: int
@@ -376,7 +376,7 @@ class OffsetRangeRow(_Answer):
     """Offset after the last."""
 
 
-class LedgerEntryRow(_Answer):
+class LedgerEntryRow(Answer):
     """Entry of a ledger."""
 
     offset: int
@@ -399,7 +399,7 @@ class LedgerEntryRow(_Answer):
     """Reason why the entry is void; null for a valid entry."""
 
 
-class EntryPage(_Answer):
+class EntryPage(Answer):
     """Page of entries, newest first."""
 
     items: list[LedgerEntryRow]
@@ -410,7 +410,7 @@ class EntryPage(_Answer):
     """False if earlier entries exist that are not held: `streaming-pca ledger show` lists all."""
 
 
-class Verification(_Answer):
+class Verification(Answer):
     """Result of the independent verifier for a ledger, its states and releases."""
 
     state: Literal["never", "running", "verified", "problems", "failed"]
@@ -425,7 +425,7 @@ class Verification(_Answer):
     """Problems of the ledger, or the reason why the verifier could not run."""
 
 
-class RecordCharge(_Answer):
+class RecordCharge(Answer):
     """Charges of one record."""
 
     input: str
@@ -444,7 +444,7 @@ class RecordCharge(_Answer):
     """Charge by each job."""
 
 
-class Event(_Answer):
+class Event(Answer):
     """Event: something to fetch again."""
 
     kind: Literal["release", "ledger", "standing", "connection"]
@@ -459,7 +459,7 @@ class Event(_Answer):
     """Number that increases with each event of this process."""
 
 
-class Overview(_Answer):
+class Overview(Answer):
     """All streams at the same moment."""
 
     streams: list[StreamSummary]

@@ -122,10 +122,9 @@ def _problem(status: str, text: str) -> dict[str, Any]:
 
 
 def _add_problems(path: str, operation: dict[str, Any]) -> None:
-    has_name = "{" in path
     responses = {status: found for status, found in operation["responses"].items() if status != "422"}
     for status, (name, _) in _PROBLEMS.items():
-        if status != "404" or has_name:
+        if status != "404" or "{" in path:
             responses[status] = {"$ref": f"#/components/responses/{name}"}
     operation["responses"] = dict(sorted(responses.items()))
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 from fastapi import FastAPI, Query, Request, Response
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
+from pydantic import Field, FiniteFloat, ValidationError
 
 from streaming_pca.dashboard.api.conditional import answer
 from streaming_pca.dashboard.api.routes import Context
-from streaming_pca.dashboard.models import Charge
+from streaming_pca.dashboard.models import Answer, Charge
 from streaming_pca.estimators.common.clipped_batches import GrowingBatches
 from streaming_pca.estimators.forecast.batches import MOST_RECORDS
 from streaming_pca.estimators.forecast.forecast import forecast
@@ -17,11 +17,7 @@ from streaming_pca.estimators.forecast.result import as_json
 from streaming_pca.privacy.errors import ParameterError
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
-
-
-class PlanShares(_Part):
+class PlanShares(Answer):
     """Shares of mu² in a batch."""
 
     first: FiniteFloat
@@ -36,7 +32,7 @@ class PlanShares(_Part):
     """Share of the pilot estimate of the covariance."""
 
 
-class PlanTarget(_Part):
+class PlanTarget(Answer):
     """Relative error and the eigengap that it requires."""
 
     error: FiniteFloat
@@ -49,7 +45,7 @@ class PlanTarget(_Part):
     """Number of records for this error at the given gap; null without a gap, or above 10^15."""
 
 
-class _Point(_Part):
+class _Point(Answer):
     entry_noise: FiniteFloat
     """Standard deviation of an entry of the mean second moment, as a share of the total variance."""
     angles: list[FiniteFloat]
@@ -70,7 +66,7 @@ class PlanOfRecords(_Point):
     """Records of the whole stream."""
 
 
-class Plan(_Part):
+class Plan(Answer):
     """Forecast for the default estimator from public numbers, as in `streaming-pca plan --json`."""
 
     dim: int

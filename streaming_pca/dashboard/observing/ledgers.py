@@ -16,7 +16,7 @@ from streaming_pca.privacy.ledger.entries import Abandoned, Charged, Opened, Pau
 from streaming_pca.privacy.ledger.ledger import JobLedger, Ledger
 from streaming_pca.privacy.parameters import Charge, format_number, parse_rational
 from streaming_pca.service.commit.log_reader import LedgerReplay, Replayed, lost_entries
-from streaming_pca.service.errors import StreamRefused, TopicError
+from streaming_pca.service.errors import StreamRefused
 
 RANGES_PER_ROW = 8
 """Ranges of all rows together, for each permitted row: beyond these, the oldest rows are dropped."""
@@ -82,11 +82,6 @@ class LedgerView:
         """Reason why the numbers of this ledger are unknown, or None."""
         return self.problem or self.failed
 
-    def require_readable(self) -> None:
-        """Raise TopicError if the numbers of this ledger are unknown."""
-        if self.trouble is not None:
-            raise TopicError(self.trouble)
-
     def begin(self, ids: tuple[str | None, ...], first: int, end: int) -> None:
         """Start at the first entry."""
         self.restart(ids)
@@ -96,9 +91,6 @@ class LedgerView:
         """Record a failure if the ledger has lost its first entries, which makes it useless."""
         if first and self.failed is None:
             self.failed = lost_entries(self.topic, first)
-
-    def job(self, name: str) -> JobLedger:
-        return self.ledger.job(name)
 
     def add(self, offset: int, value: bytes) -> None:
         """Replay the topic's next message, unless the replay has failed."""
@@ -187,7 +179,18 @@ class LedgerView:
             topic_id=self.topic_id,
             problem=self.trouble,
             entries=self._replay.entries,
-            jobs=[_job(name, job) for name, job in sorted(self.ledger.jobs.items())],
+            jobs=[
+                models.JobSummary(
+                    name=name,
+                    standing=str(job.status),
+                    batches=batch_counts(job),
+                    **{
+                        key: getattr(job, key)
+                        for key in ("charges", "records_committed", "records_abandoned")
+                    },
+                )
+                for name, job in sorted(self.ledger.jobs.items())
+            ],
             **facts,
         )
         return self._summary
@@ -195,7 +198,7 @@ class LedgerView:
     def budget(self, name: str) -> models.Budget | None:
         """Return a stream's budget; None while the ledger is not open."""
         if name not in self._budgets:
-            self._budgets[name] = _budget(describe_charges(self.ledger, self.job(name)))
+            self._budgets[name] = _budget(describe_charges(self.ledger, self.ledger.job(name)))
         return self._budgets[name]
 
     def page(self, limit: int, before: int | None, job: str | None) -> models.EntryPage:
@@ -212,10 +215,6 @@ class LedgerView:
             items=items, next=items[-1].offset if more and items else None, complete=not self._dropped
         )
 
-    def is_named(self, partition: int, offset: int) -> bool:
-        """Return whether a range of the ledger contains a record."""
-        return self.ledger.spent(partition, offset) != self.ledger.everywhere
-
     def record(self, partition: int, offset: int) -> models.RecordCharge:
         """Return the charges of one record; TopicError unless the ledger is open."""
         charges = describe_record(self.ledger, self.input, partition, offset)
@@ -223,9 +222,7 @@ class LedgerView:
             input=self.input,
             partition=partition,
             offset=offset,
-            spent=charge_model(charges["spent"]),
-            left=charge_model(charges["left"]),
-            cap=charge_model(charges["cap"]),
+            **{name: charge_model(charges[name]) for name in ("spent", "left", "cap")},
             jobs={name: charge_model(charge) for name, charge in charges["jobs"].items()},
         )
 
@@ -233,17 +230,6 @@ class LedgerView:
 def charge_model(described: dict[str, str | None]) -> models.Charge:
     """Convert a described charge to decimals of at most 12 digits."""
     return models.Charge(**{name: None if v is None else format_number(v) for name, v in described.items()})
-
-
-def _job(name: str, job: JobLedger) -> models.JobSummary:
-    return models.JobSummary(
-        name=name,
-        standing=str(job.status),
-        batches=batch_counts(job),
-        charges=job.charges,
-        records_committed=job.records_committed,
-        records_abandoned=job.records_abandoned,
-    )
 
 
 def batch_counts(job: JobLedger) -> models.Batches:
@@ -254,20 +240,15 @@ def _budget(charges: dict[str, Any]) -> models.Budget | None:
     if charges["cap"] is None:
         return None
     spent, left, cap = charges["charged"]["by_all"], charges["left"], charges["cap"]
+    shares = [_part(spent[name], left[name]) for name in left]  # of the quantities that the filter adds up
     return models.Budget(
         by_stream=charge_model(charges["charged"]["by_stream"]),
         by_all=charge_model(spent),
         left=charge_model(left),
         cap=charge_model(cap),
         filter=charges["filter"],
-        spent_share=_spent_share(spent, left),
+        spent_share=max((share for share in shares if share is not None), default=None),
     )
-
-
-def _spent_share(spent: dict[str, str | None], left: dict[str, str]) -> float | None:
-    """Return the largest spent share among the quantities that the filter adds up."""
-    shares = [_part(spent[name], left[name]) for name in left]
-    return max((share for share in shares if share is not None), default=None)
 
 
 def _part(spent: str | None, left: str) -> float | None:

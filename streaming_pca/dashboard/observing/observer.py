@@ -12,9 +12,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import closing, suppress
-from typing import Any
 
 from kafka.errors import KafkaError
 
@@ -53,7 +52,9 @@ def request_status(watched: Watched, kafka: KafkaSettings) -> Generator[bool]:
             while True:
                 described = list(admin.describe_topics(names))
                 watched.table.set(described)
-                inputs = topic_partitions(t for t in described if t["name"] in watched.views and _is_led(t))
+                # Without the leaders of all partitions the lag is unavailable.
+                led = [t for t in described if all(p["leader_id"] >= 0 for p in t["partitions"])]
+                inputs = topic_partitions(t for t in led if t["name"] in watched.views)
                 snapshot = fetch_broker_snapshot(kafka, admin, consumer, [s.settings for s in states], inputs)
                 now = time.monotonic()
                 with watched.lock:
@@ -66,11 +67,6 @@ def request_status(watched: Watched, kafka: KafkaSettings) -> Generator[bool]:
                 watched.table.wanted = False
         finally:
             consumer.close(autocommit=False)
-
-
-def _is_led(topic: Mapping[str, Any]) -> bool:
-    """Return whether all partitions have a leader, without which the lag is unavailable."""
-    return all(partition["leader_id"] >= 0 for partition in topic["partitions"])
 
 
 _PARTS = {"status": request_status, "topics": read_topics}
@@ -151,12 +147,10 @@ class Observer:
             return self._state(name).detail
 
     def history(self, name: str) -> models.History:
-        """Return the columns of a stream's last releases."""
         with self._watched.lock:
             return self._state(name).releases.history()
 
     def traffic(self, name: str) -> models.Traffic:
-        """Return the columns of a stream's offsets and lag over time."""
         with self._watched.lock:
             return self._state(name).traffic.answer(name)
 
@@ -210,9 +204,10 @@ class Observer:
         """
         with self._watched.lock:
             view = self._view(input)
-            view.require_readable()
+            if view.trouble is not None:
+                raise TopicError(view.trouble)
             charge = view.record(partition, offset)
-            named = view.is_named(partition, offset)
+            named = view.ledger.spent(partition, offset) != view.ledger.everywhere
         if not named:
             # The record is in no range of the ledger, so it may never have existed.
             self._require_broker()

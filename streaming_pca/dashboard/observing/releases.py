@@ -65,7 +65,6 @@ class Point:
 
     @property
     def angle(self) -> float | None:
-        """Largest principal angle to the previous release."""
         return None if self.angles is None else float(self.angles[0])
 
     def summary(self) -> ReleaseSummary:

@@ -51,7 +51,7 @@ class StreamState:
         stream = self.settings.stream
         leader = snapshot.leader(self.settings.worker.group, stream.state_topic)
         self._leader = None if leader is None else Leader(**leader)
-        job = view.job(self.name)
+        job = view.ledger.job(self.name)
         known = loaded and stream.input in snapshot.partitions
         lag = snapshot.lag(stream, job) if known else None
         self._lag = None if lag is None else Lag(**lag)
@@ -65,7 +65,7 @@ class StreamState:
 
     def update(self, view: LedgerView, disconnected: str | None, loaded: bool) -> bool:
         """Rebuild the answers; return whether they have changed."""
-        job, last = view.job(self.name), self.releases.last
+        job, last = view.ledger.job(self.name), self.releases.last
         leader, lag = self._leader, self._lag
         problem = self.releases.problem or view.trouble
         since, usual = self._intervals()
