@@ -90,7 +90,8 @@ def scree(pca: Any, *, ax: Axes | None = None) -> Axes:
     heights = shares if rest is None else np.append(shares, rest)
     places = np.arange(1, len(heights) + 1)
     colours = [_BLUE] * k
-    for i in np.flatnonzero(_is_lost(model)):
+    noise = _STANDARD_ERRORS * np.asarray(getattr(model, "explained_variance_error_", 0.0))
+    for i in np.flatnonzero(np.asarray(model.explained_variance_) <= noise):
         colours[i] = _FAINT
     ax.bar(places[:k], shares, color=colours, width=0.7)
     if rest is not None:
@@ -186,8 +187,10 @@ def biplot(
     )
     limit = 1.4 * longest
     ax.set(xlim=(-limit, limit), ylim=(-limit, limit), aspect="equal")
+    shares = getattr(model, "explained_variance_ratio_", None)
     for axis, i in zip((ax.xaxis, ax.yaxis), pair, strict=True):
-        axis.set_label_text(f"loading on component {i + 1}{_share_text(model, i)}")
+        share = "" if shares is None else f" ({shares[i]:.0%} of the variance)"
+        axis.set_label_text(f"loading on component {i + 1}{share}")
     ax.add_artist(_Placer([_label(ax, _name(model, j), loadings[j]) for j in shown], tips))
     return ax
 
@@ -367,11 +370,6 @@ def _share_errors(model: Any, shares: Matrix) -> Matrix | None:
     return np.asarray(np.hypot(errors, np.append(shares, shares.sum()) * of_total) / total)
 
 
-def _is_lost(model: Any) -> NDArray[np.bool_]:
-    errors = getattr(model, "explained_variance_error_", 0.0)
-    return np.asarray(np.asarray(model.explained_variance_) <= _STANDARD_ERRORS * np.asarray(errors))
-
-
 def _caveats(model: Any) -> str:
     """Return the angle bound and the doubts of a model in one line."""
     parts = []
@@ -380,11 +378,6 @@ def _caveats(model: Any) -> str:
     if doubts := getattr(model, "doubts_", ()):
         parts.append(f"doubts: {', '.join(doubts)}")
     return "; ".join(parts)
-
-
-def _share_text(model: Any, i: int) -> str:
-    shares = getattr(model, "explained_variance_ratio_", None)
-    return "" if shares is None else f" ({shares[i]:.0%} of the variance)"
 
 
 def _name(model: Any, feature: int) -> str:

@@ -35,15 +35,15 @@ def _follow(found: dict[str, Any], rows: RowMap) -> None:
     # Derived settings may already be present, when a stream's settings are checked again.
     if found.setdefault("dim", rows.dim) != rows.dim:
         raise ValueError(f"features set dim to {rows.dim}: leave it out")
-    if _plain(found.setdefault("feature_names", rows.names)) != _plain(rows.names):
+    if as_lists(found.setdefault("feature_names", rows.names)) != as_lists(rows.names):
         raise ValueError("feature_names are those of features: leave them out")
     if rows.bounds is not None:
         found.setdefault("bounds", rows.bounds)
-    if _plain(found.get("bounds")) != _plain(rows.bounds):
+    if as_lists(found.get("bounds")) != as_lists(rows.bounds):
         raise ValueError("bounds are those of features: set bounds of each feature")
     found.setdefault("format", "json")
     own = any(feature.scale is not None for feature in rows.features)
-    if own and _plain(found.get("scale")) not in (None, "bounds", _plain(rows.scale)):
+    if own and as_lists(found.get("scale")) not in (None, "bounds", as_lists(rows.scale)):
         raise ValueError("scale is set for the stream and for a feature: leave out one of them")
     if found.get("scale") == "bounds" and rows.bounds is None:
         unbounded = next(f.name for f in rows.features if f.column_bounds is None)
@@ -52,9 +52,9 @@ def _follow(found: dict[str, Any], rows: RowMap) -> None:
         found["scale"] = rows.scale
 
 
-def _plain(value: Any) -> Any:
+def as_lists(value: Any) -> Any:
     """Return nested tuples as lists."""
-    return [_plain(each) for each in value] if isinstance(value, (tuple, list)) else value
+    return [as_lists(each) for each in value] if isinstance(value, (tuple, list)) else value
 
 
 def _scale_of(bounds: Any) -> Any:

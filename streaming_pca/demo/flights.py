@@ -224,7 +224,11 @@ def _read_records(folder: Path, bounded: bool) -> NDArray[np.float32]:
             numbers[:, len(measured) :] = weather[
                 [weather_row.get((row[origin], row[hour]), -1) for row in rows]
             ]
-            block[:, :_N_NUMERIC] = _standardised(numbers, bounded)
+            deviations = (numbers - _MEANS) / _STDS
+            if bounded:
+                np.clip(deviations, -BOUND, BOUND, out=deviations)
+            # A missing value is 0.
+            block[:, :_N_NUMERIC] = np.where(np.isnan(deviations), 0.0, deviations)
             each = np.arange(len(rows))
             block[each, [carrier_feature[row[carrier]] for row in rows]] = 1.0
             block[each, [origin_feature[row[origin]] for row in rows]] = 1.0
@@ -248,14 +252,6 @@ def _read_weather(path: Path) -> tuple[NDArray[np.float64], dict[tuple[str, str]
             values.append([_number(row[column.name]) for column in WEATHER_COLUMNS])
     values.append([math.nan] * len(WEATHER_COLUMNS))
     return np.array(values), row_of
-
-
-def _standardised(numbers: NDArray[np.float64], bounded: bool) -> NDArray[np.float64]:
-    """Return `numbers`, shape (n, 21), in public standard deviations; a missing value is 0."""
-    deviations = (numbers - _MEANS) / _STDS
-    if bounded:
-        np.clip(deviations, -BOUND, BOUND, out=deviations)
-    return np.where(np.isnan(deviations), 0.0, deviations)
 
 
 def _features_of(categories: tuple[str, ...], first: int) -> dict[str, int]:

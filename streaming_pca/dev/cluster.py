@@ -269,7 +269,6 @@ class Node:
             )
 
     def start(self) -> None:
-        """Start the process with the existing storage."""
         self._child = Child(
             self._command("kafka.Kafka", str(self._settings), heap=self._heap),
             log=self._directory / "server.log",

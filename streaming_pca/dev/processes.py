@@ -79,7 +79,6 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """Process id."""
         return self._process.pid
 
     @property
@@ -101,7 +100,6 @@ class Child:
         self.kill()
 
     def log_tail(self, lines: int = 20) -> str:
-        """Return the last lines of its output."""
         try:
             text = self.log.read_text(errors="replace")
         except OSError:

@@ -150,7 +150,10 @@ class SpanExport:
         provider, problems = None, []
         try:
             endpoint = None if settings.endpoint is None else f"{settings.endpoint.rstrip('/')}/v1/traces"
-            provider = TracerProvider(resource=_resource(), shutdown_on_exit=False, id_generator=_Ids())
+            resource = Resource.create({"service.name": "streaming-pca", "service.version": _VERSION})
+            # The variables take precedence: OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES.
+            resource = resource.merge(OTELResourceDetector().detect())
+            provider = TracerProvider(resource=resource, shutdown_on_exit=False, id_generator=_Ids())
             self._exporter = OTLPSpanExporter(endpoint=endpoint, session=session)
             provider.add_span_processor(BatchSpanProcessor(self._exporter))
         except ValueError as error:
@@ -189,12 +192,6 @@ class SpanExport:
             # Ends the pauses between its attempts.
             self._exporter.shutdown()  # type: ignore[no-untyped-call]
         self._library_log.detach()
-
-
-def _resource() -> Resource:
-    ours = {"service.name": "streaming-pca", "service.version": _VERSION}
-    # The variables take precedence: OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES.
-    return Resource.create(ours).merge(OTELResourceDetector().detect())
 
 
 def _collector(settings: TraceSettings) -> str:

@@ -116,7 +116,6 @@ class Span:
             yield Span(self._trace, span)
 
     def drop(self) -> None:
-        """Discard the whole trace."""
         if self._trace is not None:
             self._trace.dropped = True
 
@@ -193,10 +192,8 @@ class Tracing:
         self._export = SpanExport(settings)
 
     def for_stream(self, stream: StreamSettings) -> StreamTraces:
-        """Return the traces of one stream."""
         return StreamTraces(self._export, stream)
 
     def close(self) -> None:
-        """Export the remaining spans, within a time limit."""
         if self._export is not None:
             self._export.close()

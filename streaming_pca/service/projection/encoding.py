@@ -51,7 +51,6 @@ class Encoder:
 
     @property
     def numbers(self) -> np.dtype[Any]:
-        """Type of the encoded numbers."""
         return _NUMBERS["float64" if self.format == "json" else self.dtype]
 
     def encode(self, rows: NDArray[np.floating]) -> bytes:

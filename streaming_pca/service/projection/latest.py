@@ -7,6 +7,7 @@ from typing import Any
 
 from kafka.errors import KafkaError, OffsetOutOfRangeError
 
+from streaming_pca.config.features import as_lists
 from streaming_pca.config.kafka import KafkaSettings
 from streaming_pca.config.settings import StreamSettings
 from streaming_pca.data.projection import Projection
@@ -93,7 +94,7 @@ def projection_of(release: Release, stream: StreamSettings) -> Projection:
     """
     if release.kind != "subspace":
         raise StreamRefused(f'stream {stream.name!r} releases a "{release.kind}", which spans no subspace')
-    settings = {name: _plain(getattr(stream, name)) for name in ("centering", "scale", "bounds")}
+    settings = {name: as_lists(getattr(stream, name)) for name in ("centering", "scale", "bounds")}
     if (
         (stream.centering, release.centering) == ("pairs", "auto")
         and release.mean is not None
@@ -115,7 +116,7 @@ def projection_of(release: Release, stream: StreamSettings) -> Projection:
             ("bounds", bounds, release.bounds),
         ]
     for name, ours, theirs in pairs:
-        if _plain(ours) != _plain(theirs):
+        if as_lists(ours) != as_lists(theirs):
             raise StreamRefused(
                 f"stream.{name} = {_in_words(ours)}, but the release of batch {release.batch} was made with "
                 f"{_in_words(theirs)}: project with the settings of the stream's worker"
@@ -126,13 +127,6 @@ def projection_of(release: Release, stream: StreamSettings) -> Projection:
         raise StreamRefused(
             f"{stream.releases_topic}, the release of batch {release.batch}: {error}"
         ) from None
-
-
-def _plain(value: Any) -> Any:
-    """Return a setting in its JSON form, where lists and tuples are equal."""
-    if isinstance(value, tuple | list):
-        return [_plain(item) for item in value]
-    return value
 
 
 def _in_words(value: Any) -> str:

@@ -114,7 +114,6 @@ class Projector:
 
     @property
     def release_batch(self) -> int | None:
-        """Batch of the release in use."""
         return None if self._using is None else self._using[0]
 
     @property
@@ -131,7 +130,8 @@ class Projector:
         After SessionLost call :meth:`recover`, then continue.
         """
         with self._named(_JOINING):
-            members = self._members = self._members or self._join()
+            group, topic, partitions = self._output.group, self._stream.input, self._output.input_partitions
+            members = self._members = self._members or Membership(self._kafka, group, topic, partitions)
             members.poll()
         if members.assignment is not self._assignment:
             self._drop_reader()
@@ -150,7 +150,6 @@ class Projector:
 
     def recover(self) -> None:
         """Drop everything that a failed exchange may have left in an unknown state."""
-        reader, self._reader, self._positions = self._reader, None, {}
         # kafka-python carries positions of an aborted transaction into the next one, so never reuse a
         # producer.
         producer, self._producer = self._producer, None
@@ -160,7 +159,7 @@ class Projector:
         if self.step == _JOINING:
             members, self._members, self._assignment = self._members, None, None
         for close in (
-            None if reader is None else partial(close_reader, reader),
+            self._drop_reader,
             None if producer is None else partial(discard, producer),
             None if releases is None else releases.close,
             None if admin is None else admin.close,
@@ -187,10 +186,6 @@ class Projector:
             error.with_traceback(None)
             # The error's text may contain bytes of a record.
             raise SessionLost(f"{step}: {type(error).__name__}") from None
-
-    def _join(self) -> Membership:
-        output = self._output
-        return Membership(self._kafka, output.group, self._stream.input, output.input_partitions)
 
     def _follow_release(self) -> None:
         if self._releases is None:
