@@ -30,7 +30,6 @@ class Task:
         self._since = time.monotonic()
 
     def advance(self, amount: int = 1) -> None:
-        """Add to the completed amount."""
         self.complete(self.completed + amount)
 
     def complete(self, amount: int) -> None:
@@ -40,7 +39,6 @@ class Task:
         self._show(self)
 
     def describe(self, description: str) -> None:
-        """Change the description."""
         self.description = description
         self._show(self)
 
@@ -69,7 +67,6 @@ class Progress:
         self._thread = threading.Thread(target=self._print_lines, name="progress", daemon=True)
 
     def task(self, description: str, total: int | None = None) -> Task:
-        """Add a step."""
         made = Task(description, total, self._show)
         if self._bars is not None:
             made.bar = self._bars.add_task(description, total=total)

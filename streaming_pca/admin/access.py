@@ -8,10 +8,10 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import groupby
 from types import MappingProxyType
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from kafka.admin import (
     ACL,
@@ -55,10 +55,6 @@ class Permission:
     operations: tuple[str, ...]
     prefixed: bool
     name: str
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the permission as plain data."""
-        return asdict(self)
 
 
 def topic_ids(role: str, streams: Sequence[Settings]) -> dict[str, str]:

@@ -179,7 +179,6 @@ def write_backup(backup: Backup, path: Path) -> None:
 
 
 def _check_new(path: Path) -> None:
-    """Refuse to overwrite a file."""
     # Not path.exists(), which raises without permission and overlooks a broken link.
     if os.path.lexists(path):
         raise UserError(f"{path}: already exists: name a new file")

@@ -338,7 +338,6 @@ def _fence(kafka: KafkaSettings, backup: Backup, names: set[str]) -> None:
 
 
 def _write(kafka: KafkaSettings, producer: KafkaProducer, backup: Backup, missing: _Missing) -> None:
-    """Write entries and states atomically."""
     transaction = Transaction(producer, kafka)
     try:
         for name, data in missing.states.items():

@@ -159,12 +159,12 @@ def one_stream(path: Path, stream: str | None) -> Settings:
     return load_settings(path, stream)
 
 
-def start_process(paths: Sequence[Path], ignored: Collection[str] = ("spark",)) -> tuple[Settings, ...]:
+def start_process(paths: Sequence[Path]) -> tuple[Settings, ...]:
     """Load the streams of one process, set up its log, and protect it."""
     from streaming_pca.config.loading import load_together
     from streaming_pca.service.logs import configure_logging
 
-    settings = load_together(paths, ignored=ignored)
+    settings = load_together(paths, ignored=("spark",))
     configure_logging(settings[0].log)
     protect(settings[0].worker)
     return settings

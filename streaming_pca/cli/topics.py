@@ -164,7 +164,7 @@ def topics_acls(
     if apply:
         apply_permissions(streams[0].kafka, wanted, user)
     elif as_json:
-        print_json({"principal": user, "permissions": [each.to_json() for each in wanted]})
+        print_json({"principal": user, "permissions": [asdict(each) for each in wanted]})
     else:
         for line in as_options(wanted, user):
             print(line)

@@ -48,7 +48,6 @@ def read_token(setting: str, file: Path) -> str:
 
 
 def unusable(setting: str, file: Path, reason: str) -> ConfigurationError:
-    """Return the error for an unusable file."""
     return ConfigurationError(f"http.{setting}: {file}: {reason}")
 
 
@@ -126,7 +125,6 @@ class HttpSettings(StrictSection):
 
     @property
     def has_token(self) -> bool:
-        """True if the API has a token."""
         return self.token is not None or self.token_file is not None
 
 

@@ -40,7 +40,6 @@ class Written(float):
     text: str
 
     def __new__(cls, text: str) -> Written:
-        """Keep the text together with the number."""
         number = super().__new__(cls, text.replace("_", ""))
         number.text = text
         return number

@@ -13,7 +13,6 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
 
@@ -48,7 +47,6 @@ class Setting:
 
     @property
     def variable(self) -> str:
-        """Environment variable of the setting."""
         return variable_name(self.path)
 
 
@@ -88,16 +86,10 @@ def _type(field: FieldInfo) -> str:
 
 
 def _limit(limit: Any) -> str | None:
-    match limit:
-        case Ge(ge=number):
-            return f"≥ {number}"
-        case Gt(gt=number):
-            return f"> {number}"
-        case Le(le=number):
-            return f"≤ {number}"
-        case Lt(lt=number):
-            return f"< {number}"
-    return None
+    signs = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
+    return next(
+        (f"{sign} {getattr(limit, name)}" for name, sign in signs.items() if hasattr(limit, name)), None
+    )
 
 
 def _words(kind: Any) -> str:

@@ -449,7 +449,6 @@ class StreamSettings(StrictSection):
 
     @property
     def releases_topic(self) -> str:
-        """Topic for published subspaces."""
         return f"{self.name}.releases"
 
 

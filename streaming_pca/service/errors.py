@@ -43,7 +43,6 @@ class TopicError(UserError):
 
     @classmethod
     def missing(cls, topic: str) -> Self:
-        """Return the error for a missing topic."""
         return cls(
             f"topic {topic!r} is missing: create it with "
             "`streaming-pca topics create --config FILE --cap EPSILON,DELTA`, or correct its name"

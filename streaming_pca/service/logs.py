@@ -17,8 +17,6 @@ from pythonjsonlogger.json import JsonFormatter
 from streaming_pca.config.settings import LogSettings
 from streaming_pca.service.process_hardening import traceback_text
 
-_FIELDS = ("stream", "job", "batch")
-
 trace_id: ContextVar[str | None] = ContextVar("trace_id", default=None)
 """Id of the current trace, in 32 hexadecimal digits; None without a trace."""
 

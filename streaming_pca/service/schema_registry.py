@@ -135,9 +135,7 @@ class RegistryClient:
                 if answer.length:
                     raise ConnectionError("connection closed")
                 return answer.status, body
-        except http.client.RemoteDisconnected:
-            raise ConnectionError("connection closed") from None
-        except http.client.IncompleteRead:
+        except (http.client.RemoteDisconnected, http.client.IncompleteRead):
             raise ConnectionError("connection closed") from None
         finally:
             raw.close()

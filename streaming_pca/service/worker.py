@@ -113,7 +113,6 @@ class _Stream:
 
     @property
     def role(self) -> str:
-        """Role of this process in the stream."""
         if self.status is not None:
             return "ended"
         if self._session is not None and self._session.paused:
@@ -127,7 +126,6 @@ class _Stream:
             self._log.warning("%s", line)
 
     def set_leading(self, leading: bool) -> None:
-        """Follow the election's result."""
         if leading and not self._leading.is_set():
             self._log.info("leading stream %s", self.settings.stream.name)
             if not self.settings.stream.private:

@@ -42,7 +42,8 @@ def make_release(
     ``batch`` is the ledger's number; ``counts`` are fields of :data:`~streaming_pca.data.release.COUNTS`.
     Raises ValueError if an accuracy figure of the subspace is not finite or out of range.
     """
-    accuracy = _accuracy(subspace)
+    known = {name: getattr(subspace, name) for name in ACCURACY}
+    accuracy = {name: np.asarray(value).tolist() for name, value in known.items() if value is not None}
     outcome = None if subspace.outcome is None else subspace.outcome.value
     estimator = stream.build_estimator()
     info = estimator.info
@@ -81,12 +82,6 @@ def make_release(
         **accuracy,
         **counts,
     ).to_bytes()
-
-
-def _accuracy(subspace: Subspace) -> dict[str, Any]:
-    """Return the accuracy figures that the estimator provides."""
-    known = {name: getattr(subspace, name) for name in ACCURACY}
-    return {name: np.asarray(value).tolist() for name, value in known.items() if value is not None}
 
 
 @dataclass(frozen=True)

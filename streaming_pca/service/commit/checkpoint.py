@@ -79,7 +79,6 @@ class CheckpointWriter(LedgerWriter):
         """Table of users after :meth:`take_over`, if the user is the unit of privacy."""
 
     def close(self) -> None:
-        """Release producer and consumers."""
         super().close()
         self._close_states()
 

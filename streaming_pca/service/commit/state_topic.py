@@ -185,7 +185,6 @@ class StateReader:
         self._parts = PartChunks()
 
     def read_to(self, end: int) -> None:
-        """Read the committed chunks before offset ``end``."""
         for message in self._reader.read_to(end, self._patience):
             if is_part(message):
                 self._parts.take(message)

@@ -97,7 +97,6 @@ class UserLog:
         return Step(index, {f"users.delta.{slot}": data, f"users.shard.{slot}": shard}, _counted(delta))
 
     def follow(self, step: Step) -> None:
-        """Apply the change of a successful commit."""
         self.table.add(step.users)
         self.index = step.index
 

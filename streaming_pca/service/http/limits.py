@@ -65,7 +65,6 @@ class LimitedProtocol(H11Protocol):
     _bytes = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Start waiting for a request."""
         super().connection_made(transport)
         # h11 has no other hook for the bytes of a head.
         self.conn._receive_buffer = _WholeLines()
@@ -104,7 +103,6 @@ class LimitedProtocol(H11Protocol):
         self.transport.close()
 
     def on_response_complete(self) -> None:
-        """Wait for another request."""
         self._since = self.loop.time()
         if self._bytes > _MAX_BYTES:
             self.transport.close()
@@ -120,13 +118,11 @@ class LimitedProtocol(H11Protocol):
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
-        """Start waiting for the client to read."""
         super().pause_writing()
         if self._stuck is None:
             self._stuck = self.loop.call_later(_WRITE_SECONDS, self.transport.abort)
 
     def resume_writing(self) -> None:
-        """Continue, as the client has read."""
         if self._stuck is not None:
             self._stuck.cancel()
             self._stuck = None

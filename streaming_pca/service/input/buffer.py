@@ -253,7 +253,6 @@ class PartitionBuffer:
         return sum(int(np.searchsorted(each, end)) for each in offsets)
 
     def take(self, count: int) -> list[Chunk]:
-        """Remove and return the first ``count`` messages."""
         taken: list[Chunk] = []
         self.count -= count
         while count:
@@ -344,7 +343,6 @@ class RecordBuffer:
             buffer.append(self._of_objects(some))
 
     def _decoded(self, messages: Sequence[Any]) -> Iterator[Chunk]:
-        """Decode messages one by one."""
         for piece in _pieces(messages):
             rows, lengths, users = self._codec.decode_all(piece)
             first = self._store.append(rows)

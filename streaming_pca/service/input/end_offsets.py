@@ -259,13 +259,11 @@ class EndOffsetPoller:
         return feed
 
     def close_feed(self, feed: OffsetFeed) -> None:
-        """Stop delivering to a feed."""
         with self._lock:
             self._remove([feed])
             self._send_topics()
 
     def close(self) -> None:
-        """End the process."""
         with self._lock:
             process, self._process = self._process, None
         if process is not None:

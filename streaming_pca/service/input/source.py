@@ -148,7 +148,6 @@ class Source:
 
     @property
     def positions(self) -> Offsets:
-        """Start of the next batch, by partition."""
         return {p: b.position for p, b in list(self._buffers.items())}
 
     @property
@@ -436,7 +435,6 @@ class Input:
         return cut
 
     async def release_memory(self) -> None:
-        """Release the last batch's memory for reuse."""
         if self._source is not None:
             await self._call("releasing a batch", self._source.release_memory)
 

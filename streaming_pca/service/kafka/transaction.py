@@ -87,7 +87,6 @@ class Transaction:
         self._wait(self._manager.send_offsets_to_transaction(wanted, group), "offsets")
 
     def commit(self) -> None:
-        """Commit after every message has arrived."""
         for future in self._sent:
             future.get(timeout=self._patience)
         self._wait(self._manager.begin_commit(), "commit")

@@ -47,7 +47,6 @@ class Output:
 
     @property
     def transactional_prefix(self) -> str:
-        """Prefix of these workers' transactional ids."""
         return f"streaming-pca.{self.group}."
 
 

@@ -92,7 +92,6 @@ def _delta_bytes(stream: StreamSettings) -> int:
 
 
 def whole_mib(size: int) -> int:
-    """Round a size up to whole MiB."""
     return math.ceil(size / _MIB) * _MIB
 
 
