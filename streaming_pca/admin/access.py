@@ -86,12 +86,8 @@ def permissions(
 
 def _of_stream(role: str, settings: Settings, output: str, ids: Mapping[str, str]) -> Iterator[Permission]:
     stream, group = settings.stream, settings.worker.group
-    source, ledger, state, releases = (
-        stream.input,
-        stream.ledger_topic,
-        stream.state_topic,
-        stream.releases_topic,
-    )
+    source, ledger = stream.input, stream.ledger_topic
+    state, releases = stream.state_topic, stream.releases_topic
     # Read and Write imply Describe.
     match role:
         case "producer":

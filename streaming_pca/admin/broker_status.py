@@ -239,11 +239,8 @@ def describe_status(all_settings: Sequence[Settings]) -> list[dict[str, Any]]:
     return [_facts(topics, snapshot) for topics in read]
 
 
-@dataclass(frozen=True)
-class _Replay:
-    ledger: Ledger
-    entries: int
-    n_bytes: int
+_Replay = tuple[Ledger, dict[str, int]]
+"""Ledger, and its numbers of entries and bytes."""
 
 
 @dataclass(frozen=True)
@@ -257,20 +254,17 @@ class _Topics:
 
 
 def _read(settings: Settings, replays: dict[str, _Replay]) -> _Topics:
-    topic = settings.stream.input
+    kafka, topic = settings.kafka, settings.stream.input
     try:
         if topic not in replays:
-            replays[topic] = _replay(settings.kafka, topic)
-        release = last_release(settings.kafka, settings.stream.releases_topic)
+            with closing(LedgerLog(kafka, f"{topic}.ledger", topic_id_of(kafka, topic))) as log:
+                entries = log.catch_up()
+            size = sum(len(encode_entry(item.entry)) for item in entries)
+            replays[topic] = (log.ledger, {"entries": len(entries), "bytes": size})
+        release = last_release(kafka, settings.stream.releases_topic)
     except (TopicError, StreamRefused) as error:
         return _Topics(settings, problem=str(error))
     return _Topics(settings, replays[topic], release)
-
-
-def _replay(kafka: KafkaSettings, topic: str) -> _Replay:
-    with closing(LedgerLog(kafka, f"{topic}.ledger", topic_id_of(kafka, topic))) as log:
-        entries = log.catch_up()
-    return _Replay(log.ledger, len(entries), sum(len(encode_entry(item.entry)) for item in entries))
 
 
 def _facts(topics: _Topics, snapshot: BrokerSnapshot) -> dict[str, Any]:
@@ -278,7 +272,8 @@ def _facts(topics: _Topics, snapshot: BrokerSnapshot) -> dict[str, Any]:
     facts = {"stream": stream.name, "input": stream.input, "problem": topics.problem}
     if replay is None:
         return facts
-    job = replay.ledger.job(stream.name)
+    ledger, size = replay
+    job = ledger.job(stream.name)
     return facts | {
         "standing": str(job.status),
         "leader": snapshot.leader(topics.settings.worker.group, stream.state_topic),
@@ -288,8 +283,8 @@ def _facts(topics: _Topics, snapshot: BrokerSnapshot) -> dict[str, Any]:
         "accuracy": release and release.accuracy,
         "counts": release and (release.counts or None),
         "lag": snapshot.lag(stream, job),
-        **describe_charges(replay.ledger, job),
-        "ledger": {"entries": replay.entries, "bytes": replay.n_bytes},
+        **describe_charges(ledger, job),
+        "ledger": size,
     }
 
 

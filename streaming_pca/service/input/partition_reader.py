@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import NoReturn
+from contextlib import closing
+from typing import Any, NoReturn
 
 from kafka import KafkaConsumer, TopicPartition
 from kafka.errors import KafkaError, LogTruncationError, OffsetOutOfRangeError
@@ -117,21 +118,18 @@ class PartitionReader:
 
     def first_offsets(self, partitions: Sequence[int]) -> Offsets:
         consumer = next(iter(self._consumers.values()), None) or self._idle_consumer()
-        try:
-            found = first_offsets(consumer, [self._tp(p) for p in partitions], self._kafka.request_timeout_ms)
-        except KafkaError as error:
-            raise SessionLost(f"reading partition starts failed: {type(error).__name__}") from None
-        return {tp.partition: offset for tp, offset in found.items()}
+        return self._offsets(first_offsets, consumer, partitions, "starts")
 
     def last_offsets(self, partitions: Sequence[int]) -> Offsets:
-        consumer = reading_consumer(self._kafka, committed=False, topics=[self._topic])
+        with closing(reading_consumer(self._kafka, committed=False, topics=[self._topic])) as consumer:
+            return self._offsets(last_offsets, consumer, partitions, "ends")
+
+    def _offsets(self, ask: Any, consumer: KafkaConsumer, partitions: Sequence[int], what: str) -> Offsets:
+        tps, timeout = [self._tp(p) for p in partitions], self._kafka.request_timeout_ms
         try:
-            found = last_offsets(consumer, [self._tp(p) for p in partitions], self._kafka.request_timeout_ms)
+            return {tp.partition: offset for tp, offset in ask(consumer, tps, timeout).items()}
         except KafkaError as error:
-            raise SessionLost(f"reading partition ends failed: {type(error).__name__}") from None
-        finally:
-            consumer.close(autocommit=False)
-        return {tp.partition: offset for tp, offset in found.items()}
+            raise SessionLost(f"reading partition {what} failed: {type(error).__name__}") from None
 
     def position(self, partition: int) -> int:
         try:
