@@ -80,7 +80,7 @@ class _Trace:
 
 
 class PublicFacts(TypedDict, total=False):
-    """All attributes that a span may have, in addition to its name and the type of a public error."""
+    """All attributes of a span but the type of a public error."""
 
     stream: str
     input: str

@@ -280,9 +280,10 @@ class _Assignor(StickyPartitionAssignor):  # type: ignore[misc]
 
 
 def group_consumer(settings: KafkaSettings, group: str, partitions: Iterable[int]) -> KafkaConsumer:
-    """Make a member of a group that shares topics' known ``partitions``, and those of later metadata.
+    """Make a member of a group that shares its topics' partitions.
 
-    It sees positions only after the end of the transactions that wrote them.
+    ``partitions`` are known to exist; those that the metadata adds are shared too. The member sees positions
+    only after the end of the transactions that wrote them.
     """
     return _connect(
         settings,

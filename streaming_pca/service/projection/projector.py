@@ -79,7 +79,7 @@ class Projector:
         self._kafka, self._stream, self._output, self._encoder = kafka, stream, output, encoder
         self._schemas = FollowingCodec(stream, registry)
         self._release_batch, self._on_commit = release_batch, on_commit
-        self._transactional_id = f"{output.transactional_prefix}{uuid.uuid4()}"
+        self._transactional_id = f"streaming-pca.{output.group}.{uuid.uuid4()}"
         self._members: Membership | None = None
         self._releases: LatestRelease | None = None
         self._assignment: Assignment | None = None

@@ -45,10 +45,6 @@ class Output:
         """Consumer group of the workers that write this topic."""
         return group_of_projections(self.stream, self.topic)
 
-    @property
-    def transactional_prefix(self) -> str:
-        return f"streaming-pca.{self.group}."
-
 
 def check_output_name(output: str, streams: Iterable[StreamSettings]) -> None:
     """Refuse (ConfigurationError) an output that is, or could be, a topic of a stream."""
