@@ -81,7 +81,7 @@ class Offline:
         tps = {name: TopicPartition(made.settings.stream.input, 0) for name, made in self.streams.items()}
         end: Counter[TopicPartition] = Counter()
         for name, tp in tps.items():
-            read = self._watched.views[tp.topic].job(name).ends.get(0, 0)
+            read = self._watched.views[tp.topic].ledger.job(name).ends.get(0, 0)
             end[tp] = max(end[tp], read + waiting.get(name, 0))
         members = {}
         for made in self.streams.values():

@@ -282,8 +282,8 @@ class _Assignor(StickyPartitionAssignor):  # type: ignore[misc]
 def group_consumer(settings: KafkaSettings, group: str, partitions: Iterable[int]) -> KafkaConsumer:
     """Make a member of a group that shares its topics' partitions.
 
-    ``partitions`` are known to exist; those that the metadata adds are shared too. The member sees positions
-    only after the end of the transactions that wrote them.
+    It shares ``partitions``, and further ones as soon as the metadata has them. It sees positions only after
+    the end of the transactions that wrote them.
     """
     return _connect(
         settings,
