@@ -112,7 +112,7 @@ class GivenTensor:
         if not np.isfinite(tensor).all() or any(
             not np.array_equal(tensor, tensor.transpose(swap)) for swap in swaps
         ):
-            raise ValueError("the tensor must be finite and symmetric: see linalg.tensors.symmetrised")
+            raise ValueError("the tensor must be finite and symmetric: see dense_tensors.symmetrised")
         if not (math.isfinite(entry_bound) and entry_bound > 0):
             raise ValueError("entry_bound must be a finite number above 0")
         # |q|_1 <= sqrt(d) |q|, and 1.01 covers the rounding of q.

@@ -14,16 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 
+from experiments.papers.dense_tensors import products_of_tensor, sum_of_cubes, symmetrised
 from experiments.settings import Measure, RowsDraw, generator
 from streaming_pca.linalg.subspace import orthonormalise
-from streaming_pca.linalg.tensors import (
-    normalised,
-    product_values,
-    products_of_tensor,
-    random_starts,
-    sum_of_cubes,
-    symmetrised,
-)
+from streaming_pca.linalg.tensors import normalised, product_values, random_starts
 
 __all__ = ["MixtureDraw", "MixtureSetting", "TensorDraw", "TensorNoise", "TensorSetting", "failure"]
 

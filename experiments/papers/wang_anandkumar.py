@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 
 from experiments.claims import Transition
 from experiments.experiment import Experiment, JointMethod, Panel, StreamMethod
+from experiments.papers.dense_tensors import robust_tensor_power
 from experiments.papers.given_tensor import Calibration, private_tensor_power
 from experiments.papers.tensor_data import MixtureSetting, TensorDraw, TensorNoise, TensorSetting
-from streaming_pca.linalg.tensors import enough_restarts, enough_steps, robust_tensor_power
+from streaming_pca.linalg.tensors import enough_restarts, enough_steps
 from streaming_pca.privacy.calibration.multipliers import gaussian_multiplier
 from streaming_pca.privacy.parameters import PrivacyParameters
 

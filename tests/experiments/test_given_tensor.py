@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from experiments.papers.dense_tensors import products_of_tensor, sum_of_cubes, symmetrised
 from experiments.papers.given_tensor import (
     GivenTensor,
     PrivateTensor,
@@ -18,13 +19,7 @@ from experiments.papers.given_tensor import (
     private_tensor_power,
 )
 from streaming_pca.linalg.subspace import orthonormalise
-from streaming_pca.linalg.tensors import (
-    product_values,
-    products_of_tensor,
-    random_starts,
-    sum_of_cubes,
-    symmetrised,
-)
+from streaming_pca.linalg.tensors import product_values, random_starts
 from streaming_pca.privacy.calibration.multipliers import gaussian_delta, gaussian_multiplier
 from streaming_pca.privacy.parameters import PrivacyParameters
 from streaming_pca.privacy.randomness import replace_noise_sampler, utility_generator

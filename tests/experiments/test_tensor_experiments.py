@@ -13,6 +13,7 @@ from experiments import drawing
 from experiments.claims import Reaches, Transition, crossing
 from experiments.experiment import FIRST_SEED, Experiment, Panel, Row, Table
 from experiments.papers import EXPERIMENTS
+from experiments.papers.dense_tensors import products_of_tensor
 from experiments.papers.tensor_data import MixtureSetting, TensorSetting, failure
 from experiments.papers.topics import (
     PACKAGES,
@@ -27,7 +28,7 @@ from experiments.papers.topics import (
 )
 from experiments.papers.wang_anandkumar import GIVEN_METHODS, POWER, RECORD_METHODS
 from experiments.running import fit, released
-from streaming_pca.linalg.tensors import product_values, products_of_tensor, random_starts
+from streaming_pca.linalg.tensors import product_values, random_starts
 from streaming_pca.privacy.randomness import utility_generator
 from tests.experiments.command import call
 

@@ -1,14 +1,17 @@
-"""Products of tensors, deflation, whitening, and the power method of [WangAnandkumar2016, Algorithm 1]."""
+"""Products of rows under a third moment, deflation and whitening."""
 
 from __future__ import annotations
 
-import itertools
 import tracemalloc
 
 import numpy as np
-import pytest
 
-from streaming_pca.linalg.subspace import orthonormalise
+from experiments.papers.dense_tensors import (
+    products_of_tensor,
+    robust_tensor_power,
+    sum_of_cubes,
+    symmetrised,
+)
 from streaming_pca.linalg.tensors import (
     deflated,
     enough_restarts,
@@ -16,18 +19,10 @@ from streaming_pca.linalg.tensors import (
     normalised,
     product_values,
     products_of_rows,
-    products_of_tensor,
     random_starts,
-    robust_tensor_power,
     spectral_whitening,
-    sum_of_cubes,
-    symmetrised,
     unwhitened,
 )
-
-
-def orthonormal_rows(d: int, k: int, seed: int = 0) -> np.ndarray:
-    return orthonormalise(np.random.default_rng(seed).standard_normal((d, k))).T
 
 
 def test_products_of_rows_are_those_of_their_dense_moment() -> None:
@@ -63,13 +58,6 @@ def test_deflation_takes_the_cubes_off() -> None:
     np.testing.assert_array_equal(nothing, products)
 
 
-def test_symmetrised_tensors_equal_their_transposes_bit_for_bit() -> None:
-    tensor = symmetrised(np.random.default_rng(3).standard_normal((6, 6, 6)) * 1e3)
-    for order in itertools.permutations(range(3)):
-        np.testing.assert_array_equal(tensor, tensor.transpose(order))
-    np.testing.assert_allclose(symmetrised(tensor), tensor)
-
-
 def test_what_has_no_direction_leaves_the_candidate() -> None:
     candidates = random_starts(np.random.default_rng(4), 3, 4)
     products = np.array([[0.0, 3e200, np.inf, 1e-310], [0.0, 4e200, 1.0, 0.0], [0.0, 0.0, 1.0, 0.0]])
@@ -77,46 +65,6 @@ def test_what_has_no_direction_leaves_the_candidate() -> None:
     np.testing.assert_array_equal(unit[:, [0, 2]], candidates[:, [0, 2]])
     np.testing.assert_allclose(unit[:, 1], [0.6, 0.8, 0.0])
     np.testing.assert_allclose(unit[:, 3], [1.0, 0.0, 0.0])
-
-
-@pytest.mark.parametrize(("d", "k"), [(12, 3), (6, 6), (1, 1)])
-def test_components_of_an_orthogonal_tensor_are_found(d: int, k: int) -> None:
-    truth = orthonormal_rows(d, k)
-    weights = np.linspace(1.0, 0.5, k)
-    tensor = sum_of_cubes(weights, truth)
-    found, components = robust_tensor_power(
-        tensor, k, enough_restarts(k), enough_steps(d), np.random.default_rng(5)
-    )
-    overlaps = components @ truth.T
-    order = np.argmax(overlaps, axis=1)
-    assert sorted(order) == list(range(k))
-    # Signs agree too: a weight belongs to v, and -v has the opposite one.
-    np.testing.assert_allclose(overlaps[np.arange(k), order], 1.0, atol=1e-6)
-    np.testing.assert_allclose(found, weights[order], atol=1e-6)
-
-
-def test_noise_within_the_bound_of_theorem_2_2_moves_components_by_no_more() -> None:
-    d, k = 40, 3
-    truth = orthonormal_rows(d, k)
-    weights = np.array([1.0, 0.75, 0.5])
-    noise = symmetrised(np.random.default_rng(6).standard_normal((d, d, d)))
-    candidates = random_starts(np.random.default_rng(7), d, 200)
-    # |E(I, u, u)| is the theorem's epsilon, here C_1 lambda_min/sqrt(k) with C_1 = 0.1;
-    # round noise has |E(v, u, u)| about epsilon/sqrt(d), within C_0 lambda_min/d.
-    epsilon = 0.1 * weights.min() / np.sqrt(k)
-    noise *= epsilon / np.linalg.norm(products_of_tensor(noise, candidates), axis=0).max()
-    tensor = sum_of_cubes(weights, truth) + noise
-    found, components = robust_tensor_power(tensor, k, 30, enough_steps(d), np.random.default_rng(8))
-    np.testing.assert_allclose(found, weights, atol=2 * epsilon)
-    assert (np.linalg.norm(components - truth, axis=1) <= 4 * epsilon / weights).all()
-
-
-def test_a_tensor_has_three_equal_axes_and_at_most_as_many_components() -> None:
-    rng = np.random.default_rng(0)
-    with pytest.raises(ValueError, match="shape"):
-        robust_tensor_power(np.zeros((2, 2, 3)), 1, 1, 1, rng)
-    with pytest.raises(ValueError, match="between 1 and 2, not 3"):
-        robust_tensor_power(np.zeros((2, 2, 2)), 3, 1, 1, rng)
 
 
 def test_whitening_makes_independent_components_orthogonal_and_takes_them_back() -> None:
