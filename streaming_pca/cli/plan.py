@@ -242,12 +242,13 @@ def estimators(as_json: JsonOption = False) -> None:
 
     from streaming_pca.estimators.registry import ESTIMATORS
 
-    infos = [e.info for _, e in sorted(ESTIMATORS.items())]
+    found = [e for _, e in sorted(ESTIMATORS.items())]
     if as_json:
-        print_json([dataclasses.asdict(info) for info in infos])
+        derived = [{"id": e.info.id, "name": e.__name__, "adjacency": e.info.adjacency} for e in found]
+        print_json([own | dataclasses.asdict(e.info) for own, e in zip(derived, found, strict=True)])
         return
     rows = []
-    for info in infos:
+    for info in (e.info for e in found):
         private = ("at the producer" if info.local else info.adjacency) if info.private else "NO"
         names = ("id", "purpose", "source", "private", "needs")
         cells = (info.id, info.summary, info.source, private, info.needs)

@@ -95,15 +95,11 @@ class AdaptivePCA(ComposedEstimator[AdaptiveState, AdaptiveOptions]):
 
     info = EstimatorInfo(
         id="adaptive",
-        name="AdaptivePCA",
         source="this project, after DunglerSanyal2026, Algorithm 2, and DworkEtAl2014",
-        adjacency="replace-one",
         private=True,
         needs="no tuning; bounds help",
         summary="the better of the covariance and the block route: the default",
     )
-    options_type: ClassVar[type[AdaptiveOptions]] = AdaptiveOptions
-    state_type: ClassVar[type[AdaptiveState]] = AdaptiveState
     suite_options: ClassVar[SuiteOptions] = SuiteOptions(
         {"first_batch": 64, "max_batch": 256},
         variants=({"route": "block"}, {"route": "covariance"}, {"clip_quantile": 0.3}, {"half_life": "auto"}),

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Any, ClassVar, Generic, Literal, TypeVar
+from typing import Any, ClassVar, Generic, Literal, TypeVar, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -134,12 +134,8 @@ class EstimatorInfo:
     """Static description of an estimator."""
 
     id: str
-    name: str
-    """Name of its class."""
     source: str
     """Paper, by its key in ``docs/references.md``, and algorithm."""
-    adjacency: str
-    """Neighbouring relation of the privacy guarantee; "none" without a guarantee."""
     private: bool
     needs: str
     """Requirements on the stream or on the data."""
@@ -149,6 +145,11 @@ class EstimatorInfo:
     nothing."""
     releases: Literal["subspace", "tensor"] = "subspace"
     """Kind of a release."""
+
+    @property
+    def adjacency(self) -> str:
+        """Neighbouring relation of the privacy guarantee; "none" without a guarantee."""
+        return "replace-one" if self.private else "none"
 
 
 @dataclass(frozen=True)
@@ -197,8 +198,8 @@ class Options(BaseModel):
 
     @property
     def largest_batch(self) -> int:
-        """Largest number of records of any plan."""
-        raise NotImplementedError
+        """Largest number of records of any plan: ``batch_size``, unless a subclass has another rule."""
+        return int(vars(self)["batch_size"])
 
 
 S = TypeVar("S", bound=State)
@@ -235,6 +236,14 @@ class Estimator(ABC, Generic[S, O]):
     """True where each of a user's batches costs a part of (epsilon, delta), by basic composition. Any other
     mechanism in such a batch must not cost more than that part: with a joint bound, a mix of the two kinds
     of batches would exceed (epsilon, delta)."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Take the types of states and options from a base such as ``Estimator[MyState, MyOptions]``."""
+        super().__init_subclass__(**kwargs)
+        for base in vars(cls).get("__orig_bases__", ()):
+            types = get_args(base)
+            if len(types) == 2 and not any(isinstance(each, TypeVar) for each in types):
+                cls.state_type, cls.options_type = types
 
     def __init__(
         self,

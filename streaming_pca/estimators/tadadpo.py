@@ -134,9 +134,7 @@ class TadaDPO(AdaDPO):
 
     info = EstimatorInfo(
         id="tadadpo",
-        name="TadaDPO",
         source="DunglerSanyal2026, Algorithm 3",
-        adjacency="replace-one",
         private=True,
         needs="a start within the reach of its steps, and a learning rate that suits the data",
         summary="refines another estimator's subspace by private steps in its tangent space",

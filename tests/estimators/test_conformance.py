@@ -62,7 +62,6 @@ def test_every_estimator_is_in_this_suite() -> None:
 def test_an_estimator_introduces_itself(name: str) -> None:
     estimator = find(name)
     assert estimator.info.id == name
-    assert estimator.info.name == estimator.__name__
     assert estimator.info.adjacency == ("replace-one" if estimator.info.private else "none")
     assert dataclasses.is_dataclass(estimator.state_type)
 

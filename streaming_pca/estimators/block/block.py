@@ -458,15 +458,11 @@ class BlockPCA(ComposedEstimator[BlockState, BlockOptions]):
 
     info = EstimatorInfo(
         id="block",
-        name="BlockPCA",
         source="this project, after DunglerSanyal2026, Algorithm 2",
-        adjacency="replace-one",
         private=True,
         needs="records that agree, or many features",
         summary="clipped block power steps about a free centre",
     )
-    options_type: ClassVar[type[BlockOptions]] = BlockOptions
-    state_type: ClassVar[type[BlockState]] = BlockState
     suite_options: ClassVar[SuiteOptions] = SuiteOptions(
         {"first_batch": 64, "max_batch": 256},
         variants=({"clip_radius": 3.0}, {"oversampling": 1}),

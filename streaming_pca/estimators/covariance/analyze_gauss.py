@@ -64,15 +64,11 @@ class AnalyzeGauss(ComposedEstimator[AnalyzeGaussState, AnalyzeGaussOptions]):
 
     info = EstimatorInfo(
         id="analyze-gauss",
-        name="AnalyzeGauss",
         source="DunglerSanyal2026, appendix F, DP-Gauss-1 (DworkEtAl2014, Algorithm 1), corrected",
-        adjacency="replace-one",
         private=True,
         needs="memory for a d x d matrix; bounds help",
         summary="noisy covariance with a private clip radius",
     )
-    options_type: ClassVar[type[AnalyzeGaussOptions]] = AnalyzeGaussOptions
-    state_type: ClassVar[type[AnalyzeGaussState]] = AnalyzeGaussState
     suite_options: ClassVar[SuiteOptions] = SuiteOptions(
         {"first_batch": 64, "max_batch": 256},
         variants=({"clip_radius": 3.0}, {"clip_quantile": 0.3}, {"clip_quantile": 0.8}),

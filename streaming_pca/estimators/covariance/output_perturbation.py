@@ -123,11 +123,6 @@ class OutputPerturbationOptions(Options):
             raise ValueError("gap_share and variance_share must leave 0.05 for the projector")
         return self
 
-    @property
-    def largest_batch(self) -> int:
-        """Largest number of records of any plan."""
-        return self.batch_size
-
 
 @dataclass(frozen=True)
 class OutputPerturbationState(State):
@@ -202,15 +197,11 @@ class OutputPerturbation(Estimator[OutputPerturbationState, OutputPerturbationOp
 
     info = EstimatorInfo(
         id="output-perturbation",
-        name="OutputPerturbation",
         source="DunglerSanyal2026, appendix F, DP-Gauss-2 (DworkEtAl2014, Algorithm 2), corrected",
-        adjacency="replace-one",
         private=True,
         needs="clip_radius; memory for a d x d matrix; large batches with a large eigengap",
         summary="noise on the projector, calibrated to a tested eigengap",
     )
-    options_type: ClassVar[type[OutputPerturbationOptions]] = OutputPerturbationOptions
-    state_type: ClassVar[type[OutputPerturbationState]] = OutputPerturbationState
     suite_options: ClassVar[SuiteOptions] = SuiteOptions(
         {"clip_radius": 3.0, "batch_size": 4096, "gap_share": 0.5},
         clip={"clip_radius": 4.0},

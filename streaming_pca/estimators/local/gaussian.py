@@ -63,16 +63,12 @@ class LocalGaussianPCA(LocalEstimator[LocalGaussianState, LocalGaussianOptions])
 
     info = EstimatorInfo(
         id="local-gaussian",
-        name="LocalGaussianPCA",
         source="WangXu2020, Algorithm 1",
-        adjacency="replace-one",
         private=True,
         needs='reports of producers (record_kind = "local"), very many of them, of few features',
         summary="local model: principal subspace of the mean of private reports",
         local=True,
     )
-    options_type: ClassVar[type[LocalGaussianOptions]] = LocalGaussianOptions
-    state_type: ClassVar[type[LocalGaussianState]] = LocalGaussianState
     suite_options: ClassVar[SuiteOptions] = SuiteOptions({"batch_size": 64})
 
     def init(self, rng: np.random.Generator) -> LocalGaussianState:

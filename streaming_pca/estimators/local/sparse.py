@@ -139,16 +139,12 @@ class SparseLocalPCA(LocalEstimator[SparseLocalState, SparseLocalOptions]):
 
     info = EstimatorInfo(
         id="local-sparse",
-        name="SparseLocalPCA",
         source="WangXu2020, Algorithm 2",
-        adjacency="replace-one",
         private=True,
         needs='reports of producers (record_kind = "local"), and a subspace that few features span',
         summary="local model: sparse subspace of the mean of private reports, and its features",
         local=True,
     )
-    options_type: ClassVar[type[SparseLocalOptions]] = SparseLocalOptions
-    state_type: ClassVar[type[SparseLocalState]] = SparseLocalState
     suite_options: ClassVar[SuiteOptions] = SuiteOptions({"batch_size": 64})
 
     def init(self, rng: np.random.Generator) -> SparseLocalState:

@@ -81,15 +81,11 @@ class AdaDPO(IterateEstimator[AdaDPOState, AdaDPOOptions]):
 
     info = EstimatorInfo(
         id="adadpo",
-        name="AdaDPO",
         source="DunglerSanyal2026, Algorithms 2, 4 and 5",
-        adjacency="replace-one",
         private=True,
         needs="large batches and a learning rate that suits the data",
         summary="Oja with a private range and centre for the whole block",
     )
-    options_type: ClassVar[type[AdaDPOOptions]] = AdaDPOOptions
-    state_type: ClassVar[type[AdaDPOState]] = AdaDPOState
     suite_options: ClassVar[SuiteOptions] = SuiteOptions(
         {"batch_size": 64, "learning_rate": 0.5, "range_constant": 8.0},
         epsilon=16.0,

@@ -99,15 +99,11 @@ class DPOjas(Deflation[DeflationState, DPOjasOptions]):
 
     info = EstimatorInfo(
         id="k-dp-ojas",
-        name="DPOjas",
         source="DunglerSanyal2025, Algorithms 1 and 3",
-        adjacency="replace-one",
         private=True,
         needs="clip_radius, a learning rate that suits the data, and long batches",
         summary="Oja record by record in a secret order, by deflation",
     )
-    options_type: ClassVar[type[DPOjasOptions]] = DPOjasOptions
-    state_type: ClassVar[type[DeflationState]] = DeflationState
     suite_options: ClassVar[SuiteOptions] = SuiteOptions(
         {"clip_radius": 2.0, "batch_size": 40, "learning_rate": 0.5},
         useful={"clip_radius": 20.0, "batch_size": 4000, "learning_rate": 0.2, "offset": 100.0},

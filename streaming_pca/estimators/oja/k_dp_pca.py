@@ -91,15 +91,11 @@ class KDPPCA(Deflation[DeflationState, KDPPCAOptions]):
 
     info = EstimatorInfo(
         id="k-dp-pca",
-        name="KDPPCA",
         source="DunglerSanyal2025, Algorithms 1, 2, 6 and 7",
-        adjacency="replace-one",
         private=True,
         needs="large batches and a learning rate that suits the data",
         summary="one component after the other, by Oja with a private range and centre",
     )
-    options_type: ClassVar[type[KDPPCAOptions]] = KDPPCAOptions
-    state_type: ClassVar[type[DeflationState]] = DeflationState
     suite_options: ClassVar[SuiteOptions] = SuiteOptions(
         {"batch_size": 64, "learning_rate": 0.5, "steps_per_component": 1, "range_constant": 8.0},
         epsilon=16.0,
@@ -185,9 +181,7 @@ class DPPCA(KDPPCA):
 
     info = EstimatorInfo(
         id="dp-pca",
-        name="DPPCA",
         source="DunglerSanyal2025, Algorithm 2 with k = 1 (LiuEtAl2022)",
-        adjacency="replace-one",
         private=True,
         needs="rank = 1, large batches and a learning rate that suits the data",
         summary="the leading component, by Oja with a private range and centre",

@@ -83,11 +83,6 @@ class OjaOptions(LearningRates):
     batch_size: int = Field(default=4096, ge=2, le=MAX_RECORDS)
     """Records between two releases; the result does not depend on it."""
 
-    @property
-    def largest_batch(self) -> int:
-        """The most records that any plan asks for."""
-        return self.batch_size
-
 
 class OjaPCA(IterateEstimator[IterateState, OjaOptions]):
     """Oja's algorithm [DunglerSanyal2026, Alg. 7]. **Not private.**
@@ -120,15 +115,11 @@ class OjaPCA(IterateEstimator[IterateState, OjaOptions]):
 
     info = EstimatorInfo(
         id="oja",
-        name="OjaPCA",
         source="DunglerSanyal2026, Algorithm 7",
-        adjacency="none",
         private=False,
         needs="private = false, and a learning rate that suits the data",
         summary="a step of Oja's algorithm for each record, without noise: a baseline",
     )
-    options_type: ClassVar[type[OjaOptions]] = OjaOptions
-    state_type: ClassVar[type[IterateState]] = IterateState
     suite_options: ClassVar[SuiteOptions] = SuiteOptions(
         {"batch_size": 64, "learning_rate": 0.5}, useful={"batch_size": 4000, "learning_rate": 1.0}
     )

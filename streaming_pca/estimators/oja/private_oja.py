@@ -36,11 +36,6 @@ class PrivateOjaOptions(LearningRates):
             raise ValueError("clip_radius must lie between 1e-200 and 1e200")
         return self
 
-    @property
-    def largest_batch(self) -> int:
-        """The most records that any plan asks for."""
-        return self.batch_size
-
 
 class PrivateOja(IterateEstimator[IterateState, PrivateOjaOptions]):
     """Private Oja [DunglerSanyal2026, Alg. 1].
@@ -70,15 +65,11 @@ class PrivateOja(IterateEstimator[IterateState, PrivateOjaOptions]):
 
     info = EstimatorInfo(
         id="private-oja",
-        name="PrivateOja",
         source="DunglerSanyal2026, Algorithm 1",
-        adjacency="replace-one",
         private=True,
         needs="clip_radius and a learning rate that suit the data",
         summary="clipped block Oja updates with noise in the symmetric space",
     )
-    options_type: ClassVar[type[PrivateOjaOptions]] = PrivateOjaOptions
-    state_type: ClassVar[type[IterateState]] = IterateState
     suite_options: ClassVar[SuiteOptions] = SuiteOptions(
         {"clip_radius": 2.0, "batch_size": 64, "learning_rate": 0.5},
         variants=({"calibration": "analytic"},),

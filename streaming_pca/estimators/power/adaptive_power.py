@@ -100,15 +100,11 @@ class AdaptivePowerMethod(Deflation[DeflationState, AdaptivePowerOptions]):
 
     info = EstimatorInfo(
         id="adaptive-power",
-        name="AdaptivePowerMethod",
         source="NguyenEneNguyen2026, Algorithm 1",
-        adjacency="replace-one",
         private=True,
         needs="clip_radius, a bound that may be loose, and large batches",
         summary="noisy power steps that leave out records above a private threshold",
     )
-    options_type: ClassVar[type[AdaptivePowerOptions]] = AdaptivePowerOptions
-    state_type: ClassVar[type[DeflationState]] = DeflationState
     suite_options: ClassVar[SuiteOptions] = SuiteOptions(
         {"clip_radius": 8.0, "batch_size": 64, "rounds": 2, "octaves": 12, "failure_probability": 0.5},
         epsilon=16.0,

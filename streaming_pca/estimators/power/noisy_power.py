@@ -60,11 +60,6 @@ class NoisyPowerOptions(Options):
             raise ValueError("clip_l1 must not be below a millionth of clip_l2: lower clip_l2")
         return self
 
-    @property
-    def largest_batch(self) -> int:
-        """The most records that any plan asks for."""
-        return self.batch_size
-
 
 @dataclass(frozen=True)
 class NoisyPowerState(State):
@@ -134,15 +129,11 @@ class NoisyPowerMethod(Estimator[NoisyPowerState, NoisyPowerOptions]):
 
     info = EstimatorInfo(
         id="noisy-power",
-        name="NoisyPowerMethod",
         source="DunglerSanyal2026, appendix F, DP-Power-Method (HardtPrice2014; NicolasEtAl2024)",
-        adjacency="replace-one",
         private=True,
         needs="clip_l2; memory for a few d x k matrices; large batches",
         summary="power iterations with noise, several passes over each batch",
     )
-    options_type: ClassVar[type[NoisyPowerOptions]] = NoisyPowerOptions
-    state_type: ClassVar[type[NoisyPowerState]] = NoisyPowerState
     suite_options: ClassVar[SuiteOptions] = SuiteOptions(
         {"clip_l2": 1.5, "batch_size": 64, "iterations": 2, "oversampling": 1},
         variants=({"clip_l1": 1.0}, {"iterations": 1}, {"iterations": 7, "oversampling": 0}),

@@ -65,16 +65,12 @@ class OnlineTensorPower(Estimator[OnlineTensorState, OnlineTensorOptions]):
 
     info = EstimatorInfo(
         id="tensor-online",
-        name="OnlineTensorPower",
         source="WangAnandkumar2016, Algorithm 2",
-        adjacency="none",
         private=False,
         needs="private = false, and a third moment with orthogonal components",
         summary="components of the third moment by power steps on fresh records, without noise",
         releases="tensor",
     )
-    options_type: ClassVar[type[OnlineTensorOptions]] = OnlineTensorOptions
-    state_type: ClassVar[type[OnlineTensorState]] = OnlineTensorState
     suite_options: ClassVar[SuiteOptions] = SuiteOptions({"batch_size": 64, "restarts": 3, "steps": 1})
     centerings: ClassVar[tuple[str, ...]] = ("none",)
     kinds: ClassVar[frozenset[RecordKind]] = frozenset({RecordKind.FACTOR})

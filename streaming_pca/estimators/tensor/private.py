@@ -116,16 +116,12 @@ class PrivateTensorPower(Estimator[PrivateTensorState, PrivateTensorOptions]):
 
     info = EstimatorInfo(
         id="tensor-private",
-        name="PrivateTensorPower",
         source="WangAnandkumar2016, Algorithm 3, for records",
-        adjacency="replace-one",
         private=True,
         needs="clip_radius; many batches; memory for a d x d matrix for whitening",
         summary="components of the third moment by noisy power steps on fresh records",
         releases="tensor",
     )
-    options_type: ClassVar[type[PrivateTensorOptions]] = PrivateTensorOptions
-    state_type: ClassVar[type[PrivateTensorState]] = PrivateTensorState
     suite_options: ClassVar[SuiteOptions] = SuiteOptions(
         {"clip_radius": 2.0, "batch_size": 64, "restarts": 3, "steps": 1},
         variants=({"whitening": False},),

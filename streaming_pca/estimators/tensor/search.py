@@ -64,11 +64,6 @@ class TensorOptions(Options):
     window: int = Field(default=64, ge=1, le=2**20)
     """Batches that a component is averaged over, once all are found."""
 
-    @property
-    def largest_batch(self) -> int:
-        """The most records that any plan asks for."""
-        return self.batch_size
-
     def effective_restarts(self, k: int) -> int:
         """Return L at rank k."""
         return enough_restarts(k) if self.restarts is None else self.restarts

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -45,9 +45,7 @@ class _Asked:
 class _Exact(Deflation[DeflationState, _Options]):
     """Run thirty exact power steps per batch without noise; ``fails`` names batches."""
 
-    info = EstimatorInfo("exact", "_Exact", "none", "replace-one", False, "nothing", "a test's oracle")
-    options_type: ClassVar[type[_Options]] = _Options
-    state_type: ClassVar[type[DeflationState]] = DeflationState
+    info = EstimatorInfo("exact", "none", False, "nothing", "a test's oracle")
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
