@@ -58,10 +58,6 @@ _HASH_BYTES = 16
 _NOBODY = bytes(_HASH_BYTES)
 
 
-class MalformedUsers(ValueError):
-    """Users, or the bytes of a shard, that no table could have given."""
-
-
 def shard_numbers(users: NDArray[np.uint64]) -> NDArray[np.uint8]:
     """Return the shard of each user, in [0, SHARDS)."""
     return (users[:, 0] >> np.uint64(58)).astype(np.uint8)
@@ -174,25 +170,25 @@ class UserShard:
         Counts above ``limit`` are kept: such users have used up their batches under an earlier, higher limit.
         """
         if len(data) < _HEADER.size:
-            raise MalformedUsers(f"shard {shard} of the users ends inside its header")
+            raise ValueError(f"shard {shard} of the users ends inside its header")
         magic, version, number, size = _HEADER.unpack_from(data)
         if (magic, version) != (_MAGIC, _VERSION) or data[6:8] != b"\0\0":
-            raise MalformedUsers(f"shard {shard} of the users is not in format {_VERSION}")
+            raise ValueError(f"shard {shard} of the users is not in format {_VERSION}")
         if number != shard:
-            raise MalformedUsers(f"shard {shard} of the users holds the bytes of shard {number}")
+            raise ValueError(f"shard {shard} of the users holds the bytes of shard {number}")
         if len(data) != _HEADER.size + size * _BYTES_PER_USER:
-            raise MalformedUsers(f"shard {shard} of the users has the wrong length")
+            raise ValueError(f"shard {shard} of the users has the wrong length")
         high = np.frombuffer(data, _HASH, size, _HEADER.size)
         low = np.frombuffer(data, _HASH, size, _HEADER.size + size * _HASH.itemsize)
         counts = np.frombuffer(data, _COUNT, size, _HEADER.size + 2 * size * _HASH.itemsize)
         if np.any(high >> np.uint64(58) != shard):
-            raise MalformedUsers(f"shard {shard} of the users holds a user of another shard")
+            raise ValueError(f"shard {shard} of the users holds a user of another shard")
         if size and not high[0] and not low[0]:
-            raise MalformedUsers(f"shard {shard} of the users holds the null hash")
+            raise ValueError(f"shard {shard} of the users holds the null hash")
         if np.any((high[1:] < high[:-1]) | ((high[1:] == high[:-1]) & (low[1:] <= low[:-1]))):
-            raise MalformedUsers(f"shard {shard} of the users is not sorted, or holds a user twice")
+            raise ValueError(f"shard {shard} of the users is not sorted, or holds a user twice")
         if not np.all(counts):
-            raise MalformedUsers(f"shard {shard} of the users holds a user that never counted")
+            raise ValueError(f"shard {shard} of the users holds a user that never counted")
         read = cls(limit)
         read._high, read._low = high.astype(np.uint64), low.astype(np.uint64)
         # Counts from under a higher limit may need two bytes.
@@ -308,12 +304,12 @@ class UserTable:
     def add(self, users: NDArray[np.uint64]) -> None:
         """Count one more batch for each of these users: distinct, below the limit, in any order.
 
-        :class:`MalformedUsers` otherwise; the table is then unchanged.
+        ValueError otherwise; the table is then unchanged.
         """
         users = _checked(users)
         parts = partition_by_shard(users)
         if not self._counted(users, parts).all():
-            raise MalformedUsers(
+            raise ValueError(
                 "users to add must be distinct, not (0, 0), and have counted in "
                 f"fewer than limit = {self.limit} batches"
             )
@@ -328,7 +324,7 @@ class UserTable:
         """Replace one shard by bytes from :meth:`shard_bytes`, trusting nothing in them.
 
         Users with counts above this table's limit (which may have been lowered) are
-        kept, but do not count again. :class:`MalformedUsers` if these are not exactly the bytes
+        kept, but do not count again. ValueError if these are not exactly the bytes
         of such a shard; the table is then unchanged.
         """
         self._shards[shard] = UserShard.from_bytes(shard, data, self.limit)
@@ -341,7 +337,7 @@ class UserTable:
 
 def _checked(users: NDArray[np.uint64]) -> NDArray[np.uint64]:
     if users.dtype != np.uint64 or users.ndim != 2 or users.shape[1] != 2:
-        raise MalformedUsers(f"users must be an (m, 2) array of uint64, not {users.shape} of {users.dtype}")
+        raise ValueError(f"users must be an (m, 2) array of uint64, not {users.shape} of {users.dtype}")
     return np.ascontiguousarray(users)
 
 

@@ -28,7 +28,7 @@ from streaming_pca.estimators.common.state import decode_fitting_state, encode_s
 from streaming_pca.privacy.ledger.entries import MalformedEntry, decode_entry, encode_entry
 from streaming_pca.privacy.ledger.ledger import Ledger
 from streaming_pca.privacy.ledger.verify import verify_log
-from streaming_pca.privacy.users import MalformedUsers, Part, UserIndex, UserShard
+from streaming_pca.privacy.users import Part, UserIndex, UserShard
 from streaming_pca.service.commit.state_topic import (
     Checkpoint,
     decode_checkpoint,
@@ -132,7 +132,7 @@ def _shard_seeds() -> Sequence[bytes]:
 def user_shard(data: bytes) -> None:
     """Read a part of the table of users, alone and within a table."""
     for shard in (0, 1, 63):
-        with suppress(MalformedUsers):
+        with suppress(ValueError):
             again = UserShard.from_bytes(shard, data, 2)
             if again.to_bytes(shard) != data:
                 raise Broken("a shard has two spellings")

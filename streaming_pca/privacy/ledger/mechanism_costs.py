@@ -60,10 +60,6 @@ _RHO_TOLERANCE = 1e-9
 """Relative slack of a rho from :func:`greatest_rho`, whose orders lie on a grid."""
 
 
-class UnknownCost(ValueError):
-    """Parameters that do not determine the cost of their mechanisms."""
-
-
 def is_of_reports(contract: Parameters, parameters: Parameters) -> bool:
     """Return whether records are reports: batches then have no mechanism and cost nothing."""
     return (
@@ -76,7 +72,7 @@ def is_of_reports(contract: Parameters, parameters: Parameters) -> bool:
 def least_rho(contract: Parameters, parameters: Parameters) -> Cost:
     """Bound from below the joint cost of all batches that one unit may enter.
 
-    Raises UnknownCost if parameters are missing or invalid, or the mechanism is not known here.
+    Raises ValueError if parameters are missing or invalid, or the mechanism is not known here.
     """
     if is_of_reports(contract, parameters):
         return Fraction(0)
@@ -220,7 +216,7 @@ def _readings(contract: Parameters, parameters: Parameters) -> tuple[list[_Readi
     """Return the readings of disjoint parts of a batch, and whether batches cost parts."""
     name = parameters.get("mechanism")
     if not isinstance(name, str) or name not in _MECHANISMS:
-        raise UnknownCost(f"the mechanism {str(name)[:60]!r} is not known")
+        raise ValueError(f"the mechanism {str(name)[:60]!r} is not known")
     own = _MECHANISMS[name](name, contract, parameters)
     mean = _section(parameters, "mean", "mean")
     if mean is not None:
@@ -275,7 +271,7 @@ def _of_range(name: str, contract: Parameters, parameters: Parameters) -> list[_
     if accounting == "zcdp":
         numbers = (_number(parameters, n) for n in ("sigma_over_sensitivity", "centre_rho", "centre_delta"))
         return [_OfCentre(name, *numbers)]
-    raise UnknownCost(f"its accounting {str(accounting)[:60]!r} is not known")
+    raise ValueError(f"its accounting {str(accounting)[:60]!r} is not known")
 
 
 def _of_start(name: str, contract: Parameters, parameters: Parameters) -> list[_Reading]:
@@ -283,7 +279,7 @@ def _of_start(name: str, contract: Parameters, parameters: Parameters) -> list[_
     if start is None:
         return _of_range(name, contract, parameters)
     if not isinstance(start, str) or start not in _MECHANISMS or start == name:
-        raise UnknownCost(f"the start {str(start)[:60]!r} is not known")
+        raise ValueError(f"the start {str(start)[:60]!r} is not known")
     return _MECHANISMS[start](f"{name}'s start", contract, parameters)
 
 
@@ -326,7 +322,7 @@ def _section(parameters: Parameters, name: str, mechanism: str) -> Parameters | 
     if section is None:
         return None
     if not isinstance(section, dict) or section.get("mechanism") != mechanism:
-        raise UnknownCost(f"{name} is not a table with the mechanism {mechanism!r}")
+        raise ValueError(f"{name} is not a table with the mechanism {mechanism!r}")
     return section
 
 
@@ -336,16 +332,16 @@ def _number(parameters: Parameters, name: str) -> Fraction:
     try:
         number = parse_rational(value)
     except ValueError as error:
-        raise UnknownCost(f"{name} {error}") from None
+        raise ValueError(f"{name} {error}") from None
     if not isinstance(number, Fraction) or not number:
-        raise UnknownCost(f"{name} must be a finite number above 0, not {str(value)[:60]!r}")
+        raise ValueError(f"{name} must be a finite number above 0, not {str(value)[:60]!r}")
     return number
 
 
 def _count(parameters: Parameters, name: str) -> int:
     count = parameters.get(name)
     if type(count) is not int or count < 1:
-        raise UnknownCost(f"{name} must be a whole number above 0, not {str(count)[:60]!r}")
+        raise ValueError(f"{name} must be a whole number above 0, not {str(count)[:60]!r}")
     return count
 
 

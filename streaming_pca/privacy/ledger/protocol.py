@@ -52,7 +52,6 @@ from streaming_pca.privacy.ledger.entries import (
 )
 from streaming_pca.privacy.ledger.mechanism_costs import (
     TOLERANCE,
-    UnknownCost,
     check_mechanisms,
     is_of_reports,
     least_rho,
@@ -283,7 +282,7 @@ def _check_rho(entry: Reserved) -> str:
         return ""
     try:
         least = least_rho(entry.promise, entry.parameters)
-    except UnknownCost:
+    except ValueError:
         return ""  # `check_mechanisms` refuses these
     if claimed >= least:
         return ""

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from streaming_pca.privacy.users import SHARDS, MalformedUsers, UserTable, _users_from_digests, hash_users
+from streaming_pca.privacy.users import SHARDS, UserTable, _users_from_digests, hash_users
 
 SECRET = bytes(range(32))
 User = tuple[int, int]
@@ -174,7 +174,7 @@ def test_a_user_counts_in_exactly_as_many_batches_as_the_limit(limit: int) -> No
     assert table.admit(user).counted.all()
     table.add(user)
     assert not table.admit(user).counted.any()
-    with pytest.raises(MalformedUsers):
+    with pytest.raises(ValueError, match="must be distinct"):
         table.add(user)
 
 
@@ -270,7 +270,7 @@ def test_users_that_may_not_count_are_refused_and_nothing_changes(users: list[Us
     table = UserTable(1)
     table.add(array([(1, 1), (1 << 63, 1)]))
     before = all_bytes(table)
-    with pytest.raises(MalformedUsers, match="users to add must be distinct"):
+    with pytest.raises(ValueError, match="users to add must be distinct"):
         table.add(array(users))
     assert all_bytes(table) == before
     assert len(table) == 2
@@ -283,7 +283,7 @@ def test_users_that_may_not_count_are_refused_and_nothing_changes(users: list[Us
 def test_an_array_that_holds_no_hashes_is_refused(users: NDArray[Any]) -> None:
     table = UserTable(1)
     for method in (table.admit, table.add, table.shard_of):
-        with pytest.raises(MalformedUsers, match=r"users must be an \(m, 2\) array of uint64"):
+        with pytest.raises(ValueError, match=r"users must be an \(m, 2\) array of uint64"):
             method(users)
 
 
@@ -332,7 +332,7 @@ GOOD = stored(0, [(1, 2, 3), (4, 5, 6)])
 def test_bytes_that_no_shard_writes_are_refused_and_the_shard_stays(data: bytes, why: str) -> None:
     table = UserTable(3)
     table.load_shard(0, GOOD)
-    with pytest.raises(MalformedUsers, match=why):
+    with pytest.raises(ValueError, match=why):
         table.load_shard(0, data)
     assert table.shard_bytes(0) == GOOD
 
@@ -352,7 +352,7 @@ def test_changed_bytes_are_refused_or_mean_what_they_say(
     table = UserTable(3)
     try:
         table.load_shard(0, bytes(data))
-    except MalformedUsers:
+    except ValueError:
         assert len(table) == 0
     else:
         assert table.shard_bytes(0) == data
