@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -96,24 +97,22 @@ class RecordValues(ABC):
 
         NaN is above no radius. The function reads the records at most once if they are elsewhere.
         """
-        counts = self.sum(_Above(radii))
+        counts = self.sum(partial(_count_above, np.array(radii, dtype=np.float64)))
         return lambda i: int(counts[i])
 
     def at_most(self, radii: Sequence[float]) -> Callable[[int], int]:
         """Return what :meth:`above` does, for values of at most ``radii[i]``."""
-        counts = self.sum(_AtMost(radii))
+        counts = self.sum(partial(_count_at_most, np.array(radii, dtype=np.float64)))
         return lambda i: int(counts[i])
 
     def histogram(self, edges: Vector) -> Integers:
         """Count the values in the bins between rising edges; the last bin has its upper edge too."""
-        return self.sum(_Histogram(edges))
+        return self.sum(partial(_count_in_bins, edges))
 
 
-class Total:
-    """Kernel of :meth:`RecordValues.sum`: the sum of whole numbers."""
-
-    def __call__(self, values: NDArray[np.float64]) -> NDArray[np.int64]:
-        return np.array([int(values.sum())], dtype=np.int64)
+def whole_total(values: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Sum whole numbers, as a kernel of :meth:`RecordValues.sum`."""
+    return np.array([int(values.sum())], dtype=np.int64)
 
 
 class Batch(ABC):
@@ -186,28 +185,15 @@ class Batch(ABC):
         """
 
 
-class _AtMost:
-    """Number of values of at most each radius; radii need not be sorted."""
-
-    def __init__(self, radii: Sequence[float]) -> None:
-        self.radii = np.array(radii, dtype=np.float64)
-
-    def __call__(self, values: Vector) -> Integers:
-        # NaN sorts last.
-        found = np.searchsorted(np.sort(values), self.radii, side="right")
-        return found.astype(np.int64)
+def _count_at_most(radii: Vector, values: Vector) -> Integers:
+    """Count the values of at most each radius; radii need not be sorted."""
+    # NaN sorts last.
+    return np.searchsorted(np.sort(values), radii, side="right").astype(np.int64)
 
 
-class _Above(_AtMost):
-    """Number of values above each radius."""
-
-    def __call__(self, values: Vector) -> Integers:
-        return np.count_nonzero(~np.isnan(values)) - super().__call__(values)
+def _count_above(radii: Vector, values: Vector) -> Integers:
+    return np.count_nonzero(~np.isnan(values)) - _count_at_most(radii, values)
 
 
-class _Histogram:
-    def __init__(self, edges: Vector) -> None:
-        self.edges = edges
-
-    def __call__(self, values: Vector) -> Integers:
-        return np.histogram(values, self.edges)[0].astype(np.int64)
+def _count_in_bins(edges: Vector, values: Vector) -> Integers:
+    return np.histogram(values, edges)[0].astype(np.int64)

@@ -111,17 +111,12 @@ def round_scaled(values: Floats, t: float, out: Floats) -> float:
 
 
 @njit(cache=True, nogil=True)
-def guard(n: float) -> float:
-    """Return a factor below 1 that covers a float sum's error over n terms, twice."""
-    return 1.0 - (n + 8.0) * 2.0**-52
-
-
-@njit(cache=True, nogil=True)
 def squared_bound(radius: float, n: float) -> float:
     """Return the limit of a float sum of n squared integers that ensures radius**2."""
     if radius <= 2.0**26:
         return radius * radius
-    return radius * radius * guard(n)
+    # The factor covers a float sum's error over n terms, twice.
+    return radius * radius * (1.0 - (n + 8.0) * 2.0**-52)
 
 
 @njit(cache=True, nogil=True)

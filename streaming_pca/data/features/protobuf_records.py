@@ -8,6 +8,7 @@ features read; lists and maps are bytes in them, and only the needed ones are pa
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from importlib import import_module
 from operator import itemgetter
 from typing import Any
@@ -32,20 +33,12 @@ Convert = Callable[[Any], Any]
 
 _MOST_BYTES = 2**24
 _MOST_INDEXES = 32
-_WRAPPERS = {
+WRAPPERS = {
     f"google.protobuf.{name}Value"
     for name in ("Double", "Float", "Int64", "UInt64", "Int32", "UInt32", "Bool", "String", "Bytes")
 }
 _TIMESTAMP = "google.protobuf.Timestamp"
-_COMMON: tuple[Callable[[], Any], ...] = (
-    lambda: import_module("google.protobuf.timestamp_pb2"),
-    lambda: import_module("google.protobuf.wrappers_pb2"),
-    lambda: import_module("google.protobuf.duration_pb2"),
-    lambda: import_module("google.protobuf.struct_pb2"),
-    lambda: import_module("google.protobuf.any_pb2"),
-    lambda: import_module("google.protobuf.empty_pb2"),
-    lambda: import_module("google.protobuf.field_mask_pb2"),
-)
+_COMMON = ("timestamp", "wrappers", "duration", "struct", "any", "empty", "field_mask")
 """Files of the library that a set of descriptors may lack."""
 _INT32, _BOOL, _STRING, _GROUP, _MESSAGE, _BYTES, _ENUM = 5, 8, 9, 10, 11, 12, 14
 _OPTIONAL, _REPEATED = 1, 3
@@ -123,7 +116,7 @@ def message_type(data: bytes, name: str | None) -> Any:
         given = descriptors.FileDescriptorSet.FromString(data).file
         files = {each.name: each for each in given}
         for common in _COMMON:
-            module = _library(common)
+            module = _library(partial(import_module, f"google.protobuf.{common}_pb2"))
             if module.DESCRIPTOR.name not in files:
                 found = descriptors.FileDescriptorProto.FromString(module.DESCRIPTOR.serialized_pb)
                 files[found.name] = found
@@ -447,7 +440,7 @@ def _special(type_: Any) -> tuple[tuple[str, ...], Convert]:
     """Return the fields and the function that make a message one value; no fields for others."""
     if type_.full_name == _TIMESTAMP:
         return ("seconds", "nanos"), _time
-    if type_.full_name in _WRAPPERS:
+    if type_.full_name in WRAPPERS:
         of_text = type_.fields_by_name["value"].type == _STRING
         return ("value",), (lambda message: _text(message.value)) if of_text else (
             lambda message: message.value

@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from streaming_pca.data.features.protobuf_records import WRAPPERS
+
 _DEEPEST = 8
 _NUMBERS = ("int", "long", "float", "double")
 _NO_BOUNDS = "bounds = []  # least and largest"
@@ -175,10 +177,6 @@ _PROTOBUF_NUMBERS = {1, 2, 3, 4, 5, 6, 7, 13, 15, 16, 17, 18}
 _PROTOBUF_KINDS = {**dict.fromkeys(_PROTOBUF_NUMBERS, "number"), 8: "boolean", 9: "text", 12: "other"}
 _PROTOBUF_ENUM, _PROTOBUF_MESSAGE = 14, 11
 _PROTOBUF_TIME = "google.protobuf.Timestamp"
-_PROTOBUF_WRAPPERS = tuple(
-    f"google.protobuf.{name}Value"
-    for name in ("Double", "Float", "Int64", "UInt64", "Int32", "UInt32", "Bool", "String", "Bytes")
-)
 
 
 def fields_of_protobuf(message: Any) -> list[Suggestion]:
@@ -204,7 +202,7 @@ def _protobuf_fields(
             yield Suggestion(here, kind, optional=lacks)
         elif inner.full_name == _PROTOBUF_TIME:
             yield Suggestion(here, "time", optional=lacks)
-        elif inner.full_name in _PROTOBUF_WRAPPERS:
+        elif inner.full_name in WRAPPERS:
             value = inner.fields_by_name["value"]
             yield Suggestion(here, _PROTOBUF_KINDS.get(value.type, "other"), optional=lacks)
         elif inner.full_name not in above and len(above) < _DEEPEST:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -64,18 +65,13 @@ class TotalVariance:
         return math.sqrt(self.noise)
 
 
-class _Terms:
-    """Sum of floor(2**40 min(trace/R, 1)), (1,)."""
-
-    def __init__(self, radius: float) -> None:
-        self.radius = radius
-
-    def __call__(self, traces: NDArray[np.float64]) -> NDArray[np.int64]:
-        with np.errstate(all="ignore"):
-            ratio = traces / self.radius
-        # Comparisons with NaN are false, so a trace that overflowed counts as clipped.
-        terms = np.where(ratio < 1, ratio, 1.0) * TOTAL_LATTICE
-        return np.array([int(np.floor(terms).astype(np.int64).sum())], dtype=np.int64)
+def _sum_terms(radius: float, traces: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Sum floor(2**40 min(trace/R, 1)), (1,)."""
+    with np.errstate(all="ignore"):
+        ratio = traces / radius
+    # Comparisons with NaN are false, so a trace that overflowed counts as clipped.
+    terms = np.where(ratio < 1, ratio, 1.0) * TOTAL_LATTICE
+    return np.array([int(np.floor(terms).astype(np.int64).sum())], dtype=np.int64)
 
 
 def learn_total(
@@ -110,7 +106,7 @@ def learn_total(
     shares = norm_shares(count, multiplier, _COUNTS_PART)
     found = private_norm_distribution(traces, *norm_range, budget, shares)
     radius = found.quantile(_QUANTILE)
-    exact = traces.sum(_Terms(radius))
+    exact = traces.sum(partial(_sum_terms, radius))
     sigma = budget.sigma(budget.take(_SHARE), float(TOTAL_LATTICE))
     there = count * present
     scale = radius / TOTAL_LATTICE / there

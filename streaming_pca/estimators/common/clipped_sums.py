@@ -17,6 +17,7 @@ integer of the vector that a kernel sums.
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -90,17 +91,12 @@ class _FactorNorms(NormKernel):
         factor_squared_norms(read, first, last, self.records.how, np.empty((read.longest, self.dim)), out)
 
 
-class _MatrixNorms:
-    """Frobenius norm of every symmetric matrix."""
-
-    def __init__(self, preprocessing: Preprocessing) -> None:
-        self.preprocessing = preprocessing
-
-    def __call__(self, block: Block) -> Matrix:
-        starts, rows = transformed(self.preprocessing, block)
-        out = np.zeros(len(starts) - 1)
-        record_squared_norms(rows, starts, out)
-        return np.sqrt(out)
+def _matrix_norms(preprocessing: Preprocessing, block: Block) -> Matrix:
+    """Compute the Frobenius norm of every symmetric matrix."""
+    starts, rows = transformed(preprocessing, block)
+    out = np.zeros(len(starts) - 1)
+    record_squared_norms(rows, starts, out)
+    return np.sqrt(out)
 
 
 def record_norms(batch: Batch, preprocessing: Preprocessing) -> RecordValues:
@@ -111,7 +107,7 @@ def record_norms(batch: Batch, preprocessing: Preprocessing) -> RecordValues:
     """
     if batch.kind is RecordKind.FACTOR:
         return batch.map(_FactorNorms(preprocessing))
-    return batch.map(_MatrixNorms(preprocessing))
+    return batch.map(partial(_matrix_norms, preprocessing))
 
 
 class _ResidualNorms:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from streaming_pca.data.batch import Batch, Total
+from streaming_pca.data.batch import Batch, whole_total
 from streaming_pca.data.preprocessing import Preprocessing
 from streaming_pca.data.records import Block
 from streaming_pca.estimators.common.budget import Budget, noisy_count
@@ -122,7 +123,7 @@ def learn_present(
         return known
     latest, deviation = 1.0, 0.0
     if not batch.complete:
-        present = int(batch.map(_WholePairs()).sum(Total())[0]) if pairs else count - batch.null_count()
+        present = int(batch.map(_WholePairs()).sum(whole_total)[0]) if pairs else count - batch.null_count()
         latest, deviation = noisy_share(present, count, present_share(count, budget.multiplier), budget)
     return replace(known.averaged(latest, deviation, count, kept), latest=latest)
 
@@ -171,26 +172,19 @@ def learn_clamped(
     count = len(batch) // preprocessing.units
     if preprocessing.bounds is None or not count:
         return known
-    exact = int(batch.map(_Outside(preprocessing)).sum(Total())[0])
+    exact = int(batch.map(partial(_outside, preprocessing)).sum(whole_total)[0])
     part = min(max((budget.multiplier / (_CLAMPED_PRECISION * count)) ** 2, _LEAST_CLAMPED), _MOST_CLAMPED)
     return known.averaged(*noisy_share(exact, count, part, budget), count, kept)
 
 
-class _Outside:
-    """1 for each record (pair) with a value beyond the bounds, else 0."""
-
-    whole = False
-
-    def __init__(self, preprocessing: Preprocessing) -> None:
-        assert preprocessing.bounds is not None
-        self.lower, self.upper = (np.asarray(bound, dtype=np.float64) for bound in preprocessing.bounds)
-        self.units = preprocessing.units
-
-    def __call__(self, block: Block) -> NDArray[np.float64]:
-        block = block.packed()
-        # NaN counts as within the bounds. A warning would reveal a value.
-        with np.errstate(all="ignore"):
-            outside = ((block.rows < self.lower) | (block.rows > self.upper)).any(axis=1)
-        before = np.concatenate([[0], np.cumsum(outside)])
-        found = before[block.starts[1:]] > before[block.starts[:-1]]
-        return np.asarray(found.reshape(-1, self.units).any(axis=1), dtype=np.float64)
+def _outside(preprocessing: Preprocessing, block: Block) -> NDArray[np.float64]:
+    """Return 1 for each record (pair) with a value beyond the bounds, else 0."""
+    assert preprocessing.bounds is not None
+    lower, upper = (np.asarray(bound, dtype=np.float64) for bound in preprocessing.bounds)
+    block = block.packed()
+    # NaN counts as within the bounds. A warning would reveal a value.
+    with np.errstate(all="ignore"):
+        outside = ((block.rows < lower) | (block.rows > upper)).any(axis=1)
+    before = np.concatenate([[0], np.cumsum(outside)])
+    found = before[block.starts[1:]] > before[block.starts[:-1]]
+    return np.asarray(found.reshape(-1, preprocessing.units).any(axis=1), dtype=np.float64)

@@ -38,6 +38,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -181,7 +182,8 @@ class AdaptiveMean:
         each = len(part) // preprocessing.units // 2 // blocks
         taken = 2 * each * preprocessing.units
         paired, _ = part.split([taken * blocks, len(part) - taken * blocks])
-        keys = paired.map_parts([taken] * blocks, _ScaleBin(_Products(preprocessing, basis, removed)))
+        scale_bin = partial(_scale_bin, _Products(preprocessing, basis, removed))
+        keys = paired.map_parts([taken] * blocks, scale_bin)
         shown = stability_histogram(keys, self.epsilon, self.delta)
         if not shown:
             return None
@@ -250,14 +252,9 @@ class _Products:
         return out
 
 
-class _ScaleBin:
-    """Bin of the spread of a part's pairs."""
-
-    def __init__(self, products_of: _Products) -> None:
-        self.products_of = products_of
-
-    def __call__(self, part: Block) -> int | None:
-        return _octave_quarter(_spread(self.products_of(part)))
+def _scale_bin(products_of: _Products, part: Block) -> int | None:
+    """Return the bin of the spread of a part's pairs."""
+    return _octave_quarter(_spread(products_of(part)))
 
 
 class _Bins:

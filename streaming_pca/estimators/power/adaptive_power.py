@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
-from functools import cached_property
+from functools import cached_property, partial
 from typing import ClassVar
 
 import numpy as np
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from streaming_pca.data.batch import Batch, RecordValues
-from streaming_pca.data.preprocessing import transformed
+from streaming_pca.data.preprocessing import Preprocessing, transformed
 from streaming_pca.data.records import Block, RecordKind
 from streaming_pca.estimators.base import EstimatorInfo, Options, Outcome, Plan, SuiteOptions
 from streaming_pca.estimators.oja.deflation import Deflation, DeflationState, Learnt
@@ -184,7 +184,8 @@ class AdaptivePowerMethod(Deflation[DeflationState, AdaptivePowerOptions]):
             # The length is 0 only if all of the noise lies in U.
             iterate = mean / length if length > 0 else iterate
         # The count is made for diagnostics only, whose noise it gets.
-        changed = int(all_norms[0].sum(_Changed(thetas), *all_norms[1:])[0]) if all_norms else 0
+        count_changed = partial(_count_changed, thetas)
+        changed = int(all_norms[0].sum(count_changed, *all_norms[1:])[0]) if all_norms else 0
         return Learnt(iterate, value, Outcome.LEARNT, changed, theta)
 
     def _norms(self, batch: Batch, iterate: Floats, removed: Floats) -> RecordValues:
@@ -192,7 +193,8 @@ class AdaptivePowerMethod(Deflation[DeflationState, AdaptivePowerOptions]):
 
         inf or NaN if it overflows.
         """
-        return batch.map(_ProductNorms(self, iterate, removed))
+        across = np.ascontiguousarray(removed.T)
+        return batch.map(partial(_norms_of, self.preprocessing, iterate, across))
 
     def _threshold(self, norms: RecordValues) -> float:
         """Return theta: the first of the rising thresholds that hardly any record exceeds."""
@@ -213,33 +215,21 @@ class AdaptivePowerMethod(Deflation[DeflationState, AdaptivePowerOptions]):
         return batch.sum(_Filtered(self, iterate, removed, theta))
 
 
-class _ProductNorms:
-    """|P A x| of every record."""
-
-    def __init__(self, estimator: AdaptivePowerMethod, iterate: Floats, removed: Floats) -> None:
-        self.preprocessing, self.iterate = estimator.preprocessing, iterate
-        self.across = np.ascontiguousarray(removed.T)
-
-    def __call__(self, block: Block) -> Floats:
-        starts, rows = transformed(self.preprocessing, block)
-        out = np.empty(len(starts) - 1)
-        of_matrices = self.preprocessing.kind is RecordKind.MATRIX
-        _product_norms(rows, starts, of_matrices, self.iterate, self.across, out)
-        return out
+def _norms_of(preprocessing: Preprocessing, iterate: Floats, across: Floats, block: Block) -> Floats:
+    """Return |P A x| of every record."""
+    starts, rows = transformed(preprocessing, block)
+    out = np.empty(len(starts) - 1)
+    _product_norms(rows, starts, preprocessing.kind is RecordKind.MATRIX, iterate, across, out)
+    return out
 
 
-class _Changed:
-    """Number of records whose norm was above the threshold in any round, (1,)."""
-
-    def __init__(self, thetas: list[float]) -> None:
-        self.thetas = thetas
-
-    def __call__(self, *norms: Floats) -> NDArray[np.int64]:
-        changed = np.zeros(len(norms[0]), dtype=bool)
-        for of_round, theta in zip(norms, self.thetas, strict=True):
-            # Written so that NaN counts as above.
-            changed |= ~(of_round <= theta)
-        return np.array([np.count_nonzero(changed)], dtype=np.int64)
+def _count_changed(thetas: list[float], *norms: Floats) -> NDArray[np.int64]:
+    """Count the records whose norm was above the threshold in any round, (1,)."""
+    changed = np.zeros(len(norms[0]), dtype=bool)
+    for of_round, theta in zip(norms, thetas, strict=True):
+        # Written so that NaN counts as above.
+        changed |= ~(of_round <= theta)
+    return np.array([np.count_nonzero(changed)], dtype=np.int64)
 
 
 class _Filtered:
