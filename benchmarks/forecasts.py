@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 
 from streaming_pca import DoubtfulResultWarning, PrivatePCA
 from streaming_pca.demo import flights
-from streaming_pca.linalg.subspace import principal_angle
+from streaming_pca.linalg.subspace import principal_angles
 
 Matrix = NDArray[np.float64]
 Bounds = tuple[float, float] | None
@@ -65,7 +65,7 @@ def measure(x: Matrix, rank: int, epsilon: float, bounds: Bounds, fits: int) -> 
             warnings.simplefilter("ignore", DoubtfulResultWarning)
             pca = PrivatePCA(rank, epsilon=epsilon, bounds=bounds, random_state=seed).fit(x)
         squares.append(max(2 * rank - 2 * float(np.sum((pca.components_ @ exact.T) ** 2)), 0.0))
-        angles.append(math.degrees(principal_angle(pca.components_, exact)))
+        angles.append(math.degrees(principal_angles(pca.components_, exact)[0]))
         doubtful += bool(pca.doubts_)
         estimate = pca._state.covariance
         radii.append(float(estimate.radii[estimate.chosen]) / total)

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from benchmarks.timing.command import Parser, whole
 from streaming_pca import PrivatePCA
-from streaming_pca.linalg.subspace import principal_angle, subspace_error
+from streaming_pca.linalg.subspace import principal_angles, subspace_error
 
 __all__ = ["SETS", "Cell", "Stream", "cover", "follow", "main"]
 
@@ -166,8 +166,8 @@ def cover(name: str, route: str, epsilon: float, fits: int, k: int = 2) -> Cell:
         stated.append(errors / truth)
         doubts |= {str(doubt) for doubt in pca.doubts_}
         leading = _leading(covariance, k)
-        angles.append(principal_angle(pca.components_, leading))
-        exact.append(principal_angle(_without_noise(pca, x, k), leading))
+        angles.append(principal_angles(pca.components_, leading)[0])
+        exact.append(principal_angles(_without_noise(pca, x, k), leading)[0])
         if angles[-1] > getattr(pca, "angle_bound_", math.pi / 2):
             beyond, silent = beyond + 1, silent + (not pca.doubts_)
         elif getattr(pca, "angle_bound_", math.pi / 2) < math.pi / 2:

@@ -238,14 +238,13 @@ def estimators(as_json: JsonOption = False) -> None:
 
     [dim]Example: streaming-pca estimators --json[/]
     """
-    import dataclasses
+    from dataclasses import asdict
 
     from streaming_pca.estimators.registry import ESTIMATORS
 
     found = [e for _, e in sorted(ESTIMATORS.items())]
     if as_json:
-        derived = [{"id": e.info.id, "name": e.__name__, "adjacency": e.info.adjacency} for e in found]
-        print_json([own | dataclasses.asdict(e.info) for own, e in zip(derived, found, strict=True)])
+        print_json([{"name": e.__name__, "adjacency": e.info.adjacency} | asdict(e.info) for e in found])
         return
     rows = []
     for info in (e.info for e in found):

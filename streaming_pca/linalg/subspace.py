@@ -75,15 +75,6 @@ def subspace_error(a: Matrix, b: Matrix) -> float:
     return float(np.hypot(np.linalg.norm(a - overlap @ b), np.linalg.norm(b - overlap.T @ a)))
 
 
-def principal_angle(a: Matrix, b: Matrix) -> float:
-    """Return the largest principal angle, in radians, between two subspaces.
-
-    Both are sets of orthonormal rows (k, d).
-    """
-    residual = b - (b @ a.T) @ a
-    return float(np.arcsin(min(1.0, float(np.linalg.norm(residual, 2)))))
-
-
 def principal_angles(a: Matrix, b: Matrix) -> NDArray[np.float64]:
     """Return all principal angles, decreasing, in radians, between two subspaces.
 
