@@ -73,11 +73,6 @@ class PublicMap(NamedTuple):
     pairs: bool
     """Two neighbouring records x, y of one row each become (x - y)/sqrt(2); others are null."""
 
-    @property
-    def plain(self) -> bool:
-        """Return whether features stay unchanged."""
-        return not (self.lower.size or self.shift.size or self.factor.size or self.pairs)
-
 
 _NOTHING = np.zeros(0)
 
