@@ -16,7 +16,7 @@ from streaming_pca.admin.ledger import describe_ledger, describe_spent
 from streaming_pca.dashboard.models import Event
 from streaming_pca.dashboard.observing.lookup import Unknown, UnknownRelease
 from streaming_pca.dashboard.observing.observer import Observer
-from streaming_pca.linalg.subspace import principal_angle
+from streaming_pca.linalg.subspace import principal_angles
 from streaming_pca.privacy.ledger.entries import Paused, Retired
 from streaming_pca.privacy.parameters import format_number
 from streaming_pca.service.errors import TopicError
@@ -80,7 +80,7 @@ def test_a_history_is_of_the_releases(make: Make, observe: Observe) -> None:
         assert angles is not None
         assert angles == sorted(angles, reverse=True)
         bases = [np.array(release.components) for release in both]
-        assert angles[0] == pytest.approx(principal_angle(*bases), abs=1e-12)
+        assert angles[0] == pytest.approx(principal_angles(*bases)[0], abs=1e-12)
         assert len(angles) == 3
         assert seen.noise_bound[i] == min(sum(r.angle_bound or math.inf for r in both), math.pi / 2)
     assert seen.null_share == [min(max(r.counts["null_records"] / 100, 0), 1) for r in known]

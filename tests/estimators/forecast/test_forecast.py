@@ -18,7 +18,7 @@ from streaming_pca.estimators.forecast.batches import MOST_RECORDS, Shares, plan
 from streaming_pca.estimators.forecast.forecast import forecast, forecast_estimator
 from streaming_pca.estimators.forecast.result import TARGETS, Forecast, as_json, describe
 from streaming_pca.estimators.registry import find
-from streaming_pca.linalg.subspace import principal_angle
+from streaming_pca.linalg.subspace import principal_angles
 from streaming_pca.privacy.calibration.multipliers import least_multiplier
 from streaming_pca.privacy.errors import ParameterError
 from streaming_pca.privacy.parameters import PrivacyParameters
@@ -115,7 +115,7 @@ def test_the_error_saturates_as_simulated(dim: int, rank: int) -> None:
             leading = np.eye(dim)[:rank]
             found = np.linalg.eigh(gap * leading.T @ leading + noise)[1][:, -rank:].T
             squares.append(distance(found, leading) ** 2)
-            angles.append(principal_angle(found, leading))
+            angles.append(principal_angles(found, leading)[0])
             lost.append(gap * (rank - np.sum((found @ leading.T) ** 2)))
             edges.append(np.linalg.norm(noise, 2))
         assert math.sqrt(np.mean(squares)) == pytest.approx(f.error_at(gap) * f.random_error, rel=0.15)
