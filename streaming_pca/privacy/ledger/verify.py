@@ -22,7 +22,6 @@ from streaming_pca.privacy.ledger.entries import LedgerEntry, MalformedEntry, Op
 from streaming_pca.privacy.ledger.protocol import JobProgress
 from streaming_pca.privacy.ledger.verify_replay import Job, Replay, shown
 from streaming_pca.privacy.parameters import format_number, parse_rational
-from streaming_pca.text import one_line
 
 
 @dataclass(frozen=True)
@@ -188,9 +187,13 @@ def _decode(
         try:
             entry = decode_entry(data)
         except MalformedEntry as error:
-            problems.append(f"offset {offset}: {one_line(error, 300)}")
+            problems.append(f"offset {offset}: {_line(str(error))}")
             continue
         yield offset, entry, hashlib.sha256(data).hexdigest()
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split())[:300]
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,7 +316,7 @@ def _number(value: Any) -> Fraction | float | None:
 
 
 def _shown(value: Any) -> str:
-    return format_number(value) if isinstance(value, Fraction) else one_line(repr(value), 60)
+    return format_number(value) if isinstance(value, Fraction) else _line(repr(value))[:60]
 
 
 @dataclass(frozen=True)
