@@ -90,18 +90,14 @@ def _fault(codec: PayloadCodec, message: Message, names: Sequence[str] | None) -
     if len(wrong):
         # One row of a factor is enough; where rows are records, each is another null record.
         shown = wrong[: _MOST_NAMED if codec.unit == "row" else 1]
-        texts = [
-            _place(i, len(rows)) + (faults.get(i) or _not_finite(rows[i], names)) for i in shown.tolist()
-        ]
+        texts = [faults.get(i) or _not_finite(rows[i], names) for i in shown.tolist()]
+        if len(rows) > 1:
+            texts = [f"row {i}: {text}" for i, text in zip(shown.tolist(), texts, strict=True)]
         more = len(wrong) - len(shown)
         return "; ".join(texts) + (f"; and {more} more rows" if more and codec.unit == "row" else "")
     if codec.kind is RecordKind.MATRIX and not is_symmetric(rows):
         return "the matrix is not symmetric"
     return ""
-
-
-def _place(row: int, rows: int) -> str:
-    return f"row {row}: " if rows > 1 else ""
 
 
 def _not_finite(row: NDArray[np.floating], names: Sequence[str] | None) -> str:

@@ -74,7 +74,7 @@ def configure(
             dim=dim,
             centering=kind.resolve_centering(_centering(centering)),
             bounds=_bounds(bounds),
-            scale=_scale(scale),
+            scale=None if scale is None else _numbers("scale", scale),
         )
     except ValidationError as error:
         raise ValueError("; ".join(map(one_line, error_lines(error, Preprocessing)))) from None
@@ -236,18 +236,10 @@ def _bounds(value: Any) -> tuple[float | tuple[float, ...], float | tuple[float,
     return _numbers("bounds", lower), _numbers("bounds", upper)
 
 
-def _scale(value: Any) -> float | tuple[float, ...] | None:
-    return None if value is None else _numbers("scale", value)
-
-
 def _options(value: Any) -> dict[str, Any]:
     if value is None:
         return {}
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
         raise ValueError(f"options must be a dict of the estimator's settings, not {shown(value)}")
-    return {key: _native(item) for key, item in value.items()}
-
-
-def _native(value: Any) -> Any:
-    """Convert a numpy number, as scikit-learn's parameter searches pass it, to Python's own."""
-    return value.item() if isinstance(value, np.generic) else value
+    # Numbers of numpy, as scikit-learn's parameter searches pass them, become Python's own.
+    return {key: item.item() if isinstance(item, np.generic) else item for key, item in value.items()}

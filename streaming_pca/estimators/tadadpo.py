@@ -195,7 +195,7 @@ class TadaDPO(AdaDPO):
             plan,
             # Later batches have no rho, so a ledger that asks for one must refuse the first batch.
             charge=self.privacy.charge(None),
-            parameters={"mechanism": self.info.id, "start": self.warm.info.id, **_own(plan.parameters)},
+            parameters=plan.parameters | {"mechanism": self.info.id, "start": self.warm.info.id},
         )
 
     def planned_records(self, batches: int, records: int) -> int:
@@ -258,11 +258,6 @@ class TadaDPO(AdaDPO):
         if state.warm is None:
             return super().learnt_subspace(state)
         return self.warm.learnt_subspace(self._warm_state(state))
-
-
-def _own(parameters: dict[str, Any]) -> dict[str, Any]:
-    """Drop the mechanism's name from a plan's parameters."""
-    return {name: value for name, value in parameters.items() if name != "mechanism"}
 
 
 def _bytes(state: Any) -> NDArray[np.uint8]:
