@@ -126,10 +126,6 @@ def utc_day(count: int) -> date | float:
         return math.nan
 
 
-def _month(seconds: float) -> float:
-    return (_moment(seconds).month - 1) / 12
-
-
 def _day(seconds: float) -> float:
     moment = _moment(seconds)
     days = (31, 29 if isleap(moment.year) else 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
@@ -145,6 +141,6 @@ PERIODS: dict[str, Callable[[float], float]] = {
     # The first of January 1970 was a Thursday.
     "weekday": lambda seconds: (math.floor(seconds / _DAY) + 3) % 7 / 7,
     "day": _day,
-    "month": _month,
+    "month": lambda seconds: (_moment(seconds).month - 1) / 12,
 }
 """Share of its period that has passed: of the day, by the day of the week, of the month, by the month."""

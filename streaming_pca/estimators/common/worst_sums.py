@@ -105,7 +105,7 @@ class _Probe:
         )
 
 
-def _one_record(a: Matrix, b: Matrix, zero: Matrix) -> tuple[list[Record], list[Record]]:
+def _one_record(a: Record, b: Matrix, zero: Matrix) -> tuple[list[Record], list[Record]]:
     others: list[Record] = [zero] * (_BATCH - 1)
     return [a, *others], [b, *others]
 
@@ -113,11 +113,6 @@ def _one_record(a: Matrix, b: Matrix, zero: Matrix) -> tuple[list[Record], list[
 def _two_batches(a: Matrix, b: Matrix, zero: Matrix) -> tuple[list[Record], list[Record]]:
     first, second = _one_record(a, b, zero)
     return first * 2, second * 2
-
-
-def _null_or_huge(a: Matrix, b: Matrix, zero: Matrix) -> tuple[list[Record], list[Record]]:
-    others: list[Record] = [zero] * (_BATCH - 1)
-    return [None, *others], [b, *others]
 
 
 def _null_before_others(a: Matrix, b: Matrix, zero: Matrix) -> tuple[list[Record], list[Record]]:
@@ -133,7 +128,7 @@ _PROBES = {
     "pairs": replace(_SUM, centering="pairs"),
     # Two such matrices are opposite about any basis that the first batch may lead to.
     "user": _Probe(_two_batches, signs=(1, 1), kind=RecordKind.MATRIX, contributions=2),
-    "counts": _Probe(_null_or_huge, share=0.5),
+    "counts": _Probe(lambda a, b, zero: _one_record(None, b, zero), share=0.5),
     "stream": _Probe(
         _null_before_others,
         signs=tuple((-1) ** t for t in range(_STREAM_BATCHES)),

@@ -30,10 +30,6 @@ _MANY = 16
 """Records of a batch that also chooses its clip radius."""
 
 
-def _covariance_options(count: int) -> dict[str, Any]:
-    return {"first_batch": count, "max_batch": count, "clip_radius": 1.0}
-
-
 def _covariance_worst(state: Any, kind: RecordKind) -> tuple[Matrix, Matrix]:
     x, y = HUGE * np.eye(2)[:, None, :]
     return (x, y) if kind is RecordKind.FACTOR else (x.T @ x, -x.T @ x)
@@ -115,7 +111,7 @@ def unreachable(answers: Matrix, sums: Matrix) -> NDArray[np.bool_]:
 COVARIANCE = Setup(
     dim=2,
     k=1,
-    options=_covariance_options,
+    options=lambda count: {"first_batch": count, "max_batch": count, "clip_radius": 1.0},
     worst=_covariance_worst,
     contribution=lambda state, matrix: matrix,
     answer=_covariance_answer,

@@ -125,7 +125,8 @@ class AdaptiveMean:
                 f"not {epsilon:g}"
             )
         self.epsilon, self.delta, self.values = epsilon, delta, values
-        sensitivity = _box_sensitivity(values)
+        # L2 sensitivity of a sum of integers of at most COORDINATE_RADIUS.
+        sensitivity = math.nextafter(2.0 * COORDINATE_RADIUS * math.sqrt(values), math.inf)
         self.rho, self.unseen = _zcdp(epsilon, delta)
         self.sigma = math.nextafter(sensitivity / math.sqrt(2 * self.rho) * (1 + 1e-15), math.inf)
         self.multiplier = self.sigma / sensitivity
@@ -313,11 +314,6 @@ def _octave_quarter(value: float) -> int | None:
     """
     inside = 2.0**-_OCTAVES <= value < 2.0**_OCTAVES
     return math.floor(math.log2(value) * _BINS_PER_OCTAVE) if inside else None
-
-
-def _box_sensitivity(values: int) -> float:
-    """Return the L2 sensitivity of a sum of integers of at most COORDINATE_RADIUS."""
-    return math.nextafter(2.0 * COORDINATE_RADIUS * math.sqrt(values), math.inf)
 
 
 def _zcdp(epsilon: float, delta: float) -> tuple[float, float]:
