@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -13,6 +14,7 @@ from streaming_pca.privacy.ledger.entries import Cap, OffsetRange, Opened, Reser
 from streaming_pca.privacy.ledger.ledger import Ledger
 from streaming_pca.privacy.parameters import Charge
 from streaming_pca.service.metrics import Metrics
+from streaming_pca.service.projection.worker import ProjectionMetrics
 from tests.data.test_release import ACCURATE, accurate, counted, of_a_tensor
 
 PROMISE = {"epsilon": 0.5, "delta": 1e-300, "privacy_unit": "message"}
@@ -55,6 +57,22 @@ def test_the_largest_charge_of_any_record_is_shown() -> None:
     assert math.isclose(found["charged_delta"], 2e-7)
     assert math.isclose(found["remaining_delta"], 8e-7)
     assert found["ledger_entries"] == 3
+
+
+def test_each_series_belongs_to_a_metric_of_the_reference() -> None:
+    """Otherwise a `_created` series of each counter and histogram is listed nowhere."""
+    page = (Path(__file__).parents[2] / "docs/reference/metrics.md").read_text(encoding="utf-8")
+    metrics = Metrics()
+    metrics.for_stream("s").count_committed(5)
+    families = list(text_string_to_metric_families(metrics.text().decode()))
+    assert len(families) > 10
+    for family in families:
+        name = family.name + "_total" * (family.type == "counter")
+        assert f"| `{name}` |" in page
+        known = {name, *(f"{name}_{part}" for part in ("bucket", "sum", "count"))}
+        assert {sample.name for sample in family.samples} <= known
+    projection = ProjectionMetrics("s")
+    assert b"_created" not in projection.text()
 
 
 def test_nothing_is_charged_at_first() -> None:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, disable_created_metrics, generate_latest
 
 from streaming_pca.config.settings import Settings
 from streaming_pca.service.errors import DeadlineExceeded, SessionLost, StreamRefused
@@ -29,6 +29,8 @@ from streaming_pca.service.topics.output import Output, check_stream, find_outpu
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+disable_created_metrics()  # type: ignore[no-untyped-call]
 
 _CLOSING_SECONDS = 30.0
 _PROGRESS_SECONDS = 30.0
