@@ -125,7 +125,7 @@ def connection_to(bootstrap: str | None) -> KafkaSettings:
     from streaming_pca.config.kafka import KafkaSettings
 
     try:
-        return KafkaSettings(bootstrap_servers="localhost:9092" if bootstrap is None else bootstrap)
+        return KafkaSettings.of_argument("--bootstrap", bootstrap)
     except ValidationError:
         raise UserError(f"--bootstrap must be HOST:PORT, not {bootstrap!r}") from None
 

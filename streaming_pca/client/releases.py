@@ -170,6 +170,13 @@ def missing_releases(kafka: KafkaSettings, topic: str, others: Iterable[str]) ->
     A reader can correct the name or the address, but may not create topics.
     """
     place = f"no topic {topic!r} exists on the broker at {kafka.bootstrap_servers}"
+    others = list(others)
+    stream = topic.removesuffix(_RELEASES)
+    if stream.endswith(_RELEASES):
+        of = stream.removesuffix(_RELEASES)
+        return TopicError(f"{place}: name the stream, {of!r}, not its topic {stream!r}")
+    if stream == topic and f"{topic}{_RELEASES}" in others:
+        return TopicError(f"{place}: {topic!r} is a stream, whose topic is {topic + _RELEASES!r}")
     streams = [name.removesuffix(_RELEASES) for name in sorted(others) if name.endswith(_RELEASES)]
     similar = difflib.get_close_matches(topic.removesuffix(_RELEASES), streams, _MOST_NAMES, cutoff=0.0)
     if not similar:
@@ -347,12 +354,10 @@ def _place_of(stream: str | Settings, kafka: KafkaSettings | str | None) -> tupl
 
 def connection(kafka: KafkaSettings | str | None) -> KafkaSettings:
     """Return the connection settings for an argument."""
-    if kafka is None:
-        return KafkaSettings()
-    if not isinstance(kafka, str):
+    if isinstance(kafka, KafkaSettings):
         return kafka
     try:
-        return KafkaSettings(bootstrap_servers=kafka)
+        return KafkaSettings.of_argument("kafka", kafka)
     except ValidationError as error:
         message = error.errors()[0]["msg"].removeprefix("Value error, ")
         raise ValueError(f"kafka = {kafka!r}: {message}") from None

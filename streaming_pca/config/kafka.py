@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import (
@@ -14,6 +14,7 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    PrivateAttr,
     SecretStr,
     ValidationInfo,
     field_validator,
@@ -165,6 +166,27 @@ class KafkaSettings(Section):
     """PEM file of the client's certificate."""
     ssl_keyfile: Path | None = None
     """PEM file of the client's private key."""
+
+    _argument: str = PrivateAttr(default="kafka.bootstrap_servers")
+
+    @classmethod
+    def of_argument(cls, argument: str, servers: str | None) -> Self:
+        """Return settings of an address alone, or the defaults; messages name the argument."""
+        settings = cls() if servers is None else cls(bootstrap_servers=servers)
+        settings._argument = argument
+        return settings
+
+    @property
+    def argument(self) -> str:
+        """Name of the setting, argument or option that the address comes from."""
+        return self._argument
+
+    @property
+    def given_servers(self) -> str:
+        """Addresses with the name of their setting, argument or option, for messages."""
+        joint = " " if self._argument.startswith("--") else " = "
+        default = "" if "bootstrap_servers" in self.model_fields_set else ", the default,"
+        return f"{self._argument}{joint}{self.bootstrap_servers!r}{default}"
 
     @model_validator(mode="after")
     def _check(self) -> KafkaSettings:

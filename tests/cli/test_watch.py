@@ -418,6 +418,13 @@ def test_a_topic_that_is_missing_is_one_line(
     one_line(result, 2, f"no topic '{topic}' exists on the broker at {broker_bootstrap}")
 
 
+def test_a_broker_that_is_not_there_is_one_line() -> None:
+    address = f"127.0.0.1:{closed_port()}"
+    result = run("watch", "--releases", "r", "--bootstrap", address)
+    one_line(result, 4, f"no broker answers at --bootstrap '{address}' within")
+    assert result.stdout == ""
+
+
 @pytest.mark.broker
 def test_a_broker_that_falls_silent_meanwhile_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(following, "_SILENCE_SECONDS", 0.5)

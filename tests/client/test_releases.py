@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from streaming_pca.client import Releases, TopicError, UnreadableRelease, follow, latest
-from streaming_pca.client.releases import missing_releases
+from streaming_pca.client import BrokerUnreachable, Releases, TopicError, UnreadableRelease, follow, latest
+from streaming_pca.client.releases import connection, missing_releases
 from streaming_pca.config.kafka import KafkaSettings
 from streaming_pca.config.loading import load_settings
 from streaming_pca.errors import UserError
@@ -142,6 +142,37 @@ def test_a_reader_learns_the_names_that_exist_and_is_not_sent_to_create_topics(
 def test_another_word_for_the_start_is_refused_before_a_release_is_skipped(start: object) -> None:
     with pytest.raises(UserError, match='start must be "first", "last" or "next"'):
         follow("visit", "localhost:1", start=start)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("topic", "others", "words"),
+    [
+        # latest("tour.releases"), a topic in the place of its stream; the topic need not be visible.
+        (
+            "tour.releases.releases",
+            ["tour.releases"],
+            "name the stream, 'tour', not its topic 'tour.releases'",
+        ),
+        ("tour.releases.releases", [], "name the stream, 'tour', not its topic 'tour.releases'"),
+        # watch --releases tour, a stream in the place of its topic.
+        ("tour", ["tour.releases"], "'tour' is a stream, whose topic is 'tour.releases'"),
+        ("tor", ["tour.releases"], "correct the stream's name; streams there: tour"),
+    ],
+)
+def test_a_topic_and_a_stream_that_were_confused_are_named(topic: str, others: list[str], words: str) -> None:
+    assert str(missing_releases(KafkaSettings(), topic, others)).endswith(f": {words}")
+
+
+@pytest.mark.parametrize("given", ["127.0.0.1:1", None])
+def test_a_broker_that_does_not_answer_is_named_as_the_argument(given: str | None) -> None:
+    settings = connection(given)
+    settings = settings.model_copy(update={"bootstrap_timeout_ms": 100})
+    expected = "kafka = '127.0.0.1:1'" if given else "kafka = 'localhost:9092', the default,"
+    assert settings.given_servers == expected
+    assert "kafka.bootstrap_servers" not in settings.given_servers
+    if given:
+        with pytest.raises(BrokerUnreachable, match=f"^no broker answers at {expected} within 100 ms"):
+            latest("visits", settings)
 
 
 def test_of_many_streams_the_most_similar_are_named() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from pathlib import Path
 
 import pytest
@@ -198,4 +199,17 @@ def test_an_address_that_is_none_is_refused(tmp_path: Path, servers: str) -> Non
 
 @pytest.mark.parametrize("servers", ["a", "a:1", "a-b.c_d:9092, [::1]:9092", "[::1]", "SASL_SSL://a:1"])
 def test_an_address_is_taken(servers: str) -> None:
-    assert KafkaSettings(bootstrap_servers=servers).bootstrap_servers == servers
+    settings = KafkaSettings(bootstrap_servers=servers)
+    assert settings.bootstrap_servers == servers
+    assert settings.given_servers == f"kafka.bootstrap_servers = {servers!r}"
+
+
+@pytest.mark.parametrize("argument", ["kafka.bootstrap_servers", "kafka", "--bootstrap"])
+@pytest.mark.parametrize("servers", ["a:1", None])
+def test_an_address_keeps_the_name_that_it_was_given_by(argument: str, servers: str | None) -> None:
+    settings = KafkaSettings.of_argument(argument, servers)
+    joint = " " if argument == "--bootstrap" else " = "
+    expected = f"{argument}{joint}{servers or 'localhost:9092'!r}" + ", the default," * (servers is None)
+    for each in (settings, pickle.loads(pickle.dumps(settings)), settings.model_copy()):
+        assert each.given_servers == expected
+        assert each.argument == argument

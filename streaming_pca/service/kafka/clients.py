@@ -95,9 +95,11 @@ def _connect(settings: KafkaSettings, make: Callable[..., C], **options: Any) ->
         return made
     diagnosis = diagnose(settings, servers)
     if diagnosis is not None and diagnosis.answers:
-        raise BrokerUnreachable(diagnosis.text)
+        # An option names an address only.
+        is_option = settings.argument.startswith("--") and "set kafka." in diagnosis.text
+        raise BrokerUnreachable(diagnosis.text + " in a file, and name it by --config" * is_option)
     raise BrokerUnreachable(
-        f"no broker answers at kafka.bootstrap_servers = {settings.bootstrap_servers!r} "
+        f"no broker answers at {settings.given_servers} "
         f"within {settings.bootstrap_timeout_ms} ms ({diagnosis.text if diagnosis else reason[:160]})",
         # A diagnosis follows the client's steps: where it finds no fault, the broker was only slow.
         may_pass=diagnosis is None,

@@ -131,7 +131,7 @@ class _Examination:
             if not has_records:
                 raise Diagnosis(
                     f"{self._server} is the port of a controller: "
-                    "name a broker's port in kafka.bootstrap_servers"
+                    f"name a broker's port in {self._settings.argument}"
                 )
             self._authenticate(peer)
             if advertised:
@@ -215,7 +215,7 @@ class _Examination:
                 names = [str(entry[1]) for entry in (sock.getpeercert() or {}).get("subjectAltName", ())]
             return (
                 f"{certificate} is for {', '.join(names) or 'no name'}, not for {self._host!r}: "
-                "use a name of the certificate in kafka.bootstrap_servers, or a certificate with this one"
+                f"use a name of the certificate in {self._settings.argument}, or a certificate with this one"
             )
         if cafile is None:
             return (
