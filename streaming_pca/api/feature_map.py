@@ -13,9 +13,17 @@ from pydantic import ValidationError
 from sklearn.base import BaseEstimator, TransformerMixin
 from sklearn.utils import Tags
 
-from streaming_pca.api.subspace_model import Rows, SubspaceModel
+from streaming_pca.api.rows import Rows
+from streaming_pca.api.subspace_model import SubspaceModel
 from streaming_pca.data.features.feature import Feature
-from streaming_pca.data.features.row_map import RowMap, column_names, named_column, rows_of_table
+from streaming_pca.data.features.row_map import (
+    RowMap,
+    column_names,
+    is_list_of_records,
+    named_column,
+    rows_of_table,
+    unnamed,
+)
 from streaming_pca.data.preprocessing import Preprocessing
 from streaming_pca.data.release import Release
 from streaming_pca.validation_errors import error_lines
@@ -250,7 +258,7 @@ class MappedModel(SubspaceModel):
             return parameters
         if rows.dim != dim:
             raise ValueError(f"the features have {rows.dim} columns, but n_features is {dim}")
-        parameters["bounds"] = rows.bounds
+        parameters["bounds"] = None if rows.bounds is None else tuple(map(list, rows.bounds))
         if features is not None and parameters["scale"] is None:
             parameters["scale"] = rows.scale if _is_scaled(features) else None
         elif any(feature.scale is not None for feature in rows.features):
@@ -259,8 +267,13 @@ class MappedModel(SubspaceModel):
 
     def _checked(self, X: Any, least: int) -> Rows:
         if (rows := self._row_map()) is not None:
-            if self._names_columns() and (extra := sorted(set(column_names(X) or ()) - set(rows.names))):
-                raise ValueError(f"bounds lacks {extra[0]!r}, a column of X")
+            if self._names_columns():
+                names = column_names(X)
+                if names is None and not is_list_of_records(X):
+                    text = unnamed(X, "X", "bounds={...}", rows.names)
+                    raise ValueError(f"{text}; or give bounds=(lower, upper)")
+                if extra := sorted(set(names or ()) - set(rows.names)):
+                    raise ValueError(f"bounds lacks {extra[0]!r}, a column of X")
             X = rows_of_table(rows, X)
         return super()._checked(X, least)
 
@@ -309,7 +322,10 @@ def plain_features(features: Any) -> dict[str, Any] | None:
 
 
 def restored_features(parameters: dict[str, Any]) -> dict[str, Any]:
-    """Read features from :func:`plain_features` among parameters; KeyError or TypeError if malformed."""
+    """Read bounds and features of a file's parameters; KeyError or TypeError if features are malformed."""
+    if isinstance(parameters.get("bounds"), list):
+        # JSON has no tuples, and a list of two pairs could mean bounds of two features.
+        parameters = parameters | {"bounds": tuple(parameters["bounds"])}
     if (plain := parameters.get("features")) is None:
         return parameters
     return parameters | {"features": FeatureMap(list(plain["features"]), scale=bool(plain["scale"]))}

@@ -26,6 +26,7 @@ from streaming_pca.estimators.base import Estimator, State, Subspace
 from streaming_pca.estimators.common.error_bounds import explained_ratio
 from streaming_pca.estimators.covariance.state import MAX_COVARIANCE_DIM
 from streaming_pca.estimators.covariance.update import rank_of_radius
+from streaming_pca.estimators.factory import read_bounds, read_scale
 from streaming_pca.privacy.parameters import Charge
 from streaming_pca.text import one_line
 
@@ -213,6 +214,10 @@ def read_release(given: Any, settings: Mapping[str, Any]) -> tuple[Release, Prep
     """
     release = given if isinstance(given, Release) else Release.from_bytes(_content(given))
     known = {name: value for name, value in settings.items() if value is not None}
+    if "bounds" in known:
+        known["bounds"] = read_bounds(known["bounds"], release.dim)
+    if isinstance(known.get("scale"), str):
+        known["scale"] = read_scale(known["scale"], known.get("bounds", release.bounds))
     if release.kind == "tensor":
         raise ValueError(
             "the release holds components of a tensor, not of a subspace: take a release of a subspace"
@@ -262,12 +267,16 @@ def _content(given: Any) -> bytes:
 
 def release_parameters(release: Release, preprocessing: Preprocessing) -> dict[str, Any]:
     """Return the parameters of a model that could have this release, apart from its options."""
+    bounds: Any = preprocessing.bounds
+    if bounds is not None:
+        # Two tuples of two numbers could mean bounds of two features.
+        bounds = tuple(list(each) if isinstance(each, tuple) else each for each in bounds)
     parameters = {
         "n_components": release.rank,
         "private": release.private,
         "estimator": release.estimator,
         "centering": preprocessing.centering,
-        "bounds": preprocessing.bounds,
+        "bounds": bounds,
         "scale": preprocessing.scale,
     }
     guarantee = {"epsilon": release.epsilon, "delta": release.delta} if release.private else {}

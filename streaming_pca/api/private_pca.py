@@ -34,7 +34,7 @@ from streaming_pca.api.fitted import (
     with_rank,
 )
 from streaming_pca.api.model_file import decode_model_state, read_model, write_model
-from streaming_pca.api.subspace_model import Rows, record_rows
+from streaming_pca.api.rows import Rows, planned_shape, record_rows, refuse_mixture
 from streaming_pca.data.array_batch import ArrayBatch, SparseBatch
 from streaming_pca.data.preprocessing import Preprocessing
 from streaming_pca.data.release import Release
@@ -52,7 +52,6 @@ from streaming_pca.estimators.forecast.result import Forecast
 from streaming_pca.estimators.remedies import advise_on_model
 from streaming_pca.estimators.warnings import DoubtfulResultWarning, find_warnings
 from streaming_pca.kernels.lattice import MAX_RECORDS
-from streaming_pca.privacy.errors import require_count
 from streaming_pca.privacy.parameters import Charge
 
 DEFAULT_ESTIMATOR = "adaptive"
@@ -87,11 +86,11 @@ class PrivatePCA(MappedModel):
         (x - y)/sqrt(2); of an odd number the last record stays unused and uncharged. An array is a
         public centre. "none" keeps second moments.
     bounds : (lower, upper), dict of column to (lower, upper), or None, default=None
-        Public bounds of the features, each a number or d numbers: records are clamped to them. They
-        improve accuracy more than any other parameter. Bounds computed from the records, such as their
-        least and largest value, are not public. With names, X is a table of these columns.
-    scale : float, array of d numbers or None, default=None
-        Public factors of the features, applied after centring.
+        Public bounds of the features, each a number, or a list or array of d numbers: records are clamped
+        to them. They improve accuracy more than any other parameter. Bounds computed from the records,
+        such as their least and largest value, are not public. With names, X is a table of these columns.
+    scale : float, array of d numbers, "bounds" or None, default=None
+        Public factors of the features, applied after centring; "bounds": 2/(upper - lower).
     random_state : int, numpy RandomState or Generator, or None, default=None
         Seed of randomness that privacy does not depend on: the order of the
         records in ``fit``, and an initial basis. It never seeds the noise, so two fits differ.
@@ -210,7 +209,7 @@ class PrivatePCA(MappedModel):
         estimator: str = DEFAULT_ESTIMATOR,
         centering: str | ArrayLike = "auto",
         bounds: tuple[ArrayLike, ArrayLike] | Mapping[str, tuple[float, float]] | None = None,
-        scale: ArrayLike | None = None,
+        scale: ArrayLike | str | None = None,
         features: Any = None,
         random_state: Any = None,
         options: dict[str, Any] | None = None,
@@ -288,6 +287,7 @@ class PrivatePCA(MappedModel):
             raise ValueError(f"X has {m} records, a batch at most {MAX_RECORDS}: pass it in parts")
         if begun:
             self._check_features(X, array, reset=False)
+            refuse_mixture(array, self._rows_per_record, self._has_vectors)
             estimator = self._unchanged()
         else:
             if hasattr(self, "_published"):
@@ -307,7 +307,7 @@ class PrivatePCA(MappedModel):
         Parameters
         ----------
         n_features, n_samples : int
-            Shape of X; both numbers are public.
+            Public numbers of features and of records: not in the order of ``X.shape``.
         batches : int or sequence of int, optional
             Number of equal batches, or the records of each, one for each call of ``partial_fit``; by
             default as many as ``fit`` makes.
@@ -327,15 +327,19 @@ class PrivatePCA(MappedModel):
         ------
         ValueError
             One line that names the parameter, or an estimator without a forecast.
+
+        Warns
+        -----
+        UserWarning
+            For fewer records than features, which may be a mistake in the order.
         """
-        for name, value, least in (("n_features", n_features, 1), ("n_samples", n_samples, 2)):
-            require_count(name, int(value) if isinstance(value, np.integer) else value, least)
-        estimator = self._configured(int(n_features), int(n_samples), int(n_samples))
+        dim, count = planned_shape(n_features, n_samples)
+        estimator = self._configured(dim, count, count)
         if self.n_components is None:
             # The mechanisms may be set up for fewer.
-            estimator = with_rank(estimator, min(int(n_features), int(n_samples)))
-        count = n_samples - n_samples % estimator.preprocessing.granularity
-        return forecast_estimator(estimator, int(count), batches=batches, tail=tail)
+            estimator = with_rank(estimator, min(dim, count))
+        count -= count % estimator.preprocessing.granularity
+        return forecast_estimator(estimator, count, batches=batches, tail=tail)
 
     def _configured(self, dim: int, n_records: int | None, rank: int | None = None) -> Estimator[Any, Any]:
         """Return the estimator of these parameters; all components are at most ``rank``."""
@@ -389,7 +393,7 @@ class PrivatePCA(MappedModel):
         self._set_fitted({})
         self.__dict__.pop("_published", None)
         self._estimator, self._state = estimator, state
-        self._n_records_told, self._rows_per_record = n_records, 1
+        self._n_records_told, self._rows_per_record, self._has_vectors = n_records, 1, False
         self.privacy_spent_ = self._spent_before = Charge.nothing()
         self._charged_as = model
         return rng
@@ -407,6 +411,7 @@ class PrivatePCA(MappedModel):
         with self._charging_a_retry(), np.errstate(all="ignore"):
             self._state = self._estimator.update(self._state, batch)
             self._rows_per_record = max(self._rows_per_record, record_rows(rows))
+            self._has_vectors = self._has_vectors or rows.ndim == 2
 
     @contextmanager
     def _charging_a_retry(self) -> Iterator[None]:
@@ -509,6 +514,7 @@ class PrivatePCA(MappedModel):
             "privacy_spent": self.privacy_spent_.model_dump(mode="json"),
             "spent_before": self._spent_before.model_dump(mode="json"),
             "rows_per_record": self._rows_per_record,
+            "has_vectors": self._has_vectors,
         }
         write_model(path, header, self._state)
 
@@ -531,7 +537,7 @@ class PrivatePCA(MappedModel):
         release: Release | bytes | Mapping[str, Any] | str | os.PathLike[str],
         *,
         centering: str | ArrayLike | None = None,
-        scale: ArrayLike | None = None,
+        scale: ArrayLike | str | None = None,
         bounds: tuple[ArrayLike, ArrayLike] | None = None,
         features: Any = None,
     ) -> Self:
@@ -587,6 +593,7 @@ class PrivatePCA(MappedModel):
         if "spent_before" in header:
             model._spent_before = Charge.model_validate(header["spent_before"])
         model._rows_per_record = int(header.get("rows_per_record", 1))
+        model._has_vectors = bool(header.get("has_vectors", model._rows_per_record == 1))
         model.n_features_in_ = dim
         model._restore_features(names)
         model._refresh()

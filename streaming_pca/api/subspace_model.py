@@ -4,31 +4,23 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.sparse import issparse
 from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from sklearn.utils import Tags
 from sklearn.utils.metaestimators import available_if
-from sklearn.utils.validation import check_array, check_is_fitted, validate_data
+from sklearn.utils.validation import check_is_fitted, validate_data
 
-from streaming_pca.data.array_batch import SparseBatch
+from streaming_pca.api.rows import Rows, check_numbers, check_rows, dense_parts
 from streaming_pca.data.preprocessing import Preprocessing
 from streaming_pca.data.projection import Projection
-from streaming_pca.linalg.masks import refuse_masks_and_units
-
-Rows = Any
-"""Array of rows, or a CSR matrix or array."""
 
 _OF_THE_DENSITY = ("noise_variance_", "score", "score_samples", "get_covariance", "get_precision")
 
 _OF_SEVERAL_ROWS = "a model of factors of several rows, whose variances are sums over a record's rows, has no"
-
-_FLOATS = [np.float64, np.float32]
 
 Matrix = NDArray[np.float64]
 
@@ -129,6 +121,8 @@ class SubspaceModel(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
     whiten: bool
     _rows_per_record: int = 1
     """Most rows of a fitted record, over which variances are summed."""
+    _has_vectors: bool = False
+    """True after a call with vectors: each row was a record."""
 
     @property
     @abstractmethod
@@ -172,7 +166,7 @@ class SubspaceModel(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         self._check_features(X, array, reset=False)
         projection, deviations = self._projection, self._deviations
         with np.errstate(over="ignore", invalid="ignore"):
-            parts = [projection.transform(rows) / deviations for rows in _dense(array)]
+            parts = [projection.transform(rows) / deviations for rows in dense_parts(array)]
         return np.concatenate(parts).astype(array.dtype, copy=False)
 
     def inverse_transform(self, X: ArrayLike) -> NDArray[np.floating]:
@@ -190,7 +184,7 @@ class SubspaceModel(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         (m, d) or (m, r, d)
         """
         check_is_fitted(self)
-        array = check_array(X, dtype=_FLOATS, allow_nd=True, input_name="X", estimator=self)
+        array = check_numbers(X, estimator=self)
         if array.shape[-1] != self.n_components_:
             raise ValueError(f"X has {array.shape[-1]} columns for {self.n_components_} components")
         with np.errstate(over="ignore", invalid="ignore"):
@@ -223,7 +217,7 @@ class SubspaceModel(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         if array.ndim != 2:
             raise ValueError(f"X must be vectors (m, d) to be scored, not factors of shape {array.shape}")
         model = self._gaussian
-        return np.concatenate([model.log_likelihoods(rows.astype(np.float64)) for rows in _dense(array)])
+        return np.concatenate([model.log_likelihoods(rows.astype(np.float64)) for rows in dense_parts(array)])
 
     @available_if(_has_scores)  # type: ignore[untyped-decorator]
     def score(self, X: ArrayLike, y: object = None) -> float:
@@ -308,38 +302,7 @@ class SubspaceModel(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
 
     def _checked(self, X: ArrayLike, least: int) -> Rows:
         """Return X as finite floats, with at least ``least`` records; sparse X as CSR."""
-        refuse_masks_and_units(X)
-        given: Any = X
-        texts, times = _columns_without_numbers(X)
-        if times:
-            raise ValueError(_NEEDS_MAP.format("times", _some(times)))
-        if issparse(given) and not getattr(given, "has_canonical_format", True):
-            # Entries of one place add up before they are checked.
-            given = given.tocsr(copy=True)
-            given.sum_duplicates()
-        try:
-            array = check_array(
-                given,
-                accept_sparse="csr",
-                dtype=_FLOATS,
-                allow_nd=True,
-                ensure_min_samples=least,
-                input_name="X",
-                estimator=self,
-            )
-        except (TypeError, ValueError) as error:
-            if texts:
-                raise ValueError(_NEEDS_MAP.format("texts", _some(texts))) from None
-            if "contains NaN" not in str(error):
-                raise
-            # scikit-learn recommends an imputer, which learns from the records.
-            raise ValueError(
-                "X contains NaN: name public stand-ins for missing values, as FeatureMap takes them; "
-                "an imputer that is fitted on X is not private"
-            ) from None
-        if array.ndim > 3 or not np.prod(array.shape):
-            raise ValueError(f"X must be vectors (m, d) or factors (m, r, d), not of shape {array.shape}")
-        return array
+        return check_rows(X, least=least, estimator=self)
 
     def _check_whitening(self, rows_per_record: int) -> None:
         """Refuse to whiten where variances are sums over several rows."""
@@ -351,36 +314,3 @@ class SubspaceModel(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         # scikit-learn looks for features along the second axis.
         named = X if array.ndim == 2 else array[:, 0, :]
         validate_data(self, named, reset=reset, skip_check_array=True)
-
-
-_NEEDS_MAP = (
-    "X has columns of {} ({}): give features=FeatureMap.from_frame(X, ...), which maps them to numbers by "
-    "public settings, or leave them out"
-)
-
-
-def _columns_without_numbers(X: Any) -> tuple[list[str], list[str]]:
-    """Return the columns of texts, and those of times, in a data frame of pandas."""
-    types: Any = getattr(X, "dtypes", None)
-    if not hasattr(X, "columns") or not hasattr(types, "items"):
-        return [], []
-    kinds = [(str(name), getattr(dtype, "kind", "O")) for name, dtype in types.items()]
-    return [n for n, kind in kinds if kind not in "biufcMm"], [n for n, kind in kinds if kind in "Mm"]
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(repr(name) for name in names[:3]) + (", ..." if len(names) > 3 else "")
-
-
-def record_rows(array: Rows) -> int:
-    """Return the number of rows of each record."""
-    return int(array.shape[1]) if array.ndim == 3 else 1
-
-
-def _dense(array: Rows) -> Iterator[NDArray[np.floating]]:
-    """Iterate over dense rows: all together, or blocks of a sparse matrix."""
-    if not issparse(array):
-        yield array
-        return
-    for part in SparseBatch.of_rows(array).dense_parts():
-        yield part.rows

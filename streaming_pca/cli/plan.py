@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -149,12 +150,16 @@ def _of_library(
 ) -> tuple[Forecast, str]:
     """Return the forecast for the library's defaults, and a line that names them."""
     from streaming_pca.api.private_pca import PrivatePCA
+    from streaming_pca.api.rows import SWAPPED
     from streaming_pca.estimators.forecast.forecast import forecast
 
     names = {"rank": "n_components"}
     model = PrivatePCA(**{names.get(name, name): v for name, v in given.items() if v is not None})
     try:
-        found = model.plan(dim, records, batches=batches, tail=tail)
+        with warnings.catch_warnings():
+            # Options have names, so they are not swapped.
+            warnings.filterwarnings("ignore", "n_samples = ")
+            found = model.plan(dim, records, batches=batches, tail=tail)
         if contributions is not None:
             found = forecast(
                 dim,
@@ -167,7 +172,7 @@ def _of_library(
                 tail=tail,
             )
     except ValueError as error:
-        text = str(error)
+        text = str(error).removesuffix(SWAPPED)
         for theirs, ours in _NAMES.items():
             text = text.replace(theirs, ours)
         raise UserError(text) from None

@@ -312,7 +312,7 @@ class Producer:
 
     def _shaped(self, records: Any) -> NDArray[Any]:
         if self._map is not None:
-            rows = rows_of_table(self._map, [records] if isinstance(records, Mapping) else records)
+            rows = rows_of_table(self._map, [records] if isinstance(records, Mapping) else records, "records")
             # Clamp like a worker: numbers beyond float32 would become infinite.
             return rows if self._map.bounds is None else np.clip(rows, *self._map.bounds)
         columns = list(getattr(records, "columns", ()))

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
 from streaming_pca.data.features.feature import Feature
 from streaming_pca.data.features.records import SCHEMA_FORMATS, PublicSchema
 from streaming_pca.data.features.row_map import RowMap
+from streaming_pca.data.preprocessing import scale_of_bounds
 
 _FEATURES = TypeAdapter(tuple[Feature, ...])
 
@@ -27,7 +27,7 @@ def with_features(values: Mapping[str, Any]) -> dict[str, Any]:
             return {"dim": 2**13, **found}
         _follow(found, RowMap(features))
     if found.get("scale") == "bounds":
-        found["scale"] = _scale_of(found.get("bounds"))
+        found["scale"] = scale_of_bounds(found.get("bounds"))
     return found
 
 
@@ -55,24 +55,6 @@ def _follow(found: dict[str, Any], rows: RowMap) -> None:
 def as_lists(value: Any) -> Any:
     """Return nested tuples as lists."""
     return [as_lists(each) for each in value] if isinstance(value, (tuple, list)) else value
-
-
-def _scale_of(bounds: Any) -> Any:
-    """Return factors that scale each range to width 2."""
-    if bounds is None:
-        raise ValueError('scale = "bounds" needs bounds')
-    try:
-        lower, upper = (np.asarray(each, dtype=np.float64) for each in bounds)
-        with np.errstate(all="ignore"):
-            factors = 2 / (upper - lower)
-    except (TypeError, ValueError):
-        # The check of bounds reports this error.
-        return None
-    if (upper > lower).all() and not ((factors > 0).all() and np.isfinite(factors).all()):
-        raise ValueError(
-            'scale = "bounds" needs bounds that are neither too close together nor too far apart'
-        )
-    return factors.tolist() if (upper > lower).all() else None
 
 
 def read_schema(

@@ -179,7 +179,8 @@ class StreamSettings(StrictSection):
     """Treatment of the mean: estimated with a small part of the budget, removed by pairs, kept, or replaced
     by a given public centre. `auto` is `pairs` with an estimator that does not estimate the mean."""
     bounds: tuple[Numbers, Numbers] | None = None
-    """Public lower and upper bounds for clamping rows, each a number or one number per feature."""
+    """Public lower and upper bounds for clamping rows, each a number or one number per feature: first all
+    lower bounds."""
     scale: Numbers | Literal["bounds"] | None = None
     """Public factors that multiply features after centring, a number or one per feature; `bounds` scales
     each range to width 2. If all `features` have bounds, the default is `bounds`."""

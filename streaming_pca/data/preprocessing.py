@@ -92,7 +92,10 @@ class Preprocessing(BaseModel):
         if self.bounds is not None:
             lower, upper = (self._vector("bounds", b) for b in self.bounds)
             if not np.all(lower < upper):
-                raise ValueError("bounds must have lower below upper for every feature")
+                raise ValueError(
+                    "bounds must have lower below upper for every feature: "
+                    "first all lower bounds, then all upper bounds"
+                )
         return self
 
     def _vector(self, name: str, value: float | Sequence[float]) -> NDArray[np.float64]:
@@ -228,6 +231,24 @@ def _drop_overflow(batch: Block) -> Block:
     good = np.ones(len(batch), dtype=np.bool_)
     good[np.repeat(np.arange(len(batch)), np.diff(batch.starts))[~finite]] = False
     return batch.keeping(good).packed()
+
+
+def scale_of_bounds(bounds: Any) -> Any:
+    """Return factors that scale each range to width 2; None for malformed bounds."""
+    if bounds is None:
+        raise ValueError('scale = "bounds" needs bounds')
+    try:
+        lower, upper = (np.asarray(each, dtype=np.float64) for each in bounds)
+        with np.errstate(all="ignore"):
+            factors = 2 / (upper - lower)
+    except (TypeError, ValueError):
+        # The check of bounds reports this error.
+        return None
+    if (upper > lower).all() and not ((factors > 0).all() and np.isfinite(factors).all()):
+        raise ValueError(
+            'scale = "bounds" needs bounds that are neither too close together nor too far apart'
+        )
+    return factors.tolist() if (upper > lower).all() else None
 
 
 def transformed(preprocessing: Preprocessing, block: Block) -> tuple[NDArray[np.int64], NDArray[np.float64]]:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from pydantic import ValidationError
 
-from streaming_pca.data.preprocessing import Preprocessing, present_centering
+from streaming_pca.data.preprocessing import Preprocessing, present_centering, scale_of_bounds
 from streaming_pca.estimators.base import Estimator, check_private, no_guarantee
 from streaming_pca.estimators.registry import find
 from streaming_pca.estimators.warnings import DoubtfulResultWarning
@@ -28,6 +28,9 @@ MAX_FEATURES = 2**13
 """Largest dimension with exact products of quantised records; the limit of streams too."""
 
 _CENTERINGS = ("auto", "pairs", "none")
+
+Numbers = float | tuple[float, ...]
+"""One number, or one for each feature."""
 
 
 def configure(
@@ -73,8 +76,8 @@ def configure(
         preprocessing = Preprocessing(
             dim=dim,
             centering=kind.resolve_centering(_centering(centering)),
-            bounds=_bounds(bounds),
-            scale=None if scale is None else _numbers("scale", scale),
+            bounds=(limits := read_bounds(bounds, dim)),
+            scale=read_scale(scale, limits),
         )
     except ValidationError as error:
         raise ValueError("; ".join(map(one_line, error_lines(error, Preprocessing)))) from None
@@ -201,7 +204,7 @@ def _number(name: str, value: Any) -> float:
     return float(value)
 
 
-def _numbers(name: str, value: Any) -> float | tuple[float, ...]:
+def _numbers(name: str, value: Any) -> Numbers:
     """Read one number, or one number for each feature."""
     try:
         array = np.asarray(value)
@@ -224,16 +227,50 @@ def _centering(value: Any) -> Any:
     raise ValueError(f"centering must be {names}, or one number per feature, not {shown(value)}")
 
 
-def _bounds(value: Any) -> tuple[float | tuple[float, ...], float | tuple[float, ...]] | None:
+def read_bounds(value: Any, dim: int) -> tuple[Numbers, Numbers] | None:
+    """Read (lower, upper), each a number or one number for each feature.
+
+    ValueError in one line, also for one pair for each feature. For two features [(a, b), (c, d)] could mean
+    either. It is read only as a tuple of two lists or arrays, or if the other reading is impossible.
+    """
     if value is None:
         return None
     try:
+        pairs = [tuple(map(float, each)) for each in value]
+    except (TypeError, ValueError):
+        pairs = []
+    is_by_feature = len(pairs) == dim and all(len(pair) == 2 and pair[0] < pair[1] for pair in pairs)
+    try:
         lower, upper = value
     except (TypeError, ValueError):
-        raise ValueError(
-            f"bounds must be a pair: the lower and the upper bound, not {shown(value)}"
-        ) from None
+        text = f"bounds must be a pair: the lower and the upper bound, not {shown(value)}"
+        instead = f"; for one pair for each feature, write {_of_pairs(pairs)}" if is_by_feature else ""
+        raise ValueError(f"{text}{instead}") from None
+    is_marked = isinstance(value, tuple) and not any(isinstance(each, tuple) for each in value)
+    if is_by_feature and pairs[0][1] != pairs[1][0]:
+        by_feature = _of_pairs(pairs)
+        if not all(low < high for low, high in zip(*pairs, strict=True)):
+            raise ValueError(f"bounds has one pair for each feature: write {by_feature}, (lower, upper)")
+        if not is_marked:
+            raise ValueError(
+                f"bounds = {shown(value)} has two meanings: if these are the bounds of one feature and of "
+                f"the other, write {by_feature}; if these are the lower and the upper bounds, write "
+                f"{_of_pairs(list(zip(*pairs, strict=True)))}"
+            )
     return _numbers("bounds", lower), _numbers("bounds", upper)
+
+
+def _of_pairs(pairs: list[tuple[float, ...]]) -> str:
+    """Return bounds as code that has one meaning."""
+    lower, upper = ([int(x) if x.is_integer() else x for x in side] for side in zip(*pairs, strict=True))
+    return f"bounds=({shown(lower)}, {shown(upper)})"
+
+
+def read_scale(value: Any, bounds: tuple[Numbers, Numbers] | None) -> Numbers | None:
+    """Read one factor, one for each feature, or "bounds"."""
+    if isinstance(value, str) and value == "bounds":
+        return None if (factors := scale_of_bounds(bounds)) is None else _numbers("scale", factors)
+    return None if value is None else _numbers("scale", value)
 
 
 def _options(value: Any) -> dict[str, Any]:

@@ -77,15 +77,25 @@ def test_a_missing_or_wrong_value_is_one_line_that_names_record_and_field() -> N
         with pytest.raises(ValueError, match=r"^record 1 of 3: field 'age' is missing, and has no stand-in$"):
             FeatureMap(without).transform(table)
     wrong = [*RECORDS, RECORDS[0] | {"spent": "much"}]
-    with pytest.raises(ValueError, match=r"^record 3 of 4: field 'spent' is 'much', which is not a number$"):
+    with pytest.raises(
+        ValueError, match=r"^record 3 of 4: field 'spent' is of type str, which is not a number$"
+    ):
         FeatureMap(FEATURES).transform(wrong)
     with pytest.raises(ValueError, match=r"^the table has no column 'ok'$"):
         FeatureMap(FEATURES).transform(pd.DataFrame(COLUMNS).drop(columns="ok"))
     with pytest.raises(ValueError, match="different lengths"):
         FeatureMap(FEATURES).transform(COLUMNS | {"ok": [True]})
-    for no_table in (np.eye(3), [[1, 2]], 5):
-        with pytest.raises((ValueError, TypeError)):
+    for no_table, kind in ((np.eye(3), "an array"), ([[1, 2]], "of type list,"), (5, "of type int,")):
+        text = (
+            f"^X is {kind} without column names: features needs a data frame, or a list of dicts, with 'age"
+        )
+        with pytest.raises(ValueError, match=text):
             FeatureMap(FEATURES).transform(no_table)
+        with pytest.raises(ValueError, match=text):
+            PrivatePCA(1, features=FEATURES).fit(no_table)
+        text = r"without column names: bounds=\{...\} needs .* with 'age'; or give bounds=\(lower, upper\)$"
+        with pytest.raises(ValueError, match=text):
+            PrivatePCA(1, bounds={"age": (0, 120)}).fit(no_table)
 
 
 @pytest.mark.parametrize(
@@ -119,6 +129,21 @@ def test_it_keeps_the_contract_of_scikit_learn() -> None:
     again = pickle.loads(pickle.dumps(made))
     np.testing.assert_array_equal(again.transform(RECORDS), made.transform(RECORDS))
     assert made.set_params(scale=False).transform(RECORDS)[2, 0] == 120
+
+
+def test_the_representation_shows_only_settings_that_are_not_defaults() -> None:
+    frame = pd.DataFrame({"age": [1.0], "member": [True]})
+    made = FeatureMap.from_frame(frame, bounds={"age": (0, 120)}, missing={"age": 40})
+    expected = [
+        "FeatureMap(features=[Feature(name='age', bounds=(0.0, 120.0), missing=40.0),",
+        "Feature(name='member', bounds=(0.0, 1.0))])",
+    ]
+    assert [line.strip() for line in repr(made).splitlines()] == expected
+    assert "path" not in repr(PrivatePCA(features=made))
+    many = FeatureMap([Feature(name=f"column {i}", bounds=(0, 1)) for i in range(500)])
+    assert len(repr(many)) < 2000
+    # The settings are those of the constructor.
+    assert eval(repr(made.features), {"Feature": Feature}) == made.features
 
 
 def test_a_frame_says_what_is_public_and_asks_for_the_rest() -> None:
@@ -232,7 +257,7 @@ def test_bounds_may_name_columns() -> None:
     [
         ({"bounds": BODY}, people(10), "bounds lacks 'sex', a column of X"),
         ({"bounds": BODY | {"age": (0, 1)}}, people(10)[["height", "weight"]], "no column 'age'"),
-        ({"bounds": BODY}, np.eye(2), "need a table"),
+        ({"bounds": BODY}, np.eye(2), "without column names"),
         ({"bounds": {}}, people(10), "bounds must name at least one column"),
         ({"bounds": {"height": (2, 1)}}, people(10)[["height"]], "the lower one first"),
         ({"bounds": BODY, "features": FEATURES}, people(10), "leave one of them out"),

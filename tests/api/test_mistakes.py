@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+import ast
+import re
 import warnings
+from datetime import date
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
 import pytest
 from numpy.typing import NDArray
+from scipy.sparse import csr_array
+from sklearn.base import clone
 
 from streaming_pca import PrivatePCA
 from streaming_pca.estimators.factory import MAX_FEATURES
 from streaming_pca.estimators.warnings import DoubtfulResultWarning
 from streaming_pca.kernels.lattice import MAX_RECORDS
 from tests.api.samplers import spiked
+
+FITTED = PrivatePCA(1).fit(spiked(20))
 
 MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"n_components": 0}, "n_components must be a whole number of at least 1, not 0"),
@@ -48,6 +59,8 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"bounds": ([1, 2], 3)}, "bounds has 2 numbers for 4 features"),
     ({"bounds": (0, np.inf)}, "bounds must be finite"),
     ({"scale": 0}, "scale must be above 0"),
+    ({"scale": "bounds"}, 'scale = "bounds" needs bounds'),
+    ({"scale": "bound"}, "scale must be a number, or one number per feature, not 'bound'"),
     ({"scale": np.eye(4)}, "scale must be a number, or one number per feature"),
     ({"random_state": -1}, "random_state must be"),
     ({"random_state": "seven"}, "random_state must be"),
@@ -85,7 +98,7 @@ def test_a_mistake_is_one_line_that_names_the_parameter(
     [
         (np.zeros((2, 2, 2, 2)), r"vectors \(m, d\) or factors \(m, r, d\)"),
         (np.zeros((3, 0, 4)), r"vectors \(m, d\) or factors \(m, r, d\)"),
-        (np.zeros(3), "Reshape your data"),
+        (np.zeros(3), r"not of shape \(3,\). Reshape your data to \(-1, 1\) if it has one feature"),
         (np.zeros((0, 3)), "0 sample"),
         (np.zeros((1, 3)), "a minimum of 2 is required"),
         (np.zeros((3, 2, MAX_FEATURES + 1)), "at most 8192 are possible"),
@@ -96,8 +109,192 @@ def test_a_mistake_is_one_line_that_names_the_parameter(
 )
 @pytest.mark.parametrize("method", ["fit", "partial_fit"])
 def test_records_of_another_shape_are_refused(X: NDArray[Any], words: str, method: str) -> None:
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises(ValueError, match=words) as caught:
         getattr(PrivatePCA(), method)(X)
+    assert "\n" not in str(caught.value)
+
+
+SECRET = 0.123456789
+WORD = "confidential"
+WRONG: dict[str, tuple[Any, str]] = {
+    "one dimension": (
+        np.full(200, SECRET),
+        "X must be vectors (m, d) or factors (m, r, d), not of shape (200,)",
+    ),
+    "a list of numbers": ([SECRET, 1, 2], "not of shape (3,). Reshape your data"),
+    "a series": (pd.Series([SECRET, 1.0]), "not of shape (2,). Reshape your data"),
+    "a number": (SECRET, "X must be vectors (m, d) or factors (m, r, d), not float"),
+    "nothing": (None, "not NoneType"),
+    "complex numbers": (np.full((200, 2), SECRET * 1j), "Complex data not supported: X must be real numbers"),
+    "complex objects": ([[SECRET * 1j, 1.0]] * 3, "X must hold numbers: float() argument must be"),
+    "objects": (np.full((3, 2), SECRET * 1j).astype(object), "X must hold numbers: float() argument must be"),
+    "dicts": ([{"a": SECRET}, {"a": 1.0}], "X must hold numbers: float() argument must be"),
+    "texts": ([[WORD, "1"], ["2", "3"]], "X holds texts: pass a table and features=FeatureMap(...)"),
+    "octets": ([[WORD.encode(), b"1"]] * 3, "X holds texts"),
+    "one text": (WORD, "X holds texts"),
+    "texts of pandas": (pd.DataFrame({"a": [WORD] * 3}), "X has columns of texts ('a')"),
+    "texts of polars": (pl.DataFrame({"b": [1.0], "a": [WORD]}), "X has columns of texts ('a')"),
+    "texts of Arrow": (pa.table({"b": [1.0], "a": [WORD]}), "X has columns of texts ('a'): pass a table"),
+    "times": (np.full((3, 2), "2021-02-03", "M8[D]"), "X holds times"),
+    "times of polars": (pl.DataFrame({"a": [date(2021, 2, 3)] * 3}), "X has columns of times ('a')"),
+    "lengths": ([[SECRET, 1.0], [2.0]], "its rows have different lengths"),
+    "a missing value": ([[SECRET, np.nan]] * 3, "X contains NaN: name public stand-ins"),
+    "an infinity": ([[SECRET, np.inf]] * 3, "Input X contains infinity"),
+    "a huge number": ([[SECRET, 10**400]] * 3, "cannot be converted to an array of numbers (OverflowError)"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+@pytest.mark.parametrize("method", ["fit", "partial_fit", "transform"])
+def test_a_message_about_records_is_one_line_without_their_values(name: str, method: str) -> None:
+    X, words = WRONG[name]
+    with pytest.raises((TypeError, ValueError)) as caught:
+        getattr(FITTED if method == "transform" else PrivatePCA(1), method)(X)
+    text = str(caught.value)
+    assert words in text
+    assert "\n" not in text
+    for secret in ("0.12", "123456", WORD, "2021", "e+400"):
+        assert secret not in text
+    # Nor does a traceback show the message of numpy or scikit-learn.
+    assert caught.value.__suppress_context__ or caught.value.__context__ is None
+
+
+@pytest.mark.parametrize(
+    ("X", "words"),
+    [
+        ([SECRET, 1.0], "X must be of shape (m, k) or (m, r, k), not of shape (2,). Reshape"),
+        (np.array([[SECRET * 1j]]), "Complex data not supported"),
+        ([[WORD]], "X holds texts, which are not numbers"),
+    ],
+)
+def test_a_message_about_coordinates_is_one_line_without_their_values(X: Any, words: str) -> None:
+    with pytest.raises(ValueError) as caught:  # noqa: PT011
+        FITTED.inverse_transform(X)
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert WORD not in str(caught.value)
+    assert "123" not in str(caught.value)
+
+
+AMBIGUOUS = "has two meanings"
+INSTEAD = "write bounds=([-4, -5], [4, 5])"
+
+
+@pytest.mark.parametrize(
+    ("bounds", "read"),
+    [
+        # The documented form, a tuple of two lists or arrays, has one meaning.
+        (([0, 5], [10, 20]), ((0, 5), (10, 20))),
+        ((np.array([0, 5]), np.array([10, 20])), ((0, 5), (10, 20))),
+        # The other reading of these is impossible, or the same.
+        (((0, 0), (10, 20)), ((0, 0), (10, 20))),
+        ([[0, -1], [10, 20]], ((0, -1), (10, 20))),
+        (((0, 5), (5, 20)), ((0, 5), (5, 20))),
+        ((-1, [10, 20]), (-1, (10, 20))),
+        ([-1, 1], (-1, 1)),
+        ([(0, 5), (10, 20)], AMBIGUOUS),
+        (((0, 5), (10, 20)), AMBIGUOUS),
+        ([[0, 5], [10, 20]], AMBIGUOUS),
+        (np.array([[0, 5], [10, 20]]), AMBIGUOUS),
+        ([np.array([0, 5]), np.array([10, 20])], AMBIGUOUS),
+        ([(-4, 4), (-5, 5)], INSTEAD),
+        (((-4, 4), (-5, 5)), INSTEAD),
+        (([-4, 4], [-5, 5]), INSTEAD),
+        (np.array([(-4, 4), (-5, 5)]), INSTEAD),
+        (([5, 0], [1, 2]), "bounds must have lower below upper for every feature: first all lower bounds"),
+    ],
+    ids=repr,
+)
+def test_bounds_of_two_features_have_one_meaning_or_are_refused(bounds: Any, read: Any) -> None:
+    X = np.random.default_rng(0).uniform(-1, 1, (50, 2))
+    pca = PrivatePCA(1, bounds=bounds)
+    if isinstance(read, str):
+        with pytest.raises(ValueError, match=re.escape(read)) as caught:
+            pca.fit(X)
+        assert "\n" not in str(caught.value)
+        if read == AMBIGUOUS:
+            assert "of one feature and of the other, write bounds=([0, 10], [5, 20])" in str(caught.value)
+            assert "lower and the upper bounds, write bounds=([0, 5], [10, 20])" in str(caught.value)
+    else:
+        assert pca.fit(X)._estimator.preprocessing.bounds == read
+
+
+@pytest.mark.parametrize("d", [1, 3, 4])
+def test_pairs_of_more_or_fewer_features_are_refused_with_the_right_form(d: int) -> None:
+    pairs = [(-i - 0.5, i + 1) for i in range(d)]
+    with pytest.raises(ValueError, match="for one pair for each feature, write") as caught:
+        PrivatePCA(1, bounds=pairs).fit(np.zeros((20, d)))
+    form = str(caught.value).partition("write bounds=")[2]
+    lower, upper = ast.literal_eval(form)
+    assert list(zip(lower, upper, strict=True)) == pairs
+    PrivatePCA(1, bounds=(lower, upper)).fit(np.zeros((20, d)))
+
+
+def test_bounds_keep_their_meaning_in_files_and_releases(tmp_path: Path) -> None:
+    bounds = ([0, 5], [10, 20])
+    X = np.random.default_rng(0).uniform(*bounds, (50, 2))
+    PrivatePCA(1, bounds=bounds).fit(X).save(tmp_path / "m.npz")
+    loaded = PrivatePCA.load(tmp_path / "m.npz")
+    assert clone(loaded).fit(X)._estimator.preprocessing.bounds == ((0, 5), (10, 20))
+    named = {"a": (0, 5), "b": (10, 20)}
+    table = pd.DataFrame({"a": X[:, 0], "b": X[:, 1]})
+    assert PrivatePCA(1, bounds=named).fit(table)._estimator.preprocessing.bounds == ((0, 10), (5, 20))
+
+
+def test_scale_may_follow_the_bounds() -> None:
+    X = np.random.default_rng(0).uniform(-1, 1, (50, 4))
+    lower, upper = [0, 5, 0, 0], [10, 20, 1, 4]
+    pca = PrivatePCA(1, bounds=(lower, upper), scale="bounds").fit(X)
+    assert pca._estimator.preprocessing.scale == (0.2, 2 / 15, 2, 0.5)
+    table = pd.DataFrame(X, columns=list("abcd"))
+    named = {name: (low, high) for name, low, high in zip("abcd", lower, upper, strict=True)}
+    assert PrivatePCA(1, bounds=named, scale="bounds").fit(table)._estimator.preprocessing.scale == (
+        pca._estimator.preprocessing.scale
+    )
+    assert PrivatePCA(1, bounds=(-2, 2), scale="bounds").fit(X)._estimator.preprocessing.scale == 0.5
+
+
+VECTORS = np.random.default_rng(0).standard_normal((40, 3))
+FACTORS = np.random.default_rng(1).standard_normal((40, 2, 3))
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "words"),
+    [
+        (
+            VECTORS,
+            FACTORS,
+            "X has factors of 2 rows, each a record, but the records of this model are vectors",
+        ),
+        (csr_array(VECTORS), FACTORS, "but the records of this model are vectors"),
+        (FACTORS, VECTORS, "X has vectors, each row a record, but the records of this model are factors"),
+        (FACTORS, csr_array(VECTORS), "pass factors (m, r, d), or X[:, None, :] for records of one row"),
+        # One kind of record, or a form with an explicit number of rows.
+        (VECTORS, VECTORS[:, None, :], None),
+        (VECTORS[:, None, :], VECTORS, None),
+        (FACTORS, VECTORS[:, None, :], None),
+        (VECTORS[:, None, :], FACTORS, None),
+        (FACTORS, np.concatenate([FACTORS, FACTORS], axis=1), None),
+    ],
+)
+@pytest.mark.parametrize("is_saved", [False, True])
+def test_rows_and_factors_do_not_mix_in_silence(
+    first: Any, second: Any, words: str | None, is_saved: bool, tmp_path: Path
+) -> None:
+    """The unit of privacy is a row in one call and a factor of several rows in the other."""
+    pca = PrivatePCA(1).partial_fit(first)
+    if is_saved:
+        pca.save(tmp_path / "m.npz")
+        pca = PrivatePCA.load(tmp_path / "m.npz")
+    if words is None:
+        assert pca.partial_fit(second).n_records_seen_ == 80
+        return
+    with pytest.raises(ValueError, match=re.escape(words)) as caught:
+        pca.partial_fit(second)
+    assert "\n" not in str(caught.value)
+    # The call is refused before it is charged, and fit starts a new model.
+    assert pca.n_records_seen_ == 40
+    pca.fit(second)
 
 
 def test_more_records_than_a_batch_can_hold_are_refused() -> None:
@@ -159,8 +356,7 @@ def test_coordinates_of_another_rank_are_refused() -> None:
     ids=["texts", "times", "both"],
 )
 def test_a_frame_of_texts_or_times_is_sent_to_a_feature_map(columns: dict[str, Any], part: str) -> None:
-    pandas = pytest.importorskip("pandas")
-    frame = pandas.DataFrame({"age": np.arange(100.0)} | columns)
+    frame = pd.DataFrame({"age": np.arange(100.0)} | columns)
     with pytest.raises(ValueError, match=part) as caught:
         PrivatePCA(1).fit(frame)
     assert "features=FeatureMap.from_frame(X, ...)" in str(caught.value)

@@ -95,7 +95,7 @@ def test_parameters_come_back_whatever_they_are_made_of(tmp_path: Path) -> None:
         "private": True,
         "estimator": "adaptive",
         "centering": [0.1] * 8,
-        "bounds": [-2.0, np.linspace(1, 2, 8).tolist()],
+        "bounds": (-2.0, np.linspace(1, 2, 8).tolist()),
         "scale": [1 / 3] * 8,
         "random_state": 5,
         "options": {"growth": 1.5, "radius_range": [1e-3, 1e3], "clip_radius": None},

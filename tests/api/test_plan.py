@@ -50,6 +50,23 @@ def test_the_route_is_the_estimators() -> None:
     assert PrivatePCA(estimator="analyze-gauss").plan(1000, 10_000).route == "covariance"
 
 
+def test_arguments_in_the_order_of_a_shape_are_a_warning_or_an_error() -> None:
+    X = np.zeros((200, 3))
+    with pytest.warns(UserWarning, match=r"^n_samples = 3 is below n_features = 200: ") as caught:
+        PrivatePCA(1).plan(*X.shape)
+    (warning,) = caught
+    assert str(warning.message).endswith("for the shape of X write plan(*X.shape[::-1])")
+    assert "\n" not in str(warning.message)
+    assert warning.filename == __file__
+    assert PrivatePCA(1).plan(*X.shape[::-1]) == PrivatePCA(1).plan(n_features=3, n_samples=200)
+    # As many records as features are possible.
+    PrivatePCA(1).plan(20, 20)
+    with pytest.raises(ValueError, match=r"^n_features = 50000 is above 8192, .* write plan\(\*X.shape"):
+        PrivatePCA(1).plan(50_000, 20)
+    with pytest.raises(ValueError, match=r"^n_features = 9000 is above 8192, the most possible$"):
+        PrivatePCA(1).plan(9000, 20_000)
+
+
 @pytest.mark.parametrize(
     ("parameters", "shape", "message"),
     [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
@@ -105,6 +105,13 @@ class Feature(BaseModel):
     """Read texts as numbers."""
     scale: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     """Public factor of its columns after centring, in place of the stream's."""
+
+    def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
+        """Iterate over the settings that ``repr`` shows: all but the defaults, which would fill pages."""
+        fields = type(self).model_fields
+        for name, value in super().__repr_args__():
+            if name not in fields or value != fields[name].default:
+                yield name, value
 
     @property
     def kind(self) -> Literal["number", "category", "time", "list"]:

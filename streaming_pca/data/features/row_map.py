@@ -26,6 +26,8 @@ def check_places(places: Sequence[Path]) -> None:
 
 _SHOWN = 40
 """Characters of a value that a reason shows."""
+_MOST_NAMES = 4
+"""Columns that a message lists."""
 
 
 class RowMap:
@@ -96,14 +98,15 @@ class RowMap:
         rows[wrong] = np.nan
         return rows
 
-    def fault(self, values: Sequence[Any]) -> str:
-        """Name the first field that its feature refuses, "" for none; for the holder of the records."""
+    def fault(self, values: Sequence[Any], *, quotes: bool = True) -> str:
+        """Name the first field that its feature refuses, "" for none; ``quotes``: show its value."""
         for feature, value in zip(self.features, values, strict=True):
             if not np.isfinite(feature.column_values(value)).all():
                 field = ".".join(feature.place)
                 if value is None:
                     return f"field {field!r} is missing, and has no stand-in"
-                return f"field {field!r} is {_shown(value)}, which is not a {_NOUNS[feature.kind]}"
+                given = _shown(value) if quotes else f"of type {type(value).__name__}"
+                return f"field {field!r} is {given}, which is not a {_NOUNS[feature.kind]}"
         return ""
 
 
@@ -128,23 +131,37 @@ def column_names(table: Any) -> list[str] | None:
     return None if names is None else [str(name) for name in names]
 
 
-def rows_of_table(rows: RowMap, table: Any) -> NDArray[np.float64]:
-    """Return the rows (m, d) of a table's records.
+def is_list_of_records(table: Any) -> bool:
+    """Return whether a table is a list of mappings."""
+    return isinstance(table, Sequence) and all(isinstance(each, Mapping) for each in table)
+
+
+def unnamed(table: Any, name: str, reader: str, columns: Sequence[str]) -> str:
+    """Return the message about an argument without the column names that ``reader`` needs."""
+    kind = "an array" if hasattr(table, "__array__") else f"of type {type(table).__name__},"
+    some = ", ".join(map(repr, columns[:_MOST_NAMES])) + ", ..." * (len(columns) > _MOST_NAMES)
+    return (
+        f"{name} is {kind} without column names: {reader} needs a data frame, or a list of dicts, with {some}"
+    )
+
+
+def rows_of_table(rows: RowMap, table: Any, name: str = "X") -> NDArray[np.float64]:
+    """Return the rows (m, d) of a table's records, an argument with this name.
 
     ValueError in one line, as of :func:`field_values`, or with the first record that the map refuses, and
-    why. Only the holder of the records may see it.
+    why, without its value. Only the holder of the records may see it.
     """
-    values = field_values(table, rows.features)
+    values = field_values(table, rows.features, name)
     found = rows.rows(values, len(values[0]))
     wrong = np.flatnonzero(np.isnan(found).any(axis=1))
     if len(wrong):
         at = int(wrong[0])
         record = [None if _is_missing(column[at]) else column[at] for column in values]
-        raise ValueError(f"record {at} of {len(found)}: {rows.fault(record)}")
+        raise ValueError(f"record {at} of {len(found)}: {rows.fault(record, quotes=False)}")
     return found
 
 
-def field_values(table: Any, features: Sequence[Feature]) -> list[Any]:
+def field_values(table: Any, features: Sequence[Feature], name: str = "X") -> list[Any]:
     """Return each feature's values in all records, None or NaN where one is missing.
 
     The table is a data frame of pandas or polars, an Arrow table, a mapping of columns, or a list of records,
@@ -153,8 +170,8 @@ def field_values(table: Any, features: Sequence[Feature]) -> list[Any]:
     """
     names = column_names(table)
     if names is None:
-        if not isinstance(table, Sequence) or not all(isinstance(each, Mapping) for each in table):
-            raise ValueError("features need a table with named columns, or a list of records")
+        if not is_list_of_records(table):
+            raise ValueError(unnamed(table, name, "features", [feature.name for feature in features]))
         return [_listed(find(record, feature.place) for record in table) for feature in features]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise ValueError(f"the table has two columns {twice[0]!r}")
