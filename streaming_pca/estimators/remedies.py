@@ -241,6 +241,7 @@ def advise_on_model(
 
 
 _ONE_FEATURE = "one feature"
+_BY_BOUNDS = 'scale = "bounds", 2/(upper - lower), if features have different units'
 
 
 @dataclass(frozen=True)
@@ -320,6 +321,17 @@ def _bounds(case: _Case) -> Iterator[_Given | _Left]:
     yield _Given("public bounds") if s.has_bounds else _change(case, "public bounds of the features")
 
 
+def _narrower(case: _Case) -> Iterator[_Given | _Left]:
+    """Yield narrower bounds: their noise grows with their width where they are far wider than the records."""
+    s = case.settings
+    if not (s.has_bounds and s.is_composed and s.reads_vectors):
+        return
+    if ReleaseWarning.CLAMPED not in case.doubts:
+        yield _change(case, "narrower bounds, or none if these are far wider than the records")
+    if not s.has_scale:
+        yield _change(case, _BY_BOUNDS)
+
+
 def _rank(case: _Case) -> Iterator[_Given | _Left]:
     s = case.settings
     name = "rank" if s.is_stream else "n_components"
@@ -365,21 +377,27 @@ def _quantile(case: _Case) -> Iterator[_Given | _Left]:
         yield _option(case, "a higher clip_quantile, or none")
 
 
+def _scale(s: Situation, of: str) -> str:
+    """Return the remedy of a scale for features that decide the norms of records."""
+    if s.has_bounds and not s.has_scale:
+        return _BY_BOUNDS
+    return f"a smaller scale{' than the one given' if s.has_scale else ''} for {of}"
+
+
 def _large_values(case: _Case) -> Iterator[_Given | _Left]:
     """Yield remedies for features of few large values."""
     s = case.settings
     if not s.reads_vectors or ReleaseWarning.DOMINATED in case.doubts:
         # Then the feature is named.
         return
-    than = " than the one given" if s.has_scale else ""
-    yield _change(case, f"a smaller scale{than} for features of few large values")
+    yield _change(case, _scale(s, "features of few large values"))
     if s.has_bounds and ReleaseWarning.CLAMPED not in case.doubts:
         yield _change(case, "narrower bounds for features of few large values")
 
 
 def _one_feature(case: _Case) -> Iterator[_Given | _Left]:
     s, of = case.settings, "that feature" if case.feature == _ONE_FEATURE else case.feature
-    yield _change(case, f"a smaller scale{' than the one given' if s.has_scale else ''} for {of}")
+    yield _change(case, _scale(s, of))
     yield _change(case, f"the logarithm of {of} in its place, if it is positive")
     if not s.has_bounds:
         # Bounds cannot name some features only.
@@ -412,12 +430,12 @@ def _range(case: _Case) -> Iterator[_Given | _Left]:
         yield _change(case, f"a smaller scale{' than the one given' if s.has_scale else ''}")
 
 
-_NOISE: tuple[_Rule, ...] = (_records, _epsilon, _bounds, _rank, _tuning)
+_NOISE: tuple[_Rule, ...] = (_records, _epsilon, _bounds, _narrower, _rank, _tuning)
 _RULES: Mapping[ReleaseWarning, tuple[_Rule, ...]] = {
     ReleaseWarning.NO_RECORDS: (_any_records,),
     ReleaseWarning.NOT_RESOLVED: _NOISE,
     ReleaseWarning.VARIANCE_LOST: _NOISE,
-    ReleaseWarning.MEAN_SWAMPS: (_centre, _records, _epsilon, _bounds, _rank),
+    ReleaseWarning.MEAN_SWAMPS: (_centre, _records, _epsilon, _bounds, _narrower, _rank),
     ReleaseWarning.MEAN_UNKNOWN: (_centering,),
     ReleaseWarning.CLIPPED: (_quantile, _records, _epsilon, _bounds, _large_values),
     ReleaseWarning.DOMINATED: (_one_feature,),

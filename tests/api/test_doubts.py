@@ -68,6 +68,28 @@ def test_too_few_records_and_records_without_directions_give_a_warning(X: NDArra
     assert "already given: public bounds" in text
 
 
+def test_bounds_that_are_far_too_wide_are_doubted_and_their_remedy_named() -> None:
+    X = records(5000, d=6)
+    text = warned(PrivatePCA(2, bounds=(-1.5e7, 1.5e7)), X)
+    assert "\n- narrower bounds, or none if these are far wider than the records" in text
+    # Without bounds the result is good.
+    assert principal_angle(quietly(PrivatePCA(2), X).components_, np.eye(2, 6)) < 0.2
+
+
+def test_named_bounds_of_features_with_other_units_name_the_scale_that_helps() -> None:
+    rng = np.random.default_rng(5)
+    columns = {"age": rng.normal(45, 12, 30_000), "income": np.exp(rng.normal(10, 0.6, 30_000))}
+    frame = pd.DataFrame(columns | {"height": columns["age"] + rng.normal(120, 5, 30_000)})
+    bounds = {"age": (0, 120), "income": (0, 500_000), "height": (0, 250)}
+    with pytest.warns(DoubtfulResultWarning) as caught, replace_noise_sampler(SeededSampler()):
+        PrivatePCA(2, bounds=bounds).fit(frame)
+    words = '\n- scale = "bounds", 2/(upper - lower), if features have different units'
+    assert words in str(caught[0].message)
+    with replace_noise_sampler(SeededSampler()):
+        scaled = PrivatePCA(2, bounds=bounds, scale="bounds").fit(frame)
+    assert scaled.doubts_ == ()
+
+
 @pytest.mark.parametrize("names", [["income", *"abcde"], None])
 def test_a_feature_that_decides_what_is_clipped_is_named(names: list[str] | None) -> None:
     """The unit of incomes next to numbers of order one hides all other features."""

@@ -105,6 +105,17 @@ def test_each_possible_doubt_has_remedies_that_are_left(doubt: W) -> None:
             assert "wider bounds" not in text, context
         if s.kind is not RecordKind.FACTOR:
             assert not re.search("bounds|scale|centre|centering|mean", text), context
+        if doubt in (W.NOT_RESOLVED, W.VARIANCE_LOST, W.MEAN_SWAMPS):
+            is_helpful = s.has_bounds and s.is_composed
+            assert ("narrower bounds, or none if these are far wider" in text) == is_helpful, context
+            assert ('scale = "bounds"' in text) == (is_helpful and not s.has_scale), context
+        if 'scale = "bounds"' in text:
+            assert s.has_bounds, context
+            assert not s.has_scale, context
+            assert "smaller scale" not in text, context
+        if doubt in (W.DOMINATED, W.CLIPPED) and s.kind is RecordKind.FACTOR:
+            assert ('scale = "bounds"' in text) == (s.has_bounds and not s.has_scale), context
+            assert ("smaller scale" in text) == (s.has_scale or not s.has_bounds), context
         if s.has_scale:
             assert "smaller scale" not in text.replace("smaller scale than the one given", ""), context
         else:
@@ -193,13 +204,17 @@ def test_all_pairs_of_doubts_have_remedies_that_do_not_contradict_each_other() -
 def test_remedies_that_are_given_are_named_as_given() -> None:
     bounded = Situation("adaptive", "auto", True, False, 20, 1)
     advice = advise([W.NOT_RESOLVED], bounded)
-    assert advice.remedies == ("more records", "a larger epsilon")
+    narrower = "narrower bounds, or none if these are far wider than the records"
+    by_bounds = 'scale = "bounds", 2/(upper - lower), if features have different units'
+    assert advice.remedies == ("more records", "a larger epsilon", narrower, by_bounds)
     assert advice.given == ("public bounds", "n_components = 1")
     assert advice.lines == [
         "not-resolved: noise alone could have produced the components (the angle bound is 90 degrees)",
         "what helps (a new fit charges its records again):",
         "- more records",
         "- a larger epsilon",
+        f"- {narrower}",
+        f"- {by_bounds}",
         "already given: public bounds, n_components = 1",
     ]
     assert str(advice) == "\n".join(advice.lines)
@@ -220,7 +235,11 @@ def test_a_dominant_feature_is_named_without_control_characters() -> None:
     s = Situation("adaptive", "auto", True, False, 20, 5)
     named = advise([W.DOMINATED, W.CLIPPED], s, feature="income")
     assert named.reasons[0] == "dominated: feature income has most of the squared norm of the largest records"
-    assert "a smaller scale for feature income" in named.remedies
+    assert 'scale = "bounds", 2/(upper - lower), if features have different units' in named.remedies
+    without = advise([W.DOMINATED, W.CLIPPED], replace(s, has_bounds=False), feature="income")
+    assert "a smaller scale for feature income" in without.remedies
+    scaled = advise([W.DOMINATED, W.CLIPPED], replace(s, has_scale=True), feature="income")
+    assert "a smaller scale than the one given for feature income" in scaled.remedies
     assert "narrower bounds for feature income" in named.remedies
     assert not any("features of few large values" in line for line in named.remedies)
     assert "one feature has most" in str(advise([W.DOMINATED], s))
