@@ -9,6 +9,7 @@ that was computed from private records without noise.
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from streaming_pca.api import PrivatePCA
+from streaming_pca.api.rows import check_numbers
 from streaming_pca.data.release import Release
 from streaming_pca.errors import LibraryMissing
 from streaming_pca.linalg.subspace import principal_angles
@@ -44,6 +46,10 @@ _STANDARD_ERRORS = 2.0
 _MOST_LINES = 4
 """Most principal angles that are drawn."""
 _LONGEST_NAME = 24
+_CHARACTERS = 9
+"""Characters of a title that fit into an inch."""
+_SHORTEST = 0.1
+"""Length of the shortest arrow over the longest: labels of shorter ones would pile up at 0."""
 _RADII = (8, 16, 26, 38, 52, 70, 92, 120)
 """Distances in points of a label from the tip of its arrow, tried in this order."""
 _TURNS = (0, 30, -30, 60, -60, 90, -90, 130, -130)
@@ -115,7 +121,7 @@ def scree(pca: Any, *, ax: Axes | None = None) -> Axes:
     ax.yaxis.set_major_formatter(lambda share, _: f"{100 * share:.4g}%")
     ax.set(xlabel="component", ylabel="share of the total variance")
     if title := _caveats(model):
-        ax.set_title(title, fontsize="medium")
+        ax.set_title(_wrapped(title, ax), fontsize="medium")
     return ax
 
 
@@ -145,7 +151,7 @@ def biplot(
     components : (int, int), default=(0, 1)
         Indices of two components, for the horizontal and the vertical axis.
     n_loadings : int, default=10
-        Largest number of arrows.
+        Largest number of arrows. Loadings below a tenth of the longest have none.
     ax : matplotlib.axes.Axes, optional
 
     Returns
@@ -168,8 +174,9 @@ def biplot(
         raise ValueError(f"n_loadings must be at least 1, not {n_loadings}")
     loadings = np.asarray(model.components_, dtype=np.float64)[pair].T
     lengths = np.linalg.norm(loadings, axis=1)
-    shown = np.argsort(-lengths, kind="stable")[:n_loadings]
     longest = float(lengths.max())
+    shown = np.argsort(-lengths, kind="stable")[:n_loadings]
+    shown = shown[lengths[shown] >= _SHORTEST * longest]
     points = model.transform(X) if X is not None else scores
     factor, places = (1.0, None) if points is None else _fitting(points, pair, longest)
     ax = _axes(ax)
@@ -228,6 +235,11 @@ def angles(releases: Iterable[Any], *, reference: Any = None, ax: Axes | None = 
     "clipped" limits the bound to the noise. Each bound compares a release with the subspace of the
     same records without noise. A reference of other records adds the angle between the two sets.
     """
+    if isinstance(releases, Release) or not isinstance(releases, Iterable):
+        raise ValueError(
+            f"angles needs a list of releases or fitted models, not one {type(releases).__name__}: "
+            "pass [first, second], or [one] and a reference"
+        )
     items = list(releases)
     bases = [_basis(item) for item in items]
     least = 2 if reference is None else 1
@@ -380,6 +392,14 @@ def _caveats(model: Any) -> str:
     return "; ".join(parts)
 
 
+def _wrapped(title: str, ax: Axes) -> str:
+    """Break a title into lines as wide as the axes; matplotlib would cut it at the figure's edge."""
+    figure = ax.get_figure(root=True)
+    assert figure is not None
+    inches = ax.get_window_extent().width / figure.dpi
+    return textwrap.fill(title, max(int(inches * _CHARACTERS), 10), break_on_hyphens=False)
+
+
 def _name(model: Any, feature: int) -> str:
     names = getattr(model, "feature_names_in_", None)
     name = f"feature {feature}" if names is None else str(names[feature])
@@ -397,7 +417,7 @@ def _checked_pair(components: tuple[int, int], k: int) -> list[int]:
 
 def _fitting(scores: ArrayLike, pair: list[int], longest: float) -> tuple[float, Matrix]:
     """Return points within the longest arrow's length, after their factor."""
-    points = np.asarray(scores, dtype=np.float64)
+    points = check_numbers(scores, "scores").astype(np.float64)
     if points.ndim < 2 or points.shape[-1] <= max(pair):
         raise ValueError(f"scores must have a column for each component, not shape {points.shape}")
     chosen = points.reshape(-1, points.shape[-1])[:, pair]
@@ -412,7 +432,10 @@ def _basis(given: Any) -> Matrix:
         if given.kind == "tensor":
             raise ValueError("a release of a tensor has no subspace: pass releases of a subspace")
         given = given.components
-    basis = np.asarray(getattr(given, "components_", given), dtype=np.float64)
+    try:
+        basis = np.asarray(getattr(given, "components_", given), dtype=np.float64)
+    except (TypeError, ValueError):
+        basis = np.zeros(0)
     if basis.ndim != 2 or not np.allclose(basis @ basis.T, np.eye(len(basis)), rtol=0, atol=1e-6):
         raise ValueError("a release, a fitted model or a (k, d) array of orthonormal rows is needed")
     return basis

@@ -125,7 +125,25 @@ def test_the_title_of_a_scree_has_the_angle_bound_and_the_doubts() -> None:
     assert plots.scree(release()).get_title() == "angle due to noise at most 7° (95%)"
     doubtful = release(angle_bound=math.pi / 2, doubts=("not-resolved", "clipped"))
     title = plots.scree(doubtful).get_title()
-    assert title == "angle due to noise at most 90° (95%); doubts: not-resolved, clipped"
+    assert " ".join(title.split()) == "angle due to noise at most 90° (95%); doubts: not-resolved, clipped"
+
+
+@pytest.mark.parametrize(
+    ("size", "columns"), [((2.5, 3), 1), ((4, 3), 1), ((6.4, 4.8), 1), ((6.4, 4.8), 2), ((12, 4), 3)]
+)
+def test_a_title_with_many_doubts_is_within_the_figure(size: tuple[float, float], columns: int) -> None:
+    doubts = ("not-resolved", "variance-lost", "mean-swamps", "dominated", "clamped")
+    figure, axes = plt.subplots(ncols=columns, figsize=size, squeeze=False, layout="constrained")
+    for ax in axes[0]:
+        plots.scree(release(angle_bound=math.pi / 2, doubts=doubts), ax=ax)
+    figure.canvas.draw()
+    boxes = [ax.title.get_window_extent() for ax in axes[0]]
+    for box in boxes:
+        assert figure.bbox.x0 <= box.x0
+        assert box.x1 <= figure.bbox.x1
+        assert box.y1 <= figure.bbox.y1
+    assert not any(overlap(a, b) for a, b in combinations(boxes, 2))
+    assert [word for word in doubts if word in axes[0][0].get_title()] == list(doubts)
 
 
 def test_a_scree_of_an_exact_model_has_no_errors_and_no_bound() -> None:
@@ -186,7 +204,8 @@ def test_arrows_are_the_longest_loadings_with_their_names() -> None:
 def test_a_biplot_shows_other_components_in_the_order_that_was_asked_for() -> None:
     model = PCA(3).fit(np.random.default_rng(0).standard_normal((50, 4)) * [4, 3, 2, 1])
     ax = plots.biplot(model, components=(2, 0), n_loadings=4)
-    order = np.argsort(-np.linalg.norm(model.components_[[2, 0]], axis=0), kind="stable")
+    lengths = np.linalg.norm(model.components_[[2, 0]], axis=0)
+    order = [i for i in np.argsort(-lengths, kind="stable") if lengths[i] >= 0.1 * lengths.max()]
     assert arrows(ax) == pytest.approx(model.components_[[2, 0]].T[order])
     assert ax.get_xlabel().startswith("loading on component 3")
 
@@ -215,6 +234,13 @@ def test_labels_do_not_overlap_at_any_size(plane: np.ndarray, size: tuple[float,
 
 def overlap(a: Bbox, b: Bbox) -> bool:
     return a.x0 < b.x1 and b.x0 < a.x1 and a.y0 < b.y1 and b.y0 < a.y1
+
+
+def test_loadings_near_0_have_no_arrow_and_no_label() -> None:
+    sparse = np.linalg.qr(np.array([[1, 1, 0.01, 0.02, 0, 0], [1, -1, 0.03, 0, 0.01, 0]]).T)[0].T
+    ax = plots.biplot(release(sparse, feature_names=list("abcdef")))
+    assert sorted(label.get_text() for label in labels(ax)) == ["a", "b"]
+    assert len(arrows(ax)) == 2
 
 
 def test_names_are_shortened_and_are_not_formulas() -> None:
@@ -254,6 +280,8 @@ def test_points_are_projections_times_one_factor_and_named_not_private() -> None
     [
         ({"X": np.eye(5), "scores": np.eye(2)}, "X and scores are two forms"),
         ({"scores": np.zeros((3, 1))}, "scores must have a column for each component"),
+        ({"scores": np.zeros(3)}, r"scores must be of shape \(m, k\) or \(m, r, k\), not of shape \(3,\)"),
+        ({"scores": [["a", "b"]]}, "scores holds texts"),
         ({"components": (0, 0)}, "components must be two different numbers from 0 to 1"),
         ({"components": (0, 2)}, "components must be two different numbers from 0 to 1"),
         ({"n_loadings": 0}, "n_loadings must be at least 1"),
@@ -334,6 +362,12 @@ def test_releases_of_other_ranks_are_compared_by_the_smaller_one() -> None:
         ([turned(0), np.eye(2, 4)], {}, "the subspaces have different numbers of features"),
         ([turned(0), turned(0, kind="tensor", weights=[1, 1])], {}, "a release of a tensor has no subspace"),
         ([turned(0), np.ones((2, 5))], {}, r"a release, a fitted model or a \(k, d\) array"),
+        ([turned(0), PrivatePCA()], {}, r"a release, a fitted model or a \(k, d\) array"),
+        ([turned(0), "release.json"], {}, r"a release, a fitted model or a \(k, d\) array"),
+        (turned(0), {}, "angles needs a list of releases or fitted models, not one Release: pass"),
+        (PrivatePCA.from_release(turned(0)), {}, "angles needs a list of .* not one PrivatePCA: pass"),
+        (PrivatePCA(), {"reference": np.eye(2, 5)}, "angles needs a list of .* not one PrivatePCA: pass"),
+        (5, {}, "angles needs a list of releases or fitted models, not one int"),
     ],
 )
 def test_what_has_no_angles_is_refused(releases: Any, arguments: dict[str, Any], message: str) -> None:
