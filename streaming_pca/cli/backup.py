@@ -63,7 +63,6 @@ def export_backup(
         written = backup.export_backup(settings.kafka, settings.stream.input, file)
     facts = {
         "file": str(file),
-        "bytes": file.stat().st_size,
         "topic": written.topic,
         "topic_id": written.topic_id,
         "entries": len(written.entries),

@@ -202,16 +202,11 @@ def step(description: str, total: int | None = None) -> Iterator[Task]:
 
 @contextmanager
 def log_step(description: str) -> Iterator[None]:
-    """Show a step that reads ledgers, states or releases, with its current offset."""
+    """Show a step that reads ledgers, states or releases, with the topic that it reads."""
     from streaming_pca.service.commit.log_reader import report_reading
 
-    with step(description) as task:
-
-        def report(topic: str, position: int, end: int) -> None:
-            task.describe(f"{description}: at offset {position:,} of {end:,} of {topic}")
-
-        with report_reading(report):
-            yield
+    with step(description) as task, report_reading(lambda place: task.describe(f"{description}: {place}")):
+        yield
 
 
 # -- standard output that may be full, closed, or limited to few characters ----------------

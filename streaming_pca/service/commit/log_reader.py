@@ -20,13 +20,13 @@ from streaming_pca.service.kafka.clients import reading_consumer
 
 _POLL_MS = 10  # short, because a poll that finds only a transaction marker waits for the full timeout
 
-_Report = Callable[[str, int, int], None]
+_Report = Callable[[str], None]
 _report: ContextVar[_Report | None] = ContextVar("report", default=None)
 
 
 @contextmanager
 def report_reading(report: _Report) -> Iterator[None]:
-    """Call a function with topic, position and end while the block reads logs.
+    """Call a function with the topic and, where they are public, the offsets while the block reads logs.
 
     A context variable, because logs are read many calls below the commands that show progress.
     """
@@ -65,10 +65,13 @@ class EndReader:
 
 
 class LogReader:
-    """Read_committed reader of partition 0, starting at ``start`` or the first record."""
+    """Read_committed reader of partition 0, starting at ``start`` or the first record.
 
-    def __init__(self, kafka: KafkaSettings, topic: str, start: int = 0) -> None:
-        self.topic = topic
+    Without ``public_size``, neither progress nor an error shows an offset.
+    """
+
+    def __init__(self, kafka: KafkaSettings, topic: str, start: int = 0, *, public_size: bool = True) -> None:
+        self.topic, self._public_size = topic, public_size
         self._kafka = kafka
         self._tp = TopicPartition(topic, 0)
         self._consumer = reading_consumer(kafka, max_poll_records=500, topics=[topic])
@@ -101,16 +104,18 @@ class LogReader:
         seen, deadline, report = -1, 0.0, _report.get()
         while (position := self.position) < end:
             if report is not None:
-                report(self.topic, position, end)
+                place = f"at offset {position:,} of {end:,} of " if self._public_size else "reading "
+                report(place + self.topic)
             if position != seen:
                 # Limit only the time without progress: a long log may take any time.
                 seen, deadline = position, time.monotonic() + patience_seconds
             elif time.monotonic() > deadline:
+                to, at = (f"offset {end}", f" at {position}") if self._public_size else ("its end", "")
                 raise SessionLost(
-                    f"{self.topic} could not be read to offset {end}: it has stopped for "
-                    f"{patience_seconds:g} s at {position} (an open transaction, or a broker that hangs)"
+                    f"{self.topic} could not be read to {to}: it has stopped for "
+                    f"{patience_seconds:g} s{at} (an open transaction, or a broker that hangs)"
                 )
-            with session_lost_by(f"reading {self.topic}", "Read"):
+            with session_lost_by(f"reading {self.topic}", "Read", quoted=self._public_size):
                 polled = self._consumer.poll(timeout_ms=_POLL_MS)
             for messages in polled.values():
                 yield from messages

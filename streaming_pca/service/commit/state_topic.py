@@ -3,6 +3,8 @@
 Chunks have keys 0, 1, ... with batch, count and digest in their headers, so compaction cannot tear a state
 apart and the number of keys does not grow. Parts of the table of users (:mod:`.user_log`) have keys NAME.0,
 NAME.1, ...; the checkpoint after them contains the size and digest of each.
+
+The topic's size depends on the number of users, which is private: no message shows offsets of it.
 """
 
 from __future__ import annotations
@@ -180,7 +182,7 @@ class StateReader:
     def __init__(self, kafka: KafkaSettings, stream: StreamSettings, topic_id: str) -> None:
         self._stream, self._topic_id = stream, topic_id
         self._patience = kafka.transaction_timeout_ms / 1000 + 60
-        self._reader = LogReader(kafka, stream.state_topic)
+        self._reader = LogReader(kafka, stream.state_topic, public_size=False)
         self._chunks: dict[int, Any] = {}
         self._parts = PartChunks()
 
@@ -192,7 +194,7 @@ class StateReader:
             try:
                 self._chunks[int(message.key)] = message
             except (TypeError, ValueError):
-                raise self._unreadable(f"offset {message.offset} is not a chunk of a state") from None
+                raise self._unreadable("a message is not a chunk of a state") from None
 
     def read_committed(self) -> None:
         """Read the committed chunks without waiting for open transactions."""
@@ -287,7 +289,7 @@ def find_state(kafka: KafkaSettings, topic: str, digest: str) -> FoundState:
     chunks: dict[int, bytes] = {}
     parts, complete = PartChunks(), False
     last = ""
-    with closing(LogReader(kafka, topic)) as reader:
+    with closing(LogReader(kafka, topic, public_size=False)) as reader:
         try:
             for message in reader.read_to(high_watermark(kafka, topic), PATIENCE_SECONDS):
                 if is_part(message):

@@ -47,18 +47,21 @@ def missing_permission(error: BaseException, operation: str) -> NotPermitted | N
     return NotPermitted(operation, "a resource") if isinstance(error, AuthorizationError) else None
 
 
-def in_one_line(error: BaseException, operation: str) -> str:
-    """Describe an error of the client in one line; ``operation`` as in :func:`missing_permission`."""
+def in_one_line(error: BaseException, operation: str, *, quoted: bool = True) -> str:
+    """Describe an error of the client in one line; ``operation`` as in :func:`missing_permission`.
+
+    Without ``quoted`` only by its type: the client's text can contain offsets.
+    """
     missing = missing_permission(error, operation)
     if missing is not None:
         return str(missing)
-    return first_line(error, _MOST)
+    return first_line(error, _MOST) if quoted else type(error).__name__
 
 
 @contextmanager
-def session_lost_by(what: str, operation: str) -> Iterator[None]:
-    """Turn a KafkaError of a block into SessionLost; ``operation`` as in :func:`missing_permission`."""
+def session_lost_by(what: str, operation: str, *, quoted: bool = True) -> Iterator[None]:
+    """Turn a KafkaError of a block into SessionLost; the options are those of :func:`in_one_line`."""
     try:
         yield
     except KafkaError as error:
-        raise SessionLost(f"{what} failed: {in_one_line(error, operation)}") from error
+        raise SessionLost(f"{what} failed: {in_one_line(error, operation, quoted=quoted)}") from error

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
+from itertools import count
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from kafka.errors import CorruptRecordError
 
+from streaming_pca.config.kafka import KafkaSettings
+from streaming_pca.config.settings import StreamSettings
 from streaming_pca.privacy.ledger.entries import encode_entry
-from streaming_pca.service.commit import snapshot
+from streaming_pca.service.commit import log_reader, snapshot
+from streaming_pca.service.commit.log_reader import LedgerLog, report_reading
 from streaming_pca.service.commit.snapshot import Snapshot, read_snapshot
-from streaming_pca.service.commit.state_topic import FoundState, summarise
-from streaming_pca.service.errors import SessionLost
+from streaming_pca.service.commit.state_topic import FoundState, StateReader, find_state, summarise
+from streaming_pca.service.errors import SessionLost, StreamRefused
 from tests.admin.test_backup import state_of
 from tests.privacy.ledger.test_ledger import Writer, span
 
@@ -85,3 +91,75 @@ def test_what_is_no_state_is_summed_up_as_that() -> None:
     broken = summarise(b"\x00\x00\x00\xff{", None)
     assert "cannot be read" in broken.problem
     assert len(broken.digest) == 64
+
+
+END = 8_765
+KAFKA = KafkaSettings()
+
+
+class Partition:
+    """Consumer of a partition that ends at offset 8,765, and that fails in one way at offset 4,321."""
+
+    def __init__(self, failure: str) -> None:
+        self.failure = failure
+
+    def beginning_offsets(self, partitions: list[Any], timeout_ms: int) -> dict[Any, int]:
+        return dict.fromkeys(partitions, 0)
+
+    def end_offsets(self, partitions: list[Any], timeout_ms: int) -> dict[Any, int]:
+        return dict.fromkeys(partitions, END)
+
+    def position(self, partition: Any, timeout_ms: int) -> int:
+        return 4_321
+
+    def poll(self, timeout_ms: int) -> dict[Any, Any]:
+        if self.failure == "corrupt":
+            raise CorruptRecordError("the batch at offset 4321 fails its checksum")
+        foreign = SimpleNamespace(key=b"x", headers=(), value=b"x", offset=4_321)
+        return {0: [foreign]} if self.failure == "foreign" else {}
+
+    def assign(self, partitions: list[Any]) -> None: ...
+
+    def seek(self, partition: Any, offset: int) -> None: ...
+
+    def close(self, autocommit: bool) -> None: ...
+
+
+def seen_of(read: Callable[[], Any]) -> list[str]:
+    """Return the texts of progress, and the error, of reading a topic that fails."""
+    seen: list[str] = []
+    with report_reading(seen.append):
+        try:
+            read()
+        except (SessionLost, StreamRefused) as error:
+            seen.append(str(error))
+    return sorted(set(seen))
+
+
+@pytest.mark.parametrize(
+    ("failure", "of_ledger", "of_state"),
+    [
+        (
+            "stalled",
+            "could not be read to offset 8765: it has stopped for 30 s at 4321 (an open",
+            "could not be read to its end: it has stopped for",
+        ),
+        ("corrupt", "fails its checksum", "reading a.state failed: CorruptRecordError"),
+        ("foreign", "offset 4321: not a ledger entry", "a message is not a chunk of a state"),
+    ],
+)
+def test_no_text_shows_the_size_of_a_state_topic_which_follows_the_number_of_users(
+    failure: str, of_ledger: str, of_state: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_reader, "reading_consumer", lambda *_, **options: Partition(failure))
+    times = count(step=40.0)
+    monkeypatch.setattr(log_reader, "time", SimpleNamespace(monotonic=lambda: next(times)))
+    stream = StreamSettings(name="a", input="in", dim=2, rank=1, epsilon=1.0, delta=1e-6, privacy_unit="user")
+    ledger = seen_of(lambda: LedgerLog(KAFKA, "in.ledger", "T").catch_up())
+    assert ledger[0] == "at offset 4,321 of 8,765 of in.ledger"
+    assert of_ledger in ledger[1]
+    shown = seen_of(StateReader(KAFKA, stream, "T").read_committed)
+    assert of_state in " ".join(shown)
+    for texts in (shown, seen_of(lambda: find_state(KAFKA, stream.state_topic, "digest"))):
+        assert "reading a.state" in texts
+        assert not re.search("4.?321|8.?765", " ".join(texts))
