@@ -71,6 +71,8 @@ class Feed:
     schemas: Schemas | None = None
     """Schemas of a registry that records refer to."""
     version: str = __version__
+    numpy: str = np.__version__
+    """Version of numpy, in whose format arrays are sent."""
     wanted: Wanted | None = None
     """Segments needed at the time when the driver created the job."""
 
@@ -104,8 +106,15 @@ class Reading:
     @classmethod
     def of(cls, feed: Feed) -> Reading:
         """Return the instance of this process for a session of the driver."""
-        if feed.version != __version__:
-            raise StreamRefused(f"an executor runs streaming-pca {__version__}, the driver {feed.version}")
+        for name, own, drivers in (
+            ("streaming-pca", __version__, feed.version),
+            ("numpy", np.__version__, feed.numpy),
+        ):
+            if own != drivers:
+                raise StreamRefused(
+                    f"an executor has {name} {own}, the driver {drivers}: install the driver's version for "
+                    "PYSPARK_PYTHON on every machine"
+                )
         # Not in the driver, which itself reads for sequential algorithms.
         if TaskContext.get() is not None:
             use_threads(feed.threads)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import resource
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -15,6 +16,7 @@ from kafka import KafkaAdminClient, KafkaProducer
 from kafka.admin import NewTopic
 from numpy.typing import NDArray
 
+from streaming_pca import __version__
 from streaming_pca.config.kafka import KafkaSettings
 from streaming_pca.config.settings import StreamSettings
 from streaming_pca.data.array_batch import ArrayBatch
@@ -185,10 +187,15 @@ def test_a_process_frees_what_no_batch_wants(feed: Feed) -> None:
     assert reading.cache.names == {feed.name_of(2)}
 
 
-def test_another_version_is_refused(feed: Feed) -> None:
-    other = Feed(feed.kafka, feed.stream, None, feed.session, 2**30, 1, version="0.0.1")
-    (row,) = handles(other, [Range(0, 0, 0, 10)])[0].to_pylist()
-    assert row["failure"].startswith("refused: an executor runs streaming-pca")
+@pytest.mark.parametrize(
+    ("name", "own", "changed"),
+    [("streaming-pca", __version__, {"version": "0.0.1"}), ("numpy", np.__version__, {"numpy": "0.0.1"})],
+)
+def test_an_executor_with_another_version_is_refused(name: str, own: str, changed: dict[str, str]) -> None:
+    stream = StreamSettings(name="s", input="in", dim=DIM, rank=1, epsilon=1.0, delta=1e-6)
+    sent = pickle.loads(pickle.dumps(Feed(KafkaSettings(), stream, None, "other", 2**30, 1, **changed)))
+    (row,) = handles(sent, [Range(0, 0, 0, 10)])[0].to_pylist()
+    assert row["failure"].startswith(f"refused: an executor has {name} {own}, the driver 0.0.1: install")
 
 
 def raising(error: Exception) -> Callable[[], str]:
