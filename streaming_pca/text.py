@@ -13,6 +13,11 @@ def first_line(error: BaseException, most: int | None = None) -> str:
     return (str(error).splitlines() or [""])[0][:most] or type(error).__name__
 
 
+def offsets_text(start: int, end: int) -> str:
+    """Name the offsets ``start`` to ``end - 1``, at least one, by the first and the last."""
+    return f"offset {start}" if end == start + 1 else f"offsets {start} to {end - 1}"
+
+
 def printable(text: str) -> str:
     """Replace control characters, which a terminal would execute, by question marks."""
     return "".join(each if each.isprintable() else "?" for each in text)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from streaming_pca.admin.ledger import end_offsets
+from streaming_pca.admin.ledger import end_offsets, existing_offsets
 from streaming_pca.config.kafka import ConfigurationError, KafkaSettings
 from streaming_pca.config.settings import TOPIC_NAME
 from streaming_pca.privacy.ledger.entries import Charged, OffsetSpan, Opened
@@ -173,8 +173,8 @@ def _spans(ranges: Sequence[OffsetSpan] | None, ends: dict[int, int], topic: str
             raise ConfigurationError(f"{name}: the end must be above the start")
         if r.end > ends[r.partition]:
             raise ConfigurationError(
-                f"{name}: partition {r.partition} ends at offset {ends[r.partition]}: "
-                "only existing records can be charged"
+                f"{name}: {existing_offsets(topic, r.partition, ends[r.partition])}, and only existing "
+                "records can be charged (END is the first offset after the range)"
             )
         if r.partition in seen:
             raise ConfigurationError(

@@ -29,6 +29,7 @@ from streaming_pca.service.errors import TopicError
 from streaming_pca.service.kafka.authorization import session_lost_by
 from streaming_pca.service.kafka.clients import last_offsets, reading_consumer
 from streaming_pca.service.topics.find import topic_id_of
+from streaming_pca.text import offsets_text
 
 
 def read_ledger(kafka: KafkaSettings, topic: str) -> Ledger:
@@ -133,10 +134,14 @@ def require_record(kafka: KafkaSettings, topic: str, partition: int, offset: int
         raise ConfigurationError(
             f"--partition {partition}: topic {topic!r} has partitions 0 to {max(ends, default=0)}"
         )
-    end = ends[partition]
-    if offset >= end:
-        held = f"offsets 0 to {end - 1}" if end else "no records"
-        raise ConfigurationError(f"--offset {offset}: partition {partition} of topic {topic!r} has {held}")
+    if offset >= ends[partition]:
+        raise ConfigurationError(f"--offset {offset}: {existing_offsets(topic, partition, ends[partition])}")
+
+
+def existing_offsets(topic: str, partition: int, end: int) -> str:
+    """Name the existing offsets of a partition that ends before ``end``."""
+    held = offsets_text(0, end) if end else "no records"
+    return f"partition {partition} of topic {topic!r} has {held}"
 
 
 def end_offsets(kafka: KafkaSettings, topic: str) -> dict[int, int]:

@@ -31,6 +31,7 @@ from streaming_pca.service.input.partition_reader import PartitionReader
 from streaming_pca.service.input.source import build_codec
 from streaming_pca.spark.cache import RowCache, Shelf, ValueCache, folder_of
 from streaming_pca.spark.segments import Range, packed_structure
+from streaming_pca.text import offsets_text
 
 Hashes = NDArray[np.uint64]
 Part = tuple[int, ArrayBatch, "Hashes | None"]
@@ -305,6 +306,6 @@ def range_of(handle: Mapping[str, Any]) -> Range:
 def changed(feed: Feed, records: Range) -> RecordsLost:
     """Return the error for records that have changed since they were counted."""
     return RecordsLost(
-        f"topic {feed.stream.input!r}, partition {records.partition}: records {records.start} to "
-        f"{records.end - 1} have changed since they were counted"
+        f"topic {feed.stream.input!r}, partition {records.partition}: the records at "
+        f"{offsets_text(records.start, records.end)} have changed since they were counted"
     )

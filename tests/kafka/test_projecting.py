@@ -355,7 +355,7 @@ def test_a_worker_that_cannot_project_says_why_in_one_line(
     assert len(written(stream, output, 1)) == 3
     stream.produce_vectors(stream.vectors(3))
     stream.delete_before({0: 5})
-    refused(settings, "records 3 to 4 were deleted", 'stream.lost_records = "skip"')
+    refused(settings, "the records at offsets 3 to 4 were deleted", 'stream.lost_records = "skip"')
     assert run(stream.changed(lost_records="skip"), output) == 0
     assert [each.source for each in written(stream, output, 1)] == [(0, 0), (0, 1), (0, 2), (0, 5)]
     with KafkaAdminClient(bootstrap_servers=settings.kafka.bootstrap_servers) as admin:

@@ -395,7 +395,7 @@ def test_a_refusal_names_charges_and_offsets_and_nothing_else() -> None:
     with pytest.raises(BudgetExceeded) as refusal:
         log.ledger.check_budget(entry)
     assert str(refusal.value) == (
-        "partition 0, offsets 4 to 9: asked epsilon 1, delta 1e-06; "
+        "partition 0, offsets 4 to 8: asked epsilon 1, delta 1e-06; "
         "already charged epsilon 1, delta 1e-06; the cap is epsilon 1, delta 1"
     )
 

@@ -31,6 +31,7 @@ from typing import Self
 from streaming_pca.errors import UserError
 from streaming_pca.privacy.ledger.entries import Cap, OffsetSpan, Opened
 from streaming_pca.privacy.parameters import Charge, format_number, format_rational
+from streaming_pca.text import offsets_text
 
 _LONGEST = 60
 
@@ -47,7 +48,7 @@ class BudgetExceeded(UserError):
         self.asked, self.spent, self.cap = asked, spent, opened.cap
         records = "every record, read or not"
         if where is not None:
-            records = f"partition {where.partition}, offsets {where.start} to {where.end}"
+            records = f"partition {where.partition}, {offsets_text(where.start, where.end)}"
         zcdp = opened.filter == "zcdp"
         super().__init__(
             f"{records}: asked {_charge_text(asked, zcdp)}; already charged {_charge_text(spent, zcdp)}; "

@@ -175,7 +175,7 @@ def _check_reservation(entry: Reserved, job: JobProgress) -> str:
         return wrong
     for r in entry.ranges:
         if not r.count:
-            return f"partition {r.partition}: no records in offsets {r.start} to {r.end}"
+            return f"partition {r.partition}: no records in the range with start {r.start}, end {r.end}"
         if r.start < job.ends.get(r.partition, 0):
             if not job.batch:
                 return (
@@ -229,7 +229,7 @@ def _check_ranges(ranges: Sequence[OffsetSpan]) -> str:
             return f"partition {r.partition} appears twice"
         seen.add(r.partition)
         if r.end < r.start or (isinstance(r, OffsetRange) and r.count > r.end - r.start):
-            return f"partition {r.partition} has an impossible range: offsets {r.start} to {r.end}"
+            return f"partition {r.partition} has an impossible range: start {r.start}, end {r.end}"
     return ""
 
 

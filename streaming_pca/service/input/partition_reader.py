@@ -170,7 +170,7 @@ class PartitionReader:
             raise RecordsLost(
                 f"topic {self._topic!r}, partition {partition}: {error}: they are not read. "
                 "Produce them again into a new topic, or delete "
-                f"them (`kafka-delete-records`, partition {partition} up to offset {error.end}) and set "
+                f"them (`kafka-delete-records` with partition {partition}, offset {error.end}) and set "
                 'stream.lost_records = "skip"'
             ) from None
         except KafkaError as error:
@@ -189,7 +189,7 @@ class PartitionReader:
         end, position = (0 if parted is None else parted.offset), self.buffers[partition].position
         if end < position and not self._skip_lost:
             raise tail_lost(self._topic, partition, position, end) from None
-        raise SessionLost(f"{self._topic}-{partition} has lost the records after offset {end}") from None
+        raise SessionLost(f"{self._topic}-{partition} has lost the records from offset {end} on") from None
 
     def stop(self) -> None:
         self._stop.set()

@@ -19,6 +19,7 @@ from streaming_pca.data.batch import Batch
 from streaming_pca.data.codec import PayloadCodec
 from streaming_pca.service.errors import RecordsLost, SessionLost
 from streaming_pca.service.input.end_offsets import Offsets
+from streaming_pca.text import offsets_text
 
 _STALL_SECONDS = 60.0  # time limit for reading records that are known to exist
 
@@ -147,16 +148,17 @@ def read_to(reader: Reader, topic: str, ends: Mapping[int, int], stopped: Callab
 def deleted(topic: str, partition: int, position: int, first: int) -> RecordsLost:
     """Return the error for records that retention deleted before they were read."""
     return RecordsLost(
-        f"topic {topic!r}, partition {partition}: records {position} to {first - 1} were deleted by "
-        "retention before they were read; nothing was charged. Raise the topic's retention, or set "
-        'stream.lost_records = "skip" to continue without them'
+        f"topic {topic!r}, partition {partition}: the records at {offsets_text(position, first)} were "
+        "deleted by retention before they were read; nothing was charged. Raise the topic's retention, or "
+        'set stream.lost_records = "skip" to continue without them'
     )
 
 
 def tail_lost(topic: str, partition: int, position: int, end: int) -> RecordsLost:
     """Return the error for a partition that ends before a position."""
     return RecordsLost(
-        f"topic {topic!r}, partition {partition}: records {end} to {position - 1}, which the stream has "
-        "passed, are lost (an unclean election, or a replaced disk). It does not learn from records at the "
-        'same offsets. Read a new topic, or set stream.lost_records = "skip" to continue without those'
+        f"topic {topic!r}, partition {partition}: the records at {offsets_text(end, position)}, which the "
+        "stream has passed, are lost (an unclean election, or a replaced disk). It does not learn from "
+        'records at the same offsets. Read a new topic, or set stream.lost_records = "skip" to continue '
+        "without those"
     )

@@ -18,6 +18,8 @@ from typing import NamedTuple
 
 from kafka.errors import CorruptRecordError, KafkaError
 
+from streaming_pca.text import offsets_text
+
 _FormatError = (IndexError, ValueError)
 _MOST_HEADERS = 1000
 """Most headers of a non-null record.
@@ -36,7 +38,7 @@ class UnreadableBatch(KafkaError):  # type: ignore[misc]
     """Batch in an unsupported message format, of the known offsets [first, end)."""
 
     def __init__(self, what: str, first: int, end: int) -> None:
-        super().__init__(f"records {first} to {end - 1} {what}")
+        super().__init__(f"the records at {offsets_text(first, end)} {what}")
         self.what, self.first, self.end = what, first, end
 
 

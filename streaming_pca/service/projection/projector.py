@@ -43,6 +43,7 @@ from streaming_pca.service.projection.latest import LatestRelease, projection_of
 from streaming_pca.service.projection.membership import Assignment, Membership
 from streaming_pca.service.topics.output import Output
 from streaming_pca.service.topics.sizes import MOST_KEY_BYTES
+from streaming_pca.text import offsets_text
 
 log = logging.getLogger(__name__)
 
@@ -281,12 +282,14 @@ class Projector:
         """Return the position to continue from; raise RecordsLost if records were lost."""
         where = f"topic {self._stream.input!r}, partition {partition}"
         if position < first:
-            gone, wanted = f"records {position} to {first - 1} were deleted before they were projected", first
+            gone = f"the records at {offsets_text(position, first)} were deleted before they were projected"
+            wanted = first
         elif position > end:
             self._short_ends += 1
             if self._short_ends < _SHORT_ENDS:
                 raise SessionLost(f"{where} ends at {end}, before position {position}")
-            gone, wanted = f"records {end} to {position - 1}, which were projected, are lost", end
+            gone = f"the records at {offsets_text(end, position)}, which were projected, are lost"
+            wanted = end
         else:
             self._short_ends = 0
             return position
@@ -343,7 +346,7 @@ class Projector:
                 raise RecordsLost(
                     f"topic {self._stream.input!r}: {error}: they are not read. "
                     "Produce them again into a new topic, or delete them "
-                    f'(`kafka-delete-records`, up to offset {error.end}) and set stream.lost_records = "skip"'
+                    f'(`kafka-delete-records` with offset {error.end}) and set stream.lost_records = "skip"'
                 ) from None
             except OffsetOutOfRangeError:
                 # Reopening finds out which records were lost.

@@ -256,7 +256,7 @@ def test_a_position_that_retention_deleted_is_an_error_with_nothing_charged(
 
     refused = stream.start()
     assert refused.ends() == 2
-    assert "records 20 to 29 were deleted by retention before they were read" in refused.log
+    assert "the records at offsets 20 to 29 were deleted by retention before they were read" in refused.log
     assert "nothing was charged" in refused.log
     assert "Traceback" not in refused.log
     assert written(stream) == before

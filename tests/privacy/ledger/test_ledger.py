@@ -579,7 +579,7 @@ two jobs of users on disjoint ranges compose | epsilon=3/2
     everywhere 3/2
 a job of users is compared with the most charged record anywhere | epsilon=3/2
     answer a 3:7-8
-    reserve u 0-5 users -> partition 3, offsets 7 to 8
+    reserve u 0-5 users -> partition 3, offset 7: asked
     everywhere 0
 a record is compared with the earlier charges of jobs of users | epsilon=3/2
     reserve u 0-5 users

@@ -150,11 +150,14 @@ UNLAWFUL: dict[str, tuple[dict[str, Any], str]] = {
         "cost 1e+300 or more",
     ),
     "no ranges": ({"ranges": ()}, "it names no records"),
-    "an empty range": ({"ranges": (span(5, 5),)}, "partition 0: no records in offsets 5 to 5"),
-    "a range of markers": ({"ranges": (span(5, 9, count=0),)}, "partition 0: no records in offsets 5 to 9"),
+    "an empty range": ({"ranges": (span(5, 5),)}, "partition 0: no records in the range with start 5, end 5"),
+    "a range of markers": (
+        {"ranges": (span(5, 9, count=0),)},
+        "partition 0: no records in the range with start 5, end 9",
+    ),
     "an empty range beside another": (
         {"ranges": (span(5, 9), span(3, 3, partition=1))},
-        "partition 1: no records in offsets 3 to 3",
+        "partition 1: no records in the range with start 3, end 3",
     ),
 }
 

@@ -440,7 +440,8 @@ def test_an_end_below_the_position_stops_the_stream(
     monkeypatch.setattr(reader_module, "last_offsets", lambda _, tps, __: dict.fromkeys(tps, 30))
     feed.add(feed.started + 2, {0: 30, 1: 199})
     with pytest.raises(
-        RecordsLost, match="'t', partition 0: records 30 to 38, which the stream has passed, are lost"
+        RecordsLost,
+        match="'t', partition 0: the records at offsets 30 to 38, which the stream has passed, are lost",
     ):
         source.poll()
 

@@ -128,7 +128,7 @@ def test_a_batch_of_an_older_format_is_refused() -> None:
     old[16] = 1
     reader = RecordReader(0, TP, MemoryRecords(batch([record(b"a")], base=2) + bytes(old)), check_crcs=False)
     assert [r.value for r in reader.take()] == [b"a"]
-    with pytest.raises(UnreadableBatch, match=r"records 3 to 3 are of message format 1"):
+    with pytest.raises(UnreadableBatch, match=r"the records at offset 3 are of message format 1"):
         reader.take()
 
 
