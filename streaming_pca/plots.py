@@ -12,6 +12,7 @@ import math
 import textwrap
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,12 +21,13 @@ from numpy.typing import ArrayLike, NDArray
 from streaming_pca.api import PrivatePCA
 from streaming_pca.api.rows import check_numbers
 from streaming_pca.data.release import Release
-from streaming_pca.errors import LibraryMissing
+from streaming_pca.errors import LibraryMissing, UserError
 from streaming_pca.linalg.subspace import principal_angles
 
 try:
     from matplotlib import pyplot as plt
     from matplotlib.artist import Artist
+    from matplotlib.backend_bases import FigureCanvasBase
     from matplotlib.text import Annotation, Text
     from matplotlib.ticker import MaxNLocator
 except ModuleNotFoundError:
@@ -35,6 +37,7 @@ except ModuleNotFoundError:
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 Matrix = NDArray[np.float64]
 
@@ -343,6 +346,24 @@ def _label(ax: Axes, name: str, tip: Matrix) -> Annotation:
         # A name of a feature is not a formula.
         parse_math=False,
     )
+
+
+def check_figure_path(path: Path) -> None:
+    """Refuse a path of the option --plot unless its folder exists and its ending names a format."""
+    folder = path.absolute().parent
+    if not folder.is_dir():
+        raise UserError(f"--plot {path}: the folder {folder} does not exist: create it")
+    if path.suffix[1:].lower() not in FigureCanvasBase.get_supported_filetypes():
+        raise UserError(f"--plot {path}: the ending names the format: choose .png, .svg or .pdf")
+
+
+def save_figure(figure: Figure, path: Path) -> None:
+    """Write a figure to a path that :func:`check_figure_path` accepts."""
+    check_figure_path(path)
+    try:
+        figure.savefig(path, dpi=120)
+    except OSError as error:
+        raise UserError(f"--plot {path}: {error.strerror or error}") from None
 
 
 def _axes(ax: Axes | None) -> Axes:

@@ -12,10 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from streaming_pca.cli.common import JsonOption, MaybeConfig, StreamOption, print_json, print_table, say, step
-from streaming_pca.errors import UserError
-from streaming_pca.text import one_line
+from streaming_pca.errors import LibraryMissing, UserError
 
 if TYPE_CHECKING:
+    from types import ModuleType
+
+    from matplotlib.figure import Figure
+
     from streaming_pca.audit.bounds import Finding
     from streaming_pca.estimators.common.clipped_batches import GrowingBatches
     from streaming_pca.estimators.forecast.result import Forecast
@@ -101,6 +104,7 @@ def plan(
     from streaming_pca.estimators.forecast.result import as_json as facts_of
     from streaming_pca.estimators.forecast.result import describe
 
+    draw = None if plot is None else _plots(plot)
     given = {"rank": rank, "epsilon": epsilon, "delta": delta}
     sizes = None if batches is None else _read_batches(batches)
     if config is not None:
@@ -117,8 +121,12 @@ def plan(
         found, source = _of_library(dim, records, given, sizes, contributions, tail)
     # Checks the gap before any output.
     facts = facts_of(found, gap)
-    if plot is not None:
-        _draw(found, gap, plot)
+    if draw is not None and plot is not None:
+        if found.rank == found.dim:
+            raise UserError(
+                "--plot has nothing to draw: --rank is --dim, and noise cannot turn the whole space"
+            )
+        draw.save_figure(_figure(found, gap), plot)
     if as_json:
         print_json(facts)
     else:
@@ -198,14 +206,21 @@ def _of_stream(
     return forecast_estimator(settings.build_estimator(), records, batches=batches, tail=tail)
 
 
-def _draw(found: Forecast, gap: float | None, path: Path) -> None:
-    """Draw the expected angles against epsilon and against records into a file."""
+def _plots(path: Path) -> ModuleType:
+    """Return the module of plots, if a figure can be written to the path of --plot."""
     try:
-        from matplotlib.figure import Figure
-    except ImportError:
+        from streaming_pca import plots
+    except LibraryMissing:
         raise UserError("--plot needs matplotlib: pip install '.[plots]' in the checkout") from None
-    if found.rank == found.dim:
-        raise UserError("--plot has nothing to draw: --rank is --dim, and noise cannot turn the whole space")
+    plots.check_figure_path(path)
+    return plots
+
+
+def _figure(found: Forecast, gap: float | None) -> Figure:
+    """Draw the expected angles against epsilon and against records."""
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import FixedLocator
+
     epsilon = float(found.charge.epsilon)
     figure = Figure(figsize=(9, 4), layout="constrained")
     curves = (("epsilon", found.by_epsilon, epsilon), ("records", found.by_records, found.records))
@@ -216,11 +231,15 @@ def _draw(found: Forecast, gap: float | None, path: Path) -> None:
             axes.plot(values, angles, marker=".", label=f"gap {100 * each:.2g}% of the total")
         axes.axvline(here, color="0.6", linestyle=":")
         axes.set(xscale="log", yscale="log", xlabel=name)
-        # Every second point is the given number times a power of two.
-        ticks = values[::2]
-        names = [f"{value:,.4g}" if value < 1e4 else f"{value:,.0f}" for value in ticks]
-        axes.set_xticks(ticks, names, rotation=30)
+        # Every second point from the given number on is a power of two times it; long names need more room.
+        given = min(range(len(values)), key=lambda i: abs(math.log(values[i] / here)))
+        step = 2 if max(len(_short(value)) for value in values[given % 2 :: 2]) <= _LONGEST_TICK else 4
+        ticks = values[given % step :: step]
+        axes.set_xticks(ticks, [_short(tick) for tick in ticks])
         axes.minorticks_off()
+        # So that more than one tick is in sight, even if all angles are near a right one.
+        axes.set_ylim(bottom=min(axes.get_ylim()[0], 10))
+        axes.yaxis.set_major_locator(FixedLocator(_DEGREES))
         axes.yaxis.set_major_formatter(lambda degrees, _: f"{degrees:g}°")
         axes.grid(visible=True, alpha=0.3)
         if name == "epsilon":
@@ -229,10 +248,21 @@ def _draw(found: Forecast, gap: float | None, path: Path) -> None:
     figure.suptitle(
         f"{found.rank} components of {found.dim:,} features: {found.records:,} records, epsilon {epsilon:g}"
     )
-    try:
-        figure.savefig(path)
-    except (OSError, ValueError) as error:
-        raise UserError(f"--plot {path}: {one_line(error)}") from None
+    return figure
+
+
+_DEGREES = [*(digit * 10.0**power for power in range(-9, 2) for digit in (1, 3)), 90.0]
+"""Ticks of angles."""
+_LONGEST_TICK = 6
+"""Most characters of seven names side by side."""
+
+
+def _short(number: float) -> str:
+    """Format a number above 0 with three digits: 0.0375, 1.5, 337k, 2.69M."""
+    for size, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if number >= 0.9995 * size:
+            return f"{number / size:.3g}{unit}"
+    return f"{number:.3g}"
 
 
 def estimators(as_json: JsonOption = False) -> None:

@@ -45,7 +45,7 @@ _PATIENCE = 5.0
 """Seconds without a release before a line explains possible reasons."""
 _NOTHING_YET = (
     "no release yet: the first one comes when a batch is full or max_wait_seconds is over; "
-    "a worker's first run on a machine compiles before that, for up to a minute"
+    "a worker's first run on a machine compiles before that, for up to half a minute"
 )
 
 

@@ -158,7 +158,11 @@ def demo(
     epsilon: Annotated[float, typer.Option(min=0.001, help="Epsilon of the guarantee.")] = 1.0,
     delta: Annotated[float, typer.Option(min=1e-12, max=0.5, help="Delta of the guarantee.")] = 1e-6,
     plot: Annotated[
-        Path | None, typer.Option(help="PNG file to write a plot to; without it no file stays.")
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Write a plot to a file whose ending names the format; without it no file stays.",
+        ),
     ] = None,
     bootstrap: Annotated[
         str | None, typer.Option(help="Broker as HOST:PORT to use instead of the embedded one.")
@@ -174,7 +178,7 @@ def demo(
     """Stream all flights of 2013 from New York through a worker, and evaluate the result.
 
     The demo takes about 20 seconds on two cores; the first run, which compiles
-    the kernels, takes a minute. The last line of standard output is JSON; with
+    the kernels, takes 45. The last line of standard output is JSON; with
     --dashboard it is the line before the dashboard's address.
 
     [dim]Examples:

@@ -40,19 +40,25 @@ _N_BATCHES = 6
 _GROWTH = 2.0
 _DEADLINE_SECONDS = 600.0
 """Time limit for the last release."""
+_WIDE = 2000  # columns, more than a row of 144 variances needs
 _END_SECONDS = 30.0
 """Time limit for the worker to exit after the last release."""
 
-_NEXT = """\
-next: {dashboard}
-      docs/tutorial/first-stream.md shows how to stream your own records in ten minutes
-      docs/tutorial/library.md shows how to use the same engine in a program, without Kafka
-      streaming-pca demo --plot demo.png plots angles and variances\
-"""
+_SECONDS, _FIRST_SECONDS = 20, 45
+"""Usual durations on two cores: of a run, and of the first, which compiles."""
 
-
+_CHECKOUT = Path(__file__).parents[2]
+"""Folder of the checkout; an installed wheel has neither its pages nor its Makefile."""
+_PAGES = {
+    "docs/tutorial/first-stream.md": "shows how to stream your own records in ten minutes",
+    "docs/tutorial/library.md": "shows how to use the same engine in a program, without Kafka",
+}
+_COMMANDS = {
+    "streaming-pca dev kafka": "starts Apache Kafka, for a stream of your own records",
+    "from streaming_pca import PrivatePCA": "uses the same engine in a program, without Kafka",
+}
 _AGAIN = """\
-make dashboard, or streaming-pca demo --dashboard, repeats this and shows it in a browser
+{command} repeats this and shows it in a browser
       (the embedded broker has stopped, and this stream is deleted)\
 """
 _STAYS = """\
@@ -95,14 +101,12 @@ def run_demo(
     called at the end with the stream's settings and the summary, while the broker still runs.
     """
     if plot is not None:
-        # Before anything else: whether the plot can be drawn and written.
-        importlib.import_module("streaming_pca.plots")
-        if not plot.absolute().parent.is_dir():
-            raise DemoFailed(f"{plot}: the folder {plot.absolute().parent} does not exist: create it")
+        # Fails early: matplotlib or the folder may be missing.
+        importlib.import_module("streaming_pca.plots").check_figure_path(plot)
     with contextlib.ExitStack() as stack:
         embedded = bootstrap is None
         if bootstrap is None:
-            err.print("starting the embedded broker (for trials only, never for production)")
+            _say("starting the embedded broker (for trials only, never for production)", err)
             bootstrap = stack.enter_context(EmbeddedBroker()).bootstrap
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="streaming-pca-demo-")))
         config = folder / "demo.toml"
@@ -112,12 +116,12 @@ def run_demo(
         create_with_cap([settings], Cap(epsilon=epsilon, delta=delta), "basic", partitions=3, replication=1)
         compiler = None
         if are_cached([FIRST]):
-            err.print("this takes about 20 seconds on two cores")
+            _say(f"this takes about {_SECONDS} seconds on two cores", err)
         else:
             compiler = compile_apart([FIRST])
             stack.callback(compiler.wait)
             stack.callback(stop, compiler)
-            err.print(f"this takes about 40 seconds on two cores, including {COMPILING}")
+            _say(f"this takes about {_FIRST_SECONDS} seconds on two cores, including {COMPILING}", err)
         with Progress(err) as progress:
             progress.task("reading the flights of 2013 from New York")
             try:
@@ -138,7 +142,7 @@ def run_demo(
         _print_table(points, random_error, out)
         if plot is not None:
             _draw(points, exact, plot, epsilon, delta)
-            out.print(f"picture: {plot}", highlight=False)
+            _say(f"picture: {plot}", out)
         if status != 0:
             raise DemoFailed(f"the worker ended with status {status}")
         if not report.ok:
@@ -159,15 +163,30 @@ def run_demo(
         if show is not None:
             dashboard = _SHOWN
         elif embedded:
-            dashboard = _AGAIN
+            in_checkout = (_CHECKOUT / "Makefile").is_file()
+            command = "make dashboard" if in_checkout else "streaming-pca demo --dashboard"
+            dashboard = _AGAIN.format(command=command)
         else:
             name = settings.stream.name
             dashboard = _STAYS.format(bootstrap=bootstrap, name=name, config=text)
-        # Without markup: rich would interpret the settings' headings as markup.
-        out.print(_NEXT.format(dashboard=dashboard), markup=False, highlight=False, soft_wrap=True)
+        _say(_next(dashboard), out)
         if show is not None:
             show(settings, facts)
     return facts
+
+
+def _say(text: str, console: Console) -> None:
+    """Print a text unchanged, without markup, which headings of settings would be, or wrapping."""
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def _next(dashboard: str) -> str:
+    """Return the next steps: pages if this is a checkout, otherwise commands."""
+    steps = _PAGES if all((_CHECKOUT / page).is_file() for page in _PAGES) else _COMMANDS
+    lines = [f"{name} {what}" for name, what in steps.items()]
+    return "\n      ".join(
+        [f"next: {dashboard}", *lines, "streaming-pca demo --plot demo.png plots angles and variances"]
+    )
 
 
 def _configuration(
@@ -274,11 +293,12 @@ def _print_table(points: list[_Point], random_error: float, out: Console) -> Non
             f"{p.error / random_error:.3f}",
             " ".join(f"{v:.2f}" for v in p.release.explained_variance),
         )
-    out.print(table)
-    out.print(
-        "error: distance |UU^T - VV^T|_F of the released subspace U from the exact one V of all records: "
-        f"0 for the same subspace, {random_error:.2f} for a random one.",
-        highlight=False,
+    # A file or a pipe has no width: rich would wrap at 80 columns.
+    (out if out.is_terminal else Console(file=out.file, width=_WIDE)).print(table)
+    _say(
+        "The error is the distance |UU^T - VV^T|_F of the released subspace U from the exact one V of all "
+        f"records: 0 for the same subspace, {random_error:.2f} for a random one.",
+        out,
     )
 
 
@@ -294,7 +314,4 @@ def _draw(points: list[_Point], exact: NDArray[np.float64], path: Path, epsilon:
     plots.angles(releases, reference=exact, ax=left).set_title("angles to the exact centred PCA")
     plots.scree(last, ax=right)
     figure.suptitle(f"{last.records:,} flights, rank {last.rank}, epsilon = {epsilon:g}, delta = {delta:g}")
-    try:
-        figure.savefig(path, dpi=120)
-    except OSError as error:
-        raise DemoFailed(f"{path}: {error.strerror or error}") from None
+    plots.save_figure(figure, path)

@@ -319,7 +319,8 @@ def _check_free(port: int) -> None:
             listener.bind(("127.0.0.1", port))
         except OSError:
             raise KafkaUnavailable(
-                f"port {port} is taken", "stop the program that listens there, or name another"
+                f"port {port} is taken",
+                "stop the program that listens there, or choose another by --port (0 takes a free one)",
             ) from None
 
 

@@ -183,6 +183,13 @@ def test_a_range_of_time_is_chosen_kept_and_applied_to_all_figures(visit: Visit)
         assert len(rows(visit, plot)) > 50, plot
     visit.page.get_by_text("Hour", exact=True).click()
     visit.page.wait_for_url("**/streams/flown?range=hour")
+    # The next stream's page starts with it.
+    visit.page.get_by_role("link", name="Streams", exact=True).click()
+    visit.page.get_by_role("link", name="wide", exact=True).click()
+    visit.page.wait_for_url("**/streams/wide?range=hour")
+    assert visit.page.locator("[name=range][value=hour]").is_checked()
+    visit.page.get_by_text("All", exact=True).click()
+    visit.page.wait_for_url("**/streams/wide")
     draw(visit, "/streams/flown?range=hour")
     assert visit.page.locator("[name=range][value=hour]").is_checked()
     # The releases of an hour and the one before; fewer if the test began minutes after the recording.

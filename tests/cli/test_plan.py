@@ -6,12 +6,15 @@ import inspect
 import json
 import re
 import sys
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import streaming_pca
 from streaming_pca import PrivatePCA
+from streaming_pca.cli import plan
 from streaming_pca.estimators.forecast.batches import planned_batches
 from streaming_pca.estimators.forecast.forecast import forecast
 from streaming_pca.estimators.forecast.result import as_json
@@ -117,11 +120,41 @@ def test_a_plot_is_drawn(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> N
             assert (tmp_path / name).read_bytes().startswith(start)
     text = (tmp_path / "a.svg").read_text()
     assert len(text) > 10_000
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.png", "a.svg"]
+
+
+@pytest.mark.parametrize(
+    ("dim", "records", "epsilon", "epsilons", "counts"),
+    [
+        (14, 20_000, 1.0, "0.125 0.25 0.5 1 2 4 8", "2.5k 5k 10k 20k 40k 80k 160k"),
+        (144, 336_776, 0.3, "0.0375 0.075 0.15 0.3 0.6 1.2 2.4", "42.1k 84.2k 168k 337k 674k 1.35M 2.69M"),
+        # An eighth of the records is 9,999.5, and angles reach a right angle.
+        (14, 79_996, 0.01, "0.0025 0.01 0.04", "10k 20k 40k 80k 160k 320k 640k"),
+        (10, 4, 1.0, "0.125 0.25 0.5 1 2 4 8", None),
+    ],
+)
+def test_ticks_of_a_plot_are_short_powers_of_two_times_the_given_numbers(
+    dim: int, records: int, epsilon: float, epsilons: str, counts: str | None
+) -> None:
+    pytest.importorskip("matplotlib")
+    figure = plan._figure(forecast(dim, 2, records, epsilon, 1e-6), None)
+    figure.canvas.draw()  # type: ignore[no-untyped-call]
+    for axes, expected in zip(figure.axes, (epsilons, counts), strict=True):
+        names = [label.get_text() for label in axes.get_xticklabels()]
+        assert expected is None or names == expected.split()
+        boxes = [label.get_window_extent() for label in axes.get_xticklabels()]
+        assert not [pair for pair in combinations(boxes, 2) if pair[0].overlaps(pair[1])]
+        low, high = axes.get_ylim()
+        shown = [tick for tick in axes.get_yticks() if low <= tick <= high]
+        assert len(shown) >= 2
+        assert max(shown) <= 90
 
 
 def test_a_plot_without_matplotlib_is_one_line(
     capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.delattr(streaming_pca, "plots", raising=False)
+    monkeypatch.delitem(sys.modules, "streaming_pca.plots", raising=False)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     result = call(capfd, *KNOWN, "--plot", tmp_path / "a.png")

@@ -83,8 +83,9 @@ REFUSALS = [
             ("--gap 0.6", "above 1/rank"),
             ("--gap 0", "gap must be"),
             ("--stream s", "--stream needs --config FILE"),
-            ("--plot x.nope", "--plot x.nope: Format 'nope' is not supported"),
-            ("--plot nowhere/x.png", "--plot nowhere/x.png: [Errno 2] No such file"),
+            ("--plot x.nope", "--plot x.nope: the ending names the format: choose .png, .svg or .pdf"),
+            ("--plot x", "--plot x: the ending names the format"),
+            ("--plot nowhere/x.png", "/nowhere does not exist: create it"),
             ("--rank 50 --plot x.png", "--plot has nothing to draw"),
         )
     ),

@@ -42,6 +42,9 @@ def test_the_demo_runs_in_an_empty_environment(environment: Path, tmp_path: Path
     command = environment / "bin" / "streaming-pca"
     out = run(command, "demo", "--plot", "demo.png", cwd=cwd, seconds=_LIMIT, HOME=str(home))
     facts = json.loads(out.splitlines()[-1])
+    assert "next: streaming-pca demo --dashboard repeats this" in out
+    assert "docs/" not in out
+    assert "make " not in out
     assert facts["records"] == 336_776
     assert facts["error"] <= 0.05 * facts["random_error"]
     assert facts["ledger"] == "verified"

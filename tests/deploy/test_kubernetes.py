@@ -442,3 +442,19 @@ def test_the_pods_run_answer_their_probes_and_end_in_time(cluster: Cluster) -> N
         assert pod.terminate() == 0, pod.log
     for pod in workers:
         assert all(isinstance(json.loads(line), dict) for line in pod.log.splitlines())
+
+
+def test_the_page_names_the_folder_of_its_commands_and_the_origin_of_every_secret() -> None:
+    page = (ROOT / "docs" / "how-to" / "deploy.md").read_text()
+    section = page.partition("## In Kubernetes")[2].partition("\n## ")[0]
+    text, _, rest = section.partition("```bash\n")
+    block = rest.partition("```")[0]
+    folder = ROOT / re.search(r"^cd (\S+)$", block, re.M)[1]  # type: ignore[index]
+    (layer,) = re.findall(r"^kubectl apply -k (\S+)$", block, re.M)
+    assert (folder / layer / "kustomization.yaml").is_file()
+    (roles,) = re.findall(r"^for role in (.*); do$", block, re.M)
+    drawn = set(re.findall(r"> (\S+)$", block, re.M))
+    assert drawn == {"token", "metrics-token"}
+    for source in re.findall(r"--from-file=(?:\S+?=)?\"?([^\s\"]+)", block):
+        for name in {source.replace("$role", role) for role in roles.split()}:
+            assert name in drawn or f"`{name}`" in text, name

@@ -162,7 +162,8 @@ def test_a_taken_port_is_one_line(
 ) -> None:
     port = embedded_bootstrap.rpartition(":")[2]
     assert refusal("--port", port) == (
-        f"error: port {port} is taken: stop the program that listens there, or name another"
+        f"error: port {port} is taken: stop the program that listens there, or choose another by --port "
+        "(0 takes a free one)"
     )
 
 

@@ -13,10 +13,23 @@ const FEATURES = [10, 20, 50, 100, 200];
 /** Shortest time between two looks at offsets and lag. */
 const TRAFFIC_MS = 10000;
 
+/** The range chosen last, which the next stream's page starts with. */
+let chosen = "all";
+
+/** Keep a range in the address, so that a link shows the same. */
+function remember(range) {
+  chosen = range;
+  const url = new URL(location.href);
+  if (range === "all") url.searchParams.delete("range");
+  else url.searchParams.set("range", range);
+  history.replaceState(history.state, "", url);
+}
+
 /** Make the figures of the stream at the API's path ``path`` in ``place``. */
 export function charts(place, path) {
   const asked = new URLSearchParams(location.search).get("range");
-  const state = { range: RANGES.some((r) => r.value === asked) ? asked : "all", most: FEATURES[0], digest: undefined, at: 0, drawn: [] };
+  remember(RANGES.some((r) => r.value === asked) ? asked : chosen);
+  const state = { range: chosen, most: FEATURES[0], digest: undefined, at: 0, drawn: [] };
   // Each is fetched when a figure needs it, once for each release or look.
   const held = new Map();
   const once = (name) => {
@@ -90,10 +103,7 @@ export function charts(place, path) {
   function ranges() {
     const choose = (value) => () => {
       state.range = value;
-      const url = new URL(location.href);
-      if (value === "all") url.searchParams.delete("range");
-      else url.searchParams.set("range", value);
-      history.replaceState(history.state, "", url);
+      remember(value);
       for (const drawn of state.drawn) if (drawn.timed) drawn.figure.redraw();
     };
     return h("fieldset", { class: "ranges across", "data-control": "range" }, h("legend", {}, "Over time"),
