@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import typing
 from collections.abc import Collection, Mapping, Sequence
 from difflib import SequenceMatcher
@@ -24,6 +25,15 @@ _LIMITS = {
     "less_than_equal": ("le", "at most"),
 }
 """Key of the limit, and its words, by pydantic's type of a problem."""
+_TYPES = {
+    **dict.fromkeys(("int_type", "int_parsing", "int_from_float"), "must be a whole number"),
+    **dict.fromkeys(("float_type", "float_parsing", "finite_number"), "must be a number"),
+    **dict.fromkeys(("bool_type", "bool_parsing"), "must be true or false"),
+    **dict.fromkeys(("string_type", "path_type"), "must be text"),
+    **dict.fromkeys(("list_type", "tuple_type"), "must be a list"),
+    "dict_type": "must be a table",
+}
+"""Words by pydantic's type of a problem."""
 
 
 def nearest(name: str, known: Collection[str]) -> str | None:
@@ -108,6 +118,8 @@ def _message(problem: Mapping[str, Any]) -> str:
         message = "must be set"
     elif kind == "model_type":
         message = "must be a table"
+    elif kind in _TYPES:
+        message = _TYPES[kind]
     elif kind in _LIMITS:
         key, words = _LIMITS[kind]
         limit = problem["ctx"][key]
@@ -115,7 +127,7 @@ def _message(problem: Mapping[str, Any]) -> str:
         # Only a number is repeated: text may be a password in the wrong place.
         if _is_number(problem["input"]):
             message = f"{message}, not {problem['input']}"
-    return message
+    return re.sub("^Input should (be|have)", r"must \1", message)
 
 
 def _is_number(value: Any) -> bool:

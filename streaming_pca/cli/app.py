@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import sys
 from typing import Annotated, Any, NoReturn
@@ -80,7 +81,7 @@ def main() -> NoReturn:
 def _run() -> NoReturn:
 
     command = typer.main.get_command(app)
-    _hide_types_of_flags(command)
+    _tidy_help(command)
     try:
         command()
     except UserError as error:
@@ -93,13 +94,16 @@ def _run() -> NoReturn:
     sys.exit(0)
 
 
-def _hide_types_of_flags(command: Any) -> None:
-    """Make the help show ``--json`` for a flag, not ``--json <bool>``."""
+def _tidy_help(command: Any) -> None:
+    """Show ``--json`` for a flag, not ``--json <bool>``, and wrap paragraphs to the terminal only."""
+    # typer keeps the line breaks of docstrings, and wraps the lines again.
+    paragraphs = inspect.cleandoc(command.help or "").split("\n\n")
+    command.help = "\n\n".join(" ".join(each.split()) for each in paragraphs)
     for parameter in command.get_params(typer.Context(command)):
         if getattr(parameter, "is_flag", False):
             parameter.metavar = ""
     for each in getattr(command, "commands", {}).values():
-        _hide_types_of_flags(each)
+        _tidy_help(each)
 
 
 def _version(wanted: bool) -> None:

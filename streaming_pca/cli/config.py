@@ -123,7 +123,10 @@ def config_schema(
 
     With taplo, the first line of a settings file names its schema: `#:schema ./streaming-pca.schema.json`.
 
-    [dim]Examples: streaming-pca config schema > streaming-pca.schema.json
+    [dim]Examples:
+
+    streaming-pca config schema > streaming-pca.schema.json
+
     streaming-pca config schema asyncapi --config stream.toml > asyncapi.json[/]
     """
     from streaming_pca.config.loading import load_settings

@@ -110,8 +110,11 @@ def ledger_verify(
     record may exceed the cap. Each job's state must be its last committed state, and its releases must be
     in order. The exit status is 1 if anything is wrong.
 
-    [dim]Examples: streaming-pca ledger verify --config stream.toml
-              streaming-pca ledger verify --config stream.toml --no-states[/]
+    [dim]Examples:
+
+    streaming-pca ledger verify --config stream.toml
+
+    streaming-pca ledger verify --config stream.toml --no-states[/]
     """
     from streaming_pca.service.commit.verification import verify_ledger
 

@@ -373,7 +373,10 @@ def audit(
     above the claim refutes it. The exit status is 1 if a claim is refuted, which happens to a true claim
     at most once in 10,000 audits. All cases together take some minutes.
 
-    [dim]Examples: streaming-pca audit --estimator analyze-gauss --trials 3000
+    [dim]Examples:
+
+    streaming-pca audit --estimator analyze-gauss --trials 3000
+
     streaming-pca audit --mechanism gaussian_on_vector --epsilon 4 --json[/]
     """
     from streaming_pca.audit.bounds import audit as audit_case

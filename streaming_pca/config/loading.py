@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -154,7 +155,20 @@ def _parsed(path: Path, text: str) -> Tables:
         raise ConfigurationError(f"{path}: is not TOML: it nests too deeply") from None
     except ValueError as error:
         # Integers with thousands of digits do not raise a TOMLDecodeError.
-        raise ConfigurationError(f"{path}: is not TOML: {error}") from None
+        raise ConfigurationError(f"{path}: {_toml_problem(str(error))}") from None
+
+
+def _toml_problem(message: str) -> str:
+    """Describe a failure of tomllib; say which section or setting is written twice."""
+    line = re.search(r"\(at line (\d+)", message)
+    where = "" if line is None else f"line {line[1]}: "
+    if (section := re.match(r"Cannot declare \((.*)\) twice", message)) is not None:
+        name = ".".join(re.findall(r"'([^']*)'", section[1]))
+        hint = "; write several streams as [[streams]]" if name == "stream" else ""
+        return f"{where}the section [{name}] is there twice: join the two{hint}"
+    if message.startswith("Cannot overwrite a value"):
+        return f"{where}the setting is there twice: leave out one of them"
+    return f"is not TOML: {message}"
 
 
 def _refuse_secrets(path: Path, values: Tables) -> None:

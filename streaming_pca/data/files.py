@@ -272,7 +272,7 @@ def open_records(path: Path, key: str | None = None, choice: ColumnChoice = ALL)
                         f"{path}: has no column {key!r}: keys come from a .csv with names, "
                         "a .parquet or an .arrow file"
                     )
-                array = np.load(path, mmap_mode="r", allow_pickle=False)
+                array = _load_array(path)
                 if not isinstance(array, np.ndarray):
                     raise UserError(f"{path}: is an archive of arrays (.npz): save one with numpy.save")
                 records = RecordFile.of_array(array, str(path))
@@ -289,6 +289,16 @@ def open_records(path: Path, key: str | None = None, choice: ColumnChoice = ALL)
                 raise UserError(
                     f"{path}: {other or 'no ending'}: expected a .npy, .csv, .parquet or .arrow file"
                 )
+
+
+def _load_array(path: Path) -> Any:
+    try:
+        return np.load(path, mmap_mode="r", allow_pickle=False)
+    except (ValueError, EOFError) as error:
+        # numpy takes any other file for a pickle, and advises to load it, which would run its code.
+        objects = "Object arrays" in str(error)
+        reason = "holds Python objects" if objects else "is not numpy.save's, is damaged or is cut off"
+        raise UserError(f"{path}: cannot be read as numbers: the file {reason}") from None
 
 
 @contextmanager

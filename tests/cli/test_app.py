@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -120,10 +121,15 @@ COMMANDS = sorted(leaves(typer.main.get_command(app)))
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 def test_every_command_explains_itself_with_an_example(
-    command: tuple[str, ...], capfd: pytest.CaptureFixture[str]
+    command: tuple[str, ...], capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
     result = call(capfd, *command, "--help")
     assert result.returncode == 0
+    # Every line of prose is full: the line breaks of the source do not remain.
+    for line, following in pairwise(result.stdout.partition("╭")[0].splitlines()):
+        if line.strip() and following.strip():
+            assert len(line.strip()) + 1 + len(following.split()[0]) > 76, line
     shown = " ".join(result.stdout.replace("│", " ").split())
     assert "Usage" in shown
     assert f"streaming-pca {' '.join(command)}" in shown.partition("Options")[0].partition("Example")[2]

@@ -158,7 +158,7 @@ def test_streams_of_a_list_are_named_by_their_places(tmp_path: Path) -> None:
         ),
         ("WORKR", "{}", "WORKR: no such setting; did you mean WORKER?"),
         ("STREAM__DIM", "0", "STREAM__DIM: must be at least 1, not 0"),
-        ("STREAM__RANK__X", "1", "STREAM__RANK__X: Input should be a valid integer"),
+        ("STREAM__RANK__X", "1", "STREAM__RANK__X: must be a whole number"),
     ],
 )
 def test_a_misspelt_variable_is_named_with_the_one_that_was_meant(

@@ -210,8 +210,21 @@ def test_files_that_are_no_arrays_or_no_text_are_named(tmp_path: Path) -> None:
     with (tmp_path / "x.npy").open("wb") as out:
         np.savez(out, a=X)
     (tmp_path / "empty.npy").touch()
+    np.save(tmp_path / "whole.npy", X)
+    whole = (tmp_path / "whole.npy").read_bytes()
+    (tmp_path / "cut.npy").write_bytes(whole[:-8])
+    (tmp_path / "changed.npy").write_bytes(b"?" + whole[1:])
+    np.save(tmp_path / "objects.npy", np.array([{}, "a"], dtype=object))
     (tmp_path / "latin.csv").write_bytes("a,café\n1,2\n".encode("latin-1"))
-    for name, expected in (("x.npy", r"\.npz"), ("empty.npy", "empty.npy"), ("latin.csv", "not UTF-8")):
+    damaged = "cannot be read as numbers: the file is not numpy.save's, is damaged or is cut off$"
+    for name, expected in (
+        ("x.npy", r"\.npz"),
+        ("empty.npy", damaged),
+        ("cut.npy", damaged),
+        ("changed.npy", damaged),
+        ("objects.npy", "the file holds Python objects$"),
+        ("latin.csv", "not UTF-8"),
+    ):
         with pytest.raises(UserError, match=expected):
             chosen(tmp_path / name)
 
