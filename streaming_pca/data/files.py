@@ -296,7 +296,7 @@ def _load_array(path: Path) -> Any:
         return np.load(path, mmap_mode="r", allow_pickle=False)
     except (ValueError, EOFError) as error:
         # numpy takes any other file for a pickle, and advises to load it, which would run its code.
-        objects = "Object arrays" in str(error)
+        objects = "Python objects" in str(error)
         reason = "holds Python objects" if objects else "is not numpy.save's, is damaged or is cut off"
         raise UserError(f"{path}: cannot be read as numbers: the file {reason}") from None
 
