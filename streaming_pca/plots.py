@@ -349,7 +349,7 @@ def _label(ax: Axes, name: str, tip: Matrix) -> Annotation:
 
 
 def check_figure_path(path: Path) -> None:
-    """Refuse a path of the option --plot unless its folder exists and its ending names a format."""
+    """Refuse a path of --plot without an existing folder or the ending of a format."""
     folder = path.absolute().parent
     if not folder.is_dir():
         raise UserError(f"--plot {path}: the folder {folder} does not exist: create it")

@@ -14,7 +14,7 @@ def first_line(error: BaseException, most: int | None = None) -> str:
 
 
 def offsets_text(start: int, end: int) -> str:
-    """Name the offsets ``start`` to ``end - 1``, at least one, by the first and the last."""
+    """Name the offsets from ``start`` to before ``end`` by the first and the last."""
     return f"offset {start}" if end == start + 1 else f"offsets {start} to {end - 1}"
 
 

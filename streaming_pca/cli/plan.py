@@ -207,7 +207,7 @@ def _of_stream(
 
 
 def _plots(path: Path) -> ModuleType:
-    """Return the module of plots, if a figure can be written to the path of --plot."""
+    """Return the module of plots; refuse a path that no figure can be written to."""
     try:
         from streaming_pca import plots
     except LibraryMissing:

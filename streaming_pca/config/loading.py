@@ -159,7 +159,7 @@ def _parsed(path: Path, text: str) -> Tables:
 
 
 def _toml_problem(message: str) -> str:
-    """Describe a failure of tomllib; say which section or setting is written twice."""
+    """Describe a failure of tomllib; name a section or setting that is written twice."""
     line = re.search(r"\(at line (\d+)", message)
     where = "" if line is None else f"line {line[1]}: "
     if (section := re.match(r"Cannot declare \((.*)\) twice", message)) is not None:

@@ -73,7 +73,7 @@ class Feed:
     """Schemas of a registry that records refer to."""
     version: str = __version__
     numpy: str = np.__version__
-    """Version of numpy, in whose format arrays are sent."""
+    """Version of numpy; tasks and their sums are its arrays."""
     wanted: Wanted | None = None
     """Segments needed at the time when the driver created the job."""
 

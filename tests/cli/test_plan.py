@@ -138,7 +138,7 @@ def test_ticks_of_a_plot_are_short_powers_of_two_times_the_given_numbers(
 ) -> None:
     pytest.importorskip("matplotlib")
     figure = plan._figure(forecast(dim, 2, records, epsilon, 1e-6), None)
-    figure.canvas.draw()  # type: ignore[no-untyped-call]
+    figure.canvas.draw()
     for axes, expected in zip(figure.axes, (epsilons, counts), strict=True):
         names = [label.get_text() for label in axes.get_xticklabels()]
         assert expected is None or names == expected.split()

@@ -191,7 +191,7 @@ def test_a_process_frees_what_no_batch_wants(feed: Feed) -> None:
     ("name", "own", "changed"),
     [("streaming-pca", __version__, {"version": "0.0.1"}), ("numpy", np.__version__, {"numpy": "0.0.1"})],
 )
-def test_an_executor_with_another_version_is_refused(name: str, own: str, changed: dict[str, str]) -> None:
+def test_an_executor_with_another_version_is_refused(name: str, own: str, changed: dict[str, Any]) -> None:
     stream = StreamSettings(name="s", input="in", dim=DIM, rank=1, epsilon=1.0, delta=1e-6)
     sent = pickle.loads(pickle.dumps(Feed(KafkaSettings(), stream, None, "other", 2**30, 1, **changed)))
     (row,) = handles(sent, [Range(0, 0, 0, 10)])[0].to_pylist()

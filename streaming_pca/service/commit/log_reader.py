@@ -26,9 +26,10 @@ _report: ContextVar[_Report | None] = ContextVar("report", default=None)
 
 @contextmanager
 def report_reading(report: _Report) -> Iterator[None]:
-    """Call a function with the topic and, where they are public, the offsets while the block reads logs.
+    """Call a function with a text about the progress while the block reads logs.
 
-    A context variable, because logs are read many calls below the commands that show progress.
+    The text has the topic and, if they are public, its offsets. A context variable, because logs are read
+    many calls below the commands that show progress.
     """
     token = _report.set(report)
     try:
