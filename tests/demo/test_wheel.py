@@ -49,7 +49,6 @@ def test_the_demo_runs_in_an_empty_environment(environment: Path, tmp_path: Path
     assert facts["error"] <= 0.05 * facts["random_error"]
     assert facts["ledger"] == "verified"
     assert [path.name for path in cwd.iterdir()] == ["demo.png"]
-    assert "make dashboard, or streaming-pca demo --dashboard, repeats this and shows it" in out
 
 
 def test_a_command_of_another_extra_names_it(environment: Path, tmp_path: Path) -> None:
