@@ -73,7 +73,7 @@ def test_bounds_that_are_far_too_wide_are_doubted_and_their_remedy_named() -> No
     text = warned(PrivatePCA(2, bounds=(-1.5e7, 1.5e7)), X)
     assert "\n- narrower bounds, or none if these are far wider than the records" in text
     # Without bounds the result is good.
-    assert principal_angle(quietly(PrivatePCA(2), X).components_, np.eye(2, 6)) < 0.2
+    assert principal_angles(quietly(PrivatePCA(2), X).components_, np.eye(2, 6))[0] < 0.2
 
 
 def test_named_bounds_of_features_with_other_units_name_the_scale_that_helps() -> None:

@@ -28,7 +28,7 @@ from streaming_pca.demo.broker import EmbeddedBroker
 from streaming_pca.service.errors import TopicError
 from streaming_pca.service.kafka.clients import BrokerUnreachable
 from tests.cli.command import call
-from tests.cli.test_app import one_line
+from tests.cli.test_app import closed_port, one_line
 from tests.config.test_loading import SEVERAL
 from tests.data.test_release import COUNTED
 from tests.kafka.test_broker import create
@@ -418,9 +418,9 @@ def test_a_topic_that_is_missing_is_one_line(
     one_line(result, 2, f"no topic '{topic}' exists on the broker at {broker_bootstrap}")
 
 
-def test_a_broker_that_is_not_there_is_one_line() -> None:
+def test_a_broker_that_is_not_there_is_one_line(capfd: Capture) -> None:
     address = f"127.0.0.1:{closed_port()}"
-    result = run("watch", "--releases", "r", "--bootstrap", address)
+    result = call(capfd, "watch", "--releases", "r", "--bootstrap", address)
     one_line(result, 4, f"no broker answers at --bootstrap '{address}' within")
     assert result.stdout == ""
 
