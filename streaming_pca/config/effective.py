@@ -14,7 +14,7 @@ from streaming_pca.config.settings import Settings, StreamSettings
 from streaming_pca.data.records import RecordKind
 from streaming_pca.estimators.base import State
 from streaming_pca.estimators.common.state import state_values
-from streaming_pca.privacy.parameters import delta_warning, format_number, format_rational
+from streaming_pca.privacy.parameters import format_number, format_rational, guarantee_warnings
 from streaming_pca.privacy.randomness import utility_generator
 
 # Bounds of the memory of a stream.
@@ -137,8 +137,7 @@ def doubts_of_settings(stream: StreamSettings) -> list[str]:
     if not stream.private:
         return lines
     records = getattr(stream.build_estimator().options, "n_records", None)
-    found = delta_warning(stream.delta, records)
-    lines += [] if found is None else [found]
+    lines += guarantee_warnings(stream.epsilon, stream.delta, records)
     if stream.record_kind is RecordKind.FACTOR and records is not None and records < stream.rank:
         lines.append(f"options.n_records = {records} is below rank = {stream.rank}: lower the rank")
     return lines

@@ -19,7 +19,7 @@ from streaming_pca.estimators.base import Estimator, check_private, no_guarantee
 from streaming_pca.estimators.registry import find
 from streaming_pca.estimators.warnings import DoubtfulResultWarning
 from streaming_pca.kernels.lattice import MAX_RECORDS
-from streaming_pca.privacy.parameters import PrivacyParameters, delta_warning
+from streaming_pca.privacy.parameters import PrivacyParameters, guarantee_warnings
 from streaming_pca.privacy.randomness import utility_generator
 from streaming_pca.text import one_line, shown
 from streaming_pca.validation_errors import error_lines, options_lines
@@ -122,7 +122,7 @@ def usable_records(shape: tuple[int, ...], estimator: Estimator[Any, Any], is_fi
     Warns
     -----
     DoubtfulResultWarning
-        If delta protects too little.
+        If epsilon or delta protects too little.
     """
     granularity = estimator.preprocessing.granularity
     if is_first and (rows := math.prod(shape[:-1])) < estimator.k:
@@ -134,7 +134,9 @@ def usable_records(shape: tuple[int, ...], estimator: Estimator[Any, Any], is_fi
         raise ValueError(
             f'centering = "pairs" needs records of one row each; X is {shape}: set "none" or a public centre'
         )
-    if estimator.info.private and (doubt := delta_warning(estimator.privacy.delta, shape[0])) is not None:
+    privacy = estimator.privacy
+    doubts = guarantee_warnings(privacy.epsilon, privacy.delta, shape[0]) if estimator.info.private else []
+    for doubt in doubts:
         # Fitting methods call this function: the warning is about their caller.
         warnings.warn(f"the guarantee is doubtful: {doubt}", DoubtfulResultWarning, stacklevel=3)
     return shape[0] - shape[0] % granularity

@@ -23,6 +23,8 @@ from streaming_pca.privacy.errors import ParameterError
 
 _MOST = 10**12
 _LARGE_DELTA = 1e-3
+_LARGE_EPSILON = 20.0
+"""Twice the largest value that [PonomarevaEtAl2023] calls reasonable."""
 _HUGE_EXPONENT = re.compile(r"[eE][+-]?[0-9]{4}")
 # Not Fraction's own grammar: versions of Python differ on spaces around "/", and underscores hide a huge
 # exponent. Readers of a ledger must agree on every number.
@@ -183,6 +185,21 @@ class PrivacyParameters(BaseModel):
     def charge(self, rho: Fraction | float | None = None) -> Charge:
         """Return the whole guarantee as one charge."""
         return Charge(epsilon=parse_rational(self.epsilon), delta=parse_rational(self.delta), rho=rho)
+
+
+def guarantee_warnings(epsilon: float, delta: float, records: int | None = None) -> list[str]:
+    """Explain why a guarantee protects too little, one line a reason; ``records`` if known."""
+    return [line for line in (epsilon_warning(epsilon), delta_warning(delta, records)) if line is not None]
+
+
+def epsilon_warning(epsilon: float) -> str | None:
+    """Explain why an epsilon protects hardly anybody; None up to 20."""
+    if epsilon <= _LARGE_EPSILON:
+        return None
+    return (
+        f"epsilon = {epsilon:g} is above {_LARGE_EPSILON:g}: results may reveal a record almost with "
+        "certainty, so it protects hardly anybody; lower it, if possible to 1, and to 10 at most"
+    )
 
 
 def delta_warning(delta: float, records: int | None = None) -> str | None:

@@ -333,6 +333,34 @@ def test_a_delta_that_protects_too_little_is_a_warning(delta: float, words: str 
         assert each.filename == __file__
 
 
+@pytest.mark.parametrize("method", ["fit", "partial_fit"])
+@pytest.mark.parametrize(("epsilon", "is_doubtful"), [(1000, True), (20.5, True), (20, False), (1, False)])
+def test_an_epsilon_that_protects_hardly_anybody_is_a_warning(
+    epsilon: float, is_doubtful: bool, method: str
+) -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        pca = getattr(PrivatePCA(2, epsilon=epsilon), method)(spiked(20))
+    found = [each for each in caught if "the guarantee is doubtful" in str(each.message)]
+    assert [each.category for each in found] == [DoubtfulResultWarning] * is_doubtful
+    for each in found:
+        text = str(each.message)
+        assert text.startswith(f"the guarantee is doubtful: epsilon = {epsilon:g} is above 20: ")
+        assert "\n" not in text
+        assert each.filename == __file__
+    # It is a warning, not a refusal.
+    assert float(pca.privacy_spent_.epsilon) == epsilon
+    forecast = PrivatePCA(2, epsilon=epsilon).plan(8, 20)
+    assert any("protects hardly anybody" in line for line in forecast.warnings) == is_doubtful
+
+
+def test_an_estimator_without_privacy_has_no_doubtful_epsilon() -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        PrivatePCA(2, epsilon=1000, private=False, estimator="oja", centering="none").fit(spiked(20))
+    assert not any("the guarantee is doubtful" in str(each.message) for each in caught)
+
+
 def test_pairs_need_two_records_of_one_row() -> None:
     pca = PrivatePCA(centering="pairs")
     with pytest.raises(ValueError, match="pairs"):

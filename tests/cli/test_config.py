@@ -200,6 +200,7 @@ def test_text_is_four_lines_a_stream_and_more_with_verbose(tmp_path: Path, capfd
     ("change", "expected"),
     [
         (("delta = 1e-6", "delta = 0.1"), "delta = 0.1 is above 0.001: "),
+        (("epsilon = 1.0", "epsilon = 1000"), "epsilon = 1000 is above 20: "),
         (
             ("delta = 1e-6", "delta = 1e-4\noptions = { n_records = 20000 }"),
             "delta = 0.0001 is not below 1/records = 5e-05: ",

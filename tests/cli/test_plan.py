@@ -202,6 +202,14 @@ def test_a_file_of_settings_tells_the_rest(capfd: pytest.CaptureFixture[str], tm
     one_line(call(capfd, *PLAN, "--config", other), 2, "forecasts exist for adaptive")
 
 
+def test_an_epsilon_that_protects_hardly_anybody_is_warned_of(capfd: pytest.CaptureFixture[str]) -> None:
+    result = call(capfd, *KNOWN, "--epsilon", 1000)
+    assert result.returncode == 0
+    words = " ".join(result.stdout.split())
+    assert "warning: epsilon = 1000 is above 20: results may reveal a record" in words
+    assert facts(capfd, *KNOWN, "--epsilon", 20)["warnings"] == []
+
+
 def test_a_large_delta_is_warned_of(capfd: pytest.CaptureFixture[str]) -> None:
     result = call(capfd, *KNOWN, "--delta", 1e-4)
     assert result.returncode == 0

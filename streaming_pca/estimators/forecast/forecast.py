@@ -28,7 +28,7 @@ from streaming_pca.estimators.forecast.batches import (
 from streaming_pca.estimators.forecast.result import TARGETS, Forecast, Route
 from streaming_pca.privacy.calibration.multipliers import gaussian_rho, least_multiplier
 from streaming_pca.privacy.errors import ParameterError, require_count, require_positive
-from streaming_pca.privacy.parameters import PrivacyParameters, delta_warning
+from streaming_pca.privacy.parameters import PrivacyParameters, guarantee_warnings
 
 _MOST_DIM = 2**13
 FACTORS = tuple(2 ** (i / 2) for i in range(-6, 7))
@@ -203,7 +203,7 @@ def _points(values: Sequence[N], noise: Callable[[N], float]) -> tuple[tuple[N, 
 
 def _warnings(f: Forecast) -> tuple[str, ...]:
     """Name doubtful parameters, one line each."""
-    found = list(filter(None, [delta_warning(f.delta, f.records)]))
+    found = guarantee_warnings(float(f.charge.epsilon), f.delta, f.records)
     if f.contributions > len(f.batches):
         found.append(
             f"contributions = {f.contributions} is above the number of batches, {len(f.batches)}: "
