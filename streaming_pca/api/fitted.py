@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import itertools
 import json
+import math
 import os
 import warnings
 from collections.abc import Mapping, Sequence
@@ -152,13 +153,20 @@ def with_rank(estimator: Estimator[Any, Any], rank: int) -> Estimator[Any, Any]:
 
 
 def noise_variance(
-    variances: NDArray[np.float64], dim: int, total: float | None, total_error: float | None
+    variances: NDArray[np.float64],
+    dim: int,
+    total: float | None,
+    total_error: float | None,
+    errors: NDArray[np.float64] | None = None,
 ) -> float | None:
     """Estimate the mean variance of the d - k directions outside the components.
 
-    It is 0 for k = d, and None without a total variance. Else it is (total - sum of variances)/(d - k), and
-    at least total_error/(d - k), its own standard error: noise can make the rest smaller, even negative,
-    and a density needs a variance above 0. Without an error the floor is 2**-52 of the largest variance.
+    It is 0 for k = d, and None without a total variance. Else it is (total - sum of variances)/(d - k): noise
+    can make the difference negative, and a density needs a variance above 0. So the difference is at
+    least the noise of the sum of d - k variances, as far as errors show it: the smallest of their ``errors``
+    times sqrt(d - k), and at most the total's error. Most of the larger errors is a share of large variances,
+    cut off by clips, which the rest does not have. Without an error the floor is 2**-52 of the largest
+    variance.
     """
     left = dim - len(variances)
     if not left:
@@ -167,7 +175,9 @@ def noise_variance(
         return None
     with np.errstate(all="ignore"):
         rest = total - float(np.sum(variances))
-        least = max(total_error or 0.0, left * np.finfo(np.float64).eps * float(np.max(variances)))
+        noise = math.inf if errors is None else math.sqrt(left) * float(np.min(errors))
+        rounding = left * np.finfo(np.float64).eps * float(np.max(variances))
+        least = max(min(total_error or 0.0, noise), rounding)
     return max(rest, least) / left
 
 
@@ -190,7 +200,13 @@ def fitted_attributes(
         None if total is None else explained_ratio(variances, total),
         total,
         release.total_variance_error,
-        noise_variance(variances, preprocessing.dim, total, release.total_variance_error),
+        noise_variance(
+            variances,
+            preprocessing.dim,
+            total,
+            release.total_variance_error,
+            release.explained_variance_error,
+        ),
         singular,
         release.angle_bound,
         None if release.outcome is None else release.outcome.value,

@@ -126,13 +126,17 @@ class PrivatePCA(MappedModel):
         has made that larger: at least 0, with a sum of at most 1.
     noise_variance_ : float
         Mean variance outside the components, (total - sum of explained)/(d - k), in squared
-        units of the scaled features; 0 for k = d. Noise can make this difference negative, so it is
-        at least ``total_variance_error_``/(d - k). Absent without ``total_variance_``.
+        units of the scaled features; 0 for k = d. Noise can make this difference negative, so it is at least
+        f/(d - k), f the smaller of ``total_variance_error_`` and sqrt(d - k) times the least
+        ``explained_variance_error_``: there it shows the noise, not the records. Its own error is not
+        estimated. Absent without ``total_variance_``.
     singular_values_ : (k,) float64
         sqrt(n ``explained_variance_``) of n = ``n_samples_seen_`` centred, scaled records.
     angle_bound_ : float
         Upper bound in radians, with probability 0.95 over the noise, on the largest principal angle to the
         same records' subspace (the clipped records' if "clipped" is in ``doubts_``, or with ``clip_radius``).
+        It is wide: twice the mean angle where the spectrum is flat on both sides of the gap, up to some ten
+        times elsewhere.
     mean_ : (d,) float64
         Vector that ``transform`` subtracts, in units of X (of the map's columns with ``features``): the
         private mean for "auto", the given centre for an array. Absent if no mean was found or sought.

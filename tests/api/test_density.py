@@ -92,6 +92,9 @@ def test_the_noise_variance_has_a_floor() -> None:
     # Noise has put the total below the sum: the smallest detectable value is one standard error.
     assert noise_variance(variances, 6, 4.0, 0.5) == 0.5 / 4
     assert noise_variance(variances, 6, 5.1, 0.5) == 0.5 / 4
+    # The noise of four variances shows in the smallest error; a share of the first one is in the others.
+    assert noise_variance(variances, 6, 4.0, 0.5, np.array([0.4, 0.1])) == pytest.approx(2 * 0.1 / 4)
+    assert noise_variance(variances, 6, 4.0, 0.5, np.array([0.4, 0.3])) == 0.5 / 4
     floor = noise_variance(variances, 6, 4.0, None)
     assert floor is not None
     assert 0 < floor < 1e-14

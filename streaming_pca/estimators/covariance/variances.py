@@ -73,7 +73,7 @@ def read_variances(
     if len(components) < len(turned.T):
         # All other directions together, like one more.
         moments = np.vstack([moments, traces - moments.sum(axis=0)])
-        along, lifted = np.append(along, of_all), [*lifted, 0.0]
+        along, lifted = np.append(along, _deviation_of_rest(turned, estimate.weights)), [*lifted, 0.0]
     model: _Model | _Range
     if estimate.weighted or kind is not RecordKind.FACTOR:
         model = _Range(estimate, tail, kind)
@@ -183,6 +183,16 @@ class _Range:
     def total(self, traces: Matrix, deviation: float) -> tuple[float, float]:
         """Estimate the total and its error."""
         return self.variance(traces, deviation, 0.0)
+
+
+def _deviation_of_rest(turned: Matrix, weights: Matrix) -> float:
+    """Return the noise's deviation in the trace outside k directions, over a diagonal entry's.
+
+    Noise of entry ij has the deviation sqrt(u_i u_j), over sqrt(2) off the diagonal. So its product with the
+    projection P has the variance sum_ij u_i u_j P_ij^2, which is d - k without weights.
+    """
+    outside = np.eye(len(weights)) - turned.T @ turned
+    return math.sqrt(float(weights @ outside**2 @ weights))
 
 
 def _carried(estimate: CovarianceEstimate) -> Matrix:
