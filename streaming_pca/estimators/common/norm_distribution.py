@@ -42,6 +42,13 @@ _INTERPOLATED = 0.1
 _UNSEEN = 0.5
 """Deviation of the share that an unfilled bin may hide, over the noise of its count."""
 
+_BEYOND_BOUNDS = 6.0
+"""The same beyond the norm of a row within the public bounds, which only records of several rows exceed."""
+
+_COARSE = 0.03
+"""Deviation of a bin's count, over the records, above which counts do not show the tail: n mu below some 200.
+Skewed records then fill bins that all stay below their noise."""
+
 _SURE = 2.0
 """Deviations below which a count shows no records: a few records count as none."""
 
@@ -102,6 +109,8 @@ class Tail:
     """(l,) variance of its error, from the counts' noise and the width of the bins."""
     hidden: float
     """Deviation common to all radii: from norms beyond the last filled bin."""
+    is_coarse: bool = False
+    """True where counts are too noisy to show the tail: clips may then cut off far more."""
 
 
 def norm_shares(count: int, multiplier: float, part: float = 1.0) -> tuple[float, float]:
@@ -213,6 +222,18 @@ class NormCounts:
         shares = np.exp2(np.interp(np.log2(radii), edges, np.log2(np.maximum(above, least))))
         return NormDistribution(radii, np.where(shares > 1.01 * least, shares, 0.0), self.present)
 
+    def within(self, high: float) -> NormCounts:
+        """Drop noise from bins above ``high``, a norm that records hardly exceed: post-processing.
+
+        Counts that show records there beyond any doubt stay.
+        """
+        beyond = self.median * 2.0**_TAIL >= high
+        counts, deviation = self.counts[beyond], _BEYOND_BOUNDS * math.sqrt(self.variance)
+        together = np.cumsum(counts) / np.sqrt(np.arange(1, len(counts) + 1))
+        if max(counts.max(initial=0.0), together.max(initial=0.0)) > deviation:
+            return self
+        return replace(self, counts=np.where(beyond, 0.0, self.counts))
+
     def _last_filled(self) -> int:
         """Return the last bin that is filled beyond noise: in a row from the first, or by itself."""
         deviation, last = math.sqrt(self.variance), 0
@@ -243,8 +264,12 @@ class NormCounts:
         wide = max(float(shares[last]), 0.0) * (middles[last] - edges[last]) / 2
         reaches = middles[last] > radii[-1]
         farther = self._together(shares, deviation, middles, last)
+        is_coarse = deviation > _COARSE
+        if is_coarse:
+            # Each of the next two bins may hide two deviations.
+            unseen = max(unseen, 2 * deviation * float(middles[last + 1 : last + 3].sum()))
         hidden = math.sqrt(unseen**2 + further**2 / 2 + wide**2 * bool(reaches)) + farther
-        return Tail(excess, variance, hidden)
+        return Tail(excess, variance, hidden, is_coarse)
 
     def _together(self, shares: Vector, deviation: float, middles: Vector, last: int) -> float:
         """Return the mean norm of later bins, as far as these show records together."""

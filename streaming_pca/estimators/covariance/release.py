@@ -9,6 +9,7 @@ docs/explanation/default-estimator.md ("What clips may have turned").
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,6 +68,9 @@ def covariance_subspace(
         length = math.sqrt(dim) + 4
         bound = angle_bound_of_covariance(values, k, sigma, other=(mean_noise or 0.0) * length * length)
     with np.errstate(all="ignore"):
+        if preprocessing.largest_squared_norm is not None:
+            high = preprocessing.largest_squared_norm / float(estimate.weights.min())
+            estimate = replace(estimate, sizes=estimate.sizes.within(high))
         dominant = dominant_feature(estimate) if preprocessing.kind is RecordKind.FACTOR else None
         turned = clip_angle(estimate, values, vectors, k, present.share, preprocessing.kind)
         found = read_variances(estimate, components, values, offset, present.share, preprocessing.kind)
@@ -135,12 +139,15 @@ def clip_angle(
     the records that are not null. The part cut off from matrices has no sign: it may lower the leading
     directions, too.
 
-    Returns radians; pi/2 where noise hides it; 0 where nothing was counted, as with a public radius.
+    Returns radians; pi/2 where noise hides it, also in the counts; 0 where nothing was counted, as with a
+    public radius.
     """
     if k == len(values) or not estimate.sizes.records:
         return 0.0
     used, last = estimate.used, estimate.used - 1
     tail = estimate.sizes.tail(estimate.radii[:used], estimate.excess[:used], present)
+    if tail.is_coarse:
+        return math.pi / 2
     chosen = estimate.chosen
     # A direction weighs at most as much in the records' own coordinates.
     most = float(estimate.weights.max())

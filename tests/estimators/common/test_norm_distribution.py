@@ -6,6 +6,7 @@ Tests add noise only where they mention it; the seeds of data and noise are fixe
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from streaming_pca.estimators.common import budget as budget_module
 from streaming_pca.estimators.common import norm_distribution as module
 from streaming_pca.estimators.common.budget import Budget
 from streaming_pca.estimators.common.norm_distribution import (
+    NormCounts,
     NormDistribution,
     norm_shares,
     private_norm_distribution,
@@ -309,3 +311,27 @@ def test_bins_that_show_records_together_are_in_what_hides() -> None:
     ]
     assert hidden[0] < 0.12
     assert hidden[1] > 160 * (2**2.5 + 2**3.5 + 2**4.5) / 10_000
+
+
+def test_noise_beyond_the_bounds_is_not_taken_for_records() -> None:
+    """The bound of a row's norm is two octaves above the median; the bins' noise has a deviation of 100."""
+    known = NormCounts(1.0, 1.0, np.zeros(12), 100.0**2, 100_000.0)
+    noisy = replace(known, counts=np.array([40_000, 9_000, 1_000, *[0] * 7, 550.0, -120.0]))
+    assert noisy.tail(np.ones(1), np.ones(1), 1.0).hidden > 1
+    assert noisy.within(4.0).tail(np.ones(1), np.ones(1), 1.0).hidden < 0.01
+    # Records of several rows may be longer than the bound of one row.
+    long = replace(known, counts=np.array([40_000, 9_000, 1_000, 0, 0, 700.0, *[0] * 6]))
+    assert long.within(4.0) is long
+    few = replace(known, counts=np.array([40_000, 9_000, 1_000, 0, 0, 500.0, *[0] * 6]))
+    assert few.within(4.0).counts.tolist() == [40_000, 9_000, 1_000, *[0] * 9]
+
+
+@pytest.mark.parametrize(("deviation", "is_coarse"), [(0.029, False), (0.031, True)])
+def test_counts_of_much_noise_do_not_show_a_tail(deviation: float, is_coarse: bool) -> None:
+    known = NormCounts(1.0, 1.0, np.array([400.0, *[0.0] * 11]), (1000 * deviation) ** 2, 1000.0)
+    tail = known.tail(np.ones(1), np.full(1, 0.1), 1.0)
+    assert tail.is_coarse == is_coarse
+    # The next bins, of norms 1.7 and 2.4, hide two deviations each instead of half of one in the first.
+    hidden = 2 * deviation * (2**0.75 + 2**1.25) if is_coarse else 0.5 * deviation * 2**0.75
+    wide = 0.4 * (2**0.25 - 1) / 2
+    assert tail.hidden == pytest.approx(math.hypot(hidden, wide))

@@ -5,6 +5,7 @@ Data and noise have fixed seeds; no constant was tuned on these families.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 from numpy.typing import NDArray
 
 from streaming_pca import PrivatePCA
-from streaming_pca.estimators.covariance.variances import _least_squares, _lift
+from streaming_pca.estimators.covariance.variances import _deviation_of_rest, _least_squares, _lift
 from streaming_pca.privacy.randomness import replace_noise_sampler
 from tests.privacy.noise import SeededSampler
 
@@ -125,6 +126,38 @@ def test_noise_lifts_an_eigenvalue_above_the_variance_along_its_vector() -> None
     assert np.mean(found) == pytest.approx(np.mean(along), abs=0.02)
     assert _lift(0.1, 1.0) == 0.1
     assert _lift(-1.0, 1.0) == 0.0
+
+
+def test_variances_that_counts_are_too_noisy_to_judge_are_in_doubt() -> None:
+    """Skewed records in small batches: n mu is 60, and the noise of a count 6% of the records.
+
+    Noise has no seed. It decides only which of the two doubts the release has.
+    """
+    for seed in range(4):
+        rng = np.random.default_rng(seed)
+        x = np.minimum(rng.gamma(0.5, 0.5, (2500, 4)) * 0.5 ** np.arange(4), 3)
+        pca = PrivatePCA(2, epsilon=1.0, bounds=(0, 3), centering="pairs")
+        for first in range(0, len(x), 500):
+            pca.partial_fit(x[first : first + 500])
+        assert {"clipped", "not-resolved"} & set(pca.doubts_)
+        # The same records with less noise need no such doubt for their counts.
+        state = pca._state.covariance
+        precise = replace(state.sizes, variance=state.sizes.variance / 100)
+        radii, excess = state.radii[: state.used], state.excess[: state.used]
+        assert state.sizes.tail(radii, excess, 1.0).is_coarse
+        assert not precise.tail(radii, excess, 1.0).is_coarse
+
+
+def test_the_noise_of_the_rest_is_that_of_its_directions() -> None:
+    """Simulated noise: the trace outside two directions, with and without weights of directions."""
+    rng, d = np.random.default_rng(0), 6
+    turned = np.linalg.qr(rng.normal(size=(d, 2)))[0].T
+    for weights in (np.ones(d), np.geomspace(4, 0.25, d)):
+        drawn = rng.normal(size=(20_000, d, d))
+        noise = (drawn + drawn.swapaxes(1, 2)) / 2 * np.sqrt(np.outer(weights, weights))
+        traces = np.trace(noise, axis1=1, axis2=2) - np.einsum("ki,nij,kj->n", turned, noise, turned)
+        assert _deviation_of_rest(turned, weights) == pytest.approx(float(np.std(traces)), rel=0.03)
+    assert _deviation_of_rest(turned, np.ones(d)) == pytest.approx(2.0)
 
 
 def test_variances_of_records_that_grow_are_of_all_of_them() -> None:
