@@ -101,6 +101,22 @@ def test_where_the_gap_is_large_the_bound_is_near_the_true_quantile(d: int, k: i
     assert covered(found, halves) < 1 - FAILURE
 
 
+@pytest.mark.parametrize(
+    ("name", "lowest", "highest"), [("flat", 1.7, 2.1), ("1/i", 4.0, 5.5), ("near", 8.5, 11.5)]
+)
+def test_the_bound_is_twice_to_ten_times_the_mean_angle(name: str, lowest: float, highest: float) -> None:
+    """To first order a direction turns by its noise over its own gap; the bound takes the least gap."""
+    spectra = {
+        "flat": (spike(1, 20, 400.0), 1),
+        "1/i": (4800 / np.arange(1.0, 41.0), 3),
+        "near": (-400.0 * np.array([0, 1, *range(20, 38)]), 1),
+    }
+    spectrum, k = spectra[name]
+    found, values = draw_covariance(spectrum, k, draws=400)
+    bounds = [angle_bound_of_covariance(each, k, 1.0) for each in values]
+    assert lowest < np.mean(bounds) / np.mean(found) < highest
+
+
 def test_a_gap_well_above_the_noise_is_bounded_and_one_inside_it_is_not() -> None:
     d = 100
     _, values = draw_covariance(spike(1, d, 60.0), 1, draws=100)

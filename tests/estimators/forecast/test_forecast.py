@@ -129,6 +129,29 @@ def test_the_error_saturates_as_simulated(dim: int, rank: int) -> None:
         assert np.mean(lost) < f.variance_lost
 
 
+@pytest.mark.parametrize(
+    ("name", "lowest", "highest"), [("flat", 0.85, 1.0), ("1/i", 0.22, 0.36), ("near", 0.12, 0.18)]
+)
+def test_a_spectrum_that_is_not_flat_is_turned_by_less(name: str, lowest: float, highest: float) -> None:
+    """docs/guide/choose-epsilon.md has these numbers; noise has a fixed seed and the forecast's own size."""
+    spectra = {
+        "flat": (np.array([2.0] * 3 + [1.0] * 37), 3),
+        "1/i": (1 / np.arange(1.0, 41.0), 3),
+        "near": (np.array([38.0, 37.0, *range(18, 0, -1)]), 1),
+    }
+    variances, rank = spectra[name]
+    shares, dim = variances / variances.sum(), len(variances)
+    gap = float(shares[rank - 1] - shares[rank])
+    noise = gap / 500
+    rng, angles = np.random.default_rng(0), []
+    for _ in range(300):
+        drawn = rng.standard_normal((dim, dim)) * noise
+        vectors = np.linalg.eigh(np.diag(shares) + (drawn + drawn.T) / math.sqrt(2))[1]
+        angles.append(principal_angle(vectors[:, ::-1][:, :rank].T, np.eye(rank, dim)))
+    forecast_angle = forecast(dim, rank, 10_000, 1.0, 1e-6).with_noise(noise).angle_at(gap)
+    assert lowest < np.mean(angles) / forecast_angle < highest
+
+
 def test_forecasts_charge_what_estimators_charge() -> None:
     for contributions in (1, 3):
         estimator = configured("adaptive", 1.0, 3, contributions)
