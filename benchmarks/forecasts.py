@@ -60,11 +60,11 @@ def _numbers(package: str, item: str) -> Matrix:
 
 def _bundled(name: str) -> Matrix:
     values = np.asarray(getattr(datasets, f"load_{name}")().data, dtype=np.float64)
-    return values if name == "digits" else (values - values.mean(axis=0)) / values.std(axis=0)
+    return values if name == "digits" else np.asarray((values - values.mean(axis=0)) / values.std(axis=0))
 
 
 SPECTRA: dict[str, Matrix] = {
-    "steep": 0.5 ** np.arange(20),
+    "steep": 0.5 ** np.arange(20.0),
     "slow": 1 / np.arange(1.0, 41.0),
     "spiked": np.array([10.0, 8, 6, *[1.0] * 37]),
     "step": np.array([3.0, 3, 3, *[1.0] * 17]),

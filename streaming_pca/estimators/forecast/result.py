@@ -35,8 +35,8 @@ _STEPS = (0.25, 0.5, 1.0, 2.0, 4.0)
 """Multiples of the given epsilon and of the given records in the tables."""
 
 MEASURED = (
-    "Fits to real records measured 0.5 to 2 times the forecast angle on flights and a survey; under heavy "
-    "tails 2 to 20 times without bounds, and 0.5 to 4 times with them (python -m benchmarks.forecasts)."
+    "Fits to nine data sets measured 0.2 to 2 times the forecast angle; under heavy tails 2 to 20 times "
+    "without bounds, and 0.5 to 4 times with them (python -m benchmarks.forecasts)."
 )
 """Forecasts judged by fits; table in docs/explanation/proofs/errors.md."""
 
