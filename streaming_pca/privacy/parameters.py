@@ -193,12 +193,12 @@ def guarantee_warnings(epsilon: float, delta: float, records: int | None = None)
 
 
 def epsilon_warning(epsilon: float) -> str | None:
-    """Explain why an epsilon protects hardly anybody; None up to 20."""
+    """Explain why an epsilon offers hardly any protection; None up to 20."""
     if epsilon <= _LARGE_EPSILON:
         return None
     return (
         f"epsilon = {epsilon:g} is above {_LARGE_EPSILON:g}: results may reveal a record almost with "
-        "certainty, so it protects hardly anybody; lower it, if possible to 1, and to 10 at most"
+        "certainty, so it offers hardly any protection; lower it, if possible to 1, and to 10 at most"
     )
 
 

@@ -202,7 +202,7 @@ def test_a_file_of_settings_tells_the_rest(capfd: pytest.CaptureFixture[str], tm
     one_line(call(capfd, *PLAN, "--config", other), 2, "forecasts exist for adaptive")
 
 
-def test_an_epsilon_that_protects_hardly_anybody_is_warned_of(capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_epsilon_that_hardly_protects_is_warned_of(capfd: pytest.CaptureFixture[str]) -> None:
     result = call(capfd, *KNOWN, "--epsilon", 1000)
     assert result.returncode == 0
     words = " ".join(result.stdout.split())
