@@ -147,7 +147,7 @@ def test_a_spectrum_that_is_not_flat_is_turned_by_less(name: str, lowest: float,
     for _ in range(300):
         drawn = rng.standard_normal((dim, dim)) * noise
         vectors = np.linalg.eigh(np.diag(shares) + (drawn + drawn.T) / math.sqrt(2))[1]
-        angles.append(principal_angle(vectors[:, ::-1][:, :rank].T, np.eye(rank, dim)))
+        angles.append(principal_angles(vectors[:, ::-1][:, :rank].T, np.eye(rank, dim))[0])
     forecast_angle = forecast(dim, rank, 10_000, 1.0, 1e-6).with_noise(noise).angle_at(gap)
     assert lowest < np.mean(angles) / forecast_angle < highest
 
