@@ -45,8 +45,8 @@ _UNSEEN = 0.5
 _BEYOND_BOUNDS = 6.0
 """The same beyond the norm of a row within the public bounds, which only records of several rows exceed."""
 
-_COARSE = 0.03
-"""Deviation of a bin's count, over the records, above which counts do not show the tail: n mu below some 200.
+_COARSE = 0.02
+"""Deviation of a bin's count, over the records, above which counts do not show the tail: n mu below some 300.
 Skewed records then fill bins that all stay below their noise."""
 
 _SURE = 2.0

@@ -326,7 +326,7 @@ def test_noise_beyond_the_bounds_is_not_taken_for_records() -> None:
     assert few.within(4.0).counts.tolist() == [40_000, 9_000, 1_000, *[0] * 9]
 
 
-@pytest.mark.parametrize(("deviation", "is_coarse"), [(0.029, False), (0.031, True)])
+@pytest.mark.parametrize(("deviation", "is_coarse"), [(0.019, False), (0.021, True)])
 def test_counts_of_much_noise_do_not_show_a_tail(deviation: float, is_coarse: bool) -> None:
     known = NormCounts(1.0, 1.0, np.array([400.0, *[0.0] * 11]), (1000 * deviation) ** 2, 1000.0)
     tail = known.tail(np.ones(1), np.full(1, 0.1), 1.0)
