@@ -21,7 +21,7 @@ from streaming_pca.estimators.block.variances import TotalVariance
 from streaming_pca.estimators.block.worst_cases import BLOCK
 from streaming_pca.estimators.common.budget import Budget
 from streaming_pca.estimators.common.clipped_batches import ClippedBatches
-from streaming_pca.estimators.common.composed import ComposedEstimator, ComposedState
+from streaming_pca.estimators.common.composed import ComposedEstimator, ComposedState, MeanRound
 from streaming_pca.estimators.common.neighbours import TrialOf
 from streaming_pca.estimators.common.worst_sums import centred_sum_cases, sum_cases
 from streaming_pca.estimators.covariance.radius_choice import Reading
@@ -138,33 +138,38 @@ class AdaptivePCA(ComposedEstimator[AdaptiveState, AdaptiveOptions]):
         return {"route": self.options.route}
 
     def _learn(
-        self, state: AdaptiveState, preprocessing: Preprocessing, batch: Batch, budget: Budget
+        self,
+        state: AdaptiveState,
+        preprocessing: Preprocessing,
+        batch: Batch,
+        budget: Budget,
+        measured: MeanRound | None,
     ) -> tuple[AdaptiveState, int]:
         """Learn by one route, at the charge of :meth:`plan`."""
         if self._restarts(state, batch):
             block = state.block.restarted()
             state = replace(state, covariance=self._empty_covariance, block=block, total=TotalVariance())
-        learner = _Learner(self, state, preprocessing, batch, budget)
+        learner = _Learner(self, state, preprocessing, batch, budget, measured)
         if self.fixed_route == "block":
             clipped = learner.by_block(None, QUANTILE)
         elif self.options.clip_radius is not None or self.options.clip_quantile is not None:
             clipped = learner.at_fixed_radius()
         else:
             clipped = learner.by_either(self.fixed_route is None)
+        state = learner.state
+        if learner.route == "covariance":
+            weight = None if measured is None else learner.covariance.doubt / measured.doubt
+            state, _ = self.average_mean(state, measured, weight)
         new = replace(state, route=learner.route, covariance=learner.covariance)
         return replace(new, block=learner.block, total=learner.total), clipped
-
-    def _sum_doubt(self, state: AdaptiveState) -> float | None:
-        return state.covariance.doubt if state.route == "covariance" else None
 
     def learnt_subspace(self, state: AdaptiveState) -> Subspace:
         """Return the release of the route that learnt last."""
         if state.route == "block":
-            found = block_subspace(state.block, state.total, self.k, state.present, state.mean_noise)
-            return self._doubt_moved(found, state)
-        return covariance_subspace(
-            state.covariance, self.preprocessing, self.k, state.present, state.mean, state.mean_noise
-        )
+            return block_subspace(state.block, state.total, self.k, state.present, self.mean_offset(state))
+        estimate = state.covariance
+        offset = self.mean_offset(state, estimate.centre)
+        return covariance_subspace(estimate, self.preprocessing, self.k, state.present, offset)
 
 
 class _Learner:
@@ -177,8 +182,12 @@ class _Learner:
         preprocessing: Preprocessing,
         batch: Batch,
         budget: Budget,
+        measured: MeanRound | None,
     ) -> None:
+        self.estimator, self.measured = estimator, measured
+        self.before = self.state = state
         self.batch, self.budget, self.options = batch, budget, estimator.options
+        shift = estimator.mean_shift(state, measured)
         self.route, self.covariance = state.route, state.covariance
         self.block, self.total = state.block, state.total
         multiplier, norm_range = estimator.costs.multiplier, estimator.norm_range
@@ -189,6 +198,7 @@ class _Learner:
             norm_range,
             self.options.half_life,
             present=state.present.latest_share,
+            shift=shift,
         )
         self.blocks = BlockUpdate(
             self.block.basis.shape[1],
@@ -197,6 +207,7 @@ class _Learner:
             norm_range,
             state.present.latest_share,
             estimator.k,
+            shift,
         )
         self.future = self.options.future_records(state.records + len(batch))
         if not len(self.covariance.weights) and estimator.fixed_route != "block":
@@ -215,6 +226,7 @@ class _Learner:
             self.covariance = estimate
             return self.by_block(None if self.route == "block" else start, self._quantile(estimate))
         if look is None and self.route == "block":
+            self.covariance = estimate
             return self.by_block(None, self._quantile(estimate))
         if look is not None and not estimate.records:
             estimate, look = update.weigh(estimate, look, batch, budget, self.future)
@@ -236,9 +248,21 @@ class _Learner:
             self.block = start
         self.route = "block"
         self.block, self.total, clipped = learn_block(
-            self.blocks, self.block, self.total, self.batch, self.budget, self.options, quantile
+            self.blocks,
+            self.block,
+            self.total,
+            self.batch,
+            self.budget,
+            self.options,
+            quantile,
+            self._average_mean,
         )
         return clipped
+
+    def _average_mean(self, weight: float | None) -> tuple[float, float | None]:
+        """Average the batch's mean; see :func:`learn_block`."""
+        self.state, gain = self.estimator.average_mean(self.before, self.measured, weight)
+        return self.estimator.mean_offset(self.state).square, gain
 
     def _quantile(self, estimate: CovarianceEstimate) -> float:
         """Return the residuals' quantile: the record norms' quantile, at most 0.97."""
@@ -272,7 +296,8 @@ class _Learner:
             return None
         moment = estimate.moment(slot)
         basis = np.ascontiguousarray(reading.eigenvectors[slot][:, :k])
-        block = replace(BlockEstimate.start(basis), product=moment @ basis)
+        offset = self.covariances.shift.before
+        block = replace(BlockEstimate.start(basis), product=moment @ basis, offset=offset)
         # The clip has changed these products, so they serve as a centre only.
         rest = float(np.trace(moment)) - float(np.trace(basis.T @ block.product))
         return replace(block, level=max(rest / max(len(moment) - k, 1), 0.0))

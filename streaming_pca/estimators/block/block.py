@@ -6,6 +6,7 @@ The steps of one round: docs/explanation/default-estimator.md ("One round of the
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -29,9 +30,10 @@ from streaming_pca.estimators.common.budget import Budget
 from streaming_pca.estimators.common.centre import resolves_radius
 from streaming_pca.estimators.common.clipped_batches import ClippedBatches
 from streaming_pca.estimators.common.clipped_sums import block_residual_norms, block_sum
-from streaming_pca.estimators.common.composed import ComposedEstimator, ComposedState
-from streaming_pca.estimators.common.error_bounds import angle_bound_of_block, mean_noise_along
+from streaming_pca.estimators.common.composed import ComposedEstimator, ComposedState, MeanRound
+from streaming_pca.estimators.common.error_bounds import angle_bound_of_block
 from streaming_pca.estimators.common.forgetting import HalfLife, kept_share, process_noise
+from streaming_pca.estimators.common.mean_offset import MeanOffset, MeanShift, outer_product
 from streaming_pca.estimators.common.norm_distribution import (
     NormDistribution,
     norm_shares,
@@ -78,7 +80,7 @@ class BlockEstimate:
     basis: Matrix
     """(d, k) Q, orthonormal columns, in the features' space."""
     product: Matrix
-    """(d, k) S, near Sigma Q."""
+    """(d, k) S, near Sigma Q about the anchor."""
     variance: float
     """P, variance of an entry of S; inf where S is only a guess."""
     noise: float
@@ -88,17 +90,22 @@ class BlockEstimate:
     spectrum: Matrix
     """(k,) singular values of the S - c Q that the basis spans; zeros at the start."""
     measured: Matrix | None = None
-    """(3, k + 1) result of :func:`measure_variances` for the Ritz vectors and the rest; None without such a
-    pass."""
+    """(3, k + 1) result of :func:`measure_variances` for the Ritz vectors and the rest, about the anchor;
+    None without such a pass."""
     measured_records: float = 0.0
-    """Records averaged into ``measured``."""
+    """Records averaged into ``measured``, as far as it has not forgotten them."""
+    offset: Matrix | None = None
+    """(d,) offset of the mean from the anchor, with the weights of S; None where it is the state's mean."""
+    offset_noise: float = 0.0
+    """Variance of the noise in each of its coordinates."""
     turned: float = 0.0
     """Sine of the largest turn of the basis in the last step."""
 
     @classmethod
     def start(cls, basis: Matrix) -> BlockEstimate:
         """Return the estimate before any record, with this basis."""
-        return cls(basis, np.zeros(basis.shape), math.inf, 0.0, 0.0, np.zeros(basis.shape[1]))
+        zeros, start = np.zeros(basis.shape), np.zeros(len(basis))
+        return cls(basis, zeros, math.inf, 0.0, 0.0, np.zeros(basis.shape[1]), offset=start)
 
     def check(self) -> None:
         """Check that a round could have left these values, or raise ValueError."""
@@ -106,7 +113,9 @@ class BlockEstimate:
             raise ValueError("the state's basis must have orthonormal columns")
         if self.measured is not None and self.measured.shape != (3, self.basis.shape[1] + 1):
             raise ValueError("the state's measured variances must be three rows")
-        numbers = (self.variance, self.noise, self.measured_records, self.turned)
+        if self.offset is not None and self.offset.shape != self.basis.shape[:1]:
+            raise ValueError("the offset of the state's mean must have one number a feature")
+        numbers = (self.variance, self.noise, self.measured_records, self.offset_noise, self.turned)
         numbers_are_right = all(number >= 0 for number in numbers) and self.turned <= 1
         if not (numbers_are_right and 0 <= self.level < math.inf):
             raise ValueError("the state's variances must not be below 0")
@@ -127,6 +136,7 @@ class BlockUpdate:
     present : share of the batch's records that are not null. Each null record adds clip(-C), a public number,
         to a sum; it is subtracted again.
     rank : leading directions that are released; all columns by default.
+    shift : from the centre of all sums to that of this batch; none by default.
     """
 
     def __init__(
@@ -137,7 +147,9 @@ class BlockUpdate:
         norm_range: tuple[float, float],
         present: float = 1.0,
         rank: int | None = None,
+        shift: MeanShift | None = None,
     ) -> None:
+        self.shift = MeanShift.none(preprocessing.output_dim) if shift is None else shift
         self.present, self.rank = present, k if rank is None else rank
         self.k, self.preprocessing, self.multiplier, self.norm_range = (
             k,
@@ -147,6 +159,13 @@ class BlockUpdate:
         )
         low, high = norm_range
         self.residual_range = (max(low * 2.0**-20, 1e-230), high * 2.0)
+
+    def centre(self, estimate: BlockEstimate) -> Matrix:
+        """Return C, near the batch's mean of A Q: S, carried from the anchor to the mean."""
+        return estimate.product - outer_product(self._offset(estimate), estimate.basis)
+
+    def _offset(self, estimate: BlockEstimate) -> Matrix:
+        return self.shift.before if estimate.offset is None else estimate.offset
 
     def radius(
         self,
@@ -164,11 +183,12 @@ class BlockUpdate:
         Returns radius and weight; the weight is E min(1, R/|A Q - C|_F) over records that are not null, at
         least 0.2.
         """
-        norms = block_residual_norms(batch, self.preprocessing, estimate.basis, estimate.product)
+        centre = self.centre(estimate)
+        norms = block_residual_norms(batch, self.preprocessing, estimate.basis, centre)
         shares = norm_shares(len(norms), self.multiplier, part)
         found = private_norm_distribution(norms, *self.residual_range, budget, shares)
         radius = found.quantile(quantile)
-        weight = found.mean_weight(radius) - self._null_weight(radius, estimate.product)
+        weight = found.mean_weight(radius) - self._null_weight(radius, centre)
         return radius, max(weight / self.present, _LEAST_WEIGHT)
 
     def _null_weight(self, radius: float, centre: Matrix) -> float:
@@ -188,8 +208,8 @@ class BlockUpdate:
         weight: float,
         half_life: HalfLife,
         multiplier: float,
-    ) -> tuple[BlockEstimate, int]:
-        """Add one round's noisy clipped mean of A Q - C; returns the clipped records too.
+    ) -> tuple[BlockEstimate, int, float]:
+        """Add one round's noisy clipped mean of A Q - C; returns the clipped records and its weight too.
 
         Adjacency: replace-one. A record's term is A Q - C clipped to Frobenius norm R, so the
         sum's sensitivity is 2 R (:func:`block_sensitivity`). Released: the sum with Gaussian
@@ -197,9 +217,9 @@ class BlockUpdate:
         """
         count = len(part) // self.preprocessing.units
         basis = estimate.basis
-        exact = block_sum(part, self.preprocessing, basis, radius, estimate.product)
+        exact = block_sum(part, self.preprocessing, basis, radius, self.centre(estimate))
         if not count:
-            return estimate, exact.clipped
+            return estimate, exact.clipped, 0.0
         assert exact.centre is not None
         sigma = Budget(multiplier, 1.0).sigma(multiplier, exact.sensitivity)
         noisy = gaussian_on_vector(exact.total, sigma) * (exact.unit / count)
@@ -208,7 +228,7 @@ class BlockUpdate:
         )
         weight *= self.present
         moved = project_symmetric(residual / weight, basis)
-        measured = np.asarray(exact.centre + moved)
+        measured = np.asarray(exact.centre + moved) + self.shift.excess(basis)
         noise = self.noise(radius, weight, count, multiplier) ** 2
         spread = noise + radius**2 / (basis.size * count)
         gain, variance = 1.0, spread
@@ -223,12 +243,14 @@ class BlockUpdate:
             product=estimate.product + gain * (measured - estimate.product),
             variance=variance,
             noise=(1 - gain) ** 2 * estimate.noise + gain**2 * noise,
+            offset=self.shift.after(gain, estimate.offset),
+            offset_noise=(1 - gain) ** 2 * estimate.offset_noise + gain**2 * self.shift.noise,
         )
-        return settled, exact.clipped
+        return settled, exact.clipped, gain
 
     def step(self, estimate: BlockEstimate, total_variance: float) -> BlockEstimate:
-        """Move to the next basis and carry the estimate to it: post-processing."""
-        basis, centred = estimate.basis, estimate.product
+        """Move to the next basis and carry the estimate to it, both about the mean: post-processing."""
+        basis, centred = estimate.basis, self.centre(estimate)
         d, k = basis.shape
         values = np.linalg.svd(centred, compute_uv=False)
         level = 0.0
@@ -251,7 +273,7 @@ class BlockUpdate:
         return replace(
             estimate,
             basis=new,
-            product=carried,
+            product=carried + outer_product(self._offset(estimate), new),
             variance=variance,
             level=level,
             spectrum=spectrum,
@@ -265,30 +287,33 @@ class BlockUpdate:
         total: float,
         budget: Budget,
         multipliers: list[float],
-        kept: float,
+        weight: Callable[[float], float],
         tail: Matrix,
     ) -> BlockEstimate:
-        """Add a batch's variances along the Ritz vectors, averaged by counts (:func:`measure_variances`).
+        """Add a batch's variances along the Ritz vectors (:func:`measure_variances`).
 
-        ``kept`` is the share of weight that earlier batches keep; ``tail`` comes from :func:`relative_tail`.
+        ``weight`` returns the batch's weight next to a number of earlier records; ``tail`` comes from
+        :func:`relative_tail`. ``total`` is about the mean.
         """
         count = len(batch) // self.preprocessing.units * self.present
         if not count:
             return estimate
-        values, turn = ritz_pairs(estimate.basis.T @ estimate.product, estimate.basis.shape[1])
+        values, turn = ritz_pairs(estimate.basis.T @ self.centre(estimate), estimate.basis.shape[1])
         least = max(total, float(values.max(initial=0.0)), 1e-200) / len(estimate.basis) / 4
         scales = np.clip(np.append(values, total - float(values.sum())), least, _LARGEST)
+        directions = (estimate.basis @ turn).T
         new = measure_variances(
-            batch, self.preprocessing, (estimate.basis @ turn).T, scales, budget, multipliers, count, tail
+            batch, self.preprocessing, directions, scales, budget, multipliers, count, tail
         )
-        known = estimate.measured_records * kept
-        if estimate.measured is not None and known:
-            gain = count / (known + count)
+        excess = self.shift.along(directions)
+        new[0] += np.append(excess, self.shift.total - float(excess.sum()))[: new.shape[1]]
+        gain = 1.0 if estimate.measured is None else weight(estimate.measured_records)
+        if estimate.measured is not None and gain < 1:
             new[0] = estimate.measured[0] + gain * (new[0] - estimate.measured[0])
             new[1] = (1 - gain) ** 2 * estimate.measured[1] + gain**2 * new[1]
             # Caps hide the same part in all batches, so this error does not average out.
             new[2] = estimate.measured[2] + gain * (new[2] - estimate.measured[2])
-        return replace(estimate, measured=new, measured_records=known + count)
+        return replace(estimate, measured=new, measured_records=count / gain)
 
 
 def block_subspace(
@@ -296,37 +321,44 @@ def block_subspace(
     total: TotalVariance,
     k: int,
     present: PresentShare,
-    mean_noise: float | None = None,
+    offset: MeanOffset | None = None,
 ) -> Subspace:
     """Compute the release, leading Ritz vectors of the basis: post-processing.
 
     ``k`` is at most the basis' columns. The error of ``present`` widens every variance's error.
-    ``mean_noise`` is the noise variance of each coordinate of the mean.
+    ``offset`` leads from the centre of the sums to the records' mean, which the release is about.
     """
-    basis, centred = estimate.basis, estimate.product
-    inner = basis.T @ centred
+    basis = estimate.basis
+    offset = MeanOffset(np.zeros(len(basis))) if offset is None else offset
+    own = offset.vector if estimate.offset is None else estimate.offset
+    inner = basis.T @ (estimate.product - outer_product(own, basis))
     values, turn = ritz_pairs(inner, k)
     components = (basis @ turn).T
     noise = math.sqrt(estimate.noise)
     variances, errors = np.maximum(values, 0.0), np.full(k, noise)
     known = bool(estimate.spectrum.any()) and math.isfinite(noise)
-    whole, whole_error = max(total.value, 0.0), total.standard_error
+    whole, whole_error = max(total.value - offset.square, 0.0), total.standard_error
     has_whole, is_apart, is_kept = total.weight > 0 and math.isfinite(whole), True, True
     if estimate.measured is not None and np.isfinite(estimate.measured).all():
         deviations = np.hypot(np.sqrt(estimate.measured[1]), estimate.measured[2])
-        variances, errors = estimate.measured[0, :k], deviations[:k]
+        variances, errors = estimate.measured[0, :k] - offset.along(components), deviations[:k]
+        variances = np.maximum(variances, 0.0)
         # A clip keeps more of light tails; with skewed records, it keeps less of the leading directions.
         least = variances - 2 * np.sqrt(estimate.measured[1, :k])
         is_kept = not np.any(values + 2 * noise < _KEPT * least)
-        whole, whole_error = float(estimate.measured[0].sum()), float(np.linalg.norm(deviations))
+        whole = max(float(estimate.measured[0].sum()) - offset.square, 0.0)
+        whole_error = float(np.linalg.norm(deviations))
         has_whole = True
         rest = (whole - float(variances.sum())) / max(len(basis) - k, 1)
         # Where the others' mean is nearly as large, one of them may be larger.
         is_apart = k == len(basis) or float(variances.min()) > _APART * rest
-        errors = np.hypot(errors, mean_noise_along(variances, len(basis), mean_noise))
-        whole_error = math.hypot(whole_error, len(basis) * (mean_noise or 0.0))
+        errors = np.hypot(errors, offset.errors(variances))
+        whole_error = math.hypot(whole_error, offset.total_error)
     order = np.argsort(-variances, kind="stable")
-    bound = angle_bound_of_block(estimate.spectrum, k, len(basis), noise) if known else None
+    bound = None
+    if known:
+        reach = offset.with_noise(estimate.offset_noise).reach
+        bound = angle_bound_of_block(estimate.spectrum, k, len(basis), noise, other=reach)
     if bound is not None and not is_apart:
         bound = math.pi / 2
     beyond: tuple[str, ...] = ()
@@ -382,21 +414,25 @@ def learn_block(
     budget: Budget,
     options: ClippedBatches,
     quantile: float = QUANTILE,
+    average_mean: Callable[[float | None], tuple[float, float | None]] | None = None,
 ) -> tuple[BlockEstimate, TotalVariance, int]:
     """Learn the total variance, run one batch's rounds, and measure variances along the result.
 
     With a public radius it runs one round, without a total, counts of norms or a measurement.
 
     Several rounds follow a start, one follows a later estimate. ``quantile``: quantile of the residual norms,
-    unless ``options`` set one. The last returned value is the number of clipped records.
+    unless ``options`` set one. ``average_mean`` averages the batch's mean, with the batch's weight in S where
+    drift alone decides it. It returns the square of the mean's offset, and the mean's weight if there is one:
+    totals and variances have the same. The last returned value is the number of clipped records.
     """
     quantile = quantile if options.clip_quantile is None else options.clip_quantile
     count = len(batch) // update.preprocessing.units
     shares: list[float] = []
     norms: NormDistribution | None = None
+    here = TotalVariance()
     if options.clip_radius is None:
-        total, norms = learn_total(
-            total, batch, update.preprocessing, budget, update.multiplier, update.norm_range, update.present
+        here, norms = learn_total(
+            batch, update.preprocessing, budget, update.multiplier, update.norm_range, update.present
         )
         if not estimate.spectrum.any():
             # Without products either, the basis is a guess.
@@ -405,23 +441,36 @@ def learn_block(
     if options.clip_radius is None and update.preprocessing.kind is RecordKind.FACTOR:
         # Reserved for the pass along the directions that the rounds find.
         held = take_shares(budget)
+    left, square, of_mean, running, whole = 1.0, 0.0, None, total, 0.0
+
+    def weigh(earlier: float) -> float:
+        """Return the batch's weight next to earlier records: the mean's, else by counts."""
+        if of_mean is not None and earlier:
+            return of_mean
+        kept = kept_share(options.half_life, count * update.present)
+        return 1 / (1 + kept * earlier / (count * update.present)) if count else 0.0
+
     for share in (*shares, None):
         radius, weight = options.clip_radius, 1.0
         if radius is None:
             radius, weight = update.radius(estimate, batch, max(quantile, QUANTILE), budget)
         multiplier = budget.take_rest() if share is None else budget.take(share)
-        estimate, clipped = update.learn(estimate, batch, radius, weight, options.half_life, multiplier)
-        estimate = update.step(estimate, max(total.value, 0.0))
+        estimate, clipped, gain = update.learn(estimate, batch, radius, weight, options.half_life, multiplier)
+        left *= 1 - gain
+        if average_mean is not None:
+            square, of_mean = average_mean(1 - left if options.half_life == "auto" else None)
+        running = total.averaged(here, weigh(total.weight), update.shift.total)
+        whole = max(running.value - square, 0.0)
+        estimate = update.step(estimate, whole)
     if held:
         # Numbers may overflow, and an error would reveal records.
-        kept = kept_share(options.half_life, len(batch) / update.preprocessing.units * update.present)
-        whole = max(total.value, 0.0)
         with np.errstate(all="ignore"):
-            estimate = update.measure(estimate, batch, whole, budget, held, kept, relative_tail(norms, whole))
+            tail = relative_tail(norms, max(here.value, 0.0))
+            estimate = update.measure(estimate, batch, whole, budget, held, weigh, tail)
     if options.clip_radius is None and not resolves_radius(count, update.multiplier):
         # A radius from few records is a guess, and so is the noise computed from it.
         estimate = replace(estimate, noise=max(estimate.noise, float(np.sum(estimate.product**2))))
-    return estimate, total, clipped
+    return estimate, running, clipped
 
 
 class BlockPCA(ComposedEstimator[BlockState, BlockOptions]):
@@ -482,7 +531,12 @@ class BlockPCA(ComposedEstimator[BlockState, BlockOptions]):
         return {"columns": state.block.basis.shape[1]}
 
     def _learn(
-        self, state: BlockState, preprocessing: Preprocessing, batch: Batch, budget: Budget
+        self,
+        state: BlockState,
+        preprocessing: Preprocessing,
+        batch: Batch,
+        budget: Budget,
+        measured: MeanRound | None,
     ) -> tuple[BlockState, int]:
         """Run the rounds of one batch, at the charge of :meth:`plan`."""
         columns = state.block.basis.shape[1]
@@ -490,12 +544,32 @@ class BlockPCA(ComposedEstimator[BlockState, BlockOptions]):
             state = replace(state, block=state.block.restarted(), total=TotalVariance())
         multiplier = self.costs.multiplier
         update = BlockUpdate(
-            columns, preprocessing, multiplier, self.norm_range, state.present.latest_share, self.k
+            columns,
+            preprocessing,
+            multiplier,
+            self.norm_range,
+            state.present.latest_share,
+            self.k,
+            self.mean_shift(state, measured),
         )
-        block, total, clipped = learn_block(update, state.block, state.total, batch, budget, self.options)
-        return replace(state, block=block, total=total), clipped
+        new = state
+
+        def average_mean(weight: float | None) -> tuple[float, float | None]:
+            nonlocal new
+            new, gain = self.average_mean(state, measured, weight)
+            return self.mean_offset(new).square, gain
+
+        block, total, clipped = learn_block(
+            update,
+            state.block,
+            state.total,
+            batch,
+            budget,
+            self.options,
+            average_mean=average_mean,
+        )
+        return replace(new, block=block, total=total), clipped
 
     def learnt_subspace(self, state: BlockState) -> Subspace:
         """Return leading Ritz vectors of the basis."""
-        found = block_subspace(state.block, state.total, self.k, state.present, state.mean_noise)
-        return self._doubt_moved(found, state)
+        return block_subspace(state.block, state.total, self.k, state.present, self.mean_offset(state))

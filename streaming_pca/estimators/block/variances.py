@@ -64,6 +64,16 @@ class TotalVariance:
         """Standard error of the value, from the noise alone."""
         return math.sqrt(self.noise)
 
+    def averaged(self, new: TotalVariance, gain: float, shift: float = 0.0) -> TotalVariance:
+        """Average a batch's total in, plus a known shift, with this weight."""
+        if not new.weight:
+            return self
+        return TotalVariance(
+            self.value + gain * (new.value + shift - self.value),
+            (1 - gain) ** 2 * self.noise + gain**2 * new.noise,
+            new.weight / gain,
+        )
+
 
 def _sum_terms(radius: float, traces: NDArray[np.float64]) -> NDArray[np.int64]:
     """Sum floor(2**40 min(trace/R, 1)), (1,)."""
@@ -75,7 +85,6 @@ def _sum_terms(radius: float, traces: NDArray[np.float64]) -> NDArray[np.int64]:
 
 
 def learn_total(
-    known: TotalVariance,
     batch: Batch,
     preprocessing: Preprocessing,
     budget: Budget,
@@ -83,7 +92,7 @@ def learn_total(
     norm_range: tuple[float, float],
     present: float = 1.0,
 ) -> tuple[TotalVariance, NormDistribution | None]:
-    """Add a batch's noisy mean of min(trace, R), R its 0.95 quantile.
+    """Measure a batch's noisy mean of min(trace, R), R its 0.95 quantile.
 
     It also returns the batch's distribution of traces, where one was counted. The trace of a symmetric
     matrix is not a variance: this kind spends nothing.
@@ -98,11 +107,11 @@ def learn_total(
     2**40 and a function of its record alone, so the sum's sensitivity is 2**40.
     """
     if preprocessing.kind is not RecordKind.FACTOR:
-        return known, None
+        return TotalVariance(), None
     traces = record_norms(batch, preprocessing)
     count = len(traces)
     if not count:
-        return known, None
+        return TotalVariance(), None
     shares = norm_shares(count, multiplier, _COUNTS_PART)
     found = private_norm_distribution(traces, *norm_range, budget, shares)
     radius = found.quantile(_QUANTILE)
@@ -111,13 +120,7 @@ def learn_total(
     there = count * present
     scale = radius / TOTAL_LATTICE / there
     noisy = float(gaussian_on_vector(exact, sigma)[0]) * scale
-    share = there / (known.weight + there)
-    total = TotalVariance(
-        known.value + share * (noisy - known.value),
-        (1 - share) ** 2 * known.noise + (share * sigma * scale) ** 2,
-        known.weight + there,
-    )
-    return total, found
+    return TotalVariance(noisy, (sigma * scale) ** 2, there), found
 
 
 Matrix = NDArray[np.float64]

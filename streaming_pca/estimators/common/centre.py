@@ -104,14 +104,16 @@ def refine(
     budget: Budget,
     share: float,
     present: float = 1.0,
+    origin: Vector | None = None,
 ) -> tuple[Vector, bool, float]:
-    """Estimate the mean's distance from a centre.
+    """Estimate the mean's distance from an origin, by default from the centre of the clip.
 
-    Returns the distance, (d,), in units of the data, zeros if noise explains it; True if it is more than
-    noise; and the noise variance of each coordinate, in scaled units.
+    Returns the distance, (d,), in units of the data; True if it is more than noise; and the noise variance of
+    each coordinate, in scaled units. From the centre the distance is shrunk, to zeros if noise explains it.
 
     Parameters
     ----------
+    centre : (d,), about which records are clipped: near the mean, as clips pull towards it.
     radii : public range of the radius of |S (x - c)|, S the scale.
     share : share of the mean; its radius costs a further :func:`radius_share`.
     present : share of the records that are not null, an earlier answer; a null record adds 0.
@@ -136,15 +138,21 @@ def refine(
     noisy = gaussian_on_vector(clipped_mean_sum(batch, about, radius), sigma)
     count = max(len(batch), 1) * present
     unit = lattice_unit(radius, MEAN_RADIUS) / count
-    step = np.asarray(noisy, dtype=np.float64) * unit
+    step, noise = np.asarray(noisy, dtype=np.float64) * unit, (sigma * unit) ** 2
     scale = 1.0 if about.scale is None else np.asarray(about.scale)
     with np.errstate(all="ignore"):
-        square, dim = float(step @ step), len(step)
-        chance = dim * (sigma * unit) ** 2
-        moved = (1 - chance / square if square > 0 else 0.0) * step / scale
-    if not (square > chance * (1 + _SEEN * math.sqrt(2 / dim)) and np.isfinite(moved).all()):
-        return np.zeros(len(step)), False, (sigma * unit) ** 2
-    return moved, True, (sigma * unit) ** 2
+        if origin is not None:
+            step = step + (centre - origin) * scale
+        square = float(step @ step)
+        seen = is_beyond_noise(square, len(step), noise) and bool(np.isfinite(step / scale).all())
+        if origin is None:
+            step = (1 - len(step) * noise / square if seen else 0.0) * step
+        return np.nan_to_num(step / scale), seen, noise
+
+
+def is_beyond_noise(square: float, dim: int, noise: float) -> bool:
+    """Return whether a vector of this squared length is more than noise of this variance."""
+    return square > dim * noise * (1 + _SEEN * math.sqrt(2 / dim))
 
 
 def mean_limits(preprocessing: Preprocessing) -> tuple[Vector, Vector]:

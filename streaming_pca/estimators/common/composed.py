@@ -18,6 +18,7 @@ from streaming_pca.estimators.common.budget import Budget
 from streaming_pca.estimators.common.centre import (
     LATER_SHARE,
     coarse_to_fine,
+    is_beyond_noise,
     last_share,
     mean_limits,
     mean_start,
@@ -31,6 +32,7 @@ from streaming_pca.estimators.common.clipped_batches import (
     ClippedBatches,
 )
 from streaming_pca.estimators.common.forgetting import batch_doubt, kept_share
+from streaming_pca.estimators.common.mean_offset import MeanOffset, MeanShift
 from streaming_pca.estimators.common.present import ClampedShare, PresentShare, learn_clamped, learn_present
 
 Vector = NDArray[np.float64]
@@ -44,12 +46,21 @@ class ComposedState(State):
     clamped: ClampedShare = field(default_factory=ClampedShare, kw_only=True)
     mean_doubt: float = field(default=0.0, kw_only=True)
     """Variance that weighs the next round of the mean, as for sums; 0 where only counts are known."""
+    latest_mean: Vector | None = field(default=None, kw_only=True)
+    """(d,) mean of the last batch, the next one's centre; None where it is the anchor up to noise."""
+    path: Vector | None = field(default=None, kw_only=True)
+    """(d,) centres of the sums, from the anchor and in scaled units, each times its mean's noise variance and
+    its squared weight, added up; None for zeros."""
+    path_noise: float = field(default=0.0, kw_only=True)
+    """The same sum of their squared lengths."""
 
 
 @dataclass(frozen=True)
-class _MeanRound:
+class MeanRound:
     """A batch's measurement of the mean, not yet averaged with earlier ones."""
 
+    centre: Vector
+    """(d,) centre of the batch's sums."""
     mean: Vector
     seen: bool
     """True if it differs from the anchor by more than its noise."""
@@ -69,8 +80,6 @@ spoil the estimate."""
 _TRUSTED = 5.0
 """Bound on a round's gain, in ratios of the mean's noise deviation to the round's: a noisy round moves
 the mean little."""
-_MOVED = 0.1
-"""Square of the way from anchor to mean, over the last variance, above which it could be a component."""
 
 
 class ComposedEstimator(Estimator[S, O]):
@@ -140,10 +149,8 @@ class ComposedEstimator(Estimator[S, O]):
         measured = None
         if preprocessing.centering == "auto":
             state, measured = self._centred(state, batch, budget)
-            preprocessing = preprocessing.about(self._anchor(state))
-        new, clipped = self._learn(state, preprocessing, batch, budget)
-        if measured is not None:
-            new = self._with_mean(new, measured)
+            preprocessing = preprocessing.about(self._anchor(state) if measured is None else measured.centre)
+        new, clipped = self._learn(state, preprocessing, batch, budget, measured)
         return replace(new, batch=state.batch + 1, records=state.records + len(batch)), clipped
 
     def release(self, state: S) -> Subspace:
@@ -159,26 +166,54 @@ class ComposedEstimator(Estimator[S, O]):
         return is_short and self.options.clip_radius is None
 
     @abstractmethod
-    def _learn(self, state: S, preprocessing: Preprocessing, batch: Batch, budget: Budget) -> tuple[S, int]:
+    def _learn(
+        self,
+        state: S,
+        preprocessing: Preprocessing,
+        batch: Batch,
+        budget: Budget,
+        measured: MeanRound | None,
+    ) -> tuple[S, int]:
         """Learn from records about their centre, with the rest of the budget.
 
-        Returns the state with new estimates, and the number of clipped records; the caller counts the batch.
+        Returns the state with new estimates, ``measured`` averaged into its mean, and the number of clipped
+        records; the caller counts the batch.
         """
 
     def _anchor(self, state: S) -> Vector:
         """Return the centre of all sums: the first mean that was found, or the start of the search."""
         return mean_start(self.preprocessing) if state.anchor is None else state.anchor
 
-    def _sum_doubt(self, state: S) -> float | None:
-        """Return the variance that weighs the sums after a batch; None if they have other weights."""
-        return None
+    def _scaled(self, vector: Vector) -> Vector:
+        """Return a vector in units of the data in scaled units."""
+        scale = self.preprocessing.scale
+        with np.errstate(all="ignore"):
+            return vector * (1.0 if scale is None else np.asarray(scale))
 
-    def _centred(self, state: S, batch: Batch, budget: Budget) -> tuple[S, _MeanRound | None]:
+    def mean_offset(self, state: S, centre: Vector | None = None) -> MeanOffset:
+        """Return the mean's offset from the centre of the sums, in scaled units; by default the anchor."""
+        centre = self._scaled(self._anchor(state)) if centre is None else centre
+        noise = state.mean_noise or 0.0
+        if state.mean is None:
+            return MeanOffset(np.zeros(len(centre)), noise)
+        return MeanOffset.between(self._scaled(state.mean), centre, noise, (state.path_noise, state.path))
+
+    def mean_shift(self, state: S, measured: MeanRound | None) -> MeanShift:
+        """Return the shift of a batch's sums to the anchor."""
+        before = self.mean_offset(state)
+        if measured is None:
+            return MeanShift(np.zeros(self.dim), before.vector, before.vector, before.noise)
+        moved = self._scaled(measured.centre - self._anchor(state))
+        step = self._scaled(measured.mean - measured.centre)
+        return MeanShift(moved, step, before.vector, measured.noise)
+
+    def _centred(self, state: S, batch: Batch, budget: Budget) -> tuple[S, MeanRound | None]:
         """Measure the mean; set it and the anchor unless earlier batches found them.
 
-        All batches take their sums about the anchor. With the weights of the sums, the covariance about the
-        mean is their average less (mean - anchor)(mean - anchor)^T, however the mean has moved. So a later
-        measurement is averaged once the sum's weight is known.
+        A batch takes its sums about the last batch's mean; a shift carries them to the anchor. The covariance
+        about the mean is their average less the outer product of the mean's offset from the anchor, however
+        the mean has moved, if it has the weights of the sums. So a later measurement is averaged once these
+        are known.
         """
         start = mean_start(self.preprocessing)
         low, high = self.norm_range
@@ -196,47 +231,51 @@ class ComposedEstimator(Estimator[S, O]):
             # A mean hidden by noise counts as the start, which need not be 0.
             mean = np.clip(found, lower, upper) if known or start.any() else None
             state = replace(state, mean=mean, mean_weight=present, mean_noise=noise)
+            state = replace(state, latest_mean=None, path=None, path_noise=0.0)
             return replace(state, anchor=mean, mean_doubt=own), None
         # In every batch: measured less often than the sums, a mean that moves would not fit them.
         anchor = self._anchor(state)
-        step, seen, fresh = refine(batch, self.preprocessing, anchor, radii, budget, LATER_SHARE, here)
-        return state, _MeanRound(anchor + step, seen, fresh, present, own)
+        centre, origin = (anchor, None) if state.latest_mean is None else (state.latest_mean, anchor)
+        step, seen, fresh = refine(
+            batch, self.preprocessing, centre, radii, budget, LATER_SHARE, here, origin
+        )
+        mean = np.clip(anchor + step, lower, upper)
+        state = replace(state, latest_mean=mean if seen else None)
+        return state, MeanRound(centre, mean, seen, fresh, present, own)
 
-    def _doubt_moved(self, subspace: Subspace, state: S) -> Subspace:
-        """Doubt a release whose sums contain the way of a mean that has moved: post-processing.
+    def average_mean(
+        self, state: S, measured: MeanRound | None, sums: float | None = None
+    ) -> tuple[S, float | None]:
+        """Average a measurement into the running mean, which is None while noise explains it.
 
-        For sums that are not corrected by (mean - anchor)(mean - anchor)^T.
+        ``sums`` is the batch's weight in sums with weights of their own: also the mean's, where that has
+        moved from the anchor beyond its noise. Returns the weight, None without a measurement or a mean.
         """
-        if state.mean is None or not len(subspace.explained_variance):
-            return subspace
-        scale = self.preprocessing.scale
-        way = (state.mean - self._anchor(state)) * (1.0 if scale is None else np.asarray(scale))
-        noise = len(way) * (state.mean_noise or 0.0)
-        if float(way @ way) - 2 * noise <= _MOVED * float(np.min(subspace.explained_variance)):
-            return subspace
-        found = dict.fromkeys((*subspace.known_warnings, "unsettled"))
-        return replace(subspace, angle_bound=math.pi / 2, known_warnings=tuple(found))
-
-    def _with_mean(self, state: S, measured: _MeanRound) -> S:
-        """Average a measurement into the running mean, which is None while noise explains it."""
+        if measured is None:
+            return state, None
         lower, upper = mean_limits(self.preprocessing)
         before = self._anchor(state) if state.mean is None else state.mean
         present, own, seen, fresh = measured.records, measured.doubt, measured.seen, measured.noise
         weight, known_noise = state.mean_weight + present, state.mean_noise or 0.0
         earlier = state.mean_doubt / kept_share(self.options.half_life, present)
         share = earlier / (earlier + own) if earlier else present / weight
-        if self.options.half_life == "auto" and (doubt := self._sum_doubt(state)) is not None:
-            # Drift of the sums is known only after they are taken.
-            share = min(doubt / own, 1.0)
+        away = self.mean_offset(state).square
+        if sums is not None and (seen or is_beyond_noise(away, self.dim, known_noise)):
+            share = min(sums, 1.0)
         state = replace(state, mean_doubt=share * own)
         if not seen and state.mean is None:
-            return replace(state, mean_weight=weight)
+            return replace(state, mean_weight=weight), None
         # Rounds weigh like their sums, but a round with a far too large radius must move the mean little.
         gain = min(share, _TRUSTED * math.sqrt(known_noise / fresh) if fresh > 0 else 1.0)
-        if seen and (state.mean is None or known_noise > _TRUSTED**2 * fresh):
-            # Batches that hardly saw a mean count by their noise.
+        far = float(np.sum(self._scaled((measured.mean - before) / 2) ** 2))
+        is_hidden = state.mean is None or known_noise > _TRUSTED**2 * fresh
+        if seen and is_hidden and not is_beyond_noise(far, self.dim, max(known_noise, fresh)):
+            # Batches that hardly saw a mean count by their noise, unless it has moved since.
             gain = max(gain, known_noise / max(known_noise + fresh, 1e-300))
         with np.errstate(all="ignore"):
-            moved = np.clip(before + gain * (measured.mean - before), lower, upper)
-        noise = (1 - gain) ** 2 * known_noise + gain**2 * fresh
-        return replace(state, mean=moved, mean_weight=weight, mean_noise=noise)
+            mean = np.clip(before + gain * (measured.mean - before), lower, upper)
+        moved, left, new = self.mean_shift(state, measured).moved, (1 - gain) ** 2, gain**2 * fresh
+        noise, path_noise = left * known_noise + new, left * state.path_noise + new * float(moved @ moved)
+        path = moved * new if state.path is None else left * state.path + new * moved
+        state = replace(state, path=path if path.any() else None, path_noise=path_noise)
+        return replace(state, mean=mean, mean_weight=weight, mean_noise=noise), gain

@@ -36,7 +36,7 @@ def angle_bound_of_covariance(values: Matrix, k: int, sigma_diagonal: float, *, 
     k : dimension of the subspaces.
     sigma_diagonal : N is symmetric, Gaussian, isotropic in Frobenius norm: standard deviation s on the
         diagonal and s/sqrt(2) off it. Units of ``values``.
-    other : bound on |E|_2, of any further perturbation E, random or not.
+    other : bound on |E|_2, or on half the nuclear norm, of any further perturbation E, random or not.
 
     Notes
     -----
@@ -57,7 +57,9 @@ def angle_bound_of_covariance(values: Matrix, k: int, sigma_diagonal: float, *, 
     return math.asin(reach / gap) / 2 if reach < gap < math.inf else _SAYS_NOTHING
 
 
-def angle_bound_of_block(singular_values: Matrix, k: int, dim: int, sigma: float) -> float:
+def angle_bound_of_block(
+    singular_values: Matrix, k: int, dim: int, sigma: float, *, other: float = 0.0
+) -> float:
     """Bound the angle between a block's leading column spaces with and without noise.
 
     Returns radians: the largest principal angle between the spans of the k leading left singular vectors of B
@@ -69,12 +71,13 @@ def angle_bound_of_block(singular_values: Matrix, k: int, dim: int, sigma: float
     k, dim : dimension of the subspaces, and d.
     sigma : s. Z has independent Gaussian entries of this standard deviation, or is the projection of such a
         matrix on a linear space, such as {Z : Q^T Z symmetric}. Units of ``singular_values``.
+    other : bound on |E|_2, of any further perturbation E of B, random or not.
 
     Notes
     -----
     With b_i the singular values of B, t = sqrt(2 ln(1/0.05)) and t' = sqrt(2 ln(2/0.05)):
-    L = k: arcsin(s (E|g_{d-k}| + E|g_k| + t)/b_k).
-    L > k: arcsin of s (E|g_d| + E|g_L| + t')/(b_k - b_{k+1} - s (2 E|g_{k+1}| + t')).
+    L = k: arcsin((s (E|g_{d-k}| + E|g_k| + t) + |E|_2)/b_k).
+    L > k: arcsin of (s (E|g_d| + E|g_L| + t') + |E|_2)/(b_k - b_{k+1} - s (2 E|g_{k+1}| + t') - |E|_2).
     pi/2 where the quotient is not below 1.
     Proof: docs/explanation/proofs/errors.md, after [Wedin1972] and [Anderson1955].
     """
@@ -82,13 +85,13 @@ def angle_bound_of_block(singular_values: Matrix, k: int, dim: int, sigma: float
     if k == dim:
         return 0.0
     if columns == k:
-        noise = sigma * (_length(dim - k) + _length(k) + _tail(FAILURE))
+        noise = sigma * (_length(dim - k) + _length(k) + _tail(FAILURE)) + other
         gap = float(singular_values[k - 1])
     else:
         tail = _tail(FAILURE / 2)
-        noise = sigma * (_length(dim) + _length(columns) + tail)
+        noise = sigma * (_length(dim) + _length(columns) + tail) + other
         above = float(singular_values[k - 1]) - float(singular_values[k])
-        gap = above - sigma * (2 * _length(k + 1) + tail)
+        gap = above - sigma * (2 * _length(k + 1) + tail) - other
     return math.asin(noise / gap) if noise < gap < math.inf else _SAYS_NOTHING
 
 

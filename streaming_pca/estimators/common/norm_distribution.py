@@ -199,12 +199,26 @@ class NormCounts:
     variance: float
     """Variance of each count's noise."""
     records: float
-    """Records of these batches."""
+    """Records of these batches, by their weights: the last batch's over its weight in the mean."""
 
     @classmethod
     def empty(cls) -> NormCounts:
         """Return the counts before any record."""
         return cls(0.0, 0.0, np.zeros(BINS), 0.0, 0.0)
+
+    def averaged(self, new: NormCounts, gain: float) -> NormCounts:
+        """Average a batch's counts in, as shares of its records, with this weight in the new mean."""
+        if not self.records or not new.records:
+            return new if new.records else self
+        records = new.records / gain
+        kept = (1 - gain) * records / self.records
+        return replace(
+            self,
+            present=self.present + gain * (new.present - self.present),
+            counts=kept * self.counts + new.counts,
+            variance=kept**2 * self.variance + new.variance,
+            records=records,
+        )
 
     def distribution(self, high: float) -> NormDistribution:
         """Estimate the distribution of norms up to ``high``: post-processing.
@@ -305,7 +319,7 @@ def private_norm_counts(
     budget: Budget,
     shares: tuple[float, float],
 ) -> NormCounts:
-    """Add a batch's counts to earlier ones.
+    """Count a batch's norms, in bins above the ``known`` counts' median.
 
     The first batch finds the median (:func:`private_quantile_radius`). ``shares`` of the budget are for the
     median and for the tail.
@@ -325,12 +339,7 @@ def private_norm_counts(
     exact = norms.histogram(np.append(edges, np.inf))
     multiplier = budget.take(shares[1])
     noisy, _ = noisy_counts(exact, multiplier, math.sqrt(2) * _UP, budget)
-    return replace(
-        known,
-        counts=known.counts + noisy,
-        variance=known.variance + 2 * multiplier**2,
-        records=known.records + len(norms),
-    )
+    return replace(known, counts=noisy, variance=2 * multiplier**2, records=float(len(norms)))
 
 
 def private_norm_distribution(

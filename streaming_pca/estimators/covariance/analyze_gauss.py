@@ -12,7 +12,7 @@ from streaming_pca.data.preprocessing import Preprocessing
 from streaming_pca.estimators.base import EstimatorInfo, Subspace, SuiteOptions
 from streaming_pca.estimators.common.budget import Budget
 from streaming_pca.estimators.common.clipped_batches import ClippedBatches
-from streaming_pca.estimators.common.composed import ComposedEstimator, ComposedState
+from streaming_pca.estimators.common.composed import ComposedEstimator, ComposedState, MeanRound
 from streaming_pca.estimators.covariance.release import covariance_subspace
 from streaming_pca.estimators.covariance.state import CovarianceEstimate
 from streaming_pca.estimators.covariance.update import CovarianceUpdate
@@ -83,7 +83,12 @@ class AnalyzeGauss(ComposedEstimator[AnalyzeGaussState, AnalyzeGaussOptions]):
         return AnalyzeGaussState(0, 0, estimate)
 
     def _learn(
-        self, state: AnalyzeGaussState, preprocessing: Preprocessing, batch: Batch, budget: Budget
+        self,
+        state: AnalyzeGaussState,
+        preprocessing: Preprocessing,
+        batch: Batch,
+        budget: Budget,
+        measured: MeanRound | None,
     ) -> tuple[AnalyzeGaussState, int]:
         """Add one batch's noisy sum, at the charge of :meth:`plan`."""
         options, estimate = self.options, state.covariance
@@ -97,19 +102,24 @@ class AnalyzeGauss(ComposedEstimator[AnalyzeGaussState, AnalyzeGaussOptions]):
             options.half_life,
             weighted=False,
             present=state.present.latest_share,
+            shift=self.mean_shift(state, measured),
         )
         if options.clip_radius is None and options.clip_quantile is None:
             future = options.future_records(state.records + len(batch))
             estimate, clipped = update.learn(estimate, batch, budget, future)
         else:
             estimate, clipped = update.at_fixed_radius(estimate, batch, budget, options)
+        state, _ = self.average_mean(
+            state, measured, None if measured is None else estimate.doubt / measured.doubt
+        )
         return replace(state, covariance=estimate), clipped
-
-    def _sum_doubt(self, state: AnalyzeGaussState) -> float | None:
-        return state.covariance.doubt
 
     def learnt_subspace(self, state: AnalyzeGaussState) -> Subspace:
         """Return leading eigenvectors of the (centred) noisy covariance."""
         return covariance_subspace(
-            state.covariance, self.preprocessing, self.k, state.present, state.mean, state.mean_noise
+            state.covariance,
+            self.preprocessing,
+            self.k,
+            state.present,
+            self.mean_offset(state, state.covariance.centre),
         )

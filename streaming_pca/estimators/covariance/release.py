@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from streaming_pca.data.preprocessing import Preprocessing
 from streaming_pca.data.records import RecordKind
 from streaming_pca.estimators.base import Subspace
-from streaming_pca.estimators.common.error_bounds import FAILURE, angle_bound_of_covariance, mean_noise_along
+from streaming_pca.estimators.common.error_bounds import FAILURE, angle_bound_of_covariance
+from streaming_pca.estimators.common.mean_offset import MeanOffset
 from streaming_pca.estimators.common.present import PresentShare
 from streaming_pca.estimators.covariance.radius_choice import leading_subspaces, symmetric_noise
 from streaming_pca.estimators.covariance.state import CovarianceEstimate
@@ -38,47 +39,38 @@ def covariance_subspace(
     preprocessing: Preprocessing,
     k: int,
     present: PresentShare,
-    mean: Matrix | None = None,
-    mean_noise: float | None = None,
+    offset: MeanOffset | None = None,
 ) -> Subspace:
     """Compute the release, leading eigenvectors of the noisy covariance: post-processing.
 
-    The sums were taken about the centre c; about the records' ``mean`` they are less by
-    (mean - c)(mean - c)^T. ``mean_noise`` is the noise variance of each of its coordinates: the mean's
-    error e adds e e^T. The error of the share of present records widens every variance's error.
+    ``offset`` leads from the centre of the sums to the records' mean, which the covariance is about. The
+    error of the share of present records widens every variance's error.
     """
-    moment, offset = estimate.released_moment(), None
+    moment = estimate.released_moment()
     dim = len(moment)
-    if mean is not None:
-        scale = 1.0 if preprocessing.scale is None else np.asarray(preprocessing.scale)
-        with np.errstate(all="ignore"):
-            away = mean * scale - estimate.centre
-            if math.isfinite(float(away @ away)):
-                offset = away
-                moment = moment - np.outer(offset, offset)
+    offset = MeanOffset(np.zeros(dim)) if offset is None else offset
+    moment = moment - offset.excess(np.eye(dim))
     values, vectors = ritz_pairs(moment, dim)
     components = vectors[:, :k].T
     if not estimate.records:
         return Subspace(components, np.maximum(values[:k], 0.0), None)
     sigma = math.sqrt(estimate.released_noise)
     if estimate.weighted:
-        bound = _simulated_angle(moment, vectors, k, estimate, sigma, mean_noise or 0.0)
+        bound = _simulated_angle(moment, vectors, k, estimate, sigma, offset)
     else:
-        # The norm of d standard normals exceeds this with probability at most e^-8.
-        length = math.sqrt(dim) + 4
-        bound = angle_bound_of_covariance(values, k, sigma, other=(mean_noise or 0.0) * length * length)
+        bound = angle_bound_of_covariance(values, k, sigma, other=offset.reach)
     with np.errstate(all="ignore"):
         if preprocessing.largest_squared_norm is not None:
             high = preprocessing.largest_squared_norm / float(estimate.weights.min())
             estimate = replace(estimate, sizes=estimate.sizes.within(high))
         dominant = dominant_feature(estimate) if preprocessing.kind is RecordKind.FACTOR else None
         turned = clip_angle(estimate, values, vectors, k, present.share, preprocessing.kind)
-        found = read_variances(estimate, components, values, offset, present.share, preprocessing.kind)
+        found = read_variances(estimate, components, values, offset.vector, present.share, preprocessing.kind)
     is_covered = bound + turned < math.pi / 2
     variances, total = found.along, found.total
     order = np.argsort(-variances, kind="stable")
-    errors = np.hypot(found.errors, mean_noise_along(variances, dim, mean_noise))
-    total_error = math.hypot(found.total_error, dim * (mean_noise or 0.0))
+    errors = np.hypot(found.errors, offset.errors(variances))
+    total_error = math.hypot(found.total_error, offset.total_error)
     finite = math.isfinite(total) and math.isfinite(total_error) and bool(np.isfinite(errors).all())
     # The trace of indefinite matrices is not a variance.
     is_total = finite and preprocessing.kind is RecordKind.FACTOR
@@ -96,7 +88,7 @@ def covariance_subspace(
 
 
 def _simulated_angle(
-    moment: Matrix, vectors: Matrix, k: int, estimate: CovarianceEstimate, sigma: float, mean_noise: float
+    moment: Matrix, vectors: Matrix, k: int, estimate: CovarianceEstimate, sigma: float, offset: MeanOffset
 ) -> float:
     """Estimate the angle bound under noise of direction-dependent scale, from simulated pairs.
 
@@ -113,8 +105,7 @@ def _simulated_angle(
     angles = []
     for _ in range(_PAIRS):
         noise = sigma * (root @ symmetric_noise(rng, 1, dim)[0] @ root.T)
-        error = math.sqrt(mean_noise) * rng.standard_normal(dim)
-        noise += np.outer(error, error)
+        noise += offset.draw_error(rng)
         pair = leading_subspaces(np.stack([moment + noise, moment - noise]), k, start)
         cosine = float(np.linalg.svd(pair[0].T @ pair[1], compute_uv=False)[-1])
         angles.append(math.acos(min(cosine, 1.0)))

@@ -61,9 +61,10 @@ class CovarianceEstimate:
     sizes: NormCounts
     """Counts of norms in the coordinates."""
     records: float = 0.0
-    """Records of the estimate; null records are not counted here and below."""
+    """Records of the estimate, by the weight that is left of them. Null records are not counted here and
+    below."""
     looked: float = 0.0
-    """Records at the last look at all radii."""
+    """Records at the last look at all radii, by the weight that is left of them."""
     largest: float = 0.0
     """Records of the largest batch."""
     looks: int = 0
@@ -179,7 +180,9 @@ class CovarianceEstimate:
 
     def discounted(self, kept: float, moved: float = 0.0) -> CovarianceEstimate:
         """Discount earlier records: by a share, or by a variance of drift, over the squared radius."""
-        return replace(self, doubt=min(self.doubt / kept + moved, UNKNOWN))
+        doubt = min(self.doubt / kept + moved, UNKNOWN)
+        left = self.doubt / doubt
+        return replace(self, doubt=doubt, records=left * self.records, looked=left * self.looked)
 
     def extended_to(self, radius: float) -> CovarianceEstimate:
         """Extend the grid by larger radii up to this one; the smallest radii make room.

@@ -28,6 +28,7 @@ from streaming_pca.data.records import RecordKind
 from streaming_pca.estimators.common.budget import Budget
 from streaming_pca.estimators.common.clipped_batches import ClippedBatches
 from streaming_pca.estimators.common.forgetting import HalfLife, batch_doubt, kept_share, process_noise
+from streaming_pca.estimators.common.mean_offset import MeanShift
 from streaming_pca.estimators.common.norm_distribution import (
     BELOW_MEDIAN,
     NormCounts,
@@ -91,6 +92,12 @@ class Look:
     """(l, d', d') its measurements."""
     noise: Matrix
     """(l,) variances of their noise."""
+    known: NormCounts
+    """Counts of norms of earlier looks."""
+    counts: NormCounts
+    """Counts of norms of this batch alone."""
+    covered: float
+    """Part of the earlier records, by weight, that earlier looks stand for."""
 
 
 class CovarianceUpdate:
@@ -102,6 +109,7 @@ class CovarianceUpdate:
     norm_range : public range of the records' norms.
     weighted : True to allow weights of directions.
     present : share of the batch's records that are not null: sums count as means over these.
+    shift : from the centre of all sums to that of this batch; none by default.
     """
 
     def __init__(
@@ -113,7 +121,9 @@ class CovarianceUpdate:
         half_life: HalfLife,
         weighted: bool = True,
         present: float = 1.0,
+        shift: MeanShift | None = None,
     ) -> None:
+        self.shift = MeanShift.none(preprocessing.output_dim) if shift is None else shift
         self.preprocessing, self.multiplier, self.norm_range = preprocessing, multiplier, norm_range
         self.k, self.half_life, self.present = k, half_life, present
         self.weighted = weighted and preprocessing.kind is RecordKind.FACTOR and k < preprocessing.output_dim
@@ -164,8 +174,12 @@ class CovarianceUpdate:
                 sizes = private_norm_counts(sizes, norms, *self.norm_range, budget, shares)
                 found = sizes.distribution(self.norm_range[1])
                 radius = found.quantile(options.clip_quantile)
-        estimate = replace(estimate.at_radius(radius), sizes=sizes)
-        return self.sum(self._with_norms(estimate, found), batch, budget)
+        gain = estimate.gain(self._doubt(self._count(batch))) if estimate.used == 1 else 1.0
+        before = estimate.at_radius(radius)
+        estimate = self._with_norms(replace(before, sizes=sizes), found)
+        # Each sum was cut off at a radius of its own.
+        excess = before.excess + gain * (estimate.excess - before.excess)
+        return self.sum(replace(estimate, excess=excess), batch, budget)
 
     def _count(self, batch: Batch) -> float:
         """Return the number of records of a batch that are not null, at least one."""
@@ -223,20 +237,37 @@ class CovarianceUpdate:
         known = estimate.sizes
         counts = private_norm_counts(known, norms, *self.norm_range, budget, shares)
         if known.records:
-            there = known.present * known.records + self.present * len(norms)
-            counts = replace(counts, present=min(there / counts.records, 1.0))
-        found = counts.distribution(self.norm_range[1])
-        radii = self._grid(found, int(counts.records))
-        estimate = replace(estimate, sizes=counts)
+            counts = replace(counts, present=min(self.present, 1.0))
+        covered = min(estimate.looked / estimate.records, 1.0) if estimate.records else 1.0
+        sizes = self._averaged(estimate, known, counts, covered, count)
+        found = sizes.distribution(self.norm_range[1])
+        radii = self._grid(found, int(sizes.records))
+        estimate = replace(estimate, sizes=sizes)
         estimate = estimate.extended_to(float(radii[-1])) if estimate.used else estimate.on_grid(radii)
         estimate = self._with_norms(estimate, found)
         exact = coordinates.layers(batch, estimate.radii[: estimate.used].tolist(), norms)
         multipliers = _multipliers(budget, share, np.sqrt(estimate.depths))
         layers, noise = self._measure(estimate, exact, multipliers, count)
+        layers = self._shifted(estimate, layers)
         before = replace(estimate, looked=estimate.records + count)
         estimate = before.with_layers(layers, noise, self._doubt(count))
         reading = self._read_radii(before, estimate, noise, budget, count, future)
-        return estimate, Look(reading, exact, before, layers, noise)
+        return estimate, Look(reading, exact, before, layers, noise, known, counts, covered)
+
+    def _averaged(
+        self,
+        estimate: CovarianceEstimate,
+        known: NormCounts,
+        counts: NormCounts,
+        covered: float,
+        count: float,
+    ) -> NormCounts:
+        """Average a batch's counts of norms with the weights of the sums.
+
+        Batches since the last look have no counts of their own: this look's stand for them, too. ``covered``
+        is the part of the earlier weight that earlier looks stand for.
+        """
+        return known.averaged(counts, 1 - (1 - estimate.gain(self._doubt(count))) * covered)
 
     def _with_norms(self, estimate: CovarianceEstimate, found: NormDistribution | None) -> CovarianceEstimate:
         """Set excess and share above each radius, where the norms' distribution is known."""
@@ -279,6 +310,17 @@ class CovarianceUpdate:
             noise.append((sigma * layer.unit / count) ** 2)
         return np.array(layers).reshape(-1, *scale.shape), np.array(noise)
 
+    def _shifted(self, estimate: CovarianceEstimate, layers: Matrix) -> Matrix:
+        """Carry a batch's layers to the centre of all sums: its mean is not clipped, so in the first one."""
+        if self.shift.moved.any():
+            layers[0] += estimate.basis.T @ self.shift.excess(estimate.basis)
+        return layers
+
+    def _moments_about_mean(self, estimate: CovarianceEstimate, gain: float) -> Matrix:
+        """Return the moments at all radii about the mean, along the basis."""
+        offset = estimate.basis.T @ self.shift.after(gain)
+        return estimate.all_moments() - np.outer(offset, offset)
+
     def _doubt(self, count: float) -> float:
         return batch_doubt(self.preprocessing.output_dim, count, self.multiplier)
 
@@ -305,6 +347,9 @@ class CovarianceUpdate:
         used, depths = estimate.used, estimate.depths
         rest = max(budget.rest(), 1e-6)
         seen, future = estimate.records + count, future / self.preprocessing.units * self.present
+        if isinstance(self.half_life, int | float):
+            # Of older records little is left.
+            future = min(future, self.half_life / math.log(2))
         # Future batches are assumed to be as large as the largest so far.
         typical = max(count, estimate.largest)
         # Row m: noise of each layer if this batch's sum, and all later ones, are clipped at radius m.
@@ -321,7 +366,7 @@ class CovarianceUpdate:
             noise = left**2 * both + (1 - left) ** 2 * later / max(batches, 1e-9)
             expected.append(np.tril(noise).sum(axis=1))
         return read_radii(
-            estimate.all_moments(),
+            self._moments_about_mean(estimate, gain),
             estimate.noise_of_moments(),
             estimate.weights,
             self._rank_of_radius,
@@ -365,19 +410,30 @@ class CovarianceUpdate:
             estimate = replace(look.before, chosen=estimate.chosen, looks=estimate.looks)
         multipliers = _multipliers(budget, budget.rest(), depths[:last])
         layers, noise = self._measure(estimate, exact[:last], multipliers, count)
+        layers = self._shifted(estimate, layers)
         if look is not None:
             weight = look.noise[:last] / (look.noise[:last] + noise)
             layers = look.layers[:last] + weight[:, None, None] * (layers - look.layers[:last])
             noise = weight * noise
         if self.half_life == "auto" and estimate.records:
             moved = self._movement(estimate, layers.sum(axis=0), float(noise.sum()))
-            estimate = estimate.discounted(1.0, moved / float(estimate.radii[last - 1]) ** 2)
+            if moved:
+                estimate = estimate.discounted(1.0, moved / float(estimate.radii[last - 1]) ** 2)
+                estimate = self._recounted(estimate, look, count)
         layers, noise = np.concatenate([layers, beyond]), np.append(noise, their_noise)
         estimate = self._with_centre(estimate, count)
         estimate = estimate.with_layers(layers, noise, self._doubt(count))
         counted = count if len(batch) else 0.0
         records, largest = estimate.records + counted, max(estimate.largest, counted)
         return replace(estimate, records=records, largest=largest), exact[last - 1].clipped
+
+    def _recounted(self, estimate: CovarianceEstimate, look: Look | None, count: float) -> CovarianceEstimate:
+        """Weigh a look's counts of norms again, once the sum has shown how much is to be forgotten."""
+        if look is None:
+            return estimate
+        sizes = self._averaged(estimate, look.known, look.counts, look.covered, count)
+        estimate = replace(estimate, sizes=sizes, looked=estimate.records + count)
+        return self._with_norms(estimate, sizes.distribution(self.norm_range[1]))
 
     def _with_centre(self, estimate: CovarianceEstimate, count: float) -> CovarianceEstimate:
         """Average the present centre into the sums' centre, with the weight of this sum."""
@@ -386,7 +442,7 @@ class CovarianceUpdate:
         gain = estimate.gain(self._doubt(count)) if estimate.records else 1.0
         scale = 1.0 if self.preprocessing.scale is None else np.asarray(self.preprocessing.scale)
         with np.errstate(all="ignore"):
-            here = np.asarray(self.preprocessing.centre) * scale
+            here = np.asarray(self.preprocessing.centre) * scale - self.shift.moved
             return replace(estimate, centre=estimate.centre + gain * (here - estimate.centre))
 
     def _movement(self, estimate: CovarianceEstimate, moment: Matrix, variance: float) -> float:

@@ -126,7 +126,7 @@ def test_the_histogram_and_the_sum_clip_the_same_number() -> None:
     sizes = value_array(block_residual_norms(part, route.preprocessing, estimate.basis, estimate.product))
     for radius in np.quantile(sizes, [0.1, 0.5, 0.9]):
         with replace_noise_sampler(ScriptedSampler()):
-            _, clipped = route.learn(estimate, part, float(radius), 1.0, None, 4.0)
+            _, clipped, _ = route.learn(estimate, part, float(radius), 1.0, None, 4.0)
         assert clipped == pytest.approx(np.sum(sizes > radius), abs=1)
 
 
@@ -304,6 +304,7 @@ def test_an_empty_part_teaches_nothing() -> None:
         assert route.learn(estimate, ArrayBatch.of_vectors(np.zeros((0, 3))), 1.0, 1.0, None, 4.0) == (
             estimate,
             0,
+            0.0,
         )
 
 

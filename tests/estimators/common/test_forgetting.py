@@ -34,7 +34,8 @@ from streaming_pca.estimators.base import Subspace
 from streaming_pca.estimators.common.forgetting import HalfLife, kept_share, process_noise
 from streaming_pca.estimators.factory import configure
 from streaming_pca.linalg.subspace import orthonormalise, subspace_error
-from streaming_pca.privacy.randomness import utility_generator
+from streaming_pca.privacy.randomness import replace_noise_sampler, utility_generator
+from tests.privacy.noise import ScriptedSampler
 
 Floats = NDArray[np.float64]
 
@@ -209,12 +210,43 @@ def test_a_mean_that_moves_for_many_batches_is_no_component() -> None:
     assert abs(found.explained_variance[0] - 8) < 2
 
 
-@pytest.mark.parametrize("half_life", [None, "auto", 8_000.0])
-def test_the_block_route_doubts_a_release_whose_mean_has_moved(half_life: HalfLife | None) -> None:
-    """Its sums keep the way, whose squared length is 36 or a quarter of it."""
-    moved = with_a_moving_mean(6, 24, route="block", half_life=half_life)
-    assert "unsettled" in moved.known_warnings
-    assert moved.angle_bound == math.pi / 2
-    resting = with_a_moving_mean(0, 24, route="block", half_life=half_life)
-    assert resting.angle_bound is not None
-    assert resting.angle_bound < math.pi / 2
+@pytest.mark.parametrize("route", ["covariance", "block"])
+@pytest.mark.parametrize("half_life", [None, 40_000.0])
+def test_without_noise_a_release_is_about_the_mean_of_its_records(
+    route: str, half_life: float | None
+) -> None:
+    """The mean moves by 6. Counts of norms that forget nothing would leave 10 to 30% of the total out."""
+    batches, size, way = 8, 20_000, 6.0
+    rng = utility_generator(5)
+    estimator = configure(
+        5,
+        n_components=1,
+        epsilon=1.0,
+        delta=1e-6,
+        estimator="adaptive",
+        centering="auto",
+        bounds=(-20, 20),
+        scale=None,
+        options={"first_batch": size, "max_batch": size, "half_life": half_life, "route": route},
+    )
+    state = estimator.init(rng)
+    moment, sums, weight, kept = np.zeros((5, 5)), np.zeros(5), 0.0, kept_share(half_life, size)
+    for batch in range(batches):
+        rows = rng.standard_normal((size, 5)) * [math.sqrt(8), 2, 1, 1, 1]
+        rows[:, 2] += way * batch / (batches - 1)
+        with replace_noise_sampler(ScriptedSampler()):
+            state = estimator.update(state, ArrayBatch.of_vectors(rows))
+        moment = kept * moment + rows.T @ rows
+        sums, weight = kept * sums + rows.sum(axis=0), kept * weight + size
+    mean = sums / weight
+    covariance = moment / weight - np.outer(mean, mean)
+    release = estimator.release(state)
+    assert release.mean is not None
+    assert np.linalg.norm(release.mean - mean) < 0.05
+    assert release.total_variance == pytest.approx(float(np.trace(covariance)), rel=0.04)
+    (component,) = release.components
+    assert release.explained_variance[0] == pytest.approx(component @ covariance @ component, rel=0.04)
+    found = abs(float(component @ np.linalg.eigh(covariance)[1][:, -1]))
+    assert release.angle_bound is not None
+    assert math.acos(min(found, 1.0)) < math.radians(3) < release.angle_bound < math.pi / 2
+    assert "unsettled" not in release.known_warnings

@@ -335,3 +335,17 @@ def test_counts_of_much_noise_do_not_show_a_tail(deviation: float, is_coarse: bo
     hidden = 2 * deviation * (2**0.75 + 2**1.25) if is_coarse else 0.5 * deviation * 2**0.75
     wide = 0.4 * (2**0.25 - 1) / 2
     assert tail.hidden == pytest.approx(math.hypot(hidden, wide))
+
+
+def test_counts_are_averaged_as_shares_with_the_weights_of_the_sums() -> None:
+    """A variance has the square of the weight: after half-lives of one batch, shares of 1/3 and 2/3."""
+    first = module.NormCounts(1.0, 1.0, np.full(module.BINS, 300.0), 50.0, 1000.0)
+    second = module.NormCounts(1.0, 0.5, np.full(module.BINS, 400.0), 80.0, 4000.0)
+    both = first.averaged(second, 2 / 3)
+    np.testing.assert_allclose(both.counts / both.records, 0.3 / 3 + 0.1 * 2 / 3)
+    assert both.variance / both.records**2 == pytest.approx((50 / 1000**2 + 4 * 80 / 4000**2) / 9)
+    assert both.present == pytest.approx(1 / 3 + 0.5 * 2 / 3)
+    # Of equal batches that count alike, all records are counted.
+    alike = first.averaged(first, 0.5)
+    assert (alike.records, alike.variance, alike.counts[0]) == (2000.0, 100.0, 600.0)
+    assert module.NormCounts.empty().averaged(first, 0.1) is first

@@ -101,6 +101,8 @@ def test_faded_records_count_less() -> None:
     half = estimate.discounted(0.5).with_layers(new, noise, 1.0)
     np.testing.assert_allclose(half.all_moments(), np.cumsum(layers / 3 + 2 * new / 3, axis=0), atol=1e-12)
     np.testing.assert_allclose(half.noise[:used], noise * (1 / 9 + 4 / 9), atol=1e-12)
+    counted = replace(estimate, records=800.0, looked=600.0).discounted(0.5)
+    assert (counted.records, counted.looked) == (400.0, 300.0)
     # A moment that has moved by far more than its noise is forgotten.
     gone = estimate.discounted(1.0, 1e12).with_layers(new, noise, 1.0)
     np.testing.assert_allclose(gone.moment(1), new[:2].sum(axis=0), atol=1e-6)

@@ -174,6 +174,13 @@ def test_it_looks_at_all_radii_sixteen_times_and_then_more_and_more_rarely() -> 
     assert seen[-1] in range(19, 25)
 
 
+def test_with_a_half_life_it_looks_again_each_time_a_fifth_is_forgotten() -> None:
+    """After the first 16 batches, a look every 0.32 half-lives or four batches: records do not grow."""
+    seen = looks(48, half_life=2_000.0)
+    assert seen[15] == 16
+    assert seen[-1] == 16 + 32 // 4
+
+
 def test_what_is_left_of_a_later_batch_is_nearly_all_of_it() -> None:
     """The sum of a batch without a look has the whole budget; with a look, 0.85 of it or more."""
     route = route_of(3, 1)
