@@ -27,7 +27,7 @@ from streaming_pca.estimators.block.variances import (
 )
 from streaming_pca.estimators.block.worst_cases import BLOCK
 from streaming_pca.estimators.common.budget import Budget
-from streaming_pca.estimators.common.centre import resolves_radius
+from streaming_pca.estimators.common.centre import is_beyond_noise, resolves_radius
 from streaming_pca.estimators.common.clipped_batches import ClippedBatches
 from streaming_pca.estimators.common.clipped_sums import block_residual_norms, block_sum
 from streaming_pca.estimators.common.composed import ComposedEstimator, ComposedState, MeanRound
@@ -357,11 +357,17 @@ def block_subspace(
     order = np.argsort(-variances, kind="stable")
     bound = None
     if known:
-        reach = offset.with_noise(estimate.offset_noise).reach
-        bound = angle_bound_of_block(estimate.spectrum, k, len(basis), noise, other=reach)
+        here = offset
+        if is_beyond_noise(float(own @ own), len(basis), estimate.offset_noise):
+            here = offset.with_noise(estimate.offset_noise)
+        bound = angle_bound_of_block(estimate.spectrum, k, len(basis), noise, other=here.reach)
     if bound is not None and not is_apart:
         bound = math.pi / 2
     beyond: tuple[str, ...] = ()
+    # S knows nothing of a way across its basis: the means' variance along it may be a component.
+    others = max(whole - float(variances.sum()), 0.0) / max(len(basis) - k, 1)
+    if bound is not None and k < len(basis) and offset.scatter > max(float(variances.min()) - others, 0.0):
+        bound, beyond = math.pi / 2, ("unsettled",)
     if bound is not None and bound < math.pi / 2:
         # If the next eigenvalue is 0.8 of the last, later steps may turn by four times this step's angle.
         last = math.asin(estimate.turned)

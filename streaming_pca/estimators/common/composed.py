@@ -53,6 +53,8 @@ class ComposedState(State):
     its squared weight, added up; None for zeros."""
     path_noise: float = field(default=0.0, kw_only=True)
     """The same sum of their squared lengths."""
+    mean_square: float = field(default=0.0, kw_only=True)
+    """Mean of the batches' squared offsets from the anchor, with the mean's weights, in scaled units."""
 
 
 @dataclass(frozen=True)
@@ -196,7 +198,9 @@ class ComposedEstimator(Estimator[S, O]):
         noise = state.mean_noise or 0.0
         if state.mean is None:
             return MeanOffset(np.zeros(len(centre)), noise)
-        return MeanOffset.between(self._scaled(state.mean), centre, noise, (state.path_noise, state.path))
+        paths = (state.path_noise, state.path)
+        offset = MeanOffset.between(self._scaled(state.mean), centre, noise, paths)
+        return replace(offset, scatter=max(state.mean_square - offset.square, 0.0))
 
     def mean_shift(self, state: S, measured: MeanRound | None) -> MeanShift:
         """Return the shift of a batch's sums to the anchor."""
@@ -231,7 +235,7 @@ class ComposedEstimator(Estimator[S, O]):
             # A mean hidden by noise counts as the start, which need not be 0.
             mean = np.clip(found, lower, upper) if known or start.any() else None
             state = replace(state, mean=mean, mean_weight=present, mean_noise=noise)
-            state = replace(state, latest_mean=None, path=None, path_noise=0.0)
+            state = replace(state, latest_mean=None, path=None, path_noise=0.0, mean_square=0.0)
             return replace(state, anchor=mean, mean_doubt=own), None
         # In every batch: measured less often than the sums, a mean that moves would not fit them.
         anchor = self._anchor(state)
@@ -277,5 +281,6 @@ class ComposedEstimator(Estimator[S, O]):
         moved, left, new = self.mean_shift(state, measured).moved, (1 - gain) ** 2, gain**2 * fresh
         noise, path_noise = left * known_noise + new, left * state.path_noise + new * float(moved @ moved)
         path = moved * new if state.path is None else left * state.path + new * moved
-        state = replace(state, path=path if path.any() else None, path_noise=path_noise)
+        square = state.mean_square + gain * (self.mean_shift(state, measured).square - state.mean_square)
+        state = replace(state, path=path if path.any() else None, path_noise=path_noise, mean_square=square)
         return replace(state, mean=mean, mean_weight=weight, mean_noise=noise), gain

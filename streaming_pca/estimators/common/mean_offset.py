@@ -43,6 +43,8 @@ class MeanOffset:
     """Variance of the mean's error in each coordinate."""
     spread: float = 0.0
     """Sum of u_t^2 v_t |q_t-w|^2, v_t the variance of each coordinate of e_t."""
+    scatter: float = 0.0
+    """Variance of the batches' means, all directions together."""
 
     @classmethod
     def between(
@@ -66,7 +68,7 @@ class MeanOffset:
         if not noise > self.noise:
             return self
         spread = self.spread * noise / self.noise if self.noise else noise * self.square
-        return MeanOffset(self.vector, noise, spread)
+        return MeanOffset(self.vector, noise, spread, self.scatter)
 
     @property
     def square(self) -> float:
@@ -140,6 +142,11 @@ class MeanShift:
     def total(self) -> float:
         """Excess of the total."""
         return float(self.moved @ (self.moved + 2 * self.step))
+
+    @property
+    def square(self) -> float:
+        """Squared length of this batch's own offset from c."""
+        return float(np.sum((self.moved + self.step) ** 2))
 
     def after(self, gain: float, before: Vector | None = None) -> Vector:
         """Return the offset of the mean from c once this batch has entered with this weight."""

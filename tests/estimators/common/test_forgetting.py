@@ -250,3 +250,30 @@ def test_without_noise_a_release_is_about_the_mean_of_its_records(
     assert release.angle_bound is not None
     assert math.acos(min(found, 1.0)) < math.radians(3) < release.angle_bound < math.pi / 2
     assert "unsettled" not in release.known_warnings
+
+
+def test_the_block_route_doubts_a_release_that_may_miss_the_way_of_the_mean() -> None:
+    """The way is across its basis, and the means' variance along it, 15, is above the second component's."""
+    rng = utility_generator(6)
+    options = {"first_batch": 20_000, "max_batch": 20_000, "route": "block"}
+    estimator = configure(
+        5,
+        n_components=2,
+        epsilon=1.0,
+        delta=1e-6,
+        estimator="adaptive",
+        centering="auto",
+        bounds=(-20, 20),
+        scale=None,
+        options=options,
+    )
+    state = estimator.init(rng)
+    with replace_noise_sampler(ScriptedSampler()):
+        for batch in range(6):
+            rows = rng.standard_normal((20_000, 5)) * [math.sqrt(8), 2, 1, 1, 1]
+            rows[:, 3] += 8.0 * (batch >= 3)
+            state = estimator.update(state, ArrayBatch.of_vectors(rows))
+            release = estimator.release(state)
+            assert ("unsettled" in release.known_warnings) == (batch >= 3)
+            assert release.angle_bound is not None
+            assert (release.angle_bound == math.pi / 2) == (batch >= 3)
