@@ -136,7 +136,7 @@ class BlockUpdate:
     present : share of the batch's records that are not null. Each null record adds clip(-C), a public number,
         to a sum; it is subtracted again.
     rank : leading directions that are released; all columns by default.
-    shift : from the centre of all sums to that of this batch; none by default.
+    shift : from the centre of all sums to this batch's centre; none by default.
     """
 
     def __init__(

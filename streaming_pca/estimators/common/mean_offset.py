@@ -95,7 +95,7 @@ class MeanOffset:
 
     @property
     def reach(self) -> float:
-        """Bound on half the nuclear norm of the means' errors in the covariance, for bounds on angles.
+        """Bound on half the nuclear norm of the means' errors in the covariance.
 
         It fails with probability e^-8 at most if all q_t-w are parallel, else to first order.
         """
@@ -129,7 +129,7 @@ class MeanShift:
         return cls(zeros, zeros, zeros)
 
     def excess(self, basis: Matrix) -> Matrix:
-        """Return (q q^T + q f^T + f q^T) Q for the columns of a (d, L) basis Q."""
+        """Return the excess of the product with a (d, L) basis: (q q^T + q f^T + f q^T) Q."""
         both = self.moved + self.step
         return np.outer(self.moved, both @ basis) + np.outer(self.step, self.moved @ basis)
 
@@ -149,6 +149,6 @@ class MeanShift:
         return float(np.sum((self.moved + self.step) ** 2))
 
     def after(self, gain: float, before: Vector | None = None) -> Vector:
-        """Return the offset of the mean from c once this batch has entered with this weight."""
+        """Return the mean's offset from c with this batch, at this weight."""
         before = self.before if before is None else before
         return before + gain * (self.moved + self.step - before)

@@ -207,9 +207,9 @@ class NormCounts:
         return cls(0.0, 0.0, np.zeros(BINS), 0.0, 0.0)
 
     def averaged(self, new: NormCounts, gain: float) -> NormCounts:
-        """Average a batch's counts in, as shares of its records, with this weight in the new mean."""
-        if not self.records or not new.records:
-            return new if new.records else self
+        """Average the shares of a batch's counts in, with its weight in the new mean."""
+        if not (self.records and new.records):
+            return self if self.records else new
         records = new.records / gain
         kept = (1 - gain) * records / self.records
         return replace(

@@ -97,7 +97,7 @@ class Look:
     counts: NormCounts
     """Counts of norms of this batch alone."""
     covered: float
-    """Part of the earlier records, by weight, that earlier looks stand for."""
+    """Part of the earlier records, by weight, that earlier looks represent."""
 
 
 class CovarianceUpdate:
@@ -109,7 +109,7 @@ class CovarianceUpdate:
     norm_range : public range of the records' norms.
     weighted : True to allow weights of directions.
     present : share of the batch's records that are not null: sums count as means over these.
-    shift : from the centre of all sums to that of this batch; none by default.
+    shift : from the centre of all sums to this batch's centre; none by default.
     """
 
     def __init__(
@@ -264,8 +264,8 @@ class CovarianceUpdate:
     ) -> NormCounts:
         """Average a batch's counts of norms with the weights of the sums.
 
-        Batches since the last look have no counts of their own: this look's stand for them, too. ``covered``
-        is the part of the earlier weight that earlier looks stand for.
+        Batches since the last look have no counts of their own: this look's represent them, too. ``covered``
+        is the part of the earlier weight that earlier looks represent.
         """
         return known.averaged(counts, 1 - (1 - estimate.gain(self._doubt(count))) * covered)
 
@@ -428,7 +428,7 @@ class CovarianceUpdate:
         return replace(estimate, records=records, largest=largest), exact[last - 1].clipped
 
     def _recounted(self, estimate: CovarianceEstimate, look: Look | None, count: float) -> CovarianceEstimate:
-        """Weigh a look's counts of norms again, once the sum has shown how much is to be forgotten."""
+        """Weigh a look's counts of norms again, after the sum has shown a drift."""
         if look is None:
             return estimate
         sizes = self._averaged(estimate, look.known, look.counts, look.covered, count)
