@@ -77,15 +77,8 @@ class Decoded(NamedTuple):
 
 @dataclass(frozen=True)
 class PayloadCodec:
-    """Decoder of the payloads of one stream.
+    """Decoder of the payloads of one stream; without pyarrow Arrow payloads are null.
 
-    Attributes
-    ----------
-    arrow : bool
-        Whether pyarrow is installed. Without it Arrow payloads are null.
-
-    Notes
-    -----
     If each row is a record, neighbours differ in the *contents* of one row. The
     *structure* of a message, its headers and its number of rows, is public and
     never depends on contents. Explanation: docs/reference/messages.md.
@@ -263,8 +256,7 @@ class PayloadCodec:
     def decode_many(self, messages: Sequence[Message]) -> tuple[Rows, NDArray[np.int64]]:
         """Return the rows of all messages in order, and each message's number of rows.
 
-        A null message has 0 rows. If rows are records, null records are rows of
-        NaNs in their places, as ``ArrayBatch.of_vectors`` reads them.
+        A null message has 0 rows. If rows are records, null records are rows of NaNs in their places.
         """
         return self.decode_all(messages)[:2]
 

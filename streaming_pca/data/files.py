@@ -34,8 +34,6 @@ Numbers = NDArray[Any]
 class ColumnChoice:
     """Columns of a file that are features, by name or by number.
 
-    Notes
-    -----
     Numbers count from 1, and ``3-5`` is three of them. A number that is another column's name is
     refused; ``3-3`` is always a number unless a column is called so.
     """

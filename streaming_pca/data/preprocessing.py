@@ -35,37 +35,26 @@ def present_centering(value: Any) -> Any:
 
 
 class Preprocessing(BaseModel):
-    """Public transformation of every record before clipping.
-
-    Attributes
-    ----------
-    dim : int
-        Number d of features.
-    centering : {"auto", "pairs", "none"} or vector of length d
-        "auto" subtracts a mean that the estimator finds with a part of its
-        budget (:mod:`streaming_pca.estimators.common.centre`). "pairs" replaces
-        two neighbouring records x, y of one partition by (x - y)/sqrt(2),
-        which has the records' covariance; it expects shuffled records of
-        one row. A vector is a public centre. "none" keeps second moments.
-    bounds : pair or None
-        (lower, upper), each a number or one number per feature. Rows are clamped
-        to them.
-    scale : number(s) or None
-        Factor of the rows after centring.
-    centre : vector of length d, or None
-        Mean that "auto" subtracts now, an earlier output; see :meth:`about`.
-    """
+    """Public transformation of every record before clipping."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
 
     dim: int
+    """Number d of features."""
     kind: RecordKind = RecordKind.FACTOR
     centering: Annotated[Literal["auto", "pairs", "none"] | tuple[float, ...], BeforeValidator(_listed)] = (
         "auto"
     )
+    """"auto" subtracts a mean that the estimator finds with a part of its budget
+    (:mod:`streaming_pca.estimators.common.centre`). "pairs" replaces two neighbouring records x, y of one
+    partition by (x - y)/sqrt(2), which has the records' covariance; it expects shuffled records of one row. A
+    vector of length d is a public centre. "none" keeps second moments."""
     bounds: tuple[Numbers, Numbers] | None = None
+    """(lower, upper), each a number or one number per feature. Rows are clamped to them."""
     scale: Numbers | None = None
+    """Factor(s) of the rows after centring."""
     centre: tuple[float, ...] | None = None
+    """Mean (d,) that "auto" subtracts now, an earlier output; see :meth:`about`."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Refuse a subclass whose records kernels would read differently."""

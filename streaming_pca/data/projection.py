@@ -19,12 +19,8 @@ def total_centre(
 ) -> NDArray[np.float64] | None:
     """Return the public centre plus the estimated one, in units of the features; None without either.
 
-    Parameters
-    ----------
-    mean : (d,) numbers or None
-        Mean of a release: in units of the scaled features, and about the public centre.
-    centering : str or (d,) numbers
-        Numbers are the public centre.
+    ``mean``, (d,), is a release's, in units of the scaled features and about the public centre, which is
+    ``centering`` if this has d numbers.
     """
     public = None if isinstance(centering, str) else np.array(centering, dtype=np.float64)
     if mean is None:
@@ -35,24 +31,16 @@ def total_centre(
 
 @dataclass(frozen=True, eq=False)
 class Projection:
-    """Map from rows to their coordinates in a subspace, and back.
-
-    Attributes
-    ----------
-    components : (k, d) float64
-        Orthonormal rows, of the scaled features.
-    centre : (d,) float64 or None
-        In units of the features; None subtracts nothing.
-    scale : number(s) or None
-        Factor of the rows after centring.
-    bounds : pair or None
-        (lower, upper), each a number or d numbers; rows are clamped to them first.
-    """
+    """Map from rows to their coordinates in a subspace, and back."""
 
     components: Floats
+    """(k, d) orthonormal rows, of the scaled features."""
     centre: ArrayLike | None = None
+    """(d,) in units of the features; None subtracts nothing."""
     scale: ArrayLike | None = None
+    """Factor(s) of the rows after centring."""
     bounds: tuple[ArrayLike, ArrayLike] | None = None
+    """(lower, upper), each a number or d numbers; rows are clamped to them first."""
 
     @property
     def _centre(self) -> Floats:

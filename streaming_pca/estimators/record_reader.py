@@ -45,16 +45,9 @@ def added_up(
 class RecordReader:
     """Reader of records for kernels: in place, through a public map, or transformed.
 
-    ``basis``, (d', k), is checked to have a row for each feature after ``preprocessing``.
-
-    Attributes
-    ----------
-    whole : bool
-        True where a batch can be read in place; else it is read block by block.
-    how : PublicMap
-        Map that is left to the kernel.
-    step : int
-        Delivered records for each summed record.
+    ``basis``, (d', k), is checked to have a row for each feature after ``preprocessing``. ``whole`` is True
+    where a batch can be read in place; else it is read block by block. ``how`` is the map that is left to the
+    kernel, ``step`` the number of delivered records for each summed record.
     """
 
     def __init__(self, preprocessing: Preprocessing, basis: NDArray[np.float64] | None = None) -> None:

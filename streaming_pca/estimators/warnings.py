@@ -86,24 +86,13 @@ class ReleaseWarning(StrEnum):
 def find_warnings(
     subspace: Subspace, preprocessing: Preprocessing, records: int, end: float = math.inf
 ) -> tuple[ReleaseWarning, ...]:
-    """Find the reasons not to rely on a release.
+    """Find the reasons not to rely on a release, in the order of the enumeration.
 
-    Parameters
-    ----------
-    subspace : Subspace
-        A release; the function uses nothing of the state that is not released.
-    preprocessing : Preprocessing
-        Public preprocessing of its estimator.
-    records : int
-        Records delivered so far.
-    end : float
-        Largest norm (|x|^2) of the public search range of its estimator's clip radius.
+    It uses nothing of the state that is not released. Before any record it returns only ``NO_RECORDS``; for a
+    tensor nothing else, as its weights are not variances.
 
-    Returns
-    -------
-    tuple of ReleaseWarning
-        In the order of the enumeration. Before any record, only ``NO_RECORDS``; for a
-        tensor nothing else, as its weights are not variances.
+    ``records`` were delivered so far; ``end`` is the largest norm (|x|^2) of the public search range of the
+    estimator's clip radius.
     """
     if not records:
         return (ReleaseWarning.NO_RECORDS,)
@@ -169,18 +158,8 @@ def _first_has_nearly_all(subspace: Subspace) -> bool:
 def resolved_components(release: Subspace | Release) -> int | None:
     """Count the leading components that noise alone would not have made.
 
-    Parameters
-    ----------
-    release : Subspace or Release
-
-    Returns
-    -------
-    int or None
-        k where the angle bound is below pi/2; None where too little is known.
-
-    Notes
-    -----
-    For j < k it is an estimate: the largest j whose gap to the next variance
+    It is None where too little is known, and k where the angle bound is below pi/2. For j < k it is an
+    estimate: the largest j whose gap to the next variance
     :func:`~streaming_pca.estimators.common.error_bounds.angle_bound_of_covariance` finds
     large against the largest of the standard errors, which serves for every
     entry of the noise. For a covariance that is not centred the bound's proof applies.

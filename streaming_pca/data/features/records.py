@@ -75,21 +75,15 @@ class Subject(NamedTuple):
 
 
 class Records(Protocol):
-    """Reader of payloads of one format.
-
-    Attributes
-    ----------
-    getters : sequence of callable
-        Record to the value at each place, None where it is absent or null. They raise nothing.
-    absent : tuple of paths
-        Places without a value in the schema.
-    """
+    """Reader of payloads of one format."""
 
     @property
-    def getters(self) -> Sequence[Callable[[Any], Any]]: ...
+    def getters(self) -> Sequence[Callable[[Any], Any]]:
+        """Functions of a record to the value at each place, None where absent or null. They raise nothing."""
 
     @property
-    def absent(self) -> tuple[Path, ...]: ...
+    def absent(self) -> tuple[Path, ...]:
+        """Places without a value in the schema."""
 
     def decode(self, value: bytes) -> Any:
         """Return the record of a payload, or raise an error of any kind."""

@@ -33,15 +33,9 @@ _MOST_NAMES = 4
 class RowMap:
     """Map of records to rows of ``dim`` numbers; each row is a function of its record alone.
 
-    ValueError without a feature, or if two columns have one name.
-
-    Attributes
-    ----------
-    bounds : (lower, upper) or None
-        Bounds of all columns, each a tuple of numbers; None unless every feature has bounds.
-    scale : tuple of float or None
-        Factor of each column: its feature's own, or the factor that makes its range 2 wide if all
-        features have bounds, or 1. None where all are 1.
+    ``bounds`` are (lower, upper) of all columns, None unless every feature has bounds. ``scale`` is the
+    factor of each column: its feature's own, or the factor that makes its range 2 wide if all features have
+    bounds, or 1; None where all are 1. ValueError without a feature, or if two columns have one name.
     """
 
     def __init__(self, features: Sequence[Feature]) -> None:

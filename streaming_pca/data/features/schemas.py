@@ -50,16 +50,10 @@ class RegisteredRecords:
     without an id, or with another one, are null records. Nothing is guessed, so that a record means what its
     producer wrote.
 
-    Raises ValueError with one line if no version can be read, and LibraryMissing.
+    ``absent`` has the places without a value in any version, ``lacking`` those in a version that lacks some,
+    by id; ``unreadable`` why the records of a version are null, by id.
 
-    Attributes
-    ----------
-    absent : tuple of paths
-        Places without a value in any version.
-    lacking : dict of int to tuple of paths
-        Places without a value in a version, by id; only versions that lack some.
-    unreadable : dict of int to str
-        Why the records of a version are null, by id.
+    Raises ValueError with one line if no version can be read, and LibraryMissing.
     """
 
     def __init__(self, schemas: Schemas, places: Sequence[Path]) -> None:

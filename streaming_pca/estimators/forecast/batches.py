@@ -24,22 +24,16 @@ Batches = int | Sequence[int] | GrowingBatches
 
 @dataclass(frozen=True)
 class Shares:
-    """Shares of mu^2 for a batch's sum, and for the mechanisms before it.
-
-    Attributes
-    ----------
-    first, later : float in (0, 1]
-        Share of the covariance (or block) sum, in the first batch and in each later one.
-    sizes, centre, pilot : float in [0, 1)
-        Shares in the first batch: of the counts of records and norms, of the centre (at most), and
-        of the first look at the covariance. They enter no formula.
-    """
+    """Shares of mu^2 for a batch's sum, and for the mechanisms before it."""
 
     first: float = 0.77
     later: float = 0.94
+    """Share of the covariance (or block) sum, in (0, 1], in the first batch and in each later one."""
     sizes: float = 0.03
     centre: float = 0.05
     pilot: float = 0.15
+    """Shares in the first batch: of the counts of records and norms, of the centre (at most), and of the
+    first look at the covariance. They enter no formula."""
 
     def __post_init__(self) -> None:
         if not (0 < self.first <= 1 and 0 < self.later <= 1):
@@ -53,12 +47,7 @@ class Shares:
     def from_batches(cls, dim: int, sizes: Sequence[int], multiplier: float) -> Shares:
         """Return the default's shares with ``centering = "auto"`` and without weights.
 
-        Parameters
-        ----------
-        sizes : sequence of int
-            Records of each batch.
-        multiplier : float
-            Noise multiplier of a whole batch.
+        ``sizes`` are the records of each batch, ``multiplier`` is the noise multiplier of a whole batch.
         """
         first = sum(norm_shares(sizes[0], multiplier)) + present_share(sizes[0], multiplier)
         radius = radius_share(sizes[0], multiplier)
@@ -77,15 +66,8 @@ class Shares:
 def planned_batches(records: int, options: GrowingBatches | None = None) -> tuple[int, ...]:
     """Cut a stream of ``records`` into batches by an estimator's options.
 
-    Parameters
-    ----------
-    options : GrowingBatches, optional
-        Settings of batches; by default an endless stream's: 4,096 records, growing by 1.6 up to 131,072.
-
-    Returns
-    -------
-    tuple of int
-        They sum to ``records``. The last one is shorter, as if it closed at ``max_wait_seconds``.
+    By default they are an endless stream's: 4,096 records, growing by 1.6 up to 131,072. They sum to
+    ``records``. The last one is shorter, as if it closed at ``max_wait_seconds``.
     """
     if not 1 <= records <= MOST_RECORDS:
         raise ParameterError(f"records must lie between 1 and {MOST_RECORDS}, not {records}")
@@ -108,11 +90,7 @@ def planned_batches(records: int, options: GrowingBatches | None = None) -> tupl
 def resized_batches(batches: Batches, records: int, count: int) -> Batches:
     """Return the batches of ``count`` records in place of ``records``.
 
-    Parameters
-    ----------
-    batches : int, sequence of int, or GrowingBatches
-        As for :func:`checked_batches`. Sizes keep their ratios, and options their numbers, with
-        more batches if these would be too large.
+    Sizes keep their ratios, and options their numbers, with more batches if these would be too large.
     """
     if isinstance(batches, int):
         return max(batches, math.ceil(count / MAX_RECORDS))
@@ -129,19 +107,9 @@ def resized_batches(batches: Batches, records: int, count: int) -> Batches:
 
 
 def checked_batches(records: int, batches: Batches, per_row: int) -> tuple[int, ...]:
-    """Return the records of each batch.
+    """Return the records of each batch, with ``per_row`` records for each summed row.
 
-    Parameters
-    ----------
-    batches : int, sequence of int, or GrowingBatches
-        A number of equal batches, the records of each, or an estimator's options.
-    per_row : int
-        Records for each summed row.
-
-    Raises
-    ------
-    ParameterError
-        If a batch would be too small or too large.
+    Raises ParameterError if a batch would be too small or too large.
     """
     if isinstance(batches, int):
         require_count("batches", batches)

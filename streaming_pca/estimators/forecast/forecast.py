@@ -52,32 +52,20 @@ def forecast(
 ) -> Forecast:
     """Forecast noise and attainable errors; pure, and free of charge.
 
+    Raises ParameterError with one line that names the parameter.
+
     Parameters
     ----------
-    dim, rank, records : int
-        Features d, dimension k of the subspace, records N of the whole stream.
-    epsilon, delta : float
-        Privacy guarantee of the stream.
-    batches : int, sequence of int, or GrowingBatches
-        A number of equal batches, the records of each (their sum is N), or an estimator's options.
-    contributions : int
-        Batches that a user may enter; 1 where a record is the unit.
-    tail : float
-        Clip radius over the mean of |x|^2: 1 for records of one size; 2 to 5 where
+    dim, rank, records : features d, dimension k of the subspace, records N of the whole stream.
+    epsilon, delta : privacy guarantee of the stream.
+    batches : a number of equal batches, the records of each (their sum is N), or an estimator's options.
+    contributions : batches that a user may enter; 1 where a record is the unit.
+    tail : clip radius over the mean of |x|^2: 1 for records of one size; 2 to 5 where
         few directions hold most of the variance, or tails are heavy.
-    shares : Shares, optional
-        Shares of mu^2; by default those of the default estimator.
-    public_radius : bool
-        True with a public clip radius: no share is spent on a search.
-    route : {"covariance", "block"}, optional
-        By default block above 512 features, as the default estimator decides.
-    per_row : int
-        Records for each summed row: 2 with ``centering = "pairs"``.
-
-    Raises
-    ------
-    ParameterError
-        One line that names the parameter.
+    shares : shares of mu^2; by default those of the default estimator.
+    public_radius : True with a public clip radius: no share is spent on a search.
+    route : by default block above 512 features, as the default estimator decides.
+    per_row : records for each summed row: 2 with ``centering = "pairs"``.
     """
     require_count("dim", dim)
     require_count("rank", rank)
@@ -222,19 +210,10 @@ def _warnings(f: Forecast) -> tuple[str, ...]:
 def forecast_estimator(
     estimator: Estimator[Any, Any], records: int, *, batches: Batches | None = None, tail: float = 1.0
 ) -> Forecast:
-    """Forecast for a configured estimator.
+    """Forecast for a configured estimator, the default or one of its two routes.
 
-    Parameters
-    ----------
-    estimator : Estimator
-        The default or one of its two routes.
-    batches : optional
-        As for :func:`forecast`; by default the batches of its options.
-
-    Raises
-    ------
-    ParameterError
-        One line, also where no forecast is known for the estimator.
+    ``batches`` are as for :func:`forecast`, by default those of its options. Raises ParameterError with one
+    line, also where no forecast is known for the estimator.
     """
     routes: dict[str, Route | None] = {"adaptive": None, "analyze-gauss": "covariance", "block": "block"}
     name, options = estimator.info.id, estimator.options

@@ -43,53 +43,37 @@ MEASURED = (
 
 @dataclass(frozen=True)
 class Forecast:
-    """Noise, batches and charge of a stream, and the eigengaps it can resolve.
-
-    Attributes
-    ----------
-    epsilon, delta : float
-        Privacy guarantee of the estimator's mechanisms together.
-    contributions : int
-        Batches that a unit of privacy may enter.
-    tail : float
-        The clip radius R (of |x|^2) over the mean of |x|^2.
-    route : {"covariance", "block"}
-        With "block" the noise is an upper bound.
-    batches : tuple of int
-        Records of each.
-    multiplier, mu : float
-        Noise over sensitivity of one batch with a share of 1, and its inverse,
-        the cost of a batch in Gaussian DP.
-    charge : Charge
-        Charge of a record, or of all batches of a user together; with diagnostics,
-        where a stream has them.
-    entry_noise : float
-        Standard deviation of an entry of the mean second moment, off the diagonal
-        (block: any entry), as a share of the total variance.
-    by_epsilon, by_records : tuple of (float, float)
-        Other epsilons (with diagnostics), and other numbers of records, each with its entry noise;
-        those without a forecast are absent.
-    warnings : tuple of str
-        One line each.
-    """
+    """Noise, batches and charge of a stream, and the eigengaps it can resolve."""
 
     dim: int
     rank: int
     records: int
     epsilon: float
     delta: float
+    """Privacy guarantee of the estimator's mechanisms together."""
     contributions: int
+    """Batches that a unit of privacy may enter."""
     tail: float
+    """The clip radius R (of |x|^2) over the mean of |x|^2."""
     route: Route
+    """With "block" the noise is an upper bound."""
     batches: tuple[int, ...]
+    """Records of each."""
     shares: Shares
     multiplier: float
     mu: float
+    """Noise over sensitivity of one batch with a share of 1, and its inverse, its cost in Gaussian DP."""
     charge: Charge
+    """Charge of a record, or of all batches of a user together, with diagnostics where a stream has them."""
     entry_noise: float
+    """Standard deviation of an entry of the mean second moment, off the diagonal (block: any entry), as a
+    share of the total variance."""
     by_epsilon: tuple[tuple[float, float], ...] = ()
     by_records: tuple[tuple[int, float], ...] = ()
+    """Other epsilons (with diagnostics), and other numbers of records, each with its entry noise; those
+    without a forecast are absent."""
     warnings: tuple[str, ...] = ()
+    """One line each."""
 
     @property
     def largest_noise(self) -> float:
@@ -133,32 +117,18 @@ class Forecast:
         return math.sqrt(2 * self.rank * (1 - self.rank / self.dim))
 
     def error_at(self, gap: float) -> float:
-        """Compute the relative error for an eigengap.
+        """Compute the relative error for an eigengap: over :attr:`random_error`, at most 1.
 
-        Parameters
-        ----------
-        gap : float
-            lambda_k - lambda_{k+1} as a share of the total variance: at most 1/k.
-
-        Returns
-        -------
-        float
-            Error over :attr:`random_error`, at most 1; 0 where the rank is the dimension.
+        ``gap`` is lambda_k - lambda_{k+1} as a share of the total variance, at most 1/k. The error is 0 where
+        the rank is the dimension.
         """
         return _saturated(self._first_order_gap / self._checked(gap))
 
     def angle_at(self, gap: float) -> float:
         """Compute the expected largest principal angle to the subspace without noise.
 
-        Parameters
-        ----------
-        gap : float
-            As for :meth:`error_at`.
-
-        Returns
-        -------
-        float
-            Radians, at most pi/2; 0 where the rank is the dimension.
+        It is in radians, at most pi/2, and 0 where the rank is the dimension. ``gap`` is as for
+        :meth:`error_at`.
         """
         if self.rank == self.dim:
             return 0.0
@@ -213,14 +183,9 @@ def describe(
 ) -> str:
     """Write a forecast as text.
 
-    Parameters
-    ----------
-    gap : float, optional
-        Eigengap, as a share of the total variance; by default three gaps are assumed.
-    verbose : bool
-        Add the charge's rho, mu, the noise multiplier, the shares and the noise.
-    settings : str, optional
-        Line on the source of the settings.
+    ``gap`` is an eigengap, as a share of the total variance; by default three gaps are assumed. ``verbose``
+    adds the charge's rho, mu, the noise multiplier, the shares and the noise. ``settings`` is a line on the
+    source of the settings.
     """
     f = forecast
     gaps = f.gaps if gap is None else (gap,)
@@ -416,11 +381,8 @@ def _share(value: float) -> str:
 def as_json(forecast: Forecast, gap: float | None = None) -> dict[str, Any]:
     """Collect a forecast's numbers as JSON.
 
-    Parameters
-    ----------
-    gap : float, optional
-        Eigengap, as a share of the total variance, of errors and angles; by default angles are for
-        :attr:`Forecast.gaps`.
+    ``gap`` is the eigengap, as a share of the total variance, of errors and angles; by default angles are for
+    :attr:`Forecast.gaps`.
     """
     f = forecast
     gaps = f.gaps if gap is None else (gap,)
