@@ -68,23 +68,21 @@ class PrivatePCA(MappedModel):
     ----------
     n_components : int, float in (0, 1) or None, default=2
         Number k of components, at most the number of features d. None takes all: d, or the number
-        of records so far if that is less (of the first call, with the block route and estimators
-        without a covariance). A share takes the fewest components whose ``explained_variance_ratio_``
-        sums to it, by the noisy variances, again after each batch; this costs nothing. Noise alone adds to
-        the leading variances, so the share is overstated where ``doubts_`` has "not-resolved". It needs
-        estimator "adaptive" (with its covariance route) or "analyze-gauss", and d of at most 512.
+        of records so far if that is less (of the first call, with the block route and estimators without a
+        covariance). A share takes the fewest components whose ``explained_variance_ratio_`` sums to it, by
+        the noisy variances, again after each batch; this costs nothing. Noise adds to the leading variances,
+        so the share is overstated where ``doubts_`` has "not-resolved". It needs estimator "adaptive" (with
+        its covariance route) or "analyze-gauss", and d of at most 512.
     epsilon, delta : float, default=1.0 and 1e-6
         Privacy guarantee for each record; see Privacy below.
     private : bool, default=True
-        False allows an estimator that is not private ("oja"): epsilon and delta are
-        then ignored, and each record is charged infinity.
+        False allows an estimator that is not private ("oja"): it ignores epsilon, and charges infinity.
     estimator : str, default="adaptive"
         Id of the estimator; ``streaming-pca estimators`` lists them.
     centering : {"auto", "pairs", "none"} or array of d numbers, default="auto"
-        "auto" estimates the mean with a small part of the budget ("adaptive", "analyze-gauss",
-        "block"), and is "pairs" for other estimators. "pairs" uses differences of two records,
-        (x - y)/sqrt(2); of an odd number the last record stays unused and uncharged. An array is a
-        public centre. "none" keeps second moments.
+        "auto" estimates the mean with a small part of the budget ("adaptive", "analyze-gauss", "block"), and
+        is "pairs" for others. "pairs" uses differences of two records, (x - y)/sqrt(2); the last of an odd
+        number stays unused and uncharged. An array is a public centre. "none" keeps second moments.
     bounds : (lower, upper), dict of column to (lower, upper), or None, default=None
         Public bounds of the features, each a number, or a list or array of d numbers: records are clamped
         to them. They improve accuracy more than any other parameter. Bounds computed from the records,
@@ -92,8 +90,8 @@ class PrivatePCA(MappedModel):
     scale : float, array of d numbers, "bounds" or None, default=None
         Public factors of the features, applied after centring; "bounds": 2/(upper - lower).
     random_state : int, numpy RandomState or Generator, or None, default=None
-        Seed of randomness that privacy does not depend on: the order of the
-        records in ``fit``, and an initial basis. It never seeds the noise, so two fits differ.
+        Seed of randomness that privacy does not depend on: the order of the records in ``fit``, and an
+        initial basis. It never seeds the noise, so two fits differ.
     features : FeatureMap, list of Feature or dict, or None, default=None
         Public map of a table's columns, or of records with named fields, to rows: X is then such a
         table, d the number of the map's columns, and bounds and scale are the map's. A scaler or an
@@ -125,17 +123,16 @@ class PrivatePCA(MappedModel):
         ``explained_variance_`` over ``total_variance_``, or over its own sum if noise
         has made that larger: at least 0, with a sum of at most 1.
     noise_variance_ : float
-        Mean variance outside the components, (total - sum of explained)/(d - k), in squared
-        units of the scaled features; 0 for k = d. Noise can make this difference negative, so it is at least
-        f/(d - k), f the smaller of ``total_variance_error_`` and sqrt(d - k) times the least
-        ``explained_variance_error_``: there it shows the noise, not the records. Its own error is not
-        estimated. Absent without ``total_variance_``.
+        Mean variance outside the components, (total - sum of explained)/(d - k), in squared units of the
+        scaled features; 0 for k = d. Absent without ``total_variance_``. Noise can make this difference
+        negative, so it is at least f/(d - k), f the smaller of ``total_variance_error_`` and sqrt(d - k)
+        times the least ``explained_variance_error_``. Its own error is not estimated.
     singular_values_ : (k,) float64
         sqrt(n ``explained_variance_``) of n = ``n_samples_seen_`` centred, scaled records.
     angle_bound_ : float
         Upper bound in radians, with probability 0.95 over the noise, on the largest principal angle to the
-        same records' subspace (the clipped records' if "clipped" is in ``doubts_``, or with ``clip_radius``).
-        It is wide: in fits to seven data sets 4 to 26 times the mean angle.
+        same records' subspace (the clipped records' if "clipped" is in ``doubts_``, or with ``clip_radius``);
+        in fits to seven data sets 4 to 26 times the mean angle.
     mean_ : (d,) float64
         Vector that ``transform`` subtracts, in units of X (of the map's columns with ``features``): the
         private mean for "auto", the given centre for an array. Absent if no mean was found or sought.

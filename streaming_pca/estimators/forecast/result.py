@@ -56,7 +56,7 @@ class Forecast:
     tail: float
     """The clip radius R (of |x|^2) over the mean of |x|^2."""
     route: Route
-    """With "block" the noise is an upper bound."""
+    """The noise is an upper bound if it is "block"."""
     batches: tuple[int, ...]
     """Records of each."""
     shares: Shares
