@@ -26,7 +26,6 @@ from streaming_pca.privacy.ledger.entries import (
 )
 from streaming_pca.privacy.ledger.protocol import BatchStatus, JobProgress, check_entry
 from streaming_pca.privacy.parameters import Charge
-from streaming_pca.text import offsets_text
 
 _NOTHING = Charge(epsilon=0, delta=0, rho=0)
 
@@ -193,7 +192,7 @@ class Replay:
                     continue
                 most.take(start, end, total)
                 if self.opened is not None and not total.within(self.opened):
-                    where = f"partition {partition}, {offsets_text(start, end)}"
+                    where = f"partition {partition}, offsets {start} to {end - 1}"
                     self.problems.append(f"{where}: charged {_charge_text(total)}, above the cap")
         return most
 

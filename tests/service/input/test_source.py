@@ -78,7 +78,7 @@ class FakeConsumer:
         self._position = found[-1].offset + 1
         return {TopicPartition("t", self._partition): found}
 
-    def close(self, autocommit: bool) -> None:
+    def close(self, autocommit: bool = True) -> None:
         pass
 
 
