@@ -115,8 +115,8 @@ class PrivatePCA(MappedModel):
     explained_variance_ : (k,) float64
         Private estimates, in squared units of the scaled features.
     explained_variance_error_ : (k,) float64
-        Standard errors, of noise, clips and mean. This and the next four
-        attributes exist only if the estimator releases them.
+        Standard errors, of noise, mean, and clips as far as noisy counts show clipped records. This and the
+        next four attributes exist only if the estimator releases them.
     total_variance_, total_variance_error_ : float
         Variance of all features, private (so possibly below 0), and its error.
     explained_variance_ratio_ : (k,) float64
@@ -270,8 +270,8 @@ class PrivatePCA(MappedModel):
     def partial_fit(self, X: ArrayLike, y: object = None) -> Self:
         """Update the model by one batch of records that were not in any earlier call.
 
-        Each call adds noise, so few large batches are best. The first one decides the centre of all: permute
-        sorted records. Cut batches by position, never by value: docs/guide/differential-privacy.md.
+        Each call adds noise, so few large batches are best. The first one decides the first clip radius:
+        permute sorted records. Cut batches by position, never by value: docs/guide/differential-privacy.md.
 
         Parameters
         ----------

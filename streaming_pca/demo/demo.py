@@ -169,7 +169,7 @@ def run_demo(
         else:
             name = settings.stream.name
             dashboard = _STAYS.format(bootstrap=bootstrap, name=name, config=text)
-        _say(_next(dashboard), out)
+        _say(_next(dashboard, plotted=plot is not None), out)
         if show is not None:
             show(settings, facts)
     return facts
@@ -180,13 +180,13 @@ def _say(text: str, console: Console) -> None:
     console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
-def _next(dashboard: str) -> str:
+def _next(dashboard: str, plotted: bool = False) -> str:
     """Return the next steps: pages if this is a checkout, otherwise commands."""
     steps = _PAGES if all((_CHECKOUT / page).is_file() for page in _PAGES) else _COMMANDS
-    lines = [f"{name} {what}" for name, what in steps.items()]
-    return "\n      ".join(
-        [f"next: {dashboard}", *lines, "streaming-pca demo --plot demo.png plots angles and variances"]
-    )
+    lines = [f"next: {dashboard}", *(f"{name} {what}" for name, what in steps.items())]
+    if not plotted:
+        lines.append("streaming-pca demo --plot demo.png plots angles and variances")
+    return "\n      ".join(lines)
 
 
 def _configuration(

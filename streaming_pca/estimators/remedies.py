@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from streaming_pca.data.records import RecordKind
 from streaming_pca.estimators.covariance.state import MAX_COVARIANCE_DIM
 from streaming_pca.estimators.registry import ESTIMATORS
@@ -61,6 +63,8 @@ class Situation:
     unit: str = "message"
     kind: RecordKind = RecordKind.FACTOR
     options: Mapping[str, Any] | None = field(default_factory=dict)
+    widths_differ: bool = True
+    """False if all features have bounds of one width, so that a scale by bounds changes nothing."""
 
     @classmethod
     def of_estimator(cls, estimator: Estimator[Any, Any], rank: int) -> Situation:
@@ -76,6 +80,7 @@ class Situation:
             private=estimator.info.private,
             kind=preprocessing.kind,
             options=estimator.options.model_dump(exclude_unset=True),
+            widths_differ=_widths_differ(preprocessing.bounds),
         )
 
     @classmethod
@@ -102,7 +107,13 @@ class Situation:
             unit=release.privacy_unit,
             kind=RecordKind.LOCAL if release.local else kind,
             options=options,
+            widths_differ=_widths_differ(release.bounds),
         )
+
+    @property
+    def can_scale_by_bounds(self) -> bool:
+        """True if a scale by bounds is left, and changes something."""
+        return self.has_bounds and not self.has_scale and self.widths_differ
 
     @property
     def reads_vectors(self) -> bool:
@@ -134,6 +145,15 @@ class Situation:
     def contract(self, text: str) -> str:
         """Name a remedy that changes the privacy contract, which a running stream cannot."""
         return f"a new stream with {text}" if self.is_stream else text
+
+
+def _widths_differ(bounds: tuple[Any, Any] | None) -> bool:
+    if bounds is None:
+        return False
+    try:
+        return float(np.ptp(np.subtract(bounds[1], bounds[0]))) > 0
+    except TypeError:
+        return True  # a release has only digests of long bounds
 
 
 def _word(centering: object) -> str:
@@ -328,7 +348,7 @@ def _narrower(case: _Case) -> Iterator[_Given | _Left]:
         return
     if ReleaseWarning.CLAMPED not in case.doubts:
         yield _change(case, "narrower bounds, or none if these are far wider than the records")
-    if not s.has_scale:
+    if s.can_scale_by_bounds:
         yield _change(case, _BY_BOUNDS)
 
 
@@ -379,7 +399,7 @@ def _quantile(case: _Case) -> Iterator[_Given | _Left]:
 
 def _scale(s: Situation, of: str) -> str:
     """Return the remedy of a scale for features that decide the norms of records."""
-    if s.has_bounds and not s.has_scale:
+    if s.can_scale_by_bounds:
         return _BY_BOUNDS
     return f"a smaller scale{' than the one given' if s.has_scale else ''} for {of}"
 
@@ -409,13 +429,13 @@ def _one_feature(case: _Case) -> Iterator[_Given | _Left]:
 def _steps(case: _Case) -> Iterator[_Given | _Left]:
     """Yield ways to more steps of the block route, or to none."""
     s = case.settings
-    yield _option(case, "more batches (n_batches): each of them is a step")
     if s.dim > MAX_COVARIANCE_DIM:
         yield _change(case, f"at most {MAX_COVARIANCE_DIM} features, which need no steps")
     elif s.estimator == "block":
         yield _change(case, 'estimator = "analyze-gauss", which needs no steps')
     else:
         yield _option(case, 'the option route = "covariance", which needs no steps')
+    yield _option(case, "more batches (n_batches), if these are alike: each of them is a step")
 
 
 def _wider(case: _Case) -> Iterator[_Given | _Left]:

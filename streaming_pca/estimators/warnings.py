@@ -71,7 +71,10 @@ class ReleaseWarning(StrEnum):
     CLIPPED = "clipped", "clipped records may have turned the components by more than the angle bound"
     # And components are unresolved or clipped.
     DOMINATED = "dominated", "one feature has most of the squared norm of the largest records"
-    UNSETTLED = "unsettled", "the components are not settled: the last step still turned them"
+    UNSETTLED = (
+        "unsettled",
+        "the components are not settled: the last step still turned them, or means of batches vary as much",
+    )
     # More than 2% of the records, beyond the noise of their count.
     CLAMPED = (
         "clamped",

@@ -449,7 +449,7 @@ class Session:
         self._log.info(line, release.batch, release.records, extra={"batch": release.batch})
         if release.least_null_share > _MANY_NULL:
             self._log.warning(
-                "batch %d: some %.0f%% of its records are null: `streaming-pca payload check` shows why",
+                "batch %d: at least %.0f%% of its records are null: `streaming-pca payload check` shows why",
                 release.batch,
                 100 * release.least_null_share,
                 extra={"batch": release.batch},

@@ -240,6 +240,9 @@ def test_a_dominant_feature_is_named_without_control_characters() -> None:
     assert "a smaller scale for feature income" in without.remedies
     scaled = advise([W.DOMINATED, W.CLIPPED], replace(s, has_scale=True), feature="income")
     assert "a smaller scale than the one given for feature income" in scaled.remedies
+    # Equal bounds would scale all features alike.
+    alike = advise([W.DOMINATED, W.CLIPPED], replace(s, widths_differ=False), feature="income")
+    assert "a smaller scale for feature income" in alike.remedies
     assert "narrower bounds for feature income" in named.remedies
     assert not any("features of few large values" in line for line in named.remedies)
     assert "one feature has most" in str(advise([W.DOMINATED], s))

@@ -229,7 +229,8 @@ class ComposedEstimator(Estimator[S, O]):
         # A mean over the non-null records, like the sums that it corrects.
         present = count * here
         own = batch_doubt(self.preprocessing.output_dim, max(present, 1.0), multiplier)
-        if present >= RESTART_RATIO * state.mean_weight:
+        # Together with the sums: a new anchor would not fit earlier ones.
+        if not state.mean_weight or self._restarts(state, batch):
             last = last_share(self.dim, count, multiplier)
             found, known, noise = coarse_to_fine(batch, self.preprocessing, start, radii, budget, last, here)
             # A mean hidden by noise counts as the start, which need not be 0.
