@@ -192,8 +192,8 @@ class Producer:
         ConfigurationError, TopicError, BrokerUnreachable
             If the file is wrong, the topic is missing or the broker cannot be reached.
         ValueError
-            Also if the epsilon or delta of ``privatize`` differs from the stream's, which would make every
-            report null.
+            Also if the stream does not take reports and ``privatize`` or ``accountant`` is given, or if the
+            epsilon or delta of ``privatize`` differs from the stream's: every report would be null.
         """
         from streaming_pca.config.loading import load_settings
 
@@ -203,6 +203,11 @@ class Producer:
             raise ValueError(
                 f'{own.name}: record_kind = "local" takes reports: '
                 f"add privatize=LocalGaussian({own.epsilon!r}, {own.delta!r})"
+            )
+        if own.record_kind != "local" and not (privatize is None and accountant is None):
+            raise ValueError(
+                f'{own.name}: record_kind = "{own.record_kind}" takes records, and reports would be null: '
+                'leave out privatize= and accountant=, or name a stream of record_kind = "local"'
             )
         if privatize is not None and (privatize.epsilon, privatize.delta) != (own.epsilon, own.delta):
             raise ValueError(

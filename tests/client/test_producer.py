@@ -348,3 +348,20 @@ def test_a_stream_tells_its_producer_what_to_send(
     own = load_settings(local).stream
     codec = PayloadCodec(6, kind=RecordKind.LOCAL, privacy_contract=own.local_guarantee)
     assert codec.decode(messages[-1]) is not None
+
+
+@pytest.mark.parametrize("kind", ["factor", "matrix"])
+@pytest.mark.parametrize(
+    "given", [("privatize",), ("accountant",), ("privatize", "accountant")], ids="+".join
+)
+def test_reports_for_a_stream_of_records_are_refused_before_a_charge(
+    tmp_path: Path, kind: str, given: tuple[str, ...]
+) -> None:
+    of_kind = ("dim = 6", f'dim = 6\nrecord_kind = "{kind}"\ncentering = "none"')
+    config = write_config(tmp_path, "127.0.0.1:1", "s", of_kind, ("bounds = [-6, 6]\n", ""))
+    with LocalAccountant(tmp_path / "spent") as accountant:
+        own = {"privatize": LocalGaussian(*ONE), "accountant": accountant}
+        with pytest.raises(ValueError, match=f'^s: record_kind = "{kind}" takes records') as caught:
+            Producer.for_stream(config, **{name: own[name] for name in given})  # type: ignore[arg-type]
+    assert "leave out privatize= and accountant=" in str(caught.value)
+    assert "\n" not in str(caught.value)
