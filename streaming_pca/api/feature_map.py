@@ -9,7 +9,6 @@ from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import ValidationError
 from sklearn.base import BaseEstimator, TransformerMixin
 from sklearn.utils import Tags
 
@@ -19,14 +18,15 @@ from streaming_pca.data.features.feature import Feature
 from streaming_pca.data.features.row_map import (
     RowMap,
     column_names,
+    feature_of,
     is_list_of_records,
     named_column,
+    row_map_of,
     rows_of_table,
     unnamed,
 )
 from streaming_pca.data.preprocessing import Preprocessing
 from streaming_pca.data.release import Release
-from streaming_pca.validation_errors import error_lines
 
 _TIME_PARTS = ("hour", "weekday", "month")
 """Parts of a time that :meth:`FeatureMap.from_frame` takes."""
@@ -128,7 +128,7 @@ class FeatureMap(TransformerMixin, BaseEstimator):  # type: ignore[misc]
                     needed.append(name)
                     continue
                 settings |= public
-            features.append(_feature(settings, len(features)))
+            features.append(feature_of(settings, len(features)))
         if needed:
             raise ValueError(f"name public bounds or categories of {', '.join(map(repr, needed))}")
         return cls(features)
@@ -136,7 +136,7 @@ class FeatureMap(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     @property
     def bounds(self) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
         """Bounds of all columns of :meth:`transform`."""
-        rows = to_row_map(self.features)
+        rows = row_map_of(self.features)
         if rows.bounds is None:
             return None
         lower, upper = (np.array([each]) for each in rows.bounds)
@@ -144,7 +144,7 @@ class FeatureMap(TransformerMixin, BaseEstimator):  # type: ignore[misc]
 
     def fit(self, X: Any = None, y: object = None) -> Self:
         """Check the features; no record is read."""
-        to_row_map(self.features)
+        row_map_of(self.features)
         return self
 
     def transform(self, X: Any) -> NDArray[np.float64]:
@@ -165,7 +165,7 @@ class FeatureMap(TransformerMixin, BaseEstimator):  # type: ignore[misc]
             One line: a missing column, or the first record with a value that its feature
             refuses. Only the holder of X may see it.
         """
-        rows = to_row_map(self.features)
+        rows = row_map_of(self.features)
         return self._scaled(rows, rows_of_table(rows, X))
 
     def _scaled(self, rows: RowMap, values: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -178,7 +178,7 @@ class FeatureMap(TransformerMixin, BaseEstimator):  # type: ignore[misc]
 
     def get_feature_names_out(self, input_features: object = None) -> NDArray[np.object_]:
         """Return the names of the columns (d,)."""
-        return np.array(to_row_map(self.features).names, dtype=object)
+        return np.array(row_map_of(self.features).names, dtype=object)
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
@@ -190,27 +190,6 @@ class FeatureMap(TransformerMixin, BaseEstimator):  # type: ignore[misc]
 
     def __sklearn_is_fitted__(self) -> bool:
         return True
-
-
-def to_row_map(features: Any) -> RowMap:
-    """Return the map of a FeatureMap, or of a list of Feature or dict."""
-    if isinstance(features, FeatureMap):
-        features = features.features
-    if isinstance(features, (str, Mapping)) or not isinstance(features, Sequence):
-        raise ValueError(f"features must be a list, or a FeatureMap, not {type(features).__name__}")
-    return RowMap([_feature(each, place) for place, each in enumerate(features)])
-
-
-def _feature(settings: Any, place: int) -> Feature:
-    if isinstance(settings, Feature):
-        return settings
-    if not isinstance(settings, Mapping):
-        raise ValueError(f"feature {place} must be a Feature or a dict, not {type(settings).__name__}")
-    try:
-        return Feature(**settings)
-    except ValidationError as error:
-        name = settings.get("name", place)
-        raise ValueError(f"feature {name!r}: {'; '.join(error_lines(error, Feature))}") from None
 
 
 def _type_settings(dtype: Any) -> dict[str, Any] | None:
@@ -243,12 +222,12 @@ class MappedModel(SubspaceModel):
         if features is not None:
             if self.bounds is not None:
                 raise ValueError("bounds and features are both set: leave one of them out")
-            return to_row_map(features)
+            return row_map_of(features)
         if not isinstance(self.bounds, Mapping):
             return None
         if not self.bounds:
             raise ValueError("bounds must name at least one column")
-        return to_row_map([{"name": str(n), "path": [str(n)], "bounds": b} for n, b in self.bounds.items()])
+        return row_map_of([{"name": str(n), "path": [str(n)], "bounds": b} for n, b in self.bounds.items()])
 
     def _mapped_parameters(self, parameters: dict[str, Any], dim: int) -> dict[str, Any]:
         """Return the parameters of an estimator of the map's rows."""
@@ -307,7 +286,7 @@ def map_parameters(features: Any, release: Release, preprocessing: Preprocessing
     """Return the parameters of a release's model whose X is a table; ValueError for another map."""
     if features is None:
         return {}
-    rows = to_row_map(features)
+    rows = row_map_of(features)
     if rows.names != tuple(release.feature_names or ()) or rows.bounds != preprocessing.bounds:
         raise ValueError("features are not those of the release: their names or bounds differ")
     return {"features": features, "bounds": None, "scale": None}
@@ -317,7 +296,7 @@ def plain_features(features: Any) -> dict[str, Any] | None:
     """Return features as plain data for a file."""
     if features is None:
         return None
-    plain = [each.plain for each in to_row_map(features).features]
+    plain = [each.plain for each in row_map_of(features).features]
     return {"features": plain, "scale": _is_scaled(features)}
 
 

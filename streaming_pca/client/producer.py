@@ -19,8 +19,7 @@ from streaming_pca.client.encoding import ContentType, Dtype, payload_encoder, p
 from streaming_pca.client.releases import connection
 from streaming_pca.client.sending import Sender
 from streaming_pca.config.kafka import KafkaSettings
-from streaming_pca.data.features.feature import Feature
-from streaming_pca.data.features.row_map import RowMap, rows_of_table
+from streaming_pca.data.features.row_map import row_map_of, rows_of_table
 from streaming_pca.linalg.masks import refuse_masks_and_units
 
 if TYPE_CHECKING:
@@ -108,7 +107,7 @@ class Producer:
         features: Any = None,
     ) -> None:
         _check_dim(dim)
-        self._map = None if features is None else _map_of(features)
+        self._map = None if features is None else row_map_of(features)
         if self._map is not None:
             if (dim, record_kind) != (self._map.dim, "factor"):
                 raise ValueError(f"features make vectors of {self._map.dim} numbers: set dim to it")
@@ -397,12 +396,6 @@ class Producer:
                     f"{accountant.path}: a user has fewer than {reports} reports of {guarantee} left on "
                     f"{self.topic!r}: nothing of this call was sent"
                 )
-
-
-def _map_of(features: Any) -> RowMap:
-    """Return the map of features or of a FeatureMap (recognized by its attribute)."""
-    listed = getattr(features, "features", features)
-    return RowMap([each if isinstance(each, Feature) else Feature(**each) for each in listed])
 
 
 def _check_dim(dim: Any) -> None:

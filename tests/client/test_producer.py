@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import warnings
@@ -18,6 +19,7 @@ import pandas as pd
 import pytest
 from kafka import KafkaAdminClient, TopicPartition
 
+from streaming_pca import PrivatePCA
 from streaming_pca.client import DeliveryError, Producer, TopicError, sending
 from streaming_pca.config.kafka import KafkaSettings
 from streaming_pca.config.loading import load_settings
@@ -365,3 +367,31 @@ def test_reports_for_a_stream_of_records_are_refused_before_a_charge(
             Producer.for_stream(config, **{name: own[name] for name in given})  # type: ignore[arg-type]
     assert "leave out privatize= and accountant=" in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("features", "words"),
+    [
+        ({"name": "a"}, "features must be a list, or a FeatureMap, not dict"),
+        ("ab", "features must be a list, or a FeatureMap, not str"),
+        (b"ab", "features must be a list, or a FeatureMap, not bytes"),
+        (5, "features must be a list, or a FeatureMap, not int"),
+        ([5], "feature 0 must be a Feature or a dict, not int"),
+        ([{"bounds": [0, 1]}], "feature 0: name: must be set"),
+        ([{"name": "a", 1: 2}], "feature 'a': the names of its settings must be text"),
+        ([{"name": "a"}, {"name": "b", "bonds": [0, 1]}], "feature 'b': bonds: no such setting"),
+        ([{"name": "a"}, {"name": "a"}], "two columns have the name 'a'"),
+        ([], "name one feature at least"),
+    ],
+)
+def test_wrong_features_are_one_line_and_the_same_as_of_a_model(features: Any, words: str) -> None:
+    said = []
+    for use in (
+        lambda: Producer("in", "127.0.0.1:1", dim=1, features=features),
+        lambda: PrivatePCA(1, features=features).fit([{"a": 1.0}] * 9),
+    ):
+        with pytest.raises(ValueError, match=f"^{re.escape(words)}") as caught:
+            use()
+        said.append(str(caught.value))
+    assert said[0] == said[1]
+    assert "\n" not in said[0]

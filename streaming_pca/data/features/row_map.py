@@ -9,9 +9,11 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import ValidationError
 
 from streaming_pca.data.features.feature import Feature
 from streaming_pca.data.features.records import Path, find, is_index
+from streaming_pca.validation_errors import error_lines
 
 
 def check_places(places: Sequence[Path]) -> None:
@@ -102,6 +104,29 @@ class RowMap:
                 given = _shown(value) if quotes else f"of type {type(value).__name__}"
                 return f"field {field!r} is {given}, which is not a {_NOUNS[feature.kind]}"
         return ""
+
+
+def row_map_of(features: Any) -> RowMap:
+    """Return the map of a list of Feature or dict, or of a FeatureMap (recognized by its attribute)."""
+    listed = getattr(features, "features", features)
+    if isinstance(listed, str | bytes | Mapping) or not isinstance(listed, Sequence):
+        raise ValueError(f"features must be a list, or a FeatureMap, not {type(listed).__name__}")
+    return RowMap([feature_of(each, place) for place, each in enumerate(listed)])
+
+
+def feature_of(settings: Any, place: int) -> Feature:
+    """Return the feature of a Feature or dict; ValueError is one line that names it."""
+    if isinstance(settings, Feature):
+        return settings
+    if not isinstance(settings, Mapping):
+        raise ValueError(f"feature {place} must be a Feature or a dict, not {type(settings).__name__}")
+    name = settings.get("name", place)
+    if not all(isinstance(setting, str) for setting in settings):
+        raise ValueError(f"feature {name!r}: the names of its settings must be text")
+    try:
+        return Feature(**settings)
+    except ValidationError as error:
+        raise ValueError(f"feature {name!r}: {'; '.join(error_lines(error, Feature))}") from None
 
 
 _NOUNS = {
