@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from streaming_pca.admin.ledger import end_offsets, existing_offsets
-from streaming_pca.config.kafka import ConfigurationError, KafkaSettings
-from streaming_pca.config.settings import TOPIC_NAME
+from streaming_pca.config.kafka import TOPIC_NAME, ConfigurationError, KafkaSettings
 from streaming_pca.privacy.ledger.entries import Charged, OffsetSpan, Opened
 from streaming_pca.privacy.parameters import Charge
 from streaming_pca.service.commit.ledger_writer import LedgerWriter, check_reason, group_of_charges, trace_of

@@ -20,7 +20,7 @@ from kafka import TopicPartition
 from kafka.errors import KafkaError, OffsetOutOfRangeError
 from pydantic import ValidationError
 
-from streaming_pca.config.kafka import KafkaSettings
+from streaming_pca.config.kafka import KafkaSettings, check_topic_name
 from streaming_pca.data.release import Release
 from streaming_pca.errors import UserError
 from streaming_pca.service.errors import NotPermitted, TopicError
@@ -245,6 +245,8 @@ def latest(stream: str | Settings, kafka: KafkaSettings | str | None = None) -> 
     UnreadableRelease
         If the last release cannot be read, for example because it has a later version. Messages that are
         not releases are skipped.
+    ValueError, TypeError
+        If ``stream`` is a file, cannot be a name, or is of another type.
     """
     with closing(ReleaseReader(*_place_of(stream, kafka))) as reader:
         return next(iter(reader.last(1, strict=True)), None)
@@ -285,8 +287,10 @@ def follow(
     UnreadableRelease
         Also from the iterator, at an unreadable release. Messages that are not releases are logged as
         warnings and skipped.
+    ValueError, TypeError
+        As for :func:`latest`.
     UserError
-        If ``start`` is another word.
+        If ``start`` is another word, or ``timeout`` is not a number.
     """
     if start not in ("first", "last", "next"):
         raise UserError(f'start must be "first", "last" or "next", not {start!r}')
@@ -347,8 +351,20 @@ class Releases(Iterator[Release]):
 
 
 def _place_of(stream: str | Settings, kafka: KafkaSettings | str | None) -> tuple[KafkaSettings, str]:
+    if isinstance(stream, os.PathLike) or (isinstance(stream, str) and stream.lower().endswith(".toml")):
+        file = os.fspath(stream)
+        raise ValueError(
+            f"stream = {file!r} is a file: load its settings first, stream = load_settings(Path({file!r})) "
+            "with load_settings of streaming_pca.config.loading"
+        )
     if isinstance(stream, str):
+        check_topic_name("stream", stream)
         return connection(kafka), f"{stream}{_RELEASES}"
+    # Slow to load, and loaded already if there are any.
+    from streaming_pca.config.settings import Settings
+
+    if not isinstance(stream, Settings):
+        raise TypeError(f"stream must be the name of a stream, or its Settings, not {type(stream).__name__}")
     return stream.kafka if kafka is None else connection(kafka), stream.stream.releases_topic
 
 

@@ -25,6 +25,9 @@ from streaming_pca.errors import UserError
 from streaming_pca.validation_errors import refuse_boolean
 
 _ADDRESS = re.compile(r"([A-Za-z_]+://)?(\[[0-9A-Fa-f:.%]+\]|[^\s\[\]:/]+)(:[0-9]{1,5})?")
+TOPIC_NAME = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,200}")
+"""Names of streams and of their inputs."""
+TOPIC_RULE = "must be 1 to 200 letters, digits, '.', '_' or '-', and not '.' or '..'"
 _THIS_MACHINE = ("localhost", "127.0.0.1", "::1")
 _GRANT = (
     "sasl_oauth_token_url",
@@ -60,6 +63,14 @@ class ClearText(str):
 
     def __repr__(self) -> str:
         return "'**********'"
+
+
+def check_topic_name(argument: str, name: Any) -> None:
+    """Raise ValueError, naming the argument, for a name that no stream and no input can have."""
+    if not isinstance(name, str):
+        raise ValueError(f"{argument} {TOPIC_RULE}; this is of type {type(name).__name__}")
+    if not TOPIC_NAME.fullmatch(name):
+        raise ValueError(f"{argument} {TOPIC_RULE}; this is {name[:40]!r}{'...' * (len(name) > 40)}")
 
 
 def check_https(url: str, instead: str) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import re
 from collections.abc import Mapping
 from pathlib import Path as FilePath
 from typing import Annotated, Any, Literal
@@ -26,7 +25,15 @@ from pydantic import (
 
 from streaming_pca.config.features import read_schema, with_features
 from streaming_pca.config.http import HttpSettings
-from streaming_pca.config.kafka import ConfigurationError, KafkaSettings, Section, StrictSection, checked
+from streaming_pca.config.kafka import (
+    TOPIC_NAME,
+    TOPIC_RULE,
+    ConfigurationError,
+    KafkaSettings,
+    Section,
+    StrictSection,
+    checked,
+)
 from streaming_pca.config.registry import RegistrySettings
 from streaming_pca.config.spark import SparkSettings
 from streaming_pca.data.codec import FORMATS, OCTETS, Format, MediaType
@@ -48,7 +55,6 @@ from streaming_pca.validation_errors import error_lines, options_lines
 
 _MAX_LEDGER_ITEMS = 16
 """Longest array that the privacy contract contains; longer ones are replaced by their digests."""
-TOPIC_NAME = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,200}")
 
 
 class WorkerSettings(StrictSection):
@@ -244,9 +250,7 @@ class StreamSettings(StrictSection):
     def _check_topics(self) -> None:
         for field in ("name", "input"):
             if not TOPIC_NAME.fullmatch(getattr(self, field)):
-                raise ValueError(
-                    f"{field} must be 1 to 200 letters, digits, '.', '_' or '-', and not '.' or '..'"
-                )
+                raise ValueError(f"{field} {TOPIC_RULE}")
         if self.input in (self.state_topic, self.releases_topic):
             raise ValueError(
                 f"input = {self.input!r} is the stream's own output: name the topic of its records"

@@ -163,6 +163,34 @@ def test_a_topic_and_a_stream_that_were_confused_are_named(topic: str, others: l
     assert str(missing_releases(KafkaSettings(), topic, others)).endswith(f": {words}")
 
 
+FILE = "is a file: load its settings first, stream = load_settings(Path("
+
+
+@pytest.mark.parametrize(
+    ("stream", "kind", "words"),
+    [
+        (None, TypeError, "stream must be the name of a stream, or its Settings, not NoneType"),
+        (b"rd", TypeError, "stream must be the name of a stream, or its Settings, not bytes"),
+        (KafkaSettings(), TypeError, "or its Settings, not KafkaSettings"),
+        (Path("stream.toml"), ValueError, f"stream = 'stream.toml' {FILE}'stream.toml'))"),
+        (Path("stream"), ValueError, f"stream = 'stream' {FILE}'stream'))"),
+        ("a/stream.toml", ValueError, f"stream = 'a/stream.toml' {FILE}'a/stream.toml'))"),
+        ("", ValueError, "stream must be 1 to 200 letters"),
+        ("..", ValueError, "and not '.' or '..'; this is '..'"),
+        ("rd\n", ValueError, r"this is 'rd\n'"),
+        ("é" * 99, ValueError, f"this is '{'é' * 40}'..."),
+    ],
+)
+@pytest.mark.parametrize("read", [latest, follow])
+def test_what_is_no_stream_is_refused_in_one_line(
+    read: Callable[..., object], stream: object, kind: type[Exception], words: str
+) -> None:
+    with pytest.raises(kind) as caught:
+        read(stream, "127.0.0.1:1")
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
 @pytest.mark.parametrize("given", ["127.0.0.1:1", None])
 def test_a_broker_that_does_not_answer_is_named_as_the_argument(given: str | None) -> None:
     settings = connection(given)

@@ -10,8 +10,8 @@ from typing import Any
 from kafka import KafkaAdminClient
 from kafka.admin import NewTopic
 
-from streaming_pca.config.kafka import ConfigurationError, KafkaSettings
-from streaming_pca.config.settings import TOPIC_NAME, StreamSettings
+from streaming_pca.config.kafka import TOPIC_NAME, ConfigurationError, KafkaSettings
+from streaming_pca.config.settings import StreamSettings
 from streaming_pca.data.records import RecordKind
 from streaming_pca.service.errors import TopicError
 from streaming_pca.service.kafka.clients import MAX_MESSAGE_BYTES, ask_broker
