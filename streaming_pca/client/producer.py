@@ -8,7 +8,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from numbers import Integral
+from numbers import Integral, Number
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
@@ -106,7 +106,10 @@ class Producer:
         feature_names: Sequence[str] | None = None,
         features: Any = None,
     ) -> None:
-        _check_dim(dim)
+        _check_count("dim", dim)
+        _check_count("max_rows", max_rows)
+        if rows_per_message is not None:
+            _check_count("rows_per_message", rows_per_message)
         self._map = None if features is None else row_map_of(features)
         if self._map is not None:
             if (dim, record_kind) != (self._map.dim, "factor"):
@@ -398,9 +401,11 @@ class Producer:
                 )
 
 
-def _check_dim(dim: Any) -> None:
-    if isinstance(dim, bool) or not isinstance(dim, Integral) or dim < 1:
-        raise ValueError(f"dim must be a whole number of at least 1, not {dim!r}")
+def _check_count(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
+        plain = value is None or isinstance(value, str | Number)
+        given = repr(value) if plain else f"of type {type(value).__name__}"
+        raise ValueError(f"{name} must be a whole number of at least 1, not {given}")
 
 
 def _shown(names: list[str]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import logging
+import math
 import os
 import time
 from collections import deque
@@ -13,6 +14,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import takewhile
+from numbers import Real
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
@@ -294,6 +296,7 @@ def follow(
     """
     if start not in ("first", "last", "next"):
         raise UserError(f'start must be "first", "last" or "next", not {start!r}')
+    _check_timeout(timeout)
     reader = ReleaseReader(*_place_of(stream, kafka))
     try:
         found: list[Release] = []
@@ -348,6 +351,15 @@ class Releases(Iterator[Release]):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _check_timeout(timeout: Any) -> None:
+    if timeout is None:
+        return
+    # NaN would wait forever.
+    if isinstance(timeout, bool) or not isinstance(timeout, Real) or math.isnan(timeout):
+        given = repr(timeout) if isinstance(timeout, str | Real) else f"of type {type(timeout).__name__}"
+        raise UserError(f"timeout must be a number of seconds, or None to wait forever, not {given}")
 
 
 def _place_of(stream: str | Settings, kafka: KafkaSettings | str | None) -> tuple[KafkaSettings, str]:

@@ -145,6 +145,18 @@ def test_another_word_for_the_start_is_refused_before_a_release_is_skipped(start
 
 
 @pytest.mark.parametrize(
+    ("timeout", "given"),
+    [("1", "'1'"), (True, "True"), (float("nan"), "nan"), ([1], "of type list"), (1j, "of type complex")],
+)
+def test_a_timeout_that_is_not_a_number_is_refused_before_a_broker_is_asked(
+    timeout: object, given: str
+) -> None:
+    expected = f"timeout must be a number of seconds, or None to wait forever, not {given}"
+    with pytest.raises(UserError, match=f"^{expected}$"):
+        follow("visit", "localhost:1", timeout=timeout)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
     ("topic", "others", "words"),
     [
         # latest("tour.releases"), a topic in the place of its stream; the topic need not be visible.
