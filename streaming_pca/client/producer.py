@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 from streaming_pca.client.encoding import ContentType, Dtype, payload_encoder, payload_headers
 from streaming_pca.client.releases import connection
 from streaming_pca.client.sending import Sender
-from streaming_pca.config.kafka import KafkaSettings
+from streaming_pca.config.kafka import KafkaSettings, check_topic_name
 from streaming_pca.data.features.row_map import row_map_of, rows_of_table
 from streaming_pca.linalg.masks import refuse_masks_and_units
 
@@ -106,6 +106,7 @@ class Producer:
         feature_names: Sequence[str] | None = None,
         features: Any = None,
     ) -> None:
+        check_topic_name("topic", topic)
         _check_count("dim", dim)
         _check_count("max_rows", max_rows)
         if rows_per_message is not None:

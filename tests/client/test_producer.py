@@ -227,6 +227,26 @@ def test_what_does_not_go_together_is_refused_before_a_broker_is_asked(how: Any,
         Producer("in", "127.0.0.1:1", **({"dim": 3} | how))
 
 
+@pytest.mark.parametrize(
+    ("topic", "given"),
+    [
+        (None, "of type NoneType"),
+        (b"in", "of type bytes"),
+        (Path("in"), "of type PosixPath"),
+        ("", "''"),
+        ("bad topic!", "'bad topic!'"),
+        ("..", "'..'"),
+        ("a\nb", r"'a\nb'"),
+        ("x" * 201, f"'{'x' * 40}'..."),
+    ],
+)
+def test_a_name_that_no_topic_can_have_is_refused_before_a_broker_is_asked(topic: Any, given: str) -> None:
+    with pytest.raises(ValueError, match="^topic must be 1 to 200 letters, digits") as caught:
+        Producer(topic, "127.0.0.1:1", dim=3)
+    assert str(caught.value).endswith(f"; this is {given}")
+    assert "\n" not in str(caught.value)
+
+
 def test_a_wrong_address_is_one_line() -> None:
     with pytest.raises(ValueError, match=r"^kafka = '': must be HOST:PORT[^\n]*$"):
         Producer("in", "", dim=3)
