@@ -225,7 +225,11 @@ class Release(BaseModel):
         if scale is not None:
             changes["scale"] = _filled("scale", self.scale, scale)
         if bounds is not None:
-            if len(bounds) != 2:
+            try:
+                pair = len(bounds) == 2
+            except TypeError:
+                pair = False
+            if not pair:
                 raise ValueError("bounds must be a pair: (lower, upper)")
             held = self.bounds or (None, None)
             changes["bounds"] = tuple(
@@ -409,7 +413,11 @@ def _filled(name: str, held: Any, given: ArrayLike) -> Any:
         if given != held:
             raise ValueError(f'{name}: "{given}" is not the setting of the release\'s stream')
         return given
-    numbers = np.asarray(given, dtype=np.float64)
+    try:
+        numbers = np.asarray(given, dtype=np.float64)
+    except (TypeError, ValueError, OverflowError):
+        # NumPy's message quotes a value, and does not name the setting.
+        raise ValueError(f"{name} must be numbers: pass the setting of the release's stream") from None
     if isinstance(held, ArrayDigest):
         same = ArrayDigest.of(numbers) == held
     else:

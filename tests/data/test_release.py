@@ -219,8 +219,29 @@ def test_settings_that_a_release_holds_are_not_replaced() -> None:
     for wrong in ({"centering": [1, 3]}, {"scale": 3}, {"scale": [2, 2]}, {"bounds": (0, 1)}):
         with pytest.raises(ValueError, match="not the numbers"):
             release.with_settings(**wrong)
-    with pytest.raises(ValueError, match="bounds must be a pair"):
-        release.with_settings(bounds=(0, 1, 2))  # type: ignore[arg-type]
+    for no_pair in ((0, 1, 2), 3, [], np.array(1.0)):
+        with pytest.raises(ValueError, match="bounds must be a pair"):
+            release.with_settings(bounds=no_pair)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        ({"scale": ["a"] * 4}, "scale"),
+        ({"scale": {"a": 1.0}}, "scale"),
+        ({"scale": [[1.0], [1.0, 2.0]]}, "scale"),
+        ({"scale": [10**400]}, "scale"),
+        ({"centering": ["secret", 1.0]}, "centering"),
+        ({"bounds": (["a", "b"], 1.0)}, "lower bounds"),
+        ({"bounds": (0.0, [object()])}, "upper bounds"),
+    ],
+)
+def test_settings_that_are_not_numbers_are_named(given: Any, name: str) -> None:
+    release = read(centering=[1.0, 2.0], scale=[2.0, 2.0], bounds=[0.0, 1.0])
+    with pytest.raises(
+        ValueError, match=f"^{name} must be numbers: pass the setting of the release's stream$"
+    ):
+        release.with_settings(**given)
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [
