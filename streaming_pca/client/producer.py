@@ -396,9 +396,15 @@ class Producer:
         guarantee = self._mechanism.epsilon, self._mechanism.delta
         for user, reports in Counter(filter(None, users)).items():
             if not accountant.allows(user, self.topic, *guarantee, reports=reports):
+                if reports > 1:
+                    raise AlreadySpent(
+                        f"key= has one key {reports} times, and {accountant.path} allows its user fewer "
+                        f"reports of {guarantee} on {self.topic!r}: pass each key once; "
+                        "nothing of this call was sent"
+                    )
                 raise AlreadySpent(
-                    f"{accountant.path}: a user has fewer than {reports} reports of {guarantee} left on "
-                    f"{self.topic!r}: nothing of this call was sent"
+                    f"{accountant.path}: a user has no report of {guarantee} left on {self.topic!r}: "
+                    "nothing of this call was sent"
                 )
 
 

@@ -241,7 +241,7 @@ def test_what_does_not_go_together_is_refused_before_a_broker_is_asked(how: Any,
     ],
 )
 def test_a_name_that_no_topic_can_have_is_refused_before_a_broker_is_asked(topic: Any, given: str) -> None:
-    with pytest.raises(ValueError, match="^topic must be 1 to 200 letters, digits") as caught:
+    with pytest.raises(ValueError, match=r"^topic must be 1 to 200 letters, digits") as caught:
         Producer(topic, "127.0.0.1:1", dim=3)
     assert str(caught.value).endswith(f"; this is {given}")
     assert "\n" not in str(caught.value)
@@ -378,6 +378,47 @@ def test_a_stream_tells_its_producer_what_to_send(
     own = load_settings(local).stream
     codec = PayloadCodec(6, kind=RecordKind.LOCAL, privacy_contract=own.local_guarantee)
     assert codec.decode(messages[-1]) is not None
+
+
+class NoSender:
+    """Sender without a broker, which keeps what it is given."""
+
+    def __init__(self, *_: object, **__: object) -> None:
+        self.values: list[bytes] = []
+
+    def make_room(self) -> None: ...
+
+    def send(self, value: bytes, *_: object) -> None:
+        self.values.append(value)
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        (["eve", "eve"], "key= has one key 2 times, and "),
+        (["eve", b"eve", "bob", "eve"], "key= has one key 3 times, and "),
+        ("eve", "key= has one key 2 times, and "),
+        (["eve", "ada"], "a user has no report of (1.0, 1e-06) left on 'in': nothing of this call was sent"),
+    ],
+)
+def test_a_key_that_a_call_has_twice_is_not_charged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keys: Any, words: str
+) -> None:
+    monkeypatch.setattr("streaming_pca.client.producer.Sender", NoSender)
+    count = 2 if isinstance(keys, str) else len(keys)
+    with LocalAccountant(tmp_path / "spent") as accountant:
+        producer = Producer("in", "127.0.0.1:1", dim=3, privatize=LocalGaussian(*ONE), accountant=accountant)
+        producer.send(X[0] / 9, key="ada")
+        with pytest.raises(AlreadySpent) as caught:
+            producer.send(X[:count] / 9, key=keys)
+        assert accountant.spent(b"eve", "in") == accountant.spent(b"bob", "in") == (0, 0)
+    assert len(producer._sender.values) == 1  # type: ignore[attr-defined]
+    said = str(caught.value)
+    assert words in said
+    assert said.endswith("nothing of this call was sent")
+    assert "\n" not in said
+    assert "eve" not in said
+    assert ("pass each key once" in said) == ("times" in words)
 
 
 @pytest.mark.parametrize("kind", ["factor", "matrix"])
