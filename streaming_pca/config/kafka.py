@@ -66,7 +66,7 @@ class ClearText(str):
 
 
 def check_topic_name(argument: str, name: Any) -> None:
-    """Raise ValueError, naming the argument, for a name that no stream and no input can have."""
+    """Raise ValueError, naming the argument, for a name that no topic can have."""
     if not isinstance(name, str):
         raise ValueError(f"{argument} {TOPIC_RULE}; this is of type {type(name).__name__}")
     if not TOPIC_NAME.fullmatch(name):

@@ -413,12 +413,12 @@ def test_a_key_that_a_call_has_twice_is_not_charged(
             producer.send(X[:count] / 9, key=keys)
         assert accountant.spent(b"eve", "in") == accountant.spent(b"bob", "in") == (0, 0)
     assert len(producer._sender.values) == 1  # type: ignore[attr-defined]
-    said = str(caught.value)
-    assert words in said
-    assert said.endswith("nothing of this call was sent")
-    assert "\n" not in said
-    assert "eve" not in said
-    assert ("pass each key once" in said) == ("times" in words)
+    text = str(caught.value)
+    assert words in text
+    assert text.endswith("nothing of this call was sent")
+    assert "\n" not in text
+    assert "eve" not in text
+    assert ("pass each key once" in text) == ("times" in words)
 
 
 @pytest.mark.parametrize("kind", ["factor", "matrix"])
@@ -454,13 +454,13 @@ def test_reports_for_a_stream_of_records_are_refused_before_a_charge(
     ],
 )
 def test_wrong_features_are_one_line_and_the_same_as_of_a_model(features: Any, words: str) -> None:
-    said = []
+    texts = []
     for use in (
         lambda: Producer("in", "127.0.0.1:1", dim=1, features=features),
         lambda: PrivatePCA(1, features=features).fit([{"a": 1.0}] * 9),
     ):
         with pytest.raises(ValueError, match=f"^{re.escape(words)}") as caught:
             use()
-        said.append(str(caught.value))
-    assert said[0] == said[1]
-    assert "\n" not in said[0]
+        texts.append(str(caught.value))
+    assert texts[0] == texts[1]
+    assert "\n" not in texts[0]

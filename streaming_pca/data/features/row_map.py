@@ -107,7 +107,8 @@ class RowMap:
 
 
 def row_map_of(features: Any) -> RowMap:
-    """Return the map of a list of Feature or dict, or of a FeatureMap (recognized by its attribute)."""
+    """Return the map of a list of Feature or dict, or of a FeatureMap."""
+    # Recognized by its attribute: producers do not load scikit-learn.
     listed = getattr(features, "features", features)
     if isinstance(listed, str | bytes | Mapping) or not isinstance(listed, Sequence):
         raise ValueError(f"features must be a list, or a FeatureMap, not {type(listed).__name__}")
