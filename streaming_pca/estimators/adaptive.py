@@ -197,11 +197,10 @@ class _Learner:
             multiplier,
             norm_range,
             self.options.half_life,
+            shift,
             present=state.present.latest_share,
-            shift=shift,
         )
         self.blocks = BlockUpdate(
-            self.block.basis.shape[1],
             preprocessing,
             multiplier,
             norm_range,

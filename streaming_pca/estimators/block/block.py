@@ -130,33 +130,25 @@ class BlockUpdate:
 
     Parameters
     ----------
-    k : columns of the basis.
     multiplier : noise multiplier of a whole batch.
     norm_range : public range of the records' norms; residual norms may be far smaller.
     present : share of the batch's records that are not null. Each null record adds clip(-C), a public number,
         to a sum; it is subtracted again.
-    rank : leading directions that are released; all columns by default.
-    shift : from the centre of all sums to this batch's centre; none by default.
+    rank : leading directions that are released.
+    shift : from the centre of all sums to this batch's centre.
     """
 
     def __init__(
         self,
-        k: int,
         preprocessing: Preprocessing,
         multiplier: float,
         norm_range: tuple[float, float],
-        present: float = 1.0,
-        rank: int | None = None,
-        shift: MeanShift | None = None,
+        present: float,
+        rank: int,
+        shift: MeanShift,
     ) -> None:
-        self.shift = MeanShift.none(preprocessing.output_dim) if shift is None else shift
-        self.present, self.rank = present, k if rank is None else rank
-        self.k, self.preprocessing, self.multiplier, self.norm_range = (
-            k,
-            preprocessing,
-            multiplier,
-            norm_range,
-        )
+        self.preprocessing, self.multiplier, self.norm_range = preprocessing, multiplier, norm_range
+        self.present, self.rank, self.shift = present, rank, shift
         low, high = norm_range
         self.residual_range = (max(low * 2.0**-20, 1e-230), high * 2.0)
 
@@ -243,7 +235,7 @@ class BlockUpdate:
             product=estimate.product + gain * (measured - estimate.product),
             variance=variance,
             noise=(1 - gain) ** 2 * estimate.noise + gain**2 * noise,
-            offset=self.shift.after(gain, estimate.offset),
+            offset=self.shift.after(gain, self._offset(estimate)),
             offset_noise=(1 - gain) ** 2 * estimate.offset_noise + gain**2 * self.shift.noise,
         )
         return settled, exact.clipped, gain
@@ -321,7 +313,7 @@ def block_subspace(
     total: TotalVariance,
     k: int,
     present: PresentShare,
-    offset: MeanOffset | None = None,
+    offset: MeanOffset,
 ) -> Subspace:
     """Compute the release, leading Ritz vectors of the basis: post-processing.
 
@@ -329,7 +321,6 @@ def block_subspace(
     ``offset`` leads from the centre of the sums to the records' mean, which the release is about.
     """
     basis = estimate.basis
-    offset = MeanOffset(np.zeros(len(basis))) if offset is None else offset
     own = offset.vector if estimate.offset is None else estimate.offset
     inner = basis.T @ (estimate.product - outer_product(own, basis))
     values, turn = ritz_pairs(inner, k)
@@ -545,14 +536,11 @@ class BlockPCA(ComposedEstimator[BlockState, BlockOptions]):
         measured: MeanRound | None,
     ) -> tuple[BlockState, int]:
         """Run the rounds of one batch, at the charge of :meth:`plan`."""
-        columns = state.block.basis.shape[1]
         if self._restarts(state, batch):
             state = replace(state, block=state.block.restarted(), total=TotalVariance())
-        multiplier = self.costs.multiplier
         update = BlockUpdate(
-            columns,
             preprocessing,
-            multiplier,
+            self.costs.multiplier,
             self.norm_range,
             state.present.latest_share,
             self.k,

@@ -279,9 +279,10 @@ class ComposedEstimator(Estimator[S, O]):
             gain = max(gain, known_noise / max(known_noise + fresh, 1e-300))
         with np.errstate(all="ignore"):
             mean = np.clip(before + gain * (measured.mean - before), lower, upper)
-        moved, left, new = self.mean_shift(state, measured).moved, (1 - gain) ** 2, gain**2 * fresh
+        shift, left, new = self.mean_shift(state, measured), (1 - gain) ** 2, gain**2 * fresh
+        moved, offset = shift.moved, shift.moved + shift.step
         noise, path_noise = left * known_noise + new, left * state.path_noise + new * float(moved @ moved)
         path = moved * new if state.path is None else left * state.path + new * moved
-        square = state.mean_square + gain * (self.mean_shift(state, measured).square - state.mean_square)
+        square = state.mean_square + gain * (float(offset @ offset) - state.mean_square)
         state = replace(state, path=path if path.any() else None, path_noise=path_noise, mean_square=square)
         return replace(state, mean=mean, mean_weight=weight, mean_noise=noise), gain

@@ -79,10 +79,6 @@ class MeanOffset:
         """Return (v^T w)^2 for each row v of (k, d)."""
         return np.asarray(directions @ self.vector) ** 2
 
-    def excess(self, basis: Matrix) -> Matrix:
-        """Return w w^T Q for the columns of a (d, L) basis Q."""
-        return outer_product(self.vector, basis)
-
     def errors(self, variances: Vector) -> Vector:
         """Return the standard errors that the means' errors add to variances along directions."""
         along = mean_noise_along(variances, len(self.vector), self.noise)
@@ -114,19 +110,13 @@ class MeanShift:
     """Shift of a batch's sum to the centre of all sums, in scaled units."""
 
     moved: Vector
-    """(d,) q, from c to the centre of this batch's sum; zeros where these are one."""
+    """(d,) q, from c to the centre of this batch's sum; zeros where these are one, such as a public one."""
     step: Vector
     """(d,) f, from there to this batch's mean, as measured."""
     before: Vector
     """(d,) offset of the earlier batches' mean from c."""
     noise: float = 0.0
     """Variance of each coordinate of this batch's mean."""
-
-    @classmethod
-    def none(cls, dim: int) -> MeanShift:
-        """Return the shift of sums about a public centre."""
-        zeros = np.zeros(dim)
-        return cls(zeros, zeros, zeros)
 
     def excess(self, basis: Matrix) -> Matrix:
         """Return the excess of the product with a (d, L) basis: (q q^T + q f^T + f q^T) Q."""
@@ -143,12 +133,6 @@ class MeanShift:
         """Excess of the total."""
         return float(self.moved @ (self.moved + 2 * self.step))
 
-    @property
-    def square(self) -> float:
-        """Squared length of this batch's own offset from c."""
-        return float(np.sum((self.moved + self.step) ** 2))
-
-    def after(self, gain: float, before: Vector | None = None) -> Vector:
-        """Return the mean's offset from c with this batch, at this weight."""
-        before = self.before if before is None else before
+    def after(self, gain: float, before: Vector) -> Vector:
+        """Return the mean's offset from c, ``before`` without this batch, with it at this weight."""
         return before + gain * (self.moved + self.step - before)

@@ -100,9 +100,9 @@ class AnalyzeGauss(ComposedEstimator[AnalyzeGaussState, AnalyzeGaussOptions]):
             self.costs.multiplier,
             self.norm_range,
             options.half_life,
+            self.mean_shift(state, measured),
             weighted=False,
             present=state.present.latest_share,
-            shift=self.mean_shift(state, measured),
         )
         if options.clip_radius is None and options.clip_quantile is None:
             future = options.future_records(state.records + len(batch))

@@ -39,17 +39,15 @@ def covariance_subspace(
     preprocessing: Preprocessing,
     k: int,
     present: PresentShare,
-    offset: MeanOffset | None = None,
+    offset: MeanOffset,
 ) -> Subspace:
     """Compute the release, leading eigenvectors of the noisy covariance: post-processing.
 
     ``offset`` leads from the centre of the sums to the records' mean, which the covariance is about. The
     error of the share of present records widens every variance's error.
     """
-    moment = estimate.released_moment()
+    moment = estimate.released_moment() - np.outer(offset.vector, offset.vector)
     dim = len(moment)
-    offset = MeanOffset(np.zeros(dim)) if offset is None else offset
-    moment = moment - offset.excess(np.eye(dim))
     values, vectors = ritz_pairs(moment, dim)
     components = vectors[:, :k].T
     if not estimate.records:
@@ -65,7 +63,7 @@ def covariance_subspace(
             estimate = replace(estimate, sizes=estimate.sizes.within(high))
         dominant = dominant_feature(estimate) if preprocessing.kind is RecordKind.FACTOR else None
         turned = clip_angle(estimate, values, vectors, k, present.share, preprocessing.kind)
-        found = read_variances(estimate, components, values, offset.vector, present.share, preprocessing.kind)
+        found = read_variances(estimate, components, values, offset, present.share, preprocessing.kind)
     is_covered = bound + turned < math.pi / 2
     variances, total = found.along, found.total
     order = np.argsort(-variances, kind="stable")

@@ -109,7 +109,7 @@ class CovarianceUpdate:
     norm_range : public range of the records' norms.
     weighted : True to allow weights of directions.
     present : share of the batch's records that are not null: sums count as means over these.
-    shift : from the centre of all sums to this batch's centre; none by default.
+    shift : from the centre of all sums to this batch's centre.
     """
 
     def __init__(
@@ -119,11 +119,11 @@ class CovarianceUpdate:
         multiplier: float,
         norm_range: tuple[float, float],
         half_life: HalfLife,
+        shift: MeanShift,
         weighted: bool = True,
         present: float = 1.0,
-        shift: MeanShift | None = None,
     ) -> None:
-        self.shift = MeanShift.none(preprocessing.output_dim) if shift is None else shift
+        self.shift = shift
         self.preprocessing, self.multiplier, self.norm_range = preprocessing, multiplier, norm_range
         self.k, self.half_life, self.present = k, half_life, present
         self.weighted = weighted and preprocessing.kind is RecordKind.FACTOR and k < preprocessing.output_dim
@@ -318,7 +318,7 @@ class CovarianceUpdate:
 
     def _moments_about_mean(self, estimate: CovarianceEstimate, gain: float) -> Matrix:
         """Return the moments at all radii about the mean, along the basis."""
-        offset = estimate.basis.T @ self.shift.after(gain)
+        offset = estimate.basis.T @ self.shift.after(gain, self.shift.before)
         return estimate.all_moments() - np.outer(offset, offset)
 
     def _doubt(self, count: float) -> float:

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streaming_pca.data.records import RecordKind
+from streaming_pca.estimators.common.mean_offset import MeanOffset
 from streaming_pca.estimators.common.norm_distribution import BELOW_MEDIAN, Tail
 from streaming_pca.estimators.covariance.state import CovarianceEstimate
 
@@ -46,23 +47,21 @@ def read_variances(
     estimate: CovarianceEstimate,
     components: Matrix,
     values: Matrix,
-    offset: Matrix | None,
+    offset: MeanOffset,
     present: float,
     kind: RecordKind,
 ) -> Variances:
     """Estimate variances along released directions, and the total.
 
     ``components`` (k, d) are the leading eigenvectors of the released moment, ``values`` (d,) all its
-    eigenvalues, about the mean; ``offset`` (d,) leads from the centre of the sums to the mean; ``present`` is
+    eigenvalues, about the mean; ``offset`` leads from the centre of the sums to the mean; ``present`` is
     the share of the records that are not null.
     """
     turned = components @ estimate.basis
     slots = [estimate.moment(slot) for slot in range(estimate.used)]
     moments = np.array([np.sum(turned @ slot * turned, axis=1) for slot in slots]).T
-    traces = np.array([float(np.trace(slot)) for slot in slots])
-    if offset is not None:
-        moments = moments - ((components @ offset) ** 2)[:, None]
-        traces = traces - float(offset @ offset)
+    moments = moments - offset.along(components)[:, None]
+    traces = np.array([float(np.trace(slot)) for slot in slots]) - offset.square
     # Deviations of their noise, over a diagonal entry's.
     along = turned**2 @ estimate.weights
     of_all = float(np.linalg.norm(estimate.weights))

@@ -33,6 +33,7 @@ from streaming_pca.estimators.block.variances import TotalVariance
 from streaming_pca.estimators.common.budget import Budget
 from streaming_pca.estimators.common.clipped_batches import BatchCosts
 from streaming_pca.estimators.common.clipped_sums import block_residual_norms, block_sensitivity
+from streaming_pca.estimators.common.mean_offset import MeanShift
 from streaming_pca.linalg.subspace import orthonormalise, subspace_error
 from streaming_pca.privacy import mechanisms
 from streaming_pca.privacy.parameters import PrivacyParameters
@@ -48,12 +49,13 @@ def make(
 ) -> BlockUpdate:
     privacy = PrivacyParameters(epsilon=epsilon, delta=1e-6)
     preprocessing = Preprocessing(dim=dim, kind=kind, centering=centering)
-    return BlockUpdate(k, preprocessing, BatchCosts(privacy).multiplier, SPAN)
+    shift = MeanShift(*np.zeros((3, dim)))
+    return BlockUpdate(preprocessing, BatchCosts(privacy).multiplier, SPAN, 1.0, k, shift)
 
 
 def start(route: BlockUpdate, seed: int = 0) -> BlockEstimate:
     dim = route.preprocessing.dim
-    basis = orthonormalise(utility_generator(seed).standard_normal((dim, route.k)))
+    basis = orthonormalise(utility_generator(seed).standard_normal((dim, route.rank)))
     return BlockEstimate.start(basis)
 
 

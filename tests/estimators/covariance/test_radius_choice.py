@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from streaming_pca.data.array_batch import ArrayBatch
 from streaming_pca.data.preprocessing import Preprocessing
 from streaming_pca.estimators.common.budget import Budget
+from streaming_pca.estimators.common.mean_offset import MeanShift
 from streaming_pca.estimators.covariance.radius_choice import (
     ONCE,
     Reading,
@@ -60,7 +61,7 @@ def looked(
 ) -> tuple[CovarianceEstimate, Reading]:
     d = x.shape[1]
     preprocessing = Preprocessing(dim=d, centering="none")
-    route = CovarianceUpdate(k, preprocessing, multiplier, SPAN, None)
+    route = CovarianceUpdate(k, preprocessing, multiplier, SPAN, None, MeanShift(*np.zeros((3, d))))
     with replace_noise_sampler(SeededSampler(seed)):
         estimate, look = route.look(
             CovarianceEstimate.empty(d), ArrayBatch.of_vectors(x), Budget(multiplier, 1.0), coming

@@ -18,6 +18,7 @@ from streaming_pca.data.array_batch import ArrayBatch
 from streaming_pca.data.preprocessing import Preprocessing
 from streaming_pca.data.records import RecordKind
 from streaming_pca.estimators.common.budget import WHOLE, Budget
+from streaming_pca.estimators.common.mean_offset import MeanOffset, MeanShift
 from streaming_pca.estimators.common.norm_distribution import NormCounts
 from streaming_pca.estimators.common.present import PresentShare
 from streaming_pca.estimators.covariance.release import covariance_subspace
@@ -37,7 +38,8 @@ def route_of(
     d: int, k: int = 2, multiplier: float = Z, kind: RecordKind = RecordKind.FACTOR, **more: Any
 ) -> CovarianceUpdate:
     preprocessing = Preprocessing(dim=d, kind=kind, centering="none")
-    return CovarianceUpdate(k, preprocessing, multiplier, SPAN, more.pop("half_life", None), **more)
+    shift = MeanShift(*np.zeros((3, d)))
+    return CovarianceUpdate(k, preprocessing, multiplier, SPAN, more.pop("half_life", None), shift, **more)
 
 
 def learn(
@@ -358,7 +360,8 @@ def test_the_angle_bound_covers_the_noise(weighted: bool) -> None:
             )
         # Without counted norms, the bound covers the noise alone.
         estimate = replace(estimate, sizes=NormCounts.empty())
-        release = covariance_subspace(estimate, route.preprocessing, 2, PresentShare())
+        offset = MeanOffset(np.zeros(d))
+        release = covariance_subspace(estimate, route.preprocessing, 2, PresentShare(), offset)
         clipped = exact.released_moment()
         angles.append(principal_angles(release.components, ritz_pairs(clipped, 2)[1].T)[0])
         bounds.append(release.angle_bound)
