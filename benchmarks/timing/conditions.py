@@ -14,7 +14,7 @@ from numba.core.registry import cpu_target
 from threadpoolctl import ThreadpoolController, threadpool_info, threadpool_limits
 
 from benchmarks.timing.timing import Call
-from streaming_pca.kernels.threads import limited_threads
+from streaming_pca.kernels.threads import use_threads
 
 __all__ = ["in_blas_threads", "machine", "with_threads"]
 
@@ -25,8 +25,12 @@ def with_threads(count: int) -> Iterator[None]:
 
     Two thread pools on the same cores cost far more than they gain.
     """
-    with threadpool_limits(1), limited_threads(count):
-        yield
+    use_threads(count)
+    try:
+        with threadpool_limits(1):
+            yield
+    finally:
+        use_threads(None)
 
 
 def in_blas_threads(call: Call, count: int) -> Call:

@@ -14,8 +14,8 @@ import itertools
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -51,17 +51,6 @@ def use_threads(count: int | None) -> None:
     """Set the number of threads of kernels; None restores the default."""
     global _chosen
     _chosen = count
-
-
-@contextmanager
-def limited_threads(count: int) -> Iterator[None]:
-    """Limit kernels to ``count`` threads within the block."""
-    before = _chosen
-    use_threads(count)
-    try:
-        yield
-    finally:
-        use_threads(before)
 
 
 class _Task(Generic[Result]):

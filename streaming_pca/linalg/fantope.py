@@ -103,13 +103,11 @@ def fantope_weights(values: Matrix, k: int) -> Matrix:
     return np.asarray(np.clip(values - min(shift, breaks[high]), 0.0, 1.0))
 
 
-def fantope_projection(matrix: Matrix, k: int) -> Matrix:
-    """Project a symmetric matrix (m, m) onto the Fantope of rank k, in Frobenius norm."""
-    return _projected(matrix, k, len(matrix))[0]
+def fantope_projection(matrix: Matrix, k: int, guess: int) -> tuple[Matrix, int]:
+    """Project a symmetric matrix (m, m) onto the Fantope of rank k, in Frobenius norm; returns its rank, too.
 
-
-def _projected(matrix: Matrix, k: int, guess: int) -> tuple[Matrix, int]:
-    """Return the projection and its rank; ``guess`` eigenpairs are tried first."""
+    ``guess`` eigenpairs are tried first.
+    """
     m = len(matrix)
     count = min(max(guess, k + 1), m)
     while True:
@@ -180,7 +178,7 @@ def sparse_subspace(
     feasible = sparse
     while not converged and iteration < max_iterations:
         iteration += 1
-        feasible, rank = _projected(sparse + (s - dual) / step, k, rank + 2)
+        feasible, rank = fantope_projection(sparse + (s - dual) / step, k, rank + 2)
         moved = feasible + dual / step
         before, sparse = sparse, soft_threshold(moved, penalty / step)
         dual = step * (moved - sparse)

@@ -13,8 +13,8 @@ batch boundaries alone. So each batch's mechanisms see inputs that differ in one
 ``limit`` batches differ at all: the charge of a batch composes ``limit`` times.
 
 Neither condition may ever read another user's records: with a bound on users in a
-batch, for example, one user's message could displace another's. ``len``, ``nbytes`` and
-the sizes of the shards' bytes depend on contents: none may be shown as a metric or logged.
+batch, for example, one user's message could displace another's. ``len`` and the sizes
+of the shards' arrays and bytes depend on contents: none may be shown as a metric or logged.
 
 The table has 64 shards, each in sorted numpy arrays: users are in order of (high, low) and are equal only if
 all 128 bits are. A shard is copied to add users to it, one array after the other; no other shard is.
@@ -92,11 +92,6 @@ class UserShard:
     def size(self) -> int:
         """Number of users."""
         return self._high.size
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the arrays."""
-        return self._high.nbytes + self._low.nbytes + self._counts.nbytes
 
     def _find(
         self, high: NDArray[np.uint64], low: NDArray[np.uint64]
@@ -281,11 +276,6 @@ class UserTable:
     def __len__(self) -> int:
         """Return the number of users that have counted: as secret as the records."""
         return sum(shard.size for shard in self._shards)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the table's arrays: as secret as the records."""
-        return sum(shard.nbytes for shard in self._shards)
 
     def admit(self, users: NDArray[np.uint64]) -> Admission:
         """Decide which records of a batch count, by :func:`hash_users`; the table stays unchanged."""

@@ -15,9 +15,9 @@ from streaming_pca import PrivatePCA
 from streaming_pca.data import array_batch
 from streaming_pca.data.array_batch import ArrayBatch, SparseBatch
 from streaming_pca.estimators.common.state import encode_state
-from streaming_pca.kernels.threads import limited_threads
 from streaming_pca.privacy.randomness import replace_noise_sampler
 from tests.api.samplers import CASES, QUIET, RepeatingSampler
+from tests.threads import limited_threads
 
 
 def sparse_rows(m: int, d: int = 8, seed: int = 0) -> NDArray[np.float64]:

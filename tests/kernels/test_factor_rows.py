@@ -14,7 +14,7 @@ from streaming_pca.data.preprocessing import Preprocessing
 from streaming_pca.estimators.common.clipped_sums import covariance_sum
 from streaming_pca.kernels.blas import add_gram, dsyrk_address
 from streaming_pca.kernels.lattice import BLOCK
-from streaming_pca.kernels.threads import limited_threads
+from tests.threads import limited_threads
 
 
 @pytest.mark.parametrize(("n", "d"), [(0, 3), (1, 1), (5, 4), (1000, 17), (64, 257)])

@@ -29,7 +29,7 @@ from streaming_pca.kernels.lattice import (
     lattice_unit,
     quantise_basis,
 )
-from streaming_pca.kernels.threads import limited_threads
+from tests.threads import limited_threads
 
 D, K = 6, 2
 BASIS = np.linalg.qr(np.random.default_rng(0).standard_normal((D, K)))[0]

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from streaming_pca.kernels import threads
-from streaming_pca.kernels.threads import limited_threads, shared_out, thread_count, together
+from streaming_pca.kernels.threads import shared_out, thread_count, together
+from tests.threads import limited_threads
 from tests.waiting import LIMIT, wait_for
 
 

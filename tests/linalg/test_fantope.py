@@ -95,7 +95,7 @@ def test_weights_sum_to_the_rank_and_are_nearest(seed: int) -> None:
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
 def test_a_projection_is_in_the_fantope_and_nearest(d: int, k: int, scale: float) -> None:
     a = symmetric(d, scale, d + k)
-    p = fantope_projection(a, k)
+    p, _ = fantope_projection(a, k, d)
     assert_in_the_fantope(p, k)
     residual = a - p
     assert most(residual, k) <= np.sum(residual * p) + 1e-9 * (1 + scale) * d
@@ -103,7 +103,7 @@ def test_a_projection_is_in_the_fantope_and_nearest(d: int, k: int, scale: float
 
 def test_a_projection_of_rank_k_is_its_own() -> None:
     rows = orthonormalise(np.random.default_rng(0).standard_normal((30, 4))).T
-    np.testing.assert_allclose(fantope_projection(rows.T @ rows, 4), rows.T @ rows, atol=1e-12)
+    np.testing.assert_allclose(fantope_projection(rows.T @ rows, 4, 30)[0], rows.T @ rows, atol=1e-12)
 
 
 def test_thresholding_moves_entries_towards_zero_and_not_past_it() -> None:
@@ -157,7 +157,7 @@ def test_features_out_of_play_cannot_make_it_better(seed: int) -> None:
     y = np.zeros((d, d))
     u = np.zeros((d, d))
     for _ in range(3000):
-        x = fantope_projection(y - u + matrix, k)
+        x, _ = fantope_projection(y - u + matrix, k, d)
         y = soft_threshold(x + u, penalty)
         u += x - y
     ours = objective(matrix, embedded(screened, d, screened.feasible), penalty)

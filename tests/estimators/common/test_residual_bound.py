@@ -25,8 +25,8 @@ from streaming_pca.kernels.block.chunks import MOST_RECORDS, chunk_rows, fill_ch
 from streaming_pca.kernels.lattice import MATRIX_RADIUS, MAX_RECORDS, RADIUS, LatticeSum, lattice_unit
 from streaming_pca.kernels.reading import NO_MAP
 from streaming_pca.kernels.residuals import frobenius_norm
-from streaming_pca.kernels.threads import limited_threads
 from tests.kernels.judge import squared_total
+from tests.threads import limited_threads
 
 Floats = NDArray[np.float64]
 Rng = np.random.Generator

@@ -10,7 +10,7 @@ import pytest
 MEASURED = """
 import sys
 import numpy as np
-from streaming_pca.privacy.users import UserTable
+from streaming_pca.privacy.users import UserShard, UserTable
 
 def status(field):
     # Not ru_maxrss: on Linux that starts at the peak of the process that started this one.
@@ -39,7 +39,8 @@ def test_a_user_takes_less_than_40_bytes_while_they_come(users: int) -> None:
 before = status("VmRSS")
 for start in range(0, {users}, 131_072):
     table.add(table.admit(draw(min(131_072, {users} - start))).users)
-print(status("VmHWM") - before, table.nbytes, len(table))
+arrays = [getattr(shard, name) for shard in table._shards for name in UserShard.__slots__]
+print(status("VmHWM") - before, sum(array.nbytes for array in arrays), len(table))
 """)
     print(f"{used / 1e6:.0f} MB of memory, {nbytes / 1e6:.0f} MB of them in the table")
     assert n == users
