@@ -211,11 +211,6 @@ class Estimator(ABC, Generic[S, O]):
 
     ``privacy`` is the guarantee of the stream as a whole, and ``diagnostics_share`` the share of epsilon for
     noisy counts of null and clipped records, or 0. 1 <= k <= dim.
-
-    Attributes
-    ----------
-    privacy : PrivacyParameters
-        Bound on the cost of the estimator's own mechanisms: the guarantee less the share.
     """
 
     info: ClassVar[EstimatorInfo]
@@ -272,6 +267,7 @@ class Estimator(ABC, Generic[S, O]):
         self.dim, self.k = dim, k
         self.diagnostics = Diagnostics(privacy, diagnostics_share) if diagnostics_share else None
         self.privacy = privacy if self.diagnostics is None else self.diagnostics.rest
+        """Bound on the cost of the estimator's own mechanisms: the guarantee less the share."""
         self.preprocessing, self.options = preprocessing, options
 
     @classmethod

@@ -25,17 +25,6 @@ class Diagnostics:
     ``privacy`` is the guarantee of the stream as a whole, and ``share``, in (0, 0.5], a share of epsilon; the
     rest is left to the estimator.
 
-    Attributes
-    ----------
-    rest : PrivacyParameters
-        Parameters left to the estimator: epsilon less the share, the whole delta.
-    charge : Charge
-        Charge of all batches that a unit of privacy may enter, together.
-    error : int
-        Half of the 95% confidence interval of each count.
-    standard_error : float
-        Standard deviation of each count's noise.
-
     Notes
     -----
     Adjacency: replace-one. Released: the number of null records of a batch and the
@@ -58,12 +47,15 @@ class Diagnostics:
         while parse_rational(left) + total > whole:
             left = math.nextafter(left, 0.0)
         self.rest = privacy.model_copy(update={"epsilon": left})
+        """Parameters left to the estimator: epsilon less the share, the whole delta."""
         self.charge = Charge(
             epsilon=total, delta=Fraction(0), rho=privacy.contributions * self._epsilon * self._epsilon / 2
         )
+        """Charge of all batches that a unit of privacy may enter, together."""
         # The float may lie an ulp below the quotient that is charged.
         self._scale = float(_SENSITIVITY / self._epsilon) * (1 + 1e-12)
         self.error = _half_width(self._scale)
+        """Half of the 95% confidence interval of each count."""
         # The variance of discrete Laplace noise is 2 q/(1 - q)^2, with q = e^(-1/scale).
         self.standard_error = math.exp(-1 / (2 * self._scale)) * math.sqrt(2) / -math.expm1(-1 / self._scale)
 

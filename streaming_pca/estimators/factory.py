@@ -117,12 +117,8 @@ def usable_records(shape: tuple[int, ...], estimator: Estimator[Any, Any], is_fi
 
     ``is_first``: False for a later batch of a model, which need not have as many rows as components.
 
-    Raises ValueError if records of several rows are to be paired, or there are fewer rows than components.
-
-    Warns
-    -----
-    DoubtfulResultWarning
-        If epsilon or delta protects too little.
+    Raises ValueError if records of several rows are to be paired, or there are fewer rows than components;
+    warns with DoubtfulResultWarning if epsilon or delta protects too little.
     """
     granularity = estimator.preprocessing.granularity
     if is_first and (rows := math.prod(shape[:-1])) < estimator.k:

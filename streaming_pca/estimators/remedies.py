@@ -28,41 +28,27 @@ _MOST = 16
 
 @dataclass(frozen=True)
 class Situation:
-    """Settings that decide which remedies are left.
-
-    Attributes
-    ----------
-    estimator : str
-        Id of the estimator; one of a later version has only general remedies.
-    centering : str
-        "auto", "pairs", "none", or "public" for a vector.
-    has_bounds, has_scale : bool
-        True if the settings contain them.
-    dim, rank : int
-        Features d, and rank k of the release.
-    private : bool
-        False if nothing is guaranteed, and epsilon does not matter.
-    is_stream : bool
-        True for a stream of the service, whose contract only a new stream can change.
-    unit : str
-        Unit of privacy.
-    kind : RecordKind
-        Kind of the records: only vectors and factors have bounds, a scale and a mean.
-    options : mapping or None
-        Options of the estimator that are set; None if they are unknown.
-    """
+    """Settings that decide which remedies are left."""
 
     estimator: str
+    """Its id; an estimator of a later version has only general remedies."""
     centering: str
+    """"auto", "pairs", "none", or "public" for a vector."""
     has_bounds: bool
     has_scale: bool
     dim: int
     rank: int
+    """Rank k of the release."""
     private: bool = True
+    """False if nothing is guaranteed, and epsilon does not matter."""
     is_stream: bool = False
+    """True for a stream of the service, whose contract only a new stream can change."""
     unit: str = "message"
+    """Unit of privacy."""
     kind: RecordKind = RecordKind.FACTOR
+    """Kind of the records: only vectors and factors have bounds, a scale and a mean."""
     options: Mapping[str, Any] | None = field(default_factory=dict)
+    """Options of the estimator that are set; None if they are unknown."""
     widths_differ: bool = True
     """False if all features have bounds of one width, so that a scale by bounds changes nothing."""
 
@@ -162,24 +148,16 @@ def _word(centering: object) -> str:
 
 @dataclass(frozen=True)
 class Advice:
-    """Texts about a doubtful release, one line each.
-
-    Attributes
-    ----------
-    reasons : tuple of str
-        Id and explanation of each doubt.
-    remedies : tuple of str
-        Remedies that are left; each is one change.
-    given : tuple of str
-        Remedies of these doubts that the settings contain already.
-    note : str or None
-        Cost of trying again; None where no remedy needs it.
-    """
+    """Texts about a doubtful release, one line each."""
 
     reasons: tuple[str, ...]
+    """Id and explanation of each doubt."""
     remedies: tuple[str, ...]
+    """Remedies that are left; each is one change."""
     given: tuple[str, ...] = ()
+    """Remedies of these doubts that the settings contain already."""
     note: str | None = None
+    """Cost of trying again; None where no remedy needs it."""
 
     @property
     def lines(self) -> list[str]:
@@ -204,14 +182,9 @@ def advise(
 ) -> Advice:
     """Explain doubts and name the remedies that are left.
 
-    Parameters
-    ----------
-    ids : sequence of str
-        Ids of doubts; an unknown id is shown unchanged, without a remedy.
-    resolved : int or None
-        Result of :func:`~streaming_pca.estimators.warnings.resolved_components`.
-    feature : object, optional
-        Name of the dominant feature, or its number.
+    An unknown id is shown unchanged, without a remedy. ``resolved`` comes from
+    :func:`~streaming_pca.estimators.warnings.resolved_components`; ``feature`` is the name or the number of
+    the dominant feature.
     """
     known = [ReleaseWarning(name) for name in ids if name in set(ReleaseWarning)]
     # A name in a foreign release may contain terminal control characters.

@@ -64,19 +64,10 @@ def grid_exponent(sigma: float) -> int:
 def rounded_gaussian(total: NDArray[np.int64], sigma: float, random_bytes: RandomBytes) -> NDArray[np.int64]:
     """Round ``total`` plus Gaussian noise to the grid; see the module's notes for the law.
 
-    Parameters
-    ----------
-    total : int64 array of any shape
-        Exact sums; clipped to :data:`LARGEST_TOTAL` first, which moves no two sums further apart.
-    sigma : float
-        Standard deviation in lattice units, at most :data:`GREATEST_SIGMA`.
-    random_bytes : callable
-        ``random_bytes(n)``: n fresh, uniform, secret bytes.
-
-    Returns
-    -------
-    int64 array of the same shape
-        Multiples of 2**:func:`grid_exponent`, within :data:`LARGEST_TOTAL` of 0.
+    ``total``, of any shape, has exact sums; they are clipped to :data:`LARGEST_TOTAL` first, which moves no
+    two sums further apart. ``sigma`` is the standard deviation in lattice units, at most
+    :data:`GREATEST_SIGMA`; ``random_bytes(n)`` returns n fresh, uniform, secret bytes. Returns multiples of
+    2**:func:`grid_exponent`, within :data:`LARGEST_TOTAL` of 0.
     """
     exponent = grid_exponent(sigma)
     values = np.clip(total, -LARGEST_TOTAL, LARGEST_TOTAL).ravel()

@@ -128,14 +128,10 @@ class BlockEstimate:
 class BlockUpdate:
     """Mechanisms of the block route, and their post-processing.
 
-    Parameters
-    ----------
-    multiplier : noise multiplier of a whole batch.
-    norm_range : public range of the records' norms; residual norms may be far smaller.
-    present : share of the batch's records that are not null. Each null record adds clip(-C), a public number,
-        to a sum; it is subtracted again.
-    rank : leading directions that are released.
-    shift : from the centre of all sums to this batch's centre.
+    ``multiplier`` is the noise multiplier of a whole batch, ``norm_range`` the public range of the records'
+    norms; residual norms may be far smaller. ``present`` is the share of the batch's records that are not
+    null: each null record adds clip(-C), a public number, to a sum; it is subtracted again. ``rank`` leading
+    directions are released; ``shift`` leads from the centre of all sums to this batch's centre.
     """
 
     def __init__(

@@ -103,13 +103,10 @@ class Look:
 class CovarianceUpdate:
     """Mechanisms of the covariance route, and their post-processing.
 
-    Parameters
-    ----------
-    multiplier : noise multiplier of a whole batch.
-    norm_range : public range of the records' norms.
-    weighted : True to allow weights of directions.
-    present : share of the batch's records that are not null: sums count as means over these.
-    shift : from the centre of all sums to this batch's centre.
+    ``multiplier`` is the noise multiplier of a whole batch, ``norm_range`` the public range of the records'
+    norms, and ``shift`` leads from the centre of all sums to this batch's centre. ``weighted`` allows weights
+    of directions. ``present`` is the share of the batch's records that are not null: sums count as means over
+    these.
     """
 
     def __init__(

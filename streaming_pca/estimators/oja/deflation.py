@@ -100,11 +100,9 @@ class Deflation(Estimator[S, O], Generic[S, O]):
     def _learn(self, state: S, batch: Batch, iterate: Floats, removed: Floats) -> Learnt:
         """Learn from one batch for ``state.component``; the charge is the plan's.
 
-        Parameters
-        ----------
-        state : before the batch: this is learning step ``state.steps[state.component] + 1``.
-        iterate : (d,), unit vector, orthogonal to ``removed``.
-        removed : (d, i), C order, U, orthonormal columns: the earlier components of this pass; i may be 0.
+        This is learning step ``state.steps[state.component] + 1``. ``removed`` is U, (d, i), C order, with
+        orthonormal columns: the earlier components of this pass; i may be 0. ``iterate``, (d,), is a unit
+        vector orthogonal to them.
         """
 
     def learn_batch(self, state: S, batch: Batch) -> tuple[S, int]:

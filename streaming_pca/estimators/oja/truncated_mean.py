@@ -106,13 +106,6 @@ class AdaptiveMean:
 
     (epsilon, delta) is for each half of one batch; ``values`` is d k, the coordinates of a product.
 
-    Attributes
-    ----------
-    multiplier : float
-        Multiplier of the mean: sigma over sensitivity.
-
-    Notes
-    -----
     Released: the scale's bin, or that no bin was found, (epsilon, delta)-DP; from the
     other half the centre and the noisy mean, together (epsilon, delta)-DP.
     Adjacency: replace-one; a record is in one half.
@@ -130,6 +123,7 @@ class AdaptiveMean:
         self.rho, self.unseen = _zcdp(epsilon, delta)
         self.sigma = math.nextafter(sensitivity / math.sqrt(2 * self.rho) * (1 + 1e-15), math.inf)
         self.multiplier = self.sigma / sensitivity
+        """Multiplier of the mean."""
 
     def range_blocks(self, failure: float, constant: float) -> int:
         """Return m of PrivRange, ``C1 ln(1/(delta zeta))/epsilon`` ([DunglerSanyal2026, Alg. 4])."""
@@ -146,12 +140,8 @@ class AdaptiveMean:
     ) -> MeanFound:
         """Estimate a batch's scale from its first half, and its mean from the second.
 
-        Parameters
-        ----------
-        basis : (d, k).
-        removed : (d, c), orthonormal columns to project out of the products.
-        blocks : m of PrivRange.
-        clip : ``clip(Lambda)``: width of the bins, and R.
+        ``basis`` is (d, k), ``removed`` has (d, c) orthonormal columns to project out of the products,
+        ``blocks`` is m of PrivRange, and ``clip(Lambda)`` returns the width of the bins, and R.
         """
         if len(batch) < least_records(blocks, preprocessing):
             return MeanFound(Outcome.TOO_FEW)

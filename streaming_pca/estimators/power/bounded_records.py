@@ -74,18 +74,12 @@ def scale_records(rows: Floats, starts: NDArray[np.int64], size: float, spread: 
 
 
 class BoundedRecords(Preprocessing):
-    """Preprocessing that scales records into both balls, as its last step.
-
-    Attributes
-    ----------
-    clip_l2 : float
-        beta, in units of the records (of the root of a matrix' norm).
-    clip_l1 : float or None
-        alpha, in the same units; None for no such bound.
-    """
+    """Preprocessing that scales records into both balls, as its last step."""
 
     clip_l2: float
+    """beta, in units of the records (of the root of a matrix' norm)."""
     clip_l1: float | None = None
+    """alpha, in the same units; None for no such bound."""
 
     def apply(self, batch: Block) -> Block:
         """Transform a block of records and scale them."""

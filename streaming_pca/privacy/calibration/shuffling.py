@@ -60,13 +60,8 @@ _U = 2.0**-53
 def blanket_delta(epsilon: float, multiplier: float, messages: int, share: float, tail: float) -> float:
     """Return the bound of the module on delta, for one share; rounded up.
 
-    Parameters
-    ----------
-    epsilon : at most 40.
-    multiplier : z: sigma/(2 b).
-    messages : m.
-    share : g. Every share gives a valid bound.
-    tail : probability beyond which Y is cut; a part of the bound.
+    ``epsilon`` is at most 40; the others are z = sigma/(2 b), m and g, and every share g gives a valid bound.
+    ``tail`` is the probability beyond which Y is cut; a part of the bound.
     """
     require_positive("epsilon", epsilon)
     require_positive("multiplier", multiplier)

@@ -82,14 +82,6 @@ class Ledger:
     """Replay of one input topic's log.
 
     Entries of another topic id than ``topic_id`` (the topic's earlier lives) are void.
-
-    Attributes
-    ----------
-    jobs : dict of str to JobLedger
-    spend : dict of partition to SpendMap
-        Charges by all jobs together of the records in their ranges.
-    everywhere : Charge
-        Charge by all jobs together of every record, in addition to ``spend``.
     """
 
     def __init__(self, topic_id: str) -> None:
@@ -97,7 +89,9 @@ class Ledger:
         self.opened: Opened | None = None
         self.jobs: dict[str, JobLedger] = {}
         self.spend: defaultdict[int, SpendMap] = defaultdict(SpendMap)
+        """Charges by all jobs together of the records in their ranges, by partition."""
         self.everywhere = Charge.nothing()
+        """Charge by all jobs together of every record, in addition to ``spend``."""
 
     def job(self, name: str) -> JobLedger:
         """Return a job's record; an empty one for a job without entries."""

@@ -89,17 +89,10 @@ def verify_log(
 ) -> Report:
     """Check a whole ledger, and releases and states against it.
 
-    Parameters
-    ----------
-    entries : iterable of (offset, bytes)
-        Every committed message of the ledger topic, in order.
-    releases : iterable of bytes or StoredRelease, optional
-        Every committed message of the releases topics of all jobs, in order within each topic;
-        not checked if not given.
-    states : dict of job to StoredState, optional
-        Last state of every job that has one; not checked if not given.
-    topic_id : str, optional
-        Id of the input topic's life to verify; the newest when not given.
+    ``entries`` are the offset and the bytes of every committed message of the ledger topic, in order;
+    ``releases`` every committed message of the releases topics of all jobs, in order within each topic;
+    ``states`` the last state of every job that has one. Releases and states are not checked if not given.
+    ``topic_id`` is the id of the input topic's life to verify; the newest when not given.
     """
     problems: list[str] = []
     if topic_id is None:
