@@ -201,7 +201,6 @@ class PayloadCodec:
         return _SAME.get(content_type, content_type)
 
     def _report(self, value: bytes, content_type: str, headers: Mapping[str, bytes]) -> Rows:
-        """Return the one row of a report."""
         if content_type != OCTETS:
             raise MalformedPayload(f"its content-type is {content_type!r}: a report must have {OCTETS}")
         for name, wanted in ((KIND_HEADER, REPORT_KIND), (CONTRACT_HEADER, self.privacy_contract)):

@@ -52,7 +52,6 @@ class ColumnChoice:
 
     @property
     def by_name(self) -> bool:
-        """True if a column is chosen by its name."""
         return not all(map(_RANGE.fullmatch, (*(self.keep or ()), *self.drop)))
 
     def find(self, path: Path, width: int, names: Sequence[str] | None, key: int | None) -> list[int]:
@@ -147,7 +146,6 @@ class RecordFile:
 
     @property
     def dim(self) -> int:
-        """Number of features d."""
         return self.shape[-1]
 
     def grouped(self, rows: int) -> RecordFile:
@@ -399,7 +397,6 @@ def _cell(path: Path, line: int, column: int, names: Sequence[str] | None) -> st
 
 
 def _describe_cell(path: Path, line: int, column: int, names: Sequence[str] | None, cell: str) -> str:
-    """Describe a cell that is not a number, and its remedy."""
     where = _cell(path, line, column, names)
     drop = f"leave the column out with --drop {column + 1}"
     if not cell.strip():

@@ -68,7 +68,6 @@ class Block:
 
     @property
     def dim(self) -> int:
-        """Number of features d."""
         width = int(self.rows.shape[1])
         return dim_of_packed(width) if self.kind is RecordKind.LOCAL else width
 

@@ -145,9 +145,8 @@ class AdaptivePCA(ComposedEstimator[AdaptiveState, AdaptiveOptions]):
         budget: Budget,
         measured: MeanRound | None,
     ) -> tuple[AdaptiveState, int]:
-        """Learn by one route, at the charge of :meth:`plan`."""
         if self._restarts(state, batch):
-            block = state.block.restarted()
+            block = BlockEstimate.start(state.block.basis)
             state = replace(state, covariance=self._empty_covariance, block=block, total=TotalVariance())
         learner = _Learner(self, state, preprocessing, batch, budget, measured)
         if self.fixed_route == "block":
@@ -164,7 +163,6 @@ class AdaptivePCA(ComposedEstimator[AdaptiveState, AdaptiveOptions]):
         return replace(new, block=learner.block, total=learner.total), clipped
 
     def learnt_subspace(self, state: AdaptiveState) -> Subspace:
-        """Return the release of the route that learnt last."""
         if state.route == "block":
             return block_subspace(state.block, state.total, self.k, state.present, self.mean_offset(state))
         estimate = state.covariance

@@ -61,7 +61,6 @@ class Diagnostics:
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """Parameters as a reservation names them."""
         return {"mechanism": "counts", "epsilon": format_rational(self._epsilon)}
 
     def counts(self, null: int, clipped: int) -> NDArray[np.int64]:

@@ -70,7 +70,6 @@ class TadaDPOOptions(AdaDPOOptions):
         return self
 
     def parse_warm_options(self) -> Options:
-        """Parse the start's settings."""
         return WARM_STARTS[self.warm_estimator].options_type(**self._warm_values)
 
     @property
@@ -81,7 +80,6 @@ class TadaDPOOptions(AdaDPOOptions):
 
     @property
     def largest_batch(self) -> int:
-        """Largest number of records of any plan."""
         return max(self.records_a_batch(1), self.parse_warm_options().largest_batch)
 
 

@@ -90,7 +90,6 @@ class UserShard:
 
     @property
     def size(self) -> int:
-        """Number of users."""
         return self._high.size
 
     def _find(
@@ -321,7 +320,6 @@ class UserTable:
 
     @staticmethod
     def shard_of(users: NDArray[np.uint64]) -> NDArray[np.uint8]:
-        """Return the shard of each user."""
         return shard_numbers(_checked(users))
 
 
@@ -376,7 +374,6 @@ class UserIndex:
         return {f"users.{what}.{slot}": parts[slot] for what, parts in named for slot in sorted(parts)}
 
     def join(self, parts: Mapping[str, bytes]) -> bytes:
-        """Concatenate all parts."""
         return b"".join(parts[name] for name in self.parts)
 
     def split(self, data: bytes) -> dict[str, bytes]:

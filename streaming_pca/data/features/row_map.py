@@ -70,7 +70,6 @@ class RowMap:
 
     @property
     def dim(self) -> int:
-        """Number d of columns."""
         return len(self.names)
 
     @property

@@ -120,10 +120,6 @@ class BlockEstimate:
         if not (numbers_are_right and 0 <= self.level < math.inf):
             raise ValueError("the state's variances must not be below 0")
 
-    def restarted(self) -> BlockEstimate:
-        """Return the estimate before any record, with the same basis."""
-        return BlockEstimate.start(self.basis)
-
 
 class BlockUpdate:
     """Mechanisms of the block route, and their post-processing.
@@ -184,10 +180,6 @@ class BlockUpdate:
         norm = float(np.linalg.norm(centre))
         return (1 - self.present) * (radius / norm if norm > radius else 1.0)
 
-    def noise(self, radius: float, weight: float, count: float, multiplier: float) -> float:
-        """Return the standard deviation of an entry of a round's mean."""
-        return multiplier * 2 * radius / (weight * max(count, 1))
-
     def learn(
         self,
         estimate: BlockEstimate,
@@ -217,7 +209,7 @@ class BlockUpdate:
         weight *= self.present
         moved = project_symmetric(residual / weight, basis)
         measured = np.asarray(exact.centre + moved) + self.shift.excess(basis)
-        noise = self.noise(radius, weight, count, multiplier) ** 2
+        noise = (multiplier * 2 * radius / (weight * count)) ** 2
         spread = noise + radius**2 / (basis.size * count)
         gain, variance = 1.0, spread
         if math.isfinite(estimate.variance):
@@ -324,7 +316,7 @@ def block_subspace(
     noise = math.sqrt(estimate.noise)
     variances, errors = np.maximum(values, 0.0), np.full(k, noise)
     known = bool(estimate.spectrum.any()) and math.isfinite(noise)
-    whole, whole_error = max(total.value - offset.square, 0.0), total.standard_error
+    whole, whole_error = max(total.value - offset.square, 0.0), math.sqrt(total.noise)
     has_whole, is_apart, is_kept = total.weight > 0 and math.isfinite(whole), True, True
     if estimate.measured is not None and np.isfinite(estimate.measured).all():
         deviations = np.hypot(np.sqrt(estimate.measured[1]), estimate.measured[2])
@@ -531,9 +523,9 @@ class BlockPCA(ComposedEstimator[BlockState, BlockOptions]):
         budget: Budget,
         measured: MeanRound | None,
     ) -> tuple[BlockState, int]:
-        """Run the rounds of one batch, at the charge of :meth:`plan`."""
         if self._restarts(state, batch):
-            state = replace(state, block=state.block.restarted(), total=TotalVariance())
+            block = BlockEstimate.start(state.block.basis)
+            state = replace(state, block=block, total=TotalVariance())
         update = BlockUpdate(
             preprocessing,
             self.costs.multiplier,
@@ -561,5 +553,4 @@ class BlockPCA(ComposedEstimator[BlockState, BlockOptions]):
         return replace(new, block=block, total=total), clipped
 
     def learnt_subspace(self, state: BlockState) -> Subspace:
-        """Return leading Ritz vectors of the basis."""
         return block_subspace(state.block, state.total, self.k, state.present, self.mean_offset(state))

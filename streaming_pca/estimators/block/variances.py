@@ -59,11 +59,6 @@ class TotalVariance:
         if not (self.noise >= 0 and 0 <= self.weight < math.inf):
             raise ValueError("noise and weight of the state's total variance must not be below 0")
 
-    @property
-    def standard_error(self) -> float:
-        """Standard error of the value, from the noise alone."""
-        return math.sqrt(self.noise)
-
     def averaged(self, new: TotalVariance, gain: float, shift: float = 0.0) -> TotalVariance:
         """Average a batch's total in, plus a known shift, with this weight."""
         if not new.weight:

@@ -215,6 +215,5 @@ class MeanNorms(NormKernel):
         _refuse_pairs(preprocessing)
 
     def fill(self, read: RecordsView, first: int, last: int, out: Vector) -> None:
-        """Write the norms."""
         room = np.empty((read.longest, read.rows.shape[1]))
         record_mean_norms(read, first, last, self.records.how, room, out)

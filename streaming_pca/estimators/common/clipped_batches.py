@@ -61,7 +61,6 @@ class GrowingBatches(Options):
 
     @property
     def largest_batch(self) -> int:
-        """Largest number of records of any plan."""
         return max(self._schedule, default=self.max_batch)
 
     def future_records(self, records: int) -> float:
@@ -141,7 +140,6 @@ class BatchCosts:
         budget.sigma(budget.take(_LEAST_SHARE), _GREATEST_SENSITIVITY)
 
     def budget(self) -> Budget:
-        """Return the unspent budget of one batch."""
         return Budget(self.multiplier, self.privacy.epsilon)
 
     @property

@@ -87,7 +87,6 @@ class _FactorNorms(NormKernel):
         self.dim = preprocessing.output_dim
 
     def fill(self, read: RecordsView, first: int, last: int, out: Matrix) -> None:
-        """Write the traces."""
         factor_squared_norms(read, first, last, self.records.how, np.empty((read.longest, self.dim)), out)
 
 

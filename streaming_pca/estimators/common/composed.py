@@ -102,7 +102,6 @@ class ComposedEstimator(Estimator[S, O]):
 
     @cached_property
     def costs(self) -> BatchCosts:
-        """Costs of a batch."""
         return BatchCosts(self.privacy)
 
     @cached_property

@@ -25,8 +25,6 @@ class AnalyzeGaussOptions(ClippedBatches):
 
 @dataclass(frozen=True)
 class AnalyzeGaussState(ComposedState):
-    """State of :class:`AnalyzeGauss`."""
-
     covariance: CovarianceEstimate
 
 
@@ -90,7 +88,6 @@ class AnalyzeGauss(ComposedEstimator[AnalyzeGaussState, AnalyzeGaussOptions]):
         budget: Budget,
         measured: MeanRound | None,
     ) -> tuple[AnalyzeGaussState, int]:
-        """Add one batch's noisy sum, at the charge of :meth:`plan`."""
         options, estimate = self.options, state.covariance
         if self._restarts(state, batch):
             estimate = CovarianceEstimate.empty(self.dim)
@@ -115,7 +112,6 @@ class AnalyzeGauss(ComposedEstimator[AnalyzeGaussState, AnalyzeGaussOptions]):
         return replace(state, covariance=estimate), clipped
 
     def learnt_subspace(self, state: AnalyzeGaussState) -> Subspace:
-        """Return leading eigenvectors of the (centred) noisy covariance."""
         return covariance_subspace(
             state.covariance,
             self.preprocessing,

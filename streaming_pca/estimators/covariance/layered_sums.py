@@ -117,7 +117,6 @@ class _TurnedNorms(NormKernel):
         self.turn = turn
 
     def fill(self, read: RecordsView, first: int, last: int, out: Matrix) -> None:
-        """Write the traces."""
         room = np.empty((read.longest, len(self.turn)))
         turned_squared_norms(read, first, last, self.records.how, self.turn, room, out)
 

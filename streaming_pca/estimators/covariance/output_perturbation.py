@@ -144,8 +144,6 @@ class OutputPerturbationState(State):
 
 @dataclass(frozen=True)
 class _Multipliers:
-    """Noise scales over sensitivities."""
-
     gap: float
     projector: float
     variances: float | None

@@ -236,7 +236,7 @@ class CovarianceUpdate:
         if known.records:
             counts = replace(counts, present=min(self.present, 1.0))
         covered = min(estimate.looked / estimate.records, 1.0) if estimate.records else 1.0
-        sizes = self._averaged(estimate, known, counts, covered, count)
+        sizes = known.averaged(counts, self._weight_of_counts(estimate, covered, count))
         found = sizes.distribution(self.norm_range[1])
         radii = self._grid(found, int(sizes.records))
         estimate = replace(estimate, sizes=sizes)
@@ -251,20 +251,13 @@ class CovarianceUpdate:
         reading = self._read_radii(before, estimate, noise, budget, count, future)
         return estimate, Look(reading, exact, before, layers, noise, known, counts, covered)
 
-    def _averaged(
-        self,
-        estimate: CovarianceEstimate,
-        known: NormCounts,
-        counts: NormCounts,
-        covered: float,
-        count: float,
-    ) -> NormCounts:
-        """Average a batch's counts of norms with the weights of the sums.
+    def _weight_of_counts(self, estimate: CovarianceEstimate, covered: float, count: float) -> float:
+        """Return the weight of a batch's counts of norms, from the weights of the sums.
 
         Batches since the last look have no counts of their own: this look's represent them, too. ``covered``
         is the part of the earlier weight that earlier looks represent.
         """
-        return known.averaged(counts, 1 - (1 - estimate.gain(self._doubt(count))) * covered)
+        return 1 - (1 - estimate.gain(self._doubt(count))) * covered
 
     def _with_norms(self, estimate: CovarianceEstimate, found: NormDistribution | None) -> CovarianceEstimate:
         """Set excess and share above each radius, where the norms' distribution is known."""
@@ -313,11 +306,6 @@ class CovarianceUpdate:
             layers[0] += estimate.basis.T @ self.shift.excess(estimate.basis)
         return layers
 
-    def _moments_about_mean(self, estimate: CovarianceEstimate, gain: float) -> Matrix:
-        """Return the moments at all radii about the mean, along the basis."""
-        offset = estimate.basis.T @ self.shift.after(gain, self.shift.before)
-        return estimate.all_moments() - np.outer(offset, offset)
-
     def _doubt(self, count: float) -> float:
         return batch_doubt(self.preprocessing.output_dim, count, self.multiplier)
 
@@ -362,8 +350,9 @@ class CovarianceUpdate:
             left = doubt / (doubt + estimate.doubt * batches)
             noise = left**2 * both + (1 - left) ** 2 * later / max(batches, 1e-9)
             expected.append(np.tril(noise).sum(axis=1))
+        offset = estimate.basis.T @ self.shift.after(gain, self.shift.before)
         return read_radii(
-            self._moments_about_mean(estimate, gain),
+            estimate.all_moments() - np.outer(offset, offset),
             estimate.noise_of_moments(),
             estimate.weights,
             self._rank_of_radius,
@@ -416,21 +405,18 @@ class CovarianceUpdate:
             moved = self._movement(estimate, layers.sum(axis=0), float(noise.sum()))
             if moved:
                 estimate = estimate.discounted(1.0, moved / float(estimate.radii[last - 1]) ** 2)
-                estimate = self._recounted(estimate, look, count)
+                if look is not None:
+                    # The sum has shown a drift: the look's counts of norms weigh more, too.
+                    gain = self._weight_of_counts(estimate, look.covered, count)
+                    sizes = look.known.averaged(look.counts, gain)
+                    estimate = replace(estimate, sizes=sizes, looked=estimate.records + count)
+                    estimate = self._with_norms(estimate, sizes.distribution(self.norm_range[1]))
         layers, noise = np.concatenate([layers, beyond]), np.append(noise, their_noise)
         estimate = self._with_centre(estimate, count)
         estimate = estimate.with_layers(layers, noise, self._doubt(count))
         counted = count if len(batch) else 0.0
         records, largest = estimate.records + counted, max(estimate.largest, counted)
         return replace(estimate, records=records, largest=largest), exact[last - 1].clipped
-
-    def _recounted(self, estimate: CovarianceEstimate, look: Look | None, count: float) -> CovarianceEstimate:
-        """Weigh a look's counts of norms again, after the sum has shown a drift."""
-        if look is None:
-            return estimate
-        sizes = self._averaged(estimate, look.known, look.counts, look.covered, count)
-        estimate = replace(estimate, sizes=sizes, looked=estimate.records + count)
-        return self._with_norms(estimate, sizes.distribution(self.norm_range[1]))
 
     def _with_centre(self, estimate: CovarianceEstimate, count: float) -> CovarianceEstimate:
         """Average the present centre into the sums' centre, with the weight of this sum."""

@@ -58,10 +58,9 @@ def read_variances(
     the share of the records that are not null.
     """
     turned = components @ estimate.basis
-    slots = [estimate.moment(slot) for slot in range(estimate.used)]
-    moments = np.array([np.sum(turned @ slot * turned, axis=1) for slot in slots]).T
-    moments = moments - offset.along(components)[:, None]
-    traces = np.array([float(np.trace(slot)) for slot in slots]) - offset.square
+    slots = estimate.all_moments()
+    moments = np.sum(turned @ slots * turned, axis=2).T - offset.along(components)[:, None]
+    traces = np.trace(slots, axis1=1, axis2=2) - offset.square
     # Deviations of their noise, over a diagonal entry's.
     along = turned**2 @ estimate.weights
     of_all = float(np.linalg.norm(estimate.weights))
@@ -180,7 +179,6 @@ class _Range:
         return value, math.hypot(of_noise, lifted / 2, value - least, self.hidden * value, _PRECISION * value)
 
     def total(self, traces: Matrix, deviation: float) -> tuple[float, float]:
-        """Estimate the total and its error."""
         return self.variance(traces, deviation, 0.0)
 
 

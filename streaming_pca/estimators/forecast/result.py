@@ -327,7 +327,6 @@ def _epsilon(f: Forecast) -> float:
 
 
 def _needs(f: Forecast, gap: float | None) -> list[str]:
-    """Write the table of target errors."""
     last = "" if gap is None else f"   records for a gap of {_share(gap)}, in as many batches"
     lines = [f"{'error':>6}   {'gap needed':<18}{last}".rstrip()]
     for error in TARGETS:

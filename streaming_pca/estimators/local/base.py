@@ -90,7 +90,6 @@ class LocalEstimator(Estimator[S, O]):
 
     @property
     def largest_batch(self) -> int:
-        """The most records that any plan asks for."""
         if self.options.batch_size is not None:
             return self.options.batch_size
         return max(1, min(_MOST_REPORTS, _BATCH_ENTRIES // packed_size(self.dim)))

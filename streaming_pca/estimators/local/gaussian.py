@@ -77,7 +77,6 @@ class LocalGaussianPCA(LocalEstimator[LocalGaussianState, LocalGaussianOptions])
         return LocalGaussianState(0, 0, nothing, 0, np.eye(self.k, self.dim), np.zeros(self.k))
 
     def _solved(self, state: LocalGaussianState) -> LocalGaussianState:
-        """Return the state with the leading eigenpairs of its mean."""
         mean = self._mean(state.total, state.reports)
         values, vectors = leading_eigenpairs(mean, min(self.k + 1, self.dim))
         return replace(

@@ -46,7 +46,6 @@ class DPOjasOptions(LearningRates):
 
     @property
     def largest_batch(self) -> int:
-        """The most records that any plan asks for."""
         # At least one pair.
         return min(max(self.n_records or self.batch_size, 2), MAX_RECORDS)
 

@@ -64,7 +64,6 @@ class AdaptiveMeanOptions(LearningRates):
 
     @property
     def largest_batch(self) -> int:
-        """The most records that any plan asks for."""
         return self.records_a_batch(1)
 
     def records_a_batch(self, k: int) -> int:

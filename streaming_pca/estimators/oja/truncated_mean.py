@@ -155,7 +155,6 @@ class AdaptiveMean:
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """Parameters of the mechanisms, for the reservation."""
         return {
             "accounting": "zcdp",
             "sigma_over_sensitivity": self.multiplier,

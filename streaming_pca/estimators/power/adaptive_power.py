@@ -50,7 +50,6 @@ class AdaptivePowerOptions(Options):
 
     @property
     def largest_batch(self) -> int:
-        """The most records that any plan asks for."""
         return self.batch_size if self.n_records is None else min(self.n_records + 1, MAX_RECORDS)
 
 
@@ -298,7 +297,6 @@ def _product(rows: Floats, of_matrices: bool, x: Floats, across: Floats, out: Fl
 def _product_norms(
     rows: Floats, starts: NDArray[np.int64], of_matrices: bool, x: Floats, across: Floats, norms: Floats
 ) -> None:
-    """Compute the norms (m,) of all records' products."""
     product = np.empty(x.shape[0])
     for i in range(norms.shape[0]):
         norms[i] = _product(rows[starts[i] : starts[i + 1]], of_matrices, x, across, product)

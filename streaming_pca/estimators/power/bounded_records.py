@@ -82,7 +82,6 @@ class BoundedRecords(Preprocessing):
     """alpha, in the same units; None for no such bound."""
 
     def apply(self, batch: Block) -> Block:
-        """Transform a block of records and scale them."""
         block = super().apply(batch)
         rows = np.ascontiguousarray(block.rows, dtype=np.float64)
         out = np.empty_like(rows)
@@ -96,7 +95,6 @@ class BoundedRecords(Preprocessing):
     def from_preprocessing(
         cls, preprocessing: Preprocessing, clip_l2: float, clip_l1: float | None
     ) -> BoundedRecords:
-        """Bound the records of a preprocessing."""
         return cls(**dict(preprocessing), clip_l2=clip_l2, clip_l1=clip_l1)
 
     @property

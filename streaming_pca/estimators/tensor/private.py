@@ -43,12 +43,10 @@ class PrivateTensorOptions(TensorOptions):
 
     @property
     def largest_batch(self) -> int:
-        """The most records that any plan asks for."""
         return max(self.batch_size, self.first_batch)
 
     @property
     def first_batch(self) -> int:
-        """Records of the first batch."""
         first = self.whitening_records if self.whitening else None
         return self.batch_size if first is None else first
 

@@ -115,8 +115,8 @@ def test_parts_are_averaged_and_the_noise_is_told() -> None:
         values.append(
             learn(items[:300], learn(items, sampler=ScriptedSampler(noise)), ScriptedSampler(noise)).value
         )
-    assert np.mean(values) == pytest.approx(plain.value, abs=4 * plain.standard_error / 20)
-    assert np.std(values) == pytest.approx(plain.standard_error, rel=0.15)
+    assert np.mean(values) == pytest.approx(plain.value, abs=4 * math.sqrt(plain.noise) / 20)
+    assert np.std(values) == pytest.approx(math.sqrt(plain.noise), rel=0.15)
 
 
 def test_hardly_any_records_teach_hardly_anything() -> None:
