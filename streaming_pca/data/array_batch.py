@@ -188,11 +188,12 @@ class ArrayBatch(Block, Batch):
         self, arrays: list[NDArray[np.float64]], parts: Iterable[ArrayBatch]
     ) -> Iterator[tuple[ArrayBatch, list[NDArray[np.float64]]]]:
         """Iterate over consecutive parts, with each array's values of their records."""
-        first = 0
+        first, size = 0, max(len(self), 1)
         for part in parts:
             last = first + len(part)
-            ends = (_value_places(len(self), len(array), first, last) for array in arrays)
-            yield part, [array[a:b] for array, (a, b) in zip(arrays, ends, strict=True)]
+            # Pairs have one value each.
+            places = [(first * len(array) // size, last * len(array) // size) for array in arrays]
+            yield part, [array[a:b] for array, (a, b) in zip(arrays, places, strict=True)]
             first = last
 
     def map(self, kernel: MapKernel) -> ArrayValues:
@@ -247,8 +248,3 @@ class SparseBatch(ArrayBatch):
 
     def dense_parts(self) -> Iterator[ArrayBatch]:
         return self.blocks(len(self)) if len(self) else iter((self.packed(),))
-
-
-def _value_places(records: int, values: int, first: int, last: int) -> tuple[int, int]:
-    """Return the range of the values of records; pairs have one value each."""
-    return (first * values // records, last * values // records) if records else (0, 0)

@@ -170,27 +170,21 @@ class Release(BaseModel):
             raise ValueError(f"dominant_feature {self.dominant_feature} is not one of {self.dim} features")
         if len({getattr(self, name) is None for name in COUNTS}) > 1:
             raise ValueError(f"it has some of {', '.join(COUNTS)}, but not all")
-        self._check_tensor()
-        self._check_settings()
-        if any((value is not None) != self.private for value in (self.epsilon, self.delta)):
-            raise ValueError("epsilon and delta must be null if it is not private, and only then")
-        if self.explained_variance_error is not None and len(self.explained_variance_error) != self.rank:
-            raise ValueError(f"explained_variance_error does not have {self.rank} numbers")
-        return self
-
-    def _check_tensor(self) -> None:
         if (self.weights is not None) != (self.kind == "tensor"):
             raise ValueError("a tensor must have weights, and a subspace must not")
         if self.weights is not None and len(self.weights) != self.rank:
             raise ValueError(f"weights does not have {self.rank} numbers")
         if self.support is not None and max(self.support, default=0) >= self.dim:
             raise ValueError(f"support names a feature above {self.dim - 1}")
-
-    def _check_settings(self) -> None:
         for name, value in self._arrays:
             size = value.size if isinstance(value, ArrayDigest) else len(value)
             if size != self.dim:
                 raise ValueError(f"{name} does not have {self.dim} numbers")
+        if any((value is not None) != self.private for value in (self.epsilon, self.delta)):
+            raise ValueError("epsilon and delta must be null if it is not private, and only then")
+        if self.explained_variance_error is not None and len(self.explained_variance_error) != self.rank:
+            raise ValueError(f"explained_variance_error does not have {self.rank} numbers")
+        return self
 
     @property
     def _arrays(self) -> list[tuple[str, list[float] | ArrayDigest]]:

@@ -25,8 +25,6 @@ class Diagnostics:
     ``privacy`` is the guarantee of the stream as a whole, and ``share``, in (0, 0.5], a share of epsilon; the
     rest is left to the estimator.
 
-    Notes
-    -----
     Adjacency: replace-one. Released: the number of null records of a batch and the
     number of records that its clip changed, each plus discrete Laplace noise.
     Whether a record is null, or clipped, depends on that record and on public numbers

@@ -40,12 +40,9 @@ def products(
 ) -> None:
     """Compute (I - W W^T) A_i Q of every record, transposed.
 
-    Parameters
-    ----------
-    rows, starts : rows of records: A itself if ``of_matrices``, or F with A = F^T F.
-    basis : (d, k), C order, Q.
-    removed : (d, c), C order, W, orthonormal columns; c may be 0.
-    out : (m, k, d), columns of the product are contiguous; overflow is inf or NaN; 0 for a null record.
+    Rows of records are A itself if ``of_matrices``, or F with A = F^T F. ``basis``, (d, k), is Q;
+    ``removed``, (d, c), W, has orthonormal columns; c may be 0; both are in C order. ``out``: (m, k, d),
+    columns of the product are contiguous; overflow is inf or NaN; 0 for a null record.
     """
     d, k = basis.shape
     c = removed.shape[1]

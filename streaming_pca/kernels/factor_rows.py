@@ -22,15 +22,12 @@ def round_factors(
 ) -> tuple[int, int, int]:
     """Clip factors to RADIUS lattice units and round them, until ``out`` is full.
 
-    Returns the next record, the used rows of ``out``, and the number of clipped records.
+    Records ``first`` to ``last`` are whole pairs, if paired. ``per_unit``: lattice units per unit of the
+    mapped data; inf normalises every record to RADIUS. ``room``: (r, d), scratch for the longest record.
+    ``out``: (n, d), n >= r, integers, record after record, each of Frobenius norm at most RADIUS: the trace
+    of out^T out is at most RADIUS**2 a record.
 
-    Parameters
-    ----------
-    first, last : records; whole pairs, if paired.
-    per_unit : lattice units per unit of the mapped data; inf normalises every record to RADIUS.
-    room : (r, d), scratch for the longest record.
-    out : (n, d), n >= r, integers, record after record, each of Frobenius norm at most RADIUS: the trace of
-        out^T out is at most RADIUS**2 a record.
+    Returns the next record, the used rows of ``out``, and the number of clipped records.
     """
     rows = clipped = 0
     step = 2 if how.pairs else 1
@@ -64,12 +61,9 @@ def sum_factors(
 
     Products of BLOCK records of norm 2**20 sum to at most 2**53: exact in float64, in any order.
 
-    Parameters
-    ----------
-    read, first, last, how, per_unit, room : as for :func:`round_factors`.
-    dsyrk : :func:`~streaming_pca.kernels.blas.dsyrk_address`.
-    rounded : (n, d), n >= r, scratch for the rows of one BLAS product.
-    exact : (d, d), zeros, scratch; zeros again on return.
+    ``dsyrk`` is :func:`~streaming_pca.kernels.blas.dsyrk_address`; ``rounded``, (n, d), n >= r, is scratch
+    for the rows of one BLAS product, ``exact``, (d, d), too: zeros, and zeros again on return. The others are
+    as for :func:`round_factors`.
     """
     held = clipped = 0
     while first < last:

@@ -123,14 +123,9 @@ def squared_bound(radius: float, n: float) -> float:
 def clip_and_round(values: Floats, per_unit: float, radius: float, out: Floats) -> bool:
     """Clip to ``radius`` lattice units and round to integers; |out|_F <= radius always.
 
+    ``per_unit``: lattice units per unit of ``values``, (r, c); inf scales every record to the radius, which
+    is at most 2**40. ``out``, (r, c), not ``values``, is zero for zeros and where an entry is not finite.
     Returns whether the norm of ``values`` is above COUNTED_AS_CLIPPED radii.
-
-    Parameters
-    ----------
-    values : (r, c).
-    per_unit : lattice units per unit of ``values``; inf scales every record to the radius.
-    radius : at most 2**40, in lattice units.
-    out : (r, c), not ``values``. Zero for zeros and where an entry is not finite.
     """
     total = sum_of_squares(values)
     if total > LEAST_SQUARE and total < MOST_SQUARE:

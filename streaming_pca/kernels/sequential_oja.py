@@ -86,15 +86,10 @@ def oja_message(
 ) -> bool:
     """Compute clip(P A w) as integers of norm at most MESSAGE_RADIUS; P = I - U U^T.
 
-    Returns whether it was clipped.
-
-    Parameters
-    ----------
-    rows : (r, d), rows of one record: A itself if ``of_matrices``, or F with A = F^T F; r may be 0.
-    iterate : (d,), w = P w.
-    removed : (d, c), C order, U, orthonormal columns; c may be 0.
-    per_unit : lattice units per unit of A.
-    out : (d,), zero where the record is null, or holds a NaN or an infinity.
+    ``rows``, (r, d), of one record, are A itself if ``of_matrices``, or F with A = F^T F; r may be 0.
+    ``iterate`` is w = P w; ``removed``, (d, c), C order, is U, with orthonormal columns; c may be 0.
+    ``per_unit``: lattice units per unit of A. ``out`` is zero where the record is null, or holds a NaN or an
+    infinity. Returns whether it was clipped.
     """
     d = iterate.shape[0]
     out[:] = 0

@@ -147,17 +147,11 @@ def sparse_subspace(
 ) -> FantopeSolution:
     """Maximise <S, X> - penalty sum_ij |X_ij| over the Fantope; [WangXu2020, Alg. 2].
 
-    Parameters
-    ----------
-    matrix : (d, d), S, symmetric and finite.
-    penalty : at least 0, in units of S. lambda in the paper.
-    start : iterate of a similar problem: the iteration continues from it. It changes the solution by at most
-        the tolerance.
-    tolerance : ends the iteration where |X - Y|_F <= tolerance sqrt(k) and the step times the change of Y,
-        |.|_F, is at most tolerance sqrt(k) |S|_2.
+    S, ``matrix``, is symmetric and finite; ``penalty``, lambda in the paper, is at least 0, in units of S.
+    The iteration continues from ``start``, the iterate of a similar problem, which changes the solution by at
+    most the tolerance. It ends where |X - Y|_F <= tolerance sqrt(k) and the step times the change of Y,
+    |.|_F, is at most tolerance sqrt(k) |S|_2.
 
-    Notes
-    -----
     ADMM on the selected features, which loses nothing. The step (rho in the paper, a constant
     there) doubles or halves where one residual is three times the other, in the first half of
     the iterations. Optimal solutions need not be unique; the gap, from the dual solution Z, is

@@ -252,8 +252,6 @@ class UserTable:
     ``limit``, in [1, 65535], is the number of batches that one user may count in
     (``contributions_per_user``).
 
-    Notes
-    -----
     Memory: 17 bytes a user with a limit up to 255, else 18: 180 MB at most for 10
     million. Shards grow one at a time, which temporarily adds less than 1/64.
 
@@ -317,10 +315,6 @@ class UserTable:
         of such a shard; the table is then unchanged.
         """
         self._shards[shard] = UserShard.from_bytes(shard, data, self.limit)
-
-    @staticmethod
-    def shard_of(users: NDArray[np.uint64]) -> NDArray[np.uint8]:
-        return shard_numbers(_checked(users))
 
 
 def _checked(users: NDArray[np.uint64]) -> NDArray[np.uint64]:

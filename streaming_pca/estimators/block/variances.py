@@ -95,8 +95,6 @@ def learn_total(
     ``multiplier``: noise multiplier of the whole batch. ``norm_range``: public range of the traces.
     ``present``: share of the records that are not null, an earlier answer: the mean is over these.
 
-    Notes
-    -----
     Adjacency: replace-one. Released: counts of traces, and the sum of floor(2**40 min(trace/R, 1))
     plus Gaussian noise, each for its share. Each term is an integer from 0 to
     2**40 and a function of its record alone, so the sum's sensitivity is 2**40.

@@ -27,8 +27,6 @@ class Budget:
     ``multiplier`` is z, the noise scale over sensitivity of the one Gaussian that the batch is charged for;
     error messages name the contract's ``epsilon``.
 
-    Notes
-    -----
     A Gaussian mechanism of multiplier z/sqrt(s) is (sqrt(s)/z)-GDP. Mechanisms
     that are mu_i-GDP compose to sqrt(sum mu_i^2)-GDP, also where each one, and its
     mu_i, is chosen after seeing the earlier answers, if the sum of squares

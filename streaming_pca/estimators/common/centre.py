@@ -111,15 +111,11 @@ def refine(
     Returns the distance, (d,), in units of the data; True if it is more than noise; and the noise variance of
     each coordinate, in scaled units. From the centre the distance is shrunk, to zeros if noise explains it.
 
-    Parameters
-    ----------
-    centre : (d,), about which records are clipped: near the mean, as clips pull towards it.
-    radii : public range of the radius of |S (x - c)|, S the scale.
-    share : share of the mean; its radius costs a further :func:`radius_share`.
-    present : share of the records that are not null, an earlier answer; a null record adds 0.
+    Records are clipped about ``centre``: near the mean, as clips pull towards it. ``radii``: public range of
+    the radius of |S (x - c)|, S the scale. ``share``: share of the mean; its radius costs a further
+    :func:`radius_share`. ``present``: share of the records that are not null, an earlier answer; a null
+    record adds 0.
 
-    Notes
-    -----
     Adjacency: replace-one. Released: a quantile's noisy counts
     (:func:`~streaming_pca.estimators.common.norm_distribution.private_quantile_radius`) and the sum
     of the clipped x - c with Gaussian noise. The terms are integer vectors of norm

@@ -324,8 +324,6 @@ def private_norm_counts(
     The first batch finds the median (:func:`private_quantile_radius`). ``shares`` of the budget are for the
     median and for the tail.
 
-    Notes
-    -----
     Adjacency: replace-one. Released: the median's counts, and a histogram of the norms above it
     over twelve bins with Gaussian noise. One record leaves a bin and enters
     another, so the histogram's sensitivity is sqrt(2).

@@ -113,8 +113,6 @@ def learn_present(
     The number is known for a publicly complete batch, which spends nothing. With ``pairs`` two
     records in a row are one, null if either is.
 
-    Notes
-    -----
     Adjacency: replace-one. Released: the number of records (pairs) that are not null, with Gaussian
     noise. One record changes it by 1 at most, its sensitivity.
     """
@@ -164,8 +162,6 @@ def learn_clamped(
 ) -> ClampedShare:
     """Add a batch's noisy count of records that bounds change; spend nothing without bounds.
 
-    Notes
-    -----
     Adjacency: replace-one. Released: the number of records (pairs) with a value beyond the public bounds,
     with Gaussian noise. One record changes it by 1 at most, its sensitivity.
     """

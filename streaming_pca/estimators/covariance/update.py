@@ -463,13 +463,9 @@ def direction_weights(variances: Matrix, values: Matrix, k: int, noise: float) -
 
         (sum_i lambda_i/u_i)^2  sum_{i <= k < j} u_i u_j/(lambda_i - lambda_j)^2.
 
-    Returns (d,): weights of geometric mean 1, and the factor on the expected squared error, to first order.
-
-    Parameters
-    ----------
-    variances : (d,), above 0, variance along each direction, decreasing.
-    values : (d,), variances less the noise's contribution; gaps are differences of these.
-    k, noise : k < d; smaller gaps are replaced by the noise.
+    ``variances``, (d,), are above 0 and decreasing; ``values`` are these less the noise's contribution; gaps
+    are differences of these, and k < d; smaller gaps are replaced by the noise. Returns (d,): weights of
+    geometric mean 1, and the factor on the expected squared error, to first order.
     """
     gaps = np.maximum(values[:k, None] - values[None, k:], noise)
     costs = 1 / (gaps / gaps.min()) ** 2

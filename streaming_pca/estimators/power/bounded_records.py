@@ -33,14 +33,10 @@ Floats = NDArray[np.float64]
 def scale_records(rows: Floats, starts: NDArray[np.int64], size: float, spread: float, out: Floats) -> int:
     """Scale each record within a Frobenius norm and a sum of column norms.
 
-    Returns the number of records that were made smaller by more than rounding would.
-
-    Parameters
-    ----------
-    rows : (n, d), record i is ``rows[starts[i]:starts[i + 1]]``.
-    size : bound of the Frobenius norm of a record's rows.
-    spread : bound of the sum over columns of their Euclidean norms; may be inf.
-    out : (n, d), a record within both bounds keeps its bits; a record with NaN or inf becomes 0.
+    ``size`` bounds the Frobenius norm of a record's rows ``rows[starts[i]:starts[i + 1]]``, ``spread`` the
+    sum over columns of their Euclidean norms; it may be inf. In ``out`` a record within both bounds keeps its
+    bits; a record with NaN or inf becomes 0. Returns the number of records that were made smaller by more
+    than rounding would.
     """
     d = rows.shape[1]
     clipped = 0

@@ -57,12 +57,8 @@ def scaled_down(
 ) -> tuple[float, float, bool]:
     """Return the product's scale, the centre's weight, and whether the clip shrank the record.
 
-    Parameters
-    ----------
-    product_squared, squares, norm, cross : |z^T y|**2, |y|**2, |z| and <y, z C'>, the first rounded up.
-    units : t with t z^T y = A Q in lattice units; may be inf.
-    cells : r k, the numbers of the product.
-    n : d k + r k.
+    The first four arguments are |z^T y|**2, rounded up, |y|**2, |z| and <y, z C'>; ``units`` is t with
+    t z^T y = A Q in lattice units, and may be inf; ``cells``: r k, the numbers of the product; n: d k + r k.
     """
     whole = WEIGHT if centre.mix.size > 0 else 0.0
     size = math.sqrt(product_squared)

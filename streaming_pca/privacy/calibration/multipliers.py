@@ -174,17 +174,11 @@ def lattice_sigma(
 ) -> float:
     """Return the noise scale, in lattice units, of Gaussians that are (epsilon, delta)-private together.
 
-    Raises CalibrationError if int64 is too narrow for the noise, or the given multiplier is too small.
+    (epsilon, delta) is the guarantee for one unit, over all its batches; it may enter ``contributions`` of
+    them. ``sensitivity`` is L2, replace-one, of one batch's sum in lattice units. ``multiplier`` is a larger
+    noise multiplier of one batch, as from a paper; it is checked. Raises CalibrationError if int64 is too
+    narrow for the noise, or the given multiplier is too small.
 
-    Parameters
-    ----------
-    epsilon, delta : the guarantee for one unit, over all its batches.
-    sensitivity : L2, replace-one, of one batch's sum in lattice units.
-    multiplier : a larger noise multiplier of one batch, as from a paper; it is checked.
-    contributions : batches that one unit may enter.
-
-    Notes
-    -----
     A Gaussian of multiplier z is (1/z)-GDP, and c mechanisms that are mu-GDP
     each are sqrt(c) mu-GDP together, also when each is chosen after seeing the
     earlier ones' answers [DongRothSu2022, Theorem 3.2], and when these

@@ -286,7 +286,7 @@ def test_users_that_may_not_count_are_refused_and_nothing_changes(users: list[Us
 )
 def test_an_array_that_holds_no_hashes_is_refused(users: NDArray[Any]) -> None:
     table = UserTable(1)
-    for method in (table.admit, table.add, table.shard_of):
+    for method in (table.admit, table.add):
         with pytest.raises(ValueError, match=r"users must be an \(m, 2\) array of uint64"):
             method(users)
 
