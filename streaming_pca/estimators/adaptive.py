@@ -185,27 +185,14 @@ class _Learner:
         self.estimator, self.measured = estimator, measured
         self.before = self.state = state
         self.batch, self.budget, self.options = batch, budget, estimator.options
-        shift = estimator.mean_shift(state, measured)
+        shift, present = estimator.mean_shift(state, measured), state.present.latest_share
         self.route, self.covariance = state.route, state.covariance
         self.block, self.total = state.block, state.total
         multiplier, norm_range = estimator.costs.multiplier, estimator.norm_range
         self.covariances = CovarianceUpdate(
-            estimator.k,
-            preprocessing,
-            multiplier,
-            norm_range,
-            self.options.half_life,
-            shift,
-            present=state.present.latest_share,
+            estimator.k, preprocessing, multiplier, norm_range, self.options.half_life, shift, present=present
         )
-        self.blocks = BlockUpdate(
-            preprocessing,
-            multiplier,
-            norm_range,
-            state.present.latest_share,
-            estimator.k,
-            shift,
-        )
+        self.blocks = BlockUpdate(preprocessing, multiplier, norm_range, present, estimator.k, shift)
         self.future = self.options.future_records(state.records + len(batch))
         if not len(self.covariance.weights) and estimator.fixed_route != "block":
             # Settings fixed the block route until now.

@@ -526,14 +526,8 @@ class BlockPCA(ComposedEstimator[BlockState, BlockOptions]):
         if self._restarts(state, batch):
             block = BlockEstimate.start(state.block.basis)
             state = replace(state, block=block, total=TotalVariance())
-        update = BlockUpdate(
-            preprocessing,
-            self.costs.multiplier,
-            self.norm_range,
-            state.present.latest_share,
-            self.k,
-            self.mean_shift(state, measured),
-        )
+        shift, present = self.mean_shift(state, measured), state.present.latest_share
+        update = BlockUpdate(preprocessing, self.costs.multiplier, self.norm_range, present, self.k, shift)
         new = state
 
         def average_mean(weight: float | None) -> tuple[float, float | None]:
