@@ -80,11 +80,12 @@ def add_layers(
     chunk: Chunk,
     total: NDArray[np.int64],
 ) -> None:
-    """Add floor(LAYER (min(e, c_l) - c_{l-1})+/(c_l - c_{l-1})) of every record to ``total``, (l, k + 1).
+    """Add floor(LAYER (min(e, c_l) - c_{l-1})+/(c_l - c_{l-1})) of every record.
 
-    ``directions`` are (d, k) orthonormal columns, on a grid of 2**-30; e_i = sum over rows of (v_i . row)^2,
-    and last the rest of the rows' squared norms. ``caps``, (l, k + 1), increase down each column, above 0.
-    The others are as for :func:`~streaming_pca.kernels.block.sums.sum_products`.
+    The sums are added to ``total``, (l, k + 1). ``directions`` are (d, k) orthonormal columns, on a grid of
+    2**-30; e_i = sum over rows of (v_i . row)^2, and last the rest of the rows' squared norms. ``caps``,
+    (l, k + 1), increase down each column, above 0. The others are as for
+    :func:`~streaming_pca.kernels.block.sums.sum_products`.
     """
     k = directions.shape[1]
     energies = np.empty(k + 1)
