@@ -202,16 +202,8 @@ class Release(BaseModel):
     ) -> Release:
         """Return this release with arrays in the place of their digests.
 
-        Parameters
-        ----------
-        centering, scale : (d,) numbers, optional
-        bounds : (lower, upper), optional
-            Settings of the stream that the release holds as digests.
-
-        Raises
-        ------
-        ValueError
-            One line that names a setting that is not the release's.
+        ``centering`` and ``scale``, (d,), and ``bounds``, (lower, upper), are settings of the stream. Raises
+        ValueError with one line that names a setting that is not the release's.
         """
         changes: dict[str, Any] = {}
         if centering is not None:
@@ -235,10 +227,7 @@ class Release(BaseModel):
     def projection(self) -> Projection:
         """Return the map that :meth:`transform` computes; keep it for many small arrays.
 
-        Raises
-        ------
-        ValueError
-            As :meth:`transform`, except for faults of X.
+        Raises ValueError as :meth:`transform`, except for faults of X.
         """
         if self.kind == "tensor":
             raise ValueError(
@@ -303,18 +292,7 @@ class Release(BaseModel):
     def inverse_transform(self, X: ArrayLike) -> NDArray[np.floating]:
         """Return the rows of the subspace with these coordinates, in the stream's units.
 
-        Parameters
-        ----------
-        X : (m, k) or (m, r, k)
-
-        Returns
-        -------
-        (m, d) or (m, r, d)
-
-        Raises
-        ------
-        ValueError
-            As :meth:`transform`.
+        X is (m, k) or (m, r, k), the result (m, d) or (m, r, d). Raises ValueError as :meth:`transform`.
         """
         return self.projection().inverse_transform(checked_rows(X, self.rank, "components"))
 
@@ -379,13 +357,7 @@ class Release(BaseModel):
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Release:
-        """Read the value of a message.
-
-        Raises
-        ------
-        ValueError
-            If it is not a release.
-        """
+        """Read the value of a message; ValueError if it is not a release."""
         try:
             return cls.model_validate_json(data)
         except ValidationError as error:
