@@ -54,7 +54,8 @@ class ComposedState(State):
     path_noise: float = field(default=0.0, kw_only=True)
     """The same sum of their squared lengths."""
     mean_square: float = field(default=0.0, kw_only=True)
-    """Mean of the batches' squared offsets from the anchor, with the mean's weights, in scaled units."""
+    """Mean of the batches' squared offsets from the anchor, beyond noise, with the mean's weights, in scaled
+    units."""
 
 
 @dataclass(frozen=True)
@@ -282,6 +283,8 @@ class ComposedEstimator(Estimator[S, O]):
         moved, offset = shift.moved, shift.moved + shift.step
         noise, path_noise = left * known_noise + new, left * state.path_noise + new * float(moved @ moved)
         path = moved * new if state.path is None else left * state.path + new * moved
-        square = state.mean_square + gain * (float(offset @ offset) - state.mean_square)
+        # Without the square of the measurement's own noise, which would count as movement.
+        square = max(float(offset @ offset) - len(offset) * fresh, 0.0)
+        square = state.mean_square + gain * (square - state.mean_square)
         state = replace(state, path=path if path.any() else None, path_noise=path_noise, mean_square=square)
         return replace(state, mean=mean, mean_weight=weight, mean_noise=noise), gain
