@@ -134,10 +134,8 @@ class Situation:
 
 
 def _widths_differ(bounds: tuple[Any, Any] | None) -> bool:
-    if bounds is None:
-        return False
     try:
-        return float(np.ptp(np.subtract(bounds[1], bounds[0]))) > 0
+        return bounds is not None and float(np.ptp(np.subtract(bounds[1], bounds[0]))) > 0
     except TypeError:
         return True  # a release has only digests of long bounds
 

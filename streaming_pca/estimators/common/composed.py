@@ -54,8 +54,7 @@ class ComposedState(State):
     path_noise: float = field(default=0.0, kw_only=True)
     """The same sum of their squared lengths."""
     mean_square: float = field(default=0.0, kw_only=True)
-    """Mean of the batches' squared offsets from the anchor, beyond noise, with the mean's weights, in scaled
-    units."""
+    """Mean of the batches' squared offsets from the anchor beyond noise, weighted like the mean; scaled."""
 
 
 @dataclass(frozen=True)
@@ -245,7 +244,10 @@ class ComposedEstimator(Estimator[S, O]):
             batch, self.preprocessing, centre, radii, budget, LATER_SHARE, here, origin
         )
         mean = np.clip(anchor + step, lower, upper)
-        state = replace(state, latest_mean=mean if seen else None)
+        away = float(np.sum(self._scaled(mean - anchor) ** 2))
+        # The anchor has noise, too: a centre that moves by noise alone would add its own.
+        moves = seen and is_beyond_noise(away, self.dim, 2 * fresh)
+        state = replace(state, latest_mean=mean if moves else None)
         return state, MeanRound(centre, mean, seen, fresh, present, own)
 
     def average_mean(
