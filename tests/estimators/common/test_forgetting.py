@@ -30,7 +30,7 @@ import pytest
 from numpy.typing import NDArray
 
 from streaming_pca.data.array_batch import ArrayBatch
-from streaming_pca.estimators.base import Subspace
+from streaming_pca.estimators.base import Estimator, Subspace
 from streaming_pca.estimators.common.forgetting import HalfLife, kept_share, process_noise
 from streaming_pca.estimators.factory import configure
 from streaming_pca.linalg.subspace import orthonormalise, subspace_error
@@ -172,11 +172,10 @@ def test_with_a_private_radius_most_releases_follow(
     assert np.median(errors(angle, "auto")[first:]) < bound
 
 
-def with_a_moving_mean(way: float, moves: int, **options: Any) -> Subspace:
-    """Return the release of a stream whose mean moves along the second feature."""
-    rng = utility_generator(3)
-    estimator = configure(
-        8,
+def about_its_mean(dim: int, size: int, **options: Any) -> Estimator[Any, Any]:
+    """Return the default estimator of a first component that finds the mean, with batches of ``size``."""
+    return configure(
+        dim,
         n_components=1,
         epsilon=1.0,
         delta=1e-6,
@@ -184,8 +183,14 @@ def with_a_moving_mean(way: float, moves: int, **options: Any) -> Subspace:
         centering="auto",
         bounds=(-20, 20),
         scale=None,
-        options={"first_batch": 4_000, "max_batch": 4_000, **options},
+        options={"first_batch": size, "max_batch": size, **options},
     )
+
+
+def with_a_moving_mean(way: float, moves: int, **options: Any) -> Subspace:
+    """Return the release of a stream whose mean moves along the second feature."""
+    rng = utility_generator(3)
+    estimator = about_its_mean(8, 4_000, **options)
     state = estimator.init(rng)
     for batch in range(moves + 1):
         rows = rng.standard_normal((4_000, 8)) * [math.sqrt(8), *[1] * 7]
@@ -218,17 +223,7 @@ def test_without_noise_a_release_is_about_the_mean_of_its_records(
     """The mean moves by 6. Counts of norms that forget nothing would leave 10 to 30% of the total out."""
     batches, size, way = 8, 20_000, 6.0
     rng = utility_generator(5)
-    estimator = configure(
-        5,
-        n_components=1,
-        epsilon=1.0,
-        delta=1e-6,
-        estimator="adaptive",
-        centering="auto",
-        bounds=(-20, 20),
-        scale=None,
-        options={"first_batch": size, "max_batch": size, "half_life": half_life, "route": route},
-    )
+    estimator = about_its_mean(5, size, half_life=half_life, route=route)
     state = estimator.init(rng)
     moment, sums, weight, kept = np.zeros((5, 5)), np.zeros(5), 0.0, kept_share(half_life, size)
     for batch in range(batches):
