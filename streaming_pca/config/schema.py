@@ -145,7 +145,7 @@ def settings_markdown() -> str:
     parts = [
         "Environment variables override the file; in them lists and tables are written as JSON. "
         "With several streams, a variable of `[stream]` applies to each of them, and "
-        f"`{STREAMS_VARIABLE}` replaces the list `[[streams]]`.",
+        f"`{STREAMS_VARIABLE}` replaces the list `[[streams]]`."
     ]
     sections: dict[tuple[Any, ...], list[Setting]] = {}
     for setting in every_setting():

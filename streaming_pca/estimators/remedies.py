@@ -71,10 +71,7 @@ class Situation:
 
     @classmethod
     def of_release(
-        cls,
-        release: Release,
-        kind: RecordKind = RecordKind.FACTOR,
-        options: Mapping[str, Any] | None = None,
+        cls, release: Release, kind: RecordKind = RecordKind.FACTOR, options: Mapping[str, Any] | None = None
     ) -> Situation:
         """Return the situation of a stream, by its release.
 

@@ -181,9 +181,7 @@ class BinCounts:
 
 
 @njit(cache=True, nogil=True)
-def count_bins(
-    bins: NDArray[np.int32],
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+def count_bins(bins: NDArray[np.int32]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
     """Return histogram, bin and count of every bin that holds a record, sorted; bins are (n, m)."""
     n, m = bins.shape
     size = 16 * n

@@ -160,11 +160,7 @@ def _clip_scaled(values: Floats, norm: float, per_unit: float, radius: float, ou
 
 @njit(cache=True, nogil=True)
 def quantise_records(
-    rows: Floats,
-    starts: NDArray[np.int64],
-    per_unit: float,
-    radius: float,
-    out: Floats,
+    rows: Floats, starts: NDArray[np.int64], per_unit: float, radius: float, out: Floats
 ) -> int:
     """Clip records in Frobenius norm to ``radius`` lattice units and round them.
 

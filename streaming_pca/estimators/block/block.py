@@ -297,11 +297,7 @@ class BlockUpdate:
 
 
 def block_subspace(
-    estimate: BlockEstimate,
-    total: TotalVariance,
-    k: int,
-    present: PresentShare,
-    offset: MeanOffset,
+    estimate: BlockEstimate, total: TotalVariance, k: int, present: PresentShare, offset: MeanOffset
 ) -> Subspace:
     """Compute the release, leading Ritz vectors of the basis: post-processing.
 
@@ -536,13 +532,7 @@ class BlockPCA(ComposedEstimator[BlockState, BlockOptions]):
             return self.mean_offset(new).square, gain
 
         block, total, clipped = learn_block(
-            update,
-            state.block,
-            state.total,
-            batch,
-            budget,
-            self.options,
-            average_mean=average_mean,
+            update, state.block, state.total, batch, budget, self.options, average_mean=average_mean
         )
         return replace(new, block=block, total=total), clipped
 

@@ -168,12 +168,7 @@ class ComposedEstimator(Estimator[S, O]):
 
     @abstractmethod
     def _learn(
-        self,
-        state: S,
-        preprocessing: Preprocessing,
-        batch: Batch,
-        budget: Budget,
-        measured: MeanRound | None,
+        self, state: S, preprocessing: Preprocessing, batch: Batch, budget: Budget, measured: MeanRound | None
     ) -> tuple[S, int]:
         """Learn from records about their centre, with the rest of the budget.
 

@@ -12,8 +12,12 @@ Proofs: docs/explanation/proofs/noise.md.
 from __future__ import annotations
 
 import math
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from fractions import Fraction
 from functools import lru_cache
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -36,6 +40,13 @@ _LEAST_MULTIPLIER = 1e-50
 _DIGITS = 60
 """Decimal digits of the evaluations; they lose only the last ones to rounding."""
 
+_evaluating = Lock()
+if hasattr(os, "register_at_fork"):
+    # A child that is forked while another thread evaluates would wait for it for ever.
+    os.register_at_fork(
+        before=_evaluating.acquire, after_in_parent=_evaluating.release, after_in_child=_evaluating.release
+    )
+
 
 def gaussian_delta(epsilon: float, multiplier: float) -> float:
     """Return the delta of a Gaussian mechanism, rounded up.
@@ -50,9 +61,7 @@ def gaussian_delta(epsilon: float, multiplier: float) -> float:
     # Phi(-1e6) is e**-(5e11): far below the smallest float.
     if epsilon * multiplier - 0.5 / multiplier > 1e6:
         return math.ulp(0.0)
-    import mpmath
-
-    with mpmath.workdps(_digits(multiplier)):
+    with _evaluation(_digits(multiplier)) as mpmath:
         delta = float(_delta(mpmath, mpmath.mpf(epsilon), 1 / mpmath.mpf(multiplier)))
     return math.nextafter(delta, math.inf)
 
@@ -71,13 +80,11 @@ def gaussian_multiplier(epsilon: float, delta: float) -> float:
     """
     _check_epsilon(epsilon)
     require_open_unit("delta", delta)
-    # Imported here: it takes 80 ms, and most commands calibrate nothing. Not scipy, which producers skip.
+    # Imported here: most commands calibrate nothing. Not scipy, which producers skip.
     from statistics import NormalDist
 
-    import mpmath
-
     start = _least_mu(epsilon, -NormalDist().inv_cdf(delta))
-    with mpmath.workdps(_digits(start)):
+    with _evaluation(_digits(start)) as mpmath:
         e, target = (min(mpmath.mpf(repr(x)), mpmath.mpf(x)) for x in (float(epsilon), float(delta)))
         mu = mpmath.mpf(start)
         for _ in range(1000):
@@ -107,9 +114,7 @@ def pure_epsilon(multiplier: float) -> float:
     convex with the same ends and meets the diagonal at Phi(-mu/2).
     """
     _check_multiplier(multiplier)
-    import mpmath
-
-    with mpmath.workdps(_digits(multiplier)):
+    with _evaluation(_digits(multiplier)) as mpmath:
         x = 1 / (2 * mpmath.sqrt(2) * mpmath.mpf(multiplier))
         exact = mpmath.log(mpmath.erfc(-x) / mpmath.erfc(x)) * (1 - mpmath.mpf(10) ** -25)
         epsilon = float(exact)
@@ -129,12 +134,10 @@ def greatest_rho(epsilon: float, delta: float) -> float:
     """
     _check_epsilon(epsilon)
     require_open_unit("delta", delta)
-    import mpmath
-
     orders = 1 + np.exp(np.linspace(-14.0, 40.0, 20_001))
     tails = math.log(delta) + np.log(orders - 1) - orders * np.log1p(-1 / orders)
     best = float(orders[np.argmax((epsilon + tails / (orders - 1)) / orders)])
-    with mpmath.workdps(_DIGITS):
+    with _evaluation(_DIGITS) as mpmath:
         e, d = (min(mpmath.mpf(repr(x)), mpmath.mpf(x)) for x in (float(epsilon), float(delta)))
         a = mpmath.mpf(best)
         tail = mpmath.log(d) + mpmath.log(a - 1) - a * mpmath.log1p(-1 / a)
@@ -215,6 +218,22 @@ def gaussian_rho(multiplier: float) -> Fraction:
     require_positive("multiplier", multiplier)
     exact = (1 + Fraction(1, 2**48)) / (2 * Fraction(multiplier) ** 2)
     return Fraction(math.ceil(exact * 10**12), 10**12)
+
+
+@contextmanager
+def _evaluation(digits: int) -> Iterator[Any]:
+    """Yield mpmath with a number of digits, to one thread at a time.
+
+    Its usual context has one precision for all threads, so any of them may take another's digits away in the
+    middle of a proof. The constants of all contexts share a memory, which two threads may confuse.
+    """
+    with _evaluating:
+        # Imported here: it takes 80 ms, and most commands calibrate nothing.
+        import mpmath
+
+        context = mpmath.MPContext()
+        context.dps = digits
+        yield context
 
 
 def _check_epsilon(epsilon: float) -> None:

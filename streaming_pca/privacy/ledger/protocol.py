@@ -50,12 +50,7 @@ from streaming_pca.privacy.ledger.entries import (
     Retired,
     Started,
 )
-from streaming_pca.privacy.ledger.mechanism_costs import (
-    TOLERANCE,
-    check_mechanisms,
-    is_of_reports,
-    least_rho,
-)
+from streaming_pca.privacy.ledger.mechanism_costs import TOLERANCE, check_mechanisms, is_of_reports, least_rho
 from streaming_pca.privacy.parameters import Charge, parse_rational
 
 _LARGEST_SHOWN = Fraction(10**300)

@@ -6,11 +6,14 @@ import math
 from collections.abc import Callable
 from fractions import Fraction
 from itertools import pairwise
+from threading import Event, Thread, current_thread
+from typing import Any
 
 import mpmath
 import pytest
 from dp_accounting import get_sigma_gaussian
 
+from streaming_pca.privacy.calibration import multipliers
 from streaming_pca.privacy.calibration.multipliers import (
     gaussian_delta,
     gaussian_multiplier,
@@ -47,6 +50,31 @@ def test_the_multiplier_is_private_and_tight(epsilon: float, delta: float) -> No
     multiplier = gaussian_multiplier(epsilon, delta)
     assert exact_delta(epsilon, multiplier) <= delta
     assert exact_delta(epsilon, multiplier * (1 - 1e-12)) > delta
+
+
+def test_threads_take_no_digits_from_one_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second evaluation that begins within the first one, and outlasts it, keeps its own precision."""
+    first_ends, second_runs = Event(), Event()
+    digits: list[int] = []
+    delta = multipliers._delta
+
+    def watched(context: Any, *arguments: Any) -> Any:
+        if current_thread() is second:
+            second_runs.set()
+            first_ends.wait()
+            digits.append(context.dps)
+        elif second.ident is None:
+            second.start()
+            # The lock keeps it out, so this wait has to end by itself.
+            second_runs.wait(0.2)
+        return delta(context, *arguments)
+
+    second = Thread(target=gaussian_multiplier.__wrapped__, args=(1e-9, 1e-300))
+    monkeypatch.setattr(multipliers, "_delta", watched)
+    gaussian_multiplier.__wrapped__(1.0, 1e-6)
+    first_ends.set()
+    second.join()
+    assert min(digits) > 60
 
 
 @pytest.mark.parametrize("epsilon", EPSILONS)
