@@ -12,6 +12,7 @@ import math
 import textwrap
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
+from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -173,8 +174,8 @@ def biplot(
     pair = _checked_pair(components, len(model.components_))
     if X is not None and scores is not None:
         raise ValueError("X and scores are two forms of the same points: pass one of them")
-    if n_loadings < 1:
-        raise ValueError(f"n_loadings must be at least 1, not {n_loadings}")
+    if not isinstance(n_loadings, Integral) or n_loadings < 1:
+        raise ValueError(f"n_loadings must be a whole number of at least 1, not {n_loadings!r}")
     loadings = np.asarray(model.components_, dtype=np.float64)[pair].T
     lengths = np.linalg.norm(loadings, axis=1)
     longest = float(lengths.max())
@@ -273,11 +274,12 @@ def angles(releases: Iterable[Any], *, reference: Any = None, ax: Axes | None = 
     if not np.isnan(bound).all():
         label = f"noise alone, at most ({percent}%)"
         ax.plot(xs, np.degrees(bound), color=_ORANGE, linestyle="--", marker=".", label=label)
-    ax.set_ylim(bottom=0.0)
+    # Room for the legend, which must not hide a point.
+    ax.set_ylim(0.0, 1.3 * ax.get_ylim()[1])
     ax.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     ax.xaxis.set_major_formatter("{x:,.0f}")
     ax.set(xlabel=xlabel, ylabel="degrees", title=title)
-    ax.legend()
+    ax.legend(loc="upper center", ncols=2)
     return ax
 
 
@@ -367,6 +369,10 @@ def save_figure(figure: Figure, path: Path) -> None:
 
 
 def _axes(ax: Axes | None) -> Axes:
+    if ax is not None and not hasattr(ax, "axhline"):
+        raise ValueError(
+            f"ax must be axes, as in `figure, ax = plt.subplots()`, not of type {type(ax).__name__}"
+        )
     return plt.subplots(layout="constrained")[1] if ax is None else ax
 
 
@@ -409,6 +415,8 @@ def _caveats(model: Any) -> str:
     if not math.isnan(bound := _angle_bound(model)):
         parts.append(f"angle due to noise at most {math.degrees(bound):.2g}° (95%)")
     if doubts := getattr(model, "doubts_", ()):
+        if parts and {"clipped", "unsettled"} & set(doubts):
+            parts[0] += ", and more due to clipping"
         parts.append(f"doubts: {', '.join(doubts)}")
     return "; ".join(parts)
 
@@ -430,7 +438,7 @@ def _name(model: Any, feature: int) -> str:
 def _checked_pair(components: tuple[int, int], k: int) -> list[int]:
     if k < 2:
         raise ValueError("a biplot needs two components, but the model has one: fit it with n_components=2")
-    pair = list(components)
+    pair = [i for i in components if isinstance(i, Integral)] if isinstance(components, Sequence) else []
     if len(pair) != 2 or pair[0] == pair[1] or not all(0 <= i < k for i in pair):
         raise ValueError(f"components must be two different numbers from 0 to {k - 1}, not {components!r}")
     return pair

@@ -125,7 +125,9 @@ def test_the_title_of_a_scree_has_the_angle_bound_and_the_doubts() -> None:
     assert plots.scree(release()).get_title() == "angle due to noise at most 7° (95%)"
     doubtful = release(angle_bound=math.pi / 2, doubts=("not-resolved", "clipped"))
     title = plots.scree(doubtful).get_title()
-    assert " ".join(title.split()) == "angle due to noise at most 90° (95%); doubts: not-resolved, clipped"
+    assert " ".join(title.split()) == (
+        "angle due to noise at most 90° (95%), and more due to clipping; doubts: not-resolved, clipped"
+    )
 
 
 @pytest.mark.parametrize(
@@ -284,7 +286,11 @@ def test_points_are_projections_times_one_factor_and_named_not_private() -> None
         ({"scores": [["a", "b"]]}, "scores holds texts"),
         ({"components": (0, 0)}, "components must be two different numbers from 0 to 1"),
         ({"components": (0, 2)}, "components must be two different numbers from 0 to 1"),
-        ({"n_loadings": 0}, "n_loadings must be at least 1"),
+        ({"components": 1}, "components must be two different numbers from 0 to 1, not 1"),
+        ({"components": (0, 0.5)}, "components must be two different numbers from 0 to 1"),
+        ({"n_loadings": 0}, "n_loadings must be a whole number of at least 1, not 0"),
+        ({"n_loadings": 2.5}, "n_loadings must be a whole number of at least 1, not 2.5"),
+        ({"ax": "a"}, "ax must be axes, as in `figure, ax = plt.subplots..`, not of type str"),
     ],
 )
 def test_parameters_of_a_biplot_are_checked(arguments: dict[str, Any], message: str) -> None:

@@ -29,7 +29,8 @@ def arrange_features(records: RecordFile, stream: StreamSettings) -> RecordFile:
     """Arrange the records' features in the stream's order."""
     if records.dim != stream.dim:
         raise UserError(
-            f"{records.path}: records have {records.dim} features, the stream's dim is {stream.dim}: "
+            f"{records.path}: records of shape {records.shape[1:]} have {records.dim} features, "
+            f"the stream's dim is {stream.dim}: "
             f"{_remedy(records.feature_names, stream.feature_names)}"
         )
     return records if stream.feature_names is None else records.with_features(stream.feature_names)

@@ -8,6 +8,7 @@ import sys
 from typing import Annotated, Any, NoReturn
 
 import typer
+from pydantic import ValidationError
 
 from streaming_pca import __version__
 from streaming_pca.cli import (
@@ -27,6 +28,10 @@ from streaming_pca.cli import (
 from streaming_pca.cli.common import OutputFailed, end_without_output, fail, guard_output
 from streaming_pca.errors import UserError
 from streaming_pca.service.process_hardening import protect_process, traceback_text, withheld_messages
+from streaming_pca.validation_errors import described
+
+_UsageError: Any = typer.BadParameter.__mro__[1]
+"""click's UsageError: newer versions of typer have a click of their own, older ones take the package."""
 
 app = typer.Typer(
     name="streaming-pca",
@@ -83,15 +88,30 @@ def _run() -> NoReturn:
     command = typer.main.get_command(app)
     _tidy_help(command)
     try:
-        command()
+        # Of a command that ended by typer.Exit; others return nothing.
+        sys.exit(command(prog_name="streaming-pca", standalone_mode=False) or 0)
     except UserError as error:
         fail(error, error.exit_status)
+    except _UsageError as error:
+        _end_by_usage(error)
+    except typer.Abort:
+        sys.exit(130)
     except OutputFailed as error:
         end_without_output(error)
     except Exception as error:
         sys.stderr.write(traceback_text(error))
         sys.exit(1)
-    sys.exit(0)
+
+
+def _end_by_usage(error: Any) -> NoReturn:
+    """Exit with one line on options that a command does not take; without a line after help."""
+    text, problem = error.format_message(), error.__cause__
+    if isinstance(problem, ValidationError):
+        text = f"{text.split(': ')[0]}: {described(problem.errors()[0])}"
+    if not text:
+        sys.exit(error.exit_code)
+    path = "streaming-pca" if error.ctx is None else error.ctx.command_path
+    fail(UserError(f"{text.rstrip('.')} ({path} --help)"), error.exit_code)
 
 
 def _tidy_help(command: Any) -> None:

@@ -84,13 +84,13 @@ def watch(
         closing(follow_releases(kafka, topic, from_beginning=from_beginning, stopped=stopped)) as items,
     ):
         try:
-            in_time = _show(items, as_json, count, timeout, settings)
+            _show(items, as_json, count, timeout, settings)
         except BrokenPipeError:
             # The reader has closed the pipe; buffered output must not raise again at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return
-    if not in_time:
-        fail(TimeoutError(f"no release on {topic} within {timeout:g} s"), 1)
+        except TimeoutError as late:
+            fail(TimeoutError(f"{topic}: {late}"), 1)
 
 
 def _show(
@@ -99,8 +99,8 @@ def _show(
     count: int | None,
     timeout: float | None,
     settings: StreamSettings | None,
-) -> bool:
-    """Print releases until the end; return False if the next one is late."""
+) -> None:
+    """Print releases until the end; TimeoutError if the next one is late."""
     from streaming_pca.client.releases import NotARelease
 
     shown = 0
@@ -124,8 +124,7 @@ def _show(
         if shown == count or _reader_is_gone():
             break
         if timeout is not None and time.monotonic() - since > timeout:
-            return False
-    return True
+            raise TimeoutError(f"no {'other ' if shown else ''}release within {timeout:g} s")
 
 
 def _topic_of(

@@ -118,8 +118,11 @@ def _check_addresses(servers: str) -> None:
     for address in servers.split(","):
         if address.strip().lower().startswith(("http://", "https://")):
             raise ValueError("must be HOST:PORT, without http://")
-        if not _ADDRESS.fullmatch(address.strip()):
+        found = _ADDRESS.fullmatch(address.strip())
+        if found is None:
             raise ValueError("must be HOST:PORT, or several with commas between")
+        if found[3] and not 0 < int(found[3][1:]) < 2**16:
+            raise ValueError("has a port that is not from 1 to 65535")
 
 
 class StrictSection(Section):

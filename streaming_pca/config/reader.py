@@ -126,10 +126,12 @@ class StreamReader:
             if line.startswith("options of "):
                 # Options are described one by one elsewhere.
                 continue
+            shown, variables = line, list[str]()
             for name, value in table.items() if isinstance(table, dict) else ():
-                if name in line and not isinstance(value, bool):
-                    line = _as_written(line, value)
-            yield line
+                if re.search(rf"\b{re.escape(name)}\b", line):
+                    shown = shown if isinstance(value, bool) else _as_written(shown, value)
+                    variables += (deciding_variable((place[0], name)) or ())[:1]
+            yield f"{shown} ({' and '.join(variables)} of the environment)" if variables else shown
 
     def _label(self, place: Place) -> str:
         """Return the name of a setting with its origin: a variable or a place in the file."""

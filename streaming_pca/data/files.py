@@ -137,7 +137,7 @@ class RecordFile:
         if array.dtype.kind not in "fiu" or array.ndim not in (2, 3) or not array.size:
             raise UserError(
                 f"{path}: holds {array.dtype} of shape {array.shape}; "
-                "expected numbers of shape (records, features) or (records, rows, features)"
+                "expected at least one record, of shape (records, features) or (records, rows, features)"
             )
         return cls(path, array.shape, lambda: array)
 

@@ -270,7 +270,7 @@ def test_a_table_that_is_cut_is_one_line_wherever_it_is_noticed(tmp_path: Path) 
 
 def test_a_vector_alone_is_no_file_of_records(tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", np.zeros(3))
-    with pytest.raises(UserError, match=r"shape \(3,\); expected numbers of shape"):
+    with pytest.raises(UserError, match=r"shape \(3,\); expected at least one record, of shape"):
         open_records(tmp_path / "x.npy")
 
 

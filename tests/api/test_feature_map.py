@@ -361,3 +361,16 @@ def test_columns_of_numbers_and_structs_and_marks_of_missing_values_are_read() -
         assert nested.transform(table).tolist() == [[1], [7]]
     small = pd.DataFrame({"x": np.array([1.0, np.nan], np.float32)})
     assert FeatureMap([{"name": "x", "missing": 0.1}]).transform(small).tolist() == [[1], [0.1]]
+
+
+def test_a_column_of_codes_is_read_as_it_was_meant() -> None:
+    """A missing value makes whole numbers floats, and booleans are words of their own."""
+    frame = pd.DataFrame({"code": [1.0, np.nan, 2.0], "paid": [True, False, True]})
+    codes = {"name": "code", "categories": [1, 2], "missing": "2"}
+    assert FeatureMap([codes], scale=False).transform(frame).tolist() == [[1, 0], [0, 1], [0, 1]]
+    paid = FeatureMap([{"name": "paid", "categories": [False, True]}], scale=False)
+    assert paid.transform(frame).tolist() == [[0, 1], [1, 0], [0, 1]]
+    with pytest.raises(ValueError, match="'paid' is a column of booleans: its categories are 'true' and"):
+        FeatureMap([{"name": "paid", "categories": ["True", "False"]}]).transform(frame)
+    with pytest.raises(ValueError, match="'code': categories: must have an order, which a set has not"):
+        FeatureMap([{"name": "code", "categories": {1, 2}}]).transform(frame)

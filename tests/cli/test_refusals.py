@@ -73,6 +73,9 @@ REFUSALS = [
             ("--rank 51", "rank = 51 is above the number of features, 50"),
             ("--records 1", "records must be"),
             ("--records 0", "records must be"),
+            ("--records 20,000", "'--records': must be a whole number (streaming-pca plan --help)"),
+            ("--gap 10%", "'--gap': must be a number (streaming-pca plan --help)"),
+            ("--nope 1", "No such option: --nope (streaming-pca plan --help)"),
             ("--records -5", "records must be"),
             ("--batches 60000", "batches must be at most"),
             ("--batches many", '--batches must be a whole number or "growing", not'),
@@ -102,7 +105,12 @@ REFUSALS = [
     (f"{REPORT} --local-radius -1", "radius"),
     ("topics create --config one.toml --cap 1", "EPSILON,DELTA"),
     ("topics create --config one.toml --cap -1,0", "must not be negative"),
+    ("plam", "No such command 'plam'. Did you mean 'plan'? (streaming-pca --help)"),
+    ("plan", "Missing option '--records' (streaming-pca plan --help)"),
+    ("plan --records", "Option '--records' requires an argument (streaming-pca --help)"),
+    ("produce", "Missing argument 'file' (streaming-pca produce --help)"),
     ("watch", "--releases"),
+    ("watch --count -1", "'--count': must be at least 1, not -1 (streaming-pca watch --help)"),
     ("watch --releases r --stream s", "--releases"),
     ("watch --config one.toml --releases r", "--releases"),
     ("watch --releases t --bootstrap=", "--bootstrap must be HOST:PORT, not ''"),
@@ -134,3 +142,4 @@ def test_an_unknown_choice_is_named(command: str, capfd: Capture) -> None:
     result = call(capfd, *command.split())
     assert (result.returncode, result.stdout) == (2, "")
     assert "'releases' is not one of" in result.stderr
+    assert len(result.stderr.splitlines()) == 1

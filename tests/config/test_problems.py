@@ -171,6 +171,17 @@ def test_a_misspelt_variable_is_named_with_the_one_that_was_meant(
     assert line.removeprefix("environment: ").replace("STREAMING_PCA_", "") == expected
 
 
+def test_a_conflict_of_settings_names_the_variables_that_take_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STREAMING_PCA_STREAM__EPSILON", "-1")
+    (line,) = problems(tmp_path, GOOD)
+    assert line == (
+        "stream: epsilon must be a finite number above 0, not -1 "
+        "(STREAMING_PCA_STREAM__EPSILON of the environment)"
+    )
+
+
 def test_a_password_under_a_wrong_name_is_not_repeated(tmp_path: Path) -> None:
     text = GOOD.replace("[kafka]", f'[kafka]\nsasl_pasword = "{secret("misplaced")}"')
     assert problems(tmp_path, text) == [
@@ -195,6 +206,12 @@ def test_an_address_that_is_none_is_refused(tmp_path: Path, servers: str) -> Non
     expected = "kafka.bootstrap_servers: must be HOST:PORT, or several with commas between"
     text = GOOD.replace('"127.0.0.1:9092"', json.dumps(servers))
     assert problems(tmp_path, text) == [expected]
+
+
+@pytest.mark.parametrize("servers", ["a:0", "a:65536", "a:1,[::1]:99999"])
+def test_a_port_that_is_none_is_refused(tmp_path: Path, servers: str) -> None:
+    text = GOOD.replace('"127.0.0.1:9092"', json.dumps(servers))
+    assert problems(tmp_path, text) == ["kafka.bootstrap_servers: has a port that is not from 1 to 65535"]
 
 
 @pytest.mark.parametrize("servers", ["a", "a:1", "a-b.c_d:9092, [::1]:9092", "[::1]", "SASL_SSL://a:1"])

@@ -7,6 +7,7 @@ killing the process once is like killing many drivers, each at another step.
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import logging
 import os
 import signal
@@ -99,6 +100,8 @@ def main(
     log = os.open(Path(directory, "log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(log, 1)
     os.dup2(log, 2)
+    # Show the stacks when a test waits in vain (Child.ends).
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     shown = logging.StreamHandler()
     line = "%(asctime)s %(levelname)s %(name)s [%(stream)s] %(message)s"

@@ -39,6 +39,8 @@ def category_word(value: Any) -> str | None:
 
 
 def _words(value: Any) -> Any:
+    if isinstance(value, (set, frozenset)):
+        raise ValueError("must have an order, which a set has not: write a list")
     if isinstance(value, str) or not isinstance(value, (Sequence, np.ndarray)):
         return value
     words = [category_word(each) for each in value]

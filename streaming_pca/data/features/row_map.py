@@ -211,12 +211,23 @@ def named_column(table: Any, name: str) -> Any:
 def _values_in(table: Any, names: Sequence[str], feature: Feature) -> Any:
     for name in (".".join(feature.place), feature.name):
         if name in names:
-            return _plain(named_column(table, name))
+            column = _plain(named_column(table, name))
+            return column if feature.categories is None else _codes(column, feature)
     if feature.place[0] in names:
         # A column of structs.
         inner = _plain(named_column(table, feature.place[0]))
         return _listed(find(value, feature.place[1:]) for value in inner)
     raise ValueError(f"the table has no column {feature.name!r}")
+
+
+def _codes(column: Any, feature: Feature) -> Any:
+    """Return a column of categories; whole numbers that missing ones made floats are whole again."""
+    kind = column.dtype.kind if isinstance(column, np.ndarray) else None
+    if kind == "b" and not {"true", "false"} & set(feature.categories or ()):
+        raise ValueError(f"{feature.name!r} is a column of booleans: its categories are 'true' and 'false'")
+    if kind != "f":
+        return column
+    return _listed(int(value) if value.is_integer() else value for value in column.tolist())
 
 
 def _plain(column: Any) -> Any:
