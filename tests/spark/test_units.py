@@ -25,6 +25,7 @@ from tests.spark.cluster import SparkCluster
 from tests.spark.streams import (
     LOCAL,
     Making,
+    Runner,
     Runners,
     at_once,
     check_ledger,
@@ -38,6 +39,8 @@ pytestmark = [pytest.mark.kafka, pytest.mark.timeout(420)]
 
 BATCHES = 2
 KINDS = ("service", "spark")
+ADDED = "added"
+"""Case whose streams read a partition that is added while they wait for records."""
 LEARN: dict[str, Any] = {"estimator": "private-oja", "centering": "none"}
 
 
@@ -156,6 +159,11 @@ def fill_transactions(stream: Stream) -> None:
                 stream.produce_vectors(x[i : i + 1], to=lambda _: 0)
 
 
+def fill_first(stream: Stream) -> None:
+    """Write the records of the first of two batches; :func:`add_partition` writes the others."""
+    stream.produce_vectors(stream.vectors(120)[:60])
+
+
 def fill_skewed(stream: Stream) -> None:
     """Write 95% of the records to one of four partitions, and none to another."""
     stream.produce_vectors(stream.vectors(230), to=lambda i: 0 if i % 20 else 1 + i % 40 // 20)
@@ -183,8 +191,9 @@ CASES = {
     ),
     "transactions": Case(fill_transactions, oja(100), partitions=2),
     "skewed": Case(fill_skewed, covariance(200, clip_quantile=0.9), partitions=4),
+    ADDED: Case(fill_first, oja(60), partitions=2),
 }
-"""At least 200 messages a topic, for two batches."""
+"""At least 200 messages a topic, for two batches; the last topic gets a partition between its batches."""
 
 
 @pytest.fixture
@@ -200,7 +209,7 @@ def streams(make_stream: Making) -> dict[str, dict[str, Stream]]:
                 partitions=case.partitions,
                 cap=None if first else ("2", "1e-5"),
                 input=None if first is None else first.settings.stream.input,
-                worker={"stop_when_done": False},
+                worker={"stop_when_done": False, "partitions_seconds": 0.5},
                 **{"seed": 5, **case.how},
             )
         case.fill(made["service"])
@@ -213,16 +222,23 @@ def streams(make_stream: Making) -> dict[str, dict[str, Stream]]:
 def test_whatever_a_message_holds_spark_learns_what_the_service_learns(
     streams: dict[str, dict[str, Stream]], spark_cluster: SparkCluster, tmp_path: Path, on_the_cluster: int
 ) -> None:
-    """Every other case runs on the cluster, the others in one process."""
+    """Half of the cases run on the cluster, the others in one process.
+
+    While a driver waits for records, the topic of one case gets a third partition with records.
+    """
     names = list(streams)
     halves = names[on_the_cluster::2], names[1 - on_the_cluster :: 2]
     with Runners(tmp_path) as run:
-        run.finish([mine["service"] for mine in streams.values()], "service", BATCHES)
+        run.finish([mine["service"] for name, mine in streams.items() if name != ADDED], "service", BATCHES)
         cluster = on_cluster(spark_cluster.url)
         for half, name, spark in zip(halves, ("cluster", "local"), (cluster, LOCAL), strict=True):
             # Batches have a hundred records: on the cluster, each task gets a part of a partition.
             how = {"spark": spark, "small": name == "cluster"}
-            run.finish([streams[case]["spark"] for case in half], name, BATCHES, **how)
+            driver = run.start([streams[case]["spark"] for case in half], name, **how)
+            wait_for_batches(driver, [streams[case]["spark"] for case in half if case != ADDED], BATCHES)
+            if ADDED in half:
+                add_partition(run, driver, streams[ADDED])
+            driver.stop()
         for runner in run.all:
             assert "Traceback" not in runner.log, runner.log
             assert "nan" not in runner.log.lower()
@@ -233,6 +249,21 @@ def test_whatever_a_message_holds_spark_learns_what_the_service_learns(
     # Releases count rows if a row is a record, which `check_books` does not.
     at_once(check_books, [mine["spark"] for name, mine in streams.items() if name != "rows"])
     check_cases(streams)
+
+
+def add_partition(run: Runners, driver: Runner, mine: Mapping[str, Stream]) -> None:
+    """Add a partition with records while a driver and a worker of the service wait for records."""
+    first, runners = mine["service"], {"spark": driver, "service": run.start([mine["service"]], ADDED)}
+    for kind, runner in runners.items():
+        wait_for_batches(runner, [mine[kind]], 1)
+    with closing(KafkaAdminClient(bootstrap_servers=first.settings.kafka.bootstrap_servers)) as admin:
+        admin.create_partitions({first.settings.stream.input: 3})
+    for stream in mine.values():
+        stream.partitions = 3
+    first.produce_vectors(first.vectors(120)[60:])
+    for kind, runner in runners.items():
+        wait_for_batches(runner, [mine[kind]], BATCHES)
+    runners["service"].stop()
 
 
 def check_cases(streams: Mapping[str, Mapping[str, Stream]]) -> None:
@@ -250,49 +281,8 @@ def check_cases(streams: Mapping[str, Mapping[str, Stream]]) -> None:
     assert release.null_records > 0
     (*_, release) = streams["rows"]["spark"].releases()
     assert release.records > 3 * 200
+    assert count_of(ranges_of(streams[ADDED]["spark"])[1]) == {0: 20, 1: 20, 2: 20}
 
 
 def count_of(ranges: tuple[OffsetRange, ...]) -> dict[int, int]:
     return {r.partition: r.count for r in ranges}
-
-
-def test_partitions_that_are_added_are_read(
-    make_stream: Making, kafka_bootstrap: str, tmp_path: Path
-) -> None:
-    """While a driver waits for records, its topic gets a third partition with records."""
-    made: list[Stream] = []
-    for kind in ("service", "local"):
-        topic = made[0].settings.stream.input if made else None
-        made.append(
-            make_stream(
-                f"added-{kind}",
-                partitions=2,
-                cap=None if made else ("2", "1e-5"),
-                input=topic,
-                worker={"stop_when_done": False, "partitions_seconds": 0.5},
-                seed=5,
-                **oja(60),
-            )
-        )
-    first = made[0]
-    x = first.vectors(120)
-    first.produce_vectors(x[:60])
-    with Runners(tmp_path) as run:
-        runners = [
-            run.start([stream], kind, spark=spark)
-            for stream, kind, spark in zip(made, ("service", "local"), (None, LOCAL), strict=True)
-        ]
-        for runner, stream in zip(runners, made, strict=True):
-            wait_for_batches(runner, [stream], 1)
-        with closing(KafkaAdminClient(bootstrap_servers=kafka_bootstrap)) as admin:
-            admin.create_partitions({first.settings.stream.input: 3})
-        for stream in made:
-            stream.partitions = 3
-        first.produce_vectors(x[60:])
-        for runner, stream in zip(runners, made, strict=True):
-            wait_for_batches(runner, [stream], 2)
-            runner.stop()
-    check_same(first, made[1], 2, first.entries())
-    for stream in made:
-        check_books(stream)
-    assert count_of(ranges_of(made[1])[1]) == {0: 20, 1: 20, 2: 20}
