@@ -6,9 +6,9 @@ With REQUIRE_SPARK=1 a missing Java fails these tests; otherwise it skips them.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -19,7 +19,7 @@ from tests.conftest import NoBroker
 from tests.kafka.stream import Stream
 from tests.spark.cluster import SparkCluster
 from tests.spark.java import JAVA, make_archive
-from tests.spark.streams import Making
+from tests.spark.streams import SELDOM, Making
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -102,4 +102,9 @@ def make_stream(
     kafka_bootstrap: str, fork_server: None, unique_name: Callable[[str], str], tmp_path: Path
 ) -> Making:
     """Return a function that makes a stream, whose name begins with the given stem."""
-    return lambda stem, **how: Stream.make(kafka_bootstrap, unique_name(stem), tmp_path, **how)
+
+    def make(stem: str, worker: Mapping[str, Any] | None = None, **how: Any) -> Stream:
+        calm = SELDOM | dict(worker or {})
+        return Stream.make(kafka_bootstrap, unique_name(stem), tmp_path, worker=calm, **how)
+
+    return make

@@ -33,6 +33,8 @@ Making = Callable[..., Stream]
 
 LOCAL: dict[str, Any] = {"master": "local[2,4]", "conf": {"spark.driver.extraJavaOptions": JAVA}}
 """Spark in the driver's own process, which tries a task up to four times, as a cluster does."""
+SELDOM: dict[str, Any] = {"tick_seconds": 0.5}
+"""Settings of workers whose batches take seconds: each tick costs two requests to the broker."""
 SHORT: dict[str, Any] = {
     "partitions": 2,
     "estimator": "analyze-gauss",

@@ -14,7 +14,7 @@ from streaming_pca.privacy.ledger.entries import Reserved
 from tests.kafka.stream import Stream, check_books
 from tests.service.registry.apicurio import Apicurio
 from tests.service.registry.producers import Producer, id_of, record_type
-from tests.spark.streams import LOCAL, SHORT, Runners, check_same, wait_for_batches
+from tests.spark.streams import LOCAL, SELDOM, SHORT, Runners, check_same, wait_for_batches
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(420)]
 
@@ -44,7 +44,7 @@ def test_versions_that_come_while_it_runs_are_read_as_the_service_reads_them(
         (name, {"cap": ("2", "1e-5")}),
         (f"{name}-spark", {"cap": None, "input": f"in-{name}"}),
     ):
-        made = Stream.make(kafka_bootstrap, which, tmp_path, **how, **more, subject=subject)
+        made = Stream.make(kafka_bootstrap, which, tmp_path, **how, **more, subject=subject, worker=SELDOM)
         registry = RegistrySettings(url=apicurio.url, seconds=0.5)
         made.settings = made.settings.model_copy(update={"registry": registry})
         streams.append(made)
