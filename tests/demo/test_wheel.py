@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.compiled import QUICK
 from tests.packaging.distributions import build, copy_source, install, link, needed, run
 
 _LIMIT = 900
@@ -40,7 +41,7 @@ def test_the_demo_runs_in_an_empty_environment(environment: Path, tmp_path: Path
     cwd.mkdir()
     home.mkdir()
     command = environment / "bin" / "streaming-pca"
-    out = run(command, "demo", "--plot", "demo.png", cwd=cwd, seconds=_LIMIT, HOME=str(home))
+    out = run(command, "demo", "--plot", "demo.png", cwd=cwd, seconds=_LIMIT, HOME=str(home), **QUICK)
     facts = json.loads(out.splitlines()[-1])
     assert "next: streaming-pca demo --dashboard repeats this" in out
     assert "docs/" not in out

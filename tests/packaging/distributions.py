@@ -89,9 +89,9 @@ def link(names: Iterable[str], site: Path) -> None:
         files = distribution(name).files
         assert files, f"{name} does not list its files"
         for file in files:
-            # Scripts are elsewhere; bytecode names the folder that it was compiled for.
-            if ".." in file.parts or file.suffix == ".pyc":
+            source, target = Path(str(file.locate())), site / file
+            # Scripts are elsewhere. If bytecode is absent, Python compiles the module.
+            if ".." in file.parts or (file.suffix == ".pyc" and not source.exists()):
                 continue
-            target = site / file
             target.parent.mkdir(parents=True, exist_ok=True)
-            target.symlink_to(file.locate())
+            target.symlink_to(source)
