@@ -38,7 +38,7 @@ NOT_HERE = {"grafana"}
 # Kafka's programs as in apache/kafka: no package contains its shell scripts, but its classes are available.
 _KAFKA_PROGRAMS = {"kafka-storage.sh": "kafka.tools.StorageTool", "kafka-server-start.sh": "kafka.Kafka"}
 _KAFKA_PROGRAM = """#!/usr/bin/env bash
-exec {java} $KAFKA_HEAP_OPTS -XX:+UseSerialGC $KAFKA_LOG4J_OPTS -cp '/opt/kafka/libs/*' {main} "$@"
+exec {java} $KAFKA_HEAP_OPTS -XX:+UseSerialGC {options} $KAFKA_LOG4J_OPTS -cp '{jars}/*' {main} "$@"
 """
 
 
@@ -86,14 +86,19 @@ class Deployment:
         Result of the Dockerfile.
     java, jars
         Programs of Apache Kafka, in place of the image ``apache/kafka``.
+    options : sequence of str, optional
+        Further options of Java. An archive of Java's classes names the jars by their path on this machine.
     """
 
-    def __init__(self, directory: Path, image: Image, java: str, jars: Path) -> None:
+    def __init__(
+        self, directory: Path, image: Image, java: str, jars: Path, options: Sequence[str] = ()
+    ) -> None:
         self.directory, self.image = directory, image
         self._jars, self._programs = jars, directory / "kafka-programs"
         self._programs.mkdir()
         for name, main in _KAFKA_PROGRAMS.items():
-            (self._programs / name).write_text(_KAFKA_PROGRAM.format(java=java, main=main))
+            program = _KAFKA_PROGRAM.format(java=java, options=" ".join(options), jars=jars, main=main)
+            (self._programs / name).write_text(program)
             (self._programs / name).chmod(0o755)
         net = f"127.{random.SystemRandom().randint(1, 254)}.{random.SystemRandom().randint(1, 254)}"
         self.services = {
@@ -132,7 +137,9 @@ class Deployment:
             # Its programs name their interpreter by its path during the build.
             return [Mount(made, "/opt"), Mount(made, str(made))]
         if service.image == "apache/kafka":
-            return [Mount(self._programs, "/opt/kafka/bin"), Mount(self._jars, "/opt/kafka/libs")]
+            # The folder of the jars also has the archive of Java's classes.
+            folder = self._jars.parent
+            return [Mount(self._programs, "/opt/kafka/bin"), Mount(folder, str(folder))]
         return []
 
     def _own(self, volume: Path, service: Service, target: str) -> None:
@@ -249,7 +256,7 @@ class Deployment:
             assert service.process.returncode is None, f"{name} ended:\n{service.log}"
             return self.is_healthy(name)
 
-        wait_for(f"{name} to be healthy", is_healthy, 2 * LIMIT, lambda: service.log, pause=0.3)
+        wait_for(f"{name} to be healthy", is_healthy, 2 * LIMIT, lambda: service.log, pause=1)
 
     def ends(self, name: str, seconds: float = 2 * LIMIT) -> int:
         """Return the exit status of a service, once it has ended."""

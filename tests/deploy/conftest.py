@@ -20,11 +20,12 @@ from streaming_pca.config.kafka import KafkaSettings
 from streaming_pca.config.settings import Settings
 from streaming_pca.dev.jars import KafkaUnavailable
 from streaming_pca.service.kafka.clients import admin_client
-from tests.conftest import installation
+from tests.conftest import SHORT_LIVED, installation
 from tests.deploy.compose import Deployment
 from tests.deploy.dockerfile import Image
 from tests.deploy.sandbox import require
 from tests.deploy.tools import missing, tool
+from tests.java_archive import archive_options
 from tests.kafka.faulty_cluster import FaultyCluster
 from tests.kafka.security.secured import pem_of
 
@@ -54,7 +55,8 @@ def deployment(image: Image, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         raise missing(found.reason, found.detail)
     tool("prometheus")
     require()
-    made = Deployment(tmp_path_factory.mktemp("deployment"), image, *found)
+    options = archive_options(*found, SHORT_LIVED)
+    made = Deployment(tmp_path_factory.mktemp("deployment"), image, *found, options)
     yield made
     made.destroy()
 

@@ -89,9 +89,11 @@ class Sandbox:
             f"mount -t overlay overlay -o lowerdir=/,upperdir=upper,workdir=work {root}",
             *(f"mount --rbind {path} {root}{path}" for path in _SHARED),
         ]
-        # The image's interpreter depends on another one, which may be in a home directory.
-        for program in {sys.executable, os.path.realpath(sys.executable)}:
-            lines += [f"chmod a+x {root}{above}" for above in Path(program).parents if _is_closed(above)]
+        # The interpreter that the image's depends on, and Kafka's jars, may be in a home directory.
+        used = {mount.target for mount in self.mounts if mount.target == str(mount.source)}
+        used |= {sys.executable, os.path.realpath(sys.executable)}
+        closed = {above for path in used for above in Path(path).parents if _is_closed(above)}
+        lines += [f"chmod a+x {root}{above}" for above in sorted(closed)]
         lines += [f"echo '{address} {name}' >>{root}/etc/hosts" for name, address in self.hosts.items()]
         for path, options in self.tmpfs.items():
             lines += [f"mkdir -p {root}{path}", f"mount -t tmpfs -o {options} tmpfs {root}{path}"]
@@ -126,7 +128,7 @@ class Sandbox:
 
 
 def _is_closed(directory: Path) -> bool:
-    return not directory.stat().st_mode & 0o001
+    return directory.is_dir() and not directory.stat().st_mode & 0o001
 
 
 @cache
