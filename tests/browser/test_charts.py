@@ -12,7 +12,7 @@ import pytest
 
 from streaming_pca.data.release import Release
 from tests.browser.recorded import INTERVAL, RATE, recorded_site, recorded_stream
-from tests.browser.visits import LIMIT_MS, Visit, numbers, visiting
+from tests.browser.visits import LIMIT_MS, Visit, numbers, revisiting, visiting
 from tests.dashboard.streams import RECORDS, MadeStream
 
 if TYPE_CHECKING:
@@ -44,11 +44,43 @@ def home(streams: list[MadeStream]) -> Iterator[str]:
         yield running.server.url
 
 
-@pytest.fixture
-def visit(browser: Browser, home: str) -> Iterator[Visit]:
+@pytest.fixture(scope="module")
+def kept(browser: Browser, home: str) -> Iterator[Visit]:
     # The clock is put forward at 02:00 on 29 March 2026, and back at 03:00 on 25 October.
     with visiting(browser, home, timezone_id="Europe/Berlin") as made:
         yield made
+
+
+@pytest.fixture
+def visit(kept: Visit) -> Iterator[Visit]:
+    with revisiting(kept) as lent:
+        yield lent
+
+
+@pytest.fixture(scope="module")
+def kept_in_india(browser: Browser, home: str) -> Iterator[Visit]:
+    # Its hours begin at half hours of other zones.
+    with visiting(browser, home, timezone_id="Asia/Kolkata") as made:
+        yield made
+
+
+@pytest.fixture
+def in_india(kept_in_india: Visit) -> Iterator[Visit]:
+    with revisiting(kept_in_india) as lent:
+        yield lent
+
+
+@pytest.fixture(scope="module")
+def loaded(browser: Browser, home: str) -> Iterator[Visit]:
+    with visiting(browser, home, timezone_id="Europe/Berlin") as made:
+        yield made.go("/")
+
+
+@pytest.fixture
+def modules(loaded: Visit) -> Iterator[Visit]:
+    """Lend an open page, whose modules a test calls without changing the page."""
+    yield loaded
+    loaded.check()
 
 
 def run(visit: Visit, file: str, expression: str, given: Any = None) -> Any:
@@ -108,20 +140,18 @@ def rows(visit: Visit, plot: str) -> list[list[str]]:
 
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("name", ["flown", "wide"])
-def test_no_text_of_a_figure_touches_another_or_is_cut(
-    browser: Browser, home: str, name: str, width: int
-) -> None:
-    size = {"width": width, "height": 1000}
-    with visiting(browser, home, viewport=size, timezone_id="Asia/Kolkata") as visit:
-        assert draw(visit, f"/streams/{name}") == [*LAST, *TIMED]
+def test_no_text_of_a_figure_touches_another_or_is_cut(in_india: Visit, name: str, width: int) -> None:
+    visit = in_india
+    visit.page.set_viewport_size({"width": width, "height": 1000})
+    assert draw(visit, f"/streams/{name}") == [*LAST, *TIMED]
+    assert collisions(visit) == []
+    if name == "wide":
+        # Figures are drawn in view alone.
+        visit.page.locator('[data-plot="loadings"]').scroll_into_view_if_needed()
+        visit.page.locator("#features").select_option("50")
+        ticks = visit.page.locator("[data-plot=loadings] .ytick text")
+        visit.until(lambda: ticks.count() == 50, "fifty features")
         assert collisions(visit) == []
-        if name == "wide":
-            # Figures are drawn in view alone.
-            visit.page.locator('[data-plot="loadings"]').scroll_into_view_if_needed()
-            visit.page.locator("#features").select_option("50")
-            ticks = visit.page.locator("[data-plot=loadings] .ytick text")
-            visit.until(lambda: ticks.count() == 50, "fifty features")
-            assert collisions(visit) == []
 
 
 def test_a_collision_is_found(visit: Visit) -> None:
@@ -157,14 +187,13 @@ def test_the_rest_has_a_bar_with_its_error(visit: Visit, streams: list[MadeStrea
     assert visit.page.locator('[data-plot="scree"] .errorbar').count() == 5
 
 
-def test_without_a_total_above_its_noise_there_is_no_rest(visit: Visit) -> None:
-    visit.go("/")
+def test_without_a_total_above_its_noise_there_is_no_rest(modules: Visit) -> None:
     release = {"dim": 9, "rank": 2, "explained_variance": [1, 0.1], "explained_variance_error": [0.1, 0.1]}
     for total, error, bars in ((None, None, 2), (1.0, 0.6, 2), (2.0, 0.6, 3), (0.9, 0.1, 3)):
         given = release | {"total_variance": total, "total_variance_error": error}
         shown = "(({ traces: [{ y, marker }], note }) => ({ y, note, colours: marker.color }))"
         built = run(
-            visit,
+            modules,
             "plots",
             f"{shown}(module.scree({{ release: given }}, {{ blue: 1, line: 2 }}, {{ width: 400, em: 12 }}))",
             given,
@@ -266,21 +295,21 @@ def test_paper_is_light_complete_and_not_cut(browser: Browser, home: str) -> Non
         visit.until(lambda: visit.page.evaluate(ink) == dark, "the dark ink")
 
 
-def test_figures_that_were_never_in_view_are_printed(browser: Browser, home: str) -> None:
-    with visiting(browser, home, viewport={"width": 1440, "height": 600}) as visit:
-        visit.go("/streams/flown")
-        visit.wait_attached('figure[data-plot="scree"][data-state="drawn"]')
-        shares = visit.page.locator('figure[data-plot="shares"]')
-        assert shares.get_attribute("data-state") is None
+def test_figures_that_were_never_in_view_are_printed(visit: Visit) -> None:
+    visit.page.set_viewport_size({"width": 1440, "height": 600})
+    visit.go("/streams/flown")
+    visit.wait_attached('figure[data-plot="scree"][data-state="drawn"]')
+    shares = visit.page.locator('figure[data-plot="shares"]')
+    assert shares.get_attribute("data-state") is None
 
-        def drawn() -> bool:
-            visit.page.evaluate("dispatchEvent(new Event('beforeprint'))")
-            return shares.get_attribute("data-state") == "drawn"
+    def drawn() -> bool:
+        visit.page.evaluate("dispatchEvent(new Event('beforeprint'))")
+        return shares.get_attribute("data-state") == "drawn"
 
-        # Its data arrives after those of the figures in view.
-        visit.until(drawn, "the last figure")
-        assert shares.locator("svg.main-svg").count() > 0
-        assert len(visit.page.pdf(format="A4")) > 50_000
+    # Its data arrives after those of the figures in view.
+    visit.until(drawn, "the last figure")
+    assert shares.locator("svg.main-svg").count() > 0
+    assert len(visit.page.pdf(format="A4")) > 50_000
 
 
 def test_a_printed_ledger_shows_the_entries_of_each_batch(visit: Visit) -> None:
@@ -299,8 +328,7 @@ def test_a_printed_ledger_shows_the_entries_of_each_batch(visit: Visit) -> None:
 
 
 @pytest.mark.parametrize("size", [(240, 260), (460, 280), (900, 300)])
-def test_labels_keep_apart_for_any_points(visit: Visit, size: tuple[int, int]) -> None:
-    visit.go("/")
+def test_labels_keep_apart_for_any_points(modules: Visit, size: tuple[int, int]) -> None:
     rng, width, height = [1], *size
 
     def random() -> float:
@@ -320,8 +348,8 @@ def test_labels_keep_apart_for_any_points(visit: Visit, size: tuple[int, int]) -
         given = [points, {"width": width, "height": height}]
         centre = f"{{ x: {width / 2}, y: {height / 2} }}"
         call = f"module.placeLabels(...given, given[0].map((p) => [{centre}, p]))"
-        places = run(visit, "labels", call, given)
-        assert places == run(visit, "labels", call, given)
+        places = run(modules, "labels", call, given)
+        assert places == run(modules, "labels", call, given)
         boxes = [
             (at["x"] - p["w"] / 2, at["y"] - p["h"] / 2, at["x"] + p["w"] / 2, at["y"] + p["h"] / 2)
             for at, p in zip(places, points, strict=True)
@@ -337,12 +365,11 @@ def test_labels_keep_apart_for_any_points(visit: Visit, size: tuple[int, int]) -
             assert not any(left < p["x"] < right and top < p["y"] < bottom for p in points)
 
 
-def test_names_stay_distinct_when_they_are_shortened(visit: Visit) -> None:
-    visit.go("/")
+def test_names_stay_distinct_when_they_are_shortened(modules: Visit) -> None:
     names = ["delay of the inbound flight", "delay of the outbound flight", "month", "größer als der Rest"]
-    shown = run(visit, "labels", "module.shortenAll(given, [0, 1, 2, 3], 12)", names)
+    shown = run(modules, "labels", "module.shortenAll(given, [0, 1, 2, 3], 12)", names)
     assert shown == ["…inbou…light", "…outbo…light", "month", "größer… Rest"]
-    same = run(visit, "labels", "module.shortenAll(given, [0, 17], 12)", ["a name twice there"] * 2)
+    same = run(modules, "labels", "module.shortenAll(given, [0, 17], 12)", ["a name twice there"] * 2)
     assert len(set(same)) == 2
     assert max(map(len, same)) <= 13
 
@@ -364,33 +391,30 @@ def test_names_stay_distinct_when_they_are_shortened(visit: Visit) -> None:
     ],
 )
 def test_marks_are_round_times_of_the_reader_s_zone(
-    visit: Visit, begin: str, end: str, most: int, marks: list[str]
+    modules: Visit, begin: str, end: str, most: int, marks: list[str]
 ) -> None:
-    visit.go("/")
-    found = run(visit, "timeline", "module.marks(given[0].map(Date.parse), given[1])", [[begin, end], most])
+    found = run(modules, "timeline", "module.marks(given[0].map(Date.parse), given[1])", [[begin, end], most])
     assert [text for _, text in found] == marks
     times = [at for at, _ in found]
     assert times == sorted(set(times))
 
 
-def test_rates_average_and_keep_gaps(visit: Visit) -> None:
-    visit.go("/")
+def test_rates_average_and_keep_gaps(modules: Visit) -> None:
     times, totals = [0, 1000, 2000, 3000, 60_000, 61_000, 63_000], [5, 5, 25, 35, None, 100, 140]
-    found = run(visit, "timeline", "module.rates(...given)", [times, totals, 1500])
+    found = run(modules, "timeline", "module.rates(...given)", [times, totals, 1500])
     assert found == {"x": [0, 2000, 60_000, 61_000, 63_000], "y": [10, 10, None, 20, 20]}
-    assert run(visit, "timeline", "module.rates(...given)", [[0, 1000], [9, 3], 1])["y"] == [None]
+    assert run(modules, "timeline", "module.rates(...given)", [[0, 1000], [9, 3], 1])["y"] == [None]
 
 
-def test_a_value_has_the_digits_of_its_error(visit: Visit) -> None:
-    visit.go("/")
+def test_a_value_has_the_digits_of_its_error(modules: Visit) -> None:
     given = [[12.3456, 0.52], [0.001, 0.5], [-3.2, 0.013], [5, 0], [7, None], [None, 1]]
-    shown = run(visit, "../js/format", "given.map(([value, error]) => module.measured(value, error))", given)
+    call = "given.map(([value, error]) => module.measured(value, error))"
+    shown = run(modules, "../js/format", call, given)
     assert shown == ["12.35 ± 0.52", "0 ± 0.5", "−3.2 ± 0.013", "5 ± 0", "7", "–"]
 
 
-def test_the_api_answers_with_what_is_drawn(home: str, visit: Visit) -> None:
-    visit.go("/")
-    text = visit.page.evaluate("fetch('v1/streams/flown/traffic').then((answer) => answer.text())")
+def test_the_api_answers_with_what_is_drawn(home: str, modules: Visit) -> None:
+    text = modules.page.evaluate("fetch('v1/streams/flown/traffic').then((answer) => answer.text())")
     answer = json.loads(text)
     assert list(answer) == ["stream", "at", "offsets", "lag_low", "lag_high"]
     assert answer["offsets"].count(None) == 1

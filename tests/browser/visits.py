@@ -140,6 +140,14 @@ class Visit:
         """Fail if anything went wrong."""
         assert not self.complaints, "\n".join([f"{self.page.url}:", *self.complaints])
 
+    def forget(self) -> None:
+        """Leave the page, and delete what it has stored and what was noted about it."""
+        self.page.evaluate("localStorage.clear(), sessionStorage.clear()")
+        # An empty page of another site would have another process.
+        self.go("/healthz")
+        for noted in (self.asked, self.complaints, self.answers):
+            noted.clear()
+
     def text(self, selector: str) -> str:
         """Return the text of one element, once it is there."""
         return self.page.locator(selector).first.inner_text(timeout=LIMIT_MS).strip()
@@ -205,6 +213,23 @@ def visiting(browser: Browser, home: str, theme: Theme = "light", **how: Any) ->
         visit.check()
     finally:
         context.close()
+
+
+@contextmanager
+def revisiting(visit: Visit) -> Iterator[Visit]:
+    """Lend a page to one test; check at the end that nothing went wrong, and leave it empty.
+
+    A page that several tests use keeps the compiled programs of its site: opening it again takes a third of
+    the processor time of a new context.
+    """
+    size = visit.page.viewport_size
+    try:
+        yield visit
+        visit.check()
+    finally:
+        visit.forget()
+        if size is not None:
+            visit.page.set_viewport_size(size)
 
 
 def keep_at_home(context: BrowserContext, home: str) -> None:
