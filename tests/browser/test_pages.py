@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,8 +18,9 @@ import pytest
 from scipy.linalg import subspace_angles
 
 from streaming_pca.data.release import Release
-from tests.browser.serving import FEATURES, ROOT, Dashboard, RunningStream
-from tests.browser.visits import Visit, numbers, visiting
+from tests.browser.serving import FEATURES, Dashboard, RunningStream
+from tests.browser.visits import Visit, numbers, revisiting, visiting
+from tests.cli.command import call
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -26,10 +28,16 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.kafka]
 
 
-@pytest.fixture
-def visit(browser: Browser, site: Dashboard) -> Iterator[Visit]:
+@pytest.fixture(scope="module")
+def kept(browser: Browser, site: Dashboard) -> Iterator[Visit]:
     with visiting(browser, site.home) as made:
         yield made
+
+
+@pytest.fixture
+def visit(kept: Visit) -> Iterator[Visit]:
+    with revisiting(kept) as lent:
+        yield lent
 
 
 @pytest.fixture
@@ -212,7 +220,9 @@ def test_any_record_s_charge_is_looked_up_and_a_wrong_offset_is_one_line(
     assert is_shown(float(charge.epsilon), numbers(visit.text(f'{answer} [data-field="spent.epsilon"]')))
 
 
-def test_the_plan_page_forecasts_what_the_command_does(visit: Visit) -> None:
+def test_the_plan_page_forecasts_what_the_command_does(
+    visit: Visit, capfd: pytest.CaptureFixture[str]
+) -> None:
     visit.go("/plan")
     visit.wait("input[type=range]")
     visit.wait("[data-field]")
@@ -226,45 +236,42 @@ def test_the_plan_page_forecasts_what_the_command_does(visit: Visit) -> None:
         slider.press("ArrowRight")
     after = wait_for_plan(visit, lambda found: found["epsilon"] > before["epsilon"])
     query = {name: after[name] for name in ("dim", "rank", "records", "epsilon", "delta")}
-    options = ["--batches", "growing"]
+    options: list[object] = ["--batches", "growing"]
     options += [part for name, value in query.items() for part in (f"--{name}", f"{value}")]
     options += [
         part for name in ("gap", "tail") if after.get(name) for part in (f"--{name}", str(after[name]))
     ]
-    command = [sys.executable, "-P", "-m", "streaming_pca", "plan", *options, "--json"]
-    printed = subprocess.run(command, capture_output=True, text=True, timeout=240, cwd=ROOT, check=True)
+    printed = call(capfd, "plan", *options, "--json")
+    assert printed.returncode == 0, printed.stderr
     assert json.loads(printed.stdout) == after["answer"]
 
 
 # -- live ------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("way", ["events", "polling"])
-def test_a_new_release_shows_on_every_open_page(
-    browser: Browser, site: Dashboard, running: RunningStream, way: str
-) -> None:
-    query = "?live=poll" if way == "polling" else ""
-    with (
-        visiting(browser, site.home) as streams,
-        visiting(browser, site.home) as one,
-        visiting(browser, site.home) as ledger,
-    ):
-        streams.go(f"/{query}")
-        one.go(f"/streams/{running.name}{query}")
-        ledger.go(f"/ledger/{running.input}{query}")
-        records = field(running.name, "records")
-        for visit in (streams, one):
-            visit.wait(records)
-            visit.wait_attached(f'html[data-live="{way}"]')
-        ledger.wait("[data-entry]")
+def test_a_new_release_shows_on_every_open_page(visit: Visit, running: RunningStream) -> None:
+    records = field(running.name, "records")
+    with ExitStack() as stack:
+        opened = {}
+        for way, query in (("events", ""), ("polling", "?live=poll")):
+            streams, one, ledger = (stack.enter_context(visit.another()) for _ in range(3))
+            streams.go(f"/{query}")
+            one.go(f"/streams/{running.name}{query}")
+            ledger.go(f"/ledger/{running.input}{query}")
+            for each in (streams, one):
+                each.wait(records)
+                each.wait_attached(f'html[data-live="{way}"]')
+            ledger.wait("[data-entry]")
+            opened[way] = streams, one, ledger
         running.learn()
         release = running.latest()
-        for visit in (streams, one):
-            visit.shows(records, release.records)
         last = running.stream.messages(running.settings.stream.ledger_topic)[-1]
-        ledger.wait(f'[data-entry="{last.offset}"]')
-        asked = [url for url in one.asked if "/v1/events" in url]
-        assert bool(asked) == (way == "events")
+        for way, (streams, one, ledger) in opened.items():
+            for each in (streams, one):
+                each.shows(records, release.records)
+            ledger.wait(f'[data-entry="{last.offset}"]')
+            asked = [url for url in one.asked if "/v1/events" in url]
+            assert bool(asked) == (way == "events")
 
 
 # -- downloads -------------------------------------------------------------

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.browser.scenes import PER_SECOND, PLANNED, WAITING, Scenes
-from tests.browser.visits import THEMES, Theme, Visit, accessibility_problems, numbers, visiting
+from tests.browser.visits import Visit, numbers, problems_in_both_themes, revisiting, visiting
 from tests.service.http.running import serving
 
 if TYPE_CHECKING:
@@ -33,10 +33,16 @@ def home() -> Iterator[str]:
         yield running.server.url
 
 
-@pytest.fixture
-def visit(browser: Browser, home: str) -> Iterator[Visit]:
+@pytest.fixture(scope="module")
+def kept(browser: Browser, home: str) -> Iterator[Visit]:
     with visiting(browser, home) as made:
         yield made
+
+
+@pytest.fixture
+def visit(kept: Visit) -> Iterator[Visit]:
+    with revisiting(kept) as lent:
+        yield lent
 
 
 def field(stream: str, name: str) -> str:
@@ -123,24 +129,22 @@ def test_the_entries_of_a_batch_are_one_row_that_opens(visit: Visit) -> None:
     assert rows.count() == 14
 
 
-def test_the_page_of_a_stream_fits_two_screens(browser: Browser, home: str) -> None:
+def test_the_page_of_a_stream_fits_two_screens(visit: Visit) -> None:
     width, height = 1440, 900
-    with visiting(browser, home, viewport={"width": width, "height": height}) as visit:
-        visit.go("/streams/filling")
+    visit.page.set_viewport_size({"width": width, "height": height})
+    visit.go("/streams/filling")
+    visit.wait_attached('main[aria-busy="false"]')
+    visit.wait_attached("figure[data-plot][data-state]")
+    assert visit.page.evaluate("document.documentElement.scrollHeight") <= 2 * height
+
+
+def test_axe_finds_nothing_on_open_folds(visit: Visit) -> None:
+    found = []
+    for path in ("/", "/streams/filling", "/streams/refused", "/ledger/visits"):
+        visit.go(path)
         visit.wait_attached('main[aria-busy="false"]')
-        visit.wait_attached("figure[data-plot][data-state]")
-        assert visit.page.evaluate("document.documentElement.scrollHeight") <= 2 * height
-
-
-@pytest.mark.parametrize("theme", THEMES)
-def test_axe_finds_nothing_on_open_folds(browser: Browser, home: str, theme: Theme) -> None:
-    with visiting(browser, home, theme) as visit:
-        found = []
-        for path in ("/", "/streams/filling", "/streams/refused", "/ledger/visits"):
-            visit.go(path)
-            visit.wait_attached('main[aria-busy="false"]')
-            visit.page.wait_for_timeout(100)
-            folds = "[aria-expanded=false], details:not([open]) > summary"
-            visit.page.evaluate("folds => document.querySelectorAll(folds).forEach(e => e.click())", folds)
-            found += [f"{path}: {problem}" for problem in accessibility_problems(visit.page)]
-        assert found == [], "\n".join(found)
+        visit.page.wait_for_timeout(100)
+        folds = "[aria-expanded=false], details:not([open]) > summary"
+        visit.page.evaluate("folds => document.querySelectorAll(folds).forEach(e => e.click())", folds)
+        found += [f"{path}: {problem}" for problem in problems_in_both_themes(visit)]
+    assert found == [], "\n".join(found)

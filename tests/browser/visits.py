@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -33,6 +33,8 @@ T = TypeVar("T")
 Theme = Literal["light", "dark"]
 THEMES: tuple[Theme, ...] = ("light", "dark")
 LIMIT_MS = 1000 * LIMIT
+COLOUR_RULES = ("color-contrast", "link-in-text-block")
+"""Rules of axe-core whose findings depend on a page's colours."""
 
 _VIOLATIONS = """
 addEventListener("securitypolicyviolation", event => console.error(
@@ -140,11 +142,21 @@ class Visit:
         """Fail if anything went wrong."""
         assert not self.complaints, "\n".join([f"{self.page.url}:", *self.complaints])
 
+    @contextmanager
+    def another(self) -> Iterator[Visit]:
+        """Open another page of the same browser; check at the end that nothing went wrong on it."""
+        visit = Visit(self.page.context.new_page(), self.home)
+        try:
+            yield visit
+            visit.check()
+        finally:
+            visit.page.close()
+
     def forget(self) -> None:
         """Leave the page, and delete what it has stored and what was noted about it."""
-        self.page.evaluate("localStorage.clear(), sessionStorage.clear()")
         # An empty page of another site would have another process.
         self.go("/healthz")
+        self.page.evaluate("localStorage.clear(), sessionStorage.clear()")
         for noted in (self.asked, self.complaints, self.answers):
             noted.clear()
 
@@ -245,16 +257,33 @@ def keep_at_home(context: BrowserContext, home: str) -> None:
     context.route(elsewhere, stop)
 
 
-def accessibility_problems(page: Page) -> list[str]:
-    """Return axe-core's findings on the current page, a line each."""
+def accessibility_problems(page: Page, rules: Sequence[str] = ()) -> list[str]:
+    """Return axe-core's findings on the current page, a line each; by default of all its usual rules."""
     from axe_playwright_python.sync_playwright import Axe
 
-    found = Axe().run(page).response["violations"]
+    options: dict[str, Any] = {"resultTypes": ["violations"]}
+    if rules:
+        options["runOnly"] = {"type": "rule", "values": list(rules)}
+    found = Axe().run(page, options=options).response["violations"]
     return [
         f"{rule['id']} ({rule['impact']}): {' '.join(node['target'])}: {node['failureSummary']!r}"
         for rule in found
         for node in rule["nodes"]
     ]
+
+
+def problems_in_both_themes(visit: Visit) -> list[str]:
+    """Return axe-core's findings on the current page in the light theme, and on its colours in the dark one.
+
+    Themes differ in colours alone.
+    """
+    found = [f"light: {each}" for each in accessibility_problems(visit.page)]
+    visit.page.emulate_media(color_scheme="dark")
+    visit.wait_attached('html[data-theme="dark"]')
+    visit.page.wait_for_timeout(100)
+    found += [f"dark: {each}" for each in accessibility_problems(visit.page, COLOUR_RULES)]
+    visit.page.emulate_media(color_scheme="light")
+    return found
 
 
 def numbers(text: str) -> list[float]:
