@@ -1,4 +1,4 @@
-"""One browser, one running stream and one dashboard for the tests of a file."""
+"""One browser for the tests of a file; one running stream and its dashboard for all files."""
 
 from __future__ import annotations
 
@@ -14,6 +14,9 @@ from tests.browser.visits import chromium, find_chromium, playing
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
+RUNNING = "tests/browser/running"
+"""Group of the tests that share the running stream."""
+
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
@@ -23,9 +26,8 @@ def browser() -> Iterator[Browser]:
         yield started
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def running(
-    browser: Browser,  # before the worker: without a browser a stream would waste time
     fork_server: None,
     kafka_bootstrap: str,
     session_ms: int,
@@ -33,6 +35,8 @@ def running(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[RunningStream]:
     """Start a stream with a worker that has published its first releases."""
+    # Without a browser a stream would waste time.
+    find_chromium()
     folder = tmp_path_factory.mktemp("running")
     stream = RunningStream.start(kafka_bootstrap, unique_name("visits"), folder, session_ms)
     try:
@@ -42,7 +46,7 @@ def running(
         stream.stop()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def site(running: RunningStream, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dashboard]:
     """Serve the dashboard of the running stream."""
     folder: Path = tmp_path_factory.mktemp("dashboard")

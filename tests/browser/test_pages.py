@@ -18,6 +18,7 @@ import pytest
 from scipy.linalg import subspace_angles
 
 from streaming_pca.data.release import Release
+from tests.browser.conftest import RUNNING
 from tests.browser.serving import FEATURES, Dashboard, RunningStream
 from tests.browser.visits import Visit, numbers, revisiting, visiting
 from tests.cli.command import call
@@ -25,7 +26,7 @@ from tests.cli.command import call
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
-pytestmark = [pytest.mark.kafka]
+pytestmark = [pytest.mark.kafka, pytest.mark.xdist_group(RUNNING)]
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.browser import pictures
+from tests.browser.conftest import RUNNING
 from tests.browser.pictures import WIDTHS
 from tests.browser.serving import Dashboard, RunningStream
 from tests.browser.visits import Visit, problems_in_both_themes, revisiting, visiting
@@ -16,7 +17,7 @@ from tests.browser.visits import Visit, problems_in_both_themes, revisiting, vis
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
-pytestmark = [pytest.mark.kafka]
+pytestmark = [pytest.mark.kafka, pytest.mark.xdist_group(RUNNING)]
 
 
 SIZES = sorted([(360, 740), *WIDTHS.values()])

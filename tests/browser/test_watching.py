@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.browser.visits import accessibility_problems, memory_of_pages, numbers, visiting
+from tests.browser.visits import COLOUR_RULES, accessibility_problems, memory_of_pages, numbers, visiting
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -92,6 +92,8 @@ def test_axe_sees_what_cannot_be_read(browser: Browser, home: str) -> None:
         visit.go("/axe")
         found = {line.partition(" ")[0] for line in accessibility_problems(visit.page)}
         assert found == {"color-contrast", "image-alt"}
+        of_colours = accessibility_problems(visit.page, COLOUR_RULES)
+        assert {line.partition(" ")[0] for line in of_colours} == {"color-contrast"}
 
 
 def test_numbers_are_read_as_people_write_them() -> None:
