@@ -75,6 +75,15 @@ def start_fork_server() -> None:
     assert process.exitcode == 0
 
 
+def killed(target: Callable[..., None], settings: Settings, log: Path, *arguments: str) -> None:
+    """Run a command of :mod:`tests.kafka.admin.killed` in a child, which must die by SIGKILL."""
+    process = _context.Process(target=target, args=(settings.model_dump(mode="json"), str(log), *arguments))
+    with _one_at_a_time:
+        process.start()
+    process.join(2 * LIMIT)
+    assert process.exitcode == -signal.SIGKILL, log.read_text()
+
+
 def all_at_once(function: Callable[..., None], cases: Iterable[tuple[Any, ...]]) -> None:
     """Run all cases at the same time, since they mostly wait; a case is a stream and other arguments."""
     cases = list(cases)
@@ -96,6 +105,22 @@ def session_timeout_ms(bootstrap: str) -> int:
         except (KeyError, TypeError):
             least = 6000
     return max(least, 2000)
+
+
+def start_together(*streams: Stream, **how: Any) -> Child:
+    """Start one worker on all streams; it belongs to the first."""
+    first = streams[0]
+    worker = {"worker": first.settings.worker}
+    settings = [each.settings.model_copy(update=worker) for each in streams]
+    made = Child(settings, first.directory / str(len(first.children)), **how)
+    first.children.append(made)
+    return made
+
+
+def run_together(*streams: Stream, **how: Any) -> None:
+    """Run one worker on all streams until it ends successfully."""
+    worker = start_together(*streams, **how)
+    assert worker.ends() == 0, worker.log
 
 
 def have_released(streams: Iterable[Stream], batches: int = 1) -> bool:

@@ -31,7 +31,7 @@ from streaming_pca.service.kafka.record_blocks import RecordBlock
 from tests.kafka.conftest import MakeStream
 from tests.kafka.security import hostile
 from tests.kafka.security.codecs import CODECS
-from tests.kafka.stream import OCTETS, Stream, check_books
+from tests.kafka.stream import OCTETS, Stream, check_books, run_together
 from tests.service.kafka.test_record_batches import TP
 from tests.waiting import LIMIT, wait_for
 
@@ -119,8 +119,7 @@ def test_a_stream_learns_the_same_from_every_codec(
     plain = rows_of(streams["none"], 3000)
     assert len(plain[0]) > 2500 * 20
     assert {codec: rows_of(stream, 3000) for codec, stream in streams.items()} == dict.fromkeys(NAMES, plain)
-    workers = [stream.start(noise=False) for stream in streams.values()]
-    assert [worker.ends() for worker in workers] == [0] * len(workers)
+    run_together(*streams.values(), noise=False)
     learnt = {}
     for codec, stream in streams.items():
         check_books(stream)

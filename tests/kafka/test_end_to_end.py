@@ -7,7 +7,7 @@ import json
 import math
 import pickle
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,19 @@ from streaming_pca.config.kafka import KafkaSettings
 from streaming_pca.config.settings import Settings
 from streaming_pca.dev.processes import free_port
 from streaming_pca.privacy.ledger.entries import Abandoned, OffsetRange, Reserved
-from tests.kafka.stream import OCTETS, Child, Stream, check_books, ranges_of
+from streaming_pca.service.commit.checkpoint import CheckpointWriter
+from streaming_pca.service.errors import StreamRefused
+from streaming_pca.service.topics.find import check_topics
+from tests.kafka.stream import (
+    OCTETS,
+    Child,
+    Stream,
+    check_books,
+    have_released,
+    ranges_of,
+    run_together,
+    start_together,
+)
 from tests.service.contract import check_messages
 from tests.waiting import LIMIT, wait_for
 
@@ -44,12 +56,6 @@ def refusal(child: Child, status: int) -> str:
     errors = [line for line in child.log.splitlines() if " ERROR " in line]
     assert len(errors) == 1, child.log
     return errors[0]
-
-
-def run_at_once(*streams: Stream) -> None:
-    """Run a worker without noise on each stream, all at the same time."""
-    workers = [stream.start(noise=False) for stream in streams]
-    assert [w.ends() for w in workers] == [0] * len(workers)
 
 
 # -- successful runs -------------------------------------------------------
@@ -110,21 +116,24 @@ def test_factors_are_records_of_several_rows(make_stream: MakeStream) -> None:
     )
 
 
-@pytest.mark.parametrize("estimator", ["adaptive", "analyze-gauss", "block", "private-oja"])
-def test_symmetric_matrices_are_records(make_stream: MakeStream, estimator: str) -> None:
-    options: dict[str, Any] = {"n_records": 40, "n_batches": 2}
-    if estimator == "private-oja":
-        options = {"clip_radius": 20.0, "batch_size": 20}
-    stream = make_stream(estimator=estimator, options=options, **MATRICES)
+def test_symmetric_matrices_are_records(make_stream: MakeStream) -> None:
+    options = {"n_records": 40, "n_batches": 2}
+    streams = [
+        make_stream(estimator=estimator, options=options, **MATRICES)
+        for estimator in ("adaptive", "analyze-gauss", "block")
+    ]
+    endless = {"clip_radius": 20.0, "batch_size": 20}
+    oja = make_stream(estimator="private-oja", options=endless, **MATRICES)
     x = np.random.default_rng(0).standard_normal((40, 5, 5))
-    stream.produce([(a + a.T).astype("<f4").tobytes() for a in x])
-    worker = stream.start()
-    worker.logs("batch 2 released")
-    if estimator == "private-oja":
-        worker.signal(15)
-    assert worker.ends() == 0
-    check_books(stream)
-    assert [r.records for r in stream.releases()] == [20, 40]
+    for stream in (oja, *streams):
+        stream.produce([(a + a.T).astype("<f4").tobytes() for a in x])
+    worker = start_together(oja, *streams)
+    wait_for("all batches", lambda: have_released([oja, *streams], 2), seen=lambda: worker.log)
+    worker.signal(15)
+    assert worker.ends() == 0, worker.log
+    for stream in (oja, *streams):
+        check_books(stream)
+        assert [r.records for r in stream.releases()] == [20, 40]
 
 
 def test_all_content_types_mean_the_same_record(make_stream: MakeStream) -> None:
@@ -141,7 +150,7 @@ def test_all_content_types_mean_the_same_record(make_stream: MakeStream) -> None
         (encode(row), [("content-type", kind)]) for row, (encode, kind) in zip(x, codecs * 10, strict=True)
     )
     check_messages(mixed.settings.stream, {"input": mixed.messages(mixed.settings.stream.input)})
-    run_at_once(plain, mixed)
+    run_together(plain, mixed, noise=False)
     assert plain.releases()[0].components == mixed.releases()[0].components
 
 
@@ -153,13 +162,14 @@ def test_json_whose_header_is_missing_is_noticed_and_can_be_the_default(make_str
     values = [json.dumps({"x": row.tolist()}).encode() for row in unread.vectors(4400)]
     for stream in (unread, read):
         stream.produce(values, headers=())
-    run_at_once(unread, read)
+    workers = [stream.start(noise=False) for stream in (unread, read)]
+    assert [w.ends() for w in workers] == [0, 0]
     counts = [stream.releases()[0].counts for stream in (unread, read)]
     # The noise has a standard deviation of 141 records; six of them are exceeded about once in 1e4 runs.
     assert counts[0]["null_records"] > 3520
     assert abs(counts[1]["null_records"]) < 880
     warning = "% of its records are null: `streaming-pca payload check` shows why"
-    assert [warning in stream.children[0].log for stream in (unread, read)] == [True, False]
+    assert [warning in worker.log for worker in workers] == [True, False]
     assert "content_type" in read.own(Reserved)[0].promise
     for stream in (unread, read):
         check_books(stream)
@@ -209,7 +219,7 @@ def test_aborted_records_and_markers_do_not_count(make_stream: MakeStream) -> No
             producer.flush()
             (producer.abort_transaction if aborted else producer.commit_transaction)()
     producer.close()
-    run_at_once(plain, gaps)
+    run_together(plain, gaps, noise=False)
     for stream in (plain, gaps):
         check_books(stream)
     assert gaps.releases()[-1].components == plain.releases()[-1].components
@@ -254,7 +264,7 @@ def test_malformed_records_keep_their_places(make_stream: MakeStream) -> None:
             ((bad[i // 3] if i % 3 == 0 else (next(good).tobytes(), OCTETS)) for i in range(96)),
             lambda i: (i + i // 3) % 3,
         )
-    run_at_once(malformed, null)
+    run_together(malformed, null, noise=False)
     check_books(malformed)
     assert ranges_of(malformed) == ranges_of(null)
     assert [r.components for r in malformed.releases()] == [r.components for r in null.releases()]
@@ -263,34 +273,28 @@ def test_malformed_records_keep_their_places(make_stream: MakeStream) -> None:
     ]
 
 
-def test_a_batch_of_malformed_records_only_is_learnt(make_stream: MakeStream) -> None:
-    stream = make_stream(options={"n_records": 32, "n_batches": 2}, partitions=1)
-    stream.send([*MALFORMED.values()] * 2)
-    stream.run()
-    check_books(stream)
-    assert stream.releases()[-1].records == 32
-
-
-def test_skewed_partitions_give_what_they_have(make_stream: MakeStream) -> None:
-    stream = make_stream(options={"n_records": 200, "n_batches": 2, "growth": 1.0})
-    x = stream.vectors(200)
-    stream.produce_vectors(x, lambda i: 0 if i < 150 else (1 if i < 195 else 2))
-    stream.run()
-    check_books(stream)
+def test_skewed_and_empty_partitions_and_malformed_records_give_what_they_have(
+    make_stream: MakeStream,
+) -> None:
+    skewed = make_stream(options={"n_records": 200, "n_batches": 2, "growth": 1.0})
+    skewed.produce_vectors(skewed.vectors(200), lambda i: 0 if i < 150 else (1 if i < 195 else 2))
+    # An empty partition does not hold the others up.
+    empty = make_stream(options={"n_records": 40, "n_batches": 2})
+    empty.produce_vectors(empty.vectors(40), lambda i: i % 2)
+    # A batch of malformed records only is learnt.
+    malformed = make_stream(options={"n_records": 32, "n_batches": 2}, partitions=1)
+    malformed.send([*MALFORMED.values()] * 2)
+    run_together(skewed, empty, malformed)
+    for stream in (skewed, empty, malformed):
+        check_books(stream)
     # Round-robin: 5 from the sparse partition, then the other two alternate.
-    assert ranges_of(stream)[0] == (
+    assert ranges_of(skewed)[0] == (
         OffsetRange(partition=0, start=0, end=50, count=50),
         OffsetRange(partition=1, start=0, end=45, count=45),
         OffsetRange(partition=2, start=0, end=5, count=5),
     )
-    assert ranges_of(stream)[1] == (OffsetRange(partition=0, start=50, end=150, count=100),)
-
-
-def test_an_empty_partition_does_not_hold_the_others_up(make_stream: MakeStream) -> None:
-    stream = make_stream(options={"n_records": 40, "n_batches": 2})
-    stream.produce_vectors(stream.vectors(40), lambda i: i % 2)
-    stream.run()
-    check_books(stream)
+    assert ranges_of(skewed)[1] == (OffsetRange(partition=0, start=50, end=150, count=100),)
+    assert [stream.releases()[-1].records for stream in (empty, malformed)] == [40, 32]
 
 
 def test_what_a_batch_holds_does_not_depend_on_sizes(make_stream: MakeStream) -> None:
@@ -394,9 +398,13 @@ def test_a_changed_promise_is_refused(make_stream: MakeStream) -> None:
     stream.run()
     before = stream.entries()
     for setting, change in CHANGES.items():
-        line = refusal(stream.start(stream.changed(**change)), 2)
-        assert f"stream.{setting} is" in line
-        assert "set it back, or choose a new stream.name" in line
+        changed = stream.changed(**change)
+        writer = CheckpointWriter(changed.kafka, changed.stream, stream.topic_id)
+        with closing(writer), pytest.raises(StreamRefused, match=f"stream.{setting} is") as refused:
+            writer.take_over()
+        assert "set it back, or choose a new stream.name" in str(refused.value)
+    # A worker ends with this line.
+    assert str(refused.value) in refusal(stream.start(changed), 2)
     assert stream.entries() == before
     # Settings outside the contract may change.
     assert stream.run(stream.changed("worker", tick_seconds=0.1))
@@ -464,28 +472,30 @@ def set_config(settings: Settings, topic: str, **configs: str) -> None:
         admin.alter_configs([ConfigResource("topic", topic, changes)])
 
 
-@pytest.mark.parametrize(
-    ("role", "key", "value", "must"),
-    [
-        ("input", "cleanup.policy", "compact", "delete"),
-        ("ledger", "retention.ms", "604800000", "-1"),
-        ("ledger", "retention.bytes", "1000000", "-1"),
-        ("ledger", "cleanup.policy", "compact", "delete"),
-        ("state", "cleanup.policy", "delete", "compact"),
-    ],
-)
-def test_a_topic_kept_in_the_wrong_way_is_named(
-    make_stream: MakeStream, role: str, key: str, value: str, must: str
-) -> None:
+def test_a_topic_kept_in_the_wrong_way_is_named(make_stream: MakeStream) -> None:
     stream = make_stream()
-    topics = {
-        "input": stream.settings.stream.input,
-        "ledger": stream.settings.stream.ledger_topic,
-        "state": stream.settings.stream.state_topic,
+    names = stream.settings.stream
+    wrong = {
+        names.input: {"cleanup.policy": ("compact", "delete")},
+        names.ledger_topic: {
+            "retention.ms": ("604800000", "-1"),
+            "retention.bytes": ("1000000", "-1"),
+            "cleanup.policy": ("compact", "delete"),
+        },
+        names.state_topic: {"cleanup.policy": ("delete", "compact")},
     }
-    set_config(stream.settings, topics[role], **{key: value})
-    line = refusal(stream.start(), 2)
-    assert f"topic {topics[role]!r}: {key} is {value}, it must be {must}" in line
+    lines = []
+    for topic, configs in wrong.items():
+        set_config(stream.settings, topic, **{key: value for key, (value, _) in configs.items()})
+        lines += [
+            f"topic {topic!r}: {key} is {value}, it must be {must}" for key, (value, must) in configs.items()
+        ]
+    _, problems = check_topics(stream.settings.kafka, names)
+    fatal = [each.line for each in problems if each.fatal]
+    for line in lines:
+        assert any(line in each for each in fatal), (line, fatal)
+    # A worker ends with the first of these lines.
+    assert fatal[0] in refusal(stream.start(), 2)
 
 
 def recreate(stream: Stream) -> None:

@@ -17,7 +17,7 @@ from streaming_pca.privacy.ledger.entries import OffsetPosition, Reserved, Start
 from streaming_pca.service.commit.verification import verify_ledger
 from streaming_pca.service.kafka.clients import plain_producer
 from tests.kafka.child import Strike
-from tests.kafka.stream import Stream, check_books, ranges_of
+from tests.kafka.stream import Stream, check_books, ranges_of, start_together
 from tests.waiting import LIMIT, wait_for
 
 pytestmark = pytest.mark.kafka
@@ -107,15 +107,22 @@ def test_a_kill_before_the_first_commit_neither_skips_nor_rereads(
 def test_pairs_and_users_begin_at_the_latest_records_too(make_stream: MakeStream) -> None:
     pairs = make_stream(start="latest", centering="pairs", **HOW)
     users = make_stream(start="latest", privacy_unit="user", **HOW)
-    for stream in (pairs, users):
+    streams = (pairs, users)
+    for stream in streams:
         # An odd number: pairs are counted from the start, not from the first record.
         stream.produce_vectors(stream.vectors(41), to=lambda i: i % 2)
-        worker = stream.start()
-        worker.logs("the stream begins at the latest records")
+    worker = start_together(*streams)
+    wait_for(
+        "both starts",
+        lambda: worker.log.count("the stream begins at the latest records") == 2,
+        seen=lambda: worker.log,
+    )
+    for stream in streams:
         stream.produce_keyed(
             (str(i).encode(), row.tobytes()) for i, row in enumerate(stream.vectors(60, seed=1))
         )
-        assert worker.ends() == 0, worker.log
+    assert worker.ends() == 0, worker.log
+    for stream in streams:
         assert starts_of(stream) == {0: 21, 1: 20}
         assert sum(r.count for r in ranges_of(stream)[0]) == 60
         check_books(stream)

@@ -19,7 +19,7 @@ from streaming_pca.data.features.row_map import RowMap
 from streaming_pca.privacy.ledger.entries import Reserved
 from tests.cli.command import call
 from tests.docs.test_recipes import kafkajs, need
-from tests.kafka.stream import Stream, check_books
+from tests.kafka.stream import Stream, check_books, run_together
 from tests.waiting import run_to_success, wait_for
 
 pytestmark = pytest.mark.kafka
@@ -82,8 +82,7 @@ def named(make_stream: MakeStream, **how: Any) -> Stream:
 
 
 def run(*streams: Stream) -> None:
-    workers = [stream.start(noise=False) for stream in streams]
-    assert [worker.ends() for worker in workers] == [0] * len(workers), workers[0].log
+    run_together(*streams, noise=False)
     for stream in streams:
         check_books(stream)
 
@@ -140,11 +139,8 @@ def test_the_producer_of_a_stream_sends_the_same_rows(make_stream: MakeStream) -
         dict(m.headers)["content-type"] == b"application/octet-stream"
         for m in mapped.messages(mapped.settings.stream.input)
     )
-    objects_run, mapped_run = (
-        objects.start(noise=False),
-        mapped.start(mapped.changed("stream", dtype="float64"), noise=False),
-    )
-    assert (objects_run.ends(), mapped_run.ends()) == (0, 0)
+    mapped.settings = mapped.changed("stream", dtype="float64")
+    run_together(objects, mapped, noise=False)
     for found, wanted in zip(objects.releases(), mapped.releases(), strict=True):
         np.testing.assert_allclose(found.components, wanted.components, atol=1e-6)
 

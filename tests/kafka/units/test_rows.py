@@ -17,7 +17,7 @@ from streaming_pca.privacy.ledger.entries import Reserved
 from streaming_pca.privacy.ledger.verify import verify_log
 from tests.data.test_codec import npy
 from tests.kafka.child import Strike
-from tests.kafka.stream import Stream
+from tests.kafka.stream import Stream, run_together
 
 pytestmark = pytest.mark.kafka
 
@@ -73,8 +73,7 @@ def test_rows_in_messages_teach_what_rows_alone_teach(make_stream: MakeStream) -
     x = together.vectors(240)
     together.produce(part.tobytes() for part in np.split(x, 30))
     alone.produce_vectors(x)
-    for stream in (together, alone):
-        stream.run(noise=False)
+    run_together(together, alone, noise=False)
     found, expected = (np.array(stream.releases()[-1].components) for stream in (together, alone))
     assert together.releases()[-1].records == alone.releases()[-1].records == 240
     np.testing.assert_allclose(found.T @ found, expected.T @ expected, atol=1e-9)
@@ -92,8 +91,7 @@ def test_all_content_types_carry_rows(make_stream: MakeStream) -> None:
     ]
     send(plain, [(part.tobytes(), OCTETS) for part in parts])
     send(mixed, [(encode(p), kind) for p, (encode, kind) in zip(parts, encoders * 10, strict=True)])
-    for stream in (plain, mixed):
-        stream.run(noise=False)
+    run_together(plain, mixed, noise=False)
     assert plain.releases()[0].components == mixed.releases()[0].components
     assert plain.releases()[0].records == mixed.releases()[0].records == 160
 
@@ -105,19 +103,17 @@ def test_null_rows_are_counted_and_messages_without_rows_are_not_rows(make_strea
     good = [(part.tobytes(), OCTETS) for part in x]
     bad = [(b"{", JSON), (b"\0" * 7, OCTETS), (np.zeros((9, 5), "<f4").tobytes(), OCTETS)] * 20
     send(stream, [payload for pair in zip(good, bad, strict=True) for payload in pair])
-    worker = stream.run()
-    assert check_ledger(stream) == [40, 40, 40]
+    # A batch of messages without rows is a batch, and the names of the features are in every release.
+    names = ("a", "b", "c", "d", "größe")
+    empty = make_stream(**BY_ROW | {"feature_names": names})
+    send(empty, [(b"{", JSON)] * 40)
+    empty.produce(part.tobytes() for part in np.split(empty.vectors(320), 80))
+    run_together(stream, empty)
+    assert check_ledger(stream) == check_ledger(empty) == [40, 40, 40]
     assert [r.records for r in stream.releases()] == [80, 160, 240]
-    assert "nan" not in worker.log.lower()
-
-
-def test_a_batch_of_messages_without_rows_is_a_batch(make_stream: MakeStream) -> None:
-    stream = make_stream(**BY_ROW)
-    send(stream, [(b"{", JSON)] * 40)
-    stream.produce(part.tobytes() for part in np.split(stream.vectors(320), 80))
-    stream.run()
-    assert check_ledger(stream) == [40, 40, 40]
-    assert [r.records for r in stream.releases()] == [0, 160, 320]
+    assert [r.records for r in empty.releases()] == [0, 160, 320]
+    assert [r.feature_names for r in empty.releases()] == [list(names)] * 3
+    assert "nan" not in stream.children[0].log.lower()
 
 
 def test_a_batch_is_finished_by_the_next_leader_with_the_same_rows(make_stream: MakeStream) -> None:
@@ -133,10 +129,3 @@ def test_a_batch_is_finished_by_the_next_leader_with_the_same_rows(make_stream: 
     broken.run(noise=False)
     assert check_ledger(broken) == check_ledger(whole) == [40, 40, 40]
     assert [r.components for r in broken.releases()] == [r.components for r in whole.releases()]
-
-
-def test_the_names_of_the_features_are_in_every_release(make_stream: MakeStream) -> None:
-    stream = make_stream(**BY_ROW | {"feature_names": ("a", "b", "c", "d", "größe")})
-    stream.produce(part.tobytes() for part in np.split(stream.vectors(240), 120))
-    stream.run()
-    assert [r.feature_names for r in stream.releases()] == [["a", "b", "c", "d", "größe"]] * 3
