@@ -13,11 +13,13 @@ import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 from streaming_pca.config.registry import RegistrySettings
+from streaming_pca.config.settings import StreamSettings
+from streaming_pca.data.release import Release
 from streaming_pca.privacy.ledger.entries import Abandoned, Reserved
 from tests.cli.test_app import closed_port
 from tests.data.features.formats import message_type
 from tests.kafka.child import Strike
-from tests.kafka.stream import Child, Stream, check_books
+from tests.kafka.stream import Child, Stream, check_books, run_together
 from tests.service.registry.apicurio import Apicurio
 from tests.service.registry.java_producer import produce_avro
 from tests.service.registry.producers import Producer, id_of, record_type
@@ -38,22 +40,48 @@ NEW = record_type("V", c="double", b="double", a="double")
 SHORT = record_type("V", a="double", b="double")
 
 
+ROWS = np.random.default_rng(0).normal(size=(3 * COUNT, 3)).clip(-9, 9)
+
+
+@pytest.fixture(scope="module")
+def plain_releases(
+    fork_server: None,
+    kafka_bootstrap: str,
+    unique_name: Callable[[str], str],
+    tmp_path_factory: pytest.TempPathFactory,
+    session_ms: int,
+) -> list[Release]:
+    """Return the releases of a stream of the same rows as octets, without noise."""
+    described = StreamSettings(
+        name="described", input="in", dim=3, rank=2, epsilon=1, delta=1e-6, features=FEATURES, format="avro"
+    )
+    stream = Stream.make(
+        kafka_bootstrap,
+        unique_name("plain"),
+        tmp_path_factory.mktemp("plain"),
+        session_ms=session_ms,
+        dim=3,
+        feature_names=NAMES,
+        bounds=described.bounds,
+        scale=described.scale,
+        dtype="float64",
+        **BATCHES,
+    )
+    stream.produce([row.tobytes() for row in ROWS])
+    try:
+        stream.run(noise=False)
+    finally:
+        stream.destroy()
+    check_books(stream)
+    return stream.releases()
+
+
 class Scene:
-    """Stream of a registry's records, and a stream of the same rows as octets."""
+    """Stream of a registry's records."""
 
     def __init__(self, make_stream: MakeStream, apicurio: Apicurio, url: str | None = None) -> None:
         self.stream = make_stream(dim=3, features=FEATURES, format="avro", **BATCHES)
         self.move_to(apicurio, url)
-        settings = self.stream.settings.stream
-        self.plain = make_stream(
-            dim=3,
-            feature_names=NAMES,
-            bounds=settings.bounds,
-            scale=settings.scale,
-            dtype="float64",
-            **BATCHES,
-        )
-        self.rows = np.random.default_rng(0).normal(size=(3 * COUNT, 3)).clip(-9, 9)
 
     def move_to(self, apicurio: Apicurio, url: str | None = None) -> None:
         """Set a registry in the settings, and produce with it."""
@@ -63,15 +91,14 @@ class Scene:
 
     def produce(self, batch: int, schema: Any) -> None:
         """Write a batch's records as Confluent's producers do: the first record registers the schema."""
-        self.write(batch, self.encoded(batch, schema))
+        self.write(self.encoded(batch, schema))
 
     def encoded(self, batch: int, schema: Any) -> list[bytes]:
-        rows = self.rows[batch * COUNT : (batch + 1) * COUNT]
+        rows = ROWS[batch * COUNT : (batch + 1) * COUNT]
         return [self.producer.avro(schema, dict(zip(NAMES, row.tolist(), strict=True))) for row in rows]
 
-    def write(self, batch: int, values: list[bytes]) -> None:
+    def write(self, values: list[bytes]) -> None:
         self.stream.produce(values, headers=[])
-        self.plain.produce([row.tobytes() for row in self.rows[batch * COUNT : (batch + 1) * COUNT]])
 
     def wait_for_releases(self, count: int, worker: Child) -> None:
         wait_for(
@@ -81,14 +108,12 @@ class Scene:
         )
         assert worker.status() is None, worker.log
 
-    def check(self) -> None:
+    def check(self, plain: list[Release]) -> None:
         """Compare the releases with those of the stream of octets."""
-        self.plain.run(noise=False)
-        for each in (self.stream, self.plain):
-            check_books(each)
-        found, wanted = self.stream.releases(), self.plain.releases()
+        check_books(self.stream)
+        found = self.stream.releases()
         assert [r.batch for r in found] == [1, 2, 3]
-        for one, other in zip(found, wanted, strict=True):
+        for one, other in zip(found, plain, strict=True):
             np.testing.assert_allclose(one.components, other.components, atol=1e-6)
 
     @property
@@ -104,7 +129,7 @@ def scene(make_stream: MakeStream, apicurio: Apicurio) -> Iterator[Scene]:
         yield made
 
 
-def test_a_stream_reads_versions_that_come_while_it_runs(scene: Scene) -> None:
+def test_a_stream_reads_versions_that_come_while_it_runs(scene: Scene, plain_releases: list[Release]) -> None:
     scene.produce(0, OLD)
     worker = scene.stream.start(noise=False)
     scene.wait_for_releases(1, worker)
@@ -112,26 +137,27 @@ def test_a_stream_reads_versions_that_come_while_it_runs(scene: Scene) -> None:
     scene.produce(1, NEW)
     scene.produce(2, OLD)
     assert worker.ends() == 0, worker.log
-    scene.check()
+    scene.check(plain_releases)
     (first,) = scene.named[0]
     assert scene.named[1:] == [sorted([first, scene.producer.register(NEW)])] * 2
     assert "has new schemas" in worker.log
 
 
 def test_confluents_java_producer_writes_what_a_stream_reads(
-    scene: Scene, apicurio: Apicurio, tmp_path: Path
+    scene: Scene, plain_releases: list[Release], apicurio: Apicurio, tmp_path: Path
 ) -> None:
     broker, topic = str(scene.stream.settings.kafka.bootstrap_servers), scene.stream.settings.stream.input
-    for schema, rows in ((OLD, scene.rows[:COUNT]), (NEW, scene.rows[COUNT:, ::-1])):
+    for schema, rows in ((OLD, ROWS[:COUNT]), (NEW, ROWS[COUNT:, ::-1])):
         produce_avro(tmp_path, broker, apicurio.url, topic, schema, rows)
-    scene.plain.produce([row.tobytes() for row in scene.rows])
     scene.stream.run(noise=False)
-    scene.check()
+    scene.check(plain_releases)
     client, subject = scene.producer.client, scene.producer.subject
     assert scene.named[-1] == [client.get_version(subject, version).schema_id for version in (1, 2)]
 
 
-def test_a_batch_that_is_finished_later_is_decoded_as_it_was_reserved(scene: Scene) -> None:
+def test_a_batch_that_is_finished_later_is_decoded_as_it_was_reserved(
+    scene: Scene, plain_releases: list[Release]
+) -> None:
     scene.produce(0, OLD)
     struck = scene.stream.start(strike=Strike("reserve.4 commit"), noise=False)
     assert struck.ends() != 0
@@ -140,7 +166,7 @@ def test_a_batch_that_is_finished_later_is_decoded_as_it_was_reserved(scene: Sce
     scene.produce(2, NEW)
     worker = scene.stream.run(noise=False)
     assert "finishing a batch that was reserved before" in worker.log
-    scene.check()
+    scene.check(plain_releases)
     assert [len(ids) for ids in scene.named] == [1, 2, 2]
     assert scene.stream.own(Abandoned) == []
 
@@ -162,7 +188,9 @@ def test_a_batch_whose_schemas_are_gone_is_abandoned(scene: Scene) -> None:
     assert "batch 1 abandoned: the schemas of its records are gone" in worker.log
 
 
-def test_a_registry_that_does_not_answer_stops_no_stream(scene: Scene, apicurio: Apicurio) -> None:
+def test_a_registry_that_does_not_answer_stops_no_stream(
+    scene: Scene, plain_releases: list[Release], apicurio: Apicurio
+) -> None:
     scene.produce(0, OLD)
     worker = scene.stream.start(noise=False)
     scene.wait_for_releases(1, worker)
@@ -173,14 +201,14 @@ def test_a_registry_that_does_not_answer_stops_no_stream(scene: Scene, apicurio:
         wait_for(
             "a warning", lambda: "continuing with the known schemas" in worker.log, seen=lambda: worker.log
         )
-        scene.write(1, values)
+        scene.write(values)
         scene.wait_for_releases(2, worker)
     finally:
         apicurio.proceed()
     wait_for("its return", lambda: "the schema registry answers again" in worker.log, seen=lambda: worker.log)
     scene.produce(2, NEW)
     assert worker.ends() == 0, worker.log
-    scene.check()
+    scene.check(plain_releases)
     assert [len(ids) for ids in scene.named] == [1, 1, 2]
 
 
@@ -211,8 +239,9 @@ def test_protobuf_and_the_users_that_a_field_of_it_names(
         ]
     named._send(((b"the key", value, ()) for value in values), None)
     keyed.produce_keyed([(who.encode(), row.tobytes()) for who, row in zip(names, rows, strict=True)])
+    keyed.settings = keyed.settings.model_copy(update={"registry": named.settings.registry})
+    run_together(named, keyed, noise=False)
     for each in (named, keyed):
-        each.run(noise=False)
         check_books(each)
     for one, other in zip(named.releases(), keyed.releases(), strict=True):
         np.testing.assert_allclose(one.components, other.components, atol=1e-6)
@@ -247,7 +276,9 @@ def test_a_stream_without_schemas_learns_nothing_and_says_why(
     assert scene.stream.own(Reserved) == []
 
 
-def test_a_clock_that_is_killed_while_versions_come_is_followed_by_one_that_knows_them(scene: Scene) -> None:
+def test_a_clock_that_is_killed_while_versions_come_is_followed_by_one_that_knows_them(
+    scene: Scene, plain_releases: list[Release]
+) -> None:
     scene.produce(0, OLD)
     worker = scene.stream.start(noise=False)
     scene.wait_for_releases(1, worker)
@@ -258,7 +289,7 @@ def test_a_clock_that_is_killed_while_versions_come_is_followed_by_one_that_know
     assert clocks_of(worker) not in ([], [before])
     scene.produce(2, OLD)
     assert worker.ends() == 0, worker.log
-    scene.check()
+    scene.check(plain_releases)
     assert [len(ids) for ids in scene.named] == [1, 2, 2]
 
 
@@ -287,7 +318,6 @@ def test_two_streams_of_one_subject_read_two_messages_of_it(
     topic = first.settings.stream.input
     second = make_stream(message=f"{stem}.Sale", input=topic, cap=None, **how)
     registry = {"registry": RegistrySettings(url=apicurio.url, seconds=0.5)}
-    group = {"worker": first.settings.worker}
     rows = np.random.default_rng(0).normal(size=(300, 2)).clip(-9, 9)
     with Producer(apicurio, topic) as producer:
         kinds = [
@@ -296,12 +326,8 @@ def test_two_streams_of_one_subject_read_two_messages_of_it(
         ]
         values = [producer.protobuf(kinds[i % 2](a=a, b=b)) for i, (a, b) in enumerate(rows.tolist())]
     first.produce(values, headers=[])
-    both = [each.settings.model_copy(update=registry | group) for each in (first, second)]
-    worker = Child(both, first.directory / "both", noise=False)
-    first.children.append(worker)
-    assert worker.ends() == 0, worker.log
-    assert worker.log.count("has new schemas: ids") == 2
     # Records of the other message are null, and equally many.
+    alone = []
     for start, each in enumerate((first, second)):
         plain = make_stream(feature_names=("a", "b"), dim=2, partitions=1, dtype="float64")
         settings = each.settings.stream
@@ -309,12 +335,20 @@ def test_two_streams_of_one_subject_read_two_messages_of_it(
         values = [b""] * 300
         values[start::2] = [row.tobytes() for row in rows[start::2]]
         plain.produce(values)
-        plain.run(noise=False)
+        alone.append(plain)
+    streams = (first, second, *alone)
+    for each in streams:
+        each.settings = each.settings.model_copy(update=registry)
+    run_together(*streams, noise=False)
+    assert first.children[-1].log.count("has new schemas: ids") == 2
+    for each, plain in zip((first, second), alone, strict=True):
         for one, other in zip(each.releases(), plain.releases(), strict=True):
             np.testing.assert_allclose(one.components, other.components, atol=1e-6)
 
 
-def test_a_new_leader_charges_nothing_before_the_registry_answers(scene: Scene, apicurio: Apicurio) -> None:
+def test_a_new_leader_charges_nothing_before_the_registry_answers(
+    scene: Scene, plain_releases: list[Release], apicurio: Apicurio
+) -> None:
     scene.produce(0, OLD)
     first = scene.stream.start(noise=False)
     scene.wait_for_releases(1, first)
@@ -323,7 +357,7 @@ def test_a_new_leader_charges_nothing_before_the_registry_answers(scene: Scene, 
     try:
         first.signal(signal.SIGTERM)
         assert first.ends() == 0, first.log
-        scene.write(1, values)
+        scene.write(values)
         second = scene.stream.start(noise=False)
         second.logs("does not answer (timed out)")
         assert len(scene.stream.own(Reserved)) == 1
@@ -332,7 +366,7 @@ def test_a_new_leader_charges_nothing_before_the_registry_answers(scene: Scene, 
     scene.wait_for_releases(2, second)
     scene.produce(2, NEW)
     assert second.ends() == 0, second.log
-    scene.check()
+    scene.check(plain_releases)
     assert [len(ids) for ids in scene.named] == [1, 1, 2]
 
 
