@@ -92,8 +92,11 @@ def closed_port() -> int:
         return int(s.getsockname()[1])
 
 
-def test_estimators_are_listed_for_people_and_programs() -> None:
-    infos = last_json(run("estimators", "--json"))
+def test_estimators_are_listed_for_people_and_programs(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
+    infos = last_json(call(capfd, "estimators", "--json"))
     assert {info["id"] for info in infos} == ESTIMATORS.keys()
     for info in infos:
         assert info["private"] == (info["id"] not in {"oja", "tensor-online"})
@@ -102,7 +105,7 @@ def test_estimators_are_listed_for_people_and_programs() -> None:
         assert all(info[name] for name in ("source", "needs", "summary"))
     # The 16 of the design, and the part of the default that has its own id.
     assert len(infos) == 17
-    shown = run("estimators").stdout
+    shown = call(capfd, "estimators").stdout
     assert {info["id"] for info in infos} <= set(shown.split())
 
 
@@ -160,7 +163,9 @@ def test_a_wrong_configuration_is_one_line(
     one_line(call(capfd, "worker", "--config", config), 2, expected)
 
 
-def test_an_unreachable_broker_is_one_line_in_bounded_time(tmp_path: Path) -> None:
+def test_an_unreachable_broker_is_one_line_in_bounded_time(
+    capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     changes = ("delta = 1e-6", "delta = 0.1"), ("timeout_ms = 2000", "timeout_ms = 100")
     config = write_config(tmp_path, f"127.0.0.1:{closed_port()}", "s", *changes)
     worked = run("worker", "--config", config)
@@ -169,7 +174,7 @@ def test_an_unreachable_broker_is_one_line_in_bounded_time(tmp_path: Path) -> No
     assert " WARNING delta = 0.1 is not below 1/records" in warning
     worked.stderr = worked.stderr.replace(f"{warning}\n", "")
     one_line(worked, 4, "no broker answers at kafka.bootstrap_servers")
-    one_line(run("ledger", "verify", "--config", config), 4, "no broker answers")
+    one_line(call(capfd, "ledger", "verify", "--config", config), 4, "no broker answers")
 
 
 def test_a_stream_from_creation_to_verification(
@@ -185,7 +190,7 @@ def test_a_stream_from_creation_to_verification(
 
     x = np.random.default_rng(5).standard_normal((3000, 6)) * [3, 2, 1, 0.1, 0.1, 0.1]
     np.savetxt(tmp_path / "x.csv", x, delimiter=",")
-    sent = last_json(run("produce", tmp_path / "x.csv", "--config", config, "--shuffle", 3, "--json"))
+    sent = last_json(call(capfd, "produce", tmp_path / "x.csv", "--config", config, "--shuffle", 3, "--json"))
     assert sent["records"] == 3000
     worked = run("worker", "--config", config)
     assert worked.returncode == 0, worked.stderr

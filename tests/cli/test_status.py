@@ -36,7 +36,7 @@ from streaming_pca.service.commit.checkpoint import open_ledger
 from streaming_pca.service.kafka.clients import group_consumer, transactional_producer
 from streaming_pca.service.topics.find import create_topics, find_topics
 from tests.cli.command import call
-from tests.cli.test_app import closed_port, one_line, run
+from tests.cli.test_app import closed_port, one_line
 from tests.cli.test_watch import DOUBTFUL, EXACT, REASONS, release
 from tests.data.test_release import COUNTED
 from tests.waiting import LIMIT, wait_for
@@ -371,4 +371,4 @@ def test_what_is_wrong_is_one_line(tmp_path: Path, capfd: Capture) -> None:
     text = FILE.format(bootstrap=f"127.0.0.1:{closed_port()}", name="n")
     config.write_text(text.replace("[worker]", "bootstrap_timeout_ms = 100\n[worker]"))
     one_line(call(capfd, "status", "--config", config, "--stream", "x"), 2, "no stream 'x'; it has n-a, n-b")
-    one_line(run("status", "--config", config), 4, "no broker answers")
+    one_line(call(capfd, "status", "--config", config), 4, "no broker answers")
