@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
-import os
 import re
 import signal
 import stat
 import zipfile
+from collections.abc import Callable, Iterator
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -19,20 +18,44 @@ from kafka import KafkaAdminClient
 from streaming_pca.admin import pause as lifecycle
 from streaming_pca.admin.backup import read_backup, take_backup
 from streaming_pca.admin.external_charge import charge_records
-from streaming_pca.admin.restore import import_backup
 from streaming_pca.config.settings import Settings
 from streaming_pca.privacy.ledger.entries import Released, Reserved
 from streaming_pca.privacy.ledger.protocol import BatchStatus
 from streaming_pca.privacy.parameters import Charge
-from streaming_pca.service.kafka.transaction import Transaction
 from tests.cli.command import call
+from tests.kafka.admin import killed as killed_commands
 from tests.kafka.child import Strike
 from tests.kafka.conftest import MakeStream
-from tests.kafka.stream import Stream, check_books
-from tests.waiting import LIMIT, wait_for
+from tests.kafka.stream import Stream, check_books, killed, run_together
+from tests.waiting import wait_for
 
 Capture = pytest.CaptureFixture[str]
+LEARNT = 6
+"""Calls of the fixture in this module."""
 SIX = {"n_records": 600, "n_batches": 6}
+
+
+@pytest.fixture(scope="module")
+def learnt(
+    fork_server: None,
+    kafka_bootstrap: str,
+    unique_name: Callable[[str], str],
+    tmp_path_factory: pytest.TempPathFactory,
+    session_ms: int,
+) -> Iterator[Callable[[], Stream]]:
+    """Give each caller another stream that has learnt 300 records in three batches, all from one worker."""
+    folder = tmp_path_factory.mktemp("learnt")
+    streams = [
+        Stream.make(kafka_bootstrap, unique_name("learnt"), folder, session_ms=session_ms)
+        for _ in range(LEARNT)
+    ]
+    for stream in streams:
+        stream.produce_vectors(stream.vectors(300))
+    run_together(*streams)
+    left = iter(streams)
+    yield lambda: next(left)
+    for stream in streams:
+        stream.destroy()
 
 
 def config_of(*streams: Stream) -> Path:
@@ -285,10 +308,8 @@ def test_an_old_copy_does_not_replace_a_newer_ledger_or_state(
     check_books(stream)
 
 
-def test_a_changed_copy_is_refused(make_stream: MakeStream, capfd: Capture) -> None:
-    stream = make_stream()
-    stream.produce_vectors(stream.vectors(300))
-    stream.run()
+def test_a_changed_copy_is_refused(learnt: Callable[[], Stream], capfd: Capture) -> None:
+    stream = learnt()
     path = export(capfd, stream)
     copy = read_backup(path)
     delete(stream, "ledger", "state")
@@ -316,10 +337,10 @@ def rewrite(path: Path, parts: dict[str, bytes]) -> None:
             archive.writestr(name, data)
 
 
-def test_a_copy_of_other_data_is_refused(make_stream: MakeStream, capfd: Capture) -> None:
-    stream, other = make_stream(), make_stream("other")
-    stream.produce_vectors(stream.vectors(100))
-    run_batches(stream, 1)
+def test_a_copy_of_other_data_is_refused(
+    make_stream: MakeStream, learnt: Callable[[], Stream], capfd: Capture
+) -> None:
+    stream, other = learnt(), make_stream("other")
     path = export(capfd, stream)
     refused(capfd, other, path, 2, f"is a backup of input topic {stream.settings.stream.input!r}, not of ")
     bootstrap = stream.settings.kafka.bootstrap_servers
@@ -332,11 +353,9 @@ def test_a_copy_of_other_data_is_refused(make_stream: MakeStream, capfd: Capture
 
 
 def test_a_ledger_that_was_only_opened_is_continued_if_it_was_opened_alike(
-    make_stream: MakeStream, capfd: Capture
+    learnt: Callable[[], Stream], capfd: Capture
 ) -> None:
-    stream = make_stream()
-    stream.produce_vectors(stream.vectors(300))
-    stream.run()
+    stream = learnt()
     entries, path = stream.entries(), export(capfd, stream)
     create = ("topics", "create", "--config", config_of(stream), "--cap")
     delete(stream, "ledger", "state")
@@ -350,10 +369,8 @@ def test_a_ledger_that_was_only_opened_is_continued_if_it_was_opened_alike(
     check_books(stream)
 
 
-def test_a_ledger_of_another_history_is_left_alone(make_stream: MakeStream, capfd: Capture) -> None:
-    stream = make_stream()
-    stream.produce_vectors(stream.vectors(300))
-    stream.run()
+def test_a_ledger_of_another_history_is_left_alone(learnt: Callable[[], Stream], capfd: Capture) -> None:
+    stream = learnt()
     path = export(capfd, stream)
     # To start again on charged records, an operator must have removed every trace.
     forget(stream, "ledger", "state", "releases")
@@ -393,47 +410,23 @@ def test_a_running_worker_loses_its_session_and_goes_on_from_the_copy(
     check_books(stream)
 
 
-def killed_at(method: str, settings: dict[str, Any], path: str) -> None:
-    """Import, and die in the middle: the target of a process."""
-
-    def die(*_: Any) -> None:
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    def flushed(self: Transaction) -> None:
-        self._producer.flush(LIMIT)  # everything is on the broker; only the commit is missing
-        die()
-
-    setattr(Transaction, method, {"commit": flushed}.get(method, die))
-    tree = Settings(**settings)
-    import_backup(tree.kafka, [tree.stream], Path(path))
-
-
-@pytest.mark.parametrize("method", ["send", "commit"])
 def test_an_import_that_was_killed_has_written_nothing_and_can_be_repeated(
-    make_stream: MakeStream, capfd: Capture, method: str
+    learnt: Callable[[], Stream], capfd: Capture, tmp_path: Path
 ) -> None:
-    stream = make_stream()
-    stream.produce_vectors(stream.vectors(300))
-    stream.run()
+    stream = learnt()
     entries, path = stream.entries(), export(capfd, stream)
-    delete(stream, "ledger", "state")
-    process = multiprocessing.get_context("spawn").Process(
-        target=killed_at, args=(method, stream.settings.model_dump(mode="json"), str(path))
-    )
-    process.start()
-    process.join(240)
-    assert process.exitcode == -signal.SIGKILL
-    facts = restore(capfd, stream, path)
-    assert facts["entries_written"] == len(entries)
-    assert stream.entries() == entries
-    assert len(stream.checkpoints()) == 1
+    for method in ("send", "commit"):
+        delete(stream, "ledger", "state")
+        killed(killed_commands.restore, stream.settings, tmp_path / f"{method}.log", method, str(path))
+        facts = restore(capfd, stream, path)
+        assert facts["entries_written"] == len(entries)
+        assert stream.entries() == entries
+        assert len(stream.checkpoints()) == 1
     check_books(stream)
 
 
-def test_a_lost_state_or_a_lost_beginning_is_no_copy(make_stream: MakeStream, capfd: Capture) -> None:
-    stream = make_stream()
-    stream.produce_vectors(stream.vectors(300))
-    stream.run()
+def test_a_lost_state_or_a_lost_beginning_is_no_copy(learnt: Callable[[], Stream], capfd: Capture) -> None:
+    stream = learnt()
     path = stream.directory.parent / "bad.zip"
     command = ("export", path, "--config", config_of(stream))
     delete(stream, "state")
@@ -470,34 +463,32 @@ def test_a_ledger_without_batches_has_a_copy_too(make_stream: MakeStream, capfd:
     check_books(stream)
 
 
-@pytest.mark.parametrize("what", ["CHARGED", "PAUSED", "RESUMED", "RETIRED"])
 def test_an_old_copy_is_refused_for_entries_that_leave_no_release(
-    make_stream: MakeStream, capfd: Capture, what: str
+    make_stream: MakeStream, capfd: Capture
 ) -> None:
     """Without a trace outside the ledger, caps could be exceeded, or retired streams continue."""
     stream = make_stream(cap=("2", "1e-5"))
     kafka, settings = stream.settings.kafka, stream.settings.stream
     stream.produce_vectors(stream.vectors(100))
     run_batches(stream, 1)
-    if what == "RESUMED":
-        lifecycle.pause(kafka, settings, "a test")
+    half = Charge(epsilon=Fraction(1, 2), delta=Fraction(0))
+    changes: dict[str, Callable[[], object]] = {
+        "CHARGED": lambda: charge_records(kafka, settings.input, "census", half, None, "a table"),
+        "PAUSED": lambda: lifecycle.pause(kafka, settings, "a test"),
+        "RESUMED": lambda: lifecycle.resume(kafka, settings, "a test"),
+        "RETIRED": lambda: lifecycle.retire(kafka, settings, "a test"),
+    }
     old = export(capfd, stream, "old")
-    match what:
-        case "CHARGED":
-            half = Charge(epsilon=Fraction(1, 2), delta=Fraction(0))
-            charge_records(kafka, settings.input, "census", half, None, "a table")
-        case "PAUSED":
-            lifecycle.pause(kafka, settings, "a test")
-        case "RESUMED":
-            lifecycle.resume(kafka, settings, "a test")
-        case "RETIRED":
-            lifecycle.retire(kafka, settings, "a test")
-    new = export(capfd, stream, "new")
-    offsets = stream.group_offsets()
-    entries = stream.entries()
-    delete(stream, "ledger")
-    refused(capfd, stream, old, 2, f"has written {what} to the ledger", "the backup is old")
-    restore(capfd, stream, new)
-    assert stream.entries() == entries
-    assert stream.group_offsets() == offsets
-    assert max(offsets.values()) > 0
+    for kind, change in changes.items():
+        change()
+        new = export(capfd, stream, kind)
+        offsets = stream.group_offsets()
+        entries = stream.entries()
+        assert entries[-1].kind == kind
+        delete(stream, "ledger")
+        refused(capfd, stream, old, 2, f"has written {kind} to the ledger", "the backup is old")
+        restore(capfd, stream, new)
+        assert stream.entries() == entries
+        assert stream.group_offsets() == offsets
+        assert max(offsets.values()) > 0
+        old = new

@@ -5,9 +5,6 @@ from __future__ import annotations
 import ast
 import inspect
 import json
-import multiprocessing
-import os
-import signal
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from fractions import Fraction
@@ -22,7 +19,6 @@ from streaming_pca.admin import external_charge as charging
 from streaming_pca.admin.external_charge import ChargeWriter, charge_records
 from streaming_pca.admin.ledger import describe_spent
 from streaming_pca.cli import ledger
-from streaming_pca.config.kafka import KafkaSettings
 from streaming_pca.privacy.ledger.cap import BudgetExceeded
 from streaming_pca.privacy.ledger.entries import Charged, OffsetRange, OffsetSpan, Reserved
 from streaming_pca.privacy.ledger.ledger import Ledger
@@ -32,7 +28,9 @@ from streaming_pca.service.commit.verification import verify_ledger
 from streaming_pca.service.errors import BudgetExceededByAnother, SessionLost
 from streaming_pca.service.kafka.clients import transactional_producer
 from tests.cli.command import call
-from tests.kafka.stream import Stream
+from tests.kafka.admin import killed as killed_commands
+from tests.kafka.admin.killed import LITTLE
+from tests.kafka.stream import Stream, killed
 from tests.privacy.ledger.test_ledger import PARAMETERS
 from tests.waiting import LIMIT
 
@@ -368,24 +366,6 @@ def numbered_steps() -> list[str]:
 
 
 STEPS = numbered_steps()
-LITTLE = Charge(epsilon="1/32", delta=0)
-
-
-def die_after(name: str, kafka: dict[str, Any], topic: str, job: str, log: str) -> None:
-    """Charge, and kill this process after a step; run in a child."""
-    with Path(log).open("ab") as output:
-        os.dup2(output.fileno(), 2)
-    original = ChargeWriter._step
-
-    @contextmanager
-    def step(self: ChargeWriter, at: str) -> Iterator[None]:
-        with original(self, at):
-            yield
-            if at == name:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-    ChargeWriter._step = step  # type: ignore[method-assign]
-    charge_records(KafkaSettings(**kafka), topic, job, LITTLE, None, "the first")
 
 
 def test_the_steps_are_numbered() -> None:
@@ -395,15 +375,9 @@ def test_the_steps_are_numbered() -> None:
 def test_a_kill_at_any_step_leaves_one_whole_charge_or_none(make_stream: MakeStream, tmp_path: Path) -> None:
     stream = filled(make_stream)
     kafka, topic = stream.settings.kafka, stream.settings.stream.input
-    context = multiprocessing.get_context("forkserver")
     for number, step in enumerate(STEPS, start=1):
         job, log = f"job-{number}", tmp_path / f"{number}.log"
-        child = context.Process(
-            target=die_after, args=(step, kafka.model_dump(mode="json"), topic, job, str(log))
-        )
-        child.start()
-        child.join(240)
-        assert child.exitcode == -signal.SIGKILL, log.read_text()
+        killed(killed_commands.charge, stream.settings, log, step, job)
         # The fence of the second charge ends the first one's open transaction.
         charge(stream, job=job, charge=LITTLE, reason="the second")
         written = [e.reason for e in stream.entries() if isinstance(e, Charged) and e.job == job]

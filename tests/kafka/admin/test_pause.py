@@ -5,8 +5,6 @@ from __future__ import annotations
 import ast
 import inspect
 import json
-import multiprocessing
-import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -24,7 +22,7 @@ from streaming_pca.admin.pause import Change, LifecycleWriter, pause, resume, re
 from streaming_pca.cli import ledger as ledger_command
 from streaming_pca.cli import stream as stream_command
 from streaming_pca.config.kafka import ConfigurationError
-from streaming_pca.config.settings import Settings, StreamSettings
+from streaming_pca.config.settings import StreamSettings
 from streaming_pca.errors import UserError
 from streaming_pca.estimators.base import State, Subspace
 from streaming_pca.privacy.ledger.entries import (
@@ -49,8 +47,9 @@ from streaming_pca.service.commit.recovery import Action
 from streaming_pca.service.commit.verification import verify_ledger
 from streaming_pca.service.errors import SessionLost, StreamRefused
 from streaming_pca.service.kafka.clients import plain_producer
-from tests.kafka.child import Strike, install
-from tests.kafka.stream import Stream
+from tests.kafka.admin import killed as killed_commands
+from tests.kafka.child import Strike
+from tests.kafka.stream import Stream, killed
 from tests.privacy.ledger.test_ledger import PARAMETERS
 from tests.waiting import LIMIT, wait_for
 
@@ -319,25 +318,6 @@ def numbered_steps() -> list[str]:
 STEPS = numbered_steps()
 
 
-def die_after(step: str, settings: dict[str, Any], directory: str, what: str) -> None:
-    """Change the stream's status, and kill this process after a step; run in a child."""
-    with Path(directory, "log").open("ab") as output:
-        os.dup2(output.fileno(), 2)
-    install(Strike(step, "after"), Path(directory))
-    made = Settings(**settings)
-    getattr(lifecycle, what)(made.kafka, made.stream, "the first")
-
-
-def killed(stream: Stream, step: str, what: str, directory: Path) -> None:
-    directory.mkdir()
-    child = multiprocessing.get_context("forkserver").Process(
-        target=die_after, args=(step, stream.settings.model_dump(mode="json"), str(directory), what)
-    )
-    child.start()
-    child.join(240)
-    assert child.exitcode == -signal.SIGKILL, (directory / "log").read_text()
-
-
 def test_the_steps_are_numbered() -> None:
     assert [int(step.split()[0].removeprefix("standing.")) for step in STEPS] == list(range(1, 7))
 
@@ -348,7 +328,7 @@ def test_a_kill_at_any_step_of_a_pause_leaves_one_pause_or_none(
     stream = make_stream()
     expected = []
     for number, step in enumerate(STEPS, start=1):
-        killed(stream, step, "pause", tmp_path / str(number))
+        killed(killed_commands.change, stream.settings, tmp_path / f"{number}.log", step, "pause")
         assert change(stream, pause, "the second").changed == (number < 5)
         expected += ["the first" if number >= 5 else "the second"]
         assert [e.reason for e in stream.own(Paused)] == expected
@@ -365,7 +345,7 @@ def test_a_kill_at_any_step_of_a_retirement_leaves_the_rest_to_the_next(
     stream = make_stream()
     with Leader(stream) as leader:
         leader.reserve()
-    killed(stream, step, "retire", tmp_path / "killed")
+    killed(killed_commands.change, stream.settings, tmp_path / "log", step, "retire")
     change(stream, retire, "the second")
     assert kinds(stream) == ["RESERVED", "ABANDONED", "RETIRED"]
     verified(stream)
