@@ -246,13 +246,14 @@ class Search:
         self.roles = tuple(("",) * job.processes + job.operators for job in self.jobs)
         self.seen_by: Counter[str] = Counter()
         self._ids: dict[bytes, int] = {}
-        self._bytes: list[bytes] = []
+        self._entries: list[LedgerEntry] = []
         self._hashes: list[str] = []
         self.replay = lru_cache(maxsize=None)(self._replay)
         self.decide = lru_cache(maxsize=None)(self._decide)
         self.reservation = lru_cache(maxsize=None)(self._reservation)
         self.operation = lru_cache(maxsize=None)(self._operation)
         self.entry = lru_cache(maxsize=None)(self._entry)
+        self.reserved = lru_cache(maxsize=None)(self._reserved)
         self.check = lru_cache(maxsize=None)(self._check)
 
     def broken(self, invariant: str, detail: str) -> None:
@@ -264,14 +265,15 @@ class Search:
     def intern(self, entry: LedgerEntry) -> int:
         data = encode_entry(entry)
         if data not in self._ids:
-            self._ids[data] = len(self._bytes)
-            self._bytes.append(data)
+            self._ids[data] = len(self._entries)
+            # Every reader decodes the same bytes to the same frozen entry.
+            self._entries.append(decode_entry(data))
             self._hashes.append(entry_hash(entry))
         return self._ids[data]
 
     def _replay(self, ids: tuple[int, ...]) -> tuple[Ledger, tuple[Verdict, ...]]:
         ledger = self.protocol.ledger("T")
-        return ledger, tuple(ledger.apply(decode_entry(self._bytes[i])) for i in ids)
+        return ledger, tuple(ledger.apply(self._entries[i]) for i in ids)
 
     def _entry(self, kind: type, job: int, batch: int, previous: int, note: str) -> int:
         field = {Committed: "state_digest", Abandoned: "reason", Released: "release_digest"}[kind]
@@ -600,16 +602,21 @@ class Search:
         return tuple(r.entry for r in log if r.status == COMMITTED)
 
     def must_be_reserved(self, world: World, j: int, batch: int) -> None:
-        records_view = self.committed(world.log[: self.stable(world.log)])
+        name = self.jobs[j].name
+        if (name, batch) not in self.reserved(self.committed(world.log[: self.stable(world.log)])):
+            self.broken(RESERVED_FIRST, f"job {name}, batch {batch}")
+
+    def _reserved(self, records_view: tuple[int, ...]) -> frozenset[tuple[str, int]]:
+        """Return job and batch of each accepted reservation."""
         _, verdicts = self.replay(records_view)
-        for entry, verdict in zip(map(self.decoded, records_view), verdicts, strict=True):
-            wanted = isinstance(entry, Reserved) and (entry.job, entry.batch) == (self.jobs[j].name, batch)
-            if wanted and verdict.accepted:
-                return
-        self.broken(RESERVED_FIRST, f"job {self.jobs[j].name}, batch {batch}")
+        return frozenset(
+            (entry.job, entry.batch)
+            for entry, verdict in zip(map(self.decoded, records_view), verdicts, strict=True)
+            if isinstance(entry, Reserved) and verdict.accepted
+        )
 
     def decoded(self, number: int) -> Any:
-        return decode_entry(self._bytes[number])
+        return self._entries[number]
 
     def invariants(self, world: World) -> None:
         records_view = self.committed(world.log[: self.stable(world.log)])
@@ -728,9 +735,11 @@ class Search:
             world = waiting.popleft()
             try:
                 for label, after in self.successors(world):
-                    if after in before:
+                    # One hash of a world instead of two: most of them have been seen.
+                    n = len(before)
+                    before.setdefault(after, (label, world))
+                    if len(before) == n:
                         continue
-                    before[after] = (label, world)
                     waiting.append(after)
                     if after[:4] != world[:4]:
                         self.invariants(after)
