@@ -16,7 +16,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from fractions import Fraction
-from functools import lru_cache
+from functools import cache, lru_cache
 from threading import Lock
 from typing import Any
 
@@ -228,12 +228,18 @@ def _evaluation(digits: int) -> Iterator[Any]:
     middle of a proof. The constants of all contexts share a memory, which two threads may confuse.
     """
     with _evaluating:
-        # Imported here: it takes 80 ms, and most commands calibrate nothing.
-        import mpmath
-
-        context = mpmath.MPContext()
+        context = _context()
         context.dps = digits
         yield context
+
+
+@cache
+def _context() -> Any:
+    """Return the context of all evaluations: making one takes as long as an evaluation."""
+    # Imported here: it takes 80 ms, and most commands calibrate nothing.
+    import mpmath
+
+    return mpmath.MPContext()
 
 
 def _check_epsilon(epsilon: float) -> None:
