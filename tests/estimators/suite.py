@@ -12,6 +12,8 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from fractions import Fraction
+from functools import lru_cache
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -191,15 +193,16 @@ def spiked(m: int, d: int, k: int, seed: int) -> tuple[NDArray[np.float64], NDAr
 def records(estimator: Estimator[Any, Any], m: int, seed: int = 0) -> list[Any]:
     """Return anisotropic records, one in ten null."""
     rng = np.random.default_rng(seed)
-    d = estimator.dim
+    d, is_local = estimator.dim, estimator.kind is RecordKind.LOCAL
+    deviations = np.linspace(2, 0.3, d)
+    noise = noise_sigma(estimator.privacy.epsilon, estimator.privacy.delta) if is_local else 0.0
     out: list[Any] = []
     for _ in range(m):
-        x = rng.standard_normal((1, d)) * np.linspace(2, 0.3, d)
+        x = rng.standard_normal((1, d)) * deviations
         if rng.random() < 0.1:
             out.append(None)
-        elif estimator.kind is RecordKind.LOCAL:
+        elif is_local:
             report = pack_symmetric(x.T @ x / (x @ x.T))
-            noise = noise_sigma(estimator.privacy.epsilon, estimator.privacy.delta)
             out.append((report + noise * rng.standard_normal(report.shape))[None])
         else:
             out.append(x.T @ x - 0.1 * np.eye(d) if estimator.kind is RecordKind.MATRIX else x)
@@ -242,12 +245,23 @@ class Call(NamedTuple):
     answer: Any
 
 
+@lru_cache(maxsize=1)
+def callers(loaded: int) -> dict[str, list[ModuleType]]:
+    """Return the modules of estimators with each mechanism's name, for this number of loaded modules.
+
+    A run of all tests has thousands of modules: a search at each update would cost more than the update.
+    """
+    modules = [m for name, m in sys.modules.items() if name.startswith("streaming_pca.estimators.")]
+    names = [name for name in mechanisms.__all__ if name not in PUBLIC]
+    return {name: [module for module in modules if hasattr(module, name)] for name in names}
+
+
 @contextmanager
 def watched(answers: list[Any] | None = None) -> Iterator[list[Call]]:
     """Record every call of a mechanism by an estimator; ``answers`` replace its own."""
     seen: list[Call] = []
     with pytest.MonkeyPatch.context() as patch:
-        for name in mechanisms.__all__:
+        for name, modules in callers(len(sys.modules)).items():
             original = getattr(mechanisms, name)
 
             def call(values: Any, *args: Any, name: str = name, original: Any = original) -> Any:
@@ -256,8 +270,8 @@ def watched(answers: list[Any] | None = None) -> Iterator[list[Call]]:
                 seen.append(Call(name, exact, args, answer))
                 return answer.copy() if isinstance(answer, np.ndarray) else answer
 
-            for module in [m for n, m in sys.modules.items() if n.startswith("streaming_pca.estimators.")]:
-                if getattr(module, name, None) is original and name not in PUBLIC:
+            for module in modules:
+                if getattr(module, name) is original:
                     patch.setattr(module, name, call)
 
         asked = mechanisms.AboveThreshold.ask
