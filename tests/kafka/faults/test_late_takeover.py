@@ -31,34 +31,33 @@ ENDLESS: dict[str, Any] = {
     "centering": "none",
     "options": {"clip_radius": 20.0, "batch_size": 40},
 }
-MOMENTS = [(step, "after") for step in STEPS if step.startswith("take_over.")]
+MOMENTS = [step for step in STEPS if step.startswith("take_over.")]
 
 
-@pytest.mark.parametrize(("step", "when"), MOMENTS, ids=[f"{when} {step}" for step, when in MOMENTS])
-def test_one_that_sleeps_while_it_takes_over_refuses_nothing(
-    make_stream: MakeStream, step: str, when: str
-) -> None:
+def test_one_that_sleeps_while_it_takes_over_refuses_nothing(make_stream: MakeStream) -> None:
+    """One worker after another sleeps, each after another step."""
     stream = make_stream(**ENDLESS)
     stream.produce_vectors(stream.vectors(40))
     run_until(stream, "batch 1 released")
-    sleeper = stream.start(strike=Strike(step, when, what="SIGSTOP"))
-    wait_for("the sleeper to stop itself", sleeper.is_stopped)
-    stream.produce_vectors(stream.vectors(40, seed=1))
-    successor = stream.start()
-    successor.logs("batch 2 released")
-    sleeper.signal(signal.SIGCONT)
-    wait_for(
-        "the sleeper to notice",
-        lambda: "no longer leading" in sleeper.log or sleeper.status() is not None,
-        seen=lambda: sleeper.log,
-    )
-    for worker in (sleeper, successor):
-        if worker.status() is None:
-            worker.signal(signal.SIGTERM)
-    # 4: stopped while its lost session still ends. Not 2, which would be a refusal.
-    assert sleeper.ends() in (0, 4), sleeper.log
-    assert successor.ends() == 0
-    check_books(stream)
+    for batch, step in enumerate(MOMENTS, 2):
+        sleeper = stream.start(strike=Strike(step, "after", what="SIGSTOP"))
+        wait_for(f"the sleeper to stop itself after {step}", sleeper.is_stopped)
+        stream.produce_vectors(stream.vectors(40, seed=batch))
+        successor = stream.start()
+        successor.logs(f"batch {batch} released")
+        sleeper.signal(signal.SIGCONT)
+        wait_for(
+            "the sleeper to notice",
+            lambda sleeper=sleeper: "no longer leading" in sleeper.log or sleeper.status() is not None,
+            seen=lambda sleeper=sleeper: sleeper.log,
+        )
+        for worker in (sleeper, successor):
+            if worker.status() is None:
+                worker.signal(signal.SIGTERM)
+        # 4: stopped while its lost session still ends. Not 2, which would be a refusal.
+        assert sleeper.ends() in (0, 4), f"{step}: {sleeper.log}"
+        assert successor.ends() == 0, f"{step}: {successor.log}"
+        check_books(stream)
 
 
 def test_a_state_newer_than_the_ledgers_end_is_no_reason_to_refuse(
