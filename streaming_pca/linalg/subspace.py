@@ -1,11 +1,13 @@
-"""Orthonormal bases, distances between subspaces, eigenpairs, Ritz pairs, stable signs."""
+"""Orthonormal bases, distances between subspaces, eigenpairs, Ritz pairs, stable signs.
+
+scipy loads its subpackages at their first use, so commands that compute nothing do not wait for them.
+"""
 
 from __future__ import annotations
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy.linalg import LinAlgError, eigh
-from scipy.linalg.lapack import dgeqrf, dorgqr
 
 Matrix = NDArray[np.float64]
 
@@ -25,9 +27,9 @@ def orthonormalise(columns: Matrix) -> Matrix:
     if not d >= k >= 1:
         raise ValueError(f"{k} orthonormal columns of {d} entries")
     # LAPACK directly: numpy's wrapper takes as long again, which shows on small batches.
-    factored, scales, _, _ = dgeqrf(columns, lwork=_LAPACK_BLOCK * k)
+    factored, scales, _, _ = scipy.linalg.lapack.dgeqrf(columns, lwork=_LAPACK_BLOCK * k)
     signs = np.where(factored.diagonal() < 0, -1.0, 1.0)
-    q, _, _ = dorgqr(factored, scales, lwork=_LAPACK_BLOCK * k, overwrite_a=True)
+    q, _, _ = scipy.linalg.lapack.dorgqr(factored, scales, lwork=_LAPACK_BLOCK * k, overwrite_a=True)
     return np.asarray(np.multiply(q, signs, order="C"))
 
 
@@ -98,9 +100,11 @@ def leading_eigenpairs(matrix: Matrix, count: int) -> tuple[Matrix, Matrix]:
     m = len(matrix)
     if _SMALL < m and count < m:
         try:
-            values, vectors = eigh(matrix, subset_by_index=[m - count, m - 1], check_finite=False)
+            values, vectors = scipy.linalg.eigh(
+                matrix, subset_by_index=[m - count, m - 1], check_finite=False
+            )
             return values[::-1], vectors[:, ::-1]
-        except LinAlgError:
+        except scipy.linalg.LinAlgError:
             pass
     values, vectors = np.linalg.eigh(matrix)
     return values[::-1][:count], vectors[:, ::-1][:, :count]

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy.special import expit, ndtri
 
 from streaming_pca.data.array_batch import ArrayBatch
 from streaming_pca.data.preprocessing import Preprocessing
@@ -39,7 +39,7 @@ class Claim:
 
 def mu_of_pure(epsilon: float) -> float:
     """Return the smallest mu such that every epsilon-DP mechanism is mu-GDP."""
-    return float(-2 * ndtri(expit(-epsilon)))
+    return float(-2 * scipy.special.ndtri(scipy.special.expit(-epsilon)))
 
 
 Trial = tuple[Claim, Callable[[bool], float]]

@@ -8,9 +8,9 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
-from scipy.special import ndtri
 
 from streaming_pca.data.batch import Batch
 from streaming_pca.data.records import RecordKind
@@ -304,7 +304,7 @@ class OutputPerturbation(Estimator[OutputPerturbationState, OutputPerturbationOp
         """Return scale and 1 - delta_1 quantile of the gap's noise, in lattice units."""
         sigma = self._multipliers.gap * bounds.gap * (1 + 1e-15)
         # Rounding to the grid adds at most half a step.
-        far = sigma * -float(ndtri(self._failure)) * (1 + 1e-9)
+        far = sigma * -float(scipy.special.ndtri(self._failure)) * (1 + 1e-9)
         return sigma, math.ceil(far + 2.0 ** (grid_exponent(sigma) - 1))
 
     # One batch.

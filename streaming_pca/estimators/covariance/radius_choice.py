@@ -13,8 +13,8 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy.linalg import eigh
 
 from streaming_pca.linalg.subspace import fixed_signs
 from streaming_pca.privacy.randomness import utility_generator
@@ -153,7 +153,7 @@ def read_radii(
     deviations : standard deviations above the null that make a distance count as bias.
     """
     radii, d = len(moments), moments.shape[-1]
-    pairs = [eigh(moment, check_finite=False) for moment in moments]
+    pairs = [scipy.linalg.eigh(moment, check_finite=False) for moment in moments]
     # Later records are measured in these directions: other signs would make the same noise turn others.
     vectors = fixed_signs(np.stack([v[:, ::-1] for _, v in pairs]))
     raw = np.stack([w[::-1] for w, _ in pairs])

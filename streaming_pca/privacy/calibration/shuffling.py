@@ -26,9 +26,8 @@ import math
 from functools import lru_cache
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
-from scipy.fft import irfft, next_fast_len, rfft
-from scipy.special import log_ndtr, ndtr, ndtri
 
 from streaming_pca.privacy.calibration.multipliers import gaussian_delta, gaussian_multiplier, require_room
 from streaming_pca.privacy.errors import CalibrationError, require_count, require_open_unit, require_positive
@@ -100,15 +99,15 @@ def _mean_positive(epsilon: float, h: float, messages: int, share: float, tail: 
     below = 10 * deviation - float(values[0])
     if not (top + below) / step < 2 * _MOST_CELLS:
         return 1.0
-    size = next_fast_len(math.ceil((top + below) / step) + 2, real=True)
+    size = scipy.fft.next_fast_len(math.ceil((top + below) / step) + 2, real=True)
     places = math.ceil(top / step)
     law = np.zeros(size)
     np.add.at(law, np.arange(first, first + len(weights)) % size, tilted)
-    transform = rfft(law)
+    transform = scipy.fft.rfft(law)
     # (1 - g + g f)/(1 - g + g E) = 1 + g (f - E)/(1 + shift), f = E at frequency 0.
     moved = (share / (1 + shift)) * (transform - float(np.sum(tilted)))
     real = 0.5 * np.log1p(np.maximum(2 * moved.real + np.abs(moved) ** 2, -1 + 1e-300))
-    sums = irfft(
+    sums = scipy.fft.irfft(
         np.exp(messages * (np.minimum(real, 0.0) + 1j * np.arctan2(moved.imag, 1 + moved.real))), size
     )
     s = step * np.arange(places, dtype=np.float64)
@@ -128,7 +127,7 @@ def _grid(epsilon: float, h: float, tail: float) -> tuple[float, int, Floats]:
     But for its cut, Y' is above Y in the increasing convex order.
     """
     e, scale = math.exp(epsilon), math.exp(-h * h / 2)
-    highest = h - float(ndtri(tail))
+    highest = h - float(scipy.special.ndtri(tail))
     lowest = -max(5.5, 4.5 + h)
     top, bottom = (scale * (math.exp(h * z) - e * math.exp(-h * z)) for z in (highest, lowest))
     variance = (1 + e * e) * math.expm1(h * h) - 2 * e * math.expm1(-h * h)
@@ -146,15 +145,16 @@ def _grid(epsilon: float, h: float, tail: float) -> tuple[float, int, Floats]:
     weights = np.zeros(len(place))
     weights[:-1] += mass * (1 - up)
     weights[1:] += mass * up
-    weights[0] += ndtr(z[0])
-    weights[-1] += ndtr(-z[-1])
+    weights[0] += scipy.special.ndtr(z[0])
+    weights[-1] += scipy.special.ndtr(-z[-1])
     return step, first, weights
 
 
 def _between(z: Floats, mean: float) -> Floats:
     """Return P(z_j < N(mean, 1) <= z_(j+1)), from the nearer tail."""
     a, b = z[:-1] - mean, z[1:] - mean
-    return np.asarray(np.where(a > 0, ndtr(-a) - ndtr(-b), ndtr(b) - ndtr(a)))
+    phi = scipy.special.ndtr
+    return np.asarray(np.where(a > 0, phi(-a) - phi(-b), phi(b) - phi(a)))
 
 
 def _tilt(values: Floats, weights: Floats) -> float:
@@ -174,9 +174,10 @@ def _tilt(values: Floats, weights: Floats) -> float:
 
 def _share(h: float, messages: int, most: float) -> float:
     """Return the g that makes (m - 1) T about ``most``."""
+    log_phi = scipy.special.log_ndtr
 
     def excess(a: float) -> float:
-        first, second = float(log_ndtr(h / 2 - a / h)), a + float(log_ndtr(-h / 2 - a / h))
+        first, second = float(log_phi(h / 2 - a / h)), a + float(log_phi(-h / 2 - a / h))
         return math.exp(first - a) * -math.expm1(min(second - first, 0.0))
 
     low, high = 1e-9, 600.0
