@@ -126,6 +126,7 @@ SHARED = {
     "spark_cluster": "tests/spark/cluster",
     "spark": "tests/spark/session",
     "apicurio": "tests/registry",
+    "secured": "tests/kafka/secured",
 }
 """Expensive session fixtures, and the group of tests that share each."""
 

@@ -1,4 +1,4 @@
-"""Kafka's own command-line tools, for the tests of scripts that use them."""
+"""A broker that demands credentials, and Kafka's own command-line tools, for the tests that use them."""
 
 from __future__ import annotations
 
@@ -6,14 +6,30 @@ import os
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from streaming_pca.dev.jars import KAFKA, KafkaUnavailable, fetch_jars
-from tests.conftest import _no_kafka
+from tests.conftest import _no_kafka, start_cluster
+from tests.kafka.security.secured import PROTOCOLS, Secured, start_secured
 
 _ATTEMPTS = 3
+
+
+@pytest.fixture(scope="session")
+def secured(
+    request: pytest.FixtureRequest,
+    kafka_installation: tuple[str, Path],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Secured]:
+    """Yield a broker with a listener for each kind of credentials, shared by all tests of a run."""
+    with ExitStack() as stack:
+        begin = partial(start_cluster, stack, request.config)
+        yield start_secured(begin, tmp_path_factory.mktemp("secured"), tuple(PROTOCOLS))
 
 
 @pytest.fixture(scope="session")

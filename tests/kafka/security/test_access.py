@@ -50,9 +50,8 @@ from streaming_pca.service.kafka.clients import (
 from streaming_pca.service.topics.find import existing_topics, find_topics
 from streaming_pca.service.topics.output import find_output
 from tests.kafka.child import Strike
-from tests.kafka.faulty_cluster import FaultyCluster
 from tests.kafka.projecting import run as project
-from tests.kafka.security.secured import Secured, start_secured
+from tests.kafka.security.secured import Secured
 from tests.kafka.security.streams import BATCH, as_user, create, described, feed, grant
 from tests.kafka.security.test_connecting import RUN_ALL
 from tests.kafka.stream import Stream, check_books, read_all
@@ -74,11 +73,6 @@ class Place:
 
     def of(self, user: str) -> Settings:
         return as_user(self.stream, self.secured.settings("SCRAM", user))
-
-
-@pytest.fixture(scope="module")
-def secured(make_cluster: Callable[..., FaultyCluster], tmp_path_factory: pytest.TempPathFactory) -> Secured:
-    return start_secured(make_cluster, tmp_path_factory.mktemp("secured"), ("SCRAM",))
 
 
 @pytest.fixture(scope="module")

@@ -26,8 +26,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.kafka.faulty_cluster import FaultyCluster
-from tests.kafka.security.secured import Secured, password_of, start_secured
+from tests.kafka.security.secured import Secured, password_of
 from tests.kafka.security.streams import create, described, grant
 from tests.kafka.stream import OCTETS, Stream
 from tests.security import unprivileged
@@ -171,13 +170,12 @@ class Scene:
 
 @pytest.fixture(scope="module")
 def scene(
-    make_cluster: Callable[..., FaultyCluster],
+    secured: Secured,
     tmp_path_factory: pytest.TempPathFactory,
     unique_name: Callable[[str], str],
     fork_server: None,
 ) -> Iterator[Scene]:
     """Run the whole scenario of the module's docstring once."""
-    secured = start_secured(make_cluster, tmp_path_factory.mktemp("secured"), ("SCRAM",))
     stream = described(secured, unique_name("guarded"), tmp_path_factory.mktemp("children"))
     stream.settings = stream.changed(options={"growth": 1.0, "n_records": 300, "n_batches": 3})
     create(stream, secured.open_settings)
@@ -399,8 +397,14 @@ def test_topics_that_are_read_by_others_hold_no_record(scene: Scene) -> None:
     cluster, names = scene.secured.cluster, scene.stream.settings.stream
     assert cluster is not None
     folder = cluster.log_directory(1, names.input, 0).parent
-    private = re.compile(rf"(?:{re.escape(names.input)}|{re.escape(names.state_topic)})-\d+")
-    segments = [path for path in folder.rglob("*") if not private.fullmatch(path.parent.name)]
+    # The broker also has topics of other tests.
+    own = re.compile(rf"(?:{re.escape(names.name)}\..*|{re.escape(names.ledger_topic)}|__.*)-\d+")
+    private = re.compile(rf"{re.escape(names.state_topic)}-\d+")
+    segments = [
+        path
+        for path in folder.rglob("*")
+        if own.fullmatch(path.parent.name) and not private.fullmatch(path.parent.name)
+    ]
     topics = {path.parent.name.rpartition("-")[0] for path in segments}
     assert {names.ledger_topic, names.releases_topic, "__consumer_offsets"} <= topics
     result = search(segments)

@@ -12,7 +12,6 @@ import trustme
 from streaming_pca.config.kafka import ConfigurationError, KafkaSettings
 from streaming_pca.service.kafka.clients import BrokerUnreachable, admin_client
 from streaming_pca.service.kafka.diagnosis import diagnose
-from tests.kafka.faulty_cluster import FaultyCluster
 from tests.kafka.security.secured import (
     AUDIENCE,
     MECHANISMS,
@@ -21,7 +20,6 @@ from tests.kafka.security.secured import (
     identity_provider,
     password_of,
     pem_of,
-    start_secured,
     write_whole,
 )
 from tests.kafka.security.streams import BATCH, as_user, create, described, feed, grant
@@ -30,11 +28,6 @@ from tests.kafka.stream import Stream, all_at_once, check_books
 pytestmark = [pytest.mark.kafka]
 
 ROLES = ("operator", "producer", "worker")
-
-
-@pytest.fixture(scope="module")
-def secured(make_cluster: Callable[..., FaultyCluster], tmp_path_factory: pytest.TempPathFactory) -> Secured:
-    return start_secured(make_cluster, tmp_path_factory.mktemp("secured"), tuple(PROTOCOLS))
 
 
 @pytest.fixture
