@@ -28,13 +28,12 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from queue import Empty, SimpleQueue
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from kafka import KafkaAdminClient, KafkaConsumer, TopicPartition
 from kafka.errors import KafkaError
 
 from streaming_pca.config.kafka import ConfigurationError, KafkaSettings
-from streaming_pca.config.registry import RegistrySettings
 from streaming_pca.data.features.records import PublicSchema, Schemas, Subject
 from streaming_pca.service.errors import SessionLost, StreamRefused
 from streaming_pca.service.kafka.clients import (
@@ -44,7 +43,9 @@ from streaming_pca.service.kafka.clients import (
     reading_consumer,
 )
 from streaming_pca.service.process_hardening import protect_process, withheld_messages
-from streaming_pca.service.schema_registry import SchemaRegistry
+
+if TYPE_CHECKING:
+    from streaming_pca.config.registry import RegistrySettings
 
 _SINGLE_TOPIC_MS = 2000
 _HEARTBEAT_SECONDS = 1.0
@@ -283,6 +284,9 @@ class Poller:
 
     def _watch_schemas(self, settings: RegistrySettings) -> None:
         """List the subjects' schemas periodically, and send new ones."""
+        # Imported here because most streams have no registry.
+        from streaming_pca.service.schema_registry import SchemaRegistry
+
         registries: dict[Subject, SchemaRegistry] = {}
         known: dict[Subject, Schemas] = {}
 
@@ -379,7 +383,11 @@ def _serve() -> None:
     logging.getLogger().addHandler(logging.NullHandler())
     first = json.loads(sys.stdin.buffer.readline())
     send = event_writer(sys.stdout.buffer, _end)
-    registry = RegistrySettings(**first["registry"]) if "registry" in first else None
+    registry = None
+    if "registry" in first:
+        from streaming_pca.config.registry import RegistrySettings
+
+        registry = RegistrySettings(**first["registry"])
     kafka = KafkaSettings(**first["kafka"])
     poller = Poller(kafka, first["tick"], first["partitions_every"], send, registry)
     threading.Thread(target=_read_topics, args=(poller, sys.stdin.buffer), daemon=True).start()

@@ -18,6 +18,7 @@ from kafka.errors import KafkaError
 from streaming_pca.config.kafka import KafkaSettings
 from streaming_pca.config.registry import RegistrySettings
 from streaming_pca.data.features.records import PublicSchema, Subject
+from streaming_pca.service import schema_registry
 from streaming_pca.service.errors import SessionLost, StreamRefused
 from streaming_pca.service.input import clock
 from streaming_pca.service.input.clock import Poller, decode_schemas, event_writer
@@ -156,7 +157,7 @@ class Registry:
 
 def test_schemas_are_listed_on_an_interval_and_each_is_sent_once(monkeypatch: pytest.MonkeyPatch) -> None:
     events = SimpleQueue[dict[str, Any]]()
-    monkeypatch.setattr(clock, "SchemaRegistry", Registry)
+    monkeypatch.setattr(schema_registry, "SchemaRegistry", Registry)
     Registry.reads = 0
     Registry.faults = {2: SessionLost("away"), 3: StreamRefused("refused"), 4: MemoryError()}
     settings = RegistrySettings(url="http://127.0.0.1:1", seconds=0.1)
