@@ -130,16 +130,15 @@ def chosen_release(estimator: Estimator[Any, Any], state: State, n_components: A
         sums = itertools.accumulate(whole.explained_variance.tolist())
         rank = next((i + 1 for i, share in enumerate(sums) if share >= needed), estimator.dim)
         release = with_rank(estimator, rank).release(state)
-        while rank < estimator.dim and not _has_share(release, float(n_components)):
+        while (
+            rank < estimator.dim
+            and release.total_variance is not None
+            and float(np.sum(release.explained_variance)) < n_components * release.total_variance
+        ):
             # Its own variances may fall short: noise moves them with the rank.
             rank = min(rank + max(rank // 4, 1), estimator.dim)
             release = with_rank(estimator, rank).release(state)
         return release
-
-
-def _has_share(release: Subspace, share: float) -> bool:
-    total = release.total_variance
-    return total is None or float(np.sum(release.explained_variance)) >= share * total
 
 
 def with_rank(estimator: Estimator[Any, Any], rank: int) -> Estimator[Any, Any]:

@@ -85,8 +85,10 @@ def dashboard(
 
 def _print(facts: dict[str, Any]) -> None:
     from streaming_pca.cli.plan import counts_text, explained_text
+    from streaming_pca.estimators.remedies import Advice
 
     batches, lag, release = facts["batches"], facts["lag"], facts["last_release"]
+    advice = None if release is None else release["advice"]
     rows: dict[str, str | Sequence[str]] = {
         "standing": f"{facts['standing']}, {_leader(facts['leader'])}",
         "batches": ", ".join(f"{number} {name}" for name, number in batches.items()),
@@ -94,7 +96,7 @@ def _print(facts: dict[str, Any]) -> None:
         "last release": "none" if release is None else _release(release),
         **({} if release is None else {"explained": explained_text(facts["accuracy"])}),
         **({} if facts["counts"] is None else {"last batch": counts_text(facts["counts"])}),
-        **({} if release is None or release["advice"] is None else {"doubts": _doubts(release["advice"])}),
+        **({} if advice is None else {"doubts": Advice(**advice).lines}),
         "lag": f"{lag['total']} offsets in {len(lag['partitions'])} partitions of {facts['input']}"
         + (
             f", and {lag['in_transactions']} held back by an open transaction"
@@ -111,12 +113,6 @@ def _print(facts: dict[str, Any]) -> None:
 def _release(release: dict[str, Any]) -> str:
     outcome = "" if release["outcome"] is None else f", {release['outcome']}"
     return f"batch {release['batch']}, {release['created']}{outcome}"
-
-
-def _doubts(advice: dict[str, Any]) -> list[str]:
-    from streaming_pca.estimators.remedies import Advice
-
-    return Advice(**advice).lines
 
 
 def _leader(leader: dict[str, Any] | None) -> str:

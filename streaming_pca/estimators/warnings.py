@@ -106,7 +106,8 @@ def find_warnings(
         found = {
             ReleaseWarning.NOT_RESOLVED: _is_right(subspace.angle_bound),
             ReleaseWarning.VARIANCE_LOST: _variance_is_lost(subspace),
-            ReleaseWarning.MEAN_SWAMPS: _mean_swamps(subspace),
+            ReleaseWarning.MEAN_SWAMPS: subspace.mean_error is not None
+            and subspace.mean_error**2 >= float(subspace.explained_variance[-1]),
             ReleaseWarning.MEAN_UNKNOWN: _mean_is_unknown(subspace, preprocessing),
             **{ReleaseWarning(name): True for name in subspace.known_warnings},
             ReleaseWarning.DOMINATED: subspace.dominant_feature is not None
@@ -125,11 +126,6 @@ def _variance_is_lost(subspace: Subspace) -> bool:
     errors = subspace.explained_variance_error
     least = 0.0 if errors is None else _STANDARD_ERRORS * errors
     return bool(np.any(subspace.explained_variance <= least))
-
-
-def _mean_swamps(subspace: Subspace) -> bool:
-    error = subspace.mean_error
-    return error is not None and error * error >= float(subspace.explained_variance[-1])
 
 
 def _mean_is_unknown(subspace: Subspace, preprocessing: Preprocessing) -> bool:

@@ -80,7 +80,10 @@ def start_spark(settings: SparkSettings, master: str | None = None) -> SparkSess
         except ValueError as error:
             raise ConfigurationError(f"--master {master}: {error}") from None
     master = master or settings.master
-    _silence_py4j()
+    # Py4J logs Java's answers, and repeats reported errors as stack traces.
+    logging.getLogger("py4j").setLevel(logging.CRITICAL)
+    # It also logs to the root logger, whose filter applies only to records logged there directly.
+    logging.getLogger().addFilter(lambda record: Path(record.pathname).parent.name != "py4j")
     with warnings.catch_warnings():
         # PySpark warns about versions of pandas, which this package does not use.
         warnings.simplefilter("ignore")
@@ -143,13 +146,6 @@ def check_extra() -> None:
         raise ConfigurationError(
             "SPARK_REMOTE is set, but Spark Connect cannot run this: unset it, and name a cluster by --master"
         )
-
-
-def _silence_py4j() -> None:
-    """Silence Py4J, which logs Java's answers, and repeats reported errors as stack traces."""
-    logging.getLogger("py4j").setLevel(logging.CRITICAL)
-    # Py4J also logs to the root logger, whose filter applies only to records logged there directly.
-    logging.getLogger().addFilter(lambda record: Path(record.pathname).parent.name != "py4j")
 
 
 def _join_submitted(settings: SparkSettings, master: str | None) -> SparkSession:
