@@ -140,7 +140,10 @@ def send_messages(
             without_key += message.keyed and message.key is None
             if progress is not None and sender.sent % progress_every == 0:
                 progress(progress_every)
-            _keep_rate(started, sender.sent, rate)
+            if rate is not None:
+                ahead = sender.sent / rate - (time.monotonic() - started)
+                if ahead > 0.005:
+                    time.sleep(ahead)
             # The embedded broker reports the end of a partition as one past the *first* record of its last
             # batch: a last batch of one record makes that the true end.
             if sender.sent == total - sender.partitions:
@@ -162,10 +165,3 @@ def _count_partitions(kafka: KafkaSettings, topic: str) -> int:
         NotPermitted.check([found])
         raise TopicError.missing(topic)
     return len(found["partitions"])
-
-
-def _keep_rate(started: float, sent: int, rate: float | None) -> None:
-    if rate is not None:
-        ahead = sent / rate - (time.monotonic() - started)
-        if ahead > 0.005:
-            time.sleep(ahead)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from operator import attrgetter
 from typing import Any
 
@@ -63,7 +64,7 @@ class _JsonObjects:
         except ValueError:
             # A name that no struct can have, with quotes for example.
             self.decode: Callable[[bytes], Any] = msgspec.json.Decoder(dict[str, Any]).decode
-            self.getters: list[_Getter] = [_found(place) for place in places]
+            self.getters: list[_Getter] = [partial(find, path=place) for place in places]
         else:
             self.decode = msgspec.json.Decoder(record).decode
             self.getters = [_getter(tree, place) for place in places]
@@ -105,10 +106,6 @@ def _getter(tree: dict[str, Any], place: Path) -> _Getter:
         return find(record, rest)
 
     return get
-
-
-def _found(place: Path) -> _Getter:
-    return lambda record: find(record, place)
 
 
 class FieldReader:
