@@ -75,8 +75,8 @@ _LENGTHS = {"chaos_seconds", "soak_seconds"}
 def pytest_addoption(parser: pytest.Parser) -> None:
     add_options(parser)
     group = parser.getgroup("chaos", "tests/kafka/faults/test_chaos.py")
-    group.addoption("--chaos-seconds", type=float, default=60.0, help="how long its faults last (60)")
-    group.addoption("--chaos-seed", type=int, default=17, help="of their schedule (17)")
+    group.addoption("--chaos-seconds", type=float, default=30.0, help="how long its faults last (30)")
+    group.addoption("--chaos-seed", type=int, default=141, help="of their schedule (141)")
     group = parser.getgroup("soak", "tests/soak")
     group.addoption("--soak-seconds", type=float, default=600.0, help="how long it runs at full speed (600)")
 

@@ -248,11 +248,15 @@ def read_facts(
 
 @dataclass(frozen=True)
 class Progress:
-    """Progress of a job: the kind and batch of its last ledger entry, and the number of later records."""
+    """Progress of a job: the kind and batch of its last ledger entry, and the number of later records.
+
+    ``kinds`` are those of all payloads of the input.
+    """
 
     last: str | None
     batch: int
     left: int
+    kinds: frozenset[str]
 
 
 def progress(bootstrap: str, topic: str, partitions: int, jobs: Sequence[str]) -> dict[str, Progress]:
@@ -264,6 +268,7 @@ def progress(bootstrap: str, topic: str, partitions: int, jobs: Sequence[str]) -
     waits = _open_transactions(bootstrap, topics)
     entries = [_json(m.value) for m in messages[f"{topic}.ledger", 0]]
     offsets = {p: [m.offset for m in messages[topic, p]] for p in range(partitions)}
+    kinds = frozenset(_json(m.key)["kind"] for p in range(partitions) for m in messages[topic, p])
     found = {}
     for job in jobs:
         own = [e for e in entries if e.get("job") == job]
@@ -272,7 +277,7 @@ def progress(bootstrap: str, topic: str, partitions: int, jobs: Sequence[str]) -
             ends |= {r["partition"]: r["end"] for r in entry.get("ranges", [])}
         left = sum(sum(o >= ends.get(p, 0) for o in offsets[p]) for p in offsets)
         last = own[-1] if own else {}
-        found[job] = Progress(last.get("kind"), last.get("batch", 0), 10**9 if waits else left)
+        found[job] = Progress(last.get("kind"), last.get("batch", 0), 10**9 if waits else left, kinds)
     return found
 
 
