@@ -8,7 +8,6 @@ import sys
 from typing import Annotated, Any, NoReturn
 
 import typer
-from pydantic import ValidationError
 
 from streaming_pca import __version__
 from streaming_pca.cli import (
@@ -28,7 +27,6 @@ from streaming_pca.cli import (
 from streaming_pca.cli.common import OutputFailed, end_without_output, fail, guard_output
 from streaming_pca.errors import UserError
 from streaming_pca.service.process_hardening import protect_process, traceback_text, withheld_messages
-from streaming_pca.validation_errors import described
 
 _UsageError: Any = typer.BadParameter.__mro__[1]
 """click's UsageError: newer versions of typer have a click of their own, older ones take the package."""
@@ -105,6 +103,11 @@ def _run() -> NoReturn:
 
 def _end_by_usage(error: Any) -> NoReturn:
     """Exit with one line on options that a command does not take; without a line after help."""
+    # Imported here: other commands may need no pydantic.
+    from pydantic import ValidationError
+
+    from streaming_pca.validation_errors import described
+
     text, problem = error.format_message(), error.__cause__
     if isinstance(problem, ValidationError):
         text = f"{text.split(': ')[0]}: {described(problem.errors()[0])}"

@@ -94,7 +94,7 @@ def test_named_bounds_of_features_with_other_units_name_the_scale_that_helps() -
 def test_a_feature_that_decides_what_is_clipped_is_named(names: list[str] | None) -> None:
     """The unit of incomes next to numbers of order one hides all other features."""
     rng = np.random.default_rng(5)
-    X = np.column_stack([np.exp(rng.normal(8, 1.2, 30_000)), rng.normal(3, 1, (30_000, 5))])
+    X = np.column_stack([np.exp(rng.normal(8, 1.0, 30_000)), rng.normal(3, 1, (30_000, 5))])
     for turn in range(2):
         # In the second turn the dominating feature comes last.
         frame = X[:, ::-1] if turn else X
@@ -193,3 +193,16 @@ def test_records_beyond_the_range_are_doubted() -> None:
             n_components=2, epsilon=4.0, delta=1e-6, options={"radius_range": (1e-3, 1.0)}, random_state=0
         ).fit(X)
     assert "range-ends" in pca.doubts_
+
+
+def test_rare_records_far_out_are_in_the_total_and_its_error() -> None:
+    """One record in a hundred is ten times as large, so that they hold half of the variance."""
+    dice = np.random.default_rng(0)
+    X = dice.standard_normal((30_000, 6)) * [3, 2, 1.5, 1, 0.8, 0.5]
+    X *= np.where(dice.random((len(X), 1)) < 0.01, 10.0, 1.0)
+    total = X.var(axis=0).sum()
+    with replace_noise_sampler(SeededSampler(0)), pytest.warns(DoubtfulResultWarning):
+        pca = PrivatePCA(2, epsilon=1.0, delta=1e-6).fit(X)
+    assert "clipped" in pca.doubts_
+    assert 0.7 * total < pca.total_variance_ < 1.5 * total
+    assert abs(pca.total_variance_ - total) < 2 * pca.total_variance_error_

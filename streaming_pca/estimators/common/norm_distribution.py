@@ -46,7 +46,7 @@ _BEYOND_BOUNDS = 6.0
 """The same beyond the norm of a row within the public bounds, which only records of several rows exceed."""
 
 _COARSE = 0.02
-"""Deviation of a bin's count, over the records, above which counts do not show the tail: n mu below some 300.
+"""Deviation of a bin's count, over the records, above which counts do not show the tail: n mu below some 250.
 Skewed records then fill bins that all stay below their noise."""
 
 _SURE = 2.0
@@ -116,7 +116,7 @@ class Tail:
 def norm_shares(count: int, multiplier: float, part: float = 1.0) -> tuple[float, float]:
     """Return shares of a batch's budget for the norms' median and tail.
 
-    Within limits, a count is off by some 1/90 (median) or 1/500 (tail) of the records. ``multiplier`` is
+    Within limits, a count is off by some 1/90 (median) or 1/1400 (tail) of the records. ``multiplier`` is
     the whole batch's; ``part``, a factor on the limits, is below 1 where norms were counted before.
     """
     precision = 2 * max(count, 1) / multiplier
@@ -124,7 +124,7 @@ def norm_shares(count: int, multiplier: float, part: float = 1.0) -> tuple[float
     def share(wanted: float, low: float, high: float) -> float:
         return min(max((wanted / precision) ** 2, low * part), high * part)
 
-    return share(600.0, 0.002, 0.03), share(1500.0, 0.004, 0.05)
+    return share(600.0, 0.002, 0.03), share(4000.0, 0.008, 0.08)
 
 
 def private_quantile_radius(

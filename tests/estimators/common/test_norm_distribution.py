@@ -293,7 +293,7 @@ def test_noise_alone_makes_no_tail() -> None:
 def test_shares_lie_between_their_limits(count: int, multiplier: float, part: float) -> None:
     median, tail = norm_shares(count, multiplier, part)
     assert 0.002 * part <= median <= 0.03 * part
-    assert 0.004 * part <= tail <= 0.05 * part
+    assert 0.008 * part <= tail <= 0.08 * part
     more, tails = norm_shares(2 * count, multiplier, part)
     assert more <= median
     assert tails <= tail
