@@ -86,7 +86,7 @@ def list_problems(error: ValidationError, model: type[BaseModel]) -> list[Proble
         if problem["type"] == "extra_forbidden":
             place = (*place, str(problem["loc"][-1]))
         # Values of several types have a problem with each.
-        found.setdefault(place, described(problem))
+        found.setdefault(place, _message(problem))
     return list(found.items())
 
 
@@ -110,8 +110,7 @@ def _model_within(annotation: Any) -> type[BaseModel] | None:
     return found
 
 
-def described(problem: Mapping[str, Any]) -> str:
-    """Return a problem that pydantic found in plain words."""
+def _message(problem: Mapping[str, Any]) -> str:
     kind, message = problem["type"], str(problem["msg"]).removeprefix("Value error, ")
     if kind == "extra_forbidden":
         message = "no such setting"

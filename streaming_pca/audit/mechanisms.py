@@ -20,7 +20,7 @@ from streaming_pca.audit.bounds import Case, repeated
 from streaming_pca.estimators.common.neighbours import Claim, Trial, mu_of_pure
 from streaming_pca.kernels.coordinates import BinCounts
 from streaming_pca.local.gaussian import LocalGaussian
-from streaming_pca.privacy.calibration.multipliers import lattice_sigma
+from streaming_pca.privacy.calibration.multipliers import greatest_rho, lattice_sigma
 from streaming_pca.privacy.mechanisms import (
     AboveThreshold,
     gaussian_modes,
@@ -147,16 +147,10 @@ def _stability_alone(epsilon: float, delta: float) -> Trial:
     return claim, lambda second: float(len(stability_histogram(alone[second], epsilon, delta)))
 
 
-def _greatest_rho(epsilon: float, delta: float) -> float:
-    """Return rho with rho + 2 sqrt(rho log(1/delta)) = epsilon [BunSteinke2016, Proposition 1.3]."""
-    log = -math.log(delta)
-    return (epsilon / (math.sqrt(log + epsilon) + math.sqrt(log))) ** 2
-
-
 def _gaussian_modes(epsilon: float, delta: float) -> Trial:
     """Let a record change full bins in each of 16 histograms."""
     histograms = 16
-    rho = _greatest_rho(epsilon, delta)
+    rho = greatest_rho(epsilon, delta)
     enough = gaussian_modes_threshold(histograms, rho, delta) + math.ceil(20 * math.sqrt(histograms / rho))
     inputs = _full_bins(histograms, enough)
     claim = Claim(epsilon, delta, math.sqrt(2 * rho))

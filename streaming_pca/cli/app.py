@@ -28,9 +28,6 @@ from streaming_pca.cli.common import OutputFailed, end_without_output, fail, gua
 from streaming_pca.errors import UserError
 from streaming_pca.service.process_hardening import protect_process, traceback_text, withheld_messages
 
-_UsageError: Any = typer.BadParameter.__mro__[1]
-"""click's UsageError: newer versions of typer have a click of their own, older ones take the package."""
-
 app = typer.Typer(
     name="streaming-pca",
     help="Differentially private streaming PCA over Apache Kafka.",
@@ -82,15 +79,16 @@ def main() -> NoReturn:
 
 
 def _run() -> NoReturn:
-
     command = typer.main.get_command(app)
     _tidy_help(command)
+    # click's UsageError: newer versions of typer have a click of their own.
+    usage_error: Any = typer.BadParameter.__mro__[1]
     try:
         # Of a command that ended by typer.Exit; others return nothing.
         sys.exit(command(prog_name="streaming-pca", standalone_mode=False) or 0)
     except UserError as error:
         fail(error, error.exit_status)
-    except _UsageError as error:
+    except usage_error as error:
         _end_by_usage(error)
     except typer.Abort:
         sys.exit(130)
@@ -103,18 +101,10 @@ def _run() -> NoReturn:
 
 def _end_by_usage(error: Any) -> NoReturn:
     """Exit with one line on options that a command does not take; without a line after help."""
-    # Imported here: other commands may need no pydantic.
-    from pydantic import ValidationError
-
-    from streaming_pca.validation_errors import described
-
-    text, problem = error.format_message(), error.__cause__
-    if isinstance(problem, ValidationError):
-        text = f"{text.split(': ')[0]}: {described(problem.errors()[0])}"
-    if not text:
-        sys.exit(error.exit_code)
-    path = "streaming-pca" if error.ctx is None else error.ctx.command_path
-    fail(UserError(f"{text.rstrip('.')} ({path} --help)"), error.exit_code)
+    if text := error.format_message().rstrip("."):
+        path = getattr(error.ctx, "command_path", "streaming-pca")
+        fail(UserError(f"{text} ({path} --help)"), error.exit_code)
+    sys.exit(error.exit_code)
 
 
 def _tidy_help(command: Any) -> None:

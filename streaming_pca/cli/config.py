@@ -148,17 +148,6 @@ def config_schema(
     print(json.dumps(made, indent=2, allow_nan=False))
 
 
-@app.command("reference")
-def config_reference() -> None:
-    """Print all settings as Markdown: type, default, environment variable, description.
-
-    [dim]Example: streaming-pca config reference > settings.md[/]
-    """
-    from streaming_pca.config.schema import settings_markdown
-
-    print(settings_markdown(), end="")
-
-
 def _json_of(found: Sequence[EffectiveSetting]) -> dict[str, Any]:
     return {".".join(each.path): {"value": each.value, "origin": each.origin} for each in found}
 

@@ -119,10 +119,8 @@ def _check_addresses(servers: str) -> None:
         if address.strip().lower().startswith(("http://", "https://")):
             raise ValueError("must be HOST:PORT, without http://")
         found = _ADDRESS.fullmatch(address.strip())
-        if found is None:
-            raise ValueError("must be HOST:PORT, or several with commas between")
-        if found[3] and not 0 < int(found[3][1:]) < 2**16:
-            raise ValueError("has a port that is not from 1 to 65535")
+        if found is None or not 0 < int((found[3] or ":9092")[1:]) < 2**16:
+            raise ValueError("must be HOST:PORT, or several with commas between; PORT is from 1 to 65535")
 
 
 class StrictSection(Section):

@@ -52,7 +52,6 @@ PURE_EPSILON = 2.0
 
 # Helpers of mechanisms, and an exception: they release nothing.
 NO_MECHANISMS = {
-    "AlreadyFired",
     "gaussian_modes_threshold",
     "laplace_scale",
     "secret_permutation",

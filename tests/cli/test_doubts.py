@@ -10,13 +10,13 @@ import pytest
 
 from streaming_pca.admin import broker_status
 from streaming_pca.admin.watch import advice_on
-from streaming_pca.cli import common, status, watch
+from streaming_pca.cli import common, watch
 from streaming_pca.config.settings import StreamSettings
 from streaming_pca.dashboard.models import DoubtAdvice
 from streaming_pca.dashboard.observing.health import Facts, judge
 from streaming_pca.dashboard.observing.releases import ReleaseHistory
 from streaming_pca.data.release import Release
-from streaming_pca.estimators.remedies import Situation, advise
+from streaming_pca.estimators.remedies import Advice, Situation, advise
 from streaming_pca.estimators.warnings import ReleaseWarning
 from tests.cli.test_watch import DOUBTFUL, release
 
@@ -68,7 +68,7 @@ def test_every_place_shows_the_same_lines(
 
     described = broker_status._described(found, configured)
     assert described["doubts"] == list(found.doubts)
-    common.print_record({"doubts": status._doubts(described["advice"])})
+    common.print_record({"doubts": Advice(**described["advice"]).lines})
     assert [line[8:] for line in capfd.readouterr().out.splitlines()] == lines
 
     history = ReleaseHistory(configured, 10)

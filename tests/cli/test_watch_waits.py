@@ -27,7 +27,7 @@ def shown(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, si
     monkeypatch.setattr(module, "time", Clock(1.0))
     first, second = (FollowedRelease(release(batch), None) for batch in (1, 2))
     items = [*[None] * silent, first, *[None] * 60, second]
-    assert module._show(iter(items), as_json=True, count=2, timeout=None, settings=None)
+    module._show(iter(items), as_json=True, count=2, timeout=None, settings=None)
     printed = capfd.readouterr()
     return printed.out, " ".join(printed.err.split())
 

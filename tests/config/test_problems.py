@@ -97,7 +97,7 @@ give_up_second = 3
         "stream.epslion: no such setting; did you mean epsilon?",
         "worker.give_up_second: no such setting; did you mean give_up_seconds?",
         "stream: options of adaptive: growht: no such setting; did you mean growth?",
-        "kafka.bootstrap_servers: must be HOST:PORT, or several with commas between",
+        "kafka.bootstrap_servers: must be HOST:PORT, or several with commas between; PORT is from 1 to 65535",
         "stream: rank = 7 is above dim = 4",
         "stream: delta must lie between 0 and 1, not 2.50e0",
         "worker.tick_seconds: must be at most 60, not 9e1",
@@ -201,17 +201,13 @@ def test_several_files_are_told_together(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("servers", ["", ",", "a:1,", "a:b", "a b", "x://a:1/x", "a:1;b:1"])
+@pytest.mark.parametrize(
+    "servers", ["", ",", "a:1,", "a:b", "a b", "x://a:1/x", "a:1;b:1", "a:0", "a:1,[::1]:65536"]
+)
 def test_an_address_that_is_none_is_refused(tmp_path: Path, servers: str) -> None:
-    expected = "kafka.bootstrap_servers: must be HOST:PORT, or several with commas between"
+    rule = "must be HOST:PORT, or several with commas between; PORT is from 1 to 65535"
     text = GOOD.replace('"127.0.0.1:9092"', json.dumps(servers))
-    assert problems(tmp_path, text) == [expected]
-
-
-@pytest.mark.parametrize("servers", ["a:0", "a:65536", "a:1,[::1]:99999"])
-def test_a_port_that_is_none_is_refused(tmp_path: Path, servers: str) -> None:
-    text = GOOD.replace('"127.0.0.1:9092"', json.dumps(servers))
-    assert problems(tmp_path, text) == ["kafka.bootstrap_servers: has a port that is not from 1 to 65535"]
+    assert problems(tmp_path, text) == [f"kafka.bootstrap_servers: {rule}"]
 
 
 @pytest.mark.parametrize("servers", ["a", "a:1", "a-b.c_d:9092, [::1]:9092", "[::1]", "SASL_SSL://a:1"])

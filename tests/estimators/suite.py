@@ -228,7 +228,6 @@ def run(estimator: Estimator[Any, Any], batches: list[list[Any]], sampler: Any =
 # These have no private input, or are recorded when they are asked.
 PUBLIC = {
     "AboveThreshold",
-    "AlreadyFired",
     "gaussian_modes_threshold",
     "laplace_scale",
     "stability_threshold",

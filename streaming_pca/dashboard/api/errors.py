@@ -27,14 +27,10 @@ _MOST_CHARACTERS = 500
 """Longest line: some lines quote the request."""
 
 
-class NotReady(Exception):
-    """The topics have not been read to their ends yet."""
-
-
 _STATUS: tuple[tuple[HTTPStatus, tuple[type[Exception], ...]], ...] = (
     (HTTPStatus.NOT_FOUND, (Unknown,)),
     (HTTPStatus.UNPROCESSABLE_ENTITY, (ParameterError,)),
-    (HTTPStatus.SERVICE_UNAVAILABLE, (BrokerUnreachable, TopicError, Overloaded, NotReady)),
+    (HTTPStatus.SERVICE_UNAVAILABLE, (BrokerUnreachable, TopicError, Overloaded)),
 )
 
 

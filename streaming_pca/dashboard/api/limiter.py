@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class Overloaded(Exception):
-    """A blocking call did not return in time."""
+    """No answer in time, or topics that have not been read to their ends."""
 
 
 class Limiter:

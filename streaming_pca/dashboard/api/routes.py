@@ -13,8 +13,7 @@ from fastapi import FastAPI, Path, Query, Request, Response
 
 from streaming_pca.dashboard import models
 from streaming_pca.dashboard.api.conditional import answer, answer_bytes
-from streaming_pca.dashboard.api.errors import NotReady
-from streaming_pca.dashboard.api.limiter import Limiter
+from streaming_pca.dashboard.api.limiter import Limiter, Overloaded
 from streaming_pca.dashboard.guarantee import guarantee_in_words
 from streaming_pca.dashboard.observing.lookup import Unknown, UnknownRelease
 from streaming_pca.data.release import ArrayDigest, Release
@@ -73,10 +72,10 @@ class Context:
         return (await self.memory.call(self.observer.overview)).connection
 
     async def require_loaded(self) -> None:
-        """Raise NotReady until the topics have been read to their ends."""
+        """Raise Overloaded until the topics have been read to their ends."""
         connection = await self.connection()
         if not connection.loaded:
-            raise NotReady(connection.problem or "the topics are still being read: try again later")
+            raise Overloaded(connection.problem or "the topics are still being read: try again later")
 
 
 def _get(app: FastAPI, path: str, operation_id: str, **how: Any) -> Callable[[Any], Any]:

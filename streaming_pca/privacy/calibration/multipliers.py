@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from fractions import Fraction
 from functools import cache, lru_cache
+from importlib import import_module
 from threading import Lock
 from typing import Any
 
@@ -40,6 +41,8 @@ _LEAST_MULTIPLIER = 1e-50
 _DIGITS = 60
 """Decimal digits of the evaluations; they lose only the last ones to rounding."""
 
+# At its first use: the import takes 80 ms, and most commands calibrate nothing. Kept: making it takes 2 ms.
+_context = cache(lambda: import_module("mpmath").MPContext())
 _evaluating = Lock()
 if hasattr(os, "register_at_fork"):
     # A child that is forked while another thread evaluates would wait for it for ever.
@@ -231,15 +234,6 @@ def _evaluation(digits: int) -> Iterator[Any]:
         context = _context()
         context.dps = digits
         yield context
-
-
-@cache
-def _context() -> Any:
-    """Return the context of all evaluations: making one takes as long as an evaluation."""
-    # Imported here: it takes 80 ms, and most commands calibrate nothing.
-    import mpmath
-
-    return mpmath.MPContext()
 
 
 def _check_epsilon(epsilon: float) -> None:

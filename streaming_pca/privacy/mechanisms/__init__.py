@@ -23,14 +23,12 @@ from streaming_pca.privacy.mechanisms.histogram import (
 )
 from streaming_pca.privacy.mechanisms.pure import (
     AboveThreshold,
-    AlreadyFired,
     laplace_on_vector,
     laplace_scale,
 )
 
 __all__ = [
     "AboveThreshold",
-    "AlreadyFired",
     "gaussian_modes",
     "gaussian_modes_threshold",
     "gaussian_on_message",

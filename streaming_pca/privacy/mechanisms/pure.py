@@ -91,10 +91,6 @@ def add(total: NDArray[np.int64], noise: NDArray[np.int64]) -> NDArray[np.int64]
     return np.asarray(np.clip(whole, 1 - LARGEST_TOTAL, LARGEST_TOTAL - 1))
 
 
-class AlreadyFired(RuntimeError):
-    """Query of an AboveThreshold that has answered "above" before."""
-
-
 class AboveThreshold:
     """Noisy comparison of integer queries with a threshold, until one is above.
 
@@ -149,11 +145,11 @@ class AboveThreshold:
         return self._fired
 
     def ask(self, query: int) -> bool:
-        """Return whether the noisy query is at least the noisy threshold; AlreadyFired after True."""
+        """Return whether the noisy query is at least the noisy threshold; RuntimeError after True."""
         if isinstance(query, bool) or not isinstance(query, int):
             raise ParameterError(f"query must be an int, not {type(query).__name__}")
         if self._fired:
-            raise AlreadyFired("this AboveThreshold has fired: a new one, with its own epsilon, is needed")
+            raise RuntimeError("this AboveThreshold has fired: a new one, with its own epsilon, is needed")
         (noise,) = noise_sampler().discrete_laplace(1, self._scale).tolist()
         self._fired = query + noise >= self._level
         return self._fired

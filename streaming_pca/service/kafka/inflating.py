@@ -20,7 +20,6 @@ import zstandard
 from kafka.record.util import encode_varint
 
 from streaming_pca.service.kafka.record_batches import (
-    MalformedRecord,
     RecordBatch,
     bodies,
     count_of,
@@ -230,7 +229,7 @@ class _Records:
                 continue
             try:
                 length, start = varint(self._buffer, 0)
-            except (IndexError, MalformedRecord):
+            except (IndexError, ValueError):
                 return
             if length < 0:
                 return

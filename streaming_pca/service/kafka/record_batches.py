@@ -30,10 +30,6 @@ A message can contain half a million headers, which take a third of a second.
 _LARGE_BYTES = 2**16
 
 
-class MalformedRecord(ValueError):
-    """Bytes that Java cannot read as a record either."""
-
-
 class UnreadableBatch(KafkaError):  # type: ignore[misc]
     """Batch in an unsupported message format, of the known offsets [first, end)."""
 
@@ -116,7 +112,7 @@ def bodies(batch: RecordBatch, count: int) -> Iterator[_Body]:
         try:
             length, start = varint(buffer, position)
             if not 0 <= length <= end - start:
-                raise MalformedRecord
+                raise ValueError
         except _FormatError:
             # The starts of the following records are unknown.
             for _ in range(index, count):
@@ -140,17 +136,17 @@ def read_body(buffer: Octets, start: int, end: int) -> _Body:
             return delta, key, value, ()
         n_headers, position = varint(buffer, position)
         if not 0 <= n_headers <= _MOST_HEADERS:
-            raise MalformedRecord
+            raise ValueError
         headers = []
         for _ in range(n_headers):
             name, position = _bytes(buffer, position, end)
             if name is None:
-                raise MalformedRecord
+                raise ValueError
             item, position = _bytes(buffer, position, end)
             # Like Java: a name that is not UTF-8 does not match any known header.
             headers.append((name.decode("utf-8", "replace"), item))
         if position != end:
-            raise MalformedRecord
+            raise ValueError
     except _FormatError:
         return delta, key, None, ()
     return delta, key, value, headers
@@ -169,7 +165,7 @@ def varint(buffer: Octets, position: int) -> tuple[int, int]:
             # Drop bits beyond 32 in the fifth byte, like Java.
             raw &= 0xFFFFFFFF
             return (raw >> 1) ^ -(raw & 1), position + i + 1
-    raise MalformedRecord
+    raise ValueError
 
 
 def _skip_varlong(buffer: Octets, position: int) -> int:
@@ -177,7 +173,7 @@ def _skip_varlong(buffer: Octets, position: int) -> int:
     for i in range(10):
         if buffer[position + i] < 0x80:
             return position + i + 1
-    raise MalformedRecord
+    raise ValueError
 
 
 def _bytes(buffer: Octets, position: int, end: int) -> tuple[bytes | None, int]:
@@ -186,7 +182,7 @@ def _bytes(buffer: Octets, position: int, end: int) -> tuple[bytes | None, int]:
     if length < 0:
         return None, position
     if length > end - position:
-        raise MalformedRecord
+        raise ValueError
     if length < _LARGE_BYTES:
         return bytes(buffer[position : position + length]), position + length
     # A view avoids the copy of a slice; for few bytes a slice is faster.
