@@ -305,7 +305,7 @@ def test_after_the_timeout_without_a_release_the_status_is_1(capfd: Capture, pub
     published(release(1))
     result = call(capfd, "watch", *published.arguments(), "--json", "--timeout", 0.5)
     assert json.loads(result.stdout)["batch"] == 1
-    one_line(result, 1, "no release", published.topic, "0.5 s")
+    one_line(result, 1, "release within", published.topic, "0.5 s")
 
 
 def test_a_message_that_is_no_release_is_one_line_and_the_next_is_shown(
