@@ -5,11 +5,11 @@ SHELL := /bin/sh
 VENV := .venv
 BIN := $(VENV)/bin
 # Pure tests are bound by the processor, so each core has one process, which steals tests from the other's end.
-# Those that wait for a broker or another program want one more; a group of them shares a process and what it started.
+# Those that wait for a broker or another program want two more; a group of them shares a process and what it started.
 # One thread of BLAS in each: where more of them than cores wait for one another a small product takes many times
 # as long. Bytecode is kept, whatever the environment says: else each process compiles every test and module anew.
 PURE_WORKERS ?= 2
-WAITING_WORKERS ?= 3
+WAITING_WORKERS ?= 4
 PYTEST := PYTHONDONTWRITEBYTECODE= OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest
 PURE := $(PYTEST) --part=pure -n $(PURE_WORKERS) --dist worksteal
 WAITING := $(PYTEST) --part=waiting -n $(WAITING_WORKERS) --dist loadgroup --no-loadscope-reorder
