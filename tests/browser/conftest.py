@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.browser.serving import Dashboard, RunningStream, dashboard
-from tests.browser.visits import chromium, find_chromium, playing
+from tests.browser.visits import Visit, chromium, find_chromium, playing, revisiting, visiting
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -53,3 +53,17 @@ def site(running: RunningStream, tmp_path_factory: pytest.TempPathFactory) -> It
     with dashboard(folder, [running.settings, *running.others]) as served:
         served.wait_until_loaded()
         yield served
+
+
+@pytest.fixture(scope="module")
+def kept(browser: Browser, site: Dashboard) -> Iterator[Visit]:
+    """Keep one page for a file's tests; a file may open another one."""
+    with visiting(browser, site.home) as made:
+        yield made
+
+
+@pytest.fixture
+def visit(kept: Visit) -> Iterator[Visit]:
+    """Lend a test the kept page."""
+    with revisiting(kept) as lent:
+        yield lent

@@ -51,12 +51,6 @@ def kept(browser: Browser, home: str) -> Iterator[Visit]:
         yield made
 
 
-@pytest.fixture
-def visit(kept: Visit) -> Iterator[Visit]:
-    with revisiting(kept) as lent:
-        yield lent
-
-
 @pytest.fixture(scope="module")
 def kept_in_india(browser: Browser, home: str) -> Iterator[Visit]:
     # Its hours begin at half hours of other zones.

@@ -7,7 +7,7 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from hashlib import sha256
 from pathlib import Path
@@ -19,26 +19,14 @@ from scipy.linalg import subspace_angles
 
 from streaming_pca.data.release import Release
 from tests.browser.conftest import RUNNING
-from tests.browser.serving import FEATURES, Dashboard, RunningStream
-from tests.browser.visits import Visit, numbers, revisiting, visiting
+from tests.browser.serving import FEATURES, RunningStream
+from tests.browser.visits import Visit, numbers
 from tests.cli.command import call
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser
+    pass
 
 pytestmark = [pytest.mark.kafka, pytest.mark.xdist_group(RUNNING)]
-
-
-@pytest.fixture(scope="module")
-def kept(browser: Browser, site: Dashboard) -> Iterator[Visit]:
-    with visiting(browser, site.home) as made:
-        yield made
-
-
-@pytest.fixture
-def visit(kept: Visit) -> Iterator[Visit]:
-    with revisiting(kept) as lent:
-        yield lent
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from tests.browser import pictures
 from tests.browser.conftest import RUNNING
 from tests.browser.pictures import WIDTHS
 from tests.browser.serving import Dashboard, RunningStream
-from tests.browser.visits import Visit, problems_in_both_themes, revisiting, visiting
+from tests.browser.visits import Visit, problems_in_both_themes, visiting
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -31,18 +31,6 @@ def paths(running: RunningStream) -> dict[str, str]:
         "stream without topics": f"/streams/{running.name}-absent",
         "no such stream": "/streams/nothing",
     }
-
-
-@pytest.fixture(scope="module")
-def kept(browser: Browser, site: Dashboard) -> Iterator[Visit]:
-    with visiting(browser, site.home) as made:
-        yield made
-
-
-@pytest.fixture
-def visit(kept: Visit) -> Iterator[Visit]:
-    with revisiting(kept) as lent:
-        yield lent
 
 
 def open_each(visit: Visit, running: RunningStream) -> Iterator[str]:

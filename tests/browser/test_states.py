@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.browser.scenes import PER_SECOND, PLANNED, WAITING, Scenes
-from tests.browser.visits import Visit, numbers, problems_in_both_themes, revisiting, visiting
+from tests.browser.visits import Visit, numbers, problems_in_both_themes, visiting
 from tests.service.http.running import serving
 
 if TYPE_CHECKING:
@@ -37,12 +37,6 @@ def home() -> Iterator[str]:
 def kept(browser: Browser, home: str) -> Iterator[Visit]:
     with visiting(browser, home) as made:
         yield made
-
-
-@pytest.fixture
-def visit(kept: Visit) -> Iterator[Visit]:
-    with revisiting(kept) as lent:
-        yield lent
 
 
 def field(stream: str, name: str) -> str:
