@@ -283,7 +283,7 @@ def test_time_and_memory_are_bounded_by_the_payload(name: str, path: str) -> Non
     schema = avro_record({"empty": EMPTY, "before": "string", "x": type_})
     seconds, share = costs(reader_of(schema, path).decode, b"\0" + value + b"\0", ValueError)
     # The limit allows for a slow machine that traces memory.
-    assert seconds < 5
+    assert seconds < 15
     assert share < 64
 
 

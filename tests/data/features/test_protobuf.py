@@ -309,7 +309,7 @@ def test_time_and_memory_are_bounded_by_the_payload(name: str, path: str) -> Non
         "nested": tag(10, 2) + length(60_000) + nested(3, 17_000)[-60_000:],
     }[name]
     seconds, share = costs(ProtobufRecords(SCHEMA, "t.M", [tuple(path.split("."))]).decode, value)
-    assert seconds < 3
+    assert seconds < 15
     assert share < 64
 
 
