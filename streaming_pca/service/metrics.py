@@ -14,9 +14,11 @@ import platform
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from fractions import Fraction
 from functools import cached_property
 from importlib.metadata import version
+from typing import Literal
 
 from prometheus_client import (
     CollectorRegistry,
@@ -61,7 +63,7 @@ class Metrics:
         self.refused = gauge("refused", "1 where this process may not run the stream as configured.")
         self.paused = gauge("paused", "1 while the stream is paused.")
         self.records = counter("records_delivered", "Records in committed batches, null ones included.")
-        self.lag = gauge("lag_records", "Offsets between the stream's position and the end of its input.")
+        self.lag = gauge("lag_records", "Offsets between the leader's position and the end of its input.")
         self.listed = gauge(
             "schemas_timestamp_seconds", "When the schema registry last listed the schemas that records name."
         )
@@ -74,7 +76,7 @@ class Metrics:
         self.remaining_epsilon = gauge("remaining_epsilon", "Epsilon that the cap leaves to that record.")
         self.remaining_delta = gauge("remaining_delta", "Delta that the cap leaves to that record.")
         self.releases = counter("releases", "Releases published by this process.")
-        self.last_release = gauge("last_release_timestamp_seconds", "When the last release was published.")
+        self.last_release = gauge("last_release_timestamp_seconds", "When the last release was created.")
         self.angle_bound = gauge(
             "angle_bound_radians",
             "Bound on the angle error of the last release due to noise, with probability 0.95.",
@@ -180,16 +182,18 @@ class StreamMetrics:
         """Set whether this process may not run the stream as configured."""
         self._all.refused.labels(self._stream).set(refused)
 
-    def set_ready_source(self, read: Callable[[], bool]) -> None:
-        """Set the function that each scrape calls for whether this process can lead."""
-        self._all.ready.labels(self._stream).set_function(read)
+    def set_source(self, gauge: Literal["ready", "lag", "listed"], read: Callable[[], float]) -> None:
+        """Set the function that each scrape calls for one of the stream's gauges."""
+        getattr(self._all, gauge).labels(self._stream).set_function(read)
 
-    def set_planned(self, records: int | None) -> None:
-        """Set the size of the next batch; None if this process does not lead."""
-        if records is None:
-            self._all.planned.remove(self._stream)
-        else:
-            self._all.planned.labels(self._stream).set(records)
+    def set_planned(self, records: int) -> None:
+        """Set the size of the next batch."""
+        self._all.planned.labels(self._stream).set(records)
+
+    def end_session(self) -> None:
+        """Remove the gauges that only a session knows; the lag's function refers to its last batch."""
+        self._all.lag.remove(self._stream)
+        self._all.planned.remove(self._stream)
 
     def show_verification(self, problems: int) -> None:
         """Show the result of a verification that has just ended."""
@@ -199,14 +203,6 @@ class StreamMetrics:
     def count_verification_error(self) -> None:
         """Count a verification that could not run."""
         self._all.verification_errors.labels(self._stream).inc()
-
-    def set_lag_source(self, read: Callable[[], float]) -> None:
-        """Set the function that each scrape calls for the lag."""
-        self._all.lag.labels(self._stream).set_function(read)
-
-    def set_listing_source(self, read: Callable[[], float]) -> None:
-        """Set the function that returns the time of the last listing of the stream's schemas."""
-        self._all.listed.labels(self._stream).set_function(read)
 
     @contextmanager
     def time_commit(self) -> Iterator[None]:
@@ -232,15 +228,18 @@ class StreamMetrics:
         """Count an abandoned batch."""
         self._all.batches.labels(self._stream, "abandoned").inc()
 
-    def count_release(self, seconds: float | None) -> None:
-        """Count a release, ``seconds`` after its batch was reserved here."""
+    def count_release(self, seconds: float | None, outcome: str | None) -> None:
+        """Count a release, ``seconds`` after its batch was reserved here, and its outcome."""
         self._all.releases.labels(self._stream).inc()
-        self._all.last_release.labels(self._stream).set(time.time())
         if seconds is not None:
             self._all.batch_seconds.labels(self._stream).observe(seconds)
+        if outcome is not None:
+            self._all.outcomes.labels(self._stream, outcome).inc()
 
     def show_release(self, release: Release) -> None:
-        """Show the accuracy and outcome of the last release, once it is published."""
+        """Show time and accuracy of the last published release, also of an earlier leader."""
+        created = datetime.fromisoformat(release.created).timestamp()
+        self._all.last_release.labels(self._stream).set(created)
         for metric, value in (
             (self._all.angle_bound, release.angle_bound),
             (self._all.total_variance, release.total_variance),
@@ -258,7 +257,6 @@ class StreamMetrics:
             # All outcomes: dashboards cannot distinguish a missing series from a broken one.
             for outcome in Outcome:
                 self._all.outcomes.labels(self._stream, outcome.value)
-            self._all.outcomes.labels(self._stream, release.outcome).inc()
 
     def show_ledger(self, ledger: Ledger, entries: int) -> None:
         """Show the ledger's charges to the input's records."""

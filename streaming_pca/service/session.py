@@ -115,9 +115,7 @@ class Session:
             hanging = True
             raise DeadlineExceeded(f"{error} (step {self._writer.step})") from None
         finally:
-            # The metric must not keep the session's last batch alive.
-            self._metrics.set_lag_source(lambda: 0.0)
-            self._metrics.set_planned(None)
+            self._metrics.end_session()
             if self._feed is not None:
                 self._poller.close_feed(self._feed)
             if not hanging:
@@ -141,13 +139,15 @@ class Session:
             return takeover, await self._recover(takeover, trace)
 
     async def _recover(self, takeover: TakenOver, trace: Span) -> State:
+        checkpoint = takeover.checkpoint
         if takeover.recovery.action is Action.PUBLISH:
             await self._publish(trace)
+        elif checkpoint is not None:
+            self._show_release(Release.from_bytes(checkpoint.release))
         # Opened before resuming a batch: the duration of that must not affect the next cut.
         self._feed = self._poller.open_feed(
             self._stream.input, self._topics.partitions, self._notify, self._topics.topic_id, self._subject
         )
-        checkpoint = takeover.checkpoint
         state: State = (
             self._estimator.init(utility_generator(self._stream.seed))
             if checkpoint is None
@@ -170,7 +170,7 @@ class Session:
 
     async def _wait_for_schemas(self, feed: OffsetFeed) -> bool:
         """Wait for the first listing, or every record is null yet charged; False when interrupted."""
-        self._metrics.set_listing_source(lambda: feed.listed_at)
+        self._metrics.set_source("listed", lambda: feed.listed_at)
         while feed.schemas is None and not self._interrupted:
             self._wakeup.clear()
             feed.check()
@@ -213,7 +213,7 @@ class Session:
                 self._feed,
                 codec_of=None if self._subject is None else self._codec_of,
             )
-            self._metrics.set_lag_source(lambda: self._input.lag)
+            self._metrics.set_source("lag", lambda: self._input.lag)
         while not self._interrupted:
             if self._is_done():
                 self._log.info("the stream has learnt its %d records", state.records)
@@ -439,12 +439,10 @@ class Session:
             release = Release.from_bytes(data)
             span.show(batch=release.batch, outcome=release.outcome)
         started, self._reserved_at = self._reserved_at, None
-        self._metrics.count_release(None if started is None else time.monotonic() - started)
+        self._show_release(release)
+        self._metrics.count_release(None if started is None else time.monotonic() - started, release.outcome)
         self._show_ledger()
         self.made_progress = True
-        self._metrics.show_release(release)
-        if release.counts and self._estimator.diagnostics is not None:
-            self._metrics.set_noisy_counts(release, self._estimator.diagnostics.error)
         line = "batch %d released, %d records so far" + (f", {release.outcome}" if release.outcome else "")
         self._log.info(line, release.batch, release.records, extra={"batch": release.batch})
         if release.least_null_share > _MANY_NULL:
@@ -456,6 +454,11 @@ class Session:
             )
         if self._on_release is not None:
             self._on_release(Progress(release.batch, release.records, data))
+
+    def _show_release(self, release: Release) -> None:
+        self._metrics.show_release(release)
+        if release.counts and self._estimator.diagnostics is not None:
+            self._metrics.set_noisy_counts(release, self._estimator.diagnostics.error)
 
     def _show_ledger(self) -> None:
         self._metrics.show_ledger(self._writer.log.ledger, self._writer.log.entries)

@@ -87,7 +87,7 @@ class _Stream:
         self._worker = worker
         self._log = StreamLog(log, settings.stream.name)
         self.metrics = worker.metrics.for_stream(settings.stream.name)
-        self.metrics.set_ready_source(lambda: self.role in ("leading", "standby", "paused"))
+        self.metrics.set_source("ready", lambda: self.role in ("leading", "standby", "paused"))
         self._leading = asyncio.Event()
         self._session: Session | None = None
         self._patience = Patience(settings.worker.give_up_seconds)

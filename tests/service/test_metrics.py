@@ -107,6 +107,7 @@ def test_outcomes_are_counted_as_releases_tell_them() -> None:
     assert b"batch_outcomes_total{" not in metrics.text()
     for outcome in ("no-scale", "learnt", "learnt"):
         stream.show_release(Release(**accurate(version=3, outcome=outcome)))
+        stream.count_release(None, outcome)
     lines = metrics.text().decode().splitlines()
     found = {line for line in lines if line.startswith("streaming_pca_batch_outcomes_total{")}
     counts = {"learnt": 2.0, "no-scale": 1.0, "no-gap": 0.0, "too-few-records": 0.0}

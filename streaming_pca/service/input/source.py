@@ -156,10 +156,10 @@ class Source:
         return {p: b.epoch for p, b in list(self._buffers.items()) if b.epoch >= 0}
 
     @property
-    def lag(self) -> int:
-        """Offsets between the positions and the newest ends; thread-safe."""
-        positions = self.positions
-        return sum(max(end - positions.get(p, 0), 0) for p, end in self._feed.last.items())
+    def lag(self) -> float:
+        """Offsets between the positions and the newest ends, NaN before any are known; thread-safe."""
+        positions, ends = self.positions, self._feed.last
+        return sum(max(end - positions.get(p, 0), 0) for p, end in ends.items()) if ends else math.nan
 
     def stop(self) -> None:
         """Make :meth:`poll` and :meth:`read_reserved` return None soon; thread-safe."""
@@ -382,10 +382,10 @@ class Input:
             self._source.stop()
 
     @property
-    def lag(self) -> int:
-        """Offsets between the next batch's start and the newest ends; thread-safe."""
+    def lag(self) -> float:
+        """Offsets between the next batch's start and the newest ends, NaN if unknown; thread-safe."""
         source = self._source
-        return 0 if source is None else source.lag
+        return math.nan if source is None else source.lag
 
     async def open(
         self,

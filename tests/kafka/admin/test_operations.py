@@ -81,8 +81,17 @@ def test_metrics_tell_what_was_delivered_charged_and_released(make_stream: MakeS
     assert of(found, "ledger_entries", stream=name) == 10
     assert of(found, "rebalances_total") >= 1
     assert of(found, "last_release_timestamp_seconds", stream=name) > 1.7e9
-    wait_for("the lag", lambda: of(samples(address), "lag_records", stream=name) == 10)
+    lag = ("streaming_pca_lag_records", (("stream", name),))
+    wait_for("the lag", lambda: samples(address).get(lag) == 10)
     end(child)
+    shown = ("last_release_timestamp_seconds", "angle_bound_radians", "batch_null_records")
+    successor, address = start(stream)
+    wait_for("the lag", lambda: samples(address).get(lag) == 10)
+    later = samples(address)
+    for each in shown:
+        assert of(later, each, stream=name) == of(found, each, stream=name)
+    assert of(later, "releases_total", stream=name) == 0
+    end(successor)
 
 
 def test_no_metric_depends_on_what_records_hold(make_stream: MakeStream) -> None:
