@@ -203,7 +203,7 @@ def describe_charges(ledger: Ledger, job: JobLedger) -> dict[str, Any]:
     """Describe the largest charges by a job and by all, the remainder, and the cap."""
     opened = ledger.opened
     if opened is None:
-        return {"charged": None, "left": None, "cap": None, "filter": None}
+        return dict.fromkeys(("charged", "left", "cap", "filter"))
     zcdp = opened.filter == "zcdp"
     own, of_all = job.most_charged(), ledger.most_charged()
     return {
@@ -224,7 +224,7 @@ def describe_status(all_settings: Sequence[Settings]) -> list[dict[str, Any]]:
     ``accuracy`` has the last release's variances and their errors; ``counts`` are its batch's noisy counts of
     null and clipped records, None without diagnostics; ``lag`` is in offsets, including transaction markers;
     ``charged`` is the largest charge of any record, by this stream and by all jobs; ``left`` is the remaining
-    budget of the record with the largest charge.
+    budget of the record with the largest charge, and ``left_of_new`` of a new record.
     """
     kafka = all_settings[0].kafka
     replays: dict[str, _Replay] = {}
@@ -284,6 +284,7 @@ def _facts(topics: _Topics, snapshot: BrokerSnapshot) -> dict[str, Any]:
         "counts": release and (release.counts or None),
         "lag": snapshot.lag(stream, job),
         **describe_charges(ledger, job),
+        "left_of_new": ledger.opened and describe_left(ledger.everywhere, ledger.opened),
         "ledger": size,
     }
 

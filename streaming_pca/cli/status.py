@@ -89,6 +89,7 @@ def _print(facts: dict[str, Any]) -> None:
 
     batches, lag, release = facts["batches"], facts["lag"], facts["last_release"]
     advice = None if release is None else release["advice"]
+    held = f", and {lag['in_transactions']} held back by an open transaction" * bool(lag["in_transactions"])
     rows: dict[str, str | Sequence[str]] = {
         "standing": f"{facts['standing']}, {_leader(facts['leader'])}",
         "batches": ", ".join(f"{number} {name}" for name, number in batches.items()),
@@ -97,12 +98,7 @@ def _print(facts: dict[str, Any]) -> None:
         **({} if release is None else {"explained": explained_text(facts["accuracy"])}),
         **({} if facts["counts"] is None else {"last batch": counts_text(facts["counts"])}),
         **({} if advice is None else {"doubts": Advice(**advice).lines}),
-        "lag": f"{lag['total']} offsets in {len(lag['partitions'])} partitions of {facts['input']}"
-        + (
-            f", and {lag['in_transactions']} held back by an open transaction"
-            if lag["in_transactions"]
-            else ""
-        ),
+        "lag": f"{lag['total']} offsets in {len(lag['partitions'])} partitions of {facts['input']}{held}",
         **_charges(facts),
         "ledger": f"{facts['ledger']['entries']} entries, {facts['ledger']['bytes']} bytes",
     }
@@ -130,7 +126,8 @@ def _charges(facts: dict[str, Any]) -> dict[str, str]:
     others = "" if charged["by_all"] == charged["by_stream"] else f", by all jobs {_said(charged['by_all'])}"
     return {
         "charged": f"{_said(charged['by_stream'])} a record at most{others}",
-        "left": f"{_said(facts['left'])} of {_said(facts['cap'])} ({facts['filter']})",
+        "left": f"{_said(facts['left'])} of {_said(facts['cap'])} ({facts['filter']}) for the most charged "
+        f"record, {_said(facts['left_of_new'])} for new records",
     }
 
 

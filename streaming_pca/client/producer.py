@@ -21,6 +21,7 @@ from streaming_pca.client.sending import Sender
 from streaming_pca.config.kafka import KafkaSettings, check_topic_name
 from streaming_pca.data.features.row_map import row_map_of, rows_of_table
 from streaming_pca.linalg.masks import refuse_masks_and_units
+from streaming_pca.text import shown
 
 if TYPE_CHECKING:
     from streaming_pca.config.settings import Settings
@@ -201,6 +202,8 @@ class Producer:
         from streaming_pca.config.loading import load_settings
 
         settings = load_settings(Path(stream)) if isinstance(stream, str | Path) else stream
+        if not hasattr(settings, "stream"):
+            raise ValueError(f"stream must be Settings or the path of a TOML file, not {shown(stream)}")
         own = settings.stream
         if privatize is None and own.record_kind == "local":
             raise ValueError(
@@ -339,11 +342,9 @@ class Producer:
         expected = f"(m, {self._dim})"
         if self._kind == "matrix":
             wanted, expected = (3,), f"(m, {self._dim}, {self._dim})"
-        shape = np.shape(records)
-        if array.ndim not in wanted or array.shape[-1] != self._dim or not array.size:
-            raise ValueError(f"records have the shape {shape}: expected {expected}")
-        if self._kind == "matrix" and array.shape[1] != self._dim:
-            raise ValueError(f"records have the shape {shape}: expected {expected}")
+        is_wrong = array.ndim not in wanted or array.shape[-1] != self._dim or not array.size
+        if is_wrong or (self._kind == "matrix" and array.shape[1] != self._dim):
+            raise ValueError(f"records have the shape {np.shape(records)}: expected {expected}")
         if (
             self._kind == "factor"
             and self._unit != "row"

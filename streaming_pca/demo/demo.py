@@ -38,14 +38,11 @@ from streaming_pca.service.commit.verification import verify_ledger
 # Enough batches to show a falling error, at sqrt(6) times the noise of one batch.
 _N_BATCHES = 6
 _GROWTH = 2.0
-_DEADLINE_SECONDS = 600.0
-"""Time limit for the last release."""
+_DEADLINE_SECONDS = 600.0  # time limit for the last release
 _WIDE = 2000  # columns, more than a row of 144 variances needs
-_END_SECONDS = 30.0
-"""Time limit for the worker to exit after the last release."""
+_END_SECONDS = 30.0  # time limit for the worker to exit after the last release
 
-_SECONDS, _FIRST_SECONDS = 20, 45
-"""Usual durations on two cores: of a run, and of the first, which compiles."""
+_SECONDS, _FIRST_SECONDS = 20, 45  # usual durations on two cores: of a run, and of the first, which compiles
 
 _CHECKOUT = Path(__file__).parents[2]
 """Folder of the checkout; an installed wheel has neither its pages nor its Makefile."""
@@ -105,38 +102,43 @@ def run_demo(
         importlib.import_module("streaming_pca.plots").check_figure_path(plot)
     with contextlib.ExitStack() as stack:
         embedded = bootstrap is None
-        if bootstrap is None:
+        if embedded:
             _say("starting the embedded broker (for trials only, never for production)", err)
-            bootstrap = stack.enter_context(EmbeddedBroker()).bootstrap
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="streaming-pca-demo-")))
-        config = folder / "demo.toml"
-        text = _configuration(bootstrap, embedded, rank, epsilon, delta, flights.N_RECORDS)
-        config.write_text(text)
-        settings = load_settings(config)
-        create_with_cap([settings], Cap(epsilon=epsilon, delta=delta), "basic", partitions=3, replication=1)
-        compiler = None
-        if are_cached([FIRST]):
-            _say(f"this takes about {_SECONDS} seconds on two cores", err)
-        else:
-            compiler = compile_apart([FIRST])
-            stack.callback(compiler.wait)
-            stack.callback(stop, compiler)
-            _say(f"this takes about {_FIRST_SECONDS} seconds on two cores, including {COMPILING}", err)
         with Progress(err) as progress:
-            progress.task("reading the flights of 2013 from New York")
+            starting = progress.task("starting the stream")
+            if bootstrap is None:
+                bootstrap = stack.enter_context(EmbeddedBroker()).bootstrap
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="streaming-pca-demo-")))
+            config = folder / "demo.toml"
+            text = _configuration(bootstrap, embedded, rank, epsilon, delta, flights.N_RECORDS)
+            config.write_text(text)
+            settings = load_settings(config)
+            cap = Cap(epsilon=epsilon, delta=delta)
+            create_with_cap([settings], cap, "basic", partitions=3, replication=1)
+            starting.finish()
+            compiler = None
+            if are_cached([FIRST]):
+                _say(f"this takes about {_SECONDS} seconds on two cores", err)
+            else:
+                compiler = compile_apart([FIRST])
+                stack.callback(compiler.wait)
+                stack.callback(stop, compiler)
+                _say(f"this takes about {_FIRST_SECONDS} seconds on two cores, including {COMPILING}", err)
+            reading = progress.task("reading the flights of 2013 from New York")
             try:
                 data = flights.load().shuffled(seed)
             except (ModuleNotFoundError, ValueError) as error:
                 raise DemoFailed(str(error)) from None
             exact = flights.exact_subspace(data.records, rank)
+            reading.finish()
 
-        def start_worker() -> Child:
-            command = [sys.executable, "-m", "streaming_pca", "worker", "--config", str(config)]
-            worker = Child(command, log=folder / "worker.log", cwd=Path.cwd())
-            stack.callback(worker.kill)
-            return worker
+            def start_worker() -> Child:
+                command = [sys.executable, "-m", "streaming_pca", "worker", "--config", str(config)]
+                worker = Child(command, log=folder / "worker.log", cwd=Path.cwd())
+                stack.callback(worker.kill)
+                return worker
 
-        points, status = _learn(settings, data.records, exact, compiler, start_worker, err)
+            points, status = _learn(settings, data.records, exact, compiler, start_worker, progress)
         report = verify_ledger(settings.kafka, settings.stream.input)
         random_error = flights.random_error(flights.N_FEATURES, rank)
         _print_table(points, random_error, out)
@@ -167,8 +169,7 @@ def run_demo(
             command = "make dashboard" if in_checkout else "streaming-pca demo --dashboard"
             dashboard = _AGAIN.format(command=command)
         else:
-            name = settings.stream.name
-            dashboard = _STAYS.format(bootstrap=bootstrap, name=name, config=text)
+            dashboard = _STAYS.format(bootstrap=bootstrap, name=settings.stream.name, config=text)
         _say(_next(dashboard, plotted=plot is not None), out)
         if show is not None:
             show(settings, facts)
@@ -227,35 +228,34 @@ def _learn(
     exact: NDArray[np.float64],
     compiler: subprocess.Popen[bytes] | None,
     start_worker: Callable[[], Child],
-    err: Console,
+    progress: Progress,
 ) -> tuple[list[_Point], int]:
     """Send the records in another thread; return all releases, and the worker's exit status."""
     failures: list[BaseException] = []
-    with Progress(err) as progress:
-        compiling = None if compiler is None else progress.task(COMPILING)
-        sending = progress.task("records sent", len(records))
+    compiling = None if compiler is None else progress.task(COMPILING)
+    sending = progress.task("records sent", len(records))
 
-        def produce() -> None:
-            try:
-                send_records(settings.kafka, settings.stream.input, records, progress=sending.advance)
-            except BaseException as error:
-                failures.append(error)
+    def produce() -> None:
+        try:
+            send_records(settings.kafka, settings.stream.input, records, progress=sending.advance)
+        except BaseException as error:
+            failures.append(error)
 
-        threading.Thread(target=produce, name="producer", daemon=True).start()
-        # Started early, to join its group while the kernels, which it also needs, are compiled.
-        worker = start_worker()
-        if compiler is not None and compiling is not None:
-            compiler.wait()
-            compiling.finish()
-        learning = progress.task("records learnt", len(records))
-        started = time.monotonic()
-        points: list[_Point] = []
-        for release in _releases(settings, worker, failures):
-            error = subspace_error(np.array(release.components), exact)
-            points.append(_Point(release, error, time.monotonic() - started))
-            learning.complete(release.records)
-            if release.records >= len(records):
-                break
+    threading.Thread(target=produce, name="producer", daemon=True).start()
+    # Started early, to join its group while the kernels, which it also needs, are compiled.
+    worker = start_worker()
+    if compiler is not None and compiling is not None:
+        compiler.wait()
+        compiling.finish()
+    learning = progress.task("records learnt", len(records))
+    started = time.monotonic()
+    points: list[_Point] = []
+    for release in _releases(settings, worker, failures):
+        error = subspace_error(np.array(release.components), exact)
+        points.append(_Point(release, error, time.monotonic() - started))
+        learning.complete(release.records)
+        if release.records >= len(records):
+            break
     deadline = time.monotonic() + _END_SECONDS
     while worker.returncode is None:
         if time.monotonic() > deadline:

@@ -202,14 +202,14 @@ def _number(name: str, value: Any) -> float:
     return float(value)
 
 
-def _numbers(name: str, value: Any) -> Numbers:
-    """Read one number, or one number for each feature."""
+def _numbers(name: str, value: Any, words: str = "") -> Numbers:
+    """Read one number, or one number for each feature; ``words`` name the other values of the parameter."""
     try:
         array = np.asarray(value)
     except ValueError:
         array = np.asarray(None)
     if array.dtype.kind not in "iuf" or array.ndim > 1:
-        raise ValueError(f"{name} must be a number, or one number per feature, not {shown(value)}")
+        raise ValueError(f"{name} must be {words}a number, or one number per feature, not {shown(value)}")
     return float(array) if array.ndim == 0 else tuple(float(x) for x in array)
 
 
@@ -217,7 +217,7 @@ def _centering(value: Any) -> Any:
     if isinstance(value, str):
         if present_centering(value) in _CENTERINGS:
             return value
-    elif value is not None:
+    elif value is not None and not isinstance(value, bool):
         vector = _numbers("centering", value)
         if isinstance(vector, tuple):
             return vector
@@ -268,7 +268,7 @@ def read_scale(value: Any, bounds: tuple[Numbers, Numbers] | None) -> Numbers | 
     """Read one factor, one for each feature, or "bounds"."""
     if isinstance(value, str) and value == "bounds":
         return None if (factors := scale_of_bounds(bounds)) is None else _numbers("scale", factors)
-    return None if value is None else _numbers("scale", value)
+    return None if value is None else _numbers("scale", value, '"bounds", None, ')
 
 
 def _options(value: Any) -> dict[str, Any]:

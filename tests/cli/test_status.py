@@ -211,6 +211,7 @@ def test_batches_releases_and_charges_are_those_of_the_ledger(written: Written) 
         "by_all": {"epsilon": "2", "delta": "1/500000"},
     }
     assert a["left"] == b["left"] == {"epsilon": "1", "delta": "1/125000"}
+    assert a["left_of_new"] == a["cap"]
     assert (a["standing"], b["standing"]) == ("active", "paused")
     assert b["batches"] == {"committed": 0, "abandoned": 0, "released": 0}
     assert b["last_release"] is None
@@ -239,7 +240,7 @@ def test_under_zcdp_what_is_left_is_a_rho(broker_bootstrap: str, unique_name: Na
     # rho + 2 sqrt(rho ln(1e5)) <= 3 up to rho = 0.1739, and the reservation's 1/2 is void.
     assert after["charged"]["by_all"]["rho"] == "0"
     assert set(before["left"]) == {"rho"}
-    assert before["left"] == after["left"]
+    assert before["left"] == after["left"] == after["left_of_new"]
 
 
 @pytest.mark.kafka
@@ -308,7 +309,8 @@ def test_the_command_shows_each_stream_or_one(written: Written, capfd: Capture) 
         "explained": "2.5",
         "lag": f"5 offsets in 2 partitions of {written.name}-in",
         "charged": "epsilon 1, delta 1e-06 a record at most",
-        "left": "epsilon 2, delta 9e-06 of epsilon 3, delta 1e-05 (basic)",
+        "left": "epsilon 2, delta 9e-06 of epsilon 3, delta 1e-05 (basic) for the most charged record, "
+        "epsilon 3, delta 1e-05 for new records",
         "ledger": f"4 entries, {written.ledger_bytes} bytes",
     }
 

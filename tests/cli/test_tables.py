@@ -169,6 +169,7 @@ def test_a_status_is_shown(capfd: Capture, width: int) -> None:
         "lag": {"total": 10**12, "partitions": {"0": 1}, "in_transactions": 0},
         "charged": {"by_stream": pair, "by_all": pair},
         "left": pair,
+        "left_of_new": pair,
         "cap": pair,
         "filter": "basic",
         "ledger": {"entries": 10**6, "bytes": 10**12},

@@ -422,6 +422,11 @@ def test_a_key_that_a_call_has_twice_is_not_charged(
 
 
 @pytest.mark.parametrize("kind", ["factor", "matrix"])
+def test_a_stream_that_is_neither_settings_nor_a_path_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"^stream must be Settings or the path of a TOML file, not None$"):
+        Producer.for_stream(None)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     "given", [("privatize",), ("accountant",), ("privatize", "accountant")], ids="+".join
 )
