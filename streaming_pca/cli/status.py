@@ -115,7 +115,7 @@ def _leader(leader: dict[str, Any] | None) -> str:
     if leader is None:
         return "the broker does not report the leader"
     if not leader["present"]:
-        return f"no leader, {leader['candidates']} standing by"
+        return f"no leader, {leader['candidates'] or 'and no worker'} standing by"
     return f"led from {leader['host']}, {leader['candidates'] - 1} standing by"
 
 

@@ -41,12 +41,13 @@ if TYPE_CHECKING:
 
 _HEAD = ("batch", "records", "angle", "created", "explained variance")
 _INDENT = 7
-_PATIENCE = 5.0
-"""Seconds without a release before a line explains possible reasons."""
+_PATIENCE = 5.0  # seconds without a release before a line explains possible reasons
 _NOTHING_YET = (
     "no release yet: the first one comes when a batch is full or max_wait_seconds is over; "
     "a worker's first run on a machine compiles before that, for up to half a minute"
 )
+_ASK = "`streaming-pca status` shows whether a worker runs"
+_MOST_OTHERS = 10  # messages that are not releases before a line replaces them
 
 
 def watch(
@@ -103,7 +104,7 @@ def _show(
     """Print releases until the end; TimeoutError if the next one is late."""
     from streaming_pca.client.releases import NotARelease
 
-    shown = 0
+    shown = others = 0
     since = time.monotonic()
     headed, explained = as_json, False
     helps: list[str] = []
@@ -113,18 +114,23 @@ def _show(
             _print_line(_HEAD)
             headed = True
         if isinstance(item, NotARelease):
-            say(str(item), err)
+            others += 1
+            if others <= _MOST_OTHERS:
+                say(str(item), err)
+            elif others == _MOST_OTHERS + 1:
+                say(f"more messages of {item.topic} are not releases: name a topic STREAM.releases", err)
         elif item is not None:
             helps = _print_release(item, as_json, settings, helps)
             shown += 1
             since = time.monotonic()
         if not (shown or explained) and time.monotonic() - since >= _PATIENCE:
-            say(_NOTHING_YET, err)
+            say(f"{_NOTHING_YET}; {_ASK}", err)
             explained = True
         if shown == count or _reader_is_gone():
             break
         if timeout is not None and time.monotonic() - since > timeout:
-            raise TimeoutError(f"no {'other ' if shown else ''}release within {timeout:g} s")
+            within = f"release within {timeout:g} s"
+            raise TimeoutError(f"no other {within}" if shown else f"no {within}: {_ASK}")
 
 
 def _topic_of(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import json
 import logging
-import math
 import os
 import time
 from collections import deque
@@ -38,15 +37,11 @@ if TYPE_CHECKING:
     from streaming_pca.config.settings import Settings
 
 _POLL_MS = 200
-_SILENCE_SECONDS = 10.0
-"""Time without messages before the broker is probed, because polling a dead one does not fail."""
-_FIRST_SPAN = 4
-"""Number of last offsets to read first: two releases, each with its transaction marker."""
-_LONGEST_TIME = 64
-"""Most characters of a release's creation time."""
+_SILENCE_SECONDS = 10.0  # without messages before the broker is probed: polling a dead one does not fail
+_FIRST_SPAN = 4  # last offsets to read first: two releases, each with its transaction marker
+_LONGEST_TIME = 64  # characters of a release's creation time
 _RELEASES = ".releases"
-_MOST_NAMES = 10
-"""Most streams named for a topic that does not exist."""
+_MOST_NAMES = 10  # streams named for a topic that does not exist
 _log = logging.getLogger(__name__)
 
 
@@ -182,7 +177,8 @@ def missing_releases(kafka: KafkaSettings, topic: str, others: Iterable[str]) ->
     streams = [name.removesuffix(_RELEASES) for name in sorted(others) if name.endswith(_RELEASES)]
     similar = difflib.get_close_matches(topic.removesuffix(_RELEASES), streams, _MOST_NAMES, cutoff=0.0)
     if not similar:
-        return TopicError(f"{place}, nor any releases that you may read: correct the address or the name")
+        where = "correct the address or the name, unless the stream is not set up yet"
+        return TopicError(f"{place}, nor any releases that you may read: {where}")
     more = f", and {len(streams) - len(similar)} more" if len(streams) > len(similar) else ""
     return TopicError(f"{place}: correct the stream's name; streams there: {', '.join(similar)}{more}")
 
@@ -292,7 +288,7 @@ def follow(
     ValueError, TypeError
         As for :func:`latest`.
     UserError
-        If ``start`` is another word, or ``timeout`` is not a number.
+        If ``start`` is another word, or ``timeout`` is not a number of at least 0.
     """
     if start not in ("first", "last", "next"):
         raise UserError(f'start must be "first", "last" or "next", not {start!r}')
@@ -357,9 +353,9 @@ def _check_timeout(timeout: Any) -> None:
     if timeout is None:
         return
     # NaN would wait forever.
-    if isinstance(timeout, bool) or not isinstance(timeout, Real) or math.isnan(timeout):
+    if isinstance(timeout, bool) or not isinstance(timeout, Real) or not float(timeout) >= 0:
         given = repr(timeout) if isinstance(timeout, str | Real) else f"of type {type(timeout).__name__}"
-        raise UserError(f"timeout must be a number of seconds, or None to wait forever, not {given}")
+        raise UserError(f"timeout must be seconds of at least 0, or None to wait forever, not {given}")
 
 
 def _place_of(stream: str | Settings, kafka: KafkaSettings | str | None) -> tuple[KafkaSettings, str]:
@@ -388,4 +384,6 @@ def connection(kafka: KafkaSettings | str | None) -> KafkaSettings:
         return KafkaSettings.of_argument("kafka", kafka)
     except ValidationError as error:
         message = error.errors()[0]["msg"].removeprefix("Value error, ")
+        if not isinstance(kafka, str):
+            message = "expected KafkaSettings, or HOST:PORT, or several of them with commas between"
         raise ValueError(f"kafka = {kafka!r}: {message}") from None

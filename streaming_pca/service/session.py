@@ -204,14 +204,10 @@ class Session:
             positions = takeover.recovery.positions
             if self._stream.start == "latest" and not takeover.has_begun:
                 positions = await self._start_at_ends()
-            epochs = _epochs_at(positions, takeover.checkpoint)
+            where = (positions, _epochs_at(positions, takeover.checkpoint))
+            codec_of = None if self._subject is None else self._codec_of
             await self._input.open(
-                self._topics.partitions,
-                self._codec,
-                positions,
-                epochs,
-                self._feed,
-                codec_of=None if self._subject is None else self._codec_of,
+                self._topics.partitions, self._codec, *where, self._feed, codec_of=codec_of
             )
             self._metrics.set_source("lag", lambda: self._input.lag)
         while not self._interrupted:
@@ -251,7 +247,7 @@ class Session:
             while not self._interrupted:
                 # Cleared first: an interruption while the ledger is read must end the following wait.
                 self._wakeup.clear()
-                standing = await self._exchange("reading the ledger", self._writer.read_status)
+                standing = await self._read_status()
                 if standing is not JobStatus.PAUSED:
                     self._log.info("the stream is %s", standing)
                     return
@@ -308,10 +304,7 @@ class Session:
             if not self._interrupted and time.monotonic() - looked >= _STATUS_POLL_SECONDS:
                 looked = time.monotonic()
                 # Otherwise a waiting stream would notice a pause only at its next reservation.
-                if (
-                    await self._exchange("reading the ledger", self._writer.read_status)
-                    is not JobStatus.ACTIVE
-                ):
+                if await self._read_status() is not JobStatus.ACTIVE:
                     self.interrupt()
         return None
 
@@ -347,14 +340,8 @@ class Session:
             # Read only this batch's partitions, and tolerate records deleted by retention: missing records
             # of this batch abandon it; missing records of later batches concern the next source.
             assert self._feed is not None
-            await self._input.open(
-                tuple(r.partition for r in reserved.ranges),
-                codec,
-                {r.partition: r.start for r in reserved.ranges},
-                {},
-                self._feed,
-                skip_lost=True,
-            )
+            starts = {r.partition: r.start for r in reserved.ranges}
+            await self._input.open(tuple(starts), codec, starts, {}, self._feed, skip_lost=True)
             cut = None
             if not self._interrupted:
                 with trace.child("read"):
@@ -384,8 +371,7 @@ class Session:
         named = reserved.parameters.get("schemas")
         if self._subject is None or named is None:
             return self._codec
-        known = self._codec.schemas or {}
-        ids = named["ids"]
+        known, ids = self._codec.schemas or {}, named["ids"]
         found = {number: known[number] for number in ids if number in known}
         missing = [number for number in ids if number not in known]
         if missing:
@@ -459,6 +445,12 @@ class Session:
         self._metrics.show_release(release)
         if release.counts and self._estimator.diagnostics is not None:
             self._metrics.set_noisy_counts(release, self._estimator.diagnostics.error)
+
+    async def _read_status(self) -> JobStatus:
+        """Read the stream's status, and show the charges by other jobs."""
+        status = await self._exchange("reading the ledger", self._writer.read_status)
+        self._show_ledger()
+        return status
 
     def _show_ledger(self) -> None:
         self._metrics.show_ledger(self._writer.log.ledger, self._writer.log.entries)

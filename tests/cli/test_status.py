@@ -13,6 +13,7 @@ from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.structs import OffsetAndMetadata
 
 from streaming_pca.admin.broker_status import describe_status
+from streaming_pca.cli import status
 from streaming_pca.cli.common import out
 from streaming_pca.config.loading import load_streams
 from streaming_pca.config.settings import Settings
@@ -313,6 +314,12 @@ def test_the_command_shows_each_stream_or_one(written: Written, capfd: Capture) 
         "epsilon 3, delta 1e-05 for new records",
         "ledger": f"4 entries, {written.ledger_bytes} bytes",
     }
+
+
+@pytest.mark.parametrize(("candidates", "text"), [(0, "and no worker standing by"), (2, "2 standing by")])
+def test_a_stream_without_a_leader_shows_whether_a_worker_runs(candidates: int, text: str) -> None:
+    leader = {"present": False, "host": None, "candidates": candidates}
+    assert status._leader(leader) == f"no leader, {text}"
 
 
 ACCURATE = {"explained_variance": [2.5]}

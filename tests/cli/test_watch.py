@@ -311,13 +311,14 @@ def test_after_the_timeout_without_a_release_the_status_is_1(capfd: Capture, pub
 def test_a_message_that_is_no_release_is_one_line_and_the_next_is_shown(
     capfd: Capture, published: Published
 ) -> None:
-    published(release(1), b"\xff", release(2), b"{}", release(3))
+    published(release(1), b"\xff", release(2), *[b"{}"] * 40, release(3))
     result = call(capfd, "watch", *published.arguments(), "--json", "--from-beginning", "--count", 3)
     assert result.returncode == 0, result.stderr
     assert [json.loads(line)["batch"] for line in result.stdout.splitlines()] == [1, 2, 3]
-    noted = result.stderr.splitlines()
-    assert len(noted) == 2
+    *noted, last = result.stderr.splitlines()
+    assert len(noted) == 10
     assert all(line.startswith(f"{published.topic}, offset ") and "not a release" in line for line in noted)
+    assert last == f"more messages of {published.topic} are not releases: name a topic STREAM.releases"
 
 
 @pytest.mark.parametrize(

@@ -247,9 +247,16 @@ def test_a_name_that_no_topic_can_have_is_refused_before_a_broker_is_asked(topic
     assert "\n" not in str(caught.value)
 
 
-def test_a_wrong_address_is_one_line() -> None:
-    with pytest.raises(ValueError, match=r"^kafka = '': must be HOST:PORT[^\n]*$"):
-        Producer("in", "", dim=3)
+@pytest.mark.parametrize(
+    ("address", "words"),
+    [
+        ("", r"^kafka = '': must be HOST:PORT[^\n]*$"),
+        (["a:1", "b:1"], r"^kafka = \['a:1', 'b:1'\]: expected KafkaSettings, or HOST:PORT, or several "),
+    ],
+)
+def test_a_wrong_address_is_one_line(address: Any, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        Producer("in", address, dim=3)
 
 
 def test_rows_that_wait_are_warned_of_and_a_fork_is_refused(
@@ -421,12 +428,12 @@ def test_a_key_that_a_call_has_twice_is_not_charged(
     assert ("pass each key once" in text) == ("times" in words)
 
 
-@pytest.mark.parametrize("kind", ["factor", "matrix"])
 def test_a_stream_that_is_neither_settings_nor_a_path_is_refused() -> None:
     with pytest.raises(ValueError, match=r"^stream must be Settings or the path of a TOML file, not None$"):
         Producer.for_stream(None)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("kind", ["factor", "matrix"])
 @pytest.mark.parametrize(
     "given", [("privatize",), ("accountant",), ("privatize", "accountant")], ids="+".join
 )

@@ -120,10 +120,13 @@ def test_a_stream_without_topics_is_named_with_the_streams_that_exist(
 @pytest.mark.parametrize(
     ("others", "ends"),
     [
-        ([], ", nor any releases that you may read: correct the address or the name"),
-        (
-            ["in", "in.ledger"],
-            ", nor any releases that you may read: correct the address or the name",
+        *(
+            (
+                others,
+                ", nor any releases that you may read: correct the address or the name, unless the stream is "
+                "not set up yet",
+            )
+            for others in ([], ["in", "in.ledger"])
         ),
         (["in", "a.state", "b.releases", "visits.releases"], "; streams there: visits, b"),
     ],
@@ -146,12 +149,19 @@ def test_another_word_for_the_start_is_refused_before_a_release_is_skipped(start
 
 @pytest.mark.parametrize(
     ("timeout", "given"),
-    [("1", "'1'"), (True, "True"), (float("nan"), "nan"), ([1], "of type list"), (1j, "of type complex")],
+    [
+        ("1", "'1'"),
+        (True, "True"),
+        (float("nan"), "nan"),
+        (-1, "-1"),
+        ([1], "of type list"),
+        (1j, "of type complex"),
+    ],
 )
 def test_a_timeout_that_is_not_a_number_is_refused_before_a_broker_is_asked(
     timeout: object, given: str
 ) -> None:
-    expected = f"timeout must be a number of seconds, or None to wait forever, not {given}"
+    expected = f"timeout must be seconds of at least 0, or None to wait forever, not {given}"
     with pytest.raises(UserError, match=f"^{expected}$"):
         follow("visit", "localhost:1", timeout=timeout)  # type: ignore[arg-type]
 

@@ -14,7 +14,9 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from streaming_pca.admin.external_charge import charge_records
 from streaming_pca.privacy.ledger.entries import Reserved
+from streaming_pca.privacy.parameters import Charge
 from tests.kafka.conftest import MakeStream
 from tests.kafka.stream import Child, Stream, check_books
 from tests.waiting import wait_for
@@ -91,6 +93,10 @@ def test_metrics_tell_what_was_delivered_charged_and_released(make_stream: MakeS
     for each in shown:
         assert of(later, each, stream=name) == of(found, each, stream=name)
     assert of(later, "releases_total", stream=name) == 0
+    half = Charge(epsilon="1/2", delta="1e-7")
+    charge_records(stream.settings.kafka, stream.settings.stream.input, "census", half, None, "a histogram")
+    wait_for("another job's charge", lambda: of(samples(address), "charged_epsilon", stream=name) == 1.5)
+    assert of(samples(address), "ledger_entries", stream=name) == 11
     end(successor)
 
 
