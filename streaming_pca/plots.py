@@ -47,13 +47,10 @@ _BLUE, _ORANGE, _GREY = "#0072B2", "#D55E00", "#8C8C8C"
 _FAINT = "#9CC6E0"
 _STANDARD_ERRORS = 2.0
 """Standard errors above 0 that distinguish a variance from noise, as for the doubt "variance-lost"."""
-_MOST_LINES = 4
-"""Most principal angles that are drawn."""
+_MOST_LINES = 4  # most principal angles that are drawn
 _LONGEST_NAME = 24
-_CHARACTERS = 9
-"""Characters of a title that fit into an inch."""
-_SHORTEST = 0.1
-"""Length of the shortest arrow over the longest: labels of shorter ones would pile up at 0."""
+_CHARACTERS = 9  # characters of a title that fit into an inch
+_SHORTEST = 0.1  # length of the shortest arrow over the longest: labels of shorter ones would pile up at 0
 _RADII = (8, 16, 26, 38, 52, 70, 92, 120)
 """Distances in points of a label from the tip of its arrow, tried in this order."""
 _TURNS = (0, 30, -30, 60, -60, 90, -90, 130, -130)

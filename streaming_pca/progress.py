@@ -14,8 +14,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress as Bars
 
-_SECONDS = 10.0
-"""Interval of the lines."""
+_SECONDS = 10.0  # interval of the lines
 
 
 class Task:

@@ -21,8 +21,7 @@ from streaming_pca.errors import UserError
 from streaming_pca.privacy.randomness import utility_generator
 
 _REPORT_EVERY = 1000
-_BLOCK_ENTRIES = 2**20
-"""Numbers of a file held in memory at a time, in addition to one message's."""
+_BLOCK_ENTRIES = 2**20  # numbers of a file held in memory at a time, in addition to one message's
 
 
 def arrange_features(records: RecordFile, stream: StreamSettings) -> RecordFile:

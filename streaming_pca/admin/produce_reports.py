@@ -28,11 +28,9 @@ from streaming_pca.local.headers import report_headers
 from streaming_pca.privacy.randomness import utility_generator
 from streaming_pca.service.kafka.clients import MAX_MESSAGE_BYTES
 
-_BLOCK_ENTRIES = 2**20
-"""Numbers of a file held in memory at a time."""
+_BLOCK_ENTRIES = 2**20  # numbers of a file held in memory at a time
 
-_OVERHEAD = 2**16
-"""Most bytes of a message in addition to its payload."""
+_OVERHEAD = 2**16  # most bytes of a message in addition to its payload
 
 
 def report_mechanism(

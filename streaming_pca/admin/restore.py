@@ -64,10 +64,8 @@ from streaming_pca.service.topics.find import (
 )
 from streaming_pca.text import first_line
 
-_BYTES_A_SECOND = 2 * 2**20
-"""Assumed speed of writing, far below the speed of a broker on the same continent."""
-_TRANSACTION_MS = 900_000
-"""Kafka's default of ``transaction.max.timeout.ms``."""
+_BYTES_A_SECOND = 2 * 2**20  # assumed speed of writing, far below the speed of a broker on the same continent
+_TRANSACTION_MS = 900_000  # kafka's default of ``transaction.max.timeout.ms``
 _COORDINATOR_MS = 60_000
 """Longest wait for the coordinator of consumer groups, which a new broker creates on demand."""
 _TRACE = re.compile(r"([A-Z]+) ([0-9a-f]{64})")

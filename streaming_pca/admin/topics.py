@@ -8,8 +8,9 @@ from typing import Literal
 from streaming_pca.admin.ledger import read_ledger
 from streaming_pca.config.kafka import ConfigurationError
 from streaming_pca.config.settings import Settings
+from streaming_pca.privacy.ledger.cap import within_cap
 from streaming_pca.privacy.ledger.entries import Cap, Opened
-from streaming_pca.privacy.parameters import format_number
+from streaming_pca.privacy.parameters import Charge, format_number
 from streaming_pca.service.commit.admission import check_admission, check_room
 from streaming_pca.service.commit.checkpoint import open_ledger
 from streaming_pca.service.commit.state_topic import check_input
@@ -18,14 +19,21 @@ from streaming_pca.service.topics.find import create_topics, existing_topics, fi
 
 def create_with_cap(
     streams: Sequence[Settings], cap: Cap, rule: Literal["basic", "zcdp"], partitions: int, replication: int
-) -> tuple[list[str], Opened]:
-    """Create streams' missing topics, and open their ledgers; return names and the last ledger's cap.
+) -> tuple[list[str], Opened, list[str]]:
+    """Create streams' missing topics, and open their ledgers; return names, the last cap and warnings.
 
-    Nothing is created if the cap allows a stream no batch, or its state belongs to another input topic.
+    Nothing is created if the cap allows a stream no batch or is not the stream's own, or if its state belongs
+    to another input topic or is lost.
     """
+    together: dict[str, Charge] = {}
     for settings in streams:
         # A cap can never change, so check it before creating topics.
-        check_room(settings.stream, cap, rule)
+        if settings.stream.cap not in (None, cap):
+            raise ConfigurationError(
+                f"--cap differs from stream.cap of stream {settings.stream.name!r}: use one cap for both"
+            )
+        name, charge = settings.stream.input, check_room(settings.stream, cap, rule)
+        together[name] = together.get(name, Charge.nothing()) + charge
         _check_input(settings)
     created: list[str] = []
     for settings in streams:
@@ -40,16 +48,29 @@ def create_with_cap(
                 f"{format_number(opened.cap.epsilon)},{format_number(opened.cap.delta)} "
                 f"({opened.filter}), which can never change: use that cap, or another input topic"
             )
-    return created, opened
+    warnings = [
+        f"the cap does not let all streams of {name!r} read the same records: the last ones are refused, or "
+        'begin after these records with stream.start = "latest"'
+        for name, charge in together.items()
+        if not within_cap(charge, cap, rule)
+    ]
+    return created, opened, warnings
 
 
 def _check_input(settings: Settings) -> None:
-    """Refuse a stream that has begun on another or an earlier input topic."""
+    """Refuse a stream that has begun on another or an earlier input topic, or lost its state."""
     stream = settings.stream
-    found = existing_topics(settings.kafka, [stream.input, stream.state_topic])
+    found = existing_topics(settings.kafka, [stream.input, stream.state_topic, stream.ledger_topic])
     if stream.state_topic in found:
         topic_id = str(found[stream.input]["topic_id"]) if stream.input in found else ""
         check_input(settings.kafka, stream, topic_id)
+    elif stream.input in found and stream.ledger_topic in found:
+        committed = read_ledger(settings.kafka, stream.input).job(stream.name).committed
+        if committed:
+            raise ConfigurationError(
+                f"topic {stream.state_topic!r} is missing, and its ledger has {committed} batches: restore "
+                "the newest backup (`streaming-pca import`), or choose a new stream.name"
+            )
 
 
 def check_streams(streams: Sequence[Settings]) -> list[str]:

@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Run Apache Kafka on this machine, for trials.", no_args_is_help=True)
 
-_SHOWN = 5
-"""Number of log lines shown of a node that has ended."""
+_SHOWN = 5  # number of log lines shown of a node that has ended
 
 
 @app.callback()

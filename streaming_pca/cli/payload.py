@@ -32,8 +32,7 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Check payloads before they are sent.", no_args_is_help=True)
 features = typer.Typer(help="Describe records with named fields.", no_args_is_help=True)
 
-_SHOWN = 20
-"""Most null payloads listed in text; JSON lists all."""
+_SHOWN = 20  # most null payloads listed in text; JSON lists all
 
 
 @app.callback()

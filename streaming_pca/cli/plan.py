@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from streaming_pca.estimators.forecast.result import Forecast
 
 
-_SHOWN = 6
-"""Most variances shown per line."""
+_SHOWN = 6  # most variances shown per line
 
 
 def plan(
@@ -251,10 +250,8 @@ def _figure(found: Forecast, gap: float | None) -> Figure:
     return figure
 
 
-_DEGREES = [*(digit * 10.0**power for power in range(-9, 2) for digit in (1, 3)), 90.0]
-"""Ticks of angles."""
-_LONGEST_TICK = 6
-"""Most characters of seven names side by side."""
+_DEGREES = [*(digit * 10.0**power for power in range(-9, 2) for digit in (1, 3)), 90.0]  # ticks of angles
+_LONGEST_TICK = 6  # most characters of seven names side by side
 
 
 def _short(number: float) -> str:

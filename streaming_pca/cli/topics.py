@@ -68,7 +68,9 @@ def topics_create(
     rule: Literal["basic", "zcdp"] = "zcdp" if budget_filter == "zcdp" else "basic"
     streams, chosen_cap = chosen_streams(config, stream), _cap(cap)
     with step("creating topics"):
-        created, opened = create_with_cap(streams, chosen_cap, rule, partitions, replication)
+        created, opened, warnings = create_with_cap(streams, chosen_cap, rule, partitions, replication)
+    for line in warnings:
+        say(f"warning: {line}", err)
     if as_json:
         print_json({"created": created, "cap": opened.cap.model_dump(mode="json"), "filter": opened.filter})
     else:

@@ -41,10 +41,8 @@ SECURITY_HEADERS: Mapping[str, str] = {
 _TYPES = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".svg": "image/svg+xml"}
 """Media types of static files by extension; files with other extensions are not served."""
 _PLOTLY = "plotly.min.js"
-_LEAST_GZIP = 1024
-"""Size in bytes below which compression saves no packet."""
-_PIECE = 64 * 1024
-"""Largest piece of a body, in bytes."""
+_LEAST_GZIP = 1024  # size in bytes below which compression saves no packet
+_PIECE = 64 * 1024  # largest piece of a body, in bytes
 _FOR_GOOD = "public, max-age=31536000, immutable"
 _ROOT, _STATIC = "{root}", "{static}"
 """Placeholders in the shell for the relative paths to the root and to the static files."""

@@ -32,11 +32,9 @@ from streaming_pca.privacy.randomness import secret_salt
 
 log = logging.getLogger(__name__)
 
-_CLOSE_SECONDS = 5.0
-"""Time for the last spans at the end of the process."""
+_CLOSE_SECONDS = 5.0  # time for the last spans at the end of the process
 _VERSION = version("streaming-pca")
-_LIBRARIES = ("opentelemetry", "urllib3")
-"""Loggers of the library and of its HTTP client."""
+_LIBRARIES = ("opentelemetry", "urllib3")  # loggers of the library and of its HTTP client
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 """Variables for the collector's address, in order of precedence."""
 _ONLY = {

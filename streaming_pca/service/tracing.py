@@ -30,8 +30,7 @@ if TYPE_CHECKING:
 
     from streaming_pca.service.span_export import SpanExport
 
-_MILLISECOND = 1_000_000
-"""Resolution of times, in nanoseconds."""
+_MILLISECOND = 1_000_000  # resolution of times, in nanoseconds
 _PUBLIC_ERRORS = (
     BrokerUnreachable,
     BudgetExceeded,

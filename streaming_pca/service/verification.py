@@ -27,8 +27,7 @@ _PAUSES = 9
 """Shortest pause after a verification, as a multiple of its duration, so that verifying takes at most a
 tenth of the time.
 """
-_LONGEST_SECONDS = 3600.0
-"""Time limit of one verification, which reads some thousands of entries a second."""
+_LONGEST_SECONDS = 3600.0  # time limit of one verification, which reads some thousands of entries a second
 _MOST_LINES = 10  # number of problems that are logged; `streaming-pca ledger verify` shows all
 
 

@@ -60,8 +60,7 @@ batch waits for it dozens of times.
 
 _ELECTION_SECONDS = 60.0  # time limit of one step of the group protocol
 _CHECK_SECONDS = 300.0  # time limit of one step of a standby's comparison with the ledger
-_JOINING_SECONDS = 3.0
-"""Time for a joined process to receive the lead: a leader compares its settings itself."""
+_JOINING_SECONDS = 3.0  # time for a joined process to receive the lead: a leader compares its settings itself
 _RECHECK_SECONDS = 2.0  # pause after a comparison that failed because of the broker
 
 T = TypeVar("T")

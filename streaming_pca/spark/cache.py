@@ -25,8 +25,7 @@ from numpy.typing import NDArray
 from streaming_pca.data.array_batch import ArrayBatch
 from streaming_pca.data.records import RecordKind
 
-_ALIGNED = 64
-"""Alignment of arrays in a file, in bytes."""
+_ALIGNED = 64  # alignment of arrays in a file, in bytes
 _LENGTH = struct.Struct("<q")
 
 

@@ -37,18 +37,15 @@ from streaming_pca.spark.tasks import ANSWER, HANDLE, Fetch, Operation, Share, T
 
 T = TypeVar("T")
 
-_TASKS = 3
-"""Tasks of a job per task slot."""
-_LARGE = 2**20
-"""Integers of a sum above which a job has one task per slot, since each task has its own copy."""
+_TASKS = 3  # tasks of a job per task slot
+_LARGE = 2**20  # integers of a sum above which a job has one task per slot, since each task has its own copy
 _DIRECT_BYTES = 2**26
 """Bytes of partial sums that the driver adds itself; above this, executors add them first."""
 _DROP_SECONDS = 10.0
 """Time limit of the job that frees rows, which would otherwise wait for missing executors."""
 _OTHER_PYTHON = re.compile(r"No module named '?([\w.]+)|PYTHON_VERSION_MISMATCH")
 """PySpark's error texts if the executors' Python cannot run tasks."""
-_REASON = re.compile(r"TaskFailed: ([^\n]*)")
-"""Text of a task's failure within Spark's error message."""
+_REASON = re.compile(r"TaskFailed: ([^\n]*)")  # text of a task's failure within Spark's error message
 
 
 @dataclass(frozen=True)

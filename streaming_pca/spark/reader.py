@@ -27,14 +27,10 @@ from streaming_pca.spark.segments import Layout, Range, Strip
 
 MakeCluster = Callable[[KafkaSettings, StreamSettings, PayloadCodec], Cluster]
 
-_FEWEST = 256
-"""Smallest number of offsets worth a separate task."""
-_FIRST = 1024
-"""Offsets of a task while the size of messages is unknown."""
-_MOST_TASKS = 16
-"""Largest number of tasks of a load job per task slot."""
-_SPARE = 1.05
-"""Factor on the offsets to read if some offsets of a partition contain no message."""
+_FEWEST = 256  # smallest number of offsets worth a separate task
+_FIRST = 1024  # offsets of a task while the size of messages is unknown
+_MOST_TASKS = 16  # largest number of tasks of a load job per task slot
+_SPARE = 1.05  # factor on the offsets to read if some offsets of a partition contain no message
 
 
 @dataclass

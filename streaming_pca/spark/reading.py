@@ -37,10 +37,8 @@ Hashes = NDArray[np.uint64]
 Part = tuple[int, ArrayBatch, "Hashes | None"]
 """Consecutive records of a segment: index of the first, records, and their users."""
 
-_PIECE_BYTES = 2**25
-"""Bytes of rows to decode before they are written or summed."""
-_STALL_SECONDS = 60.0
-"""Time limit for the arrival of records that existed when the range was cut."""
+_PIECE_BYTES = 2**25  # bytes of rows to decode before they are written or summed
+_STALL_SECONDS = 60.0  # time limit for the arrival of records that existed when the range was cut
 
 
 @dataclass(frozen=True)

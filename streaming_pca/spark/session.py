@@ -30,15 +30,11 @@ log = logging.getLogger(__name__)
 
 JAVA = 17
 """Oldest version of Java that Spark 4 supports."""
-_SPARK = 4
-"""Major version of Spark that this package supports."""
+_SPARK = 4  # major version of Spark that this package supports
 _EXTRA = "pip install '.[spark]' in the checkout"
-_END_SECONDS = 20.0
-"""Time limit for the Java process to exit by itself."""
-_WATCH_SECONDS = 2.0
-"""Interval between checks of the application."""
-_KEPT_LINES = 400
-"""Number of last lines of the Java process to store, to explain a failed start."""
+_END_SECONDS = 20.0  # time limit for the Java process to exit by itself
+_WATCH_SECONDS = 2.0  # interval between checks of the application
+_KEPT_LINES = 400  # number of last lines of the Java process to store, to explain a failed start
 
 _DEFAULTS = {
     "spark.log.level": "WARN",

@@ -149,6 +149,12 @@ def test_no_finite_cap_is_opened_for_a_stream_that_is_not_private(tmp_path: Path
     one_line(call(capfd, *create, "inf,1"), 2, "is not private", "--cap inf,inf")
 
 
+def test_no_ledger_is_opened_with_another_cap_than_the_streams(tmp_path: Path, capfd: Capture) -> None:
+    config = written(tmp_path, f"{GOOD}cap = {{ epsilon = 2, delta = 2e-6 }}\n")
+    create = ("topics", "create", "--config", config, "--cap")
+    one_line(call(capfd, *create, "3,2e-6"), 2, "--cap differs from stream.cap of stream")
+
+
 def test_memory_counts_the_state(tmp_path: Path, capfd: Capture) -> None:
     """One state has a covariance and its slots' three sums, 400 x 400; the other a basis."""
     text = (

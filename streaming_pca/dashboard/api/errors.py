@@ -23,8 +23,7 @@ from streaming_pca.service.kafka.clients import BrokerUnreachable
 log = logging.getLogger(__name__)
 
 _RETRY_SECONDS = "5"
-_MOST_CHARACTERS = 500
-"""Longest line: some lines quote the request."""
+_MOST_CHARACTERS = 500  # longest line: some lines quote the request
 
 
 _STATUS: tuple[tuple[HTTPStatus, tuple[type[Exception], ...]], ...] = (

@@ -18,8 +18,7 @@ from streaming_pca.dashboard.models import Event
 PING_SECONDS = 15
 _RETRY_MS = 3000
 _SEND_SECONDS = 30.0
-_MOST_EVENTS = 256
-"""Largest number of queued events of a client; on overflow a single one replaces them all."""
+_MOST_EVENTS = 256  # largest number of queued events of a client; on overflow a single one replaces them all
 
 LastEventId = Annotated[
     str | None, Header(description="Id of the last event that the client has seen.", max_length=100)

@@ -14,10 +14,8 @@ MANY_NULL = 0.5
 """Share of null records above which the level is "problem", as in the worker's log."""
 SOME_NULL = 0.05
 """Share of null records above which the level is "warning"."""
-_USUAL = 5
-"""Multiple of the usual interval between releases after which a release is late."""
-_LEAST_SECONDS = 60.0
-"""Time a batch must be full before its release is late."""
+_USUAL = 5  # multiple of the usual interval between releases after which a release is late
+_LEAST_SECONDS = 60.0  # time a batch must be full before its release is late
 _WATCHED_SECONDS = 120.0
 _LEAST_SAMPLES = 8
 _ORDER: Sequence[Level] = ("problem", "warning", "unknown", "ok")
@@ -93,10 +91,12 @@ def _rules(facts: Facts) -> Iterator[tuple[bool, Level, str]]:
     yield runs and facts.abandoned_last, "warning", lost
 
     waits = f" {facts.lag:,} offsets wait." if facts.lag else ""
-    by = f"{facts.candidates} stand by: one takes over in a moment."
-    start = "Start one with `streaming-pca worker`."
+    # A worker would be refused while the cap allows no batch.
+    by = "" if facts.cannot_charge else " Start one with `streaming-pca worker`."
+    if facts.candidates:
+        by = f" {facts.candidates} stand by: one takes over in a moment."
     level: Level = "problem" if facts.lag else "warning"
-    leaderless = f"No worker leads it.{waits} {by if facts.candidates else start}"
+    leaderless = f"No worker leads it.{waits}{by}"
     yield runs and facts.leader is False, level, leaderless
     grows = f"It is not keeping up: the lag grows, {facts.lag or 0:,} offsets wait."
     yield runs and facts.lag_grows, "warning", f"{grows} Give the worker more cores or larger batches."

@@ -27,12 +27,9 @@ from streaming_pca.service.kafka.clients import (
 
 _PATH = re.compile(r"""(?<![\w/])['"]?/[^\s'",:;()]+['"]?""")
 _POLL_MS = 200
-_FETCH_BYTES = 4 * 2**20
-"""Largest size of one fetch in bytes, unless a single message is larger."""
-_POLLED = 500
-"""Largest number of messages that one poll returns."""
-_LEADERS_MS = 2000
-"""Longest wait for the leaders of new topics; then only topics with leaders are read."""
+_FETCH_BYTES = 4 * 2**20  # largest size of one fetch in bytes, unless a single message is larger
+_POLLED = 500  # largest number of messages that one poll returns
+_LEADERS_MS = 2000  # longest wait for the leaders of new topics; then only topics with leaders are read
 
 
 @dataclass(frozen=True)

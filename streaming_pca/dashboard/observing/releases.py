@@ -24,8 +24,7 @@ Vector = NDArray[np.float64]
 
 MOST_NUMBERS = 2**20
 """Largest count of numbers in a stream's history, 8 bytes each; the rank decides how many releases fit."""
-_READ_NUMBERS = 5 * 2**20
-"""Largest count of components' numbers to read at the start, about 100 MB."""
+_READ_NUMBERS = 5 * 2**20  # largest count of components' numbers to read at the start, about 100 MB
 LATEST_BYTES = 4 * 2**20
 """Largest size in bytes of a release held in memory; a larger one is read again on request."""
 _MOST_DOUBTS = 16
@@ -35,8 +34,7 @@ _COLUMNS = (
     *("batch", "created", "records", "angles", "angle_bound", "noise_bound"),
     *("explained_variance", "explained_variance_error", "total_variance"),
 )
-_STANDARD_ERRORS = 2.0
-"""Standard errors above 0 that distinguish a total from noise, as with doubts."""
+_STANDARD_ERRORS = 2.0  # standard errors above 0 that distinguish a total from noise, as with doubts
 
 
 @dataclass(frozen=True, slots=True)

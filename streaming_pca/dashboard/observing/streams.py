@@ -24,8 +24,7 @@ from streaming_pca.privacy.ledger.protocol import BatchStatus, JobStatus
 from streaming_pca.privacy.ledger.spend_map import SpendMap
 from streaming_pca.privacy.parameters import Charge, parse_rational
 
-_INTERVALS = 10
-"""Number of intervals between releases whose median is the usual interval."""
+_INTERVALS = 10  # number of intervals between releases whose median is the usual interval
 
 
 class StreamState:

@@ -12,8 +12,7 @@ from streaming_pca.dashboard.observing.logs import TopicsLost, TopicsReader
 from streaming_pca.dashboard.observing.releases import ReleaseHistory
 from streaming_pca.dashboard.observing.watched import Watched
 
-_PROBE_SECONDS = 3.0
-"""Interval between requests for end offsets: polling a dead broker raises no error."""
+_PROBE_SECONDS = 3.0  # interval between requests for end offsets: polling a dead broker raises no error
 
 
 def read_topics(watched: Watched, kafka: KafkaSettings) -> Generator[bool]:

@@ -17,10 +17,8 @@ from streaming_pca.dashboard.models import Traffic
 _HOUR = 3600
 LEVELS = ((10, 360), (240, 360), (_HOUR // 2, 336), (12 * _HOUR, 730))
 """Length of an interval in seconds, and number of intervals: an hour, a day, a week, a year."""
-_GAP = 3
-"""Lengths of an interval without a sample that make a gap."""
-_CLOCK_SECONDS = 60.0
-"""Step of the clock into the past after which the samples start again."""
+_GAP = 3  # lengths of an interval without a sample that make a gap
+_CLOCK_SECONDS = 60.0  # step of the clock into the past after which the samples start again
 
 
 class _Interval(NamedTuple):

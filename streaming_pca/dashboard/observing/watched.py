@@ -26,8 +26,7 @@ MOST_ENTRIES = 10_000
 """Entries to hold of one ledger."""
 MOST_ENTRIES_OF_ALL = 100_000
 """Entries to hold of all ledgers together, but at least 1,000 of each."""
-_MISSING = 3
-"""Kafka's error code for a missing topic."""
+_MISSING = 3  # kafka's error code for a missing topic
 
 
 class Listeners:

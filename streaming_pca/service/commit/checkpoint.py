@@ -49,8 +49,7 @@ from streaming_pca.service.kafka.authorization import session_lost_by
 from streaming_pca.service.kafka.clients import transactional_producer
 from streaming_pca.service.kafka.transaction import Transaction, discard
 
-_RELEASES_TAIL = 32
-"""Number of last offsets searched for the last release; each publication takes two."""
+_RELEASES_TAIL = 32  # number of last offsets searched for the last release; each publication takes two
 
 
 @dataclass(frozen=True)
@@ -227,17 +226,8 @@ class CheckpointWriter(LedgerWriter):
             try:
                 ledger.check_budget(entry)
             except BudgetExceeded as error:
-                job = ledger.job(self._stream.name)
-                if job.batch or entry.of_users:
-                    raise
-                name = self._stream.name
-                raise error.with_remedy(
-                    f"another stream has spent the first records of stream {name!r} since it began: once "
-                    "that stream has ended, choose a new stream.name"
-                    if job.started
-                    else f"stream {name!r} has not started: "
-                    'stream.start = "latest" starts it after the records that exist now'
-                ) from None
+                error.args = (f"{error}{self._remedy(entry)}",)
+                raise
             verdict = ledger.check(entry)
             if not verdict.accepted:
                 raise StreamRefused(f"the ledger refuses batch {entry.batch}: {verdict.reason}")
@@ -251,8 +241,21 @@ class CheckpointWriter(LedgerWriter):
             # The log's order decides between competing jobs, so the entry counts only if replay accepts it.
             verdict = self._read_back(sent.offset, entry)
             if not verdict.accepted:
-                raise BudgetExceededByAnother(verdict.reason)
+                raise BudgetExceededByAnother(f"{verdict.reason}{self._remedy(entry)}")
         return entry
+
+    def _remedy(self, refused: Reserved) -> str:
+        """Name what helps a stream whose first batch the cap refuses; otherwise only new records help."""
+        job, name = self.log.ledger.job(refused.job), refused.job
+        if job.batch or refused.of_users:
+            return ""
+        if job.started:
+            return (
+                f"; another stream has spent the first records of stream {name!r} since it began: once "
+                "that stream has ended, choose a new stream.name"
+            )
+        latest = 'stream.start = "latest" starts it after the records that exist now'
+        return f"; stream {name!r} has not started: {latest}"
 
     def commit(
         self, reserved: Reserved, positions: dict[int, int], epochs: dict[int, int], result: BatchResult

@@ -49,10 +49,8 @@ if TYPE_CHECKING:
 
 _SINGLE_TOPIC_MS = 2000
 _HEARTBEAT_SECONDS = 1.0
-_LISTED_AT_ONCE = 8
-"""Subjects listed in parallel; a response can have 32 MiB."""
-_FLUSH_SECONDS = 0.5
-"""Time for the event writer to write its last event."""
+_LISTED_AT_ONCE = 8  # subjects listed in parallel; a response can have 32 MiB
+_FLUSH_SECONDS = 0.5  # time for the event writer to write its last event
 
 SendEvent = Callable[[dict[str, Any]], None]
 

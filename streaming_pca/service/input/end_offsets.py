@@ -30,8 +30,7 @@ Offsets = dict[int, int]
 """Offset of each partition."""
 
 _FREE_AFTER = 2**16
-_SILENCE_SECONDS = 30
-"""Longest silence of a living clock process, which writes a line each second."""
+_SILENCE_SECONDS = 30  # longest silence of a living clock process, which writes a line each second
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,7 @@ from streaming_pca.text import shown
 
 log = logging.getLogger(__name__)
 
-_FIRST_SPAN = 4
-"""Number of last offsets to read first: two releases, each with its transaction marker."""
+_FIRST_SPAN = 4  # number of last offsets to read first: two releases, each with its transaction marker
 
 
 class LatestRelease(LogReader):

@@ -47,13 +47,11 @@ from streaming_pca.text import offsets_text
 
 log = logging.getLogger(__name__)
 
-_BATCH_RECORDS = 2000
-"""Most records of a transaction: larger ones are not faster and take more memory."""
+_BATCH_RECORDS = 2000  # most records of a transaction: larger ones are not faster and take more memory
 _FETCH_BYTES = 4 * 2**20
 _IDLE_MS = 100
 _JOINING = "joining the group"
-_POSITIONS_MS = 1000
-"""Longest wait in one step for another worker's open transaction."""
+_POSITIONS_MS = 1000  # longest wait in one step for another worker's open transaction
 _SHORT_ENDS = 5
 """Number of ends below a position before records count as lost: a new leader may briefly return such an
 end.

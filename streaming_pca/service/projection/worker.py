@@ -34,8 +34,7 @@ disable_created_metrics()  # type: ignore[no-untyped-call]
 
 _CLOSING_SECONDS = 30.0
 _PROGRESS_SECONDS = 30.0
-_END_SECONDS = 0.5
-"""Shortest interval between checks for the end of the input."""
+_END_SECONDS = 0.5  # shortest interval between checks for the end of the input
 
 
 @dataclass(frozen=True)

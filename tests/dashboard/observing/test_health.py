@@ -31,6 +31,11 @@ from streaming_pca.service.kafka.clients import BrokerUnreachable
         ),
         ({"leader": None, "lag": 7}, "ok", ""),
         (
+            {"leader": False, "lag": 7, "cannot_charge": "It is spent."},
+            "problem",
+            "does not allow its next batch: It is spent. No worker leads it. 7 offsets wait.",
+        ),
+        (
             {"leader": True, "lag": 9000, "lag_grows": True},
             "warning",
             "the lag grows, 9,000 offsets wait. Give the worker more cores",
@@ -89,6 +94,7 @@ def test_each_reason_has_words(facts: dict[str, Any], level: str, words: str) ->
     assert found.level == level
     assert words in " ".join(found.reasons)
     assert bool(found.reasons) == bool(words)
+    assert "cannot_charge" not in facts or "Start one" not in " ".join(found.reasons)
     assert not any("\n" in reason for reason in found.reasons)
 
 

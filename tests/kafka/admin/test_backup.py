@@ -23,6 +23,7 @@ from streaming_pca.privacy.ledger.entries import Released, Reserved
 from streaming_pca.privacy.ledger.protocol import BatchStatus
 from streaming_pca.privacy.parameters import Charge
 from tests.cli.command import call
+from tests.cli.test_app import one_line
 from tests.kafka.admin import killed as killed_commands
 from tests.kafka.child import Strike
 from tests.kafka.conftest import MakeStream
@@ -367,6 +368,15 @@ def test_a_ledger_that_was_only_opened_is_continued_if_it_was_opened_alike(
     assert facts["entries_written"] == facts["entries"] - 1
     assert stream.entries() == entries
     check_books(stream)
+
+
+def test_a_state_that_is_lost_is_restored_and_not_created_again(
+    learnt: Callable[[], Stream], capfd: Capture
+) -> None:
+    stream = learnt()
+    delete(stream, "state")
+    done = call(capfd, "topics", "create", "--config", config_of(stream), "--cap", "1,1e-6")
+    one_line(done, 2, "is missing, and its ledger has ", "restore the newest backup (`streaming-pca import`)")
 
 
 def test_a_ledger_of_another_history_is_left_alone(learnt: Callable[[], Stream], capfd: Capture) -> None:

@@ -359,6 +359,12 @@ def test_streams_of_one_file_are_created_and_checked_together(
     made = call(capfd, "topics", "create", "--config", config, "--cap", "2,2e-6", "--json")
     own = [f"{name}-{which}.{role}" for which in "ab" for role in ("state", "releases")]
     assert json.loads(made.stdout)["created"] == [f"{name}-in", f"{name}-in.ledger", *own]
+    assert "warning" not in made.stderr
+    narrow = config.with_name("narrow.toml")
+    narrow.write_text(config.read_text().replace(name, f"{name}-narrow"))
+    warned = call(capfd, "topics", "create", "--config", narrow, "--cap", "1,1e-6")
+    assert warned.returncode == 0
+    assert f"the cap does not let all streams of '{name}-narrow-in' read the same records" in warned.stderr
     kafka = KafkaSettings(bootstrap_servers=kafka_bootstrap, bootstrap_timeout_ms=60_000)
     # A limit that is never reached: the tests' broker deletes expired records within seconds, and then
     # the ledger's lost beginning would be a second problem.

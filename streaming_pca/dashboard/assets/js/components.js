@@ -83,8 +83,8 @@ export function budgetCell(budget, unit) {
 export const fillText = ({ waiting, planned }) => `${count(waiting)} of ${count(planned)}`;
 
 /** When the batch that fills may be full, in words. */
-export function fillWords({ waiting, planned, per_second: rate }) {
-  if (waiting >= planned) return "full: the worker can learn it";
+export function fillWords({ waiting, planned, per_second: rate }, budget) {
+  if (waiting >= planned) return budget?.allows_next === false ? "full, but the cap does not allow it" : "full: the worker can process it";
   if (!isNumber(rate)) return "measuring how fast records arrive";
   return rate > 0 ? `may be full in ${span((planned - waiting) / rate)}` : "no record has arrived in the last two minutes";
 }

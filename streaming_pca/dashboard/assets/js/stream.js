@@ -89,12 +89,12 @@ function headline(detail, release) {
 }
 
 /** The batch that fills, or the offsets that wait where none does. */
-function next({ lag, next_batch: batch }) {
+function next({ lag, next_batch: batch, budget }) {
   if (!lag) return ["Next batch", NONE];
   const waiting = [field("lag.total", lag.total, many(lag.total, "offset")), ` in ${many(Object.keys(lag.partitions).length, "partition")}`];
   if (!batch) return ["Waiting", waiting];
   return ["Next batch", [field("next_batch.waiting", batch.waiting, components.fillText(batch)), components.bar(batch.waiting / batch.planned, "Records that wait, of those that the batch takes")],
-    [components.fillWords(batch), ...(lag.total > batch.planned ? ["; ", waiting, " wait"] : [])]];
+    [components.fillWords(batch, budget), ...(lag.total > batch.planned ? ["; ", waiting, " wait"] : [])]];
 }
 
 function guarantee(detail) {

@@ -157,6 +157,6 @@ function nextCell(stream) {
   if (!next) return [waiting, h("span", { class: "small under" }, "wait")];
   return [
     field("next_batch.waiting", next.waiting, components.fillText(next)),
-    h("span", { class: "small under" }, components.fillWords(next), lag.total > next.planned ? ["; ", waiting, " wait"] : ""),
+    h("span", { class: "small under" }, components.fillWords(next, stream.budget), lag.total > next.planned ? ["; ", waiting, " wait"] : ""),
   ];
 }
