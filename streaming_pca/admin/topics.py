@@ -58,7 +58,7 @@ def create_with_cap(
 
 
 def _check_input(settings: Settings) -> None:
-    """Refuse a stream that has begun on another or an earlier input topic, or lost its state."""
+    """Refuse a stream that has begun on another or earlier input, or lost its state."""
     stream = settings.stream
     found = existing_topics(settings.kafka, [stream.input, stream.state_topic, stream.ledger_topic])
     if stream.state_topic in found:

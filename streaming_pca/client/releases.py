@@ -25,7 +25,6 @@ from streaming_pca.config.kafka import KafkaSettings, check_topic_name
 from streaming_pca.data.release import Release
 from streaming_pca.errors import UserError
 from streaming_pca.service.errors import NotPermitted, TopicError
-from streaming_pca.service.kafka.authorization import missing_permission
 from streaming_pca.service.kafka.clients import (
     BrokerUnreachable,
     admin_client,
@@ -73,7 +72,7 @@ class ReleaseReader:
     """Read_committed reader of the releases topic: aborted releases were never published."""
 
     def __init__(self, kafka: KafkaSettings, topic: str) -> None:
-        self._topic, self._tp = topic, TopicPartition(topic, 0)
+        self._kafka, self._topic, self._tp = kafka, topic, TopicPartition(topic, 0)
         self._timeout_ms = kafka.request_timeout_ms
         self._heard = time.monotonic()
         self._consumer = reading_consumer(kafka, topics=[topic])
@@ -122,8 +121,7 @@ class ReleaseReader:
             raise self._failed(error) from None
 
     def _failed(self, error: KafkaError) -> Exception:
-        failed = BrokerUnreachable(f"reading {self._topic} failed: {type(error).__name__}")
-        return missing_permission(error, "Read") or failed
+        return broker_failed(self._kafka, f"reading {self._topic} failed", error, "Read")
 
     def _between(self, start: int, end: int) -> Iterator[Release | NotARelease]:
         self.seek(start)

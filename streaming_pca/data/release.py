@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from streaming_pca.data.projection import Projection, checked_rows, total_centre
+from streaming_pca.text import shown
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -286,7 +287,8 @@ class Release(BaseModel):
         names = list(getattr(X, "columns", ()))
         named = self.feature_names is not None and all(isinstance(name, str) for name in names)
         if names and named and names != self.feature_names:
-            raise ValueError("the columns of X are not the release's feature_names, in their order")
+            expected = f"the release's feature_names, {shown(self.feature_names)}, in their order"
+            raise ValueError(f"the columns of X, {shown(names)}, are not {expected}")
         return projection.transform(checked_rows(X, self.dim, "features"))
 
     def inverse_transform(self, X: ArrayLike) -> NDArray[np.floating]:

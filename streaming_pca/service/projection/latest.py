@@ -58,7 +58,7 @@ class LatestRelease(LogReader):
             there = "it has none yet" if newest is None else f"the newest is of batch {newest.batch}"
             raise StreamRefused(
                 f"--release-batch {self._batch}: stream {self._stream.name!r} has no release of that batch "
-                f"({there}); `streaming-pca watch` lists releases"
+                f"({there}); `streaming-pca watch --from-beginning` lists releases"
             )
 
     def poll(self) -> None:

@@ -1,7 +1,7 @@
 // Page of forecasts: sliders and the predicted results, before any budget is spent.
 
 import { field, h, show } from "./dom.js";
-import { charge, count, decimal, isNumber, many, number, share } from "./format.js";
+import { charge, count, decimal, degrees, isNumber, many, number, share } from "./format.js";
 import * as components from "./components.js";
 import { get, ServerError } from "./server.js";
 
@@ -205,10 +205,20 @@ export function open(main, name, refresh) {
 
 const shared = (plan, name, sign = "") => [sign, field(name, plan[name], share(plan[name]))];
 
+/** The expected angles, as the command prints them. */
 function headline(plan) {
+  const angle = (at) => h("strong", {}, field(`angles.${at}`, plan.angles[at], `${number(degrees(plan.angles[at]), 2)}°`));
+  const from = " from the one without noise";
   if (plan.gap !== null) {
-    return [`With a gap of ${share(plan.gap)}, the error is ${plan.is_bound ? "at most" : "about"} `, h("strong", {}, field("error", plan.error, share(plan.error))), " of that of a random subspace."];
+    return [`With a gap of ${share(plan.gap)}, the subspace is expected ${plan.is_bound ? "at most" : "about"} `, angle(0), from, ": ",
+      field("error", plan.error, share(plan.error)), " of the error of a random subspace."];
   }
+  const several = plan.gaps.map((gap, at) => [at ? ", " : "", angle(at), ` with a gap of ${share(gap)}`]);
+  return [`The subspace is expected ${plan.is_bound ? "at most" : "about"} `, ...several.flat(), `,${from}.`];
+}
+
+/** The gap that one error needs, for a plan without a gap. */
+function needed(plan) {
   const [, middle] = plan.targets;
   return middle.attainable
     ? [`An error of ${share(middle.error)} of that of a random subspace needs a gap of `, h("strong", {}, share(middle.gap_needed)), " of the total variance."]
@@ -229,7 +239,7 @@ function forecast(plan) {
       h("div", { class: "stack wide" },
         components.section("forecast", "Forecast",
           h("p", { class: "big" }, headline(plan)),
-          h("p", { class: "prose" },
+          h("p", { class: "prose" }, plan.gap === null ? [...needed(plan), " "] : "",
             `${many(plan.records, "record")} of ${many(plan.dim, "feature")}, in ${sizes(plan.batches)}. ${unit} is charged ${charge(plan.charge)}. `,
             `Noise alone reaches an eigenvalue of ${share(plan.largest_noise)} of the total variance: components below that cannot be distinguished from noise.`),
           h("p", { class: "small faint prose" }, "Noise alone: clipping and sampling add to it. The part cut off by clipping adds 2% of an explained variance to its error, 0.2 to 10% on four data sets in five.",

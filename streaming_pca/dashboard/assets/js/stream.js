@@ -35,7 +35,7 @@ export function open(main, name) {
     const release = detail.last_release;
     show(top,
       h("div", { class: "title" }, h("h1", {}, detail.name), h("div", {}, components.health(detail.health)),
-        h("p", { class: "lead" }, `Estimator ${detail.estimator}; ${detail.rank} components of ${count(detail.dim)} features; reads `,
+        h("p", { class: "lead" }, `Estimator ${detail.estimator}; ${many(detail.rank, "component")} of ${many(detail.dim, "feature")}; reads `,
           components.link(ROOT, components.ledgerPath(detail.input), detail.input), detail.standing ? "; " : "", detail.standing ? field("standing", detail.standing, detail.standing) : "", ".")),
       detail.health.reasons.length ? components.reasons(detail.health.reasons) : null,
       helps(detail.advice));
