@@ -21,15 +21,13 @@ from streaming_pca.data.features.row_map import (
     feature_of,
     is_list_of_records,
     named_column,
+    refuse_twins,
     row_map_of,
     rows_of_table,
     unnamed,
 )
 from streaming_pca.data.preprocessing import Preprocessing
 from streaming_pca.data.release import Release
-
-_TIME_PARTS = ("hour", "weekday", "month")
-"""Parts of a time that :meth:`FeatureMap.from_frame` takes."""
 
 
 # scikit-learn has no type annotations.
@@ -97,9 +95,9 @@ class FeatureMap(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         cls,
         frame: Any,
         *,
-        bounds: Mapping[str, tuple[float, float]] | None = None,
-        categories: Mapping[str, Sequence[str]] | None = None,
-        missing: Mapping[str, float | str] | None = None,
+        bounds: Mapping[Any, tuple[float, float]] | None = None,
+        categories: Mapping[Any, Sequence[str]] | None = None,
+        missing: Mapping[Any, float | str] | None = None,
     ) -> Self:
         """Make a map of a data frame's columns from its schema and public numbers.
 
@@ -110,25 +108,29 @@ class FeatureMap(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         ``bounds``, ``categories`` and ``missing`` (stand-ins) are by column. ValueError names the columns
         that need bounds or categories, or that the frame lacks.
         """
-        given = {"bounds": bounds or {}, "categories": categories or {}, "missing": missing or {}}
         names = column_names(frame)
         if names is None or not hasattr(frame, "dtypes"):
             raise ValueError("frame must be a data frame of pandas or polars")
-        for what, named in given.items():
-            if unknown := sorted(set(named) - set(names)):
+        refuse_twins(names, "frame has two columns")
+        given: dict[str, dict[str, Any]] = {}
+        of = {"bounds": "(lower, upper)", "categories": "[word, ...]", "missing": "stand-in"}
+        for what, named in (("bounds", bounds), ("categories", categories), ("missing", missing)):
+            if not isinstance(named, Mapping | None):
+                raise ValueError(f"{what} must be a dict, {{column: {of[what]}}}, not {type(named).__name__}")
+            given[what] = {str(name): value for name, value in (named or {}).items()}
+            if unknown := sorted(set(given[what]) - set(names)):
                 raise ValueError(f"{what} names {unknown[0]!r}, which is not a column of the frame")
         features: list[Feature] = []
         needed = []
         for name in names:
             settings: dict[str, Any] = {"name": name, "path": [name]}
             settings |= {what: named[name] for what, named in given.items() if name in named}
-            if "bounds" not in settings and "categories" not in settings:
-                public = _type_settings(named_column(frame, name).dtype)
-                if public is None:
-                    needed.append(name)
-                    continue
-                settings |= public
-            features.append(feature_of(settings, len(features)))
+            if not {"bounds", "categories"} & settings.keys():
+                settings |= _type_settings(named_column(frame, name).dtype)
+            if {"bounds", "categories", "parts"} & settings.keys():
+                features.append(feature_of(settings, len(features)))
+            else:
+                needed.append(name)
         if needed:
             raise ValueError(f"name public bounds or categories of {', '.join(map(repr, needed))}")
         return cls(features)
@@ -192,17 +194,15 @@ class FeatureMap(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         return True
 
 
-def _type_settings(dtype: Any) -> dict[str, Any] | None:
-    """Return the public settings that a column's type gives; None if they are not enough."""
+def _type_settings(dtype: Any) -> dict[str, Any]:
+    """Return the public settings that a column's type gives; none if they are not enough."""
     name = str(dtype).lower()
     if type(dtype).__name__ == "Enum":
         # Declared, whereas pandas may have found its categories among the values.
-        return {"categories": list(dtype.categories)} if len(dtype.categories) else None
+        return {"categories": list(dtype.categories)} if len(dtype.categories) else {}
     if name.startswith("bool"):
         return {"bounds": (0, 1)}
-    if name.startswith(("datetime", "date")):
-        return {"parts": _TIME_PARTS}
-    return None
+    return {"parts": ("hour", "weekday", "month")} if name.startswith("date") else {}
 
 
 # Models.

@@ -49,12 +49,11 @@ from streaming_pca.estimators.factory import (
 from streaming_pca.estimators.forecast.batches import Batches
 from streaming_pca.estimators.forecast.forecast import forecast_estimator
 from streaming_pca.estimators.forecast.result import Forecast
+from streaming_pca.estimators.registry import DEFAULT_ESTIMATOR
 from streaming_pca.estimators.remedies import advise_on_model
 from streaming_pca.estimators.warnings import DoubtfulResultWarning, find_warnings
 from streaming_pca.kernels.lattice import MAX_RECORDS
 from streaming_pca.privacy.parameters import Charge
-
-DEFAULT_ESTIMATOR = "adaptive"
 
 _MECHANISM_FREE = ("random_state", "whiten", "accountant")
 """Parameters that no mechanism depends on."""
@@ -354,13 +353,7 @@ class PrivatePCA(MappedModel):
         parameters["n_components"], parameters["options"] = configured_components(
             self.n_components, self.estimator, self.options, dim, rank
         )
-        estimator = configure(dim, n_records=n_records, **self._mapped_parameters(parameters, dim))
-        if estimator.info.releases == "tensor":
-            raise ValueError(
-                f"{estimator.info.id} finds components of a tensor, not of a subspace: "
-                "take another estimator, or run it as a stream"
-            )
-        return estimator
+        return configure(dim, n_records=n_records, **self._mapped_parameters(parameters, dim))
 
     def _unchanged(self) -> Estimator[Any, Any]:
         """Return the model's estimator; raise ValueError if parameters have changed since."""

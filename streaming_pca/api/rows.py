@@ -16,8 +16,9 @@ from scipy.sparse import issparse
 from sklearn.utils.validation import check_array
 
 from streaming_pca.data.array_batch import SparseBatch
-from streaming_pca.data.features.row_map import column_names
+from streaming_pca.data.features.row_map import column_names, refuse_twins
 from streaming_pca.estimators.factory import MAX_FEATURES
+from streaming_pca.estimators.forecast.batches import MOST_RECORDS
 from streaming_pca.linalg.masks import refuse_masks_and_units
 from streaming_pca.privacy.errors import require_count
 from streaming_pca.text import one_line
@@ -28,6 +29,7 @@ Rows = Any
 _FLOATS = [np.float64, np.float32]
 _NUMBERS = ("int", "uint", "float", "double", "halffloat", "bool", "decimal", "complex", "sparse")
 _TIMES = ("date", "time", "duration")
+_ANY = ("",)
 """Beginnings of the names of types in pandas, polars and Arrow."""
 _HARMLESS = ("Found array with", "Input ", "np.matrix is not supported", "Only sparse data")
 """Beginnings of messages that have one line and no value."""
@@ -43,10 +45,8 @@ def check_rows(X: Any, *, least: int, estimator: Any) -> Rows:
     ValueError, or TypeError for objects that are not numbers.
     """
     refuse_masks_and_units(X)
-    if times := _columns_of(X, _TIMES):
+    if (times := _columns_of(X, _TIMES)) or getattr(getattr(X, "dtype", None), "kind", "") in ("m", "M"):
         raise ValueError(_needs_map(X, "times", times))
-    if getattr(getattr(X, "dtype", None), "kind", "") in ("m", "M"):
-        raise ValueError(_needs_map(X, "times", []))
     if issparse(X) and not getattr(X, "has_canonical_format", True):
         # Entries of one place add up before they are checked.
         X = X.tocsr(copy=True)
@@ -64,6 +64,7 @@ def check_numbers(X: Any, name: str = "X", shapes: str = "of shape (m, k) or (m,
 
     Errors are those of :func:`check_rows`.
     """
+    refuse_twins(_columns_of(X, _ANY), f"{name} has two columns")
     try:
         return check_array(X, dtype=_FLOATS, allow_nd=True, input_name=name, **how)
     except (TypeError, ValueError, OverflowError) as error:
@@ -106,11 +107,8 @@ def _fault(X: Any, name: str, shapes: str, error: Exception) -> str:
 
 def _columns_of(X: Any, types: tuple[str, ...]) -> list[str]:
     """Return the columns of a data frame or an Arrow table whose types begin so."""
-    found: Any = getattr(X, "dtypes", None)
-    if found is None:
-        found = getattr(getattr(X, "schema", None), "types", None)
-    names = None if found is None else column_names(X)
-    if names is None:
+    found: Any = getattr(X, "dtypes", getattr(getattr(X, "schema", None), "types", None))
+    if found is None or (names := column_names(X)) is None:
         return []
     pairs = zip(names, found, strict=False)
     return [name for name, dtype in pairs if str(dtype).lower().startswith(types)]
@@ -150,11 +148,13 @@ def refuse_mixture(array: Rows, rows_per_record: int, has_vectors: bool) -> None
 
 def planned_shape(n_features: Any, n_samples: Any) -> tuple[int, int]:
     """Return the numbers of features and of records for a forecast; warn the caller's caller of a swap."""
-    for name, value, least in (("n_features", n_features, 1), ("n_samples", n_samples, 2)):
+    limits = (("n_features", n_features, 1, MAX_FEATURES), ("n_samples", n_samples, 2, MOST_RECORDS))
+    for name, value, least, _ in limits:
         require_count(name, int(value) if isinstance(value, np.integer) else value, least)
     swapped = SWAPPED if n_samples < n_features else ""
-    if n_features > MAX_FEATURES:
-        raise ValueError(f"n_features = {n_features} is above {MAX_FEATURES}, the most possible{swapped}")
+    for name, value, _, most in limits:
+        if value > most:
+            raise ValueError(f"{name} = {value} is above {most}, the most possible{swapped}")
     if swapped:
         text = f"n_samples = {n_samples} is below n_features = {n_features}{swapped}"
         warnings.warn(text, UserWarning, stacklevel=3)
@@ -163,8 +163,7 @@ def planned_shape(n_features: Any, n_samples: Any) -> tuple[int, int]:
 
 def dense_parts(array: Rows) -> Iterator[NDArray[np.floating]]:
     """Iterate over dense rows: all together, or blocks of a sparse matrix."""
-    if not issparse(array):
+    if issparse(array):
+        yield from (part.rows for part in SparseBatch.of_rows(array).dense_parts())
+    else:
         yield array
-        return
-    for part in SparseBatch.of_rows(array).dense_parts():
-        yield part.rows

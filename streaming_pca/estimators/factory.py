@@ -63,12 +63,13 @@ def configure(
     kind = _kind(estimator)
     if not isinstance(private, (bool, np.bool_)):
         raise ValueError(f"private must be True or False, not {shown(private)}")
-    check_private(kind.info, bool(private))
+    # First, so that no other message leads to an estimator that is refused here.
+    fault = "finds components of a tensor, not of a subspace" if kind.info.releases == "tensor" else ""
     if kind.info.local:
-        raise ValueError(
-            f"{kind.info.id} learns from reports that producers have made private (streaming_pca.local): "
-            "run it as a stream, or take another estimator"
-        )
+        fault = "learns from reports that producers have made private (streaming_pca.local)"
+    if fault:
+        raise ValueError(f"{kind.info.id} {fault}: take another estimator, or run it as a stream")
+    check_private(kind.info, bool(private))
     try:
         privacy = no_guarantee()
         if private:

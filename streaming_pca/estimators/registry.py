@@ -13,6 +13,8 @@ from streaming_pca.estimators.tensor.online import OnlineTensorPower
 from streaming_pca.estimators.tensor.private import PrivateTensorPower
 from streaming_pca.validation_errors import meant, nearest
 
+DEFAULT_ESTIMATOR = "adaptive"
+
 _OTHERS: tuple[type[Estimator[Any, Any]], ...] = (
     LocalGaussianPCA,
     OjaPCA,
@@ -30,10 +32,10 @@ ESTIMATORS: dict[str, type[Estimator[Any, Any]]] = {
 def find(name: str) -> type[Estimator[Any, Any]]:
     """Return the estimator class with this id.
 
-    Raises ValueError if the id is unknown; the message names the id that it resembles, or all.
+    ValueError for an unknown id names the default, and the id that it resembles, or all.
     """
     if name in ESTIMATORS:
         return ESTIMATORS[name]
     near = nearest(name, ESTIMATORS)
     known = meant(near) or f"; known: {', '.join(sorted(ESTIMATORS))}"
-    raise ValueError(f"no estimator {name!r}{known}")
+    raise ValueError(f"no estimator {name!r} (the default is {DEFAULT_ESTIMATOR}){known}")

@@ -326,8 +326,9 @@ def _rank(case: _Case) -> Iterator[_Given | _Left]:
     if s.rank == 1:
         yield _Given(f"{name} = 1")
         return
-    most = f": at most {case.resolved}" if case.resolved and case.resolved < s.rank else ""
-    yield _change(case, f"a lower {name}{most}")
+    # An estimate: a fit of a few more may resolve them too.
+    found = f", such as {case.resolved}" if case.resolved and case.resolved < s.rank else ""
+    yield _change(case, f"a lower {name}{found}")
 
 
 def _tuning(case: _Case) -> Iterator[_Given | _Left]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -172,6 +173,57 @@ def test_a_frame_says_what_is_public_and_asks_for_the_rest() -> None:
         FeatureMap.from_frame(frame, bounds={"height": (0, 2)})
     with pytest.raises(ValueError, match="must be a data frame"):
         FeatureMap.from_frame(RECORDS)
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"bounds": (0, 120)}, "bounds must be a dict, {column: (lower, upper)}, not tuple"),
+        ({"bounds": ()}, "bounds must be a dict, {column: (lower, upper)}, not tuple"),
+        ({"categories": ["DE"]}, "categories must be a dict, {column: [word, ...]}, not list"),
+        ({"missing": 40}, "missing must be a dict, {column: stand-in}, not int"),
+        ({"missing": 0}, "missing must be a dict, {column: stand-in}, not int"),
+    ]
+    for given, text in wrong:
+        with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
+            FeatureMap.from_frame(frame, **given)
+    twins = pd.DataFrame([[1.0, 2.0]], columns=["a", "a"])
+    for limits in ({}, {"a": (0, 1)}):
+        with pytest.raises(ValueError, match=r"^frame has two columns 'a': rename one$"):
+            FeatureMap.from_frame(twins, bounds=limits)
+
+
+def test_names_of_columns_may_be_whole_numbers() -> None:
+    frame = pd.DataFrame([[0.0, "a", np.nan], [2.0, "b", 5.0]])
+    made = FeatureMap.from_frame(
+        frame, bounds={0: (0, 2), 2: (0, 10)}, categories={1: ["a", "b"]}, missing={np.int64(2): 5}
+    )
+    assert made.transform(frame).tolist() == [[-1, 1, -1, 0], [1, -1, 1, 0]]
+    with pytest.raises(ValueError, match="bounds names '7', which is not a column"):
+        FeatureMap.from_frame(frame, bounds={0: (0, 2), 7: (0, 1)})
+
+
+def test_a_number_that_is_no_time_is_told_its_unit() -> None:
+    moment = 1_717_200_000
+    of_unit = {"s": moment, "ms": moment * 10**3, "us": moment * 10**6}
+    for count in of_unit.values():
+        frame = pd.DataFrame({"at": [count]})
+        for other in of_unit:
+            made = FeatureMap([{"name": "at", "parts": ["hour"], "unit": other}])
+            if of_unit[other] >= count:
+                made.transform(frame)
+                continue
+            text = f'is of type int64?, which is not a time in unit "{other}": set the unit that it counts'
+            with pytest.raises(ValueError, match=f"^record 0 of 1: field 'at' {text}"):
+                made.transform(frame)
+    with pytest.raises(ValueError, match=r"is of type str, which is not a time$"):
+        FeatureMap([{"name": "at", "parts": ["hour"]}]).transform([{"at": "soon"}])
+
+
+def test_a_time_with_a_zone_is_utc_and_one_without_is_taken_as_it_is() -> None:
+    made = FeatureMap([{"name": "at", "parts": ["hour"]}])
+    here = pd.to_datetime(["2024-06-01 00:30"]).tz_localize("Europe/Berlin")
+    local = made.transform(pd.DataFrame({"at": here.tz_localize(None)}))
+    of_utc = made.transform([{"at": "2024-05-31T22:30"}])
+    np.testing.assert_allclose(made.transform(pd.DataFrame({"at": here})), of_utc)
+    np.testing.assert_allclose(local, made.transform([{"at": "2024-06-01T00:30"}]))
+    assert np.abs(local - of_utc).max() > 0.3
 
 
 def test_the_features_of_a_settings_file_are_the_same_object(tmp_path: Path) -> None:

@@ -38,7 +38,13 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"delta": 0}, "delta must lie between 0 and 1"),
     ({"delta": None}, "delta must be a number"),
     ({"epsilon": 1e-9}, "raise epsilon"),
-    ({"estimator": "analyse-gauss"}, "no estimator 'analyse-gauss'; did you mean analyze-gauss?"),
+    ({"estimator": "analyse-gauss"}, "(the default is adaptive); did you mean analyze-gauss?"),
+    ({"estimator": "pca"}, "no estimator 'pca' (the default is adaptive); did you mean dp-pca?"),
+    ({"estimator": "dp-pca"}, "dp-pca finds one component, not 2: ask for 1, or take k-dp-pca"),
+    ({"estimator": "local-sparse"}, "local-sparse learns from reports that producers have made private"),
+    # Each is refused for its reason: no message leads to settings that are refused too.
+    ({"estimator": "tensor-online"}, "tensor-online finds components of a tensor, not of a subspace: take"),
+    ({"estimator": "tensor-private"}, "tensor-private finds components of a tensor, not of a subspace: take"),
     ({"estimator": ["analyze-gauss"]}, "estimator must be the id of an estimator"),
     ({"estimator": "private-oja"}, "options of private-oja: clip_radius: must be set"),
     ({"estimator": "oja"}, "estimator 'oja' is not private: it runs only with private = false"),
@@ -136,6 +142,8 @@ WRONG: dict[str, tuple[Any, str]] = {
     "texts of pandas": (pd.DataFrame({"a": [WORD] * 3}), "X has columns of texts ('a')"),
     "texts of polars": (pl.DataFrame({"b": [1.0], "a": [WORD]}), "X has columns of texts ('a')"),
     "texts of Arrow": (pa.table({"b": [1.0], "a": [WORD]}), "X has columns of texts ('a'): pass a table"),
+    "twins": (pd.DataFrame([[SECRET] * 3], columns=list("aba")), "X has two columns 'a': rename one"),
+    "twins of Arrow": (pa.table([[SECRET], [1.0]], names=["b", "b"]), "X has two columns 'b': rename one"),
     "times": (np.full((3, 2), "2021-02-03", "M8[D]"), "X holds times"),
     "times of polars": (pl.DataFrame({"a": [date(2021, 2, 3)] * 3}), "X has columns of times ('a')"),
     "lengths": ([[SECRET, 1.0], [2.0]], "its rows have different lengths"),
@@ -166,6 +174,7 @@ def test_a_message_about_records_is_one_line_without_their_values(name: str, met
         ([SECRET, 1.0], "X must be of shape (m, k) or (m, r, k), not of shape (2,). Reshape"),
         (np.array([[SECRET * 1j]]), "Complex data not supported"),
         ([[WORD]], "X holds texts, which are not numbers"),
+        (pd.DataFrame([[SECRET] * 2], columns=["a", "a"]), "X has two columns 'a': rename one"),
     ],
 )
 def test_a_message_about_coordinates_is_one_line_without_their_values(X: Any, words: str) -> None:

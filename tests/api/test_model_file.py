@@ -292,7 +292,10 @@ def rewritten(path: Path, change: Callable[[dict[str, Any]], None], compress: bo
         (lambda h: h.update(parameters=3), "is not a saved PrivatePCA"),
         (lambda h: h["parameters"].update(copy=True), "is not a saved PrivatePCA"),
         (lambda h: h["parameters"].update(whiten=3), "whiten must be True or False, not 3"),
-        (lambda h: h["parameters"].update(estimator="later"), "no estimator 'later'; known: "),
+        (
+            lambda h: h["parameters"].update(estimator="later"),
+            "no estimator 'later' (the default is adaptive); known: ",
+        ),
         (lambda h: h["parameters"].update(epsilon=-1), "epsilon must be a finite number above 0"),
         (lambda h: h["parameters"].update(n_components=9), "n_components = 9 is above"),
         (lambda h: h.update(n_features_in=7), "layers of the state does not fit"),

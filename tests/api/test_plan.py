@@ -74,6 +74,8 @@ def test_arguments_in_the_order_of_a_shape_are_a_warning_or_an_error() -> None:
         ({"epsilon": -1.0}, (4, 100), "epsilon"),
         ({}, (0, 100), "n_features"),
         ({}, (4, 1), "n_samples"),
+        ({}, (4, 10**12), "^n_samples = 1000000000000 is above 10000000000, the most possible$"),
+        ({"estimator": "tensor-online", "private": False}, (4, 100), "finds components of a tensor"),
         ({}, (4, 100.5), "n_samples"),
         ({}, ("4", 100), "n_features"),
         (
@@ -87,3 +89,12 @@ def test_a_mistake_is_one_line(parameters: dict[str, Any], shape: tuple[Any, Any
     with pytest.raises(ValueError, match=message) as caught:
         PrivatePCA(**parameters).plan(*shape)
     assert "\n" not in str(caught.value)
+
+
+def test_messages_of_a_forecast_name_no_setting_of_a_stream() -> None:
+    with pytest.raises(ValueError, match=r"^100 records do not fill 99 batches of at least 2$"):
+        PrivatePCA().plan(4, 100, batches=99)
+    with pytest.raises(
+        ValueError, match=r"^gap = 0\.9 is above 1/2 = 0\.5: eigenvalues that large exceed the"
+    ):
+        PrivatePCA().plan(4, 1000).angle_at(0.9)

@@ -83,7 +83,7 @@ REFUSALS = [
             ("--epsilon nan", "epsilon must be"),
             ("--delta 0", "delta must"),
             ("--contributions 0", "contributions must"),
-            ("--gap 0.6", "above 1/rank"),
+            ("--gap 0.6", "gap = 0.6 is above 1/2 = 0.5: eigenvalues that large exceed the total variance"),
             ("--gap 0", "gap must be"),
             ("--stream s", "--stream needs --config FILE"),
             ("--plot x.nope", "--plot x.nope: the ending names the format: choose .png, .svg or .pdf"),

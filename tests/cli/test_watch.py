@@ -200,7 +200,7 @@ HELPS = [
     "- more records",
     "- a new stream with a larger epsilon",
     "- a new stream with public bounds of the features",
-    "- a new stream with a lower rank: at most 1",
+    "- a new stream with a lower rank, such as 1",
 ]
 
 

@@ -51,7 +51,7 @@ def problems(tmp_path: Path, text: str) -> list[str]:
         ),
         (
             ("rank = 2", 'rank = 2\nestimator = "adaptve"'),
-            "stream: no estimator 'adaptve'; did you mean adaptive?",
+            "stream: no estimator 'adaptve' (the default is adaptive); did you mean adaptive?",
         ),
         # Without a similar name, no suggestion is made.
         (("rank = 2", "rank = 2\ncolour = 1"), "stream.colour: no such setting"),

@@ -91,7 +91,7 @@ def test_a_user_may_count_as_often_as_the_estimator_is_calibrated_for(tmp_path: 
         (('name = "s"', 'name = ".."'), "name must be"),
         (
             ("dim = 4", "dim = 4\nestimator = 'magic'"),
-            "no estimator 'magic'; known: adadpo, adaptive, ",
+            "no estimator 'magic' (the default is adaptive); known: adadpo, adaptive, ",
         ),
         (("dim = 4", "dim = 4\nestimator = 'private-oja'"), "clip_radius: must be set"),
         (("dim = 4", "dim = 4\nbounds = [5, -5]"), "lower below upper"),

@@ -187,16 +187,12 @@ class Feature(BaseModel):
             object.__setattr__(self, "missing", word)
         elif self.kind == "time":
             if math.isnan(unix_seconds(value, self.unit)):
-                raise ValueError("missing must be a time: ISO 8601, or a number")
+                raise ValueError(f'missing must be a time: ISO 8601, or a number in unit "{self.unit}"')
         elif math.isnan(parsed_number(value, parse=False)):
             raise ValueError("missing must be a finite number")
         else:
             object.__setattr__(self, "missing", parsed_number(value, parse=False) + 0.0)
-        if (
-            self.kind in ("number", "list")
-            and self.bounds is not None
-            and not self.bounds[0] <= float(value) <= self.bounds[1]
-        ):
+        if self.bounds is not None and not self.bounds[0] <= float(value) <= self.bounds[1]:
             raise ValueError("missing must lie within bounds")
 
     @property

@@ -45,16 +45,13 @@ class RowMap:
         if not self.features:
             raise ValueError("name one feature at least")
         self.names = tuple(name for feature in self.features for name in feature.columns)
-        if len(set(self.names)) < len(self.names):
-            twice = min(name for name, times in Counter(self.names).items() if times > 1)
-            raise ValueError(f"two columns have the name {twice!r}")
+        refuse_twins(self.names, "two columns have the name")
         check_places(self.places)
         limits = [f.column_bounds for f in self.features for _ in f.columns]
         known = [each for each in limits if each is not None]
         self.bounds = None
         if len(known) == len(limits):
-            lower, upper = zip(*known, strict=True)
-            self.bounds = lower, upper
+            self.bounds = tuple(low for low, _ in known), tuple(high for _, high in known)
         self.scale = None
         if self.bounds is not None or any(feature.scale is not None for feature in self.features):
             factors = [self._factor(feature) for feature in self.features]
@@ -101,7 +98,11 @@ class RowMap:
                 if value is None:
                     return f"field {field!r} is missing, and has no stand-in"
                 given = _shown(value) if quotes else f"of type {type(value).__name__}"
-                return f"field {field!r} is {given}, which is not a {_NOUNS[feature.kind]}"
+                noun = _NOUNS[feature.kind]
+                is_number = isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
+                if feature.kind == "time" and is_number and not _is_missing(value):
+                    noun = f'time in unit "{feature.unit}": set the unit that it counts, "s", "ms" or "us"'
+                return f"field {field!r} is {given}, which is not a {noun}"
         return ""
 
 
@@ -150,6 +151,13 @@ def column_names(table: Any) -> list[str] | None:
     return None if names is None else [str(name) for name in names]
 
 
+def refuse_twins(names: Sequence[str], begin: str) -> None:
+    """Raise ValueError for two columns of one name, with the message's beginning."""
+    if len(set(names)) < len(names):
+        twice = min(name for name, times in Counter(names).items() if times > 1)
+        raise ValueError(f"{begin} {twice!r}: rename one")
+
+
 def is_list_of_records(table: Any) -> bool:
     """Return whether a table is a list of mappings."""
     return isinstance(table, Sequence) and all(isinstance(each, Mapping) for each in table)
@@ -192,8 +200,7 @@ def field_values(table: Any, features: Sequence[Feature], name: str = "X") -> li
         if not is_list_of_records(table):
             raise ValueError(unnamed(table, name, "features", [feature.name for feature in features]))
         return [_listed(find(record, feature.place) for record in table) for feature in features]
-    if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise ValueError(f"the table has two columns {twice[0]!r}")
+    refuse_twins(names, "the table has two columns")
     found = [_values_in(table, names, feature) for feature in features]
     if len({len(column) for column in found}) > 1:
         raise ValueError("the table's columns have different lengths")

@@ -127,7 +127,7 @@ def checked_batches(records: int, batches: Batches, per_row: int) -> tuple[int, 
             raise ParameterError(f"batches hold {sum(sizes)} records together, not {records}")
     least = 2 * per_row
     if min(sizes) < least:
-        raise ParameterError(f"records = {records} are too few for {len(sizes)} batches of at least {least}")
+        raise ParameterError(f"{records} records do not fill {len(sizes)} batches of at least {least}")
     if max(sizes) > MAX_RECORDS:
         needed = math.ceil(records / MAX_RECORDS)
         raise ParameterError(

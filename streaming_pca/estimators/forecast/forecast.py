@@ -200,9 +200,9 @@ def _warnings(f: Forecast) -> tuple[str, ...]:
     if f.rank < f.dim and f.gap_for(TARGETS[-1]) > 1 / f.rank:
         helps = ["more records", "a larger epsilon"]
         helps += ["fewer batches"] if len(f.batches) > 1 else []
-        helps += ["a lower rank"] if f.rank > 1 else []
+        helps += ["fewer components"] if f.rank > 1 else []
         found.append(
-            f"the noise hides any subspace of rank {f.rank}: take {', '.join(helps[:-1])} or {helps[-1]}"
+            f"the noise hides any subspace of dimension {f.rank}: take {', '.join(helps[:-1])} or {helps[-1]}"
         )
     return tuple(found)
 

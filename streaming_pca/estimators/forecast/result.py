@@ -156,8 +156,8 @@ class Forecast:
             raise ParameterError(f"gap must be at least 1e-12, not {gap:g}")
         if gap > 1 / self.rank:
             raise ParameterError(
-                f"gap = {gap:g} is above 1/rank = {1 / self.rank:.3g}: "
-                "k eigenvalues that large exceed the total variance"
+                f"gap = {gap:g} is above 1/{self.rank} = {1 / self.rank:.3g}: "
+                "eigenvalues that large exceed the total variance"
             )
         return gap
 

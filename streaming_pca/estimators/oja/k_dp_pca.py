@@ -191,4 +191,4 @@ class DPPCA(KDPPCA):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         if self.k != 1:
-            raise ValueError(f"dp-pca finds one component: rank must be 1, not {self.k}; or take k-dp-pca")
+            raise ValueError(f"dp-pca finds one component, not {self.k}: ask for 1, or take k-dp-pca")

@@ -216,7 +216,7 @@ def test_what_is_not_there_is_404(world: World) -> None:
         (PLAN.replace("rank=2", "rank=51"), "rank = 51 is above dim = 50"),
         (PLAN.replace("epsilon=1", "epsilon=nan"), "epsilon"),
         (PLAN.replace("epsilon=1", "epsilon=inf"), "epsilon"),
-        (f"{PLAN}&gap=0.9", "gap = 0.9 is above 1/rank"),
+        (f"{PLAN}&gap=0.9", "gap = 0.9 is above 1/2 = 0.5: "),
         (f"{PLAN}&batches=10001", "batches should be less than or equal to 10000"),
     ],
 )

@@ -254,6 +254,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"categories": ["a"], "parts": ["hour"]}, "do not go together"),
     ({"parts": ["second"]}, "'hour', 'weekday', 'day' or 'month'"),
     ({"parts": ["hour"], "missing": "soon"}, "missing must be a time"),
+    ({"parts": ["hour"], "missing": 10**12}, 'missing must be a time: ISO 8601, or a number in unit "s"'),
     ({"parts": ["hour"], "parse": True}, "parse is of numbers"),
     ({"other": True}, "other needs categories"),
     ({"unit": "ms"}, "unit needs parts"),

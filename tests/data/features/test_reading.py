@@ -153,6 +153,7 @@ REASONS = [
     (changed(spent="much"), "field 'spent' is 'much', which is not a number"),
     (changed(spent=None), "field 'spent' is missing, and has no stand-in"),
     (changed(seen="x" * 99), "which is not a time"),
+    (changed(seen=10**15), "field 'seen' is 1000000000000000, which is not a time in unit \"ms\": set the"),
     (changed(place=[1]), "field 'place' is [1], which is not a list of numbers of its size"),
     (changed(country=1.5), "which is not a word of a category"),
     (changed(items=[{}, {"price": "x"}]), "field 'items.1.price'"),

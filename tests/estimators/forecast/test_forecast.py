@@ -234,10 +234,10 @@ def test_an_endless_stream_is_cut_as_its_estimator_cuts_it() -> None:
         ({"rank": 6}, "rank = 6 is above dim = 5"),
         ({"rank": 0}, "rank must be a whole number"),
         ({"dim": 10_000}, "dim must be at most 8192"),
-        ({"records": 1}, "records = 1 are too few for 1 batches of at least 2"),
+        ({"records": 1}, "1 records do not fill 1 batches of at least 2"),
         ({"records": 10**11}, "records must be at most"),
         ({"records": 10**7}, "take 3 batches or more"),
-        ({"batches": 600}, "too few for 600 batches"),
+        ({"batches": 600}, "1000 records do not fill 600 batches of at least 2"),
         ({"batches": 10**9}, "batches must be at most"),
         ({"batches": (400, 500)}, "900 records together, not 1000"),
         ({"epsilon": 0.0}, "epsilon must be"),
@@ -286,7 +286,7 @@ def test_remedies_for_noise_name_only_what_can_be_lowered() -> None:
         return forecast(50, rank, 1000, 0.1, 1e-6, batches=batches).warnings[-1]
 
     assert last(1, 1).endswith("take more records or a larger epsilon")
-    assert last(2, 2).endswith("take more records, a larger epsilon, fewer batches or a lower rank")
+    assert last(2, 2).endswith("take more records, a larger epsilon, fewer batches or fewer components")
 
 
 @pytest.mark.parametrize(

@@ -370,7 +370,7 @@ def test_dp_pca_is_k_dp_pca_for_one_component() -> None:
         assert estimator.plan(state).parameters["mechanism"] == estimator.info.id
         states.append(state)
     assert np.array_equal(states[0].basis, states[1].basis)
-    with pytest.raises(ValueError, match="dp-pca finds one component: rank must be 1, not 2"):
+    with pytest.raises(ValueError, match="dp-pca finds one component, not 2: ask for 1, or take k-dp-pca"):
         make(k=2, kind=DPPCA)
 
 
