@@ -16,8 +16,7 @@ Problem = tuple[tuple[str, ...], str]
 """Place of a setting in its table, and the description of what is wrong with it."""
 
 
-_NEAR = 0.6
-"""Least similarity of a misspelt name and a known name; difflib's own choice."""
+_NEAR = 0.6  # least similarity of a misspelt name and a known name; difflib's own choice
 _LIMITS = {
     "greater_than": ("gt", "above"),
     "greater_than_equal": ("ge", "at least"),

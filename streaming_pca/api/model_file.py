@@ -19,10 +19,8 @@ from streaming_pca.estimators.common.state import decode_fitting_state, encode_s
 from streaming_pca.text import first_line
 
 _FORMAT = "streaming_pca.PrivatePCA"
-_VERSION = 3
-"""Version of files with features; others are still written as version 1 or 2."""
-_SINCE_2 = {"whiten": False}
-"""Parameters since version 2, with the values that reproduce earlier versions."""
+_VERSION = 3  # version of files with features; others are still written as version 1 or 2
+_SINCE_2 = {"whiten": False}  # parameters since version 2, with the values that reproduce earlier versions
 _MEMBERS = {"model.npy", "state.npy"}
 _FOREIGN = "is not a saved PrivatePCA, or is damaged"
 

@@ -55,8 +55,7 @@ from streaming_pca.estimators.warnings import DoubtfulResultWarning, find_warnin
 from streaming_pca.kernels.lattice import MAX_RECORDS
 from streaming_pca.privacy.parameters import Charge
 
-_MECHANISM_FREE = ("random_state", "whiten", "accountant")
-"""Parameters that no mechanism depends on."""
+_MECHANISM_FREE = ("random_state", "whiten", "accountant")  # parameters that no mechanism depends on
 _FEATURES = ("n_features_in_", "feature_names_in_")
 
 

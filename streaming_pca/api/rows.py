@@ -29,8 +29,7 @@ Rows = Any
 _FLOATS = [np.float64, np.float32]
 _NUMBERS = ("int", "uint", "float", "double", "halffloat", "bool", "decimal", "complex", "sparse")
 _TIMES = ("date", "time", "duration")
-_ANY = ("",)
-"""Beginnings of the names of types in pandas, polars and Arrow."""
+_ANY = ("",)  # beginnings of the names of types in pandas, polars and Arrow
 _HARMLESS = ("Found array with", "Input ", "np.matrix is not supported", "Only sparse data")
 """Beginnings of messages that have one line and no value."""
 RECORDS = "vectors (m, d) or factors (m, r, d)"

@@ -33,11 +33,9 @@ REPORTED_AT = 0.05
 REFUTED_AT = 1e-4
 """Risk of a refutation: largest probability that a true claim is refuted."""
 
-_CHUNK = 100
-"""Trials between two reports of progress."""
+_CHUNK = 100  # trials between two reports of progress
 
-_THRESHOLDS = 400
-"""Most thresholds that are tried."""
+_THRESHOLDS = 400  # most thresholds that are tried
 
 
 @dataclass(frozen=True)

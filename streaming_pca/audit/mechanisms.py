@@ -39,8 +39,7 @@ Integers = NDArray[np.int64]
 TrialAt = Callable[[float, float], Trial]
 """``trial(epsilon, delta)``: the trial of a mechanism at a claim."""
 
-_STEP = 2**20
-"""Approximate distance of neighbouring sums: far above the lattice, as in the estimators."""
+_STEP = 2**20  # approximate distance of neighbouring sums: far above the lattice, as in the estimators
 
 
 def mechanism_cases(name: str, epsilon: float, delta: float) -> list[Case]:

@@ -18,14 +18,12 @@ from streaming_pca.privacy.parameters import format_number, format_rational, gua
 from streaming_pca.privacy.randomness import utility_generator
 
 # Bounds of the memory of a stream.
-_BLOCKS_BYTES = 128 * 2**20
-"""Memory of four temporaries of a kernel."""
+_BLOCKS_BYTES = 128 * 2**20  # memory of four temporaries of a kernel
 _FETCH_BYTES = 48 * 2**20
 """Messages fetched ahead, being decoded, and on the wire; with over 48 partitions they take more."""
 _STATES = 8
 """Copies of a state: old, new, encoded, and temporaries of sums, noise and eigenvectors (7 measured)."""
-_ROW_BYTES = 16
-"""Memory of a row's indices."""
+_ROW_BYTES = 16  # memory of a row's indices
 
 Origin = Literal["default", "environment", "file"]
 

@@ -13,8 +13,7 @@ from streaming_pca.config.kafka import ConfigurationError, StrictSection, checke
 
 MIN_TOKEN = 16
 """Fewest characters of a token."""
-_MAX_FILE = 4096
-"""Most bytes read from a token's file."""
+_MAX_FILE = 4096  # most bytes read from a token's file
 # The characters that RFC 6750 allows after "Bearer".
 _TOKEN = re.compile(r"[A-Za-z0-9._~+/-]+=*")
 _ORIGIN = re.compile(r"https?://(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:[0-9]{1,5})?")

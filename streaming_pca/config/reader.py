@@ -29,8 +29,7 @@ from streaming_pca.validation_errors import list_problems, meant, nearest, optio
 Place = tuple[str, ...]
 Tables = dict[str, Any]
 
-_FORMER = {("stream", "content_type"): ("stream", "format")}
-"""Current names of renamed settings."""
+_FORMER = {("stream", "content_type"): ("stream", "format")}  # current names of renamed settings
 _SECTIONS = {name: table_model(field.annotation) for name, field in Settings.model_fields.items()}
 
 

@@ -18,12 +18,9 @@ from streaming_pca.kernels.threads import shared_out, thread_count
 
 T = TypeVar("T")
 
-_BLOCK_ENTRIES = 2**20
-"""Most entries of a block, so that a kernel's temporary takes at most 8 MiB."""
-_LEAST_ROWS = 256
-"""Rows that a block may have in any case; long rows then take more than ``_BLOCK_ENTRIES``."""
-_LEAST_SHARE = 256
-"""Fewest records that are worth a separate thread."""
+_BLOCK_ENTRIES = 2**20  # most entries of a block, so that a kernel's temporary takes at most 8 MiB
+_LEAST_ROWS = 256  # rows that a block may have in any case; long rows then take more than ``_BLOCK_ENTRIES``
+_LEAST_SHARE = 256  # fewest records that are worth a separate thread
 
 
 @dataclass(frozen=True)

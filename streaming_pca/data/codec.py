@@ -40,8 +40,7 @@ FORMATS: Final[dict[Format, MediaType]] = {
     "protobuf": PROTOBUF,
 }
 """Formats by their short names."""
-_SAME = {"avro/binary": AVRO, "application/protobuf": PROTOBUF}
-"""Other names of media types."""
+_SAME = {"avro/binary": AVRO, "application/protobuf": PROTOBUF}  # other names of media types
 
 _DTYPES: dict[str, np.dtype[Any]] = {"float32": np.dtype("<f4"), "float64": np.dtype("<f8")}
 _PLAIN = [("content-type", OCTETS.encode())]
@@ -50,8 +49,7 @@ _DESCRIBED = {
     for dtype in _DTYPES
 }
 """Headers of plain octets, as `streaming_pca.client` writes them for factors of each type."""
-_MOST_OBJECTS_BYTES = 2**22
-"""Longest list of JSON objects that is one record."""
+_MOST_OBJECTS_BYTES = 2**22  # longest list of JSON objects that is one record
 Rows = NDArray[np.floating]
 PrivacyUnit = Literal["message", "row", "user"]
 

@@ -28,8 +28,7 @@ COUNTS = ("batch_records", "null_records", "null_records_error", "clipped_record
 LONGEST_ARRAY = 1024
 """Longest array of a setting that a release holds itself: four of them take at most 100 KB."""
 
-_MAP_VERSION = 6
-"""First version that states how records were centred and scaled."""
+_MAP_VERSION = 6  # first version that states how records were centred and scaled
 SINCE: dict[str, tuple[int, Any]] = {
     **dict.fromkeys(ACCURACY, (2, None)),
     "outcome": (3, None),

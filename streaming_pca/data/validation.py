@@ -15,8 +15,7 @@ from streaming_pca.data.payloads import MalformedPayload
 from streaming_pca.data.records import RecordKind, is_symmetric
 from streaming_pca.text import first_line
 
-_MOST_NAMED = 5
-"""Null rows that are named, where each row is a record."""
+_MOST_NAMED = 5  # null rows that are named, where each row is a record
 _MARKS: tuple[tuple[bytes, str, Format], ...] = (
     (b"{", "JSON", "json"),
     (b"[", "JSON", "json"),

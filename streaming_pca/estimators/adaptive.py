@@ -34,8 +34,7 @@ from streaming_pca.linalg.subspace import orthonormalise
 # Tuned on synthetic and public data (docs/explanation/default-estimator.md, "Constants").
 _TO_BLOCK, _TO_COVARIANCE = 0.16, 0.3
 """Ratios R_b/R_c: the block route starts below the first and ends above the second (a hysteresis)."""
-_PROBE = 0.25
-"""Price of counting residual norms, over the price of counting record norms."""
+_PROBE = 0.25  # price of counting residual norms, over the price of counting record norms
 _LEAST_PROBE = 4000
 """Least records, at multiplier 1, for counts of residual norms that are precise enough to decide."""
 _MOST_QUANTILE = 0.97

@@ -15,8 +15,7 @@ from streaming_pca.privacy.parameters import Charge, PrivacyParameters, format_r
 MAX_SHARE = 0.5
 """Largest share of epsilon: more than half of it for diagnostics is a mistake."""
 
-_SENSITIVITY = 2
-"""Replacing a record moves each of the two counts by at most one."""
+_SENSITIVITY = 2  # replacing a record moves each of the two counts by at most one
 
 
 class Diagnostics:

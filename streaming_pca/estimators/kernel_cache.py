@@ -44,8 +44,7 @@ COMPILING = "compiling kernels (first run)"
 FIRST = "first"
 """Id of the kernels that the default estimator needs for float32 vectors or factors: norms, mean, layers."""
 
-_PATIENCE = 120.0
-"""Seconds to wait for another process that compiles."""
+_PATIENCE = 120.0  # seconds to wait for another process that compiles
 _DIM, _RANK = 3, 2
 _DTYPES = (np.float32, np.float64)
 

@@ -15,8 +15,7 @@ from streaming_pca.kernels.threads import shared_out
 
 Vector = NDArray[np.float64]
 
-_LEAST_ENTRIES = 2**18
-"""Entries of records that are worth a thread: a tenth of a millisecond."""
+_LEAST_ENTRIES = 2**18  # entries of records that are worth a thread: a tenth of a millisecond
 
 
 def worth_a_thread(read: RecordsView, rows_of_a_record: int) -> int:

@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from streaming_pca.data.release import Release
     from streaming_pca.estimators.base import Estimator, Subspace
 
-_MOST = 16
-"""Most reasons that are shown; a release of another program may list more."""
+_MOST = 16  # most reasons that are shown; a release of another program may list more
 
 
 @dataclass(frozen=True)

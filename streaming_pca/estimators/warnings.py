@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from streaming_pca.estimators.base import Subspace
 
 _RIGHT_ANGLE = math.pi / 2
-_STANDARD_ERRORS = 2.0
-"""Standard errors above 0 that distinguish a variance from noise."""
+_STANDARD_ERRORS = 2.0  # standard errors above 0 that distinguish a variance from noise
 _NEARLY_ALL = 0.9
 """Share of the total that one component seldom exceeds, unless it is the direction of the mean."""
 

@@ -27,11 +27,9 @@ COORDINATE_RADIUS = 2**30
 NOWHERE = -(2**31)
 """Bin that is never counted: of null records, of NaN and of values outside int32."""
 
-_DENSE = 4096
-"""Widest range of bins that is counted in a table; a wider one is sorted."""
+_DENSE = 4096  # widest range of bins that is counted in a table; a wider one is sorted
 
-_TABLES = 4
-"""Tables filled in turn: an increment waits for the last one at the same place."""
+_TABLES = 4  # tables filled in turn: an increment waits for the last one at the same place
 
 
 @njit(cache=True, nogil=True)

@@ -92,8 +92,7 @@ def sum_record_means(
         total[j] += np.int64(exact[j])
 
 
-_PIECE = 4096
-"""Entries summed in one pass: the total's entries stay in a core's cache."""
+_PIECE = 4096  # entries summed in one pass: the total's entries stay in a core's cache
 
 
 @njit(cache=True, nogil=True)

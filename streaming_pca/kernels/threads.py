@@ -21,8 +21,7 @@ from typing import Any, Generic, TypeVar
 
 Result = TypeVar("Result")
 
-_MOST = 8
-"""Default limit: more threads do not read memory faster."""
+_MOST = 8  # default limit: more threads do not read memory faster
 _CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 _chosen: int | None = None

@@ -11,10 +11,8 @@ from numpy.typing import NDArray
 
 Matrix = NDArray[np.float64]
 
-_LAPACK_BLOCK = 32
-"""Columns that LAPACK's QR works on together; its best workspace is this times k numbers."""
-_SMALL = 64
-"""Up to this order all eigenpairs are as cheap as some of them."""
+_LAPACK_BLOCK = 32  # columns that LAPACK's QR works on together; its best workspace is this times k numbers
+_SMALL = 64  # up to this order all eigenpairs are as cheap as some of them
 
 
 def orthonormalise(columns: Matrix) -> Matrix:

@@ -47,8 +47,7 @@ _GRID_BITS = 26
 _NDTRI_ERROR = 2.0**-44
 """Bound on the relative error of scipy's ndtri, 2**6 above the error that Cephes states."""
 
-_BLOCK = 2**14
-"""Values drawn at a time: a second-level cache holds their dozen arrays."""
+_BLOCK = 2**14  # values drawn at a time: a second-level cache holds their dozen arrays
 
 RandomBytes = Callable[[int], bytes]
 

@@ -23,8 +23,7 @@ from streaming_pca.privacy.errors import ParameterError
 
 _MOST = 10**12
 _LARGE_DELTA = 1e-3
-_LARGE_EPSILON = 20.0
-"""Twice the largest value that [PonomarevaEtAl2023] calls reasonable."""
+_LARGE_EPSILON = 20.0  # twice the largest value that [PonomarevaEtAl2023] calls reasonable
 _HUGE_EXPONENT = re.compile(r"[eE][+-]?[0-9]{4}")
 # Not Fraction's own grammar: versions of Python differ on spaces around "/", and underscores hide a huge
 # exponent. Readers of a ledger must agree on every number.

@@ -50,8 +50,7 @@ _HASH = np.dtype("<u8")
 _COUNT = np.dtype("<u2")
 _BYTES_PER_USER = 2 * _HASH.itemsize + _COUNT.itemsize
 
-_PIECE = 2**16
-"""Rows of one sort: bounds memory where one user sends a whole batch."""
+_PIECE = 2**16  # rows of one sort: bounds memory where one user sends a whole batch
 
 _SECRET_BYTES = 32
 _HASH_BYTES = 16

@@ -36,8 +36,7 @@ MOST_OBJECT_BYTES = 2**20
 """Longest text of one record."""
 
 _MEDIA_TYPES = {"avro": AVRO, "protobuf": PROTOBUF}
-_DEEPEST = 100
-"""Most brackets within one another."""
+_DEEPEST = 100  # most brackets within one another
 _BLANK = b" \t\r\n"
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 

@@ -12,11 +12,9 @@ from streaming_pca.data.features.records import PublicSchema, SchemaFormat
 
 _PRIMITIVE = ("null", "boolean", "int", "long", "float", "double", "bytes", "string")
 _NAMED = ("record", "error", "enum", "fixed")
-_NO_SPACE = "_"
-"""Namespace of names without one: they could not be used within another one."""
+_NO_SPACE = "_"  # namespace of names without one: they could not be used within another one
 _ROOT = "registered.proto"
-_SHOWN = 200
-"""Characters of a name in a message."""
+_SHOWN = 200  # characters of a name in a message
 
 
 @dataclass(frozen=True)

@@ -26,10 +26,8 @@ def check_places(places: Sequence[Path]) -> None:
                 raise ValueError(f"{outer!r} cannot be a value: {'.'.join(inner)!r} lies below it")
 
 
-_SHOWN = 40
-"""Characters of a value that a reason shows."""
-_MOST_NAMES = 4
-"""Columns that a message lists."""
+_SHOWN = 40  # characters of a value that a reason shows
+_MOST_NAMES = 4  # columns that a message lists
 
 
 class RowMap:

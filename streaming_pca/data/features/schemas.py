@@ -19,8 +19,7 @@ from streaming_pca.data.features.records import (
 )
 from streaming_pca.data.payloads import MalformedPayload
 
-_SHOWN = 3
-"""Schemas whose faults a message names."""
+_SHOWN = 3  # schemas whose faults a message names
 
 
 def named_in_ledger(schemas: Schemas) -> dict[str, Any]:

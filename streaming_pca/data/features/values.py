@@ -15,8 +15,7 @@ import numpy as np
 Transform = Literal["none", "log1p", "sqrt", "logit"]
 
 _NUMBER = re.compile(r"[ \t]*[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?[ \t]*", re.ASCII)
-_LONGEST_NUMBER = 400
-"""Most characters of a number's text; float64 can use 326 of them."""
+_LONGEST_NUMBER = 400  # most characters of a number's text; float64 can use 326 of them
 
 
 class _Function(NamedTuple):

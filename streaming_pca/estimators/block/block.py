@@ -51,17 +51,13 @@ _WARM = (0.0004, 0.006, 0.08)
 """Shares of the rounds before the last, from eigenvectors: trades early rounds against the last one."""
 _COLD = (0.002, 0.002, 0.003, 0.004, 0.006, 0.009, 0.014, 0.022, 0.035, 0.06)
 """Shares of the rounds before the last, from a random basis: trades steps against noise."""
-_LEAST = 1000.0
-"""Records, at multiplier 5, below which a round is skipped."""
-_RADIUS_PART = 0.25
-"""Price of counting residual norms in a round, over the price of a first count."""
+_LEAST = 1000.0  # records, at multiplier 5, below which a round is skipped
+_RADIUS_PART = 0.25  # price of counting residual norms in a round, over the price of a first count
 QUANTILE = 0.5
 """Default quantile of the residual norms. It is the best on light tails: clipping shrinks residuals
 without turning them, and by a known factor."""
-_LEAST_WEIGHT = 0.2
-"""Least divisor (mean weight) of a clipped mean: trades clipping against amplified noise."""
-_LARGEST = 1e290
-"""Largest variance along which the pass measures."""
+_LEAST_WEIGHT = 0.2  # least divisor (mean weight) of a clipped mean: trades clipping against amplified noise
+_LARGEST = 1e290  # largest variance along which the pass measures
 _SETTLED, _LEFT = 0.5, 4.0
 """Angle of the last step, over the noise's bound, above which components are unsettled; largest turn by
 further steps, over the last step's angle."""
@@ -69,8 +65,7 @@ _APART = 1.5
 """Least variance along a component, over the others' mean, that separates it from the largest other."""
 _KEPT = 0.4
 """Share of a component's variance above which clipped residuals keep its direction, as far as is known."""
-_FAR = 0.5
-"""Change of the basis, in Frobenius norm, beyond which earlier means are dropped."""
+_FAR = 0.5  # change of the basis, in Frobenius norm, beyond which earlier means are dropped
 
 
 @dataclass(frozen=True)

@@ -36,12 +36,10 @@ TOTAL_LATTICE = LAYER
 """Largest term: fine enough that rounding costs next to nothing; 2**22 terms fit int64."""
 
 # Tuned on synthetic and public data (docs/explanation/default-estimator.md, "Constants").
-_SHARE = 0.001
-"""Share of the sum: trades the total's noise against the block's."""
+_SHARE = 0.001  # share of the sum: trades the total's noise against the block's
 _QUANTILE = 0.95
 """Quantile of the traces that becomes the clip radius: trades the total's noise against its clip."""
-_COUNTS_PART = 0.25
-"""Price of counting the traces, over the price of a first count."""
+_COUNTS_PART = 0.25  # price of counting the traces, over the price of a first count
 
 
 @dataclass(frozen=True)
@@ -121,18 +119,13 @@ Matrix = NDArray[np.float64]
 # Set on synthetic data (docs/explanation/default-estimator.md, "Constants").
 VARIANCES_SHARE = 0.05
 """Share of a batch: trades precise variances against noise in the components."""
-_CAPS = np.array([12.0, 48.0, 192.0])
-"""Ends of the layers, over the route's own value along the direction."""
-_PARTS = (0.5, 0.3, 0.2)
-"""Parts of the share that the layers get."""
+_CAPS = np.array([12.0, 48.0, 192.0])  # ends of the layers, over the route's own value along the direction
+_PARTS = (0.5, 0.3, 0.2)  # parts of the share that the layers get
 _ABOVE = np.array([0.015, 0.003])
 """Usual parts of the variance in the layers after the first: noise is shrunk to them."""
-_FULL = 0.01
-"""Mean of the last layer's terms above which its caps were far too low."""
-_LARGEST = 1e6
-"""Largest error, over the variance."""
-_PRECISION = 0.001
-"""Least relative error of a variance."""
+_FULL = 0.01  # mean of the last layer's terms above which its caps were far too low
+_LARGEST = 1e6  # largest error, over the variance
+_PRECISION = 0.001  # least relative error of a variance
 
 
 class _Layers:

@@ -17,8 +17,7 @@ from streaming_pca.privacy.mechanisms import gaussian_on_vector
 WHOLE = 1_000_000
 """Millionths of the whole budget: whole numbers, so shares add up exactly."""
 
-_GRAIN = 2**10
-"""Lattice units of one record: noise of less than a record is not rounded away."""
+_GRAIN = 2**10  # lattice units of one record: noise of less than a record is not rounded away
 
 
 class Budget:

@@ -32,8 +32,7 @@ RADIUS_SHARE, MEAN_SHARE = 0.004, 0.01
 """Least share of a round's radius, and share of a coarse round's mean: trades a far mean against budget."""
 LATER_SHARE = 0.01
 """Share of the mean in a later batch."""
-_MOST_LAST = 0.15
-"""Largest share of the last round's mean: trades the centre's error against the sum's noise."""
+_MOST_LAST = 0.15  # largest share of the last round's mean: trades the centre's error against the sum's noise
 _ENOUGH = 2.5
 """Factor of sqrt(d)/(n mu) in the last round's share. At that share the square of the centre's error is
 about the largest eigenvalue of the covariance's noise."""
@@ -46,8 +45,7 @@ _MOST_CUT = 0.25
 """Largest share of the records that a round clips, for few records: trades noise against clipping."""
 _SURE = 6.0
 """Deviations of a count below which a round treats it as noise: a chance of 1e-7 in all its rounds."""
-_LEAST = 100.0
-"""Records, at multiplier 1, below which no mean is measured."""
+_LEAST = 100.0  # records, at multiplier 1, below which no mean is measured
 
 
 def last_share(dim: int, count: int, multiplier: float) -> float:

@@ -116,11 +116,9 @@ class ClippedBatches(GrowingBatches):
         return self
 
 
-_GREATEST_SENSITIVITY = 2.0 * RADIUS**2
-"""Largest sensitivity of a batch's sums, in lattice units."""
+_GREATEST_SENSITIVITY = 2.0 * RADIUS**2  # largest sensitivity of a batch's sums, in lattice units
 
-_LEAST_SHARE = 1e-3
-"""Least share of the budget that such a sum gets."""
+_LEAST_SHARE = 1e-3  # least share of the budget that such a sum gets
 
 
 class BatchCosts:

@@ -53,8 +53,7 @@ _TIGHT = 0.05
 ROWS = 2**10
 """Rounded rows of one BLAS product, few enough to stay in a cache."""
 
-_MOST_TOTAL = 2**20
-"""Largest total, in entries, that every thread may copy."""
+_MOST_TOTAL = 2**20  # largest total, in entries, that every thread may copy
 
 
 def covariance_sensitivity(kind: RecordKind) -> float:

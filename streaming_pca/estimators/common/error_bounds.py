@@ -19,8 +19,7 @@ FAILURE = 0.05
 """Failure probability of an angle bound, over the noise."""
 
 _SAYS_NOTHING = math.pi / 2
-_BURIED = 3.0
-"""A variance, over the noise of the whole mean, below which its direction may be that noise."""
+_BURIED = 3.0  # a variance, over the noise of the whole mean, below which its direction may be that noise
 _QUARTER_ARC = math.sqrt(math.pi / 2) * (math.pi / 2 + math.sqrt(2)) / (2 * math.pi)
 """E sup <g, e> over the unit vectors e of a quadrant of the plane: by its hull's perimeter (Cauchy)."""
 

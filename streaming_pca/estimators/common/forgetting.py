@@ -13,8 +13,7 @@ HalfLife = float | Literal["auto"] | None
 
 _SIGNIFICANT = 5.0
 """Standard deviations above which a change counts as drift: trades missed drift against false alarms."""
-_LEAST_KEPT = 1e-12
-"""Least weight of earlier records, a later divisor."""
+_LEAST_KEPT = 1e-12  # least weight of earlier records, a later divisor
 
 
 def kept_share(half_life: HalfLife, count: float) -> float:

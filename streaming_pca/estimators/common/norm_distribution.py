@@ -37,10 +37,8 @@ BELOW_MEDIAN = 0.75
 """Mean of min(norm, median) over the median, of norms that are spread evenly below it."""
 _LEAST_SLOPE, _MOST_SLOPE = 1.5, 30.0
 """Limits of the power law of shares above a norm, beyond the last filled bin."""
-_INTERPOLATED = 0.1
-"""Relative error of an excess: counts do not resolve norms within a bin."""
-_UNSEEN = 0.5
-"""Deviation of the share that an unfilled bin may hide, over the noise of its count."""
+_INTERPOLATED = 0.1  # relative error of an excess: counts do not resolve norms within a bin
+_UNSEEN = 0.5  # deviation of the share that an unfilled bin may hide, over the noise of its count
 
 _BEYOND_BOUNDS = 6.0
 """The same beyond the norm of a row within the public bounds, which only records of several rows exceed."""
@@ -49,17 +47,13 @@ _COARSE = 0.02
 """Deviation of a bin's count, over the records, above which counts do not show the tail: n mu below some 250.
 Skewed records then fill bins that all stay below their noise."""
 
-_SURE = 2.0
-"""Deviations below which a count shows no records: a few records count as none."""
+_SURE = 2.0  # deviations below which a count shows no records: a few records count as none
 
-_MOST_SURE = 0.25
-"""Largest share of the records that ``_SURE`` may require."""
+_MOST_SURE = 0.25  # largest share of the records that ``_SURE`` may require
 
-_LEAST_PRESENT = 0.02
-"""Least share of non-null records, a later divisor."""
+_LEAST_PRESENT = 0.02  # least share of non-null records, a later divisor
 
-_UP = 1 + 2.0**-50
-"""Factor that rounds sqrt(2) up."""
+_UP = 1 + 2.0**-50  # factor that rounds sqrt(2) up
 
 
 @dataclass(frozen=True)

@@ -23,12 +23,9 @@ Vector = NDArray[np.float64]
 
 _PRECISION = 0.004
 """Target deviation of a batch's share: trades error of the variances against noise elsewhere."""
-_LEAST, _MOST = 0.0005, 0.01
-"""Limits of the count's share of a batch's budget."""
-_SEEN = 2.0
-"""Deviations below 1 that show null records: noise alone must not rescale a variance."""
-_SMALLEST = 0.02
-"""Least share used as a divisor."""
+_LEAST, _MOST = 0.0005, 0.01  # limits of the count's share of a batch's budget
+_SEEN = 2.0  # deviations below 1 that show null records: noise alone must not rescale a variance
+_SMALLEST = 0.02  # least share used as a divisor
 
 
 @dataclass(frozen=True)
@@ -139,8 +136,7 @@ class _WholePairs:
 
 _CLAMPED_PRECISION = 0.01
 """Target deviation of a batch's share: trades detection of narrow bounds against noise elsewhere."""
-_LEAST_CLAMPED, _MOST_CLAMPED = 0.0002, 0.01
-"""Limits of the count's share of a batch's budget."""
+_LEAST_CLAMPED, _MOST_CLAMPED = 0.0002, 0.01  # limits of the count's share of a batch's budget
 _MANY_CLAMPED, _CLAMPED_SEEN = 0.02, 2.0
 """Share of the records, and deviations beyond it, above which many records are clamped."""
 

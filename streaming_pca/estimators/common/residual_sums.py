@@ -24,11 +24,9 @@ from streaming_pca.kernels.threads import thread_count, together
 Matrix = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
-_SHARE = 2**17
-"""Entries of one turn of a thread."""
+_SHARE = 2**17  # entries of one turn of a thread
 
-_FEW = 2
-"""Largest number of columns outside the basis that cost less than all of the centre's."""
+_FEW = 2  # largest number of columns outside the basis that cost less than all of the centre's
 
 _LEFT_OUT = 2.0**-3
 """Norm, in units of R, of a centre's part outside few columns that is not worth a third product. Without

@@ -45,11 +45,9 @@ from streaming_pca.estimators.common.neighbours import (
 )
 from streaming_pca.privacy.parameters import parse_rational
 
-_BATCH = 8
-"""Records of a batch."""
+_BATCH = 8  # records of a batch
 
-_STREAM_BATCHES = 6
-"""Batches of the "stream" case: a wrong cut shows with sqrt(6) times mu."""
+_STREAM_BATCHES = 6  # batches of the "stream" case: a wrong cut shows with sqrt(6) times mu
 
 
 @dataclass(frozen=True)

@@ -42,8 +42,7 @@ Integers = NDArray[np.int64]
 
 _NO_TURN = np.zeros((0, 0))
 
-_MOST_TOTALS = 2**23
-"""Entries of the layers that are summed in one reading: 64 MiB."""
+_MOST_TOTALS = 2**23  # entries of the layers that are summed in one reading: 64 MiB
 
 
 class Coordinates:

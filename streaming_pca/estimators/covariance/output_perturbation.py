@@ -95,8 +95,7 @@ def eigenpairs(total: NDArray[np.int64]) -> tuple[NDArray[np.float64], NDArray[n
 
 Matrix = NDArray[np.float64]
 
-_PROJECTOR_UNITS = 2.0**30
-"""Lattice units of a projector to one Delta."""
+_PROJECTOR_UNITS = 2.0**30  # lattice units of a projector to one Delta
 
 _FAILURE_SHARE = 0.1
 """Share of delta for the event that the noisy gap, less its quantile, exceeds the true one."""

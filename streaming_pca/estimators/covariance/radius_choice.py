@@ -33,14 +33,11 @@ _SAMPLE, _HEAVIEST = 2.0, 1.0
 With heavier tails a sample's own covariance is unreliable, and clipping removes its worst part."""
 _APART = 8.0
 """Deviations of two subspaces' squared distance, beyond the effect of their noise, that count as bias."""
-_PAYS = 0.97
-"""Squared error after a change of radius, over the present one's, below which the change pays."""
+_PAYS = 0.97  # squared error after a change of radius, over the present one's, below which the change pays
 _REPEATS, _FEW_REPEATS, _WIDE = 16, 8, 100
 """Simulated draws, draws above ``_WIDE`` features, and that dimension: trades precision against time."""
-_STEPS, _GUARDS = 6, 4
-"""Steps of the subspace iteration, and its columns beyond the rank."""
-_WHOLE = 40
-"""Largest dimension whose eigenvectors are all computed by one decomposition."""
+_STEPS, _GUARDS = 6, 4  # steps of the subspace iteration, and its columns beyond the rank
+_WHOLE = 40  # largest dimension whose eigenvectors are all computed by one decomposition
 
 
 @dataclass(frozen=True)

@@ -30,8 +30,7 @@ Matrix = NDArray[np.float64]
 
 _PAIRS, _GUARDS = 40, 4
 """Simulated pairs of an angle bound, and extra columns of the iteration: trade precision against time."""
-_LOST = 1.4
-"""Radians above which a simulated bound is replaced by pi/2."""
+_LOST = 1.4  # radians above which a simulated bound is replaced by pi/2
 
 
 def covariance_subspace(
@@ -111,12 +110,9 @@ def _simulated_angle(
     return bound if bound < _LOST else math.pi / 2
 
 
-_DEVIATIONS = 2.0
-"""Deviations of the noise that are added to measured values."""
-_SURE = 3.0
-"""Deviations of a feature's part above one half."""
-_LEAST_SHOWN = 1e-3
-"""Share of the cut-off part above which the layers show its directions."""
+_DEVIATIONS = 2.0  # deviations of the noise that are added to measured values
+_SURE = 3.0  # deviations of a feature's part above one half
+_LEAST_SHOWN = 1e-3  # share of the cut-off part above which the layers show its directions
 
 
 def clip_angle(

@@ -50,18 +50,15 @@ FIRST_LOOK, SECOND_LOOK, LATER_LOOK = 0.15, 0.08, 0.1
 """Shares of a look: in a first batch, in weighted coordinates, in later batches: choice against sum."""
 LATER_NORMS, _SECOND_NORMS = 0.25, 0.5
 """Price of later counts of norms, and of those in weighted coordinates, over the price of a first count."""
-_COMPARABLE = 0.25
-"""Least records of a batch that looks, over those of the largest batch."""
+_COMPARABLE = 0.25  # least records of a batch that looks, over those of the largest batch
 _ALWAYS, _MORE = 16, 1.25
 """Number of first looks in a row; growth of the records from one later look to the next."""
 _BEYOND = 0.05
 """Share, in a batch that does not look, for the layers beyond the chosen radius, at the sum's cost."""
-_LEAST_PART = 0.003
-"""Least part of a share that a layer gets."""
+_LEAST_PART = 0.003  # least part of a share that a layer gets
 _FUTURE = (0.0, 0.5, 1.0)
 """Parts of the records to come, after which the error of a radius is judged: a change must pay on average."""
-_TESTS = 3
-"""False alarms fall with this power of the number of looks, so the radius of a steady stream stays."""
+_TESTS = 3  # false alarms fall with this power of the number of looks, so the radius of a steady stream stays
 _SPANS = 4
 """Features, over the rank that judges radii if k is above d/2, or not fixed: a smaller rank clips less, a
 larger one has less noise. Judged on scale-mixed normal data, d = 10 and 50."""
@@ -71,12 +68,9 @@ _CUT, _FEWEST = 0.004, 5
 """The grid ends where at most this share of the total norm is cut off, or fewer records lie above."""
 _WORTH = 0.35
 """Expected squared error with weights, over the error with equal ones, above which weights are not tried."""
-_LEAST_AGREEMENT = 0.3
-"""Least agreement at the chosen radius for weights."""
-_SHRINKS = 1e-4
-"""Smallest variance that weights assume, over the largest."""
-_ITERATIONS = 80
-"""Fixed-point steps for the weights."""
+_LEAST_AGREEMENT = 0.3  # least agreement at the chosen radius for weights
+_SHRINKS = 1e-4  # smallest variance that weights assume, over the largest
+_ITERATIONS = 80  # fixed-point steps for the weights
 
 
 @dataclass(frozen=True)

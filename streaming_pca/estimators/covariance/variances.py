@@ -24,13 +24,10 @@ Matrix = NDArray[np.float64]
 _MEAN, _COMMON, _STEP = 1.2, 0.8, 0.2
 """Part of the cut-off norm that a direction loses, over its part of the total: the prior's mean, the
 deviation common to all radii, and the deviation from one radius to the next."""
-_BEYOND = 0.5
-"""Deviation of this part beyond the largest radius, over sqrt(b (1 - b))."""
-_PRECISION = 0.001
-"""Least relative error of a variance: the model's."""
+_BEYOND = 0.5  # deviation of this part beyond the largest radius, over sqrt(b (1 - b))
+_PRECISION = 0.001  # least relative error of a variance: the model's
 _ROUNDS = 3
-_LEAST_KEPT = 0.1
-"""Least share that a clip is assumed to keep: variances are scaled up at most tenfold."""
+_LEAST_KEPT = 0.1  # least share that a clip is assumed to keep: variances are scaled up at most tenfold
 
 
 @dataclass(frozen=True)

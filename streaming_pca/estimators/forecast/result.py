@@ -15,24 +15,17 @@ from streaming_pca.privacy.parameters import Charge
 TARGETS = (0.05, 0.10, 0.30)
 """Relative errors of a forecast's table, each with the eigengap that it needs."""
 
-_ENDLESS = 1e15
-"""Largest number of records that is named."""
-_SHARPNESS = 4
-"""Exponent of the saturation; tuned by simulation with 10 to 200 features, rank 1 to 10."""
+_ENDLESS = 1e15  # largest number of records that is named
+_SHARPNESS = 4  # exponent of the saturation; tuned by simulation with 10 to 200 features, rank 1 to 10
 
-_ASSUMED = (0.5, 0.2, 0.05)
-"""Assumed gaps, as shares of the largest possible one."""
+_ASSUMED = (0.5, 0.2, 0.05)  # assumed gaps, as shares of the largest possible one
 
 Route = Literal["covariance", "block"]
 
-_WIDTH, _LABEL = 80, 22
-"""Columns of the text, and of a row's label."""
-_SHOWN = 5
-"""Number of leading batches whose sizes are listed, in addition to the last one."""
-_LOST = math.radians(60)
-"""A subspace that noise turns by more than this angle is called lost."""
-_STEPS = (0.25, 0.5, 1.0, 2.0, 4.0)
-"""Multiples of the given epsilon and of the given records in the tables."""
+_WIDTH, _LABEL = 80, 22  # columns of the text, and of a row's label
+_SHOWN = 5  # number of leading batches whose sizes are listed, in addition to the last one
+_LOST = math.radians(60)  # a subspace that noise turns by more than this angle is called lost
+_STEPS = (0.25, 0.5, 1.0, 2.0, 4.0)  # multiples of the given epsilon and of the given records in the tables
 
 MEASURED = (
     "Fits to nine data sets measured 0.2 to 2 times the forecast angle; under heavy tails 2 to 20 times "

@@ -23,12 +23,9 @@ from streaming_pca.privacy.parameters import Charge
 
 Matrix = NDArray[np.float64]
 
-_MOST_REPORTS = 4096
-"""Reports of a batch, by default."""
-_BATCH_ENTRIES = 2**27
-"""Most numbers of a batch, by default: 512 MiB."""
-_FAR = 40.0
-"""Standard deviations that noise never reaches: the probability is below 1e-340 an entry."""
+_MOST_REPORTS = 4096  # reports of a batch, by default
+_BATCH_ENTRIES = 2**27  # most numbers of a batch, by default: 512 MiB
+_FAR = 40.0  # standard deviations that noise never reaches: the probability is below 1e-340 an entry
 
 
 class LocalOptions(Options):

@@ -15,8 +15,7 @@ from streaming_pca.linalg.fantope import FantopeIterate, noise_penalty, sparse_s
 from streaming_pca.linalg.packed import pack_symmetric, packed_size, unpack_symmetric
 from streaming_pca.linalg.subspace import leading_eigenpairs, ritz_pairs
 
-_MOST_STORED = 512
-"""Most features of a stored start: more would make the state much larger."""
+_MOST_STORED = 512  # most features of a stored start: more would make the state much larger
 _LEAST_WEIGHT = 10.0
 """Least weight of a feature that counts, in tolerances of the solver: a smaller one may be 0."""
 

@@ -71,8 +71,7 @@ def oja_step(basis: Floats, gradient: Floats, rate: float) -> tuple[Floats, Floa
     return new, (inner + inner.T) / 2
 
 
-_LARGEST = 1e150
-"""Bound of the Rayleigh quotients: keeps their eigenvalues finite."""
+_LARGEST = 1e150  # bound of the Rayleigh quotients: keeps their eigenvalues finite
 
 
 class OjaOptions(LearningRates):

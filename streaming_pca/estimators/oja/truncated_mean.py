@@ -65,18 +65,14 @@ from streaming_pca.privacy.mechanisms.histogram import Modes
 
 Floats = NDArray[np.float64]
 
-_EIGENVALUE_STEPS = 60
-"""Power steps for a block's eigenvalue: trades accuracy of the scale against time."""
-_BINS_PER_OCTAVE = 4
-"""Bins of the scale in a factor of 2, as in the papers (powers of 2^(1/4))."""
-_OCTAVES = 400
-"""Scales lie between 2**-400 and 2**400: beyond them the computation overflows."""
+_EIGENVALUE_STEPS = 60  # power steps for a block's eigenvalue: trades accuracy of the scale against time
+_BINS_PER_OCTAVE = 4  # bins of the scale in a factor of 2, as in the papers (powers of 2^(1/4))
+_OCTAVES = 400  # scales lie between 2**-400 and 2**400: beyond them the computation overflows
 _GREATEST_EPSILON = 100.0
 """Largest epsilon of a batch: above it e^epsilon leaves almost nothing of delta, and no useful noise."""
 _BLOCK_VALUES = 2**23
 """Coordinates of products held together: 64 MiB. Trades memory against calls."""
-_APART = 16
-"""Bins between the rows of a block's bins: a cache's line."""
+_APART = 16  # bins between the rows of a block's bins: a cache's line
 _BINS_HELD = 2**26
 """Bins held together: 256 MiB. With more, the coordinates are read in several turns."""
 

@@ -34,8 +34,7 @@ from streaming_pca.estimators.common.neighbours import (
 )
 from streaming_pca.estimators.common.worst_sums import Setup, basis_worst, sum_cases
 
-_RATE = 1e-2
-"""Learning rate of Oja's steps; small, so that the sum can be read back from the states."""
+_RATE = 1e-2  # learning rate of Oja's steps; small, so that the sum can be read back from the states
 
 
 def oja_answer(estimator: AnyEstimator, before: Any, after: Any, transformed: int) -> Matrix:

@@ -25,8 +25,7 @@ from streaming_pca.privacy.mechanisms import AboveThreshold, gaussian_on_vector
 
 Floats = NDArray[np.float64]
 
-_RADIUS = float(MATRIX_RADIUS)
-"""Lattice units of theta: bound of a record's integer norm."""
+_RADIUS = float(MATRIX_RADIUS)  # lattice units of theta: bound of a record's integer norm
 
 
 class AdaptivePowerOptions(Options):

@@ -28,8 +28,7 @@ from streaming_pca.estimators.common.neighbours import (
     zero,
 )
 
-_BATCH = 8
-"""Records of a batch of noisy power."""
+_BATCH = 8  # records of a batch of noisy power
 
 # Adaptive power, of one round.
 

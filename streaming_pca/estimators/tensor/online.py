@@ -16,8 +16,7 @@ from streaming_pca.kernels.lattice import BLOCK
 from streaming_pca.linalg.tensors import products_of_rows
 from streaming_pca.privacy.parameters import Charge
 
-_LARGEST = 1e50
-"""Largest entry of a record that counts: cubes of larger ones would overflow."""
+_LARGEST = 1e50  # largest entry of a record that counts: cubes of larger ones would overflow
 
 
 class OnlineTensorOptions(TensorOptions):

@@ -45,8 +45,7 @@ from streaming_pca.privacy.randomness import utility_generator
 
 Matrix = NDArray[np.float64]
 
-_LARGEST = 1e150
-"""Bound of the weights: they stay finite."""
+_LARGEST = 1e150  # bound of the weights: they stay finite
 
 
 class TensorOptions(Options):

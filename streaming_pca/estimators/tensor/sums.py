@@ -36,8 +36,7 @@ Matrix = NDArray[np.float64]
 
 PRODUCT_SENSITIVITY = 2.0 * RADIUS**2
 """L2 sensitivity of :func:`product_sum` in lattice units, for any candidates and any whitening."""
-_UNIT = float(RADIUS)
-"""Lattice units of a clip radius."""
+_UNIT = float(RADIUS)  # lattice units of a clip radius
 
 
 def joint_radius(candidates: Matrix) -> float:

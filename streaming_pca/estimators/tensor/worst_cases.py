@@ -23,8 +23,7 @@ from streaming_pca.estimators.common.neighbours import (
 )
 from streaming_pca.linalg.tensors import Whitening
 
-_BATCH = 8
-"""Records of a batch."""
+_BATCH = 8  # records of a batch
 
 
 def _products(target: Target, whitening: Whitening | None = None) -> Trial:

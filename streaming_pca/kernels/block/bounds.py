@@ -27,8 +27,7 @@ MOST_PRODUCT = 2.0**24.5
 """Bound of |u|."""
 
 _BOUND = float(RADIUS) ** 2
-_FAR = 2.0**80
-"""Norm in units, 2**40 R: at that distance the centre's weight is 0."""
+_FAR = 2.0**80  # norm in units, 2**40 R: at that distance the centre's weight is 0
 COUNTED_AS_CLIPPED = 1.0 + 2.0**-16
 """A norm above this many radii counts as clipped: records of norm R exactly do not count by chance."""
 

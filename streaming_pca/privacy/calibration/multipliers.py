@@ -32,14 +32,11 @@ from streaming_pca.privacy.errors import (
 )
 from streaming_pca.privacy.noise import GREATEST_SIGMA
 
-_GREATEST_EPSILON = 1e12
-"""Largest epsilon of a charge; further out, arguments outgrow the evaluations."""
+_GREATEST_EPSILON = 1e12  # largest epsilon of a charge; further out, arguments outgrow the evaluations
 
-_LEAST_MULTIPLIER = 1e-50
-"""Less noise than any charge allows."""
+_LEAST_MULTIPLIER = 1e-50  # less noise than any charge allows
 
-_DIGITS = 60
-"""Decimal digits of the evaluations; they lose only the last ones to rounding."""
+_DIGITS = 60  # decimal digits of the evaluations; they lose only the last ones to rounding
 
 # At its first use: the import takes 80 ms, and most commands calibrate nothing. Kept: making it takes 2 ms.
 _context = cache(lambda: import_module("mpmath").MPContext())

@@ -34,11 +34,9 @@ from streaming_pca.privacy.errors import CalibrationError, require_count, requir
 
 Floats = NDArray[np.float64]
 
-_BLANKET_SHARE = 0.2
-"""Share of delta for T; the optimum is flat and nearly the same for all parameters."""
+_BLANKET_SHARE = 0.2  # share of delta for T; the optimum is flat and nearly the same for all parameters
 
-_TAIL_SHARE = 0.02
-"""Share of delta for the cut of Y."""
+_TAIL_SHARE = 0.02  # share of delta for the cut of Y
 
 _GREATEST_EPSILON = 40.0
 """Largest epsilon with this bound; above it the order hides nothing, and the local bound is used."""
@@ -46,14 +44,11 @@ _GREATEST_EPSILON = 40.0
 _GREATEST_H = 8.0
 """Largest h; above it no order of int64 length hides a record, and exponentials grow too large."""
 
-_STEPS_A_DEVIATION = 20
-"""Grid cells a standard deviation of Y: more are sharper and slower."""
+_STEPS_A_DEVIATION = 20  # grid cells a standard deviation of Y: more are sharper and slower
 
-_MOST_CELLS = 2**20
-"""Most cells of the grid: bounds memory."""
+_MOST_CELLS = 2**20  # most cells of the grid: bounds memory
 
-_U = 2.0**-53
-"""Unit roundoff of float64."""
+_U = 2.0**-53  # unit roundoff of float64
 
 
 def blanket_delta(epsilon: float, multiplier: float, messages: int, share: float, tail: float) -> float:

@@ -16,8 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError,
 from streaming_pca.privacy.parameters import Charge, Rational
 from streaming_pca.text import printable
 
-_OFFSET_LIMIT = 2**63
-"""Bound of Kafka's offsets and of batch numbers."""
+_OFFSET_LIMIT = 2**63  # bound of Kafka's offsets and of batch numbers
 
 
 class MalformedEntry(ValueError):

@@ -56,8 +56,7 @@ TOLERANCE = Fraction(1, 10**12)
 Parameters = dict[str, Any]
 Cost = Fraction | float
 
-_RHO_TOLERANCE = 1e-9
-"""Relative slack of a rho from :func:`greatest_rho`, whose orders lie on a grid."""
+_RHO_TOLERANCE = 1e-9  # relative slack of a rho from :func:`greatest_rho`, whose orders lie on a grid
 
 
 def is_of_reports(contract: Parameters, parameters: Parameters) -> bool:

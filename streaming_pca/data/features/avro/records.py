@@ -42,8 +42,7 @@ Skip = Callable[[bytes, int, int], int]
 Read = Callable[[bytes, int, list[Any]], int]
 """Takes a payload, a place in it and the slots to fill; returns the place after a value."""
 
-_DEEPEST = 200
-"""Most values within one another."""
+_DEEPEST = 200  # most values within one another
 
 
 class AvroRecords:

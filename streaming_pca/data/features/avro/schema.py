@@ -10,8 +10,7 @@ from typing import Any
 from streaming_pca.data.features.records import library, one_line
 
 _MOST_BYTES = 2**22
-_DEEPEST = 64
-"""Most types within one another, where a definition is written."""
+_DEEPEST = 64  # most types within one another, where a definition is written
 _FEWEST = {"null": 0, "boolean": 1, "int": 1, "long": 1, "float": 4, "double": 8, "bytes": 1, "string": 1}
 _WIDTHS = {"null": 0, "boolean": 1, "float": 4, "double": 8}
 _NAMED = ("record", "error", "enum", "fixed")
