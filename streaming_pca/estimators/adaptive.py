@@ -11,6 +11,7 @@ from streaming_pca.data.batch import Batch
 from streaming_pca.data.preprocessing import Preprocessing
 from streaming_pca.estimators.base import EstimatorInfo, Subspace, SuiteOptions
 from streaming_pca.estimators.block.block import (
+    OVERSAMPLING,
     QUANTILE,
     BlockEstimate,
     BlockUpdate,
@@ -113,7 +114,9 @@ class AdaptivePCA(ComposedEstimator[AdaptiveState, AdaptiveOptions]):
 
     def init(self, rng: np.random.Generator) -> AdaptiveState:
         """Return the state before any record, with a uniformly random basis for the block route."""
-        basis = orthonormalise(rng.standard_normal((self.dim, self.k)))
+        # A route that is chosen later begins with resolved eigenvectors, and needs no column beyond them.
+        columns = min(self.k + OVERSAMPLING * (self.fixed_route == "block"), self.dim)
+        basis = orthonormalise(rng.standard_normal((self.dim, columns)))
         block = BlockEstimate.start(basis)
         covariance = self._empty_covariance
         route = self.fixed_route or "covariance"

@@ -53,6 +53,7 @@ _COLD = (0.002, 0.002, 0.003, 0.004, 0.006, 0.009, 0.014, 0.022, 0.035, 0.06)
 """Shares of the rounds before the last, from a random basis: trades steps against noise."""
 _LEAST = 1000.0  # records, at multiplier 5, below which a round is skipped
 _RADIUS_PART = 0.25  # price of counting residual norms in a round, over the price of a first count
+OVERSAMPLING = 1  # columns beyond the rank of a block that begins with a random basis
 QUANTILE = 0.5
 """Default quantile of the residual norms. It is the best on light tails: clipping shrinks residuals
 without turning them, and by a known factor."""
@@ -94,7 +95,8 @@ class BlockEstimate:
     offset_noise: float = 0.0
     """Variance of the noise in each of its coordinates."""
     turned: float = 0.0
-    """Sine of the largest turn of the basis in the last step."""
+    """Sine of the largest turn of the basis in the last step; undamped in the rounds after a start, if there
+    are more columns than components."""
 
     @classmethod
     def start(cls, basis: Matrix) -> BlockEstimate:
@@ -369,9 +371,9 @@ def round_shares(count: int, multiplier: float, cold: bool) -> list[float]:
 class BlockOptions(ClippedBatches):
     """Settings of :class:`BlockPCA`."""
 
-    oversampling: int = Field(default=0, ge=0, le=2**10)
-    """Columns beyond the rank, for slowly falling spectra; each adds noise. A stream keeps the
-    value it began with."""
+    oversampling: int = Field(default=OVERSAMPLING, ge=0, le=2**10)
+    """Columns beyond the rank. The steps see the next eigenvalue with one; without any, components may be
+    those of a smaller eigenvalue unnoticed. Each adds noise. A stream keeps the value it began with."""
 
 
 @dataclass(frozen=True)
@@ -438,6 +440,9 @@ def learn_block(
         running = total.averaged(here, weigh(total.weight), update.shift.total)
         whole = max(running.value - square, 0.0)
         estimate = update.step(estimate, whole)
+        if shares and estimate.basis.shape[1] > update.rank and gain:
+            # A step by part of what was measured turns by that part; the rest is still to come.
+            estimate = replace(estimate, turned=min(estimate.turned / gain, 1.0))
     if held:
         # Numbers may overflow, and an error would reveal records.
         with np.errstate(all="ignore"):
@@ -470,9 +475,8 @@ class BlockPCA(ComposedEstimator[BlockState, BlockOptions]):
     - A first batch has rounds of growing shares of its budget, each with its own basis;
       a later batch has one round.
 
-    Oversampling was measured on spiked, Gaussian and wide records. With the shifted
-    step it costs more noise than it gains, so its default is 0. On slow spectra,
-    where it would help, the covariance route is far better than either.
+    One column beyond the rank shows the gap to the next eigenvalue, which bounds need, and
+    keeps the steps from settling on a smaller one.
 
     Privacy
     -------
