@@ -151,7 +151,7 @@ def run_demo(
             raise DemoFailed(f"the ledger failed verification: {report.problems[0]}")
         last = points[-1]
         if last.release.records != len(data.records):
-            raise DemoFailed(f"only {last.release.records} of {len(data.records)} records were learnt")
+            raise DemoFailed(f"only {last.release.records} of {len(data.records)} records were processed")
         facts = {
             "records": last.release.records,
             "releases": len(points),
@@ -247,7 +247,7 @@ def _learn(
     if compiler is not None and compiling is not None:
         compiler.wait()
         compiling.finish()
-    learning = progress.task("records learnt", len(records))
+    learning = progress.task("records processed", len(records))
     started = time.monotonic()
     points: list[_Point] = []
     for release in _releases(settings, worker, failures):

@@ -8,6 +8,7 @@ from starlette.routing import BaseRoute, Mount
 
 from streaming_pca.dashboard.api.application import make_api
 from streaming_pca.dashboard.pages import page_routes
+from streaming_pca.estimators.warnings import ReleaseWarning
 from streaming_pca.privacy.ledger.entries import OffsetRange, Paused, Reserved
 from streaming_pca.privacy.parameters import Charge
 from tests.browser.serving import FEATURES
@@ -18,6 +19,10 @@ PLANNED = 20_480
 WAITING = 4200
 """Records that wait for the batch that fills."""
 PER_SECOND = 50
+DOUBTS = tuple(
+    each for each in ReleaseWarning if each not in (ReleaseWarning.NO_RECORDS, ReleaseWarning.RANGE_ENDS)
+)
+"""Most doubts that one release can have."""
 _BATCHES = {"n_records": 1000 * PLANNED, "n_batches": 1000, "growth": 1.0}
 _SECONDS = 80
 
@@ -26,8 +31,9 @@ class Scenes:
     """Site of streams in each state.
 
     ``filling`` is healthy, and its budget is spent as planned; ``half`` has half of its cap left; ``users``
-    has users as units; ``doubtful`` needs attention; ``late`` has a full batch and no release; ``paused`` is
-    paused; ``refused`` may not charge its next batch; ``first`` has no release yet.
+    has users as units; ``doubtful`` has all doubts; ``late`` has a full batch and no release;
+    ``paused`` is paused; ``refused`` may not charge its next batch; ``first`` has no release yet; ``single``
+    has one release, of one component.
     """
 
     def __init__(self) -> None:
@@ -38,13 +44,15 @@ class Scenes:
             made_offline("refused", input="visits", **common),
             made_offline("half", ("2", "2e-6"), **common),
             made_offline("users", **common, **user),
+            made_offline("single", **(common | {"rank": 1})),
             *(made_offline(name, **common) for name in ("doubtful", "late", "paused", "first")),
         )
         offline.publish("filling", 12)
         for name in ("half", "late", "paused"):
             offline.publish(name, 3)
-        offline.publish("doubtful", 3, doubts=("clamped",))
+        offline.publish("doubtful", 3, doubts=DOUBTS)
         offline.publish("users", 1, entries=False)
+        offline.publish("single")
         paused = offline.streams["paused"]
         own = {"topic_id": paused.topic_id, "job": "paused"}
         offline.append("paused", Paused(**own, previous=paused.head, reason="broker upgrade"))

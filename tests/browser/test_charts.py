@@ -6,13 +6,14 @@ import json
 import re
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from streaming_pca.data.release import Release
 from tests.browser.recorded import INTERVAL, RATE, recorded_site, recorded_stream
-from tests.browser.visits import LIMIT_MS, Visit, numbers, revisiting, visiting
+from tests.browser.visits import LIMIT_MS, THEMES, Visit, numbers, revisiting, visiting
 from tests.dashboard.streams import RECORDS, MadeStream
 
 if TYPE_CHECKING:
@@ -84,14 +85,7 @@ def run(visit: Visit, file: str, expression: str, given: Any = None) -> Any:
 
 def draw(visit: Visit, path: str) -> list[str]:
     """Open a page and draw all figures; return their ids."""
-    visit.go(path)
-    visit.wait_attached('main[aria-busy="false"]')
-    visit.wait_attached("figure[data-plot]")
-    figures = visit.page.locator("figure[data-plot]")
-    for i in range(figures.count()):
-        figures.nth(i).scroll_into_view_if_needed()
-        figures.nth(i).and_(visit.page.locator("[data-state]")).wait_for(timeout=LIMIT_MS)
-    return [figures.nth(i).get_attribute("data-plot") or "" for i in range(figures.count())]
+    return visit.go(path).draw()
 
 
 def collisions(visit: Visit) -> list[str]:
@@ -155,6 +149,32 @@ def test_a_collision_is_found(visit: Visit) -> None:
         "(text, i) => text.setAttribute('transform', `translate(${i ? -2000 : 40},0)`))"
     )
     assert {each.partition(":")[0] for each in collisions(visit)} == {"scree"}
+
+
+def test_a_page_that_had_no_width_shows_its_figures_as_before(visit: Visit) -> None:
+    wide = {"width": 1440, "height": 1000}
+    visit.page.set_viewport_size(wide)
+    draw(visit, "/streams/flown")
+    biplot = visit.page.locator('[data-plot="biplot"]')
+    before = biplot.locator(".plot text").all_text_contents()
+    # Programs that take pictures of whole pages leave no width for a moment.
+    for width in (1, 90):
+        visit.page.set_viewport_size({"width": width, "height": 900})
+        biplot.evaluate("figure => figure.scrollIntoView()")
+        # As a release would, a change of the theme draws all figures in view.
+        for theme in THEMES[::-1]:
+            visit.page.emulate_media(color_scheme=theme)
+            visit.wait_attached(f"html[data-theme={theme}]")
+            visit.page.wait_for_timeout(100)
+        visit.page.set_viewport_size(wide)
+        assert visit.draw() == [*LAST, *TIMED]
+        visit.until(lambda: collisions(visit) == [], "figures that fit")
+        assert biplot.locator(".plot text").all_text_contents() == before
+        tops = biplot.locator(".ytick text").evaluate_all(
+            "ticks => ticks.map((tick) => [tick.textContent, tick.getBoundingClientRect().top])"
+        )
+        values = [numbers(text)[0] for text, _ in sorted(tops, key=itemgetter(1))]
+        assert values == sorted(values, reverse=True)
 
 
 def test_the_rest_has_a_bar_with_its_error(visit: Visit, streams: list[MadeStream]) -> None:
@@ -398,6 +418,17 @@ def test_rates_average_and_keep_gaps(modules: Visit) -> None:
     found = run(modules, "timeline", "module.rates(...given)", [times, totals, 1500])
     assert found == {"x": [0, 2000, 60_000, 61_000, 63_000], "y": [10, 10, None, 20, 20]}
     assert run(modules, "timeline", "module.rates(...given)", [[0, 1000], [9, 3], 1])["y"] == [None]
+
+
+def test_a_full_batch_is_learnt_only_if_the_cap_allows_it(modules: Visit) -> None:
+    batch = {"waiting": 9, "planned": 5, "per_second": 1}
+    allowed = "full: the worker can learn it"
+    for budget, words in (
+        (None, allowed),
+        ({"allows_next": True}, allowed),
+        ({"allows_next": False}, "full, but the cap does not allow it"),
+    ):
+        assert run(modules, "../js/components", "module.fillWords(...given)", [batch, budget]) == words
 
 
 def test_a_value_has_the_digits_of_its_error(modules: Visit) -> None:

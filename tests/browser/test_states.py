@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.browser.scenes import PER_SECOND, PLANNED, WAITING, Scenes
+from tests.browser.scenes import DOUBTS, PER_SECOND, PLANNED, WAITING, Scenes
 from tests.browser.visits import Visit, numbers, problems_in_both_themes, visiting
 from tests.service.http.running import serving
 
@@ -20,6 +21,7 @@ LEVELS = {
     "half": "Healthy",
     "users": "Healthy",
     "first": "Healthy",
+    "single": "Healthy",
     "doubtful": "Attention",
     "late": "Attention",
     "paused": "Attention",
@@ -54,8 +56,22 @@ def test_each_state_has_a_name_and_a_remedy(visit: Visit) -> None:
         assert words in visit.text(field(name, "health.reasons"))
     visit.page.locator("#find").fill("attention")
     visit.until(lambda: visit.page.locator("[data-stream]").count() == 3, "three streams")
+
+
+def test_doubts_and_what_helps_are_complete_once_they_are_opened(visit: Visit) -> None:
     visit.go("/streams/doubtful")
-    assert "bounds" in visit.text(field("doubtful", "advice.remedies"))
+    place = field("doubtful", "health.reasons")
+    visit.wait(place)
+    served = visit.page.evaluate("fetch('/v1/streams/doubtful').then((answer) => answer.json())")
+    reasons, remedies = served["health"]["reasons"], served["advice"]["remedies"]
+    assert len(reasons) == len(DOUBTS)
+    assert len(remedies) > len(DOUBTS)
+    for name, lines, seen in (("health.reasons", reasons, 3), ("advice.remedies", remedies, 2)):
+        items = visit.page.locator(f"{field('doubtful', name)} li")
+        assert [items.nth(i).is_visible() for i in range(seen + 1)] == [True] * seen + [False]
+        visit.page.locator(f'[data-fold="{name}"] > summary').click()
+        items.last.wait_for()
+        assert items.all_inner_texts() == lines
 
 
 def test_a_batch_that_fills_shows_its_records_and_when_it_may_be_full(visit: Visit) -> None:
@@ -123,18 +139,32 @@ def test_the_entries_of_a_batch_are_one_row_that_opens(visit: Visit) -> None:
     assert rows.count() == 14
 
 
-def test_the_page_of_a_stream_fits_two_screens(visit: Visit) -> None:
+@pytest.mark.parametrize("stream", ["filling", "doubtful"])
+def test_the_page_of_a_stream_fits_two_screens(visit: Visit, stream: str) -> None:
     width, height = 1440, 900
     visit.page.set_viewport_size({"width": width, "height": height})
-    visit.go("/streams/filling")
-    visit.wait_attached('main[aria-busy="false"]')
-    visit.wait_attached("figure[data-plot][data-state]")
+    visit.go(f"/streams/{stream}").draw()
     assert visit.page.evaluate("document.documentElement.scrollHeight") <= 2 * height
+
+
+def test_words_fit_a_stream_of_one_component_with_one_release(visit: Visit) -> None:
+    visit.go("/streams/single")
+    assert "1 component of 8 features" in visit.text("main .lead")
+    assert "First release" in visit.text("main .facts")
+
+
+def test_the_plan_is_headed_by_an_angle_as_the_command_is(visit: Visit) -> None:
+    visit.go("/plan?gap=0.1")
+    (angle,) = numbers(visit.text('.big [data-field="angle"]'))
+    served = float(visit.value('.big [data-field="angle"]'))
+    assert angle == pytest.approx(math.degrees(served), rel=0.05)
+    visit.go("/plan?records=1000&gap=0.0001")
+    visit.page.locator(".big", has_text="is expected to be lost in noise").wait_for()
 
 
 def test_axe_finds_nothing_on_open_folds(visit: Visit) -> None:
     found = []
-    for path in ("/", "/streams/filling", "/streams/refused", "/ledger/visits"):
+    for path in ("/", "/streams/filling", "/streams/refused", "/streams/doubtful", "/ledger/visits"):
         visit.go(path)
         visit.wait_attached('main[aria-busy="false"]')
         visit.page.wait_for_timeout(100)

@@ -176,6 +176,16 @@ class Visit:
         """Wait until an element exists, visible or not."""
         self.page.locator(selector).first.wait_for(state="attached", timeout=LIMIT_MS)
 
+    def draw(self) -> list[str]:
+        """Bring each figure of the open page into view until it is drawn; return their ids."""
+        self.wait_attached('main[aria-busy="false"]')
+        self.wait_attached("figure[data-plot]")
+        figures = self.page.locator("figure[data-plot]")
+        for i in range(figures.count()):
+            figures.nth(i).scroll_into_view_if_needed()
+            figures.nth(i).and_(self.page.locator("[data-state]")).wait_for(timeout=LIMIT_MS)
+        return [figures.nth(i).get_attribute("data-plot") or "" for i in range(figures.count())]
+
     def shows(self, selector: str, number: int) -> None:
         """Wait until an element's digits equal a number's."""
         read = "selector => document.querySelector(selector)?.textContent.replace(/[^0-9]/g, '')"

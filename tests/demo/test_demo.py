@@ -133,6 +133,9 @@ def test_the_demo_learns_the_flights_and_explains_itself(tmp_path: Path) -> None
         _, err = reported(process)
     assert process.returncode == 0
     assert "Traceback" not in err
+    # The word of the dashboard's pages.
+    assert "records processed: " in err
+    assert "learnt" not in err
     assert re.search(r"takes about (20|45) seconds on two cores", err)
     assert picture.stat().st_size > 10_000
     assert list(tmp_path.iterdir()) == [picture]

@@ -80,23 +80,21 @@ def _rules(facts: Facts) -> Iterator[tuple[bool, Level, str]]:
     closed = "The ledger is not open: set a cap with `streaming-pca topics create`."
     yield not facts.open_ledger, "problem", closed
     refused = f"The ledger refused this stream's last entry: {_sentence(facts.refused or '')}"
-    yield facts.refused is not None, "problem", f"{refused} The worker's log has the remedy."
+    blocked = runs and facts.cannot_charge is not None  # a reason with its own remedy
+    yield facts.refused is not None, "problem", refused + " The worker's log has the remedy." * (not blocked)
     yield retired, "ok", f"Retired and no longer learning{because}"
     yield paused, "warning", f"Paused{because} `streaming-pca stream resume` lets it continue."
     processed = f"All its {facts.processed:,} records are processed." if facts.processed is not None else ""
     yield facts.processed is not None and not (retired or paused), "ok", processed
-    spent = f"The budget does not allow its next batch: {facts.cannot_charge}"
-    yield runs and facts.cannot_charge is not None, "problem", spent
+    yield blocked, "problem", f"The budget does not allow its next batch: {facts.cannot_charge}"
     lost = f"Its last batch was charged and abandoned{because} The next batch has new records."
     yield runs and facts.abandoned_last, "warning", lost
 
     waits = f" {facts.lag:,} offsets wait." if facts.lag else ""
-    # A worker would be refused while the cap allows no batch.
-    by = "" if facts.cannot_charge else " Start one with `streaming-pca worker`."
-    if facts.candidates:
-        by = f" {facts.candidates} stand by: one takes over in a moment."
+    by = f" {facts.candidates} stand by: one takes over in a moment."
+    start = "" if blocked else " Start one with `streaming-pca worker`."
     level: Level = "problem" if facts.lag else "warning"
-    leaderless = f"No worker leads it.{waits}{by}"
+    leaderless = f"No worker leads it.{waits}{by if facts.candidates else start}"
     yield runs and facts.leader is False, level, leaderless
     grows = f"It is not keeping up: the lag grows, {facts.lag or 0:,} offsets wait."
     yield runs and facts.lag_grows, "warning", f"{grows} Give the worker more cores or larger batches."

@@ -7,6 +7,8 @@ import { shorten } from "./labels.js";
 const BUNDLE = new URL("../plotly.min.js", import.meta.url).href;
 const SHEET = new URL("../css/plotly.css", import.meta.url).href;
 const QUIET = { displayModeBar: false, responsive: false, showTips: false, doubleClick: "reset" };
+/** Pixels below which a drawing would have no room beside its labels: a page may have no width for a moment. */
+const LEAST_WIDTH = 120;
 const MOST_ROWS = 1000;
 /** Rows of a table up to which it is printed without being open. */
 const PRINTED_ROWS = 30;
@@ -147,6 +149,8 @@ export function figure({ id, title, caption, load, build, control = null }) {
   let width = 0;
   let unfolded = false;
 
+  const wide = () => plot.clientWidth >= LEAST_WIDTH;
+
   const say = (...content) => {
     if (canvas.isConnected) window.Plotly?.purge(canvas);
     plot.replaceChildren(...content);
@@ -184,7 +188,7 @@ export function figure({ id, title, caption, load, build, control = null }) {
 
   async function draw() {
     data = await load();
-    if (!visible) {
+    if (!visible || !wide()) {
       stale = true;
       return;
     }
@@ -210,7 +214,7 @@ export function figure({ id, title, caption, load, build, control = null }) {
           plot.removeAttribute("aria-hidden");
           say(trouble(error.message));
         }
-        if (!visible) break;
+        if (!visible || !wide()) break;
       }
       drawing = null;
     })();
@@ -243,7 +247,9 @@ export function figure({ id, title, caption, load, build, control = null }) {
   }, { rootMargin: "100px" });
   seen.observe(element);
   const resized = new ResizeObserver(() => {
+    if (!wide()) return;
     if (width && Math.abs(plot.clientWidth - width) > 1) redraw();
+    else renew();
   });
   resized.observe(plot);
   const events = [[document, "theme", redraw], [document, "plotly", renew], [window, "beforeprint", print], [window, "afterprint", printed]];

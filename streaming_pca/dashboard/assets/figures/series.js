@@ -153,7 +153,7 @@ export function flow({ history, traffic, range, now }, colours, room) {
 /** Lag: offsets that wait to be processed. */
 export function lag({ traffic, range, now }, colours, room) {
   const times = moments(traffic.at);
-  if (!times.length) return { empty: "No lag yet: it appears when the broker has answered. The dashboard measures it from its start." };
+  if (!times.length) return { empty: "No lag yet: it needs the stream's topics and an answer of the broker. The dashboard measures it from its start." };
   const { at, shown, axis, empty } = choose(times, range, now, room, "lag");
   if (empty) return { empty };
   const of = (column) => at.map((i) => traffic[column][i]);

@@ -8,8 +8,8 @@ import { part } from "./server.js";
 export const LEVELS = { ok: "Healthy", warning: "Attention", problem: "Problem", unknown: "Unknown" };
 
 /** Reasons of a stream's health; commands stand in code. */
-export const reasons = (lines) =>
-  h("ul", { class: "reasons", "data-field": "health.reasons" }, lines.map((line) => h("li", {}, line.split("`").map((text, i) => (i % 2 ? h("code", {}, text) : text)))));
+export const reasons = (lines, attributes) =>
+  h("ul", { class: "reasons", ...attributes }, lines.map((line) => h("li", {}, line.split("`").map((text, i) => (i % 2 ? h("code", {}, text) : text)))));
 
 /** Health as a word with a shape. */
 export function health(value) {
@@ -84,7 +84,7 @@ export const fillText = ({ waiting, planned }) => `${count(waiting)} of ${count(
 
 /** When the batch that fills may be full, in words. */
 export function fillWords({ waiting, planned, per_second: rate }, budget) {
-  if (waiting >= planned) return budget?.allows_next === false ? "full, but the cap does not allow it" : "full: the worker can process it";
+  if (waiting >= planned) return budget && !budget.allows_next ? "full, but the cap does not allow it" : "full: the worker can process it";
   if (!isNumber(rate)) return "measuring how fast records arrive";
   return rate > 0 ? `may be full in ${span((planned - waiting) / rate)}` : "no record has arrived in the last two minutes";
 }

@@ -203,22 +203,18 @@ export function open(main, name, refresh) {
   };
 }
 
+/** Degrees of a subspace that noise has turned too far, as in the command. */
+const LOST = 60;
 const shared = (plan, name, sign = "") => [sign, field(name, plan[name], share(plan[name]))];
 
-/** The expected angles, as the command prints them. */
 function headline(plan) {
-  const angle = (at) => h("strong", {}, field(`angles.${at}`, plan.angles[at], `${number(degrees(plan.angles[at]), 2)}°`));
-  const from = " from the one without noise";
   if (plan.gap !== null) {
-    return [`With a gap of ${share(plan.gap)}, the subspace is expected ${plan.is_bound ? "at most" : "about"} `, angle(0), from, ": ",
-      field("error", plan.error, share(plan.error)), " of the error of a random subspace."];
+    const turned = degrees(plan.angles[0]);
+    const most = plan.is_bound ? "at most " : "";
+    return [`With a gap of ${share(plan.gap)}, the subspace is expected `,
+      turned > LOST ? h("strong", {}, "to be lost in noise") : [most, "about ", h("strong", {}, field("angle", plan.angles[0], `${number(turned, 2)}°`)), " from the one without noise"],
+      `: ${most}`, field("error", plan.error, share(plan.error)), " of the error of a random subspace."];
   }
-  const several = plan.gaps.map((gap, at) => [at ? ", " : "", angle(at), ` with a gap of ${share(gap)}`]);
-  return [`The subspace is expected ${plan.is_bound ? "at most" : "about"} `, ...several.flat(), `,${from}.`];
-}
-
-/** The gap that one error needs, for a plan without a gap. */
-function needed(plan) {
   const [, middle] = plan.targets;
   return middle.attainable
     ? [`An error of ${share(middle.error)} of that of a random subspace needs a gap of `, h("strong", {}, share(middle.gap_needed)), " of the total variance."]
@@ -239,7 +235,7 @@ function forecast(plan) {
       h("div", { class: "stack wide" },
         components.section("forecast", "Forecast",
           h("p", { class: "big" }, headline(plan)),
-          h("p", { class: "prose" }, plan.gap === null ? [...needed(plan), " "] : "",
+          h("p", { class: "prose" },
             `${many(plan.records, "record")} of ${many(plan.dim, "feature")}, in ${sizes(plan.batches)}. ${unit} is charged ${charge(plan.charge)}. `,
             `Noise alone reaches an eigenvalue of ${share(plan.largest_noise)} of the total variance: components below that cannot be distinguished from noise.`),
           h("p", { class: "small faint prose" }, "Noise alone: clipping and sampling add to it. The part cut off by clipping adds 2% of an explained variance to its error, 0.2 to 10% on four data sets in five.",

@@ -7,18 +7,26 @@ import * as components from "./components.js";
 import { releases } from "./releases.js";
 import { get, part, ROOT } from "./server.js";
 
-/** Sentences of the guarantee that are not folded. */
-const SUMMARY = 3;
+/** Lines of each list that are not folded: a page of two screens has room for these. */
+const FIRST = { guarantee: 3, "health.reasons": 3, "advice.remedies": 2 };
 
-/** Remedies for the doubts of the last release, one a line. */
-function helps(advice) {
-  if (!advice?.remedies.length) return null;
-  return [
-    h("h2", {}, "What helps"),
-    h("ul", { "data-field": "advice.remedies" }, advice.remedies.map((line) => h("li", {}, line))),
-    advice.note ? h("p", { class: "note small" }, `Note: ${advice.note}.`) : null,
-    advice.given.length ? h("p", { class: "note small" }, `Already given: ${advice.given.join(", ")}.`) : null,
-  ];
+/** Show the first lines of a field as a list, and fold the others under ``more``, with ``last``. */
+function folded(name, lines, list, more, last = null) {
+  const rest = lines.slice(FIRST[name]);
+  return h("div", { class: "stack", "data-field": name }, list(lines.slice(0, FIRST[name])),
+    rest.length ? h("details", { "data-fold": name }, h("summary", {}, more(rest.length)), list(rest), last) : last);
+}
+
+/** Reasons of the health, the worst first, next to the remedies for the doubts of the last release. */
+function causes({ health, advice }) {
+  if (!health.reasons.length) return null;
+  const helps = (lines) => h("ul", {}, lines.map((line) => h("li", {}, line)));
+  const given = advice?.given.length ? h("p", { class: "small faint" }, `Already given: ${advice.given.join(", ")}.`) : null;
+  return h("div", { class: "causes" },
+    folded("health.reasons", health.reasons, (lines) => components.reasons(lines), (left) => many(left, "more reason")),
+    advice?.remedies.length ? h("div", { class: "stack" },
+      h("div", { class: "title" }, h("h2", {}, "What helps"), advice.note ? h("span", { class: "small faint" }, `Note: ${advice.note}.`) : null),
+      folded("advice.remedies", advice.remedies, helps, (left) => many(left, "more change"), given)) : null);
 }
 
 export function open(main, name) {
@@ -37,8 +45,7 @@ export function open(main, name) {
       h("div", { class: "title" }, h("h1", {}, detail.name), h("div", {}, components.health(detail.health)),
         h("p", { class: "lead" }, `Estimator ${detail.estimator}; ${many(detail.rank, "component")} of ${many(detail.dim, "feature")}; reads `,
           components.link(ROOT, components.ledgerPath(detail.input), detail.input), detail.standing ? "; " : "", detail.standing ? field("standing", detail.standing, detail.standing) : "", ".")),
-      detail.health.reasons.length ? components.reasons(detail.health.reasons) : null,
-      helps(detail.advice));
+      causes(detail));
     show(numbers, h("h2", { class: "unseen" }, "Now"), headline(detail, release));
     show(guaranteed, h("h2", { id: "guarantee-title" }, "What is guaranteed"), guarantee(detail));
     show(charged, h("div", { class: "head" }, h("h2", { id: "budget-title" }, "Privacy budget"), components.link(ROOT, components.ledgerPath(detail.input), "See the ledger", { class: "small" })), budget(detail));
@@ -78,7 +85,8 @@ function headline(detail, release) {
     next(detail),
     ["Explained", release ? components.shareCell(release.explained_share) : NONE, "of the variance"],
     ["Above the noise", release && isNumber(release.resolved_components) ? field("last_release.resolved_components", release.resolved_components, `${release.resolved_components} of ${detail.rank}`) : NONE, "components"],
-    ["Angle", release ? field("last_release.angle", release.angle, angle(release.angle)) : NONE, "to the previous release"],
+    ["Angle", ...(release && !isNumber(release.angle) ? [h("span", { class: "faint" }, "First release")]
+      : [release ? field("last_release.angle", release.angle, angle(release.angle)) : NONE, "to the previous release"])],
     ["Error by noise", release ? field("last_release.angle_bound", bound, isNumber(bound) ? (bound >= Math.PI / 2 - 1e-9 ? "any angle" : ["≤\u00a0", angle(bound)]) : "not known") : NONE,
       isNumber(bound) ? "with probability 0.95" : null],
     ["Batches", batches ? field("batches.committed", batches.committed, count(batches.committed)) : NONE,
@@ -89,7 +97,7 @@ function headline(detail, release) {
 }
 
 /** The batch that fills, or the offsets that wait where none does. */
-function next({ lag, next_batch: batch, budget }) {
+function next({ budget, lag, next_batch: batch }) {
   if (!lag) return ["Next batch", NONE];
   const waiting = [field("lag.total", lag.total, many(lag.total, "offset")), ` in ${many(Object.keys(lag.partitions).length, "partition")}`];
   if (!batch) return ["Waiting", waiting];
@@ -99,11 +107,9 @@ function next({ lag, next_batch: batch, budget }) {
 
 function guarantee(detail) {
   const list = (lines) => h("ul", { class: "guarantee" }, lines.map((line) => h("li", {}, line)));
-  const [first, rest] = [detail.guarantee.slice(0, SUMMARY), detail.guarantee.slice(SUMMARY)];
   return [
     detail.private ? null : components.trouble("Nothing is guaranteed: this stream is not private."),
-    h("div", { class: "stack", "data-field": "guarantee" }, list(first),
-      rest.length ? h("details", { "data-fold": "guarantee" }, h("summary", {}, "Epsilon, delta, and what is not covered"), list(rest)) : null)];
+    folded("guarantee", detail.guarantee, list, () => "Epsilon, delta, and what is not covered")];
 }
 
 function budget(detail) {

@@ -80,7 +80,7 @@ export function open(main) {
     h("button", { type: "button", class: "sort", "aria-pressed": String(state.order === key), on: { click: () => sortBy(key) } }, title);
   const columns = () => [
     { title: "Stream", head: head("name", "Stream"), cell: nameCell },
-    { title: "Health", head: head("health", "Health"), whole: true, cell: (s) => [components.health(s.health), s.health.reasons.length ? components.reasons(s.health.reasons) : null] },
+    { title: "Health", head: head("health", "Health"), whole: true, cell: (s) => [components.health(s.health), s.health.reasons.length ? components.reasons(s.health.reasons, { "data-field": "health.reasons" }) : null] },
     { title: "Records", head: head("records", "Records"), number: true, cell: (s) => field("records", s.records, count(s.records)) },
     { title: "Next batch", head: head("lag", "Next batch"), number: true, cell: nextCell },
     { title: "Last release", head: head("release", "Last release"), number: true, cell: releaseCell },
@@ -150,13 +150,13 @@ function releaseCell(stream) {
 }
 
 function nextCell(stream) {
-  const { lag, next_batch: next } = stream;
+  const { budget, lag, next_batch: next } = stream;
   if (!lag) return NONE;
   const each = Object.entries(lag.partitions).map(([p, n]) => `partition ${p}: ${count(n)}`).join(", ");
   const waiting = field("lag.total", lag.total, many(lag.total, "offset"), { title: each });
   if (!next) return [waiting, h("span", { class: "small under" }, "wait")];
   return [
     field("next_batch.waiting", next.waiting, components.fillText(next)),
-    h("span", { class: "small under" }, components.fillWords(next, stream.budget), lag.total > next.planned ? ["; ", waiting, " wait"] : ""),
+    h("span", { class: "small under" }, components.fillWords(next, budget), lag.total > next.planned ? ["; ", waiting, " wait"] : ""),
   ];
 }
