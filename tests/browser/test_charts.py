@@ -422,7 +422,7 @@ def test_rates_average_and_keep_gaps(modules: Visit) -> None:
 
 def test_a_full_batch_is_learnt_only_if_the_cap_allows_it(modules: Visit) -> None:
     batch = {"waiting": 9, "planned": 5, "per_second": 1}
-    allowed = "full: the worker can learn it"
+    allowed = "full: the worker can process it"
     for budget, words in (
         (None, allowed),
         ({"allows_next": True}, allowed),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import math
 import re
 import subprocess
 import sys
@@ -234,8 +233,6 @@ def test_the_plan_page_forecasts_what_the_command_does(
     printed = call(capfd, "plan", *options, "--json")
     assert printed.returncode == 0, printed.stderr
     assert json.loads(printed.stdout) == after["answer"]
-    angle = visit.text('[data-field="angles.0"]').removesuffix("°")
-    assert float(angle) == pytest.approx(math.degrees(after["answer"]["angles"][0]), rel=0.06)
 
 
 # -- live ------------------------------------------------------------------
