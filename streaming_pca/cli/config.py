@@ -14,7 +14,6 @@ from streaming_pca.cli.common import (
     JsonOption,
     StreamOption,
     charge_text,
-    chosen_streams,
     err,
     log_step,
     print_json,
@@ -61,14 +60,9 @@ def config_check(
         process_settings,
         stream_settings,
     )
-    from streaming_pca.config.http import check_access, check_files
+    from streaming_pca.config.loading import load_streams
 
-    loaded = chosen_streams(config, None)
-    # An unreadable secret file is an error of the settings.
-    _ = loaded[0].kafka.password
-    if loaded[0].http.enabled:
-        check_access(loaded[0].http)
-        check_files(loaded[0].http)
+    loaded = load_streams(config, files=True)
     common = process_settings(loaded[0])
     streams = [
         (describe_stream(settings.stream), stream_settings(settings, number))

@@ -4,19 +4,29 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from collections.abc import Iterator, Set
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import AfterValidator, Field, SecretStr, model_validator
+from pydantic import AfterValidator, Field, SecretStr
 
-from streaming_pca.config.kafka import ConfigurationError, StrictSection, checked
+from streaming_pca.config.kafka import (
+    ConfigurationError,
+    Section,
+    check_together,
+    checked,
+    read_key,
+    read_secret_file,
+    trusting,
+)
 
 MIN_TOKEN = 16
 """Fewest characters of a token."""
-_MAX_FILE = 4096  # most bytes read from a token's file
 # The characters that RFC 6750 allows after "Bearer".
 _TOKEN = re.compile(r"[A-Za-z0-9._~+/-]+=*")
 _ORIGIN = re.compile(r"https?://(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:[0-9]{1,5})?")
+_Token = Annotated[SecretStr | None, checked(lambda token: check_token(token.get_secret_value()))]
 _HOST = re.compile(r"\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+")
 
 
@@ -30,28 +40,12 @@ def check_token(token: str) -> None:
 
 def read_token(setting: str, file: Path) -> str:
     """Read the token from the file of a setting; errors do not repeat the file's text."""
-    try:
-        with file.open("rb") as opened:
-            text = opened.read(_MAX_FILE + 1).decode("ascii").strip()
-    except OSError as error:
-        raise unusable(setting, file, error.strerror or str(error)) from None
-    except UnicodeDecodeError:
-        raise unusable(setting, file, "is not ASCII text") from None
-    if not text:
-        raise unusable(setting, file, "is empty")
+    text = read_secret_file(f"http.{setting}", file).strip()
     try:
         check_token(text)
     except ValueError as error:
-        raise unusable(setting, file, f"its token {error}") from None
+        raise ConfigurationError(f"http.{setting}: {file}: its token {error}") from None
     return text
-
-
-def unusable(setting: str, file: Path, reason: str) -> ConfigurationError:
-    return ConfigurationError(f"http.{setting}: {file}: {reason}")
-
-
-def _check_secret(token: SecretStr) -> None:
-    check_token(token.get_secret_value())
 
 
 def _each(form: re.Pattern[str], like: str) -> AfterValidator:
@@ -66,7 +60,7 @@ def _each(form: re.Pattern[str], like: str) -> AfterValidator:
     return AfterValidator(validate)
 
 
-class HttpSettings(StrictSection):
+class HttpSettings(Section):
     """HTTP server for metrics and health, and optionally for the API and the dashboard.
 
     On an address other than loopback it needs a token or client certificates.
@@ -81,12 +75,12 @@ class HttpSettings(StrictSection):
     """Port to listen on; 0 chooses a free one and logs it."""
     dashboard: bool = False
     """Also serve the API and the dashboard from the worker; this needs the extra `dashboard`."""
-    token: Annotated[SecretStr | None, checked(_check_secret)] = None
+    token: _Token = None
     """Bearer token of the API and the metrics, at least 16 characters, read only from the environment
     variable ``STREAMING_PCA_HTTP__TOKEN``."""
     token_file: Path | None = None
     """File that contains the token, instead of the environment variable; it is read again when it changes."""
-    metrics_token: Annotated[SecretStr | None, checked(_check_secret)] = None
+    metrics_token: _Token = None
     """Bearer token of the metrics only, read only from the environment variable
     ``STREAMING_PCA_HTTP__METRICS_TOKEN``; if not set, the API's token applies."""
     metrics_token_file: Path | None = None
@@ -111,20 +105,16 @@ class HttpSettings(StrictSection):
     requests_per_second: float = Field(default=50.0, gt=0)
     """Sustained requests per second of one client address; short bursts may have twice as many."""
 
-    @model_validator(mode="after")
-    def _check(self) -> HttpSettings:
-        for name in ("token", "metrics_token"):
-            if getattr(self, name) is not None and getattr(self, f"{name}_file") is not None:
-                raise ValueError(f"set {name} or {name}_file, not both")
-        if (self.certificate is None) != (self.private_key is None):
-            raise ValueError("certificate and private_key belong together: set both")
-        if self.client_authority is not None and self.certificate is None:
-            raise ValueError("client_authority needs certificate and private_key")
-        return self
+    def conflicts(self, given: Set[str]) -> Iterator[str]:
+        if ("certificate" in given) != ("private_key" in given):
+            yield "certificate and private_key belong together: set both"
+        elif "client_authority" in given and "certificate" not in given:
+            yield "client_authority needs certificate and private_key"
 
-    @property
-    def has_token(self) -> bool:
-        return self.token is not None or self.token_file is not None
+    def check_files(self) -> None:
+        """Refuse an address without protection, and unusable files, of a server that is enabled."""
+        if self.enabled:
+            check_files(self)
 
 
 def is_loopback(host: str) -> bool:
@@ -139,7 +129,7 @@ def is_loopback(host: str) -> bool:
 
 def check_access(settings: HttpSettings) -> None:
     """Refuse an address that other machines could reach without a token or certificate."""
-    if not (is_loopback(settings.host) or settings.has_token or settings.client_authority is not None):
+    if not (is_loopback(settings.host) or settings.token or settings.token_file or settings.client_authority):
         raise ConfigurationError(
             f"http.host = {settings.host!r} is not loopback: set http.token_file, the variable "
             "STREAMING_PCA_HTTP__TOKEN, or http.client_authority (mutual TLS); or listen on 127.0.0.1"
@@ -147,15 +137,9 @@ def check_access(settings: HttpSettings) -> None:
 
 
 def check_files(settings: HttpSettings) -> None:
-    """Refuse unreadable files of tokens and certificates."""
-    for name in ("token_file", "metrics_token_file"):
-        file = getattr(settings, name)
-        if file is not None:
-            read_token(name, file)
-    for name in ("certificate", "private_key", "client_authority"):
-        file = getattr(settings, name)
-        try:
-            if file is not None:
-                file.open("rb").close()
-        except OSError as error:
-            raise unusable(name, file, error.strerror or str(error)) from None
+    """Refuse an address without protection, and unusable files of tokens and certificates."""
+    tokens = ("token_file", "metrics_token_file")
+    read = [partial(read_token, name, file) for name in tokens if (file := getattr(settings, name))]
+    load = partial(read_key, settings, ("http.certificate", "http.private_key"))
+    authorities = partial(trusting, "http.client_authority", settings.client_authority)
+    check_together(partial(check_access, settings), *read, load, authorities)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+import ssl
+from collections.abc import Callable, Iterable, Iterator, Set
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeVar
 from urllib.parse import urlsplit
 
 from pydantic import (
@@ -24,19 +25,13 @@ from pydantic import (
 from streaming_pca.errors import UserError
 from streaming_pca.validation_errors import refuse_boolean
 
+T = TypeVar("T")
 _ADDRESS = re.compile(r"([A-Za-z_]+://)?(\[[0-9A-Fa-f:.%]+\]|[^\s\[\]:/]+)(:[0-9]{1,5})?")
 TOPIC_NAME = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,200}")
 """Names of streams and of their inputs."""
 TOPIC_RULE = "must be 1 to 200 letters, digits, '.', '_' or '-', and not '.' or '..'"
+_OWN = ("kafka.ssl_certfile", "kafka.ssl_keyfile")
 _THIS_MACHINE = ("localhost", "127.0.0.1", "::1")
-_GRANT = (
-    "sasl_oauth_token_url",
-    "sasl_oauth_client_id",
-    "sasl_oauth_client_secret_file",
-    "sasl_oauth_scope",
-    "sasl_oauth_cafile",
-)
-"""Settings of the client-credentials grant; the first three are required."""
 
 
 class ConfigurationError(UserError):
@@ -54,6 +49,25 @@ class Section(BaseModel):
     model_config = ConfigDict(
         frozen=True, extra="forbid", use_attribute_docstrings=True, hide_input_in_errors=True
     )
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _refuse_boolean(cls, value: Any, info: ValidationInfo) -> Any:
+        # Python treats them as 0 and 1.
+        return refuse_boolean(value, cls.model_fields[str(info.field_name)].annotation)
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        given = {name for name, value in self.__dict__.items() if value is not None}
+        lines = [f"set {name} or {name}_file, not both" for name in sorted(given) if f"{name}_file" in given]
+        lines += self.conflicts(given)
+        if lines:
+            raise ValueError("\n".join(lines))
+        return self
+
+    def conflicts(self, given: Set[str]) -> Iterable[str]:
+        """Return the problems of combined settings; ``given`` are names of set ones."""
+        return ()
 
 
 class ClearText(str):
@@ -95,12 +109,52 @@ def read_secret_file(setting: str, path: Path) -> str:
     """Return the content of a secret's file, without the final line break."""
     try:
         content = path.read_text(encoding="utf-8").rstrip("\r\n")
-        reason = "is empty"
+        reason = "" if content.strip() else "is empty"
     except (OSError, UnicodeDecodeError) as error:
         content, reason = "", getattr(error, "strerror", None) or "is not UTF-8 text"
-    if not content:
+    if reason:
         raise ConfigurationError(f"{setting}: {path}: {reason}")
     return ClearText(content)
+
+
+def read_pem(setting: str, path: Path | None, load: Callable[[], T], fault: str) -> T:
+    """Return what ``load`` reads from a setting's file; ``fault`` describes a file in another form."""
+    try:
+        return load()
+    except (OSError, ValueError) as error:
+        reason = fault if isinstance(error, ssl.SSLError) else getattr(error, "strerror", None) or str(error)
+        raise ConfigurationError(f"{setting}: {path}: {reason}") from None
+
+
+def trusting(setting: str, path: Path | None) -> ssl.SSLContext:
+    """Return a context that trusts the authorities of a setting's file; None: the system's."""
+    load = partial(ssl.create_default_context, cafile=path)
+    return read_pem(setting, path, load, "holds no certificate in PEM")
+
+
+def read_key(section: BaseModel, names: tuple[str, str], context: ssl.SSLContext | None = None) -> None:
+    """Load a section's certificate and key, the settings ``names``; without a key, one file holds both."""
+    cert, key = (getattr(section, name.partition(".")[2]) for name in names)
+    if cert is None:
+        return
+    other = trusting(names[0], cert)
+    fault = f"is not the private key of {names[0]} in PEM, without a pass phrase"
+    fault = fault if key is not None else f"holds no private key: set {names[1]}"
+    # Without a password, OpenSSL would ask for one at the terminal.
+    load = partial((context or other).load_cert_chain, cert, key, password="")
+    read_pem(names[key is not None], key or cert, load, fault)
+
+
+def check_together(*checks: Callable[[], object]) -> None:
+    """Make checks, and raise one ConfigurationError with the lines of all."""
+    lines: list[str] = []
+    for check in checks:
+        try:
+            check()
+        except ConfigurationError as error:
+            lines += error.lines
+    if lines:
+        raise ConfigurationError(*lines)
 
 
 def checked(check: Callable[[Any], object]) -> AfterValidator:
@@ -121,15 +175,6 @@ def _check_addresses(servers: str) -> None:
         found = _ADDRESS.fullmatch(address.strip())
         if found is None or not 0 < int((found[3] or ":9092")[1:]) < 2**16:
             raise ValueError("must be HOST:PORT, or several with commas between; PORT is from 1 to 65535")
-
-
-class StrictSection(Section):
-    """Table that refuses booleans for numbers, since Python treats them as 0 and 1."""
-
-    @field_validator("*", mode="before")
-    @classmethod
-    def _refuse_boolean(cls, value: Any, info: ValidationInfo) -> Any:
-        return refuse_boolean(value, cls.model_fields[str(info.field_name)].annotation)
 
 
 class KafkaSettings(Section):
@@ -200,36 +245,34 @@ class KafkaSettings(Section):
         default = "" if "bootstrap_servers" in self.model_fields_set else ", the default,"
         return f"{self._argument}{joint}{self.bootstrap_servers!r}{default}"
 
-    @model_validator(mode="after")
-    def _check(self) -> KafkaSettings:
-        if self.sasl_password is not None and self.sasl_password_file is not None:
-            raise ValueError("set sasl_password or sasl_password_file, not both")
-        grant = {name: getattr(self, name) for name in _GRANT}
-        if self.sasl_oauth_token_file is not None and any(value is not None for value in grant.values()):
-            raise ValueError("set sasl_oauth_token_file or the settings of sasl_oauth_token_url, not both")
-        if self.security_protocol.startswith("SASL"):
-            if self.sasl_mechanism is None:
-                raise ValueError(f"security_protocol {self.security_protocol} needs sasl_mechanism")
-            if self.sasl_mechanism == "OAUTHBEARER":
-                self._check_oauth(grant)
-            else:
-                self._check_password()
-        return self
-
-    def _check_password(self) -> None:
-        if self.sasl_username is None:
-            raise ValueError(f"sasl_mechanism {self.sasl_mechanism} needs sasl_username")
-        if self.sasl_password is None and self.sasl_password_file is None:
-            raise ValueError(
-                "a password is needed: sasl_password_file, or STREAMING_PCA_KAFKA__SASL_PASSWORD"
-            )
-
-    def _check_oauth(self, grant: dict[str, object]) -> None:
-        if self.sasl_oauth_token_file is None and self.sasl_oauth_token_url is None:
-            raise ValueError("sasl_mechanism OAUTHBEARER needs sasl_oauth_token_file or sasl_oauth_token_url")
-        missing = [name for name in _GRANT[:3] if grant[name] is None]
-        if self.sasl_oauth_token_url is not None and missing:
-            raise ValueError(f"sasl_oauth_token_url needs {' and '.join(missing)}")
+    def conflicts(self, given: Set[str]) -> Iterator[str]:
+        protocol, mechanism = self.security_protocol, self.sasl_mechanism
+        sasl, oauth = protocol.startswith("SASL"), mechanism == "OAUTHBEARER"
+        by_password = sasl and not oauth and mechanism is not None
+        others = given - {"sasl_oauth_token_file"}
+        missing = {"sasl_oauth_client_id", "sasl_oauth_client_secret_file"} - given
+        # The variable of a password may be meant for other files.
+        for name in sorted(given - {"sasl_password"}):
+            if name.startswith("ssl_") and not protocol.endswith("SSL"):
+                yield f'{name} needs security_protocol = "SSL" or "SASL_SSL"'
+            elif name.startswith("sasl_") and not sasl:
+                yield f'{name} needs security_protocol = "SASL_SSL" or "SASL_PLAINTEXT"'
+            elif name.startswith("sasl_oauth_") and by_password:
+                yield f'{name} needs sasl_mechanism = "OAUTHBEARER"'
+        if "ssl_keyfile" in given and "ssl_certfile" not in given:
+            yield "ssl_keyfile needs ssl_certfile"
+        if "sasl_oauth_token_file" in given and any(each.startswith("sasl_oauth_") for each in others):
+            yield "set sasl_oauth_token_file or the settings of sasl_oauth_token_url, not both"
+        if sasl and mechanism is None:
+            yield f"security_protocol {protocol} needs sasl_mechanism"
+        elif sasl and oauth and "sasl_oauth_token_url" in given and missing:
+            yield f"sasl_oauth_token_url needs {' and '.join(sorted(missing))}"
+        elif sasl and oauth and not given & {"sasl_oauth_token_url", "sasl_oauth_token_file"}:
+            yield "sasl_mechanism OAUTHBEARER needs sasl_oauth_token_file or sasl_oauth_token_url"
+        if by_password and "sasl_username" not in given:
+            yield f"sasl_mechanism {mechanism} needs sasl_username"
+        if by_password and not given & {"sasl_password", "sasl_password_file"}:
+            yield "a password is needed: sasl_password_file, or STREAMING_PCA_KAFKA__SASL_PASSWORD"
 
     @property
     def password(self) -> str | None:
@@ -241,3 +284,17 @@ class KafkaSettings(Section):
     def read_secret(self, name: str) -> str:
         """Return the content of a setting's file, without the final line break."""
         return read_secret_file(f"kafka.{name}", getattr(self, name))
+
+    def tls_context(self) -> ssl.SSLContext:
+        """Return the context that kafka-python would make from these settings."""
+        context = trusting("kafka.ssl_cafile", self.ssl_cafile)
+        context.verify_flags = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).verify_flags
+        read_key(self, _OWN, context)
+        return context
+
+    def check_files(self) -> None:
+        """Refuse unusable files of secrets and certificates."""
+        given = [n for n in type(self).model_fields if n.endswith("file") and getattr(self, n) is not None]
+        secrets = (partial(self.read_secret, n) for n in given if n.endswith("_file"))
+        trust = (partial(trusting, f"kafka.{n}", getattr(self, n)) for n in given if n.endswith("cafile"))
+        check_together(*secrets, *trust, partial(read_key, self, _OWN))

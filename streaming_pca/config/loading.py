@@ -40,21 +40,21 @@ def load_settings(path: Path, stream: str | None = None) -> Settings:
     return found[0]
 
 
-def load_streams(path: Path) -> tuple[Settings, ...]:
+def load_streams(path: Path, files: bool = False) -> tuple[Settings, ...]:
     """Read a TOML file of one or several streams.
 
     ``[stream]`` is the only stream, or contains the common settings of all ``[[streams]]``. Environment
     variables (``STREAMING_PCA_STREAM__EPSILON``) override the file for each stream;
-    ``STREAMING_PCA_STREAMS`` replaces the list ``[[streams]]``, as JSON.
+    ``STREAMING_PCA_STREAMS`` replaces the list ``[[streams]]``, as JSON. ``files``: check other files too.
     """
     text = _read(path)
     check_environment()
     tables = _parsed(path, text)
     _refuse_secrets(path, tables)
-    found, lines = _checked(path, tables)
+    found, lines = _checked(path, tables, files)
     if lines:
         # Once more, with decimal numbers in their original spelling.
-        _, lines = _checked(path, tomllib.loads(text, parse_float=Written))
+        _, lines = _checked(path, tomllib.loads(text, parse_float=Written), files)
         raise ConfigurationError(*lines)
     names = [settings.stream.name for settings in found]
     for name in names:
@@ -181,7 +181,7 @@ def _refuse_secrets(path: Path, values: Tables) -> None:
             )
 
 
-def _checked(path: Path, tables: Tables) -> tuple[list[Settings], list[str]]:
+def _checked(path: Path, tables: Tables, files: bool) -> tuple[list[Settings], list[str]]:
     """Return the streams' settings, or a line for each problem: unknown names first, each problem once."""
     sections, unknown = rename_sections(path, tables)
     environment = environment_tables()
@@ -192,7 +192,7 @@ def _checked(path: Path, tables: Tables) -> tuple[list[Settings], list[str]]:
         reader = StreamReader(path, where, own, _over(each, environment))
         found.append(reader.read())
         unknown += reader.unknown
-        wrong += reader.wrong
+        wrong += [*reader.wrong, *(reader.unusable() if files else ())]
     lines = list(dict.fromkeys([*unknown, *wrong]))
     return [settings for settings in found if settings is not None], lines
 

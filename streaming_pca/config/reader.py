@@ -21,6 +21,7 @@ from streaming_pca.config.environment import (
     variable_name,
     variables_below,
 )
+from streaming_pca.config.kafka import ConfigurationError
 from streaming_pca.config.schema import every_setting
 from streaming_pca.config.settings import Settings, StreamSettings, parse_options
 from streaming_pca.estimators.registry import ESTIMATORS
@@ -30,7 +31,7 @@ Place = tuple[str, ...]
 Tables = dict[str, Any]
 
 _FORMER = {("stream", "content_type"): ("stream", "format")}  # current names of renamed settings
-_SECTIONS = {name: table_model(field.annotation) for name, field in Settings.model_fields.items()}
+_SECTIONS: dict[str, Any] = {name: table_model(f.annotation) for name, f in Settings.model_fields.items()}
 
 
 class Written(float):
@@ -80,6 +81,16 @@ class StreamReader:
             lines = self.unknown if ": no such setting" in message else self.wrong
             lines.append(f"{self._label(place)}: {message}")
         return None
+
+    def unusable(self) -> Iterator[str]:
+        """Yield the problems of files, and of open access, in sections that are right."""
+        for name in ("kafka", "http", "registry"):
+            try:
+                _SECTIONS[name].model_validate(self._tables.get(name, {})).check_files()
+            except ValidationError:
+                continue
+            except ConfigurationError as error:
+                yield from error.lines
 
     def _rename_unknown(self) -> None:
         """Move values of unknown names to settings that they resemble; only estimators know options."""

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Set
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import AfterValidator, Field, SecretStr, model_validator
+from pydantic import AfterValidator, Field, SecretStr
 
-from streaming_pca.config.kafka import ClearText, StrictSection, check_https, checked, read_secret_file
+from streaming_pca.config.kafka import (
+    ClearText,
+    ConfigurationError,
+    Section,
+    check_https,
+    check_together,
+    checked,
+    read_secret_file,
+    trusting,
+)
 
 
 def _plain_url(url: str) -> str:
@@ -22,7 +33,7 @@ def _check_username(username: str) -> None:
         raise ValueError("must be printable text without a colon")
 
 
-class RegistrySettings(StrictSection):
+class RegistrySettings(Section):
     """Schema registry, for streams of Avro or Protobuf without a schema file."""
 
     url: Annotated[str, AfterValidator(_plain_url)]
@@ -44,18 +55,14 @@ class RegistrySettings(StrictSection):
     timeout_seconds: float = Field(default=10.0, ge=0.1, le=60)
     """Longest time for one request and its response, in seconds."""
 
-    @model_validator(mode="after")
-    def _check(self) -> RegistrySettings:
-        if self.password is not None and self.password_file is not None:
-            raise ValueError("set password or password_file, not both")
-        has_password = self.password is not None or self.password_file is not None
-        if self.token_file is not None and (self.username is not None or has_password):
-            raise ValueError("set token_file or username with a password, not both")
-        if self.username is not None and not has_password:
-            raise ValueError("username needs password_file, or STREAMING_PCA_REGISTRY__PASSWORD")
-        if self.username is None and has_password:
-            raise ValueError("a password needs username")
-        return self
+    def conflicts(self, given: Set[str]) -> Iterator[str]:
+        password = given & {"password", "password_file"}
+        if "token_file" in given and ("username" in given or password):
+            yield "set token_file or username with a password, not both"
+        if "username" in given and not password:
+            yield "username needs password_file, or STREAMING_PCA_REGISTRY__PASSWORD"
+        if password and "username" not in given:
+            yield "a password needs username"
 
     @property
     def clear_password(self) -> str | None:
@@ -69,4 +76,12 @@ class RegistrySettings(StrictSection):
         """Bearer token; its file is reread each time."""
         if self.token_file is None:
             return None
-        return ClearText(read_secret_file("registry.token_file", self.token_file).strip())
+        token = ClearText(read_secret_file("registry.token_file", self.token_file).strip())
+        if not (token.isascii() and token.isprintable() and " " not in token):
+            raise ConfigurationError("registry.token_file: holds no token: write it in one line of ASCII")
+        return token
+
+    def check_files(self) -> None:
+        """Refuse unusable files of secrets and certificates."""
+        trust = partial(trusting, "registry.ssl_cafile", self.ssl_cafile)
+        check_together(lambda: self.clear_password, lambda: self.token, trust)

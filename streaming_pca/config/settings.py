@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Set
 from pathlib import Path as FilePath
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
@@ -31,7 +31,6 @@ from streaming_pca.config.kafka import (
     ConfigurationError,
     KafkaSettings,
     Section,
-    StrictSection,
     checked,
 )
 from streaming_pca.config.registry import RegistrySettings
@@ -53,11 +52,16 @@ from streaming_pca.privacy.ledger.entries import Cap
 from streaming_pca.privacy.parameters import PrivacyParameters
 from streaming_pca.validation_errors import error_lines, options_lines
 
+_LOCAL = (
+    ("format", "octets", "has reports in octets"),
+    ("privacy_unit", "message", "guarantees privacy for each message"),
+    ("dtype", "float32", "has reports of float32 numbers"),
+)
 _MAX_LEDGER_ITEMS = 16
 """Longest array that the privacy contract contains; longer ones are replaced by their digests."""
 
 
-class WorkerSettings(StrictSection):
+class WorkerSettings(Section):
     """Operation of the worker; not part of the privacy contract."""
 
     group: str = Field(default="streaming-pca", pattern=r"^[A-Za-z0-9._-]{1,200}$")
@@ -111,7 +115,7 @@ def check_collector(url: str) -> None:
         )
 
 
-class TraceSettings(StrictSection):
+class TraceSettings(Section):
     """The worker's traces with OpenTelemetry; they need the extra `otel`."""
 
     enabled: bool = False
@@ -122,21 +126,31 @@ class TraceSettings(StrictSection):
     `http://localhost:4318`."""
 
 
-class StreamSettings(StrictSection):
+def _check_topic(name: str) -> None:
+    if not TOPIC_NAME.fullmatch(name):
+        raise ValueError(TOPIC_RULE)
+
+
+def _check_delta(delta: float) -> None:
+    if 1 <= delta < math.inf:
+        raise ValueError("must be below 1, or inf with private = false")
+
+
+class StreamSettings(Section):
     """Stream: its input, its privacy guarantee, and its estimator."""
 
-    name: str
+    name: Annotated[str, checked(_check_topic)]
     """Name of the stream, of its job in the ledger, and of its topics NAME.state and NAME.releases."""
-    input: str
+    input: Annotated[str, checked(_check_topic)]
     """Topic to read; its ledger is the topic INPUT.ledger."""
     dim: int = Field(ge=1, le=2**13)
     """Number d of features."""
     rank: int = Field(ge=1)
     """Dimension k of the subspace."""
-    epsilon: float
+    epsilon: float = Field(gt=0)
     """Epsilon of the privacy guarantee for each privacy unit over all releases; `inf` if `private = false`.
     For `record_kind = "local"`: the guarantee that every report already has."""
-    delta: float
+    delta: Annotated[float, checked(_check_delta)] = Field(gt=0)
     """Delta of the privacy guarantee; `inf` if `private = false`."""
     private: bool = True
     """Require a private estimator; false gives up any guarantee: every record is charged infinity, and the
@@ -225,55 +239,33 @@ class StreamSettings(StrictSection):
             values = {**values, "centering": kind.resolve_centering(values.get("centering", "auto"))}
         return with_features(values)
 
-    @model_validator(mode="after")
-    def _check(self) -> StreamSettings:
-        found: list[str] = []
-        checks = (
-            self._check_topics,
-            self._check_names,
-            self._check_rank,
-            self._check_unit,
-            self._check_fields,
-        )
-        for check in (*checks, self._check_guarantee, self._preprocessing):
+    def conflicts(self, given: Set[str]) -> Iterator[str]:
+        if self.input in (self.state_topic, self.releases_topic):
+            yield f"input = {self.input!r} is the stream's own output: name the topic of its records"
+        names = self.feature_names
+        if names is not None and len(names) != self.dim:
+            yield f"feature_names has {len(names)} names for dim = {self.dim}"
+        if names is not None and ("" in names or len(set(names)) < len(names)):
+            yield "feature_names must be distinct and not empty"
+        if self.rank > self.dim:
+            yield f"rank = {self.rank} is above dim = {self.dim}"
+        for name, needed, reason in _LOCAL if self.record_kind is RecordKind.LOCAL else ():
+            if getattr(self, name) != needed:
+                yield f'record_kind = "local" {reason}: set {name} = "{needed}"'
+        if self.privacy_unit != "user" and self.contributions_per_user != 1:
+            yield 'contributions_per_user needs privacy_unit = "user"'
+        for check in (self._check_fields, self._check_guarantee, self._preprocessing):
             try:
                 check()
             except ValueError as error:
-                found += error_lines(error, Preprocessing)
-        if found:
-            raise ValueError("\n".join(found))
+                yield from error_lines(error, Preprocessing)
+
+    @model_validator(mode="after")
+    def _prepare(self) -> StreamSettings:
         self._estimator = self._make_estimator()
         if self.privacy_unit == "row":
             self._check_rows()
         return self
-
-    def _check_topics(self) -> None:
-        for field in ("name", "input"):
-            if not TOPIC_NAME.fullmatch(getattr(self, field)):
-                raise ValueError(f"{field} {TOPIC_RULE}")
-        if self.input in (self.state_topic, self.releases_topic):
-            raise ValueError(
-                f"input = {self.input!r} is the stream's own output: name the topic of its records"
-            )
-
-    def _check_rank(self) -> None:
-        if self.rank > self.dim:
-            raise ValueError(f"rank = {self.rank} is above dim = {self.dim}")
-
-    def _check_unit(self) -> None:
-        if self.record_kind is RecordKind.LOCAL:
-            self._check_local()
-        if self.privacy_unit != "user" and self.contributions_per_user != 1:
-            raise ValueError('contributions_per_user needs privacy_unit = "user"')
-
-    def _check_names(self) -> None:
-        names = self.feature_names
-        if names is None:
-            return
-        if len(names) != self.dim:
-            raise ValueError(f"feature_names has {len(names)} names for dim = {self.dim}")
-        if "" in names or len(set(names)) < len(names):
-            raise ValueError("feature_names must be distinct and not empty")
 
     def _check_fields(self) -> None:
         if self.features is not None and self.record_kind is not RecordKind.FACTOR:
@@ -297,16 +289,6 @@ class StreamSettings(StrictSection):
             pass
         except ValueError as error:
             raise ValueError(f"schema_file {str(self.schema_file)!r}: {error}") from None
-
-    def _check_local(self) -> None:
-        if self.format != "octets":
-            raise ValueError('record_kind = "local" has reports in octets: set format = "octets"')
-        if self.privacy_unit != "message":
-            raise ValueError(
-                'record_kind = "local" guarantees privacy for each message: set privacy_unit = "message"'
-            )
-        if self.dtype != "float32":
-            raise ValueError('record_kind = "local" has reports of float32 numbers: set dtype = "float32"')
 
     def _check_rows(self) -> None:
         if self.record_kind is not RecordKind.FACTOR:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, WithJsonSchema, field_serializer
 
-from streaming_pca.config.kafka import StrictSection, checked
+from streaming_pca.config.kafka import Section, checked
 
 _MIB = 2**20
 _HOMES = {"spark.master": "master", "spark.app.name": "app_name", "spark.submit.deployMode": None}
@@ -58,7 +58,7 @@ def check_master(master: str) -> None:
         raise ValueError("must be local[N], spark://HOST:PORT, yarn or k8s://https://HOST:PORT")
 
 
-class SparkSettings(StrictSection):
+class SparkSettings(Section):
     """Apache Spark, only for `streaming-pca spark`; a worker with the same file ignores it."""
 
     master: Annotated[str | None, checked(check_master)] = None

@@ -20,7 +20,7 @@ from typing import Annotated, Any, Final, Literal, TypeVar
 
 import msgspec
 
-from streaming_pca.config.kafka import ClearText, ConfigurationError
+from streaming_pca.config.kafka import ClearText, ConfigurationError, trusting
 from streaming_pca.config.registry import RegistrySettings
 from streaming_pca.data.features.records import PublicSchema, SchemaFormat, Subject
 from streaming_pca.data.features.registered import Registered, public_schema
@@ -58,29 +58,23 @@ class RegistryClient:
         headers = {"Accept": _ACCEPT, "Connection": "close"}
         try:
             token, password = settings.token, settings.clear_password
+            if self._parts.scheme == "https":
+                self._renew_context()
         except ConfigurationError as error:
             raise StreamRefused(str(error)) from None
         if token is not None:
-            if not (token.isascii() and token.isprintable() and " " not in token):
-                raise StreamRefused("registry.token_file: holds no token: write it in one line of ASCII")
             headers["Authorization"] = ClearText(f"Bearer {token}")
         elif password is not None:
             pair = base64.b64encode(f"{settings.username}:{password}".encode()).decode()
             headers["Authorization"] = ClearText(f"Basic {pair}")
         self._headers = headers
-        if self._parts.scheme == "https":
-            self._renew_context()
 
     def _renew_context(self) -> None:
         cafile = self._settings.ssl_cafile
-        try:
-            facts = None if cafile is None else os.stat(cafile)
-            now = (0,) if facts is None else (facts.st_ino, facts.st_mtime_ns, facts.st_size)
-            if self._context is None or now != self._context_of:
-                self._context, self._context_of = ssl.create_default_context(cafile=cafile), now
-        except OSError as error:
-            reason = "not the expected PEM" if isinstance(error, ssl.SSLError) else error.strerror
-            raise StreamRefused(f"registry.ssl_cafile = {str(cafile)!r}: {reason}") from None
+        facts = os.stat(cafile) if cafile is not None and cafile.exists() else None
+        now = (0,) if facts is None else (facts.st_ino, facts.st_mtime_ns, facts.st_size)
+        if self._context is None or now != self._context_of:
+            self._context, self._context_of = trusting("registry.ssl_cafile", cafile), now
 
     def get(self, kind: type[T], *path: str | int, query: Mapping[str, str], most: int = _MOST_ANSWER) -> T:
         """Return a response, at most ``most`` bytes of it, decoded into the fields of ``kind``.

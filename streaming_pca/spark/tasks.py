@@ -26,9 +26,9 @@ from numpy.typing import NDArray
 from streaming_pca.data.array_batch import ArrayBatch, ArrayValues
 from streaming_pca.data.batch import BinKernel, MapKernel, SumKernel, ValueKernel
 from streaming_pca.data.records import Block
+from streaming_pca.errors import UserError
 from streaming_pca.kernels.coordinates import BinCounts
-from streaming_pca.service.errors import RecordsLost, SessionLost, StreamRefused
-from streaming_pca.service.kafka.clients import BrokerUnreachable
+from streaming_pca.service.errors import RecordsLost, StreamRefused
 from streaming_pca.service.process_hardening import refuse_core_files
 from streaming_pca.spark.cache import Shelf
 from streaming_pca.spark.reading import (
@@ -79,7 +79,7 @@ def guarded(work: Callable[[], T]) -> T | str:
         return f"lost: {error}"
     except StreamRefused as error:
         return f"refused: {error}"
-    except (SessionLost, BrokerUnreachable) as error:
+    except UserError as error:
         raise TaskFailed(str(error)) from None
     except (KafkaError, OSError) as error:
         raise TaskFailed(f"{type(error).__name__} while records were read") from None

@@ -280,13 +280,21 @@ def test_infinity_can_be_shown(tmp_path: Path, capfd: Capture) -> None:
         (GOOD.replace("rank = 2", "rank = 2\nranks = 2"), "stream.ranks: no such setting"),
         (SEVERAL.replace("rank = 3", "rank = 'x'"), "streams[2].rank"),
         (
-            "kafka = 5\n" + GOOD.replace("[kafka]", "[http]").replace("bootstrap_servers", "host"),
+            "kafka = 5\n" + GOOD.replace("[kafka]", "[spark]").replace("bootstrap_servers", "app_name"),
             "kafka: must",
         ),
         ("stream = [", "is not TOML"),
         (
             GOOD.replace("[kafka]", "[kafka]\nsasl_password_file = '/nowhere/x'" + SASL),
             "kafka.sasl_password_file: /nowhere/x: No such file",
+        ),
+        (
+            GOOD.replace("[kafka]", "[kafka]\nsecurity_protocol = 'SSL'\nssl_cafile = '/nowhere/ca'"),
+            "kafka.ssl_cafile: /nowhere/ca: No such file or directory",
+        ),
+        (
+            f"{GOOD}[registry]\nurl = 'https://a.test'\ntoken_file = '/nowhere/x'",
+            "registry.token_file: /nowhere/x: No such file or directory",
         ),
         (f"http.host = '0.0.0.0'\n{GOOD}", "http.host = '0.0.0.0' is not loopback: set http.token_file"),
         (f"http.token_file = '/nowhere/x'\n{GOOD}", "http.token_file: /nowhere/x: No such file"),

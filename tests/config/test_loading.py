@@ -59,6 +59,14 @@ SASL = {
     ("kafka", "sasl_username"): "me",
     ("kafka", "sasl_password_file"): "/nowhere/password",
 }
+TLS = {("kafka", "security_protocol"): "SSL"}
+BEARER = {("kafka", "security_protocol"): "SASL_SSL", ("kafka", "sasl_mechanism"): "OAUTHBEARER"}
+TOKEN_FILE = BEARER | {("kafka", "sasl_oauth_token_file"): "/nowhere/token"}
+TOKEN_URL = BEARER | {
+    ("kafka", "sasl_oauth_token_url"): "https://other.test/token",
+    ("kafka", "sasl_oauth_client_id"): "other",
+    ("kafka", "sasl_oauth_client_secret_file"): "/nowhere/secret",
+}
 TOKEN = secret("token")
 HTTPS = {("http", "certificate"): "/cert.pem", ("http", "private_key"): "/key.pem"}
 NEEDED = {
@@ -105,15 +113,15 @@ CASES: dict[tuple[str, ...], Case] = {
     ("kafka", "sasl_username"): ("you", "you", SASL),
     ("kafka", "sasl_password"): (PASSWORD, SecretStr(PASSWORD)),
     ("kafka", "sasl_password_file"): ("/run/secrets/x", Path("/run/secrets/x"), SASL),
-    ("kafka", "sasl_oauth_token_file"): ("/run/token", Path("/run/token")),
-    ("kafka", "sasl_oauth_token_url"): ("https://login.test/token", "https://login.test/token"),
-    ("kafka", "sasl_oauth_client_id"): ("me", "me"),
-    ("kafka", "sasl_oauth_client_secret_file"): ("/run/secrets/y", Path("/run/secrets/y")),
-    ("kafka", "sasl_oauth_scope"): ("kafka", "kafka"),
-    ("kafka", "sasl_oauth_cafile"): ("/ca.pem", Path("/ca.pem")),
-    ("kafka", "ssl_cafile"): ("/ca.pem", Path("/ca.pem")),
-    ("kafka", "ssl_certfile"): ("/cert.pem", Path("/cert.pem")),
-    ("kafka", "ssl_keyfile"): ("/key.pem", Path("/key.pem")),
+    ("kafka", "sasl_oauth_token_file"): ("/run/token", Path("/run/token"), TOKEN_FILE),
+    ("kafka", "sasl_oauth_token_url"): ("https://login.test/token", "https://login.test/token", TOKEN_URL),
+    ("kafka", "sasl_oauth_client_id"): ("me", "me", TOKEN_URL),
+    ("kafka", "sasl_oauth_client_secret_file"): ("/run/secrets/y", Path("/run/secrets/y"), TOKEN_URL),
+    ("kafka", "sasl_oauth_scope"): ("kafka", "kafka", TOKEN_URL),
+    ("kafka", "sasl_oauth_cafile"): ("/ca.pem", Path("/ca.pem"), TOKEN_URL),
+    ("kafka", "ssl_cafile"): ("/ca.pem", Path("/ca.pem"), TLS),
+    ("kafka", "ssl_certfile"): ("/cert.pem", Path("/cert.pem"), TLS),
+    ("kafka", "ssl_keyfile"): ("/key.pem", Path("/key.pem"), TLS | {("kafka", "ssl_certfile"): "/c.pem"}),
     ("stream", "name"): ("other", "other"),
     ("stream", "input"): ("elsewhere", "elsewhere"),
     ("stream", "dim"): ("5", 5),
@@ -621,7 +629,26 @@ GRANT = (
         (OAUTH + GRANT.replace("https://login.test", "http://localhost:8080"), None),
         (OAUTH + GRANT.replace("login.test", f"me:{PASSWORD}@login.test"), "must not hold a password"),
         ('security_protocol = "SASL_SSL"', "needs sasl_mechanism"),
-        ('security_protocol = "SASL_SSL"\nsasl_mechanism = "PLAIN"', "needs sasl_username"),
+        (
+            'security_protocol = "SASL_SSL"\nsasl_mechanism = "PLAIN"',
+            "(?s)needs sasl_username.*a password is needed: sasl_password_file",
+        ),
+        # What the protocol or the mechanism ignores.
+        (
+            'sasl_mechanism = "PLAIN"\nsasl_username = "me"\nsasl_password_file = "/run/password"',
+            '(?s)sasl_mechanism needs security_protocol = "SASL_SSL" or "SASL_PLAINTEXT".*'
+            "sasl_password_file needs security_protocol.*sasl_username needs security_protocol",
+        ),
+        ('ssl_cafile = "/ca.pem"', 'ssl_cafile needs security_protocol = "SSL" or "SASL_SSL"'),
+        (
+            OAUTH.replace("SASL_SSL", "SASL_PLAINTEXT") + GRANT + 'ssl_cafile = "/ca.pem"',
+            "ssl_cafile needs security_protocol",
+        ),
+        (
+            OAUTH.replace("OAUTHBEARER", "PLAIN") + 'sasl_oauth_token_file = "/run/token"',
+            'sasl_oauth_token_file needs sasl_mechanism = "OAUTHBEARER"',
+        ),
+        ('security_protocol = "SSL"\nssl_keyfile = "/key.pem"', "ssl_keyfile needs ssl_certfile"),
     ],
 )
 def test_settings_of_tokens_belong_together(load: Load, lines: str, refusal: str | None) -> None:

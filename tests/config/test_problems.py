@@ -83,7 +83,7 @@ name = "s"
 input = "in"
 dim = 4
 rank = 7
-epslion = 1.0
+epslion = -1e0
 delta = 2.50e0
 [strem.options]
 growht = 2
@@ -98,10 +98,55 @@ give_up_second = 3
         "worker.give_up_second: no such setting; did you mean give_up_seconds?",
         "stream: options of adaptive: growht: no such setting; did you mean growth?",
         "kafka.bootstrap_servers: must be HOST:PORT, or several with commas between; PORT is from 1 to 65535",
-        "stream: rank = 7 is above dim = 4",
-        "stream: delta must lie between 0 and 1, not 2.50e0",
+        "stream.epsilon: must be above 0, not -1e0",
+        "stream.delta: must be below 1, or inf with private = false",
         "worker.tick_seconds: must be at most 60, not 9e1",
         "stream: options of adaptive: clip_quantile: must be below 1, not 1e1",
+    ]
+
+
+def test_each_section_s_problems_are_told_whatever_the_others_are(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Values are judged one by one, and what belongs together where all values of its section are right."""
+    path = tmp_path / "stream.toml"
+    path.write_text("""
+[kafka]
+security_protocol = "SASL_SSL"
+sasl_mechanism = "PLAIN"
+sasl_password_file = "/nowhere/password"
+[stream]
+name = "a b/c"
+input = ""
+dim = 0
+rank = 1.5
+epsilon = -1
+delta = 0
+[http]
+host = "0.0.0.0"
+certificate = "/nowhere/certificate"
+private_key = "/nowhere/key"
+[registry]
+url = "https://registry.test"
+token_file = "/nowhere/token"
+username = "me"
+""")
+    result = call(capfd, "config", "check", "--config", path)
+    assert (result.returncode, result.stdout) == (2, "")
+    topic = "must be 1 to 200 letters, digits, '.', '_' or '-', and not '.' or '..'"
+    assert [each.removeprefix("error: ").replace(f"{path}: ", "") for each in result.stderr.splitlines()] == [
+        "kafka: sasl_mechanism PLAIN needs sasl_username",
+        f"stream.name: {topic}",
+        f"stream.input: {topic}",
+        "stream.dim: must be at least 1, not 0",
+        "stream.rank: must be a whole number",
+        "stream.epsilon: must be above 0, not -1",
+        "stream.delta: must be above 0, not 0",
+        "registry: set token_file or username with a password, not both",
+        "registry: username needs password_file, or STREAMING_PCA_REGISTRY__PASSWORD",
+        "http.host = '0.0.0.0' is not loopback: set http.token_file, the variable "
+        "STREAMING_PCA_HTTP__TOKEN, or http.client_authority (mutual TLS); or listen on 127.0.0.1",
+        "http.certificate: /nowhere/certificate: No such file or directory",
     ]
 
 
@@ -174,16 +219,17 @@ def test_a_misspelt_variable_is_named_with_the_one_that_was_meant(
 def test_a_conflict_of_settings_names_the_variables_that_take_part(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("STREAMING_PCA_STREAM__EPSILON", "-1")
+    monkeypatch.setenv("STREAMING_PCA_STREAM__EPSILON", "inf")
     (line,) = problems(tmp_path, GOOD)
     assert line == (
-        "stream: epsilon must be a finite number above 0, not -1 "
+        "stream: epsilon must be a finite number above 0, not inf "
         "(STREAMING_PCA_STREAM__EPSILON of the environment)"
     )
 
 
 def test_a_password_under_a_wrong_name_is_not_repeated(tmp_path: Path) -> None:
-    text = GOOD.replace("[kafka]", f'[kafka]\nsasl_pasword = "{secret("misplaced")}"')
+    login = 'security_protocol = "SASL_SSL"\nsasl_mechanism = "PLAIN"\nsasl_username = "me"'
+    text = GOOD.replace("[kafka]", f'[kafka]\n{login}\nsasl_pasword = "{secret("misplaced")}"')
     assert problems(tmp_path, text) == [
         "kafka.sasl_pasword: no such setting; did you mean sasl_password_file?"
     ]

@@ -16,7 +16,7 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from streaming_pca.config.http import HttpSettings, is_loopback, read_token, unusable
+from streaming_pca.config.http import HttpSettings, is_loopback, read_token
 from streaming_pca.config.kafka import ConfigurationError
 
 log = logging.getLogger(__name__)
@@ -93,7 +93,7 @@ class Token:
         try:
             found = file.stat()
         except OSError as error:
-            raise unusable(self._name, file, error.strerror or str(error)) from None
+            raise ConfigurationError(f"http.{self._name}: {file}: {error.strerror or error}") from None
         return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
     def _read(self, file: Path) -> bytes:

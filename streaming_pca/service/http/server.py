@@ -20,7 +20,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from streaming_pca.config.http import HttpSettings, check_access, check_files, is_loopback
+from streaming_pca.config.http import HttpSettings, check_files, is_loopback
 from streaming_pca.config.kafka import ConfigurationError
 from streaming_pca.service.errors import StreamRefused
 from streaming_pca.service.http.access import AUTHORIZED, Access, make_tokens
@@ -72,7 +72,7 @@ class HttpServer:
         site: Site | None = None,
         port_option: str | None = None,
     ) -> None:
-        check_access(settings)
+        check_files(settings)
         self._settings, self._site = settings, site
         self._metrics, self._roles, self._refusals = metrics, roles, refusals
         self._tokens = make_tokens(settings)
@@ -95,7 +95,7 @@ class HttpServer:
             ssl_ca_certs=None if settings.client_authority is None else str(settings.client_authority),
             ssl_cert_reqs=ssl.CERT_NONE if settings.client_authority is None else ssl.CERT_REQUIRED,
         )
-        _load(config, settings)
+        config.load()
         self._socket = listen(settings, port_option)
         host, port = self._socket.getsockname()[:2]
         self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
@@ -194,19 +194,6 @@ class HttpServer:
     async def _stop_site(self, site: Site, starting: asyncio.Task[None]) -> None:
         await asyncio.wait([starting])
         await asyncio.to_thread(site.stop)
-
-
-def _load(config: uvicorn.Config, settings: HttpSettings) -> None:
-    """Load the certificates; raise ConfigurationError with one line that names the setting."""
-    check_files(settings)
-    try:
-        config.load()
-    except (ssl.SSLError, OSError, ValueError) as error:
-        reason = getattr(error, "reason", None) or str(error)
-        raise ConfigurationError(
-            f"http.certificate: {settings.certificate}, its private_key or client_authority cannot be used "
-            f"({reason})"
-        ) from None
 
 
 def listen(settings: HttpSettings, port_option: str | None = None) -> socket.socket:

@@ -82,6 +82,9 @@ def _connect(settings: KafkaSettings, make: Callable[..., C], **options: Any) ->
     each = max(settings.bootstrap_timeout_ms // len(servers), _LEAST_BOOTSTRAP_MS)
     each = min(each, settings.bootstrap_timeout_ms)
     reason = ""
+    if settings.bootstrap_servers not in _answered:
+        # Before the first response unusable files are a mistake, later they are perhaps being replaced.
+        settings.check_files()
     for server in servers:
         by_one = {"bootstrap_servers": [server], "bootstrap_timeout_ms": each}
         try:

@@ -22,7 +22,7 @@ from typing import Any
 from kafka.net.sasl import SaslMechanismPlain, SaslMechanismScram, register_sasl_mechanism
 from kafka.net.sasl.oauth import AbstractTokenProvider
 
-from streaming_pca.config.kafka import ConfigurationError, KafkaSettings
+from streaming_pca.config.kafka import ConfigurationError, KafkaSettings, trusting
 
 log = logging.getLogger(__name__)
 
@@ -186,10 +186,9 @@ def _ask(settings: KafkaSettings) -> tuple[str, float]:
         {"Authorization": "Basic " + base64.b64encode(pair.encode()).decode(), "Accept": "application/json"},
     )
     try:
+        context = trusting("kafka.sasl_oauth_cafile", settings.sasl_oauth_cafile)
         # No redirects: they would send the secret to another host.
-        opener = urllib.request.build_opener(
-            urllib.request.HTTPSHandler(context=_context(settings)), _NoRedirect()
-        )
+        opener = urllib.request.build_opener(urllib.request.HTTPSHandler(context=context), _NoRedirect())
         with opener.open(request, timeout=_GRANT_SECONDS) as answer:
             granted = json.loads(answer.read(_MOST_BYTES))
         token, life = granted["access_token"], float(granted.get("expires_in", 300))
@@ -208,6 +207,8 @@ def _ask(settings: KafkaSettings) -> tuple[str, float]:
                 f"or the secret (kafka.sasl_oauth_client_secret_file = "
                 f"{str(settings.sasl_oauth_client_secret_file)!r})"
             ) from None
+    except ConfigurationError as error:
+        raise TokenRefused(str(error)) from None
     except http.client.HTTPException as error:
         # urllib does not catch these, which would end the renewing thread; their text quotes the response.
         raise TokenRefused(
@@ -232,15 +233,6 @@ def _ask(settings: KafkaSettings) -> tuple[str, float]:
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
     def redirect_request(self, *args: Any) -> None:
         return None
-
-
-def _context(settings: KafkaSettings) -> ssl.SSLContext:
-    cafile = settings.sasl_oauth_cafile
-    try:
-        return ssl.create_default_context(cafile=cafile)
-    except OSError as error:
-        reason = "not the expected PEM" if isinstance(error, ssl.SSLError) else error.strerror
-        raise TokenRefused(f"kafka.sasl_oauth_cafile = {str(cafile)!r}: {reason}") from None
 
 
 def _reason(error: urllib.error.HTTPError) -> str:

@@ -60,6 +60,8 @@ def diagnose(
             _Examination(settings, server).run(advertised)
         except Diagnosis as reason:
             found[server] = without_traceback(reason)
+        except (ConfigurationError, TokenRefused) as reason:
+            found[server] = Diagnosis(str(reason))
         except Exception:
             return  # a diagnosis must not replace the error that it explains
 
@@ -119,7 +121,7 @@ class _Examination:
 
     def run(self, advertised: bool = False) -> None:
         """Raise the reason if a step fails."""
-        context = self._context() if self._tls else None
+        context = self._settings.tls_context() if self._tls else None
         with self._connect() as bare, self._encrypt(bare, context) as sock:
             peer = _Peer(sock)
             try:
@@ -174,24 +176,6 @@ class _Examination:
         return self._dead(
             f"{self._server} accepts connections but does not reply: it hangs, is slow, or is not a broker"
         )
-
-    def _context(self) -> ssl.SSLContext:
-        """Return the context that kafka-python would make from these settings."""
-        context, settings = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), self._settings
-        names = ["ssl_cafile"]
-        try:
-            if settings.ssl_cafile is None:
-                context.load_default_certs()
-            else:
-                context.load_verify_locations(settings.ssl_cafile)
-            if settings.ssl_certfile is not None:
-                names = ["ssl_certfile", "ssl_keyfile"]
-                context.load_cert_chain(settings.ssl_certfile, settings.ssl_keyfile)
-        except OSError as error:
-            files = " and ".join(f"kafka.{n} = {str(getattr(settings, n) or '')!r}" for n in names)
-            reason = "not the expected PEM" if isinstance(error, ssl.SSLError) else error.strerror
-            raise Diagnosis(f"{files}: {reason}") from None
-        return context
 
     def _encrypt(self, sock: socket.socket, context: ssl.SSLContext | None) -> socket.socket:
         if context is None:
@@ -295,11 +279,7 @@ class _Examination:
             self._log_in(peer)
 
     def _log_in(self, peer: _Peer) -> None:
-        settings = self._settings
-        try:
-            options = sasl_options(settings)
-        except (ConfigurationError, TokenRefused) as error:
-            raise Diagnosis(str(error)) from None
+        settings, options = self._settings, sasl_options(self._settings)
         mechanism = get_sasl_mechanism(settings.sasl_mechanism)(host=self._host, **options)
         while not mechanism.is_done():
             answer = peer.ask(SaslAuthenticateRequest(version=1, auth_bytes=mechanism.auth_bytes()))

@@ -146,7 +146,8 @@ def test_a_certificate_of_another_authority_is_refused(secured: Secured) -> None
 
 def test_mechanisms_of_another_kind_name_what_is_asked_for(secured: Secured) -> None:
     for listener, mechanism in MECHANISMS.items():
-        plain = {"security_protocol": "SSL", "sasl_mechanism": None}
+        client = secured.client(listener)
+        plain = {name: None for name in client if name.startswith("sasl_")} | {"security_protocol": "SSL"}
         text = refusal(secured, listener, **plain)
         wanted = "token" if mechanism == "OAUTHBEARER" else "password"
         assert f"asks for a {wanted}: set kafka.security_protocol" in text

@@ -206,7 +206,7 @@ def test_a_file_is_read_again_once_it_changes(tmp_path: Path, caplog: pytest.Log
         (" \n", "is empty"),
         ("x" * 15, "at least 16"),
         ("two words of a token", "letters, digits"),
-        ("é" * 20, "ASCII"),
+        ("é" * 20, "its token must be letters, digits"),
         (None, "No such file"),
     ],
 )

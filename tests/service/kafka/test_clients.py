@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trustme
+from cryptography.hazmat.primitives import serialization
 
 from streaming_pca.config.kafka import ConfigurationError, KafkaSettings
 from streaming_pca.service.kafka import clients
@@ -52,6 +54,110 @@ def test_a_password_comes_from_its_file(tmp_path: Path) -> None:
     (tmp_path / "password").unlink()
     with pytest.raises(ConfigurationError, match=r"kafka\.sasl_password_file: .*No such file"):
         clients._common_options(settings)
+
+
+@pytest.fixture(scope="module")
+def pem(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Return the files of right settings, and others."""
+    directory = tmp_path_factory.mktemp("pem")
+    authority = trustme.CA()
+    made, other = authority.issue_cert("localhost"), authority.issue_cert("localhost")
+    key = serialization.load_pem_private_key(made.private_key_pem.bytes(), None)
+    contents = {
+        "ssl_cafile": authority.cert_pem.bytes(),
+        "ssl_certfile": made.cert_chain_pems[0].bytes(),
+        "ssl_keyfile": made.private_key_pem.bytes(),
+        "both": made.private_key_and_cert_chain_pem.bytes(),
+        "other key": other.private_key_pem.bytes(),
+        "locked key": key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.BestAvailableEncryption(b"pass phrase"),
+        ),
+        "text": b"no certificate",
+        "empty": b"",
+        "secret": b"of a client",
+    }
+    for name, content in contents.items():
+        (directory / name).write_bytes(content)
+    return {name: directory / name for name in (*contents, "absent")}
+
+
+FILES = ("ssl_cafile", "ssl_certfile", "ssl_keyfile")
+NO_KEY = "is not the private key of kafka.ssl_certfile in PEM, without a pass phrase"
+GRANT = {
+    "sasl_mechanism": "OAUTHBEARER",
+    "sasl_oauth_token_url": "https://login.test/token",
+    "sasl_oauth_client_id": "me",
+    "sasl_oauth_client_secret_file": "secret",
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, None),
+        ({"ssl_certfile": "both", "ssl_keyfile": None}, None),
+        ({"ssl_cafile": "absent"}, "ssl_cafile: {}: No such file or directory"),
+        ({"ssl_cafile": "text"}, "ssl_cafile: {}: holds no certificate in PEM"),
+        ({"ssl_certfile": "absent"}, "ssl_certfile: {}: No such file or directory"),
+        ({"ssl_certfile": "empty"}, "ssl_certfile: {}: holds no certificate in PEM"),
+        ({"ssl_keyfile": "absent"}, "ssl_keyfile: {}: No such file or directory"),
+        ({"ssl_keyfile": "text"}, f"ssl_keyfile: {{}}: {NO_KEY}"),
+        ({"ssl_keyfile": "other key"}, f"ssl_keyfile: {{}}: {NO_KEY}"),
+        ({"ssl_keyfile": "locked key"}, f"ssl_keyfile: {{}}: {NO_KEY}"),
+        (
+            {"ssl_certfile": "ssl_certfile", "ssl_keyfile": None},
+            "ssl_certfile: {}: holds no private key: set kafka.ssl_keyfile",
+        ),
+        (GRANT, None),
+        (GRANT | {"sasl_oauth_cafile": "text"}, "sasl_oauth_cafile: {}: holds no certificate in PEM"),
+        (
+            GRANT | {"sasl_oauth_client_secret_file": "absent"},
+            "sasl_oauth_client_secret_file: {}: No such file or directory",
+        ),
+        (
+            {"sasl_mechanism": "OAUTHBEARER", "sasl_oauth_token_file": "empty"},
+            "sasl_oauth_token_file: {}: is empty",
+        ),
+    ],
+)
+def test_files_that_cannot_be_used_are_a_mistake_until_a_broker_answers(
+    changes: dict[str, Any], expected: str | None, pem: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    protocol = "SASL_SSL" if "sasl_mechanism" in changes else "SSL"
+    chosen = {name: name for name in FILES} | {"security_protocol": protocol} | changes
+    address = f"127.0.0.1:{closed_port()}"
+    named = {name: pem.get(value, value) for name, value in chosen.items()}
+    settings = KafkaSettings(bootstrap_servers=address, **named)
+
+    def fails(**options: Any) -> None:
+        raise clients.KafkaConnectionError("no broker")
+
+    if expected is None:
+        settings.check_files()
+        return
+    name = expected.partition(":")[0]
+    line = f"kafka.{expected.format(named[name])}"
+    for refused in (settings.check_files, lambda: clients._connect(settings, fails)):
+        with pytest.raises(ConfigurationError) as caught:
+            refused()
+        assert str(caught.value) == line
+        assert caught.value.exit_status == 2
+    # Later, the file is perhaps being replaced.
+    if name in FILES:
+        monkeypatch.setitem(clients._answered, address, address)
+        with pytest.raises(clients.BrokerUnreachable) as lost:
+            clients._connect(settings, fails)
+        assert str(lost.value) == line
+
+
+def test_all_unusable_files_are_named_at_once(pem: dict[str, Path]) -> None:
+    files = {"sasl_password_file": "empty", "ssl_cafile": "absent", "ssl_certfile": "text"}
+    settings = secure(sasl_password=None, **{name: pem[file] for name, file in files.items()})
+    with pytest.raises(ConfigurationError) as caught:
+        settings.check_files()
+    assert [line.partition(":")[0] for line in caught.value.lines] == [f"kafka.{name}" for name in files]
 
 
 def test_consumers_that_cannot_reach_a_broker_leave_no_threads_and_few_descriptors() -> None:

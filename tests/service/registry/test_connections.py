@@ -107,9 +107,9 @@ def test_a_certificate_of_another_host_is_refused(proxy: Proxy, subject: str) ->
 def test_a_bad_file_of_authorities_is_named(proxy: Proxy, subject: str, tmp_path: Path) -> None:
     file = tmp_path / "bad.pem"
     registry = registry_of(proxy, subject, ssl_cafile=file)
-    assert refusal_of(registry) == f"registry.ssl_cafile = {str(file)!r}: No such file or directory"
+    assert refusal_of(registry) == f"registry.ssl_cafile: {file}: No such file or directory"
     file.write_text("not a certificate")
-    assert refusal_of(registry) == f"registry.ssl_cafile = {str(file)!r}: not the expected PEM"
+    assert refusal_of(registry) == f"registry.ssl_cafile: {file}: holds no certificate in PEM"
     file.write_bytes(proxy.cafile.read_bytes())
     proxy.accept_basic("me", PASSWORD)
     assert "(HTTP 401)" in refusal_of(registry)
