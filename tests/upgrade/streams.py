@@ -20,7 +20,8 @@ ESTIMATORS: dict[str, dict[str, Any]] = {
     "adaptive": {"options": GROWING},
     "adaptive-power": {"options": CLIPPED, **FIRM},
     "analyze-gauss": {"options": GROWING},
-    "block": {"options": GROWING},
+    # The default of 0.5, which such a stream has to name now.
+    "block": {"options": {**GROWING, "oversampling": 0}},
     "dp-pca": {"options": RANGED, "rank": 1, **LOOSE},
     "k-dp-ojas": {"options": CLIPPED},
     "k-dp-pca": {"options": RANGED, **LOOSE},
