@@ -352,7 +352,7 @@ class PrivatePCA(MappedModel):
         parameters["n_components"], parameters["options"] = configured_components(
             self.n_components, self.estimator, self.options, dim, rank
         )
-        return configure(dim, n_records=n_records, **self._mapped_parameters(parameters, dim))
+        return configure(dim, n_records=n_records, tensors=False, **self._mapped_parameters(parameters, dim))
 
     def _unchanged(self) -> Estimator[Any, Any]:
         """Return the model's estimator; raise ValueError if parameters have changed since."""

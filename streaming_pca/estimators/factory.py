@@ -46,8 +46,9 @@ def configure(
     options: Any,
     private: Any = True,
     n_records: int | None = None,
+    tensors: bool = True,
 ) -> Estimator[Any, Any]:
-    """Build an estimator of vectors or factors.
+    """Build an estimator of vectors or factors; refuse one of a tensor unless ``tensors``.
 
     Parameters are those of :class:`~streaming_pca.api.PrivatePCA`; ``estimator`` may also be a class.
     ``n_records`` is the number of all records to come, if known. It becomes the estimator's option of this
@@ -64,7 +65,8 @@ def configure(
     if not isinstance(private, (bool, np.bool_)):
         raise ValueError(f"private must be True or False, not {shown(private)}")
     # First, so that no other message leads to an estimator that is refused here.
-    fault = "finds components of a tensor, not of a subspace" if kind.info.releases == "tensor" else ""
+    refused = kind.info.releases == "tensor" and not tensors
+    fault = "finds components of a tensor, not of a subspace" if refused else ""
     if kind.info.local:
         fault = "learns from reports that producers have made private (streaming_pca.local)"
     if fault:

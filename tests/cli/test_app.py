@@ -151,7 +151,7 @@ def test_the_program_explains_itself() -> None:
     ("change", "expected"),
     [
         (("rank = 2", "rank = 7"), "rank = 7 is above dim = 6"),
-        (("epsilon = 1.0", "epsilon = 0"), "epsilon must be"),
+        (("epsilon = 1.0", "epsilon = 0"), "stream.epsilon: must be above 0"),
         (("dim = 6", "dims = 6"), "stream.dim"),
         (("[stream]", "[stream"), "is not TOML"),
     ],

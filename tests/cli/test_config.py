@@ -513,6 +513,6 @@ def test_the_reference_tells_type_default_and_need() -> None:
     rows = {line.split(" | ")[0].strip("| `"): line for line in lines}
     assert "| integer, ≥ 0, ≤ 65535 | `9464` |" in rows["port"]
     assert '| "stop" or "skip" | `"stop"` |' in rows["lost_records"]
-    assert "| number | **required** |" in rows["epsilon"]
+    assert "| number, > 0 | **required** |" in rows["epsilon"]
     assert "| pair (each number or list (number)) | not set |" in rows["bounds"]
     assert "| ratio or number | not set |" in rows["cap.epsilon"]

@@ -34,7 +34,7 @@ def _block_answer(estimator: AnyEstimator, before: Any, after: Any, transformed:
 
 BLOCK = Setup(
     dim=3,
-    k=2,
+    k=1,
     options=lambda count: {"first_batch": count, "max_batch": count, "clip_radius": 1.0},
     worst=lambda state, kind: basis_worst(state.block.basis, kind),
     contribution=lambda state, matrix: np.asarray(matrix @ state.block.basis - state.block.product),
