@@ -141,7 +141,7 @@ def read_key(section: BaseModel, names: tuple[str, str], context: ssl.SSLContext
     fault = f"is not the private key of {names[0]} in PEM, without a pass phrase"
     fault = fault if key is not None else f"holds no private key: set {names[1]}"
     # Without a password, OpenSSL would ask for one at the terminal.
-    load = partial((context or other).load_cert_chain, cert, key, password="")
+    load = partial((context or other).load_cert_chain, cert, key, password="")  # nosec B106  # not a secret
     read_pem(names[key is not None], key or cert, load, fault)
 
 

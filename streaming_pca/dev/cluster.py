@@ -63,6 +63,9 @@ log.retention.check.interval.ms=5000
 log.segment.delete.delay.ms=1000
 log.cleaner.backoff.ms=1000
 
+# With the default of 50, connections are dropped while the processor is busy, and tried again much later.
+socket.listen.backlog.size=1024
+
 # Small nodes.
 num.network.threads=2
 num.io.threads=4

@@ -64,7 +64,7 @@ FLOORS = {
     ),
     "service": (19_582, set[str]()),
     "extras": (
-        9_533,
+        9_536,
         {"dashboard", "spark", "dev", "demo", "plots"}
         | {"service.projection", "service.tracing", "service.span_export"},
     ),

@@ -31,7 +31,7 @@ from tests.kafka.stream import Stream, check_books, killed, run_together
 from tests.waiting import wait_for
 
 Capture = pytest.CaptureFixture[str]
-LEARNT = 6
+LEARNT = 7
 """Calls of the fixture in this module."""
 SIX = {"n_records": 600, "n_batches": 6}
 
