@@ -226,8 +226,8 @@ class CheckpointWriter(LedgerWriter):
             try:
                 ledger.check_budget(entry)
             except BudgetExceeded as error:
-                error.args = (f"{error}{self._remedy(entry)}",)
-                raise
+                remedy = self._remedy(entry)
+                raise (error.with_remedy(remedy) if remedy else error) from None
             verdict = ledger.check(entry)
             if not verdict.accepted:
                 raise StreamRefused(f"the ledger refuses batch {entry.batch}: {verdict.reason}")
@@ -241,7 +241,7 @@ class CheckpointWriter(LedgerWriter):
             # The log's order decides between competing jobs, so the entry counts only if replay accepts it.
             verdict = self._read_back(sent.offset, entry)
             if not verdict.accepted:
-                raise BudgetExceededByAnother(f"{verdict.reason}{self._remedy(entry)}")
+                raise BudgetExceededByAnother("; ".join(filter(None, (verdict.reason, self._remedy(entry)))))
         return entry
 
     def _remedy(self, refused: Reserved) -> str:
@@ -251,11 +251,11 @@ class CheckpointWriter(LedgerWriter):
             return ""
         if job.started:
             return (
-                f"; another stream has spent the first records of stream {name!r} since it began: once "
+                f"another stream has spent the first records of stream {name!r} since it began: once "
                 "that stream has ended, choose a new stream.name"
             )
         latest = 'stream.start = "latest" starts it after the records that exist now'
-        return f"; stream {name!r} has not started: {latest}"
+        return f"stream {name!r} has not started: {latest}"
 
     def commit(
         self, reserved: Reserved, positions: dict[int, int], epochs: dict[int, int], result: BatchResult
