@@ -15,9 +15,11 @@ from dataclasses import dataclass
 from importlib import metadata, resources
 from pathlib import Path
 
+from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
-from starlette.routing import BaseRoute, Route
+from starlette.routing import BaseRoute, Match, Route
+from starlette.types import Scope
 
 from streaming_pca.dashboard.api.conditional import names_tag
 
@@ -135,8 +137,23 @@ def page_routes() -> list[BaseRoute]:
     async def shell(request: Request) -> Response:
         return pages.shell(len(request.path_params)).answer(request, "no-cache")
 
+    async def mistyped(request: Request) -> Response:
+        response = pages.shell(request.path_params["path"].count("/")).answer(request, "no-cache")
+        response.status_code = 404 if response.status_code == 200 else 304
+        return response
+
     paths = ("/", "/plan", "/ledger", "/streams/{name}", "/ledger/{input}")
-    return [*(Route(path, shell) for path in paths), Route("/static/{digest}/{name:path}", static)]
+    found = [*(Route(path, shell) for path in paths), Route("/static/{digest}/{name:path}", static)]
+    return [*found, _BrowserRoute("/{path:path}", mistyped)]
+
+
+class _BrowserRoute(Route):
+    """Route of a browser's mistyped addresses; programs, and all paths of the API, get a problem as JSON."""
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        if "text/html" not in Headers(scope=scope).get("accept", "") or scope["path"].startswith("/v1"):
+            return Match.NONE, {}
+        return super().matches(scope)
 
 
 def plotly_bundle() -> bytes:

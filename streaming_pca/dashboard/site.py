@@ -39,7 +39,7 @@ def make_site(settings: Sequence[Settings]) -> Site:
     from streaming_pca.dashboard.pages import page_routes
 
     observer = Observer(settings)
-    # The API comes last: it answers all other paths with an RFC 9457 problem.
+    # The API comes last: it answers all other paths and programs with an RFC 9457 problem.
     return Site([*page_routes(), Mount("", app=make_api(observer))], observer.start, observer.stop)
 
 

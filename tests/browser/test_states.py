@@ -151,6 +151,8 @@ def test_words_fit_a_stream_of_one_component_with_one_release(visit: Visit) -> N
     visit.go("/streams/single")
     assert "1 component of 8 features" in visit.text("main .lead")
     assert "First release" in visit.text("main .facts")
+    visit.draw()
+    assert visit.page.locator('[data-plot="variances"] .errorbar').count() == 1
 
 
 def test_the_plan_is_headed_by_an_angle_as_the_command_is(visit: Visit) -> None:

@@ -161,6 +161,20 @@ def test_an_etag_answers_304_without_a_body(client: Running) -> None:
     assert client.ask("/streams/x").headers["etag"] != etag
 
 
+def test_a_mistyped_page_is_the_shell_in_a_browser_alone(client: Running) -> None:
+    browser = "text/html,application/xhtml+xml,*/*;q=0.8"
+    for path in ("/stream", "/streams/", "/ledger/a/b", "/plan/x/y/z"):
+        answer = client.ask(path, accept=browser)
+        assert (answer.status, answer.headers["content-type"]) == (404, "text/html; charset=utf-8")
+        assert "content-security-policy" in answer.headers
+        for address in addresses(answer.body.decode()):
+            if not address.startswith("#"):
+                assert client.ask(urljoin(path, address)).status == 200, address
+        assert "text/html" not in client.ask(path, accept="*/*").headers["content-type"]
+        assert client.ask(path, accept=browser, if_none_match="*").body == b""
+    assert "text/html" not in client.ask("/v1/stream", accept=browser).headers["content-type"]
+
+
 def test_head_tells_the_size_alone(client: Running) -> None:
     answer = client.ask("/", method="HEAD")
     assert answer.body == b""

@@ -24,8 +24,6 @@ log = logging.getLogger(__name__)
 
 _RETRY_SECONDS = "5"
 _MOST_CHARACTERS = 500  # longest line: some lines quote the request
-
-
 _STATUS: tuple[tuple[HTTPStatus, tuple[type[Exception], ...]], ...] = (
     (HTTPStatus.NOT_FOUND, (Unknown,)),
     (HTTPStatus.UNPROCESSABLE_ENTITY, (ParameterError,)),
@@ -106,12 +104,13 @@ def _methods(routes: list[BaseRoute], request: Request) -> str:
 
 
 def _first(error: RequestValidationError) -> str:
-    """Describe the first invalid parameter in one line."""
+    """Describe the missing parameters, or the first invalid one, in one line."""
+    missing = [".".join(map(str, each["loc"][1:])) for each in error.errors() if each["type"] == "missing"]
+    if missing:
+        return f"missing: {', '.join(missing)}"
     first = error.errors()[0]
     place, *rest = (str(part) for part in first["loc"])
     name = ".".join(rest) or place
-    if first["type"] == "missing":
-        return f"{name} is missing"
     text = first["msg"].removeprefix("Input ")
     return _line(f"{name} {text}" if first["msg"].startswith("Input ") else f"{name}: {text}")
 

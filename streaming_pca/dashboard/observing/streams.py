@@ -181,9 +181,8 @@ class StreamState:
                 return None
             ledger.check_unread(charge)
         except BudgetExceeded as error:
-            return str(
-                error.with_remedy("choose another input topic, or less epsilon with a new stream.name")
-            )
+            remedy = "choose another input topic, or less epsilon with a new stream.name"
+            return str(error.with_remedy(remedy))
         for partition, end in sorted(ends.items()):
             start = job.ends.get(partition, 0)
             for spent in ledger.spend.get(partition, SpendMap()).over(start, end):

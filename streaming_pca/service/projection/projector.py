@@ -100,8 +100,6 @@ class Projector:
         self._waiting_since = 0.0
         """Time since the group's positions have been unavailable; 0 if they are available."""
 
-    # -- state, also for other threads -------------------------------------
-
     @property
     def role(self) -> str:
         """Role of this process: "starting", "waiting" for a release, "projecting" or "standby"."""
@@ -120,8 +118,6 @@ class Projector:
         """Input partitions assigned to this worker."""
         assignment = self._assignment  # another thread may change it
         return () if assignment is None else assignment.partitions
-
-    # -- steps -------------------------------------------------------------
 
     def work(self) -> int:
         """Do one step of work; return the number of projected messages.
@@ -207,8 +203,6 @@ class Projector:
         if line != self._waits_said:
             log.info("%s", line)
         self._waits_said = line
-
-    # -- reading -----------------------------------------------------------
 
     def _open_reader(self, members: Membership, assignment: Assignment) -> bool:
         """Start reading at the end of the group's committed transactions; False while one is open."""
@@ -331,8 +325,6 @@ class Projector:
     def _tp(self, partition: int) -> TopicPartition:
         return TopicPartition(self._stream.input, partition)
 
-    # -- projecting --------------------------------------------------------
-
     def _project_some(self, assignment: Assignment) -> int:
         """Project the messages of one poll; return their number."""
         reader = self._reader
@@ -414,8 +406,6 @@ class Projector:
             raise StreamRefused(
                 "projecting failed; the reason is withheld because it could reveal records"
             ) from None
-
-    # -- the end of the input ----------------------------------------------
 
     def ends(self) -> dict[int, tuple[int, int]]:
         """Return the first and end offset of each input partition, before open transactions."""

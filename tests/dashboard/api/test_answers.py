@@ -212,7 +212,7 @@ def test_what_is_not_there_is_404(world: World) -> None:
         (f"streams/flights/releases/{10**30}", "batch"),
         ("streams/flights/releases/1?format=pickle", "format should be 'json' or 'npz'"),
         ("ledger/t/records/0/99999999999999999999", "offset"),
-        ("plan?dim=50", "rank is missing"),
+        ("plan?dim=50", "missing: rank, records, epsilon, delta"),
         (PLAN.replace("rank=2", "rank=51"), "rank = 51 is above dim = 50"),
         (PLAN.replace("epsilon=1", "epsilon=nan"), "epsilon"),
         (PLAN.replace("epsilon=1", "epsilon=inf"), "epsilon"),

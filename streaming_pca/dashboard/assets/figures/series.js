@@ -50,7 +50,8 @@ export function variances({ history, range, now }, colours, room) {
     const edge = (sign) => y.map((v, i) => (errors[i] === null ? null : v + sign * errors[i]));
     return [
       area(x, edge(-1), edge(1), hues[j]),
-      { ...line(hues[j]), mode: at.length < FEW ? "lines+markers" : "lines", x, y, name: String(j + 1), text: at.map((i, n) => `${when[n]}<br>component ${j + 1}: ${value(i, j)}`), hovertemplate: "%{text}<extra></extra>" },
+      // An area of one point has no width.
+      { ...line(hues[j]), error_y: { type: "data", array: errors, color: hues[j], visible: at.length === 1 }, mode: at.length < FEW ? "lines+markers" : "lines", x, y, name: String(j + 1), text: at.map((i, n) => `${when[n]}<br>component ${j + 1}: ${value(i, j)}`), hovertemplate: "%{text}<extra></extra>" },
     ];
   });
   const end = at.at(-1);

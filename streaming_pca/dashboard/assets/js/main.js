@@ -3,11 +3,11 @@
 import { announce, h } from "./dom.js";
 import { clock, exact } from "./format.js";
 import { Feed } from "./live.js";
-import { renewTimes } from "./components.js";
+import { link, renewTimes } from "./components.js";
 import { ROOT, ServerAway, ServerError } from "./server.js";
 import * as streams from "./streams.js";
 
-const STATES = { events: "Live", polling: "Every 5 s", off: "Not connected" };
+const STATES = { events: "Live", polling: "Every 5 s", off: "Not connected", stale: "Not updated" };
 const THEMES = ["system", "light", "dark"];
 const SETTLE_MS = 150;
 /** Shortest time between two announcements of releases to a screen reader. */
@@ -25,6 +25,7 @@ let settling = null;
 let announced = 0;
 let shownAt = null;
 let painted = false;
+let stale = false;
 
 const ROUTES = [
   [/^$/, "streams", async () => streams],
@@ -61,7 +62,8 @@ async function go(first = false) {
   running = null;
   const own = control;
   if (!route) {
-    main.replaceChildren(h("h1", {}, "No such page"), h("p", {}, "The pages are: streams, ledger, plan."));
+    main.replaceChildren(h("h1", {}, "No such page"), h("p", {}, `Nothing is at ${location.pathname}. `, ...pages("The pages are ")));
+    document.title = `No such page · ${NAME}`;
     main.setAttribute("aria-busy", "false");
     return;
   }
@@ -80,6 +82,12 @@ async function go(first = false) {
     announce(`Page: ${page.title}`);
   }
   await refresh();
+}
+
+/** Name the pages in a sentence, each with its link. */
+function pages(start) {
+  const [all, ledger, plan] = [["", "the streams"], ["ledger", "the ledgers"], ["plan", "the plan"]].map(([path, text]) => link(ROOT, path, text));
+  return [start, all, ", ", ledger, " and ", plan, "."];
 }
 
 /** Fetch the page's numbers again; calls during a fetch together cause one more. */
@@ -132,10 +140,11 @@ function fail(error) {
   if (!(error instanceof ServerError)) console.error(error);
   feed.answered(true);
   const text = error instanceof ServerError ? error.message : `This page failed: ${error.message}`;
-  const line = h("p", { class: "trouble", "data-problem": "", "data-failed": "", role: "alert" }, text);
+  const line = h("p", { class: "trouble", "data-problem": "", "data-failed": "", role: "alert" }, text,
+    ...(error.status === 404 ? pages(" See ") : []));
   const old = main.querySelector(":scope > [data-failed]");
   if (old) {
-    if (old.textContent !== text) old.replaceWith(line);
+    if (old.textContent !== line.textContent) old.replaceWith(line);
   } else {
     main.querySelector("[data-loading]")?.remove();
     main.prepend(line);
@@ -145,9 +154,13 @@ function fail(error) {
 /** Show the state of the broker and the time of the numbers. */
 function showState(connection) {
   document.querySelector("[data-asof]").textContent = `Numbers from ${clock(shownAt)}`;
+  if (connection) {
+    stale = !connection.ok;
+    showFeed();
+  }
   if (connection && !connection.ok) {
-    const problem = connection.problem ? `${connection.problem.replace(/\.$/, "")}. ` : "";
-    say(`The Kafka broker does not answer. ${problem}The numbers are from ${exact(connection.since)} and will be updated once it is back.`);
+    const problem = connection.problem.replace(/\.$/, "");
+    say(`${problem[0].toUpperCase()}${problem.slice(1)}. The numbers are from ${exact(connection.since)} and will be updated once it is back.`);
   } else if (connection && !connection.loaded) {
     say("Topics are still being read: numbers may still grow.");
   } else {
@@ -173,11 +186,15 @@ const feed = new Feed(
       refresh();
     }, SETTLE_MS);
   },
-  (state) => {
-    root.dataset.live = state;
-    document.querySelector("[data-feed-text]").textContent = STATES[state];
-  },
+  () => showFeed(),
 );
+
+/** Show how the numbers are updated, or that the server has no newer ones while its broker is down. */
+function showFeed() {
+  const state = stale && feed.state !== "off" ? "stale" : feed.state;
+  root.dataset.live = state;
+  document.querySelector("[data-feed-text]").textContent = STATES[state];
+}
 
 function setTheme(choice) {
   const dark = matchMedia("(prefers-color-scheme: dark)").matches;
