@@ -119,6 +119,13 @@ def _tidy_help(command: Any) -> None:
         _tidy_help(each)
 
 
+class _Line(logging.Formatter):
+    """Format of log lines like the other lines of commands."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return f"{record.levelname.lower()}: {super().format(record)}"
+
+
 def _version(wanted: bool) -> None:
     if wanted:
         print(f"streaming-pca {__version__}")
@@ -132,10 +139,9 @@ def _main(
     ] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log debugging output too.")] = False,
 ) -> None:
-    logging.basicConfig(
-        stream=sys.stderr,
-        level=logging.DEBUG if verbose else logging.INFO,
-        format="%(asctime)s %(levelname)s %(message)s",
-    )
+    # Commands that run for long configure their own log.
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s") if verbose else _Line())
+    logging.basicConfig(level=logging.DEBUG if verbose else logging.INFO, handlers=[handler])
     # The client logs every reconnect; our own log reports the failures that matter.
     logging.getLogger("kafka").setLevel(logging.CRITICAL)

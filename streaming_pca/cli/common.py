@@ -209,9 +209,6 @@ def log_step(description: str) -> Iterator[None]:
         yield
 
 
-# -- standard output that may be full, closed, or limited to few characters ----------------
-
-
 class OutputFailed(OSError):
     """Error of a write to standard output."""
 

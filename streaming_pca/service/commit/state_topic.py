@@ -263,9 +263,6 @@ def check_input(kafka: KafkaSettings, stream: StreamSettings, topic_id: str) -> 
         states.last()
 
 
-# -- one state, by its digest ----------------------------------------------
-
-
 @dataclass(frozen=True)
 class FoundState:
     """State found on a topic.

@@ -32,7 +32,7 @@ from streaming_pca.service.topics.find import (
 )
 from streaming_pca.service.topics.sizes import commit_bytes
 from tests.cli.command import call
-from tests.cli.test_app import write_config
+from tests.cli.test_app import run, write_config
 from tests.kafka.conftest import MakeStream
 from tests.kafka.disk_use import LEDGER_BYTES_A_BATCH, state_bound, table_bytes
 from tests.waiting import wait_for
@@ -292,6 +292,12 @@ def test_the_check_names_each_setting_that_is_wrong_and_a_command_that_mends_it(
         apply(kafka, problem["fix"])
     assert call(capfd, "topics", "check", "--config", config).returncode == 0
     assert configs_of(kafka, stream.ledger_topic)["retention.ms"] == before["ledger"]["retention.ms"]
+
+    set_configs(kafka, stream.releases_topic, {"retention.ms": "604800000"})
+    checked = run("config", "check", "--broker", "--config", config)
+    assert checked.returncode == 0
+    (warning,) = (line for line in checked.stderr.splitlines() if "retention.ms" in line)
+    assert warning.startswith(f"warning: topic {stream.releases_topic!r}: retention.ms is 604800000, it ")
 
 
 def apply(kafka: KafkaSettings, command: str) -> None:
