@@ -1,7 +1,7 @@
 """The package's imports point down its layers, without cycles, and only to declared distributions.
 
-An import inside a function counts, one for type checking alone does not. Importing a module also runs the
-``__init__`` of the packages around it, which is not counted.
+Imports inside functions and imports for type checking count. Importing a module also runs the ``__init__``
+of the packages around it, which is not counted.
 """
 
 from __future__ import annotations
