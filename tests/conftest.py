@@ -37,6 +37,7 @@ from tests.security.whole_run import WholeRun
 from tests.selection import PROFILES, add_options, is_unread, load_profile, select
 from tests.service.registry.apicurio import Apicurio
 from tests.service.registry.archives import RegistryUnavailable
+from tests.waiting import let_admin_clients_wait
 
 # pytest-xdist sets it for its workers, and a console created under it keeps that width.
 os.environ.pop("COLUMNS", None)
@@ -88,6 +89,7 @@ def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
 
 def pytest_configure(config: pytest.Config) -> None:
     load_profile(config)
+    let_admin_clients_wait()
     config.pluginmanager.register(Durations(config))
     # Workers of pytest-xdist send all output of tests to the process that shows the results.
     if not hasattr(config, "workerinput"):

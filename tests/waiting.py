@@ -8,8 +8,11 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Sequence
+from functools import wraps
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
+
+from kafka import KafkaAdminClient
 
 T = TypeVar("T")
 
@@ -38,6 +41,26 @@ def without_progress(errors: str) -> list[str]:
     A command prints them if it takes more than ten seconds, on a busy machine.
     """
     return [line for line in errors.splitlines() if not re.search(r", \d+ s$", line)]
+
+
+def let_admin_clients_wait() -> None:
+    """Give admin clients of tests, which name no limit, this module's limit for connections and answers.
+
+    kafka-python gives a connection ten seconds, which a busy machine can exceed, and does not try again.
+    """
+    begin = KafkaAdminClient.__init__
+
+    @wraps(begin)
+    def begin_patiently(self: Any, **configs: Any) -> None:
+        if "request_timeout_ms" in configs:
+            begin(self, **configs)
+            return
+        begin(self, **configs, request_timeout_ms=int(1000 * LIMIT))
+        for name in ("socket_connection_setup_timeout_ms", "socket_connection_setup_timeout_max_ms"):
+            assert name in self._manager.config
+            self._manager.config[name] = int(1000 * LIMIT)
+
+    KafkaAdminClient.__init__ = begin_patiently
 
 
 def suspend(pid: int) -> None:
