@@ -122,6 +122,11 @@ class AdaptivePCA(ComposedEstimator[AdaptiveState, AdaptiveOptions]):
         route = self.fixed_route or "covariance"
         return AdaptiveState(0, 0, route, covariance, block, TotalVariance())
 
+    def _restarts(self, state: AdaptiveState, batch: Batch) -> bool:
+        """Return whether to forget earlier batches: too few records, or a median far from the records."""
+        is_free = self.options.clip_radius is None and self.options.clip_quantile is None
+        return super()._restarts(state, batch) or (is_free and state.covariance.is_lost)
+
     @property
     def _empty_covariance(self) -> CovarianceEstimate:
         """Covariance estimate before any record."""

@@ -224,9 +224,6 @@ def advise_on_model(
     return advise(ids, situation, resolved_components(release), feature)
 
 
-# -- rules: each yields the remedies that are left, and the applied ones ----------------------
-
-
 _ONE_FEATURE = "one feature"
 _BY_BOUNDS = 'scale = "bounds", 2/(upper - lower), if features have different units'
 

@@ -43,6 +43,7 @@ _CUT = 4.0
 side alone cut the most, and noise harms the components in any case."""
 _MOST_CUT = 0.25
 """Largest share of the records that a round clips, for few records: trades noise against clipping."""
+_MOST_RADIUS = 0.06  # largest share of a round's radius, for few records
 _SURE = 6.0
 """Deviations of a count below which a round treats it as noise: a chance of 1e-7 in all its rounds."""
 _LEAST = 100.0  # records, at multiplier 1, below which no mean is measured
@@ -61,7 +62,7 @@ def most_share(dim: int, count: int, multiplier: float) -> float:
 
 def radius_share(count: int, multiplier: float) -> float:
     """Return the share of a round's radius: more for few records, whose counts noise would hide."""
-    return max(norm_shares(count, multiplier)[0], RADIUS_SHARE)
+    return max(min(norm_shares(count, multiplier)[0], _MOST_RADIUS), RADIUS_SHARE)
 
 
 def resolves_radius(count: int, multiplier: float) -> bool:

@@ -21,38 +21,29 @@ Vector = NDArray[np.float64]
 # Tuned on synthetic and public data (docs/explanation/default-estimator.md, "Constants").
 STEPS = 8
 """Radii an octave: a radius is known to 9%. Trades resolution against the number of counts."""
-
 _TAIL = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 5, 6, 8, 10, 12])
 """Edges of the tail's bins, in octaves above the median: trades few bins against noise in each."""
-
 BINS = len(_TAIL)
-
 _NEXT, _FAR = 2.0, 5.0
 """Standard deviations above which a bin counts as filled: the next bin in a row, and any bin."""
-
 _TOGETHER = 4.0
 """The same for several bins together: at 2.5, false alarms cast doubt on one good fit in a hundred."""
-
 BELOW_MEDIAN = 0.75
 """Mean of min(norm, median) over the median, of norms that are spread evenly below it."""
 _LEAST_SLOPE, _MOST_SLOPE = 1.5, 30.0
 """Limits of the power law of shares above a norm, beyond the last filled bin."""
 _INTERPOLATED = 0.1  # relative error of an excess: counts do not resolve norms within a bin
 _UNSEEN = 0.5  # deviation of the share that an unfilled bin may hide, over the noise of its count
-
 _BEYOND_BOUNDS = 6.0
 """The same beyond the norm of a row within the public bounds, which only records of several rows exceed."""
-
 _COARSE = 0.02
 """Deviation of a bin's count, over the records, above which counts do not show the tail: n mu below some 250.
 Skewed records then fill bins that all stay below their noise."""
-
 _SURE = 2.0  # deviations below which a count shows no records: a few records count as none
-
-_MOST_SURE = 0.25  # largest share of the records that ``_SURE`` may require
-
+_MOST_SURE = 0.5  # largest share of the records that ``_SURE`` may require
+_FEW, _MOST_MEDIAN = 72.0, 0.2
+"""Factor and limit of the median's share for few records: later bins begin at it, so it must not be noise."""
 _LEAST_PRESENT = 0.02  # least share of non-null records, a later divisor
-
 _UP = 1 + 2.0**-50  # factor that rounds sqrt(2) up
 
 
@@ -110,15 +101,17 @@ class Tail:
 def norm_shares(count: int, multiplier: float, part: float = 1.0) -> tuple[float, float]:
     """Return shares of a batch's budget for the norms' median and tail.
 
-    Within limits, a count is off by some 1/90 (median) or 1/1400 (tail) of the records. ``multiplier`` is
-    the whole batch's; ``part``, a factor on the limits, is below 1 where norms were counted before.
+    Within limits, a count is off by some 1/90 (median) or 1/1400 (tail) of the records; the median's, for
+    few records without bounds, by a tenth. ``multiplier`` is the whole batch's; ``part``, a factor on the
+    limits, is below 1 where norms were counted before.
     """
     precision = 2 * max(count, 1) / multiplier
 
     def share(wanted: float, low: float, high: float) -> float:
         return min(max((wanted / precision) ** 2, low * part), high * part)
 
-    return share(600.0, 0.002, 0.03), share(4000.0, 0.008, 0.08)
+    few = min((_FEW / precision) ** 2, _MOST_MEDIAN) * part
+    return max(share(600.0, 0.002, 0.03), few), share(4000.0, 0.008, 0.08)
 
 
 def private_quantile_radius(

@@ -7,24 +7,22 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from streaming_pca.estimators.common.norm_distribution import NormCounts
+from streaming_pca.estimators.common.norm_distribution import BINS, NormCounts
 from streaming_pca.linalg.packed import pack_symmetric, packed_size, unpack_symmetric
 
 Matrix = NDArray[np.float64]
 
 MAX_COVARIANCE_DIM = 512
 """Largest dimension of the covariance route: above it SLOTS d x d matrices cost too much time and state."""
-
 SLOTS = 10
 """Most radii of a grid: trades fineness against noise, time and state."""
-
 _NEW = 2.0
 """Noise variance of a new layer, over the sum of all others. Earlier records hardly reached that layer, so
 it is known about as well as if measured, and batches weigh as they do in other layers."""
-
 GREATEST = 1e300
 """Bound on the numbers of a state; larger ones count as overflowed."""
-
+_CERTAIN, _FAR = 4.0, 1 / 16
+"""Deviations that make a median certainly wrong; mean norm, over the median, far below it."""
 UNKNOWN = 1e300
 """Variance of an unmeasured layer."""
 
@@ -124,6 +122,24 @@ class CovarianceEstimate:
     def released_noise(self) -> float:
         """Variance of the noise on the released moment's diagonal, for weights of 1."""
         return float(self.noise[: self.chosen + 1].sum())
+
+    @property
+    def is_lost(self) -> bool:
+        """True if the first median is certainly far from the records, so that no radius suits them.
+
+        Then most records lie beyond the last bin; or hardly any above the median, and their mean norm is
+        far below it. Batches of few records can find such a median.
+        """
+        sizes, whole = self.sizes, self.sizes.present * self.sizes.records
+        if self.used < 2 or not whole:
+            return False
+        deviation = _CERTAIN * float(np.sqrt(sizes.variance))
+        if sizes.counts[-1] - deviation > whole / 2:
+            return True
+        mean = float(np.trace(self.moment(0)))
+        error = _CERTAIN * float(np.sqrt(self.noise[0] * np.sum(self.weights**2)))
+        is_far = mean + error < _FAR * self.radii[0]
+        return is_far and float(sizes.counts.sum()) + deviation * np.sqrt(BINS) < whole / 4
 
     def check(self) -> None:
         """Check that an update could have left these values, or raise ValueError."""

@@ -112,9 +112,6 @@ def check_mechanisms(contract: Parameters, parameters: Parameters) -> str:
     )
 
 
-# -- mechanisms on the same records ----------------------------------------------------
-
-
 @dataclass(frozen=True)
 class _Composed:
     """Gaussians, and pure mechanisms, on the same records."""
@@ -296,9 +293,6 @@ _IN_PARTS = {"k-dp-ojas", "adadpo", "dp-pca", "k-dp-pca", "tadadpo"}
 """Mechanisms whose batches cost a user parts of epsilon and delta, by basic composition."""
 _UNBOUNDED = {"adadpo", "dp-pca", "k-dp-pca", "tadadpo", "output-perturbation"}
 """Mechanisms whose answer may reveal everything, with a probability below delta."""
-
-
-# -- numbers -----------------------------------------------------------------------
 
 
 def _gaussians(

@@ -148,9 +148,6 @@ def check_entry(entry: LedgerEntry, job: JobProgress, jobs: Mapping[str, JobProg
     return ""
 
 
-# -- order of entries --------------------------------------------------------------
-
-
 def _check_reservation(entry: Reserved, job: JobProgress) -> str:
     if job.status is not JobStatus.ACTIVE:
         return f"the job is {job.status}"
@@ -247,9 +244,6 @@ def _check_end(entry: Committed | Abandoned | Released, job: JobProgress) -> str
         return f"batch {entry.batch} is not the job's last batch ({job.batch})"
     needed = BatchStatus.COMMITTED if isinstance(entry, Released) else BatchStatus.RESERVED
     return "" if job.phase is needed else f"batch {entry.batch} is {job.phase}, not {needed}"
-
-
-# -- charges -----------------------------------------------------------------------
 
 
 def _check_charge(entry: Reserved) -> str:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import warnings
+from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from streaming_pca import PrivatePCA
+from streaming_pca.estimators.common import norm_distribution
+from streaming_pca.estimators.common.norm_distribution import private_quantile_radius
 from streaming_pca.privacy.randomness import replace_noise_sampler
 from tests.privacy.noise import SeededSampler
 
@@ -47,6 +50,56 @@ def test_three_hundred_batches_have_no_bad_release() -> None:
     errors, _ = stream(3, 300)
     assert errors[60:].max() < 0.05
     assert errors[-1] < 0.015
+
+
+def chunks(seed: int, total: int, size: int) -> tuple[float, PrivatePCA]:
+    """Return the squared error of a stream of equal chunks without bounds, and its estimator."""
+    x = np.random.default_rng(seed).normal(size=(total, 20)) * np.array([5.0, 4.0, 3.0, *[0.8] * 17])
+    pca = PrivatePCA(2, random_state=seed)
+    with replace_noise_sampler(SeededSampler(seed)):
+        for start in range(0, total, size):
+            pca.partial_fit(x[start : start + size])
+    return 4 - 2 * float(np.sum(pca.components_[:, :2] ** 2)), pca
+
+
+@pytest.mark.parametrize("seed", [2, 4, 16, 18])
+def test_few_records_at_first_do_not_lose_the_stream(seed: int) -> None:
+    """With these seeds, noise of the first counts once put the median at 5e8 or above, for ever."""
+    error, _ = chunks(seed, 6000, 300)
+    assert error < 0.1
+
+
+@pytest.mark.parametrize("factor", [1e9, 1e-9])
+def test_a_stream_with_a_wrong_median_begins_again(monkeypatch: pytest.MonkeyPatch, factor: float) -> None:
+    found: list[float] = []
+
+    def wrong_at_first(*arguments: Any) -> tuple[float, float]:
+        radius, present = private_quantile_radius(*arguments)
+        found.append(radius if found else factor * radius)
+        return found[-1], present
+
+    monkeypatch.setattr(norm_distribution, "private_quantile_radius", wrong_at_first)
+    error, pca = chunks(0, 20_000, 1000)
+    assert len(found) == 2
+    assert pca._state.covariance.sizes.median == found[1]
+    assert pca._state.covariance.records < 20_000
+    assert error < 0.02
+
+
+@pytest.mark.parametrize("kind", ["equal norms", "one in fifty"])
+def test_a_right_median_is_kept(kind: str) -> None:
+    """Hardly any record lies above it, or a few lie far beyond all bins."""
+    x = np.random.default_rng(3).normal(size=(8000, 20)) * np.array([5.0, 4.0, 3.0, *[0.8] * 17])
+    if kind == "equal norms":
+        x /= np.linalg.norm(x, axis=1, keepdims=True)
+    else:
+        x[::50] *= 1000.0
+    pca = PrivatePCA(2, random_state=3)
+    with replace_noise_sampler(SeededSampler(3)):
+        for start in range(0, 8000, 1000):
+            pca.partial_fit(x[start : start + 1000])
+            assert not pca._state.covariance.is_lost
+    assert pca._state.covariance.records == pytest.approx(8000)
 
 
 def test_a_small_last_chunk_changes_next_to_nothing() -> None:

@@ -106,8 +106,6 @@ class _Compiler:
         self._skips: dict[str, Skip | None] = {}
         self.found: set[int] = set()
 
-    # -- values that no feature reads ------------------------------------------------------------
-
     def skip(self, type_: Any) -> Skip:
         """Return the function that passes over a value."""
         type_ = self._schema.definition(type_)
@@ -208,8 +206,6 @@ class _Compiler:
         skip = self._skips[name]
         assert skip is not None
         return skip(data, at, deep)
-
-    # -- values that fill slots ------------------------------------------------------------------
 
     def read(self, type_: Any, node: Node) -> Read:
         """Return the function that fills the slots of a node."""
@@ -397,8 +393,6 @@ class _Compiler:
                 _check_end(at, end)
 
         return read
-
-    # -- single values ---------------------------------------------------------------------------
 
     def _list(self, type_: Any) -> Value:
         item = self._scalar(type_["items"])
