@@ -125,7 +125,7 @@ class CovarianceEstimate:
 
     @property
     def is_lost(self) -> bool:
-        """True if the first median is certainly far from the records, so that no radius suits them.
+        """True if the first median is certainly far from the records: no radius suits them.
 
         Then most records lie beyond the last bin; or hardly any above the median, and their mean norm is
         far below it. Batches of few records can find such a median.
