@@ -173,15 +173,16 @@ class Child:
     def is_stopped(self) -> bool:
         return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
-    def _log_and_stacks(self) -> str:
-        """Return the log and the current stack of each thread."""
-        self.signal(signal.SIGUSR1)
-        time.sleep(1)
+    def log_and_stacks(self) -> str:
+        """Return the log and, while it runs, the current stack of each thread."""
+        if self.status() is None:
+            self.signal(signal.SIGUSR1)
+            time.sleep(1)
         return self.log
 
     def ends(self, seconds: float = LIMIT) -> int:
         """Wait for the end, and return the exit status; a signal's number is negative."""
-        wait_for("the worker's end", lambda: self.status() is not None, seconds, self._log_and_stacks)
+        wait_for("the worker's end", lambda: self.status() is not None, seconds, self.log_and_stacks)
         status = self.status()
         assert status is not None
         return status

@@ -128,7 +128,7 @@ def test_symmetric_matrices_are_records(make_stream: MakeStream) -> None:
     for stream in (oja, *streams):
         stream.produce([(a + a.T).astype("<f4").tobytes() for a in x])
     worker = start_together(oja, *streams)
-    wait_for("all batches", lambda: have_released([oja, *streams], 2), seen=lambda: worker.log)
+    wait_for("all batches", lambda: have_released([oja, *streams], 2), seen=worker.log_and_stacks)
     worker.signal(15)
     assert worker.ends() == 0, worker.log
     for stream in (oja, *streams):

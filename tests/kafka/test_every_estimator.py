@@ -90,7 +90,7 @@ def test_every_estimator_runs_through_a_take_over(
         wait_for(
             "first releases",
             lambda: have_released(streams) or first.status() is not None,
-            seen=lambda: first.log,
+            seen=first.log_and_stacks,
             pause=0.5,
         )
         assert first.status() is None, first.log
@@ -103,7 +103,7 @@ def test_every_estimator_runs_through_a_take_over(
         wait_for(
             "later releases",
             lambda: have_released(streams, FIRST + LATER) or second.status() is not None,
-            seen=lambda: second.log,
+            seen=second.log_and_stacks,
             pause=0.5,
         )
         second.signal(signal.SIGTERM)

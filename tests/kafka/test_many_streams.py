@@ -118,7 +118,7 @@ def test_all_streams_of_a_killed_process_are_taken_over(
         wait_for(
             "first releases",
             lambda: have_released(streams),
-            seen=lambda: "\n\n".join(child.log for child in children),
+            seen=lambda: "\n\n".join(child.log_and_stacks() for child in children),
             pause=0.5,
         )
         os.kill(children[0].pid, signal.SIGKILL)

@@ -104,7 +104,7 @@ class Scene:
         wait_for(
             f"{count} releases",
             lambda: len(self.stream.release_values()) >= count or worker.status() is not None,
-            seen=lambda: worker.log,
+            seen=worker.log_and_stacks,
         )
         assert worker.status() is None, worker.log
 
@@ -199,13 +199,15 @@ def test_a_registry_that_does_not_answer_stops_no_stream(
     apicurio.pause()
     try:
         wait_for(
-            "a warning", lambda: "continuing with the known schemas" in worker.log, seen=lambda: worker.log
+            "a warning", lambda: "continuing with the known schemas" in worker.log, seen=worker.log_and_stacks
         )
         scene.write(values)
         scene.wait_for_releases(2, worker)
     finally:
         apicurio.proceed()
-    wait_for("its return", lambda: "the schema registry answers again" in worker.log, seen=lambda: worker.log)
+    wait_for(
+        "its return", lambda: "the schema registry answers again" in worker.log, seen=worker.log_and_stacks
+    )
     scene.produce(2, NEW)
     assert worker.ends() == 0, worker.log
     scene.check(plain_releases)

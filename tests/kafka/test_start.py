@@ -115,7 +115,7 @@ def test_pairs_and_users_begin_at_the_latest_records_too(make_stream: MakeStream
     wait_for(
         "both starts",
         lambda: worker.log.count("the stream begins at the latest records") == 2,
-        seen=lambda: worker.log,
+        seen=worker.log_and_stacks,
     )
     for stream in streams:
         stream.produce_keyed(
@@ -151,7 +151,7 @@ def test_a_start_that_another_writer_was_faster_with_leaves_the_chain_whole(make
     stream = make_stream(start="latest", **HOW)
     stream.produce_vectors(stream.vectors(40))
     worker = stream.start(strike=Strike("start.1 begin", when="before", what="wait"))
-    wait_for("the strike", lambda: worker.has("struck"), seen=lambda: worker.log)
+    wait_for("the strike", lambda: worker.has("struck"), seen=worker.log_and_stacks)
     # An import writes without a fence, after fencing the earlier workers.
     earlier = Started(
         topic_id=stream.topic_id,

@@ -113,7 +113,7 @@ def test_each_batch_is_a_trace_of_public_quantities(make_stream: MakeStream) -> 
                 strike=Strike("commit.1 begin", what="wait", when="before"),
             )
             # Stopped between update and commit: spans leave after 20 ms, except those of this batch.
-            wait_for("the first commit", lambda: worker.has("struck"), seen=lambda: worker.log)
+            wait_for("the first commit", lambda: worker.has("struck"), seen=worker.log_and_stacks)
             wait_for("the take-over's trace", lambda: collector.named("lead"))
             time.sleep(0.5)
             assert {span.name for span in collector.spans} == {"lead", "recover"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -133,13 +134,13 @@ class CovarianceEstimate:
         sizes, whole = self.sizes, self.sizes.present * self.sizes.records
         if self.used < 2 or not whole:
             return False
-        deviation = _CERTAIN * float(np.sqrt(sizes.variance))
-        if sizes.counts[-1] - deviation > whole / 2:
+        deviation = _CERTAIN * math.sqrt(sizes.variance)
+        if float(sizes.counts[-1]) - deviation > whole / 2:
             return True
         mean = float(np.trace(self.moment(0)))
-        error = _CERTAIN * float(np.sqrt(self.noise[0] * np.sum(self.weights**2)))
-        is_far = mean + error < _FAR * self.radii[0]
-        return is_far and float(sizes.counts.sum()) + deviation * np.sqrt(BINS) < whole / 4
+        error = _CERTAIN * math.sqrt(self.noise[0] * np.sum(self.weights**2))
+        above = float(sizes.counts.sum()) + deviation * math.sqrt(BINS)
+        return above < whole / 4 and mean + error < _FAR * float(self.radii[0])
 
     def check(self) -> None:
         """Check that an update could have left these values, or raise ValueError."""

@@ -166,7 +166,7 @@ def goes_on(struck: Struck) -> None:
         wait_for(
             "the second release",
             lambda: "batch 2 released" in worker.log or worker.status() is not None,
-            seen=lambda: worker.log,
+            seen=worker.log_and_stacks,
         )
     if worker.status() is None:
         worker.signal(signal.SIGTERM)
@@ -224,5 +224,5 @@ def settle(worker: Child) -> None:
     wait_for(
         "what became of the batch",
         lambda: any(word in worker.log for word in words) or worker.status() is not None,
-        seen=lambda: worker.log,
+        seen=worker.log_and_stacks,
     )

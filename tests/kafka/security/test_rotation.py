@@ -113,7 +113,7 @@ class Leading:
         wait_for(
             f"release {self.batches}",
             lambda: len(self.stream.release_values()) >= self.batches or self.child.status() is not None,
-            seen=lambda: self.child.log,
+            seen=lambda: self.child.log_and_stacks(),
         )
         assert self.child.status() is None, self.child.log
 
