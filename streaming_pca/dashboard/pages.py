@@ -45,6 +45,7 @@ _TYPES = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=ut
 _PLOTLY = "plotly.min.js"
 _LEAST_GZIP = 1024  # size in bytes below which compression saves no packet
 _PIECE = 64 * 1024  # largest piece of a body, in bytes
+_DEEPEST = 8  # most folders of a mistyped address that is answered with a page
 _FOR_GOOD = "public, max-age=31536000, immutable"
 _ROOT, _STATIC = "{root}", "{static}"
 """Placeholders in the shell for the relative paths to the root and to the static files."""
@@ -138,7 +139,7 @@ def page_routes() -> list[BaseRoute]:
         return pages.shell(len(request.path_params)).answer(request, "no-cache")
 
     async def mistyped(request: Request) -> Response:
-        response = pages.shell(request.path_params["path"].count("/")).answer(request, "no-cache")
+        response = pages.shell(_depth(request.scope)).answer(request, "no-cache")
         response.status_code = 404 if response.status_code == 200 else 304
         return response
 
@@ -151,9 +152,16 @@ class _BrowserRoute(Route):
     """Route of a browser's mistyped addresses; programs, and all paths of the API, get a problem as JSON."""
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
-        if "text/html" not in Headers(scope=scope).get("accept", "") or scope["path"].startswith("/v1"):
+        is_page = "text/html" in Headers(scope=scope).get("accept", "")
+        # Pages are kept in memory: anyone could ask for one of each depth.
+        if not is_page or scope["path"].startswith("/v1") or _depth(scope) > _DEEPEST:
             return Match.NONE, {}
         return super().matches(scope)
+
+
+def _depth(scope: Scope) -> int:
+    """Return the number of a path's folders: to a browser %2F is no slash."""
+    return int(scope["raw_path"].count(b"/")) - 1
 
 
 def plotly_bundle() -> bytes:

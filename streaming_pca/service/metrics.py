@@ -191,9 +191,9 @@ class StreamMetrics:
         self._all.planned.labels(self._stream).set(records)
 
     def end_session(self) -> None:
-        """Remove the gauges that only a session knows; the lag's function refers to its last batch."""
-        self._all.lag.remove(self._stream)
-        self._all.planned.remove(self._stream)
+        """Remove the gauges that only a session knows; their functions refer to its last batch and feed."""
+        for gauge in (self._all.lag, self._all.planned, self._all.listed):
+            gauge.remove(self._stream)
 
     def show_verification(self, problems: int) -> None:
         """Show the result of a verification that has just ended."""

@@ -172,6 +172,9 @@ def test_a_mistyped_page_is_the_shell_in_a_browser_alone(client: Running) -> Non
                 assert client.ask(urljoin(path, address)).status == 200, address
         assert "text/html" not in client.ask(path, accept="*/*").headers["content-type"]
         assert client.ask(path, accept=browser, if_none_match="*").body == b""
+    # The number of pages in memory is limited.
+    assert "text/html" not in client.ask("/" * 10, accept=browser).headers["content-type"]
+    assert addresses(client.ask("/a%2Fb", accept=browser).body.decode())[0].startswith("./")
     assert "text/html" not in client.ask("/v1/stream", accept=browser).headers["content-type"]
 
 

@@ -158,10 +158,9 @@ class ReleaseHistory:
 
     def _is_own(self, release: Release) -> bool:
         stream = self._stream
-        same = (release.stream, release.dim, release.rank) == (stream.name, stream.dim, stream.rank)
         counts = (release.batch, release.records, release.batch_records or 0)
         return (
-            same
+            (release.stream, release.dim, release.rank) == (stream.name, stream.dim, stream.rank)
             and len(release.explained_variance) == release.rank
             and all(0 <= number < _MOST_NUMBER for number in counts)
             and (release.feature_names is None or len(release.feature_names) == release.dim)

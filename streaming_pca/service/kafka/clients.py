@@ -24,7 +24,7 @@ from kafka.errors import (
     UnknownBrokerIdError,
 )
 
-from streaming_pca.config.kafka import KafkaSettings
+from streaming_pca.config.kafka import ConfigurationError, KafkaSettings
 from streaming_pca.errors import UserError
 from streaming_pca.service.errors import NotPermitted
 from streaming_pca.service.kafka import credentials, patches
@@ -89,7 +89,7 @@ def _connect(settings: KafkaSettings, make: Callable[..., C], **options: Any) ->
         by_one = {"bootstrap_servers": [server], "bootstrap_timeout_ms": each}
         try:
             made = make(**(options | _common_options(settings) | by_one))
-        except credentials.TokenRefused as error:
+        except (credentials.TokenRefused, ConfigurationError) as error:
             raise BrokerUnreachable(str(error)) from None
         except (KafkaError, OSError, ValueError) as error:
             reason = first_line(error)

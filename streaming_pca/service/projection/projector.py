@@ -52,10 +52,7 @@ _FETCH_BYTES = 4 * 2**20
 _IDLE_MS = 100
 _JOINING = "joining the group"
 _POSITIONS_MS = 1000  # longest wait in one step for another worker's open transaction
-_SHORT_ENDS = 5
-"""Number of ends below a position before records count as lost: a new leader may briefly return such an
-end.
-"""
+_SHORT_ENDS = 5  # ends below a position before records count as lost: a new leader may return some
 
 
 class Projector:

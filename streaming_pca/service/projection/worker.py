@@ -43,14 +43,10 @@ class ProjectionOptions:
 
     output: str
     format: Format = "octets"
-    release_batch: int | None = None
-    """Batch of the only release to use."""
-    until_end: bool = False
-    """Stop when all records present at the start are projected."""
-    create: bool = False
-    """Create a missing output."""
-    http_port: int | None = None
-    """Port of metrics and health; None disables the server."""
+    release_batch: int | None = None  # batch of the only release to use
+    until_end: bool = False  # stop when all records present at the start are projected
+    create: bool = False  # create a missing output
+    http_port: int | None = None  # port of metrics and health; None disables the server
 
 
 class ProjectionMetrics:

@@ -145,7 +145,7 @@ def test_files_that_cannot_be_used_are_a_mistake_until_a_broker_answers(
         assert str(caught.value) == line
         assert caught.value.exit_status == 2
     # Later, the file is perhaps being replaced.
-    if name in FILES:
+    if name in (*FILES, "sasl_oauth_token_file"):
         monkeypatch.setitem(clients._answered, address, address)
         with pytest.raises(clients.BrokerUnreachable) as lost:
             clients._connect(settings, fails)

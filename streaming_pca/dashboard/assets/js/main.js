@@ -65,6 +65,9 @@ async function go(first = false) {
     main.replaceChildren(h("h1", {}, "No such page"), h("p", {}, `Nothing is at ${location.pathname}. `, ...pages("The pages are ")));
     document.title = `No such page · ${NAME}`;
     main.setAttribute("aria-busy", "false");
+    stale = false;
+    showFeed();
+    say("");
     return;
   }
   for (const item of document.querySelectorAll("[data-page]")) {
@@ -154,10 +157,8 @@ function fail(error) {
 /** Show the state of the broker and the time of the numbers. */
 function showState(connection) {
   document.querySelector("[data-asof]").textContent = `Numbers from ${clock(shownAt)}`;
-  if (connection) {
-    stale = !connection.ok;
-    showFeed();
-  }
+  stale = Boolean(connection && !connection.ok);
+  showFeed();
   if (connection && !connection.ok) {
     const problem = connection.problem.replace(/\.$/, "");
     say(`${problem[0].toUpperCase()}${problem.slice(1)}. The numbers are from ${exact(connection.since)} and will be updated once it is back.`);
