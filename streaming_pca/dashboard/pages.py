@@ -160,7 +160,7 @@ class _BrowserRoute(Route):
 
 
 def _depth(scope: Scope) -> int:
-    """Return the number of a path's folders: to a browser %2F is no slash."""
+    """Return the number of a path's folders; browsers do not decode %2F."""
     return int(scope["raw_path"].count(b"/")) - 1
 
 
