@@ -122,10 +122,10 @@ class _LibraryLog(logging.Handler):
         # First, because the library's thread may be about to log a line.
         self._silent = True
         for library in map(logging.getLogger, _LIBRARIES):
+            # First: a thread that still hangs in a request must not start to log.
+            library.setLevel(logging.CRITICAL)
             library.removeHandler(self)
             library.propagate = True
-            # A thread that still hangs in a request must not start to log.
-            library.setLevel(logging.CRITICAL)
 
     def recovered(self) -> None:
         """Log the recovery if the log reported a failure."""
