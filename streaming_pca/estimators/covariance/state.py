@@ -137,10 +137,11 @@ class CovarianceEstimate:
         deviation = _CERTAIN * math.sqrt(sizes.variance)
         if float(sizes.counts[-1]) - deviation > whole / 2:
             return True
-        mean = float(np.trace(self.moment(0)))
+        # A moment is unpacked only if hardly any record lies above.
+        if float(sizes.counts.sum()) + deviation * math.sqrt(BINS) >= whole / 4:
+            return False
         error = _CERTAIN * math.sqrt(self.noise[0] * np.sum(self.weights**2))
-        above = float(sizes.counts.sum()) + deviation * math.sqrt(BINS)
-        return above < whole / 4 and mean + error < _FAR * float(self.radii[0])
+        return float(np.trace(self.moment(0))) + error < _FAR * float(self.radii[0])
 
     def check(self) -> None:
         """Check that an update could have left these values, or raise ValueError."""
