@@ -144,7 +144,7 @@ function fail(error) {
   feed.answered(true);
   const text = error instanceof ServerError ? error.message : `This page failed: ${error.message}`;
   const line = h("p", { class: "trouble", "data-problem": "", "data-failed": "", role: "alert" }, text,
-    ...(error.status === 404 ? pages(" See ") : []));
+    ...(error.status === 404 ? pages(". See ") : []));
   const old = main.querySelector(":scope > [data-failed]");
   if (old) {
     if (old.textContent !== line.textContent) old.replaceWith(line);
