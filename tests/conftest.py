@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -24,7 +25,7 @@ import pytest
 from hypothesis import settings
 
 from streaming_pca.demo.broker import EmbeddedBroker
-from streaming_pca.dev.cluster import KafkaServer
+from streaming_pca.dev.cluster import KafkaServer, Storage
 from streaming_pca.dev.jars import KafkaUnavailable, fetch_jars, find_java
 from streaming_pca.dev.processes import cluster_id
 from streaming_pca.errors import UserError
@@ -90,10 +91,22 @@ def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
 def pytest_configure(config: pytest.Config) -> None:
     load_profile(config)
     let_admin_clients_wait()
+    keep_brokers_in_memory()
     config.pluginmanager.register(Durations(config))
     # Workers of pytest-xdist send all output of tests to the process that shows the results.
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(WholeRun(config))
+
+
+def keep_brokers_in_memory() -> None:
+    """Keep brokers' temporary data in memory if it has room.
+
+    A broker writes each entry of its metadata to disk before it answers, and a shared machine's disk can
+    hang for longer than any client waits.
+    """
+    memory = Path("/dev/shm")  # each cluster makes a directory of its own there
+    if os.access(memory, os.W_OK) and shutil.disk_usage(memory).free > 8 * 2**30:
+        Storage.parent = str(memory)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -15,7 +15,7 @@ from base64 import urlsafe_b64encode
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import IO, Self
+from typing import IO, ClassVar, Self
 
 from streaming_pca.dev.jars import KAFKA, KafkaUnavailable
 from streaming_pca.dev.processes import Child, cluster_id, free_port
@@ -174,8 +174,7 @@ class KafkaCluster:
             )
             for number, port in zip(self._numbers, ports, strict=True)
         }
-        nodes = self.nodes.values()
-        voters = [node.voter for node in nodes]
+        nodes, voters = self.nodes.values(), [node.voter for node in self.nodes.values()]
         with ThreadPoolExecutor(len(nodes)) as pool:
             how = (self._storage.cluster, voters, self._replication, self._in_sync, self._more)
             list(pool.map(lambda node: node.prepare(*how), nodes))
@@ -356,6 +355,8 @@ class Storage:
     :meth:`open` sets ``path`` and ``cluster``, the id of the cluster that owns the data.
     """
 
+    parent: ClassVar[str | None] = None  # folder of temporary directories; None for the system's
+
     def __init__(self, kept: Path | None = None) -> None:
         self.kept = kept is not None
         self.path = Path() if kept is None else kept.absolute()
@@ -369,7 +370,7 @@ class Storage:
         nodes.
         """
         if not self.kept:
-            self.path = Path(tempfile.mkdtemp(prefix="streaming-pca-kafka-"))
+            self.path = Path(tempfile.mkdtemp(prefix="streaming-pca-kafka-", dir=self.parent))
             self.cluster = _new_identity()
             return
         try:
@@ -413,9 +414,8 @@ class Storage:
             facts = json.loads(marker.read_text())
             found, self.cluster = int(facts["nodes"]), str(facts["cluster"])
         except (ValueError, KeyError, TypeError):
-            raise KafkaUnavailable(
-                f"{marker} is damaged", "name another directory for Kafka's data"
-            ) from None
+            why = "name another directory for Kafka's data"
+            raise KafkaUnavailable(f"{marker} is damaged", why) from None
         if found != nodes:
             raise KafkaUnavailable(
                 f"{self.path} holds a cluster of {found} {'node' if found == 1 else 'nodes'}, not of {nodes}",

@@ -24,6 +24,16 @@ def test_a_temporary_directory_is_deleted() -> None:
     assert not storage.path.exists()
 
 
+def test_temporary_directories_are_made_where_the_tests_want_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Storage, "parent", str(tmp_path))
+    storage = opened(None)
+    assert storage.path.parent == tmp_path
+    storage.close()
+    assert not any(tmp_path.iterdir())
+
+
 def test_a_kept_directory_keeps_its_cluster(tmp_path: Path) -> None:
     storage = opened(tmp_path / "new" / "data", 3)
     (storage.path / "1").mkdir()
