@@ -108,14 +108,16 @@ docs: $(VENV)/docs.stamp
 
 # A stamp is written only after the whole installation, so an interrupted one is taken up again.
 # pip says nothing for minutes or hundreds of lines: a dot every two seconds, or a line every ten if they are not
-# for a terminal; and all lines where it fails.
+# for a terminal; and all lines where it fails. An installation that was not editable leaves a folder of compiled
+# kernels, which would hide the sources.
 $(VENV)/%.stamp: pyproject.toml
 	@test -n "$(PYTHON)" || { echo "no Python >= 3.11 with venv was found: install python3-venv or name one, as in PYTHON=python3.12" >&2; exit 1; }
 	@echo "installing streaming-pca[$*] into $(VENV): half a minute and more, with what pip has to download"
 	@$(PYTHON) -m venv $(VENV)
 	@if test -t 1; then every=2 form=.; else every=10 form='installing, %s s\n'; fi; \
 	(s=0; while kill -0 $$$$ 2>/dev/null; do test $$s = 0 || printf "$$form" $$s; sleep $$every >/dev/null 2>&1; s=$$((s + every)); done) & dots=$$!; \
-	{ $(BIN)/python -m pip install --upgrade pip && $(BIN)/python -m pip install --editable '.[$*]'; } >$(VENV)/pip.log 2>&1; \
+	{ $(BIN)/python -m pip install --upgrade pip && rm -rf $(VENV)/lib/python*/site-packages/streaming_pca && \
+		$(BIN)/python -m pip install --editable '.[$*]'; } >$(VENV)/pip.log 2>&1; \
 	failed=$$?; kill $$dots; ! test -t 1 || echo; \
 	if test $$failed -ne 0; then cat $(VENV)/pip.log >&2; exit $$failed; fi
 	@touch $@
