@@ -83,9 +83,8 @@ class BrokerSnapshot:
             if position < 0:
                 # Without a commit, or after it expired, the ledger has the start of the next batch.
                 position = job.ends.get(tp.partition, self.first[tp])
-            if job.started:
-                # A pause before the first batch may have committed the beginning.
-                position = max(position, job.ends.get(tp.partition, 0))
+            # The ledger is ahead while a batch is reserved, and after a pause before the first batch.
+            position = max(position, job.ends.get(tp.partition, 0))
             by_partition[str(tp.partition)] = max(self.end[tp] - max(position, self.first[tp]), 0)
             waiting += max(self.high.get(tp, 0) - self.end[tp], 0)
         return {"total": sum(by_partition.values()), "partitions": by_partition, "in_transactions": waiting}

@@ -68,7 +68,9 @@ class Offline:
         self.take([(made.settings.stream.ledger_topic, encode_entry(entry)) for entry in entries])
         made.head = entry_hash(entries[-1])
 
-    def stand(self, at: float, waiting: Mapping[str, int], *, led: bool = True) -> None:
+    def stand(
+        self, at: float, waiting: Mapping[str, int], *, led: bool = True, read: int | None = None
+    ) -> None:
         """Answer for the broker at a time in seconds.
 
         Parameters
@@ -77,12 +79,14 @@ class Offline:
             Records of the input that no batch has read; 0 by default.
         led : bool
             Whether a process leads the streams.
+        read : int, optional
+            Committed offset of the streams' groups; by default the broker has none.
         """
         tps = {name: TopicPartition(made.settings.stream.input, 0) for name, made in self.streams.items()}
         end: Counter[TopicPartition] = Counter()
         for name, tp in tps.items():
-            read = self._watched.views[tp.topic].ledger.job(name).ends.get(0, 0)
-            end[tp] = max(end[tp], read + waiting.get(name, 0))
+            begin = self._watched.views[tp.topic].ledger.job(name).ends.get(0, 0)
+            end[tp] = max(end[tp], begin + waiting.get(name, 0))
         members = {}
         for made in self.streams.values():
             assigned = {"assigned_partitions": [{"topic": made.settings.stream.state_topic}]}
@@ -94,7 +98,7 @@ class Offline:
             first=dict.fromkeys(end, 0),
             end=end,
             high=end,
-            committed={},
+            committed={} if read is None else {name: {tp: read} for name, tp in tps.items()},
         )
         with self._watched.lock:
             for state in self._watched.streams.values():

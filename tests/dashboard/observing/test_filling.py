@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from streaming_pca.dashboard.models import NextBatch
 from streaming_pca.privacy.ledger.entries import OffsetRange, Paused, Reserved, Resumed
 from streaming_pca.privacy.parameters import Charge
@@ -44,10 +46,12 @@ def test_a_batch_fills_with_the_records_that_no_batch_has_read() -> None:
     assert next_batch(offline) == NextBatch(planned=400, waiting=400)
 
 
-def test_while_a_worker_learns_the_batch_after_it_fills() -> None:
+@pytest.mark.parametrize("read", [None, 0, 400])
+def test_while_a_worker_learns_the_batch_after_it_fills(read: int | None) -> None:
+    """Its group has read the batch's records only after the commit."""
     offline = watched()
     offline.append("flights", reserved(offline, 1, 400))
-    offline.stand(0.0, {"flights": 50})
+    offline.stand(0.0, {"flights": 50}, read=read)
     assert next_batch(offline) == NextBatch(planned=800, waiting=50)
 
 
