@@ -302,7 +302,8 @@ def _bounds(case: _Case) -> Iterator[_Given | _Left]:
     # Other estimators clip to a public radius, with and without bounds.
     if not (s.is_composed and s.reads_vectors):
         return
-    yield _Given("public bounds") if s.has_bounds else _change(case, "public bounds of the features")
+    given = _Given(f"public bounds{' and a scale' * s.has_scale}")
+    yield given if s.has_bounds else _change(case, "public bounds of the features")
 
 
 def _narrower(case: _Case) -> Iterator[_Given | _Left]:
@@ -310,7 +311,7 @@ def _narrower(case: _Case) -> Iterator[_Given | _Left]:
     s = case.settings
     if not (s.has_bounds and s.is_composed and s.reads_vectors):
         return
-    if ReleaseWarning.CLAMPED not in case.doubts:
+    if not case.doubts & {ReleaseWarning.CLAMPED, ReleaseWarning.DOMINATED}:
         yield _change(case, "narrower bounds, or none if these are far wider than the records")
     if s.can_scale_by_bounds:
         yield _change(case, _BY_BOUNDS)
@@ -364,16 +365,14 @@ def _quantile(case: _Case) -> Iterator[_Given | _Left]:
 
 def _scale(s: Situation, of: str) -> str:
     """Return the remedy of a scale for features that decide the norms of records."""
-    if s.can_scale_by_bounds:
-        return _BY_BOUNDS
-    return f"a smaller scale{' than the one given' if s.has_scale else ''} for {of}"
+    given = " than the one given" if s.has_scale else ""
+    return _BY_BOUNDS if s.can_scale_by_bounds else f"a smaller scale{given} for {of}"
 
 
 def _large_values(case: _Case) -> Iterator[_Given | _Left]:
     """Yield remedies for features of few large values."""
     s = case.settings
-    if not s.reads_vectors or ReleaseWarning.DOMINATED in case.doubts:
-        # Then the feature is named.
+    if not s.reads_vectors or ReleaseWarning.DOMINATED in case.doubts:  # then the feature is named
         return
     yield _change(case, _scale(s, "features of few large values"))
     if s.has_bounds and ReleaseWarning.CLAMPED not in case.doubts:
@@ -383,7 +382,9 @@ def _large_values(case: _Case) -> Iterator[_Given | _Left]:
 def _one_feature(case: _Case) -> Iterator[_Given | _Left]:
     s, of = case.settings, "that feature" if case.feature == _ONE_FEATURE else case.feature
     yield _change(case, _scale(s, of))
-    yield _change(case, f"the logarithm of {of} in its place, if it is positive")
+    if "=" in of:  # a column of a category, which has neither
+        return
+    yield _change(case, f"the logarithm of {of} instead, if it is positive and no logarithm yet")
     if not s.has_bounds:
         # Bounds cannot name some features only.
         yield from _bounds(case)
