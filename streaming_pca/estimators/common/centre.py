@@ -45,7 +45,7 @@ _MOST_CUT = 0.25
 """Largest share of the records that a round clips, for few records: trades noise against clipping."""
 _MOST_RADIUS = 0.03  # largest share of the radius of a round, for few records
 _SURE = 6.0
-"""Deviations of a count below which a round treats it as noise: a chance of 1e-7 in all its rounds."""
+"""Deviations of a count that a round treats as noise: above some 250z records 1e-7 in all its rounds."""
 _LEAST = 100.0  # records, at multiplier 1, below which no mean is measured
 
 
