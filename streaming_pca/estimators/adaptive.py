@@ -9,7 +9,7 @@ import numpy as np
 
 from streaming_pca.data.batch import Batch
 from streaming_pca.data.preprocessing import Preprocessing
-from streaming_pca.estimators.base import EstimatorInfo, Subspace, SuiteOptions
+from streaming_pca.estimators.base import EstimatorInfo, Matrix, Subspace, SuiteOptions
 from streaming_pca.estimators.block.block import (
     OVERSAMPLING,
     QUANTILE,
@@ -114,23 +114,19 @@ class AdaptivePCA(ComposedEstimator[AdaptiveState, AdaptiveOptions]):
 
     def init(self, rng: np.random.Generator) -> AdaptiveState:
         """Return the state before any record, with a uniformly random basis for the block route."""
-        # A route that is chosen later begins with resolved eigenvectors, and needs no column beyond them.
-        columns = min(self.k + OVERSAMPLING * (self.fixed_route == "block"), self.dim)
-        basis = orthonormalise(rng.standard_normal((self.dim, columns)))
-        block = BlockEstimate.start(basis)
-        covariance = self._empty_covariance
-        route = self.fixed_route or "covariance"
-        return AdaptiveState(0, 0, route, covariance, block, TotalVariance())
+        basis = orthonormalise(rng.standard_normal((self.dim, min(self.k + OVERSAMPLING, self.dim))))
+        return AdaptiveState(0, 0, **self._start(basis))
+
+    def _start(self, basis: Matrix) -> dict[str, Any]:
+        """Return the fields of a state that knows nothing of any record."""
+        covariance = CovarianceEstimate.empty(0 if self.fixed_route == "block" else self.dim)
+        start = {"covariance": covariance, "block": BlockEstimate.start(basis), "total": TotalVariance()}
+        return {"route": self.fixed_route or "covariance", **start}
 
     def _restarts(self, state: AdaptiveState, batch: Batch) -> bool:
         """Return whether to forget earlier batches: too few records, or a median far from the records."""
         is_free = self.options.clip_radius is None and self.options.clip_quantile is None
-        return super()._restarts(state, batch) or (is_free and state.covariance.is_lost)
-
-    @property
-    def _empty_covariance(self) -> CovarianceEstimate:
-        """Covariance estimate before any record."""
-        return CovarianceEstimate.empty(0 if self.fixed_route == "block" else self.dim)
+        return super()._restarts(state, batch) or (is_free and state.covariance.is_lost(self.norm_range[0]))
 
     @property
     def fixed_route(self) -> Route | None:
@@ -153,8 +149,7 @@ class AdaptivePCA(ComposedEstimator[AdaptiveState, AdaptiveOptions]):
         measured: MeanRound | None,
     ) -> tuple[AdaptiveState, int]:
         if self._restarts(state, batch):
-            block = BlockEstimate.start(state.block.basis)
-            state = replace(state, covariance=self._empty_covariance, block=block, total=TotalVariance())
+            state = replace(state, **self._start(state.block.basis))
         learner = _Learner(self, state, preprocessing, batch, budget, measured)
         if self.fixed_route == "block":
             clipped = learner.by_block(None, QUANTILE)
@@ -281,14 +276,13 @@ class _Learner:
 
     def _block_start(self, estimate: CovarianceEstimate, reading: Reading) -> BlockEstimate | None:
         """Return leading eigenvectors as a basis, with their products; None if not resolved."""
-        k = self.block.basis.shape[1]
-        slot = estimate.chosen
-        if estimate.weighted or not reading.resolved(k)[slot]:
+        columns, slot = self.block.basis.shape[1], estimate.chosen
+        if estimate.weighted or not reading.resolved(self.estimator.k)[slot]:
             return None
         moment = estimate.moment(slot)
-        basis = np.ascontiguousarray(reading.eigenvectors[slot][:, :k])
+        basis = np.ascontiguousarray(reading.eigenvectors[slot][:, :columns])
         offset = self.covariances.shift.before
         block = replace(BlockEstimate.start(basis), product=moment @ basis, offset=offset)
         # The clip has changed these products, so they serve as a centre only.
         rest = float(np.trace(moment)) - float(np.trace(basis.T @ block.product))
-        return replace(block, level=max(rest / max(len(moment) - k, 1), 0.0))
+        return replace(block, level=max(rest / max(len(moment) - columns, 1), 0.0))

@@ -384,7 +384,7 @@ def _one_feature(case: _Case) -> Iterator[_Given | _Left]:
     yield _change(case, _scale(s, of))
     if "=" in of:  # a column of a category, which has neither
         return
-    yield _change(case, f"the logarithm of {of} instead, if it is positive and no logarithm yet")
+    yield _change(case, f"the logarithm of {of} instead, if positive and not given")
     if not s.has_bounds:
         # Bounds cannot name some features only.
         yield from _bounds(case)

@@ -94,6 +94,27 @@ def test_steps_that_have_settled_do_not_hide_what_clipped_residuals_turn() -> No
     assert "clipped" in pca.doubts_
 
 
+def test_steps_that_settle_between_near_eigenvalues_are_doubted() -> None:
+    """With three of them one column beyond the rank does not show where the steps would end."""
+    for seed in range(4):
+        x = np.random.default_rng(seed).normal(size=(200_000, 20))
+        x *= np.sqrt([10, 9.85, 9.7, *[1.0] * 17])
+        pca, angle = fitted(x, 4.0, seed, k=1, route="block")
+        assert angle <= pca.angle_bound_ or pca.doubts_
+
+
+def test_later_batches_do_not_forget_how_the_steps_turned() -> None:
+    """Each moves the basis by its share only, so its own turn is small: once a bound of 5 degrees, 30 off."""
+    x = np.random.default_rng(1).normal(size=(400_000, 20)) * np.sqrt([10, 9.5, 8.5, *[1.0] * 17])
+    exact = np.linalg.eigh(np.cov(x.T))[1][:, ::-1][:, :1].T
+    with warnings.catch_warnings(), replace_noise_sampler(SeededSampler(1)):
+        warnings.simplefilter("ignore")
+        pca = PrivatePCA(1, estimator="block", epsilon=4.0, random_state=1)
+        for part in np.array_split(x, 20):
+            pca.partial_fit(part)
+            assert principal_angles(pca.components_, exact)[0] <= pca.angle_bound_ or pca.doubts_
+
+
 def test_columns_beyond_the_rank_do_not_unsettle() -> None:
     """The additional columns turn with the noise; the released ones do not."""
     x = np.random.default_rng(0).normal(size=(100_000, 20)) * np.array([5.0, 3.0, *[1.0] * 18])

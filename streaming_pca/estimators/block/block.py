@@ -60,8 +60,8 @@ without turning them, and by a known factor."""
 _LEAST_WEIGHT = 0.2  # least divisor (mean weight) of a clipped mean: trades clipping against amplified noise
 _LARGEST = 1e290  # largest variance along which the pass measures
 _SETTLED, _LEFT = 0.5, 4.0
-"""Angle of the last step, over the noise's bound, above which components are unsettled; largest turn by
-further steps, over the last step's angle."""
+"""Angle of the last step, over the noise's bound, above which components are unsettled; least allowance for
+the turn by further steps, over the last step's angle, as for a ratio of eigenvalues of 0.8."""
 _APART = 1.5
 """Least variance along a component, over the others' mean, that separates it from the largest other."""
 _KEPT = 0.4
@@ -95,8 +95,8 @@ class BlockEstimate:
     offset_noise: float = 0.0
     """Variance of the noise in each of its coordinates."""
     turned: float = 0.0
-    """Sine of the largest turn of the basis in the last step; undamped in the rounds after a start, if there
-    are more columns than components."""
+    """Sine of the largest turn of the basis in the last step. If there are more columns than components: of
+    an undamped step in the rounds after a start, later at least what is left of that."""
 
     @classmethod
     def start(cls, basis: Matrix) -> BlockEstimate:
@@ -333,7 +333,9 @@ def block_subspace(
         if is_beyond_noise(float(own @ own), len(basis), estimate.offset_noise):
             here = offset.with_noise(estimate.offset_noise)
         bound = angle_bound_of_block(estimate.spectrum, k, len(basis), noise, other=here.reach)
-    if bound is not None and not is_apart:
+    # A negative eigenvalue above them in size took a column that one of them needed.
+    is_positive = np.linalg.eigvalsh((inner + inner.T) / 2)[0] >= min(-2 * noise, -float(values[-1]))
+    if bound is not None and not (is_apart and is_positive):
         bound = math.pi / 2
     beyond: tuple[str, ...] = ()
     # S knows nothing of a way across its basis: the means' variance along it may be a component.
@@ -341,10 +343,13 @@ def block_subspace(
     if bound is not None and k < len(basis) and offset.scatter > max(float(variances.min()) - others, 0.0):
         bound, beyond = math.pi / 2, ("unsettled",)
     if bound is not None and bound < math.pi / 2:
-        # If the next eigenvalue is 0.8 of the last, later steps may turn by four times this step's angle.
-        last = math.asin(estimate.turned)
-        beyond = ("clipped",) * (not is_kept) + ("unsettled",) * (last > _SETTLED * bound)
-        bound = min(bound + _LEFT * last, math.pi / 2)
+        # Steps whose angles fall by the ratio r of two eigenvalues turn by r / (1 - r) of the last one's.
+        last, left = math.asin(estimate.turned), _LEFT
+        if k < len(estimate.spectrum):
+            next_value = float(estimate.spectrum[k])
+            left = max(left, next_value / max(float(estimate.spectrum[k - 1]) - next_value, 1e-300))
+        beyond = ("clipped",) * (not is_kept) + ("unsettled",) * (last * left > _SETTLED * _LEFT * bound)
+        bound = min(bound + left * last, math.pi / 2)
     return Subspace(
         components[order],
         variances[order],
@@ -433,6 +438,7 @@ def learn_block(
         if radius is None:
             radius, weight = update.radius(estimate, batch, max(quantile, QUANTILE), budget)
         multiplier = budget.take_rest() if share is None else budget.take(share)
+        earlier = estimate.turned
         estimate, clipped, gain = update.learn(estimate, batch, radius, weight, options.half_life, multiplier)
         left *= 1 - gain
         if average_mean is not None:
@@ -440,9 +446,13 @@ def learn_block(
         running = total.averaged(here, weigh(total.weight), update.shift.total)
         whole = max(running.value - square, 0.0)
         estimate = update.step(estimate, whole)
-        if shares and estimate.basis.shape[1] > update.rank and gain:
+        if estimate.basis.shape[1] > update.rank and gain:
             # A step by part of what was measured turns by that part; the rest is still to come.
-            estimate = replace(estimate, turned=min(estimate.turned / gain, 1.0))
+            # If the next eigenvalue is below half of the last, later steps turn by less than the last one.
+            last, following = estimate.spectrum[update.rank - 1 : update.rank + 1]
+            kept = earlier * (1 - gain * float(1 - following / last)) if following > last / 2 else 0.0
+            turned = estimate.turned / gain if shares else max(estimate.turned, kept)
+            estimate = replace(estimate, turned=min(turned, 1.0))
     if held:
         # Numbers may overflow, and an error would reveal records.
         with np.errstate(all="ignore"):

@@ -124,12 +124,11 @@ class CovarianceEstimate:
         """Variance of the noise on the released moment's diagonal, for weights of 1."""
         return float(self.noise[: self.chosen + 1].sum())
 
-    @property
-    def is_lost(self) -> bool:
-        """True if the first median is certainly far from the records: no radius suits them.
+    def is_lost(self, least: float) -> bool:
+        """Return whether the first median is certainly far from the records: no radius suits them.
 
         Then most records lie beyond the last bin; or hardly any above the median, and their mean norm is
-        far below it. Batches of few records can find such a median.
+        far below it. Batches of few records can find such a median. None is below ``least``.
         """
         sizes, whole = self.sizes, self.sizes.present * self.sizes.records
         if self.used < 2 or not whole:
@@ -138,7 +137,7 @@ class CovarianceEstimate:
         if float(sizes.counts[-1]) - deviation > whole / 2:
             return True
         # A moment is unpacked only if hardly any record lies above.
-        if float(sizes.counts.sum()) + deviation * math.sqrt(BINS) >= whole / 4:
+        if sizes.median < 2 * least or float(sizes.counts.sum()) + deviation * math.sqrt(BINS) >= whole / 4:
             return False
         error = _CERTAIN * math.sqrt(self.noise[0] * np.sum(self.weights**2))
         return float(np.trace(self.moment(0))) + error < _FAR * float(self.radii[0])

@@ -278,6 +278,25 @@ def test_a_half_life_keeps_the_gain_up() -> None:
     np.testing.assert_allclose(moved[1], fresh / 2, rtol=0.05, atol=1e-2)
 
 
+@pytest.mark.parametrize(("values", "is_known"), [((10, -9, 5, 4), False), ((10, 9, 5, 4), True)])
+def test_negative_eigenvalues_above_a_component_in_size_leave_no_bound(
+    values: tuple[float, ...], is_known: bool
+) -> None:
+    """Steps find the largest in size, but a release has the largest: here 10 and 5, or 10 and 9."""
+    d = 8
+    preprocessing = Preprocessing(dim=d, kind=RecordKind.MATRIX, centering="none")
+    privacy = PrivacyParameters(epsilon=4.0, delta=1e-6)
+    matrix = np.diag([*values, *[0.1] * (d - len(values))])
+    rows = ArrayBatch(np.tile(matrix, (20_000, 1)), np.arange(0, 20_000 * d + 1, d), RecordKind.MATRIX)
+    estimator = BlockPCA(d, 2, privacy, preprocessing, BlockOptions())
+    state = estimator.init(utility_generator(0))
+    for _ in range(3):
+        state = estimator.update(state, rows)
+    bound = estimator.release(state).angle_bound
+    assert bound is not None
+    assert (bound < math.pi / 2) == is_known
+
+
 @pytest.mark.parametrize(("before", "after"), [(3, 0), (0, 3)])
 def test_a_stream_keeps_the_columns_it_began_with(before: int, after: int) -> None:
     """Sigma depends on the number of columns, so other settings must not change it."""

@@ -98,7 +98,17 @@ def test_a_right_median_is_kept(kind: str) -> None:
     with replace_noise_sampler(SeededSampler(3)):
         for start in range(0, 8000, 1000):
             pca.partial_fit(x[start : start + 1000])
-            assert not pca._state.covariance.is_lost
+            assert not pca._state.covariance.is_lost(1e-10)
+    assert pca._state.covariance.records == pytest.approx(8000)
+
+
+def test_bounds_far_wider_than_the_records_do_not_restart_every_batch() -> None:
+    """The search for the median ends at the least norm of the bounds, and there can be no smaller median."""
+    x = np.random.default_rng(3).normal(size=(8000, 20)) * np.array([5.0, 4.0, 3.0, *[0.8] * 17])
+    pca = PrivatePCA(2, bounds=(-1e9, 1e9), random_state=3)
+    with replace_noise_sampler(SeededSampler(3)):
+        for start in range(0, 8000, 1000):
+            pca.partial_fit(x[start : start + 1000])
     assert pca._state.covariance.records == pytest.approx(8000)
 
 
