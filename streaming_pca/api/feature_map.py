@@ -44,7 +44,7 @@ class FeatureMap(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         Settings of each feature, as in ``[[stream.features]]``.
     scale : bool, default=True
         Whether ``transform`` maps each column's bounds to [-1, 1], where all features have bounds, or
-        multiplies by a feature's own ``scale``.
+        multiplies by a feature's own ``scale``. A release does so itself: False for its ``transform``.
 
     Attributes
     ----------
@@ -74,8 +74,8 @@ class FeatureMap(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         self.scale = scale
 
     @classmethod
-    def from_toml(cls, path: str | os.PathLike[str], stream: str | None = None) -> Self:
-        """Read the features of a stream from its settings file.
+    def from_toml(cls, path: str | os.PathLike[str], stream: str | None = None, scale: bool = True) -> Self:
+        """Read the features of a stream from its settings file; ``scale=False`` for ``Release.transform``.
 
         The stream's name is needed if the file holds several. ValueError has a line for each problem.
         """
@@ -88,7 +88,7 @@ class FeatureMap(TransformerMixin, BaseEstimator):  # type: ignore[misc]
             raise ValueError("\n".join(error.lines)) from None
         if features is None:
             raise ValueError(f"{os.fspath(path)}: the stream has no [[stream.features]]")
-        return cls(list(features))
+        return cls(list(features), scale=scale)
 
     @classmethod
     def from_frame(
@@ -150,7 +150,7 @@ class FeatureMap(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         return self
 
     def transform(self, X: Any) -> NDArray[np.float64]:
-        """Return the rows of records, clamped to bounds and scaled.
+        """Return rows, clamped to bounds and, with ``scale``, centred on them and scaled.
 
         Parameters
         ----------

@@ -234,6 +234,10 @@ def test_the_features_of_a_settings_file_are_the_same_object(tmp_path: Path) -> 
     (tmp_path / "s.toml").write_text("\n".join(lines))
     found = FeatureMap.from_toml(tmp_path / "s.toml")
     np.testing.assert_array_equal(found.transform(RECORDS), FeatureMap(FEATURES).transform(RECORDS))
+    plain = FeatureMap.from_toml(tmp_path / "s.toml", scale=False)
+    np.testing.assert_array_equal(
+        plain.transform(RECORDS), FeatureMap(FEATURES, scale=False).transform(RECORDS)
+    )
     (tmp_path / "plain.toml").write_text("\n".join([*lines[:6], "dim = 3"]))
     with pytest.raises(ValueError, match=r"no \[\[stream\.features\]\]"):
         FeatureMap.from_toml(tmp_path / "plain.toml")
