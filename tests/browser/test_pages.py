@@ -102,7 +102,7 @@ def test_a_mistyped_address_and_an_unknown_stream_name_the_pages(visit: Visit) -
         other.unheeded = "404"
         for path, words in (
             ("/strems/flights", "Nothing is at /strems/flights."),
-            ("/streams/flihgts", "'flihgts' is not in the settings. See the streams, "),
+            ("/streams/flihgts", "'flihgts' is not in the settings: these have "),
             ("/ledger/flihgts", "flihgts"),
         ):
             other.go(path).wait('main a[href$="/plan"]')

@@ -26,7 +26,7 @@ _EXAMPLE = {
     "type": "about:blank",
     "title": "Not Found",
     "status": 404,
-    "detail": "stream 'flihgts' is not in the settings",
+    "detail": "stream 'flihgts' is not in the settings: these have flights",
     "instance": "/v1/streams/flihgts",
 }
 _DESCRIPTION = (

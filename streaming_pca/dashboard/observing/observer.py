@@ -230,13 +230,13 @@ class Observer:
             raise BrokerUnreachable(problem)
 
     def _state(self, name: str) -> StreamState:
-        try:
-            return self._watched.streams[name]
-        except KeyError:
-            raise Unknown(f"stream {name!r} is not in the settings") from None
+        streams = self._watched.streams
+        if name not in streams:
+            known = ", ".join(sorted(streams)[:10])
+            raise Unknown(f"stream {name!r} is not in the settings: these have {known}")
+        return streams[name]
 
     def _view(self, input: str) -> LedgerView:
-        try:
-            return self._watched.views[input]
-        except KeyError:
-            raise Unknown(f"no stream of the settings reads topic {input!r}") from None
+        if input not in self._watched.views:
+            raise Unknown(f"no stream of the settings reads topic {input!r}")
+        return self._watched.views[input]
