@@ -35,6 +35,15 @@ sasl_username = "me"
 """
 
 
+PARTLY_BOUNDED = """[[stream.features]]
+name = "age"
+bounds = [0, 120]
+[[stream.features]]
+name = "smoker"
+[[stream.features]]
+name = "country"
+categories = ["DE", "FR"]
+"""
 PAPER = 'estimator = "private-oja"\noptions = { clip_radius = 1.0 }\n'
 """Estimator that reads pairs by default."""
 
@@ -213,6 +222,13 @@ def test_text_is_four_lines_a_stream_and_more_with_verbose(tmp_path: Path, capfd
         (
             ("rank = 2", f"rank = 2\nmax_rows = 2\n{PAPER}"),
             'max_rows = 2, but with centering = "pairs" records of several rows count as null: ',
+        ),
+        (
+            (
+                "dim = 4\nrank = 2\nepsilon = 1.0\ndelta = 1e-6\n",
+                f"rank = 2\nepsilon = 1.0\ndelta = 1e-6\n{PARTLY_BOUNDED}",
+            ),
+            "no bounds of smoker: no feature is clamped, or scaled by its bounds",
         ),
     ],
 )
