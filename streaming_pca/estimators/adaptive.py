@@ -123,11 +123,6 @@ class AdaptivePCA(ComposedEstimator[AdaptiveState, AdaptiveOptions]):
         start = {"covariance": covariance, "block": BlockEstimate.start(basis), "total": TotalVariance()}
         return {"route": self.fixed_route or "covariance", **start}
 
-    def _restarts(self, state: AdaptiveState, batch: Batch) -> bool:
-        """Return whether to forget earlier batches: too few records, or a median far from the records."""
-        is_free = self.options.clip_radius is None and self.options.clip_quantile is None
-        return super()._restarts(state, batch) or (is_free and state.covariance.is_lost(self.norm_range[0]))
-
     @property
     def fixed_route(self) -> Route | None:
         """Route fixed by settings or by the public dimension; None where it is chosen."""

@@ -162,9 +162,12 @@ class ComposedEstimator(Estimator[S, O]):
         return replace(subspace, known_warnings=(*subspace.known_warnings, "clamped"))
 
     def _restarts(self, state: S, batch: Batch) -> bool:
-        """Return whether to forget earlier batches, which had too few records to find a radius."""
-        is_short = 0 < RESTART_RATIO * state.records <= len(batch)
-        return is_short and self.options.clip_radius is None
+        """Return whether to forget earlier batches: too few records, or a median far from the records."""
+        if self.options.clip_radius is not None:
+            return False
+        covariance = getattr(state, "covariance", None) if self.options.clip_quantile is None else None
+        is_lost = covariance is not None and covariance.is_lost(self.norm_range[0])
+        return is_lost or 0 < RESTART_RATIO * state.records <= len(batch)
 
     @abstractmethod
     def _learn(

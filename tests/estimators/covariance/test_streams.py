@@ -52,10 +52,10 @@ def test_three_hundred_batches_have_no_bad_release() -> None:
     assert errors[-1] < 0.015
 
 
-def chunks(seed: int, total: int, size: int) -> tuple[float, PrivatePCA]:
+def chunks(seed: int, total: int, size: int, estimator: str = "adaptive") -> tuple[float, PrivatePCA]:
     """Return the squared error of a stream of equal chunks without bounds, and its estimator."""
     x = np.random.default_rng(seed).normal(size=(total, 20)) * np.array([5.0, 4.0, 3.0, *[0.8] * 17])
-    pca = PrivatePCA(2, random_state=seed)
+    pca = PrivatePCA(2, estimator=estimator, random_state=seed)
     with replace_noise_sampler(SeededSampler(seed)):
         for start in range(0, total, size):
             pca.partial_fit(x[start : start + size])
@@ -69,8 +69,11 @@ def test_few_records_at_first_do_not_lose_the_stream(seed: int) -> None:
     assert error < 0.1
 
 
+@pytest.mark.parametrize("estimator", ["adaptive", "analyze-gauss"])
 @pytest.mark.parametrize("factor", [1e9, 1e-9])
-def test_a_stream_with_a_wrong_median_begins_again(monkeypatch: pytest.MonkeyPatch, factor: float) -> None:
+def test_a_stream_with_a_wrong_median_begins_again(
+    monkeypatch: pytest.MonkeyPatch, factor: float, estimator: str
+) -> None:
     found: list[float] = []
 
     def wrong_at_first(*arguments: Any) -> tuple[float, float]:
@@ -79,7 +82,7 @@ def test_a_stream_with_a_wrong_median_begins_again(monkeypatch: pytest.MonkeyPat
         return found[-1], present
 
     monkeypatch.setattr(norm_distribution, "private_quantile_radius", wrong_at_first)
-    error, pca = chunks(0, 20_000, 1000)
+    error, pca = chunks(0, 20_000, 1000, estimator)
     assert len(found) == 2
     assert pca._state.covariance.sizes.median == found[1]
     assert pca._state.covariance.records < 20_000
