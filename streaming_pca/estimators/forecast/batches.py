@@ -52,7 +52,8 @@ class Shares:
         first = sum(norm_shares(sizes[0], multiplier)) + present_share(sizes[0], multiplier)
         radius = radius_share(sizes[0], multiplier)
         centre = ROUNDS * (radius + MEAN_SHARE) + radius + last_share(dim, sizes[0], multiplier)
-        again = sum(norm_shares(sizes[-1], multiplier, LATER_NORMS)) + present_share(sizes[-1], multiplier)
+        tail = norm_shares(sizes[-1], multiplier, LATER_NORMS)[1]
+        again = tail + present_share(sizes[-1], multiplier)
         later = 1 - again - radius_share(sizes[-1], multiplier) - LATER_SHARE - LATER_LOOK
         return cls(1 - first - centre - FIRST_LOOK, later, first, centre, FIRST_LOOK)
 
