@@ -10,6 +10,7 @@ import pytest
 import trustme
 
 from streaming_pca.config.kafka import ConfigurationError, KafkaSettings
+from streaming_pca.service.kafka import clients
 from streaming_pca.service.kafka.clients import BrokerUnreachable, admin_client
 from streaming_pca.service.kafka.diagnosis import diagnose
 from tests.kafka.security.secured import (
@@ -187,11 +188,18 @@ def test_an_identity_provider_that_grants_nothing(secured: Secured) -> None:
         assert "set kafka.sasl_oauth_cafile" in text
 
 
-def test_secrets_that_cannot_be_read_are_named(secured: Secured) -> None:
+@pytest.mark.parametrize("later", [False, True])
+def test_secrets_that_cannot_be_read_are_named(
+    secured: Secured, monkeypatch: pytest.MonkeyPatch, later: bool
+) -> None:
+    """Once the broker has answered, a file may be missing while it is replaced: that ends nothing."""
+    address = secured.settings("SCRAM").bootstrap_servers, secured.settings("OAUTH").bootstrap_servers
+    monkeypatch.setattr(clients, "_answered", dict.fromkeys(address if later else (), ""))
+    error = BrokerUnreachable if later else ConfigurationError
     for listener, setting in (("SCRAM", "sasl_password_file"), ("OAUTH", "sasl_oauth_token_file")):
         for content, reason in ((None, "No such file"), ("", "is empty")):
             file = secured.directory / "absent" if content is None else secured.secret("empty", content)
-            with pytest.raises(ConfigurationError, match=rf"kafka\.{setting}: .*{reason}"):
+            with pytest.raises(error, match=rf"kafka\.{setting}: .*{reason}"):
                 admin_client(secured.settings(listener, **{setting: file}))
 
 
