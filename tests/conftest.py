@@ -38,7 +38,7 @@ from tests.security.whole_run import WholeRun
 from tests.selection import PROFILES, add_options, is_unread, load_profile, select
 from tests.service.registry.apicurio import Apicurio
 from tests.service.registry.archives import RegistryUnavailable
-from tests.waiting import let_admin_clients_wait
+from tests.waiting import let_admin_clients_wait, serve_brokers_first
 
 # pytest-xdist sets it for its workers, and a console created under it keeps that width.
 os.environ.pop("COLUMNS", None)
@@ -91,6 +91,7 @@ def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
 def pytest_configure(config: pytest.Config) -> None:
     load_profile(config)
     let_admin_clients_wait()
+    serve_brokers_first()
     keep_brokers_in_memory()
     config.pluginmanager.register(Durations(config))
     # Workers of pytest-xdist send all output of tests to the process that shows the results.
