@@ -13,10 +13,11 @@ from __future__ import annotations
 import gc
 import os
 import shutil
+import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -106,6 +107,11 @@ def keep_brokers_in_memory() -> None:
     hang for longer than any client waits.
     """
     memory = Path("/dev/shm")  # each cluster makes a directory of its own there
+    for old in memory.glob("streaming-pca-kafka-*"):
+        # A run that was killed left it; another process may remove it at the same time.
+        with suppress(OSError):
+            if time.time() - old.stat().st_mtime > 24 * 3600:
+                shutil.rmtree(old, ignore_errors=True)
     if os.access(memory, os.W_OK) and shutil.disk_usage(memory).free > 8 * 2**30:
         Storage.parent = str(memory)
 
