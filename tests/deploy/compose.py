@@ -176,7 +176,7 @@ class Deployment:
         base = {"LANG": "C.UTF-8", "PATH": os.environ["PATH"]}
         if "build" in service.definition:
             base |= self.image.environment(service.definition["build"]["target"], base["PATH"])
-            # Brokers that start beside other tests may need more than the default of ten seconds.
+            # Brokers that start during other tests may need more than the default of ten seconds.
             base["STREAMING_PCA_KAFKA__REQUEST_TIMEOUT_MS"] = "30000"
         return {k: self.addressed(v, service) for k, v in (base | service.environment).items()}
 
