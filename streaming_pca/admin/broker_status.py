@@ -79,12 +79,9 @@ class BrokerSnapshot:
         of_group = self.committed.get(stream.name, {})
         by_partition, waiting = {}, 0
         for tp in self.partitions.get(stream.input, ()):
-            position = of_group.get(tp, -1)
-            if position < 0:
-                # Without a commit, or after it expired, the ledger has the start of the next batch.
-                position = job.ends.get(tp.partition, self.first[tp])
-            # The ledger is ahead while a batch is reserved, and after a pause before the first batch.
-            position = max(position, job.ends.get(tp.partition, 0))
+            # The ledger has the start of the next batch; commits lack it before the first one, after they
+            # expired, while a batch is reserved, and after a pause before the first batch.
+            position = max(of_group.get(tp, -1), job.ends.get(tp.partition, 0))
             by_partition[str(tp.partition)] = max(self.end[tp] - max(position, self.first[tp]), 0)
             waiting += max(self.high.get(tp, 0) - self.end[tp], 0)
         return {"total": sum(by_partition.values()), "partitions": by_partition, "in_transactions": waiting}
