@@ -128,8 +128,10 @@ def doubts_of_settings(stream: StreamSettings) -> list[str]:
     """Return a warning for each valid but doubtful setting."""
     lines = []
     if stream.centering == "pairs" and "max_rows" in stream.model_fields_set and stream.max_rows > 1:
-        several = 'but with centering = "pairs" records of several rows count as null'
-        lines.append(f"max_rows = {stream.max_rows}, {several}: set max_rows = 1, or another centering")
+        lines.append(
+            f'max_rows = {stream.max_rows}, but with centering = "pairs" records of several rows count as '
+            'null: set max_rows = 1, or centering = "none" or numbers'
+        )
     features = stream.features or ()
     if any(f.bounds for f in features) and (without := [f.name for f in features if f.column_bounds is None]):
         lines.append(f"no bounds of {', '.join(without[:5])}: no feature is clamped, or scaled by its bounds")
