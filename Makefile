@@ -13,9 +13,9 @@ WAITING_WORKERS ?= 4
 PYTEST := PYTHONDONTWRITEBYTECODE= OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest
 PURE := $(PYTEST) --part=pure -n $(PURE_WORKERS) --dist worksteal
 WAITING := $(PYTEST) --part=waiting -n $(WAITING_WORKERS) --dist loadgroup --no-loadscope-reorder
-# Both parts, whether or not the first one fails; what failed in it is shown again at the end.
+# Both parts, whether or not the first one fails; what failed in them is shown again at the end.
 both = rm -f build/durations/*.failed; failed=0; $(PURE) $(1) || failed=1; $(WAITING) $(1) || failed=1; \
-	test $$failed = 0 || cat build/durations/*-pure.failed; exit $$failed
+	test $$failed = 0 || cat build/durations/*.failed; exit $$failed
 NEW_ENOUGH := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.14 python; do \
 	"$$p" -c '$(NEW_ENOUGH)' >/dev/null 2>&1 && echo "$$p" && break; done)

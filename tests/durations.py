@@ -2,8 +2,8 @@
 
 The process that shows the results writes `build/durations/SCOPE-PART.csv`, and prints each kind's sum and the
 ten longest tests. `python -m tests.durations` records the tests of these files in `tests/durations.csv`,
-which orders later runs. Failures stay in `build/durations/SCOPE-PART.failed`: `make` shows the first part's
-failures again below the second part, so that a truncated log still has them.
+which orders later runs. Failures stay in `build/durations/SCOPE-PART.failed`, the middle of long ones left
+out: `make` shows those of both parts at the end, so that a truncated log still has them.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ FOLDER = ROOT / "build" / "durations"
 _LEAST = 0.2
 """Seconds: shorter tests are not recorded."""
 _SHOWN = 10
+_HEAD, _TAIL = 700, 1300
+"""Characters of a failure's reason that `make` shows again; a reason may contain a worker's whole log."""
 FAILURES = pytest.StashKey[list[str]]()
 """Reasons why a run fails, in its configuration; other plugins may add to them until the session's end."""
 
@@ -62,7 +64,7 @@ class Durations:
         for name, seconds in message.get(_FIXTURES, ()):
             self._setups[kind, name] += seconds
         if report.failed:
-            self._failures.append(f"{report.nodeid} ({report.when})\n{report.longreprtext}\n")
+            self._failures.append(f"{report.nodeid} ({report.when})\n{_shortened(report.longreprtext)}\n")
 
     @pytest.hookimpl(wrapper=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> Any:
@@ -86,6 +88,12 @@ class Durations:
         for (kind, name), seconds in self._tests.most_common(_SHOWN):
             reporter.write_line(f"{seconds:8.1f} s {kind}: {name}")
         return result
+
+
+def _shortened(text: str) -> str:
+    """Return the lines of a failure that give its reason, or else its end, without the middle of a long one."""
+    reason = "\n".join(line for line in text.splitlines() if line.startswith("E ")) or text[-_HEAD - _TAIL :]
+    return reason if len(reason) <= _HEAD + _TAIL else f"{reason[:_HEAD]}\n[...]\n{reason[-_TAIL:]}"
 
 
 def record() -> None:
