@@ -91,7 +91,7 @@ class Durations:
 
 
 def _shortened(text: str) -> str:
-    """Return the lines of a failure that give its reason, or else its end, without the middle of a long one."""
+    """Return a failure's lines of reason, or else its end, without the middle of long ones."""
     reason = "\n".join(line for line in text.splitlines() if line.startswith("E ")) or text[-_HEAD - _TAIL :]
     return reason if len(reason) <= _HEAD + _TAIL else f"{reason[:_HEAD]}\n[...]\n{reason[-_TAIL:]}"
 

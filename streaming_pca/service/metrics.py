@@ -158,9 +158,9 @@ class StreamMetrics:
 
     def __init__(self, metrics: Metrics, stream: str) -> None:
         self._all, self._stream = metrics, stream
-        self.set_leading(False)
-        self.set_paused(False)
-        self.set_refused(False)
+        self.set("leader", False)
+        self.set("paused", False)
+        self.set("refused", False)
         # Dashboards cannot distinguish a missing series from a broken one.
         for outcome in ("committed", "abandoned"):
             metrics.batches.labels(stream, outcome)
@@ -170,25 +170,13 @@ class StreamMetrics:
         metrics.commit_seconds.labels(stream)
         metrics.verification_errors.labels(stream)
 
-    def set_leading(self, leading: bool) -> None:
-        """Set whether this process leads the stream."""
-        self._all.leader.labels(self._stream).set(leading)
-
-    def set_paused(self, paused: bool) -> None:
-        """Set whether this process knows the stream to be paused."""
-        self._all.paused.labels(self._stream).set(paused)
-
-    def set_refused(self, refused: bool) -> None:
-        """Set whether this process may not run the stream as configured."""
-        self._all.refused.labels(self._stream).set(refused)
+    def set(self, gauge: Literal["leader", "paused", "refused", "planned"], value: float) -> None:
+        """Set one of the stream's gauges."""
+        getattr(self._all, gauge).labels(self._stream).set(value)
 
     def set_source(self, gauge: Literal["ready", "lag", "listed"], read: Callable[[], float]) -> None:
         """Set the function that each scrape calls for one of the stream's gauges."""
         getattr(self._all, gauge).labels(self._stream).set_function(read)
-
-    def set_planned(self, records: int) -> None:
-        """Set the size of the next batch."""
-        self._all.planned.labels(self._stream).set(records)
 
     def end_session(self) -> None:
         """Remove the gauges that only a session knows; their functions refer to its last batch and feed."""
@@ -211,9 +199,9 @@ class StreamMetrics:
         yield
         self._all.commit_seconds.labels(self._stream).observe(time.monotonic() - started)
 
-    def count_committed(self, records: int) -> None:
-        """Count a committed batch and its records."""
-        self._all.batches.labels(self._stream, "committed").inc()
+    def count_batch(self, outcome: Literal["committed", "abandoned"], records: int = 0) -> None:
+        """Count a batch, and the records of a committed one."""
+        self._all.batches.labels(self._stream, outcome).inc()
         self._all.records.labels(self._stream).inc(records)
 
     def set_noisy_counts(self, release: Release, error: int) -> None:
@@ -223,10 +211,6 @@ class StreamMetrics:
         values = (found["null_records"], found["clipped_records"], error, *(found[name] for name in fields))
         for metric, value in zip(self._all.counts, values, strict=True):
             metric.labels(self._stream).set(value)
-
-    def count_abandoned(self) -> None:
-        """Count an abandoned batch."""
-        self._all.batches.labels(self._stream, "abandoned").inc()
 
     def count_release(self, seconds: float | None, outcome: str | None) -> None:
         """Count a release, ``seconds`` after its batch was reserved here, and its outcome."""

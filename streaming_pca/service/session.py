@@ -242,7 +242,7 @@ class Session:
     async def _wait_while_paused(self) -> None:
         self._log.info("the stream is paused: waiting for `streaming-pca stream resume`")
         self.paused = True
-        self._metrics.set_paused(True)
+        self._metrics.set("paused", True)
         try:
             while not self._interrupted:
                 # Cleared first: an interruption while the ledger is read must end the following wait.
@@ -254,7 +254,7 @@ class Session:
                 await first_of(self._wakeup, seconds=_PAUSED_POLL_SECONDS)
         finally:
             self.paused = False
-            self._metrics.set_paused(False)
+            self._metrics.set("paused", False)
 
     def _is_done(self) -> bool:
         n_records = getattr(self._estimator.options, "n_records", None)
@@ -293,7 +293,7 @@ class Session:
     async def _wait_for_batch(self, plan: Plan) -> OffsetBatch | None:
         """Wait for a batch; return None when interrupted, paused or retired."""
         await self._input.set_plan(plan)
-        self._metrics.set_planned(plan.count)
+        self._metrics.set("planned", plan.count)
         looked = time.monotonic()
         while not self._interrupted:
             self._wakeup.clear()
@@ -409,14 +409,14 @@ class Session:
             await self._check_topic()
         with self._metrics.time_commit(), trace.child("commit"):
             await self._exchange("commit", self._writer.commit, reserved, cut.positions, cut.epochs, result)
-        self._metrics.count_committed(reserved.count)
+        self._metrics.count_batch("committed", reserved.count)
         await self._publish(trace)
         return result.state
 
     async def _abandon(self, reserved: Reserved, reason: str, trace: Span) -> None:
         with trace.child("abandon"):
             await self._exchange("abandon", self._writer.abandon, reserved, reason)
-        self._metrics.count_abandoned()
+        self._metrics.count_batch("abandoned")
         self._show_ledger()
 
     async def _publish(self, trace: Span) -> None:

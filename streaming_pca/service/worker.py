@@ -135,7 +135,7 @@ class _Stream:
             self._lost_at = None
             self._leading.clear()
             self.interrupt()
-        self.metrics.set_leading(leading)
+        self.metrics.set("leader", leading)
 
     def interrupt(self) -> None:
         """End the session, after its reserved batch."""
@@ -153,7 +153,7 @@ class _Stream:
                 raise
             if self.status == 2:
                 self.refusal = str(error)
-                self.metrics.set_refused(True)
+                self.metrics.set("refused", True)
             if self.status == 3:
                 self._log.error("budget exceeded: %s", error)
             else:

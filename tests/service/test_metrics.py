@@ -63,7 +63,7 @@ def test_each_series_belongs_to_a_metric_of_the_reference() -> None:
     """Otherwise a `_created` series of each counter and histogram is listed nowhere."""
     page = (Path(__file__).parents[2] / "docs/reference/metrics.md").read_text(encoding="utf-8")
     metrics = Metrics()
-    metrics.for_stream("s").count_committed(5)
+    metrics.for_stream("s").count_batch("committed", 5)
     families = list(text_string_to_metric_families(metrics.text().decode()))
     assert len(families) > 10
     for family in families:

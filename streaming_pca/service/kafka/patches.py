@@ -24,7 +24,7 @@ from kafka.consumer.fetcher import Fetcher
 from kafka.errors import CorruptRecordError, KafkaConnectionError, KafkaError, RequestTimedOutError
 from kafka.net.compat import KafkaNetClient
 from kafka.net.connection import KafkaConnection
-from kafka.net.inet import KafkaNetSocket
+from kafka.net.inet import KafkaNetSocket, create_connection
 from kafka.net.manager import KafkaConnectionManager
 from kafka.net.selector import NetworkSelector
 from kafka.net.transport import KafkaSSLTransport, KafkaTCPTransport
@@ -46,7 +46,6 @@ Io = Literal["records", "logs", "control"]
 
 PIECE_BYTES = 2**18
 _LEAST_SHARED_BYTES = 2**16
-_HANDSHAKE_SECONDS = 5.0
 
 
 async def _connect(
@@ -133,12 +132,8 @@ def _make_transport(self: Any, net: Any, sock: socket.socket, **configs: Any) ->
         raise KafkaConnectionError(f"the files of kafka.ssl_* cannot be used: {error}") from None
 
 
-async def _shake_hands(self: Any) -> None:
-    """Shake hands within :data:`_HANDSHAKE_SECONDS`, or raise KafkaTimeoutError; close a failed socket.
-
-    kafka-python waits without a limit.
-    """
-    timeout_at = time.monotonic() + _HANDSHAKE_SECONDS
+async def _shake_hands(self: Any, timeout_at: float | None = None) -> None:
+    """Shake hands before a time (kafka-python waits without a limit); close a failed socket."""
     try:
         while True:
             try:
@@ -151,6 +146,21 @@ async def _shake_hands(self: Any) -> None:
     except BaseException:  # also if its client is closed, which ends the coroutine
         self._sock.close()
         raise
+
+
+async def _build_transport(self: Any, node: Any, timeout_at: float | None = None) -> KafkaTCPTransport:
+    """Connect as kafka-python does, with the handshake in the same time, which grows after failures."""
+    where = (self._net, node.host, node.port, self.config["socket_options"])
+    sock = await create_connection(*where, proxy_url=self.config["proxy_url"], timeout_at=timeout_at)
+    if not self.ssl_enabled:
+        return KafkaTCPTransport(self._net, sock, host=node.host)
+    how = {name: value for name, value in self.config.items() if name.startswith("ssl_")}
+    transport = KafkaSSLTransport(self._net, sock, host=node.host, **how)
+    try:
+        await transport.handshake(timeout_at)
+    except Exception as error:
+        raise KafkaConnectionError(f"Handshake failed: {error}") from None
+    return transport
 
 
 # -- authentication --------------------------------------------------------
@@ -187,6 +197,7 @@ _REPLACED: tuple[tuple[type, str, Callable[..., Any]], ...] = (
     (KafkaBytes, "read", _read_rest),
     (KafkaSSLTransport, "__init__", _make_transport),
     (KafkaSSLTransport, "handshake", _shake_hands),
+    (KafkaConnectionManager, "_build_transport", _build_transport),
     (KafkaConnection, "_sasl_authenticate", _authenticate),
     (KafkaConnection, "initialize", _initialize),
 )

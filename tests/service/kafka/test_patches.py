@@ -266,6 +266,22 @@ def test_the_client_waits_for_a_handshake_without_a_limit(pair: Pair) -> None:
             asyncio.run(shake(transport))
 
 
+def test_a_handshake_has_the_time_of_its_connection() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        place = f"127.0.0.1:{mute.getsockname()[1]}"
+        net = NetworkSelector()
+        manager = KafkaConnectionManager(net, bootstrap_servers=[place], security_protocol="SSL")
+        node = manager.cluster.bootstrap_brokers()[0]
+        began = time.monotonic()
+        waiting = net.call_soon_with_future(original("_build_transport"), manager, node, began + 0.1)
+        ended = net.call_soon_with_future(patches._build_transport, manager, node, began + 1)
+        net.poll(timeout_ms=60_000, future=ended)
+        assert time.monotonic() >= began + 1
+        assert isinstance(ended.exception, KafkaConnectionError)
+        assert not waiting.is_done
+        net.close()
+
+
 def test_the_client_gives_up_after_a_refused_password() -> None:
     async def answer(*args: Any, **more: Any) -> Any:
         return SimpleNamespace(
