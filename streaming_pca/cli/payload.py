@@ -396,7 +396,7 @@ def features_check(
             counts = [f"{n} {what}" for what, n in asdict(own).items() if what != "name" and n]
             say(f"{own.name}: {', '.join(counts) or 'fits every record'}")
         for place, reason in report.reasons:
-            say(f"record {place}: {reason}")
+            say(f"record {place + 1}: {reason}")
         say(f"{report.null} of {report.records} records are null")
     if report.null or not report.records:
         raise typer.Exit(1)

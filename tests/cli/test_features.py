@@ -273,9 +273,9 @@ def test_a_sample_is_counted_feature_by_feature(
     assert done.stdout.splitlines() == [
         "age: 1 missing, 1 refused, 1 clamped",
         "country: 1 missing, 2 refused",
-        "record 3: field 'age' is 'x', which is not a number",
-        "record 4: field 'country' is missing, and has no stand-in",
-        "record 5: it is not a JSON object with these fields: Expected `object`, got `int`",
+        "record 4: field 'age' is 'x', which is not a number",
+        "record 5: field 'country' is missing, and has no stand-in",
+        "record 6: it is not a JSON object with these fields: Expected `object`, got `int`",
         "3 of 6 records are null",
     ]
     found = json.loads(
@@ -294,4 +294,4 @@ def test_a_sample_is_counted_feature_by_feature(
     done = call(capfd, "features", "check", "-", "--config", str(config))
     reason = 'it has 2 rows, but centering = "pairs" reads records of one row'
     assert done.returncode == 1
-    assert done.stdout.splitlines()[-2:] == [f"record 0: {reason}", "1 of 1 records are null"]
+    assert done.stdout.splitlines()[-2:] == [f"record 1: {reason}", "1 of 1 records are null"]

@@ -54,6 +54,11 @@ _PYTHON = "python -W error::UserWarning -W error::FutureWarning"
 _BROKER = "localhost:9092"
 _REGISTRY = "http://localhost:8081"
 _DEADLINE = 360
+_PATIENT = {
+    "STREAMING_PCA_KAFKA__BOOTSTRAP_TIMEOUT_MS": "120000",
+    "STREAMING_PCA_KAFKA__REQUEST_TIMEOUT_MS": "30000",
+}
+"""Limits for a busy machine; the pages keep the defaults."""
 
 
 def test_markers_are_known_and_blocks_are_labelled() -> None:
@@ -181,7 +186,7 @@ def test_the_page_runs_as_printed_on_a_broker(
         left = _topics_of(script, admin)
         assert not left, f"an earlier run left topics on this broker: {left}"
         try:
-            _run(script, tmp_path, STREAMING_PCA_HTTP__PORT=str(port))
+            _run(script, tmp_path, STREAMING_PCA_HTTP__PORT=str(port), **_PATIENT)
         finally:
             admin.delete_topics(_topics_of(script, admin))
 

@@ -25,7 +25,7 @@ import pyspark
 from streaming_pca.dev.jars import find_java
 from streaming_pca.dev.processes import Child
 from tests.spark.java import IN_CLUSTER
-from tests.waiting import wait_for
+from tests.waiting import LIMIT, wait_for
 
 T = TypeVar("T")
 
@@ -175,7 +175,8 @@ class SparkCluster:
                     raise RuntimeError(f"Spark's cluster ended before {what}\n{child.log_tail(40)}")
             return probe()
 
-        return wait_for(f"{what} of Spark's cluster", found, seen=lambda: self._children[0].log_tail(40))
+        log = self._children[0].log_tail
+        return wait_for(f"{what} of Spark's cluster", found, 3 * LIMIT, seen=lambda: log(40))
 
     def stop(self) -> None:
         """Kill all processes started here, including executors and their Python, and remove all files."""

@@ -141,7 +141,7 @@ def divide_finely() -> None:
 
 
 def hold_jobs(jobs: Sequence[tuple[int, str, int]], directory: Path) -> None:
-    """Wait before the given jobs (batch, kind, n-th), until a file for each appears.
+    """Wait before the given jobs (batch, kind, n-th), until a file for each appears; mark when it has tasks.
 
     Each batch here begins with one job that reads. The kind of a job is the first word of its group.
     """
@@ -164,6 +164,17 @@ def hold_jobs(jobs: Sequence[tuple[int, str, int]], directory: Path) -> None:
             (directory / f"job-{number}").touch()
             while not (directory / f"go-{number}").exists():
                 time.sleep(0.02)
+            threading.Thread(target=mark, args=(self, directory / f"tasks-{number}"), daemon=True).start()
         return original(self, rows, group)
+
+    def mark(cluster: Cluster, file: Path) -> None:
+        tracker = cluster._spark.sparkContext.statusTracker()
+        while not any(
+            stage.numActiveTasks
+            for number in tracker.getActiveStageIds()
+            if (stage := tracker.getStageInfo(number)) is not None
+        ):
+            time.sleep(0.05)
+        file.touch()
 
     Cluster._run = run  # type: ignore[method-assign]

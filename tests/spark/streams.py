@@ -28,6 +28,8 @@ from tests.spark.java import IN_CLUSTER, JAVA
 from tests.waiting import LIMIT, wait_for
 
 T = TypeVar("T")
+PATIENCE = 3 * LIMIT
+"""Seconds for what starts a JVM and several processes of Python first."""
 Making = Callable[..., Stream]
 """Function that makes a stream, by a stem of its name and settings."""
 
@@ -111,7 +113,7 @@ class Runner(Child):
         self._below: list[Process] = []
         super().__init__(chosen, directory, driver.main, spark=spark, holds=self.holds, **how)
 
-    def wait_until_held(self, seconds: float = 3 * LIMIT) -> None:
+    def wait_until_held(self, seconds: float = PATIENCE) -> None:
         """Wait until every stream that has a hold is held."""
 
         def missing() -> list[str]:
@@ -130,12 +132,21 @@ class Runner(Child):
         wait_for(
             f"job {number}",
             lambda: self.has(f"job-{number}") or self.status() is not None,
+            PATIENCE,
             seen=lambda: self.log,
         )
         assert self.has(f"job-{number}"), self.log
 
     def let_job_go(self, number: int) -> None:
         (self.directory / f"go-{number}").touch()
+
+    def wait_for_tasks(self, number: int) -> None:
+        """Wait until Spark has given tasks of a job to executors."""
+        mark = f"tasks-{number}"
+        wait_for(f"tasks of job {number}", lambda: self.has(mark), PATIENCE, seen=lambda: self.log)
+
+    def ends(self, seconds: float = PATIENCE) -> int:
+        return super().ends(seconds)
 
     def kill(self) -> None:
         """Kill the process by SIGKILL, and wait until its descendants, including the JVM, have ended."""
@@ -148,7 +159,7 @@ class Runner(Child):
             seen=lambda: "\n".join(str(each) for each in self._below if each.is_alive),
         )
 
-    def stop(self, seconds: float = LIMIT) -> None:
+    def stop(self, seconds: float = PATIENCE) -> None:
         """Stop the process by SIGTERM, unless it has ended, and check its status."""
         if self.status() is None:
             self.signal(signal.SIGTERM)
@@ -208,7 +219,7 @@ class Runners:
 
 
 def wait_for_batches(
-    runner: Child, streams: Sequence[Stream], batches: int, seconds: float = 3 * LIMIT
+    runner: Child, streams: Sequence[Stream], batches: int, seconds: float = PATIENCE
 ) -> None:
     """Wait until each stream has released ``batches`` batches."""
     names = [stream.settings.stream.name for stream in streams]

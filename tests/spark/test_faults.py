@@ -17,6 +17,7 @@ from tests.spark.cluster import Process, SparkCluster, descendants, python_worke
 from tests.spark.driver import Hold
 from tests.spark.streams import (
     LOCAL,
+    PATIENCE,
     SHORT,
     Making,
     Runner,
@@ -28,7 +29,7 @@ from tests.spark.streams import (
 )
 from tests.waiting import wait_for
 
-pytestmark = [pytest.mark.kafka, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(1500)]
 
 WORKER: dict[str, Any] = {"stop_when_done": True, "step_deadline_seconds": 300}
 
@@ -92,7 +93,7 @@ def finish(run: Runners, crashes: list[Crash]) -> None:
     starting = [crash.stream for crash in crashes if crash.method == "start"]
     for stream in starting:
         # Its records arrive after either process has fixed the beginning.
-        wait_for("STARTED", lambda stream=stream: stream.own(Started))  # type: ignore[misc]
+        wait_for("STARTED", lambda stream=stream: stream.own(Started), PATIENCE)  # type: ignore[misc]
         stream.produce_vectors(stream.vectors(160, seed=1))
     for runner in runners:
         assert runner.ends() == 0, runner.log
@@ -129,7 +130,7 @@ MANY_JOBS: dict[str, Any] = {
 }
 """Settings of an estimator that reads a batch several times."""
 TASK_SECONDS = 2.0
-"""Time for a job's tasks to reach stopped executors."""
+"""Time for tasks that Spark has given away to reach stopped executors."""
 
 
 def two_of_a_topic(make_stream: Making, batches: int) -> tuple[Stream, Stream]:
@@ -140,12 +141,17 @@ def two_of_a_topic(make_stream: Making, batches: int) -> tuple[Stream, Stream]:
     return alone, struck
 
 
-def strike(runner: Runner, number: int, victims: list[Process]) -> None:
-    """Kill processes that have tasks of a job, after stopping them before the job begins."""
+def strike(runner: Runner, number: int, victims: list[Process], *, tasks: bool = True) -> None:
+    """Kill processes that have tasks of a job, after stopping them before the job begins.
+
+    Without ``tasks`` they are what gives tasks away.
+    """
     assert victims, "nothing to strike"
     for each in victims:
         assert each.signal(signal.SIGSTOP)
     runner.let_job_go(number)
+    if tasks:
+        runner.wait_for_tasks(number)
     time.sleep(TASK_SECONDS)
     for each in victims:
         assert each.signal(signal.SIGKILL)
@@ -201,7 +207,7 @@ def test_where_no_task_is_tried_again_the_reserved_batch_is(make_stream: Making,
         driver.wait_for_job(1)
         # Without Java, no session exists, and the process ends so that another can continue.
         (java,) = [each for each in descendants(driver.pid) if "org.apache.spark.deploy" in each.command]
-        strike(driver, 1, [java])
+        strike(driver, 1, [java], tasks=False)
         assert driver.ends() == 4, driver.log
         assert "session lost, recovering from the topics" in driver.log
         assert "finishing a batch that was reserved before" in driver.log

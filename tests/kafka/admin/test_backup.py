@@ -65,7 +65,7 @@ def config_of(*streams: Stream) -> Path:
     lines = ["[kafka]"]
     lines += [
         f"{key} = {json.dumps(getattr(first.kafka, key))}"
-        for key in ("bootstrap_servers", "session_timeout_ms")
+        for key in ("bootstrap_servers", "bootstrap_timeout_ms", "session_timeout_ms")
     ]
     for each in streams:
         tree = each.settings.stream.model_dump(mode="json", exclude_none=True, exclude={"options"})

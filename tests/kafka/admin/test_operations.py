@@ -197,6 +197,7 @@ def test_json_log_lines_name_stream_job_and_batch(make_stream: MakeStream, tmp_p
     config.write_text(f"""
 [kafka]
 bootstrap_servers = "{kafka.bootstrap_servers}"
+bootstrap_timeout_ms = 120000
 [stream]
 name = "{settings.name}"
 input = "{settings.input}"

@@ -405,6 +405,7 @@ def config_of(stream: Stream, tmp_path: Path) -> str:
     text = f"""
 [kafka]
 bootstrap_servers = "{settings.kafka.bootstrap_servers}"
+bootstrap_timeout_ms = 120000
 
 [stream]
 name = "{settings.stream.name}"

@@ -197,6 +197,7 @@ def test_a_kernel_that_cannot_be_kept_is_used(full: Disk) -> None:
 CONFIG = """
 [kafka]
 bootstrap_servers = "{stream.kafka.bootstrap_servers}"
+bootstrap_timeout_ms = 120000
 [stream]
 name = "{stream.stream.name}"
 input = "{stream.stream.input}"

@@ -61,6 +61,7 @@ def config_file(stream: Stream, directory: Path) -> Path:
         f"""
 [kafka]
 bootstrap_servers = "{stream.settings.kafka.bootstrap_servers}"
+bootstrap_timeout_ms = 120000
 [stream]
 name = "{settings.name}"
 input = "{settings.input}"

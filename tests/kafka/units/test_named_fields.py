@@ -231,6 +231,7 @@ def test_a_file_of_objects_is_sent_as_it_stands(
             [
                 "[kafka]",
                 f'bootstrap_servers = "{stream.settings.kafka.bootstrap_servers}"',
+                "bootstrap_timeout_ms = 120000",
                 "[stream]",
                 f'name = "{stream.settings.stream.name}"',
                 f'input = "{stream.settings.stream.input}"',
