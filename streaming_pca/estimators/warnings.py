@@ -72,7 +72,7 @@ class ReleaseWarning(StrEnum):
     DOMINATED = "dominated", "one feature has most of the squared norm of the largest records"
     UNSETTLED = (
         "unsettled",
-        "the components are not settled: the last step still turned them, or means of batches vary as much",
+        "the components are not settled: further steps may turn them, or means of batches vary as much",
     )
     # More than 2% of the records, beyond the noise of their count.
     CLAMPED = (

@@ -16,10 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streaming_pca.kernels import njit
+from streaming_pca.kernels.lattice import Floats, Integers
 from streaming_pca.kernels.rounding import record_product, transposed_times
-
-Floats = NDArray[np.float64]
-Integers = NDArray[np.int64]
 
 COORDINATE_RADIUS = 2**30
 """Largest coordinate of a contribution, in lattice units; 2**22 of them sum to 2**52."""
@@ -179,7 +177,7 @@ class BinCounts:
 
 
 @njit(cache=True, nogil=True)
-def count_bins(bins: NDArray[np.int32]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+def count_bins(bins: NDArray[np.int32]) -> tuple[Integers, Integers, Integers]:
     """Return histogram, bin and count of every bin that holds a record, sorted; bins are (n, m)."""
     n, m = bins.shape
     size = 16 * n
@@ -238,7 +236,7 @@ def count_bins(bins: NDArray[np.int32]) -> tuple[NDArray[np.int64], NDArray[np.i
 
 
 @njit(cache=True, nogil=True)
-def _grown(values: NDArray[np.int64], size: int) -> NDArray[np.int64]:
+def _grown(values: Integers, size: int) -> Integers:
     out = np.empty(size, np.int64)
     out[: len(values)] = values
     return out

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from streaming_pca.kernels import njit
 from streaming_pca.kernels.blas import add_gram
-from streaming_pca.kernels.lattice import BLOCK, RADIUS
+from streaming_pca.kernels.lattice import BLOCK, RADIUS, Floats, Integers
 from streaming_pca.kernels.reading import PublicMap, RecordsView, load_factor
 from streaming_pca.kernels.rounding import are_finite, clip_and_round, sum_of_squares, times
-
-Floats = NDArray[np.float64]
 
 _RADIUS = float(RADIUS)
 
@@ -55,7 +52,7 @@ def sum_factors(
     room: Floats,
     rounded: Floats,
     exact: Floats,
-    total: NDArray[np.int64],
+    total: Integers,
 ) -> int:
     """Add F^T F of rounded factors to ``total``, its lower triangle; return the number clipped.
 
@@ -81,7 +78,7 @@ def sum_factors(
 
 
 @njit(cache=True, nogil=True)
-def _flush(exact: Floats, total: NDArray[np.int64]) -> None:
+def _flush(exact: Floats, total: Integers) -> None:
     """Add the lower triangle to int64 and reset it."""
     for i in range(exact.shape[0]):
         for j in range(i + 1):
@@ -126,7 +123,7 @@ def turned_squared_norms(
 @njit(cache=True, nogil=True)
 def sum_scaled_factors(
     read: RecordsView,
-    chosen: NDArray[np.int64],
+    chosen: Integers,
     per_units: Floats,
     how: PublicMap,
     turn: Floats,
@@ -134,7 +131,7 @@ def sum_scaled_factors(
     room: Floats,
     rounded: Floats,
     exact: Floats,
-    total: NDArray[np.int64],
+    total: Integers,
 ) -> int:
     """Add F^T F of chosen records, each with its own lattice unit; return the number clipped.
 

@@ -15,6 +15,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
+
 RADIUS = 2**20
 """Largest Frobenius norm, in lattice units, of a quantised factor."""
 
@@ -32,7 +35,7 @@ MAX_RECORDS = 2**22
 class LatticeSum:
     """Exact sum with its unit and sensitivity."""
 
-    total: NDArray[np.int64]
+    total: Integers
     """In lattice units."""
     unit: float
     """Value of one lattice unit."""
@@ -42,7 +45,7 @@ class LatticeSum:
     clipped: int
     """Clipped records (pairs). Sensitivity 1, and as secret as the total: it leaves through a mechanism or
     not at all."""
-    centre: NDArray[np.float64] | None = None
+    centre: Floats | None = None
     """(d, k) subtracted from each record before the clip, in the data's units: the mean of A Q is near
     ``centre + total * unit / records``."""
 
@@ -57,7 +60,7 @@ def lattice_unit(radius: float, lattice_radius: int) -> float:
     return radius / lattice_radius
 
 
-def quantise_basis(basis: NDArray[np.float64]) -> NDArray[np.float64]:
+def quantise_basis(basis: Floats) -> Floats:
     """Round a basis (d, k) to multiples of 2**-20, as integers in float64, Fortran order.
 
     Products of it with quantised factors are then exact: |q| |z| <= 2**41. Columns are orthonormal, or it is
@@ -72,7 +75,7 @@ def quantise_basis(basis: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.asfortranarray(rounded)
 
 
-def quantise_centre(centre: NDArray[np.float64], radius: float) -> NDArray[np.float64]:
+def quantise_centre(centre: Floats, radius: float) -> Floats:
     """Round a centre (d, k) to multiples of R 2**-20, as such integers.
 
     Products of it with quantised factors are then exact, and so is an integer weight times it. Its norm is at

@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streaming_pca.kernels import njit
-
-Floats = NDArray[np.float64]
+from streaming_pca.kernels.lattice import Floats, Integers
 
 
 class RecordsView(NamedTuple):
@@ -19,16 +18,14 @@ class RecordsView(NamedTuple):
     rows: NDArray[np.floating]
     """(n, d), float32 or float64: aligned, in C order and not writable, so that payloads and arrays use the
     same compiled kernels."""
-    begins: NDArray[np.int64]
-    starts: NDArray[np.int64]
+    begins: Integers
+    starts: Integers
     """(m,) and (m + 1,) record i has starts[i + 1] - starts[i] rows, from rows[begins[i]] on."""
     longest: int
     """Rows of the longest record, or 1."""
 
 
-def records_view(
-    rows: NDArray[np.floating], begins: NDArray[np.int64], starts: NDArray[np.int64]
-) -> RecordsView:
+def records_view(rows: NDArray[np.floating], begins: Integers, starts: Integers) -> RecordsView:
     """Check that records lie within ``rows``; copy rows only where layout requires it.
 
     ValueError if a record's rows lie outside ``rows``.
@@ -47,7 +44,7 @@ def records_view(
 
 
 @njit(cache=True, nogil=True)
-def _longest_record(begins: NDArray[np.int64], starts: NDArray[np.int64], rows: int) -> int:
+def _longest_record(begins: Integers, starts: Integers, rows: int) -> int:
     """Return rows of the longest record, at least 1; -1 where a record exceeds ``rows``."""
     if starts.size != begins.size + 1:
         return -1

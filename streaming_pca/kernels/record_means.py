@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streaming_pca.kernels import njit
-from streaming_pca.kernels.lattice import BLOCK
+from streaming_pca.kernels.lattice import BLOCK, Floats, Integers
 from streaming_pca.kernels.reading import PublicMap, RecordsView, load_factor
 from streaming_pca.kernels.rounding import are_finite, clip_and_round, erase, sum_of_squares
 
@@ -24,9 +24,7 @@ _MEAN_RADIUS = float(MEAN_RADIUS)
 
 
 @njit(cache=True, nogil=True)
-def _load_mean(
-    read: RecordsView, i: int, how: PublicMap, room: NDArray[np.float64], mean: NDArray[np.float64]
-) -> bool:
+def _load_mean(read: RecordsView, i: int, how: PublicMap, room: Floats, mean: Floats) -> bool:
     """Write record i's mean row (1, d), dividing first against overflow; False for a null record."""
     r = load_factor(read, i, how, room)
     erase(mean)
@@ -38,12 +36,7 @@ def _load_mean(
 
 @njit(cache=True, nogil=True)
 def record_mean_norms(
-    read: RecordsView,
-    first: int,
-    last: int,
-    how: PublicMap,
-    room: NDArray[np.float64],
-    out: NDArray[np.float64],
+    read: RecordsView, first: int, last: int, how: PublicMap, room: Floats, out: Floats
 ) -> None:
     """Compute the norm of each record's mean row; 0 for null records, inf on overflow.
 
@@ -60,13 +53,7 @@ def record_mean_norms(
 
 @njit(cache=True, nogil=True)
 def sum_record_means(
-    read: RecordsView,
-    first: int,
-    last: int,
-    how: PublicMap,
-    per_unit: float,
-    room: NDArray[np.float64],
-    total: NDArray[np.int64],
+    read: RecordsView, first: int, last: int, how: PublicMap, per_unit: float, room: Floats, total: Integers
 ) -> None:
     """Add the means of records' rows, clipped and rounded, to ``total`` (d,).
 
@@ -96,7 +83,7 @@ _PIECE = 4096  # entries summed in one pass: the total's entries stay in a core'
 
 
 @njit(cache=True, nogil=True)
-def add_reports(rows: NDArray[Any], limit: float, total: NDArray[np.float64]) -> int:
+def add_reports(rows: NDArray[Any], limit: float, total: Floats) -> int:
     """Add rows (m, n) whose entries are within the limit to the total (n,); return their number.
 
     A row with an entry of a larger magnitude, or a NaN, is left out. Any division into calls gives the

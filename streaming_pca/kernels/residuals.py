@@ -12,10 +12,9 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numpy.typing import NDArray
 
 from streaming_pca.kernels import njit
-from streaming_pca.kernels.lattice import MATRIX_RADIUS, RADIUS
+from streaming_pca.kernels.lattice import MATRIX_RADIUS, RADIUS, Floats, Integers
 from streaming_pca.kernels.rounding import (
     NO_EXPONENT,
     clip_and_round,
@@ -30,7 +29,7 @@ _MATRIX_RADIUS = float(MATRIX_RADIUS)
 
 
 @njit(cache=True, nogil=True)
-def frobenius_norm(values: NDArray[np.float64]) -> float:
+def frobenius_norm(values: Floats) -> float:
     """Return |values|_F in a fixed order, without intermediate overflow."""
     e = exponent(values)
     if e == NO_EXPONENT:
@@ -39,9 +38,7 @@ def frobenius_norm(values: NDArray[np.float64]) -> float:
 
 
 @njit(cache=True, nogil=True)
-def _subtract(
-    product: NDArray[np.float64], ratio: float, e: int, centre: NDArray[np.float64], out: NDArray[np.float64]
-) -> int:
+def _subtract(product: Floats, ratio: float, e: int, centre: Floats, out: Floats) -> int:
     """Compute (ratio 2**e product - centre) 2**-s, entries at most 2; return s."""
     of_product = exponent(product)
     of_centre = exponent(centre)
@@ -64,15 +61,15 @@ def _subtract(
 
 @njit(cache=True, nogil=True)
 def _add_residual(
-    product: NDArray[np.float64],
+    product: Floats,
     ratio: float,
     e: int,
-    centre: NDArray[np.float64],
+    centre: Floats,
     per_unit: float,
     radius: float,
-    residual: NDArray[np.float64],
-    units: NDArray[np.float64],
-    total: NDArray[np.int64],
+    residual: Floats,
+    units: Floats,
+    total: Integers,
 ) -> bool:
     """Add clip(ratio 2**e product - centre) to ``total``; return whether it was clipped."""
     s = _subtract(product, ratio, e, centre, residual)
@@ -85,13 +82,13 @@ def _add_residual(
 
 @njit(cache=True, nogil=True)
 def sum_residuals(
-    rows: NDArray[np.float64],
-    starts: NDArray[np.int64],
+    rows: Floats,
+    starts: Integers,
     of_matrices: bool,
-    basis: NDArray[np.float64],
-    centre: NDArray[np.float64],
+    basis: Floats,
+    centre: Floats,
     per_unit: float,
-    total: NDArray[np.int64],
+    total: Integers,
 ) -> int:
     """Add clip(A_i Q - C) of every record to ``total`` (d, k), rounding the residual.
 
@@ -123,12 +120,7 @@ def sum_residuals(
 
 @njit(cache=True, nogil=True)
 def residual_norms(
-    rows: NDArray[np.float64],
-    starts: NDArray[np.int64],
-    of_matrices: bool,
-    basis: NDArray[np.float64],
-    centre: NDArray[np.float64],
-    out: NDArray[np.float64],
+    rows: Floats, starts: Integers, of_matrices: bool, basis: Floats, centre: Floats, out: Floats
 ) -> None:
     """Compute |A_i Q - C|_F of every record, as of :func:`sum_residuals`, in a fixed order.
 

@@ -12,11 +12,9 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numpy.typing import NDArray
 
 from streaming_pca.kernels import njit
-
-Floats = NDArray[np.float64]
+from streaming_pca.kernels.lattice import Floats, Integers
 
 LEAST_SQUARE, MOST_SQUARE = 2.0**-900, 2.0**900
 """Range of sums of squares without harmful underflow or overflow."""
@@ -159,9 +157,7 @@ def _clip_scaled(values: Floats, norm: float, per_unit: float, radius: float, ou
 
 
 @njit(cache=True, nogil=True)
-def quantise_records(
-    rows: Floats, starts: NDArray[np.int64], per_unit: float, radius: float, out: Floats
-) -> int:
+def quantise_records(rows: Floats, starts: Integers, per_unit: float, radius: float, out: Floats) -> int:
     """Clip records in Frobenius norm to ``radius`` lattice units and round them.
 
     Returns the number of records with a norm above the radius.
@@ -180,7 +176,7 @@ def quantise_records(
 
 
 @njit(cache=True, nogil=True)
-def record_squared_norms(rows: Floats, starts: NDArray[np.int64], out: Floats) -> None:
+def record_squared_norms(rows: Floats, starts: Integers, out: Floats) -> None:
     """Write |F|_F**2, the trace of F^T F, of each record; 0 for null records, never NaN."""
     for i in range(starts.shape[0] - 1):
         total = 0.0

@@ -9,22 +9,17 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numpy.typing import NDArray
 
 from streaming_pca.kernels import njit
+from streaming_pca.kernels.lattice import Floats, Integers
 from streaming_pca.kernels.rounding import NO_EXPONENT, clip_and_round, exponent, record_product, scale_down
-
-Floats = NDArray[np.float64]
-Integers = NDArray[np.int64]
 
 MESSAGE_RADIUS = 2**40
 """Largest norm of a message without noise, in lattice units."""
 
 
 @njit(cache=True, nogil=True)
-def oja_steps(
-    rows: Floats, starts: NDArray[np.int64], of_matrices: bool, basis: Floats, rates: Floats
-) -> None:
+def oja_steps(rows: Floats, starts: Integers, of_matrices: bool, basis: Floats, rates: Floats) -> None:
     """Update Q <- orth(Q + eta_i A_i Q) for each record in turn, in place.
 
     A record's rows are A itself if ``of_matrices``, or F with A = F^T F. ``basis`` (d, k) has orthonormal

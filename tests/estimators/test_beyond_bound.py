@@ -79,6 +79,17 @@ def test_steps_that_still_turn_are_told_until_the_components_settle() -> None:
     assert "clipped" not in pca.doubts_
 
 
+@pytest.mark.parametrize("seed", [0, 2, 4])
+def test_a_direction_that_a_random_start_may_hide_is_doubted(seed: int) -> None:
+    """Of three near directions the block's two columns hold a mixture, which hardly turns any more."""
+    scales = np.sqrt([10, 9.5, 8.5, *[1.0] * 17])
+    x = np.random.default_rng(seed).normal(size=(20_000, 20)) * scales
+    pca, angle = fitted(x, 4.0, seed, 1, route="block")
+    assert angle > 1
+    assert "unsettled" in pca.doubts_
+    assert pca.angle_bound_ == pytest.approx(np.pi / 2)
+
+
 def test_steps_that_have_settled_do_not_hide_what_clipped_residuals_turn() -> None:
     """A few users have most of all counts: clipping at the median removes most of the leading directions."""
     rng = np.random.default_rng(4)

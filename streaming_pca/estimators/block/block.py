@@ -66,6 +66,7 @@ _APART = 1.5
 """Least variance along a component, over the others' mean, that separates it from the largest other."""
 _KEPT = 0.4
 """Share of a component's variance above which clipped residuals keep its direction, as far as is known."""
+_PART = 0.063  # absolute value that a normal variable exceeds with probability 0.95
 _FAR = 0.5  # change of the basis, in Frobenius norm, beyond which earlier means are dropped
 
 
@@ -373,6 +374,20 @@ def round_shares(count: int, multiplier: float, cold: bool) -> list[float]:
     return [share for share in (_COLD if cold else _WARM) if count * share**0.5 >= _LEAST * multiplier / 5]
 
 
+def _may_hide(estimate: BlockEstimate, k: int, steps: int) -> bool:
+    """Return whether a random start may hide a direction as large as the last component.
+
+    A step multiplies a direction by its eigenvalue. If others as large fill all columns but one, the
+    direction's part of this one begins as a normal variable, against as many others of the last column's
+    eigenvalue as the rest of the total variance allows. A larger part would have turned the last step.
+    """
+    spectrum = np.maximum(estimate.spectrum, 1e-200)
+    rivals = (len(estimate.basis) - len(spectrum)) * estimate.level / float(spectrum[-1] + estimate.level)
+    gap = max(1 - float(spectrum[k] / spectrum[k - 1]), 1e-12)
+    part = min(math.asin(estimate.turned) / gap, 1.0)
+    return part * math.sqrt(max(rivals, 1.0)) * float(spectrum[-1] / spectrum[k - 1]) ** steps > _PART
+
+
 class BlockOptions(ClippedBatches):
     """Settings of :class:`BlockPCA`."""
 
@@ -410,7 +425,7 @@ def learn_block(
     """
     quantile = quantile if options.clip_quantile is None else options.clip_quantile
     count = len(batch) // update.preprocessing.units
-    shares: list[float] = []
+    shares, cold = list[float](), False
     norms: NormDistribution | None = None
     here = TotalVariance()
     if options.clip_radius is None:
@@ -419,7 +434,8 @@ def learn_block(
         )
         if not estimate.spectrum.any():
             # Without products either, the basis is a guess.
-            shares = round_shares(count, update.multiplier, cold=not estimate.product.any())
+            cold = not estimate.product.any()
+            shares = round_shares(count, update.multiplier, cold)
     clipped, held = 0, list[float]()
     if options.clip_radius is None and update.preprocessing.kind is RecordKind.FACTOR:
         # Reserved for the pass along the directions that the rounds find.
@@ -453,6 +469,8 @@ def learn_block(
             kept = earlier * (1 - gain * float(1 - following / last)) if following > last / 2 else 0.0
             turned = estimate.turned / gain if shares else max(estimate.turned, kept)
             estimate = replace(estimate, turned=min(turned, 1.0))
+            if cold and share is None and _may_hide(estimate, update.rank, len(shares) + 1):
+                estimate = replace(estimate, turned=1.0)
     if held:
         # Numbers may overflow, and an error would reveal records.
         with np.errstate(all="ignore"):

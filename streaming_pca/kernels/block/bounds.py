@@ -14,12 +14,9 @@ import math
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from streaming_pca.kernels import njit
-from streaming_pca.kernels.lattice import RADIUS
-
-Floats = NDArray[np.float64]
+from streaming_pca.kernels.lattice import RADIUS, Floats
 
 WEIGHT = 2.0**20
 """Weight 1 of the centre, in lattice units of weight."""

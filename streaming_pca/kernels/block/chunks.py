@@ -13,12 +13,11 @@ import math
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from streaming_pca.kernels import njit
 from streaming_pca.kernels.blas import add_product, multiply
 from streaming_pca.kernels.block.bounds import Centre
-from streaming_pca.kernels.lattice import RADIUS
+from streaming_pca.kernels.lattice import RADIUS, Floats, Integers
 from streaming_pca.kernels.reading import PublicMap, RecordsView, load_factor
 from streaming_pca.kernels.rounding import (
     LEAST_SQUARE,
@@ -29,8 +28,6 @@ from streaming_pca.kernels.rounding import (
     scale_down,
     sum_of_squares,
 )
-
-Floats = NDArray[np.float64]
 
 MOST_RECORDS = 2**8
 """Records whose products z^T u float64 adds exactly."""
@@ -59,9 +56,9 @@ class Chunk(NamedTuple):
     """(T, k) products with Q, scaled and rounded."""
     own: Floats
     """(d, k) z^T u of one record of several rows."""
-    begins: NDArray[np.int64]
+    begins: Integers
     """(T + 1,) first row of each record, and the end of the last."""
-    places: NDArray[np.int64]
+    places: Integers
     """(T,) number of each record, counted from the first one read; absent numbers are null records."""
     terms: Floats
     """(7, T) for each record: |z^T y|**2, |y|**2, |z|**2, <y, z C'>, its units, r k, and the scale of u."""

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from streaming_pca.kernels import njit
 from streaming_pca.kernels.blas import multiply
 from streaming_pca.kernels.block.bounds import COUNTED_AS_CLIPPED
-from streaming_pca.kernels.lattice import MATRIX_RADIUS
+from streaming_pca.kernels.lattice import MATRIX_RADIUS, Floats, Integers
 from streaming_pca.kernels.reading import RecordsView
 from streaming_pca.kernels.rounding import (
     LEAST_SQUARE,
@@ -27,8 +27,6 @@ from streaming_pca.kernels.rounding import (
     scale_down,
     sum_of_squares,
 )
-
-Floats = NDArray[np.float64]
 
 MATRIX_GRID = 26
 """Bits of the basis after the point: with as many bits of a record, every partial product has 53."""
@@ -75,7 +73,7 @@ def sum_matrix_products(
     centre: Floats,
     per_unit: float,
     dgemm: int,
-    total: NDArray[np.int64],
+    total: Integers,
     sizes: Floats,
 ) -> int:
     """Add the clipped residuals of records ``first`` to ``last`` to ``total``, or write their norms.

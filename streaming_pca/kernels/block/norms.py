@@ -9,14 +9,12 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numpy.typing import NDArray
 
 from streaming_pca.kernels import njit
 from streaming_pca.kernels.block.bounds import WEIGHT, Centre
 from streaming_pca.kernels.block.chunks import Chunk, fill_chunk, rough_squared
+from streaming_pca.kernels.lattice import Floats, Integers
 from streaming_pca.kernels.reading import PublicMap, RecordsView
-
-Floats = NDArray[np.float64]
 
 LAYER = 2**40
 """Largest term: fine enough that rounding costs next to nothing; 2**22 terms fit int64."""
@@ -73,12 +71,12 @@ def add_layers(
     first: int,
     last: int,
     how: PublicMap,
-    directions: NDArray[np.float64],
+    directions: Floats,
     no_centre: Centre,
-    caps: NDArray[np.float64],
+    caps: Floats,
     dgemm: int,
     chunk: Chunk,
-    total: NDArray[np.int64],
+    total: Integers,
 ) -> None:
     """Add floor(LAYER (min(e, c_l) - c_{l-1})+/(c_l - c_{l-1})) of every record.
 

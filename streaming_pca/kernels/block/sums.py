@@ -13,19 +13,17 @@ import math
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from streaming_pca.kernels import njit
 from streaming_pca.kernels.blas import add_product, array_pointer, intrinsic
 from streaming_pca.kernels.block.bounds import Centre, is_within, scaled_down
 from streaming_pca.kernels.block.chunks import MOST_RECORDS, Chunk, fill_chunk, product_squared, rough_squared
+from streaming_pca.kernels.lattice import Floats, Integers
 from streaming_pca.kernels.reading import PublicMap, RecordsView
 from streaming_pca.kernels.rounding import erase
 
-Floats = NDArray[np.float64]
 
-
-def new_counter() -> NDArray[np.int64]:
+def new_counter() -> Integers:
     """Return a counter for :func:`next_chunk`, at 0."""
     return np.zeros(1, dtype=np.int64)
 
@@ -110,7 +108,7 @@ def _add(chunk: Chunk, centre: Centre, dgemm: int, weights: Floats, exact: Float
 
 
 @njit(cache=True, nogil=True)
-def _flush(exact: Floats, total: NDArray[np.int64]) -> None:
+def _flush(exact: Floats, total: Integers) -> None:
     """Add the float64 sums to int64 and reset them."""
     for j in range(exact.shape[0]):
         for c in range(exact.shape[1]):
@@ -121,7 +119,7 @@ def _flush(exact: Floats, total: NDArray[np.int64]) -> None:
 @njit(cache=True, nogil=True)
 def sum_products(
     read: RecordsView,
-    counter: NDArray[np.int64],
+    counter: Integers,
     share: int,
     how: PublicMap,
     columns: Floats,
@@ -130,7 +128,7 @@ def sum_products(
     dgemm: int,
     chunk: Chunk,
     exact: Floats,
-    total: NDArray[np.int64],
+    total: Integers,
 ) -> tuple[int, int]:
     """Add contributions of this thread's records to ``total``, without w C'.
 
