@@ -41,6 +41,8 @@ SESSION_MS = 6000
 """Time after which the broker closes a connection that has not shown its credentials again."""
 TOKEN_SECONDS = 15.0
 _PAUSE_SECONDS = 0.5
+_PATIENT = {"request_timeout_ms": 60_000, "session_timeout_ms": 30_000}
+"""Limits of a worker that must keep the lead, although a busy broker answers late."""
 REFUSED_SECONDS = 1.5
 """Time between the change of a password at the broker and in its file, in either order."""
 CUT = "MUTUAL_CUT"
@@ -102,7 +104,9 @@ class Leading:
         self.batches = 0
 
     def start(self, kafka: KafkaSettings) -> None:
-        self.child = self.stream.start(as_user(self.stream, kafka))
+        settings = as_user(self.stream, kafka)
+        patient = settings.kafka.model_copy(update=_PATIENT)
+        self.child = self.stream.start(settings.model_copy(update={"kafka": patient}))
         self.go_on()
 
     def go_on(self) -> None:
