@@ -87,7 +87,7 @@ def test_a_direction_that_a_random_start_may_hide_is_doubted(seed: int) -> None:
     pca, angle = fitted(x, 4.0, seed, 1, route="block")
     assert angle > 1
     assert "unsettled" in pca.doubts_
-    assert pca.angle_bound_ == pytest.approx(np.pi / 2)
+    assert pca.angle_bound_ > np.pi / 4
 
 
 def test_steps_that_have_settled_do_not_hide_what_clipped_residuals_turn() -> None:

@@ -59,14 +59,14 @@ QUANTILE = 0.5
 without turning them, and by a known factor."""
 _LEAST_WEIGHT = 0.2  # least divisor (mean weight) of a clipped mean: trades clipping against amplified noise
 _LARGEST = 1e290  # largest variance along which the pass measures
-_SETTLED, _LEFT = 0.5, 4.0
-"""Angle of the last step, over the noise's bound, above which components are unsettled; least allowance for
-the turn by further steps, over the last step's angle, as for a ratio of eigenvalues of 0.8."""
+_SETTLED, _TURNING, _LEFT = 2.0, 0.75, 4.0
+"""Turns by further steps, over the noise's bound and in radians, above which components are unsettled; least
+of these turns over the last step's angle, as for a ratio of eigenvalues of 0.8."""
 _APART = 1.5
 """Least variance along a component, over the others' mean, that separates it from the largest other."""
 _KEPT = 0.4
 """Share of a component's variance above which clipped residuals keep its direction, as far as is known."""
-_PART = 0.063  # absolute value that a normal variable exceeds with probability 0.95
+_PART = 0.0313  # absolute value that a normal variable exceeds with probability 0.975
 _FAR = 0.5  # change of the basis, in Frobenius norm, beyond which earlier means are dropped
 
 
@@ -345,12 +345,10 @@ def block_subspace(
         bound, beyond = math.pi / 2, ("unsettled",)
     if bound is not None and bound < math.pi / 2:
         # Steps whose angles fall by the ratio r of two eigenvalues turn by r / (1 - r) of the last one's.
-        last, left = math.asin(estimate.turned), _LEFT
-        if k < len(estimate.spectrum):
-            next_value = float(estimate.spectrum[k])
-            left = max(left, next_value / max(float(estimate.spectrum[k - 1]) - next_value, 1e-300))
-        beyond = ("clipped",) * (not is_kept) + ("unsettled",) * (last * left > _SETTLED * _LEFT * bound)
-        bound = min(bound + left * last, math.pi / 2)
+        left = math.asin(estimate.turned) * _left(estimate.spectrum, k)
+        is_settled = left <= min(_SETTLED * bound, _TURNING)
+        beyond = ("clipped",) * (not is_kept) + ("unsettled",) * (not is_settled)
+        bound = min(bound + left, math.pi / 2)
     return Subspace(
         components[order],
         variances[order],
@@ -374,18 +372,23 @@ def round_shares(count: int, multiplier: float, cold: bool) -> list[float]:
     return [share for share in (_COLD if cold else _WARM) if count * share**0.5 >= _LEAST * multiplier / 5]
 
 
-def _may_hide(estimate: BlockEstimate, k: int, steps: int) -> bool:
-    """Return whether a random start may hide a direction as large as the last component.
+def _left(spectrum: Matrix, k: int) -> float:
+    """Return the turn by all further steps over the last one's."""
+    value, following = map(float, [*spectrum, 0.0][k - 1 : k + 1])
+    return max(_LEFT, following / max(value - following, 1e-300))
 
-    A step multiplies a direction by its eigenvalue. If others as large fill all columns but one, the
-    direction's part of this one begins as a normal variable, against as many others of the last column's
-    eigenvalue as the rest of the total variance allows. A larger part would have turned the last step.
+
+def _hidden(estimate: BlockEstimate, k: int, steps: int) -> float:
+    """Return a last turn for what a random start may hide, or 0.
+
+    A step multiplies a direction by its eigenvalue. If others fill all columns but one of a random basis, the
+    share of one as large as the last component begins as a normal variable, against another with the last
+    column's eigenvalue. A share above a limit would have turned the last step.
     """
-    spectrum = np.maximum(estimate.spectrum, 1e-200)
-    rivals = (len(estimate.basis) - len(spectrum)) * estimate.level / float(spectrum[-1] + estimate.level)
-    gap = max(1 - float(spectrum[k] / spectrum[k - 1]), 1e-12)
-    part = min(math.asin(estimate.turned) / gap, 1.0)
-    return part * math.sqrt(max(rivals, 1.0)) * float(spectrum[-1] / spectrum[k - 1]) ** steps > _PART
+    ratios = estimate.spectrum / max(float(estimate.spectrum[k - 1]), 1e-200)
+    limit = min(math.asin(estimate.turned) / max(1 - float(ratios[k]), 1e-12), 1.0)
+    is_seen = limit * float(ratios[-1]) ** steps <= _PART
+    return 0.0 if is_seen else math.sin(math.pi / 4 / _left(estimate.spectrum, k))
 
 
 class BlockOptions(ClippedBatches):
@@ -469,8 +472,9 @@ def learn_block(
             kept = earlier * (1 - gain * float(1 - following / last)) if following > last / 2 else 0.0
             turned = estimate.turned / gain if shares else max(estimate.turned, kept)
             estimate = replace(estimate, turned=min(turned, 1.0))
-            if cold and share is None and _may_hide(estimate, update.rank, len(shares) + 1):
-                estimate = replace(estimate, turned=1.0)
+            if cold and share is None:
+                hidden = _hidden(estimate, update.rank, len(shares) + 1)
+                estimate = replace(estimate, turned=max(estimate.turned, hidden))
     if held:
         # Numbers may overflow, and an error would reveal records.
         with np.errstate(all="ignore"):
