@@ -33,7 +33,8 @@ def advice_on(release: Release, stream: StreamSettings | None) -> Advice | None:
     """
     if stream is None or stream.estimator != release.estimator:
         return advise_on_release(release)
-    return advise_on_release(release, RecordKind(stream.record_kind), stream.options)
+    known = {"options": stream.options, "features": stream.features or ()}
+    return advise_on_release(release, kind=RecordKind(stream.record_kind), **known)
 
 
 def follow_releases(

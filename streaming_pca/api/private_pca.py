@@ -428,7 +428,12 @@ class PrivatePCA(MappedModel):
             if self.doubts_:
                 names, index = getattr(self, "feature_names_in_", None), release.dominant_feature
                 dominant = index if names is None or index is None else names[index]
-                advice = advise_on_model(self.doubts_, self._estimator, release, dominant)
+                rows = self._row_map()
+                of = {
+                    "features": rows.features if rows else (),
+                    "has_single_rows": self._rows_per_record == 1,
+                }
+                advice = advise_on_model(self.doubts_, self._estimator, release, dominant, **of)
                 text = f"the result is doubtful:\n{advice}"
                 warnings.warn(text, DoubtfulResultWarning, stacklevel=3)
         return self

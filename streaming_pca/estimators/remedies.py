@@ -19,9 +19,11 @@ from streaming_pca.estimators.warnings import ReleaseWarning, resolved_component
 from streaming_pca.text import printable
 
 if TYPE_CHECKING:
+    from streaming_pca.data.features.feature import Feature
     from streaming_pca.data.release import Release
     from streaming_pca.estimators.base import Estimator, Subspace
 
+_MOST_EPSILON = 10.0  # the most that a larger epsilon may be advised for
 _MOST = 16  # most reasons that are shown; a release of another program may list more
 
 
@@ -50,37 +52,44 @@ class Situation:
     """Options of the estimator that are set; None if they are unknown."""
     widths_differ: bool = True
     """False if all features have bounds of one width, so that a scale by bounds changes nothing."""
+    epsilon: float | None = None
+    lower: Any = None
+    """Lower public bounds (d,), if they are known."""
+    features: Sequence[Feature] = ()
+    """Features that make the rows of records, if they are known."""
+    has_single_rows: bool = True
+    """False if records are known to have several rows each."""
 
     @classmethod
-    def of_estimator(cls, estimator: Estimator[Any, Any], rank: int) -> Situation:
-        """Return the situation of a model of the library."""
+    def of_estimator(cls, estimator: Estimator[Any, Any], rank: int, **more: Any) -> Situation:
+        """Return the situation of a model of the library, with ``more`` of its fields."""
         preprocessing = estimator.preprocessing
+        bounds = preprocessing.bounds
         return cls(
             estimator.info.id,
             _word(preprocessing.centering),
-            preprocessing.bounds is not None,
+            bounds is not None,
             preprocessing.scale is not None,
             estimator.dim,
             rank,
             private=estimator.info.private,
             kind=preprocessing.kind,
             options=estimator.options.model_dump(exclude_unset=True),
-            widths_differ=_widths_differ(preprocessing.bounds),
+            widths_differ=_widths_differ(bounds),
+            epsilon=estimator.privacy.epsilon,
+            lower=None if bounds is None else bounds[0],
+            **more,
         )
 
     @classmethod
-    def of_release(
-        cls, release: Release, kind: RecordKind = RecordKind.FACTOR, options: Mapping[str, Any] | None = None
-    ) -> Situation:
-        """Return the situation of a stream, by its release.
-
-        ``kind`` and ``options`` are settings of the stream that a release does not contain.
-        """
+    def of_release(cls, release: Release, kind: RecordKind = RecordKind.FACTOR, **known: Any) -> Situation:
+        """Return the situation of a stream; ``known`` are fields that a release does not contain."""
+        bounds = release.bounds
         return cls(
             release.estimator,
             # Versions below 6 do not name it.
             _word(release.centering or ("none" if release.mean is None else "auto")),
-            release.bounds is not None,
+            bounds is not None,
             release.scale is not None,
             release.dim,
             release.rank,
@@ -88,8 +97,11 @@ class Situation:
             is_stream=True,
             unit=release.privacy_unit,
             kind=RecordKind.LOCAL if release.local else kind,
-            options=options,
-            widths_differ=_widths_differ(release.bounds),
+            widths_differ=_widths_differ(bounds),
+            epsilon=release.epsilon,
+            # A release has only digests of long bounds.
+            lower=bounds[0] if bounds is not None and isinstance(bounds[0], Sequence) else None,
+            **{"options": None} | known,
         )
 
     @property
@@ -117,8 +129,8 @@ class Situation:
         """Return whether the estimator can use a word of ``centering`` with these records."""
         found = ESTIMATORS.get(self.estimator)
         # Pairs need records of one row each, and no unit of single rows in a stream.
-        is_refused = centering == "pairs" and self.is_stream and self.unit == "row"
-        return found is not None and centering in found.centerings and not is_refused
+        has_pairs = self.has_single_rows and not (self.is_stream and self.unit == "row")
+        return found is not None and centering in found.centerings and (has_pairs or centering != "pairs")
 
     def has(self, option: str) -> bool:
         """Return whether an option is known to be set."""
@@ -172,18 +184,22 @@ class Advice:
 
 
 def advise(
-    ids: Sequence[str], situation: Situation, resolved: int | None = None, feature: object = None
+    ids: Sequence[str],
+    situation: Situation,
+    resolved: int | None = None,
+    feature: Any = None,
+    column: Any = -1,
 ) -> Advice:
     """Explain doubts and name the remedies that are left.
 
     An unknown id is shown unchanged, without a remedy. ``resolved`` comes from
     :func:`~streaming_pca.estimators.warnings.resolved_components`; ``feature`` is the name or the number of
-    the dominant feature.
+    the dominant feature, ``column`` its number, if any.
     """
     known = [ReleaseWarning(name) for name in ids if name in set(ReleaseWarning)]
     # A name in a foreign release may contain terminal control characters.
     named = _ONE_FEATURE if feature is None else f"feature {printable(str(feature))}"
-    case = _Case(situation, frozenset(known), resolved, named)
+    case = _Case(situation, frozenset(known), resolved, named, -1 if column is None else column)
     remedies: dict[str, bool] = {}
     given: dict[str, None] = {}
     for doubt in known:
@@ -203,25 +219,22 @@ def advise(
     )
 
 
-def advise_on_release(
-    release: Release, kind: RecordKind = RecordKind.FACTOR, options: Mapping[str, Any] | None = None
-) -> Advice | None:
-    """Explain the doubts of a stream's release; None without any.
-
-    ``kind`` and ``options`` are settings of the stream, if they are known.
-    """
+def advise_on_release(release: Release, **known: Any) -> Advice | None:
+    """Explain the doubts of a stream's release, or return None; ``known`` as of `Situation.of_release`."""
     if not release.doubts:
         return None
-    situation = Situation.of_release(release, kind, options)
-    return advise(release.doubts, situation, resolved_components(release), release.dominant_name)
+    named = release.dominant_name, release.dominant_feature
+    return advise(
+        release.doubts, Situation.of_release(release, **known), resolved_components(release), *named
+    )
 
 
 def advise_on_model(
-    ids: Sequence[str], estimator: Estimator[Any, Any], release: Subspace, feature: object = None
+    ids: Sequence[str], estimator: Estimator[Any, Any], release: Subspace, feature: object = None, **more: Any
 ) -> Advice:
-    """Explain the doubts of a fitted model of the library."""
-    situation = Situation.of_estimator(estimator, len(release.components))
-    return advise(ids, situation, resolved_components(release), feature)
+    """Explain the doubts of a fitted model; ``more`` as of :meth:`Situation.of_estimator`."""
+    situation = Situation.of_estimator(estimator, len(release.components), **more)
+    return advise(ids, situation, resolved_components(release), feature, release.dominant_feature)
 
 
 _ONE_FEATURE = "one feature"
@@ -236,6 +249,8 @@ class _Case:
     doubts: frozenset[ReleaseWarning]
     resolved: int | None
     feature: str
+    column: int
+    """Number of the dominant feature, or -1."""
 
 
 @dataclass(frozen=True)
@@ -292,7 +307,7 @@ def _records(case: _Case) -> Iterator[_Given | _Left]:
 
 
 def _epsilon(case: _Case) -> Iterator[_Given | _Left]:
-    if case.settings.private:
+    if case.settings.private and (case.settings.epsilon or 0.0) < _MOST_EPSILON:
         of = " of its reports" if case.settings.kind is RecordKind.LOCAL else ""
         yield _change(case, f"a larger epsilon{of}")
 
@@ -303,7 +318,9 @@ def _bounds(case: _Case) -> Iterator[_Given | _Left]:
     if not (s.is_composed and s.reads_vectors):
         return
     given = _Given(f"public bounds{' and a scale' * s.has_scale}")
-    yield given if s.has_bounds else _change(case, "public bounds of the features")
+    bare = [printable(each.name) for each in s.features if each.column_bounds is None]
+    of = "features" if len(bare) in (0, len(s.features)) else f"features without any ({', '.join(bare[:3])})"
+    yield given if s.has_bounds else _change(case, f"public bounds of the {of}")
 
 
 def _narrower(case: _Case) -> Iterator[_Given | _Left]:
@@ -382,9 +399,13 @@ def _large_values(case: _Case) -> Iterator[_Given | _Left]:
 def _one_feature(case: _Case) -> Iterator[_Given | _Left]:
     s, of = case.settings, "that feature" if case.feature == _ONE_FEATURE else case.feature
     yield _change(case, _scale(s, of))
-    if "=" in of:  # a column of a category, which has neither
+    owner = dict(enumerate(each for each in s.features for _ in each.columns)).get(case.column)
+    if "=" in of if owner is None else owner.categories is not None:  # such a column has neither
         return
-    yield _change(case, f"the logarithm of {of} instead, if positive and not given")
+    is_below = case.column >= 0 and s.lower is not None and s.lower[case.column] < 0
+    if not is_below and (owner is None or owner.transform == "none"):
+        unless = " and not given" if owner is None else ""
+        yield _change(case, f"the logarithm of {of} instead, if positive{unless}")
     if not s.has_bounds:
         # Bounds cannot name some features only.
         yield from _bounds(case)

@@ -8,8 +8,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
+from streaming_pca import DoubtfulResultWarning, PrivatePCA
+from streaming_pca.data.features.feature import Feature
 from streaming_pca.data.records import RecordKind
 from streaming_pca.data.release import Release
 from streaming_pca.estimators.registry import ESTIMATORS
@@ -291,7 +294,7 @@ def test_a_release_tells_the_settings_that_decide() -> None:
     assert bounded is not None
     assert "a new stream with public bounds of the features" in plain.remedies
     assert bounded.given == ("public bounds", "rank = 1")
-    matrices = advise_on_release(doubtful(centering="none"), RecordKind.MATRIX)
+    matrices = advise_on_release(doubtful(centering="none"), kind=RecordKind.MATRIX)
     assert matrices is not None
     assert matrices.remedies == ("more records", "a new stream with a larger epsilon")
     forgetful = advise_on_release(doubtful(), options={"half_life": "auto"})
@@ -307,3 +310,61 @@ def test_a_foreign_release_cannot_flood_a_reader() -> None:
     advice = advise_on_release(doubtful(doubts=tuple(f"word-{'a' * i}" for i in range(1, 60))))
     assert advice is not None
     assert len(advice.reasons) == 16
+
+
+def test_a_larger_epsilon_is_advised_up_to_ten_alone() -> None:
+    for epsilon, is_advised in ((None, True), (1.0, True), (10.0, False), (30.0, False)):
+        s = Situation("adaptive", "auto", False, False, 20, 5, epsilon=epsilon)
+        assert ("a larger epsilon" in advise([W.NOT_RESOLVED], s).remedies) == is_advised
+
+
+@pytest.mark.parametrize(
+    ("feature", "lower", "is_advised"),
+    [
+        (None, None, True),
+        (None, 0.0, True),
+        (None, -1.0, False),
+        ({"bounds": (0, 9)}, 0.0, True),
+        ({"bounds": (0, 9), "transform": "log1p"}, 0.0, False),
+        ({"bounds": (-1, 9)}, -1.0, False),
+        ({"categories": ["a", "b"]}, 0.0, False),
+        ({}, None, True),
+    ],
+)
+def test_a_logarithm_is_advised_where_it_can_be_taken(
+    feature: dict[str, Any] | None, lower: float | None, is_advised: bool
+) -> None:
+    features = () if feature is None else (Feature(name="first"), Feature(name="x", **feature))
+    bounds = None if lower is None else (-9.0, lower, 0.0)
+    s = Situation("adaptive", "auto", lower is not None, False, 3, 1, lower=bounds, features=features)
+    text = "\n".join(advise([W.DOMINATED], s, feature="x", column=1).remedies)
+    assert ("the logarithm of feature x" in text) == is_advised
+    assert ("and not given" in text) == (is_advised and feature is None)
+
+
+def test_features_without_bounds_are_named_and_pairs_need_single_rows() -> None:
+    some = (Feature(name="a", bounds=(0, 1)), Feature(name="b"), Feature(name="c"))
+    s = Situation("adaptive", "auto", False, False, 3, 1, features=some)
+    assert "public bounds of the features without any (b, c)" in advise([W.NOT_RESOLVED], s).remedies
+    none = replace(s, features=some[1:])
+    assert "public bounds of the features" in advise([W.NOT_RESOLVED], none).remedies
+    for single in (True, False):
+        text = str(advise([W.MEAN_UNKNOWN], replace(s, has_single_rows=single)))
+        assert ('centering = "pairs"' in text) == single
+
+
+def test_a_model_advises_by_its_features_and_the_rows_of_its_records() -> None:
+    rng = np.random.default_rng(5)
+    table = {"inc": rng.lognormal(9, 1.5, 5000), "a": rng.normal(40, 10, 5000), "b": rng.normal(size=5000)}
+    records = [dict(zip(table, row, strict=True)) for row in zip(*table.values(), strict=True)]
+    features = [
+        {"name": "inc", "bounds": [0, 1e7], "transform": "log1p", "scale": 1.0},
+        {"name": "a", "bounds": [0, 120], "scale": 0.001},
+        {"name": "b", "bounds": [-5, 5], "scale": 0.001},
+    ]
+    with pytest.warns(DoubtfulResultWarning, match="dominated: feature inc") as seen:
+        PrivatePCA(2, features=features).fit(records)
+    assert "logarithm" not in str(seen[0].message)
+    with pytest.warns(DoubtfulResultWarning, match="mean") as seen:
+        PrivatePCA(2).fit(rng.standard_normal((400, 5, 4)) + 3)
+    assert "pairs" not in str(seen[0].message)

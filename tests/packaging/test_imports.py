@@ -58,11 +58,11 @@ LAYERS = """
 # the design are 24,000, 17,000 and 9,500 lines.
 FLOORS = {
     "library": (
-        29_339,
+        29_365,
         {"linalg", "kernels", "privacy", "data", "local", "estimators", "api", "audit"}
         | {"validation_errors", "errors", "text"},
     ),
-    "service": (19_576, set[str]()),
+    "service": (19_577, set[str]()),
     "extras": (
         9_536,
         {"dashboard", "spark", "dev", "demo", "plots"}
