@@ -64,6 +64,7 @@ _SPANS = 4
 larger one has less noise. Judged on scale-mixed normal data, d = 10 and 50."""
 _RATIO = 1.4
 """Largest ratio of neighbouring radii, as far as ten of them reach: trades fineness against noise."""
+_DISCRETE = 0.02  # share of the last filled bin of norms above which these may have one value, its end
 _CUT, _FEWEST = 0.004, 5
 """The grid ends where at most this share of the total norm is cut off, or fewer records lie above."""
 _WORTH = 0.35
@@ -232,7 +233,7 @@ class CovarianceUpdate:
         covered = min(estimate.looked / estimate.records, 1.0) if estimate.records else 1.0
         sizes = known.averaged(counts, self._weight_of_counts(estimate, covered, count))
         found = sizes.distribution(self.norm_range[1])
-        radii = self._grid(found, int(sizes.records))
+        radii = self._grid(found, sizes)
         estimate = replace(estimate, sizes=sizes)
         estimate = estimate.extended_to(float(radii[-1])) if estimate.used else estimate.on_grid(radii)
         estimate = self._with_norms(estimate, found)
@@ -262,9 +263,9 @@ class CovarianceUpdate:
                 above[slot] = float(found.share_above(radius)) / found.present
         return replace(estimate, excess=excess, squared_excess=squared, above=above)
 
-    def _grid(self, found: NormDistribution, count: int) -> Matrix:
+    def _grid(self, found: NormDistribution, sizes: NormCounts) -> Matrix:
         """Return radii from the median to where little is cut off, or counts end."""
-        low = float(found.radii[0])
+        low, count = float(found.radii[0]), int(sizes.records)
         whole = float(found.excess(low)) + BELOW_MEDIAN * low
         # With less noise, the largest radius must cut off less.
         noise = math.sqrt(self.preprocessing.output_dim) * self.multiplier / max(count, 1)
@@ -272,6 +273,10 @@ class CovarianceUpdate:
         enough |= found.above * count < _FEWEST
         last = np.flatnonzero(enough)
         high = float(found.radii[int(last[0]) if last.size else len(found.radii) - 1])
+        end, share = sizes.last_filled
+        if share > _DISCRETE:
+            # The bin's records may all have the norm of its end.
+            high = max(high, min(end, self.norm_range[1]))
         if high <= 1.05 * low:
             high = low * math.sqrt(2)
         radii = min(max(math.ceil(math.log(high / low) / math.log(_RATIO)) + 1, 2), SLOTS)
