@@ -129,8 +129,8 @@ class PrivatePCA(MappedModel):
         sqrt(n ``explained_variance_``) of n = ``n_samples_seen_`` centred, scaled records.
     angle_bound_ : float
         Upper bound in radians, with probability 0.95 over the noise, on the largest principal angle to the
-        same records' subspace (the clipped records' if "clipped" is in ``doubts_``, or with ``clip_radius``);
-        in fits to seven data sets 4 to 26 times the mean angle.
+        same records' subspace (the clipped records' if "clipped" is in ``doubts_``, or with ``clip_radius``;
+        the pairs' with "pairs"), without large records too few to be counted; 4 to 26 times a mean angle.
     mean_ : (d,) float64
         Vector that ``transform`` subtracts, in units of X (of the map's columns with ``features``): the
         private mean for "auto", the given centre for an array. Absent if no mean was found or sought.

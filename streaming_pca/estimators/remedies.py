@@ -50,11 +50,9 @@ class Situation:
     """Kind of the records: only vectors and factors have bounds, a scale and a mean."""
     options: Mapping[str, Any] | None = field(default_factory=dict)
     """Options of the estimator that are set; None if they are unknown."""
-    widths_differ: bool = True
-    """False if all features have bounds of one width, so that a scale by bounds changes nothing."""
+    bounds: Any = None
+    """Public bounds (2, d), if they are known."""
     epsilon: float | None = None
-    lower: Any = None
-    """Lower public bounds (d,), if they are known."""
     features: Sequence[Feature] = ()
     """Features that make the rows of records, if they are known."""
     has_single_rows: bool = True
@@ -64,32 +62,29 @@ class Situation:
     def of_estimator(cls, estimator: Estimator[Any, Any], rank: int, **more: Any) -> Situation:
         """Return the situation of a model of the library, with ``more`` of its fields."""
         preprocessing = estimator.preprocessing
-        bounds = preprocessing.bounds
         return cls(
             estimator.info.id,
             _word(preprocessing.centering),
-            bounds is not None,
+            preprocessing.bounds is not None,
             preprocessing.scale is not None,
             estimator.dim,
             rank,
             private=estimator.info.private,
             kind=preprocessing.kind,
             options=estimator.options.model_dump(exclude_unset=True),
-            widths_differ=_widths_differ(bounds),
+            bounds=_known(preprocessing.bounds, estimator.dim),
             epsilon=estimator.privacy.epsilon,
-            lower=None if bounds is None else bounds[0],
             **more,
         )
 
     @classmethod
     def of_release(cls, release: Release, kind: RecordKind = RecordKind.FACTOR, **known: Any) -> Situation:
         """Return the situation of a stream; ``known`` are fields that a release does not contain."""
-        bounds = release.bounds
         return cls(
             release.estimator,
             # Versions below 6 do not name it.
             _word(release.centering or ("none" if release.mean is None else "auto")),
-            bounds is not None,
+            release.bounds is not None,
             release.scale is not None,
             release.dim,
             release.rank,
@@ -97,17 +92,16 @@ class Situation:
             is_stream=True,
             unit=release.privacy_unit,
             kind=RecordKind.LOCAL if release.local else kind,
-            widths_differ=_widths_differ(bounds),
+            bounds=_known(release.bounds, release.dim),
             epsilon=release.epsilon,
-            # A release has only digests of long bounds.
-            lower=bounds[0] if bounds is not None and isinstance(bounds[0], Sequence) else None,
             **{"options": None} | known,
         )
 
     @property
     def can_scale_by_bounds(self) -> bool:
         """True if a scale by bounds is left, and changes something."""
-        return self.has_bounds and not self.has_scale and self.widths_differ
+        differ = self.bounds is None or np.ptp(self.bounds[1] - self.bounds[0]) > 0
+        return bool(self.has_bounds and not self.has_scale and differ)
 
     @property
     def reads_vectors(self) -> bool:
@@ -141,11 +135,11 @@ class Situation:
         return f"a new stream with {text}" if self.is_stream else text
 
 
-def _widths_differ(bounds: tuple[Any, Any] | None) -> bool:
+def _known(bounds: tuple[Any, Any] | None, dim: int) -> Any:
     try:
-        return bounds is not None and float(np.ptp(np.subtract(bounds[1], bounds[0]))) > 0
-    except TypeError:
-        return True  # a release has only digests of long bounds
+        return bounds and np.stack([np.broadcast_to(np.asarray(each, float), dim) for each in bounds])
+    except (TypeError, ValueError):
+        return None  # a release has only digests of long bounds
 
 
 def _word(centering: object) -> str:
@@ -402,7 +396,7 @@ def _one_feature(case: _Case) -> Iterator[_Given | _Left]:
     owner = dict(enumerate(each for each in s.features for _ in each.columns)).get(case.column)
     if "=" in of if owner is None else owner.categories is not None:  # such a column has neither
         return
-    is_below = case.column >= 0 and s.lower is not None and s.lower[case.column] < 0
+    is_below = case.column >= 0 and s.bounds is not None and s.bounds[0][case.column] < 0
     if not is_below and (owner is None or owner.transform == "none"):
         unless = " and not given" if owner is None else ""
         yield _change(case, f"the logarithm of {of} instead, if positive{unless}")

@@ -56,6 +56,16 @@ def test_an_angle_beyond_its_bound_is_doubted(make: Any, epsilon: float) -> None
         assert angle <= pca.angle_bound_ or pca.doubts_
 
 
+@pytest.mark.parametrize("seed", [0, 1, 3, 5])
+def test_norms_of_a_few_values_are_not_cut_off_unnoticed(seed: int) -> None:
+    """One-hot records have a norm for each category; the rarest had the largest, above the radius."""
+    shares = 1 / np.arange(1, 7)
+    chosen = np.random.default_rng(seed).choice(6, 30_000, p=shares / shares.sum())
+    pca, angle = fitted(np.eye(6)[chosen], 8.0, seed, 3)
+    assert pca.doubts_ == ()
+    assert angle < pca.angle_bound_ / 3
+
+
 def test_records_that_a_clip_only_shrinks_have_a_bound_and_no_doubt() -> None:
     for seed in range(5):
         x = np.random.default_rng(seed).normal(size=(30_000, 12)) * np.array([5.0, 4.0, *[1.0] * 10])

@@ -18,6 +18,8 @@ from streaming_pca.data.release import Release
 from streaming_pca.estimators.registry import ESTIMATORS
 from streaming_pca.estimators.remedies import Situation, advise, advise_on_release
 from streaming_pca.estimators.warnings import ReleaseWarning as W
+from streaming_pca.privacy.randomness import replace_noise_sampler
+from tests.privacy.noise import SeededSampler
 
 NEW = "a new stream with "
 OPTIONS: dict[str, Any] = {
@@ -244,7 +246,9 @@ def test_a_dominant_feature_is_named_without_control_characters() -> None:
     scaled = advise([W.DOMINATED, W.CLIPPED], replace(s, has_scale=True), feature="income")
     assert "a smaller scale than the one given for feature income" in scaled.remedies
     # Equal bounds would scale all features alike.
-    alike = advise([W.DOMINATED, W.CLIPPED], replace(s, widths_differ=False), feature="income")
+    alike = advise(
+        [W.DOMINATED, W.CLIPPED], replace(s, bounds=np.array([[0.0] * 20, [1.0] * 20])), feature="income"
+    )
     assert "a smaller scale for feature income" in alike.remedies
     assert "narrower bounds for feature income" in named.remedies
     assert not any("features of few large values" in line for line in named.remedies)
@@ -335,8 +339,8 @@ def test_a_logarithm_is_advised_where_it_can_be_taken(
     feature: dict[str, Any] | None, lower: float | None, is_advised: bool
 ) -> None:
     features = () if feature is None else (Feature(name="first"), Feature(name="x", **feature))
-    bounds = None if lower is None else (-9.0, lower, 0.0)
-    s = Situation("adaptive", "auto", lower is not None, False, 3, 1, lower=bounds, features=features)
+    bounds = None if lower is None else np.array([[-9.0, lower, 0.0], [9.0, 9.0, 9.0]])
+    s = Situation("adaptive", "auto", lower is not None, False, 3, 1, bounds=bounds, features=features)
     text = "\n".join(advise([W.DOMINATED], s, feature="x", column=1).remedies)
     assert ("the logarithm of feature x" in text) == is_advised
     assert ("and not given" in text) == (is_advised and feature is None)
@@ -355,16 +359,30 @@ def test_features_without_bounds_are_named_and_pairs_need_single_rows() -> None:
 
 def test_a_model_advises_by_its_features_and_the_rows_of_its_records() -> None:
     rng = np.random.default_rng(5)
-    table = {"inc": rng.lognormal(9, 1.5, 5000), "a": rng.normal(40, 10, 5000), "b": rng.normal(size=5000)}
+    n = 20_000
+    table = {"inc": rng.lognormal(9, 1.5, n), "a": rng.normal(40, 10, n), "b": rng.normal(size=n)}
     records = [dict(zip(table, row, strict=True)) for row in zip(*table.values(), strict=True)]
     features = [
         {"name": "inc", "bounds": [0, 1e7], "transform": "log1p", "scale": 1.0},
         {"name": "a", "bounds": [0, 120], "scale": 0.001},
         {"name": "b", "bounds": [-5, 5], "scale": 0.001},
     ]
-    with pytest.warns(DoubtfulResultWarning, match="dominated: feature inc") as seen:
-        PrivatePCA(2, features=features).fit(records)
+    with (
+        replace_noise_sampler(SeededSampler(1)),
+        pytest.warns(DoubtfulResultWarning, match="dominated: feature inc") as seen,
+    ):
+        PrivatePCA(2, features=features, random_state=1).fit(records)
     assert "logarithm" not in str(seen[0].message)
-    with pytest.warns(DoubtfulResultWarning, match="mean") as seen:
-        PrivatePCA(2).fit(rng.standard_normal((400, 5, 4)) + 3)
+    with (
+        replace_noise_sampler(SeededSampler(1)),
+        pytest.warns(DoubtfulResultWarning, match="mean") as seen,
+    ):
+        PrivatePCA(2, random_state=1).fit(rng.standard_normal((400, 5, 4)) + 3)
     assert "pairs" not in str(seen[0].message)
+
+
+@pytest.mark.parametrize(("bounds", "is_advised"), [(None, True), ((-1.0, 1.0), False), ((0.0, 1.0), True)])
+def test_one_pair_of_bounds_is_every_feature_s(bounds: Any, is_advised: bool) -> None:
+    advice = advise_on_release(doubtful(version=7, doubts=("dominated",), dominant_feature=1, bounds=bounds))
+    assert advice is not None
+    assert any("the logarithm" in line for line in advice.remedies) == is_advised

@@ -235,13 +235,6 @@ class NormCounts:
             return self
         return replace(self, counts=np.where(beyond, 0.0, self.counts))
 
-    @property
-    def last_filled(self) -> tuple[float, float]:
-        """Upper end of the last filled bin, and its share of the records."""
-        last = self._last_filled()
-        end = self.median * 2.0 ** float(_TAIL[min(last + 1, BINS - 1)])
-        return end, float(self.counts[last]) / max(self.records, 1.0)
-
     def _last_filled(self) -> int:
         """Return the last bin that is filled beyond noise: in a row from the first, or by itself."""
         deviation, last = math.sqrt(self.variance), 0

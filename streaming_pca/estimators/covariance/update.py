@@ -31,6 +31,7 @@ from streaming_pca.estimators.common.forgetting import HalfLife, batch_doubt, ke
 from streaming_pca.estimators.common.mean_offset import MeanShift
 from streaming_pca.estimators.common.norm_distribution import (
     BELOW_MEDIAN,
+    STEPS,
     NormCounts,
     NormDistribution,
     norm_shares,
@@ -233,7 +234,7 @@ class CovarianceUpdate:
         covered = min(estimate.looked / estimate.records, 1.0) if estimate.records else 1.0
         sizes = known.averaged(counts, self._weight_of_counts(estimate, covered, count))
         found = sizes.distribution(self.norm_range[1])
-        radii = self._grid(found, sizes)
+        radii = self._grid(found, int(sizes.records))
         estimate = replace(estimate, sizes=sizes)
         estimate = estimate.extended_to(float(radii[-1])) if estimate.used else estimate.on_grid(radii)
         estimate = self._with_norms(estimate, found)
@@ -263,9 +264,9 @@ class CovarianceUpdate:
                 above[slot] = float(found.share_above(radius)) / found.present
         return replace(estimate, excess=excess, squared_excess=squared, above=above)
 
-    def _grid(self, found: NormDistribution, sizes: NormCounts) -> Matrix:
+    def _grid(self, found: NormDistribution, count: int) -> Matrix:
         """Return radii from the median to where little is cut off, or counts end."""
-        low, count = float(found.radii[0]), int(sizes.records)
+        low = float(found.radii[0])
         whole = float(found.excess(low)) + BELOW_MEDIAN * low
         # With less noise, the largest radius must cut off less.
         noise = math.sqrt(self.preprocessing.output_dim) * self.multiplier / max(count, 1)
@@ -273,10 +274,10 @@ class CovarianceUpdate:
         enough |= found.above * count < _FEWEST
         last = np.flatnonzero(enough)
         high = float(found.radii[int(last[0]) if last.size else len(found.radii) - 1])
-        end, share = sizes.last_filled
-        if share > _DISCRETE:
-            # The bin's records may all have the norm of its end.
-            high = max(high, min(end, self.norm_range[1]))
+        end = min(int(np.count_nonzero(found.above)), len(found.radii) - 1)
+        if found.above[max(end - (STEPS if end > 2 * STEPS else STEPS // 2), 0)] > _DISCRETE:
+            # The records of the last filled bin may all have the norm of its end.
+            high = max(high, float(found.radii[end]))
         if high <= 1.05 * low:
             high = low * math.sqrt(2)
         radii = min(max(math.ceil(math.log(high / low) / math.log(_RATIO)) + 1, 2), SLOTS)
