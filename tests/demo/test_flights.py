@@ -152,7 +152,7 @@ def test_other_files_than_those_described_are_refused_in_one_line(
 ) -> None:
     if carrier is not None:
         _package_of(tmp_path, {"carrier": carrier, "origin": "EWR", "dest": "IAH"})
-    monkeypatch.setattr(flights, "_data_folder", lambda: tmp_path)
+    monkeypatch.setattr(flights, "data_folder", lambda: tmp_path)
     with pytest.raises(ValueError, match="force-reinstall") as caught:
         flights.load()
     assert complaint in str(caught.value)

@@ -1,6 +1,6 @@
 // Contents of the figures of a stream's last release.
 
-import { angle, count, isNumber, many, measured, number, share } from "../js/format.js";
+import { atMost, count, isNumber, many, measured, number, share } from "../js/format.js";
 import { placeLabels, shortenAll } from "./labels.js";
 import { plain } from "./figure.js";
 
@@ -74,7 +74,7 @@ const nameOf = (release, feature) => release.feature_names?.[feature] ?? `featur
 function doubt({ angle_bound: bound }) {
   if (!isNumber(bound)) return "How far noise turns the components is not known.";
   if (bound >= RIGHT) return "Noise alone could have produced these components.";
-  return `Noise turns the components by at most ${angle(bound)} (95%).`;
+  return `Noise turns the components by at most ${atMost(bound)} (95%).`;
 }
 
 /** Format a loading; with one digit if noise can change the second, without a sign if it rounds to 0. */

@@ -1,11 +1,13 @@
 // Contents of the figures of a stream over time.
 
-import { angle, count, degrees, exact, isNumber, many, measured, number, share } from "../js/format.js";
+import { angle, atMost, count, degrees, exact, isNumber, many, measured, number, share } from "../js/format.js";
 import { domain, joined, outlines, RANGES, rates, timeAxis } from "./timeline.js";
 
 const MOST_LINES = 4;
 /** Number of steps of a rate. */
 const STEPS = 120;
+/** Least number of steps, if there are as many data. */
+const FEWEST = 8;
 /** Number of points up to which each has a mark. */
 const FEW = 60;
 const col = (title, cell, numeric = true) => ({ title, cell, number: numeric });
@@ -74,7 +76,7 @@ export function angles({ history, range, now }, colours, room) {
   const x = at.map((n) => times[n]);
   const others = Math.min(Math.max(...indices.map((i) => history.angles[i].length)), MOST_LINES);
   const bound = indices.map((i) => degrees(history.noise_bound[i]));
-  const text = (i) => `batch ${count(history.batch[i])}, ${exact(history.created[i])}<br>largest angle ${angle(history.angles[i][0])}<br>noise alone ≤ ${angle(history.noise_bound[i])}`;
+  const text = (i) => `batch ${count(history.batch[i])}, ${exact(history.created[i])}<br>largest angle ${angle(history.angles[i][0])}<br>noise alone ≤ ${atMost(history.noise_bound[i])}`;
   const traces = [];
   for (let j = others - 1; j > 0; j -= 1) {
     traces.push({ ...line(colours.faint, { width: 1 }), x, y: indices.map((i) => degrees(history.angles[i][j])), name: j === 1 ? "Smaller" : "", hoverinfo: "skip" });
@@ -83,12 +85,12 @@ export function angles({ history, range, now }, colours, room) {
   if (bound.some(isNumber)) traces.push({ ...line(colours.orange, { dash: "dash" }), x, y: bound, name: "Noise", hoverinfo: "skip" });
   const end = indices.at(-1);
   return {
-    summary: `Largest angle between the last two releases: ${angle(history.angles[end][0])}; noise alone explains up to ${angle(history.noise_bound[end])}. ${many(at.length, "angle")} shown.`,
+    summary: `Largest angle between the last two releases: ${angle(history.angles[end][0])}; noise alone explains up to ${atMost(history.noise_bound[end])}. ${many(at.length, "angle")} shown.`,
     traces, layout: layout(axis, "Angle (degrees)", traces),
     columns: [
       col("Batch", (i) => count(history.batch[i])), col("Released", (i) => exact(history.created[i]), false),
       col("Angles to the previous release", (i) => history.angles[i].map(angle).join(", ")),
-      col("Noise alone, at most", (i) => angle(history.noise_bound[i])),
+      col("Noise alone, at most", (i) => atMost(history.noise_bound[i])),
     ],
     rows: () => indices,
   };
@@ -132,10 +134,11 @@ export function flow({ history, traffic, range, now }, colours, room) {
   if (!all.length) return { empty: "No rate yet: the first appears some seconds after the broker's first answer." };
   const { shown, axis, empty } = choose(all, range, now, room, "record or release");
   if (empty) return { empty };
-  const least = (shown[1] - shown[0]) / STEPS;
   const drawn = kinds.map(([name, times, totals, color]) => {
     // From the last moment before the range.
     const first = Math.max(0, times.findIndex((time) => time >= shown[0]) - 1);
+    // Of a long range with few data each interval is a part of these.
+    const least = Math.min((shown[1] - shown[0]) / STEPS, (times.at(-1) - times[first]) / FEWEST);
     return { name, color, ...rates(times.slice(first), totals.slice(first), least) };
   }).filter(({ y }) => y.some(isNumber));
   if (!drawn.length) return { empty: "No rate yet: it needs two releases, or two answers of the broker ten seconds apart." };
@@ -147,7 +150,8 @@ export function flow({ history, traffic, range, now }, colours, room) {
     })),
     layout: layout(axis, "Records a second", drawn),
     columns: [col("Until", ([time]) => exact(time), false), col("Records", ([, , name]) => name, false), col("A second", ([, value]) => rate(value))],
-    rows: () => drawn.flatMap(({ name, x, y }) => x.map((time, i) => [time, y[i], name])).sort((a, b) => a[0] - b[0]),
+    // A step's first point is its beginning.
+    rows: () => drawn.flatMap(({ name, x, y }) => x.map((time, i) => [time, y[i], name]).filter(([, value], i) => value === null || isNumber(y[i - 1]))).sort((a, b) => a[0] - b[0]),
   };
 }
 

@@ -1,7 +1,7 @@
 // Components of several pages: health, budgets, times, tables, tabs.
 
 import { field, h, svg } from "./dom.js";
-import { ago, angle, charge, chargeParts, count, exact, isNumber, NONE, number, share, span } from "./format.js";
+import { ago, angle, atMost, charge, chargeParts, count, exact, isNumber, NONE, number, share, span } from "./format.js";
 import { part } from "./server.js";
 
 /** Names of the API's levels of health. */
@@ -96,8 +96,8 @@ export function angleCell(last) {
   return [
     field("last_release.angle", last.angle, angle(last.angle)),
     h("span", { class: "small under", title: "Angle of this release to the same sums without noise, at most, with probability 0.95" },
-      !isNumber(bound) ? "no bound" : bound >= Math.PI / 2 - 1e-9 ? "all noise"
-        : ["noise ≤\u00a0", field("last_release.angle_bound", bound, angle(bound))]),
+      !isNumber(bound) ? "no bound" : bound >= Math.PI / 2 - 1e-9 ? "own error: any"
+        : ["own error ≤\u00a0", field("last_release.angle_bound", bound, atMost(bound))]),
   ];
 }
 

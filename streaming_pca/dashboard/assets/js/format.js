@@ -56,6 +56,11 @@ export function angle(radians) {
   return isNumber(radians) ? `${degrees(radians).toFixed(1)}°` : NONE;
 }
 
+/** Format a bound: rounded up, so that the text is one too. */
+export function atMost(radians) {
+  return isNumber(radians) ? `${(Math.ceil(10 * degrees(radians) - 1e-9) / 10).toFixed(1)}°` : NONE;
+}
+
 export const degrees = (radians) => (isNumber(radians) ? (radians * 180) / Math.PI : null);
 
 /** Parse a decimal, a fraction or "inf"; null for other text. */

@@ -2,7 +2,7 @@
 
 import { field, h, show } from "./dom.js";
 import { charts } from "../figures/charts.js";
-import { angle, count, isNumber, many, NONE, share } from "./format.js";
+import { angle, atMost, count, isNumber, many, NONE, share } from "./format.js";
 import * as components from "./components.js";
 import { releases } from "./releases.js";
 import { get, part, ROOT } from "./server.js";
@@ -87,7 +87,7 @@ function headline(detail, release) {
     ["Above the noise", release && isNumber(release.resolved_components) ? field("last_release.resolved_components", release.resolved_components, `${release.resolved_components} of ${detail.rank}`) : NONE, "components"],
     ["Angle", ...(release && !isNumber(release.angle) ? [h("span", { class: "faint" }, "First release")]
       : [release ? field("last_release.angle", release.angle, angle(release.angle)) : NONE, "to the previous release"])],
-    ["Error by noise", release ? field("last_release.angle_bound", bound, isNumber(bound) ? (bound >= Math.PI / 2 - 1e-9 ? "any angle" : ["≤\u00a0", angle(bound)]) : "not known") : NONE,
+    ["Error by noise", release ? field("last_release.angle_bound", bound, isNumber(bound) ? (bound >= Math.PI / 2 - 1e-9 ? "any angle" : ["≤\u00a0", atMost(bound)]) : "not known") : NONE,
       isNumber(bound) ? "with probability 0.95" : null],
     ["Batches", batches ? field("batches.committed", batches.committed, count(batches.committed)) : NONE,
       batches ? [field("batches.released", batches.released, count(batches.released)), " released", batches.abandoned ? [", ", field("batches.abandoned", batches.abandoned, count(batches.abandoned)), " abandoned"] : ""] : null],
