@@ -258,6 +258,16 @@ def test_rates_are_the_records_and_the_offsets_of_the_time(visit: Visit) -> None
     assert 0.9 * RECORDS < max(lags) <= RECORDS
 
 
+def test_a_long_range_of_few_data_has_rates(browser: Browser) -> None:
+    with (
+        recorded_site([recorded_stream("flown")], [4]) as running,
+        visiting(browser, running.server.url) as visit,
+    ):
+        draw(visit, "/streams/flown?range=week")
+        processed = [numbers(rate)[0] for _, kind, rate in rows(visit, "flow") if kind == "Processed"]
+    assert processed == [pytest.approx(RATE, rel=0.01)] * 3
+
+
 def test_a_range_without_a_release_is_a_sentence(browser: Browser) -> None:
     old = datetime.now(UTC).timestamp() - 2 * 86_400
     with (
