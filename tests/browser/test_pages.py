@@ -24,7 +24,7 @@ from tests.browser.visits import Visit, numbers
 from tests.cli.command import call
 
 if TYPE_CHECKING:
-    pass
+    from playwright.sync_api import Route
 
 pytestmark = [pytest.mark.kafka, pytest.mark.xdist_group(RUNNING)]
 
@@ -186,6 +186,23 @@ def test_the_ledger_page_lists_every_entry(visit: Visit, running: RunningStream)
     assert listed == [m.offset for m in reversed(messages)]
     first = visit.text(f'[data-entry="{messages[1].offset}"]').lower()
     assert "started" in first or "reserved" in first
+
+
+def test_a_batch_at_the_edge_of_a_page_names_what_is_missing(visit: Visit, running: RunningStream) -> None:
+    def cut(route: Route) -> None:
+        answer = route.fetch()
+        page = answer.json()
+        page["items"] = page["items"][:1]
+        page["next"] = page["items"][0]["offset"]
+        route.fulfill(response=answer, json=page)
+
+    visit.page.route("**/entries?limit=*", cut)
+    visit.go(f"/ledger/{running.input}")
+    visit.wait("[data-entry]")
+    assert visit.page.get_by_text("Records and charge: among older entries").count() == 1
+    visit.page.unroute("**/entries?limit=*")
+    visit.page.locator('[data-action="older"]').click()
+    visit.until(lambda: visit.page.get_by_text("among older entries").count() == 0, "the whole batch")
 
 
 def test_the_ledger_is_verified_on_request(visit: Visit, running: RunningStream) -> None:

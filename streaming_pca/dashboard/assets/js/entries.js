@@ -71,7 +71,7 @@ const COLUMNS = [
   { title: "Records", number: true, cell: (e) => (e.records === null ? null : field("records", e.records, count(e.records))) },
   { title: "Charge of each", cell: (e) => (e.charge === null ? null : h("div", {}, components.chargeFields("charge", e.charge))) },
   { title: "Partition: offsets", cell: (e) => rangesCell(e.ranges) },
-  { title: "Note", cell: noteCell },
+  { title: "Note", cell: (e) => (e.lacks ? "Records and charge: among older entries" : noteCell(e)) },
 ];
 
 /** Table of entries with a job filter. ``refresh`` adds new entries and keeps older rows. */
@@ -95,14 +95,16 @@ export function makeEntries(base) {
 
   /** Rows of an item: one for a batch, followed by its entries while it is open. */
   function shown({ key, entries: [newest, ...others] }) {
-    if (!others.length) return [{ ...newest, key }];
+    // A page may end between the entries of a batch.
+    const lacks = older && newest.batch !== null && newest.void === null && ![newest, ...others].some((entry) => entry.kind === "RESERVED");
+    if (!others.length) return [{ ...newest, key, lacks }];
     const reserved = others.find((entry) => entry.kind === "RESERVED") ?? newest;
     const opens = open.has(key);
     const fold = h("button", { type: "button", class: "unfold", "aria-expanded": String(opens), "aria-label": `${others.length + 1} entries of batch ${newest.batch} of ${newest.job}`, on: { click: () => {
       if (!open.delete(key)) open.add(key);
       paint();
     } } }, `${count(others.length + 1)} entries`);
-    const batch = { ...newest, last: others.at(-1).offset, records: reserved.records, ranges: reserved.ranges, charge: reserved.charge, fold, key };
+    const batch = { ...newest, last: others.at(-1).offset, records: reserved.records, ranges: reserved.ranges, charge: reserved.charge, fold, key, lacks };
     return [batch, ...(opens ? [newest, ...others].map((entry) => ({ ...entry, of: key })) : [])];
   }
 
