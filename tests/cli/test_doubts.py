@@ -6,6 +6,7 @@ import json
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from streaming_pca.admin import broker_status
@@ -80,12 +81,14 @@ def test_every_place_shows_the_same_lines(
         line for line in lines if not line.startswith(("what helps", "already given"))
     ]
 
+    bounds = None if found.bounds is None else [np.broadcast_to(each, 3) for each in found.bounds]
     library = advise(
         found.doubts,
         Situation("analyze-gauss", str(found.centering), "bounds" in stream, "scale" in stream, 3, 2,
-                  options=configured.options),
+                  options=configured.options, bounds=bounds),
         1,
         found.dominant_name,
+        found.dominant_feature,
     )  # fmt: skip
     assert list(library.reasons) == list(advice.reasons)
     streams = [
