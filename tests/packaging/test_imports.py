@@ -64,7 +64,7 @@ FLOORS = {
     ),
     "service": (19_577, set[str]()),
     "extras": (
-        9_536,
+        9_535,
         {"dashboard", "spark", "dev", "demo", "plots"}
         | {"service.projection", "service.tracing", "service.span_export"},
     ),
