@@ -182,7 +182,7 @@ def advise(
     situation: Situation,
     resolved: int | None = None,
     feature: Any = None,
-    column: Any = -1,
+    column: int | None = None,
 ) -> Advice:
     """Explain doubts and name the remedies that are left.
 

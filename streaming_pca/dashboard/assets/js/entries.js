@@ -96,15 +96,16 @@ export function makeEntries(base) {
   /** Rows of an item: one for a batch, followed by its entries while it is open. */
   function shown({ key, entries: [newest, ...others] }) {
     // A page may end between the entries of a batch.
-    const lacks = older && newest.batch !== null && newest.void === null && ![newest, ...others].some((entry) => entry.kind === "RESERVED");
+    const reserved = [newest, ...others].find((entry) => entry.kind === "RESERVED");
+    const lacks = older && newest.batch !== null && newest.void === null && !reserved;
     if (!others.length) return [{ ...newest, key, lacks }];
-    const reserved = others.find((entry) => entry.kind === "RESERVED") ?? newest;
+    const { records, ranges, charge } = reserved ?? newest;
     const opens = open.has(key);
     const fold = h("button", { type: "button", class: "unfold", "aria-expanded": String(opens), "aria-label": `${others.length + 1} entries of batch ${newest.batch} of ${newest.job}`, on: { click: () => {
       if (!open.delete(key)) open.add(key);
       paint();
     } } }, `${count(others.length + 1)} entries`);
-    const batch = { ...newest, last: others.at(-1).offset, records: reserved.records, ranges: reserved.ranges, charge: reserved.charge, fold, key, lacks };
+    const batch = { ...newest, last: others.at(-1).offset, records, ranges, charge, fold, key, lacks };
     return [batch, ...(opens ? [newest, ...others].map((entry) => ({ ...entry, of: key })) : [])];
   }
 
