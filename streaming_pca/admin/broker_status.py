@@ -21,6 +21,7 @@ from kafka.errors import (
 
 from streaming_pca.admin.ledger import describe_charge, describe_left
 from streaming_pca.admin.watch import advice_on, last_release
+from streaming_pca.client.releases import UnreadableRelease
 from streaming_pca.config.kafka import KafkaSettings
 from streaming_pca.config.settings import Settings, StreamSettings
 from streaming_pca.data.release import Release
@@ -258,7 +259,7 @@ def _read(settings: Settings, replays: dict[str, _Replay]) -> _Topics:
             size = sum(len(encode_entry(item.entry)) for item in entries)
             replays[topic] = (log.ledger, {"entries": len(entries), "bytes": size})
         release = last_release(kafka, settings.stream.releases_topic)
-    except (TopicError, StreamRefused) as error:
+    except (TopicError, StreamRefused, UnreadableRelease) as error:
         return _Topics(settings, problem=str(error))
     return _Topics(settings, replays[topic], release)
 

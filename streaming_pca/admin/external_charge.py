@@ -15,8 +15,14 @@ from streaming_pca.privacy.ledger.entries import Charged, OffsetSpan, Opened
 from streaming_pca.privacy.parameters import Charge
 from streaming_pca.service.commit.ledger_writer import LedgerWriter, check_reason, group_of_charges, trace_of
 from streaming_pca.service.commit.log_reader import high_watermark
-from streaming_pca.service.errors import BudgetExceededByAnother, SessionLost, StreamRefused, TopicError
-from streaming_pca.service.topics.find import existing_topics
+from streaming_pca.service.errors import (
+    CREATE,
+    BudgetExceededByAnother,
+    SessionLost,
+    StreamRefused,
+    TopicError,
+)
+from streaming_pca.service.topics.find import require_topics
 
 
 @dataclass(frozen=True)
@@ -79,10 +85,7 @@ class ChargeWriter(LedgerWriter):
             self.log.catch_up()
         opened, known = self.log.ledger.opened, self.log.ledger.job(self._job)
         if opened is None:
-            raise TopicError(
-                f"ledger {self._ledger_topic!r} is not open: set a cap with "
-                "`streaming-pca topics create --config FILE --cap EPSILON,DELTA`"
-            )
+            raise TopicError(f"ledger {self._ledger_topic!r} is not open: set a cap with {CREATE}")
         if opened.filter == "zcdp" and not charge.rho:
             what = "given" if charge.rho is None else "above 0"
             raise ConfigurationError(f"--rho must be {what}: this ledger adds up by zCDP (--filter zcdp)")
@@ -146,10 +149,7 @@ class ChargeWriter(LedgerWriter):
 def _look_up(kafka: KafkaSettings, topic: str, job: str) -> tuple[str, dict[int, int]]:
     """Return the topic's id and each partition's end; refuse a stream's name as the job."""
     names = {"topic": topic, "ledger": f"{topic}.ledger", "state": f"{job}.state"}
-    found = existing_topics(kafka, [*names.values()])
-    for name in (names["topic"], names["ledger"]):
-        if name not in found:
-            raise TopicError.missing(name)
+    found = require_topics(kafka, [names["topic"], names["ledger"]], [names["state"]])
     if names["state"] in found:
         # The charge would fence the stream's leader, and a job with charges can never reserve again.
         raise ConfigurationError(f"--job {job} is a stream (topic {job}.state exists): choose another name")

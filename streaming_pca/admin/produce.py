@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +21,9 @@ from streaming_pca.data.records import RecordKind
 from streaming_pca.errors import UserError
 from streaming_pca.privacy.randomness import utility_generator
 
+_NO_KEY = (
+    'stream.privacy_unit = "user" makes messages without a key null: name the {} of the users with --key'
+)
 _REPORT_EVERY = 1000
 _BLOCK_ENTRIES = 2**20  # numbers of a file held in memory at a time, in addition to one message's
 
@@ -73,10 +77,7 @@ def arrange(
             'one record: add --factors if they are, or set stream.privacy_unit = "row"'
         )
     if records.row_keys is None and stream.privacy_unit == "user":
-        raise ConfigurationError(
-            'stream.privacy_unit = "user" makes messages without a key null: '
-            "name the column of the users with --key"
-        )
+        raise ConfigurationError(_NO_KEY.format("column"))
     if records.row_keys is not None and rows_per_message > 1 and not factors:
         raise ConfigurationError(
             "--key gives each row a key, and a message has one: leave out --rows-per-message, or --key"
@@ -159,7 +160,7 @@ def send_objects(
     """Send the JSON objects of a file, one per line, unchanged.
 
     Objects that the stream's worker would treat as null count as not finite. ``key`` is the path of the field
-    with each message's key.
+    with each message's key. ConfigurationError if it is missing, and the key is the user.
     """
     try:
         lines = [line for line in path.read_bytes().splitlines() if line.strip()]
@@ -167,16 +168,30 @@ def send_objects(
         raise UserError(f"{path}: {error.strerror or error}") from None
     if not lines:
         raise UserError(f"{path}: has no line with an object")
+    if stream.privacy_unit == "user" and key is None and stream.user_field is None:
+        raise ConfigurationError(_NO_KEY.format("field"))
     if shuffle is not None:
         lines = [lines[i] for i in utility_generator(shuffle).permutation(len(lines))]
-    fields = FieldReader(stream.features or (), None if key is None else split_path(key))
+    # Workers read the objects with the same reader.
+    fields = FieldReader(stream.features or (), stream.user_field)
+    keys = fields if key is None else FieldReader(fields.map.features, split_path(key))
+
+    def read(reader: FieldReader, line: bytes) -> list[Any]:
+        return reader.json_records(line, 1) if line.lstrip()[:1] != b"[" else [None]
+
+    def key_of(line: bytes) -> bytes | None:
+        return None if key is None else keys.users(read(keys, line))[0]
+
+    if key is not None and not any(map(key_of, lines)):
+        raise UserError(f"{path}: no object has a text or a whole number at {key!r}: correct --key")
 
     def outgoing() -> Iterator[Outgoing]:
         for line in lines:
-            # A worker reads the object with the same reader.
-            records = fields.json_records(line, 1) if line.lstrip()[:1] != b"[" else [None]
-            (user,) = [None] if key is None else fields.users(records)
-            yield Outgoing(line, user, 1, bool(np.isnan(fields.rows(records)).any()), key is not None)
+            records = read(fields, line)
+            null = bool(np.isnan(fields.rows(records)).any())
+            if stream.user_field is not None:
+                null |= fields.users(records)[0] is None
+            yield Outgoing(line, key_of(line), 1, null, key is not None)
 
     return send_messages(
         kafka,

@@ -46,10 +46,13 @@ def follow_releases(
         if from_beginning:
             reader.seek(reader.first)
         else:
-            for latest in (two := reader.last(2))[-1:]:
+            two, unreadable = reader.last(2)
+            for latest in two[-1:]:
                 before = two[0] if len(two) == 2 else None
                 yield FollowedRelease(latest, _angle(before, latest))
                 before = latest
+            if unreadable is not None:
+                yield unreadable
         while not stopped():
             found = reader.poll()
             if not found:
@@ -65,9 +68,9 @@ def follow_releases(
 
 
 def last_release(kafka: KafkaSettings, topic: str) -> Release | None:
-    """Return the latest release of an existing topic; None before the first."""
+    """Return the latest release of an existing topic; None before the first; raise UnreadableRelease."""
     with closing(ReleaseReader(kafka, topic)) as reader:
-        return next(iter(reader.last(1)), None)
+        return reader.newest()
 
 
 def orthonormal_basis(release: Release) -> NDArray[np.float64]:

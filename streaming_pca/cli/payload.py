@@ -354,6 +354,8 @@ def _fields_of(format_: str, data: bytes, message: str | None, where: str) -> li
         return fields_of_avro(schema) if format_ == "avro" else fields_of_json_schema(schema)
     except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
         text = first_line(error) if isinstance(error, ValueError) else "it is not a schema"
+        if isinstance(error, json.JSONDecodeError):
+            text = f"it is not a schema, which is one JSON document: {text}"
         raise UserError(f"{where}: {text}") from None
 
 
@@ -384,6 +386,8 @@ def features_check(
     if settings.features is None:
         raise UserError(f"{config}: stream {settings.name} has no [[stream.features]]")
     texts = [line for line in _read(file).splitlines() if line.strip()]
+    if not texts:
+        raise UserError(f"{file}: has no line with an object")
     of_users = settings.privacy_unit == "user"
     # Samples are JSON objects, so a registry's schemas do not matter.
     codec = build_codec(settings, bytes(32) if of_users else None, {} if settings.needs_registry else None)
@@ -393,10 +397,12 @@ def features_check(
         print_json(asdict(report))
     else:
         for own in report.features:
-            counts = [f"{n} {what}" for what, n in asdict(own).items() if what != "name" and n]
+            found = {what.replace("_", " "): n for what, n in asdict(own).items() if what != "name"}
+            counts = [f"{n} {what}" for what, n in found.items() if n]
+            counts += ["set the unit that the numbers count"] if own.in_1970 else []
             say(f"{own.name}: {', '.join(counts) or 'fits every record'}")
         for place, reason in report.reasons:
             say(f"record {place + 1}: {reason}")
         say(f"{report.null} of {report.records} records are null")
-    if report.null or not report.records:
+    if report.null:
         raise typer.Exit(1)

@@ -197,17 +197,21 @@ def produce(
             rate=rate / rows if rate is not None and by_row else rate,
             progress=sending.advance,
         )
-    of_all = f"of {sent.messages} messages have"
     if sent.not_finite:
         cells = f"a cell that is empty, nan, infinite or too large for {settings.stream.dtype}"
-        say(f"warning: {file}: {sent.not_finite} {of_all} {cells}: such a record counts as null", err)
-    if sent.without_key and settings.stream.privacy_unit == "user":
+        of_all = f"{sent.not_finite} of {sent.messages} messages have"
+        say(f"warning: {file}: {of_all} {cells}: such a record counts as null", err)
+    _warn_of_keys(file, sent, settings)
+    _print_sent(sent, by_row, as_json)
+
+
+def _warn_of_keys(file: Path, sent: Produced, settings: Settings) -> None:
+    if sent.without_key and settings.stream.privacy_unit == "user" and settings.stream.user_field is None:
         say(
-            f"warning: {file}: {sent.without_key} {of_all} no key: "
+            f"warning: {file}: {sent.without_key} of {sent.messages} messages have no key: "
             'with privacy_unit = "user" their records count as null',
             err,
         )
-    _print_sent(sent, by_row, as_json)
 
 
 def _produce_objects(
@@ -230,6 +234,7 @@ def _produce_objects(
     if sent.not_finite:
         null = f"{sent.not_finite} of {sent.messages} messages are null records"
         say(f"warning: {file}: {null}: `streaming-pca features check` shows why", err)
+    _warn_of_keys(file, sent, settings)
     _print_sent(sent, False, as_json)
 
 

@@ -115,8 +115,10 @@ def _show(
             headed = True
         if isinstance(item, NotARelease):
             others += 1
+            # There is a release, which this version cannot read.
+            explained |= bool(item.version)
             if others <= _MOST_OTHERS:
-                say(str(item), err)
+                say(str(item.unreadable() if item.version else item), err)
             elif others == _MOST_OTHERS + 1:
                 say(f"more messages of {item.topic} are not releases: name a topic STREAM.releases", err)
         elif item is not None:

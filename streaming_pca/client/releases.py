@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import json
 import logging
 import os
 import time
@@ -22,7 +21,7 @@ from kafka.errors import KafkaError, OffsetOutOfRangeError
 from pydantic import ValidationError
 
 from streaming_pca.config.kafka import KafkaSettings, check_topic_name
-from streaming_pca.data.release import Release
+from streaming_pca.data.release import Release, stated_version, unreadable_text
 from streaming_pca.errors import UserError
 from streaming_pca.service.errors import NotPermitted, TopicError
 from streaming_pca.service.kafka.clients import (
@@ -62,10 +61,8 @@ class NotARelease:
 
     def unreadable(self) -> UnreadableRelease:
         """Return the error for readers that must not miss a release."""
-        return UnreadableRelease(
-            f"{self.topic}, offset {self.offset}: a release of version {self.version} cannot be read "
-            f"({self.reason}): update streaming-pca, if the stream's worker is newer"
-        )
+        text = unreadable_text(self.version, self.reason)
+        return UnreadableRelease(f"{self.topic}, offset {self.offset}: {text}")
 
 
 class ReleaseReader:
@@ -97,10 +94,10 @@ class ReleaseReader:
         """Continue reading from an offset."""
         self._consumer.seek(self._tp, offset)
 
-    def last(self, wanted: int, *, strict: bool = False) -> list[Release]:
-        """Return up to ``wanted`` last releases, in order; :meth:`poll` continues after them.
+    def last(self, wanted: int) -> tuple[list[Release], NotARelease | None]:
+        """Return up to ``wanted`` last releases, in order, and an unreadable one after them.
 
-        ``strict`` raises UnreadableRelease if unreadable ones follow.
+        :meth:`poll` continues at the end.
         """
         try:
             # For a read_committed consumer this is the last stable offset, before any open transaction.
@@ -109,16 +106,22 @@ class ReleaseReader:
             while True:
                 start = max(self.first, end - span)
                 found = list(self._between(start, end))
-                for item in takewhile(lambda item: isinstance(item, NotARelease), reversed(found)):
-                    if strict and isinstance(item, NotARelease) and item.version:
-                        raise item.unreadable()
                 releases = [item for item in found if isinstance(item, Release)]
                 if len(releases) >= wanted or start == self.first:
                     self.seek(end)
-                    return releases[-wanted:]
+                    after = takewhile(lambda item: isinstance(item, NotARelease), reversed(found))
+                    unreadable = (item for item in after if isinstance(item, NotARelease) and item.version)
+                    return releases[-wanted:], next(unreadable, None)
                 span *= 4
         except KafkaError as error:
             raise self._failed(error) from None
+
+    def newest(self) -> Release | None:
+        """Return the last release; raise UnreadableRelease if an unreadable one follows."""
+        releases, unreadable = self.last(1)
+        if unreadable is not None:
+            raise unreadable.unreadable()
+        return releases[0] if releases else None
 
     def _failed(self, error: KafkaError) -> Exception:
         return broker_failed(self._kafka, f"reading {self._topic} failed", error, "Read")
@@ -187,20 +190,11 @@ def read_release(topic: str, offset: int, value: bytes | None) -> Release | NotA
         release = Release.from_bytes(value or b"")
         _check(release)
     except ValueError as error:
-        return NotARelease(topic, offset, str(error), _version_of(value or b""))
+        return NotARelease(topic, offset, str(error), stated_version(value or b""))
+    # MirrorMaker puts a prefix before the name of a copied topic.
+    if topic.endswith(_RELEASES) and not f".{topic}".endswith(f".{release.stream}{_RELEASES}"):
+        return NotARelease(topic, offset, f"a release of stream {release.stream!r}")
     return release
-
-
-def _version_of(value: bytes) -> int:
-    """Return the stated version of a message that looks like a release, otherwise 0."""
-    try:
-        stated = json.loads(value)
-    except (ValueError, RecursionError):
-        return 0
-    if not isinstance(stated, dict) or stated.get("schema_name") != "streaming-pca.release":
-        return 0
-    version = stated.get("version")
-    return version if isinstance(version, int) else 0
 
 
 def _check(release: Release) -> None:
@@ -239,13 +233,13 @@ def latest(stream: str | Settings, kafka: KafkaSettings | str | None = None) -> 
         If the stream's topics are missing.
     BrokerUnreachable
     UnreadableRelease
-        If the last release cannot be read, for example because it has a later version. Messages that are
-        not releases are skipped.
+        If the last release cannot be read, for example because of a value that only later versions know.
+        Messages that are not releases, or are of another stream, are skipped.
     ValueError, TypeError
         If ``stream`` is a file, cannot be a name, or is of another type.
     """
     with closing(ReleaseReader(*_place_of(stream, kafka))) as reader:
-        return next(iter(reader.last(1, strict=True)), None)
+        return reader.newest()
 
 
 def follow(
@@ -293,12 +287,14 @@ def follow(
     _check_timeout(timeout)
     reader = ReleaseReader(*_place_of(stream, kafka))
     try:
-        found: list[Release] = []
+        first = None
         if start == "first":
             reader.seek(reader.first)
+        elif start == "last":
+            first = reader.newest()
         else:
-            found = reader.last(1, strict=start == "last")
-        return Releases(reader, found if start == "last" else [], timeout)
+            reader.last(1)
+        return Releases(reader, [] if first is None else [first], timeout)
     except BaseException:
         reader.close()
         raise

@@ -159,9 +159,9 @@ def _count_partitions(kafka: KafkaSettings, topic: str) -> int:
     try:
         with closing(admin_client(kafka)) as admin:
             (found,) = admin.describe_topics([topic])
+            if found["error_code"] or not found["partitions"]:
+                NotPermitted.check([found])
+                raise TopicError.missing(topic, admin.list_topics())
     except KafkaError as error:
         raise broker_failed(kafka, f"the broker did not describe {topic!r}", error) from None
-    if found["error_code"] or not found["partitions"]:
-        NotPermitted.check([found])
-        raise TopicError.missing(topic)
     return len(found["partitions"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self
@@ -365,6 +366,30 @@ class Release(BaseModel):
             first = error.errors()[0]
             where = "".join(f"{part}: " for part in first["loc"][:1])
             raise ValueError(f"not a release: {where}{first['msg']}") from None
+
+
+def stated_version(data: bytes) -> int:
+    """Return the stated version of a message that looks like a release, otherwise 0."""
+    try:
+        stated = json.loads(data)
+    except (ValueError, RecursionError):
+        return 0
+    if not isinstance(stated, dict) or stated.get("schema_name") != "streaming-pca.release":
+        return 0
+    version = stated.get("version")
+    return version if isinstance(version, int) else 0
+
+
+def unreadable_text(version: int, reason: str) -> str:
+    """Return a line on a release that :meth:`Release.from_bytes` refused for ``reason``."""
+    later = version > max(since for since, _ in SINCE.values())
+    remedy = (
+        "update streaming-pca: a later version has written it"
+        if later
+        else "find out what else than the stream's worker writes to this topic"
+    )
+    why = reason.removeprefix("not a release: ")
+    return f"a release of version {version} cannot be read ({why}): {remedy}"
 
 
 def published_setting(value: Any) -> Any:

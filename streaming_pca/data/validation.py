@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from streaming_pca.data.codec import FORMATS, OCTETS, Format, Message, PayloadCodec
-from streaming_pca.data.features.records import JSON
+from streaming_pca.data.features.records import JSON, find
+from streaming_pca.data.features.row_map import RowMap
+from streaming_pca.data.features.values import unix_seconds
 from streaming_pca.data.payloads import MalformedPayload
 from streaming_pca.data.records import RecordKind, is_symmetric
 from streaming_pca.text import first_line
 
+_YEAR = 365 * 86400
 _MOST_NAMED = 5  # null rows that are named, where each row is a record
 _MARKS: tuple[tuple[bytes, str, Format], ...] = (
     (b"{", "JSON", "json"),
@@ -139,6 +144,8 @@ class FeatureReport:
     """Records with a value that the feature refuses, or without one and without a stand-in."""
     clamped: int = 0
     """Records with a number beyond the bounds."""
+    in_1970: int = 0
+    """Records whose number is a time in 1970, as of a unit that is too small."""
 
 
 @dataclass
@@ -172,13 +179,24 @@ def check_records(
             report.reasons.append((place, reason))
         if values is None:
             report.unread += 1
-            continue
-        for feature, value, own in zip(rows.features, values, report.features, strict=True):
+            values = _values_of_unread(text, rows)
+        for feature, value, own in zip(rows.features, values, report.features, strict=False):
             columns = feature.column_values(value)
             own.missing += value is None
+            if feature.kind == "time" and isinstance(value, (int, float)):
+                own.in_1970 += 0 <= unix_seconds(value, feature.unit) < _YEAR
             if not np.isfinite(columns).all():
                 own.refused += 1
             elif feature.column_bounds is not None:
                 least, most = feature.column_bounds
                 own.clamped += bool(((columns < least) | (columns > most)).any())
     return report
+
+
+def _values_of_unread(text: bytes, rows: RowMap) -> list[Any]:
+    """Return the values in a record that the worker's decoder refuses; none of what is not an object."""
+    try:
+        record = json.loads(text)
+    except (ValueError, RecursionError):
+        return []
+    return [find(record, place) for place in rows.places] if isinstance(record, dict) else []

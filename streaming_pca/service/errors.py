@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterable, Mapping
 from typing import Any, Self, TypeVar
 
@@ -9,6 +10,8 @@ from kafka.errors import KafkaError
 
 from streaming_pca.errors import UserError
 
+CREATE = "`streaming-pca topics create --config FILE --cap EPSILON,DELTA`"
+_MOST_SIMILAR = 3
 _NOT_PERMITTED = 29  # Kafka's error code of a topic that this user may not use
 
 
@@ -42,11 +45,11 @@ class TopicError(UserError):
     """Missing topic, or settings of a topic that break the privacy guarantee; one line."""
 
     @classmethod
-    def missing(cls, topic: str) -> Self:
-        return cls(
-            f"topic {topic!r} is missing: create it with "
-            "`streaming-pca topics create --config FILE --cap EPSILON,DELTA`, or correct its name"
-        )
+    def missing(cls, topic: str, others: Iterable[str] = ()) -> Self:
+        """Return the error for a missing topic, with similar names among ``others``."""
+        similar = ", ".join(map(repr, difflib.get_close_matches(topic, sorted(others), _MOST_SIMILAR)))
+        names = f" (similar names there: {similar})" if similar else ""
+        return cls(f"topic {topic!r} is missing: correct its name{names}, or create it with {CREATE}")
 
 
 class NotPermitted(TopicError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import signal
 import time
@@ -82,7 +83,10 @@ class Patience:
         self._since = None
 
     def is_over(self, started: float) -> bool:
-        """Note a failed attempt begun at ``started``; a long one was progress. Return whether to give up."""
+        """Note a failure of work that went well from ``started`` on, or never (infinity).
+
+        Long work was progress. Returns whether to give up.
+        """
         now = time.monotonic()
         if self._since is None or now - started > self._seconds:
             self._since = now
@@ -98,14 +102,13 @@ async def patiently(
 ) -> T:
     """Look for topics; retry if a broker has responded, now or, by ``broker_reached``, earlier."""
     while True:
-        started = time.monotonic()
         try:
             found = await ask()
         except BrokerUnreachable as error:
             await first_of(stopping, seconds=RETRY_SECONDS)
             if stopping.is_set() or not (error.may_pass or broker_reached()):
                 raise
-            if patience.is_over(started):
+            if patience.is_over(math.inf):
                 raise
             log.warning("looking for the topics again: %s", error)
         else:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import math
 import sys
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -173,9 +174,11 @@ class _Stream:
             await self._stand_by(topics)
             if stopping.is_set():
                 break
-            started = time.monotonic()
+            started = math.inf
             try:
-                if await self._lead(topics or await self._find_topics()):
+                topics = topics or await self._find_topics()
+                started = time.monotonic()
+                if await self._lead(topics):
                     break
             except (SessionLost, BrokerUnreachable) as error:
                 if stopping.is_set():

@@ -453,7 +453,7 @@ def test_a_topic_that_is_missing_is_one_line(
     broker_bootstrap: str, unique_name: Callable[[str], str]
 ) -> None:
     kafka = KafkaSettings(bootstrap_servers=broker_bootstrap)
-    with pytest.raises(TopicError, match="is missing: create it"):
+    with pytest.raises(TopicError, match="is missing: correct its name"):
         send_records(kafka, unique_name("missing"), X)
 
 

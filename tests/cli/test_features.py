@@ -56,11 +56,12 @@ JSON_SCHEMA = {
         "Node": {"type": "object", "properties": {"x": {"type": "number"}, "next": {"$ref": "#/$defs/Node"}}}
     },
     "type": "object",
-    "required": ["age", "at", "tags", "country", "user", "node"],
+    "required": ["age", "at", "born", "tags", "country", "user", "node"],
     "properties": {
         "age": {"type": "integer", "minimum": 0, "maximum": 120},
         "spent": {"anyOf": [{"type": "number"}, {"type": "null"}]},
         "at": {"type": "string", "format": "date-time"},
+        "born": {"type": "string", "format": "date"},
         "country": {"enum": ["DE", "FR", 7]},
         "tags": {"type": "array", "items": {"type": "string"}},
         "place": {"type": "array", "items": {"type": "number"}, "minItems": 2, "maxItems": 2},
@@ -114,6 +115,7 @@ def test_a_json_schema_becomes_features(capfd: Capture, tmp_path: Path) -> None:
         table('name = "age"', "bounds = [0, 120]"),
         table('name = "spent"', NEEDS_BOUNDS, STAND_IN),
         table('name = "at"', 'parts = ["hour", "weekday", "month"]'),
+        table('name = "born"', 'parts = ["weekday", "month"]'),
         table('name = "country"', 'categories = ["DE", "FR", "7"]'),
         '# "tags": its type cannot be converted to numbers',
         table('name = "place"', "size = 2", NEEDS_BOUNDS, STAND_IN),
@@ -211,10 +213,36 @@ def test_what_is_left_to_fill_in_is_asked_for_by_its_name(capfd: Capture, tmp_pa
     assert call(capfd, "config", "check", "--config", str(config)).returncode == 0
 
 
+def test_values_of_records_that_cannot_be_decoded_are_counted_too(
+    capfd: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tmp_path / "stream.toml"
+    nested = '[[stream.features]]\nname = "when"\npath = "at.ms"\nunit = "ms"\nparts = ["hour"]\n'
+    config.write_text(SETTINGS + FEATURES + nested)
+    lines = (
+        b'{"age": 1e400, "country": "DE", "at": {"ms": 1700000000000}}',
+        b'{"age": 5, "country": "DE", "at": 5}',
+        b'{"age": 5, "country": "DE", "at": {"ms": 1700000000}}',
+        b"[",
+    )
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\n".join(lines))))
+    done = call(capfd, "features", "check", "-", "--config", str(config))
+    assert done.stdout.splitlines()[:3] == [
+        "age: 1 refused",
+        "country: fits every record",
+        "when: 1 refused, 1 in 1970, set the unit that the numbers count",
+    ]
+    assert done.stdout.splitlines()[-1] == "3 of 4 records are null"
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\n")))
+    done = call(capfd, "features", "check", "-", "--config", str(config))
+    assert (done.returncode, done.stderr) == (2, "error: -: has no line with an object\n")
+
+
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
         ("x.json", b"{", "Expecting"),
+        ("x.json", b'{"a": 1}\n{"a": 2}', "it is not a schema, which is one JSON document"),
         ("x.json", b"5", "it is not a JSON Schema of objects"),
         ("x.json", b"{}", "it is not a JSON Schema of objects"),
         ("x.json", b'{"properties": {}}', "its schema has no fields"),
@@ -282,7 +310,7 @@ def test_a_sample_is_counted_feature_by_feature(
         call(capfd, "features", "check", str(sample), "--config", str(config), "--json").stdout
     )
     assert (found["records"], found["null"], found["unread"]) == (6, 3, 1)
-    assert found["features"][0] == {"name": "age", "missing": 1, "refused": 1, "clamped": 1}
+    assert found["features"][0] == {"name": "age", "missing": 1, "refused": 1, "clamped": 1, "in_1970": 0}
     good = "\n".join(map(json.dumps, SAMPLE[:3])).encode()
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(good)))
     done = call(capfd, "features", "check", "-", "--config", str(config))

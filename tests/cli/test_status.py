@@ -115,7 +115,9 @@ class Written:
 
     def answer(self, letter: str, batch: int, **reported: Any) -> None:
         self.enter(letter, Committed, batch=batch, state_digest="0")
-        self.send(f"{self.job(letter)}.releases", release(batch, **reported).to_bytes())
+        self.send(
+            f"{self.job(letter)}.releases", release(batch, stream=self.job(letter), **reported).to_bytes()
+        )
         self.enter(letter, Released, batch=batch, release_digest="0")
 
     def send(self, topic: str, value: bytes, partition: int = 0) -> None:
@@ -371,7 +373,7 @@ def test_a_stream_without_topics_is_a_problem_and_the_others_are_shown(
     config = written.config
     config.write_text(config.read_text() + f'\n[[streams]]\nname = "z"\ninput = "{written.name}-nowhere"\n')
     result = call(capfd, "status", "--config", config, "--json")
-    one_line(result, 1, "problem: stream z: ", f"{written.name}-nowhere", "is missing: create it with")
+    one_line(result, 1, "problem: stream z: ", f"{written.name}-nowhere", "is missing: correct its name")
     assert [facts["problem"] is None for facts in json.loads(result.stdout)] == [True, True, False]
 
 

@@ -18,10 +18,11 @@ import pytest
 from kafka import KafkaProducer
 
 from streaming_pca.admin.watch import FollowedRelease, follow_releases, last_release
+from streaming_pca.cli import watch as command
 from streaming_pca.cli.common import out
 from streaming_pca.cli.plan import explained_text
 from streaming_pca.client import releases as following
-from streaming_pca.client.releases import NotARelease, read_release
+from streaming_pca.client.releases import NotARelease, UnreadableRelease, read_release
 from streaming_pca.config.kafka import KafkaSettings
 from streaming_pca.data.release import Release
 from streaming_pca.demo.broker import EmbeddedBroker
@@ -36,6 +37,7 @@ from tests.waiting import LIMIT, suspend
 
 Name = Callable[[str], str]
 Capture = pytest.CaptureFixture[str]
+LATER = json.dumps({"schema_name": "streaming-pca.release", "version": 999, "new": True}).encode()
 COMMAND = [sys.executable, "-m", "streaming_pca", "watch"]
 
 
@@ -104,7 +106,7 @@ class Published:
 
 @pytest.fixture
 def published(broker_bootstrap: str, unique_name: Name) -> Iterator[Published]:
-    with closing(Published(broker_bootstrap, f"{unique_name('s')}.releases")) as topic:
+    with closing(Published(broker_bootstrap, f"{unique_name('copied')}.s.releases")) as topic:
         yield topic
 
 
@@ -319,6 +321,20 @@ def test_a_message_that_is_no_release_is_one_line_and_the_next_is_shown(
     assert len(noted) == 10
     assert all(line.startswith(f"{published.topic}, offset ") and "not a release" in line for line in noted)
     assert last == f"more messages of {published.topic} are not releases: name a topic STREAM.releases"
+
+
+def test_a_release_that_cannot_be_read_is_not_called_none(
+    capfd: Capture, published: Published, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "_PATIENCE", 0.0)
+    published(LATER)
+    result = call(capfd, "watch", *published.arguments(), "--timeout", 0.5)
+    line, *_ = result.stderr.splitlines()
+    assert "a release of version 999 cannot be read" in line
+    assert line.endswith("a later version has written it")
+    assert "no release yet" not in result.stderr
+    with pytest.raises(UnreadableRelease):
+        last_release(published.kafka, published.topic)
 
 
 @pytest.mark.parametrize(

@@ -289,9 +289,10 @@ def test_a_producer_that_was_closed_is_silent(kafka_bootstrap: str, new_topic: N
         del producer
 
 
-def test_a_missing_topic_is_named(kafka_bootstrap: str) -> None:
-    with pytest.raises(TopicError, match="'no-such-topic' is missing"):
-        Producer("no-such-topic", kafka_bootstrap, dim=3)
+def test_a_missing_topic_is_named_with_similar_ones(kafka_bootstrap: str, new_topic: NewTopic) -> None:
+    topic = new_topic()
+    with pytest.raises(TopicError, match=f"'{topic}x' is missing: correct its name .*'{topic}'"):
+        Producer(f"{topic}x", kafka_bootstrap, dim=3)
 
 
 def test_a_message_that_is_refused_is_raised_and_ends_the_sending(

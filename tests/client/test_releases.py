@@ -19,17 +19,16 @@ from streaming_pca.config.kafka import KafkaSettings
 from streaming_pca.config.loading import load_settings
 from streaming_pca.errors import UserError
 from tests.cli.test_app import write_config
-from tests.cli.test_watch import Published, release
+from tests.cli.test_watch import LATER, Published, release
 from tests.waiting import LIMIT
 
 QUIET = 1.0
 """Seconds without a release after which a test's iterator ends."""
-LATER = json.dumps({"schema_name": "streaming-pca.release", "version": 999, "new": True}).encode()
 
 
 @pytest.fixture
 def published(kafka_bootstrap: str, unique_name: Callable[[str], str]) -> Iterator[Published]:
-    with closing(Published(kafka_bootstrap, f"{unique_name('s')}.releases")) as topic:
+    with closing(Published(kafka_bootstrap, f"{unique_name('copied')}.s.releases")) as topic:
         yield topic
 
 
@@ -81,9 +80,11 @@ def test_an_iterator_begins_where_it_is_told(published: Published) -> None:
 def test_what_is_no_release_is_skipped_with_a_warning(
     published: Published, caplog: pytest.LogCaptureFixture
 ) -> None:
-    published(release(1), b'{"version": 999}')
+    published(release(1), b'{"version": 999}', release(2, stream="t"))
     assert batches(follow_all(published, start="first"), 1) == [1]
     assert f"{published.topic}, offset 2: not a release" in caplog.text
+    assert f"{published.topic}, offset 4: a release of stream 't'" in caplog.text
+    assert latest(name_of(published), published.kafka) == release(1)
 
 
 def test_a_release_that_cannot_be_read_is_no_reason_to_return_an_older_one(published: Published) -> None:
@@ -101,6 +102,9 @@ def test_a_release_that_cannot_be_read_is_no_reason_to_return_an_older_one(publi
         published(release(2))
         assert next(items) == release(2)
     assert latest(name_of(published), published.kafka) == release(2)
+    published(json.dumps(release(3).model_dump() | {"rank": 2}).encode())
+    with pytest.raises(UnreadableRelease, match=r"of version 1 cannot be read .*: find out what else"):
+        latest(name_of(published), published.kafka)
 
 
 def test_a_stream_without_topics_is_named_with_the_streams_that_exist(

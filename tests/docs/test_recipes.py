@@ -115,7 +115,7 @@ class Topics:
 @pytest.fixture(scope="module")
 def topics(kafka_bootstrap: str, unique_name: Callable[[str], str]) -> Iterator[Topics]:
     inputs = {client.__name__: unique_name(client.__name__) for client in CLIENTS}
-    releases = f"{unique_name('recipes')}.releases"
+    releases = f"{unique_name('recipes')}.s.releases"
     published = release(7, dim=4, components=[[0.5, 0.5, 0.5, 0.5]], created="2026-01-01T00:00:00+00:00")
     with KafkaAdminClient(bootstrap_servers=kafka_bootstrap) as admin:
         one = {"num_partitions": 1, "replication_factor": 1}

@@ -27,7 +27,8 @@ from streaming_pca.service.kafka.transaction import Transaction, discard
 from streaming_pca.service.projection.latest import LatestRelease
 from streaming_pca.service.projection.membership import Membership
 from streaming_pca.service.projection.worker import ProjectionOptions
-from streaming_pca.service.topics.find import ensure_topics
+from streaming_pca.service.topics.find import create_topics, ensure_topics
+from tests.cli.test_watch import LATER
 from tests.kafka.child import Strike
 from tests.kafka.conftest import MakeStream
 from tests.kafka.projecting import Projecting, publish, run, written
@@ -362,6 +363,12 @@ def test_a_worker_that_cannot_project_says_why_in_one_line(
         admin.delete_groups([f"{name}.project.{output}"])
     refused(settings, "has no positions", "--reset-offsets")
     assert release.batch == 1
+
+    later = stream.changed(name=f"{name}-new")
+    create_topics(later.kafka, later.stream, 1, 1)
+    with closing(plain_producer(later.kafka)) as producer:
+        producer.send(later.stream.releases_topic, LATER, partition=0).get(LIMIT)
+    refused(later, "offset 0: a release of version 999 cannot be read", output=f"{name}-later", create=True)
 
 
 def test_a_worker_waits_for_the_first_release(make_stream: MakeStream, start: Any) -> None:

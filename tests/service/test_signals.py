@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import signal
 import time
@@ -34,8 +35,9 @@ def test_a_signal_stops_the_work_and_has_no_handler_after_it(number: signal.Sign
         ([(0, 1), (5, 6), (11, 12)], [False, False, True]),
         ([(0, 1), (2, 14), (15, 16)], [False, False, False]),
         ([(0, 1), None, (11, 12)], [False, False]),
+        ([(math.inf, 12), (math.inf, 24)], [False, True]),
     ],
-    ids=["without progress", "after a long attempt", "after progress"],
+    ids=["without progress", "after a long attempt", "after progress", "attempts longer than the patience"],
 )
 def test_patience_ends_after_ten_seconds(
     failures: list[tuple[float, float] | None], given_up: list[bool], monkeypatch: pytest.MonkeyPatch

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from streaming_pca.data.features.feature import Feature
-from streaming_pca.data.features.records import Path, find, is_index
+from streaming_pca.data.features.records import NOTHING, Path, find, is_index
 from streaming_pca.validation_errors import error_lines
 
 
@@ -95,6 +95,8 @@ class RowMap:
                 field = ".".join(feature.place)
                 if value is None:
                     return f"field {field!r} is missing, and has no stand-in"
+                if value is NOTHING:
+                    return f"field {field!r} is of another type, or lies below a value that is not an object"
                 given = _shown(value) if quotes else f"of type {type(value).__name__}"
                 noun = _NOUNS[feature.kind]
                 is_number = isinstance(value, (int, float, np.number)) and not isinstance(value, bool)

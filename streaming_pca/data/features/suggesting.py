@@ -21,8 +21,8 @@ class Suggestion:
 
     path: tuple[str, ...]
     kind: str
-    """{"number", "boolean", "category", "time", "list", "text", "other"}: texts and others become no feature
-    by themselves."""
+    """{"number", "boolean", "category", "time", "date", "list", "text", "other"}: texts and others become no
+    feature by themselves."""
     words: tuple[str, ...] = ()
     """Vocabulary that the schema declares."""
     bounds: tuple[float, float] | None = None
@@ -74,7 +74,7 @@ def _json_fields(
         elif kind == "boolean":
             yield Suggestion(here, "boolean", optional=lacks)
         elif kind == "string" and own.get("format") in ("date-time", "date"):
-            yield Suggestion(here, "time", optional=lacks)
+            yield Suggestion(here, "time" if own["format"] == "date-time" else "date", optional=lacks)
         elif kind == "array" and _resolved(own.get("items", {}), root).get("type") in ("number", "integer"):
             size = own.get("maxItems") if own.get("maxItems") == own.get("minItems") else None
             yield Suggestion(here, "list", size=size, optional=lacks)
@@ -133,7 +133,7 @@ def _avro_fields(
             named[str(own.get("name"))] = own
         if logical in _AVRO_TIMES:
             # A decoder makes moments of them: the unit is the schema's.
-            yield Suggestion(here, "time", optional=lacks)
+            yield Suggestion(here, "date" if logical == "date" else "time", optional=lacks)
         elif kind in _NUMBERS or logical == "decimal":
             yield Suggestion(here, "number", optional=lacks)
         elif kind == "boolean":
@@ -163,7 +163,7 @@ def _arrow_fields(own: Any, types: Any, path: tuple[str, ...]) -> Iterator[Sugge
     elif types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind):
         yield Suggestion(here, "number", optional=lacks)
     elif types.is_timestamp(kind) or types.is_date(kind):
-        yield Suggestion(here, "time", optional=lacks)
+        yield Suggestion(here, "date" if types.is_date(kind) else "time", optional=lacks)
     elif types.is_fixed_size_list(kind):
         yield Suggestion(here, "list", size=kind.list_size, optional=lacks)
     elif types.is_list(kind) or types.is_large_list(kind):
@@ -231,8 +231,9 @@ def _table(each: Suggestion) -> str:
         lines.append("bounds = [0, 1]")
     elif each.kind == "category":
         lines.append(f"categories = {_text(list(each.words))}")
-    elif each.kind == "time":
-        lines.append('parts = ["hour", "weekday", "month"]')
+    elif each.kind in ("time", "date"):
+        parts = ["weekday", "month"] if each.kind == "date" else ["hour", "weekday", "month"]
+        lines.append(f"parts = {_text(parts)}")
     elif each.kind == "list":
         lines.append(f"size = {each.size}" if each.size else "size = 0  # numbers in each list")
         lines.append(_NO_BOUNDS)

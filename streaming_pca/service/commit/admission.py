@@ -25,7 +25,7 @@ from streaming_pca.privacy.randomness import utility_generator
 from streaming_pca.service.commit.log_reader import LedgerLog
 from streaming_pca.service.commit.state_topic import check_input, decode_checkpoint, find_state
 from streaming_pca.service.commit.user_log import MalformedState
-from streaming_pca.service.errors import StreamRefused
+from streaming_pca.service.errors import CREATE, StreamRefused
 from streaming_pca.text import shown
 
 _REMOVED_OPTIONS: dict[str, Any] = {
@@ -41,10 +41,7 @@ def check_opened(stream: StreamSettings, ledger: Ledger) -> None:
     """Refuse (StreamRefused) a ledger without a cap, or with a cap other than ``stream.cap``."""
     opened = ledger.opened
     if opened is None:
-        raise StreamRefused(
-            f"ledger {stream.ledger_topic!r} is not open: set a cap with "
-            "`streaming-pca topics create --config FILE --cap EPSILON,DELTA`"
-        )
+        raise StreamRefused(f"ledger {stream.ledger_topic!r} is not open: set a cap with {CREATE}")
     cap = stream.cap
     if cap is not None and cap != opened.cap:
         raise StreamRefused(

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import math
 import threading
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -39,6 +40,8 @@ from streaming_pca.service.input.reader import Reader, ReaderFactory, deleted, r
 from streaming_pca.service.kafka.clients import BrokerUnreachable
 
 T = TypeVar("T")
+
+log = logging.getLogger(__name__)
 
 _READ_AHEAD_BYTES, _READ_AHEAD_MESSAGES = 2**24, 2**14
 """Amount to read ahead even for small batches, until the first of the two limits is reached."""
@@ -127,6 +130,7 @@ class Source:
         self._stop = threading.Event()
         self._buffers, self.release_memory = reader.buffers, reader.release_memory
         self._plan: Plan | None = None
+        self._always_waits, self._note_pairs = max_wait is None, False
         try:
             self._add_partitions(partitions, positions, epochs)
         except BaseException:
@@ -171,7 +175,7 @@ class Source:
 
     def set_plan(self, plan: Plan) -> None:
         """Set the next batch's plan, before :meth:`poll`; ``granularity`` messages stay together."""
-        self._plan = plan
+        self._plan, self._note_pairs = plan, self._always_waits
         self._cutter.schedule_wake()
 
     def poll(self) -> OffsetBatch | None:
@@ -261,6 +265,8 @@ class Source:
             complete = [self._reader.position(p) >= end_offsets.ends.get(p, 0) for p in partitions]
             level, quotas = round_robin_quota(available, complete, units)
             if quotas is not None or level < 0:
+                if quotas is None and all(complete):
+                    self._note_unpaired(end_offsets, units * granularity)
                 return quotas
             if not self._reader.ahead:
                 # With the largest supplies that the offsets allow, the level is a lower bound.
@@ -273,6 +279,19 @@ class Source:
             ]
             self._reader.fetch(dict.fromkeys(short, level * granularity), end_offsets.ends)
         return None
+
+    def _note_unpaired(self, end_offsets: EndOffsets, count: int) -> None:
+        """Log, once a plan, that a batch waits although enough records have arrived."""
+        arrived = sum(self._available(end_offsets, p) for p in self._partitions)
+        if self._note_pairs and arrived >= count:
+            self._note_pairs = False
+            log.warning(
+                "%s: %d records wait for a batch of %d, which takes whole pairs of a partition's records "
+                '(centering = "pairs"): if no others come, lower options.n_records, or set max_wait_seconds',
+                self._topic,
+                arrived,
+                count,
+            )
 
     def _most(self, end_offsets: EndOffsets, partition: int) -> int:
         """Return the most records that end offsets can cover: one per unread offset."""

@@ -11,7 +11,13 @@ from streaming_pca.config.features import as_lists
 from streaming_pca.config.kafka import KafkaSettings
 from streaming_pca.config.settings import StreamSettings
 from streaming_pca.data.projection import Projection
-from streaming_pca.data.release import ArrayDigest, Release, published_setting
+from streaming_pca.data.release import (
+    ArrayDigest,
+    Release,
+    published_setting,
+    stated_version,
+    unreadable_text,
+)
 from streaming_pca.service.commit.log_reader import LogReader
 from streaming_pca.service.errors import SessionLost, StreamRefused
 from streaming_pca.text import shown
@@ -32,6 +38,7 @@ class LatestRelease(LogReader):
         self._stream, self._batch = stream, batch
         self.release: Release | None = None
         """Release in use; None before the first one."""
+        self._unreadable = ""
         try:
             self._find()
         except BaseException:
@@ -54,6 +61,8 @@ class LatestRelease(LogReader):
             if self.release is not None or start == self.first or not older:
                 break
             span *= 4
+        if newest is None and self._unreadable:
+            raise StreamRefused(self._unreadable)
         if self._batch is not None and self.release is None:
             there = "it has none yet" if newest is None else f"the newest is of batch {newest.batch}"
             raise StreamRefused(
@@ -79,10 +88,14 @@ class LatestRelease(LogReader):
                 self.release = self._release_in(message) or self.release
 
     def _release_in(self, message: Any) -> Release | None:
+        value = message.value or b""
         try:
-            return Release.from_bytes(message.value or b"")
+            return Release.from_bytes(value)
         except ValueError as error:
-            log.warning("%s, offset %d, is skipped: %s", self.topic, message.offset, error)
+            place = f"{self.topic}, offset {message.offset}"
+            if version := stated_version(value):
+                self._unreadable = f"{place}: {unreadable_text(version, str(error))}"
+            log.warning("%s is skipped: %s", place, error)
             return None
 
 

@@ -52,6 +52,7 @@ _FETCH_BYTES = 4 * 2**20
 _IDLE_MS = 100
 _JOINING = "joining the group"
 _POSITIONS_MS = 1000  # longest wait in one step for another worker's open transaction
+_SILENCE_SECONDS = 10.0  # without messages before the broker is asked: polling a dead one does not fail
 _SHORT_ENDS = 5  # ends below a position before records count as lost: a new leader may return some
 
 
@@ -94,6 +95,7 @@ class Projector:
         """Offsets between the committed positions and the last fetched ends."""
         self._waits_said = ""
         self._short_ends = 0
+        self._heard = time.monotonic()
         self._waiting_since = 0.0
         """Time since the group's positions have been unavailable; 0 if they are available."""
 
@@ -121,6 +123,16 @@ class Projector:
 
         After SessionLost call :meth:`recover`, then continue.
         """
+        count, now = self._step(), time.monotonic()
+        if not count and now - self._heard > _SILENCE_SECONDS and self._releases is not None:
+            with self._named("asking the broker"):
+                self._releases.committed_end()
+            self._heard = now
+        elif count:
+            self._heard = now
+        return count
+
+    def _step(self) -> int:
         with self._named(_JOINING):
             group, topic, partitions = self._output.group, self._stream.input, self._output.input_partitions
             members = self._members = self._members or Membership(self._kafka, group, topic, partitions)

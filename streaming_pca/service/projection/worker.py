@@ -153,12 +153,13 @@ class ProjectionWorker:
         """Work step by step; recover from failures until ``give_up_seconds`` have passed."""
         patience = Patience(self._settings.worker.give_up_seconds)
         ends: dict[int, tuple[int, int]] | None = None
-        failed_at, looked_at = -math.inf, -math.inf
+        started, looked_at = math.inf, -math.inf
         while not self._stopping.is_set():
             try:
                 if self._options.until_end and ends is None:
                     ends = await self._call("reading the input's ends", projector.ends)
                 messages = await self._call("projecting", projector.work)
+                started = min(started, time.monotonic())
                 self._metrics.show_release(projector.release_batch)
                 self._say_progress()
                 if messages:
@@ -175,9 +176,9 @@ class ProjectionWorker:
                         return
                     looked_at = time.monotonic()
             except (SessionLost, BrokerUnreachable) as error:
-                if patience.is_over(failed_at):
+                if patience.is_over(started):
                     raise
-                failed_at = time.monotonic()
+                started = math.inf
                 log.warning("recovering from the committed positions: %s", error)
                 await self._call("recovering", projector.recover)
                 await first_of(self._stopping, seconds=1.0)

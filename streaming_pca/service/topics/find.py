@@ -13,7 +13,7 @@ from kafka.errors import KafkaError, TopicAlreadyExistsError, TopicAuthorization
 
 from streaming_pca.config.kafka import KafkaSettings
 from streaming_pca.config.settings import StreamSettings
-from streaming_pca.service.errors import NotPermitted, TopicError
+from streaming_pca.service.errors import CREATE, NotPermitted, TopicError
 from streaming_pca.service.kafka.authorization import in_one_line
 from streaming_pca.service.kafka.clients import MAX_MESSAGE_BYTES, admin_client, ask_broker
 from streaming_pca.service.topics.checks import (
@@ -191,11 +191,19 @@ def existing_topics(kafka: KafkaSettings, names: Sequence[str]) -> dict[str, dic
 
 def topic_id_of(kafka: KafkaSettings, topic: str) -> str:
     """Return the topic's current id; raise TopicError if it or its ledger is missing."""
-    found = existing_topics(kafka, names := [topic, f"{topic}.ledger"])
+    return str(require_topics(kafka, [topic, f"{topic}.ledger"])[topic]["topic_id"])
+
+
+def require_topics(
+    kafka: KafkaSettings, names: Sequence[str], optional: Sequence[str] = ()
+) -> dict[str, dict[str, Any]]:
+    """Return the broker's description of topics; raise TopicError if one is missing and not optional."""
+    found = existing_topics(kafka, [*names, *optional])
     for name in names:
-        if name not in found:
-            raise TopicError.missing(name)
-    return str(found[topic]["topic_id"])
+        if name not in found or not found[name]["partitions"]:
+            with ask_broker(kafka, "the broker did not list its topics") as admin:
+                raise TopicError.missing(name, admin.list_topics())
+    return found
 
 
 def input_topic_id(kafka: KafkaSettings, stream: StreamSettings) -> str | None:
@@ -214,7 +222,7 @@ def _check(
     for role, name in names.items():
         topic: Any = described.get(name)
         if topic is None or topic["error_code"] or not topic["partitions"]:
-            fix = "create it with `streaming-pca topics create --config FILE --cap EPSILON,DELTA`"
+            fix = f"create it with {CREATE}"
             problems.append(Problem(f"topic {name!r} ({role})", "", "missing", "", fix))
             continue
         there[role] = topic

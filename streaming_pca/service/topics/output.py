@@ -16,7 +16,7 @@ from streaming_pca.data.records import RecordKind
 from streaming_pca.service.errors import TopicError
 from streaming_pca.service.kafka.clients import MAX_MESSAGE_BYTES, ask_broker
 from streaming_pca.service.topics.checks import Problem, find_problems, topic_configs
-from streaming_pca.service.topics.find import ensure_topics, existing_topics, new_topic, report
+from streaming_pca.service.topics.find import ensure_topics, new_topic, report, require_topics
 from streaming_pca.service.topics.sizes import MESSAGE_OVERHEAD, projection_bytes, whole_mib
 
 log = logging.getLogger(__name__)
@@ -89,12 +89,6 @@ def find_output(kafka: KafkaSettings, stream: StreamSettings, output: str, creat
         )
     names = {"input": stream.input, "releases": stream.releases_topic, "output": output}
     there = _described(kafka, names)
-    for role in ("input", "releases"):
-        if role not in there:
-            raise TopicError(
-                f"topic {names[role]!r} ({role}) is missing: create it with "
-                "`streaming-pca topics create --config FILE --cap EPSILON,DELTA`"
-            )
     with ask_broker(kafka, "the broker did not describe the topics", "DescribeConfigs") as admin:
         if "output" not in there:
             if not create:
@@ -115,7 +109,7 @@ def find_output(kafka: KafkaSettings, stream: StreamSettings, output: str, creat
 
 
 def _described(kafka: KafkaSettings, names: dict[str, str]) -> dict[str, Any]:
-    found = existing_topics(kafka, list(names.values()))
+    found = require_topics(kafka, [names["input"], names["releases"]], [names["output"]])
     return {role: found[name] for role, name in names.items() if name in found and found[name]["partitions"]}
 
 

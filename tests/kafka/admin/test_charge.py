@@ -208,7 +208,7 @@ def test_a_topic_without_a_ledger_or_records_is_refused_with_one_line(make_strea
     stream.open(("1", "1e-6"))
     with pytest.raises(charging.ConfigurationError, match="has no records"):
         charge(stream)
-    with pytest.raises(charging.TopicError, match="is missing: create it with"):
+    with pytest.raises(charging.TopicError, match="is missing: correct its name"):
         charge_records(stream.settings.kafka, "nowhere", "census", HALF, None, "a histogram")
 
 

@@ -13,9 +13,11 @@ from typing import Any, Self, TypeVar
 import pytest
 
 from streaming_pca.service.commit.checkpoint import CheckpointWriter
+from streaming_pca.service.projection.worker import ProjectionOptions
 from tests.kafka.faulty_cluster import FaultyCluster
+from tests.kafka.projecting import Projecting, publish, written
 from tests.kafka.three_brokers import BEHIND, FAR, NEAR, Trial, hold
-from tests.waiting import LIMIT
+from tests.waiting import LIMIT, wait_for
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(900)]
 
@@ -229,3 +231,28 @@ def test_what_ended_a_session_is_not_hidden_by_messages_on_their_way(
         writer._begin()
         writer._transaction.send(settings.stream.releases_topic, b"never arrives", None)
         writer.close()
+
+
+def test_an_idle_projection_notices_that_its_link_stands_still(
+    fork_server: None, three_brokers: FaultyCluster, link: Link, tmp_path: Path
+) -> None:
+    """The client's polls of brokers that do not answer find nothing, as those of an idle topic do."""
+    with Trial(
+        three_brokers,
+        tmp_path,
+        "idle",
+        bootstrap=far(three_brokers),
+        worker={"give_up_seconds": 5.0},
+        kafka={"request_timeout_ms": 4000},
+    ) as trial:
+        publish(trial.stream, 1)
+        trial.stream.produce_vectors(trial.stream.vectors(1))
+        worker = Projecting(trial.stream.settings, ProjectionOptions("idle-out", create=True), tmp_path / "p")
+        try:
+            worker.logs("projected here: 0, 1, 2")
+            wait_for("the projection", lambda: written(trial.stream, "idle-out", 3), seen=lambda: worker.log)
+            link.stop()
+            assert worker.ends() == 4
+            assert "recovering from the committed positions: asking the broker" in worker.log
+        finally:
+            worker.destroy()

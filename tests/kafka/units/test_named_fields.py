@@ -250,11 +250,14 @@ def test_a_file_of_objects_is_sent_as_it_stands(
     assert sent.returncode == 0, sent.stderr
     assert f"{COUNT} records sent to" in sent.stdout
     assert "1 of 60 messages are null records: `streaming-pca features check` shows why" in sent.stderr
+    assert "1 of 60 messages have no key" in sent.stderr
     messages = stream.messages(stream.settings.stream.input)
     assert sorted(m.value for m in messages) == sorted(values)
     by_value = {m.value: m.key for m in messages}
     assert (by_value[values[3]], by_value[values[5]]) == (None, b"user-5")
     for wrong, words in (
+        ([], "makes messages without a key null: name the field of the users with --key"),
+        (["--key", "user.name"], "no object has a text or a whole number at 'user.name': correct --key"),
         (["--rows-per-message", "2"], "leave out all options but --key"),
         (["--columns", "a"], "leave out all options but --key"),
     ):

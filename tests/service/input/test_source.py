@@ -274,6 +274,28 @@ class LazyReader(PartitionReader):
                 super().fetch({p: count}, ends)
 
 
+@pytest.mark.parametrize(
+    ("count", "max_wait", "noted"),
+    [(14, None, True), (12, None, False), (16, None, False), (14, 60.0, False)],
+)
+def test_a_batch_that_waits_for_partners_of_records_is_noted_once(
+    reading: Reading, caplog: pytest.LogCaptureFixture, count: int, max_wait: float | None, noted: bool
+) -> None:
+    log = Log({p: records(p, n) for p, n in enumerate((3, 5, 7))})
+    source, feed = reading(log, 1.0, max_wait=max_wait)
+    source.set_plan(plan(count, granularity=2))
+    for i in range(2):
+        feed.add(feed.started + 1 + i, ends_of(log))
+        if source.poll() is not None:
+            assert count == 12
+            break
+    lines = [
+        f"t: 15 records wait for a batch of {count}, which takes whole pairs of a partition's records "
+        '(centering = "pairs"): if no others come, lower options.n_records, or set max_wait_seconds'
+    ]
+    assert caplog.messages == lines * noted
+
+
 @pytest.mark.parametrize("granularity", [1, 2])
 @pytest.mark.parametrize("sizes", [(200,), (120, 120, 120), (30, 150, 4), (3, 5, 7)])
 @pytest.mark.parametrize("max_wait", [None, 2.5])
