@@ -155,7 +155,7 @@ def test_a_recipe_sends_records_and_reads_the_release(
         for quoted in ('"visits"', "-t visits "):
             code = code.replace(quoted, quoted.replace("visits", topic))
         # A separate group, not shared with another client.
-        (tmp_path / block.title).write_text(code.replace('"dashboard"', f'"{topic}"'))
+        (tmp_path / block.title).write_text(code.replace('"dashboard', f'"{topic}'))
     produce, consume = client(tmp_path)
     with ExitStack() as stack:
         consumer = stack.enter_context(running(consume, tmp_path))

@@ -66,6 +66,16 @@ def test_norms_of_a_few_values_are_not_cut_off_unnoticed(seed: int) -> None:
     assert angle < pca.angle_bound_ / 3
 
 
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_a_radius_found_among_few_records_that_are_not_zero_is_doubted(seed: int) -> None:
+    """Counts cannot show the norms of 150 records at epsilon 1, nor that 1,350 others have none."""
+    x = np.random.default_rng(seed).normal(size=(1500, 5)) * np.array([5.0, 1, 1, 1, 1])
+    x[150:] = 0
+    pca, _ = fitted(x, 1.0, seed, 1)
+    assert pca.total_variance_ < np.cov(x.T).trace() / 5
+    assert "clipped" in pca.doubts_
+
+
 def test_records_that_a_clip_only_shrinks_have_a_bound_and_no_doubt() -> None:
     for seed in range(5):
         x = np.random.default_rng(seed).normal(size=(30_000, 12)) * np.array([5.0, 4.0, *[1.0] * 10])

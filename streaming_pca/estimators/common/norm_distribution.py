@@ -265,7 +265,8 @@ class NormCounts:
         wide = max(float(shares[last]), 0.0) * (middles[last] - edges[last]) / 2
         reaches = middles[last] > radii[-1]
         farther = self._together(shares, deviation, middles, last)
-        is_coarse = deviation > _COARSE
+        # Where most records are zeros, noise of the others' number hides their median, too.
+        is_coarse = deviation * max(present / self.present, 1.0) > _COARSE
         if is_coarse:
             # Each of the next two bins may hide two deviations.
             unseen = max(unseen, 2 * deviation * float(middles[last + 1 : last + 3].sum()))
