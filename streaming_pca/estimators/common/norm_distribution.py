@@ -24,10 +24,9 @@ STEPS = 8
 _TAIL = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 5, 6, 8, 10, 12])
 """Edges of the tail's bins, in octaves above the median: trades few bins against noise in each."""
 BINS = len(_TAIL)
-_NEXT, _FAR = 2.0, 5.0
-"""Standard deviations above which a bin counts as filled: the next bin in a row, and any bin."""
-_TOGETHER = 4.0
-"""The same for several bins together: at 2.5, false alarms cast doubt on one good fit in a hundred."""
+_NEXT, _FAR, _SHOWN = 2.0, 5.0, 3.5
+"""Standard deviations above which bins count as filled: the next bin in a row, and any neighbours together;
+and above which neighbours cast doubt, by noise alone on one good fit in 250."""
 BELOW_MEDIAN = 0.75
 """Mean of min(norm, median) over the median, of norms that are spread evenly below it."""
 _LEAST_SLOPE, _MOST_SLOPE = 1.5, 30.0
@@ -111,7 +110,7 @@ def norm_shares(count: int, multiplier: float, part: float = 1.0) -> tuple[float
         return min(max((wanted / precision) ** 2, low * part), high * part)
 
     few = min((_FEW / precision) ** 2, _MOST_MEDIAN) * part
-    return max(share(600.0, 0.002, 0.03), few), share(4000.0, 0.008, 0.08)
+    return max(share(600.0, 0.002, 0.03), few), share(4000.0, 0.008, 0.16)
 
 
 def private_quantile_radius(
@@ -240,8 +239,8 @@ class NormCounts:
         deviation, last = math.sqrt(self.variance), 0
         while last + 1 < BINS and self.counts[last + 1] > _NEXT * deviation:
             last += 1
-        far = np.flatnonzero(self.counts > _FAR * deviation)
-        return max(last, int(far[-1]) if far.size else 0)
+        inside, shown = _most_filled(self.counts, last + 1)
+        return inside.stop - 1 if shown > _FAR * deviation else last
 
     def tail(self, radii: Vector, excess: Vector, present: float) -> Tail:
         """Estimate the excess at some radii, and its error, from the counts: post-processing.
@@ -259,12 +258,13 @@ class NormCounts:
         last = self._last_filled()
         further = self._beyond(shares, deviation, edges, last)
         excess = excess + further / 2
-        inside = np.maximum(middles[None, : last + 1] - radii[:, None], 0.0) * deviation
-        variance = np.sum(inside * inside, axis=1) + (_INTERPOLATED * excess) ** 2
+        errors = np.maximum(middles[None, : last + 1] - radii[:, None], 0.0) * deviation
+        variance = np.sum(errors * errors, axis=1) + (_INTERPOLATED * excess) ** 2
         unseen = _UNSEEN * deviation * middles[min(last + 1, BINS - 1)]
         wide = max(float(shares[last]), 0.0) * (middles[last] - edges[last]) / 2
         reaches = middles[last] > radii[-1]
-        farther = self._together(shares, deviation, middles, last)
+        inside, shown = _most_filled(shares, last + 1)
+        farther = float(np.maximum(shares[inside], 0.0) @ middles[inside]) * (shown > _SHOWN * deviation)
         # Where most records are zeros, noise of the others' number hides their median, too.
         is_coarse = deviation * max(present / self.present, 1.0) > _COARSE
         if is_coarse:
@@ -272,15 +272,6 @@ class NormCounts:
             unseen = max(unseen, 2 * deviation * float(middles[last + 1 : last + 3].sum()))
         hidden = math.sqrt(unseen**2 + further**2 / 2 + wide**2 * bool(reaches)) + farther
         return Tail(excess, variance, hidden, is_coarse)
-
-    def _together(self, shares: Vector, deviation: float, middles: Vector, last: int) -> float:
-        """Return the mean norm of later bins, as far as these show records together."""
-        found = np.cumsum(shares[last + 1 :])
-        shown = np.flatnonzero(found > _TOGETHER * deviation * np.sqrt(np.arange(1, len(found) + 1)))
-        if not shown.size:
-            return 0.0
-        inside = slice(last + 1, last + 2 + int(shown[-1]))
-        return float(np.sum(np.maximum(shares[inside], 0.0) * middles[inside]))
 
     def _beyond(self, shares: Vector, deviation: float, edges: Vector, last: int) -> float:
         """Extrapolate the mean norm beyond the last filled bin by a power law."""
@@ -297,6 +288,20 @@ class NormCounts:
             slope = min(max(grown / before, _LEAST_SLOPE), _MOST_SLOPE)
         over = min(above * 2 ** (-slope * width), max(float(shares[last + 1]), 0.0) + deviation)
         return over * float(edges[last + 1]) / (slope - 1)
+
+
+def _most_filled(counts: Vector, first: int) -> tuple[slice, float]:
+    """Return the neighbouring bins from ``first`` on with the largest count over their noise's deviation.
+
+    The deviation is in units of a bin's; an empty slice at the end if no bin is left.
+    """
+    sums = np.append(0.0, np.cumsum(counts[first:]))
+    start, stop = np.triu_indices(len(sums), 1)
+    if not len(start):
+        return slice(BINS, BINS), 0.0
+    found = (sums[stop] - sums[start]) / np.sqrt(stop - start)
+    best = int(np.argmax(found))
+    return slice(first + int(start[best]), first + int(stop[best])), float(found[best])
 
 
 def private_norm_counts(

@@ -49,7 +49,7 @@ Matrix = NDArray[np.float64]
 # Tuned on synthetic and public data (docs/explanation/default-estimator.md, "Constants").
 FIRST_LOOK, SECOND_LOOK, LATER_LOOK = 0.15, 0.08, 0.1
 """Shares of a look: in a first batch, in weighted coordinates, in later batches: choice against sum."""
-LATER_NORMS, _SECOND_NORMS = 0.25, 0.5
+LATER_NORMS, _SECOND_NORMS = 0.5, 0.5
 """Price of later counts of norms, and of those in weighted coordinates, over the price of a first count."""
 _COMPARABLE = 0.25  # least records of a batch that looks, over those of the largest batch
 _ALWAYS, _MORE = 16, 1.25

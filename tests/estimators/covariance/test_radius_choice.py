@@ -91,7 +91,7 @@ def test_the_chosen_radius_is_near_the_records_subspace(freedom: int) -> None:
     for seed in range(3):
         x, truth = elliptical(20_000, 20, 2, freedom, seed)
         estimate, reading = looked(x, seed)
-        assert subspace_error(reading.eigenvectors[estimate.chosen][:, :2].T, truth) < 0.25
+        assert subspace_error(reading.eigenvectors[estimate.chosen][:, :2].T, truth) < 0.3
 
 
 @pytest.mark.parametrize("seed", range(4))
