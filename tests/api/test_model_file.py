@@ -23,6 +23,7 @@ from streaming_pca.api.model_file import ModelFileError
 from streaming_pca.estimators.common.state import state_values
 from streaming_pca.privacy.randomness import replace_noise_sampler
 from tests.api.samplers import CASES, QUIET, RepeatingSampler, spiked
+from tests.data.refusals import refuses
 
 every_case = pytest.mark.parametrize("parameters", (CASES | QUIET).values(), ids=CASES | QUIET)
 
@@ -192,20 +193,15 @@ def test_a_path_is_taken_as_it_is_and_nothing_else_is_left(tmp_path: Path) -> No
 
 
 def test_a_model_that_cannot_be_saved_says_why(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="not fitted"):
-        PrivatePCA().save(tmp_path / "model")
+    refuses("not fitted", PrivatePCA().save, tmp_path / "model")
     pca = PrivatePCA(random_state=np.random.default_rng(1)).fit(spiked(50))
-    with pytest.raises(ValueError, match="random_state must be an int or None to be saved"):
-        pca.save(tmp_path / "model")
+    refuses("random_state must be an int or None to be saved", pca.save, tmp_path / "model")
     pca.set_params(random_state=None, epsilon=3.0)
-    with pytest.raises(ValueError, match="epsilon changed since the model was started"):
-        pca.save(tmp_path / "model")
+    refuses("epsilon changed since the model was started", pca.save, tmp_path / "model")
     pca.set_params(epsilon=1.0)
-    with pytest.raises(ModelFileError, match="No such file or directory"):
-        pca.save(tmp_path / "nowhere" / "model")
+    refuses("No such file or directory", pca.save, tmp_path / "nowhere" / "model", error=ModelFileError)
     (tmp_path / "taken").mkdir()
-    with pytest.raises(ModelFileError, match="taken: Is a directory"):
-        pca.save(tmp_path / "taken")
+    refuses("taken: Is a directory", pca.save, tmp_path / "taken", error=ModelFileError)
     assert os.listdir(tmp_path) == ["taken"]
 
 

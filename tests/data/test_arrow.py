@@ -28,6 +28,7 @@ from streaming_pca.data.payloads import MalformedPayload
 from streaming_pca.data.records import RecordKind
 from streaming_pca.errors import LibraryMissing
 from tests.data.features.formats import ipc
+from tests.data.refusals import refuses
 from tests.data.test_codec import Message, message
 from tests.data.test_payloads import DIM, NAN, neighbours_differ_in_one_record, places
 
@@ -173,8 +174,7 @@ def test_a_compressed_body_is_refused_before_it_is_inflated(form: Any, options: 
     table = form(F.tolist())
     np.testing.assert_array_equal(rows_of_arrow(watched, ipc(table), DIM, 6), F)
     assert len(read) == 1
-    with pytest.raises(MalformedPayload, match="plain"):
-        rows_of_arrow(watched, ipc(table, **options), DIM, 6)
+    refuses("plain", rows_of_arrow, watched, ipc(table, **options), DIM, 6, error=MalformedPayload)
     assert len(read) == 1
     assert CODEC.decode(sent(table, **options)) is None
 
@@ -309,5 +309,4 @@ def test_without_pyarrow_the_payload_is_null_and_the_codec_says_so(monkeypatch: 
     without = PayloadCodec(DIM, max_rows=6)
     assert not without.arrow
     assert without.decode(value) is None
-    with pytest.raises(LibraryMissing, match=r"pip install '\.\[arrow\]' in the checkout"):
-        need_pyarrow("this")
+    refuses(r"pip install '\.\[arrow\]' in the checkout", need_pyarrow, "this", error=LibraryMissing)

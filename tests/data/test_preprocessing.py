@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from streaming_pca.data.array_batch import ArrayBatch
 from streaming_pca.data.preprocessing import Preprocessing
 from streaming_pca.data.records import RecordKind
+from tests.data.refusals import refuses
 
 D = 3
 VARIANTS: list[dict[str, Any]] = [
@@ -45,8 +46,7 @@ def test_rows_are_clamped_then_centred_then_scaled() -> None:
 
 def test_a_private_mean_is_taken_off_once_it_is_there() -> None:
     p = Preprocessing(dim=2, centering="auto", bounds=(-5.0, (5.0, 6.0)), scale=(10.0, 0.5))
-    with pytest.raises(ValueError, match=r"about\(mean\)"):
-        one(p, [[1.0, 2.0]])
+    refuses(r"about\(mean\)", one, p, [[1.0, 2.0]])
     assert p.granularity == 1
     about = p.about(np.array([1.0, 2.0]))
     assert one(about, [[100.0, -100.0], [0.0, 3.0]]) == [[40.0, -3.5], [-10.0, 0.5]]
@@ -76,8 +76,7 @@ def test_a_pair_is_null_if_either_member_is_not_one_row(rows: Any) -> None:
 
 
 def test_an_odd_number_of_records_cannot_be_paired() -> None:
-    with pytest.raises(ValueError, match="even"):
-        Preprocessing(dim=2, centering="pairs").apply(ArrayBatch.of_vectors(np.zeros((3, 2))))
+    refuses("even", Preprocessing(dim=2, centering="pairs").apply, ArrayBatch.of_vectors(np.zeros((3, 2))))
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from streaming_pca.data import array_batch as array_module
 from streaming_pca.data.array_batch import ArrayBatch, value_array
 from streaming_pca.data.records import RecordKind, is_symmetric
+from tests.data.refusals import refuses
 
 
 def taken_apart(batch: ArrayBatch) -> list[list[list[float]]]:
@@ -81,8 +82,7 @@ def test_batches_without_rows_have_a_length_and_a_dimension(shape: tuple[int, ..
 
 @pytest.mark.parametrize("shape", [(3,), (1, 1, 1, 1), ()])
 def test_other_shapes_are_refused(shape: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match="axes"):
-        ArrayBatch.of_vectors(np.zeros(shape))
+    refuses("axes", ArrayBatch.of_vectors, np.zeros(shape))
 
 
 def test_parts_are_disjoint_cover_the_batch_and_share_its_memory() -> None:
@@ -95,8 +95,7 @@ def test_parts_are_disjoint_cover_the_batch_and_share_its_memory() -> None:
 
 @pytest.mark.parametrize("counts", [[9], [11], [-1, 11], []])
 def test_parts_that_do_not_add_up_are_refused(counts: list[int]) -> None:
-    with pytest.raises(ValueError, match="add up"):
-        mixed().split(counts)
+    refuses("add up", mixed().split, counts)
 
 
 def test_parts_keep_the_kind() -> None:

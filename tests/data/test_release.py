@@ -28,6 +28,7 @@ from streaming_pca.service.commit.batch_result import compute_batch, make_releas
 from streaming_pca.service.input.source import OffsetBatch
 from streaming_pca.service.topics.sizes import release_bytes
 from tests.api.samplers import spiked
+from tests.data.refusals import refuses
 
 DIM = 8
 CENTRE = np.linspace(-1, 1, DIM)
@@ -145,9 +146,7 @@ def test_sparse_rows_and_nullable_columns_are_refused_with_what_to_pass() -> Non
     release = read(centering="none", scale=2.0, bounds=None)
     X = pd.DataFrame({"a": [1, 2], "b": [1, 3]}).astype("Int64")
     for given, words in ((csr_array(np.ones((2, 2))), "X is sparse: pass X.toarray"), (X, "X.to_numpy")):
-        with pytest.raises(ValueError, match=words) as caught:
-            release.transform(given)
-        assert "\n" not in str(caught.value)
+        refuses(words, release.transform, given)
     assert release.transform(X.to_numpy(float)).shape == (2, 1)
 
 
@@ -195,33 +194,28 @@ def test_long_settings_are_published_by_their_digest() -> None:
     release = Release.from_bytes(data)
     assert release.to_bytes() == data
     X = np.random.default_rng(0).normal(size=(5, dim)) * 4
-    with pytest.raises(ValueError, match=r"only the digest of centering, of 1025 numbers: .*with_settings"):
-        release.transform(X)
+    refuses(r"only the digest of centering, of 1025 numbers: .*with_settings", release.transform, X)
     bounds = (-4.0, np.full(dim, 4.0))
     whole = release.with_settings(centering=centre, scale=scale, bounds=bounds)
     by_hand = (np.clip(X, -4, 4) - centre) * scale @ direction.T
     np.testing.assert_allclose(whole.transform(X), by_hand)
-    with pytest.raises(ValueError, match="only the digest of bounds"):
-        release.with_settings(centering=centre, scale=scale).transform(X)
+    refuses("only the digest of bounds", release.with_settings(centering=centre, scale=scale).transform, X)
     for wrong in (
         {"scale": scale + 1e-12},
         {"scale": 1.0},
         {"bounds": (-4.0, 4.0)},
         {"bounds": (-5, bounds[1])},
     ):
-        with pytest.raises(ValueError, match="not the numbers of the release's stream"):
-            release.with_settings(**wrong)
+        refuses("not the numbers of the release's stream", release.with_settings, **wrong)
 
 
 def test_settings_that_a_release_holds_are_not_replaced() -> None:
     release = read(centering=[1.0, 2.0], scale=2.0)
     assert release.with_settings(centering=[1, 2], scale=2) == release
     for wrong in ({"centering": [1, 3]}, {"scale": 3}, {"scale": [2, 2]}, {"bounds": (0, 1)}):
-        with pytest.raises(ValueError, match="not the numbers"):
-            release.with_settings(**wrong)
+        refuses("not the numbers", release.with_settings, **wrong)
     for no_pair in ((0, 1, 2), 3, [], np.array(1.0)):
-        with pytest.raises(ValueError, match="bounds must be a pair"):
-            release.with_settings(bounds=no_pair)  # type: ignore[arg-type]
+        refuses("bounds must be a pair", release.with_settings, bounds=no_pair)
 
 
 @pytest.mark.parametrize(
@@ -238,10 +232,8 @@ def test_settings_that_a_release_holds_are_not_replaced() -> None:
 )
 def test_settings_that_are_not_numbers_are_named(given: Any, name: str) -> None:
     release = read(centering=[1.0, 2.0], scale=[2.0, 2.0], bounds=[0.0, 1.0])
-    with pytest.raises(
-        ValueError, match=f"^{name} must be numbers: pass the setting of the release's stream$"
-    ):
-        release.with_settings(**given)
+    words = f"^{name} must be numbers: pass the setting of the release's stream$"
+    refuses(words, release.with_settings, **given)
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [
@@ -321,8 +313,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ("values", "words"), WRONG, ids=[f"{i} {words}" for i, (_, words) in enumerate(WRONG)]
 )
 def test_values_that_cannot_be_are_no_release(values: dict[str, Any], words: str) -> None:
-    with pytest.raises(ValueError, match=f"not a release: .*{words}"):
-        Release.from_bytes(json.dumps(values).encode())
+    refuses(f"not a release: .*{words}", Release.from_bytes, json.dumps(values).encode())
     with pytest.raises(ValidationError):
         Release(**values)
 
@@ -345,8 +336,7 @@ def test_values_that_cannot_be_are_no_release(values: dict[str, Any], words: str
     ids=str,
 )
 def test_a_release_that_projects_nothing_says_why(changes: dict[str, Any], words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        read(**changes).transform([[1.0, 2.0]])
+    refuses(words, read(**changes).transform, [[1.0, 2.0]])
 
 
 @pytest.mark.parametrize(
@@ -361,23 +351,20 @@ def test_a_release_that_projects_nothing_says_why(changes: dict[str, Any], words
     ids=["width", "shape", "nan", "words", "names"],
 )
 def test_rows_that_do_not_fit_are_refused(X: Any, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        read(feature_names=["a", "b"]).transform(X)
+    refuses(words, read(feature_names=["a", "b"]).transform, X)
 
 
 def test_a_table_with_the_streams_names_is_taken() -> None:
     release = read(feature_names=["a", "b"])
     np.testing.assert_allclose(release.transform(pd.DataFrame({"a": [1], "b": [2]})), [[2.2]])
     np.testing.assert_allclose(release.transform(pd.DataFrame([[1, 2]])), [[2.2]])
-    with pytest.raises(ValueError, match="X has 2 columns for 1 components"):
-        release.inverse_transform([[1.0, 2.0]])
+    refuses("X has 2 columns for 1 components", release.inverse_transform, [[1.0, 2.0]])
 
 
 def test_a_release_of_a_local_stream_projects_what_producers_privatize() -> None:
     release = read(local=True)
     np.testing.assert_allclose(release.transform([[1.0, 2.0]]), [[2.2]])
-    with pytest.raises(ValueError, match="X has 3 columns"):
-        release.transform(np.zeros((1, 3)))
+    refuses("X has 3 columns", release.transform, np.zeros((1, 3)))
 
 
 def test_a_later_version_is_read_for_what_is_known() -> None:
@@ -386,8 +373,7 @@ def test_a_later_version_is_read_for_what_is_known() -> None:
     assert (release.version, release.batch, release.doubts) == (7, 1, ("no-such-word-yet",))
     np.testing.assert_allclose(release.with_settings(scale=[1, 2]).transform([[1.0, 1.0]]), [[2.2]])
     assert read(version=2, centering=None, colour="red").version == 2
-    with pytest.raises(ValueError, match="not a release: schema_name: "):
-        read(version=7, schema_name="streaming-pca.other")
+    refuses("not a release: schema_name: ", read, version=7, schema_name="streaming-pca.other")
     with pytest.raises(ValueError, match="not a release: components: "):
         Release.from_bytes(json.dumps({k: v for k, v in plain().items() if k != "components"}).encode())
 
@@ -407,8 +393,7 @@ def test_a_release_round_trips_and_anything_else_is_refused() -> None:
     assert Release.from_bytes(release.to_bytes()) == release
     unnamed = release.model_copy(update={"feature_names": None})
     assert Release.from_bytes(unnamed.to_bytes()).feature_names is None
-    with pytest.raises(ValueError, match="not a release"):
-        Release.from_bytes(b'{"kind": "subspace"}')
+    refuses("not a release", Release.from_bytes, b'{"kind": "subspace"}')
     # A release omits a field that its stream does not use.
     assert b"contributions" not in release.to_bytes()
     of_users = release.model_copy(update={"privacy_unit": "user", "contributions_per_user": 3})
@@ -440,8 +425,7 @@ def test_a_release_of_version_1_is_read_and_has_nothing_of_version_2() -> None:
     assert set(json.loads(release.to_bytes())) == set(old)
     for name in ACCURACY:
         words = f"not a release: .*{name} needs version 2 or later, but this is version 1"
-        with pytest.raises(ValueError, match=words):
-            Release.from_bytes(json.dumps(old | {name: ACCURATE[name]}).encode())
+        refuses(words, Release.from_bytes, json.dumps(old | {name: ACCURATE[name]}).encode())
 
 
 def test_a_subspace_is_published_with_its_accuracy() -> None:
@@ -544,11 +528,9 @@ def test_a_release_of_version_5_round_trips_and_older_ones_have_no_doubts() -> N
     for version in (1, 2, 3, 4):
         values = accurate(version=version, doubts=["not-resolved"], **dict.fromkeys(ACCURACY))
         words = f"not a release: .*doubts needs version 5 or later, but this is version {version}"
-        with pytest.raises(ValueError, match=words):
-            Release.from_bytes(json.dumps(values).encode())
+        refuses(words, Release.from_bytes, json.dumps(values).encode())
     for wrong in (["Not resolved"], "not-resolved", [1], None):
-        with pytest.raises(ValueError, match="not a release"):
-            Release.from_bytes(json.dumps(accurate(version=5, doubts=wrong)).encode())
+        refuses("not a release", Release.from_bytes, json.dumps(accurate(version=5, doubts=wrong)).encode())
 
 
 def test_doubts_are_published_and_without_them_nothing_is_said() -> None:

@@ -17,6 +17,7 @@ from streaming_pca.local.gaussian import unit_ball_integers
 from streaming_pca.privacy.calibration.multipliers import gaussian_delta, gaussian_multiplier
 from streaming_pca.privacy.errors import CalibrationError, ParameterError
 from streaming_pca.privacy.randomness import replace_noise_sampler
+from tests.data.refusals import refuses
 from tests.privacy.noise import FACTORS, MISS, ScriptedSampler, has_scale, missed
 
 EPSILON, DELTA = 1.0, 1e-6
@@ -105,8 +106,7 @@ def test_numbers_of_any_type_are_taken_and_nothing_else() -> None:
     mechanism = LocalGaussian(EPSILON, DELTA)
     wrong: list[Any] = [[], 1.0, [[0.5, 0.5]], ["a"], [1j], [True], [None], np.zeros(MAX_DIM + 1)]
     for x in wrong:
-        with pytest.raises(ParameterError, match="a record is a vector of 1 to 8192 numbers"):
-            mechanism.privatize(x)
+        refuses("a record is a vector of 1 to 8192 numbers", mechanism.privatize, x, error=ParameterError)
 
 
 def test_no_two_records_are_further_apart_than_the_sensitivity_and_two_are_as_far() -> None:
@@ -139,13 +139,11 @@ def test_promises_that_cannot_be_kept_are_refused() -> None:
         for make in (noise_sigma, LocalGaussian, contract_header):
             with pytest.raises(ParameterError):
                 make(epsilon, delta)
-    with pytest.raises(CalibrationError, match="raise epsilon"):
-        noise_sigma(1e-7, 1e-9)
+    refuses("raise epsilon", noise_sigma, 1e-7, 1e-9, error=CalibrationError)
     for epsilon, delta in ((1e-4, 1e-6), (1000.0, 1e-6), (13.0, 1e-300)):
         assert noise_sigma(epsilon, delta) > 0
     for radius in (0.0, -1.0, math.nan, math.inf):
-        with pytest.raises(ParameterError, match="radius"):
-            LocalGaussian(1, 1e-6, radius)
+        refuses("radius", LocalGaussian, 1, 1e-6, radius, error=ParameterError)
 
 
 def test_the_noise_has_the_stated_scale_on_the_diagonal_and_off_it() -> None:

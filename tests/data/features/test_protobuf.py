@@ -28,6 +28,7 @@ from tests.data.features.formats import (
     costs,
     message_type,
 )
+from tests.data.refusals import refuses
 
 DOUBLE, INT64, INT32, BOOL, STRING, GROUP, MESSAGE, BYTES, ENUM, SINT64 = 1, 3, 5, 8, 9, 10, 11, 12, 14, 18
 MEGABYTE = 2**20
@@ -343,14 +344,11 @@ def resident() -> int:
     ],
 )
 def test_what_is_no_schema_is_refused_in_a_line(schema: bytes, name: str, words: str) -> None:
-    with pytest.raises(ValueError, match=words) as refused:
-        ProtobufRecords(schema, name, [("spent",)])
-    assert "\n" not in str(refused.value)
+    refuses(words, ProtobufRecords, schema, name, [("spent")])
 
 
 def test_a_file_that_lacks_what_it_imports_is_refused() -> None:
     file = new_file()
     file.dependency.append("other.proto")
     schema = descriptor_pb2.FileDescriptorSet(file=[file]).SerializeToString()
-    with pytest.raises(ValueError, match=r"other\.proto"):
-        ProtobufRecords(schema, "t.M", [("x",)])
+    refuses(r"other\.proto", ProtobufRecords, schema, "t.M", [("x")])

@@ -13,6 +13,7 @@ from streaming_pca.data.features.avro.records import AvroRecords
 from streaming_pca.data.features.protobuf_records import ProtobufRecords
 from streaming_pca.data.features.registered import Registered, public_schema
 from tests.data.features.formats import avro_record, in_avro, message_type
+from tests.data.refusals import refuses
 
 
 def avro(schema: Any, **references: Registered) -> Registered:
@@ -120,10 +121,8 @@ def test_files_have_the_names_by_which_they_are_imported() -> None:
 def test_protobuf_that_does_not_go_together_is_refused() -> None:
     one, two = protobuf(a_file("x", "A", ("b", 1))), protobuf(a_file("x", "B", ("b", 1)))
     root = protobuf(a_file("r", "R"), ("x", one), ("x", two))
-    with pytest.raises(ValueError, match="two of the schemas have the name 'x'"):
-        public_schema("protobuf", root, None)
+    refuses("two of the schemas have the name 'x'", public_schema, "protobuf", root, None)
     with pytest.raises(ValueError, match=r"only the text of a \.proto file.*set stream\.schema_file"):
         public_schema("protobuf", Registered('syntax = "proto3";'), None)
     empty = public_schema("protobuf", protobuf(descriptor_pb2.FileDescriptorProto(name="e")), None)
-    with pytest.raises(ValueError, match="the schema has no message"):
-        ProtobufRecords(empty.data, None, [])
+    refuses("the schema has no message", ProtobufRecords, empty.data, None, [])

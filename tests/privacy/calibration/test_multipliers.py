@@ -23,6 +23,7 @@ from streaming_pca.privacy.calibration.multipliers import (
     textbook_multiplier,
 )
 from streaming_pca.privacy.errors import CalibrationError, ParameterError
+from tests.data.refusals import refuses
 
 EPSILONS = [1e-6, 1e-3, 0.1, 0.5, 1.0, 3.0, 10.0, 30.0, 100.0]
 DELTAS = [1e-300, 1e-100, 1e-15, 1e-9, 1e-6, 1e-2, 0.3, 0.5]
@@ -166,8 +167,7 @@ def test_a_larger_multiplier_is_kept_and_a_smaller_one_refused() -> None:
 
 @pytest.mark.parametrize(("epsilon", "delta"), [(1e-7, 1e-9), (1e-320, 5e-324)])
 def test_a_promise_that_int64_cannot_keep_is_refused(epsilon: float, delta: float) -> None:
-    with pytest.raises(CalibrationError, match="raise epsilon"):
-        lattice_sigma(epsilon, delta, 2.0**40)
+    refuses("raise epsilon", lattice_sigma, epsilon, delta, 2.0**40, error=CalibrationError)
 
 
 @pytest.mark.parametrize("multiplier", [0.1, 1.0, 4.2246, 1e4])
@@ -211,8 +211,7 @@ def test_a_parameter_out_of_its_range_is_named(
     function: Callable[..., object], good: dict[str, object], name: str, bad: object
 ) -> None:
     function(**good)
-    with pytest.raises(ParameterError, match=f"^{name} must "):
-        function(**{**good, name: bad})
+    refuses(f"^{name} must ", function, **{**good, name: bad}, error=ParameterError)
 
 
 def test_the_smallest_epsilon_has_a_multiplier() -> None:

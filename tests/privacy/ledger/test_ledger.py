@@ -39,6 +39,7 @@ from streaming_pca.privacy.ledger.ledger import JobLedger, Ledger, Verdict
 from streaming_pca.privacy.ledger.protocol import BatchStatus, JobStatus
 from streaming_pca.privacy.ledger.verify import verify_log
 from streaming_pca.privacy.parameters import Charge, parse_rational
+from tests.data.refusals import refuses
 
 ONE = Charge(epsilon=1, delta="1e-6")
 PROMISE = {"epsilon": 0.25, "delta": 1e-30, "rank": 2, "privacy_unit": "message"}
@@ -854,11 +855,9 @@ def test_an_unread_record_is_held_against_what_every_record_bears() -> None:
     log = Writer(epsilon="3/2")
     log.ledger.check_unread(ONE)
     run(log, "reserve u 0-5 users")
-    with pytest.raises(BudgetExceeded, match="every record, read or not"):
-        log.ledger.check_unread(ONE)
+    refuses("every record, read or not", log.ledger.check_unread, ONE, error=BudgetExceeded)
     log.ledger.check_everywhere("u", ONE)
-    with pytest.raises(BudgetExceeded, match="every record, read or not"):
-        log.ledger.check_everywhere("v", ONE)
+    refuses("every record, read or not", log.ledger.check_everywhere, "v", ONE, error=BudgetExceeded)
 
 
 # ------------------------------------------------------------------------------------- zcdp filter

@@ -23,6 +23,7 @@ from streaming_pca.privacy.mechanisms import (
 from streaming_pca.privacy.mechanisms.pure import add
 from streaming_pca.privacy.noise import LARGEST_TOTAL
 from streaming_pca.privacy.randomness import noise_sampler, replace_noise_sampler
+from tests.data.refusals import refuses
 from tests.privacy.noise import FACTORS, MISS, ScriptedSampler, has_scale, has_scale_alone, missed
 
 
@@ -195,14 +196,10 @@ INTEGERS = np.zeros((2, 2), dtype=np.int64)
 
 @pytest.mark.parametrize("scale", SCALES)
 def test_a_scale_that_is_no_number_above_zero_is_refused(scale: float) -> None:
-    with pytest.raises(ParameterError, match=r"^sigma must"):
-        gaussian_on_vector(INTEGERS, scale)
-    with pytest.raises(ParameterError, match=r"^sigma must"):
-        gaussian_on_symmetric(INTEGERS, scale)
-    with pytest.raises(ParameterError, match=r"^sigma must"):
-        gaussian_on_symmetric_space(INTEGERS, np.eye(2), scale)
-    with pytest.raises(ParameterError, match=r"^scale must"):
-        laplace_on_vector(INTEGERS, scale)
+    refuses(r"^sigma must", gaussian_on_vector, INTEGERS, scale, error=ParameterError)
+    refuses(r"^sigma must", gaussian_on_symmetric, INTEGERS, scale, error=ParameterError)
+    refuses(r"^sigma must", gaussian_on_symmetric_space, INTEGERS, np.eye(2), scale, error=ParameterError)
+    refuses(r"^scale must", laplace_on_vector, INTEGERS, scale, error=ParameterError)
     for name in ("sensitivity", "epsilon"):
         with pytest.raises(ParameterError, match=f"^{name} must"):
             laplace_scale(**{"sensitivity": 1.0, "epsilon": 1.0, name: scale})
@@ -210,8 +207,7 @@ def test_a_scale_that_is_no_number_above_zero_is_refused(scale: float) -> None:
 
 def test_a_scale_beyond_floats_is_refused() -> None:
     for sensitivity, epsilon in ((1e300, 1e-300), (1e-300, 1e300)):
-        with pytest.raises(ParameterError, match="out of range"):
-            laplace_scale(sensitivity, epsilon)
+        refuses("out of range", laplace_scale, sensitivity, epsilon, error=ParameterError)
 
 
 @pytest.mark.parametrize("total", [INTEGERS.astype(float), INTEGERS.astype(np.int32), [[0, 0], [0, 0]]])
@@ -221,8 +217,7 @@ def test_totals_that_are_not_int64_are_refused_without_showing_them(total: NDArr
         lambda: gaussian_on_symmetric(total, 1.0),
         lambda: laplace_on_vector(total, 1.0),
     ):
-        with pytest.raises(ParameterError, match=r"^total must be an array of int64, not [a-z0-9]+$"):
-            call()
+        refuses(r"^total must be an array of int64, not [a-z0-9]+$", call, error=ParameterError)
 
 
 def test_totals_of_another_shape_are_refused() -> None:

@@ -23,6 +23,7 @@ from streaming_pca.privacy.mechanisms import (
     stability_threshold,
 )
 from streaming_pca.privacy.randomness import replace_noise_sampler
+from tests.data.refusals import refuses
 from tests.privacy.noise import ScriptedSampler
 
 Bins = NDArray[np.int32]
@@ -75,11 +76,9 @@ def test_every_bin_that_holds_a_record_gets_noise_of_the_stated_scale() -> None:
 
 def test_bins_that_are_no_bins_are_refused() -> None:
     for bins in (np.zeros((2, 3)), np.zeros(3, dtype=np.int32), [[1]]):
-        with pytest.raises(ValueError, match="int32"):
-            BinCounts.of(bins)  # type: ignore[arg-type]
+        refuses("int32", BinCounts.of, bins)
         for mechanism in (stability_modes, gaussian_modes):
-            with pytest.raises(ParameterError, match="BinCounts"):
-                mechanism(bins, 1.0, 0.1)
+            refuses("BinCounts", mechanism, bins, 1.0, 0.1, error=ParameterError)
     with pytest.raises(ParameterError, match="at least one"):
         gaussian_modes(BinCounts.of(np.zeros((0, 3), dtype=np.int32)), 1.0, 0.1)
 

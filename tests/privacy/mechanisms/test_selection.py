@@ -15,6 +15,7 @@ from scipy import stats
 from streaming_pca.privacy.errors import ParameterError
 from streaming_pca.privacy.mechanisms import AboveThreshold
 from streaming_pca.privacy.randomness import replace_noise_sampler
+from tests.data.refusals import refuses
 from tests.privacy.noise import LEVEL, ScriptedSampler
 
 
@@ -112,8 +113,7 @@ def test_above_threshold_stops_at_its_first_alarm() -> None:
         assert [alarm.ask(q) for q in (4, 0, -3, 5)] == [False, False, False, True]
         assert alarm.fired
         for _ in range(2):
-            with pytest.raises(RuntimeError, match="a new one, with its own epsilon"):
-                alarm.ask(4)
+            refuses("a new one, with its own epsilon", alarm.ask, 4, error=RuntimeError)
 
 
 def test_any_number_of_quiet_answers_may_be_asked() -> None:
@@ -137,10 +137,8 @@ def test_any_number_of_quiet_answers_may_be_asked() -> None:
 )
 def test_a_bad_parameter_of_above_threshold_is_named(make: object, name: str) -> None:
     assert callable(make)
-    with pytest.raises(ParameterError, match=f"^{name} "):
-        make()
+    refuses(f"^{name} ", make, error=ParameterError)
 
 
 def test_an_error_about_a_query_does_not_show_it() -> None:
-    with pytest.raises(ParameterError, match=r"^query must be an int, not float$"):
-        AboveThreshold(1, 1.0).ask(123.25)  # type: ignore[arg-type]
+    refuses(r"^query must be an int, not float$", AboveThreshold(1, 1.0).ask, 123.25, error=ParameterError)

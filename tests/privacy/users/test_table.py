@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from streaming_pca.privacy.users import SHARDS, UserShard, UserTable, _users_from_digests, hash_users
+from tests.data.refusals import refuses
 
 SECRET = bytes(range(32))
 User = tuple[int, int]
@@ -178,8 +179,7 @@ def test_a_user_counts_in_exactly_as_many_batches_as_the_limit(limit: int) -> No
     assert table.admit(user).counted.all()
     table.add(user)
     assert not table.admit(user).counted.any()
-    with pytest.raises(ValueError, match="must be distinct"):
-        table.add(user)
+    refuses("must be distinct", table.add, user)
 
 
 @settings(deadline=None)
@@ -255,8 +255,7 @@ def test_a_batch_without_messages_has_no_users() -> None:
 
 @pytest.mark.parametrize("secret", [b"", SECRET[:-1], SECRET + b"!"])
 def test_a_secret_of_another_length_is_refused(secret: bytes) -> None:
-    with pytest.raises(ValueError, match="key must be 32 secret bytes"):
-        hash_users(secret, [b"a"])
+    refuses("key must be 32 secret bytes", hash_users, secret, [b"a"])
 
 
 # Refusals
@@ -274,8 +273,7 @@ def test_users_that_may_not_count_are_refused_and_nothing_changes(users: list[Us
     table = UserTable(1)
     table.add(array([(1, 1), (1 << 63, 1)]))
     before = all_bytes(table)
-    with pytest.raises(ValueError, match="users to add must be distinct"):
-        table.add(array(users))
+    refuses("users to add must be distinct", table.add, array(users))
     assert all_bytes(table) == before
     assert len(table) == 2
 
@@ -287,14 +285,12 @@ def test_users_that_may_not_count_are_refused_and_nothing_changes(users: list[Us
 def test_an_array_that_holds_no_hashes_is_refused(users: NDArray[Any]) -> None:
     table = UserTable(1)
     for method in (table.admit, table.add):
-        with pytest.raises(ValueError, match=r"users must be an \(m, 2\) array of uint64"):
-            method(users)
+        refuses(r"users must be an \(m, 2\) array of uint64", method, users)
 
 
 @pytest.mark.parametrize("limit", [0, -1, 65_536, 2.5, True, "3"])
 def test_a_limit_that_no_count_can_reach_is_refused(limit: Any) -> None:
-    with pytest.raises(ValueError, match=r"limit \(contributions_per_user\) must be an integer"):
-        UserTable(limit)
+    refuses(r"limit \(contributions_per_user\) must be an integer", UserTable, limit)
 
 
 def stored(shard: int, rows: Sequence[tuple[int, int, int]]) -> bytes:
@@ -336,8 +332,7 @@ GOOD = stored(0, [(1, 2, 3), (4, 5, 6)])
 def test_bytes_that_no_shard_writes_are_refused_and_the_shard_stays(data: bytes, why: str) -> None:
     table = UserTable(3)
     table.load_shard(0, GOOD)
-    with pytest.raises(ValueError, match=why):
-        table.load_shard(0, data)
+    refuses(why, table.load_shard, 0, data)
     assert table.shard_bytes(0) == GOOD
 
 
