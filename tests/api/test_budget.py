@@ -55,9 +55,7 @@ class Counted:
         monkeypatch.setattr(AdaptivePCA, "update", counted)
 
 
-def test_ten_fits_of_a_tenth_are_the_whole_and_an_eleventh_draws_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_ten_fits_of_a_tenth_are_all_and_the_next_draws_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     updates = Counted(monkeypatch)
     with BudgetAccountant(1.0, 1e-6) as budget:
         for _ in range(10):
@@ -160,9 +158,7 @@ def test_a_fit_that_fails_after_its_charge_stays_charged() -> None:
 
 
 @pytest.mark.parametrize("where", ["update", "release"])
-def test_a_retry_of_a_batch_that_failed_is_charged_again(
-    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_retry_of_a_failed_batch_is_charged(where: str, tmp_path: Path, monkeypatch: Any) -> None:
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 

@@ -83,11 +83,7 @@ def test_noise_alone_leaves_a_share_that_is_reached() -> None:
 @pytest.mark.parametrize(
     ("parameters", "d", "words"),
     [
-        (
-            {"estimator": "block"},
-            4,
-            'which block does not release: take estimator "adaptive" or "analyze-gauss"',
-        ),
+        ({"estimator": "block"}, 4, 'block does not release: take estimator "adaptive" or "analyze-gauss"'),
         ({"options": {"route": "block"}}, 4, 'set option route to "covariance"'),
         ({}, 513, "too many above 512"),
         ({"options": [1]}, 4, "options must be a dict"),
@@ -96,10 +92,7 @@ def test_noise_alone_leaves_a_share_that_is_reached() -> None:
 def test_a_share_needs_a_whole_spectrum(parameters: dict[str, Any], d: int, words: str) -> None:
     pca = PrivatePCA(0.9, **parameters)
     for call in (lambda: pca.fit(np.eye(d)), lambda: pca.plan(d, 1000)):
-        with pytest.raises(ValueError, match=r"n_components|options") as caught:
-            call()
-        assert words in str(caught.value)
-        assert "\n" not in str(caught.value)
+        assert words in refuses(r"n_components|options", call)
     assert not hasattr(pca, "privacy_spent_")
 
 

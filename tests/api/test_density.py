@@ -97,7 +97,6 @@ def test_the_noise_variance_has_a_floor() -> None:
     assert noise_variance(variances, 6, 4.0, 0.5, np.array([0.4, 0.1])) == pytest.approx(2 * 0.1 / 4)
     assert noise_variance(variances, 6, 4.0, 0.5, np.array([0.4, 0.3])) == 0.5 / 4
     floor = noise_variance(variances, 6, 4.0, None)
-    assert floor is not None
     assert 0 < floor < 1e-14
     assert noise_variance(variances, 6, None, None) is None
     assert noise_variance(variances, 2, 1.0, 0.5) == 0.0

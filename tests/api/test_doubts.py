@@ -189,9 +189,7 @@ def test_units_of_records_change_nothing_but_the_units(estimator: str) -> None:
 def test_records_beyond_the_range_are_doubted() -> None:
     X = np.random.default_rng(3).standard_normal((8000, 5)) * 100
     with pytest.warns(DoubtfulResultWarning, match="range-ends: records are so large"):
-        pca = PrivatePCA(
-            n_components=2, epsilon=4.0, delta=1e-6, options={"radius_range": (1e-3, 1.0)}, random_state=0
-        ).fit(X)
+        pca = PrivatePCA(2, epsilon=4.0, options={"radius_range": (1e-3, 1.0)}, random_state=0).fit(X)
     assert "range-ends" in pca.doubts_
 
 

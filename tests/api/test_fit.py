@@ -61,9 +61,8 @@ def test_the_mean_is_the_public_centre_or_absent_where_none_is_learnt() -> None:
 def test_auto_means_pairs_where_the_estimator_finds_no_mean() -> None:
     X, models = spiked(101), []
     for centering in ("auto", "pairs"):
-        model = PrivatePCA(
-            estimator="private-oja", centering=centering, random_state=0, options={"clip_radius": 1.0}
-        )
+        how: dict[str, Any] = {"estimator": "private-oja", "options": {"clip_radius": 1.0}}
+        model = PrivatePCA(centering=centering, random_state=0, **how)
         with replace_noise_sampler(SeededSampler()):
             models.append(model.fit(X))
     assert np.array_equal(models[0].components_, models[1].components_)
@@ -179,9 +178,7 @@ def test_the_estimator_plans_with_the_number_of_records() -> None:
 
 @pytest.mark.parametrize("records", [MAX_RECORDS, MAX_RECORDS + 1, 2 * MAX_RECORDS - 1, 10**8 + 1])
 @pytest.mark.parametrize("centering", ["auto", "pairs"])
-def test_records_beyond_what_a_batch_may_hold_are_cut_into_the_fewest_batches(
-    records: int, centering: str
-) -> None:
+def test_records_beyond_one_batch_are_cut_into_the_fewest_batches(records: int, centering: str) -> None:
     keep = PrivatePCA(1, centering=centering).get_params()
     for name in ("random_state", "whiten", "accountant", "features"):
         del keep[name]

@@ -79,29 +79,17 @@ def test_a_kept_model_goes_on_as_if_it_had_never_been_away(
 def test_parameters_come_back_whatever_they_are_made_of(tmp_path: Path) -> None:
     pca = PrivatePCA(
         np.int64(3),
-        epsilon=np.float64(0.1),
-        delta=1e-7,
-        centering=np.full(8, 0.1),
+        **{"epsilon": np.float64(0.1), "delta": 1e-7, "random_state": np.int64(5)},
+        **{"centering": np.full(8, 0.1), "scale": tuple(np.full(8, 1 / 3))},
         bounds=(np.float32(-2), np.linspace(1, 2, 8)),
-        scale=tuple(np.full(8, 1 / 3)),
-        random_state=np.int64(5),
         options={"growth": np.float64(1.5), "radius_range": (1e-3, 1e3), "clip_radius": None},
     ).fit(spiked(50))
     copy = through_file(pca, tmp_path)
     assert copy.get_params() == {
-        "n_components": 3,
-        "epsilon": 0.1,
-        "delta": 1e-7,
-        "features": None,
-        "private": True,
-        "estimator": "adaptive",
-        "centering": [0.1] * 8,
-        "bounds": (-2.0, np.linspace(1, 2, 8).tolist()),
-        "scale": [1 / 3] * 8,
-        "random_state": 5,
+        **{"n_components": 3, "epsilon": 0.1, "delta": 1e-7, "features": None, "private": True},
+        **{"estimator": "adaptive", "centering": [0.1] * 8, "bounds": (-2.0, np.linspace(1, 2, 8).tolist())},
+        **{"scale": [1 / 3] * 8, "random_state": 5, "whiten": False, "accountant": None},
         "options": {"growth": 1.5, "radius_range": [1e-3, 1e3], "clip_radius": None},
-        "whiten": False,
-        "accountant": None,
     }
     assert np.array_equal(copy.transform(spiked(5)), pca.transform(spiked(5)))
     copy.partial_fit(spiked(9))
@@ -117,9 +105,7 @@ def test_parameters_come_back_whatever_they_are_made_of(tmp_path: Path) -> None:
         ({"epsilon": Fraction(1, 3), "accountant": BudgetAccountant(1, 1e-3)}, 1),
     ],
 )
-def test_a_file_has_the_version_that_knows_its_parameters(
-    parameters: dict[str, Any], version: int, tmp_path: Path
-) -> None:
+def test_a_file_has_the_version_of_its_parameters(parameters: Any, version: int, tmp_path: Path) -> None:
     pca = PrivatePCA(**parameters).partial_fit(spiked(5)).partial_fit(spiked(60, seed=1))
     copy = through_file(pca, tmp_path)
     assert copy.get_params() == pca.get_params() | {"epsilon": float(pca.epsilon), "accountant": None}
@@ -175,11 +161,7 @@ def test_a_file_holds_plain_arrays_and_no_record(tmp_path: Path) -> None:
             # No array grows with the number of records: packed 8 x 8 matrices, at ten radii.
             assert state["covariance.layers"].shape == (10, 36)
             assert max(max(state[name].shape, default=0) for name in names & set(state.files)) == 36
-    assert header["privacy_spent"] == {
-        "epsilon": "1",
-        "delta": "1/1000000",
-        "rho": header["privacy_spent"]["rho"],
-    }
+    assert header["privacy_spent"].items() >= {"epsilon": "1", "delta": "1/1000000"}.items()
     data = (tmp_path / "model.npz").read_bytes()
     assert not any(x.tobytes() in data for x in X.ravel())
 
@@ -205,9 +187,6 @@ def test_a_model_that_cannot_be_saved_says_why(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["taken"]
 
 
-# -- files that do not hold a model ------------------------------------------
-
-
 def refused(path: Path) -> str:
     with pytest.raises(ModelFileError) as caught:
         PrivatePCA.load(path)
@@ -215,6 +194,9 @@ def refused(path: Path) -> str:
     assert text.startswith(f"{path}: ")
     assert "\n" not in text
     return text.removeprefix(f"{path}: ")
+
+
+DAMAGED = "is not a saved PrivatePCA, or is damaged"
 
 
 def saved(folder: Path) -> Path:
@@ -236,17 +218,15 @@ def test_files_that_are_something_else_are_refused(tmp_path: Path) -> None:
     assert refused(tmp_path) == "Is a directory"
     for data in (b"", b"text", b"PK\x03\x04", b"PK\x05\x06" + bytes(18), pickle.dumps(Trap()), bytes(10_000)):
         path.write_bytes(data)
-        assert refused(path) == "is not a saved PrivatePCA, or is damaged"
-    for arrays in ({}, {"a": np.ones(3)}, {"model": np.ones(3), "state": np.ones(3)}):
+        assert refused(path) == DAMAGED
+    ones, traps = np.ones(3), np.array([Trap()], dtype=object)
+    for arrays in ({}, {"a": ones}, {"model": ones, "state": ones}, {"model": traps, "state": traps}):
         with path.open("wb") as file:
             np.savez(file, **arrays)
-        assert refused(path) == "is not a saved PrivatePCA, or is damaged"
+        assert refused(path) == DAMAGED
     with path.open("wb") as file:
-        np.savez(file, model=np.array([Trap()], dtype=object), state=np.array([Trap()], dtype=object))
-    assert refused(path) == "is not a saved PrivatePCA, or is damaged"
-    with path.open("wb") as file:
-        np.save(file, np.ones(3))
-    assert refused(path) == "is not a saved PrivatePCA, or is damaged"
+        np.save(file, ones)
+    assert refused(path) == DAMAGED
 
 
 def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
@@ -262,7 +242,7 @@ def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
     for start in starts:
         for at in start + rng.integers(0, 300, 30):
             path.write_bytes(whole[:at] + bytes([whole[at] ^ 4]) + whole[at + 1 :])
-            assert refused(path) == "is not a saved PrivatePCA, or is damaged"
+            assert refused(path) == DAMAGED
     path.write_bytes(whole)
     PrivatePCA.load(path)
 
@@ -288,10 +268,7 @@ def rewritten(path: Path, change: Callable[[dict[str, Any]], None], compress: bo
         (lambda h: h.update(parameters=3), "is not a saved PrivatePCA"),
         (lambda h: h["parameters"].update(copy=True), "is not a saved PrivatePCA"),
         (lambda h: h["parameters"].update(whiten=3), "whiten must be True or False, not 3"),
-        (
-            lambda h: h["parameters"].update(estimator="later"),
-            "no estimator 'later' (the default is adaptive); known: ",
-        ),
+        (lambda h: h["parameters"].update(estimator="later"), "no estimator 'later' (the default is "),
         (lambda h: h["parameters"].update(epsilon=-1), "epsilon must be a finite number above 0"),
         (lambda h: h["parameters"].update(n_components=9), "n_components = 9 is above"),
         (lambda h: h.update(n_features_in=7), "layers of the state does not fit"),
@@ -301,9 +278,7 @@ def rewritten(path: Path, change: Callable[[dict[str, Any]], None], compress: bo
         (lambda h: h.update(privacy_spent={}), "Charge"),
     ],
 )
-def test_a_header_that_does_not_fit_is_refused(
-    change: Callable[[dict[str, Any]], None], words: str, tmp_path: Path
-) -> None:
+def test_a_header_that_does_not_fit_is_refused(change: Any, words: str, tmp_path: Path) -> None:
     assert words in refused(rewritten(saved(tmp_path), change))
 
 

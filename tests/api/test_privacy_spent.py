@@ -44,9 +44,7 @@ def test_without_privacy_every_record_is_charged_infinity(tmp_path: Path) -> Non
 
 
 @every_case
-def test_a_batch_is_charged_before_it_is_touched(
-    parameters: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_batch_is_charged_first(parameters: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     pca = PrivatePCA(**parameters)
     spent = []
 

@@ -142,9 +142,7 @@ def test_without_privacy_the_charge_is_infinite() -> None:
         ({"epsilon": -1.0}, "epsilon or delta is not a valid privacy parameter"),
     ],
 )
-def test_numbers_that_do_not_fit_are_refused_in_one_line(
-    version: int, change: dict[str, Any], words: str
-) -> None:
+def test_numbers_that_do_not_fit_are_refused(version: int, change: dict[str, Any], words: str) -> None:
     data = release_of(PrivatePCA().fit(X))
     values = (json.loads(data) if version == 6 else earlier(data)) | change
     with warnings.catch_warnings():

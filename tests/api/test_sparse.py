@@ -35,9 +35,7 @@ def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("_small_blocks")
 @pytest.mark.parametrize("parameters", (CASES | QUIET).values(), ids=CASES | QUIET)
 @pytest.mark.parametrize("kind", [sp.csr_array, sp.csc_matrix])
-def test_sparse_rows_give_the_bits_of_dense_rows(
-    kind: Callable[[Any], Any], parameters: dict[str, Any]
-) -> None:
+def test_sparse_rows_give_the_bits_of_dense_rows(kind: Any, parameters: dict[str, Any]) -> None:
     X, more = sparse_rows(1001).astype(np.float32), sparse_rows(301, seed=1).astype(np.float32)
     found = []
     for given, other in ((X, more), (kind(X), kind(more))):
@@ -48,15 +46,8 @@ def test_sparse_rows_give_the_bits_of_dense_rows(
     assert found[0] == found[1]
 
 
-FORMATS = [
-    sp.csr_array,
-    sp.csr_matrix,
-    sp.csc_array,
-    sp.coo_array,
-    sp.lil_matrix,
-    sp.dok_array,
-    sp.bsr_matrix,
-]
+NAMES = ("csr_array", "csr_matrix", "csc_array", "coo_array", "lil_matrix", "dok_array", "bsr_matrix")
+FORMATS = [getattr(sp, name) for name in NAMES]
 
 
 @pytest.mark.usefixtures("_small_blocks")

@@ -25,9 +25,8 @@ def test_transforming_projects_on_the_subspace_through_the_mean() -> None:
     pca = PrivatePCA(3).fit(X)
     coordinates = pca.transform(X)
     np.testing.assert_allclose(coordinates, (X - pca.mean_) @ pca.components_.T, rtol=1e-9, atol=1e-9)
-    np.testing.assert_allclose(
-        pca.transform(pca.inverse_transform(coordinates)), coordinates, rtol=1e-9, atol=1e-12
-    )
+    again = pca.transform(pca.inverse_transform(coordinates))
+    np.testing.assert_allclose(again, coordinates, rtol=1e-9, atol=1e-12)
     assert np.array_equal(pca.inverse_transform(np.zeros((1, 3)))[0], pca.mean_)
 
 
@@ -38,9 +37,8 @@ def test_without_a_mean_rows_are_taken_about_zero(scale: Any) -> None:
     coordinates = pca.transform(X)
     np.testing.assert_allclose(coordinates, X * (scale or 1.0) @ pca.components_.T, rtol=1e-9)
     assert np.array_equal(pca.inverse_transform(np.zeros((1, 3)))[0], np.zeros(8))
-    np.testing.assert_allclose(
-        pca.transform(pca.inverse_transform(coordinates)), coordinates, rtol=1e-9, atol=1e-12
-    )
+    again = pca.transform(pca.inverse_transform(coordinates))
+    np.testing.assert_allclose(again, coordinates, rtol=1e-9, atol=1e-12)
 
 
 def test_rows_are_clamped_to_the_bounds_as_records_were() -> None:
@@ -90,9 +88,8 @@ def test_whitened_coordinates_have_variance_one(scale: Any) -> None:
     white = pca.transform(X)
     np.testing.assert_allclose(white, plain / np.sqrt(pca.explained_variance_), rtol=1e-12)
     np.testing.assert_allclose(white.var(axis=0), 1, rtol=0.15)
-    np.testing.assert_allclose(
-        pca.inverse_transform(white), pca.set_params(whiten=False).inverse_transform(plain), atol=1e-9
-    )
+    back = pca.inverse_transform(white)
+    np.testing.assert_allclose(back, pca.set_params(whiten=False).inverse_transform(plain), atol=1e-9)
     # The covariance belongs to X, whitened or not.
     assert np.array_equal(pca.get_covariance(), pca.set_params(whiten=True).get_covariance())
 

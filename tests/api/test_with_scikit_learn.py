@@ -26,9 +26,8 @@ def frame(m: int = 50, seed: int = 0) -> pd.DataFrame:
 
 
 def test_a_clone_has_the_parameters_and_nothing_else() -> None:
-    pca = PrivatePCA(
-        3, epsilon=2.0, bounds=(np.zeros(8), np.ones(8)), scale=np.ones(8), options={"n_batches": 2}
-    )
+    bounds = (np.zeros(8), np.ones(8))
+    pca = PrivatePCA(3, epsilon=2.0, bounds=bounds, scale=np.ones(8), options={"n_batches": 2})
     pca.fit(spiked(50))
     copy = clone(pca)
     assert repr(copy) == repr(pca)

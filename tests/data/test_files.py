@@ -17,6 +17,7 @@ from streaming_pca.errors import UserError
 from tests.cli.command import call
 from tests.cli.test_app import write_config
 from tests.data.refusals import refuses
+from tests.data.test_codec import npy
 
 X = np.arange(12.0).reshape(3, 4)
 NAMES = ["a", "b", "c", "d"]
@@ -33,9 +34,8 @@ def chosen(path: Path, keep: str | None = None, drop: str | None = None, **how: 
 def named(folder: Path, name: str) -> Path:
     """Write the records X between a text and a date column, which are not features."""
     path = folder / name
-    table = pa.table(
-        {"id": ["x", "y", "z"], **dict(zip(NAMES, X.T, strict=True)), "day": ["mon", "tue", "wed"]}
-    )
+    features = dict(zip(NAMES, X.T, strict=True))
+    table = pa.table({"id": ["x", "y", "z"], **features, "day": ["mon", "tue", "wed"]})
     if name.endswith("csv"):
         rows = [",".join(map(str, row.values())) for row in table.to_pylist()]
         path.write_text("\n".join([",".join(table.column_names), *rows]))
@@ -121,9 +121,8 @@ def test_columns_beside_a_column_of_lists(tmp_path: Path) -> None:
 def test_two_columns_of_a_name_have_numbers(tmp_path: Path) -> None:
     (tmp_path / "x.csv").write_text("a,a,b.c\n1,2,3\n")
     refuses("has 2 columns 'a': give their numbers", chosen, tmp_path / "x.csv", "a", error=UserError)
-    pq.write_table(
-        pa.Table.from_arrays([[1.0], [2.0], [3.0]], names=["a", "a", "b.c"]), tmp_path / "x.parquet"
-    )
+    table = pa.Table.from_arrays([[1.0], [2.0], [3.0]], names=["a", "a", "b.c"])
+    pq.write_table(table, tmp_path / "x.parquet")
     for name in ("x.csv", "x.parquet"):
         np.testing.assert_array_equal(read(chosen(tmp_path / name, "b.c,2")), [[3, 2]])
 
@@ -141,7 +140,7 @@ def test_two_columns_of_a_name_have_numbers(tmp_path: Path) -> None:
     ],
 )
 def test_the_first_line_is_names_or_a_record(
-    tmp_path: Path, text: str, header: bool | None, names: Any, rows: Any
+    tmp_path: Path, text: str, header: Any, names: Any, rows: Any
 ) -> None:
     (tmp_path / "x.csv").write_text(text)
     records = chosen(tmp_path / "x.csv", header=header)
@@ -162,11 +161,7 @@ def test_text_beside_the_features_tells_nothing_of_the_first_line(tmp_path: Path
     ("text", "header", "expected"),
     [
         # One bad cell does not make a header, and its record is not lost.
-        (
-            "1,oops,3\n4,5,6\n",
-            None,
-            r"line 1: column 2 is 'oops', but other cells are numbers: pass --header",
-        ),
+        ("1,oops,3\n4,5,6\n", None, r"line 1: column 2 is 'oops', but other cells are numbers: pass --head"),
         ("1,oops,3\n4,5,6\n", False, r"line 1: column 2 is 'oops', which is not a number: correct it"),
         ("a,b\n1,2\n", False, r"line 1: column 1 is 'a', which is not a number"),
         ("a,b\n1,2\n3,\n", None, r"line 3: column 2 \('b'\) is empty: fill it in, write nan .* --drop 2"),
@@ -204,8 +199,7 @@ def test_files_that_are_no_arrays_or_no_text_are_named(tmp_path: Path) -> None:
     with (tmp_path / "x.npy").open("wb") as out:
         np.savez(out, a=X)
     (tmp_path / "empty.npy").touch()
-    np.save(tmp_path / "whole.npy", X)
-    whole = (tmp_path / "whole.npy").read_bytes()
+    whole = npy(X)
     (tmp_path / "cut.npy").write_bytes(whole[:-8])
     (tmp_path / "changed.npy").write_bytes(b"?" + whole[1:])
     np.save(tmp_path / "objects.npy", np.array([{}, "a"], dtype=object))
@@ -237,9 +231,7 @@ def test_columns_that_the_stream_does_not_have_are_named(tmp_path: Path, names: 
     refuses(expected, arrange, chosen(tmp_path / "x.csv"), stream, error=UserError)
 
 
-def test_a_guessed_header_is_said_unless_the_stream_knows_its_names(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_guessed_header_is_said_unless_the_stream_knows_its_names(tmp_path: Path, capfd: Any) -> None:
     unknown = write_config(tmp_path, "127.0.0.1:1", "s")
     names = '["f", "b", "c", "d", "e", "a"]'
     known = write_config(tmp_path, "127.0.0.1:1", "t", ("dim = 6", f"dim = 6\nfeature_names = {names}"))
@@ -264,18 +256,11 @@ def test_keys_of_a_csv_are_text_without_the_spaces_around_it(tmp_path: Path) -> 
     assert list(open_records(path, "user").keys()) == [b"7", b"7", b"7", b"07", b"7.0", None]
 
 
-# -- files written by other programs ---------------------------------------------------
-
-
 def test_lists_of_one_length_are_records_and_a_null_list_is_null(tmp_path: Path) -> None:
     """pandas, polars and Spark write list<double>, not Arrow's fixed-size lists."""
-    import pyarrow.parquet
-
-    values = [[1.0, 2.0, 3.0], None, [4.0, None, 6.0], [7.0, 8.0, 9.0]]
-    for kind in (pyarrow.list_(pyarrow.float64()), pyarrow.large_list(pyarrow.float32())):
-        table = pyarrow.table({"user": ["a", "b", "c", "d"], "x": pyarrow.array(values, kind)})
-        path = tmp_path / "lists.parquet"
-        pyarrow.parquet.write_table(table, path)
+    values, path = [[1.0, 2.0, 3.0], None, [4.0, None, 6.0], [7.0, 8.0, 9.0]], tmp_path / "lists.parquet"
+    for kind in (pa.list_(pa.float64()), pa.large_list(pa.float32())):
+        pq.write_table(pa.table({"user": ["a", "b", "c", "d"], "x": pa.array(values, kind)}), path)
         found = open_records(path, "user")
         assert found.shape == (4, 3)
         rows = np.concatenate(list(found.parts()))
@@ -284,35 +269,31 @@ def test_lists_of_one_length_are_records_and_a_null_list_is_null(tmp_path: Path)
 
 
 def test_lists_of_several_lengths_are_named(tmp_path: Path) -> None:
-    import pyarrow.parquet
-
     path = tmp_path / "ragged.parquet"
-    pyarrow.parquet.write_table(pyarrow.table({"x": [[1.0, 2.0], [3.0], [4.0, 5.0]]}), path)
+    pq.write_table(pa.table({"x": [[1.0, 2.0], [3.0], [4.0, 5.0]]}), path)
     refuses("has a list of 1 numbers, but the first has 2", list, open_records(path).parts(), error=UserError)
 
 
 def test_a_folder_of_part_files_is_one_table(tmp_path: Path) -> None:
-    import pyarrow.parquet
-
     folder = tmp_path / "table"
     folder.mkdir()
     for i in range(3):
-        part = pyarrow.table({"user": [f"u{i}"] * 2, "a": [1.0 * i, 2.0], "b": [3.0, 4.0]})
-        pyarrow.parquet.write_table(part, folder / f"part-0000{i}-abc.snappy.parquet")
+        part = pa.table({"user": [f"u{i}"] * 2, "a": [1.0 * i, 2.0], "b": [3.0, 4.0]})
+        pq.write_table(part, folder / f"part-0000{i}-abc.snappy.parquet")
     (folder / "_SUCCESS").touch()
     (folder / ".part-00000.crc").touch()
     found = open_records(folder, "user")
     assert found.shape == (6, 2)
     assert np.concatenate(list(found.parts()))[::2, 0].tolist() == [0.0, 1.0, 2.0]
     assert list(found.keys()) == [b"u0"] * 2 + [b"u1"] * 2 + [b"u2"] * 2
-    other = pyarrow.table({"user": ["u"], "a": [1.0], "c": [3.0]})
-    pyarrow.parquet.write_table(other, folder / "part-00009.parquet")
+    other = pa.table({"user": ["u"], "a": [1.0], "c": [3.0]})
+    pq.write_table(other, folder / "part-00009.parquet")
     refuses(r"part-00009.parquet has other columns than part-00000", open_records, folder, error=UserError)
     empty = tmp_path / "empty"
     empty.mkdir()
     refuses(r"is a folder without .parquet files", open_records, empty, error=UserError)
     by_day = tmp_path / "by_day" / "day=3"
     by_day.mkdir(parents=True)
-    pyarrow.parquet.write_table(other, by_day / "part-0.parquet")
+    pq.write_table(other, by_day / "part-0.parquet")
     with pytest.raises(UserError, match="the name of its folder 'day=3' is a column's value"):
         open_records(by_day.parent)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tracemalloc
-from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from streaming_pca.data.array_batch import ArrayBatch
 from streaming_pca.data.codec import PayloadCodec
 from streaming_pca.data.payloads import MalformedPayload, rows_of_json
 from streaming_pca.data.records import RecordKind
-from tests.data.test_codec import Message, message, npy
+from tests.data.test_codec import JSON, NPY, OCTETS, Message, message, npy
 
 DIM = 3
 CODEC = PayloadCodec(DIM, max_rows=6, unit="row")
@@ -28,21 +28,17 @@ def records_of(*messages: Message) -> tuple[list[bytes], list[int]]:
     """Return each record as the estimator receives it, and the number of rows per message."""
     rows, lengths = CODEC.decode_many(messages)
     batch = ArrayBatch.of_vectors(rows)
-    records = [
-        batch.rows[a:b].astype(np.float64).tobytes()
-        for a, b in zip(batch.starts[:-1], batch.starts[1:], strict=True)
-    ]
+    ends = pairwise(batch.starts)
+    records = [batch.rows[a:b].astype(np.float64).tobytes() for a, b in ends]
     return records, lengths.tolist()
 
 
-def neighbours_differ_in_one_record(
-    payload: Callable[[list[Any]], Message], rows: list[Any], place: int, other: Any
-) -> None:
+def neighbours_differ_in_one_record(payload: Any, rows: list[Any], place: int, other: Any) -> None:
     """The claim also holds among messages of other types, and in the fast path."""
     place %= len(rows)
     replaced = [*rows[:place], other, *rows[place + 1 :]]
-    octets = message(np.stack([GOOD, GOOD]).astype("<f4").tobytes(), "application/octet-stream")
-    text = message(b'{"x":[1,2,3]}', "application/json")
+    octets = message(np.stack([GOOD, GOOD]).astype("<f4").tobytes(), OCTETS)
+    text = message(b'{"x":[1,2,3]}', JSON)
     for before, after in (([], []), ([octets], [octets]), ([text], [octets])):
         records, counts = records_of(*before, payload(rows), *after)
         changed, same_counts = records_of(*before, payload(replaced), *after)
@@ -63,16 +59,12 @@ places = st.integers(0, 5)
 @given(octet_rows(12), places, st.binary(min_size=12, max_size=12))
 @example([GOOD.astype("<f4").tobytes()] * 3, 1, np.full(3, np.inf, "<f4").tobytes())
 def test_a_row_of_octets_touches_no_other(rows: list[bytes], place: int, other: bytes) -> None:
-    neighbours_differ_in_one_record(
-        lambda r: message(b"".join(r), "application/octet-stream"), rows, place, other
-    )
+    neighbours_differ_in_one_record(lambda r: message(b"".join(r), OCTETS), rows, place, other)
 
 
 @given(octet_rows(24), places, st.binary(min_size=24, max_size=24))
 def test_a_row_of_float64_octets_touches_no_other(rows: list[bytes], place: int, other: bytes) -> None:
-    neighbours_differ_in_one_record(
-        lambda r: message(b"".join(r), "application/octet-stream", dtype="float64"), rows, place, other
-    )
+    neighbours_differ_in_one_record(lambda r: message(b"".join(r), dtype="float64"), rows, place, other)
 
 
 @given(
@@ -84,7 +76,7 @@ def test_a_row_of_npy_touches_no_other(dtype: str, fortran: bool, count: int, da
 
     def payload(rows: list[bytes]) -> Message:
         array = np.frombuffer(b"".join(rows), dtype).reshape(-1, DIM)
-        return message(npy(np.asfortranarray(array) if fortran else array), "application/x-npy")
+        return message(npy(np.asfortranarray(array) if fortran else array), NPY)
 
     rows = data.draw(st.lists(row, min_size=count, max_size=count))
     neighbours_differ_in_one_record(payload, rows, data.draw(places), data.draw(row))
@@ -106,7 +98,7 @@ HOSTILE_ROWS = {
     "infinity by an exponent": b"[1,1e999,3]",
     "an integer that Python refuses to parse": b"[1," + b"9" * 5000 + b",3]",
     "an integer above every machine integer": b"[1," + b"9" * 60 + b",3]",
-    "integers that numpy takes for unsigned": b"[9223372036854775808,0,0]",
+    "integers taken for unsigned": b"[9223372036854775808,0,0]",
     "nesting too deep to parse": b"[" * 5000 + b"]" * 5000,
     "objects too deep to parse": b'{"a":' * 3000 + b"1" + b"}" * 3000,
     "too long a text": b'["' + b"x" * 10**6 + b'"]',
@@ -117,24 +109,17 @@ HOSTILE_ROWS = {
     "text with an escaped quote": b'["\\"]},[\\\\"]',
     "text that ends in backslashes": b'"\\\\\\\\"',
     "a key that looks like rows": b'{"rows":[[1,2,3]],"x":[1,2,3]}',
-    "bytes that are no UTF-8": b'"\xff\xfe\xc3"',
-    "a byte order mark": b'"\xef\xbb\xbf"',
-    "not even a value": b"nonsense",
-    "booleans": b"[true,false,true]",
-    "nothing": b"null",
-    "no list": b"17",
-    "an empty list": b"[]",
-    "a number too few": b"[1,2]",
-    "a number too many": b"[1,2,3,4]",
-    "numbers one level deeper": b"[[1,2,3]]",
-    "numbers without commas": b"[1 2 3]",
-    "a comma at the end": b"[1,2,3,]",
+    **{"bytes that are no UTF-8": b'"\xff\xfe\xc3"', "a byte order mark": b'"\xef\xbb\xbf"'},
+    **{"not even a value": b"nonsense", "booleans": b"[true,false,true]", "nothing": b"null"},
+    **{"no list": b"17", "an empty list": b"[]", "a number too few": b"[1,2]"},
+    **{"a number too many": b"[1,2,3,4]", "numbers one level deeper": b"[[1,2,3]]"},
+    **{"numbers without commas": b"[1 2 3]", "a comma at the end": b"[1,2,3,]"},
     "NaN": b"[NaN,Infinity,-Infinity]",
 }
 
 
 def json_payload(rows: list[bytes]) -> Message:
-    return message(b'{"rows":[' + b",".join(rows) + b"]}", "application/json")
+    return message(b'{"rows":[' + b",".join(rows) + b"]}", JSON)
 
 
 @settings(deadline=None)
@@ -146,9 +131,7 @@ def test_a_row_of_json_touches_no_other(rows: list[bytes], place: int, other: by
 
 @given(json_rows, json_rows)
 def test_x_is_one_row_whatever_it_holds(row: bytes, other: bytes) -> None:
-    neighbours_differ_in_one_record(
-        lambda r: message(b'{"x": ' + r[0] + b"}", "application/json"), [row], 0, other
-    )
+    neighbours_differ_in_one_record(lambda r: message(b'{"x": ' + r[0] + b"}", JSON), [row], 0, other)
 
 
 @pytest.mark.parametrize("name", HOSTILE_ROWS)
@@ -157,10 +140,7 @@ def test_a_hostile_row_of_json_is_null_or_a_number_and_leaves_the_others(name: s
     rows, lengths = CODEC.decode_many([json_payload([good[0], HOSTILE_ROWS[name], good[1]])])
     assert lengths.tolist() == [3]
     assert rows[[0, 2]].tolist() == [[1, 2, 3], [4, 5, 6]]
-    large = {
-        "an integer above every machine integer": 1e60,
-        "integers that numpy takes for unsigned": 2.0**63,
-    }
+    large = {"an integer above every machine integer": 1e60, "integers taken for unsigned": 2.0**63}
     if name in large:
         assert rows[1].max() == large[name]
     else:
@@ -177,23 +157,17 @@ def test_integers_of_json_are_read_like_floats() -> None:
 
 
 BROKEN = {
-    "no object": b"[[1,2,3]]",
-    "another key": b'{"row":[[1,2,3]]}',
+    **{"no object": b"[[1,2,3]]", "another key": b'{"row":[[1,2,3]]}'},
     "another key more": b'{"rows":[[1,2,3]],"y":1}',
     "no list": b'{"rows":[1,2,3}',
     "a row missing": b'{"rows":[[1,2,3],,[1,2,3]]}',
-    "a comma at the end": b'{"rows":[[1,2,3],]}',
-    "no end of the list": b'{"rows":[[1,2,3]}',
-    "no end of a text": b'{"rows":[[1,2,3],"a]}',
-    "no end of the object": b'{"rows":[[1,2,3]]',
-    "something behind": b'{"rows":[[1,2,3]]}]',
-    "x twice": b'{"x":[1,2,3],"x":[1,2,3]}',
-    "x without a value": b'{"x":}',
-    "nothing": b"",
+    **{"a comma at the end": b'{"rows":[[1,2,3],]}', "no end of the list": b'{"rows":[[1,2,3]}'},
+    **{"no end of a text": b'{"rows":[[1,2,3],"a]}', "no end of the object": b'{"rows":[[1,2,3]]'},
+    **{"something behind": b'{"rows":[[1,2,3]]}]', "x twice": b'{"x":[1,2,3],"x":[1,2,3]}'},
+    **{"x without a value": b'{"x":}', "nothing": b""},
     "too many rows": b'{"rows":[' + b",".join([b"[1,2,3]"] * 7) + b"]}",
     "many more rows": b'{"rows":[' + b",".join([b'"a"'] * 10**5) + b"]}",
-    "only brackets": b'{"rows":' + b"[" * 10**6,
-    "only quotes": b'{"rows":[' + b'"' * 10**6,
+    **{"only brackets": b'{"rows":' + b"[" * 10**6, "only quotes": b'{"rows":[' + b'"' * 10**6},
     "only backslashes": b'{"rows":["' + b"\\" * 10**6,
     "only blanks": b'{"rows":[' + b" " * 10**6,
 }
@@ -201,7 +175,7 @@ BROKEN = {
 
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_broken_structure_of_json_has_no_rows(name: str) -> None:
-    sent = message(BROKEN[name], "application/json")
+    sent = message(BROKEN[name], JSON)
     rows, lengths = CODEC.decode_many([sent, message(GOOD.astype("<f4").tobytes())])
     assert lengths.tolist() == [0, 1]
     assert rows.tolist() == [GOOD.tolist()]
@@ -231,20 +205,19 @@ def test_json_has_as_many_rows_as_pythons_parser_finds(rows: list[Any]) -> None:
 
 
 EMPTY = {
-    "octets": message(b"", "application/octet-stream"),
-    "npy": message(npy(np.zeros((0, DIM))), "application/x-npy"),
-    "JSON": message(b'{"rows":[ ]}', "application/json"),
+    "octets": message(b"", OCTETS),
+    "npy": message(npy(np.zeros((0, DIM))), NPY),
+    "JSON": message(b'{"rows":[ ]}', JSON),
 }
 NO_ROWS = {
-    "no value": message(None),
-    "a cut row": message(b"\0" * 13),
+    **{"no value": message(None), "a cut row": message(b"\0" * 13)},
     "too many rows": message(np.zeros((7, DIM), "<f4").tobytes()),
     "too many float64 rows": message(np.zeros((7, DIM), "<f8").tobytes(), dtype="float64"),
-    "npy of too many rows": message(npy(np.zeros((7, DIM))), "application/x-npy"),
-    "npy of another width": message(npy(np.zeros((2, 4))), "application/x-npy"),
-    "npy of three axes": message(npy(np.zeros((1, 2, DIM))), "application/x-npy"),
-    "npy that is cut": message(npy(np.zeros((2, DIM)))[:-8], "application/x-npy"),
-    "npy of text": message(npy(np.array([["a", "b", "c"]])), "application/x-npy"),
+    "npy of too many rows": message(npy(np.zeros((7, DIM))), NPY),
+    "npy of another width": message(npy(np.zeros((2, 4))), NPY),
+    "npy of three axes": message(npy(np.zeros((1, 2, DIM))), NPY),
+    "npy that is cut": message(npy(np.zeros((2, DIM)))[:-8], NPY),
+    "npy of text": message(npy(np.array([["a", "b", "c"]])), NPY),
     "unknown type": message(b"\0" * 12, "image/png"),
     "unknown number type": message(b"\0" * 12, dtype="float16"),
     "another kind": message(b"\0" * 12, record_kind="matrix"),

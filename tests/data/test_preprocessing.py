@@ -33,10 +33,8 @@ def rows_of(batch: ArrayBatch, i: int) -> Any:
 
 
 def one(p: Preprocessing, *records: Any) -> Any:
-    return rows_of(
-        p.apply(ArrayBatch.of_records([None if r is None else np.array(r) for r in records], p.dim, p.kind)),
-        0,
-    )
+    arrays = [None if r is None else np.array(r) for r in records]
+    return rows_of(p.apply(ArrayBatch.of_records(arrays, p.dim, p.kind)), 0)
 
 
 def test_rows_are_clamped_then_centred_then_scaled() -> None:

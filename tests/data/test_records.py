@@ -21,9 +21,8 @@ def taken_apart(batch: ArrayBatch) -> list[list[list[float]]]:
 
 def mixed() -> ArrayBatch:
     """Build records 0 to 9 of 0 to 3 rows; entries are the record's number."""
-    return ArrayBatch.of_records(
-        [None if i % 4 == 0 else np.full((i % 4, 2), float(i)) for i in range(10)], 2
-    )
+    records = [np.full((i % 4, 2), float(i)) if i % 4 else None for i in range(10)]
+    return ArrayBatch.of_records(records, 2)
 
 
 def test_a_null_record_keeps_its_place() -> None:
@@ -59,13 +58,7 @@ def test_a_factor_with_one_bad_row_is_null_as_a_whole() -> None:
 
 @pytest.mark.parametrize(
     ("given", "kept"),
-    [
-        (np.float32, np.float32),
-        (np.float64, np.float64),
-        (np.float16, np.float64),
-        (np.int32, np.float64),
-        (">f8", np.float64),
-    ],
+    [(np.float32, np.float32), *((kind, np.float64) for kind in (np.float64, np.float16, np.int32, ">f8"))],
 )
 def test_vectors_are_float32_or_float64(given: Any, kept: Any) -> None:
     batch = ArrayBatch.of_vectors(np.ones((2, 3), dtype=given))
@@ -132,10 +125,8 @@ class _RowSum:
 def test_a_batch_is_summed_and_mapped_over_its_blocks() -> None:
     batch = mixed()
     assert batch.sum(_RowSum()).tolist() == batch.rows.sum(axis=0).tolist()
-    assert (
-        value_array(batch.map(lambda b: np.diff(b.starts).astype(np.float64))).tolist()
-        == np.diff(batch.starts).tolist()
-    )
+    counts = value_array(batch.map(lambda b: np.diff(b.starts).astype(np.float64)))
+    assert counts.tolist() == np.diff(batch.starts).tolist()
     assert ArrayBatch.of_records([], 2).sum(_RowSum()).tolist() == [0, 0]
     assert len(ArrayBatch.of_records([], 2).map(lambda b: np.ones(len(b)))) == 0
 

@@ -56,45 +56,21 @@ def release_of(pca: PrivatePCA, **changes: Any) -> Release:
 
 def plain(**changes: Any) -> dict[str, Any]:
     """Return a release of version 6 as plain data."""
-    values: dict[str, Any] = {
-        "schema_name": "streaming-pca.release",
-        "version": 6,
-        "kind": "subspace",
-        "stream": "s",
-        "batch": 1,
-        "records": 10,
-        "dim": 2,
-        "rank": 1,
-        "estimator": "e",
-        "components": [[0.6, 0.8]],
-        "explained_variance": [2.0],
-        "mean": None,
-        "centering": "none",
-        "scale": None,
-        "bounds": None,
-        "epsilon": 1.0,
-        "delta": 1e-6,
-        "adjacency": "replace-one",
-        "privacy_unit": "message",
-        "feature_names": None,
-        "created": "2026-01-01T00:00:00.000+00:00",
-    }
-    return values | changes
+    values: dict[str, Any] = {"schema_name": "streaming-pca.release", "version": 6, "kind": "subspace"}
+    values |= {"stream": "s", "batch": 1, "records": 10, "dim": 2, "rank": 1, "estimator": "e"}
+    values |= {"components": [[0.6, 0.8]], "explained_variance": [2.0], "mean": None}
+    values |= {"centering": "none", "scale": None, "bounds": None, "epsilon": 1.0, "delta": 1e-6}
+    values |= {"adjacency": "replace-one", "privacy_unit": "message", "feature_names": None}
+    return values | {"created": "2026-01-01T00:00:00.000+00:00"} | changes
 
 
-ACCURATE: dict[str, Any] = {
-    "explained_variance_error": [0.25],
-    "total_variance": -0.5,
-    "total_variance_error": 1 / 3,
-    "angle_bound": math.pi / 2,
-}
-COUNTED: dict[str, Any] = {
-    "batch_records": 2200,
-    "null_records": 270.0,
-    "null_records_error": 10.0,
-    "clipped_records": -3.0,
-    "clipped_records_error": 10.0,
-}
+ACCURATE: dict[str, Any] = {"explained_variance_error": [0.25], "total_variance": -0.5}
+ACCURATE |= {"total_variance_error": 1 / 3, "angle_bound": math.pi / 2}
+COUNTED: dict[str, Any] = {"batch_records": 2200, "null_records": 270.0, "null_records_error": 10.0}
+COUNTED |= {"clipped_records": -3.0, "clipped_records_error": 10.0}
+OF_STREAM: dict[str, Any] = {"name": "s", "input": "in", "dim": 2, "rank": 1}
+PLAIN = StreamSettings(**OF_STREAM, epsilon=1.0, delta=1e-6, centering="pairs")
+SUBSPACE = Subspace(np.array([[0.6, 0.8]]), np.array([2.0]), None)
 
 
 def accurate(**changes: Any) -> dict[str, Any]:
@@ -130,9 +106,8 @@ def test_a_release_transforms_rows_to_the_models_bits(centering: Any, scale: Any
     for X in (rows, rows.astype(np.float32), rows.reshape(10, 4, DIM)):
         made = release.transform(X)
         np.testing.assert_array_equal(made, pca.transform(X), strict=True)
-        np.testing.assert_array_equal(
-            release.inverse_transform(made), pca.inverse_transform(made), strict=True
-        )
+        back = release.inverse_transform(made)
+        np.testing.assert_array_equal(back, pca.inverse_transform(made), strict=True)
     # Equality alone would accept a constant projection; the components lose only the order of sums.
     assert np.linalg.matrix_rank(release.transform(rows)) == 3
 
@@ -157,7 +132,7 @@ def test_a_mean_is_of_the_scaled_features() -> None:
 
 
 def test_a_dominant_feature_is_published_with_its_doubt_alone() -> None:
-    stream = StreamSettings(name="s", input="in", dim=3, rank=1, epsilon=1.0, delta=1e-6)
+    stream = StreamSettings(**OF_STREAM | {"dim": 3}, epsilon=1.0, delta=1e-6)
     for bound, version in ((math.pi / 2, 7), (0.1, 6)):
         subspace = Subspace(np.eye(1, 3), np.ones(1), None, angle_bound=bound, dominant_feature=2)
         data = make_release(stream, subspace, 1, 10)
@@ -172,17 +147,9 @@ def test_a_dominant_feature_is_published_with_its_doubt_alone() -> None:
 def test_long_settings_are_published_by_their_digest() -> None:
     dim = LONGEST_ARRAY + 1
     centre, scale = np.linspace(-1, 1, dim), np.linspace(1, 2, dim)
-    stream = StreamSettings(
-        name="s",
-        input="in",
-        dim=dim,
-        rank=1,
-        epsilon=1.0,
-        delta=1e-6,
-        centering=centre.tolist(),
-        scale=scale.tolist(),
-        bounds=[-4, np.full(dim, 4.0).tolist()],
-    )
+    of_features: dict[str, Any] = {"centering": centre.tolist(), "scale": scale.tolist()}
+    of_features["bounds"] = [-4, np.full(dim, 4.0).tolist()]
+    stream = StreamSettings(**OF_STREAM | {"dim": dim}, epsilon=1.0, delta=1e-6, **of_features)
     direction = np.ones((1, dim)) / np.sqrt(dim)
     data = make_release(stream, Subspace(direction, np.ones(1), None), 1, 10)
     assert len(data) <= release_bytes(stream)
@@ -200,12 +167,8 @@ def test_long_settings_are_published_by_their_digest() -> None:
     by_hand = (np.clip(X, -4, 4) - centre) * scale @ direction.T
     np.testing.assert_allclose(whole.transform(X), by_hand)
     refuses("only the digest of bounds", release.with_settings(centering=centre, scale=scale).transform, X)
-    for wrong in (
-        {"scale": scale + 1e-12},
-        {"scale": 1.0},
-        {"bounds": (-4.0, 4.0)},
-        {"bounds": (-5, bounds[1])},
-    ):
+    of_scale = ({"scale": scale + 1e-12}, {"scale": 1.0})
+    for wrong in (*of_scale, {"bounds": (-4.0, 4.0)}, {"bounds": (-5, bounds[1])}):
         refuses("not the numbers of the release's stream", release.with_settings, **wrong)
 
 
@@ -259,10 +222,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
             ({"version": 3, "outcome": "x" * 65}, "match pattern"),
         )
     ),
-    (
-        plain(version=1, centering=None, private=False),
-        "private needs version 3 or later, but this is version 1",
-    ),
+    (plain(version=1, centering=None, private=False), "needs version 3 or later, but this is version 1"),
     *(
         (of_a_tensor(**changes), words)
         for changes, words in (
@@ -321,10 +281,7 @@ def test_values_that_cannot_be_are_no_release(values: dict[str, Any], words: str
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        (
-            {"version": 5, "centering": None},
-            "version 5 does not contain centering and scale: use a release of version 6",
-        ),
+        ({"version": 5, "centering": None}, "version 5 does not contain centering and scale: use a release"),
         ({"kind": "tensor", "weights": [1.0]}, "holds components of a tensor, not of a subspace"),
         ({"centering": "medoid"}, 'centering = "medoid" is of a later version'),
         ({"components": [[1.0]]}, "components is not 1 x 2 finite numbers"),
@@ -384,9 +341,6 @@ def test_a_release_of_version_6_has_these_bytes() -> None:
     assert Release.from_bytes(data).to_bytes() == data
 
 
-# -- versions 1 to 5 ------------------------------------------------------------------
-
-
 def test_a_release_round_trips_and_anything_else_is_refused() -> None:
     exact = {"components": [[0.1, 1e-300]], "explained_variance": [1 / 3], "feature_names": ["größe", "b"]}
     release = Release(**plain(version=1, centering=None, **exact))
@@ -441,14 +395,6 @@ def test_a_subspace_is_published_with_its_accuracy() -> None:
         make_release(PLAIN, replace(SUBSPACE, total_variance=math.nan), 1, 10)
 
 
-OF_STREAM: dict[str, Any] = {"name": "s", "input": "in", "dim": 2, "rank": 1}
-PLAIN = StreamSettings(**OF_STREAM, epsilon=1.0, delta=1e-6, centering="pairs")
-NOT_PRIVATE = StreamSettings(
-    **OF_STREAM, epsilon=math.inf, delta=math.inf, private=False, estimator="oja", centering="none"
-)
-SUBSPACE = Subspace(np.array([[0.6, 0.8]]), np.array([2.0]), None)
-
-
 def test_an_outcome_is_published_and_a_private_stream_says_nothing_of_it() -> None:
     for outcome in Outcome:
         data = make_release(PLAIN, replace(SUBSPACE, outcome=outcome), 1, 10)
@@ -488,7 +434,8 @@ def test_releases_of_earlier_versions_are_read_and_written_as_they_were(
 
 
 def test_a_stream_that_is_not_private_promises_nothing() -> None:
-    data = make_release(NOT_PRIVATE, SUBSPACE, 1, 10)
+    how: dict[str, Any] = {"epsilon": math.inf, "delta": math.inf, "private": False, "estimator": "oja"}
+    data = make_release(StreamSettings(**OF_STREAM, **how, centering="none"), SUBSPACE, 1, 10)
     found = json.loads(data, parse_constant=pytest.fail)
     facts = [found[name] for name in ("version", "private", "epsilon", "delta", "adjacency")]
     assert facts == [6, False, None, None, "none"]
@@ -501,14 +448,10 @@ def test_an_outcome_of_times_to_come_is_read() -> None:
     assert Release.from_bytes(data).outcome == "no-such-word-yet"
 
 
-@pytest.mark.parametrize(
-    "values",
-    [
-        of_a_tensor(),
-        accurate(version=4, local=True, support=[0, 1]),
-        accurate(version=4, support=[]),
-    ],
-)
+LOCAL = accurate(version=4, local=True, support=[0, 1])
+
+
+@pytest.mark.parametrize("values", [of_a_tensor(), LOCAL, accurate(version=4, support=[])])
 def test_a_release_of_version_4_round_trips_and_older_ones_have_nothing_of_it(values: dict[str, Any]) -> None:
     release = Release(**values)
     assert Release.from_bytes(release.to_bytes()) == release
@@ -544,16 +487,13 @@ def test_doubts_are_published_and_without_them_nothing_is_said() -> None:
 
 
 def test_a_mean_that_was_not_found_is_null_and_a_doubt() -> None:
-    stream = StreamSettings(name="s", input="in", dim=2, rank=1, epsilon=1.0, delta=1e-6)
+    stream = StreamSettings(**OF_STREAM, epsilon=1.0, delta=1e-6)
     found = replace(SUBSPACE, mean=np.array([1.0, 0.0]), angle_bound=0.5)
     known = Release.from_bytes(make_release(stream, found, 1, 10))
     assert (known.mean, known.doubts) == ([1.0, 0.0], ())
     data = make_release(stream, replace(found, mean=None), 1, 10)
     assert b'"mean":null' in data
     assert Release.from_bytes(data).doubts == ("mean-unknown",)
-
-
-# -- counts of null and clipped records -----------------------------------------------
 
 
 def test_counts_round_trip_and_are_left_out_where_there_are_none() -> None:
@@ -595,16 +535,8 @@ def test_the_standard_error_is_that_of_the_noise() -> None:
 
 @pytest.mark.parametrize("share", [0.02, 0.0])
 def test_a_batch_that_was_answered_tells_its_noisy_counts_where_they_are_paid_for(share: float) -> None:
-    stream = StreamSettings(
-        name="s",
-        input="in",
-        dim=3,
-        rank=1,
-        epsilon=1e4,
-        delta=1e-6,
-        diagnostics_share=share,
-        options={"n_records": 400, "n_batches": 1},
-    )
+    how = {"diagnostics_share": share, "options": {"n_records": 400, "n_batches": 1}}
+    stream = StreamSettings(**OF_STREAM | {"dim": 3}, epsilon=1e4, delta=1e-6, **how)
     x = np.random.default_rng(0).standard_normal((400, 3))
     x[:120] = np.nan
     estimator = stream.build_estimator()

@@ -65,8 +65,6 @@ def test_the_files_in_the_package_and_in_the_docs_are_what_the_models_give(name:
         assert json.loads((folder / f"{name}.json").read_text()) == made, f"write it anew: {printed}"
 
 
-# -- releases --------------------------------------------------------------
-
 DIGEST = {"digest": "sha256:" + "0" * 64, "size": 2}
 RELEASES: tuple[dict[str, Any], ...] = (
     plain(),
@@ -109,9 +107,6 @@ def test_a_release_is_taken_by_its_schema_as_by_its_reader(good: dict[str, Any])
     assert refused > 60
 
 
-# -- ledger entries --------------------------------------------------------
-
-
 @settings(deadline=None, max_examples=60)
 @given(entries)
 def test_every_entry_is_taken_by_the_schema(entry: LedgerEntry) -> None:
@@ -128,9 +123,8 @@ def is_entry(value: dict[str, Any]) -> bool:
 
 def test_a_ledger_entry_that_readers_do_not_know_is_refused_by_the_schema_too() -> None:
     judge = validator("ledger")
-    user = Reserved.model_validate(
-        RESERVED.model_dump() | {"promise": {"privacy_unit": "user"}, "version": 2}
-    )
+    of_users = {"promise": {"privacy_unit": "user"}, "version": 2}
+    user = Reserved.model_validate(RESERVED.model_dump() | of_users)
     refused = 0
     for entry in (RESERVED, user):
         good = json.loads(encode_entry(entry))
@@ -146,33 +140,14 @@ def test_a_ledger_entry_that_readers_do_not_know_is_refused_by_the_schema_too() 
     assert refused > 100
 
 
-# -- payloads --------------------------------------------------------------
-
 PAYLOADS = (
-    '{"x": [1, 2.5, -3e10]}',
-    '{"rows": [[1, 2, 3]]}',
-    '{"rows": [[1, 2, 3], [4, 5, 6]]}',
-    '{"rows": [[1, 2, 3], [4, 5, 6], [7, 8, 9]]}',
-    '{"x": [1, 2]}',
-    '{"x": [1, 2, 3, 4]}',
-    '{"x": [1, 2, null]}',
-    '{"x": [1, 2, "3"]}',
-    '{"x": [1, 2, true]}',
-    '{"x": [1, 2, 1e400]}',
-    '{"x": [1, 2, [3]]}',
-    '{"x": [[1, 2, 3]]}',
-    '{"x": []}',
-    '{"rows": []}',
-    '{"rows": [[1, 2, 3], []]}',
-    '{"rows": [1, 2, 3]}',
-    '{"rows": [[1, 2, 3], null]}',
-    '{"rows": {"a": [1, 2, 3]}}',
-    '{"x": [1, 2, 3], "more": 1}',
-    '{"y": [1, 2, 3]}',
-    "{}",
-    "[1, 2, 3]",
-    "1",
-    "null",
+    *('{"x": [1, 2.5, -3e10]}', '{"rows": [[1, 2, 3]]}', '{"rows": [[1, 2, 3], [4, 5, 6]]}'),
+    *('{"rows": [[1, 2, 3], [4, 5, 6], [7, 8, 9]]}', '{"x": [1, 2]}', '{"x": [1, 2, 3, 4]}'),
+    *('{"x": [1, 2, null]}', '{"x": [1, 2, "3"]}', '{"x": [1, 2, true]}', '{"x": [1, 2, 1e400]}'),
+    *('{"x": [1, 2, [3]]}', '{"x": [[1, 2, 3]]}', '{"x": []}', '{"rows": []}'),
+    *('{"rows": [[1, 2, 3], []]}', '{"rows": [1, 2, 3]}', '{"rows": [[1, 2, 3], null]}'),
+    *('{"rows": {"a": [1, 2, 3]}}', '{"x": [1, 2, 3], "more": 1}', '{"y": [1, 2, 3]}', "{}"),
+    *("[1, 2, 3]", "1", "null"),
 )
 
 

@@ -63,18 +63,12 @@ def embedded(found: FantopeSolution, d: int, of: Matrix) -> Matrix:
 @pytest.mark.parametrize(
     ("values", "k", "expected"),
     [
-        ([3.0, 2.0, -1.0], 2, [1, 1, 0]),
-        ([0.2, 0.2, 0.2, 0.2], 2, [0.5, 0.5, 0.5, 0.5]),
-        ([1.0, 0.8, 0.0], 1, [0.6, 0.4, 0]),
-        ([5.0, 0.5, 0.3], 2, [1, 0.6, 0.4]),
-        ([-4.0, -4.5], 1, [0.75, 0.25]),
-        ([0.0, 0.0, 0.0], 3, [1, 1, 1]),
-        ([1e9, 0.0], 1, [1, 0]),
+        *(([3.0, 2.0, -1.0], 2, [1, 1, 0]), ([0.2, 0.2, 0.2, 0.2], 2, [0.5, 0.5, 0.5, 0.5])),
+        *(([1.0, 0.8, 0.0], 1, [0.6, 0.4, 0]), ([5.0, 0.5, 0.3], 2, [1, 0.6, 0.4])),
+        *(([-4.0, -4.5], 1, [0.75, 0.25]), ([0.0, 0.0, 0.0], 3, [1, 1, 1]), ([1e9, 0.0], 1, [1, 0])),
     ],
 )
-def test_weights_are_the_shifted_and_clipped_values(
-    values: list[float], k: int, expected: list[float]
-) -> None:
+def test_weights_are_shifted_and_clipped_values(values: list[float], k: int, expected: list[float]) -> None:
     np.testing.assert_allclose(fantope_weights(np.array(values), k), expected, atol=1e-12)
 
 

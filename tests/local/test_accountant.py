@@ -7,6 +7,7 @@ import subprocess
 import sys
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,10 +26,8 @@ def path(tmp_path: Path) -> Path:
 def test_a_user_reports_once_to_a_topic(path: Path) -> None:
     with LocalAccountant(path) as accountant:
         accountant.spend(b"ada", "in", *ONE)
-        with pytest.raises(AlreadySpent, match=r"\(1\.0, 1e-06\) of \(1\.0, 1e-06\) on 'in'") as caught:
-            accountant.spend(b"ada", "in", *ONE)
-        assert "\n" not in str(caught.value)
-        assert "ada" not in str(caught.value)
+        words = r"\(1\.0, 1e-06\) of \(1\.0, 1e-06\) on 'in'"
+        assert "ada" not in refuses(words, accountant.spend, b"ada", "in", *ONE, error=AlreadySpent)
         accountant.spend(b"ada", "other", *ONE)
         accountant.spend(b"bob", "in", *ONE)
         assert accountant.spent(b"ada", "in") == (1, Fraction(1, 10**6))
@@ -163,20 +162,12 @@ print(allowed)
 
 def test_processes_together_spend_no_more_than_the_cap(path: Path) -> None:
     """Three create the file simultaneously; each asks for three reports a user, two are left."""
-    running = [
-        subprocess.Popen(
-            [sys.executable, "-c", SPENDER, str(path)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for _ in range(3)
-    ]
+    how: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    command = [sys.executable, "-c", SPENDER, str(path)]
+    running: list[Any] = [subprocess.Popen(command, **how) for _ in range(3)]
     for process in running:
-        assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
     for process in running:
-        assert process.stdin is not None
         process.stdin.write("go\n")
         process.stdin.flush()
     allowed = [int(process.communicate(timeout=240)[0]) for process in running]
@@ -186,37 +177,31 @@ def test_processes_together_spend_no_more_than_the_cap(path: Path) -> None:
             assert accountant.spent(b"user %d" % user, "in") == (1, Fraction(2, 10**7))
 
 
-def test_a_producer_that_is_killed_before_it_sends_has_spent(path: Path) -> None:
-    killed = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            "import os, signal, sys; from streaming_pca.local import LocalAccountant;"
-            "LocalAccountant(sys.argv[1]).spend(b'ada', 'in', 1.0, 1e-6);"
-            "os.kill(os.getpid(), signal.SIGKILL)",
-            str(path),
-        ],
-        check=False,
-    )
+KILLED = """
+import os, signal, sys
+from streaming_pca.local import LocalAccountant
+if sys.argv[2] == "before it sends":
+    LocalAccountant(sys.argv[1]).spend(b"ada", "in", 1.0, 1e-6)
+    os.kill(os.getpid(), signal.SIGKILL)
+with LocalAccountant(sys.argv[1])._transaction() as connection:
+    connection.execute("INSERT INTO spent VALUES ('in', X'00', '1', '1')")
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def kill(path: Path, when: str) -> None:
+    killed = subprocess.run([sys.executable, "-c", KILLED, str(path), when], check=False)
     assert killed.returncode == -9
+
+
+def test_a_producer_that_is_killed_before_it_sends_has_spent(path: Path) -> None:
+    kill(path, "before it sends")
     with LocalAccountant(path) as accountant, pytest.raises(AlreadySpent):
         accountant.spend(b"ada", "in", *ONE)
 
 
 def test_a_producer_that_is_killed_while_it_charges_leaves_a_whole_file(path: Path) -> None:
-    killed = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            "import os, signal, sys; from streaming_pca.local import LocalAccountant\n"
-            "with LocalAccountant(sys.argv[1])._transaction() as connection:\n"
-            "    connection.execute(\"INSERT INTO spent VALUES ('in', X'00', '1', '1')\")\n"
-            "    os.kill(os.getpid(), signal.SIGKILL)",
-            str(path),
-        ],
-        check=False,
-    )
-    assert killed.returncode == -9
+    kill(path, "while it charges")
     with LocalAccountant(path) as accountant:
         accountant.spend(b"ada", "in", *ONE)
         assert accountant._connection.execute("SELECT count(*) FROM spent").fetchone() == (1,)

@@ -7,26 +7,10 @@ import ast
 # Every import of these modules counts; opendp's samplers are wrapped by the noise sampler.
 MODULES = ("random", "secrets", "opendp", "numpy.random", "scipy.stats", "sklearn.utils.random")
 # Functions elsewhere, by full name and by last name: `x.urandom`, for any x.
-FUNCTIONS = {
-    "os.urandom",
-    "os.getrandom",
-    "uuid.uuid1",
-    "uuid.uuid4",
-    "ssl.RAND_bytes",
-    "random.SystemRandom",
-    "sklearn.utils.check_random_state",
-}
-LAST_NAMES = {name.rpartition(".")[2] for name in FUNCTIONS} | {
-    "default_rng",
-    "getrandbits",
-    "random_raw",
-    "random_sample",
-    "RandomState",
-    "rvs",
-    "token_bytes",
-    "token_hex",
-    "token_urlsafe",
-}
+FUNCTIONS = {"os.urandom", "os.getrandom", "uuid.uuid1", "uuid.uuid4", "ssl.RAND_bytes"}
+FUNCTIONS |= {"random.SystemRandom", "sklearn.utils.check_random_state"}
+LAST_NAMES = {name.rpartition(".")[2] for name in FUNCTIONS} | {"default_rng", "getrandbits", "random_raw"}
+LAST_NAMES |= {"random_sample", "RandomState", "rvs", "token_bytes", "token_hex", "token_urlsafe"}
 DEVICES = ("/dev/random", "/dev/urandom", "/dev/hwrng")
 # Here a name or code is a string: each use needs a manual check.
 INDIRECT = {"__import__", "eval", "exec", "compile", "importlib.reload", "sys.modules"}
@@ -54,9 +38,8 @@ class _Search(ast.NodeVisitor):
         for node in ast.walk(tree):
             if isinstance(node, ast.Import):
                 for a in node.names:
-                    self.names[a.asname or a.name.partition(".")[0]] = (
-                        a.name if a.asname else a.name.partition(".")[0]
-                    )
+                    first = a.name.partition(".")[0]
+                    self.names[a.asname or first] = a.name if a.asname else first
             elif isinstance(node, ast.ImportFrom) and not node.level:
                 self.names |= {a.asname or a.name: f"{node.module}.{a.name}" for a in node.names}
 
@@ -95,16 +78,14 @@ class _Search(ast.NodeVisitor):
         constant = node.args[0].value if node.args and isinstance(node.args[0], ast.Constant) else None
         if name in TYPES:
             self.found.add(f"{name}()")
-        if name.rpartition(".")[2] in IMPORTERS and not (
-            isinstance(constant, str) and not _forbidden(constant)
-        ):
+        known = isinstance(constant, str) and not _forbidden(constant)
+        if name.rpartition(".")[2] in IMPORTERS and not known:
             self.found.add(f"{name}({constant!r})")
         if name in {"getattr", "operator.attrgetter"}:
             asked = [a.value for a in node.args if isinstance(a, ast.Constant) and isinstance(a.value, str)]
             roots = {self._full_name(a) for a in node.args[:1]}
-            self.found |= {
-                f"{root}.{a}" for root in roots for a in asked if a in LAST_NAMES or _forbidden(f"{root}.{a}")
-            }
+            full = {f"{root}.{a}": a for root in roots for a in asked}
+            self.found |= {name for name, a in full.items() if a in LAST_NAMES or _forbidden(name)}
         self.generic_visit(node)
 
     def visit_Constant(self, node: ast.Constant) -> None:

@@ -213,9 +213,6 @@ def test_tails_are_within_what_they_say(bits: int) -> None:
             assert abs(error) <= mpmath.mpf(2) ** -bits
 
 
-# The law.
-
-
 def agrees(drawn: Integers, sigma: float) -> bool:
     """Test against the rounded Gaussian by Kolmogorov and Smirnov, at 1e-6 (Massart 1990)."""
     step = 2 ** grid_exponent(sigma)
@@ -294,8 +291,6 @@ def test_every_value_has_bits_of_its_own() -> None:
     assert np.array_equal(totals, np.arange(n)), "what it is given stays as it is"
 
 
-# Copies of a process.
-
 _COPIES = """
 import ctypes, os, sys
 import numpy as np
@@ -327,9 +322,6 @@ def test_a_copy_of_a_process_draws_its_own(how: str) -> None:
     subprocess.run([sys.executable, "-c", _COPIES, how], check=True, timeout=240)
 
 
-# Bad input.
-
-
 @pytest.mark.parametrize("sigma", [0.0, -1.0, math.nan, math.inf, True, "1", 2.0**57 * (1 + 2.0**-52)])
 def test_a_scale_out_of_range_is_refused(sigma: float) -> None:
     with pytest.raises(ParameterError, match=r"^sigma must"):
@@ -337,8 +329,7 @@ def test_a_scale_out_of_range_is_refused(sigma: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("sigma", "exponent"),
-    [(1e-300, 0), (1.0, 0), (2.0**27 * (1 - 2.0**-53), 0), (2.0**27, 1), (2.0**57, 31)],
+    ("sigma", "exponent"), [(1e-300, 0), (1.0, 0), (2.0**27 * (1 - 2.0**-53), 0), (2.0**27, 1), (2.0**57, 31)]
 )
 def test_the_grid_is_far_below_the_noise(sigma: float, exponent: int) -> None:
     assert grid_exponent(sigma) == exponent

@@ -18,26 +18,16 @@ from tests.privacy.noise import ScriptedSampler
 from tests.privacy.randomness_search import SAMPLERS, names_in, randomness_in
 
 
-def test_a_replaced_sampler_is_restored() -> None:
-    before = noise_sampler()
-    sampler = ScriptedSampler()
+def test_a_replaced_sampler_is_restored_even_after_an_error() -> None:
+    before, sampler = noise_sampler(), ScriptedSampler()
     with replace_noise_sampler(sampler):
         assert noise_sampler() is sampler
         with replace_noise_sampler(before):
             assert noise_sampler() is before
         assert noise_sampler() is sampler
     assert noise_sampler() is before
-
-
-def test_a_replaced_sampler_is_restored_after_an_error() -> None:
-    before = noise_sampler()
-
-    def fail() -> None:
-        with replace_noise_sampler(ScriptedSampler()):
-            raise RuntimeError
-
-    with pytest.raises(RuntimeError):
-        fail()
+    with pytest.raises(ZeroDivisionError), replace_noise_sampler(sampler):
+        raise ZeroDivisionError
     assert noise_sampler() is before
 
 
@@ -76,12 +66,8 @@ def modules() -> dict[str, str]:
 
 
 def test_no_module_but_the_samplers_has_a_source_of_randomness() -> None:
-    found = {
-        (name, use)
-        for name, source in modules().items()
-        if name != RANDOMNESS
-        for use in randomness_in(source)
-    }
+    found = {(name, use) for name, source in modules().items() for use in randomness_in(source)}
+    found = {(name, use) for name, use in found if name != RANDOMNESS}
     assert found - ALLOWED_USES.keys() == set()
     # An unused exception is a hole.
     assert ALLOWED_USES.keys() - found == set()
@@ -99,16 +85,10 @@ def test_only_mechanisms_go_through_the_noise_sampler_and_only_through_it() -> N
 @pytest.mark.parametrize(
     "source",
     [
-        "import random",
-        "import random as r",
-        "def f():\n    import random",
-        "from random import gauss as g",
-        "import secrets as s",
-        "import numpy.random as r",
-        "from numpy import random",
-        "from numpy import random as r",
-        "from numpy.random import default_rng",
-        "from numpy import *",
+        *("import random", "import random as r", "def f():\n    import random"),
+        *("from random import gauss as g", "import secrets as s", "import numpy.random as r"),
+        *("from numpy import random", "from numpy import random as r"),
+        *("from numpy.random import default_rng", "from numpy import *"),
         "import numpy as np\nx = np.random.default_rng(0)",
         "import numpy as np\nx = np.random.normal(size=3)",
         "import numpy as other\nx = other.random.normal(size=3)",
@@ -117,25 +97,13 @@ def test_only_mechanisms_go_through_the_noise_sampler_and_only_through_it() -> N
         "from numpy.random import Generator\nx = Generator(bits)",
         "import numpy\nx = getattr(numpy, 'random').normal()",
         "import numpy as np\nx = np.__dict__['q'].default_rng()",
-        "import os\nos.urandom(3)",
-        "import os as o\no.getrandom(3)",
-        "from os import urandom",
-        "from os import urandom as u",
-        "from os import *",
-        "import os\ngetattr(os, 'urandom')(3)",
-        "open('/dev/urandom', 'rb')",
-        "from uuid import uuid4",
-        "import uuid\nuuid.uuid4()",
-        "import uuid as u\nu.uuid1()",
-        "import opendp.prelude as dp",
-        "import opendp",
-        "from opendp import prelude",
-        "from opendp.measurements import make_gaussian",
-        "from scipy.stats import norm",
-        "from scipy import stats",
-        "from scipy import *",
-        "import scipy\nscipy.stats.norm.rvs(size=3)",
-        "import scipy.stats as s\ns.norm.rvs()",
+        *("import os\nos.urandom(3)", "import os as o\no.getrandom(3)", "from os import urandom"),
+        *("from os import urandom as u", "from os import *", "import os\ngetattr(os, 'urandom')(3)"),
+        *("open('/dev/urandom', 'rb')", "from uuid import uuid4", "import uuid\nuuid.uuid4()"),
+        *("import uuid as u\nu.uuid1()", "import opendp.prelude as dp", "import opendp"),
+        *("from opendp import prelude", "from opendp.measurements import make_gaussian"),
+        *("from scipy.stats import norm", "from scipy import stats", "from scipy import *"),
+        *("import scipy\nscipy.stats.norm.rvs(size=3)", "import scipy.stats as s\ns.norm.rvs()"),
         "def f(distribution):\n    return distribution.rvs(size=3)",
         "def f(thing):\n    return thing.RandomState(3)",
         "from sklearn.utils import check_random_state",
@@ -145,11 +113,8 @@ def test_only_mechanisms_go_through_the_noise_sampler_and_only_through_it() -> N
         "import importlib\nimportlib.import_module('scipy' + '.stats')",
         "import importlib\nimportlib.import_module(name)",
         "import importlib.util\nimportlib.util.find_spec('random')",
-        "__import__('random')",
-        "import sys\nsys.modules['random'].gauss(0, 1)",
-        "from sys import modules\nmodules['random']",
-        "eval('1')",
-        "exec('import random')",
+        *("__import__('random')", "import sys\nsys.modules['random'].gauss(0, 1)"),
+        *("from sys import modules\nmodules['random']", "eval('1')", "exec('import random')"),
     ],
 )
 def test_the_search_for_randomness_finds_it(source: str) -> None:
@@ -162,12 +127,9 @@ def test_the_search_for_randomness_finds_it(source: str) -> None:
         "import numpy as np\ndef f(rng: np.random.Generator) -> None:\n    rng.standard_normal(3)",
         "from numpy.random import Generator\ndef f(rng: Generator) -> None: ...",
         "from streaming_pca.privacy.randomness import utility_generator\nutility_generator(3)",
-        "random = 3\nprint(random)",
-        "import re\nre.compile('x')",
+        *("random = 3\nprint(random)", "import re\nre.compile('x')"),
         "from importlib import import_module\nimport_module('pyarrow')",
-        "getattr(settings, name)",
-        "import os\nos.path.join('a')",
-        "import scipy.special",
+        *("getattr(settings, name)", "import os\nos.path.join('a')", "import scipy.special"),
     ],
 )
 def test_the_search_for_randomness_finds_nothing_else(source: str) -> None:

@@ -42,9 +42,6 @@ GOOD: dict[str, Any] = {
 ROW = [33, math.log1p(99), 0, 1, 2.5, 1, 0, 48.5, 2]
 
 
-# -- Avro -----------------------------------------------------------------------------------------
-
-
 def optional(type_: Any) -> list[Any]:
     return ["null", type_]
 
@@ -80,16 +77,9 @@ def as_avro(record: dict[str, Any]) -> bytes:
     return in_avro(_PARSED, record | {"before": {"x": ["ü"]}, "behind": {"price": 1.0}})
 
 
-# -- Protobuf -------------------------------------------------------------------------------------
-
-
 def message_type(outer: Any, name: str, fields: Sequence[tuple[Any, ...]]) -> Any:
     """Add a message with fields (name, type, extra settings); an optional scalar has presence."""
-    made = (
-        outer.message_type.add(name=name)
-        if hasattr(outer, "message_type")
-        else outer.nested_type.add(name=name)
-    )
+    made = getattr(outer, "message_type" if hasattr(outer, "message_type") else "nested_type").add(name=name)
     for number, (each, kind, *more) in enumerate(fields, 1):
         new = made.field.add(name=each, number=number, label=1)
         if isinstance(kind, str):
@@ -161,8 +151,6 @@ def as_protobuf(record: dict[str, Any]) -> bytes:
     return bytes(visit.SerializeToString())
 
 
-# -- Arrow ----------------------------------------------------------------------------------------
-
 ARROW_SCHEMA = pa.schema(
     [
         ("before", pa.list_(pa.struct([("x", pa.large_string())]))),
@@ -228,9 +216,6 @@ def moment(milliseconds: int) -> datetime:
     return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=milliseconds)
 
 
-# -- hostile payloads ------------------------------------------------------------------------------
-
-
 def check_null_among(reader: PayloadCodec, good: bytes, bad: bytes) -> str:
     """Assert that a payload is null, soon, and its neighbours' first numbers are 0.5; return the reason."""
     started = time.process_time()
@@ -245,9 +230,7 @@ def check_null_among(reader: PayloadCodec, good: bytes, bad: bytes) -> str:
     return reason
 
 
-def costs(
-    read: Callable[[bytes], Any], value: bytes, refused: type[Exception] = Exception
-) -> tuple[float, float]:
+def costs(read: Callable[[bytes], Any], value: bytes, refused: Any = Exception) -> tuple[float, float]:
     """Return the seconds that reading takes, and the bytes of memory per byte of payload."""
     started = time.process_time()
     tracemalloc.start()

@@ -65,15 +65,9 @@ def of_type(type_: Any) -> dict[str, Any]:
 
 MOMENT = datetime(2024, 2, 29, 18, 0, 0, 250_000, tzinfo=UTC)
 VALUES: list[tuple[Any, Any, Any]] = [
-    ("int", -3, -3),
-    ("long", 2**63 - 1, 2**63 - 1),
-    ("long", -(2**63), -(2**63)),
-    ("float", 0.5, 0.5),
-    ("double", -1e300, -1e300),
-    ("boolean", True, True),
-    ("string", "ü", "ü"),
-    ("bytes", b"\xff", b"\xff"),
-    ("null", None, None),
+    *(("int", -3, -3), ("long", 2**63 - 1, 2**63 - 1), ("long", -(2**63), -(2**63)), ("float", 0.5, 0.5)),
+    *(("double", -1e300, -1e300), ("boolean", True, True), ("string", "ü", "ü")),
+    *(("bytes", b"\xff", b"\xff"), ("null", None, None)),
     ({"type": "enum", "name": "E", "symbols": ["A", "B"]}, "B", "B"),
     ({"type": "fixed", "name": "F", "size": 3}, b"abc", b"abc"),
     ({"type": "bytes", "logicalType": "decimal", "precision": 30, "scale": 2}, Decimal("-12.34"), -12.34),
@@ -89,8 +83,7 @@ VALUES: list[tuple[Any, Any, Any]] = [
     ({"type": "int", "logicalType": "date"}, date(2024, 2, 29), date(2024, 2, 29)),
     ({"type": "string", "logicalType": "uuid"}, UUID(int=5), str(UUID(int=5))),
     ({"type": "long", "logicalType": "nonsense"}, 5, 5),
-    (["null", "long", "string"], "a", "a"),
-    (["string", "null"], None, None),
+    *((["null", "long", "string"], "a", "a"), (["string", "null"], None, None)),
     ({"type": "array", "items": optional("double")}, [0.5, None], [0.5, None]),
     ({"type": "array", "items": "float"}, [0.5, 1.0], [0.5, 1.0]),
     ({"type": "array", "items": {"type": "array", "items": "int"}}, [[1], []], [NOTHING, NOTHING]),
@@ -198,17 +191,14 @@ def hostile(**fields: bytes) -> bytes:
 
 EXTREMES = [2**62, 2**63 - 1, -(2**63), -1, -(2**62), 10**9]
 BROKEN = {
-    "nothing": b"",
-    "cut": hostile()[:-1],
-    "more behind": hostile() + b"\0",
+    **{"nothing": b"", "cut": hostile()[:-1], "more behind": hostile() + b"\0"},
     "no branch": hostile(either=varint(2)),
     "a branch below zero": hostile(either=varint(-1)),
     "no symbol": hostile(enum=varint(2)),
     "a symbol below zero": hostile(enum=varint(-1)),
     "a long number": hostile(either=varint(1) + b"\xff" * 10 + b"\1"),
     "a number of 65 bits": hostile(either=varint(1) + b"\xff" * 9 + b"\2"),
-    "an endless number": b"\xff" * MEGABYTE,
-    "a boolean of 2": hostile(flag=b"\2"),
+    **{"an endless number": b"\xff" * MEGABYTE, "a boolean of 2": hostile(flag=b"\2")},
     "no UTF-8": hostile(text=varint(1) + b"\xff"),
     "a lone surrogate": hostile(text=varint(3) + b"\xed\xa0\x80"),
     "chained": hostile(chain=varint(1) * (MEGABYTE - 100) + varint(0)),

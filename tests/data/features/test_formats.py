@@ -111,7 +111,6 @@ def test_a_field_names_the_user(format_: Format) -> None:
     # Rows of numbers do not have fields.
     messages.append(Message(np.ones(9, "<f4").tobytes(), [("content-type", OCTETS.encode())], b"ann"))
     users = reader.decode_all(messages).users
-    assert users is not None
     assert users.tolist() == hash_users(KEY, [b"ann", None, None, b"bob", None, None]).tolist()
     assert "no field 'user.id'" in explain_payload(reader, messages[1]).reason
 
@@ -133,24 +132,19 @@ def test_a_payload_without_a_schema_is_null() -> None:
 
 
 def test_arrow_has_a_record_for_each_row() -> None:
-    found = [GOOD, changed(spent=None), changed(user=None)]
-    rows, lengths = codec_of("arrow", "row").decode_many(
-        [Message(as_arrow(*found)), Message(as_arrow(*[GOOD] * 5))]
-    )
+    found, reader = [GOOD, changed(spent=None), changed(user=None)], codec_of("arrow", "row")
+    rows, lengths = reader.decode_many([Message(as_arrow(*found)), Message(as_arrow(*[GOOD] * 5))])
     assert lengths.tolist() == [3, 0]
-    np.testing.assert_array_equal(
-        rows, codec_of("json", "row").decode_many([Message(as_json(r)) for r in found])[0]
-    )
+    of_json = codec_of("json", "row").decode_many([Message(as_json(record)) for record in found])
+    np.testing.assert_array_equal(rows, of_json[0])
     assert np.isnan(rows[1]).all()
-    reason = explain_payload(codec_of("arrow", "row"), Message(as_arrow(*found))).reason
+    reason = explain_payload(reader, Message(as_arrow(*found))).reason
     assert reason.startswith("row 1: field 'spent'")
 
 
 @pytest.mark.parametrize("format_", ["avro", "protobuf"])
 def test_a_schema_without_a_field_is_refused_where_that_has_no_stand_in(format_: Format) -> None:
-    with pytest.raises(
-        ValueError, match="the schema has no value at 'tip', and feature 'tip' has no stand-in"
-    ):
+    with pytest.raises(ValueError, match="schema has no value at 'tip', and feature 'tip' has no stand-in"):
         codec_of(format_, features=[*FEATURES, Feature(name="tip")])
     with pytest.raises(ValueError, match=r"no value at 'user\.name', the path in user_field"):
         codec_of(format_, "user", "user.name")

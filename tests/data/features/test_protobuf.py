@@ -99,10 +99,8 @@ MOMENT = datetime(2024, 2, 29, 18, tzinfo=UTC)
 
 
 def full() -> Any:
-    made = M(
-        d=0.5, d_opt=0.0, l=-(2**63), b=True, s="ü", s_opt="", raw=b"\xff", colour=1, colour_opt=0, left=7
-    )
-    made.item.price = 2.5
+    made = M(d=0.5, d_opt=0.0, l=-(2**63), b=True, s="ü", s_opt="", raw=b"\xff", colour=1, colour_opt=0)
+    made.left, made.item.price = 7, 2.5
     made.item.self.n = 9
     made.items.add(n=1)
     made.items.add(price=3.5)
@@ -118,43 +116,18 @@ def full() -> Any:
 
 
 VALUES: list[tuple[str, Any, Any]] = [
-    ("d", 0.5, 0.0),
-    ("d_opt", 0.0, None),
-    ("l", -(2**63), 0),
-    ("b", True, False),
-    ("s", "ü", ""),
-    ("s_opt", "", None),
-    ("raw", b"\xff", b""),
-    ("colour", "GREEN", "RED"),
-    ("colour_opt", "RED", None),
-    ("item.price", 2.5, None),
-    ("item.n", 0, None),
-    ("item.self.n", 9, None),
-    ("item", NOTHING, None),
-    ("items.0.n", 1, None),
-    ("items.1.price", 3.5, None),
-    ("items.2.price", None, None),
-    ("items.0.self.n", None, None),
-    ("items", NOTHING, None),
-    ("items.x", NOTHING, None),
-    ("at", MOMENT, None),
-    ("at.seconds", int(MOMENT.timestamp()), None),
-    ("numbers", [1, -2], None),
-    ("numbers.1", -2, None),
-    ("words", ["a", "ü"], None),
-    ("words.0", "a", None),
-    ("colours", ["GREEN", "RED", 5], None),
-    ("byname.x", 1.5, None),
-    ("byname.y", None, None),
-    ("bynumber.-3.price", 4.5, None),
-    ("bynumber.-3.n", 0, None),
-    ("bynumber.x.n", None, None),
-    ("bybool.true", 5.5, None),
-    ("byname", NOTHING, None),
-    ("left", 7, None),
-    ("right.n", None, None),
-    ("d.x", NOTHING, NOTHING),
-    ("nowhere", None, None),
+    *(("d", 0.5, 0.0), ("d_opt", 0.0, None), ("l", -(2**63), 0), ("b", True, False), ("s", "ü", "")),
+    *(("s_opt", "", None), ("raw", b"\xff", b""), ("colour", "GREEN", "RED")),
+    *(("colour_opt", "RED", None), ("item.price", 2.5, None), ("item.n", 0, None)),
+    *(("item.self.n", 9, None), ("item", NOTHING, None), ("items.0.n", 1, None)),
+    *(("items.1.price", 3.5, None), ("items.2.price", None, None), ("items.0.self.n", None, None)),
+    *(("items", NOTHING, None), ("items.x", NOTHING, None), ("at", MOMENT, None)),
+    *(("at.seconds", int(MOMENT.timestamp()), None), ("numbers", [1, -2], None)),
+    *(("numbers.1", -2, None), ("words", ["a", "ü"], None), ("words.0", "a", None)),
+    *(("colours", ["GREEN", "RED", 5], None), ("byname.x", 1.5, None), ("byname.y", None, None)),
+    *(("bynumber.-3.price", 4.5, None), ("bynumber.-3.n", 0, None), ("bynumber.x.n", None, None)),
+    *(("bybool.true", 5.5, None), ("byname", NOTHING, None), ("left", 7, None)),
+    *(("right.n", None, None), ("d.x", NOTHING, NOTHING), ("nowhere", None, None)),
 ]
 
 
@@ -163,11 +136,8 @@ def test_values_of_each_type_are_read(path: str, value: Any, absent: Any) -> Non
     assert read(full(), path) == [value]
     assert read(b"", path) == [absent]
     # It is also read correctly together with all other compatible paths.
-    others = [
-        each
-        for each, _, _ in VALUES
-        if not (each + ".").startswith((path + ".",)) and not path.startswith(each)
-    ]
+    others = [each for each, *_ in VALUES if not f"{each}.".startswith(path + ".")]
+    others = [each for each in others if not path.startswith(each)]
     assert read(full(), path, *others)[0] == value
 
 
@@ -249,13 +219,10 @@ def nested(number: int, depth: int) -> bytes:
 
 
 BROKEN = {
-    "cut": M(d=0.5).SerializeToString()[:-1],
-    "field zero": b"\0",
-    "a long tag": b"\xff" * 20,
+    **{"cut": M(d=0.5).SerializeToString()[:-1], "field zero": b"\0", "a long tag": b"\xff" * 20},
     "a length beyond the end": tag(5, 2) + length(2**31) + b"a",
     "a length beyond 64 bits": tag(5, 2) + b"\xff" * 10 + b"\1",
-    "an end of no group": tag(5, 4),
-    "a group without end": tag(50, 3),
+    **{"an end of no group": tag(5, 4), "a group without end": tag(50, 3)},
     "groups in groups": tag(50, 3) * 10**5 + tag(50, 4) * 10**5,
     "a wrong item": tag(10, 2) + length(3) + b"\xff\xff\xff",
     "a wrong item of a list": tag(11, 2) + length(3) + b"\xff\xff\xff",

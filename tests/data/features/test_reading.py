@@ -82,9 +82,8 @@ def test_an_object_is_a_row() -> None:
 
 def test_a_list_of_objects_is_a_factor_or_many_records() -> None:
     bad = changed(spent="much")
-    rows, lengths = codec().decode_many(
-        [sent(GOOD, GOOD), sent(GOOD, bad), sent(*[GOOD] * 5), Message(b"[]")]
-    )
+    lists = [sent(GOOD, GOOD), sent(GOOD, bad), sent(*[GOOD] * 5), Message(b"[]")]
+    rows, lengths = codec().decode_many(lists)
     assert lengths.tolist() == [2, 0, 0, 0]
     rows, lengths = codec("row").decode_many([sent(GOOD, bad, GOOD), sent(*[GOOD] * 5)])
     assert lengths.tolist() == [3, 0]
@@ -107,30 +106,18 @@ def test_how_deep_a_record_nests_decides_and_not_who_calls(depth: int) -> None:
 
 
 HOSTILE = {
-    "nothing": b"",
-    "no JSON": b"\xff\x00\x01",
-    "a number": b"5",
-    "a text": b'"x"',
-    "null": b"null",
-    "cut": b'{"user":{"age":3',
-    "more behind": b'{"spent":1} {}',
-    "no end": b'[{"spent":1}',
+    **{"nothing": b"", "no JSON": b"\xff\x00\x01", "a number": b"5", "a text": b'"x"', "null": b"null"},
+    **{"cut": b'{"user":{"age":3', "more behind": b'{"spent":1} {}', "no end": b'[{"spent":1}'},
     "more behind the list": b'[{"spent":1}] 5',
     "deep": b'{"spent":' + NESTED + b"]" * 10**6 + b"}",
     "deep elsewhere": b'{"elsewhere":' + NESTED + b"]" * 10**6 + b"}",
-    "deep and open": NESTED,
-    "digits": b'{"spent":' + b"9" * 10**5 + b"}",
-    "an exponent": b'{"spent":1e999}',
-    "NaN": b'{"spent":NaN}',
-    "NaN as text": b'{"spent":"NaN"}',
-    "a wrong nest": b'{"user":[1]}',
-    "no UTF-8": b'{"country":"\xff"}',
+    **{"deep and open": NESTED, "digits": b'{"spent":' + b"9" * 10**5 + b"}"},
+    **{"an exponent": b'{"spent":1e999}', "NaN": b'{"spent":NaN}', "NaN as text": b'{"spent":"NaN"}'},
+    **{"a wrong nest": b'{"user":[1]}', "no UTF-8": b'{"country":"\xff"}'},
     "a lone surrogate": b'{"country":"\\ud800"}',
     "too long": b'{"x":"' + b"a" * MOST_OBJECT_BYTES + b'"}',
-    "a list of lists": b"[[1,2,3]]",
-    "an open list": b"[",
-    "an empty object, framed": b"\0\0\0\0\0[{}]",
-    "many lists": b"[" + b"[]," * 10**5 + b"[]]",
+    **{"a list of lists": b"[[1,2,3]]", "an open list": b"["},
+    **{"an empty object, framed": b"\0\0\0\0\0[{}]", "many lists": b"[" + b"[]," * 10**5 + b"[]]"},
 }
 
 
@@ -213,11 +200,8 @@ def test_rows_are_the_same_alone_and_together(payloads: list[list[Any]], unit: A
     assert lengths.tolist() == [int(count[0]) for _, count in alone]
     np.testing.assert_array_equal(together, np.concatenate([np.zeros((0, 9)), *(rows for rows, _ in alone)]))
     for message in messages:
-        single, through_header = (
-            reader.decode(message),
-            Message(message.value, [("content-type", JSON.encode())]),
-        )
-        other = reader.decode(through_header)
+        single = reader.decode(message)
+        other = reader.decode(Message(message.value, [("content-type", JSON.encode())]))
         assert (single is None) == (other is None)
         if single is not None and other is not None:
             np.testing.assert_array_equal(single, other)
@@ -285,7 +269,6 @@ def test_the_key_names_the_user_where_no_field_does() -> None:
     rows, lengths, users = reader.decode_all([keyed, octets, sent(GOOD)])
     assert lengths.tolist() == [1, 1, 1]
     assert rows[1].tolist() == list(range(9))
-    assert users is not None
     assert users.tolist() == hashed(b"ann", b"bob", None)
     assert reader.decode_all([]).users.tolist() == []  # type: ignore[union-attr]
 

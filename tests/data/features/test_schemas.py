@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-from typing import Any
 
 import numpy as np
 import pytest
@@ -34,12 +33,10 @@ RECURSIVE = {"type": "array", "items": "null"}
 SHORT = avro_record({"b": "double"})
 
 
-def reader(
-    schemas: dict[int, PublicSchema], missing: float | None = None, format_: Any = "avro"
-) -> PayloadCodec:
+def reader(schemas: dict[int, PublicSchema], missing: float | None = None) -> PayloadCodec:
     features = [Feature(name="a", missing=missing), Feature(name="b")]
     fields = FieldReader(features, None, None, schemas)
-    return PayloadCodec(2, content_type=FORMATS[format_], fields=fields)
+    return PayloadCodec(2, content_type=FORMATS["avro"], fields=fields)
 
 
 def row(codec: PayloadCodec, value: bytes) -> list[float] | None:
@@ -53,9 +50,8 @@ def test_each_record_is_read_by_the_schema_with_which_it_was_written() -> None:
     assert row(codec, framed(7, old)) == row(codec, framed(900_000, new)) == [1, 2]
     # The two numbers in the other order have the same length: only the id distinguishes them.
     assert row(codec, framed(7, new)) == [2, 1]
-    rows, lengths = codec.decode_many(
-        [Message(framed(n, v)) for n, v in ((7, old), (900_000, new), (8, old))]
-    )
+    sent = [framed(7, old), framed(900_000, new), framed(8, old)]
+    rows, lengths = codec.decode_many([Message(value) for value in sent])
     assert rows.tolist() == [[1, 2], [1, 2]]
     assert lengths.tolist() == [1, 1, 0]
 

@@ -42,19 +42,7 @@ from scipy.special import ndtri_exp
 from streaming_pca.privacy.calibration.multipliers import gaussian_delta
 from streaming_pca.privacy.errors import ParameterError, require_count, require_open_unit, require_positive
 
-__all__ = [
-    "Approximate",
-    "Gaussian",
-    "Mechanism",
-    "Parallel",
-    "Pure",
-    "Route",
-    "delta_of",
-    "epsilon_of",
-]
-
-# The possible error of a delta from FFTs in float64 (about 1e-15 each), added to every answer of the PLD
-# route.
+# The possible error of a delta from FFTs in float64 (about 1e-15 each), added on the route pld.
 _PLD_ROUNDING = 1e-12
 
 # Discretisation intervals per typical privacy loss of the smallest and the largest mechanism: rounding up
@@ -176,52 +164,22 @@ class Parallel:
         object.__setattr__(self, "parts", parts)
 
 
-def delta_of(
-    mechanisms: Sequence[Mechanism | Parallel], epsilon: float, route: Route, contributions: int = 1
-) -> float:
-    """Return the joint delta of all mechanisms on the same records.
+Mechanisms = Sequence[Mechanism | Parallel]
 
-    Parameters
-    ----------
-    mechanisms : sequence
-        All mechanisms that one batch, or one estimator, runs on a record.
-    epsilon : float > 0
-    route : Route
-    contributions : int
-        Number of batches that one unit of privacy may enter: with ``privacy_unit =
-        "user"`` a user is charged this for at most ``contributions`` batches,
-        each with these mechanisms.
 
-    Returns
-    -------
-    float
-        At most 1.
+def delta_of(mechanisms: Mechanisms, epsilon: float, route: Route, contributions: int = 1) -> float:
+    """Return the joint delta, at most 1, of all mechanisms that one batch, or estimator, runs on a record.
 
-    Raises
-    ------
-    ParameterError
-        If a parameter is out of its range, or the route does not know a mechanism.
+    With ``privacy_unit = "user"`` a user is charged this for at most ``contributions`` batches, each with
+    these mechanisms. A parameter out of its range, or a mechanism that the route does not know, is a
+    ParameterError.
     """
     _check_epsilon(epsilon)
     return min(_Composition(mechanisms, route, contributions).delta(epsilon), 1.0)
 
 
-def epsilon_of(
-    mechanisms: Sequence[Mechanism | Parallel], delta: float, route: Route, contributions: int = 1
-) -> float:
-    """Return the joint epsilon on the same records; parameters as for :func:`delta_of`.
-
-    Returns
-    -------
-    float
-        Smallest to a part in 10**9, rounded up; infinity if no epsilon up
-        to 500 has so small a delta.
-
-    Raises
-    ------
-    ParameterError
-        If a parameter is out of its range, or the route does not know a mechanism.
-    """
+def epsilon_of(mechanisms: Mechanisms, delta: float, route: Route, contributions: int = 1) -> float:
+    """Return the smallest joint epsilon to a part in 10**9, rounded up; infinity if it is above 500."""
     require_open_unit("delta", delta)
     composition = _Composition(mechanisms, route, contributions)
     low, high = 0.0, 1e-6
@@ -239,7 +197,7 @@ def epsilon_of(
 class _Composition:
     """The composed mechanisms, ready for a query at any epsilon."""
 
-    def __init__(self, mechanisms: Sequence[Mechanism | Parallel], route: Route, contributions: int) -> None:
+    def __init__(self, mechanisms: Mechanisms, route: Route, contributions: int) -> None:
         require_count("contributions", contributions)
         if not mechanisms:
             raise ParameterError("mechanisms must name at least one")

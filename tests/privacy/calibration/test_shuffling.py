@@ -116,9 +116,7 @@ def test_no_adaptive_choice_of_contributions_passes_the_bound(strategy: str) -> 
 
 @pytest.mark.parametrize("messages", [2, 100, 10**5])
 @pytest.mark.parametrize(("epsilon", "delta"), [(1.0, 1e-6), (0.1, 1e-9), (1.0, 0.01), (8.0, 1e-6)])
-def test_the_least_multiplier_is_proved_and_little_less_is_not(
-    messages: int, epsilon: float, delta: float
-) -> None:
+def test_the_least_multiplier_is_proved_and_no_less(messages: int, epsilon: float, delta: float) -> None:
     z = shuffled_multiplier(epsilon, delta, messages)
     assert z <= gaussian_multiplier(epsilon, delta)
     for factor in (1.0, 1.3):
@@ -180,14 +178,11 @@ def test_the_clones_of_2021_would_take_more_noise() -> None:
 
 
 @pytest.mark.parametrize(
-    ("epsilon", "delta", "multiplier", "messages"),
-    [(0.0, 1e-6, 1.0, 10), (1.0, 0.0, 1.0, 10), (1.0, 1e-6, -1.0, 10), (1.0, 1e-6, 1.0, 0)],
+    "parameters", [(0.0, 1e-6, 1.0, 10), (1.0, 0.0, 1.0, 10), (1.0, 1e-6, -1.0, 10), (1.0, 1e-6, 1.0, 0)]
 )
-def test_parameters_out_of_range_are_refused(
-    epsilon: float, delta: float, multiplier: float, messages: int
-) -> None:
+def test_parameters_out_of_range_are_refused(parameters: tuple[float, float, float, int]) -> None:
     with pytest.raises(ParameterError):
-        is_shuffle_private(epsilon, delta, multiplier, messages)
+        is_shuffle_private(*parameters)
 
 
 def test_a_lattice_scale_is_checked() -> None:
@@ -198,9 +193,6 @@ def test_a_lattice_scale_is_checked() -> None:
     with pytest.raises(CalibrationError, match=r"noise_multiplier = 0.08 .* at least 0.8"):
         shuffled_sigma(1.0, 1e-6, 1000, 2.0**41, 0.08)
     refuses("raise epsilon", shuffled_sigma, 1e-6, 1e-6, 2, 2.0**41, error=CalibrationError)
-
-
-# The order.
 
 
 def test_a_secret_order_is_a_permutation_and_never_the_same() -> None:
@@ -232,9 +224,6 @@ def test_a_long_order_puts_a_record_anywhere() -> None:
 def test_an_order_of_anything_but_a_vector_of_integers_is_refused() -> None:
     refuses("int64", secret_permutation, np.arange(3.0), error=ParameterError)
     refuses("vector", secret_permutation, np.zeros((2, 2), dtype=np.int64), error=ParameterError)
-
-
-# Messages.
 
 
 def test_a_message_is_its_contribution_and_noise_of_its_own() -> None:

@@ -144,49 +144,37 @@ CHARGED = Charged(
 )
 
 
-@pytest.mark.parametrize(
-    ("entry", "expected"),
-    [
-        (
-            Paused(topic_id="T", job="a", previous="", reason="why"),
-            b'{"job":"a","kind":"PAUSED","previous":"","reason":"why","topic_id":"T","version":1}',
-        ),
-        (
-            Resumed(topic_id="T", job="a", previous="", reason="why"),
-            b'{"job":"a","kind":"RESUMED","previous":"","reason":"why","topic_id":"T","version":1}',
-        ),
-        (
-            Retired(topic_id="T", job="a", previous="", reason="why"),
-            b'{"job":"a","kind":"RETIRED","previous":"","reason":"why","topic_id":"T","version":1}',
-        ),
-        (
-            CHARGED,
-            b'{"charge":{"delta":"1/1000000","epsilon":"1/10","rho":null},"job":"a","kind":"CHARGED",'
-            b'"previous":"","ranges":[{"end":8,"partition":0,"start":3}],"reason":"a histogram",'
-            b'"topic_id":"T","version":1}',
-        ),
-        (
-            Started(topic_id="T", job="a", previous="", positions=(OffsetPosition(partition=0, offset=7),)),
-            b'{"job":"a","kind":"STARTED","positions":[{"offset":7,"partition":0}],"previous":"",'
-            b'"topic_id":"T","version":1}',
-        ),
-    ],
-    ids=["PAUSED", "RESUMED", "RETIRED", "CHARGED", "STARTED"],
+COMMON: dict[str, Any] = {"topic_id": "T", "job": "a", "previous": ""}
+BYTES: dict[str, tuple[LedgerEntry, bytes]] = {
+    kind.__name__.upper(): (
+        kind(**COMMON, reason="why"),
+        b'{"job":"a","kind":"%s","previous":"","reason":"why","topic_id":"T","version":1}' % name,
+    )
+    for kind, name in ((Paused, b"PAUSED"), (Resumed, b"RESUMED"), (Retired, b"RETIRED"))
+}
+BYTES["CHARGED"] = (
+    CHARGED,
+    b'{"charge":{"delta":"1/1000000","epsilon":"1/10","rho":null},"job":"a","kind":"CHARGED",'
+    b'"previous":"","ranges":[{"end":8,"partition":0,"start":3}],"reason":"a histogram",'
+    b'"topic_id":"T","version":1}',
 )
+BYTES["STARTED"] = (
+    Started(**COMMON, positions=(OffsetPosition(partition=0, offset=7),)),
+    b'{"job":"a","kind":"STARTED","positions":[{"offset":7,"partition":0}],"previous":"",'
+    b'"topic_id":"T","version":1}',
+)
+
+
+@pytest.mark.parametrize(("entry", "expected"), BYTES.values(), ids=BYTES)
 def test_the_bytes_of_the_entries_without_a_batch_never_change(entry: LedgerEntry, expected: bytes) -> None:
     assert encode_entry(entry) == expected
     assert decode_entry(expected) == entry
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"batch": 1},
-        {"ranges": [{"partition": 0, "start": 3, "end": 8, "count": 5}]},
-        {"kind": "PAUSED"},
-        {"promise": {}},
-    ],
-)
+SPAN = {"partition": 0, "start": 3, "end": 8, "count": 5}
+
+
+@pytest.mark.parametrize("change", [{"batch": 1}, {"ranges": [SPAN]}, {"kind": "PAUSED"}, {"promise": {}}])
 def test_a_charge_has_neither_batch_nor_count(change: dict[str, Any]) -> None:
     plain = json.loads(encode_entry(CHARGED)) | change
     with pytest.raises(MalformedEntry, match="Extra inputs"):
@@ -208,32 +196,23 @@ def test_the_order_of_settings_does_not_change_the_hash() -> None:
     assert encode_entry(turned) == encode_entry(RESERVED)
 
 
+COUNTED = {"partition": 0, "start": 0, "end": 2, "count": 1}
+OUT_OF_RANGE = (("end", 2**63), ("partition", 2**31), ("start", -1))
+
+
 @pytest.mark.parametrize(
     "data",
     [
-        b"",
-        b"null",
-        b"[]",
-        b"not json",
-        b"\xff\xfe",
-        b"{}",
-        b"[" * 10_000,
+        *(b"", b"null", b"[]", b"not json", b"\xff\xfe", b"{}", b"[" * 10_000),
         edited(kind="CHARGED"),
-        edited(version=2),
-        edited(version=3),
-        edited(version=1, promise={"privacy_unit": "user"}),
-        edited(version=2, promise={"privacy_unit": "row"}),
-        edited(batch=2**63),
-        edited(ranges=[{"partition": 0, "start": 0, "end": 2**63, "count": 1}]),
-        edited(ranges=[{"partition": 2**31, "start": 0, "end": 2, "count": 1}]),
+        *(edited(version=version) for version in (2, 3)),
+        *(edited(version=1 + i, promise={"privacy_unit": unit}) for i, unit in enumerate(("user", "row"))),
+        *(edited(batch=batch) for batch in (0, 2**63)),
+        *(edited(ranges=[COUNTED | {key: n}]) for key, n in OUT_OF_RANGE),
         edited(surprise=1),
+        *(edited(charge={"epsilon": epsilon, "delta": "0"}) for epsilon in ("-1", "1/0", "nan")),
         edited(charge={"epsilon": "1", "delta": "0", "note": "free"}),
-        edited(charge={"epsilon": "-1", "delta": "0"}),
-        edited(charge={"epsilon": "1/0", "delta": "0"}),
-        edited(charge={"epsilon": "nan", "delta": "0"}),
         edited(charge={"epsilon": "1"}),
-        edited(batch=0),
-        edited(ranges=[{"partition": 0, "start": -1, "end": 2, "count": 1}]),
         edited(state_digest="of another kind"),
         encode_entry(RESERVED).replace(b'"previous":"",', b""),
         encode_entry(RESERVED)[:-1],

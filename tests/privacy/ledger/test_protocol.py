@@ -9,7 +9,7 @@ import pytest
 from streaming_pca.privacy.ledger.entries import OffsetRange
 from streaming_pca.privacy.ledger.verify import verify_log
 from streaming_pca.privacy.parameters import Charge
-from tests.privacy.ledger.test_ledger import OF_USERS, ONE, PARAMETERS, PROMISE, Writer, span
+from tests.privacy.ledger.test_ledger import OF_USERS, ONE, PARAMETERS, Writer, span
 from tests.privacy.ledger.test_verify import messages
 
 NOTHING = Charge(epsilon=0, delta=0)
@@ -30,130 +30,85 @@ NOT_PRIVATE: dict[str, Any] = {
 }
 MECHANISM = {"sigma_over_sensitivity": 4.2}
 MEAN = {"mechanism": "mean", "radius_epsilon": 0.1, "sigma_over_sensitivity": 9.0}
-NO_NOISE = {"mechanism": "private-oja", "sigma_over_sensitivity": 0.0042}
-OF_GAP = {f"{name}_sigma_over_sensitivity": 99.0 for name in ("gap", "projector")} | {
-    "gap_failure_delta": 1e-9
-}
+NO_NOISE: dict[str, Any] = {"mechanism": "private-oja", "sigma_over_sensitivity": 0.0042}
+WITHOUT_DELTA = Charge(epsilon="inf", delta=0, rho="inf")
+OF_GAP = {"gap_failure_delta": 1e-9} | {f"{of}_sigma_over_sensitivity": 99.0 for of in ("gap", "projector")}
 
 
-def claim(rho: str, mechanism: str, **parameters: Any) -> dict[str, Any]:
+def counts(epsilon: str) -> dict[str, Any]:
+    return {"mechanism": "counts", "epsilon": epsilon}
+
+
+def claim(rho: Any, mechanism: str, **parameters: Any) -> dict[str, Any]:
     charge = Charge(epsilon=1, delta="2e-6", rho=rho)
     return {"charge": charge, "parameters": MECHANISM | {"mechanism": mechanism} | parameters}
 
 
+def promise(**changes: Any) -> dict[str, Any]:
+    return {"promise": LAWFUL["promise"] | changes}
+
+
 # From the issue, word for word, and similar ones. Correct values: 1/(2 4.2^2) = .0283, 1/2 of the histogram.
-UNLAWFUL: dict[str, tuple[dict[str, Any], str]] = {
-    "a charge of 0 under a promise of epsilon 50, delta .9": (
-        {"charge": NOTHING, "promise": LAWFUL["promise"] | {"epsilon": 50.0, "delta": 0.9}},
-        "it charges epsilon 0, but its contract has 50",
+TOO_LITTLE = "has too little noise for epsilon 1, delta 2e-06"
+UNLAWFUL: list[tuple[dict[str, Any], str]] = [
+    ({"charge": NOTHING} | promise(epsilon=50.0, delta=0.9), "charges epsilon 0, but its contract has 50"),
+    (
+        {"charge": Charge(epsilon=50, delta=0)} | promise(epsilon=50.0, delta=0.9),
+        "charges delta 0, but its contract has 9/10",
     ),
-    "a delta of 0 under a promise of .9": (
-        {
-            "charge": Charge(epsilon=50, delta=0),
-            "promise": LAWFUL["promise"] | {"epsilon": 50.0, "delta": 0.9},
-        },
-        "it charges delta 0, but its contract has 9/10",
-    ),
-    "private: false charged 0": (NOT_PRIVATE | {"charge": NOTHING}, "does not charge infinity"),
-    "private: false charged a promise": (NOT_PRIVATE | {"charge": ONE}, "does not charge infinity"),
-    "private: false without delta": (
-        NOT_PRIVATE | {"charge": Charge(epsilon="inf", delta=0, rho="inf")},
-        "does not charge infinity",
-    ),
-    "unit user charged 0": (
+    *((NOT_PRIVATE | {"charge": cost}, "does not charge infinity") for cost in (NOTHING, ONE, WITHOUT_DELTA)),
+    (
         {"charge": NOTHING, "promise": OF_USERS, "parameters": PARAMETERS},
         "it charges epsilon 0, but its contract has 1/4",
     ),
-    "reports that are charged": (LOCAL | {"charge": ONE}, "reports, which cost nothing"),
-    "local: true for records": (
-        {"charge": Charge.nothing(), "promise": LAWFUL["promise"] | {"local": True}},
-        "it charges epsilon 0, but its contract has 1",
-    ),
-    "an infinite promise": ({"promise": LAWFUL["promise"] | {"epsilon": "inf"}}, "its contract has inf"),
-    "no promise": ({"promise": {}}, "its privacy contract has privacy_unit None"),
-    "no epsilon": ({"promise": {"privacy_unit": "row"}}, "its privacy contract has no valid epsilon"),
-    "half of a promise": (
-        {"promise": {"epsilon": 1.0, "privacy_unit": "row"}},
-        "its privacy contract has no valid delta",
-    ),
-    "a promise of words": ({"promise": LAWFUL["promise"] | {"epsilon": "little"}}, "has no valid epsilon"),
-    "a rho of 1e-9 at sigma/sensitivity 4.2": (
-        claim("1e-9", "private-oja"),
-        "it claims rho 1/1000000000, but its mechanisms cost 0.0283447 or more",
-    ),
-    "a rho a millionth too small": (claim("0.0283446", "private-oja"), "its mechanisms cost 0.0283447"),
-    "one of seven passes": (claim("0.0284", "noisy-power", iterations=7), "cost 0.198413 or more"),
-    "a search that is not counted": (
-        claim("0.06", "adaptive-power", rounds=2, search_epsilon=0.1),
-        "cost 0.0666893 or more",
-    ),
-    "a rho too small for all that reads a batch": (claim("0.02", "block"), "cost 0.0283447 or more"),
-    "a mean that is not counted": (
-        claim("0.03", "private-oja", mean=MEAN | {"radius_epsilon": 1.0, "sigma_over_sensitivity": 9.0}),
-        "cost 0.5 or more",
-    ),
-    "a mean of less noise": (
-        claim("0.03", "private-oja", mean=MEAN | {"radius_epsilon": 0.1, "sigma_over_sensitivity": 2.0}),
-        "cost 0.125 or more",
-    ),
-    "counts that are not counted": (
-        claim("0.0284", "private-oja", diagnostics={"mechanism": "counts", "epsilon": "1/50"}),
-        "cost 0.0285447 or more",
-    ),
-    "one of three batches of a user": (
-        claim("0.03", "private-oja")
-        | {"promise": LAWFUL["promise"] | {"privacy_unit": "user", "contributions_per_user": 3}},
+    (LOCAL | {"charge": ONE}, "reports, which cost nothing"),
+    ({"charge": Charge.nothing()} | promise(local=True), "it charges epsilon 0, but its contract has 1"),
+    (promise(epsilon="inf"), "its contract has inf"),
+    ({"promise": {}}, "its privacy contract has privacy_unit None"),
+    ({"promise": {"privacy_unit": "row"}}, "its privacy contract has no valid epsilon"),
+    ({"promise": {"epsilon": 1.0, "privacy_unit": "row"}}, "its privacy contract has no valid delta"),
+    (promise(epsilon="little"), "has no valid epsilon"),
+    (claim("1e-9", "private-oja"), "claims rho 1/1000000000, but its mechanisms cost 0.0283447 or more"),
+    (claim("0.0284", "noisy-power", iterations=7), "cost 0.198413 or more"),
+    (claim("0.06", "adaptive-power", rounds=2, search_epsilon=0.1), "cost 0.0666893 or more"),
+    (claim("0.02", "block"), "cost 0.0283447 or more"),
+    (claim("0.03", "private-oja", mean=MEAN | {"radius_epsilon": 1.0}), "cost 0.5 or more"),
+    (claim("0.03", "private-oja", mean=MEAN | {"sigma_over_sensitivity": 2.0}), "cost 0.125 or more"),
+    (claim("0.0284", "private-oja", diagnostics=counts("1/50")), "cost 0.0285447 or more"),
+    (
+        claim("0.03", "private-oja") | promise(privacy_unit="user", contributions_per_user=3),
         "cost 0.085034 or more",
     ),
-    "any rho where an answer may tell all": (
-        claim("9", "output-perturbation", **OF_GAP),
-        "cost infinity or more",
+    (claim("9", "none"), "its privacy cannot be checked: the mechanism 'none' is not known"),
+    ({"parameters": MECHANISM | {"mechanism": "raw"}}, "the mechanism 'raw' is not known"),
+    # A thousandth of the noise, and its rho.
+    *((claim(rho, **NO_NOISE), f"private-oja {TOO_LITTLE}") for rho in (None, 10**6)),
+    ({"parameters": {"mechanism": "block"}}, "its privacy cannot be checked: sigma_over_sensi"),
+    (claim("999", "noisy-power", iterations=1000), f"noisy-power {TOO_LITTLE}"),
+    (
+        claim("999", "block") | promise(privacy_unit="user", contributions_per_user=50),
+        f"block {TOO_LITTLE} of 50 batches",
     ),
-    "no mechanism": (claim("9", "none"), "its privacy cannot be checked: the mechanism 'none' is not known"),
-    "raw records": ({"parameters": MECHANISM | {"mechanism": "raw"}}, "the mechanism 'raw' is not known"),
-    "a thousandth of the noise": (
-        {"charge": Charge(epsilon=1, delta="2e-6"), "parameters": MECHANISM | NO_NOISE},
-        "private-oja has too little noise for epsilon 1, delta 2e-06",
-    ),
-    "a thousandth of the noise, and its rho": (
-        {"charge": Charge(epsilon=1, delta="2e-6", rho=10**6), "parameters": MECHANISM | NO_NOISE},
-        "private-oja has too little noise for epsilon 1, delta 2e-06",
-    ),
-    "no sigma": ({"parameters": {"mechanism": "block"}}, "its privacy cannot be checked: sigma_over_sensi"),
-    "a thousand passes at the noise of one": (
-        claim("999", "noisy-power", iterations=1000),
-        "noisy-power has too little noise for epsilon 1, delta 2e-06",
-    ),
-    "fifty batches of a user at the noise of one": (
-        claim("999", "block")
-        | {"promise": LAWFUL["promise"] | {"privacy_unit": "user", "contributions_per_user": 50}},
-        "block has too little noise for epsilon 1, delta 2e-06 of 50 batches",
-    ),
-    "counts of epsilon 50": (
-        claim("9999", "block", diagnostics={"mechanism": "counts", "epsilon": "50"}),
-        "its counts cost epsilon 50, which leaves nothing of the 1 in its contract",
-    ),
-    "a quantile of epsilon 50": (
+    (claim("9999", "block", diagnostics=counts("50")), "cost epsilon 50, which leaves nothing of the 1"),
+    (
         claim("9999", "block", mean=MEAN | {"radius_epsilon": 50.0}),
         "its mean has too little noise for epsilon 1",
     ),
-    "nothing promised and nothing charged": (
-        {"charge": NOTHING, "promise": LAWFUL["promise"] | {"epsilon": 0.0, "delta": 0.0}},
+    (
+        {"charge": NOTHING} | promise(epsilon=0.0, delta=0.0),
         "its privacy cannot be checked: epsilon must be a finite number above 0",
     ),
-    "a user in capitals": (
-        {"promise": LAWFUL["promise"] | {"privacy_unit": "User"}},
-        "its privacy contract has privacy_unit 'User'",
-    ),
-    "next to no noise": (
-        claim("9", "private-oja", sigma_over_sensitivity=1e-300),
-        "cost 1e+300 or more",
-    ),
-    "no ranges": ({"ranges": ()}, "it names no records"),
-    "an empty range": ({"ranges": (span(5, 5),)}, "partition 0: no records in the range with start 5, end 5"),
+    (promise(privacy_unit="User"), "its privacy contract has privacy_unit 'User'"),
+    (claim("9", "private-oja", sigma_over_sensitivity=1e-300), "cost 1e+300 or more"),
+    ({"ranges": ()}, "it names no records"),
+    ({"ranges": (span(5, 5),)}, "partition 0: no records in the range with start 5, end 5"),
+]
+TITLED: dict[str, tuple[dict[str, Any], str]] = {
+    "a rho a millionth too small": (claim("0.0283446", "private-oja"), "its mechanisms cost 0.0283447"),
+    "any rho where an answer may tell all": (claim("9", "output-perturbation", **OF_GAP), "cost infinity"),
     "a range of markers": (
         {"ranges": (span(5, 9, count=0),)},
-        "partition 0: no records in the range with start 5, end 9",
+        "0: no records in the range with start 5, end 9",
     ),
     "an empty range beside another": (
         {"ranges": (span(5, 9), span(3, 3, partition=1))},
@@ -177,10 +132,10 @@ def test_a_lawful_reservation_counts(lawful: dict[str, Any], rule: str) -> None:
 
 
 @pytest.mark.parametrize("rule", ["basic", "zcdp"])
-@pytest.mark.parametrize(("changes", "reported"), UNLAWFUL.values(), ids=UNLAWFUL)
-def test_an_unlawful_reservation_is_void_and_a_problem(
-    changes: dict[str, Any], reported: str, rule: str
-) -> None:
+@pytest.mark.parametrize(
+    ("changes", "reported"), [*UNLAWFUL, *TITLED.values()], ids=[*(words for _, words in UNLAWFUL), *TITLED]
+)
+def test_what_is_unlawful_is_void_and_a_problem(changes: dict[str, Any], reported: str, rule: str) -> None:
     writer = Writer("inf", "inf", rule)
     assert reported in reserve(writer, **changes).reason
     assert writer.ledger.most_charged().epsilon == 0
@@ -207,9 +162,7 @@ def test_records_that_were_never_named_are_not_released(rule: str) -> None:
 @pytest.mark.parametrize(
     "parameters",
     [
-        {},
-        {"mechanism": ["block"]},
-        {"mechanism": "private-oja"},
+        *({}, {"mechanism": ["block"]}, {"mechanism": "private-oja"}),
         {"mechanism": "private-oja", "sigma_over_sensitivity": "much"},
         {"mechanism": "private-oja", "sigma_over_sensitivity": 0},
         {"mechanism": "private-oja", "sigma_over_sensitivity": "inf"},
@@ -229,18 +182,15 @@ def test_parameters_that_cannot_be_read_are_no_error(parameters: dict[str, Any],
 
 
 def test_users_whose_number_of_batches_is_not_told_have_no_rho() -> None:
-    promise = LAWFUL["promise"] | {"privacy_unit": "user"}
-    assert "contributions_per_user must be" in reserve(Writer("inf", "inf", "zcdp"), promise=promise).reason
+    verdict = reserve(Writer("inf", "inf", "zcdp"), **promise(privacy_unit="user"))
+    assert "contributions_per_user must be" in verdict.reason
 
 
 def test_a_charge_may_lack_a_rounding_of_its_promise_and_no_more() -> None:
     for lack, accepted in (("1e-13", True), ("1e-11", False)):
         writer = Writer("inf", "inf")
         charge = Charge(epsilon=1 - Charge(epsilon=lack, delta=0).epsilon, delta=1)
-        assert (
-            reserve(writer, charge=charge, promise=PROMISE | {"epsilon": 1.0, "delta": 2e-6}).accepted
-            is accepted
-        )
+        assert reserve(writer, charge=charge, **promise()).accepted is accepted
 
 
 def test_a_job_that_was_started_reserves_nothing_before_and_costs_nothing_by_that() -> None:

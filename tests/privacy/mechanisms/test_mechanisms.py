@@ -78,9 +78,8 @@ def test_noise_on_symmetric_matrices_is_isotropic() -> None:
 
 def test_noise_in_the_symmetric_space_is_isotropic() -> None:
     d, k, sigma, repeats = 30, 20, 1e9, 60
-    basis, complement = np.split(
-        np.linalg.qr(np.random.default_rng(2).standard_normal((d, d)))[0], [k], axis=1
-    )
+    whole = np.linalg.qr(np.random.default_rng(2).standard_normal((d, d)))[0]
+    basis, complement = whole[:, :k], whole[:, k:]
     upper = np.triu_indices(k, 1)
 
     def noise(scale: float) -> list[NDArray[np.float64]]:
@@ -155,16 +154,12 @@ def test_small_laplace_noise_has_the_exact_discrete_distribution(scale: float) -
 
 @pytest.mark.parametrize("epsilon", [1e-9, 0.07, 0.1, 0.3, 1.0, 3.0, 1e6])
 @pytest.mark.parametrize("sensitivity", [1, 2, 3, 7.5])
-def test_the_laplace_scale_is_private_at_the_decimal_that_is_charged(
-    sensitivity: float, epsilon: float
-) -> None:
+def test_the_laplace_scale_is_private_at_the_charged_decimal(sensitivity: float, epsilon: float) -> None:
     """The decimal counts, rather than the nearest float; the scale is as small as possible."""
     scale = laplace_scale(sensitivity, epsilon)
     assert Fraction(sensitivity) / Fraction(scale) <= min(Fraction(str(epsilon)), Fraction(epsilon))
     assert scale == pytest.approx(sensitivity / epsilon, rel=1e-15)
 
-
-# The ends of int64.
 
 ENDS = st.integers(-(2**63), 2**63 - 1)
 FAR = st.integers(-(2**70), 2**70)
@@ -187,8 +182,6 @@ def test_the_sampler_does_saturate_so_the_test_above_is_about_something() -> Non
     both = {1 - LARGEST_TOTAL, LARGEST_TOTAL - 1}
     assert set(laplace_on_vector(np.full(200, -(2**61)), 1e30).tolist()) == both
 
-
-# Bad input.
 
 SCALES = [0.0, -1.0, math.nan, math.inf, True, "1"]
 INTEGERS = np.zeros((2, 2), dtype=np.int64)

@@ -26,9 +26,8 @@ table = UserTable(300)
 
 
 def measured(script: str) -> list[int]:
-    ran = subprocess.run(
-        [sys.executable, "-c", MEASURED + script], capture_output=True, text=True, check=False, timeout=250
-    )
+    command = [sys.executable, "-c", MEASURED + script]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=250)
     assert ran.returncode == 0, ran.stderr
     return [int(word) for word in ran.stdout.split()]
 
