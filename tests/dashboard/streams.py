@@ -232,9 +232,7 @@ def make_stream(
     made = MadeStream(settings, find_topics(settings.kafka, settings.stream).topic_id, partitions)
     if cap is not None:
         entry = Opened(
-            topic_id=made.topic_id,
-            topic=settings.stream.input,
-            cap=Cap(epsilon=cap[0], delta=cap[1]),
+            topic_id=made.topic_id, topic=settings.stream.input, cap=Cap(epsilon=cap[0], delta=cap[1])
         )
         made.head = entry_hash(open_ledger(settings.kafka, entry, settings.stream.ledger_topic))
     in_ledger = 0 if cap is None else releases if ledger_batches is None else min(ledger_batches, releases)

@@ -217,10 +217,7 @@ class Deployment:
         service = self.services[name]
         command = self.sandbox(service).command(*self._command(service, extra))
         service.process = Child(
-            command,
-            log=self.directory / f"{name}.log",
-            cwd=self.directory,
-            env=self.environment(service),
+            command, log=self.directory / f"{name}.log", cwd=self.directory, env=self.environment(service)
         )
         return service
 

@@ -283,9 +283,7 @@ class Stream:
 
     def open(self, cap: tuple[str, str]) -> None:
         entry = Opened(
-            topic_id=self.topic_id,
-            topic=self.settings.stream.input,
-            cap=Cap(epsilon=cap[0], delta=cap[1]),
+            topic_id=self.topic_id, topic=self.settings.stream.input, cap=Cap(epsilon=cap[0], delta=cap[1])
         )
         # A busy cluster may need longer than the time after which a worker asks another broker.
         patient = self.settings.kafka.model_copy(update={"request_timeout_ms": int(LIMIT * 1000)})

@@ -82,11 +82,7 @@ def test_what_ends_one_stream_does_not_end_the_others(
     # Its records have half of the cap left, which is not enough for a batch.
     half = Charge(epsilon="1/2", delta="1/10000000")
     charge_records(poor.settings.kafka, poor.settings.stream.input, "census", half, None, "a histogram")
-    settings = [
-        good.settings,
-        poor.settings,
-        strange.changed(cap={"epsilon": "7", "delta": "1e-6"}),
-    ]
+    settings = [good.settings, poor.settings, strange.changed(cap={"epsilon": "7", "delta": "1e-6"})]
     child = Child(settings, tmp_path / "worker")
     try:
         assert child.ends() == 3
@@ -109,10 +105,7 @@ def test_all_streams_of_a_killed_process_are_taken_over(
     children = [Child(settings, tmp_path / "a"), Child(settings, tmp_path / "b")]
     try:
         # Two processes share the streams, in any distribution.
-        wait_for(
-            "leaders",
-            lambda: all(any(f"leading stream {n}" in c.log for c in children) for n in names),
-        )
+        wait_for("leaders", lambda: all(any(f"leading stream {n}" in c.log for c in children) for n in names))
         for stream in streams:
             stream.produce_vectors(stream.vectors(100))
         wait_for(

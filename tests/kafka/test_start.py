@@ -36,9 +36,7 @@ def starts_of(stream: Stream) -> dict[int, int]:
     return {p.partition: p.offset for p in entry.positions}
 
 
-def test_a_stream_on_spent_records_is_told_of_the_way_out_and_takes_it(
-    make_stream: MakeStream,
-) -> None:
+def test_a_stream_on_spent_records_is_told_of_the_way_out_and_takes_it(make_stream: MakeStream) -> None:
     first = make_stream(**HOW)
     first.produce_vectors(first.vectors(60))
     first.run()

@@ -81,10 +81,7 @@ def test_who_chooses_each_charge_from_what_is_left_never_passes_a_basic_cap(
     for number, (of_epsilon, of_delta, more, users) in enumerate(steps):
         left, left_delta = epsilon - spent_epsilon, delta - spent_delta
         promise = OF_USERS if users else PROMISE
-        for too_much in (
-            Charge(epsilon=left + more, delta=0),
-            Charge(epsilon=0, delta=left_delta + more),
-        ):
+        for too_much in (Charge(epsilon=left + more, delta=0), Charge(epsilon=0, delta=left_delta + more)):
             job = f"greedy {number} {too_much.epsilon}"
             assert not log.reserve(job, span(0, 1), charge=too_much, promise=promise).accepted
         cost = Charge(epsilon=left * of_epsilon, delta=left_delta * of_delta)

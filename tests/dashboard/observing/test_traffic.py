@@ -59,9 +59,7 @@ def test_older_points_are_farther_apart_and_their_number_is_bounded() -> None:
 
 
 samples = st.lists(
-    st.tuples(st.floats(0.1, 100_000), st.integers(0, 10**6), st.integers(0, 10**6)),
-    min_size=1,
-    max_size=60,
+    st.tuples(st.floats(0.1, 100_000), st.integers(0, 10**6), st.integers(0, 10**6)), min_size=1, max_size=60
 )
 
 

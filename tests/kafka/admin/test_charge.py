@@ -161,10 +161,7 @@ def test_of_two_charges_at_once_the_logs_order_decides(
         ({"ranges": [OffsetSpan(partition=3, start=0, end=1)]}, "has partitions 0 to 2"),
         ({"ranges": [OffsetSpan(partition=0, start=4, end=4)]}, "the end must be above the start"),
         ({"ranges": [OffsetSpan(partition=0, start=5, end=4)]}, "the end must be above the start"),
-        (
-            {"ranges": [OffsetSpan(partition=0, start=0, end=11)]},
-            "has offsets 0 to 9, and only existing",
-        ),
+        ({"ranges": [OffsetSpan(partition=0, start=0, end=11)]}, "has offsets 0 to 9, and only existing"),
         ({"ranges": [OffsetSpan(partition=0, start=s, end=s + 1) for s in (0, 1)]}, "is given twice"),
     ],
     ids=str,
@@ -267,10 +264,7 @@ def test_the_command_charges_and_the_others_show_it(make_stream: MakeStream) -> 
     done = run(stream, *base, "--range", "0:2:6", "--partition", "2", "--from", "0", "--to", "4", "--json")
     assert done.exit_code == 0, done.output
     facts = json.loads(done.stdout)
-    assert facts["ranges"] == [
-        {"partition": 0, "start": 2, "end": 6},
-        {"partition": 2, "start": 0, "end": 4},
-    ]
+    assert facts["ranges"] == [{"partition": 0, "start": 2, "end": 6}, {"partition": 2, "start": 0, "end": 4}]
     assert facts["left"] == {"epsilon": "1/2", "delta": "9/10000000"}
     assert (
         f"8 offsets of {stream.settings.stream.input} charged"

@@ -536,8 +536,7 @@ def test_a_job_whose_releases_topic_is_gone_is_a_problem(make_stream: MakeStream
     with KafkaAdminClient(bootstrap_servers=stream.settings.kafka.bootstrap_servers) as admin:
         admin.delete_topics([stream.settings.stream.releases_topic])
         wait_for(
-            "the topic to be gone",
-            lambda: stream.settings.stream.releases_topic not in admin.list_topics(),
+            "the topic to be gone", lambda: stream.settings.stream.releases_topic not in admin.list_topics()
         )
     report = verify_ledger(stream.settings.kafka, stream.settings.stream.input)
     assert len(report.problems) == 1

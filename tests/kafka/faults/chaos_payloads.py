@@ -104,10 +104,7 @@ BAD: dict[str, Callable[[np.ndarray], Payload]] = {
     "JSON too short": lambda x: (json.dumps({"x": x[0, :-1].tolist()}).encode(), _JSON),
     "JSON of texts": lambda x: (json.dumps({"x": [str(v) for v in x[0]]}).encode(), _JSON),
     "JSON of NaN": lambda x: (json.dumps({"x": [float("nan")] * x.shape[1]}).encode(), _JSON),
-    "JSON of 3,000 digits": lambda x: (
-        b'{"x": [' + b"9" * 3000 + b", 0" * (x.shape[1] - 1) + b"]}",
-        _JSON,
-    ),
+    "JSON of 3,000 digits": lambda x: (b'{"x": [' + b"9" * 3000 + b", 0" * (x.shape[1] - 1) + b"]}", _JSON),
     "JSON of two keys": lambda x: (json.dumps({"x": x[0].tolist(), "y": 1}).encode(), _JSON),
     "JSON of null": lambda x: (b"null", _JSON),
     "JSON not in UTF-8": lambda x: (b'{"x": [\xff\xfe]}', _JSON),

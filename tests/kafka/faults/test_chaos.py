@@ -361,10 +361,7 @@ FORGERIES: dict[str, tuple[Forgery, str]] = {
     ),
     "a range overlaps": (lambda f: change_range(f, end=1), "the one before ends at|counts|is charged"),
     "a count is wrong": (lambda f: change_range(f, count=1), "counts [0-9]+ of"),
-    "a lower cap": (
-        lambda f: change(f.ledger, 0, cap={"epsilon": "149/100", "delta": "1"}),
-        "is charged",
-    ),
+    "a lower cap": (lambda f: change(f.ledger, 0, cap={"epsilon": "149/100", "delta": "1"}), "is charged"),
     "a release is lost": (lambda f: f.releases["chaos-2"].__delitem__(3), "RELEASED without a release"),
     "a release is there twice": (
         lambda f: f.releases["chaos-2"].insert(3, f.releases["chaos-2"][3]),

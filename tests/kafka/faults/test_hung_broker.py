@@ -44,11 +44,7 @@ STOP_SECONDS = max(2 * REQUEST_MS, TRANSACTION_MS + 10_000) / 1000 + 5
 10 s after the broker has aborted the transaction.
 """
 
-INTERNAL = {
-    "cleanup.policy": "compact",
-    "compression.type": "producer",
-    "segment.bytes": str(100 * 2**20),
-}
+INTERNAL = {"cleanup.policy": "compact", "compression.type": "producer", "segment.bytes": str(100 * 2**20)}
 
 
 def step_called(method: str, name: str) -> str:
@@ -139,9 +135,7 @@ def struck(
             found[topic] = Struck(stream, worker, step)
         for each in found.values():
             wait_for(
-                each.step,
-                lambda each=each: each.worker.has("struck"),
-                seen=lambda each=each: each.worker.log,
+                each.step, lambda each=each: each.worker.has("struck"), seen=lambda each=each: each.worker.log
             )
         cluster.stop(STRUCK_NODE)
         for each in found.values():

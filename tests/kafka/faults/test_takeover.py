@@ -241,9 +241,7 @@ def test_a_changed_batch_size_still_finishes_the_open_batch(make_stream: MakeStr
     assert [r.records for r in stream.releases()][:3] == [40, 80, 100]
 
 
-def test_a_position_that_retention_deleted_is_an_error_with_nothing_charged(
-    make_stream: MakeStream,
-) -> None:
+def test_a_position_that_retention_deleted_is_an_error_with_nothing_charged(make_stream: MakeStream) -> None:
     stream = make_stream(**ENDLESS)
     stream.produce_vectors(stream.vectors(60))
     first = stream.start()

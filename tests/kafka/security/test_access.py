@@ -42,11 +42,7 @@ from streaming_pca.service.commit.verification import verify_ledger
 from streaming_pca.service.election import Election
 from streaming_pca.service.errors import NotPermitted, SessionLost, TopicError
 from streaming_pca.service.kafka.authorization import in_one_line
-from streaming_pca.service.kafka.clients import (
-    BrokerUnreachable,
-    admin_client,
-    transactional_producer,
-)
+from streaming_pca.service.kafka.clients import BrokerUnreachable, admin_client, transactional_producer
 from streaming_pca.service.topics.find import existing_topics, find_topics
 from streaming_pca.service.topics.output import find_output
 from tests.kafka.child import Strike
@@ -201,10 +197,7 @@ def show_dashboard(place: Place, settings: Settings) -> None:
     observer = Observer([settings])
     observer.start()
     try:
-        wait_for(
-            "the dashboard",
-            lambda: observer.overview().connection.loaded or _problem_of(observer),
-        )
+        wait_for("the dashboard", lambda: observer.overview().connection.loaded or _problem_of(observer))
         if (problem := _problem_of(observer)) is not None:
             raise SessionLost(problem)
         assert observer.stream(settings.stream.name).batches.released == 3

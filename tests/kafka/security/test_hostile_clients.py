@@ -100,9 +100,7 @@ def test_what_a_client_cannot_parse_is_a_record_in_its_place(make_stream: MakeSt
 def test_a_key_counts_whatever_the_headers_are(make_stream: MakeStream) -> None:
     """A user counted with a header that is not text does not count again."""
     stream = make_stream(
-        partitions=1,
-        privacy_unit="user",
-        options={"n_records": 400, "n_batches": 2, "clip_radius": 1e6},
+        partitions=1, privacy_unit="user", options={"n_records": 400, "n_batches": 2, "clip_radius": 1e6}
     )
     x = stream.vectors(400)
     names = [b"user %d" % (i % 200) for i in range(400)]

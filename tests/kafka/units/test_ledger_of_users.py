@@ -33,12 +33,7 @@ def reserve(stream: Stream, job: str, start: int, unit: str) -> bool:
                 batch=1,
                 previous=self.log.ledger.head(job),
                 ranges=(OffsetRange(partition=0, start=start, end=start + 5, count=5),),
-                promise={
-                    "privacy_unit": unit,
-                    "contributions_per_user": 1,
-                    "epsilon": 0.5,
-                    "delta": 1e-7,
-                },
+                promise={"privacy_unit": unit, "contributions_per_user": 1, "epsilon": 0.5, "delta": 1e-7},
                 parameters={"mechanism": "private-oja", "sigma_over_sensitivity": 9.0},
                 charge=HALF,
             )
