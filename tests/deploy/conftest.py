@@ -18,13 +18,12 @@ from kafka.admin import UserScramCredentialUpsertion
 from streaming_pca.admin.access import ROLES, Role, apply_permissions, permissions, topic_ids
 from streaming_pca.config.kafka import KafkaSettings
 from streaming_pca.config.settings import Settings
-from streaming_pca.dev.jars import KafkaUnavailable
 from streaming_pca.service.kafka.clients import admin_client
-from tests.conftest import SHORT_LIVED, installation
+from tests.conftest import SHORT_LIVED
 from tests.deploy.compose import Deployment
 from tests.deploy.dockerfile import Image
 from tests.deploy.sandbox import require
-from tests.deploy.tools import missing, tool
+from tests.deploy.tools import tool
 from tests.java_archive import archive_options
 from tests.kafka.faulty_cluster import FaultyCluster
 from tests.kafka.security.secured import pem_of
@@ -48,15 +47,14 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Image:
 
 
 @pytest.fixture(scope="module")
-def deployment(image: Image, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+def deployment(
+    image: Image, kafka_installation: tuple[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Deployment]:
     """Return the services of docker-compose.yml, none of them started."""
-    found = installation()
-    if isinstance(found, KafkaUnavailable):
-        raise missing(found.reason, found.detail)
     tool("prometheus")
     require()
-    options = archive_options(*found, SHORT_LIVED)
-    made = Deployment(tmp_path_factory.mktemp("deployment"), image, *found, options)
+    options = archive_options(*kafka_installation, SHORT_LIVED)
+    made = Deployment(tmp_path_factory.mktemp("deployment"), image, *kafka_installation, options)
     yield made
     made.destroy()
 

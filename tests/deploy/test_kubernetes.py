@@ -416,7 +416,6 @@ def cluster(
             pod.process.kill()
 
 
-@pytest.mark.kafka
 @pytest.mark.timeout(600)
 def test_the_pods_run_answer_their_probes_and_end_in_time(cluster: Cluster) -> None:
     job = cluster.pod("streaming-pca-topics")

@@ -20,7 +20,7 @@ from tests.deploy.tools import tool
 from tests.deploy.watched import RULES, RUNBOOKS, Watched
 from tests.waiting import wait_for
 
-pytestmark = [pytest.mark.kafka, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.timeout(900)
 
 # Alert, worker, and the stream with the fault that watched.py causes.
 FAULTS = [

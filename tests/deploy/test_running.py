@@ -25,7 +25,7 @@ from tests.deploy.compose import NOT_HERE, Deployment, bytes_of
 from tests.deploy.tools import ROOT
 from tests.waiting import wait_for
 
-pytestmark = [pytest.mark.kafka, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.timeout(600)
 
 STREAM = "flights-pca"
 CONFIG = "/etc/streaming-pca/flights.toml"

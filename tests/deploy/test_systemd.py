@@ -286,7 +286,6 @@ def units(
             each.process.kill()
 
 
-@pytest.mark.kafka
 @pytest.mark.timeout(600)
 def test_the_units_commands_run_under_their_restrictions(units: tuple[str, dict[str, Unit]]) -> None:
     address, made = units
@@ -314,7 +313,6 @@ def test_the_units_commands_run_under_their_restrictions(units: tuple[str, dict[
     assert kernels, "kernels are kept where the unit says"
 
 
-@pytest.mark.kafka
 def test_the_restrictions_are_real(units: tuple[str, dict[str, Unit]]) -> None:
     _, made = units
     worker = made["streaming-pca"]

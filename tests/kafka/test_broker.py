@@ -55,7 +55,6 @@ def test_what_goes_into_the_embedded_broker_comes_out(embedded_bootstrap: str, u
     round_trip(embedded_bootstrap, unique_name("round-trip"))
 
 
-@pytest.mark.kafka
 def test_aborted_records_are_not_seen(kafka_bootstrap: str, unique_name: Name) -> None:
     topic = unique_name("aborted")
     partition = create(kafka_bootstrap, topic)
@@ -71,7 +70,6 @@ def test_aborted_records_are_not_seen(kafka_bootstrap: str, unique_name: Name) -
     assert read(kafka_bootstrap, partition, 2, "read_uncommitted") == [b"aborted", b"committed"]
 
 
-@pytest.mark.kafka
 def test_a_second_producer_of_the_same_id_fences_the_first(kafka_bootstrap: str, unique_name: Name) -> None:
     topic, identity = unique_name("fenced"), unique_name("t")
     partition = create(kafka_bootstrap, topic)
@@ -93,7 +91,6 @@ def test_a_second_producer_of_the_same_id_fences_the_first(kafka_bootstrap: str,
     assert read(kafka_bootstrap, partition, 1, "read_committed") == [b"of its successor"]
 
 
-@pytest.mark.kafka
 def test_a_message_of_sixteen_megabytes_passes(kafka_bootstrap: str, unique_name: Name) -> None:
     topic, size = unique_name("large"), 16 * 2**20
     partition = create(kafka_bootstrap, topic)
@@ -103,7 +100,6 @@ def test_a_message_of_sixteen_megabytes_passes(kafka_bootstrap: str, unique_name
     assert len(value) == size
 
 
-@pytest.mark.kafka
 def test_a_topic_is_not_created_by_asking_for_it(kafka_bootstrap: str, unique_name: Name) -> None:
     topic = unique_name("absent")
     with KafkaConsumer(bootstrap_servers=kafka_bootstrap) as consumer:
@@ -111,7 +107,6 @@ def test_a_topic_is_not_created_by_asking_for_it(kafka_bootstrap: str, unique_na
         assert topic not in consumer.topics()
 
 
-@pytest.mark.kafka
 def test_retention_deletes_within_seconds(kafka_bootstrap: str, unique_name: Name) -> None:
     topic = unique_name("short-lived")
     partition = create(kafka_bootstrap, topic, **{"retention.ms": "1000", "segment.ms": "1000"})

@@ -35,8 +35,6 @@ from tests.kafka.stream import OCTETS, Stream, check_books, run_together
 from tests.service.kafka.test_record_batches import TP
 from tests.waiting import LIMIT, wait_for
 
-pytestmark = [pytest.mark.kafka]
-
 NAMES = ("none", "gzip", "snappy", "lz4", "zstd")
 
 

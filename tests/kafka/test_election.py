@@ -11,14 +11,11 @@ import threading
 import time
 from collections.abc import Callable
 
-import pytest
 from kafka import KafkaAdminClient
 
 from streaming_pca.config.kafka import KafkaSettings
 from streaming_pca.service.election import Election
 from tests.waiting import LIMIT, wait_for
-
-pytestmark = [pytest.mark.kafka]
 
 Name = Callable[[str], str]
 SESSION_MS = 2000

@@ -37,8 +37,6 @@ from tests.kafka.stream import (
 from tests.service.contract import check_messages
 from tests.waiting import LIMIT, wait_for
 
-pytestmark = pytest.mark.kafka
-
 MakeStream = Callable[..., Stream]
 
 OJA: dict[str, Any] = {

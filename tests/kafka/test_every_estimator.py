@@ -76,7 +76,6 @@ def streams(kafka_bootstrap: str, unique_name: Callable[[str], str], tmp_path: P
     return made
 
 
-@pytest.mark.kafka
 def test_every_estimator_runs_through_a_take_over(
     streams: list[Stream], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -191,7 +190,6 @@ def check_commands(streams: list[Stream], directory: Path, capfd: pytest.Capture
         assert facts["last_release"]["outcome"] in {None, *Outcome}
 
 
-@pytest.mark.kafka
 def test_a_stream_that_is_not_private_is_refused_under_a_finite_cap(
     kafka_bootstrap: str, unique_name: Callable[[str], str], tmp_path: Path
 ) -> None:

@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-import pytest
 
 from streaming_pca.data.array_batch import _BLOCK_ENTRIES
 from streaming_pca.kernels.threads import thread_count
 from streaming_pca.service.input.partition_reader import _FETCH_BYTES
 from tests.kafka.stream import Stream, check_books
-
-pytestmark = [pytest.mark.kafka]
 
 DIM = 256
 ROWS = 8

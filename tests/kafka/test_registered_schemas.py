@@ -25,8 +25,6 @@ from tests.service.registry.java_producer import produce_avro
 from tests.service.registry.producers import Producer, id_of, record_type
 from tests.waiting import wait_for
 
-pytestmark = pytest.mark.kafka
-
 MakeStream = Callable[..., Stream]
 
 COUNT = 60

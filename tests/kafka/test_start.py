@@ -20,8 +20,6 @@ from tests.kafka.child import Strike
 from tests.kafka.stream import Stream, check_books, ranges_of, start_together
 from tests.waiting import LIMIT, wait_for
 
-pytestmark = pytest.mark.kafka
-
 MakeStream = Callable[..., Stream]
 HOW = {"partitions": 2, "options": {"n_records": 60, "n_batches": 1}}
 

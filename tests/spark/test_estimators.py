@@ -35,8 +35,6 @@ from tests.spark.conftest import LocalSession
 from tests.spark.noise import HashedSampler
 from tests.spark.streams import LOCAL, OF_REPORTS, PROMISE, on_cluster, read_all, reports
 
-pytestmark = [pytest.mark.kafka]
-
 BATCHES = 2
 SETTINGS = TABLE | OF_REPORTS
 

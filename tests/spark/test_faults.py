@@ -29,7 +29,7 @@ from tests.spark.streams import (
 )
 from tests.waiting import wait_for
 
-pytestmark = [pytest.mark.kafka, pytest.mark.timeout(1500)]
+pytestmark = pytest.mark.timeout(1500)
 
 WORKER: dict[str, Any] = {"stop_when_done": True, "step_deadline_seconds": 300}
 

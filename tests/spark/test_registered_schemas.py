@@ -16,7 +16,7 @@ from tests.service.registry.apicurio import Apicurio
 from tests.service.registry.producers import Producer, id_of, record_type
 from tests.spark.streams import LOCAL, SELDOM, SHORT, Runners, check_same, wait_for_batches
 
-pytestmark = [pytest.mark.kafka, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.timeout(900)
 
 COUNT = 40
 """Records per batch."""

@@ -19,7 +19,7 @@ from tests.spark.cluster import SparkCluster
 from tests.spark.driver import Hold
 from tests.spark.streams import LOCAL, OF_REPORTS, PROMISE, Making, Runners, check_sets, on_cluster, reports
 
-pytestmark = [pytest.mark.kafka, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.timeout(900)
 
 CHOSEN = ("adaptive", "block", "k-dp-ojas", "oja", "private-oja")
 """Some of each kind: with many jobs or one job a batch, and some that learn on the driver."""

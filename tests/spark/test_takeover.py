@@ -13,7 +13,7 @@ from tests.spark.driver import Hold
 from tests.spark.streams import LOCAL, SHORT, Making, Runner, Runners, at_once, check_same, wait_for_batches
 from tests.waiting import wait_for
 
-pytestmark = [pytest.mark.kafka, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.timeout(900)
 
 ENDLESS: dict[str, Any] = {
     "partitions": 2,

@@ -35,7 +35,7 @@ from tests.spark.streams import (
 )
 from tests.waiting import LIMIT
 
-pytestmark = [pytest.mark.kafka, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.timeout(900)
 
 BATCHES = 2
 KINDS = ("service", "spark")

@@ -23,8 +23,6 @@ from streaming_pca.service.errors import TopicError
 from tests.dashboard.streams import MadeStream
 from tests.waiting import wait_for
 
-pytestmark = pytest.mark.kafka
-
 Observe = Callable[..., Observer]
 Make = Callable[..., MadeStream]
 

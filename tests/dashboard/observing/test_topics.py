@@ -56,7 +56,6 @@ def hostile(stream: MadeStream) -> list[bytes]:
     ]
 
 
-@pytest.mark.kafka
 def test_messages_that_are_no_releases_are_counted(make: Make, observe: Observe) -> None:
     stream = make(releases=1)
     messages = hostile(stream)
@@ -89,7 +88,6 @@ def test_messages_that_are_no_releases_are_counted(make: Make, observe: Observe)
         observer.release(stream.name, 2)
 
 
-@pytest.mark.kafka
 def test_a_ledger_with_a_message_that_is_no_entry_is_a_problem(make: Make, observe: Observe) -> None:
     sound, broken = make(releases=1), make(releases=1)
     observer = observe(sound, broken)
@@ -104,7 +102,6 @@ def test_a_ledger_with_a_message_that_is_no_entry_is_a_problem(make: Make, obser
     assert observer.overview().connection.ok
 
 
-@pytest.mark.kafka
 def test_an_error_in_a_thread_is_told_and_the_thread_goes_on(
     make: Make, observe: Observe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -126,7 +123,6 @@ def test_an_error_in_a_thread_is_told_and_the_thread_goes_on(
     wait_for("the history", lambda: observer.history(stream.name).batch == [1, 2, 3, 4])
 
 
-@pytest.mark.kafka
 def test_missing_topics_are_a_problem_until_they_are_there(
     kafka_bootstrap: str, make: Make, observe: Observe, unique_name: Callable[[str], str]
 ) -> None:
@@ -148,7 +144,6 @@ def test_missing_topics_are_a_problem_until_they_are_there(
     assert observer.release(name)[0] == made.values[-1]
 
 
-@pytest.mark.kafka
 def test_topics_made_anew_are_read_from_their_beginnings(
     kafka_bootstrap: str, make: Make, observe: Observe
 ) -> None:
@@ -192,7 +187,6 @@ def _made_again(bootstrap: str, name: str) -> MadeStream | None:
     return made
 
 
-@pytest.mark.kafka
 def test_releases_that_retention_deletes_are_gone(make: Make, observe: Observe) -> None:
     stream = make(releases=6)
     observer = observe(stream)
@@ -219,7 +213,6 @@ def test_releases_that_retention_deletes_are_gone(make: Make, observe: Observe) 
     assert fresh.history(stream.name).batch == [7]
 
 
-@pytest.mark.kafka
 def test_a_ledger_that_lost_entries_says_nothing(make: Make, observe: Observe) -> None:
     stream = make(releases=2)
     observer = observe(stream)
@@ -230,7 +223,6 @@ def test_a_ledger_that_lost_entries_says_nothing(make: Make, observe: Observe) -
     assert observe(stream).stream(stream.name).problem == problem
 
 
-@pytest.mark.kafka
 def test_an_older_release_is_looked_up_in_the_topic(make: Make, observe: Observe) -> None:
     stream = make(releases=60, ledger_batches=2)
     aborted = stream.next_release().to_bytes()
@@ -252,7 +244,6 @@ def test_an_older_release_is_looked_up_in_the_topic(make: Make, observe: Observe
     wait_for("the history", lambda: observer.history(stream.name).batch == list(range(75, 85)))
 
 
-@pytest.mark.kafka
 def test_a_release_larger_than_what_is_held_is_read_again(make: Make, observe: Observe) -> None:
     large, small = make(releases=2, dim=4096, rank=64), make(releases=1)
     assert len(large.values[1]) > LATEST_BYTES
@@ -283,7 +274,6 @@ def test_the_embedded_broker_will_do(
     wait_for("the history", lambda: all(observer.history(s.name).batch == [1, 2, 3, 4] for s in streams))
 
 
-@pytest.mark.kafka
 def test_the_rows_of_a_ledger_are_bounded(
     make: Make, observe: Observe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -298,7 +288,6 @@ def test_the_rows_of_a_ledger_are_bounded(
     assert observer.stream(stream.name).records == 1000
 
 
-@pytest.mark.kafka
 def test_new_partitions_are_part_of_the_lag(make: Make, observe: Observe) -> None:
     stream = make(releases=1, partitions=1)
     observer = observe(stream)
@@ -311,7 +300,6 @@ def test_new_partitions_are_part_of_the_lag(make: Make, observe: Observe) -> Non
     wait_for("the lag", lambda: observer.stream(stream.name).lag.total == 4)  # type: ignore[union-attr]
 
 
-@pytest.mark.kafka
 def test_twenty_streams_take_one_thread(
     kafka_bootstrap: str, observe: Observe, unique_name: Callable[[str], str]
 ) -> None:

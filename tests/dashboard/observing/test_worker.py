@@ -8,15 +8,11 @@ from contextlib import closing
 from functools import partial
 from pathlib import Path
 
-import pytest
-
 from streaming_pca.admin.watch import FollowedRelease, follow_releases
 from streaming_pca.dashboard.models import Batches
 from streaming_pca.dashboard.observing.observer import Observer
 from tests.kafka.stream import Stream
 from tests.waiting import wait_for
-
-pytestmark = [pytest.mark.kafka]
 
 
 def test_it_shows_what_a_worker_does(

@@ -34,8 +34,6 @@ from tests.kafka.stream import Stream, killed
 from tests.privacy.ledger.test_ledger import PARAMETERS
 from tests.waiting import LIMIT
 
-pytestmark = pytest.mark.kafka
-
 MakeStream = Callable[..., Stream]
 HALF = Charge(epsilon="1/2", delta="1e-7")
 CENSUS = {"job": "census", "charge": HALF, "ranges": None, "reason": "a histogram"}

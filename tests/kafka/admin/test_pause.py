@@ -53,8 +53,6 @@ from tests.kafka.stream import Stream, killed
 from tests.privacy.ledger.test_ledger import PARAMETERS
 from tests.waiting import LIMIT, wait_for
 
-pytestmark = pytest.mark.kafka
-
 MakeStream = Callable[..., Stream]
 CHARGE = Charge(epsilon=1, delta="1e-6")
 ENDLESS: dict[str, Any] = {

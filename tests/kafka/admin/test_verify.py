@@ -22,8 +22,6 @@ from tests.kafka.admin.test_pause import Leader
 from tests.kafka.stream import Stream
 from tests.waiting import LIMIT, wait_for
 
-pytestmark = pytest.mark.kafka
-
 MakeStream = Callable[..., Stream]
 
 

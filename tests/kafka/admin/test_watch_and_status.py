@@ -6,13 +6,9 @@ import signal
 from collections.abc import Callable
 from contextlib import closing
 
-import pytest
-
 from streaming_pca.admin.broker_status import describe_status
 from streaming_pca.admin.watch import FollowedRelease, follow_releases
 from tests.kafka.stream import Stream
-
-pytestmark = [pytest.mark.kafka]
 
 
 def test_they_agree_with_what_a_worker_does(make_stream: Callable[..., Stream]) -> None:

@@ -29,7 +29,9 @@ def first_digits() -> int:
 
 
 @pytest.fixture(scope="session")
-def three_brokers(request: pytest.FixtureRequest, first_digits: int) -> Iterator[FaultyCluster]:
+def three_brokers(
+    kafka_installation: object, request: pytest.FixtureRequest, first_digits: int
+) -> Iterator[FaultyCluster]:
     """Yield three brokers, each with a second address for the link (`test_slow_link.py`)."""
     listeners = LISTENERS.format(near=NEAR, far=FAR, behind=BEHIND, first_digits=first_digits)
     with ExitStack() as stack:

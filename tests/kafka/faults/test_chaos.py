@@ -38,8 +38,6 @@ from tests.kafka.stream import Stream
 from tests.kafka.three_brokers import revive
 from tests.waiting import wait_for
 
-pytestmark = [pytest.mark.kafka]
-
 PARTITIONS = 3
 DIM = 4
 CAP = ("3/2", "3e-6")

@@ -26,7 +26,7 @@ from tests.kafka.faulty_cluster import FaultyCluster
 from tests.kafka.three_brokers import MakeCluster, Trial, coordinator, hold
 from tests.waiting import wait_for
 
-pytestmark = [pytest.mark.kafka, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.timeout(900)
 
 AHEAD, BEHIND = 3700, -3700
 """Seconds: just over an hour, which is a common limit of brokers."""

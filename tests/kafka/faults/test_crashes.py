@@ -22,8 +22,6 @@ from tests.kafka.child import Strike
 from tests.kafka.stream import Stream, all_at_once, check_books
 from tests.waiting import wait_for
 
-pytestmark = [pytest.mark.kafka]
-
 MakeStream = Callable[..., Stream]
 AT_ONCE = 8
 SECONDS = 240

@@ -22,7 +22,7 @@ from tests.kafka.stream import check_books
 from tests.kafka.three_brokers import MakeCluster, Trial
 from tests.waiting import wait_for
 
-pytestmark = [pytest.mark.kafka, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.timeout(900)
 
 SMALL_MIB, LARGE_MIB = 96, 512
 LEFT_KIB = 64

@@ -32,8 +32,6 @@ from tests.kafka.faulty_cluster import FaultyCluster
 from tests.kafka.stream import Child, Stream, check_books
 from tests.waiting import wait_for
 
-pytestmark = [pytest.mark.kafka]
-
 MakeCluster = Callable[..., FaultyCluster]
 
 REQUEST_MS = 1500

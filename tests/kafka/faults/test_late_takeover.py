@@ -21,8 +21,6 @@ from tests.kafka.faults.test_crashes import STEPS
 from tests.kafka.stream import Stream, check_books
 from tests.waiting import wait_for
 
-pytestmark = [pytest.mark.kafka]
-
 MakeStream = Callable[..., Stream]
 
 ENDLESS: dict[str, Any] = {

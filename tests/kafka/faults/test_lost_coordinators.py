@@ -17,7 +17,7 @@ from tests.kafka.stream import check_books
 from tests.kafka.three_brokers import PARTITIONS, Trial, coordinator, hold
 from tests.waiting import wait_for
 
-pytestmark = [pytest.mark.kafka, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.timeout(900)
 
 TRANSACTIONS, GROUPS = "__transaction_state", "__consumer_offsets"
 

@@ -15,8 +15,6 @@ from tests.kafka.admin.test_backup import delete, export, restore
 from tests.kafka.faulty_cluster import FaultyCluster
 from tests.kafka.stream import Stream
 
-pytestmark = [pytest.mark.kafka]
-
 MakeCluster = Callable[..., FaultyCluster]
 ENDLESS: dict[str, Any] = {
     "partitions": 1,

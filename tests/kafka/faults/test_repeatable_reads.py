@@ -22,7 +22,7 @@ from tests.kafka.faulty_cluster import FaultyCluster
 from tests.kafka.three_brokers import DIM, PARTITIONS, coordinator, hold, revive
 from tests.waiting import LIMIT, wait_for
 
-pytestmark = [pytest.mark.kafka, pytest.mark.soak, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(900)]
 
 KILLS, PRODUCERS, TOPIC = 6, 3, "in-repeatable"
 Records = dict[int, bytes | None]

@@ -19,7 +19,7 @@ from tests.kafka.projecting import Projecting, publish, written
 from tests.kafka.three_brokers import BEHIND, FAR, NEAR, Trial, hold
 from tests.waiting import LIMIT, wait_for
 
-pytestmark = [pytest.mark.kafka, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.timeout(900)
 
 T = TypeVar("T")
 

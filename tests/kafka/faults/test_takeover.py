@@ -16,8 +16,6 @@ from tests.kafka.child import Strike
 from tests.kafka.stream import Child, Stream, all_at_once, check_books, ranges_of
 from tests.waiting import LIMIT, wait_for
 
-pytestmark = [pytest.mark.kafka]
-
 MakeStream = Callable[..., Stream]
 
 SHORT = {"partitions": 2, "options": {"n_records": 120, "n_batches": 3}}

@@ -53,8 +53,6 @@ from tests.kafka.security.test_connecting import RUN_ALL
 from tests.kafka.stream import Stream, check_books, read_all
 from tests.waiting import LIMIT, wait_for, without_progress
 
-pytestmark = [pytest.mark.kafka]
-
 ROOT = Path(__file__).resolve().parents[3]
 USERS = (*ROLES, "stranger")
 

@@ -31,8 +31,6 @@ from tests.cli.test_app import closed_port, write_config
 from tests.kafka.faulty_cluster import FaultyCluster
 from tests.security.needles import secret
 
-pytestmark = [pytest.mark.kafka]
-
 PROTOCOLS = {
     "CLEAR": "PLAINTEXT",
     "TLS": "SSL",

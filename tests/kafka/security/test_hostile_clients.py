@@ -8,7 +8,6 @@ from contextlib import closing
 from typing import Any
 
 import numpy as np
-import pytest
 from kafka import KafkaAdminClient
 from kafka.admin import ConfigResource
 
@@ -19,8 +18,6 @@ from tests.kafka.security import hostile
 from tests.kafka.security.codecs import CODECS, bomb
 from tests.kafka.stream import Stream, run_together
 from tests.waiting import LIMIT, wait_for
-
-pytestmark = [pytest.mark.kafka]
 
 MakeStream = Callable[..., Stream]
 TWO: dict[str, Any] = {"partitions": 1, "options": {"n_records": 400, "n_batches": 2}}

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import pytest
 from kafka import KafkaAdminClient
 from kafka.admin import ConfigResource
 
@@ -16,8 +15,6 @@ from streaming_pca.privacy.ledger.entries import Reserved
 from streaming_pca.service.input.partition_reader import _FETCH_BYTES
 from tests.kafka.security import hostile
 from tests.kafka.stream import OCTETS, Stream, check_books
-
-pytestmark = [pytest.mark.kafka]
 
 MakeStream = Callable[..., Stream]
 HUGE = 100_000_000

@@ -16,8 +16,6 @@ from tests.kafka.child import Strike
 from tests.kafka.security import hostile
 from tests.kafka.stream import Stream
 
-pytestmark = [pytest.mark.kafka]
-
 MakeStream = Callable[..., Stream]
 TWO: dict[str, Any] = {"partitions": 1, "options": {"n_records": 400, "n_batches": 2}}
 

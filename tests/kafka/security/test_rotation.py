@@ -35,8 +35,6 @@ from tests.kafka.security.streams import BATCH, as_user, create, described, feed
 from tests.kafka.stream import Child, Stream, all_at_once, check_books
 from tests.waiting import wait_for
 
-pytestmark = [pytest.mark.kafka]
-
 SESSION_MS = 6000
 """Time after which the broker closes a connection that has not shown its credentials again."""
 TOKEN_SECONDS = 15.0

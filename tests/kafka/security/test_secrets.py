@@ -33,8 +33,6 @@ from tests.security import unprivileged
 from tests.security.needles import RECORDS, ROW, SECRETS, found_in, search, secret
 from tests.waiting import wait_for
 
-pytestmark = [pytest.mark.kafka]
-
 ROOT = Path(__file__).resolve().parents[3]
 TOKEN, METRICS = secret("http-token"), secret("metrics-token")
 CONFIG = """\

@@ -26,8 +26,6 @@ from tests.kafka.security.secured import (
 from tests.kafka.security.streams import BATCH, as_user, create, described, feed, grant
 from tests.kafka.stream import Stream, all_at_once, check_books
 
-pytestmark = [pytest.mark.kafka]
-
 ROLES = ("operator", "producer", "worker")
 
 

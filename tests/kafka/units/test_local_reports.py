@@ -25,8 +25,6 @@ from tests.cli.command import call
 from tests.kafka.stream import OCTETS, Child, Stream, check_books
 from tests.waiting import LIMIT, wait_for
 
-pytestmark = [pytest.mark.kafka]
-
 MakeStream = Callable[..., Stream]
 
 DIM = 6

@@ -22,8 +22,6 @@ from tests.docs.test_recipes import kafkajs, need
 from tests.kafka.stream import Stream, check_books, run_together
 from tests.waiting import run_to_success, wait_for
 
-pytestmark = pytest.mark.kafka
-
 MakeStream = Callable[..., Stream]
 
 FEATURES: list[dict[str, Any]] = [

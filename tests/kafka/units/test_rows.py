@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pytest
 
 from streaming_pca.data.arrow import stream_of_rows
 from streaming_pca.data.codec import NPY, OCTETS
@@ -18,8 +17,6 @@ from streaming_pca.privacy.ledger.verify import verify_log
 from tests.data.test_codec import npy
 from tests.kafka.child import Strike
 from tests.kafka.stream import Stream, run_together
-
-pytestmark = pytest.mark.kafka
 
 MakeStream = Callable[..., Stream]
 

@@ -19,8 +19,6 @@ from tests.kafka.child import Strike
 from tests.kafka.conftest import MakeStream
 from tests.kafka.stream import Stream, all_at_once, check_books, read_all
 
-pytestmark = pytest.mark.kafka
-
 Capture = pytest.CaptureFixture[str]
 BY_USER: dict[str, Any] = {
     "privacy_unit": "user",
