@@ -37,17 +37,9 @@ from tests.privacy.noise import ScriptedSampler
 
 @dataclass(frozen=True)
 class Strike:
-    """Action of the child against itself, and its moment.
+    """Action of the child against itself, at the ``nth`` occurrence of a step of ``CheckpointWriter``.
 
-    Attributes
-    ----------
-    step : str
-        Name of a step of ``CheckpointWriter``.
-    when : {"before", "after"}
-    nth : int
-        Occurrence of the step, from 1.
-    what : str
-        "SIGKILL", "SIGSTOP", "SIGTERM", or "wait": sleep until a file named ``go`` appears.
+    ``what`` is a signal's name, or "wait": sleep until a file named ``go`` appears.
     """
 
     step: str
@@ -66,13 +58,13 @@ class Strike:
             signal.pthread_kill(threading.get_ident(), getattr(signal, self.what))
 
 
-def install(strike: Strike, directory: Path) -> None:
-    """Patch ``CheckpointWriter._step`` of this process."""
-    original = CheckpointWriter._step
+def install(strike: Strike, directory: Path, writer: Any = CheckpointWriter, method: str = "_step") -> None:
+    """Patch the method that names a writer's steps, in this process."""
+    original = getattr(writer, method)
     reached = 0
 
     @contextmanager
-    def step(self: CheckpointWriter, name: str) -> Iterator[None]:
+    def step(self: Any, name: str) -> Iterator[None]:
         nonlocal reached
         with original(self, name):
             reached += name == strike.step
@@ -83,7 +75,7 @@ def install(strike: Strike, directory: Path) -> None:
             if mine and strike.when == "after":
                 strike.hit(directory)
 
-    replace(CheckpointWriter, "_step", step)
+    replace(writer, method, step)
 
 
 def replace(place: Any, name: str, value: Callable[..., Any]) -> None:

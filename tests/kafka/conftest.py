@@ -10,17 +10,16 @@ import pytest
 
 from tests.kafka.stream import Stream
 
-MakeStream = Callable[..., Stream]
+Make = Callable[..., Stream]
+Name = Callable[[str], str]
+Capture = pytest.CaptureFixture[str]
+Patch = pytest.MonkeyPatch
 
 
 @pytest.fixture
 def make_stream(
-    fork_server: None,
-    kafka_bootstrap: str,
-    unique_name: Callable[[str], str],
-    tmp_path: Path,
-    session_ms: int,
-) -> Iterator[MakeStream]:
+    fork_server: None, kafka_bootstrap: str, unique_name: Name, tmp_path: Path, session_ms: int
+) -> Iterator[Make]:
     """Make streams, and end their children after the test."""
     made: list[Stream] = []
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,12 +15,11 @@ from streaming_pca.config.settings import Settings
 from streaming_pca.data.release import Release
 from streaming_pca.estimators.base import Subspace
 from streaming_pca.service.commit.batch_result import make_release
-from streaming_pca.service.kafka.clients import plain_producer
 from streaming_pca.service.projection.projector import Projector
 from streaming_pca.service.projection.worker import ProjectionOptions, run_projection
-from tests.kafka.child import Strike
+from tests.kafka.child import Strike, install
 from tests.kafka.stream import Child, Stream, Vectors
-from tests.waiting import LIMIT, wait_for
+from tests.waiting import wait_for
 
 __all__ = ["Projecting", "Projection", "publish", "run", "written"]
 
@@ -46,24 +43,8 @@ def main(
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     logging.getLogger("kafka").setLevel(logging.CRITICAL)
     if strike is not None:
-        _install(strike, Path(directory))
+        install(strike, Path(directory), Projector, "_named")
     sys.exit(run_projection(Settings(**settings[0]), options))
-
-
-def _install(strike: Strike, directory: Path) -> None:
-    original = Projector._named
-    reached = 0
-
-    @contextmanager
-    def named(self: Projector, step: str) -> Iterator[None]:
-        nonlocal reached
-        with original(self, step):
-            yield
-            reached += step == strike.step
-            if step == strike.step and reached == strike.nth:
-                strike.hit(directory)
-
-    Projector._named = named  # type: ignore[method-assign]
 
 
 def publish(stream: Stream, batch: int, seed: int | None = None, **changes: Any) -> Release:
@@ -75,8 +56,7 @@ def publish(stream: Stream, batch: int, seed: int | None = None, **changes: Any)
     value = make_release(settings, subspace, batch, 100 * batch)
     if changes:
         value = Release.from_bytes(value).model_copy(update=changes).to_bytes()
-    with closing(plain_producer(stream.settings.kafka)) as producer:
-        producer.send(settings.releases_topic, value, partition=0).get(LIMIT)
+    stream.write(settings.releases_topic, value)
     return Release.from_bytes(value)
 
 
@@ -102,16 +82,9 @@ class Projection:
 
 def written(stream: Stream, output: str, partitions: int) -> list[Projection]:
     """Read all committed messages of the output through another client."""
-    consumer = Consumer(
-        {
-            "bootstrap.servers": stream.settings.kafka.bootstrap_servers,
-            "group.id": f"reader-{output}",
-            "isolation.level": "read_committed",
-            "enable.auto.commit": False,
-            "enable.partition.eof": True,
-            "auto.offset.reset": "earliest",
-        }
-    )
+    how = {"bootstrap.servers": stream.settings.kafka.bootstrap_servers, "group.id": f"reader-{output}"}
+    how |= {"isolation.level": "read_committed", "auto.offset.reset": "earliest"}
+    consumer = Consumer(how | {"enable.auto.commit": False, "enable.partition.eof": True})
     try:
         consumer.assign([TopicPartition(output, p, 0) for p in range(partitions)])
         found: list[Projection] = []

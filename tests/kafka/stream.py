@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import signal
@@ -50,6 +51,7 @@ from streaming_pca.service.kafka.clients import MAX_ANSWER_BYTES, plain_producer
 from streaming_pca.service.topics.find import create_topics, find_topics
 from tests.compiled import wait_until_compiled
 from tests.kafka import child
+from tests.kafka.child import Strike
 from tests.security.needles import ROW
 from tests.service.contract import check_messages
 from tests.waiting import LIMIT, wait_for
@@ -58,6 +60,11 @@ T = TypeVar("T")
 Vectors = NDArray[np.floating]
 
 OCTETS = [("content-type", b"application/octet-stream")]
+ENDLESS: dict[str, Any] = {
+    **{"partitions": 2, "estimator": "private-oja", "centering": "none"},
+    "options": {"clip_radius": 20.0, "batch_size": 40},
+}
+"""Settings of a stream without an end, in batches of 40 records."""
 
 # Processes poll one another's exit status, which can be read only once: threads must not race for it.
 _one_at_a_time = threading.Lock()
@@ -119,8 +126,13 @@ def start_together(*streams: Stream, **how: Any) -> Child:
 
 def run_together(*streams: Stream, **how: Any) -> None:
     """Run one worker on all streams until it ends successfully."""
-    worker = start_together(*streams, **how)
-    assert worker.ends() == 0, worker.log
+    start_together(*streams, **how).ends_well()
+
+
+def run_each(*streams: Stream, **how: Any) -> None:
+    """Run a worker of each stream, concurrently, until they end successfully."""
+    for worker in [stream.start(**how) for stream in streams]:
+        worker.ends_well()
 
 
 def have_released(streams: Iterable[Stream], batches: int = 1) -> bool:
@@ -161,6 +173,11 @@ class Child:
         path = self.directory / "log"
         return path.read_text() if path.exists() else ""
 
+    @property
+    def peak(self) -> int:
+        """Return its largest resident size in bytes, once it has ended."""
+        return int((self.directory / "peak").read_text())
+
     def has(self, mark: str) -> bool:
         return (self.directory / mark).exists()
 
@@ -191,6 +208,38 @@ class Child:
         with _one_at_a_time:
             return self._process.exitcode
 
+    def ends_well(self, seconds: float = LIMIT) -> None:
+        """Wait for the end, which must be a success without a traceback."""
+        assert self.ends(seconds) == 0, self.log
+        assert "Traceback" not in self.log, self.log
+
+    def stop(self) -> None:
+        """Stop it by SIGTERM, and wait for its successful end."""
+        self.signal(signal.SIGTERM)
+        self.ends_well()
+
+    def refusal(self, status: int = 2) -> str:
+        """Wait for the end with a status, and return the only line of an error."""
+        assert self.ends() == status, self.log
+        assert "Traceback" not in self.log, self.log
+        errors = [line for line in self.log.splitlines() if " ERROR " in line or " CRITICAL " in line]
+        assert len(errors) == 1, self.log
+        return errors[0]
+
+    def has_led_on(self) -> None:
+        """Check that it has lost neither the lead nor its session."""
+        assert "no longer leading" not in self.log, self.log
+        assert "session lost" not in self.log, self.log
+
+    def until(self, what: str, probe: Callable[[], object], seconds: float = LIMIT) -> None:
+        """Wait for a condition, which must come before the worker's end."""
+        wait_for(what, lambda: probe() or self.status() is not None, seconds, self.log_and_stacks)
+        assert probe(), f"{what}: {self.log}"
+
+    def strikes(self, seconds: float = LIMIT) -> None:
+        """Wait until it strikes itself."""
+        wait_for("the strike", lambda: self.has("struck"), seconds, self.log_and_stacks)
+
     def logs(self, text: str, seconds: float = LIMIT) -> None:
         """Wait until the log contains a text."""
         wait_for(
@@ -209,21 +258,13 @@ class Child:
 
 @dataclass
 class Stream:
-    """Stream of the tests.
-
-    Attributes
-    ----------
-    settings : Settings
-    topic_id : str
-    partitions : int
-    directory : Path
-        Parent of its children's directories.
-    """
+    """Stream of the tests."""
 
     settings: Settings
     topic_id: str
     partitions: int
     directory: Path
+    """Parent of its children's directories."""
     children: list[Child] = field(default_factory=list)
 
     @classmethod
@@ -242,16 +283,8 @@ class Stream:
         **stream: Any,
     ) -> Stream:
         """Create its topics (not with ``create=False``) and open its ledger (not with ``cap=None``)."""
-        options = {"n_records": 300, "n_batches": 3}
-        base: dict[str, Any] = {
-            "name": name,
-            "input": input or f"in-{name}",
-            "dim": 5,
-            "rank": 2,
-            "epsilon": 1.0,
-            "delta": 1e-6,
-            "options": options,
-        } | stream
+        base: dict[str, Any] = {"name": name, "input": input or f"in-{name}", "dim": 5, "rank": 2}
+        base |= {"epsilon": 1.0, "delta": 1e-6, "options": {"n_records": 300, "n_batches": 3}} | stream
         if "growth" in find(base.get("estimator", DEFAULT_ESTIMATOR)).options_type.model_fields:
             base["options"] = {"growth": 1.0, **base["options"]}
         # Its own group: a killed worker of another test must not delay this election.
@@ -281,10 +314,9 @@ class Stream:
         """Look up the id of the input topic."""
         self.topic_id = find_topics(self.settings.kafka, self.settings.stream).topic_id
 
-    def open(self, cap: tuple[str, str]) -> None:
-        entry = Opened(
-            topic_id=self.topic_id, topic=self.settings.stream.input, cap=Cap(epsilon=cap[0], delta=cap[1])
-        )
+    def open(self, cap: tuple[str, str], **how: Any) -> None:
+        of = Cap(epsilon=cap[0], delta=cap[1])
+        entry = Opened(topic_id=self.topic_id, topic=self.settings.stream.input, cap=of, **how)
         # A busy cluster may need longer than the time after which a worker asks another broker.
         patient = self.settings.kafka.model_copy(update={"request_timeout_ms": int(LIMIT * 1000)})
         open_ledger(patient, entry, self.settings.stream.ledger_topic)
@@ -373,7 +405,20 @@ class Stream:
     def run(self, settings: Settings | None = None, seconds: float = LIMIT, **how: Any) -> Child:
         """Run a worker until it ends successfully."""
         made = self.start(settings, **how)
-        assert made.ends(seconds) == 0, made.log
+        made.ends_well(seconds)
+        return made
+
+    def run_until(self, text: str, settings: Settings | None = None, **how: Any) -> Child:
+        """Run a worker until its log contains a text, and stop it."""
+        made = self.start(settings, **how)
+        made.logs(text)
+        made.stop()
+        return made
+
+    def crash(self, strike: Strike, settings: Settings | None = None, **how: Any) -> Child:
+        """Run a worker that kills itself."""
+        made = self.start(settings, strike=strike, **how)
+        assert made.ends() == -signal.SIGKILL, made.log
         return made
 
     def destroy(self) -> None:
@@ -394,12 +439,12 @@ class Stream:
         entries, name = self.entries() if entries is None else entries, self.settings.stream.name
         return [e for e in entries if isinstance(e, kind) and getattr(e, "job", None) == name]
 
-    def replay(self, entries: Iterable[LedgerEntry] | None = None) -> Ledger:
-        """Replay the ledger, and require that no entry is void."""
+    def replay(self, entries: Iterable[LedgerEntry] | None = None, *, void: bool = False) -> Ledger:
+        """Replay the ledger, and require that no entry is void, unless ``void``."""
         ledger = Ledger(self.topic_id)
         for entry in self.entries() if entries is None else entries:
             verdict = ledger.apply(entry)
-            assert verdict.accepted, (verdict, entry)
+            assert verdict.accepted or void, (verdict, entry)
         return ledger
 
     def release_values(self) -> list[bytes]:
@@ -407,6 +452,10 @@ class Stream:
 
     def releases(self) -> list[Release]:
         return [Release.from_bytes(value) for value in self.release_values()]
+
+    def results(self) -> list[Any]:
+        """Return the numbers of all releases."""
+        return [(r.components, r.explained_variance, r.mean) for r in self.releases()]
 
     def checkpoints(self, messages: Iterable[Any] | None = None) -> list[tuple[Checkpoint, str]]:
         """Return the committed states whose chunks all remain, with their digests."""
@@ -423,13 +472,46 @@ class Stream:
         return found
 
     def group_offsets(self) -> dict[int, int]:
-        with KafkaAdminClient(bootstrap_servers=self.settings.kafka.bootstrap_servers) as admin:
+        with self.admin() as admin:
             name = self.settings.stream.name
             found = admin.list_group_offsets({name: None})
         of_group = found.get(name, found)
         return {
             tp.partition: o.offset for tp, o in of_group.items() if tp.topic == self.settings.stream.input
         }
+
+    def write_config(self, **more: Mapping[str, Any]) -> Path:
+        """Write a configuration file for the command line, with further sections; return its path."""
+        return write_config(self.directory.with_suffix(".toml"), self.settings, **more)
+
+    # -- topics ------------------------------------------------------------
+
+    def admin(self) -> KafkaAdminClient:
+        return KafkaAdminClient(bootstrap_servers=self.settings.kafka.bootstrap_servers)
+
+    def topic(self, role: str) -> str:
+        """Return the name of a topic: the input, or that of ledger, state or releases."""
+        return str(getattr(self.settings.stream, role if role == "input" else f"{role}_topic"))
+
+    def delete(self, *roles: str) -> None:
+        self.delete_topics(*map(self.topic, roles))
+
+    def delete_topics(self, *names: str) -> None:
+        """Delete any topics, and wait until they are gone."""
+        with self.admin() as admin:
+            admin.delete_topics(list(names))
+            wait_for("the topics to go", lambda: not {*names} & {*admin.list_topics()})
+
+    def set_configs(self, topic: str, **configs: object) -> None:
+        """Change settings of a topic; underscores become points."""
+        changes = {name.replace("_", "."): str(value) for name, value in configs.items()}
+        with self.admin() as admin:
+            admin.alter_configs([ConfigResource("topic", topic, changes)])
+
+    def write(self, topic: str, value: bytes, **how: Any) -> None:
+        """Write a message to the first partition of any topic."""
+        with closing(plain_producer(self.settings.kafka)) as producer:
+            producer.send(topic, value, partition=0, **how).get(LIMIT)
 
     def input_offsets(self) -> dict[int, list[int]]:
         """Return the offsets of the committed records, by partition."""
@@ -438,12 +520,29 @@ class Stream:
             found[m.partition].append(m.offset)
         return found
 
-    def delete_before(self, offsets: Mapping[int, int]) -> None:
+    def delete_before(self, offsets: Mapping[int, int], role: str = "input") -> None:
         """Delete records, as retention does."""
-        with KafkaAdminClient(bootstrap_servers=self.settings.kafka.bootstrap_servers) as admin:
-            admin.delete_records(
-                {TopicPartition(self.settings.stream.input, p): o for p, o in offsets.items()}
-            )
+        with self.admin() as admin:
+            admin.delete_records({TopicPartition(self.topic(role), p): o for p, o in offsets.items()})
+
+
+def write_config(path: Path, *settings: Settings, **more: Mapping[str, Any]) -> Path:
+    """Write a configuration file of streams on one broker, with further sections; return its path."""
+
+    def toml(value: Any) -> str:
+        if isinstance(value, Mapping):
+            return f"{{{', '.join(f'{name} = {toml(each)}' for name, each in value.items())}}}"
+        return f"[{', '.join(map(toml, value))}]" if isinstance(value, list) else json.dumps(value)
+
+    names = ("bootstrap_servers", "bootstrap_timeout_ms", "session_timeout_ms")
+    sections: dict[str, Any] = {"kafka": {name: getattr(settings[0].kafka, name) for name in names}} | more
+    streams = [
+        each.stream.model_dump(mode="json", exclude_unset=True, exclude_none=True) for each in settings
+    ]
+    path.write_text(
+        "\n".join(f"{name} = {toml(value)}" for name, value in (sections | {"streams": streams}).items())
+    )
+    return path
 
 
 def read_all(kafka: KafkaSettings, topic: str, partitions: Iterable[int] = (0,)) -> list[Any]:
@@ -550,6 +649,12 @@ def check_books(stream: Stream) -> None:
         np.testing.assert_allclose(gram, np.eye(len(c)), atol=1e-9)
     if states and max(committed) == max(reserved):
         assert stream.group_offsets() == positions
+
+
+def check_alike(found: Iterable[Release], expected: Iterable[Release], atol: float = 1e-6) -> None:
+    """Check that the components of releases agree."""
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one.components, other.components, atol=atol)
 
 
 def ranges_of(stream: Stream) -> list[tuple[OffsetRange, ...]]:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.errors import KafkaError
 
+from tests.kafka.conftest import Name
 from tests.waiting import LIMIT, wait_for
-
-Name = Callable[[str], str]
 
 
 def create(bootstrap: str, topic: str, **configs: str) -> TopicPartition:

@@ -6,19 +6,18 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
-from kafka import KafkaAdminClient
 
 from streaming_pca.config.kafka import KafkaSettings
 from streaming_pca.config.registry import RegistrySettings
 from streaming_pca.service.errors import SessionLost
 from streaming_pca.service.input.clock import settings_line
 from streaming_pca.service.input.end_offsets import EndOffsetPoller, EndOffsets, OffsetFeed
-from tests.kafka.conftest import MakeStream
+from tests.kafka.conftest import Make
 from tests.kafka.stream import Stream
 from tests.security.needles import secret
 from tests.waiting import wait_for
@@ -26,13 +25,8 @@ from tests.waiting import wait_for
 TICK = 0.05
 
 
-@contextmanager
-def ticking(stream: Stream, **limits: int) -> Iterator[EndOffsetPoller]:
-    clock = EndOffsetPoller(stream.settings.kafka.model_copy(update=limits), TICK, 0.2)
-    try:
-        yield clock
-    finally:
-        clock.close()
+def ticking(stream: Stream, **limits: int) -> closing[EndOffsetPoller]:
+    return closing(EndOffsetPoller(stream.settings.kafka.model_copy(update=limits), TICK, 0.2))
 
 
 def opened(clock: EndOffsetPoller, stream: Stream, partitions: int = 2) -> OffsetFeed:
@@ -54,7 +48,7 @@ def process_of(clock: EndOffsetPoller) -> int:
     return clock._process.pid
 
 
-def test_a_feed_shows_every_end_in_order(make_stream: MakeStream) -> None:
+def test_a_feed_shows_every_end_in_order(make_stream: Make) -> None:
     stream = make_stream(partitions=2)
     with ticking(stream) as clock:
         feed = opened(clock, stream)
@@ -64,7 +58,7 @@ def test_a_feed_shows_every_end_in_order(make_stream: MakeStream) -> None:
         assert taken(feed, {0: 3, 1: 3}).time > first.time
 
 
-def test_two_feeds_of_a_topic_share_its_ticks(make_stream: MakeStream) -> None:
+def test_two_feeds_of_a_topic_share_its_ticks(make_stream: Make) -> None:
     stream = make_stream(partitions=2)
     with ticking(stream) as clock:
         one, other = opened(clock, stream), opened(clock, stream)
@@ -75,7 +69,7 @@ def test_two_feeds_of_a_topic_share_its_ticks(make_stream: MakeStream) -> None:
         assert one.last == {0: 0, 1: 0}
 
 
-def test_the_process_that_ends_is_noticed_and_made_anew(make_stream: MakeStream) -> None:
+def test_the_process_that_ends_is_noticed_and_made_anew(make_stream: Make) -> None:
     stream = make_stream(partitions=2)
     with ticking(stream) as clock:
         feed = opened(clock, stream)
@@ -88,15 +82,14 @@ def test_the_process_that_ends_is_noticed_and_made_anew(make_stream: MakeStream)
         assert process_of(clock) != gone
 
 
-def test_a_topic_that_is_deleted_fails_its_feed_alone(make_stream: MakeStream) -> None:
+def test_a_topic_that_is_deleted_fails_its_feed_alone(make_stream: Make) -> None:
     stream, other = make_stream(partitions=2), make_stream(partitions=2)
     # A topic has to be silent for this long.
     with ticking(stream, request_timeout_ms=8000) as clock:
         lost, kept = opened(clock, stream), opened(clock, other)
         taken(lost, {0: 0, 1: 0})
         taken(kept, {0: 0, 1: 0})
-        with closing(KafkaAdminClient(bootstrap_servers=stream.settings.kafka.bootstrap_servers)) as admin:
-            admin.delete_topics([stream.settings.stream.input])
+        stream.delete("input")
         with pytest.raises(SessionLost, match="the topic is gone"):
             wait_for("the end", lambda: lost.next() is not None)
         other.produce([b"x"] * 2)
@@ -104,11 +97,8 @@ def test_a_topic_that_is_deleted_fails_its_feed_alone(make_stream: MakeStream) -
 
 
 def test_it_ends_with_the_worker_however_that_ended() -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "streaming_pca.service.input.clock"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    )
+    command = [sys.executable, "-m", "streaming_pca.service.input.clock"]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert process.stdin is not None
     assert process.stdout is not None
     process.stdin.write(settings_line(KafkaSettings(bootstrap_servers="127.0.0.1:1"), TICK, 1.0))
@@ -130,13 +120,9 @@ def ignores_sigterm(pid: int) -> bool:
 
 
 def test_passwords_reach_it_by_its_input() -> None:
-    settings = KafkaSettings(
-        security_protocol="SASL_PLAINTEXT",
-        sasl_mechanism="PLAIN",
-        sasl_username="u",
-        sasl_password=secret("clock"),  # type: ignore[arg-type]
-    )
+    login: dict[str, Any] = {"security_protocol": "SASL_PLAINTEXT", "sasl_mechanism": "PLAIN"}
+    settings = KafkaSettings(**login, sasl_username="u", sasl_password=secret("clock"))
     assert secret("clock").encode() in settings_line(settings, TICK, 1.0)
-    registry = RegistrySettings(url="https://a.example", username="u", password=secret("registry"))  # type: ignore[arg-type]
+    registry = RegistrySettings(url="https://a.example", username="u", password=secret("registry"))
     assert secret("registry").encode() in settings_line(KafkaSettings(), TICK, 1.0, registry)
     assert secret("registry") not in f"{registry!r} {registry} {registry.model_dump(mode='json')}"

@@ -7,7 +7,6 @@ import struct
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,7 +15,7 @@ import cramjam
 import numpy as np
 import pytest
 from kafka import KafkaAdminClient, TopicPartition
-from kafka.admin import ConfigResource, NewTopic
+from kafka.admin import NewTopic
 from kafka.record.memory_records import MemoryRecords
 
 from streaming_pca.config.kafka import KafkaSettings
@@ -28,7 +27,7 @@ from streaming_pca.service.kafka.clients import reading_consumer
 from streaming_pca.service.kafka.patches import RecordReader
 from streaming_pca.service.kafka.record_batches import Record
 from streaming_pca.service.kafka.record_blocks import RecordBlock
-from tests.kafka.conftest import MakeStream
+from tests.kafka.conftest import Make, Name, Patch
 from tests.kafka.security import hostile
 from tests.kafka.security.codecs import CODECS
 from tests.kafka.stream import OCTETS, Stream, check_books, run_together
@@ -38,26 +37,15 @@ from tests.waiting import LIMIT, wait_for
 NAMES = ("none", "gzip", "snappy", "lz4", "zstd")
 
 
-def keep_compressed(bootstrap: str, topic: str) -> None:
-    with KafkaAdminClient(bootstrap_servers=bootstrap) as admin:
-        admin.alter_configs([ConfigResource("topic", topic, {"compression.type": "producer"})])
-
-
 def produce(stream: Stream, codec: str, values: list[bytes]) -> None:
     """Write records to the only partition, in batches of about a hundred.
 
     A client stores a batch of one record uncompressed where compression makes it longer, so no batch may
     end before it is full, however slowly this process runs.
     """
-    bootstrap = stream.settings.kafka.bootstrap_servers
-    keep_compressed(bootstrap, stream.settings.stream.input)
-    how = {
-        "bootstrap.servers": bootstrap,
-        "compression.type": codec,
-        "linger.ms": 60_000,
-        "batch.size": 20_000,
-    }
-    producer = confluent_kafka.Producer(how)
+    stream.set_configs(stream.settings.stream.input, compression_type="producer")
+    how = {"compression.type": codec, "linger.ms": 60_000, "batch.size": 20_000}
+    producer = confluent_kafka.Producer({"bootstrap.servers": stream.settings.kafka.bootstrap_servers} | how)
     for i, value in enumerate(values):
         key = b"user %d" % (i % 40)
         producer.produce(stream.settings.stream.input, value, key, partition=0, headers=OCTETS)
@@ -97,18 +85,12 @@ def rows_of(stream: Stream, count: int) -> tuple[bytes, bytes]:
         return packed.rows.tobytes(), packed.starts.tobytes()
 
 
-def test_a_stream_learns_the_same_from_every_codec(
-    make_stream: MakeStream, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stream_learns_the_same_from_every_codec(make_stream: Make, monkeypatch: Patch) -> None:
     # The tests' own reader is the client's, and its snappy needs another package.
     snappy = SimpleNamespace(decompress=cramjam.snappy.decompress_raw)
     monkeypatch.setattr("kafka.codec.snappy", snappy)
-    how: dict[str, Any] = {
-        "partitions": 1,
-        "seed": 5,
-        "options": {"n_records": 3000, "n_batches": 3, "clip_radius": 400.0},
-    }
-    streams = {codec: make_stream(codec, **how) for codec in NAMES}
+    options = {"n_records": 3000, "n_batches": 3, "clip_radius": 400.0}
+    streams = {codec: make_stream(codec, partitions=1, seed=5, options=options) for codec in NAMES}
     x = streams["none"].vectors(3000)
     values = [b"no record" if i % 17 == 0 else np.round(row).tobytes() for i, row in enumerate(x)]
     for number, (codec, stream) in enumerate(streams.items()):
@@ -123,7 +105,7 @@ def test_a_stream_learns_the_same_from_every_codec(
         check_books(stream)
         states = [(c.batch, c.state) for c, _ in stream.checkpoints()]
         assert len(states) == 3
-        learnt[codec] = (states, [(r.components, r.explained_variance, r.mean) for r in stream.releases()])
+        learnt[codec] = (states, stream.results())
     assert learnt == dict.fromkeys(NAMES, learnt["none"])
 
 
@@ -200,13 +182,8 @@ def java(tmp_path_factory: pytest.TempPathFactory, kafka_bootstrap: str) -> Call
     def run(topics: dict[str, str], batches: list[bytes]) -> str:
         stdin = b"".join(struct.pack(">i", len(each)) + each for each in batches)
         arguments = [kafka_bootstrap, *(f"{codec}={topic}" for codec, topic in topics.items())]
-        done = subprocess.run(
-            ["java", "-cp", f"{fetch_jars()}/*", str(Path(source)), *arguments],
-            input=stdin,
-            capture_output=True,
-            timeout=LIMIT,
-            check=False,
-        )
+        command = ["java", "-cp", f"{fetch_jars()}/*", str(source), *arguments]
+        done = subprocess.run(command, input=stdin, capture_output=True, timeout=LIMIT, check=False)
         assert done.returncode == 0, done.stderr.decode()
         return done.stdout.decode()
 
@@ -214,21 +191,17 @@ def java(tmp_path_factory: pytest.TempPathFactory, kafka_bootstrap: str) -> Call
 
 
 def test_what_java_writes_is_what_it_wrote(
-    java: Callable[..., str], kafka_bootstrap: str, unique_name: Callable[[str], str]
+    java: Callable[..., str], kafka_bootstrap: str, unique_name: Name
 ) -> None:
     topics = {codec: unique_name(codec) for codec in NAMES}
     with KafkaAdminClient(bootstrap_servers=kafka_bootstrap) as admin:
         admin.create_topics([NewTopic(topic, 1, 1) for topic in topics.values()])
     java(topics, [])
-    wanted = [
-        (
-            i,
-            None if i % 7 == 0 else b"user %d" % (i % 50),
-            None if i % 11 == 0 else b"value %d " % i * 20,
-            [("content-type", b"x"), ("none", None)][: i % 3],
-        )
-        for i in range(2000)
-    ]
+    wanted = []
+    for i in range(2000):
+        key, value = None if i % 7 == 0 else b"user %d" % (i % 50), b"value %d " % i * 20
+        headers = [("content-type", b"x"), ("none", None)][: i % 3]
+        wanted.append((i, key, None if i % 11 == 0 else value, headers))
     kafka = KafkaSettings(bootstrap_servers=kafka_bootstrap)
     for number, topic in enumerate(topics.values()):
         assert codecs_of(kafka, topic) == {number}
@@ -280,9 +253,8 @@ def test_frames_are_read_as_far_as_java_reads_them(java: Callable[..., str]) -> 
             ours += reader.take(2000)
         theirs = [part.split() for part in parts]
         assert [r.offset for r in ours] == list(range(count))
-        assert [(str(r.offset), _hex(r.key), _hex(r.value)) for r in ours[: len(theirs)]] == [
-            tuple(part) for part in theirs
-        ], name
+        known = [[str(r.offset), _hex(r.key), _hex(r.value)] for r in ours[: len(theirs)]]
+        assert known == theirs, name
         read = sum(r.value is not None for r in ours)
         # Batches that Java rejects are broken here too; it reads ahead, and may stop some records earlier.
         assert (read == count) == (end == "end"), name

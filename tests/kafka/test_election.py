@@ -15,9 +15,9 @@ from kafka import KafkaAdminClient
 
 from streaming_pca.config.kafka import KafkaSettings
 from streaming_pca.service.election import Election
+from tests.kafka.conftest import Name
 from tests.waiting import LIMIT, wait_for
 
-Name = Callable[[str], str]
 SESSION_MS = 2000
 
 

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from contextlib import closing
 
 from streaming_pca.privacy.ledger.entries import Abandoned, encode_entry
-from streaming_pca.service.kafka.clients import plain_producer
-from tests.kafka.conftest import MakeStream
+from tests.kafka.conftest import Make
 from tests.kafka.stream import Stream
-from tests.waiting import LIMIT
 
 BATCHES = {"options": {"n_records": 200, "n_batches": 2}}
 
@@ -20,43 +17,28 @@ def refusal(stream: Stream) -> str:
     topics = (stream.settings.stream.ledger_topic, stream.settings.stream.releases_topic)
     before = [[m.value for m in stream.messages(topic)] for topic in topics]
     stream.produce_vectors(stream.vectors(200))
-    worker = stream.start()
-    assert worker.ends() == 2, worker.log
-    assert "Traceback" not in worker.log
+    line = stream.start().refusal()
     assert [[m.value for m in stream.messages(topic)] for topic in topics] == before
-    (line,) = [line for line in worker.log.splitlines() if " ERROR " in line]
     return line
 
 
-def test_a_later_ledger_entry(make_stream: MakeStream) -> None:
+def test_a_later_ledger_entry(make_stream: Make) -> None:
     stream = make_stream("later-ledger", **BATCHES)
-    entry = Abandoned(
-        topic_id=stream.topic_id,
-        job=stream.settings.stream.name,
-        batch=1,
-        reason="of a later version",
-        previous="0" * 64,
-    )
+    own = {"topic_id": stream.topic_id, "job": stream.settings.stream.name, "previous": "0" * 64}
+    entry = Abandoned(**own, batch=1, reason="of a later version")
     value = json.dumps(json.loads(encode_entry(entry)) | {"version": 3}, sort_keys=True)
-    with closing(plain_producer(stream.settings.kafka)) as producer:
-        producer.send(stream.settings.stream.ledger_topic, value.encode()).get(LIMIT)
+    stream.write(stream.settings.stream.ledger_topic, value.encode())
     assert "or a newer version of this one does" in refusal(stream)
 
 
-def test_a_later_state(make_stream: MakeStream) -> None:
+def test_a_later_state(make_stream: Make) -> None:
     stream = make_stream("later-state", **BATCHES)
     stream.produce_vectors(stream.vectors(100))
-    worker = stream.start()
-    worker.logs("batch 1 released")
-    worker.signal(15)
-    assert worker.ends() == 0, worker.log
+    stream.run_until("batch 1 released")
 
     (chunk,) = stream.messages(stream.settings.stream.state_topic)
     value = chunk.value.replace(b'"version": 1', b'"version": 2')
     assert value != chunk.value
     headers = dict(chunk.headers) | {"digest": hashlib.sha256(value).hexdigest().encode()}
-    with closing(plain_producer(stream.settings.kafka)) as producer:
-        producer.send(
-            stream.settings.stream.state_topic, value, key=chunk.key, headers=list(headers.items())
-        ).get(LIMIT)
+    stream.write(stream.settings.stream.state_topic, value, key=chunk.key, headers=list(headers.items()))
     assert "it is of version 2, and this program reads version 1: update streaming-pca" in refusal(stream)

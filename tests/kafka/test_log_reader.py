@@ -12,21 +12,21 @@ from streaming_pca.service.commit import log_reader
 from streaming_pca.service.commit.log_reader import LogReader
 from streaming_pca.service.errors import SessionLost
 from streaming_pca.service.kafka.clients import plain_producer
-from tests.kafka.conftest import MakeStream
+from tests.kafka.conftest import Make, Patch
 from tests.waiting import LIMIT
 
 PATIENCE = 1.0
 
 
 @pytest.fixture
-def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+def now(monkeypatch: Patch) -> list[float]:
     """Give the reader a clock that the test moves."""
     seconds = [0.0]
     monkeypatch.setattr(log_reader, "time", SimpleNamespace(monotonic=lambda: seconds[0]))
     return seconds
 
 
-def test_a_log_that_takes_longer_than_the_patience_is_read(make_stream: MakeStream, now: list[float]) -> None:
+def test_a_log_that_takes_longer_than_the_patience_is_read(make_stream: Make, now: list[float]) -> None:
     stream = make_stream(partitions=1)
     topic = stream.settings.stream.input
     stream.produce(bytes([i]) for i in range(12))
@@ -44,7 +44,7 @@ def test_a_log_that_takes_longer_than_the_patience_is_read(make_stream: MakeStre
     reader.close()
 
 
-def test_a_standstill_ends_the_reading(make_stream: MakeStream, now: list[float]) -> None:
+def test_a_standstill_ends_the_reading(make_stream: Make, now: list[float]) -> None:
     stream = make_stream(partitions=1)
     topic, producer = stream.settings.stream.input, stream.transactional()
     with closing(plain_producer(stream.settings.kafka)) as plain:

@@ -15,7 +15,8 @@ import pytest
 from streaming_pca.admin.external_charge import charge_records
 from streaming_pca.privacy.ledger.entries import Reserved
 from streaming_pca.privacy.parameters import Charge
-from tests.kafka.stream import Child, Stream, check_books, have_released
+from tests.kafka.conftest import Name
+from tests.kafka.stream import Child, Stream, check_books, have_released, run_together
 from tests.waiting import wait_for
 
 STREAMS = 50
@@ -37,15 +38,10 @@ def make_streams(bootstrap: str, names: list[str], directory: Path, **how: Any) 
 
 @pytest.mark.timeout(600)
 @pytest.mark.soak
-def test_fifty_streams_in_one_process(kafka_bootstrap: str, unique_name: Any, tmp_path: Path) -> None:
+def test_fifty_streams_in_one_process(kafka_bootstrap: str, unique_name: Name, tmp_path: Path) -> None:
     names = [unique_name("many") for _ in range(STREAMS)]
-    streams = make_streams(
-        kafka_bootstrap,
-        names,
-        tmp_path,
-        options={"n_records": 60, "n_batches": 2},
-        worker={"stop_when_done": False},
-    )
+    how = {"options": {"n_records": 60, "n_batches": 2}, "worker": {"stop_when_done": False}}
+    streams = make_streams(kafka_bootstrap, names, tmp_path, **how)
     for stream in streams:
         stream.produce_vectors(stream.vectors(60))
     # Watched over HTTP, as in production.
@@ -61,8 +57,7 @@ def test_fifty_streams_in_one_process(kafka_bootstrap: str, unique_name: Any, tm
             return have_released(streams)
 
         wait_for("a release of every stream", all_released, 200, lambda: child.log)
-        child.signal(signal.SIGTERM)
-        assert child.ends() == 0, child.log
+        child.stop()
     finally:
         child.destroy()
     assert threads < MOST_THREADS, threads
@@ -73,7 +68,7 @@ def test_fifty_streams_in_one_process(kafka_bootstrap: str, unique_name: Any, tm
 
 
 def test_what_ends_one_stream_does_not_end_the_others(
-    kafka_bootstrap: str, unique_name: Any, tmp_path: Path
+    kafka_bootstrap: str, unique_name: Name, tmp_path: Path
 ) -> None:
     names = [unique_name("several") for _ in range(3)]
     good, poor, strange = make_streams(kafka_bootstrap, names, tmp_path)
@@ -97,7 +92,7 @@ def test_what_ends_one_stream_does_not_end_the_others(
 
 
 def test_all_streams_of_a_killed_process_are_taken_over(
-    kafka_bootstrap: str, unique_name: Any, tmp_path: Path, session_ms: int
+    kafka_bootstrap: str, unique_name: Name, tmp_path: Path, session_ms: int
 ) -> None:
     names = [unique_name("shared") for _ in range(6)]
     streams = make_streams(kafka_bootstrap, names, tmp_path, session_ms=session_ms)
@@ -118,7 +113,7 @@ def test_all_streams_of_a_killed_process_are_taken_over(
         for stream in streams:
             stream.produce_vectors(stream.vectors(200, seed=1))
         # A process leaves finished streams, so the other one ends when all six are finished.
-        assert children[1].ends() == 0, children[1].log
+        children[1].ends_well()
     finally:
         for child in children:
             child.destroy()
@@ -128,20 +123,16 @@ def test_all_streams_of_a_killed_process_are_taken_over(
 
 
 def test_streams_on_one_input_share_its_records_and_its_cap(
-    kafka_bootstrap: str, unique_name: Any, tmp_path: Path
+    kafka_bootstrap: str, unique_name: Name, tmp_path: Path
 ) -> None:
-    names = [unique_name("twins") for _ in range(2)]
-    one = Stream.make(kafka_bootstrap, names[0], tmp_path, cap=("2", "2e-6"))
-    group = {"group": one.settings.worker.group}
-    two = Stream.make(
-        kafka_bootstrap, names[1], tmp_path, cap=None, input=one.settings.stream.input, worker=group
-    )
+    one = Stream.make(kafka_bootstrap, unique_name("one"), tmp_path, cap=("2", "2e-6"))
+    topic = one.settings.stream.input
+    two = Stream.make(kafka_bootstrap, unique_name("two"), tmp_path, cap=None, input=topic)
     one.produce_vectors(one.vectors(300))
-    child = Child([one.settings, two.settings], tmp_path / "worker")
     try:
-        assert child.ends() == 0, child.log
+        run_together(one, two)
     finally:
-        child.destroy()
+        one.destroy()
     for stream in (one, two):
         check_books(stream)
     ranges = [Counter(r for e in s.own(Reserved) for r in e.ranges) for s in (one, two)]

@@ -18,7 +18,7 @@ from streaming_pca.service.input.partition_reader import PartitionReader
 from streaming_pca.service.input.reader import read_to
 from streaming_pca.service.input.source import build_codec
 from streaming_pca.service.kafka.clients import reading_consumer
-from tests.kafka.conftest import MakeStream
+from tests.kafka.conftest import Make, Patch
 from tests.kafka.stream import Stream, check_books, ranges_of
 from tests.waiting import wait_for
 
@@ -27,7 +27,7 @@ EACH = 3000
 
 
 @pytest.fixture
-def opened(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+def opened(monkeypatch: Patch) -> list[Any]:
     """Return the consumers that readers have opened."""
     made: list[Any] = []
 
@@ -46,7 +46,7 @@ def reader_of(stream: Stream, skip_lost: bool = False) -> PartitionReader:
 
 
 @pytest.fixture
-def filled(make_stream: MakeStream) -> Stream:
+def filled(make_stream: Make) -> Stream:
     """Return a stream of three partitions; each record's first number is its place."""
     stream = make_stream(partitions=3)
     x = stream.vectors(3 * EACH)
@@ -59,7 +59,7 @@ class Known:
     """Object that a consumer's caller holds."""
 
 
-def test_a_poll_in_vain_keeps_nothing_of_its_caller(no_collector: None, make_stream: MakeStream) -> None:
+def test_a_poll_in_vain_keeps_nothing_of_its_caller(no_collector: None, make_stream: Make) -> None:
     """kafka-python itself would keep it until garbage collection: a cut batch, and its memory."""
 
     def poll(consumer: Any) -> weakref.ref[Known]:
@@ -180,30 +180,21 @@ def test_a_range_that_retention_has_taken_is_missed(
 # -- a worker with another reader ------------------------------------------
 
 
-def test_a_worker_learns_the_same_from_a_reader_that_does_not_read_ahead(make_stream: MakeStream) -> None:
+def test_a_worker_learns_the_same_without_reading_ahead_and_under_one_charge_where_records_get_lost(
+    make_stream: Make,
+) -> None:
     how: dict[str, Any] = {"options": {"n_records": 240, "n_batches": 3, "clip_radius": 400.0}}
-    usual, lazy = make_stream(**how), make_stream(**how)
-    for stream in (usual, lazy):
+    usual, lazy, struck = streams = [make_stream(**how) for _ in range(3)]
+    for stream in streams:
         stream.produce_vectors(stream.vectors(240))
-    workers = [usual.start(noise=False), lazy.start(noise=False, ahead=False)]
-    assert [w.ends() for w in workers] == [0, 0]
-    check_books(lazy)
-    assert ranges_of(lazy) == ranges_of(usual)
-    assert [r.components for r in lazy.releases()] == [r.components for r in usual.releases()]
-
-
-def test_a_batch_whose_records_get_lost_is_finished_under_its_charge(make_stream: MakeStream) -> None:
-    how: dict[str, Any] = {"options": {"n_records": 240, "n_batches": 3, "clip_radius": 400.0}}
-    usual, struck = make_stream(**how), make_stream(**how)
-    for stream in (usual, struck):
-        stream.produce_vectors(stream.vectors(240))
-    workers = [usual.start(noise=False), struck.start(noise=False, lost_batches=2)]
-    assert [w.ends() for w in workers] == [0, 0]
-    check_books(struck)
-    assert workers[1].log.count("session lost, recovering from the topics: an executor is gone") == 2
+    for stream, ahead, lost in ((usual, True, 0), (lazy, False, 0), (struck, True, 2)):
+        stream.run(noise=False, ahead=ahead, lost_batches=lost)
+        check_books(stream)
+        assert ranges_of(stream) == ranges_of(usual)
+        assert stream.results() == usual.results()
+    log = struck.children[0].log
+    assert log.count("session lost, recovering from the topics: an executor is gone") == 2
     # Before the second loss, a successor had read the batch for the first time.
-    assert workers[1].log.count("finishing a batch that was reserved before") == 2
+    assert log.count("finishing a batch that was reserved before") == 2
     assert len(struck.own(Reserved)) == 3
     assert struck.own(Abandoned) == []
-    assert ranges_of(struck) == ranges_of(usual)
-    assert [r.components for r in struck.releases()] == [r.components for r in usual.releases()]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +19,11 @@ from streaming_pca.privacy.ledger.entries import Abandoned, Reserved
 from tests.cli.test_app import closed_port
 from tests.data.features.formats import message_type
 from tests.kafka.child import Strike
-from tests.kafka.stream import Child, Stream, check_books, run_together
+from tests.kafka.conftest import Make, Name
+from tests.kafka.stream import Child, Stream, check_alike, check_books, run_together
 from tests.service.registry.apicurio import Apicurio
 from tests.service.registry.java_producer import produce_avro
 from tests.service.registry.producers import Producer, id_of, record_type
-from tests.waiting import wait_for
-
-MakeStream = Callable[..., Stream]
 
 COUNT = 60
 """Records per batch."""
@@ -45,7 +43,7 @@ ROWS = np.random.default_rng(0).normal(size=(3 * COUNT, 3)).clip(-9, 9)
 def plain_releases(
     fork_server: None,
     kafka_bootstrap: str,
-    unique_name: Callable[[str], str],
+    unique_name: Name,
     tmp_path_factory: pytest.TempPathFactory,
     session_ms: int,
 ) -> list[Release]:
@@ -77,12 +75,15 @@ def plain_releases(
 class Scene:
     """Stream of a registry's records."""
 
-    def __init__(self, make_stream: MakeStream, apicurio: Apicurio, url: str | None = None) -> None:
-        self.stream = make_stream(dim=3, features=FEATURES, format="avro", **BATCHES)
+    def __init__(
+        self, make_stream: Make, apicurio: Apicurio, url: str | None = None, plain: Sequence[Release] = ()
+    ) -> None:
+        self.stream, self.plain = make_stream(dim=3, features=FEATURES, format="avro", **BATCHES), plain
         self.move_to(apicurio, url)
 
     def move_to(self, apicurio: Apicurio, url: str | None = None) -> None:
         """Set a registry in the settings, and produce with it."""
+        self.apicurio = apicurio
         self.producer = Producer(apicurio, self.stream.settings.stream.input)
         registry = RegistrySettings(url=url or apicurio.url, seconds=0.5, timeout_seconds=2)
         self.stream.settings = self.stream.settings.model_copy(update={"registry": registry})
@@ -99,20 +100,14 @@ class Scene:
         self.stream.produce(values, headers=[])
 
     def wait_for_releases(self, count: int, worker: Child) -> None:
-        wait_for(
-            f"{count} releases",
-            lambda: len(self.stream.release_values()) >= count or worker.status() is not None,
-            seen=worker.log_and_stacks,
-        )
+        worker.until(f"{count} releases", lambda: len(self.stream.release_values()) >= count)
         assert worker.status() is None, worker.log
 
-    def check(self, plain: list[Release]) -> None:
+    def check(self) -> None:
         """Compare the releases with those of the stream of octets."""
         check_books(self.stream)
-        found = self.stream.releases()
-        assert [r.batch for r in found] == [1, 2, 3]
-        for one, other in zip(found, plain, strict=True):
-            np.testing.assert_allclose(one.components, other.components, atol=1e-6)
+        assert [r.batch for r in self.stream.releases()] == [1, 2, 3]
+        check_alike(self.stream.releases(), self.plain)
 
     @property
     def named(self) -> list[list[int]]:
@@ -121,58 +116,52 @@ class Scene:
 
 
 @pytest.fixture
-def scene(make_stream: MakeStream, apicurio: Apicurio) -> Iterator[Scene]:
-    made = Scene(make_stream, apicurio)
+def scene(make_stream: Make, apicurio: Apicurio, plain_releases: list[Release]) -> Iterator[Scene]:
+    made = Scene(make_stream, apicurio, plain=plain_releases)
     with made.producer:
         yield made
 
 
-def test_a_stream_reads_versions_that_come_while_it_runs(scene: Scene, plain_releases: list[Release]) -> None:
+def test_a_stream_reads_versions_that_come_while_it_runs(scene: Scene) -> None:
     scene.produce(0, OLD)
     worker = scene.stream.start(noise=False)
     scene.wait_for_releases(1, worker)
     # No record waits for the registry: the next listing has each record's version.
     scene.produce(1, NEW)
     scene.produce(2, OLD)
-    assert worker.ends() == 0, worker.log
-    scene.check(plain_releases)
+    worker.ends_well()
+    scene.check()
     (first,) = scene.named[0]
     assert scene.named[1:] == [sorted([first, scene.producer.register(NEW)])] * 2
     assert "has new schemas" in worker.log
 
 
-def test_confluents_java_producer_writes_what_a_stream_reads(
-    scene: Scene, plain_releases: list[Release], apicurio: Apicurio, tmp_path: Path
-) -> None:
+def test_confluents_java_producer_writes_what_a_stream_reads(scene: Scene, tmp_path: Path) -> None:
     broker, topic = str(scene.stream.settings.kafka.bootstrap_servers), scene.stream.settings.stream.input
     for schema, rows in ((OLD, ROWS[:COUNT]), (NEW, ROWS[COUNT:, ::-1])):
-        produce_avro(tmp_path, broker, apicurio.url, topic, schema, rows)
+        produce_avro(tmp_path, broker, scene.apicurio.url, topic, schema, rows)
     scene.stream.run(noise=False)
-    scene.check(plain_releases)
+    scene.check()
     client, subject = scene.producer.client, scene.producer.subject
     assert scene.named[-1] == [client.get_version(subject, version).schema_id for version in (1, 2)]
 
 
-def test_a_batch_that_is_finished_later_is_decoded_as_it_was_reserved(
-    scene: Scene, plain_releases: list[Release]
-) -> None:
+def test_a_batch_that_is_finished_later_is_decoded_as_it_was_reserved(scene: Scene) -> None:
     scene.produce(0, OLD)
-    struck = scene.stream.start(strike=Strike("reserve.4 commit"), noise=False)
-    assert struck.ends() != 0
+    scene.stream.crash(Strike("reserve.4 commit"), noise=False)
     # The ids of a batch are those valid when it was cut.
     scene.produce(1, NEW)
     scene.produce(2, NEW)
     worker = scene.stream.run(noise=False)
     assert "finishing a batch that was reserved before" in worker.log
-    scene.check(plain_releases)
+    scene.check()
     assert [len(ids) for ids in scene.named] == [1, 2, 2]
     assert scene.stream.own(Abandoned) == []
 
 
 def test_a_batch_whose_schemas_are_gone_is_abandoned(scene: Scene) -> None:
     scene.produce(0, OLD)
-    struck = scene.stream.start(strike=Strike("reserve.4 commit"), noise=False)
-    assert struck.ends() != 0
+    scene.stream.crash(Strike("reserve.4 commit"), noise=False)
     # A registry that has lost its data gives the first id to another schema.
     with Apicurio() as other:
         scene.move_to(other)
@@ -186,34 +175,39 @@ def test_a_batch_whose_schemas_are_gone_is_abandoned(scene: Scene) -> None:
     assert "batch 1 abandoned: the schemas of its records are gone" in worker.log
 
 
-def test_a_registry_that_does_not_answer_stops_no_stream(
-    scene: Scene, plain_releases: list[Release], apicurio: Apicurio
-) -> None:
+def test_a_registry_that_does_not_answer_stops_no_stream(scene: Scene) -> None:
     scene.produce(0, OLD)
     worker = scene.stream.start(noise=False)
     scene.wait_for_releases(1, worker)
     values = scene.encoded(1, OLD)
     # It accepts connections but does not answer.
-    apicurio.pause()
+    scene.apicurio.pause()
     try:
-        wait_for(
-            "a warning", lambda: "continuing with the known schemas" in worker.log, seen=worker.log_and_stacks
-        )
+        worker.logs("continuing with the known schemas")
         scene.write(values)
         scene.wait_for_releases(2, worker)
     finally:
-        apicurio.proceed()
-    wait_for(
-        "its return", lambda: "the schema registry answers again" in worker.log, seen=worker.log_and_stacks
-    )
+        scene.apicurio.proceed()
+    worker.logs("the schema registry answers again")
     scene.produce(2, NEW)
-    assert worker.ends() == 0, worker.log
-    scene.check(plain_releases)
+    worker.ends_well()
+    scene.check()
     assert [len(ids) for ids in scene.named] == [1, 1, 2]
 
 
+def message_classes(name: str, **fields: list[tuple[str, int]]) -> tuple[str, list[Any]]:
+    """Describe messages in a package, and return its name and their classes."""
+    stem, pool = name.replace("-", ""), descriptor_pool.DescriptorPool()
+    file = descriptor_pb2.FileDescriptorProto(name=f"{stem}.proto", package=stem, syntax="proto3")
+    for each, described in fields.items():
+        message_type(file, each, described)
+    pool.Add(file)
+    types = [pool.FindMessageTypeByName(f"{stem}.{each}") for each in fields]
+    return stem, list(map(message_factory.GetMessageClass, types))
+
+
 def test_protobuf_and_the_users_that_a_field_of_it_names(
-    make_stream: MakeStream, apicurio: Apicurio, unique_name: Callable[[str], str]
+    make_stream: Make, apicurio: Apicurio, unique_name: Name
 ) -> None:
     users: dict[str, Any] = {"dim": 2, "privacy_unit": "user", "partitions": 2}
     features = [{"name": name, "bounds": [-9, 9]} for name in "ab"]
@@ -223,12 +217,7 @@ def test_protobuf_and_the_users_that_a_field_of_it_names(
     keyed = make_stream(
         feature_names=("a", "b"), bounds=settings.bounds, scale=settings.scale, dtype="float64", **users
     )
-    stem = unique_name("f").replace("-", "")
-    file = descriptor_pb2.FileDescriptorProto(name=f"{stem}.proto", package=stem, syntax="proto3")
-    message_type(file, "Visit", [("b", 1), ("who", 9), ("a", 1)])
-    pool = descriptor_pool.DescriptorPool()
-    pool.Add(file)
-    visit = message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{stem}.Visit"))
+    _, (visit,) = message_classes(unique_name("f"), Visit=[("b", 1), ("who", 9), ("a", 1)])
     rows = np.random.default_rng(0).normal(size=(300, 2)).clip(-9, 9)
     # Only one of a user's two records in a batch counts.
     names = [f"u{i // 2}" for i in range(300)]
@@ -243,8 +232,7 @@ def test_protobuf_and_the_users_that_a_field_of_it_names(
     run_together(named, keyed, noise=False)
     for each in (named, keyed):
         check_books(each)
-    for one, other in zip(named.releases(), keyed.releases(), strict=True):
-        np.testing.assert_allclose(one.components, other.components, atol=1e-6)
+    check_alike(named.releases(), keyed.releases())
     first = named.own(Reserved)[0]
     assert first.promise["user_field"] == ["who"]
     assert first.parameters["schemas"]["ids"] == [id_of(values[0])]
@@ -260,7 +248,7 @@ def test_protobuf_and_the_users_that_a_field_of_it_names(
     ],
 )
 def test_a_stream_without_schemas_learns_nothing_and_says_why(
-    fault: str, status: int, line: str, make_stream: MakeStream, apicurio: Apicurio
+    fault: str, status: int, line: str, make_stream: Make, apicurio: Apicurio
 ) -> None:
     scene = Scene(make_stream, apicurio, f"http://127.0.0.1:{closed_port()}" if fault == "away" else None)
     with scene.producer as producer:
@@ -269,16 +257,11 @@ def test_a_stream_without_schemas_learns_nothing_and_says_why(
         elif fault == "lacking":
             producer.register(SHORT)
     scene.stream.produce([b"\0\0\0\0\1" + b"\0" * 24] * COUNT, headers=[])
-    worker = scene.stream.start(scene.stream.changed("worker", give_up_seconds=2))
-    assert worker.ends() == status, worker.log
-    assert line in worker.log
-    assert "Traceback" not in worker.log
+    assert line in scene.stream.start(scene.stream.changed("worker", give_up_seconds=2)).refusal(status)
     assert scene.stream.own(Reserved) == []
 
 
-def test_a_clock_that_is_killed_while_versions_come_is_followed_by_one_that_knows_them(
-    scene: Scene, plain_releases: list[Release]
-) -> None:
+def test_a_clock_that_is_killed_while_versions_come_is_followed_by_one_that_knows_them(scene: Scene) -> None:
     scene.produce(0, OLD)
     worker = scene.stream.start(noise=False)
     scene.wait_for_releases(1, worker)
@@ -288,8 +271,8 @@ def test_a_clock_that_is_killed_while_versions_come_is_followed_by_one_that_know
     scene.wait_for_releases(2, worker)
     assert clocks_of(worker) not in ([], [before])
     scene.produce(2, OLD)
-    assert worker.ends() == 0, worker.log
-    scene.check(plain_releases)
+    worker.ends_well()
+    scene.check()
     assert [len(ids) for ids in scene.named] == [1, 2, 2]
 
 
@@ -304,14 +287,9 @@ def clocks_of(worker: Child) -> list[int]:
 
 
 def test_two_streams_of_one_subject_read_two_messages_of_it(
-    make_stream: MakeStream, apicurio: Apicurio, unique_name: Callable[[str], str]
+    make_stream: Make, apicurio: Apicurio, unique_name: Name
 ) -> None:
-    stem = unique_name("f").replace("-", "")
-    file = descriptor_pb2.FileDescriptorProto(name=f"{stem}.proto", package=stem, syntax="proto3")
-    message_type(file, "Visit", [("a", 1), ("b", 1)])
-    message_type(file, "Sale", [("b", 1), ("a", 1)])
-    pool = descriptor_pool.DescriptorPool()
-    pool.Add(file)
+    stem, kinds = message_classes(unique_name("f"), Visit=[("a", 1), ("b", 1)], Sale=[("b", 1), ("a", 1)])
     how: dict[str, Any] = {"dim": 2, "partitions": 1, "format": "protobuf"}
     how["features"] = [{"name": name, "bounds": [-9, 9]} for name in "ab"]
     first = make_stream(message=f"{stem}.Visit", cap=("2", "1e-5"), **how)
@@ -320,10 +298,6 @@ def test_two_streams_of_one_subject_read_two_messages_of_it(
     registry = {"registry": RegistrySettings(url=apicurio.url, seconds=0.5)}
     rows = np.random.default_rng(0).normal(size=(300, 2)).clip(-9, 9)
     with Producer(apicurio, topic) as producer:
-        kinds = [
-            message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{stem}.{name}"))
-            for name in ("Visit", "Sale")
-        ]
         values = [producer.protobuf(kinds[i % 2](a=a, b=b)) for i, (a, b) in enumerate(rows.tolist())]
     first.produce(values, headers=[])
     # Records of the other message are null, and equally many.
@@ -342,50 +316,44 @@ def test_two_streams_of_one_subject_read_two_messages_of_it(
     run_together(*streams, noise=False)
     assert first.children[-1].log.count("has new schemas: ids") == 2
     for each, plain in zip((first, second), alone, strict=True):
-        for one, other in zip(each.releases(), plain.releases(), strict=True):
-            np.testing.assert_allclose(one.components, other.components, atol=1e-6)
+        check_alike(each.releases(), plain.releases())
 
 
-def test_a_new_leader_charges_nothing_before_the_registry_answers(
-    scene: Scene, plain_releases: list[Release], apicurio: Apicurio
-) -> None:
+def test_a_new_leader_charges_nothing_before_the_registry_answers(scene: Scene) -> None:
     scene.produce(0, OLD)
     first = scene.stream.start(noise=False)
     scene.wait_for_releases(1, first)
     values = scene.encoded(1, OLD)
-    apicurio.pause()
+    scene.apicurio.pause()
     try:
-        first.signal(signal.SIGTERM)
-        assert first.ends() == 0, first.log
+        first.stop()
         scene.write(values)
         second = scene.stream.start(noise=False)
         second.logs("does not answer (timed out)")
         assert len(scene.stream.own(Reserved)) == 1
     finally:
-        apicurio.proceed()
+        scene.apicurio.proceed()
     scene.wait_for_releases(2, second)
     scene.produce(2, NEW)
-    assert second.ends() == 0, second.log
-    scene.check(plain_releases)
+    second.ends_well()
+    scene.check()
     assert [len(ids) for ids in scene.named] == [1, 1, 2]
 
 
 @pytest.mark.parametrize("reserved", [False, True])
-def test_a_worker_that_waits_for_a_silent_registry_stops_in_order(
-    scene: Scene, apicurio: Apicurio, reserved: bool
-) -> None:
+def test_a_worker_that_waits_for_a_silent_registry_stops_in_order(scene: Scene, reserved: bool) -> None:
     scene.produce(0, OLD)
     if reserved:
-        assert scene.stream.start(strike=Strike("reserve.4 commit"), noise=False).ends() != 0
+        scene.stream.crash(Strike("reserve.4 commit"), noise=False)
     slow = scene.stream.settings.registry.model_copy(update={"timeout_seconds": 60})
-    apicurio.pause()
+    scene.apicurio.pause()
     try:
         worker = scene.stream.start(scene.stream.settings.model_copy(update={"registry": slow}), noise=False)
         worker.logs("leading stream")
         worker.signal(signal.SIGTERM)
-        assert worker.ends(30) == 0, worker.log
+        worker.ends_well(30)
     finally:
-        apicurio.proceed()
+        scene.apicurio.proceed()
     assert "ERROR" not in worker.log
     assert scene.stream.own(Abandoned) == []
     assert len(scene.stream.own(Reserved)) == reserved

@@ -15,7 +15,7 @@ from streaming_pca.privacy.ledger.entries import Cap
 from streaming_pca.service.errors import StreamRefused
 from streaming_pca.service.topics.find import describe_topics
 from tests.kafka.admin.test_operations import get
-from tests.kafka.conftest import MakeStream
+from tests.kafka.conftest import Make
 from tests.kafka.stream import Child, Stream, check_books
 from tests.waiting import wait_for
 
@@ -51,14 +51,7 @@ def wait_until_ready(address: str, **roles: str) -> None:
     wait_for(f"{roles}", ready)
 
 
-def assert_one_line(child: Child, reason: str) -> None:
-    errors = [line for line in child.log.splitlines() if " ERROR " in line]
-    assert len(errors) == 1, child.log
-    assert reason in errors[0]
-    assert "Traceback" not in child.log
-
-
-def test_a_standby_with_other_settings_ends_and_is_not_ready(make_stream: MakeStream) -> None:
+def test_a_standby_with_other_settings_ends_and_is_not_ready(make_stream: Make) -> None:
     options = {"clip_l2": 10.0, "batch_size": 100, "oversampling": 2}
     stream = make_stream(worker=ENDLESS, estimator="noisy-power", centering="none", options=options)
     name, group = stream.settings.stream.name, stream.settings.worker.group
@@ -71,17 +64,12 @@ def test_a_standby_with_other_settings_ends_and_is_not_ready(make_stream: MakeSt
         wait_until_ready(address, **{name: "standby"})
     stream.produce_vectors(stream.vectors(100))
     leader.logs("batch 1 released")
-    reason = (
-        f"stream.epsilon is 0.5, but the ledger has 1.0 for stream {name!r}: set it back, or choose a new"
-    )
-    assert other.ends() == 2
-    assert_one_line(other, reason)
+    reason = f"stream.epsilon is 0.5, but the ledger has 1.0 for stream {name!r}: set it back, or choose a"
+    assert reason in other.refusal()
     # Options may change, but not to values that the state cannot have.
     unfit, _ = start(stream, stream.changed(options=options | {"oversampling": 1}))
-    assert unfit.ends() == 2
-    assert_one_line(
-        unfit, f"the state of stream {name!r} was written by another version or with other stream.options"
-    )
+    words = f"the state of stream {name!r} was written by another version or with other stream.options"
+    assert words in unfit.refusal()
 
     # Now it has begun. The same next to another stream, which continues; the process is never ready.
     extra = make_stream(worker=ENDLESS | {"group": group})
@@ -97,29 +85,25 @@ def test_a_standby_with_other_settings_ends_and_is_not_ready(make_stream: MakeSt
     extra.produce_vectors(extra.vectors(100))
     both.logs("batch 1 released")
     both.signal(signal.SIGTERM)
-    assert both.ends() == 2
-    assert_one_line(both, reason)
+    assert reason in both.refusal()
 
     # A standby whose settings agree takes over.
     wait_until_ready(at_alike, **{name: "standby"})
-    leader.signal(signal.SIGTERM)
-    assert leader.ends() == 0
+    leader.stop()
     stream.produce_vectors(stream.vectors(200, seed=1))
     alike.logs("batch 2 released")
-    alike.signal(signal.SIGTERM)
-    assert alike.ends() == 0
+    alike.stop()
     check_books(stream)
 
 
-def test_a_stream_that_has_begun_on_another_input_is_refused(make_stream: MakeStream) -> None:
+def test_a_stream_that_has_begun_on_another_input_is_refused(make_stream: Make) -> None:
     stream, other = make_stream(worker=ENDLESS), make_stream()
     stream.produce_vectors(stream.vectors(150))
     leader = stream.start()
     leader.logs("batch 1 released")
     mistaken, _ = start(stream, stream.changed(input=other.settings.stream.input))
-    assert mistaken.ends() == 2
     reason = "belongs to another input topic than the present"
-    assert_one_line(mistaken, reason)
+    assert reason in mistaken.refusal()
     # No topics are created for it either.
     nowhere = stream.changed(input=f"{other.settings.stream.input}-nowhere")
     with pytest.raises(StreamRefused, match=reason):
@@ -127,6 +111,5 @@ def test_a_stream_that_has_begun_on_another_input_is_refused(make_stream: MakeSt
     for topic in describe_topics(stream.settings.kafka, [nowhere.stream.input], "it"):
         assert topic["error_code"]
     assert create_with_cap([stream.settings], CAP, "basic", 1, 1)[0] == []
-    leader.signal(signal.SIGTERM)
-    assert leader.ends() == 0
+    leader.stop()
     check_books(stream)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 import time
 from contextlib import ExitStack
 from typing import Any
@@ -16,7 +15,7 @@ from streaming_pca.config.settings import Settings
 from streaming_pca.privacy.ledger.entries import Abandoned, Released, Reserved, decode_entry
 from tests.kafka import child
 from tests.kafka.child import Strike
-from tests.kafka.conftest import MakeStream
+from tests.kafka.conftest import Make
 from tests.kafka.stream import OCTETS, Child, Stream, all_at_once, check_books
 from tests.service.collector import INSULT, Collector, Manner, SeenSpan, collecting
 from tests.waiting import wait_for
@@ -98,7 +97,7 @@ def check_batches(stream: Stream, collector: Collector) -> None:
 STEPS = ["read", "reserve", "update", "commit"]
 
 
-def test_each_batch_is_a_trace_of_public_quantities(make_stream: MakeStream) -> None:
+def test_each_batch_is_a_trace_of_public_quantities(make_stream: Make) -> None:
     shapes = []
 
     def watch(stream: Stream, good: bool) -> None:
@@ -107,18 +106,15 @@ def test_each_batch_is_a_trace_of_public_quantities(make_stream: MakeStream) -> 
         else:
             stream.produce(b"\xff" * (i % 7) for i in range(300))
         with collecting() as collector:
-            worker = stream.start(
-                traced(stream, collector),
-                target=prompt,
-                strike=Strike("commit.1 begin", what="wait", when="before"),
-            )
+            strike = Strike("commit.1 begin", what="wait", when="before")
+            worker = stream.start(traced(stream, collector), target=prompt, strike=strike)
             # Stopped between update and commit: spans leave after 20 ms, except those of this batch.
-            wait_for("the first commit", lambda: worker.has("struck"), seen=worker.log_and_stacks)
+            worker.strikes()
             wait_for("the take-over's trace", lambda: collector.named("lead"))
             time.sleep(0.5)
             assert {span.name for span in collector.spans} == {"lead", "recover"}
             worker.let_go()
-            assert worker.ends() == 0, worker.log
+            worker.ends_well()
             check_books(stream)
             check_contents(collector)
             (lead,) = collector.named("lead")
@@ -131,11 +127,8 @@ def test_each_batch_is_a_trace_of_public_quantities(make_stream: MakeStream) -> 
             assert len(collector.spans) == 2 + 3 * 6
             assert len({s.trace for s in collector.spans}) == 4
             assert collector.resource.keys() >= {"service.name", "service.version"}
-            name = stream.settings.stream.name
-            kept = [
-                (s.name, s.parent == "", str(s.attributes).replace(name, "NAME")) for s in collector.spans
-            ]
-            shapes.append(kept)
+            found = [(s.name, s.parent == "", str(s.attributes)) for s in collector.spans]
+            shapes.append(str(found).replace(stream.settings.stream.name, "NAME"))
 
     all_at_once(watch, [(make_stream(), True), (make_stream(), False)])
     # One stream's records are null: no name, attribute or number of spans reveals it.
@@ -144,11 +137,10 @@ def test_each_batch_is_a_trace_of_public_quantities(make_stream: MakeStream) -> 
 
 def crash(stream: Stream, step: str) -> None:
     stream.produce_vectors(stream.vectors(300))
-    killed = stream.start(strike=Strike(step, "before"))
-    assert killed.ends() == -9, killed.log
+    stream.crash(Strike(step, "before"))
 
 
-def test_a_take_over_is_a_trace_with_the_batch_that_it_finishes(make_stream: MakeStream) -> None:
+def test_a_take_over_is_a_trace_with_the_batch_that_it_finishes(make_stream: Make) -> None:
     def publish(stream: Stream) -> None:
         crash(stream, "publish.1 begin")
         with collecting() as collector:
@@ -175,13 +167,9 @@ def test_a_take_over_is_a_trace_with_the_batch_that_it_finishes(make_stream: Mak
         crash(stream, "commit.1 begin")
         stream.delete_before({p: 100 for p in range(stream.partitions)})
         with collecting() as collector:
-            settings = traced(stream, collector)
-            worker = stream.start(
-                settings.model_copy(update={"stream": stream.changed(lost_records="skip").stream})
-            )
-            worker.logs("batch 1 abandoned")
-            worker.signal(signal.SIGTERM)
-            assert worker.ends() == 0, worker.log
+            skipping = {"stream": stream.changed(lost_records="skip").stream}
+            settings = traced(stream, collector).model_copy(update=skipping)
+            stream.run_until("batch 1 abandoned", settings)
             assert [e.batch for e in stream.own(Abandoned)] == [1]
             (lead,) = collector.named("lead")
             _, batch = collector.children(lead)
@@ -202,7 +190,7 @@ def test_a_take_over_is_a_trace_with_the_batch_that_it_finishes(make_stream: Mak
     all_at_once(run, [(publish,), (resume,), (abandon,)])
 
 
-def test_an_error_on_records_is_not_told(make_stream: MakeStream) -> None:
+def test_an_error_on_records_is_not_told(make_stream: Make) -> None:
     stream = make_stream()
     plant(stream)
     with collecting() as collector:
@@ -224,7 +212,7 @@ def collectors() -> Any:
         yield lambda manner: stack.enter_context(collecting(manner))
 
 
-def test_no_collector_stops_a_stream(make_stream: MakeStream, collectors: Any) -> None:
+def test_no_collector_stops_a_stream(make_stream: Make, collectors: Any) -> None:
     def run(stream: Stream, manner: Manner | None) -> None:
         stream.produce_vectors(stream.vectors(300))
         collector = collectors(manner or "takes")

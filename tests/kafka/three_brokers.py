@@ -24,7 +24,7 @@ from streaming_pca.service.topics.find import create_topics
 from tests.kafka.child import Strike
 from tests.kafka.faults import chaos_check, chaos_worker
 from tests.kafka.faults.chaos import ROOT, Done, Worker, produce
-from tests.kafka.faults.chaos_check import Counts, check, read_facts
+from tests.kafka.faults.chaos_check import check, read_facts
 from tests.kafka.faults.chaos_producer import Load
 from tests.kafka.faulty_cluster import FaultyCluster
 from tests.kafka.stream import Stream
@@ -38,14 +38,9 @@ NEAR, FAR, BEHIND = "127.0.0.1", "127.0.0.2", "127.0.0.3"
 PARTITIONS = 3
 DIM = 4
 BATCH = 60
-ENDLESS: dict[str, Any] = {
-    "dim": DIM,
-    "rank": 2,
-    "estimator": "private-oja",
-    "centering": "none",
+_ENDLESS: dict[str, Any] = {
+    **{"dim": DIM, "rank": 2, "epsilon": 1.0, "delta": 1e-6, "estimator": "private-oja", "centering": "none"},
     "options": {"clip_radius": 20.0, "batch_size": BATCH},
-    "epsilon": 1.0,
-    "delta": 1e-6,
 }
 
 
@@ -76,18 +71,8 @@ class Program(Worker):
 class Trial:
     """Stream with producers that write continuously, and workers that a test strikes.
 
-    Parameters
-    ----------
-    cluster : FaultyCluster
-    directory : Path
-    name : str
-        Name of the stream.
-    bootstrap : str, optional
-        Addresses of the brokers for the workers, if not the cluster's.
-    worker, kafka : mapping, optional
-        Settings of these sections.
-    stream : Any
-        Settings of the stream.
+    ``bootstrap`` has the addresses of the brokers for the workers, if not the cluster's; ``worker``,
+    ``kafka`` and the other arguments are settings.
     """
 
     def __init__(
@@ -102,7 +87,7 @@ class Trial:
         **stream: Any,
     ) -> None:
         self.cluster, self.name, self.input = cluster, name, f"in-{name}"
-        how = ENDLESS | {"input": self.input} | stream
+        how = _ENDLESS | {"input": self.input} | stream
         revive(cluster)
         made = KafkaSettings(bootstrap_servers=cluster.bootstrap)
         create_topics(made, StreamSettings(name=name, **how), PARTITIONS, replication=3)
@@ -204,8 +189,8 @@ class Trial:
         """Return the ends of all workers' logs."""
         return "\n\n".join(worker.log[-3000:] for worker in self.workers)
 
-    def end(self) -> Counts:
-        """Drain the stream, end the workers, and check everything."""
+    def end(self) -> None:
+        """Drain the stream, end the workers, and check everything; no batch may be abandoned."""
         self.drain()
         jobs = {self.stream.settings.stream.rank: self.name}
         found = chaos_worker.observed((worker.directory for worker in self.workers), jobs)
@@ -214,16 +199,15 @@ class Trial:
         report = verify_ledger(self.stream.settings.kafka, self.input)
         assert not report.problems, report.problems
         assert counts.released == counts.committed > 3
-        return counts
+        assert counts.abandoned == 0
 
     def drain(self) -> None:
         """Let the workers learn from the remaining records, and end them."""
         self.stop_producing()
 
         def is_quiet() -> bool:
-            found = chaos_check.progress(self.cluster.bootstrap, self.input, PARTITIONS, [self.name])[
-                self.name
-            ]
+            each = chaos_check.progress(self.cluster.bootstrap, self.input, PARTITIONS, [self.name])
+            found = each[self.name]
             return found.last in ("RELEASED", "ABANDONED") and found.left < BATCH
 
         wait_for("the stream to learn what there is", is_quiet, seen=self.logs)

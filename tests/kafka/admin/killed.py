@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -41,16 +39,7 @@ def change(settings: dict[str, Any], log: str, step: str, what: str) -> None:
 def charge(settings: dict[str, Any], log: str, name: str, job: str) -> None:
     """Charge all records, and die after a step."""
     tree = _begin(settings, log)
-    original = ChargeWriter._step
-
-    @contextmanager
-    def step(self: ChargeWriter, at: str) -> Iterator[None]:
-        with original(self, at):
-            yield
-            if at == name:
-                _die()
-
-    replace(ChargeWriter, "_step", step)
+    install(Strike(name), Path(log).parent, ChargeWriter)
     charge_records(tree.kafka, tree.stream.input, job, LITTLE, None, "the first")
 
 

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import ast
-import inspect
 import json
-import signal
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from kafka import KafkaAdminClient
 from kafka.errors import KafkaTimeoutError
 from typer.testing import CliRunner
 
@@ -46,21 +41,14 @@ from streaming_pca.service.commit.log_reader import LogReader
 from streaming_pca.service.commit.recovery import Action
 from streaming_pca.service.commit.verification import verify_ledger
 from streaming_pca.service.errors import SessionLost, StreamRefused
-from streaming_pca.service.kafka.clients import plain_producer
 from tests.kafka.admin import killed as killed_commands
 from tests.kafka.child import Strike
-from tests.kafka.stream import Stream, killed
+from tests.kafka.conftest import Make, Patch
+from tests.kafka.steps import before_step, steps_of
+from tests.kafka.stream import ENDLESS, Stream, killed
 from tests.privacy.ledger.test_ledger import PARAMETERS
-from tests.waiting import LIMIT, wait_for
 
-MakeStream = Callable[..., Stream]
 CHARGE = Charge(epsilon=1, delta="1e-6")
-ENDLESS: dict[str, Any] = {
-    "partitions": 2,
-    "estimator": "private-oja",
-    "centering": "none",
-    "options": {"clip_radius": 20.0, "batch_size": 40},
-}
 
 
 def change(stream: Stream, what: Callable[..., Change], reason: str = "a test") -> Change:
@@ -105,6 +93,14 @@ class Leader:
         self.writer.close()
 
 
+def led(stream: Stream, batches: int = 1) -> None:
+    """Commit and release some batches."""
+    with Leader(stream) as leader:
+        for batch in range(batches):
+            leader.commit(leader.reserve(5 * batch, 5 * batch + 5))
+            leader.writer.publish()
+
+
 def verified(stream: Stream) -> Report:
     report = verify_ledger(stream.settings.kafka, stream.settings.stream.input)
     assert report.ok, report.problems
@@ -114,7 +110,7 @@ def verified(stream: Stream) -> Report:
 # -- pausing and resuming --------------------------------------------------
 
 
-def test_a_stream_can_be_paused_before_its_first_batch(make_stream: MakeStream) -> None:
+def test_a_stream_can_be_paused_before_its_first_batch(make_stream: Make) -> None:
     stream = make_stream()
     name = stream.settings.stream.name
     assert change(stream, pause) == Change(name, JobStatus.PAUSED, True, 0, "none")
@@ -131,7 +127,7 @@ def test_a_stream_can_be_paused_before_its_first_batch(make_stream: MakeStream) 
     verified(stream)
 
 
-def test_pausing_fences_the_leader_and_so_does_resuming(make_stream: MakeStream) -> None:
+def test_pausing_fences_the_leader_and_so_does_resuming(make_stream: Make) -> None:
     stream = make_stream()
     with Leader(stream) as leader:
         reserved = leader.reserve()
@@ -148,9 +144,7 @@ def test_pausing_fences_the_leader_and_so_does_resuming(make_stream: MakeStream)
     assert kinds(stream) == ["RESERVED", "PAUSED", "RESUMED"]
 
 
-def test_a_leader_that_finds_the_pause_as_it_reserves_recovers_and_is_not_refused(
-    make_stream: MakeStream,
-) -> None:
+def test_a_leader_that_finds_the_pause_as_it_reserves_recovers_and_is_not_refused(make_stream: Make) -> None:
     stream = make_stream(cap=("1/4", "1e-6"), epsilon=0.25)
     with Leader(stream) as leader:
         change(stream, pause)
@@ -160,9 +154,7 @@ def test_a_leader_that_finds_the_pause_as_it_reserves_recovers_and_is_not_refuse
     assert kinds(stream) == ["PAUSED"]
 
 
-def test_an_open_batch_is_left_to_the_next_leader_who_may_end_it_while_paused(
-    make_stream: MakeStream,
-) -> None:
+def test_an_open_batch_is_left_to_the_next_leader_who_may_end_it_while_paused(make_stream: Make) -> None:
     stream = make_stream()
     with Leader(stream) as leader:
         reserved = leader.reserve()
@@ -181,7 +173,7 @@ def test_an_open_batch_is_left_to_the_next_leader_who_may_end_it_while_paused(
 
 
 @pytest.mark.parametrize("what", [pause, retire])
-def test_a_committed_release_is_published_first(make_stream: MakeStream, what: Callable[..., Change]) -> None:
+def test_a_committed_release_is_published_first(make_stream: Make, what: Callable[..., Change]) -> None:
     stream = make_stream()
     # A state of a later version: its release has fields that this version does not know.
     with Leader(stream) as leader:
@@ -193,7 +185,7 @@ def test_a_committed_release_is_published_first(make_stream: MakeStream, what: C
     verified(stream)
 
 
-def test_a_stream_that_stands_so_already_is_left_alone(make_stream: MakeStream) -> None:
+def test_a_stream_that_stands_so_already_is_left_alone(make_stream: Make) -> None:
     stream = make_stream()
     with Leader(stream) as leader:
         assert not change(stream, resume).changed
@@ -208,7 +200,7 @@ def test_a_stream_that_stands_so_already_is_left_alone(make_stream: MakeStream) 
 # -- retiring --------------------------------------------------------------
 
 
-def test_retiring_abandons_what_is_open_and_ends_the_stream_for_ever(make_stream: MakeStream) -> None:
+def test_retiring_abandons_what_is_open_and_ends_the_stream_for_ever(make_stream: Make) -> None:
     stream = make_stream()
     with Leader(stream) as leader:
         reserved = leader.reserve()
@@ -228,7 +220,7 @@ def test_retiring_abandons_what_is_open_and_ends_the_stream_for_ever(make_stream
 
 
 def test_a_stream_whose_settings_promise_something_else_by_now_can_still_be_retired(
-    make_stream: MakeStream,
+    make_stream: Make,
 ) -> None:
     stream = make_stream()
     with Leader(stream) as leader:
@@ -239,7 +231,7 @@ def test_a_stream_whose_settings_promise_something_else_by_now_can_still_be_reti
     assert retire(stream.settings.kafka, changed, "a test").standing is JobStatus.RETIRED
 
 
-def test_a_paused_stream_can_be_retired(make_stream: MakeStream) -> None:
+def test_a_paused_stream_can_be_retired(make_stream: Make) -> None:
     stream = make_stream()
     change(stream, pause)
     change(stream, retire)
@@ -249,32 +241,12 @@ def test_a_paused_stream_can_be_retired(make_stream: MakeStream) -> None:
 # -- concurrent events -----------------------------------------------------
 
 
-def before_step(
-    monkeypatch: pytest.MonkeyPatch, wanted: str, event: Callable[[], object], times: int = 1
-) -> list[str]:
-    """Run ``event`` when an operator begins a step, at most ``times`` times; return the step names."""
-    original = LifecycleWriter._step
-    happened: list[str] = []
-
-    @contextmanager
-    def step(self: LifecycleWriter, name: str) -> Iterator[None]:
-        with original(self, name):
-            if name == wanted and len(happened) < times:
-                happened.append(name)
-                event()
-            yield
-
-    monkeypatch.setattr(LifecycleWriter, "_step", step)
-    return happened
-
-
-def test_an_operator_whom_a_leader_fences_tries_again(
-    make_stream: MakeStream, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_operator_whom_a_leader_fences_tries_again(make_stream: Make, monkeypatch: Patch) -> None:
     stream = make_stream()
     with Leader(stream) as leader:
         leader.reserve()
-    happened = before_step(monkeypatch, "standing.5 commit", lambda: Leader(stream).writer.close(), times=2)
+    fence = ("standing.5 commit", lambda: Leader(stream).writer.close())
+    happened = before_step(monkeypatch, LifecycleWriter, *fence, times=2)
     change(stream, retire)
     assert len(happened) == 2
     assert kinds(stream) == ["RESERVED", "ABANDONED", "RETIRED"]
@@ -282,20 +254,20 @@ def test_an_operator_whom_a_leader_fences_tries_again(
 
 
 def test_an_operator_who_never_gets_through_says_so_and_has_written_nothing(
-    make_stream: MakeStream, monkeypatch: pytest.MonkeyPatch
+    make_stream: Make, monkeypatch: Patch
 ) -> None:
     stream = make_stream()
 
     def lose() -> None:
         raise KafkaTimeoutError("no answer")
 
-    before_step(monkeypatch, "standing.1 read ahead", lose, times=100)
+    before_step(monkeypatch, LifecycleWriter, "standing.1 read ahead", lose, times=100)
     with pytest.raises(SessionLost, match=r"standing\.1 read ahead: KafkaTimeoutError: no answer"):
         change(stream, pause)
     assert kinds(stream) == []
 
 
-def test_a_reason_is_one_line(make_stream: MakeStream) -> None:
+def test_a_reason_is_one_line(make_stream: Make) -> None:
     stream = make_stream()
     for reason in ("", "two\nlines", "x" * 501, "\udcff"):
         with pytest.raises(ConfigurationError, match="--reason must be one line"):
@@ -306,25 +278,13 @@ def test_a_reason_is_one_line(make_stream: MakeStream) -> None:
 # -- kill -9 ---------------------------------------------------------------
 
 
-def numbered_steps() -> list[str]:
-    calls = [n for n in ast.walk(ast.parse(inspect.getsource(lifecycle))) if isinstance(n, ast.Call)]
-    named = [n.args[0] for n in calls if isinstance(n.func, ast.Attribute) and n.func.attr == "_step"]
-    assert all(isinstance(name, ast.Constant) for name in named)
-    return [str(name.value) for name in named if isinstance(name, ast.Constant)]
+STEPS = steps_of(lifecycle)
 
 
-STEPS = numbered_steps()
-
-
-def test_the_steps_are_numbered() -> None:
-    assert [int(step.split()[0].removeprefix("standing.")) for step in STEPS] == list(range(1, 7))
-
-
-def test_a_kill_at_any_step_of_a_pause_leaves_one_pause_or_none(
-    make_stream: MakeStream, tmp_path: Path
-) -> None:
+def test_a_kill_at_any_step_of_a_pause_leaves_one_pause_or_none(make_stream: Make, tmp_path: Path) -> None:
     stream = make_stream()
     expected = []
+    assert len(STEPS) == 6
     for number, step in enumerate(STEPS, start=1):
         killed(killed_commands.change, stream.settings, tmp_path / f"{number}.log", step, "pause")
         assert change(stream, pause, "the second").changed == (number < 5)
@@ -338,7 +298,7 @@ def test_a_kill_at_any_step_of_a_pause_leaves_one_pause_or_none(
     "step", ["take_over.4 cross-check", "abandon.2 ABANDONED", "abandon.3 commit", *STEPS[1:5]]
 )
 def test_a_kill_at_any_step_of_a_retirement_leaves_the_rest_to_the_next(
-    make_stream: MakeStream, tmp_path: Path, step: str
+    make_stream: Make, tmp_path: Path, step: str
 ) -> None:
     stream = make_stream()
     with Leader(stream) as leader:
@@ -352,7 +312,7 @@ def test_a_kill_at_any_step_of_a_retirement_leaves_the_rest_to_the_next(
 # -- next to workers -------------------------------------------------------
 
 
-def test_workers_wait_while_paused_go_on_when_resumed_and_end_when_retired(make_stream: MakeStream) -> None:
+def test_workers_wait_while_paused_go_on_when_resumed_and_end_when_retired(make_stream: Make) -> None:
     stream = make_stream(**ENDLESS)
     stream.produce_vectors(stream.vectors(40))
     leader = stream.start()
@@ -368,74 +328,41 @@ def test_workers_wait_while_paused_go_on_when_resumed_and_end_when_retired(make_
     leader.logs("batch 2 released")
     change(stream, retire)
     for worker in (leader, standby):
-        assert worker.ends() == 2, worker.log
-        assert "Traceback" not in worker.log
-        assert "is retired, which is final" in worker.log
-    assert kinds(stream) == [
-        *("RESERVED", "COMMITTED", "RELEASED", "PAUSED", "RESUMED", "RESERVED", "COMMITTED", "RELEASED"),
-        "RETIRED",
-    ]
+        assert "is retired, which is final" in worker.refusal()
+    batch = ["RESERVED", "COMMITTED", "RELEASED"]
+    assert kinds(stream) == [*batch, "PAUSED", "RESUMED", *batch, "RETIRED"]
     report = verified(stream)
     assert (report.retired, report.paused, report.releases) == ((stream.settings.stream.name,), (), 2)
 
 
-def test_a_worker_that_is_paused_in_a_batch_finishes_it_once(make_stream: MakeStream) -> None:
+def test_a_worker_that_is_paused_in_a_batch_finishes_it_once(make_stream: Make) -> None:
     stream = make_stream(**ENDLESS)
     stream.produce_vectors(stream.vectors(80))
     leader = stream.start(strike=Strike("commit.1 begin", "before", nth=2, what="wait"))
-    wait_for("the second batch", lambda: leader.has("struck"))
+    leader.strikes()
     assert change(stream, pause).phase == "reserved"
     leader.let_go()
     leader.logs("batch 2 released")
     leader.logs("paused")
     assert [e.batch for e in stream.own(Committed)] == [1, 2]
     assert [e.batch for e in stream.own(Released)] == [1, 2]
-    leader.signal(signal.SIGTERM)
-    assert leader.ends() == 0
+    leader.stop()
     assert verified(stream).paused == (stream.settings.stream.name,)
 
 
 # -- the command line ------------------------------------------------------
 
 
-def config_of(stream: Stream, tmp_path: Path) -> str:
-    settings = stream.settings
-    text = f"""
-[kafka]
-bootstrap_servers = "{settings.kafka.bootstrap_servers}"
-bootstrap_timeout_ms = 120000
-
-[stream]
-name = "{settings.stream.name}"
-input = "{settings.stream.input}"
-dim = 5
-rank = 2
-epsilon = 1.0
-delta = 1e-6
-
-[stream.options]
-n_records = 300
-n_batches = 3
-growth = 1.0
-"""
-    path = tmp_path / "stream.toml"
-    path.write_text(text)
-    return str(path)
-
-
-def test_the_commands_change_the_standing_and_the_ledger_commands_show_it(
-    make_stream: MakeStream, tmp_path: Path
-) -> None:
+def test_the_commands_change_the_standing_and_the_ledger_commands_show_it(make_stream: Make) -> None:
     stream = make_stream()
-    name, config = stream.settings.stream.name, config_of(stream, tmp_path)
+    name, config = stream.settings.stream.name, str(stream.write_config())
 
     def run(app: Any, *arguments: str) -> Any:
         return CliRunner().invoke(app, [*arguments, "--config", config], env={"COLUMNS": "200"})
 
     done = run(stream_command.app, "pause", "--reason", "an upgrade", "--json")
-    assert json.loads(done.stdout) == {
-        **{"stream": name, "standing": "paused", "changed": True, "batch": 0, "phase": "none"}
-    }
+    facts = {"stream": name, "standing": "paused", "changed": True, "batch": 0, "phase": "none"}
+    assert json.loads(done.stdout) == facts
     again = run(stream_command.app, "pause")
     assert (again.exit_code, again.stdout.strip()) == (0, f"stream {name} is paused already")
     shown = run(ledger_command.app, "show").stdout
@@ -456,11 +383,9 @@ def test_the_commands_change_the_standing_and_the_ledger_commands_show_it(
     assert isinstance(late.exception, StreamRefused)
 
 
-def test_a_terminal_is_asked_before_a_stream_is_retired(
-    make_stream: MakeStream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_terminal_is_asked_before_a_stream_is_retired(make_stream: Make, monkeypatch: Patch) -> None:
     stream = make_stream()
-    config = config_of(stream, tmp_path)
+    config = str(stream.write_config())
     monkeypatch.setattr(stream_command, "_is_terminal", lambda: True)
     no = CliRunner().invoke(stream_command.app, ["retire", "--config", config], input="n\n")
     assert "not retired: not confirmed" in str(no.exception)
@@ -473,17 +398,10 @@ def test_a_terminal_is_asked_before_a_stream_is_retired(
 # -- verifying next to a writer --------------------------------------------
 
 
-def write_nonsense(stream: Stream) -> None:
-    with closing(plain_producer(stream.settings.kafka)) as producer:
-        producer.send(stream.settings.stream.ledger_topic, b"hello", partition=0).get(LIMIT)
-
-
-def test_what_is_no_entry_is_a_problem_and_no_traceback(make_stream: MakeStream) -> None:
+def test_what_is_no_entry_is_a_problem_and_no_traceback(make_stream: Make) -> None:
     stream = make_stream()
-    with Leader(stream) as leader:
-        leader.commit(leader.reserve())
-        leader.writer.publish()
-    write_nonsense(stream)
+    led(stream)
+    stream.write(stream.settings.stream.ledger_topic, b"hello")
     report = verify_ledger(stream.settings.kafka, stream.settings.stream.input)
     assert not report.ok
     assert len(report.problems) == 1
@@ -492,7 +410,7 @@ def test_what_is_no_entry_is_a_problem_and_no_traceback(make_stream: MakeStream)
 
 
 def test_what_is_released_while_the_ledger_is_verified_is_judged_the_next_time(
-    make_stream: MakeStream, monkeypatch: pytest.MonkeyPatch
+    make_stream: Make, monkeypatch: Patch
 ) -> None:
     stream = make_stream()
     read: list[str] = []
@@ -510,7 +428,7 @@ def test_what_is_released_while_the_ledger_is_verified_is_judged_the_next_time(
         def during(kafka: Any, topics: list[str]) -> set[str]:
             # Between reading the ledger and the releases.
             leader.writer.publish()
-            write_nonsense(stream)
+            stream.write(stream.settings.stream.ledger_topic, b"hello")
             return original(kafka, topics)
 
         for module in (log_reader, snapshot, state_topic):
@@ -526,16 +444,10 @@ def test_what_is_released_while_the_ledger_is_verified_is_judged_the_next_time(
     assert (later.entries, later.releases, len(later.problems)) == (4, 1, 1)
 
 
-def test_a_job_whose_releases_topic_is_gone_is_a_problem(make_stream: MakeStream) -> None:
+def test_a_job_whose_releases_topic_is_gone_is_a_problem(make_stream: Make) -> None:
     stream = make_stream()
-    with Leader(stream) as leader:
-        leader.commit(leader.reserve())
-        leader.writer.publish()
-    with KafkaAdminClient(bootstrap_servers=stream.settings.kafka.bootstrap_servers) as admin:
-        admin.delete_topics([stream.settings.stream.releases_topic])
-        wait_for(
-            "the topic to be gone", lambda: stream.settings.stream.releases_topic not in admin.list_topics()
-        )
+    led(stream)
+    stream.delete("releases")
     report = verify_ledger(stream.settings.kafka, stream.settings.stream.input)
     assert len(report.problems) == 1
     assert "batch 1: released by the ledger, but not on the topic" in report.problems[0]

@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
-from contextlib import closing
+from collections.abc import Sequence
 from typing import Any
-
-import pytest
-from kafka import KafkaAdminClient
 
 from streaming_pca import progress
 from streaming_pca.privacy.ledger.verify import Report
 from streaming_pca.service.commit import snapshot, verification
 from streaming_pca.service.commit.state_topic import is_part
 from streaming_pca.service.commit.verification import verify_ledger
-from streaming_pca.service.kafka.clients import plain_producer
 from streaming_pca.service.topics.find import create_topics
 from tests.cli.command import call
-from tests.kafka.admin.test_pause import Leader
+from tests.kafka.admin.test_pause import Leader, led
+from tests.kafka.conftest import Capture, Make, Patch
 from tests.kafka.stream import Stream
-from tests.waiting import LIMIT, wait_for
-
-MakeStream = Callable[..., Stream]
 
 
 def verify(stream: Stream) -> Report:
@@ -36,31 +29,17 @@ def only_problem(stream: Stream) -> str:
     return line
 
 
-def delete(stream: Stream, topic: str) -> None:
-    with KafkaAdminClient(bootstrap_servers=stream.settings.kafka.bootstrap_servers) as admin:
-        admin.delete_topics([topic])
-        wait_for("the topic to be gone", lambda: topic not in admin.list_topics())
-
-
-def rewrite(stream: Stream, topic: str, messages: Sequence[Any]) -> None:
-    """Recreate the topic with these messages."""
-    delete(stream, topic)
+def rewrite(stream: Stream, **topics: Sequence[Any]) -> None:
+    """Recreate topics, by role, with these messages."""
+    stream.delete(*topics)
     create_topics(stream.settings.kafka, stream.settings.stream, stream.partitions, 1)
-    with closing(plain_producer(stream.settings.kafka)) as producer:
+    for role, messages in topics.items():
         for m in messages:
-            producer.send(topic, value=m.value, key=m.key, headers=list(m.headers), partition=0).get(LIMIT)
-
-
-def led(stream: Stream, batches: int) -> None:
-    """Commit and release some batches."""
-    with Leader(stream) as leader:
-        for batch in range(batches):
-            leader.commit(leader.reserve(5 * batch, 5 * batch + 5))
-            leader.writer.publish()
+            stream.write(stream.topic(role), m.value, key=m.key, headers=list(m.headers))
 
 
 def test_a_verification_without_a_terminal_reports_the_offset_that_it_has_reached(
-    make_stream: MakeStream, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    make_stream: Make, capfd: Capture, monkeypatch: Patch
 ) -> None:
     stream = make_stream()
     led(stream, 2)
@@ -85,7 +64,7 @@ def of_batch(message: Any) -> int:
     return int(dict(message.headers)["batch"])
 
 
-def test_a_lost_state_is_a_problem_and_what_to_do_is_told(make_stream: MakeStream) -> None:
+def test_a_lost_state_is_a_problem_and_what_to_do_is_told(make_stream: Make) -> None:
     stream = make_stream()
     led(stream, 2)
     topic = stream.settings.stream.state_topic
@@ -93,73 +72,60 @@ def test_a_lost_state_is_a_problem_and_what_to_do_is_told(make_stream: MakeStrea
     assert (sound.ok, sound.states, sound.releases) == (True, 1, 2)
     states = stream.messages(topic)
     # The stream that died: batch 2 was committed, and its state was lost later.
-    rewrite(stream, topic, [m for m in states if of_batch(m) == 1])
+    rewrite(stream, state=[m for m in states if of_batch(m) == 1])
     line = only_problem(stream)
     assert "batch 2: the state differs from the one committed with batch 2" in line
     assert f"Topic '{topic}' must hold it: bring back the newest backup" in line
-    rewrite(stream, topic, [])
+    rewrite(stream, state=[])
     assert "the state that the ledger committed with batch 2 is missing" in only_problem(stream)
-    delete(stream, topic)
+    stream.delete("state")
     assert "the state that the ledger committed with batch 2 is missing" in only_problem(stream)
-    rewrite_last = [m for m in states if of_batch(m) == 2]
     create_topics(stream.settings.kafka, stream.settings.stream, stream.partitions, 1)
-    rewrite(stream, topic, rewrite_last)
+    rewrite(stream, state=[m for m in states if of_batch(m) == 2])
     assert verify(stream).states == 1
 
 
-def test_a_state_that_no_ledger_knows_is_a_problem(make_stream: MakeStream) -> None:
+def test_a_state_that_no_ledger_knows_is_a_problem(make_stream: Make) -> None:
     """Without the comparison to the ledger, a worker would continue from it."""
     stream = make_stream()
     led(stream, 2)
     kept = stream.messages(stream.settings.stream.ledger_topic)[:4]
-    releases = stream.messages(stream.settings.stream.releases_topic)[:1]
-    delete(stream, stream.settings.stream.ledger_topic)
-    delete(stream, stream.settings.stream.releases_topic)
-    create_topics(stream.settings.kafka, stream.settings.stream, stream.partitions, 1)
-    with closing(plain_producer(stream.settings.kafka)) as producer:
-        for topic, messages in (
-            (stream.settings.stream.ledger_topic, kept),
-            (stream.settings.stream.releases_topic, releases),
-        ):
-            for m in messages:
-                producer.send(topic, value=m.value, key=m.key, partition=0).get(LIMIT)
+    rewrite(stream, ledger=kept, releases=stream.messages(stream.settings.stream.releases_topic)[:1])
     assert "batch 1: the state differs from the one committed with batch 1" in only_problem(stream)
 
 
-def test_a_state_with_a_chunk_or_a_part_of_its_users_missing_is_a_problem(make_stream: MakeStream) -> None:
+def test_a_state_with_a_chunk_or_a_part_of_its_users_missing_is_a_problem(make_stream: Make) -> None:
     # 300 features: more than one chunk.
     options = {"n_records": 300, "n_batches": 2, "clip_radius": 1e6}
     stream = make_stream(privacy_unit="user", dim=300, centering="none", options=options)
     rows = [(b"%d" % i, x.tobytes()) for i, x in enumerate(stream.vectors(300))]
     stream.produce_keyed(rows)
     stream.run()
-    topic = stream.settings.stream.state_topic
     assert verify(stream).ok
-    messages = stream.messages(topic)
+    messages = stream.messages(stream.settings.stream.state_topic)
     last = max(map(of_batch, messages))
     chunks = [m for m in messages if of_batch(m) == last and not is_part(m)]
     parts = [m for m in messages if of_batch(m) == last and is_part(m)]
     assert len(chunks) > 1
     assert parts
-    rewrite(stream, topic, [m for m in messages if m is not chunks[0]])
+    rewrite(stream, state=[m for m in messages if m is not chunks[0]])
     assert "a chunk of its state is missing or was changed" in only_problem(stream)
-    rewrite(stream, topic, [m for m in messages if m is not parts[0]])
+    rewrite(stream, state=[m for m in messages if m is not parts[0]])
     assert "its table of users is missing" in only_problem(stream)
-    rewrite(stream, topic, messages)
+    rewrite(stream, state=messages)
     assert verify(stream).ok
 
 
-def test_two_releases_that_were_exchanged_are_seen(make_stream: MakeStream) -> None:
+def test_two_releases_that_were_exchanged_are_seen(make_stream: Make) -> None:
     stream = make_stream()
     led(stream, 3)
-    topic = stream.settings.stream.releases_topic
-    first, second, third = stream.messages(topic)
-    rewrite(stream, topic, [first, third, second])
+    first, second, third = stream.messages(stream.settings.stream.releases_topic)
+    rewrite(stream, releases=[first, third, second])
     name = stream.settings.stream.name
     assert only_problem(stream) == f"release 2 (stream {name!r}, batch 2): comes after the release of batch 3"
 
 
-def test_a_job_of_charges_and_one_that_abandoned_all_have_no_state(make_stream: MakeStream) -> None:
+def test_a_job_of_charges_and_one_that_abandoned_all_have_no_state(make_stream: Make) -> None:
     stream = make_stream(cap=("2", "1e-5"))
     with Leader(stream) as leader:
         leader.writer.abandon(leader.reserve(), "a test")
@@ -167,9 +133,7 @@ def test_a_job_of_charges_and_one_that_abandoned_all_have_no_state(make_stream: 
     assert (report.ok, report.states) == (True, 0)
 
 
-def test_a_commit_while_the_states_are_read_is_no_problem(
-    make_stream: MakeStream, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_commit_while_the_states_are_read_is_no_problem(make_stream: Make, monkeypatch: Patch) -> None:
     """A later state follows the expected one, or has replaced it."""
     stream = make_stream()
     original = verification.existing_topics
@@ -195,7 +159,7 @@ def test_a_commit_while_the_states_are_read_is_no_problem(
     assert seen == 2
 
 
-def test_a_stream_verifies_at_any_time_while_its_worker_runs(make_stream: MakeStream) -> None:
+def test_a_stream_verifies_at_any_time_while_its_worker_runs(make_stream: Make) -> None:
     options = {"clip_radius": 20.0, "batch_size": 40}
     stream = make_stream(estimator="private-oja", centering="none", options=options)
     stream.produce_vectors(stream.vectors(40 * 60))

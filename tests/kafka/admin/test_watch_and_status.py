@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable
 from contextlib import closing
+from typing import Any
 
 from streaming_pca.admin.broker_status import describe_status
 from streaming_pca.admin.watch import FollowedRelease, follow_releases
@@ -15,11 +15,8 @@ def test_they_agree_with_what_a_worker_does(make_stream: Callable[..., Stream]) 
     stream = make_stream(worker={"stop_when_done": False})
     settings = stream.settings
     worker = stream.start()
-    with closing(
-        follow_releases(
-            settings.kafka, settings.stream.releases_topic, from_beginning=True, stopped=lambda: False
-        )
-    ) as items:
+    how: dict[str, Any] = {"from_beginning": True, "stopped": lambda: False}
+    with closing(follow_releases(settings.kafka, settings.stream.releases_topic, **how)) as items:
         followed = []
         for _ in range(3):
             stream.produce_vectors(stream.vectors(100))
@@ -33,8 +30,7 @@ def test_they_agree_with_what_a_worker_does(make_stream: Callable[..., Stream]) 
     stream.produce_vectors(stream.vectors(30))
     (led,) = describe_status([settings])
     assert led["leader"] == {"present": True, "host": "127.0.0.1", "candidates": 1}
-    worker.signal(signal.SIGTERM)
-    assert worker.ends() == 0, worker.log
+    worker.stop()
     (facts,) = describe_status([settings])
     assert facts["leader"]["present"] is False
     assert facts["problem"] is None

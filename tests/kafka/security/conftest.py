@@ -53,13 +53,8 @@ def _fetch_tools(cache: Path) -> Path:
     with tempfile.TemporaryDirectory(dir=cache) as scratch:
         command = [maven, "-q", "-B", "dependency:copy", f"-Dartifact=org.apache.kafka:kafka-tools:{KAFKA}"]
         for _ in range(_ATTEMPTS):
-            run = subprocess.run(
-                [*command, f"-DoutputDirectory={scratch}"],
-                cwd=scratch,
-                capture_output=True,
-                text=True,
-                timeout=200,
-            )
+            there = [*command, f"-DoutputDirectory={scratch}"]
+            run = subprocess.run(there, cwd=scratch, capture_output=True, text=True, timeout=200)
             if (fetched := Path(scratch, jar.name)).exists():
                 os.replace(fetched, jar)
                 return jar

@@ -69,15 +69,9 @@ class Issuer:
     def token(self, user: str, life: float = 3600, *, signed: bool = True, **claims: Any) -> str:
         now = time.time()
         # Brokers read whole seconds only.
-        claims = {
-            "iss": ISSUER,
-            "aud": AUDIENCE,
-            "sub": user,
-            "scope": "kafka",
-            "jti": secret("token"),
-            "iat": int(min(now, now + life)) - 1,
-            "exp": int(now + life),
-        } | claims
+        times = {"iat": int(min(now, now + life)) - 1, "exp": int(now + life)}
+        usual = {"iss": ISSUER, "aud": AUDIENCE, "sub": user, "scope": "kafka", "jti": secret("token")}
+        claims = usual | times | claims
         header = {"alg": "RS256", "kid": "one"} if signed else {"alg": "none"}
         body = ".".join(_encoded(json.dumps(part).encode()) for part in (header, claims))
         if not signed:
@@ -142,10 +136,14 @@ class Secured:
         return authority.issue_cert("localhost", organization_unit_name="broker")
 
     def set_password(self, user: str, password: str) -> None:
-        with closing(admin_client(self.open_settings)) as admin:
-            admin.alter_user_scram_credentials(
-                [UserScramCredentialUpsertion(user, "SCRAM-SHA-512", password)]
-            )
+        set_passwords(self.open_settings, {user: password})
+
+
+def set_passwords(kafka: KafkaSettings, passwords: Mapping[str, str]) -> None:
+    """Set passwords of users for SCRAM."""
+    changes = [UserScramCredentialUpsertion(user, "SCRAM-SHA-512", word) for user, word in passwords.items()]
+    with closing(admin_client(kafka)) as admin:
+        admin.alter_user_scram_credentials(changes)
 
 
 def write_whole(path: Path, content: str) -> Path:
@@ -165,15 +163,9 @@ def pem_of(certificate: trustme.LeafCert) -> str:
 
 
 def _server_settings(secured: Secured, more: Mapping[str, str]) -> str:
-    directory, inner = secured.directory, "PLAINTEXT://127.0.0.1:{port}"
-    names = list(secured.ports)
+    directory, names = secured.directory, list(secured.ports)
     protocols = {name: PROTOCOLS[name.partition("_")[0]] for name in names}
-    found = {
-        "listeners": f"{inner},CONTROLLER://127.0.0.1:{{controller_port}},"
-        + ",".join(f"{name}://127.0.0.1:{secured.ports[name]}" for name in names),
-        "advertised.listeners": f"{inner}," + ",".join(f"{n}://{secured.address(n)}" for n in names),
-        "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,"
-        + ",".join(f"{name}:{protocol}" for name, protocol in protocols.items()),
+    found = listening(secured.ports, protocols, {name: secured.address(name) for name in names}) | {
         "ssl.keystore.type": "PEM",
         "ssl.truststore.type": "PEM",
         "ssl.truststore.location": f"{directory}/clients.pem",
@@ -200,14 +192,30 @@ def _server_settings(secured: Secured, more: Mapping[str, str]) -> str:
         mechanism = f"{of}.{MECHANISMS[kind].lower()}"
         found[f"{of}.sasl.enabled.mechanisms"] = MECHANISMS[kind]
         users = " ".join(f'user_{u}="{password_of(u)}"' for u in USERS) if kind == "PLAIN" else ""
-        found[f"{mechanism}.sasl.jaas.config"] = (
-            f"org.apache.kafka.common.security.{_MODULES[kind]} required {users};"
-        )
+        module = f"org.apache.kafka.common.security.{_MODULES[kind]}"
+        found[f"{mechanism}.sasl.jaas.config"] = f"{module} required {users};"
         if kind == "OAUTH":
-            found[f"{mechanism}.sasl.server.callback.handler.class"] = (
-                f"{_OAUTH}.OAuthBearerValidatorCallbackHandler"
-            )
-    return "".join(f"{key}={value}\n" for key, value in (found | dict(more)).items())
+            handler = f"{_OAUTH}.OAuthBearerValidatorCallbackHandler"
+            found[f"{mechanism}.sasl.server.callback.handler.class"] = handler
+    return properties(found | dict(more))
+
+
+def listening(
+    ports: Mapping[str, int], protocols: Mapping[str, str], advertised: Mapping[str, str]
+) -> dict[str, str]:
+    """Return a broker's settings of listeners, besides those that all brokers of the tests have."""
+    inner = "PLAINTEXT://127.0.0.1:{port}"
+    outer = [inner, "CONTROLLER://127.0.0.1:{controller_port}"]
+    kinds = {"CONTROLLER": "PLAINTEXT", "PLAINTEXT": "PLAINTEXT"} | dict(protocols)
+    return {
+        "listeners": ",".join([*outer, *(f"{name}://127.0.0.1:{port}" for name, port in ports.items())]),
+        "advertised.listeners": ",".join([inner, *(f"{name}://{at}" for name, at in advertised.items())]),
+        "listener.security.protocol.map": ",".join(f"{name}:{kind}" for name, kind in kinds.items()),
+    }
+
+
+def properties(found: Mapping[str, str]) -> str:
+    return "".join(f"{key}={value}\n" for key, value in found.items())
 
 
 def start_secured(
@@ -227,18 +235,11 @@ def start_secured(
     for name in ("authority", "clients"):
         secured.authority.cert_pem.write_to_path(str(directory / f"{name}.pem"))
     write_whole(directory / "broker.pem", pem_of(secured.broker_certificate(secured.authority)))
+    url, settings = secured.issuer.keys.as_uri(), _server_settings(secured, more or {})
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(
-            "JDK_JAVA_OPTIONS",
-            f"-Dorg.apache.kafka.sasl.oauthbearer.allowed.urls={secured.issuer.keys.as_uri()}",
-        )
-        secured.cluster = make_cluster(
-            nodes=1, replication=1, in_sync=1, more=_server_settings(secured, more or {})
-        )
-    with closing(admin_client(secured.open_settings)) as admin:
-        admin.alter_user_scram_credentials(
-            [UserScramCredentialUpsertion(user, "SCRAM-SHA-512", password_of(user)) for user in USERS]
-        )
+        patch.setenv("JDK_JAVA_OPTIONS", f"-Dorg.apache.kafka.sasl.oauthbearer.allowed.urls={url}")
+        secured.cluster = make_cluster(nodes=1, replication=1, in_sync=1, more=settings)
+    set_passwords(secured.open_settings, {user: password_of(user) for user in USERS})
     return secured
 
 
@@ -271,6 +272,12 @@ class _Provider(http.server.ThreadingHTTPServer):
             certificate.configure_cert(context)
             self.socket = context.wrap_socket(self.socket, server_side=True)
             self.url = self.url.replace("http:", "https:")
+
+    def login(self, user: str) -> dict[str, Any]:
+        """Return the settings of a client that asks this provider for its tokens."""
+        secret = self.secured.secret(f"{user}.client", password_of(user))
+        asked = {"sasl_oauth_token_url": self.url, "sasl_oauth_client_id": user}
+        return asked | {"user": user, "sasl_oauth_token_file": None, "sasl_oauth_client_secret_file": secret}
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Ignore a client that hangs up."""

@@ -22,16 +22,9 @@ BATCH = 100
 def described(secured: Secured, name: str, directory: Path, batches: int = 2, **worker: Any) -> Stream:
     """Describe a stream as the super user sees it, without creating anything."""
     options = {"growth": 1.0, "n_records": BATCH * batches, "n_batches": batches}
-    return Stream.make(
-        secured.open_settings.bootstrap_servers,
-        name,
-        directory,
-        partitions=2,
-        cap=None,
-        create=False,
-        worker=worker,
-        options=options,
-    )
+    how: dict[str, Any] = {"partitions": 2, "cap": None, "create": False, "worker": worker}
+    server = secured.open_settings.bootstrap_servers
+    return Stream.make(server, name, directory, options=options, **how)
 
 
 def as_user(stream: Stream, kafka: KafkaSettings) -> Settings:

@@ -45,11 +45,13 @@ from streaming_pca.service.kafka.authorization import in_one_line
 from streaming_pca.service.kafka.clients import BrokerUnreachable, admin_client, transactional_producer
 from streaming_pca.service.topics.find import existing_topics, find_topics
 from streaming_pca.service.topics.output import find_output
+from tests.cli.test_app import one_line
 from tests.kafka.child import Strike
+from tests.kafka.conftest import Name
 from tests.kafka.projecting import run as project
 from tests.kafka.security.secured import Secured
 from tests.kafka.security.streams import BATCH, as_user, create, described, feed, grant
-from tests.kafka.security.test_connecting import RUN_ALL
+from tests.kafka.security.test_connecting import run_all
 from tests.kafka.stream import Stream, check_books, read_all
 from tests.waiting import LIMIT, wait_for, without_progress
 
@@ -71,10 +73,7 @@ class Place:
 
 @pytest.fixture(scope="module")
 def place(
-    secured: Secured,
-    unique_name: Callable[[str], str],
-    tmp_path_factory: pytest.TempPathFactory,
-    fork_server: None,
+    secured: Secured, unique_name: Name, tmp_path_factory: pytest.TempPathFactory, fork_server: None
 ) -> Iterator[Place]:
     stream = described(secured, unique_name("roles"), tmp_path_factory.mktemp("stream"), batches=3)
     found = Place(secured, stream, f"{stream.settings.stream.name}.out")
@@ -279,11 +278,8 @@ def test_a_projector_writes_its_output_and_others_may_not(place: Place) -> None:
 
 def other_admin(kafka: KafkaSettings) -> AdminClient:
     """Return librdkafka's client, whose errors name the missing right."""
-    options = {
-        "bootstrap.servers": kafka.bootstrap_servers,
-        "security.protocol": kafka.security_protocol,
-        "log_level": 0,
-    }
+    options = {"bootstrap.servers": kafka.bootstrap_servers, "security.protocol": kafka.security_protocol}
+    options["log_level"] = 0
     if kafka.sasl_username is not None:
         options |= {
             "sasl.mechanism": str(kafka.sasl_mechanism),
@@ -320,48 +316,15 @@ def test_no_role_deletes_records_or_changes_a_topic(place: Place) -> None:
 # -- the command and the script --------------------------------------------------
 
 
-CONFIG = """
-[kafka]
-bootstrap_servers = "{bootstrap}"
-{login}
-[stream]
-name = "{name}"
-input = "{input}"
-dim = 5
-rank = 2
-epsilon = 1.0
-delta = 1e-6
-
-[worker]
-group = "{group}"
-
-[http]
-port = 0
-"""
-
-
-def write_config(place: Place, directory: Path, user: str | None) -> Path:
-    stream, kafka = place.stream.settings.stream, place.secured.open_settings
-    login = ""
-    if user is not None:
-        kafka = place.secured.settings("SCRAM", user)
-        names = ("security_protocol", "sasl_mechanism", "sasl_username", "sasl_password_file", "ssl_cafile")
-        login = "\n".join(f'{key} = "{getattr(kafka, key)}"' for key in names)
-    path = directory / f"{user}.toml"
-    path.write_text(
-        CONFIG.format(
-            bootstrap=kafka.bootstrap_servers,
-            login=login,
-            name=stream.name,
-            input=stream.input,
-            group=place.stream.settings.worker.group,
-        )
-    )
-    return path
+def write_config(place: Place, user: str | None) -> Path:
+    server = {"bootstrap_servers": place.secured.open_settings.bootstrap_servers}
+    kafka = server if user is None else place.secured.client("SCRAM", user)
+    worker = {"group": place.stream.settings.worker.group}
+    return place.stream.write_config(kafka=kafka, worker=worker, http={"port": 0})
 
 
 def test_every_command_refuses_a_stranger_in_one_line(place: Place, tmp_path: Path) -> None:
-    config = str(write_config(place, tmp_path, "stranger"))
+    config = str(write_config(place, "stranger"))
     (tmp_path / "rows.csv").write_text("1,2,3,4,5\n")
     commands = [
         ["topics", "check", "--config", config],
@@ -384,26 +347,12 @@ def test_every_command_refuses_a_stranger_in_one_line(place: Place, tmp_path: Pa
         assert "no permission to " in line, (command, line)
 
 
-def run_all(commands: list[list[str]]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", RUN_ALL.format(commands=commands)],
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=True,
-    )
-
-
 @contextmanager
 def programs(directory: Path, tools: str) -> Iterator[dict[str, str]]:
     """Put Kafka's and this package's programs where the script looks for them."""
-    for name, command in (
-        (
-            "kafka-acls.sh",
-            f"{find_java()} -XX:TieredStopAtLevel=1 -cp '{tools}' org.apache.kafka.tools.AclCommand",
-        ),
-        ("streaming-pca", f"{sys.executable} -P -m streaming_pca"),
-    ):
+    acls = f"{find_java()} -XX:TieredStopAtLevel=1 -cp '{tools}' org.apache.kafka.tools.AclCommand"
+    own = f"{sys.executable} -P -m streaming_pca"
+    for name, command in (("kafka-acls.sh", acls), ("streaming-pca", own)):
         (directory / name).write_text(f'#!/bin/sh\nexec {command} "$@"\n')
         (directory / name).chmod(0o755)
     yield os.environ | {"PATH": f"{directory}:{os.environ['PATH']}"}
@@ -429,18 +378,13 @@ def granted(secured: Secured, principal: str) -> set[tuple[str, str, bool, str]]
 def test_the_script_grants_what_the_command_does_and_again_does_no_harm(
     place: Place, tmp_path: Path, kafka_tools: str
 ) -> None:
-    config = write_config(place, tmp_path, None)
+    config = write_config(place, None)
     script = [str(ROOT / "deploy/kafka/acls.sh"), "--config", str(config)]
     script += ["--bootstrap-server", place.secured.open_settings.bootstrap_servers]
     with programs(tmp_path, kafka_tools) as environment:
         for _ in range(2):
-            done = subprocess.run(
-                [*script, "--role", "dashboard", "--principal", "User:by script"],
-                env=environment,
-                capture_output=True,
-                text=True,
-                timeout=200,
-            )
+            command = [*script, "--role", "dashboard", "--principal", "User:by script"]
+            done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
             assert done.returncode == 0, done.stdout + done.stderr
             assert granted(place.secured, "User:by script") == granted(place.secured, "User:dashboard")
 
@@ -455,10 +399,6 @@ def test_the_script_refuses_in_one_line_what_it_cannot_use(tmp_path: Path) -> No
         (["--rolle", "worker"], "unknown argument '--rolle'"),
         ([*right, "--role", "worker", "--principal", "User:x"], "kafka-acls.sh is not on the PATH"),
     ):
-        done = subprocess.run(
-            [script, *arguments], capture_output=True, text=True, env={"PATH": "/usr/bin:/bin"}
-        )
-        assert done.returncode == 2
-        assert line in done.stderr
-        assert len(done.stderr.splitlines()) == 1, done.stderr
+        path = {"PATH": "/usr/bin:/bin"}
+        one_line(subprocess.run([script, *arguments], capture_output=True, text=True, env=path), 2, line)
     assert "usage: acls.sh" in subprocess.run([script, "--help"], capture_output=True, text=True).stdout

@@ -7,39 +7,28 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from kafka.admin import UserScramCredentialUpsertion
 
 from streaming_pca.config.kafka import KafkaSettings
 from streaming_pca.dev.jars import KafkaUnavailable, find_java
 from streaming_pca.dev.processes import free_port
-from streaming_pca.service.kafka.clients import (
-    BrokerUnreachable,
-    admin_client,
-    plain_producer,
-    reading_consumer,
-)
+from streaming_pca.service.kafka.clients import BrokerUnreachable, plain_producer, reading_consumer
 from streaming_pca.service.kafka.diagnosis import diagnose
 from streaming_pca.service.topics.find import describe_topics
 from tests.cli.test_app import closed_port, write_config
+from tests.kafka.conftest import Patch
 from tests.kafka.faulty_cluster import FaultyCluster
+from tests.kafka.security.secured import listening, properties, set_passwords
 from tests.security.needles import secret
 
-PROTOCOLS = {
-    "CLEAR": "PLAINTEXT",
-    "TLS": "SSL",
-    "LOGIN": "SASL_PLAINTEXT",
-    "BOTH": "SASL_SSL",
-    "EXPIRED": "SSL",
-    "MUTUAL": "SSL",
-    "ASTRAY": "PLAINTEXT",
-}
+PROTOCOLS = {"CLEAR": "PLAINTEXT", "TLS": "SSL", "LOGIN": "SASL_PLAINTEXT", "BOTH": "SASL_SSL"}
+PROTOCOLS |= {"EXPIRED": "SSL", "MUTUAL": "SSL", "ASTRAY": "PLAINTEXT"}
 """Listeners of the broker."""
 NOWHERE = "nowhere.invalid"
 USER, PASSWORD = "pca", secret("broker")
@@ -59,12 +48,8 @@ class Listeners:
         return {"security_protocol": "SSL", "ssl_cafile": self.certificates / f"{name}.pem"}
 
     def login(self, password: str = PASSWORD) -> dict[str, Any]:
-        return {
-            "security_protocol": "SASL_PLAINTEXT",
-            "sasl_mechanism": "PLAIN",
-            "sasl_username": USER,
-            "sasl_password": password,
-        }
+        how = {"security_protocol": "SASL_PLAINTEXT", "sasl_mechanism": "PLAIN", "sasl_username": USER}
+        return how | {"sasl_password": password}
 
     def both(self, password: str = PASSWORD) -> dict[str, Any]:
         scram = {"security_protocol": "SASL_SSL", "sasl_mechanism": "SCRAM-SHA-512"}
@@ -82,36 +67,24 @@ def make_certificate(java: str, directory: Path, name: str, *more: str) -> None:
 
 def settings_of(listeners: Listeners) -> str:
     """Return the broker's settings in addition to those of all brokers of the tests."""
-    ports, directory = listeners.ports, listeners.certificates
-    inner = "PLAINTEXT://127.0.0.1:{port}"
-    advertised = {name: f"localhost:{port}" for name, port in ports.items()} | {"ASTRAY": f"{NOWHERE}:9092"}
-    return "\n".join(
-        [
-            f"listeners={inner},CONTROLLER://127.0.0.1:{{controller_port}},"
-            + ",".join(f"{name}://127.0.0.1:{port}" for name, port in ports.items()),
-            f"advertised.listeners={inner},"
-            + ",".join(f"{name}://{address}" for name, address in advertised.items()),
-            "listener.security.protocol.map=CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,"
-            + ",".join(f"{name}:{protocol}" for name, protocol in PROTOCOLS.items()),
-            f"ssl.keystore.location={directory}/broker.p12",
-            f"listener.name.expired.ssl.keystore.location={directory}/expired.p12",
-            *(
-                f"{ssl}.{key}.password={secret('store')}"
-                for ssl in ("ssl", "listener.name.expired.ssl")
-                for key in ("keystore", "key")
-            ),
-            "ssl.truststore.type=PEM",
-            f"ssl.truststore.location={directory}/foreign.pem",
-            "listener.name.mutual.ssl.client.auth=required",
-            "sasl.enabled.mechanisms=PLAIN",
-            "listener.name.login.plain.sasl.jaas.config="
-            f'org.apache.kafka.common.security.plain.PlainLoginModule required user_{USER}="{PASSWORD}";',
-            "listener.name.both.sasl.enabled.mechanisms=SCRAM-SHA-512",
-            "listener.name.both.scram-sha-512.sasl.jaas.config="
-            "org.apache.kafka.common.security.scram.ScramLoginModule required;",
-            "",
-        ]
-    )
+    directory, modules = listeners.certificates, "org.apache.kafka.common.security"
+    advertised = {name: listeners.address(name) for name in PROTOCOLS} | {"ASTRAY": f"{NOWHERE}:9092"}
+    found = listening(listeners.ports, PROTOCOLS, advertised) | {
+        "ssl.keystore.location": f"{directory}/broker.p12",
+        "listener.name.expired.ssl.keystore.location": f"{directory}/expired.p12",
+        "ssl.truststore.type": "PEM",
+        "ssl.truststore.location": f"{directory}/foreign.pem",
+        "listener.name.mutual.ssl.client.auth": "required",
+        "sasl.enabled.mechanisms": "PLAIN",
+        "listener.name.login.plain.sasl.jaas.config": (
+            f'{modules}.plain.PlainLoginModule required user_{USER}="{PASSWORD}";'
+        ),
+        "listener.name.both.sasl.enabled.mechanisms": "SCRAM-SHA-512",
+        "listener.name.both.scram-sha-512.sasl.jaas.config": f"{modules}.scram.ScramLoginModule required;",
+    }
+    for ssl in ("ssl", "listener.name.expired.ssl"):
+        found |= {f"{ssl}.{key}.password": secret("store") for key in ("keystore", "key")}
+    return properties(found)
 
 
 @pytest.fixture(scope="module")
@@ -126,8 +99,7 @@ def listeners(
         make_certificate(java, directory, "foreign")
         make_certificate(java, directory, "expired", "-startdate", "-2d", "-validity", "1")
     cluster = make_cluster(nodes=1, replication=1, in_sync=1, more=settings_of(found))
-    with closing(admin_client(KafkaSettings(bootstrap_servers=cluster.bootstrap))) as admin:
-        admin.alter_user_scram_credentials([UserScramCredentialUpsertion(USER, "SCRAM-SHA-512", PASSWORD)])
+    set_passwords(KafkaSettings(bootstrap_servers=cluster.bootstrap), {USER: PASSWORD})
     return found
 
 
@@ -225,12 +197,10 @@ def test_an_address_at_which_no_broker_answers(listeners: Listeners) -> None:
 
 
 def test_a_broker_that_refers_clients_to_an_address_of_its_own(listeners: Listeners) -> None:
-    with pytest.raises(
-        BrokerUnreachable, match=r"refers clients to nowhere\.invalid:9092, by its advertised"
-    ):
-        describe_topics(
-            settings(listeners.address("ASTRAY"), request_timeout_ms=1000), ["missing"], "the topics"
-        )
+    words = r"refers clients to nowhere\.invalid:9092, by its advertised"
+    kafka = settings(listeners.address("ASTRAY"), request_timeout_ms=1000)
+    with pytest.raises(BrokerUnreachable, match=words):
+        describe_topics(kafka, ["missing"], "the topics")
 
 
 RUN_ALL = """
@@ -245,9 +215,12 @@ for command in {commands}:
 """
 
 
-def test_every_command_says_it_in_one_line(
-    listeners: Listeners, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def run_all(commands: list[list[str]]) -> subprocess.CompletedProcess[str]:
+    program = [sys.executable, "-c", RUN_ALL.format(commands=commands)]
+    return subprocess.run(program, capture_output=True, text=True, timeout=200, check=True)
+
+
+def test_every_command_says_it_in_one_line(listeners: Listeners, tmp_path: Path, monkeypatch: Patch) -> None:
     login = f"""
 security_protocol = "SASL_PLAINTEXT"
 sasl_mechanism = "PLAIN"
@@ -275,17 +248,10 @@ sasl_username = "{USER}"
             ("watch", "-c", astray): referred,
             ("status", "-c", silent): f"({server} accepts connections but does not reply",
         }
-        commands = [[str(word) for word in command] for command in expected]
-        done = subprocess.run(
-            [sys.executable, "-c", RUN_ALL.format(commands=commands)],
-            capture_output=True,
-            text=True,
-            timeout=200,
-            check=True,
-        )
-    assert done.stdout.split("\n").count("status 4") == len(commands), done.stdout + done.stderr
+        done = run_all([[str(word) for word in command] for command in expected])
+    assert done.stdout.split("\n").count("status 4") == len(expected), done.stdout + done.stderr
     assert "Traceback" not in done.stderr
     lines = [line for line in done.stderr.splitlines() if line and " INFO " not in line]
-    assert len(lines) == len(commands), done.stderr
+    assert len(lines) == len(expected), done.stderr
     for line, words in zip(lines, expected.values(), strict=True):
         assert words in line

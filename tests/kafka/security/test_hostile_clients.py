@@ -2,35 +2,27 @@
 
 from __future__ import annotations
 
-import signal
-from collections.abc import Callable
 from contextlib import closing
 from typing import Any
 
 import numpy as np
-from kafka import KafkaAdminClient
-from kafka.admin import ConfigResource
 
 from streaming_pca.privacy.ledger.entries import Reserved
 from streaming_pca.service.topics.find import create_topics
 from tests.kafka.child import Strike
+from tests.kafka.conftest import Make
 from tests.kafka.security import hostile
 from tests.kafka.security.codecs import CODECS, bomb
 from tests.kafka.stream import Stream, run_together
-from tests.waiting import LIMIT, wait_for
+from tests.waiting import LIMIT
 
-MakeStream = Callable[..., Stream]
 TWO: dict[str, Any] = {"partitions": 1, "options": {"n_records": 400, "n_batches": 2}}
 
 
-def write(stream: Stream, records: list[bytes], partition: int = 0) -> int:
-    """Write a hand-made batch, and return its base offset."""
-    error, offset = hostile.send(
-        stream.settings.kafka.bootstrap_servers,
-        stream.settings.stream.input,
-        hostile.batch(records),
-        partition,
-    )
+def write(stream: Stream, records: list[bytes]) -> int:
+    """Write a hand-made batch to the only partition, and return its base offset."""
+    kafka, topic = stream.settings.kafka, stream.settings.stream.input
+    error, offset = hostile.send(kafka.bootstrap_servers, topic, hostile.batch(records))
     assert error == 0
     return offset
 
@@ -40,7 +32,7 @@ def ranges(stream: Stream) -> list[tuple[int, int, int]]:
     return [(r.start, r.end, r.count) for e in stream.own(Reserved) for r in e.ranges]
 
 
-def test_a_position_is_none_that_a_record_names(make_stream: MakeStream) -> None:
+def test_a_position_is_none_that_a_record_names(make_stream: Make) -> None:
     """150 aborted records, 199 honest records, and a record with an offset delta of -100."""
     stream = make_stream(**TWO)
     with closing(stream.transactional()) as producer:
@@ -53,8 +45,7 @@ def test_a_position_is_none_that_a_record_names(make_stream: MakeStream) -> None
     stream.produce_vectors(x[:199])
     assert write(stream, [hostile.record(x[199].tobytes(), -100)]) == 350
     stream.produce_vectors(x[200:])
-    first = stream.start(strike=Strike("publish.5 read back"))
-    assert first.ends() == -signal.SIGKILL, first.log
+    stream.crash(Strike("publish.5 read back"))
     stream.run()
     assert ranges(stream) == [(0, 351, 200), (351, 551, 200)]
 
@@ -62,7 +53,7 @@ def test_a_position_is_none_that_a_record_names(make_stream: MakeStream) -> None
 DELTAS = [(0, 1, 10**6), (0, 1, 2**31 - 1), (0, 1, -50), (0, 0, 0)]
 
 
-def test_offsets_that_do_not_exist_are_not_charged(make_stream: MakeStream) -> None:
+def test_offsets_that_do_not_exist_are_not_charged(make_stream: Make) -> None:
     """The last records of a batch have forged offset deltas."""
     streams = {deltas: make_stream(**TWO) for deltas in DELTAS}
     for deltas, stream in streams.items():
@@ -76,7 +67,7 @@ def test_offsets_that_do_not_exist_are_not_charged(make_stream: MakeStream) -> N
     assert found == {deltas: [(0, 200, 200), (200, 400, 200)] for deltas in DELTAS}
 
 
-def test_what_a_client_cannot_parse_is_a_record_in_its_place(make_stream: MakeStream) -> None:
+def test_what_a_client_cannot_parse_is_a_record_in_its_place(make_stream: Make) -> None:
     stream = make_stream(**TWO)
     x = stream.vectors(400)
     long = b"\0\0\0" + hostile.sized(None)
@@ -94,7 +85,7 @@ def test_what_a_client_cannot_parse_is_a_record_in_its_place(make_stream: MakeSt
     assert ranges(stream) == [(0, 200, 200), (200, 400, 200)]
 
 
-def test_a_key_counts_whatever_the_headers_are(make_stream: MakeStream) -> None:
+def test_a_key_counts_whatever_the_headers_are(make_stream: Make) -> None:
     """A user counted with a header that is not text does not count again."""
     stream = make_stream(
         partitions=1, privacy_unit="user", options={"n_records": 400, "n_batches": 2, "clip_radius": 1e6}
@@ -114,13 +105,11 @@ def test_a_key_counts_whatever_the_headers_are(make_stream: MakeStream) -> None:
     assert counted == [200, 0]
 
 
-def test_batches_that_inflate_to_any_size_are_null_records_in_bounded_memory(make_stream: MakeStream) -> None:
+def test_batches_that_inflate_to_any_size_are_null_records_in_bounded_memory(make_stream: Make) -> None:
     """Each of four 300 MiB records has a successor in its batch, which counts."""
     attacked, plain = make_stream(**TWO), make_stream(**TWO)
     name, bootstrap = attacked.settings.stream.input, attacked.settings.kafka.bootstrap_servers
-    set_compression(bootstrap, name, "producer")
-    with KafkaAdminClient(bootstrap_servers=bootstrap) as admin:
-        admin.alter_configs([ConfigResource("topic", name, {"max.message.bytes": str(2**25)})])
+    attacked.set_configs(name, compression_type="producer", max_message_bytes=2**25)
     x = attacked.vectors(400)
     attacked.produce_vectors(x[:100])
     for i, codec in enumerate(("gzip", "xerial", "lz4", "zstd")):
@@ -135,50 +124,35 @@ def test_batches_that_inflate_to_any_size_are_null_records_in_bounded_memory(mak
     plain.produce(b"null" if 100 <= i < 108 and i % 2 == 0 else row.tobytes() for i, row in enumerate(x))
     peaks = []
     for stream in (plain, attacked):
-        worker = stream.run(noise=False)
+        peaks.append(stream.run(noise=False).peak)
         assert ranges(stream) == [(0, 200, 200), (200, 400, 200)]
-        peaks.append(int((worker.directory / "peak").read_text()))
     assert [r.components for r in attacked.releases()] == [r.components for r in plain.releases()]
     print(f"{(peaks[1] - peaks[0]) / 2**20:.0f} MiB over {peaks[0] / 2**20:.0f}")
     assert peaks[1] - peaks[0] < 128 * 2**20
 
 
-def set_compression(bootstrap: str, topic: str, value: str) -> None:
-    with KafkaAdminClient(bootstrap_servers=bootstrap) as admin:
-        admin.alter_configs([ConfigResource("topic", topic, {"compression.type": value})])
-
-
 # -- retention, and recreated topics ---------------------------------------------------
 
 
-def test_a_crash_in_the_first_batch_beside_a_quiet_partition(make_stream: MakeStream) -> None:
+def test_a_crash_in_the_first_batch_beside_a_quiet_partition(make_stream: Make) -> None:
     stream = make_stream(partitions=2, options={"n_records": 200, "n_batches": 2})
     x = stream.vectors(250)
     stream.produce_vectors(x[:50], to=lambda i: 1)
     stream.delete_before({1: 50})
     stream.produce_vectors(x[50:], to=lambda i: 0)
-    killed = stream.start(strike=Strike("reserve.5 read back"))
-    assert killed.ends() == -signal.SIGKILL, killed.log
+    stream.crash(Strike("reserve.5 read back"))
     stream.run()
     assert ranges(stream) == [(0, 100, 100), (100, 200, 100)]
 
 
-def test_an_input_that_is_made_anew_is_noticed_at_the_next_tick(make_stream: MakeStream) -> None:
+def test_an_input_that_is_made_anew_is_noticed_at_the_next_tick(make_stream: Make) -> None:
     """It has the same end offset, and the next search for partitions is far away."""
     stream = make_stream(**TWO, worker={"partitions_seconds": 600.0})
     x = stream.vectors(400)
     stream.produce_vectors(x[:250])
     worker = stream.start()
     worker.logs("batch 1 released")
-    recreate(stream)
-    stream.produce_vectors(x[:250])
-    worker.logs("was deleted and created again")
-    assert worker.ends() == 2, worker.log
-
-
-def recreate(stream: Stream) -> None:
-    name = stream.settings.stream.input
-    with KafkaAdminClient(bootstrap_servers=stream.settings.kafka.bootstrap_servers) as admin:
-        admin.delete_topics([name])
-        wait_for("the topic to be gone", lambda: name not in admin.list_topics())
+    stream.delete("input")
     create_topics(stream.settings.kafka, stream.settings.stream, stream.partitions, 1)
+    stream.produce_vectors(x[:250])
+    assert "was deleted and created again" in worker.refusal()

@@ -21,6 +21,7 @@ from kafka.admin import ConfigResource, NewTopic
 from streaming_pca.config.kafka import KafkaSettings
 from streaming_pca.service.kafka.clients import admin_client, transactional_producer
 from streaming_pca.service.kafka.transaction import Transaction, discard
+from tests.kafka.conftest import Name
 from tests.kafka.faulty_cluster import FaultyCluster
 from tests.kafka.security.relay import Relay
 from tests.kafka.security.secured import (
@@ -32,8 +33,7 @@ from tests.kafka.security.secured import (
     write_whole,
 )
 from tests.kafka.security.streams import BATCH, as_user, create, described, feed
-from tests.kafka.stream import Child, Stream, all_at_once, check_books
-from tests.waiting import wait_for
+from tests.kafka.stream import Child, Stream, all_at_once, check_books, have_released
 
 SESSION_MS = 6000
 """Time after which the broker closes a connection that has not shown its credentials again."""
@@ -80,7 +80,7 @@ def rotating(
 
 @pytest.fixture
 def make_leading(
-    rotating: Rotating, unique_name: Callable[[str], str], tmp_path: Path, fork_server: None
+    rotating: Rotating, unique_name: Name, tmp_path: Path, fork_server: None
 ) -> Iterator[Callable[..., Leading]]:
     with ExitStack() as stack:
 
@@ -112,11 +112,7 @@ class Leading:
         assert self.child is not None
         feed(self.stream, self.secured.open_settings, BATCH, seed=self.batches)
         self.batches += 1
-        wait_for(
-            f"release {self.batches}",
-            lambda: len(self.stream.release_values()) >= self.batches or self.child.status() is not None,
-            seen=lambda: self.child.log_and_stacks(),
-        )
+        self.child.until(f"release {self.batches}", lambda: have_released([self.stream], self.batches))
         assert self.child.status() is None, self.child.log
 
     def go_on_for(self, seconds: float) -> None:
@@ -128,10 +124,8 @@ class Leading:
     def has_led_throughout(self) -> None:
         """Check that one process led in one session, so that its writer was never replaced."""
         assert self.child is not None
-        log = self.child.log
-        assert log.count(" leading stream ") == 1, log
-        assert "no longer leading" not in log, log
-        assert "session lost" not in log, log
+        assert self.child.log.count(" leading stream ") == 1, self.child.log
+        self.child.has_led_on()
         check_books(self.stream)
 
 
@@ -176,16 +170,7 @@ def renew_token_file(rotating: Rotating, leading: Leading, listener: str) -> Non
 def renew_granted_token(rotating: Rotating, leading: Leading, listener: str) -> None:
     secured, user = rotating.secured, USERS[listener]
     with identity_provider(secured, TOKEN_SECONDS) as provider:
-        leading.start(
-            secured.settings(
-                listener,
-                user,
-                sasl_oauth_token_file=None,
-                sasl_oauth_token_url=provider.url,
-                sasl_oauth_client_id=user,
-                sasl_oauth_client_secret_file=secured.secret(f"{user}.client", password_of(user)),
-            )
-        )
+        leading.start(secured.settings(listener, **provider.login(user)))
         leading.go_on_for(1.3 * TOKEN_SECONDS)
         # Worker and clock had one token each at the start.
         assert len(provider.granted) >= 4
@@ -224,10 +209,9 @@ def replace_on_broker(rotating: Rotating, listener: str, store: str, name: str, 
     secured = rotating.secured
     file = write_whole(secured.directory / f"{name}-{time.monotonic_ns()}.pem", content)
     key = f"listener.name.{listener.lower()}.ssl.{store}.location"
+    change = ConfigResource("broker", "1", {key: str(file)})
     with closing(admin_client(secured.open_settings)) as admin:
-        answer = admin.alter_configs(
-            [ConfigResource("broker", "1", {key: str(file)})], raise_on_unknown=False
-        )
+        answer = admin.alter_configs([change], raise_on_unknown=False)
     assert answer["broker"]["1"] == "OK", answer
 
 
@@ -292,9 +276,7 @@ def test_a_leader_outlives_connections_that_end_every_second(
     leading.has_led_throughout()
 
 
-def test_a_transaction_outlives_lost_connections(
-    rotating: Rotating, unique_name: Callable[[str], str]
-) -> None:
+def test_a_transaction_outlives_lost_connections(rotating: Rotating, unique_name: Name) -> None:
     secured, topic = rotating.secured, unique_name("cut")
     with closing(admin_client(secured.open_settings)) as admin:
         admin.create_topics([NewTopic(topic, 1, 1)])

@@ -18,7 +18,7 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.kafka.conftest import Name
 from tests.kafka.security.secured import Secured, password_of
 from tests.kafka.security.streams import create, described, grant
 from tests.kafka.stream import OCTETS, Stream
@@ -70,17 +71,8 @@ token_file = "{token}"
 level = "debug"
 format = "json"
 """
-PAGES = [
-    "/",
-    "/healthz",
-    "/readyz",
-    "/metrics",
-    "/v1",
-    "/nowhere",
-    "/v1/nowhere",
-    "/%2e%2e/etc/passwd",
-    "/docs",
-]
+PAGES = ["/", "/healthz", "/readyz", "/metrics", "/v1", "/nowhere", "/v1/nowhere", "/%2e%2e/etc/passwd"]
+PAGES += ["/docs"]
 
 
 def hostile(row: bytes) -> list[tuple[bytes, bytes]]:
@@ -135,18 +127,11 @@ class Scene:
         user = str(unprivileged.user_id())
         command = [unprivileged.python(), "-P", "-m", "tests.kafka.security.guarded_worker", user]
         command += ["worker", "--config", str(self.config)]
+        own = unprivileged.environment(**self.variables(**variables), PYTHONPATH=unprivileged.paths(ROOT))
         with (
             (self.out / name).open("w") as log,
             subprocess.Popen(
-                command,
-                cwd=self.out,
-                env=unprivileged.environment(
-                    **self.variables(**variables), PYTHONPATH=unprivileged.paths(ROOT)
-                ),
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                stdin=subprocess.DEVNULL,
-                text=True,
+                command, cwd=self.out, env=own, stdout=log, stderr=log, stdin=subprocess.DEVNULL, text=True
             ) as process,
         ):
             try:
@@ -168,10 +153,7 @@ class Scene:
 
 @pytest.fixture(scope="module")
 def scene(
-    secured: Secured,
-    tmp_path_factory: pytest.TempPathFactory,
-    unique_name: Callable[[str], str],
-    fork_server: None,
+    secured: Secured, tmp_path_factory: pytest.TempPathFactory, unique_name: Name, fork_server: None
 ) -> Iterator[Scene]:
     """Run the whole scenario of the module's docstring once."""
     stream = described(secured, unique_name("guarded"), tmp_path_factory.mktemp("children"))
@@ -239,9 +221,7 @@ def ask_everything(scene: Scene, url: str) -> None:
     answers.mkdir()
     given = {"none": None, "wrong": "x" * 20, "right": TOKEN, "metrics": METRICS}
 
-    def ask(
-        name: str, path: str, token: str | None, method: str = "GET", **headers: str
-    ) -> tuple[int, bytes]:
+    def ask(name: str, path: str, token: str | None, method: str = "GET", **headers: str) -> Any:
         headers |= {"Authorization": f"Bearer {token}"} if token else {}
         request = urllib.request.Request(url + path, headers=headers, method=method)
         try:
@@ -252,9 +232,8 @@ def ask_everything(scene: Scene, url: str) -> None:
         except (OSError, ssl.SSLError) as error:
             status, body, reported = 0, type(error).__name__.encode(), {}
         # The request itself comes from the test.
-        (answers / name).write_bytes(
-            f"{method} {path.partition('?')[0]} {status}\n{reported}\n".encode() + body
-        )
+        head = f"{method} {path.partition('?')[0]} {status}\n{reported}\n"
+        (answers / name).write_bytes(head.encode() + body)
         return status, body
 
     status, document = ask("document", "/v1/openapi.json", TOKEN)
@@ -348,16 +327,10 @@ def run_commands(scene: Scene) -> None:
         (right | {f"{prefix}HTTP__TOKEN": secret("two words")}, [*check, good], 2),
         (right | {f"{prefix}KAFKA__SASL_PASSWORD_FILE": str(held / "none")}, [*check, good], 2),
     ]
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", COMMANDS],
-        input=json.dumps([[variables, words] for variables, words, _ in expected]),
-        cwd=scene.out,
-        env=os.environ | {"PYTHONPATH": unprivileged.paths(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
+    program, own = [sys.executable, "-P", "-c", COMMANDS], {"PYTHONPATH": unprivileged.paths(ROOT)}
+    given = json.dumps([[variables, words] for variables, words, _ in expected])
+    how: dict[str, Any] = {"capture_output": True, "text": True, "timeout": 200, "check": False}
+    done = subprocess.run(program, input=given, cwd=scene.out, env=os.environ | own, **how)
     (scene.out / "commands.out").write_text(done.stdout)
     (scene.out / "commands.err").write_text(done.stderr)
     statuses = [int(line.split()[2]) for line in done.stdout.splitlines() if line.startswith("status ")]
@@ -398,11 +371,8 @@ def test_topics_that_are_read_by_others_hold_no_record(scene: Scene) -> None:
     # The broker also has topics of other tests.
     own = re.compile(rf"(?:{re.escape(names.name)}\..*|{re.escape(names.ledger_topic)}|__.*)-\d+")
     private = re.compile(rf"{re.escape(names.state_topic)}-\d+")
-    segments = [
-        path
-        for path in folder.rglob("*")
-        if own.fullmatch(path.parent.name) and not private.fullmatch(path.parent.name)
-    ]
+    shown = [p for p in folder.iterdir() if own.fullmatch(p.name) and not private.fullmatch(p.name)]
+    segments = [path for topic in shown for path in topic.rglob("*")]
     topics = {path.parent.name.rpartition("-")[0] for path in segments}
     assert {names.ledger_topic, names.releases_topic, "__consumer_offsets"} <= topics
     result = search(segments)

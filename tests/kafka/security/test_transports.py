@@ -13,6 +13,7 @@ from streaming_pca.config.kafka import ConfigurationError, KafkaSettings
 from streaming_pca.service.kafka import clients
 from streaming_pca.service.kafka.clients import BrokerUnreachable, admin_client
 from streaming_pca.service.kafka.diagnosis import diagnose
+from tests.kafka.conftest import Name, Patch
 from tests.kafka.security.secured import (
     AUDIENCE,
     MECHANISMS,
@@ -20,8 +21,6 @@ from tests.kafka.security.secured import (
     Secured,
     identity_provider,
     password_of,
-    pem_of,
-    write_whole,
 )
 from tests.kafka.security.streams import BATCH, as_user, create, described, feed, grant
 from tests.kafka.stream import Stream, all_at_once, check_books
@@ -31,7 +30,7 @@ ROLES = ("operator", "producer", "worker")
 
 @pytest.fixture
 def make_described(
-    secured: Secured, unique_name: Callable[[str], str], tmp_path: Path, fork_server: None
+    secured: Secured, unique_name: Name, tmp_path: Path, fork_server: None
 ) -> Iterator[Callable[[str], Stream]]:
     made: list[Stream] = []
 
@@ -58,31 +57,17 @@ def run_whole(secured: Secured, stream: Stream, users: dict[str, KafkaSettings])
 def test_a_whole_stream_runs_over_each_transport(
     secured: Secured, make_described: Callable[[str], Stream]
 ) -> None:
-    cases = []
-    for listener in PROTOCOLS:
-        users = {role: secured.settings(listener, role) for role in ROLES}
-        cases.append((secured, make_described(listener.lower()), users))
-    all_at_once(run_whole, cases)
+    users = {at: {role: secured.settings(at, role) for role in ROLES} for at in PROTOCOLS}
+    all_at_once(run_whole, [(secured, make_described(at.lower()), mine) for at, mine in users.items()])
 
 
 def test_a_whole_stream_runs_with_tokens_of_an_identity_provider(
     secured: Secured, make_described: Callable[[str], Stream]
 ) -> None:
     certificate = secured.authority.issue_cert("localhost")
+    how = {"sasl_oauth_scope": "kafka", "sasl_oauth_cafile": secured.directory / "authority.pem"}
     with identity_provider(secured, certificate=certificate) as provider:
-        users = {
-            role: secured.settings(
-                "OAUTH",
-                role,
-                sasl_oauth_token_file=None,
-                sasl_oauth_token_url=provider.url,
-                sasl_oauth_client_id=role,
-                sasl_oauth_client_secret_file=secured.secret(role, password_of(role)),
-                sasl_oauth_scope="kafka",
-                sasl_oauth_cafile=secured.directory / "authority.pem",
-            )
-            for role in ROLES
-        }
+        users = {role: secured.settings("OAUTH", **provider.login(role), **how) for role in ROLES}
         run_whole(secured, make_described("granted"), users)
         assert all(form["scope"] == "kafka" for form in provider.granted)
         # The clients of a process share a token: this process, the worker and its clock.
@@ -136,9 +121,7 @@ def test_tokens_that_are_not_the_issuers_are_refused(secured: Secured) -> None:
 
 
 def test_a_certificate_of_another_authority_is_refused(secured: Secured) -> None:
-    stranger = write_whole(
-        secured.directory / "stranger.pem", pem_of(trustme.CA().issue_cert("localhost", common_name="worker"))
-    )
+    stranger = secured.certificate("stranger", trustme.CA())
     text = refusal(secured, "MUTUAL", ssl_certfile=stranger, ssl_keyfile=stranger)
     assert f"refuses the client's certificate, kafka.ssl_certfile = {str(stranger)!r}" in text
 
@@ -155,12 +138,7 @@ def test_mechanisms_of_another_kind_name_what_is_asked_for(secured: Secured) -> 
 
 def test_an_identity_provider_that_grants_nothing(secured: Secured) -> None:
     def message(**changes: object) -> str:
-        grant_settings = {
-            "sasl_oauth_token_file": None,
-            "sasl_oauth_client_id": "worker",
-            "sasl_oauth_client_secret_file": secured.secret("worker", password_of("worker")),
-        }
-        kafka = secured.settings("OAUTH", **(grant_settings | changes))
+        kafka = secured.settings("OAUTH", **(provider.login("worker") | changes))
         with pytest.raises(BrokerUnreachable) as error:
             admin_client(kafka)
         assert "secret-of" not in str(error.value)
@@ -169,27 +147,23 @@ def test_an_identity_provider_that_grants_nothing(secured: Secured) -> None:
 
     with identity_provider(secured) as provider:
         wrong = secured.secret("wrong", password_of("nobody"))
-        text = message(sasl_oauth_token_url=provider.url, sasl_oauth_client_secret_file=wrong)
+        text = message(sasl_oauth_client_secret_file=wrong)
         assert "refuses kafka.sasl_oauth_client_id = 'worker' (HTTP 401, invalid_client)" in text
         assert f"kafka.sasl_oauth_client_secret_file = {str(wrong)!r}" in text
         other = provider.url.replace("/token", "/other")
         assert "answers without a token" in message(sasl_oauth_token_url=other)
         # The client does not send the secret to another address.
         assert "HTTP 307" in message(sasl_oauth_token_url=provider.url.replace("/token", "/moved"))
-        gone = provider.url
-    assert "does not answer (Connection refused)" in message(sasl_oauth_token_url=gone)
+    assert "does not answer (Connection refused)" in message()
     with identity_provider(secured, certificate=trustme.CA().issue_cert("localhost")) as stranger:
-        text = message(
-            sasl_oauth_token_url=stranger.url, sasl_oauth_cafile=secured.directory / "authority.pem"
-        )
+        authority = secured.directory / "authority.pem"
+        text = message(sasl_oauth_token_url=stranger.url, sasl_oauth_cafile=authority)
         assert "is not trusted" in text
         assert "set kafka.sasl_oauth_cafile" in text
 
 
 @pytest.mark.parametrize("later", [False, True])
-def test_secrets_that_cannot_be_read_are_named(
-    secured: Secured, monkeypatch: pytest.MonkeyPatch, later: bool
-) -> None:
+def test_secrets_that_cannot_be_read_are_named(secured: Secured, monkeypatch: Patch, later: bool) -> None:
     """Once the broker has answered, a file may be missing while it is replaced: that ends nothing."""
     address = secured.settings("SCRAM").bootstrap_servers, secured.settings("OAUTH").bootstrap_servers
     monkeypatch.setattr(clients, "_answered", dict.fromkeys(address if later else (), ""))

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 from numpy.typing import NDArray
 
 from streaming_pca.admin.ledger import describe_spent
@@ -21,17 +19,18 @@ from streaming_pca.privacy.ledger.entries import Reserved
 from streaming_pca.privacy.parameters import Charge
 from streaming_pca.privacy.randomness import utility_generator
 from streaming_pca.service.commit.verification import verify_ledger
+from streaming_pca.service.topics.find import create_topics
 from tests.cli.command import call
-from tests.kafka.stream import OCTETS, Child, Stream, check_books
-from tests.waiting import LIMIT, wait_for
-
-MakeStream = Callable[..., Stream]
+from tests.kafka.conftest import Capture, Make
+from tests.kafka.stream import OCTETS, Child, Stream, check_books, have_released
+from tests.waiting import LIMIT
 
 DIM = 6
 PROMISE: dict[str, float] = {"epsilon": 20.0, "delta": 1e-3}
 REPORTS = 1200
 BATCH = 600
 LOCAL: dict[str, Any] = {"record_kind": "local", "centering": "none", "rank": 1, **PROMISE}
+ALONE = LOCAL | {"partitions": 1, "cap": ("0", "0"), "worker": {"stop_when_done": False}}
 # The vectors are nearly always near the first feature's axis.
 LEADING = np.eye(1, DIM)
 
@@ -42,7 +41,7 @@ def vectors(count: int, seed: int = 0) -> NDArray[np.float64]:
     return x
 
 
-def two_streams(make_stream: MakeStream) -> list[Stream]:
+def two_streams(make_stream: Make) -> list[Stream]:
     """Make streams of both estimators on one topic of reports; a cap of zero suffices."""
     group = {"group": "both-of-reports", "stop_when_done": False}
     how: dict[str, Any] = {**LOCAL, "dim": DIM, "options": {"batch_size": BATCH}, "worker": group}
@@ -52,34 +51,11 @@ def two_streams(make_stream: MakeStream) -> list[Stream]:
     return [first, second]
 
 
-def config_file(stream: Stream, directory: Path) -> Path:
-    settings = stream.settings.stream
-    path = directory / "local.toml"
-    path.write_text(
-        f"""
-[kafka]
-bootstrap_servers = "{stream.settings.kafka.bootstrap_servers}"
-bootstrap_timeout_ms = 120000
-[stream]
-name = "{settings.name}"
-input = "{settings.input}"
-dim = {DIM}
-rank = 1
-epsilon = {settings.epsilon}
-delta = {settings.delta}
-record_kind = "local"
-centering = "none"
-estimator = "local-gaussian"
-"""
-    )
-    return path
-
-
 def test_reports_are_learnt_from_through_a_take_over_and_charged_nothing(
-    make_stream: MakeStream, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    make_stream: Make, tmp_path: Path, capfd: Capture
 ) -> None:
     streams = two_streams(make_stream)
-    config = config_file(streams[0], tmp_path)
+    config = streams[0].write_config()
     users = tmp_path / "users.csv"
     rows = [",".join(map(str, [*x, f"u{i}"])) for i, x in enumerate(vectors(REPORTS))]
     users.write_text("\n".join([",".join([*"abcdef", "user"]), *rows]))
@@ -92,7 +68,7 @@ def test_reports_are_learnt_from_through_a_take_over_and_charged_nothing(
     first = Child(settings, tmp_path / "first")
     second = None
     try:
-        wait_for("releases", lambda: all(s.release_values() for s in streams) or first.status() is not None)
+        first.until("releases", lambda: have_released(streams))
         assert first.status() is None, first.log
         first.signal(signal.SIGKILL)
         first.ends()
@@ -109,12 +85,8 @@ def test_reports_are_learnt_from_through_a_take_over_and_charged_nothing(
         streams[0].produce([bare] * BATCH, headers=OCTETS)
         second = Child(settings, tmp_path / "second")
         batches = REPORTS // BATCH + 2
-        wait_for(
-            "later releases",
-            lambda: all(len(s.release_values()) == batches for s in streams) or second.status() is not None,
-        )
-        second.signal(signal.SIGTERM)
-        assert second.ends() == 0, second.log
+        second.until("later releases", lambda: have_released(streams, batches))
+        second.stop()
     finally:
         for child in filter(None, (first, second)):
             child.destroy()
@@ -158,20 +130,13 @@ def check_topic_of_reports(stream: Stream) -> None:
         "options": {"clip_radius": 1.0},
     }
     raw = settings.model_copy(update={"stream": type(settings.stream)(**other)})
-    made = Stream(raw, stream.topic_id, stream.partitions, stream.directory / "raw")
-    from streaming_pca.service.topics.find import create_topics
-
+    made = Stream(raw, stream.topic_id, stream.partitions, stream.directory / "raw", stream.children)
     create_topics(raw.kafka, raw.stream, stream.partitions, 1)
-    child = made.start()
-    try:
-        assert child.ends() == 2, child.log
-    finally:
-        made.destroy()
-    assert "holds reports, as stream" in child.log
+    assert "holds reports, as stream" in made.start().refusal()
     assert made.own(Reserved) == []
 
 
-def test_reports_of_two_thousand_features_go_through(make_stream: MakeStream) -> None:
+def test_reports_of_two_thousand_features_go_through(make_stream: Make) -> None:
     """Each has 8 MB, the state has 16 MB, and memory stays within its bound."""
     dim, count = 2000, 4
     sigma = noise_sigma(PROMISE["epsilon"], PROMISE["delta"])
@@ -180,52 +145,27 @@ def test_reports_of_two_thousand_features_go_through(make_stream: MakeStream) ->
     truth[7] = 1.0
     noise = utility_generator(5)
     packed = np.outer(truth, truth)[np.triu_indices(dim)]
-    reports = [
-        (packed + sigma / 100 * noise.standard_normal(packed.size)).astype("<f4").tobytes()
-        for _ in range(count)
-    ]
-    stream = make_stream(
-        "wide",
-        estimator="local-gaussian",
-        partitions=1,
-        cap=("0", "0"),
-        **LOCAL,
-        dim=dim,
-        options={"batch_size": 2},
-        worker={"stop_when_done": False},
-    )
+    noises = (sigma / 100 * noise.standard_normal(packed.size) for _ in range(count))
+    reports = [(packed + each).astype("<f4").tobytes() for each in noises]
+    stream = make_stream("wide", estimator="local-gaussian", dim=dim, options={"batch_size": 2}, **ALONE)
     stream.produce(reports, headers=report_headers(**PROMISE))
     worker = stream.start()
-    wait_for("releases", lambda: len(stream.release_values()) == 2 or worker.status() is not None)
-    worker.signal(signal.SIGTERM)
-    assert worker.ends() == 0, worker.log
+    worker.until("releases", lambda: have_released([stream], 2))
+    worker.stop()
     check_books(stream)
     release = stream.releases()[-1]
     assert release.records == count
     assert abs(release.components[0][7]) > 0.9
-    peak = int((worker.directory / "peak").read_text())
-    assert peak < 2 * 2**30, f"{peak / 2**20:.0f} MiB"
+    assert worker.peak < 2 * 2**30, f"{worker.peak / 2**20:.0f} MiB"
 
 
-def test_a_report_of_the_library_is_read(make_stream: MakeStream) -> None:
+def test_a_report_of_the_library_is_read(make_stream: Make) -> None:
     """A producer without the command line writes it like this."""
-    stream = make_stream(
-        "library",
-        estimator="local-sparse",
-        partitions=1,
-        cap=("0", "0"),
-        **LOCAL,
-        dim=DIM,
-        options={"batch_size": 50},
-        worker={"stop_when_done": False},
-    )
+    stream = make_stream("library", estimator="local-sparse", dim=DIM, options={"batch_size": 50}, **ALONE)
     privatizer = LocalGaussian(**PROMISE)
     sent = (privatizer.privatize(x).tobytes() for x in vectors(50))
     stream.produce(sent, headers=report_headers(**PROMISE))
-    worker = stream.start()
-    worker.logs("batch 1 released")
-    worker.signal(signal.SIGTERM)
-    assert worker.ends() == 0
+    stream.run_until("batch 1 released")
     (release,) = stream.releases()
     assert release.local
     assert release.estimator == "local-sparse"

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from kafka import KafkaAdminClient, KafkaProducer
+from kafka import KafkaProducer
 from kafka.admin import NewTopic
 from numpy.typing import NDArray
 
@@ -19,10 +18,9 @@ from streaming_pca.data.features.row_map import RowMap
 from streaming_pca.privacy.ledger.entries import Reserved
 from tests.cli.command import call
 from tests.docs.test_recipes import kafkajs, need
-from tests.kafka.stream import Stream, check_books, run_together
-from tests.waiting import run_to_success, wait_for
-
-MakeStream = Callable[..., Stream]
+from tests.kafka.conftest import Capture, Make
+from tests.kafka.stream import Stream, check_alike, check_books, run_together
+from tests.waiting import run_to_success
 
 FEATURES: list[dict[str, Any]] = [
     {"name": "age", "path": "user.age", "bounds": [0, 120], "missing": 40},
@@ -60,22 +58,16 @@ def encoded(records: list[dict[str, Any]]) -> list[bytes]:
     return [json.dumps(record).encode() for record in records]
 
 
-def plain(make_stream: MakeStream, **how: Any) -> Stream:
+def plain(make_stream: Make, **how: Any) -> Stream:
     """Make a stream of the same rows as octets, with settings derived from the features."""
-    return make_stream(
-        dim=ROWS.dim,
-        feature_names=ROWS.names,
-        bounds=ROWS.bounds,
-        scale=ROWS.scale,
-        dtype="float64",
-        **(BATCHES | how),
-    )
+    derived = {"feature_names": ROWS.names, "bounds": ROWS.bounds, "scale": ROWS.scale, "dtype": "float64"}
+    return make_stream(dim=ROWS.dim, **derived, **(BATCHES | how))
 
 
 BATCHES: dict[str, Any] = {"options": {"n_records": COUNT, "n_batches": 2}, "partitions": 2}
 
 
-def named(make_stream: MakeStream, **how: Any) -> Stream:
+def named(make_stream: Make, **how: Any) -> Stream:
     return make_stream(dim=ROWS.dim, features=FEATURES, **(BATCHES | how))
 
 
@@ -87,21 +79,18 @@ def run(*streams: Stream) -> None:
 
 def write_as_it_is(stream: Stream, values: list[bytes], compression: str) -> None:
     """Write a topic with the broker's default settings, as its producers do."""
-    kafka, topic = stream.settings.kafka, stream.settings.stream.input
-    with KafkaAdminClient(bootstrap_servers=kafka.bootstrap_servers) as admin:
-        admin.delete_topics([topic])
-        wait_for("the topic's end", lambda: topic not in admin.list_topics())
+    topic, how = stream.settings.stream.input, {"compression_type": compression, "linger_ms": 50}
+    stream.delete("input")
+    with stream.admin() as admin:
         admin.create_topics([NewTopic(topic, stream.partitions, 1)])
-    with KafkaProducer(
-        bootstrap_servers=kafka.bootstrap_servers, compression_type=compression, linger_ms=50
-    ) as producer:
+    with KafkaProducer(bootstrap_servers=stream.settings.kafka.bootstrap_servers, **how) as producer:
         for i, value in enumerate(values):
             producer.send(topic, value, partition=i % stream.partitions)
     stream.find()
     stream.open(("1", "1e-6"))
 
 
-def test_objects_give_the_releases_of_their_rows(make_stream: MakeStream) -> None:
+def test_objects_give_the_releases_of_their_rows(make_stream: Make) -> None:
     objects, octets = named(make_stream, cap=None), plain(make_stream)
     records = visits()
     # A hostile record is only null: its row is missing among the octets.
@@ -123,7 +112,7 @@ def test_objects_give_the_releases_of_their_rows(make_stream: MakeStream) -> Non
     assert "features" not in octets.own(Reserved)[0].promise
 
 
-def test_the_producer_of_a_stream_sends_the_same_rows(make_stream: MakeStream) -> None:
+def test_the_producer_of_a_stream_sends_the_same_rows(make_stream: Make) -> None:
     objects, mapped = named(make_stream, partitions=1), named(make_stream, partitions=1)
     records = visits()
     objects.produce(encoded(records), headers=())
@@ -133,17 +122,14 @@ def test_the_producer_of_a_stream_sends_the_same_rows(make_stream: MakeStream) -
         with pytest.raises(ValueError, match="record 1 of 2: field 'spent' is missing"):
             producer.send([records[0], {"country": "DE", "seen": 0}])
     # Sent messages have a header with their format, so that one stream can read both.
-    assert all(
-        dict(m.headers)["content-type"] == b"application/octet-stream"
-        for m in mapped.messages(mapped.settings.stream.input)
-    )
+    kinds = {dict(m.headers)["content-type"] for m in mapped.messages(mapped.settings.stream.input)}
+    assert kinds == {b"application/octet-stream"}
     mapped.settings = mapped.changed("stream", dtype="float64")
     run_together(objects, mapped, noise=False)
-    for found, wanted in zip(objects.releases(), mapped.releases(), strict=True):
-        np.testing.assert_allclose(found.components, wanted.components, atol=1e-6)
+    check_alike(objects.releases(), mapped.releases())
 
 
-def test_a_field_names_the_users_that_keys_name_elsewhere(make_stream: MakeStream) -> None:
+def test_a_field_names_the_users_that_keys_name_elsewhere(make_stream: Make) -> None:
     users: dict[str, Any] = {"privacy_unit": "user"}
     by_field = named(make_stream, user_field="user.id", **users)
     by_key = named(make_stream, **users)
@@ -156,32 +142,22 @@ def test_a_field_names_the_users_that_keys_name_elsewhere(make_stream: MakeStrea
     by_field._send(((b"the key", value, ()) for value in encoded(records)), None)
     by_key._send(((key, value, ()) for key, value in zip(keys, encoded(records), strict=True)), None)
     run(by_field, by_key)
-    for found, wanted in zip(by_field.releases(), by_key.releases(), strict=True):
-        np.testing.assert_allclose(found.components, wanted.components, atol=1e-9)
+    check_alike(by_field.releases(), by_key.releases(), 1e-9)
     assert by_field.own(Reserved)[0].promise["user_field"] == ["user", "id"]
 
 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        (
-            {"features": [FEATURES[0] | {"missing": 41}, *FEATURES[1:]]},
-            "stream.features is not what the ledger has",
-        ),
+        ({"features": [FEATURES[0] | {"missing": 41}, *FEATURES[1:]]}, "features is not what the ledger has"),
         ({"format": "octets"}, "stream.format is"),
     ],
 )
-def test_another_map_is_another_stream(make_stream: MakeStream, changes: dict[str, Any], words: str) -> None:
+def test_another_map_is_another_stream(make_stream: Make, changes: dict[str, Any], words: str) -> None:
     stream = named(make_stream, options={"n_records": 2 * COUNT, "n_batches": 2})
     stream.produce(encoded(visits()), headers=())
-    worker = stream.start(noise=False)
-    worker.logs("batch 1 released")
-    worker.signal(15)
-    assert worker.ends() == 0
-    refused = stream.start(stream.changed(**changes))
-    assert refused.ends() == 2, refused.log
-    assert words in refused.log
-    assert "Traceback" not in refused.log
+    stream.run_until("batch 1 released", noise=False)
+    assert words in stream.start(stream.changed(**changes)).refusal()
 
 
 KAFKAJS = """
@@ -203,7 +179,7 @@ await producer.disconnect();
 """
 
 
-def test_what_kafkajs_writes_gives_the_releases_of_its_rows(make_stream: MakeStream, tmp_path: Path) -> None:
+def test_what_kafkajs_writes_gives_the_releases_of_its_rows(make_stream: Make, tmp_path: Path) -> None:
     objects, octets = named(make_stream, privacy_unit="user"), plain(make_stream)
     records = visits()
     (tmp_path / "node_modules").symlink_to(kafkajs())
@@ -215,36 +191,16 @@ def test_what_kafkajs_writes_gives_the_releases_of_its_rows(make_stream: MakeStr
     run_to_success(command, tmp_path)
     octets.produce([row.tobytes() for row in rows_of(records)])
     run(objects, octets)
-    for found, wanted in zip(objects.releases(), octets.releases(), strict=True):
-        np.testing.assert_allclose(found.components, wanted.components, atol=1e-6)
+    check_alike(objects.releases(), octets.releases())
 
 
-def test_a_file_of_objects_is_sent_as_it_stands(
-    make_stream: MakeStream, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_of_objects_is_sent_as_it_stands(make_stream: Make, tmp_path: Path, capfd: Capture) -> None:
     stream = named(make_stream, privacy_unit="user", partitions=1)
-    config = tmp_path / "stream.toml"
-    config.write_text(
-        "\n".join(
-            [
-                "[kafka]",
-                f'bootstrap_servers = "{stream.settings.kafka.bootstrap_servers}"',
-                "bootstrap_timeout_ms = 120000",
-                "[stream]",
-                f'name = "{stream.settings.stream.name}"',
-                f'input = "{stream.settings.stream.input}"',
-                'rank = 2\nepsilon = 1.0\ndelta = 1e-6\nprivacy_unit = "user"',
-                *(
-                    "\n".join(["[[stream.features]]", *(f"{k} = {json.dumps(v)}" for k, v in table.items())])
-                    for table in FEATURES
-                ),
-            ]
-        )
-    )
+    config = ("--config", stream.write_config())
     values = encoded(visits())
     values[3] = b'{"spent": "much"}'
     (tmp_path / "visits.jsonl").write_bytes(b"\n".join([*values, b"", b""]))
-    sent = call(capfd, "produce", str(tmp_path / "visits.jsonl"), "--config", str(config), "--key", "user.id")
+    sent = call(capfd, "produce", tmp_path / "visits.jsonl", *config, "--key", "user.id")
     assert sent.returncode == 0, sent.stderr
     assert f"{COUNT} records sent to" in sent.stdout
     assert "1 of 60 messages are null records: `streaming-pca features check` shows why" in sent.stderr
@@ -254,14 +210,14 @@ def test_a_file_of_objects_is_sent_as_it_stands(
     by_value = {m.value: m.key for m in messages}
     assert (by_value[values[3]], by_value[values[5]]) == (None, b"user-5")
     for wrong, words in (
-        ([], "makes messages without a key null: name the field of the users with --key"),
-        (["--key", "user.name"], "no object has a text or a whole number at 'user.name': correct --key"),
-        (["--rows-per-message", "2"], "leave out all options but --key"),
-        (["--columns", "a"], "leave out all options but --key"),
+        ((), "makes messages without a key null: name the field of the users with --key"),
+        (("--key", "user.name"), "no object has a text or a whole number at 'user.name': correct --key"),
+        (("--rows-per-message", "2"), "leave out all options but --key"),
+        (("--columns", "a"), "leave out all options but --key"),
     ):
-        refused = call(capfd, "produce", str(tmp_path / "visits.jsonl"), "--config", str(config), *wrong)
+        refused = call(capfd, "produce", tmp_path / "visits.jsonl", *config, *wrong)
         assert refused.returncode == 2
         assert words in refused.stderr
     (tmp_path / "none.jsonl").write_bytes(b"\n")
-    refused = call(capfd, "produce", str(tmp_path / "none.jsonl"), "--config", str(config))
+    refused = call(capfd, "produce", tmp_path / "none.jsonl", *config)
     assert (refused.returncode, "has no line" in refused.stderr) == (2, True)

@@ -16,9 +16,8 @@ from streaming_pca.privacy.ledger.entries import Reserved
 from streaming_pca.privacy.ledger.verify import verify_log
 from tests.data.test_codec import npy
 from tests.kafka.child import Strike
+from tests.kafka.conftest import Make
 from tests.kafka.stream import Stream, run_together
-
-MakeStream = Callable[..., Stream]
 
 BY_ROW: dict[str, Any] = {
     "privacy_unit": "row",
@@ -31,9 +30,8 @@ BY_ROW: dict[str, Any] = {
 def check_ledger(stream: Stream) -> list[int]:
     """Check that the ledger verifies, and return the number of messages in each batch."""
     messages = stream.messages(stream.settings.stream.ledger_topic)
-    report = verify_log(
-        [(m.offset, m.value) for m in messages], stream.release_values(), topic_id=stream.topic_id
-    )
+    log = [(m.offset, m.value) for m in messages]
+    report = verify_log(log, stream.release_values(), topic_id=stream.topic_id)
     assert report.ok, report.problems
     return [entry.count for entry in stream.own(Reserved)]
 
@@ -42,7 +40,7 @@ def send(stream: Stream, payloads: list[tuple[bytes, str]]) -> None:
     stream.send((value, [("content-type", kind.encode())]) for value, kind in payloads)
 
 
-def test_batches_count_messages_and_releases_count_rows(make_stream: MakeStream) -> None:
+def test_batches_count_messages_and_releases_count_rows(make_stream: Make) -> None:
     stream = make_stream(**BY_ROW)
     sizes = [1 + i % 8 for i in range(120)]
     rows = np.split(stream.vectors(sum(sizes)), np.cumsum(sizes)[:-1])
@@ -60,13 +58,12 @@ def test_batches_count_messages_and_releases_count_rows(make_stream: MakeStream)
     assert {r.privacy_unit for r in releases} == {"row"}
 
 
-def test_rows_in_messages_teach_what_rows_alone_teach(make_stream: MakeStream) -> None:
+def test_rows_in_messages_teach_what_rows_alone_teach(make_stream: Make) -> None:
     """Without noise, a row is the same record in any message."""
     how = BY_ROW | {"options": {"n_records": 30, "n_batches": 1, "clip_radius": 400.0}}
     together = make_stream(**how)
-    alone = make_stream(
-        **how | {"privacy_unit": "message"} | {"options": how["options"] | {"n_records": 240}}
-    )
+    of_messages = {"privacy_unit": "message", "options": how["options"] | {"n_records": 240}}
+    alone = make_stream(**how | of_messages)
     x = together.vectors(240)
     together.produce(part.tobytes() for part in np.split(x, 30))
     alone.produce_vectors(x)
@@ -76,7 +73,7 @@ def test_rows_in_messages_teach_what_rows_alone_teach(make_stream: MakeStream) -
     np.testing.assert_allclose(found.T @ found, expected.T @ expected, atol=1e-9)
 
 
-def test_all_content_types_carry_rows(make_stream: MakeStream) -> None:
+def test_all_content_types_carry_rows(make_stream: Make) -> None:
     how = BY_ROW | {"options": {"n_records": 40, "n_batches": 1, "clip_radius": 400.0}, "partitions": 1}
     plain, mixed = make_stream(**how), make_stream(**how)
     parts = np.split(plain.vectors(160), 40)
@@ -93,7 +90,7 @@ def test_all_content_types_carry_rows(make_stream: MakeStream) -> None:
     assert plain.releases()[0].records == mixed.releases()[0].records == 160
 
 
-def test_null_rows_are_counted_and_messages_without_rows_are_not_rows(make_stream: MakeStream) -> None:
+def test_null_rows_are_counted_and_messages_without_rows_are_not_rows(make_stream: Make) -> None:
     stream = make_stream(**BY_ROW | {"partitions": 1})
     x = stream.vectors(4 * 60).reshape(60, 4, 5)
     x[::3, 1, 2] = np.nan
@@ -113,16 +110,15 @@ def test_null_rows_are_counted_and_messages_without_rows_are_not_rows(make_strea
     assert "nan" not in stream.children[0].log.lower()
 
 
-def test_a_batch_is_finished_by_the_next_leader_with_the_same_rows(make_stream: MakeStream) -> None:
+def test_a_batch_is_finished_by_the_next_leader_with_the_same_rows(make_stream: Make) -> None:
     how = BY_ROW | {"partitions": 2}
     whole, broken = make_stream(**how), make_stream(**how)
     parts = np.split(whole.vectors(480), 120)
     for stream in (whole, broken):
         stream.produce(part.tobytes() for part in parts)
     whole.run(noise=False)
-    struck = broken.start(noise=False, strike=Strike("reserve.5 read back", "after", nth=2))
-    assert struck.ends() == -9, struck.log
+    broken.crash(Strike("reserve.5 read back", "after", nth=2), noise=False)
     assert len(broken.releases()) == 1
     broken.run(noise=False)
     assert check_ledger(broken) == check_ledger(whole) == [40, 40, 40]
-    assert [r.components for r in broken.releases()] == [r.components for r in whole.releases()]
+    assert broken.results() == whole.results()
