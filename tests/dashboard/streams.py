@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
@@ -42,6 +42,8 @@ from tests.waiting import LIMIT
 
 RECORDS = 100
 """Records of a batch."""
+PARAMETERS = {"mechanism": "private-oja", "sigma_over_sensitivity": 1e6}
+"""Parameters of a batch's mechanism."""
 _START = datetime(2026, 11, 1, tzinfo=UTC)
 _TOGETHER = 2000
 """Messages of one transaction, far fewer than a producer holds."""
@@ -129,33 +131,21 @@ class MadeStream:
         self._components = (q * np.where(np.diagonal(r) < 0, -1.0, 1.0)).T
         variances = 4.0 / (1 + np.arange(k)) + 0.01 * rng.standard_normal(k) / self._batch
         noise = 0.05 / np.sqrt(self._batch)
-        fields = {
-            "version": 6,
-            "stream": stream.name,
-            "batch": self._batch,
-            "records": RECORDS * self._batch,
-            "dim": d,
-            "rank": k,
-            "estimator": stream.estimator,
+        fields: dict[str, Any] = {
+            **{"version": 6, "stream": stream.name, "estimator": stream.estimator, "dim": d, "rank": k},
+            **{"batch": self._batch, "records": RECORDS * self._batch, "batch_records": RECORDS},
             "components": self._components.tolist(),
+            **{"mean": None, "centering": "none", "angle_bound": 0.3 / np.sqrt(self._batch)},
             "explained_variance": np.sort(variances)[::-1].tolist(),
             "explained_variance_error": [noise] * k,
             "total_variance": float(variances.sum() + 0.1 * (d - k)),
             "total_variance_error": noise,
-            "angle_bound": 0.3 / np.sqrt(self._batch),
-            "mean": None,
-            "centering": "none",
-            "epsilon": stream.epsilon,
-            "delta": stream.delta,
-            "adjacency": "replace-one",
+            **{"epsilon": stream.epsilon, "delta": stream.delta, "adjacency": "replace-one"},
             "privacy_unit": stream.privacy_unit,
             "feature_names": None if stream.feature_names is None else list(stream.feature_names),
             "created": (_START + timedelta(minutes=self._batch)).isoformat(timespec="milliseconds"),
-            "batch_records": RECORDS,
-            "null_records": 5.0 + float(rng.normal()),
-            "null_records_error": 1.0,
-            "clipped_records": 10.0 + float(rng.normal()),
-            "clipped_records_error": 1.0,
+            **{"null_records": 5.0 + float(rng.normal()), "null_records_error": 1.0},
+            **{"clipped_records": 10.0 + float(rng.normal()), "clipped_records_error": 1.0},
         }
         return Release(**(fields | changes))
 
@@ -165,14 +155,8 @@ class MadeStream:
         start = RECORDS * (batch - 1)
         charge = Charge(epsilon=stream.epsilon, delta=stream.delta)
         ranges = (OffsetRange(partition=0, start=start, end=start + RECORDS, count=RECORDS),)
-        reserved = Reserved(
-            **own,
-            previous=self.head,
-            ranges=ranges,
-            promise=stream.privacy_contract,
-            parameters={"mechanism": "private-oja", "sigma_over_sensitivity": 1e6},
-            charge=charge,
-        )
+        how = {"promise": stream.privacy_contract, "parameters": PARAMETERS, "charge": charge}
+        reserved = Reserved(**own, previous=self.head, ranges=ranges, **how)
         committed = Committed(**own, previous=entry_hash(reserved), state_digest="0" * 64)
         digest = sha256(value).hexdigest()
         released = Released(**own, previous=entry_hash(committed), release_digest=digest)
@@ -195,30 +179,13 @@ def make_stream(
 ) -> MadeStream:
     """Create a stream's topics, open its ledger, and publish releases.
 
-    Parameters
-    ----------
-    releases : int
-        Number of batches to publish immediately.
-    ledger_batches : int, optional
-        How many of them have entries in the ledger, three each; by default all. Replaying a ledger takes
-        about 0.2 ms an entry, so tests of many releases may use only a few.
-    input : str, optional
-        By default ``in-NAME``; streams with the same input share a ledger.
-    cap : (epsilon, delta), optional
-        None leaves the ledger unopened (then publish with ``entries=False``).
-    topics : bool
-        False creates no topics, and contacts no broker.
+    Only the first ``ledger_batches`` releases have entries in the ledger, by default all: replaying takes
+    about 0.2 ms an entry. Streams with the same ``input``, by default ``in-NAME``, share a ledger. A cap of
+    None leaves it unopened (then publish with ``entries=False``). ``topics=False`` contacts no broker.
     """
-    base: dict[str, Any] = {
-        "name": name,
-        "input": input or f"in-{name}",
-        "dim": 5,
-        "rank": 2,
-        "epsilon": 1.0,
-        "delta": 1e-6,
-        "centering": "none",
-        "options": {"n_records": 10**5, "n_batches": 1000, "growth": 1.0},
-    } | stream
+    base: dict[str, Any] = {"name": name, "input": input or f"in-{name}", "dim": 5, "rank": 2}
+    base |= {"epsilon": 1.0, "delta": 1e-6, "centering": "none"}
+    base |= {"options": {"n_records": 10**5, "n_batches": 1000, "growth": 1.0}} | stream
     # `Settings(...)` reads the environment, which other tests may change concurrently.
     settings = Settings.model_construct(
         kafka=KafkaSettings(bootstrap_servers=bootstrap, **(kafka or {})),
@@ -231,9 +198,8 @@ def make_stream(
     create_topics(settings.kafka, settings.stream, partitions, 1)
     made = MadeStream(settings, find_topics(settings.kafka, settings.stream).topic_id, partitions)
     if cap is not None:
-        entry = Opened(
-            topic_id=made.topic_id, topic=settings.stream.input, cap=Cap(epsilon=cap[0], delta=cap[1])
-        )
+        of = Cap(epsilon=cap[0], delta=cap[1])
+        entry = Opened(topic_id=made.topic_id, topic=settings.stream.input, cap=of)
         made.head = entry_hash(open_ledger(settings.kafka, entry, settings.stream.ledger_topic))
     in_ledger = 0 if cap is None else releases if ledger_batches is None else min(ledger_batches, releases)
     for batches, entries in ((in_ledger, True), (releases - in_ledger, False)):
@@ -248,11 +214,6 @@ def make_streams(bootstrap: str, names: Sequence[str], **how: Any) -> list[MadeS
         return list(pool.map(lambda name: make_stream(bootstrap, name, **how), names))
 
 
-@contextmanager
-def administration(made: MadeStream) -> Iterator[KafkaAdminClient]:
-    """Give a client for topics, for example to delete a stream's."""
-    admin = KafkaAdminClient(bootstrap_servers=made.settings.kafka.bootstrap_servers)
-    try:
-        yield admin
-    finally:
-        admin.close()
+def administration(made: MadeStream) -> KafkaAdminClient:
+    """Return a client for topics, for example to delete a stream's."""
+    return KafkaAdminClient(bootstrap_servers=made.settings.kafka.bootstrap_servers)

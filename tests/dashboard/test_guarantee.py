@@ -13,22 +13,10 @@ from streaming_pca.dashboard.models import Health, StreamDetail
 
 
 def detail(**changes: Any) -> StreamDetail:
-    fields: dict[str, Any] = {
-        "name": "flights",
-        "input": "flight-records",
-        "estimator": "adaptive",
-        "dim": 5,
-        "rank": 2,
-        "private": True,
-        "epsilon": 0.5,
-        "delta": 1e-6,
-        "privacy_unit": "message",
-        "health": Health(level="ok"),
-        "guarantee": [],
-        "adjacency": "replace-one",
-        "local": False,
-    }
-    return StreamDetail(**(fields | changes))
+    fields: dict[str, Any] = {"name": "flights", "input": "flight-records", "estimator": "adaptive"}
+    fields |= {"dim": 5, "rank": 2, "private": True, "epsilon": 0.5, "delta": 1e-6, "local": False}
+    fields |= {"privacy_unit": "message", "adjacency": "replace-one", "guarantee": []}
+    return StreamDetail(health=Health(level="ok"), **(fields | changes))
 
 
 def words(**changes: Any) -> str:

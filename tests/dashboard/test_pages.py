@@ -69,9 +69,8 @@ def content_of(answer: Answer) -> bytes:
 
 
 def addresses(text: str) -> list[str]:
-    return [
-        value for _, attrs in Elements(text).found for name in ("src", "href") if (value := attrs.get(name))
-    ]
+    found = (attrs.get(name) for _, attrs in Elements(text).found for name in ("src", "href"))
+    return [value for value in found if value]
 
 
 @pytest.mark.parametrize("path", PAGES)
@@ -126,10 +125,8 @@ def test_files_name_no_other_host_and_put_no_markup_in(path: Path) -> None:
 
 def test_imports_of_modules_are_relative_files() -> None:
     for path in ASSETS.rglob("*.js"):
-        for name in re.findall(
-            r"(?m)(?:^import .* from|^} from|import\()\s*[\"']([^\"']+)[\"']",
-            path.read_text(encoding="utf-8"),
-        ):
+        imported = r"(?m)(?:^import .* from|^} from|import\()\s*[\"']([^\"']+)[\"']"
+        for name in re.findall(imported, path.read_text(encoding="utf-8")):
             assert re.match(r"\./|\.\./(js|figures)/", name), (path.name, name)
             assert (path.parent / name).is_file(), (path.name, name)
 
@@ -202,14 +199,7 @@ def test_gzip_is_sent_to_those_who_take_it_alone(client: Running, accepted: str)
 @pytest.mark.parametrize(
     "name",
     [
-        "../pages.py",
-        "..%2Fpages.py",
-        "%2e%2e/pages.py",
-        "index.html",
-        "js",
-        "js/",
-        "",
-        "js/none.js",
+        *("../pages.py", "..%2Fpages.py", "%2e%2e/pages.py", "index.html", "js", "js/", "", "js/none.js"),
         "plotly.css",
     ],
 )

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 from tests.security.needles import MARK
 from tests.security.whole_run import HOLDERS, is_searched
@@ -42,25 +43,10 @@ def test_is_silent(tmp_path, text):
 def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     (folder / "conftest.py").write_text(CONFTEST)
     (folder / "test_them.py").write_text(TESTS)
-    return subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-q",
-            "-p",
-            "no:cacheprovider",
-            "--basetemp",
-            folder / "base",
-            *words,
-        ],
-        cwd=folder,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTEST_ADDOPTS": ""},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--basetemp", folder / "base"]
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTEST_ADDOPTS": ""}
+    how: dict[str, Any] = {"capture_output": True, "text": True, "timeout": 120, "check": False}
+    return subprocess.run([*command, *words], cwd=folder, env=env, **how)
 
 
 def test_a_run_that_shows_secrets_or_records_fails(tmp_path: Path) -> None:
@@ -68,10 +54,8 @@ def test_a_run_that_shows_secrets_or_records_fails(tmp_path: Path) -> None:
     assert done.returncode == 1, done.stdout + done.stderr
     assert "4 passed" in done.stdout
     found = [line.removeprefix("FOUND ") for line in done.stdout.splitlines() if line.startswith("FOUND ")]
-    assert [re.split(r", |: ", line)[0].rpartition("/")[2] for line in found[:1] + found[-1:]] == [
-        "test_them.py::test_prints",
-        "a.log",
-    ]
+    places = [re.split(r", |: ", line)[0].rpartition("/")[2] for line in found[:1] + found[-1:]]
+    assert places == ["test_them.py::test_prints", "a.log"]
     assert any("a record's 1.739" in line for line in found)
     assert not any(line.startswith("the name of a test") for line in found)
     assert not any("/password" in line for line in found)

@@ -7,7 +7,7 @@ import pwd
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -19,12 +19,9 @@ import pytest
 from tests.waiting import LIMIT
 
 _STANDARD = {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")}
-_SITE = [
-    path
-    for path in sys.path
-    # Another Python of the same version has its own standard library.
-    if path and path not in _STANDARD and not path.endswith((".zip", "lib-dynload"))
-]
+# Another Python of the same version has its own standard library.
+_OTHERS = (path for path in sys.path if path and path not in _STANDARD)
+_SITE = [path for path in _OTHERS if not path.endswith((".zip", "lib-dynload"))]
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -47,18 +44,10 @@ def python() -> str:
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     for program in (sys.executable, f"/usr/bin/python{version}", f"/usr/local/bin/python{version}"):
         try:
-            done = subprocess.run(
-                [program, "-c", "import numpy, pydantic"],
-                env=environment(),
-                capture_output=True,
-                timeout=240,
-                check=False,
-                **_user(),
-            )
+            if _run([program, "-c", "import numpy, pydantic"]).returncode == 0:
+                return program
         except OSError:
             continue
-        if done.returncode == 0:
-            return program
     pytest.skip(f"no Python {version} that the user nobody can run: the interpreter is in the home of root")
 
 
@@ -107,14 +96,10 @@ def is_dumpable(pid: int) -> bool:
 
 def run(*words: object, cwd: Path, seconds: float = LIMIT) -> subprocess.CompletedProcess[str]:
     """Run a program to its end as the user without rights."""
-    return subprocess.run(
-        [*map(str, words)],
-        cwd=cwd,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=seconds,
-        check=False,
-        stdin=subprocess.DEVNULL,
-        **_user(),
-    )
+    return _run([*map(str, words)], cwd=cwd, timeout=seconds)
+
+
+def _run(command: Sequence[str], **how: Any) -> subprocess.CompletedProcess[str]:
+    usual: dict[str, Any] = {"capture_output": True, "text": True, "check": False, "timeout": 2 * LIMIT}
+    usual |= {"env": environment(), "stdin": subprocess.DEVNULL}
+    return subprocess.run(command, **(usual | _user() | how))

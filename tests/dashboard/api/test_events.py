@@ -114,10 +114,9 @@ def test_streams_end_with_the_server_and_leave_no_listener(made: MadeStream) -> 
         gone = Stream(running)
         gone.close()
         answer = Stream(running)
-        wait_for(
-            "the end of the other listener",
-            lambda: made.publish(1) and len(observer._watched.listeners._listeners) == 1,
-        )
+        listeners = observer._watched.listeners
+        ended = "the end of the other listener"
+        wait_for(ended, lambda: made.publish(1) and len(listeners._listeners) == 1)
     # The stream's client stays: a server that waits for it would not end.
     assert running.stopped_in < LIMIT
     while answer.block():

@@ -11,13 +11,11 @@ import pytest
 from streaming_pca.config.settings import Settings
 from streaming_pca.dashboard.models import Event
 from streaming_pca.dashboard.observing import observer as observing
-from streaming_pca.dashboard.observing.observer import Observer
 from streaming_pca.service.kafka.clients import BrokerUnreachable
+from tests.dashboard.observing.conftest import Observe
 from tests.dashboard.streams import make_stream
 from tests.kafka.faulty_cluster import FaultyCluster
 from tests.waiting import wait_for
-
-Observe = Callable[..., Observer]
 
 LONG_MS = 40_000
 """Duration that a request to a missing broker may be made to last."""

@@ -10,6 +10,7 @@ from streaming_pca.dashboard.models import NextBatch
 from streaming_pca.privacy.ledger.entries import OffsetRange, Paused, Reserved, Resumed
 from streaming_pca.privacy.parameters import Charge
 from tests.dashboard.offline import Offline, made_offline
+from tests.dashboard.streams import PARAMETERS
 
 GROWING = {"n_records": 2800, "n_batches": 3, "growth": 2.0}
 """Batches of 400, 800 and 1,600 records."""
@@ -25,16 +26,10 @@ def next_batch(offline: Offline) -> NextBatch | None:
 
 def reserved(offline: Offline, batch: int, count: int) -> Reserved:
     made = offline.streams["flights"]
-    return Reserved(
-        topic_id=made.topic_id,
-        job="flights",
-        batch=batch,
-        previous=made.head,
-        ranges=(OffsetRange(partition=0, start=0, end=count, count=count),),
-        promise=made.settings.stream.privacy_contract,
-        parameters={"mechanism": "private-oja", "sigma_over_sensitivity": 1e6},
-        charge=Charge(epsilon="1", delta="1e-6"),
-    )
+    own = {"topic_id": made.topic_id, "job": "flights", "batch": batch, "previous": made.head}
+    how = {"parameters": PARAMETERS, "charge": Charge(epsilon="1", delta="1e-6")}
+    ranges = (OffsetRange(partition=0, start=0, end=count, count=count),)
+    return Reserved(**own, ranges=ranges, promise=made.settings.stream.privacy_contract, **how)
 
 
 def test_a_batch_fills_with_the_records_that_no_batch_has_read() -> None:
@@ -67,9 +62,8 @@ def test_the_rate_is_that_of_the_topic_whatever_the_worker_reads() -> None:
 def test_no_batch_fills_while_a_stream_is_paused() -> None:
     offline = watched()
     own = {"topic_id": offline.streams["flights"].topic_id, "job": "flights"}
-    offline.append(
-        "flights", Paused(**own, previous=offline.streams["flights"].head, reason="broker upgrade")
-    )
+    head = offline.streams["flights"].head
+    offline.append("flights", Paused(**own, previous=head, reason="broker upgrade"))
     offline.stand(0.0, {"flights": 150})
     assert next_batch(offline) is None
     offline.append("flights", Resumed(**own, previous=offline.streams["flights"].head, reason="done"))
@@ -122,15 +116,10 @@ def test_an_allowed_batch_and_a_refused_one_differ_in_the_budget() -> None:
     offline = Offline(first, second)
     offline.publish("first", 2)
     offline.stand(0.0, {"first": 150})
-    budgets = {name: offline.observer.stream(name).budget for name in ("first", "second")}
-    assert {name: budget and budget.spent_share for name, budget in budgets.items()} == {
-        "first": 1.0,
-        "second": 1.0,
-    }
-    assert {name: budget and budget.allows_next for name, budget in budgets.items()} == {
-        "first": True,
-        "second": False,
-    }
+    for name, allowed in (("first", True), ("second", False)):
+        budget = offline.observer.stream(name).budget
+        assert budget is not None
+        assert (budget.spent_share, budget.allows_next) == (1.0, allowed)
     (reason,) = offline.observer.stream("second").health.reasons
     # A paused stream charges nothing.
     own = {"topic_id": second.topic_id, "job": "second"}

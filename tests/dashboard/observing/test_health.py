@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from kafka.errors import InvalidTopicError, KafkaTimeoutError, TopicAuthorizationFailedError
 
@@ -11,88 +9,71 @@ from streaming_pca.dashboard.observing.health import Facts, LagWatch, judge
 from streaming_pca.dashboard.observing.logs import in_words
 from streaming_pca.service.kafka.clients import BrokerUnreachable
 
+VERDICTS: list[tuple[Facts, str, str]] = [
+    (Facts(), "ok", ""),
+    (Facts(problem="topic 'x' is missing"), "problem", "topic 'x' is missing"),
+    (Facts(disconnected="no broker answers"), "unknown", "may be old: no broker answers"),
+    (Facts(loaded=False), "unknown", "still being read"),
+    (Facts(leader=False, lag=0), "warning", "No worker leads it. Start one with `streaming-pca worker`."),
+    (
+        Facts(leader=False, lag=7, candidates=2),
+        "problem",
+        "7 offsets wait. 2 stand by: one takes over in a moment.",
+    ),
+    (Facts(leader=None, lag=7), "ok", ""),
+    (
+        Facts(leader=True, lag=9000, lag_grows=True),
+        "warning",
+        "the lag grows, 9,000 offsets wait. Give the worker more cores",
+    ),
+    (Facts(open_ledger=False), "problem", "The ledger is not open"),
+    (
+        Facts(refused="above the cap"),
+        "problem",
+        "refused this stream's last entry: above the cap. The worker's log has",
+    ),
+    (Facts(cannot_charge="it is spent"), "problem", "does not allow its next batch: it is spent"),
+    # Where the cap refuses, neither the log nor a worker has a remedy.
+    (
+        Facts(refused="above the cap", cannot_charge="it is spent.", leader=False, lag=7),
+        "problem",
+        "last entry: above the cap. The budget does not allow its next batch: it is spent. "
+        "No worker leads it. 7 offsets wait.",
+    ),
+    (Facts(abandoned_last=True, reason="lost"), "warning", "charged and abandoned: lost. The next batch has"),
+    (Facts(standing="paused", reason="upgrade"), "warning", "Paused: upgrade. `streaming-pca stream resume`"),
+    (Facts(standing="retired", leader=False, lag=5), "ok", "Retired and no longer learning."),
+    (Facts(processed=300, leader=False, cannot_charge="spent"), "ok", "All its 300 records are processed."),
+    (
+        Facts(doubts=("clipped: a", "dominated: b")),
+        "warning",
+        "release: clipped: a. The last release: dominated: b.",
+    ),
+    (Facts(least_null_share=0.04), "ok", ""),
+    (Facts(least_null_share=0.06), "warning", "At least 6% of the last batch's records are null"),
+    (Facts(least_null_share=0.6), "problem", "At least 60%"),
+    (Facts(unreadable=3), "warning", "not releases of this stream: 3."),
+    (
+        Facts(seconds_since=700.0, usual_seconds=60.0, full_seconds=61.0),
+        "warning",
+        "No release for 12 minutes",
+    ),
+    # A batch that fills is not late.
+    (Facts(seconds_since=3e5, usual_seconds=4.0, lag=4200), "ok", ""),
+    (Facts(seconds_since=700.0, usual_seconds=60.0, full_seconds=30.0), "ok", ""),
+    (Facts(seconds_since=200.0, usual_seconds=60.0, full_seconds=100.0), "ok", ""),
+    (Facts(seconds_since=700.0, full_seconds=700.0), "ok", ""),
+    (
+        Facts(seconds_since=3e5, usual_seconds=4.0, full_seconds=100.0),
+        "warning",
+        "No release for 3 days, though the next batch is full; usually one comes every 4.0 seconds. See",
+    ),
+]
 
-@pytest.mark.parametrize(
-    ("facts", "level", "words"),
-    [
-        ({}, "ok", ""),
-        ({"problem": "topic 'x' is missing"}, "problem", "topic 'x' is missing"),
-        ({"disconnected": "no broker answers"}, "unknown", "may be old: no broker answers"),
-        ({"loaded": False}, "unknown", "still being read"),
-        (
-            {"leader": False, "lag": 0},
-            "warning",
-            "No worker leads it. Start one with `streaming-pca worker`.",
-        ),
-        (
-            {"leader": False, "lag": 7, "candidates": 2},
-            "problem",
-            "7 offsets wait. 2 stand by: one takes over in a moment.",
-        ),
-        ({"leader": None, "lag": 7}, "ok", ""),
-        (
-            {"leader": True, "lag": 9000, "lag_grows": True},
-            "warning",
-            "the lag grows, 9,000 offsets wait. Give the worker more cores",
-        ),
-        ({"open_ledger": False}, "problem", "The ledger is not open"),
-        (
-            {"refused": "above the cap"},
-            "problem",
-            "refused this stream's last entry: above the cap. The worker's log has",
-        ),
-        ({"cannot_charge": "it is spent"}, "problem", "does not allow its next batch: it is spent"),
-        # Where the cap refuses, neither the log nor a worker has a remedy.
-        (
-            {"refused": "above the cap", "cannot_charge": "it is spent.", "leader": False, "lag": 7},
-            "problem",
-            "last entry: above the cap. The budget does not allow its next batch: it is spent. "
-            "No worker leads it. 7 offsets wait.",
-        ),
-        (
-            {"abandoned_last": True, "reason": "lost"},
-            "warning",
-            "charged and abandoned: lost. The next batch has",
-        ),
-        (
-            {"standing": "paused", "reason": "upgrade"},
-            "warning",
-            "Paused: upgrade. `streaming-pca stream resume`",
-        ),
-        ({"standing": "retired", "leader": False, "lag": 5}, "ok", "Retired and no longer learning."),
-        (
-            {"processed": 300, "leader": False, "cannot_charge": "spent"},
-            "ok",
-            "All its 300 records are processed.",
-        ),
-        (
-            {"doubts": ("clipped: a", "dominated: b")},
-            "warning",
-            "release: clipped: a. The last release: dominated: b.",
-        ),
-        ({"least_null_share": 0.04}, "ok", ""),
-        ({"least_null_share": 0.06}, "warning", "At least 6% of the last batch's records are null"),
-        ({"least_null_share": 0.6}, "problem", "At least 60%"),
-        ({"unreadable": 3}, "warning", "not releases of this stream: 3."),
-        (
-            {"seconds_since": 700.0, "usual_seconds": 60.0, "full_seconds": 61.0},
-            "warning",
-            "No release for 12 minutes",
-        ),
-        # A batch that fills is not late.
-        ({"seconds_since": 3e5, "usual_seconds": 4.0, "lag": 4200}, "ok", ""),
-        ({"seconds_since": 700.0, "usual_seconds": 60.0, "full_seconds": 30.0}, "ok", ""),
-        ({"seconds_since": 200.0, "usual_seconds": 60.0, "full_seconds": 100.0}, "ok", ""),
-        ({"seconds_since": 700.0, "full_seconds": 700.0}, "ok", ""),
-        (
-            {"seconds_since": 3e5, "usual_seconds": 4.0, "full_seconds": 100.0},
-            "warning",
-            "No release for 3 days, though the next batch is full; usually one comes every 4.0 seconds. See",
-        ),
-    ],
-)
-def test_each_reason_has_words(facts: dict[str, Any], level: str, words: str) -> None:
-    found = judge(Facts(**facts))
+
+@pytest.mark.parametrize(("facts", "level", "words"), VERDICTS)
+def test_each_reason_has_words(facts: Facts, level: str, words: str) -> None:
+    found = judge(facts)
     assert found.level == level
     assert words in " ".join(found.reasons)
     assert bool(found.reasons) == bool(words)

@@ -15,16 +15,13 @@ from kafka.admin import NewPartitions
 from streaming_pca.dashboard.observing import ledgers, watched
 from streaming_pca.dashboard.observing.ledgers import LedgerView
 from streaming_pca.dashboard.observing.lookup import UnknownRelease
-from streaming_pca.dashboard.observing.observer import Observer
 from streaming_pca.dashboard.observing.releases import LATEST_BYTES, MOST_NUMBERS, ReleaseHistory
 from streaming_pca.dashboard.observing.streams import StreamState
 from streaming_pca.privacy.ledger.entries import Cap, Charged, OffsetSpan, Opened, encode_entry, entry_hash
 from streaming_pca.privacy.parameters import Charge
+from tests.dashboard.observing.conftest import Make, Observe
 from tests.dashboard.streams import MadeStream, administration, make_stream, make_streams
 from tests.waiting import wait_for
-
-Observe = Callable[..., Observer]
-Make = Callable[..., MadeStream]
 
 
 def hostile(stream: MadeStream) -> list[bytes]:
@@ -67,12 +64,9 @@ def test_messages_that_are_no_releases_are_counted(make: Make, observe: Observe)
     reasons = observer.stream(stream.name).health.reasons
     assert any(f"not releases of this stream: {len(messages)}" in reason for reason in reasons)
     # Numbers beyond all bounds are still valid in a release.
-    extreme = {
-        "components": [[1e308] * 5] * 2,
-        "explained_variance": [1e308, -1e308],
-        "total_variance": 1e308,
-    }
-    stream.publish(1, entries=False, **extreme, explained_variance_error=[1e308, 0.0], null_records=-1e308)
+    huge = {"components": [[1e308] * 5] * 2, "total_variance": 1e308, "null_records": -1e308}
+    huge |= {"explained_variance": [1e308, -1e308], "explained_variance_error": [1e308, 0.0]}
+    stream.publish(1, entries=False, **huge)
     stream.publish(2, entries=False, doubts=("of-later-versions",), outcome="also-later")
     wait_for("the history", lambda: observer.history(stream.name).batch == [1, 3, 4, 5])
     seen = observer.history(stream.name)
@@ -108,11 +102,11 @@ def test_an_error_in_a_thread_is_told_and_the_thread_goes_on(
     stream = make(releases=1)
     observer = observe(stream)
     add, state = ReleaseHistory.add, StreamState.stand
+
+    def fail(*given: Any, **how: Any) -> Any:
+        raise RuntimeError("in the midst of a secret")
+
     for part, name, real in ((ReleaseHistory, "add", add), (StreamState, "stand", state)):
-
-        def fail(*given: Any, **how: Any) -> Any:
-            raise RuntimeError("in the midst of a secret")
-
         monkeypatch.setattr(part, name, fail)
         stream.publish(1, entries=False)
         problem = wait_for("a problem of the connection", lambda: observer.overview().connection.problem)
@@ -179,9 +173,9 @@ def _made_again(bootstrap: str, name: str) -> MadeStream | None:
         made = make_stream(bootstrap, name)
     except Exception as error:
         # A topic under deletion blocks its name for a moment.
-        if "delet" in str(error).lower() or "exist" in str(error).lower() or "missing" in str(error).lower():
-            return None
-        raise
+        if not any(word in str(error).lower() for word in ("delet", "exist", "missing")):
+            raise
+        return None
     made.next_release()
     made._batch = 0
     return made
@@ -205,10 +199,7 @@ def test_releases_that_retention_deletes_are_gone(make: Make, observe: Observe) 
         admin.delete_records({tp: page.items[0].offset + 1})
     wait_for("the history", lambda: observer.history(stream.name).batch == [6])
     stream.publish()
-    wait_for(
-        "the history",
-        lambda: observer.history(stream.name).batch == [7] or observer.history(stream.name).batch == [6, 7],
-    )
+    wait_for("the history", lambda: observer.history(stream.name).batch in ([7], [6, 7]))
     fresh = observe(stream)
     assert fresh.history(stream.name).batch == [7]
 
@@ -260,10 +251,8 @@ def test_a_release_larger_than_what_is_held_is_read_again(make: Make, observe: O
 def test_the_embedded_broker_will_do(
     embedded_bootstrap: str, observe: Observe, unique_name: Callable[[str], str]
 ) -> None:
-    manners = {"unchecked_topics": True}
-    streams = [
-        make_stream(embedded_bootstrap, unique_name("demo"), releases=3, kafka=manners) for _ in range(2)
-    ]
+    how: dict[str, Any] = {"releases": 3, "kafka": {"unchecked_topics": True}}
+    streams = [make_stream(embedded_bootstrap, unique_name("demo"), **how) for _ in range(2)]
     observer = observe(*streams)
     for stream in streams:
         assert observer.history(stream.name).batch == [1, 2, 3]
@@ -321,17 +310,12 @@ def test_twenty_streams_take_one_thread(
 # -- memory, without a broker ------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def unmade() -> Callable[..., MadeStream]:
-    """Make streams without topics."""
-
-    def make(**how: Any) -> MadeStream:
-        return make_stream("127.0.0.1:1", "unmade", topics=False, **how)
-
-    return make
+def unmade(**how: Any) -> MadeStream:
+    """Make a stream without topics."""
+    return make_stream("127.0.0.1:1", "unmade", topics=False, **how)
 
 
-def test_a_history_holds_few_bytes_a_release(unmade: Make) -> None:
+def test_a_history_holds_few_bytes_a_release() -> None:
     stream = unmade(dim=64, rank=10)
     history = ReleaseHistory(stream.settings.stream, 500)
     values = [stream.next_release().to_bytes() for _ in range(1500)]
@@ -348,7 +332,7 @@ def test_a_history_holds_few_bytes_a_release(unmade: Make) -> None:
     assert len(values[-1]) > 14_000
 
 
-def test_a_history_of_a_high_rank_is_shorter(unmade: Make) -> None:
+def test_a_history_of_a_high_rank_is_shorter() -> None:
     stream = unmade(dim=4096, rank=1024)
     history = ReleaseHistory(stream.settings.stream, 1000)
     assert history._points.maxlen == MOST_NUMBERS // 3072
@@ -366,15 +350,9 @@ def test_rows_with_many_ranges_are_fewer() -> None:
     view.add(0, encode_entry(opened))
     previous, entries = entry_hash(opened), 0
     spans = tuple(OffsetSpan(partition=p, start=0, end=5) for p in range(200))
+    how = {"topic_id": "id", "job": "by hand", "charge": Charge(epsilon="1", delta="0"), "reason": "r"}
     while entries < 30:
-        entry = Charged(
-            topic_id="id",
-            job="by hand",
-            previous=previous,
-            ranges=spans,
-            charge=Charge(epsilon="1", delta="0"),
-            reason="r",
-        )
+        entry = Charged(**how, previous=previous, ranges=spans)
         previous, entries = entry_hash(entry), entries + 1
         view.add(entries, encode_entry(entry))
     assert view.failed is None

@@ -38,11 +38,8 @@ def test_older_points_are_farther_apart_and_their_number_is_bounded() -> None:
     history = TrafficHistory()
     # Two years, sampled each half hour, then each minute, and then every two seconds.
     last, days, hours = 2 * 365 * 86_400, 9 * 86_400, 7200
-    times = [
-        *range(0, last - days, 1800),
-        *range(last - days, last - hours, 60),
-        *range(last - hours, last, 2),
-    ]
+    times = [*range(0, last - days, 1800), *range(last - days, last - hours, 60)]
+    times += range(last - hours, last, 2)
     for at in times:
         history.add("topic", _START + at, at, at % 1000)
     answer = history.answer("s")
@@ -50,9 +47,8 @@ def test_older_points_are_farther_apart_and_their_number_is_bounded() -> None:
     assert len(answer.at) == MOST
     age = [times[-1] - at for at in seconds(answer)]
     assert age == sorted(age, reverse=True)
-    for (step, _), (young, old) in zip(
-        LEVELS, [(0, 3500), (3700, 85_000), (90_000, 600_000), (800_000, 10**9)], strict=True
-    ):
+    ages = [(0, 3500), (3700, 85_000), (90_000, 600_000), (800_000, 10**9)]
+    for (step, _), (young, old) in zip(LEVELS, ages, strict=True):
         steps = [a - b for a, b in pairwise(age) if young <= b and a <= old]
         assert max(steps) == pytest.approx(step, abs=120)
         assert len(steps) > 250

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable
 from contextlib import closing
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from streaming_pca.admin.watch import FollowedRelease, follow_releases
 from streaming_pca.dashboard.models import Batches
@@ -23,15 +23,8 @@ def test_it_shows_what_a_worker_does(
     tmp_path: Path,
     observe: Callable[..., Observer],
 ) -> None:
-    stream = Stream.make(
-        kafka_bootstrap,
-        unique_name("led"),
-        tmp_path,
-        session_ms=session_ms,
-        worker={"stop_when_done": False},
-        epsilon=5.0,
-        cap=("6", "1e-5"),
-    )
+    how: dict[str, Any] = {"epsilon": 5.0, "cap": ("6", "1e-5"), "worker": {"stop_when_done": False}}
+    stream = Stream.make(kafka_bootstrap, unique_name("led"), tmp_path, session_ms=session_ms, **how)
     name, topic = stream.settings.stream.name, stream.settings.stream.input
     try:
         observer = observe(stream.settings)
@@ -40,10 +33,8 @@ def test_it_shows_what_a_worker_does(
         for batch in (1, 2, 3):
             stream.produce_vectors(stream.vectors(100, seed=batch))
             wait_for("the batch", partial(_has, observer, name, batch))
-        wait_for(
-            "the batches",
-            lambda: observer.stream(name).batches == Batches(committed=3, abandoned=0, released=3),
-        )
+        batches = Batches(committed=3, abandoned=0, released=3)
+        wait_for("the batches", lambda: observer.stream(name).batches == batches)
         detail = observer.stream(name)
         assert detail.leader is not None
         assert (detail.leader.candidates, detail.records) == (1, 300)
@@ -52,26 +43,21 @@ def test_it_shows_what_a_worker_does(
         releases = stream.releases()
         history = observer.history(name)
         assert history.explained_variance == [r.explained_variance for r in releases]
-        with closing(
-            follow_releases(
-                stream.settings.kafka, f"{name}.releases", from_beginning=True, stopped=lambda: False
-            )
-        ) as items:
+        how = {"from_beginning": True, "stopped": lambda: False}
+        with closing(follow_releases(stream.settings.kafka, f"{name}.releases", **how)) as items:
             followed = [next(filter(None, items)) for _ in range(3)]
         angles = [item.principal_angle for item in followed if isinstance(item, FollowedRelease)]
         assert [a and a[0] for a in history.angles] == angles
         # Diagnostics are on by default; exact counts never leave the worker.
-        assert history.null_share == [
-            min(max((r.null_records or 0.0) / (r.batch_records or 1), 0.0), 1.0) for r in releases
-        ]
+        shares = [(r.null_records or 0.0) / (r.batch_records or 1) for r in releases]
+        assert history.null_share == [min(max(share, 0.0), 1.0) for share in shares]
         observer.verify(topic)
         wait_for("the verification", lambda: observer.verification(topic).state not in ("never", "running"))
         assert observer.verification(topic).problems == []
         assert observer.verification(topic).state == "verified"
 
         stream.produce_vectors(stream.vectors(30))
-        worker.signal(signal.SIGTERM)
-        assert worker.ends() == 0, worker.log
+        worker.stop()
         wait_for("the leader's end", lambda: (leader := observer.stream(name).leader) and not leader.present)
         wait_for("the lag", lambda: (lag := observer.stream(name).lag) and lag.total >= 30)
         assert observer.stream(name).health.level == "problem"
