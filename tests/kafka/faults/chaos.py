@@ -19,11 +19,11 @@ import psutil
 
 from streaming_pca.config.settings import Settings
 from streaming_pca.dev.processes import Child as Process
-from tests.kafka import stream
 from tests.kafka.child import Strike
 from tests.kafka.faults import chaos_worker
 from tests.kafka.faults.chaos_producer import REFUSED, Load
 from tests.kafka.faulty_cluster import FaultyCluster
+from tests.kafka.stream import Child
 
 ROOT = Path(__file__).parents[3]
 
@@ -31,18 +31,11 @@ GOOD_ENDS = {0, 4}
 """Exit statuses that faults excuse: stopped, and broker lost."""
 
 
-class Worker(stream.Child):
+class Worker(Child):
     """Worker process of the chaos loop."""
 
     def __init__(self, settings: Sequence[Settings], directory: Path, strike: Strike | None = None) -> None:
-        directory.mkdir(parents=True)
-        self.directory = directory
-        self._process = stream._context.Process(
-            target=chaos_worker.main,
-            args=([each.model_dump(mode="json") for each in settings], str(directory), strike),
-        )
-        with stream._one_at_a_time:
-            self._process.start()
+        super().__init__(settings, directory, chaos_worker.main, strike=strike)
 
     @property
     def stacks(self) -> str:
@@ -65,20 +58,13 @@ class Worker(stream.Child):
 
 @dataclass
 class Done:
-    """Events so far, recorded by several threads.
-
-    Attributes
-    ----------
-    counts : Counter of str
-    problems : list of str
-        Events that no fault excuses.
-    story : list of str
-        Faults, with times.
-    """
+    """Events so far, recorded by several threads."""
 
     counts: Counter[str] = field(default_factory=Counter)
     problems: list[str] = field(default_factory=list)
+    """Events that no fault excuses."""
     story: list[str] = field(default_factory=list)
+    """Faults, with times."""
     started: float = field(default_factory=time.monotonic)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -97,17 +83,8 @@ class Done:
 class Slot:
     """Place for one worker at a time, which is struck and replaced.
 
-    Parameters
-    ----------
-    name : str
-    dice : random.Random
-        Draws the same numbers in the same order, regardless of the worker.
-    settings : callable
-        Returns settings of the next worker, for a given election group.
-    groups : sequence of str
-        Election groups; each worker is in one of them.
-    directory : Path
-    done : Done
+    The dice draw the same numbers in the same order, regardless of the worker. ``settings`` returns settings
+    of the next worker, for one of the election groups.
     """
 
     def __init__(
@@ -232,9 +209,8 @@ def produce(load: Load, dice: random.Random, over: threading.Event, directory: P
         identity = load.transactional_id
         if identity is not None and dice.random() < 0.5:
             identity = f"{identity}-{number}"
-        how = replace(
-            load, name=f"{load.name}.{number}", seed=dice.randrange(2**32), transactional_id=identity
-        )
+        seed = dice.randrange(2**32)
+        how = replace(load, name=f"{load.name}.{number}", seed=seed, transactional_id=identity)
         log = directory / f"{how.name}.log"
         command = [sys.executable, "-m", "tests.kafka.faults.chaos_producer", json.dumps(asdict(how))]
         process = Process(command, log=log, cwd=ROOT)

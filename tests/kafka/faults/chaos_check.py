@@ -54,15 +54,7 @@ class Raw:
 
 @dataclass(frozen=True)
 class Observed:
-    """Batch as seen by an estimator.
-
-    Attributes
-    ----------
-    before : int
-        Number of records that the estimator had learnt from earlier.
-    rows : tuple of Rows
-        Its records, in order.
-    """
+    """Batch as seen by an estimator, which had learnt from ``before`` records earlier."""
 
     before: int
     rows: tuple[Rows, ...]
@@ -70,44 +62,20 @@ class Observed:
 
 @dataclass
 class Facts:
-    """All data to be checked, as read.
-
-    Attributes
-    ----------
-    records : dict of partition to list of Raw
-        Committed records of the input.
-    open_transactions : dict of str to tuple
-        Partitions whose last stable offset is below the end, with both offsets.
-    ledger : list of Raw
-    releases, states : dict of job to list of Raw
-    offsets : dict of job to dict of partition to offset
-        Committed offsets of the consumer groups.
-    observed : dict of job to list of Observed
-    granularity : dict of job to int
-        Number of a partition's messages that stay together in a batch.
-    """
+    """All data to be checked, as read: of the input by partition, of jobs by name."""
 
     records: dict[int, list[Raw]]
+    """Committed records of the input."""
     open_transactions: dict[str, tuple[int, int]]
+    """Partitions whose last stable offset is below the end, with both offsets."""
     ledger: list[Raw]
     releases: dict[str, list[Raw]]
     states: dict[str, list[Raw]]
     offsets: dict[str, dict[int, int]]
+    """Committed offsets of the consumer groups."""
     observed: dict[str, list[Observed]]
     granularity: dict[str, int]
-
-    def copy(self) -> Facts:
-        """Return the same facts in separate containers."""
-        return Facts(
-            records={p: list(records) for p, records in self.records.items()},
-            open_transactions=dict(self.open_transactions),
-            ledger=list(self.ledger),
-            releases={job: list(messages) for job, messages in self.releases.items()},
-            states={job: list(messages) for job, messages in self.states.items()},
-            offsets={job: dict(offsets) for job, offsets in self.offsets.items()},
-            observed={job: list(batches) for job, batches in self.observed.items()},
-            granularity=dict(self.granularity),
-        )
+    """Number of a partition's messages that stay together in a batch."""
 
 
 @dataclass
@@ -135,18 +103,9 @@ def _claim(holds: bool, what: str) -> None:
 
 
 def _consumer(bootstrap: str, isolation: str, group: str = "chaos-check") -> Consumer:
-    return Consumer(
-        {
-            "bootstrap.servers": bootstrap,
-            "group.id": group,
-            "isolation.level": isolation,
-            "auto.offset.reset": "earliest",
-            "enable.auto.commit": False,
-            "enable.partition.eof": True,
-            "allow.auto.create.topics": False,
-            "log_level": 2,
-        }
-    )
+    how: dict[str, Any] = {"bootstrap.servers": bootstrap, "group.id": group, "isolation.level": isolation}
+    how |= {"auto.offset.reset": "earliest", "enable.auto.commit": False, "enable.partition.eof": True}
+    return Consumer(how | {"allow.auto.create.topics": False, "log_level": 2})
 
 
 def _ends(bootstrap: str, isolation: IsolationLevel, topics: Topics) -> dict[tuple[str, int], int]:
@@ -241,21 +200,17 @@ def read_facts(
 
 @dataclass(frozen=True)
 class Progress:
-    """Progress of a job: the kind and batch of its last ledger entry, and the number of later records.
-
-    ``kinds`` are those of all payloads of the input.
-    """
+    """Progress of a job: the kind and batch of its last ledger entry, and the number of later records."""
 
     last: str | None
     batch: int
     left: int
     kinds: frozenset[str]
+    """Kinds of all payloads of the input."""
 
 
 def progress(bootstrap: str, topic: str, partitions: int, jobs: Sequence[str]) -> dict[str, Progress]:
-    """Return the progress of jobs; a partition with an open transaction counts as having many records
-    left.
-    """
+    """Return the progress of jobs; a partition with an open transaction has many records left."""
     topics: dict[str, Sequence[int]] = {topic: range(partitions), f"{topic}.ledger": (0,)}
     messages = read(bootstrap, topics)
     waits = _open_transactions(bootstrap, topics)
@@ -280,16 +235,8 @@ def progress(bootstrap: str, topic: str, partitions: int, jobs: Sequence[str]) -
 def record_key(name: str, fate: str, kind: str, rows: Rows) -> bytes:
     """Describe a record in its key, which a stream of messages does not read.
 
-    Parameters
-    ----------
-    name : str
-        Unique name of the record.
-    fate : str
-        Intention of its producer: "commit", "abort" or "die".
-    kind : str
-        Kind of its payload.
-    rows : Rows
-        Expected result of decoding.
+    ``fate`` is the intention of its producer: "commit", "abort" or "die". ``kind`` is that of its payload,
+    and ``rows`` the expected result of decoding.
     """
     text = None if rows is None else base64.b64encode(rows).decode()
     return json.dumps({"name": name, "fate": fate, "kind": kind, "rows": text}).encode()
@@ -303,10 +250,6 @@ def _meaning(key: bytes) -> tuple[dict[str, Any], Rows]:
 
 def _said(record: Raw) -> dict[str, Any]:
     return _meaning(record.key or b"")[0]
-
-
-def _rows(record: Raw) -> Rows:
-    return _meaning(record.key or b"")[1]
 
 
 # -- checking --------------------------------------------------------------
@@ -458,10 +401,8 @@ def _check_releases(facts: Facts, name: str, job: _Job) -> None:
         same = _sha256(message.value) == released[batch]["release_digest"]
         _claim(same, f"{name}: release {batch} is not what RELEASED names")
         _claim(release["stream"] == name, f"{name}: a release of {release['stream']}")
-        _claim(
-            release["records"] == records,
-            f"{name}: release {batch} says {release['records']} records, its batches have {records}",
-        )
+        count = release["records"]
+        _claim(count == records, f"{name}: release {batch} says {count} records, its batches have {records}")
 
 
 @dataclass(frozen=True)
@@ -507,11 +448,8 @@ def _check_states(facts: Facts, name: str, job: _Job, counts: Counts) -> None:
         _claim(same, f"{name}: the state of batch {state.batch} is not the one that COMMITTED names")
         same = releases[state.batch] == state.release
         _claim(same, f"{name}: release {state.batch} is not the one in its state")
-    last = max(job.committed)
-    _claim(
-        states[-1].batch == last,
-        f"{name}: COMMITTED without its state: batch {last}, the states end at {states[-1].batch}",
-    )
+    last, end = max(job.committed), states[-1].batch
+    _claim(end == last, f"{name}: COMMITTED without its state: batch {last}, the states end at {end}")
     ends = dict.fromkeys(facts.records, 0)
     for batch, entry in job.reserved.items():
         if batch <= last:
@@ -534,16 +472,12 @@ def _check_observed(facts: Facts, name: str, job: _Job, counts: Counts) -> None:
         batch = by_start.get(observed.before, 0)
         _claim(batch > 0, f"{name}: a batch was computed after {observed.before} records that no entry names")
         expected = _expected(facts, job.reserved[batch], facts.granularity[name])
-        _claim(
-            len(expected) == len(observed.rows),
-            f"{name}: batch {batch} had {len(observed.rows)} records of {len(expected)}",
-        )
+        count = len(observed.rows)
+        _claim(len(expected) == count, f"{name}: batch {batch} had {count} records of {len(expected)}")
         for place, (record, rows) in enumerate(zip(expected, observed.rows, strict=True)):
-            _claim(
-                _rows(record) == rows,
-                f"{name}: batch {batch} had another record at place {place}: offset {record.offset}, "
-                f"{_said(record)['name']}, {_said(record)['kind']}",
-            )
+            known = f"offset {record.offset}, {_said(record)['name']}, {_said(record)['kind']}"
+            same = _meaning(record.key or b"")[1] == rows
+            _claim(same, f"{name}: batch {batch} had another record at place {place}: {known}")
         seen.add(batch)
         counts.batches_compared += 1
         counts.records_compared += len(expected)

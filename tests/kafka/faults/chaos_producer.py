@@ -30,29 +30,19 @@ _stopping = False
 
 @dataclass(frozen=True)
 class Load:
-    """Options of a producer.
-
-    Attributes
-    ----------
-    bootstrap, topic : str
-    partitions, dim : int
-    name : str
-        Prefix of its records' names, unique to this producer.
-    seed : int
-    transactional_id : str or None
-        None for a plain producer.
-    rate : float
-        Approximate number of records a second.
-    """
+    """Options of a producer."""
 
     bootstrap: str
     topic: str
     partitions: int
     dim: int
     name: str
+    """Prefix of its records' names, unique to this producer."""
     seed: int
     transactional_id: str | None
+    """None for a plain producer."""
     rate: float
+    """Approximate number of records a second."""
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
@@ -63,18 +53,11 @@ def _stop(number: int, frame: FrameType | None) -> None:
 class _Writer:
     def __init__(self, load: Load) -> None:
         self._load, self._dice, self._count = load, random.Random(load.seed), 0
-        configs: dict[str, Any] = {
-            "bootstrap.servers": load.bootstrap,
-            "enable.idempotence": True,
-            "linger.ms": 5,
-            "message.timeout.ms": 60_000,
-        }
+        configs: dict[str, Any] = {"bootstrap.servers": load.bootstrap, "enable.idempotence": True}
+        configs |= {"linger.ms": 5, "message.timeout.ms": 60_000}
         if load.transactional_id is not None:
-            configs |= {
-                "transactional.id": load.transactional_id,
-                "transaction.timeout.ms": _TRANSACTION_MS,
-                "message.timeout.ms": _TRANSACTION_MS,
-            }
+            configs["transactional.id"] = load.transactional_id
+            configs |= dict.fromkeys(("transaction.timeout.ms", "message.timeout.ms"), _TRANSACTION_MS)
         self._producer = Producer(configs)
 
     def run(self) -> None:
@@ -92,13 +75,8 @@ class _Writer:
             (value, headers), kind, rows = draw(self._dice, self._load.dim)
             self._count += 1
             key = record_key(f"{self._load.name}-{self._count}", fate, kind, rows)
-            self._producer.produce(
-                self._load.topic,
-                value=value,
-                key=key,
-                partition=self._dice.randrange(self._load.partitions),
-                headers=list(headers),
-            )
+            where = self._dice.randrange(self._load.partitions)
+            self._producer.produce(self._load.topic, value, key, where, headers=list(headers))
         self._producer.poll(0)
         time.sleep(count / self._load.rate)
 

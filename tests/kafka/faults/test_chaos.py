@@ -17,6 +17,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -68,29 +69,15 @@ def make_streams(cluster: FaultyCluster, directory: Path) -> list[Stream]:
     more = {2: {}, 3: {"centering": "pairs", "max_wait_seconds": 3.0}}
     streams: list[Stream] = []
     for rank, batch in BATCHES.items():
-        how: dict[str, Any] = {
-            "input": "chaos",
-            "dim": DIM,
-            "rank": rank,
-            "estimator": "private-oja",
-            "centering": "none",
-            "options": {"clip_radius": 20.0, "batch_size": batch},
-        }
+        how: dict[str, Any] = {"input": "chaos", "dim": DIM, "rank": rank, "estimator": "private-oja"}
+        how |= {"centering": "none", "options": {"clip_radius": 20.0, "batch_size": batch}}
         how |= promises[rank] | more[rank]
         create_topics(kafka, StreamSettings(name=f"chaos-{rank}", **how), PARTITIONS, replication=3)
         # Otherwise a request for them may reach a broker that does not know them yet.
         cluster.wait_until_whole()
-        made = Stream.make(
-            cluster.bootstrap,
-            f"chaos-{rank}",
-            directory,
-            partitions=PARTITIONS,
-            cap=None if streams else CAP,
-            session_ms=SESSION_MS,
-            worker={"stop_when_done": False, "tick_seconds": 0.2},
-            **how,
-        )
-        streams.append(made)
+        how |= {"partitions": PARTITIONS, "cap": None if streams else CAP, "session_ms": SESSION_MS}
+        worker = {"stop_when_done": False, "tick_seconds": 0.2}
+        streams.append(Stream.make(cluster.bootstrap, f"chaos-{rank}", directory, worker=worker, **how))
     return streams
 
 
@@ -305,9 +292,19 @@ def entries_of(facts: Facts, kind: str) -> list[int]:
     return [i for i, m in enumerate(facts.ledger) if json.loads(m.value or b"")["kind"] == kind]
 
 
+ABORTED = chaos_check.record_key("x", "abort", "plain", None)
+
+
+def put(items: list[Any], place: int, **changes: object) -> None:
+    items[place] = replace(items[place], **changes)
+
+
+def lose(facts: Facts, kind: str, which: int) -> None:
+    del facts.ledger[entries_of(facts, kind)[which]]
+
+
 def change(messages: list[Raw], place: int, **changes: object) -> None:
-    value = json.dumps(json.loads(messages[place].value or b"") | changes).encode()
-    messages[place] = replace(messages[place], value=value)
+    put(messages, place, value=json.dumps(json.loads(messages[place].value or b"") | changes).encode())
 
 
 def change_range(facts: Facts, **changes: int) -> None:
@@ -339,12 +336,7 @@ def chain_anew(facts: Facts) -> None:
 FORGERIES: dict[str, tuple[Forgery, str]] = {
     "a record is lost": (lambda f: f.records[1].__delitem__(40), "counts [0-9]+ of"),
     "a record is there twice": (lambda f: f.records[1].insert(40, f.records[1][40]), "is there twice"),
-    "an aborted record is read": (
-        lambda f: f.records[0].__setitem__(
-            5, replace(f.records[0][5], key=chaos_check.record_key("x", "abort", "plain", None))
-        ),
-        "was aborted",
-    ),
+    "an aborted record is read": (lambda f: put(f.records[0], 5, key=ABORTED), "was aborted"),
     "two records changed places": (lambda f: swap_two(f.records[1]), "had another record at place"),
     "RESERVED is lost": (lambda f: f.ledger.__delitem__(entries_of(f, "RESERVED")[1]), "follows"),
     "COMMITTED is lost": (lambda f: f.ledger.__delitem__(entries_of(f, "COMMITTED")[-1]), "follows"),
@@ -367,7 +359,7 @@ FORGERIES: dict[str, tuple[Forgery, str]] = {
     ),
     "a release was changed": (
         lambda f: change(f.releases["chaos-2"], 3, created="then"),
-        "is not what RELEASED names",
+        "not what RELEASED names",
     ),
     "the last state is lost": (lambda f: f.states["chaos-3"].__delitem__(-1), "COMMITTED without its state"),
     "group offsets are behind": (lambda f: f.offsets["chaos-2"].__setitem__(0, 0), "group offsets"),
@@ -376,25 +368,20 @@ FORGERIES: dict[str, tuple[Forgery, str]] = {
         "transactions are open",
     ),
     "a batch of other records": (
-        lambda f: f.observed["chaos-3"].__setitem__(
-            0, replace(f.observed["chaos-3"][0], rows=f.observed["chaos-3"][0].rows[::-1])
-        ),
+        lambda f: put(f.observed["chaos-3"], 0, rows=f.observed["chaos-3"][0].rows[::-1]),
         "had another record at place",
     ),
     "a batch that nobody reserved": (
         lambda f: f.observed["chaos-3"].append(replace(f.observed["chaos-3"][0], before=1)),
         "that no entry names",
     ),
-    "a batch that nobody computed": (
-        lambda f: f.observed["chaos-3"].clear(),
-        "that no estimator has computed",
-    ),
+    "a batch that nobody computed": (lambda f: f.observed["chaos-3"].clear(), "no estimator has computed"),
 }
 
 
 @pytest.mark.parametrize("forgery", FORGERIES)
 def test_the_check_notices(run: Run, forgery: str) -> None:
-    facts = run.facts.copy()
+    facts = deepcopy(run.facts)
     forge, complaint = FORGERIES[forgery]
     forge(facts)
     chain_anew(facts)
@@ -403,7 +390,7 @@ def test_the_check_notices(run: Run, forgery: str) -> None:
 
 
 def test_the_check_notices_a_chain_that_breaks(run: Run) -> None:
-    facts = run.facts.copy()
+    facts = deepcopy(run.facts)
     change(facts.ledger, entries_of(facts, "COMMITTED")[0], state_digest="0")
     with pytest.raises(BooksAreWrong, match="does not follow the job's entry before it"):
         check(facts)

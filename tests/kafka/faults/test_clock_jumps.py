@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import struct
 import subprocess
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -137,41 +137,28 @@ def cluster(make_cluster: MakeCluster, clocks: Clocks) -> FaultyCluster:
 def seen_by(trial: Trial) -> list[float]:
     """Return the differences of the releases' times from the right time, in seconds."""
     now = datetime.now(UTC)
-    return [
-        (datetime.fromisoformat(release.created) - now).total_seconds() for release in trial.stream.releases()
-    ]
+    return [(datetime.fromisoformat(r.created) - now).total_seconds() for r in trial.stream.releases()]
 
 
 @pytest.mark.parametrize("cut", ["full", pytest.param("waited", marks=pytest.mark.soak)])
 def test_workers_whose_clocks_jump_lead_on(
     fork_server: None, cluster: FaultyCluster, clocks: Clocks, tmp_path: Path, cut: str
 ) -> None:
-    with Trial(
-        cluster, tmp_path, f"worker-{cut}", **({"max_wait_seconds": 1.0} if cut == "waited" else {})
-    ) as trial:
-        name = f"worker-{cut}"
+    name, how = f"worker-{cut}", {"max_wait_seconds": 1.0} if cut == "waited" else {}
+    with Trial(cluster, tmp_path, name, **how) as trial:
         clocks.set(name, 0)
         leader, standby = trial.lead_and_stand_by(clocks.env(name))
-        (ticking,) = [
-            each
-            for each in psutil.Process(leader.pid).children()
-            # It leads its own process group, because a terminal's Ctrl-C is for the worker.
-            if os.getpgid(each.pid) == each.pid
-        ]
+        # It leads its own process group, because a terminal's Ctrl-C is for the worker.
+        (ticking,) = [p for p in psutil.Process(leader.pid).children() if os.getpgid(p.pid) == p.pid]
         assert any("wall_clock" in each.path for each in ticking.memory_maps())
         for seconds in (AHEAD, BEHIND, 0):
             clocks.set(name, seconds)
-            wait_for(
-                "a release of that time",
-                lambda at=seconds: abs(seen_by(trial)[-1] - at) < 120,
-                seen=trial.logs,
-            )
+            of_then = partial(lambda at: abs(seen_by(trial)[-1] - at) < 120, seconds)
+            wait_for("a release of that time", of_then, seen=trial.logs)
             trial.goes_on()
-        assert "no longer leading" not in leader.log
-        assert "session lost" not in leader.log
+        leader.has_led_on()
         assert "leading stream" not in standby.log
-        counts = trial.end()
-        assert counts.abandoned == 0
+        trial.end()
 
 
 @pytest.mark.soak
@@ -199,8 +186,7 @@ def test_brokers_whose_clocks_jump_take_on(
         trial.goes_on()
         clocks.set(f"node-{behind}", 0)
         trial.goes_on()
-        counts = trial.end()
-        assert counts.abandoned == 0
+        trial.end()
 
 
 @pytest.mark.soak
@@ -212,14 +198,12 @@ def test_group_offsets_that_expire_change_nothing(
         trial.produce()
         first = trial.start()
         first.logs("batch 2 released", 240)
-        first.signal(signal.SIGTERM)
-        assert first.ends() == 0, first.log
+        first.stop()
         assert trial.stream.group_offsets()
         for node in cluster.nodes:
             clocks.set(f"node-{node}", AHEAD)
         wait_for("the offsets to expire", lambda: not trial.stream.group_offsets())
         second = trial.start()
         second.logs(" released, ")
-        counts = trial.end()
-        assert counts.abandoned == 0
+        trial.end()
         assert trial.stream.group_offsets()

@@ -5,12 +5,10 @@ Before a step is the same moment as after the preceding step: `make soak` kills 
 
 from __future__ import annotations
 
-import ast
-import inspect
 import random
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -19,42 +17,30 @@ import pytest
 from streaming_pca.privacy.ledger.entries import Abandoned, Committed, Reserved, Started
 from streaming_pca.service.commit import checkpoint
 from tests.kafka.child import Strike
+from tests.kafka.conftest import Make, Name
+from tests.kafka.steps import steps_of
 from tests.kafka.stream import Stream, all_at_once, check_books
 from tests.waiting import wait_for
 
-MakeStream = Callable[..., Stream]
 AT_ONCE = 8
 SECONDS = 240
 
 
-def numbered_steps() -> list[str]:
-    """Return the names of all steps, read from the source to include new steps."""
-    calls = [n for n in ast.walk(ast.parse(inspect.getsource(checkpoint))) if isinstance(n, ast.Call)]
-    arguments = [n.args[0] for n in calls if isinstance(n.func, ast.Attribute) and n.func.attr == "_step"]
-    names = [a.value for a in arguments if isinstance(a, ast.Constant)]
-    assert len(names) == len(arguments), "a step's name is not a literal"
-    return [str(name) for name in names]
-
-
-STEPS = numbered_steps()
+STEPS = steps_of(checkpoint)
 CASES = [(step, when) for step in STEPS for when in ("before", "after")]
 
 
-def test_the_steps_are_found_and_numbered() -> None:
-    by_method: dict[str, list[int]] = {}
-    for step in STEPS:
-        method, _, number = step.split()[0].partition(".")
-        by_method.setdefault(method, []).append(int(number))
-    assert set(by_method) == {"take_over", "start", "reserve", "commit", "publish", "abandon"}
-    assert all(numbers == list(range(1, len(numbers) + 1)) for numbers in by_method.values())
-    assert len(CASES) == 2 * sum(map(len, by_method.values())) >= 48
+def test_the_steps_of_every_method_are_found() -> None:
+    methods = {step.partition(".")[0] for step in STEPS}
+    assert methods == {"take_over", "start", "reserve", "commit", "publish", "abandon"}
+    assert len(STEPS) >= 24
 
 
 @pytest.fixture(scope="module")
 def outcomes(
     request: pytest.FixtureRequest,
     kafka_bootstrap: str,
-    unique_name: Callable[[str], str],
+    unique_name: Name,
     session_ms: int,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[dict[tuple[str, str], Future[None]]]:
@@ -63,14 +49,9 @@ def outcomes(
     streams: list[Stream] = []
 
     def run(step: str, when: str) -> None:
-        stream = Stream.make(
-            kafka_bootstrap,
-            unique_name("crash"),
-            directory,
-            partitions=2,
-            session_ms=session_ms,
-            options={"n_records": 120, "n_batches": 3},
-        )
+        how: dict[str, Any] = {"partitions": 2, "options": {"n_records": 120, "n_batches": 3}}
+        name = unique_name("crash")
+        stream = Stream.make(kafka_bootstrap, name, directory, session_ms=session_ms, **how)
         streams.append(stream)
         crash_and_restart(stream, step, when)
 
@@ -105,20 +86,18 @@ def crash_and_restart(stream: Stream, step: str, when: Any) -> None:
         settings = stream.changed(start="latest")
     if method in ("take_over", "abandon"):
         # The take-over must have something to find: an open reservation.
-        before = stream.start(strike=Strike("reserve.5 read back", "after", 2))
-        assert before.ends() == -signal.SIGKILL, before.log
+        stream.crash(Strike("reserve.5 read back", "after", 2))
         if method == "abandon":
             settings = stream.changed(options=settings.stream.options | {"clip_quantile": 0.9})
     once = bool(stream.children) or method == "start"
-    struck = stream.start(settings, strike=Strike(step, when, nth=1 if once else 2))
-    assert struck.ends() == -signal.SIGKILL, struck.log
+    stream.crash(Strike(step, when, nth=1 if once else 2), settings)
     at_crash = stream.entries()
     successor = stream.start(settings)
     if method == "start":
         # Its records arrive after either worker has fixed the beginning.
         wait_for("STARTED", lambda: stream.own(Started))
         stream.produce_vectors(stream.vectors(160, seed=1))
-    assert successor.ends() == 0, successor.log
+    successor.ends_well()
     check_books(stream)
     after = stream.entries()
     assert after[: len(at_crash)] == at_crash
@@ -130,7 +109,7 @@ def crash_and_restart(stream: Stream, step: str, when: Any) -> None:
     assert [p.offset for e in started for p in e.positions] == [80, 80] * (method == "start")
 
 
-def test_kills_at_any_instant_cost_nothing(make_stream: MakeStream) -> None:
+def test_kills_at_any_instant_cost_nothing(make_stream: Make) -> None:
     options = {"n_records": 240, "n_batches": 12}
     all_at_once(kill_again_and_again, [(make_stream(partitions=2, options=options), s) for s in range(4)])
 

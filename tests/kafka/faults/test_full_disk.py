@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Self
 
@@ -18,7 +19,7 @@ import pytest
 from streaming_pca.dev.jars import find_java
 from tests.kafka.faults.chaos import ROOT
 from tests.kafka.faulty_cluster import FaultyCluster
-from tests.kafka.stream import check_books
+from tests.kafka.stream import check_books, have_released
 from tests.kafka.three_brokers import MakeCluster, Trial
 from tests.waiting import wait_for
 
@@ -30,14 +31,7 @@ LEFT_KIB = 64
 
 
 class Disk:
-    """Small file system at a folder, in a mount namespace that only chosen processes see.
-
-    Parameters
-    ----------
-    folder : Path
-    mib : int
-        Its size, until :meth:`grow`.
-    """
+    """File system of some MiB, until :meth:`grow`, in a mount namespace that only chosen processes see."""
 
     def __init__(self, folder: Path, mib: int) -> None:
         folder.mkdir(parents=True)
@@ -46,13 +40,11 @@ class Disk:
         self._kinds = ["-m"] if os.geteuid() == 0 else ["-U", "-m"]
         own = self._kinds if os.geteuid() == 0 else [*self._kinds, "-r"]
         mount = f'mount -t tmpfs -o size={mib}m full "$0" && echo mounted && exec sleep infinity'
-        self._holder = subprocess.Popen(
-            ["unshare", *own, "sh", "-c", mount, str(folder)], stdout=subprocess.PIPE, text=True
-        )
+        command = ["unshare", *own, "sh", "-c", mount, str(folder)]
+        self._holder = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert self._holder.stdout is not None
-        assert self._holder.stdout.readline() == "mounted\n", (
-            "no mount namespace: run as root, or allow them to users"
-        )
+        answer = self._holder.stdout.readline()
+        assert answer == "mounted\n", "there is no mount namespace: run as root, or allow them to users"
 
     def __enter__(self) -> Self:
         return self
@@ -106,9 +98,8 @@ def cluster(
     program = tmp_path_factory.mktemp("java") / "java"
     lines = ["#!/bin/sh", f'run="{shutil.which(find_java())}"', 'case "${PWD##*/}" in']
     for node, disk in disks.items():
-        lines.append(
-            f'{node}) ln -sfn "{disk.folder}" data; run="{" ".join(disk.enter)} env -C $PWD $run" ;;'
-        )
+        enter = " ".join(disk.enter)
+        lines.append(f'{node}) ln -sfn "{disk.folder}" data; run="{enter} env -C $PWD $run" ;;')
     program.write_text("\n".join([*lines, "esac", 'exec $run "$@"', ""]))
     program.chmod(0o755)
     return make_cluster(java=str(program))
@@ -126,11 +117,7 @@ def fill_until_it_ends(cluster: FaultyCluster, disks: Mapping[int, Disk], *nodes
     for node in nodes:
         disks[node].fill()
     for node in nodes:
-        wait_for(
-            f"broker {node} to end",
-            lambda node=node: has_ended(cluster, node),
-            seen=lambda node=node: cluster.nodes[node].log_tail,
-        )
+        wait_for(f"broker {node} to end", partial(has_ended, cluster, node))
         assert "Shutdown broker because all log dirs" in cluster.nodes[node].log_tail
 
 
@@ -146,8 +133,7 @@ def test_a_broker_whose_disk_is_full_ends_and_the_stream_goes_on(
         cluster.start(3)
         cluster.wait_until_whole()
         trial.goes_on()
-        counts = trial.end()
-        assert counts.abandoned == 0
+        trial.end()
 
 
 @pytest.mark.soak
@@ -164,8 +150,7 @@ def test_a_stream_goes_on_once_two_of_three_brokers_are_back(
         cluster.start(2)
         cluster.wait_until_whole()
         trial.goes_on()
-        counts = trial.end()
-        assert counts.abandoned == 0
+        trial.end()
 
 
 # -- the worker's own machine ----------------------------------------------
@@ -194,62 +179,29 @@ def test_a_kernel_that_cannot_be_kept_is_used(full: Disk) -> None:
     assert full.run(*command) == "3.0\n"
 
 
-CONFIG = """
-[kafka]
-bootstrap_servers = "{stream.kafka.bootstrap_servers}"
-bootstrap_timeout_ms = 120000
-[stream]
-name = "{stream.stream.name}"
-input = "{stream.stream.input}"
-dim = {stream.stream.dim}
-rank = 2
-epsilon = 1.0
-delta = 1e-6
-estimator = "private-oja"
-centering = "none"
-options = {{ clip_radius = 20.0, batch_size = 60 }}
-[worker]
-group = "{stream.worker.group}"
-[http]
-enabled = false
-"""
-
-
 @pytest.mark.parametrize("kept", ["log", pytest.param("kernels", marks=pytest.mark.soak)])
 def test_a_worker_whose_own_disk_is_full_works_on(
     fork_server: None, cluster: FaultyCluster, full: Disk, tmp_path: Path, kept: str
 ) -> None:
     with Trial(cluster, tmp_path, f"own-{kept}") as trial:
-        config = tmp_path / "worker.toml"
-        config.write_text(CONFIG.format(stream=trial.stream.settings))
+        worker = {"group": trial.stream.settings.worker.group}
+        config = trial.stream.write_config(worker=worker, http={"enabled": False})
         trial.produce()
         kernels = [f"NUMBA_CACHE_DIR={full.folder}"] if kept == "kernels" else []
         log = full.folder / "log" if kept == "log" else tmp_path / "log"
-        inside = [
-            *full.enter,
-            "env",
-            f"PYTHONPATH={ROOT}",
-            *kernels,
-            "sh",
-            "-c",
-            f'exec "$@" >{log} 2>&1',
-            "sh",
-        ]
+        inside = [*full.enter, "env", f"PYTHONPATH={ROOT}", *kernels]
+        inside += ["sh", "-c", f'exec "$@" >{log} 2>&1', "sh"]
         program = [sys.executable, "-P", "-m", "streaming_pca", "worker", "--config", str(config)]
-        worker = subprocess.Popen([*inside, *program])
+        running = subprocess.Popen([*inside, *program])
+        log_text = partial(full.run, "cat", str(log))
         try:
-            wait_for(
-                "three releases",
-                lambda: len(trial.stream.release_values()) >= 3,
-                240,
-                lambda: full.run("cat", str(log)),
-            )
+            wait_for("three releases", lambda: have_released([trial.stream], 3), 240, log_text)
             trial.stop_producing()
-            worker.send_signal(signal.SIGTERM)
-            assert worker.wait(240) == 0, full.run("cat", str(log))
+            running.send_signal(signal.SIGTERM)
+            assert running.wait(240) == 0, log_text()
         finally:
-            worker.kill()
-            worker.wait()
+            running.kill()
+            running.wait()
         check_books(trial.stream)
         backup = [*program[:-3], "export", str(full.folder / "backup.zip"), *program[-2:]]
         refused = subprocess.run([*full.enter, *backup], capture_output=True, text=True, cwd=ROOT)

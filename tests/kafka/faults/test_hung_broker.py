@@ -7,10 +7,7 @@ putting the transaction into error, and a commit that does not check this succee
 
 from __future__ import annotations
 
-import ast
-import inspect
 import json
-import signal
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -29,7 +26,8 @@ from streaming_pca.service.kafka.clients import admin_client, reading_consumer
 from streaming_pca.service.topics.find import ensure_topics, input_topic, written_topics
 from tests.kafka.child import Strike
 from tests.kafka.faulty_cluster import FaultyCluster
-from tests.kafka.stream import Child, Stream, check_books
+from tests.kafka.steps import steps_of
+from tests.kafka.stream import ENDLESS, Child, Stream, check_books
 from tests.waiting import wait_for
 
 MakeCluster = Callable[..., FaultyCluster]
@@ -45,39 +43,18 @@ STOP_SECONDS = max(2 * REQUEST_MS, TRANSACTION_MS + 10_000) / 1000 + 5
 INTERNAL = {"cleanup.policy": "compact", "compression.type": "producer", "segment.bytes": str(100 * 2**20)}
 
 
-def step_called(method: str, name: str) -> str:
-    """Return a numbered step by its name, since its number may change."""
-    calls = [n for n in ast.walk(ast.parse(inspect.getsource(checkpoint))) if isinstance(n, ast.Call)]
-    steps = [
-        str(n.args[0].value)
-        for n in calls
-        if isinstance(n.func, ast.Attribute)
-        and n.func.attr == "_step"
-        and isinstance(n.args[0], ast.Constant)
-    ]
-    (found,) = [step for step in steps if step.startswith(f"{method}.") and step.endswith(f" {name}")]
-    return found
-
-
 @dataclass
 class Struck:
     """Stream whose worker waited at a step while the broker was stopped."""
 
     stream: Stream
     worker: Child
-    step: str
 
 
 def placed(topic: NewTopic, *nodes: int) -> NewTopic:
     """Return a topic with one replica of each partition, on these nodes in turn."""
-    partitions = max(topic.num_partitions, 1)
-    return NewTopic(
-        topic.name,
-        -1,
-        -1,
-        replica_assignments={p: [nodes[p % len(nodes)]] for p in range(partitions)},
-        topic_configs=topic.topic_configs,
-    )
+    places = {p: [nodes[p % len(nodes)]] for p in range(max(topic.num_partitions, 1))}
+    return NewTopic(topic.name, -1, -1, replica_assignments=places, topic_configs=topic.topic_configs)
 
 
 def make_stream(cluster: FaultyCluster, directory: Path, name: str, struck: str) -> Stream:
@@ -89,20 +66,16 @@ def make_stream(cluster: FaultyCluster, directory: Path, name: str, struck: str)
         "rank": 2,
         "epsilon": 1.0,
         "delta": 1e-6,
-        "estimator": "private-oja",
-        "centering": "none",
-        "options": {"clip_radius": 20.0, "batch_size": 40},
-    }
-    settings = StreamSettings(name=name, **how)
+    } | ENDLESS
+    settings = StreamSettings(name=name, **{key: how[key] for key in how.keys() - {"partitions"}})
     topics = [input_topic(settings, 2, 1), *written_topics(settings, 1)]
     ensure_topics(
         kafka, [placed(t, STRUCK_NODE) if t.name == f"{name}.{struck}" else placed(t, 1, 2) for t in topics]
     )
     cluster.wait_until_whole()
-    made = Stream.make(cluster.bootstrap, name, directory, partitions=2, session_ms=6000, **how)
-    made.settings = made.changed(
-        "kafka", request_timeout_ms=REQUEST_MS, transaction_timeout_ms=TRANSACTION_MS
-    )
+    made = Stream.make(cluster.bootstrap, name, directory, session_ms=6000, **how)
+    limits = {"request_timeout_ms": REQUEST_MS, "transaction_timeout_ms": TRANSACTION_MS}
+    made.settings = made.changed("kafka", **limits)
     return made
 
 
@@ -113,28 +86,20 @@ def struck(
     """Yield two streams: the broker of one's releases, and of the other's state, has stood still."""
     cluster = make_cluster(replication=1, in_sync=1)
     # Created explicitly, so that they are not on the node that stands still.
-    ensure_topics(
-        KafkaSettings(bootstrap_servers=cluster.bootstrap),
-        [
-            placed(NewTopic(name, 4, 1, topic_configs=INTERNAL), 1, 2)
-            for name in ("__transaction_state", "__consumer_offsets")
-        ],
-    )
+    names = ("__transaction_state", "__consumer_offsets")
+    internal = [placed(NewTopic(name, 4, 1, topic_configs=INTERNAL), 1, 2) for name in names]
+    ensure_topics(KafkaSettings(bootstrap_servers=cluster.bootstrap), internal)
     directory = tmp_path_factory.mktemp("hung")
     found: dict[str, Struck] = {}
     try:
-        for topic, step in {
-            "releases": step_called("publish", "release"),
-            "state": step_called("commit", "state"),
-        }.items():
+        for topic, step in (("releases", "publish.2 release"), ("state", "commit.2 state")):
+            assert step in steps_of(checkpoint)
             stream = make_stream(cluster, directory, f"hung-{topic}", topic)
             stream.produce_vectors(stream.vectors(80))
             worker = stream.start(strike=Strike(step, "before", nth=2, what="wait"))
-            found[topic] = Struck(stream, worker, step)
+            found[topic] = Struck(stream, worker)
         for each in found.values():
-            wait_for(
-                each.step, lambda each=each: each.worker.has("struck"), seen=lambda each=each: each.worker.log
-            )
+            each.worker.strikes()
         cluster.stop(STRUCK_NODE)
         for each in found.values():
             each.worker.let_go()
@@ -154,20 +119,15 @@ def numbers_of(stream: Stream, kind: type[Any]) -> list[int]:
 def goes_on(struck: Struck) -> None:
     """Wait until the worker, or the next one, has learnt three batches."""
     stream, worker = struck.stream, struck.worker
+    wait_for(
+        "the second release",
+        lambda: "batch 2 released" in worker.log or worker.status() is not None,
+        seen=worker.log_and_stacks,
+    )
     if worker.status() is None:
-        wait_for(
-            "the second release",
-            lambda: "batch 2 released" in worker.log or worker.status() is not None,
-            seen=worker.log_and_stacks,
-        )
-    if worker.status() is None:
-        worker.signal(signal.SIGTERM)
-        assert worker.ends() == 0, worker.log
+        worker.stop()
     stream.produce_vectors(stream.vectors(40, seed=1))
-    again = stream.start()
-    again.logs("batch 3 released")
-    again.signal(signal.SIGTERM)
-    assert again.ends() == 0, again.log
+    stream.run_until("batch 3 released")
     check_books(stream)
     assert [release.batch for release in stream.releases()] == [1, 2, 3]
 

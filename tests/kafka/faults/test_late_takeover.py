@@ -6,37 +6,26 @@ It then reads data of two different moments. It has been fenced, so it must not 
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
-from contextlib import suppress
-from typing import Any
-
-import pytest
+from contextlib import closing, suppress
 
 from streaming_pca.config.kafka import KafkaSettings
 from streaming_pca.service.commit import checkpoint
 from streaming_pca.service.commit.checkpoint import CheckpointWriter
 from streaming_pca.service.errors import SessionLost
 from tests.kafka.child import Strike
+from tests.kafka.conftest import Make, Patch
 from tests.kafka.faults.test_crashes import STEPS
-from tests.kafka.stream import Stream, check_books
+from tests.kafka.stream import ENDLESS, check_books
 from tests.waiting import wait_for
 
-MakeStream = Callable[..., Stream]
-
-ENDLESS: dict[str, Any] = {
-    "partitions": 2,
-    "estimator": "private-oja",
-    "centering": "none",
-    "options": {"clip_radius": 20.0, "batch_size": 40},
-}
 MOMENTS = [step for step in STEPS if step.startswith("take_over.")]
 
 
-def test_one_that_sleeps_while_it_takes_over_refuses_nothing(make_stream: MakeStream) -> None:
+def test_one_that_sleeps_while_it_takes_over_refuses_nothing(make_stream: Make) -> None:
     """One worker after another sleeps, each after another step."""
     stream = make_stream(**ENDLESS)
     stream.produce_vectors(stream.vectors(40))
-    run_until(stream, "batch 1 released")
+    stream.run_until("batch 1 released")
     for batch, step in enumerate(MOMENTS, 2):
         sleeper = stream.start(strike=Strike(step, "after", what="SIGSTOP"))
         wait_for(f"the sleeper to stop itself after {step}", sleeper.is_stopped)
@@ -59,12 +48,12 @@ def test_one_that_sleeps_while_it_takes_over_refuses_nothing(make_stream: MakeSt
 
 
 def test_a_state_newer_than_the_ledgers_end_is_no_reason_to_refuse(
-    make_stream: MakeStream, monkeypatch: pytest.MonkeyPatch
+    make_stream: Make, monkeypatch: Patch
 ) -> None:
     """A successor may commit between the reads of the two ends."""
     stream = make_stream(**ENDLESS)
     stream.produce_vectors(stream.vectors(40))
-    run_until(stream, "batch 1 released")
+    stream.run_until("batch 1 released")
     stream.produce_vectors(stream.vectors(40, seed=1))
     original, runs = checkpoint.high_watermark, 0
 
@@ -73,22 +62,19 @@ def test_a_state_newer_than_the_ledgers_end_is_no_reason_to_refuse(
         if topic == stream.settings.stream.state_topic:
             runs += 1
             if runs == 1:
-                run_until(stream, "batch 2 released")
+                stream.run_until("batch 2 released")
         return original(kafka, topic)
 
     monkeypatch.setattr(checkpoint, "high_watermark", high_watermark)
     writer = CheckpointWriter(stream.settings.kafka, stream.settings.stream, stream.topic_id)
-    try:
-        # It has been fenced, so nothing that it finds may make it refuse the stream.
-        with suppress(SessionLost):
-            writer.take_over()
-    finally:
-        writer.close()
+    # It has been fenced, so nothing that it finds may make it refuse the stream.
+    with closing(writer), suppress(SessionLost):
+        writer.take_over()
     assert runs
 
 
 def test_one_that_sleeps_before_it_reserves_is_not_refused_for_what_its_successor_has_charged(
-    make_stream: MakeStream,
+    make_stream: Make,
 ) -> None:
     """Its own stream has already charged the records that it is about to reserve."""
     stream = make_stream(**ENDLESS)
@@ -97,17 +83,8 @@ def test_one_that_sleeps_before_it_reserves_is_not_refused_for_what_its_successo
     sleeper.logs("batch 1 released")
     stream.produce_vectors(stream.vectors(40, seed=1))
     wait_for("the sleeper to stop itself", sleeper.is_stopped)
-    successor = stream.start(strike=Strike("reserve.5 read back"))
-    assert successor.ends() == -signal.SIGKILL, successor.log
+    stream.crash(Strike("reserve.5 read back"))
     sleeper.signal(signal.SIGCONT)
     sleeper.logs("batch 2 released")
-    sleeper.signal(signal.SIGTERM)
-    assert sleeper.ends() == 0, sleeper.log
+    sleeper.stop()
     check_books(stream)
-
-
-def run_until(stream: Stream, logs: str) -> None:
-    worker = stream.start()
-    worker.logs(logs)
-    worker.signal(signal.SIGTERM)
-    assert worker.ends() == 0, worker.log

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
-from kafka import KafkaAdminClient, KafkaConsumer, TopicPartition
-from kafka.admin import ConfigResource
+from kafka import KafkaConsumer, TopicPartition
 
 from streaming_pca.privacy.ledger.entries import Abandoned, Reserved
 from streaming_pca.service.commit.verification import verify_ledger
@@ -40,24 +40,18 @@ def test_a_coordinator_that_is_killed_during_a_commit_loses_nothing(
     differently from its reported result, and the contents of the input would be in doubt.
     """
     with Trial(three_brokers, tmp_path, f"coordinator-{'-'.join(steps)}") as trial:
-        group = trial.stream.settings.worker.group
-        all_cases = {
-            "reserve": (
-                TRANSACTIONS,
-                trial.transactional_id,
-                Strike("reserve.4 commit", "before", 2, "wait"),
-            ),
-            "offsets": (GROUPS, trial.name, Strike("commit.4 offsets", "before", 2, "wait")),
-            "commit": (TRANSACTIONS, trial.transactional_id, Strike("commit.5 commit", "before", 2, "wait")),
-            "lead": (GROUPS, group, Strike("publish.4 commit", "after", 2, "wait")),
+        group, own = trial.stream.settings.worker.group, trial.transactional_id
+        cases: dict[str, tuple[str, str, str, Any]] = {
+            "reserve": (TRANSACTIONS, own, "reserve.4 commit", "before"),
+            "offsets": (GROUPS, trial.name, "commit.4 offsets", "before"),
+            "commit": (TRANSACTIONS, own, "commit.5 commit", "before"),
+            "lead": (GROUPS, group, "publish.4 commit", "after"),
         }
-        cases = [all_cases[step] for step in steps]
         trial.produce(transactions=False)
-        for topic, identity, strike in cases:
-            leader = trial.start(strike=strike)
-            wait_for(
-                strike.step, lambda leader=leader: leader.has("struck"), 240, lambda leader=leader: leader.log
-            )
+        for case in steps:
+            topic, identity, step, when = cases[case]
+            leader = trial.start(strike=Strike(step, when, 2, "wait"))
+            leader.strikes(240)
             node = coordinator(three_brokers, topic, identity)
             three_brokers.kill(node)
             leader.let_go()
@@ -65,11 +59,10 @@ def test_a_coordinator_that_is_killed_during_a_commit_loses_nothing(
             three_brokers.start(node)
             three_brokers.wait_until_whole()
             trial.goes_on(1)
-            if strike is not cases[-1][2]:
+            if case != steps[-1]:
                 leader.signal(signal.SIGKILL)
                 leader.ends()
-        counts = trial.end()
-        assert counts.abandoned == 0
+        trial.end()
 
 
 def first_offsets(trial: Trial) -> dict[int, int]:
@@ -79,44 +72,35 @@ def first_offsets(trial: Trial) -> dict[int, int]:
         return {tp.partition: offset for tp, offset in consumer.beginning_offsets(partitions).items()}
 
 
-def keep(trial: Trial, **configs: str) -> None:
-    """Change settings of the input topic."""
-    changes = {name.replace("_", "."): value for name, value in configs.items()}
-    with KafkaAdminClient(bootstrap_servers=trial.cluster.bootstrap) as admin:
-        admin.alter_configs([ConfigResource("topic", trial.input, configs=changes)])
-
-
 def test_retention_that_deletes_unread_records_abandons_a_batch_and_the_stream_goes_on(
     fork_server: None, three_brokers: FaultyCluster, tmp_path: Path
 ) -> None:
     with Trial(three_brokers, tmp_path, "retention", lost_records="skip") as trial:
         trial.produce()
         leader = trial.start(strike=Strike("reserve.5 read back", "after", 2, "wait"))
-        wait_for("a reservation", lambda: leader.has("struck"), 240, lambda: leader.log)
+        leader.strikes(240)
         leader.signal(signal.SIGKILL)
         assert leader.ends() == -signal.SIGKILL
         reserved = trial.stream.own(Reserved)[-1]
-        keep(trial, retention_ms="1000", segment_ms="500")
-        wait_for(
-            "retention to delete the batch's records",
-            lambda: (
-                (first := first_offsets(trial)) and all(first[r.partition] >= r.end for r in reserved.ranges)
-            ),
-        )
+        trial.stream.set_configs(trial.input, retention_ms=1000, segment_ms=500)
+
+        def is_deleted() -> bool:
+            first = first_offsets(trial)
+            return all(first[r.partition] >= r.end for r in reserved.ranges)
+
+        wait_for("retention to delete the batch's records", is_deleted)
         worker = trial.start()
         worker.logs("batch 2 abandoned: records are gone; its charge stays")
         trial.goes_on()
         # Longer than records are kept: the worker's next records are deleted too, while it is stopped.
         worker.signal_all(signal.SIGSTOP, worker.tree())
         before = first_offsets(trial)
-        wait_for(
-            "retention to delete unread records",
-            lambda: all(offset > before[p] for p, offset in first_offsets(trial).items()),
-        )
+        deleted = "retention to delete unread records"
+        wait_for(deleted, lambda: all(at > before[p] for p, at in first_offsets(trial).items()))
         hold(1)
         worker.signal_all(signal.SIGCONT, worker.tree())
         trial.goes_on()
-        keep(trial, retention_ms="-1")
+        trial.stream.set_configs(trial.input, retention_ms=-1)
         trial.drain()
         check_books(trial.stream)
         assert [entry.batch for entry in trial.stream.own(Abandoned)][:1] == [reserved.batch]

@@ -28,13 +28,7 @@ _UNLIMITED = 1e12
 
 
 class Link:
-    """Proxy of each broker, all on one line.
-
-    Parameters
-    ----------
-    ports : mapping of int to int
-        Ports on this side, mapped to ports of the brokers.
-    """
+    """Proxy of each broker, all on one line; ``ports`` on this side are mapped to those of the brokers."""
 
     def __init__(self, ports: Mapping[int, int]) -> None:
         self.bytes_a_second = _UNLIMITED
@@ -88,10 +82,8 @@ class Link:
         except OSError:
             answer.close()
             return
-        ways = [
-            self._loop.create_task(each)
-            for each in (self._carry(client, request), self._carry(server, answer))
-        ]
+        both = (self._carry(client, request), self._carry(server, answer))
+        ways = [self._loop.create_task(each) for each in both]
         try:
             # When one end closes, both directions end, and bytes in transit are dropped.
             with suppress(asyncio.CancelledError):
@@ -161,11 +153,9 @@ def test_a_leader_on_a_slow_link_keeps_the_lead_and_up(
             link.go_on()
             trial.goes_on(2)
         for worker in (leader, standby):
-            assert "session lost" not in worker.log, worker.log
-            assert "no longer leading" not in worker.log, worker.log
+            worker.has_led_on()
         link.set()
-        counts = trial.end()
-        assert counts.abandoned == 0
+        trial.end()
 
 
 def test_a_leader_whose_link_stands_still_is_replaced_by_one_with_another(
@@ -184,8 +174,7 @@ def test_a_leader_whose_link_stands_still_is_replaced_by_one_with_another(
         link.go_on()
         leader.logs("no longer leading")
         trial.goes_on()
-        counts = trial.end()
-        assert counts.abandoned == 0
+        trial.end()
 
 
 @pytest.mark.soak
@@ -197,20 +186,12 @@ def test_a_fetch_that_takes_longer_than_a_request_may_is_made_smaller(
     There are three partitions. A broker sends a producer's batch whole, so no link works that cannot carry
     one batch of each partition in that time.
     """
-    with Trial(
-        three_brokers,
-        tmp_path,
-        "backlog",
-        bootstrap=far(three_brokers),
-        kafka={"request_timeout_ms": 4000},
-        dim=256,
-        options={"clip_radius": 20.0, "batch_size": 960},
-    ) as trial:
+    how: dict[str, Any] = {"dim": 256, "options": {"clip_radius": 20.0, "batch_size": 960}}
+    how |= {"bootstrap": far(three_brokers), "kafka": {"request_timeout_ms": 4000}}
+    with Trial(three_brokers, tmp_path, "backlog", **how) as trial:
         stream = trial.stream
-        stream.settings, beyond = (
-            stream.changed("kafka", bootstrap_servers=three_brokers.bootstrap),
-            stream.settings,
-        )
+        beyond = stream.settings
+        stream.settings = stream.changed("kafka", bootstrap_servers=three_brokers.bootstrap)
         stream.produce_vectors(stream.vectors(4800))
         link.set(bytes_a_second=400_000)
         worker = trial.start(settings=beyond)

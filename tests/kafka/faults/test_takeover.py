@@ -4,27 +4,18 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from streaming_pca.privacy.ledger.entries import Abandoned, Committed, Reserved
 from streaming_pca.privacy.ledger.protocol import BatchStatus
-from streaming_pca.service.kafka.clients import plain_producer
 from tests.kafka.child import Strike
-from tests.kafka.stream import Child, Stream, all_at_once, check_books, ranges_of
-from tests.waiting import LIMIT, wait_for
-
-MakeStream = Callable[..., Stream]
+from tests.kafka.conftest import Make
+from tests.kafka.stream import ENDLESS, Child, Stream, all_at_once, check_books, ranges_of
+from tests.waiting import wait_for
 
 SHORT = {"partitions": 2, "options": {"n_records": 120, "n_batches": 3}}
-ENDLESS: dict[str, Any] = {
-    "partitions": 2,
-    "estimator": "private-oja",
-    "centering": "none",
-    "options": {"clip_radius": 20.0, "batch_size": 40},
-}
 
 
 def written(stream: Stream) -> tuple[Any, ...]:
@@ -45,7 +36,7 @@ def stopped_at(stream: Stream, *strike: Any) -> Child:
 @pytest.mark.parametrize(
     "step", ["reserve.5 read back", pytest.param("commit.4 offsets", marks=pytest.mark.soak)]
 )
-def test_a_hot_standby_waits_for_the_session_alone(make_stream: MakeStream, step: str) -> None:
+def test_a_hot_standby_waits_for_the_session_alone(make_stream: Make, step: str) -> None:
     """It does not wait for the leader's open transaction, because fencing aborts it."""
     stream = make_stream(**SHORT, session_ms=6000)  # the default
     stream.settings = stream.changed("kafka", transaction_timeout_ms=600_000)
@@ -54,16 +45,16 @@ def test_a_hot_standby_waits_for_the_session_alone(make_stream: MakeStream, step
     standby = stream.start()
     standby.logs("standing by")
     stream.produce_vectors(stream.vectors(120))
-    wait_for("the step", lambda: leader.has("struck"))
+    leader.strikes()
     assert "leading" not in standby.log
     leader.signal(signal.SIGKILL)
     # 8 s on an idle machine; a fifth of the transaction timeout on any machine.
     standby.logs("batch 2 released")
-    assert standby.ends() == 0
+    standby.ends_well()
     check_books(stream)
 
 
-def test_a_joining_standby_takes_nothing_away(make_stream: MakeStream) -> None:
+def test_a_joining_standby_takes_nothing_away(make_stream: Make) -> None:
     stream = make_stream(**ENDLESS, session_ms=300_000)
     stream.produce_vectors(stream.vectors(40))
     leader = stream.start()
@@ -76,15 +67,13 @@ def test_a_joining_standby_takes_nothing_away(make_stream: MakeStream) -> None:
     assert "leading" not in standby.log
     assert "no longer" not in leader.log
     # When the leader leaves properly, no standby waits for its session to end.
-    leader.signal(signal.SIGTERM)
-    assert leader.ends() == 0
+    leader.stop()
     standby.logs("leading stream", 200)  # its next heartbeat reports it, after 60 s at most
-    standby.signal(signal.SIGTERM)
-    assert standby.ends() == 0
+    standby.stop()
     check_books(stream)
 
 
-def test_a_standby_ends_with_the_stream(make_stream: MakeStream) -> None:
+def test_a_standby_ends_with_the_stream(make_stream: Make) -> None:
     stream = make_stream(**SHORT)
     workers = [stream.start(), stream.start()]
     stream.produce_vectors(stream.vectors(120))
@@ -96,7 +85,7 @@ def test_a_standby_ends_with_the_stream(make_stream: MakeStream) -> None:
 # -- zombies ---------------------------------------------------------------
 
 
-def test_a_zombie_leaves_no_trace(make_stream: MakeStream) -> None:
+def test_a_zombie_leaves_no_trace(make_stream: Make) -> None:
     cases = [
         ("reserve.1 dry run", "after"),
         ("reserve.3 RESERVED", "after"),
@@ -123,7 +112,7 @@ def leave_no_trace(stream: Stream, step: str, when: str) -> None:
     assert written(stream) == before
 
 
-def test_a_zombie_stands_by_while_its_successor_leads(make_stream: MakeStream) -> None:
+def test_a_zombie_stands_by_while_its_successor_leads(make_stream: Make) -> None:
     # The default session timeout: if the machine stalls for longer, the successor's session ends too, and
     # the zombie may lead again before it notices that it had lost the lead.
     stream = make_stream(**ENDLESS, session_ms=6000)
@@ -147,7 +136,7 @@ def test_a_zombie_stands_by_while_its_successor_leads(make_stream: MakeStream) -
 # -- clean stops -----------------------------------------------------------
 
 
-def test_a_batch_in_hand_is_finished_when_told_to_stop(make_stream: MakeStream) -> None:
+def test_a_batch_in_hand_is_finished_when_told_to_stop(make_stream: Make) -> None:
     cases = [
         ("take_over.2 ends", "after"),
         ("reserve.1 dry run", "before"),
@@ -162,8 +151,7 @@ def test_a_batch_in_hand_is_finished_when_told_to_stop(make_stream: MakeStream) 
 def finish_when_told_to_stop(stream: Stream, step: str, when: str) -> None:
     stream.produce_vectors(stream.vectors(200))
     nth = 1 if step.startswith("take_over") else 2
-    worker = stream.start(strike=Strike(step, when, nth, "SIGTERM"))
-    assert worker.ends() == 0, worker.log
+    stream.run(strike=Strike(step, when, nth, "SIGTERM"))
     phase = stream.replay().job(stream.settings.stream.name).phase
     assert phase is (BatchStatus.NONE if nth == 1 else BatchStatus.RELEASED)
     assert len(stream.releases()) == (0 if nth == 1 else 2)
@@ -171,14 +159,13 @@ def finish_when_told_to_stop(stream: Stream, step: str, when: str) -> None:
         check_books(stream)
 
 
-def test_records_that_do_not_fill_a_batch_are_dropped_when_told_to_stop(make_stream: MakeStream) -> None:
+def test_records_that_do_not_fill_a_batch_are_dropped_when_told_to_stop(make_stream: Make) -> None:
     stream = make_stream(**ENDLESS)
     stream.produce_vectors(stream.vectors(39))
     worker = stream.start()
     worker.logs("leading stream")
     time.sleep(2)
-    worker.signal(signal.SIGTERM)
-    assert worker.ends() == 0
+    worker.stop()
     assert stream.own(Reserved) == []
 
 
@@ -187,12 +174,11 @@ def test_records_that_do_not_fill_a_batch_are_dropped_when_told_to_stop(make_str
 
 def left_open(stream: Stream) -> Reserved:
     """Kill a leader right after it reserves its second batch."""
-    leader = stream.start(strike=Strike("reserve.5 read back", "after", 2))
-    assert leader.ends() == -signal.SIGKILL, leader.log
+    stream.crash(Strike("reserve.5 read back", "after", 2))
     return stream.own(Reserved)[-1]
 
 
-def test_changed_parameters_abandon_the_open_batch(make_stream: MakeStream) -> None:
+def test_changed_parameters_abandon_the_open_batch(make_stream: Make) -> None:
     stream = make_stream(**SHORT)
     stream.produce_vectors(stream.vectors(160))
     reserved = left_open(stream)
@@ -203,7 +189,7 @@ def test_changed_parameters_abandon_the_open_batch(make_stream: MakeStream) -> N
 
 
 @pytest.mark.parametrize("lost_records", ["stop", "skip"])
-def test_deleted_records_abandon_the_open_batch(make_stream: MakeStream, lost_records: str) -> None:
+def test_deleted_records_abandon_the_open_batch(make_stream: Make, lost_records: str) -> None:
     stream = make_stream(**SHORT, lost_records=lost_records)
     stream.produce_vectors(stream.vectors(160))
     reserved = left_open(stream)
@@ -226,60 +212,42 @@ def expect_abandoned(stream: Stream, reserved: Reserved) -> None:
     assert all(ledger.spent(r.partition, r.start) == reserved.charge for r in reserved.ranges)
 
 
-def test_a_changed_batch_size_still_finishes_the_open_batch(make_stream: MakeStream) -> None:
+def test_a_changed_batch_size_still_finishes_the_open_batch(make_stream: Make) -> None:
     stream = make_stream(**ENDLESS)
     stream.produce_vectors(stream.vectors(160))
     left_open(stream)
     options = stream.settings.stream.options | {"batch_size": 20}
-    worker = stream.start(stream.changed(options=options))
-    worker.logs("batch 3 released")
-    worker.signal(signal.SIGTERM)
-    assert worker.ends() == 0
+    stream.run_until("batch 3 released", stream.changed(options=options))
     check_books(stream)
     assert [r.records for r in stream.releases()][:3] == [40, 80, 100]
 
 
-def test_a_position_that_retention_deleted_is_an_error_with_nothing_charged(make_stream: MakeStream) -> None:
+def test_a_position_that_retention_deleted_is_an_error_with_nothing_charged(make_stream: Make) -> None:
     stream = make_stream(**ENDLESS)
     stream.produce_vectors(stream.vectors(60))
-    first = stream.start()
-    first.logs("batch 1 released")
-    first.signal(signal.SIGTERM)
-    assert first.ends() == 0
+    stream.run_until("batch 1 released")
     stream.produce_vectors(stream.vectors(60, seed=1))
     stream.delete_before({0: 30})
     before = written(stream)
 
-    refused = stream.start()
-    assert refused.ends() == 2
-    assert "the records at offsets 20 to 29 were deleted by retention before they were read" in refused.log
-    assert "nothing was charged" in refused.log
-    assert "Traceback" not in refused.log
+    line = stream.start().refusal()
+    assert "the records at offsets 20 to 29 were deleted by retention before they were read" in line
+    assert "nothing was charged" in line
     assert written(stream) == before
 
-    second = stream.start(stream.changed(lost_records="skip"))
-    second.logs("batch 2 released")
-    second.signal(signal.SIGTERM)
-    assert second.ends() == 0
+    stream.run_until("batch 2 released", stream.changed(lost_records="skip"))
     check_books(stream)
     assert [r.start for r in ranges_of(stream)[1]] == [30, 20]
     spent = stream.replay().spent(0, 25)
     assert spent.epsilon == 0
 
 
-def test_a_ledger_older_than_the_releases_is_refused(make_stream: MakeStream) -> None:
+def test_a_ledger_older_than_the_releases_is_refused(make_stream: Make) -> None:
     """Ledger and state agree when rolled back together, but the releases reveal it."""
     stream = make_stream(**ENDLESS)
     stream.produce_vectors(stream.vectors(60))
-    worker = stream.start()
-    worker.logs("batch 1 released")
-    worker.signal(signal.SIGTERM)
-    assert worker.ends() == 0
+    stream.run_until("batch 1 released")
     newer = stream.releases()[0].model_copy(update={"batch": 7})
-    producer = plain_producer(stream.settings.kafka)
-    producer.send(stream.settings.stream.releases_topic, value=newer.to_bytes(), partition=0).get(LIMIT)
-    producer.close()
-    refused = stream.start()
-    assert refused.ends() == 2
-    assert "batch 7 was released, but the ledger ends at batch 1" in refused.log
+    stream.write(stream.settings.stream.releases_topic, newer.to_bytes())
+    assert "batch 7 was released, but the ledger ends at batch 1" in stream.start().refusal()
     assert len(stream.own(Reserved)) == 1
