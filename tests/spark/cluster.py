@@ -87,19 +87,7 @@ def python_workers(pid: int) -> list[Process]:
 class SparkCluster:
     """Standalone master with workers, used as a context manager.
 
-    Attributes
-    ----------
-    url : str
-        ``spark://127.0.0.1:PORT``, for ``--master``.
-    directory : Path
-        Logs, working directories and scratch space, removed at the end.
-
-    Raises
-    ------
-    KafkaUnavailable
-        If Java 17 is not available.
-    RuntimeError
-        If it does not start; the message contains the end of a log.
+    Its ``url`` is for ``--master``; its ``directory``, removed at the end, has logs and scratch space.
     """
 
     def __init__(self, workers: int = 2, cores: int = 1, memory: str = "1g") -> None:
@@ -162,11 +150,10 @@ class SparkCluster:
         return child
 
     def _from_log(self, child: Child, pattern: str) -> str:
-        found = self._wait(
-            f"{pattern!r} in the log",
-            lambda: re.search(pattern, child.log.read_text(errors="replace")) if child.log.exists() else None,
-        )
-        return found[1]
+        def found() -> re.Match[str] | None:
+            return re.search(pattern, child.log.read_text(errors="replace")) if child.log.exists() else None
+
+        return self._wait(f"{pattern!r} in the log", found)[1]
 
     def _wait(self, what: str, probe: Callable[[], T | None]) -> T:
         def found() -> T | None:
@@ -215,9 +202,8 @@ class SparkCluster:
     def wait_for_executors(self, count: int | None = None) -> list[Process]:
         """Wait for executors, by default one for each worker, and return them."""
         wanted = self._count if count is None else count
-        return self._wait(
-            f"{wanted} executors", lambda: found if len(found := self.executors()) >= wanted else None
-        )
+        self._wait(f"{wanted} executors", lambda: len(self.executors()) >= wanted)
+        return self.executors()
 
     def logs(self) -> Iterator[tuple[str, str]]:
         """Yield names and logs of the cluster and its executors, for failing tests."""

@@ -33,13 +33,7 @@ from tests.spark.noise import HashedSampler
 class Hold(NamedTuple):
     """Moment to hold a stream, until the file ``go`` appears or the process is killed.
 
-    Attributes
-    ----------
-    step : str
-        Name of a step of ``CheckpointWriter``.
-    when : {"before", "after"}
-    nth : int
-        Occurrence of the step for this stream in this process, from 1.
+    It is the ``nth`` occurrence of a step of ``CheckpointWriter``, for this stream in this process.
     """
 
     step: str

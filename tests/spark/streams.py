@@ -38,12 +38,8 @@ LOCAL: dict[str, Any] = {"master": "local[2,4]", "conf": {"spark.driver.extraJav
 SELDOM: dict[str, Any] = {"tick_seconds": 0.5}
 """Settings of workers whose batches take seconds: each tick costs two requests to the broker."""
 SHORT: dict[str, Any] = {
-    "partitions": 2,
-    "estimator": "analyze-gauss",
-    "centering": "none",
-    "diagnostics_share": 0.0,
-    "options": {"n_records": 120, "n_batches": 3, "clip_radius": 20.0},
-    "seed": 5,
+    **{"partitions": 2, "estimator": "analyze-gauss", "centering": "none", "diagnostics_share": 0.0},
+    **{"options": {"n_records": 120, "n_batches": 3, "clip_radius": 20.0}, "seed": 5},
 }
 """Stream of three batches with one sum each, for tests of the steps around a batch."""
 PROMISE: dict[str, float] = {"epsilon": 20.0, "delta": 1e-3}
@@ -82,16 +78,7 @@ def on_cluster(url: str) -> dict[str, Any]:
 class Runner(Child):
     """Process of streams: a worker of the service, or a driver if Spark's settings are given.
 
-    Parameters
-    ----------
-    streams : sequence of Stream
-    directory : Path
-        Created here, for its log and marks.
-    spark : mapping, optional
-        Settings of Spark.
-    holds : mapping of stream's name to Hold, optional
-    group : str, optional
-        Election group. In a new group, the session of a killed worker need not end first.
+    In a new election ``group``, the session of a killed worker need not end first.
     """
 
     def __init__(
@@ -119,31 +106,18 @@ class Runner(Child):
         def missing() -> list[str]:
             return [f"{name}: {hold}" for name, hold in self.holds.items() if not self.has(f"held-{name}")]
 
-        wait_for(
-            "all streams to be held",
-            lambda: not missing() or self.status() is not None,
-            seconds,
-            lambda: "\n".join([*missing(), self.log]),
-        )
-        assert not missing(), "\n".join([f"ended with {self.status()}", *missing(), self.log])
+        self.until(f"streams to be held: {missing()}", lambda: not missing(), seconds)
 
     def wait_for_job(self, number: int) -> None:
         """Wait until the process waits before the job with this number."""
-        wait_for(
-            f"job {number}",
-            lambda: self.has(f"job-{number}") or self.status() is not None,
-            PATIENCE,
-            seen=lambda: self.log,
-        )
-        assert self.has(f"job-{number}"), self.log
+        self.until(f"job {number}", lambda: self.has(f"job-{number}"), PATIENCE)
 
     def let_job_go(self, number: int) -> None:
         (self.directory / f"go-{number}").touch()
 
     def wait_for_tasks(self, number: int) -> None:
         """Wait until Spark has given tasks of a job to executors."""
-        mark = f"tasks-{number}"
-        wait_for(f"tasks of job {number}", lambda: self.has(mark), PATIENCE, seen=lambda: self.log)
+        self.until(f"tasks of job {number}", lambda: self.has(f"tasks-{number}"), PATIENCE)
 
     def ends(self, seconds: float = PATIENCE) -> int:
         return super().ends(seconds)
@@ -153,11 +127,11 @@ class Runner(Child):
         self._below = descendants(self.pid)
         self.signal(signal.SIGKILL)
         self.ends()
-        wait_for(
-            "the processes of a killed driver to end",
-            lambda: not any(each.is_alive for each in self._below),
-            seen=lambda: "\n".join(str(each) for each in self._below if each.is_alive),
-        )
+
+        def alive() -> list[str]:
+            return [str(each) for each in self._below if each.is_alive]
+
+        wait_for("a killed driver's processes to end", lambda: not alive(), seen=lambda: str(alive()))
 
     def stop(self, seconds: float = PATIENCE) -> None:
         """Stop the process by SIGTERM, unless it has ended, and check its status."""
@@ -173,13 +147,7 @@ class Runner(Child):
 
 
 class Runners:
-    """Processes of a test, which end with it: a context manager.
-
-    Parameters
-    ----------
-    directory : Path
-        Parent of their directories.
-    """
+    """Processes of a test, which end with it: a context manager."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -224,17 +192,11 @@ def wait_for_batches(
     """Wait until each stream has released ``batches`` batches."""
     names = [stream.settings.stream.name for stream in streams]
 
-    def missing() -> list[str]:
+    def have_released() -> bool:
         log = runner.log
-        return [name for name in names if f"[{name}] batch {batches} released" not in log]
+        return all(f"[{name}] batch {batches} released" in log for name in names)
 
-    wait_for(
-        f"batch {batches} of all streams",
-        lambda: not missing() or runner.status() is not None,
-        seconds,
-        lambda: "\n".join([*missing(), runner.log]),
-    )
-    assert not missing(), "\n".join([f"ended with {runner.status()}", *missing(), runner.log])
+    runner.until(f"batch {batches} of all streams", have_released, seconds)
 
 
 # -- comparing two streams of one topic -------------------------------------
@@ -242,28 +204,20 @@ def wait_for_batches(
 
 @dataclass(frozen=True)
 class Facts:
-    """A stream's reservations, states and releases, without names, times and random salts.
-
-    Attributes
-    ----------
-    reserved : dict of batch to plain data
-        Ranges, counts, parameters, promise and charge.
-    states : dict of batch to tuple
-        Bytes of the state, positions and leader epochs, for the states that remain.
-    releases : dict of batch to plain data
-    """
+    """A stream's data by batch, without names, times and random salts."""
 
     reserved: dict[int, Any]
+    """Ranges, counts, parameters, promise and charge."""
     states: dict[int, Any]
+    """Bytes of the state, positions and leader epochs, for the states that remain."""
     releases: dict[int, Any]
 
 
 def facts_of(stream: Stream, entries: Sequence[LedgerEntry]) -> Facts:
     """Read what a stream has written; its ledger's entries are given."""
     reserved = {e.batch: (e.ranges, e.parameters, e.promise, e.charge) for e in stream.own(Reserved, entries)}
-    states = {
-        c.batch: (c.state, c.positions, c.epochs, _anonymous(c.release)) for c, _ in stream.checkpoints()
-    }
+    kept = [c for c, _ in stream.checkpoints()]
+    states = {c.batch: (c.state, c.positions, c.epochs, _anonymous(c.release)) for c in kept}
     found = [json.loads(value) for value in stream.release_values()]
     return Facts(reserved, states, {r["batch"]: _anonymous(r) for r in found})
 

@@ -64,10 +64,8 @@ class Bins:
 
 
 def first_rows(part: ArrayBatch) -> list[float]:
-    return [
-        float(part.rows[a, 0]) if b > a else 0.0
-        for a, b in zip(part.starts[:-1], part.starts[1:], strict=True)
-    ]
+    places = zip(part.starts[:-1], part.starts[1:], strict=True)
+    return [float(part.rows[a, 0]) if b > a else 0.0 for a, b in places]
 
 
 Produce = Callable[[KafkaProducer, str], None]
@@ -119,18 +117,17 @@ def make_readers(
             producer.init_transactions()
         produce(producer, topic)
         producer.close()
-        stream = StreamSettings(
-            name=topic, input=topic, dim=DIM, rank=2, epsilon=1.0, delta=1e-6, max_rows=4, **how
-        )
+        base = {"name": topic, "input": topic, "dim": DIM, "rank": 2, "epsilon": 1.0, "delta": 1e-6}
+        stream = StreamSettings(**base, max_rows=4, **how)
         codec = build_codec(stream, USER_KEY if how.get("privacy_unit") == "user" else None)
-        here = PartitionReader(kafka, stream, codec, 3, False, lambda: None)
-        there = cluster_readers(spark, spark_settings or SparkSettings())(
-            kafka, stream, codec, 3, False, lambda: None
-        )
+        given = (kafka, stream, codec, 3, False, lambda: None)
+        here = PartitionReader(*given)
+        there = cluster_readers(spark, spark_settings or SparkSettings())(*given)
         open_readers.extend([here, there])
         ends = here.last_offsets([0, 1, 2])
         for reader in (here, there):
             reader.add(dict.fromkeys(ends, 0), {})
+            read_all(reader, ends)
         return here, there, ends
 
     yield make
@@ -146,11 +143,8 @@ def assert_same(batch: SparkBatch, known: ArrayBatch) -> None:
     assert batch.null_count() == known.null_count()
     assert batch.single_rows().null_count() == known.single_rows().null_count()
     assert batch.sum(CountedSum()).tolist() == known.sum(CountedSum()).tolist()
-    assert (
-        batch.sum(CountedSum(), batch.map(norms)).tolist()
-        == known.sum(CountedSum(), known.map(norms)).tolist()
-    )
     there, here = batch.map(norms), known.map(norms)
+    assert batch.sum(CountedSum(), there).tolist() == known.sum(CountedSum(), here).tolist()
     assert len(there) == len(here)
     edges = np.array([0.0, 1.0, 4.0, 8.0, np.inf])
     assert there.histogram(edges).tolist() == here.histogram(edges).tolist()
@@ -186,12 +180,8 @@ def batches(
 @pytest.mark.parametrize(("unit", "cached"), [("message", True), ("row", True), ("user", False)])
 def test_sums_values_parts_and_blocks(make_readers: Any, unit: str, cached: bool, monkeypatch: Any) -> None:
     monkeypatch.setattr("streaming_pca.spark.reader._FEWEST", 100)
-    settings = (
-        SparkSettings() if cached else SparkSettings(cache_bytes=2**20).model_copy(update={"cache_bytes": 1})
-    )
-    here, there, ends = make_readers(plain, {"privacy_unit": unit}, settings)
-    read_all(here, ends)
-    read_all(there, ends)
+    settings = SparkSettings().model_copy(update={} if cached else {"cache_bytes": 1})
+    here, there, _ = make_readers(plain, {"privacy_unit": unit}, settings)
     # The first partition has most records; the second batch takes the rest of the first batch.
     for counts in ([401, 75, 33], [949, 0, 42]):
         batch, known = batches(here, there, counts, 1)
@@ -200,14 +190,11 @@ def test_sums_values_parts_and_blocks(make_readers: Any, unit: str, cached: bool
             continue
         rng = np.random.default_rng(7)
         counted = rng.random(len(known)) < 0.6
-        first, second = len(known) // 2, len(known) - len(known) // 2
-        assert_same(
-            batch.keeping(counted).split([first, second])[1], known.keeping(counted).split([first, second])[1]
-        )
-        assert (
-            batch.single_rows().sum(CountedSum()).tolist() == known.single_rows().sum(CountedSum()).tolist()
-        )
-        assert batch.single_rows().null_count() == known.single_rows().null_count()
+        halves = [len(known) // 2, len(known) - len(known) // 2]
+        assert_same(batch.keeping(counted).split(halves)[1], known.keeping(counted).split(halves)[1])
+        ours, theirs = batch.single_rows(), known.single_rows()
+        assert ours.sum(CountedSum()).tolist() == theirs.sum(CountedSum()).tolist()
+        assert ours.null_count() == theirs.null_count()
         there.release_memory()
         here.release_memory()
 
@@ -215,8 +202,6 @@ def test_sums_values_parts_and_blocks(make_readers: Any, unit: str, cached: bool
 def test_pairs_across_gaps_of_offsets(make_readers: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr("streaming_pca.spark.reader._FEWEST", 37)
     here, there, ends = make_readers(with_gaps, {"centering": "pairs"})
-    read_all(here, ends)
-    read_all(there, ends)
     total = here.buffers[0].count
     assert total != ends[0]
     for counts in ([60, 50, 0], [(total - 60) // 2 * 2, 20, 0]):
@@ -233,9 +218,7 @@ def test_bytes_that_move_are_those_of_sums(make_readers: Any, monkeypatch: Any, 
     """Without room for partial sums on the driver, executors add them in chunks."""
     monkeypatch.setattr("streaming_pca.spark.reader._FEWEST", 100)
     monkeypatch.setattr("streaming_pca.spark.jobs.Cluster.direct_bytes", direct_bytes)
-    here, there, ends = make_readers(plain, {})
-    read_all(here, ends)
-    read_all(there, ends)
+    here, there, _ = make_readers(plain, {})
     batch, known = batches(here, there, [1350, 75, 75], 1)
     cluster, size = batch.cluster, 8 * (DIM + 1)
     before, tasks = cluster.received, 3 * cluster.slots
@@ -247,9 +230,7 @@ def test_bytes_that_move_are_those_of_sums(make_readers: Any, monkeypatch: Any, 
 
 
 def test_a_batch_in_hand_keeps_its_rows_when_its_reader_closes(make_readers: Any) -> None:
-    here, there, ends = make_readers(plain, {})
-    read_all(here, ends)
-    read_all(there, ends)
+    here, there, _ = make_readers(plain, {})
     # They include segments that a later batch would use further.
     batch, known = batches(here, there, [401, 7, 5], 1)
     there.close()
@@ -259,9 +240,7 @@ def test_a_batch_in_hand_keeps_its_rows_when_its_reader_closes(make_readers: Any
 
 def test_records_that_changed_are_no_result_of_a_batch_in_memory(make_readers: Any) -> None:
     """The batch computed nothing, and the next session finds the reason."""
-    here, there, ends = make_readers(plain, {})
-    read_all(here, ends)
-    read_all(there, ends)
+    here, there, _ = make_readers(plain, {})
     batch, _ = batches(here, there, [401, 7, 5], 1)
     fetches = [replace(each, shelf=replace(each.shelf, path=""), epoch=99) for each in batch.fetches()]
     with pytest.raises(SessionLost, match="have changed since they were counted"):

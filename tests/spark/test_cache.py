@@ -98,19 +98,16 @@ def test_another_process_can_free_a_file(make_cache: Callable[[int], RowCache]) 
 def test_files_are_gone_with_a_process_that_is_killed(
     tmp_path: Path, make_cache: Callable[[int], RowCache]
 ) -> None:
-    code = (
-        "import sys, time\n"
-        "from streaming_pca.data.records import RecordKind\n"
-        "from streaming_pca.spark.cache import RowCache\n"
-        "from tests.spark.test_cache import parts\n"
-        f"cache = RowCache({str(tmp_path)!r}, 2**20)\n"
-        "print(cache.store('app/1', 3, RecordKind.FACTOR, parts()).path, flush=True)\n"
-        "time.sleep(60)\n"
-    )
-    env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
-    with subprocess.Popen(
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=env
-    ) as process:
+    code = f"""
+import time
+from streaming_pca.data.records import RecordKind
+from tests.spark.test_cache import RowCache, parts
+cache = RowCache({str(tmp_path)!r}, 2**20)
+print(cache.store('app/1', 3, RecordKind.FACTOR, parts()).path, flush=True)
+time.sleep(60)
+"""
+    command, env = [sys.executable, "-c", code], {"PYTHONPATH": str(Path(__file__).parents[2])}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | env) as process:
         assert process.stdout is not None
         path = process.stdout.readline().strip()
         cache, host = make_cache(0), os.uname().nodename

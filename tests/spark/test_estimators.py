@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,6 @@ from pyspark.sql import SparkSession
 from streaming_pca.config.kafka import ConfigurationError, KafkaSettings
 from streaming_pca.config.settings import StreamSettings
 from streaming_pca.config.spark import SparkSettings
-from streaming_pca.data.batch import Batch
 from streaming_pca.estimators.base import State
 from streaming_pca.estimators.registry import ESTIMATORS
 from streaming_pca.local import report_headers
@@ -83,16 +82,15 @@ def topics(kafka_bootstrap: str) -> dict[str, str]:
     return found
 
 
-def learnt(
-    stream: StreamSettings, read: Callable[[list[int]], Batch], counts: list[list[int]]
-) -> list[BatchResult]:
+def learnt(stream: StreamSettings, reader: Any, counts: list[list[int]]) -> list[BatchResult]:
     """Learn from batches with given counts from the partitions."""
     estimator = stream.build_estimator()
     state: State = estimator.init(utility_generator(stream.seed))
     results = []
     for number, count in enumerate(counts, 1):
         assert estimator.plan(state).count == sum(count)
-        results.append(compute_batch(stream, None, state, OffsetBatch(read(count), (), {}, {}), number))
+        batch = OffsetBatch(reader.take(count, 1)[0], (), {}, {})
+        results.append(compute_batch(stream, None, state, batch, number))
         state = results[-1].state
     return results
 
@@ -123,21 +121,16 @@ def test_states_and_releases_are_the_same(
     stream = StreamSettings(name=f"s-{name}", input=topic, **(how | SETTINGS[name]))
     kafka = KafkaSettings(bootstrap_servers=kafka_bootstrap)
     codec = build_codec(stream, None)
-    readers = [
-        PartitionReader(kafka, stream, codec, 3, False, lambda: None),
-        cluster_readers(spark, SparkSettings())(kafka, stream, codec, 3, False, lambda: None),
-    ]
     found = []
-    for reader in readers:
+    for make in (PartitionReader, cluster_readers(spark, SparkSettings())):
+        reader = make(kafka, stream, codec, 3, False, lambda: None)
         ends = reader.last_offsets([0, 1, 2])
         reader.add(dict.fromkeys(ends, 0), {})
         read_all(reader, ends)
         counts = [ends[p] // BATCHES for p in sorted(ends)]
         last = [ends[p] - counts[p] for p in sorted(ends)]
         with replace_noise_sampler(HashedSampler()):
-            found.append(
-                learnt(stream, lambda count, reader=reader: reader.take(count, 1)[0], [counts, last])
-            )
+            found.append(learnt(stream, reader, [counts, last]))
         reader.release_memory()
         reader.close()
     for here, there in zip(*found, strict=True):

@@ -50,10 +50,8 @@ def test_a_wrong_setting_of_spark_is_named_and_the_next_start_is_another(spark_j
     stop_spark(session)
 
 
-JAVA = (
-    "(Spark needs Java 17 or later on PATH or at JAVA_HOME: "
-    "install openjdk-17-jre-headless, or set JAVA_HOME)"
-)
+REMEDY = "install openjdk-17-jre-headless, or set JAVA_HOME"
+JAVA = f"(Spark needs Java 17 or later on PATH or at JAVA_HOME: {REMEDY})"
 
 
 def test_a_java_process_that_does_not_start_says_why(spark_java: str) -> None:
@@ -78,12 +76,9 @@ def test_an_old_java_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     java = tmp_path / "bin" / "java"
     java.parent.mkdir()
     # Java 11 fails on Spark's classes like this.
-    reason = (
-        "java.lang.UnsupportedClassVersionError: class file version 61.0, this version recognizes up to 55.0"
-    )
-    java.write_text(
-        f"#!/bin/sh\necho 'Error: LinkageError occurred while loading main class'\necho '{reason}'\nexit 1\n"
-    )
+    reason = "java.lang.UnsupportedClassVersionError: class file version 61.0, recognized up to 55.0"
+    message = "Error: LinkageError occurred while loading main class"
+    java.write_text(f"#!/bin/sh\necho '{message}'\necho '{reason}'\nexit 1\n")
     java.chmod(0o755)
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     assert refusal(SparkSettings()).endswith(f"{reason} {JAVA}")
@@ -138,14 +133,9 @@ def child(spark_java: str) -> Iterator[Callable[..., tuple[subprocess.Popen[str]
     running: list[subprocess.Popen[str]] = []
 
     def start() -> tuple[subprocess.Popen[str], psutil.Process]:
-        process = subprocess.Popen(
-            [sys.executable, CHILD, "local[1]"],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-        )
+        env, pipe = {**os.environ, "PYTHONPATH": str(ROOT)}, subprocess.PIPE
+        how: dict[str, Any] = {"stderr": subprocess.STDOUT, "text": True, "start_new_session": True}
+        process = subprocess.Popen([sys.executable, CHILD, "local[1]"], stdout=pipe, env=env, **how)
         running.append(process)
         assert process.stdout is not None
         words = process.stdout.readline().split()
@@ -191,34 +181,33 @@ def test_a_driver_learns_that_java_was_killed(child: Any) -> None:
     assert "stopped" in output.splitlines()
 
 
+SUBMITTED = """
+from streaming_pca.config.spark import SparkSettings
+from streaming_pca.spark.session import start_spark, stop_spark
+try:
+    start_spark(SparkSettings(master='local[1]'))
+except Exception as error:
+    print('refused:', error)
+spark = start_spark(SparkSettings(conf={'spark.ui.enabled': True, 'spark.memory.fraction': 0.5}))
+conf = spark.sparkContext.getConf()
+names = ('spark.master', 'spark.app.name', 'spark.ui.enabled', 'spark.memory.fraction')
+print('runs:', *(conf.get(name) for name in names))
+stop_spark(spark)
+"""
+
+
 @pytest.mark.soak
 def test_the_master_of_spark_submit_is_the_one(spark_java: str, tmp_path: Path) -> None:
     program = tmp_path / "program.py"
-    program.write_text(
-        "from streaming_pca.config.spark import SparkSettings\n"
-        "from streaming_pca.spark.session import start_spark, stop_spark\n"
-        "try:\n"
-        "    start_spark(SparkSettings(master='local[1]'))\n"
-        "except Exception as error:\n"
-        "    print('refused:', error)\n"
-        "spark = start_spark(SparkSettings(conf={'spark.ui.enabled': True, 'spark.memory.fraction': 0.5}))\n"
-        "conf = spark.sparkContext.getConf()\n"
-        "names = ('spark.master', 'spark.app.name', 'spark.ui.enabled', 'spark.memory.fraction')\n"
-        "print('runs:', *(conf.get(name) for name in names))\n"
-        "stop_spark(spark)\n"
-    )
+    program.write_text(SUBMITTED)
     submit = [Path(sys.executable).with_name("spark-submit"), "--master", "local[2]", "--name", "submitted"]
-    done = subprocess.run(
-        [*submit, "--conf", "spark.memory.fraction=0.4", program],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=240,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "PYSPARK_PYTHON": sys.executable},
-    )
+    command = [*submit, "--conf", "spark.memory.fraction=0.4", program]
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "PYSPARK_PYTHON": sys.executable}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=240, env=env)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == [
-        "refused: spark-submit runs on local[2], not on local[1]: give it --master local[1], "
-        "or leave out [spark] master",
-        "runs: local[2] submitted true 0.4",
-    ]
+    refused, runs = done.stdout.splitlines()
+    assert refused.startswith(
+        "refused: spark-submit runs on local[2], not on local[1]: give it --master local"
+    )
+    assert refused.endswith("[1], or leave out [spark] master")
+    assert runs == "runs: local[2] submitted true 0.4"

@@ -43,14 +43,9 @@ def make_sets(make_stream: Making) -> list[list[Stream]]:
         for made in sets:
             for name in table:
                 how: dict[str, Any] = {"centering": "none", "dim": DIM, "rank": RANK, "estimator": name}
-                stream = make_stream(
-                    name,
-                    partitions=3,
-                    cap=None if topic else ("inf", "inf"),
-                    input=topic,
-                    worker={"stop_when_done": False, "step_deadline_seconds": 300},
-                    **(how | {"seed": 5} | table[name]),
-                )
+                how |= {"partitions": 3, "cap": None if topic else ("inf", "inf"), "input": topic, "seed": 5}
+                how |= {"worker": {"stop_when_done": False, "step_deadline_seconds": 300}}
+                stream = make_stream(name, **(how | table[name]))
                 topic = stream.settings.stream.input
                 made.append(stream)
     return sets

@@ -8,20 +8,14 @@ from typing import Any
 
 import pytest
 
-from tests.kafka.stream import Stream, check_books
+from tests.kafka.stream import ENDLESS, Stream, check_books
 from tests.spark.driver import Hold
 from tests.spark.streams import LOCAL, SHORT, Making, Runner, Runners, at_once, check_same, wait_for_batches
 from tests.waiting import wait_for
 
 pytestmark = pytest.mark.timeout(900)
 
-ENDLESS: dict[str, Any] = {
-    "partitions": 2,
-    "estimator": "private-oja",
-    "centering": "none",
-    "options": {"clip_radius": 20.0, "batch_size": 40},
-    "seed": 5,
-}
+SEEDED = ENDLESS | {"seed": 5}
 MOMENTS = [
     Hold("reserve.1 dry run", "after", 2),
     Hold("reserve.3 RESERVED", "after", 2),
@@ -75,8 +69,8 @@ def test_one_that_slept_while_another_led_leaves_no_trace(make: Making, tmp_path
 @pytest.mark.soak
 def test_they_stand_by_for_each_other(make: Making, tmp_path: Path) -> None:
     """A driver follows a killed worker, and a worker follows a driver."""
-    alone = make("alone", cap=("2", "1e-5"), **ENDLESS)
-    both = make("both", input=alone.settings.stream.input, cap=None, **ENDLESS)
+    alone = make("alone", cap=("2", "1e-5"), **SEEDED)
+    both = make("both", input=alone.settings.stream.input, cap=None, **SEEDED)
     group = both.settings.worker.group
     x = alone.vectors(160)
     with Runners(tmp_path) as run:

@@ -58,6 +58,12 @@ class NumberedSum:
         return np.array([differences.sum(), (differences % 7919).sum()], dtype=np.int64)
 
 
+def known_sum(first: int, last: int) -> list[int]:
+    numbers = np.arange(first, last, dtype=np.float32)[:, None]
+    records = ArrayBatch.of_vectors(np.hstack([numbers, np.ones((len(numbers), 2), np.float32)]))
+    return [int(each) for each in records.sum(NumberedSum())]
+
+
 class CountOf:
     """Number of values."""
 
@@ -112,9 +118,7 @@ def test_pairs_hold_across_pieces(
         list(drop(feed, [feed.name_of(0)], False)(iter(rows)))
         assert Reading.of(feed).cache.used == 0
     found = answer(compute(feed, RecordSum(NumberedSum()), asked(rows, first, last), 0), rows)
-    numbers = np.arange(first, last, dtype=np.float32)[:, None]
-    records = ArrayBatch.of_vectors(np.hstack([numbers, np.ones((len(numbers), 2), np.float32)]))
-    assert np.frombuffer(found["data"], dtype="<i8").tolist() == records.sum(NumberedSum()).tolist()
+    assert np.frombuffer(found["data"], dtype="<i8").tolist() == known_sum(first, last)
     assert found["records"] == last - first
 
 
@@ -134,9 +138,7 @@ def test_compressed_records_are_those_that_are_not(feed: Feed) -> None:
         (found,) = rows[0].to_pylist()
         assert found["structure"] == plain["structure"], number
         total = answer(compute(other, RecordSum(NumberedSum()), asked(rows, 0, RECORDS), 0), rows)
-        numbers = np.arange(RECORDS, dtype=np.float32)[:, None]
-        records = ArrayBatch.of_vectors(np.hstack([numbers, np.ones((RECORDS, 2), np.float32)]))
-        assert np.frombuffer(total["data"], dtype="<i8").tolist() == records.sum(NumberedSum()).tolist()
+        assert np.frombuffer(total["data"], dtype="<i8").tolist() == known_sum(0, RECORDS)
         Reading.forget(other.session)
 
 
@@ -144,9 +146,8 @@ def test_a_segment_that_changed_is_not_summed(feed: Feed) -> None:
     rows = handles(feed, [Range(0, 0, 0, 100)])
     (row,) = rows[0].to_pylist()
     wrong = {0: Work(digest(row["structure"] + b"12345678"), [Share(0, 100)])}
-    assert answer(compute(feed, RecordSum(NumberedSum()), wrong, 0), rows)["failure"].startswith(
-        "lost: topic"
-    )
+    failure = answer(compute(feed, RecordSum(NumberedSum()), wrong, 0), rows)["failure"]
+    assert failure.startswith("lost: topic")
     # Read again if not cached: the row contains the counted structure.
     list(drop(feed, [feed.name_of(0)], False)(iter(rows)))
     other = pa.RecordBatch.from_pylist([row | {"end": 102}], schema=rows[0].schema)

@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kafka import KafkaAdminClient
 
 from streaming_pca.privacy.ledger.entries import OffsetRange
 from tests.kafka.faults import chaos_payloads
@@ -55,16 +54,7 @@ def covariance(count: int, **options: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Case:
-    """Topic and its records.
-
-    Attributes
-    ----------
-    fill : callable
-        Writes all records, before a stream begins.
-    how : mapping
-        Settings of the streams.
-    partitions : int
-    """
+    """Topic whose records ``fill`` writes before a stream begins, and the settings of its streams."""
 
     fill: Callable[[Stream], None]
     how: Mapping[str, Any] = field(default_factory=dict)
@@ -146,9 +136,8 @@ def fill_transactions(stream: Stream) -> None:
         for i, rows in enumerate(np.split(x, 46)):
             producer.begin_transaction()
             for n, row in enumerate(rows):
-                producer.send(
-                    stream.settings.stream.input, row.tobytes(), partition=(i + n) % 2, headers=OCTETS
-                )
+                place = {"partition": (i + n) % 2, "headers": OCTETS}
+                producer.send(stream.settings.stream.input, row.tobytes(), **place)
             if i % 2:
                 producer.flush(LIMIT)
                 producer.abort_transaction()
@@ -204,14 +193,10 @@ def streams(make_stream: Making) -> dict[str, dict[str, Stream]]:
         case, made = CASES[name], dict[str, Stream]()
         for kind in KINDS:
             first = next(iter(made.values()), None)
-            made[kind] = make_stream(
-                f"{name}-{kind}",
-                partitions=case.partitions,
-                cap=None if first else ("2", "1e-5"),
-                input=None if first is None else first.settings.stream.input,
-                worker={"stop_when_done": False, "partitions_seconds": 0.5},
-                **{"seed": 5, **case.how},
-            )
+            topic = {"input": first.settings.stream.input, "cap": None} if first else {"cap": ("2", "1e-5")}
+            how = {"seed": 5, "partitions": case.partitions, **topic, **case.how}
+            worker = {"stop_when_done": False, "partitions_seconds": 0.5}
+            made[kind] = make_stream(f"{name}-{kind}", worker=worker, **how)
         case.fill(made["service"])
         return made
 
@@ -256,7 +241,7 @@ def add_partition(run: Runners, driver: Runner, mine: Mapping[str, Stream]) -> N
     first, runners = mine["service"], {"spark": driver, "service": run.start([mine["service"]], ADDED)}
     for kind, runner in runners.items():
         wait_for_batches(runner, [mine[kind]], 1)
-    with closing(KafkaAdminClient(bootstrap_servers=first.settings.kafka.bootstrap_servers)) as admin:
+    with first.admin() as admin:
         admin.create_partitions({first.settings.stream.input: 3})
     for stream in mine.values():
         stream.partitions = 3
@@ -268,19 +253,15 @@ def add_partition(run: Runners, driver: Runner, mine: Mapping[str, Stream]) -> N
 
 def check_cases(streams: Mapping[str, Mapping[str, Stream]]) -> None:
     """Check that the cases have the properties that they are named after."""
-    gaps = [
-        r.end - r.start - r.count for ranges in ranges_of(streams["transactions"]["spark"]) for r in ranges
-    ]
+    of_gaps = ranges_of(streams["transactions"]["spark"])
+    gaps = [r.end - r.start - r.count for ranges in of_gaps for r in ranges]
     assert min(gaps) > 10, gaps
     counts = [count_of(ranges) for ranges in ranges_of(streams["skewed"]["spark"])]
     assert all(sum(count.values()) == 100 and 3 not in count for count in counts), counts
     assert counts[-1][0] > 90, counts
     # Null records are counted, so there must be more than a few.
-    (*_, release) = streams["mixed"]["spark"].releases()
-    assert release.null_records is not None
-    assert release.null_records > 0
-    (*_, release) = streams["rows"]["spark"].releases()
-    assert release.records > 3 * 200
+    assert (streams["mixed"]["spark"].releases()[-1].null_records or 0) > 0
+    assert streams["rows"]["spark"].releases()[-1].records > 3 * 200
     assert count_of(ranges_of(streams[ADDED]["spark"])[1]) == {0: 20, 1: 20, 2: 20}
 
 
