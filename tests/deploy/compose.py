@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import random
 import re
-import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,9 +19,9 @@ import yaml
 
 from streaming_pca.dev.processes import Child
 from tests.deploy.dockerfile import Image, last_of
-from tests.deploy.sandbox import Mount, Sandbox
+from tests.deploy.sandbox import Confined, Mount, Sandbox
 from tests.deploy.tools import ROOT, tool
-from tests.waiting import LIMIT, wait_for
+from tests.waiting import LIMIT
 
 COMPOSE_FILE = ROOT / "docker-compose.yml"
 
@@ -54,12 +53,11 @@ def mounts_of(definition: Mapping[str, Any]) -> list[tuple[str, str, bool]]:
     return [(parts[0], parts[1], parts[2:] != ["ro"]) for parts in split]
 
 
-class Service:
+class Service(Confined):
     """One service, with its container's settings translated to this machine."""
 
     def __init__(self, name: str, definition: Mapping[str, Any], address: str) -> None:
         self.name, self.definition, self.address = name, definition, address
-        self.process: Child | None = None
 
     @property
     def environment(self) -> dict[str, str]:
@@ -70,24 +68,12 @@ class Service:
         name: str = self.definition["image"].partition(":")[0]
         return name
 
-    @property
-    def log(self) -> str:
-        return "(never started)" if self.process is None else self.process.log_tail(60)
-
 
 class Deployment:
-    """All services of the file.
+    """All services of the file, with volumes and logs below a directory.
 
-    Parameters
-    ----------
-    directory : Path
-        Directory of volumes and logs.
-    image : Image
-        Result of the Dockerfile.
-    java, jars
-        Programs of Apache Kafka, in place of the image ``apache/kafka``.
-    options : sequence of str, optional
-        Further options of Java. An archive of Java's classes names the jars by their path on this machine.
+    ``java`` and ``jars`` are Apache Kafka's, in place of the image ``apache/kafka``. ``options`` are further
+    ones of Java: an archive of its classes names the jars by their path on this machine.
     """
 
     def __init__(
@@ -201,11 +187,7 @@ class Deployment:
             user,
             [int(group) for group in service.definition.get("group_add", ())],
             {name: other.address for name, other in self.services.items()},
-            # An engine's own options, and the file's.
-            {
-                path: f"mode=1777,noexec,nosuid,nodev,{options}"
-                for path, options in _tmpfs(service.definition)
-            },
+            _tmpfs(service.definition),
             service.definition["read_only"],
             "/tmp",
         )
@@ -248,40 +230,26 @@ class Deployment:
 
     def wait_healthy(self, name: str) -> None:
         """Wait until a service is healthy."""
-        service = self.services[name]
+        healthy = f"{name} to be healthy"
+        self.services[name].wait(healthy, lambda: self.is_healthy(name), 2 * LIMIT)
 
-        def is_healthy() -> bool:
-            assert service.process is not None
-            assert service.process.returncode is None, f"{name} ended:\n{service.log}"
-            return self.is_healthy(name)
-
-        wait_for(f"{name} to be healthy", is_healthy, 2 * LIMIT, lambda: service.log, pause=1)
-
-    def ends(self, name: str, seconds: float = 2 * LIMIT) -> int:
+    def ends(self, name: str) -> int:
         """Return the exit status of a service, once it has ended."""
-        process = self.services[name].process
-        assert process is not None
-        wait_for(
-            f"{name} to end", lambda: process.returncode is not None, seconds, lambda: self.services[name].log
-        )
-        assert process.returncode is not None
-        return process.returncode
+        return self.services[name].ends()
 
     def stop(self, name: str) -> int:
         """Stop a service like ``docker-compose stop``, within the time that the file grants."""
-        process = self.services[name].process
-        assert process is not None
-        os.kill(process.pid, signal.SIGTERM)
-        return self.ends(name, seconds_of(self.services[name].definition["stop_grace_period"]))
+        return self.services[name].stop(seconds_of(self.services[name].definition["stop_grace_period"]))
 
     def destroy(self) -> None:
         for service in self.services.values():
-            if service.process is not None:
-                service.process.kill()
+            service.kill()
 
 
-def _tmpfs(definition: Mapping[str, Any]) -> list[tuple[str, str]]:
-    return [(path, options) for path, _, options in (mount.partition(":") for mount in definition["tmpfs"])]
+def _tmpfs(definition: Mapping[str, Any]) -> dict[str, str]:
+    """Return an engine's own options, and the file's, by path."""
+    mounts = (mount.partition(":") for mount in definition["tmpfs"])
+    return {path: f"mode=1777,noexec,nosuid,nodev,{options}" for path, _, options in mounts}
 
 
 def seconds_of(text: str) -> float:

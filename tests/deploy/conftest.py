@@ -7,18 +7,15 @@ import os
 import random
 import secrets
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import trustme
-from kafka.admin import UserScramCredentialUpsertion
 
 from streaming_pca.admin.access import ROLES, Role, apply_permissions, permissions, topic_ids
 from streaming_pca.config.kafka import KafkaSettings
 from streaming_pca.config.settings import Settings
-from streaming_pca.service.kafka.clients import admin_client
 from tests.conftest import SHORT_LIVED
 from tests.deploy.compose import Deployment
 from tests.deploy.dockerfile import Image
@@ -26,7 +23,7 @@ from tests.deploy.sandbox import require
 from tests.deploy.tools import tool
 from tests.java_archive import archive_options
 from tests.kafka.faulty_cluster import FaultyCluster
-from tests.kafka.security.secured import pem_of
+from tests.kafka.security.secured import pem_of, properties, set_passwords
 
 
 @pytest.fixture(scope="session")
@@ -102,17 +99,10 @@ def guard(
             "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
             "super.users": "User:ANONYMOUS",
         }
-        text = "".join(f"{key}={value}\n" for key, value in more.items())
-        cluster = make_cluster(nodes=1, replication=1, in_sync=1, more=text)
+        cluster = make_cluster(nodes=1, replication=1, in_sync=1, more=properties(more))
         opened = KafkaSettings(bootstrap_servers=cluster.bootstrap)
         passwords = {role: secrets.token_urlsafe(16) for role in ROLES}
-        with closing(admin_client(opened)) as admin:
-            admin.alter_user_scram_credentials(
-                [
-                    UserScramCredentialUpsertion(role, "SCRAM-SHA-512", word)
-                    for role, word in passwords.items()
-                ]
-            )
+        set_passwords(opened, passwords)
         return Guarded(address, opened, authority.cert_pem.bytes().decode(), passwords)
 
     return start

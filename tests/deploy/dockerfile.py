@@ -7,7 +7,6 @@ import os
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,14 +15,12 @@ from pathlib import Path
 from string import Template
 
 from tests.compiled import QUICK
-from tests.deploy.tools import ROOT
+from tests.deploy.tools import ROOT, captured
 
 DOCKERFILE = ROOT / "deploy" / "Dockerfile"
 # The image's directories that its lines name.
-OWN_PATHS = (
-    *("/src", "/wheels", "/opt/streaming-pca", "/opt/flights", "/access", "/access-metrics", "/passwords"),
-    "/data",
-)
+OWN_PATHS = ("/src", "/wheels", "/opt/streaming-pca", "/opt/flights", "/access", "/access-metrics")
+OWN_PATHS += ("/passwords", "/data")
 
 _IMPORT = """
 import pkgutil
@@ -131,16 +128,7 @@ class Image:
         environment |= QUICK | {"PATH": f"{Path(sys.executable).parent}:{environment['PATH']}"}
         # Bytecode of all modules of all packages: half the work of an installation.
         environment["PIP_COMPILE"] = "0"
-        done = subprocess.run(
-            ["/bin/sh", "-c", self.translated(line)],
-            cwd=where,
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=540,
-            stdin=subprocess.DEVNULL,
-        )
+        done = captured(["/bin/sh", "-c", self.translated(line)], cwd=where, env=environment, timeout=540)
         assert done.returncode == 0, f"{line}\n{done.stdout[-2000:]}{done.stderr[-2000:]}"
 
     def environment(self, stage: str, path: str) -> dict[str, str]:

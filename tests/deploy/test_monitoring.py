@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 import signal
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -16,7 +15,7 @@ import pytest
 import yaml
 
 from tests.deploy.grafana import NAMES, queries, read_dashboard, resolved, variables
-from tests.deploy.tools import tool
+from tests.deploy.tools import captured, tool
 from tests.deploy.watched import RULES, RUNBOOKS, Watched
 from tests.waiting import wait_for
 
@@ -61,14 +60,8 @@ def test_promtool_finds_no_fault_in_metrics(watched: Watched, worker: str) -> No
     text = watched.metrics(worker)
     assert "\nprocess_resident_memory_bytes " in text
     assert "\nstreaming_pca_build_info{" in text
-    done = subprocess.run(
-        [tool("promtool"), "check", "metrics"],
-        input=text.encode(),
-        capture_output=True,
-        timeout=240,
-        check=False,
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+    done = captured([tool("promtool"), "check", "metrics"], input=text)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 def test_every_recording_rule_has_data(watched: Watched) -> None:
@@ -110,9 +103,8 @@ def test_a_stream_without_a_fault_sets_off_no_alert(watched: Watched) -> None:
     def quiet() -> bool:
         alerts = [a["labels"] for a in watched.prometheus.get("alerts")["alerts"]]
         of_processes = {"BrokerSlow", "WorkerDown"}
-        return not any(
-            a["alertname"] in of_processes or a.get("stream") == watched.names["fine"] for a in alerts
-        )
+        fine = watched.names["fine"]
+        return not any(a["alertname"] in of_processes or a.get("stream") == fine for a in alerts)
 
     # The election after the standby's start takes longer than the second that represents a minute here. A
     # take-over refuses the forged release, so that stream may have no leader.
@@ -151,6 +143,5 @@ def test_alerts_fire_on_the_end_of_a_worker(watched: Watched) -> None:
 
 def test_every_alert_has_a_fault() -> None:
     (group,) = yaml.safe_load((RULES / "alerts.yml").read_text())["groups"]
-    assert sorted(rule["alert"] for rule in group["rules"]) == sorted(
-        [*LATER, *ELSEWHERE, *(f[0] for f in FAULTS)]
-    )
+    faults = [*LATER, *ELSEWHERE, *(f[0] for f in FAULTS)]
+    assert sorted(rule["alert"] for rule in group["rules"]) == sorted(faults)

@@ -83,18 +83,14 @@ def test_an_alert_that_is_wrong_is_noticed(tmp_path: Path, old: str, new: str) -
         (tmp_path / name).write_text(text.replace(old, new))
     cases = yaml.safe_load(CASES.read_text().replace("../../deploy/prometheus/", ""))
     if old not in rules["recording.yml"]:
-        wrong = {
-            rule["alert"] for rule in rules_of("alerts.yml") if rule not in rules_of(tmp_path / "alerts.yml")
-        }
-        cases["tests"] = [
-            case
-            for case in cases["tests"]
-            if wrong & {test["alertname"] for test in case.get("alert_rule_test", ())}
-        ]
+        changed = rules_of(tmp_path / "alerts.yml")
+        wrong = {rule["alert"] for rule in rules_of("alerts.yml") if rule not in changed}
+        tested = [{test["alertname"] for test in case.get("alert_rule_test", ())} for case in cases["tests"]]
+        cases["tests"] = [case for case, of in zip(cases["tests"], tested, strict=True) if wrong & of]
     (tmp_path / "cases.yml").write_text(yaml.safe_dump(cases))
-    tested = run_tool("promtool", "test", "rules", tmp_path / "cases.yml")
-    assert tested.returncode == 1
-    assert "FAILED" in tested.stdout + tested.stderr
+    done = run_tool("promtool", "test", "rules", tmp_path / "cases.yml")
+    assert done.returncode == 1
+    assert "FAILED" in done.stdout + done.stderr
 
 
 def test_rules_and_dashboards_name_metrics_that_a_worker_has_or_a_rule_records() -> None:
@@ -138,8 +134,6 @@ def test_every_worker_is_scraped_by_its_name_and_port() -> None:
     services = read_compose()["services"]
     (job,) = yaml.safe_load((FILES / "prometheus.yml").read_text())["scrape_configs"]
     targets = {target for group in job["static_configs"] for target in group["targets"]}
-    workers = [
-        name for name, definition in services.items() if definition.get("command", [""])[0] == "worker"
-    ]
+    workers = [name for name, each in services.items() if each.get("command", [""])[0] == "worker"]
     assert targets == {f"{name}:9464" for name in workers}
     assert len(workers) == 2

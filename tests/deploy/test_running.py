@@ -103,14 +103,12 @@ def test_kafka_knows_every_property_that_the_file_sets(running: Deployment) -> N
     wanted = dict(line.split("=", 1) for line in lines)
     assert len(wanted) >= 25
     with closing(admin_client(connection(running, "admin"))) as admin:
-        definition = admin.describe_configs([ConfigResource("broker", "1")], config_filter="all")["broker"][
-            "1"
-        ]
+        found = admin.describe_configs([ConfigResource("broker", "1")], config_filter="all")
+    definition = found["broker"]["1"]
     # Kafka would accept an unknown property silently, and omit it from this answer. It also omits properties
     # of plugins, and shows no secret: other tests log in, and are refused.
-    hidden = {
-        key for key in wanted if re.search(r"jaas|^config\.providers|^super\.users|^allow\.everyone", key)
-    }
+    of_plugins = re.compile(r"jaas|^config\.providers|^super\.users|^allow\.everyone")
+    hidden = {key for key in wanted if of_plugins.search(key)}
     assert len(hidden) == 8
     shown = {key: value for key, value in wanted.items() if key not in hidden}
     assert {key: str(definition.get(key, {}).get("value")) for key in shown} == shown
@@ -180,18 +178,14 @@ def test_a_server_tells_only_those_who_have_the_token(running: Deployment) -> No
     # Prometheus has a separate token, which gives access to nothing else.
     address = f"http://{running.services['dashboard'].address}:{PORTS['dashboard']}/v1/streams"
     of_metrics = (running.volume("access-metrics") / "token").read_text()
+    asked = urllib.request.Request(address, headers={"Authorization": f"Bearer {of_metrics}"})
     with pytest.raises(urllib.error.HTTPError, match="401"):
-        urllib.request.urlopen(
-            urllib.request.Request(address, headers={"Authorization": f"Bearer {of_metrics}"}), timeout=60
-        )
+        urllib.request.urlopen(asked, timeout=60)
 
 
 def test_secrets_are_made_once_for_their_group_and_never_printed(running: Deployment) -> None:
-    files = {
-        path
-        for name in ("access", "access-metrics", "password-*")
-        for path in running.directory.glob(f"volumes/{name}/*")
-    }
+    names = ("access", "access-metrics", "password-*")
+    files = {path for name in names for path in running.directory.glob(f"volumes/{name}/*")}
     assert len(files) == len(running.services["secrets"].definition["command"])
     made = {path: path.read_text() for path in files}
     assert len(set(made.values())) == len(made)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import signal
 import socket
 import subprocess
 import sys
@@ -28,9 +27,9 @@ from streaming_pca.dev.processes import Child
 from streaming_pca.privacy.ledger.entries import Cap
 from tests.deploy.conftest import Guarded, give
 from tests.deploy.dockerfile import Image
-from tests.deploy.sandbox import Mount, Sandbox
-from tests.deploy.tools import ROOT, run_tool
-from tests.waiting import LIMIT, wait_for
+from tests.deploy.sandbox import Confined, Mount, Sandbox
+from tests.deploy.tools import ROOT, captured, run_tool
+from tests.waiting import LIMIT
 
 UNITS = ("streaming-pca", "streaming-pca-dashboard")
 INSTANCE = "flights"
@@ -148,12 +147,7 @@ def test_secrets_are_shown_to_the_unit_alone(unit: str) -> None:
 
 def test_a_worker_that_is_refused_is_not_started_again() -> None:
     (statuses,) = read("streaming-pca")["RestartPreventExitStatus"]
-    definition = subprocess.run(
-        [sys.executable, "-P", "-m", "streaming_pca", "worker", "--help"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    definition = captured([sys.executable, "-P", "-m", "streaming_pca", "worker", "--help"], check=True)
     text = re.sub(r"\s+", " ", definition.stdout)
     assert "2 refused or misconfigured, 3 the cap is reached, 4 the broker was lost" in text
     assert statuses.split() == ["2", "3"]
@@ -161,7 +155,7 @@ def test_a_worker_that_is_refused_is_not_started_again() -> None:
     assert read("streaming-pca")["MemoryDenyWriteExecute"] == ["no"]
 
 
-class Unit:
+class Unit(Confined):
     """An instance of a unit as a process of this machine."""
 
     def __init__(self, unit: str, machine: Path, image: Image, broker: Guarded, address: str) -> None:
@@ -185,12 +179,8 @@ class Unit:
             os.chown(cache_folder, USER, USER)
             mounts.append(Mount(cache_folder, f"/var/cache/{folder}", writable=True))
         assert self.printed["ProtectSystem"] == ["strict"]
-        assert (
-            self.printed["PrivateTmp"]
-            == self.printed["ProtectHome"]
-            == self.printed["NoNewPrivileges"]
-            == ["yes"]
-        )
+        for name in ("PrivateTmp", "ProtectHome", "NoNewPrivileges"):
+            assert self.printed[name] == ["yes"]
         assert self.printed["CapabilityBoundingSet"] == [""]
         empty = {"/tmp": "mode=1777", "/home": "mode=711", "/root": "mode=711"}
         host = {SERVER.partition(":")[0]: broker.address}
@@ -200,13 +190,11 @@ class Unit:
             self.environment |= dict(word.split("=", 1) for word in shlex.split(line))
         (command,) = self.printed["ExecStart"]
         self.command = [word.replace("127.0.0.1", address) for word in shlex.split(command)]
-        self.process: Child | None = None
 
     def confined(self, command: Sequence[str]) -> list[str]:
         """Return the command under the unit's filter of system calls and its limits."""
-        families = [
-            str(int(getattr(socket, name))) for name in self.printed["RestrictAddressFamilies"][0].split()
-        ]
+        names = self.printed["RestrictAddressFamilies"][0].split()
+        families = [str(int(getattr(socket, name))) for name in names]
         calls = ",".join(sorted(allowed_calls(self.unit)))
         assert self.printed["LimitCORE"] == ["0"]
         filtered = [sys.executable, "-P", "-c", FILTER, calls, ",".join(families), *command]
@@ -220,40 +208,18 @@ class Unit:
         return self
 
     def run(self, *command: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            self.confined(command),
-            env=self.environment,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=240,
-        )
+        return captured(self.confined(command), env=self.environment)
 
-    @property
-    def log(self) -> str:
-        assert self.process is not None
-        return self.process.log_tail(40)
-
-    def wait(self, url: str) -> None:
+    def wait_for_answer(self, url: str) -> None:
         """Wait until the unit answers successfully."""
 
         def answers() -> bool:
-            assert self.process is not None
-            assert self.process.returncode is None, self.log
             with suppress(OSError), urllib.request.urlopen(url, timeout=LIMIT) as answer:
                 assert answer.status == 200
                 return True
             return False
 
-        wait_for(url, answers, seen=lambda: self.log, pause=0.3)
-
-    def stop(self) -> int:
-        assert self.process is not None
-        os.kill(self.process.pid, signal.SIGTERM)
-        process, seconds = self.process, int(self.printed["TimeoutStopSec"][0])
-        wait_for("the unit's end", lambda: process.returncode is not None, seconds, lambda: self.log)
-        assert process.returncode is not None
-        return process.returncode
+        self.wait(url, answers)
 
 
 @pytest.fixture(scope="module")
@@ -282,16 +248,15 @@ def units(
     made = {unit: Unit(unit, machine, image, broker, address) for unit in UNITS}
     yield address, made
     for each in made.values():
-        if each.process is not None:
-            each.process.kill()
+        each.kill()
 
 
 @pytest.mark.timeout(600)
 def test_the_units_commands_run_under_their_restrictions(units: tuple[str, dict[str, Unit]]) -> None:
     address, made = units
     worker, dashboard = (made[unit].start() for unit in UNITS)
-    worker.wait(f"http://{address}:9464/readyz")
-    dashboard.wait(f"http://{address}:9470/readyz")
+    worker.wait_for_answer(f"http://{address}:9464/readyz")
+    dashboard.wait_for_answer(f"http://{address}:9470/readyz")
     for port, path in ((9464, "/metrics"), (9470, "/v1/streams")):
         asked = urllib.request.Request(f"http://{address}:{port}{path}")
         with pytest.raises(urllib.error.HTTPError, match="401"):
@@ -300,15 +265,13 @@ def test_the_units_commands_run_under_their_restrictions(units: tuple[str, dict[
         with urllib.request.urlopen(asked, timeout=240) as answer:
             assert answer.status == 200
     for each in (worker, dashboard):
-        assert each.process is not None
-        facts = dict(
-            line.split(":", 1) for line in Path(f"/proc/{each.process.pid}/status").read_text().splitlines()
-        )
+        status = Path(f"/proc/{each.running.pid}/status").read_text()
+        facts = dict(line.split(":", 1) for line in status.splitlines())
         assert facts["Seccomp"].strip() == "2"
         limit = int(each.printed["MemoryMax"][0].removesuffix("G")) * 2**30
         assert int(facts["VmHWM"].split()[0]) * 1024 < 0.8 * limit
         assert int(facts["Threads"]) < 0.8 * int(each.printed["TasksMax"][0])
-        assert each.stop() == 0, each.log
+        assert each.stop(int(each.printed["TimeoutStopSec"][0])) == 0, each.log
     kernels = list((worker.directory / "cache").rglob("*.nbi"))
     assert kernels, "kernels are kept where the unit says"
 

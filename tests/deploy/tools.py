@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,12 +33,11 @@ def tool(name: str) -> str:
 def run_tool(*command: object, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
     """Run a program to its end, successful or not."""
     program, *arguments = map(str, command)
-    return subprocess.run(
-        [tool(program), *arguments],
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-        stdin=subprocess.DEVNULL,
-    )
+    return captured([tool(program), *arguments], cwd=cwd)
+
+
+def captured(command: Sequence[object], **how: Any) -> subprocess.CompletedProcess[str]:
+    """Run any command to its end, successful or not, and keep its output."""
+    usual = {"stdin": subprocess.DEVNULL} if "input" not in how else {}
+    usual |= {"capture_output": True, "text": True, "check": False, "timeout": 240}
+    return subprocess.run([*map(str, command)], **(usual | how))

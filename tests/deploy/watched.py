@@ -9,6 +9,7 @@ import urllib.parse
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,6 @@ import yaml
 from streaming_pca.config.settings import Settings
 from streaming_pca.dev.processes import Child as Program
 from streaming_pca.dev.processes import free_port
-from streaming_pca.service.kafka.clients import plain_producer
 from tests.deploy.tools import ROOT, tool
 from tests.kafka.child import Strike
 from tests.kafka.faulty_cluster import FaultyCluster
@@ -86,16 +86,9 @@ class Prometheus:
         job["static_configs"] = [{"targets": list(targets)}]
         (directory / "prometheus.yml").write_text(yaml.safe_dump(config))
         self._address = f"127.0.0.1:{free_port()}"
-        self.program = Program(
-            [
-                tool("prometheus"),
-                f"--config.file={directory}/prometheus.yml",
-                f"--storage.tsdb.path={directory}/data",
-                f"--web.listen-address={self._address}",
-            ],
-            log=directory / "log",
-            cwd=directory,
-        )
+        options = [f"--config.file={directory}/prometheus.yml", f"--storage.tsdb.path={directory}/data"]
+        command = [tool("prometheus"), *options, f"--web.listen-address={self._address}"]
+        self.program = Program(command, log=directory / "log", cwd=directory)
 
     def get(self, path: str, **query: str) -> Any:
         url = f"http://{self._address}/api/v1/{path}?{urllib.parse.urlencode(query)}"
@@ -114,23 +107,15 @@ class Prometheus:
 
     def firing(self, name: str, **labels: str) -> list[dict[str, Any]]:
         """Return the firing alerts with that name and these labels."""
-        return [
-            alert
-            for alert in self.get("alerts")["alerts"]
-            if alert["state"] == "firing"
-            and labels.items() | {("alertname", name)} <= alert["labels"].items()
-        ]
+        wanted = labels.items() | {("alertname", name)}
+        firing = (alert for alert in self.get("alerts")["alerts"] if alert["state"] == "firing")
+        return [alert for alert in firing if wanted <= alert["labels"].items()]
 
 
 class Watched:
     """A leader, a standby and a lonely worker; each stream has a different fault.
 
-    Attributes
-    ----------
-    leader, standby, lonely : Child
-        Only the third one runs the stream "stuck", whose first commit never ends.
-    addresses : dict of worker to HOST:PORT
-    prometheus : Prometheus
+    Only the lonely one runs the stream "stuck", whose first commit never ends.
     """
 
     def __init__(self, cluster: FaultyCluster, directory: Path, name: Callable[[str], str]) -> None:
@@ -138,25 +123,13 @@ class Watched:
         self.names = {fault: name(fault) for fault in STREAMS}
         group = name("watched")
         # Only a stopped broker may end a session here, and ticks leave most of a second to it.
-        worker = {
-            "group": group,
-            "tick_seconds": 0.3,
-            "stop_when_done": False,
-            "verify_seconds": 0,
-            "step_deadline_seconds": 600,
-        }
+        worker = {"group": group, "tick_seconds": 0.3, "stop_when_done": False}
+        worker |= {"verify_seconds": 0, "step_deadline_seconds": 600}
 
         def make(fault: str) -> Stream:
-            more = worker | ({"group": f"{group}-alone"} if fault == "stuck" else {})
-            return Stream.make(
-                cluster.bootstrap,
-                self.names[fault],
-                directory,
-                partitions=1,
-                session_ms=10_000,
-                worker=more,
-                **STREAMS[fault],
-            )
+            own = {"group": f"{group}-alone"} if fault == "stuck" else {}
+            how = {"partitions": 1, "session_ms": 10_000, "worker": worker | own} | STREAMS[fault]
+            return Stream.make(cluster.bootstrap, self.names[fault], directory, **how)
 
         with ThreadPoolExecutor(4) as pool:
             self.streams = dict(zip(STREAMS, pool.map(make, STREAMS), strict=True))
@@ -215,9 +188,7 @@ class Watched:
         stream = self.streams["forged"]
         value = stream.release_values()[0].replace(b'"batch":1', b'"batch":2')
         assert value != stream.release_values()[0]
-        producer = plain_producer(stream.settings.kafka)
-        producer.send(stream.settings.stream.releases_topic, value).get(60)
-        producer.close()
+        stream.write(stream.settings.stream.releases_topic, value)
 
     def _produce(self) -> None:
         """Send a batch a second to the busy, clipping, unreadable and stuck streams."""
@@ -245,13 +216,8 @@ class Watched:
 
     def fires(self, name: str, **labels: str) -> dict[str, Any]:
         """Return the only alert with that name and these labels, once it fires."""
-
-        def found() -> list[dict[str, Any]]:
-            return self.prometheus.firing(name, **labels)
-
-        (alert,) = wait_for(
-            f"{name} {labels}", found, seen=lambda: str(self.prometheus.get("alerts")), pause=0.2
-        )
+        firing = partial(self.prometheus.firing, name, **labels)
+        (alert,) = wait_for(f"{name} {labels}", firing, seen=lambda: str(self.prometheus.get("alerts")))
         return alert
 
 
