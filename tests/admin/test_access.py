@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from streaming_pca.admin.access import ROLES, Permission, as_options, choose_principal, permissions
 from streaming_pca.config.kafka import ConfigurationError, KafkaSettings
 from streaming_pca.config.settings import Settings, StreamSettings
+from tests.config.refusals import refusal
 
 ROOT = Path(__file__).resolve().parents[2]
 IDS = {"traffic": "Jj9Yx1Q"}
 
 
 def settings(name: str = "flows") -> Settings:
-    return Settings(
-        stream=StreamSettings(name=name, input="traffic", dim=4, rank=2, epsilon=1.0, delta=1e-6),
-    )
+    return Settings(stream=StreamSettings(name=name, input="traffic", dim=4, rank=2, epsilon=1.0, delta=1e-6))
 
 
 def every(role: str) -> list[Permission]:
@@ -33,9 +33,8 @@ def found(role: str, *streams: Settings) -> dict[str, set[str]]:
 
 
 def test_producers_write_the_input_and_nothing_else() -> None:
-    assert [(p.kind, p.operations, p.name) for p in permissions("producer", [settings()])] == [
-        ("topic", ("Write",), "traffic")
-    ]
+    found = [(p.kind, p.operations, p.name) for p in permissions("producer", [settings()])]
+    assert found == [("topic", ("Write",), "traffic")]
 
 
 def test_records_and_states_are_read_by_those_who_must() -> None:
@@ -48,14 +47,8 @@ def test_records_and_states_are_read_by_those_who_must() -> None:
 
 def test_streams_that_share_an_input_share_its_permissions() -> None:
     both = found("worker", settings("flows"), settings("others"))
-    assert sorted(both) == [
-        "flows.releases",
-        "flows.state",
-        "others.releases",
-        "others.state",
-        "traffic",
-        "traffic.ledger",
-    ]
+    own = [f"{stream}.{topic}" for stream in ("flows", "others") for topic in ("releases", "state")]
+    assert sorted(both) == [*own, "traffic", "traffic.ledger"]
 
 
 def test_lines_are_options_of_kafkas_program() -> None:
@@ -82,37 +75,28 @@ def test_a_worker_is_permitted_the_transactions_of_its_own_streams_and_no_others
     }
 
 
-def test_mistakes_are_named() -> None:
-    with pytest.raises(ConfigurationError, match="--role must be one of producer, reader"):
-        permissions("king", [settings()])
-    with pytest.raises(ConfigurationError, match="--output TOPIC is needed with --role projector"):
-        permissions("projector", [settings()])
-    with pytest.raises(ConfigurationError, match="--output TOPIC is needed with --role projector"):
-        permissions("worker", [settings()], "flows.out")
-    with pytest.raises(ConfigurationError, match="name the user by --principal"):
-        choose_principal(None, KafkaSettings())
-    with pytest.raises(ConfigurationError, match="must be User:NAME, not 'pca'"):
-        choose_principal("pca", KafkaSettings())
-    with pytest.raises(ConfigurationError, match=r"User:\* would permit everyone"):
-        choose_principal("User:*", KafkaSettings())
-    named = KafkaSettings(
-        security_protocol="SASL_SSL", sasl_mechanism="PLAIN", sasl_username="pca", sasl_password="x"
-    )
-    assert choose_principal(None, named) == "User:pca"
+def user(name: str) -> KafkaSettings:
+    login = {"sasl_mechanism": "PLAIN", "sasl_username": name, "sasl_password": "x"}
+    return KafkaSettings(security_protocol="SASL_SSL", **login)
 
 
-@pytest.mark.parametrize("principal", ["User:*", "User:* ", "User: *"])
-def test_no_spelling_of_everybody_is_permitted(principal: str) -> None:
-    with pytest.raises(ConfigurationError, match="would permit everyone"):
-        choose_principal(principal, KafkaSettings())
-
-
-def test_a_user_of_the_settings_is_not_everybody_either() -> None:
-    named = KafkaSettings(
-        security_protocol="SASL_SSL", sasl_mechanism="PLAIN", sasl_username="*", sasl_password="x"
-    )
-    with pytest.raises(ConfigurationError, match="would permit everyone"):
-        choose_principal(None, named)
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (("king", [settings()]), "--role must be one of producer, reader"),
+        (("projector", [settings()]), "--output TOPIC is needed with --role projector"),
+        (("worker", [settings()], "flows.out"), "--output TOPIC is needed with --role projector"),
+        ((None, KafkaSettings()), "name the user by --principal"),
+        (("pca", KafkaSettings()), "must be User:NAME, not 'pca'"),
+        # No spelling of everybody is permitted, nor the user of the settings.
+        *(((all_, KafkaSettings()), r"would permit everyone") for all_ in ("User:*", "User:* ", "User: *")),
+        ((None, user("*")), "would permit everyone"),
+    ],
+)
+def test_mistakes_are_named(given: tuple[Any, ...], words: str) -> None:
+    use = choose_principal if isinstance(given[1], KafkaSettings) else permissions
+    assert words in refusal(ConfigurationError, use, *given)
+    assert choose_principal(None, user("pca")) == "User:pca"
 
 
 def test_the_page_has_the_same_roles() -> None:

@@ -15,13 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from streaming_pca.admin.backup import (
-    Backup,
-    BackupNotVerified,
-    read_backup,
-    verified_ledger,
-    write_backup,
-)
+from streaming_pca.admin.backup import Backup, BackupNotVerified, read_backup, verified_ledger, write_backup
 from streaming_pca.cli.common import fail
 from streaming_pca.errors import UserError
 from streaming_pca.privacy.ledger.entries import (
@@ -40,14 +34,12 @@ from streaming_pca.privacy.ledger.entries import (
     entry_hash,
 )
 from streaming_pca.privacy.parameters import Charge
-from streaming_pca.service.commit.state_topic import (
-    Checkpoint,
-    decode_checkpoint,
-    encode_checkpoint,
-)
+from streaming_pca.service.commit.state_topic import Checkpoint, decode_checkpoint, encode_checkpoint
 from streaming_pca.service.commit.user_log import MalformedState, UserLog
+from tests.config.refusals import refusal
 
-ID = "9bd05b8e-6e39-43a4-9d57-3e4f5b6ba6a2"
+Capture = pytest.CaptureFixture[str]
+ID, CREATED = "9bd05b8e-6e39-43a4-9d57-3e4f5b6ba6a2", "2026-07-01T00:00:00.000+00:00"
 CHARGE = Charge(epsilon="1", delta="1e-6")
 RELEASE = hashlib.sha256(b"{}").hexdigest()
 PROMISE = {"epsilon": 1.0, "delta": 1e-6, "privacy_unit": "message"}
@@ -55,16 +47,9 @@ MECHANISM = {"mechanism": "private-oja", "sigma_over_sensitivity": 9.0}
 
 
 def state_of(job: str, batch: int, **changes: Any) -> tuple[bytes, str]:
-    whole = {
-        "topic_id": ID,
-        "stream": job,
-        "batch": batch,
-        "positions": {0: 100 * batch},
-        "salt": b"s" * 32,
-        "state": bytes(range(256)) * 40,
-        "release": b"{}",
-    }
-    return encode_checkpoint(Checkpoint(**(whole | changes)))
+    values = {"topic_id": ID, "stream": job, "batch": batch, "positions": {0: 100 * batch}, "salt": b"s" * 32}
+    values |= {"state": bytes(range(256)) * 40, "release": b"{}"}
+    return encode_checkpoint(Checkpoint(**(values | changes)))
 
 
 def entries_of(job: str, previous: str, batches: int, **changes: Any) -> list[LedgerEntry]:
@@ -96,7 +81,7 @@ def made_backup() -> Backup:
     charged = Charged(topic_id=ID, job="d", previous=first, ranges=(span,), charge=CHARGE, reason="a report")
     entries += [reserved, abandoned, paused, charged]
     states = {"a": state_of("a", 2)[0], "b": state_of("b", 1)[0]}
-    return Backup("in", ID, "2026-07-01T00:00:00.000+00:00", 31, tuple(map(encode_entry, entries)), states)
+    return Backup("in", ID, CREATED, 31, tuple(map(encode_entry, entries)), states)
 
 
 def test_a_copy_comes_back_byte_for_byte_and_only_its_owner_can_read_it(tmp_path: Path) -> None:
@@ -109,7 +94,10 @@ def test_a_copy_comes_back_byte_for_byte_and_only_its_owner_can_read_it(tmp_path
         assert archive.namelist() == ["manifest.json", "ledger.jsonl", "states/a", "states/b"]
         lines = archive.read("ledger.jsonl").split(b"\n")
         assert tuple(lines[:-1]) == made_backup().entries
-        assert json.loads(archive.read("manifest.json"))["topic_id"] == ID
+        manifest = json.loads(archive.read("manifest.json"))
+        assert manifest["topic_id"] == ID
+        # Programs that do not know users can read a copy without any.
+        assert "users" not in manifest
 
 
 def test_a_file_that_is_there_is_never_written_over(tmp_path: Path) -> None:
@@ -130,8 +118,13 @@ def test_a_copy_that_cannot_be_written_leaves_no_file(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def rewritten(path: Path, change: Callable[[dict[str, bytes]], None], mend: bool) -> None:
-    """Change the parts of a copy; with ``mend``, make the manifest match."""
+Change = Callable[[dict[str, bytes]], object]
+
+
+def rewritten(folder: Path, change: Change, mend: bool = False, **how: Any) -> Path:
+    """Write a copy, and change its parts; with ``mend``, make the manifest match."""
+    path = folder / "copy.zip"
+    write_backup(made_backup(), path)
     with zipfile.ZipFile(path) as archive:
         parts = {name: archive.read(name) for name in archive.namelist()}
     change(parts)
@@ -139,54 +132,48 @@ def rewritten(path: Path, change: Callable[[dict[str, bytes]], None], mend: bool
         manifest = json.loads(parts["manifest.json"])
         manifest["entries"] = parts["ledger.jsonl"].count(b"\n")
         manifest["ledger"] = part_of(parts["ledger.jsonl"])
-        manifest["states"] = {
-            name.removeprefix("states/"): part_of(data)
-            for name, data in parts.items()
-            if name.startswith("states/")
-        }
+        states = [name for name in parts if name.startswith("states/")]
+        manifest["states"] = {name.removeprefix("states/"): part_of(parts[name]) for name in states}
         parts["manifest.json"] = json.dumps(manifest).encode()
-    with zipfile.ZipFile(path, "w") as archive:
+    with zipfile.ZipFile(path, "w", **how) as archive:
         for name, data in parts.items():
             archive.writestr(name, data)
+    return path
 
 
 def part_of(data: bytes) -> dict[str, Any]:
     return {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
 
 
-def line(number: int, new: Callable[[bytes], bytes]) -> Callable[[dict[str, bytes]], None]:
+def line(number: int, new: Callable[[bytes], bytes | None]) -> Change:
+    """Change a line of the ledger, or leave it out."""
+
     def change(parts: dict[str, bytes]) -> None:
-        lines = parts["ledger.jsonl"].split(b"\n")
-        lines[number] = new(lines[number])
-        parts["ledger.jsonl"] = b"\n".join(lines)
+        lines: list[bytes | None] = [*parts["ledger.jsonl"].split(b"\n")]
+        lines[number] = new(lines[number] or b"")
+        parts["ledger.jsonl"] = b"\n".join(each for each in lines if each is not None)
 
     return change
 
 
-def without(number: int) -> Callable[[dict[str, bytes]], None]:
-    def change(parts: dict[str, bytes]) -> None:
-        lines = parts["ledger.jsonl"].split(b"\n")
-        del lines[number]
-        parts["ledger.jsonl"] = b"\n".join(lines)
-
-    return change
+def without(number: int) -> Change:
+    return line(number, lambda _: None)
 
 
-def flip(name: str, at: int) -> Callable[[dict[str, bytes]], None]:
-    def change(parts: dict[str, bytes]) -> None:
-        data = bytearray(parts[name])
-        data[at] ^= 1
-        parts[name] = bytes(data)
-
-    return change
+def flip(name: str, at: int) -> Change:
+    return lambda parts: parts.update({name: flipped(parts[name], at)})
 
 
-def put(name: str, data: bytes) -> Callable[[dict[str, bytes]], None]:
+def flipped(data: bytes, at: int) -> bytes:
+    return data[:at] + bytes([data[at] ^ 1]) + data[at:][1:]
+
+
+def put(name: str, data: bytes) -> Change:
     return lambda parts: parts.update({name: data})
 
 
-def drop(name: str) -> Callable[[dict[str, bytes]], None]:
-    return lambda parts: parts.pop(name) and None
+def drop(name: str) -> Change:
+    return lambda parts: parts.pop(name)
 
 
 @pytest.mark.parametrize(
@@ -200,19 +187,11 @@ def drop(name: str) -> Callable[[dict[str, bytes]], None]:
         (drop("manifest.json"), "is not a backup made by `streaming-pca export`, or is damaged"),
         (put("manifest.json", b"{}"), "its manifest is not in this program's format, version 1: program"),
         (put("manifest.json", b"\x00"), "its manifest is not in this program's format, version 1"),
-        (lambda parts: line(0, lambda _: b"")(parts), "ledger.jsonl is damaged"),
+        (line(0, lambda _: b""), "ledger.jsonl is damaged"),
     ],
 )
-def test_damage_is_found_before_anything_is_looked_at(
-    tmp_path: Path, change: Callable[[dict[str, bytes]], None], reported: str
-) -> None:
-    path = tmp_path / "copy.zip"
-    write_backup(made_backup(), path)
-    rewritten(path, change, mend=False)
-    with pytest.raises(UserError) as refused:
-        read_backup(path)
-    assert reported in str(refused.value)
-    assert "\n" not in str(refused.value)
+def test_damage_is_found_before_anything_is_looked_at(tmp_path: Path, change: Change, reported: str) -> None:
+    assert reported in refusal(UserError, read_backup, rewritten(tmp_path, change))
 
 
 def test_damage_to_the_file_itself_is_found_at_every_byte(tmp_path: Path) -> None:
@@ -237,15 +216,8 @@ def copy_with_users() -> Backup:
     step = log.step(users, log.admit(users).counted)
     opened = Opened(topic_id=ID, topic="in", cap=Cap(epsilon="4", delta="1e-5"))
     entries = [opened, *entries_of("u", entry_hash(opened), 1, users=step.index)]
-    return Backup(
-        "in",
-        ID,
-        "2026-07-01T00:00:00.000+00:00",
-        7,
-        tuple(map(encode_entry, entries)),
-        {"u": state_of("u", 1, users=step.index)[0]},
-        {"u": step.index.join(step.parts)},
-    )
+    states, tables = {"u": state_of("u", 1, users=step.index)[0]}, {"u": step.index.join(step.parts)}
+    return Backup("in", ID, CREATED, 7, tuple(map(encode_entry, entries)), states, tables)
 
 
 def test_a_table_of_users_comes_back_with_its_state(tmp_path: Path) -> None:
@@ -258,24 +230,14 @@ def test_a_table_of_users_comes_back_with_its_state(tmp_path: Path) -> None:
         assert "users" in json.loads(archive.read("manifest.json"))
 
 
-def test_a_copy_without_users_can_be_read_by_programs_that_do_not_know_them(tmp_path: Path) -> None:
-    path = tmp_path / "copy.zip"
-    write_backup(made_backup(), path)
-    with zipfile.ZipFile(path) as archive:
-        assert "users" not in json.loads(archive.read("manifest.json"))
-
-
 def test_a_state_without_the_table_that_it_names_is_not_verified() -> None:
     whole = copy_with_users()
     table = whole.users["u"]
     for users, reported in (
         ({}, "job 'u': its table of users is missing"),
         ({"u": table[:-1]}, "job 'u': the size of the table of users differs from the one in its state"),
-        (
-            {"u": bytes([table[0] ^ 1]) + table[1:]},
-            "job 'u': users.delta.1 of the table of users differs",
-        ),
-        ({"u": table[:-1] + bytes([table[-1] ^ 1])}, "job 'u': users.shard.1 of the table of users differs"),
+        ({"u": flipped(table, 0)}, "job 'u': users.delta.1 of the table of users differs"),
+        ({"u": flipped(table, -1)}, "job 'u': users.shard.1 of the table of users differs"),
     ):
         with pytest.raises(BackupNotVerified) as refused:
             verified_ledger(replace(whole, users=users))
@@ -294,28 +256,19 @@ def test_a_file_that_is_not_there_or_no_zip_is_refused(tmp_path: Path) -> None:
         read_backup(tmp_path / "text.zip")
 
 
-@pytest.mark.parametrize(
-    ("size", "reported"),
-    [
+def test_a_part_that_unfolds_to_more_than_it_should_is_not_unfolded(tmp_path: Path) -> None:
+    for size, reported in (
         (2**17, "ledger.jsonl is damaged: its size"),
         (2**24, "would decompress to more than 100 times its size"),
-    ],
-)
-def test_a_part_that_unfolds_to_more_than_it_should_is_not_unfolded(
-    tmp_path: Path, size: int, reported: str
-) -> None:
-    path = tmp_path / "copy.zip"
-    write_backup(made_backup(), path)
-    with zipfile.ZipFile(path) as archive:
-        parts = {name: archive.read(name) for name in archive.namelist()}
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, data in (parts | {"ledger.jsonl": bytes(size)}).items():
-            archive.writestr(name, data)
-    with pytest.raises(UserError, match=reported):
-        read_backup(path)
+    ):
+        path = rewritten(tmp_path, put("ledger.jsonl", bytes(size)), compression=zipfile.ZIP_DEFLATED)
+        assert reported in refusal(UserError, read_backup, path)
+        path.unlink()
 
 
 # -- with a matching manifest -------------------------------------------------------
+
+BREAKS = "the hash chain of job 'a' breaks"
 
 
 def test_a_sound_copy_is_verified() -> None:
@@ -327,14 +280,11 @@ def test_a_sound_copy_is_verified() -> None:
     ("change", "reported"),
     [
         # A smaller charge, for an entry that other entries follow.
-        (
-            line(1, lambda x: x.replace(b'"epsilon":"1"', b'"epsilon":"0"')),
-            "the hash chain of job 'a' breaks",
-        ),
-        (line(3, lambda x: x.replace(RELEASE[:4].encode(), b"1111", 1)), "the hash chain of job 'a' breaks"),
-        (without(2), "the hash chain of job 'a' breaks"),
+        (line(1, lambda x: x.replace(b'"epsilon":"1"', b'"epsilon":"0"')), BREAKS),
+        (line(3, lambda x: x.replace(RELEASE[:4].encode(), b"1111", 1)), BREAKS),
+        (without(2), BREAKS),
         (without(0), "never opened"),
-        (line(0, lambda x: x.replace(b'"4"', b'"9"')), "the hash chain of job 'a' breaks"),
+        (line(0, lambda x: x.replace(b'"4"', b'"9"')), BREAKS),
         (line(4, lambda x: x + b" "), "not a ledger entry"),
         (drop("states/a"), "job 'a': the state that the ledger committed with batch"),
         (put("states/a", state_of("a", 1)[0]), "job 'a': the state differs from the one committed"),
@@ -345,21 +295,16 @@ def test_a_sound_copy_is_verified() -> None:
     ],
 )
 def test_a_copy_that_was_changed_with_its_manifest_is_not_verified(
-    tmp_path: Path, change: Callable[[dict[str, bytes]], None], reported: str
+    tmp_path: Path, change: Change, reported: str
 ) -> None:
-    path = tmp_path / "copy.zip"
-    write_backup(made_backup(), path)
-    rewritten(path, change, mend=True)
-    copy = read_backup(path)
+    copy = read_backup(rewritten(tmp_path, change, mend=True))
     with pytest.raises(BackupNotVerified) as refused:
         verified_ledger(copy)
     assert any(reported in problem for problem in refused.value.problems), refused.value.problems
     assert all("\n" not in problem for problem in refused.value.problems)
 
 
-def test_a_terminal_obeys_no_name_of_a_foreign_file(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_terminal_obeys_no_name_of_a_foreign_file(tmp_path: Path, capfd: Capture) -> None:
     path = tmp_path / "copy.zip"
     with zipfile.ZipFile(path, "w") as archive:
         part = {"size": 1, "sha256": ""}

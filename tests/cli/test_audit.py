@@ -15,16 +15,15 @@ from streaming_pca.privacy.randomness import replace_noise_sampler
 from tests.cli.command import call
 from tests.privacy.noise import ScriptedSampler
 
+Capture = pytest.CaptureFixture[str]
+Patch = pytest.MonkeyPatch
 FEW = ("--trials", 80)
 """Enough to refute something at epsilon = 1, and quick. A true claim is refuted by 1 in 10,000 at most."""
 
 
-def test_one_mechanism_gives_one_object(capfd: pytest.CaptureFixture[str]) -> None:
-    result = call(
-        capfd,
-        *("audit", "--mechanism", "gaussian_on_vector", "--trials", 400, "--epsilon", 2, "--delta", 1e-5),
-        "--json",
-    )
+def test_one_mechanism_gives_one_object(capfd: Capture) -> None:
+    how = ("--mechanism", "gaussian_on_vector", "--trials", 400, "--epsilon", 2, "--delta", 1e-5, "--json")
+    result = call(capfd, "audit", *how)
     assert result.returncode == 0, result.stderr
     facts = json.loads(result.stdout)
     assert (facts["epsilon"], facts["delta"], facts["trials"]) == (2.0, 1e-5, 400)
@@ -40,9 +39,7 @@ def test_one_mechanism_gives_one_object(capfd: pytest.CaptureFixture[str]) -> No
         assert case["refuted"] is False
 
 
-def test_all_are_audited_where_none_is_named(
-    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_all_are_audited_where_none_is_named(capfd: Capture, monkeypatch: Patch) -> None:
     """This tests the command alone: tests/audit covers the noise."""
     monkeypatch.setattr(bounds, "_scores", lambda case, second, trials, advance: np.arange(trials) / 1.0)
     result = call(capfd, "audit", *FEW, "--json")
@@ -65,9 +62,7 @@ def test_all_are_audited_where_none_is_named(
         ("private-oja", []),
     ],
 )
-def test_an_estimator_gives_a_table_a_line_a_case(
-    capfd: pytest.CaptureFixture[str], estimator: str, own: list[str]
-) -> None:
+def test_an_estimator_gives_a_table_a_line_a_case(capfd: Capture, estimator: str, own: list[str]) -> None:
     result = call(capfd, "audit", "--estimator", estimator, *FEW)
     assert result.returncode == 0, result.stderr
     for name in ("sum", "matrix", "pairs", "user", "counts", "stream", *own):
@@ -76,7 +71,7 @@ def test_an_estimator_gives_a_table_a_line_a_case(
     assert "REFUTED" not in result.stdout
 
 
-def test_a_refuted_claim_is_a_status_above_0(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_refuted_claim_is_a_status_above_0(capfd: Capture) -> None:
     with replace_noise_sampler(ScriptedSampler()):
         shown = call(capfd, "audit", "--mechanism", "laplace_on_vector", *FEW)
         answer_of_program = call(capfd, "audit", "--mechanism", "laplace_on_vector", *FEW, "--json")

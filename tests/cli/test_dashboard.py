@@ -33,34 +33,22 @@ TOKEN = secret("token")
 ELSEWHERE = ["0.0.0.0", "::", "192.0.2.1", "example.org"]
 
 CONFIG = """\
-[kafka]
-bootstrap_servers = "{bootstrap}"
-bootstrap_timeout_ms = 1000
-
-[stream]
-name = "{name}"
-input = "{input}"
-dim = {dim}
-rank = {rank}
-epsilon = 1.0
-delta = 1e-6
-
+kafka = {{ bootstrap_servers = "{}", bootstrap_timeout_ms = 1000 }}
+stream = {{ name = "{}", input = "{}", dim = {}, rank = {}, epsilon = 1.0, delta = 1e-6 }}
 [http]
 port = 0
 """
+PATHS = {"PYTHONPATH": os.pathsep.join(sys.path)}
 
 
 def written(path: Path, bootstrap: str, made: MadeStream | None = None, more: str = "") -> Path:
-    path.write_text(
-        CONFIG.format(
-            bootstrap=bootstrap,
-            name="shown" if made is None else made.name,
-            input="shown-records" if made is None else made.settings.stream.input,
-            dim=4 if made is None else made.settings.stream.dim,
-            rank=2 if made is None else made.settings.stream.rank,
-        )
-        + more
+    stream = None if made is None else made.settings.stream
+    shown = (
+        ("shown", "shown-records", 4, 2)
+        if stream is None
+        else (stream.name, stream.input, stream.dim, stream.rank)
     )
+    path.write_text(CONFIG.format(bootstrap, *shown) + more)
     return path
 
 
@@ -71,14 +59,14 @@ def config(tmp_path: Path) -> Path:
 
 
 @contextmanager
-def running(*words: object, **variables: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def running(*words: object) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """Run a command, and wait for the address that it prints."""
     with subprocess.Popen(
         [sys.executable, "-m", "streaming_pca", *map(str, words)],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)} | variables,
+        env=os.environ | PATHS,
     ) as process:
         try:
             assert process.stdout is not None
@@ -95,17 +83,15 @@ def running(*words: object, **variables: str) -> Iterator[tuple[subprocess.Popen
             process.kill()
 
 
-def get(url: str, token: str | None = None) -> Any:
+def read(url: str, token: str | None = None) -> bytes:
     headers = {} if token is None else {"Authorization": f"Bearer {token}"}
     with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=240) as answer:
-        text = answer.read()
-    return json.loads(text)
-
-
-def read(url: str) -> bytes:
-    with urllib.request.urlopen(url, timeout=240) as answer:
         text: bytes = answer.read()
     return text
+
+
+def get(url: str, token: str | None = None) -> Any:
+    return json.loads(read(url, token))
 
 
 def ends(process: subprocess.Popen[str], number: signal.Signals) -> int:
@@ -158,14 +144,13 @@ def test_a_worker_shows_its_streams_beside_its_metrics(
     kafka_bootstrap: str, unique_name: Any, tmp_path: Path, capfd: Capture
 ) -> None:
     name = unique_name("worked")
-    text = CONFIG.format(bootstrap=kafka_bootstrap, name=name, input=f"{name}-records", dim=4, rank=2)
+    text = CONFIG.format(kafka_bootstrap, name, f"{name}-records", 4, 2)
     path = tmp_path / "stream.toml"
     path.write_text(f"{text}dashboard = true\n\n[worker]\ngroup = '{name}'\n")
     assert call(capfd, "topics", "create", "--config", path, "--cap", "1,1e-6").returncode == 0
     with running("worker", "--config", path) as (process, url):
-        wait_for(
-            "the leader", lambda: b'_leader{stream="' + name.encode() + b'"} 1.0' in read(f"{url}/metrics")
-        )
+        leads = f'_leader{{stream="{name}"}} 1.0'.encode()
+        wait_for("the leader", lambda: leads in read(f"{url}/metrics"))
         (found,) = wait_for("the stream", lambda: get(f"{url}/v1/streams")["items"])
         assert found["name"] == name
         wait_for("the ledger", lambda: get(f"{url}/v1/ledger")["items"][0]["entries"] >= 1)
@@ -184,14 +169,9 @@ def test_elsewhere_without_a_token_it_does_not_start(host: str, config: Path, ca
 @pytest.mark.parametrize("command", ["worker", "dashboard"])
 def test_a_process_ends_with_one_line_and_status_2(command: str, config: Path) -> None:
     words = ["--host", "0.0.0.0"] if command == "dashboard" else []
-    done = subprocess.run(
-        [sys.executable, "-m", "streaming_pca", command, "--config", config, *words],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "STREAMING_PCA_HTTP__HOST": "0.0.0.0"},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+    program = [sys.executable, "-m", "streaming_pca", command, "--config", config, *words]
+    variables = os.environ | PATHS | {"STREAMING_PCA_HTTP__HOST": "0.0.0.0"}
+    done = subprocess.run(program, env=variables, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 2
     (line,) = [line for line in done.stderr.splitlines() if "error" in line.lower()]
     assert "http.host = '0.0.0.0' is not loopback" in line

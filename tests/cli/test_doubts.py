@@ -25,16 +25,8 @@ Capture = pytest.CaptureFixture[str]
 
 
 def settings(**changes: Any) -> StreamSettings:
-    values: dict[str, Any] = {
-        "name": "s",
-        "input": "in",
-        "dim": 3,
-        "rank": 2,
-        "epsilon": 1.0,
-        "delta": 1e-6,
-        "estimator": "analyze-gauss",
-    }
-    return StreamSettings(**(values | changes))
+    values = {"name": "s", "input": "in", "dim": 3, "rank": 2, "epsilon": 1.0, "delta": 1e-6}
+    return StreamSettings(**values | {"estimator": "analyze-gauss"} | changes)
 
 
 def doubted(**changes: Any) -> Release:
@@ -77,9 +69,8 @@ def test_every_place_shows_the_same_lines(
     assert history.advice == advice
     assert judge(Facts(doubts=advice.reasons)).reasons == [f"The last release: {r}." for r in advice.reasons]
     answered = json.loads(DoubtAdvice(**described["advice"]).model_dump_json())
-    assert [*answered["reasons"], *(f"- {remedy}" for remedy in answered["remedies"])] == [
-        line for line in lines if not line.startswith(("what helps", "already given"))
-    ]
+    expected = [line for line in lines if not line.startswith(("what helps", "already given"))]
+    assert [*answered["reasons"], *(f"- {remedy}" for remedy in answered["remedies"])] == expected
 
     bounds = None if found.bounds is None else [np.broadcast_to(each, 3) for each in found.bounds]
     library = advise(
@@ -91,10 +82,8 @@ def test_every_place_shows_the_same_lines(
         found.dominant_feature,
     )  # fmt: skip
     assert list(library.reasons) == list(advice.reasons)
-    streams = [
-        line.removeprefix("a new stream with ").replace("rank", "n_components") for line in advice.remedies
-    ]
-    assert streams == list(library.remedies)
+    new = [line.removeprefix("a new stream with ") for line in advice.remedies]
+    assert [line.replace("rank", "n_components") for line in new] == list(library.remedies)
 
 
 def test_settings_of_another_estimator_count_as_unknown() -> None:

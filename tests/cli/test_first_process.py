@@ -35,9 +35,8 @@ def test_a_worker_ends_however_early_it_is_told_to(
     """The system delivers only handled signals to the first process."""
     # The worker must not end by itself: another process may use the default port, and no broker answers.
     # It ends when its first look at the topics does.
-    config = written(
-        tmp_path, GOOD.replace("[stream]", "bootstrap_timeout_ms = 5000\n[http]\nport = 0\n[stream]")
-    )
+    more = "bootstrap_timeout_ms = 5000\n[http]\nport = 0\n[stream]"
+    config = written(tmp_path, GOOD.replace("[stream]", more))
     command = [*namespace, sys.executable, "-P", "-m", "streaming_pca", "worker", "--config", str(config)]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as started:
         try:

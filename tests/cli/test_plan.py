@@ -20,40 +20,25 @@ from streaming_pca.estimators.forecast.forecast import forecast
 from streaming_pca.estimators.forecast.result import as_json
 from tests.cli.command import call
 from tests.cli.test_app import one_line
+from tests.config.test_settings import GOOD
 
+Capture = pytest.CaptureFixture[str]
+Patch = pytest.MonkeyPatch
 PLAN = ("plan", "--records", 100_000)
 KNOWN = (*PLAN, "--dim", 50, "--rank", 2, "--epsilon", 1, "--delta", 1e-6)
-CONFIG = """
-[stream]
-name = "s"
-input = "in"
-dim = 6
-rank = 2
-epsilon = 1.0
-delta = 1e-6
-privacy_unit = "user"
-contributions_per_user = 2
-
-[stream.options]
-n_records = 100000
-n_batches = 2
-growth = 1.0
-"""
+CONFIG = GOOD.replace("dim = 4", "dim = 6") + (
+    'privacy_unit = "user"\ncontributions_per_user = 2\n'
+    "[stream.options]\nn_records = 100000\nn_batches = 2\ngrowth = 1.0\n"
+)
 
 
-def facts(capfd: pytest.CaptureFixture[str], *arguments: object) -> Any:
+def facts(capfd: Capture, *arguments: object) -> Any:
     result = call(capfd, *arguments, "--json")
     assert result.returncode == 0, result.stderr
     return json.loads(result.stdout)
 
 
-def write(tmp_path: Path) -> Path:
-    path = tmp_path / "stream.toml"
-    path.write_text(CONFIG)
-    return path
-
-
-def test_a_plan_is_a_table_that_fits_a_terminal(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_plan_is_a_table_that_fits_a_terminal(capfd: Capture) -> None:
     plain = call(capfd, *KNOWN, "--gap", 0.1)
     verbose = call(capfd, *KNOWN, "--gap", 0.1, "--verbose")
     for result in (plain, verbose):
@@ -63,16 +48,10 @@ def test_a_plan_is_a_table_that_fits_a_terminal(capfd: pytest.CaptureFixture[str
         assert result.stdout.startswith(
             "With 100,000 records of 50 features and epsilon 1, the subspace of 2"
         )
-    for part in (
-        "rho 0.028",
-        "mu 0.237; noise multiplier 4.2",
-        "1 of 100,000 records",
-        "gap needed",
-        "30%",
-        "with a gap of 10% the error is",
-    ):
+    for part in ("rho 0.028", "mu 0.237; noise multiplier 4.2", "1 of 100,000 records", "gap needed", "30%"):
         assert part in verbose.stdout
         assert part not in plain.stdout
+    assert "with a gap of 10% the error is" in verbose.stdout
 
 
 @pytest.mark.parametrize(
@@ -85,7 +64,7 @@ def test_a_plan_is_a_table_that_fits_a_terminal(capfd: pytest.CaptureFixture[str
     ],
 )
 def test_defaults_are_those_of_the_library(
-    given: tuple[object, ...], parameters: dict[str, Any], capfd: pytest.CaptureFixture[str]
+    given: tuple[object, ...], parameters: dict[str, Any], capfd: Capture
 ) -> None:
     """For one batch, and for as many as a fit of more records needs."""
     model = PrivatePCA(**parameters)
@@ -95,15 +74,10 @@ def test_defaults_are_those_of_the_library(
     text = " ".join(call(capfd, "plan", "--records", 20_000, "--dim", 14, *given).stdout.split())
     (named,) = re.findall(r"Defaults of PrivatePCA: ([^.]*(?:\.\d[^.]*)*)\.", text)
     usual = {name: p.default for name, p in inspect.signature(PrivatePCA).parameters.items()}
-    shown = {
-        f"rank {usual['n_components']:g}": "n_components",
-        f"epsilon {usual['epsilon']:g}": "epsilon",
-        f"delta {usual['delta']:g}": "delta",
-        f"estimator {usual['estimator']}": "estimator",
-        f"centering {usual['centering']}": "centering",
-    }
-    expected = {words for words, name in shown.items() if name not in parameters}
-    assert set(named.split(", ")) == expected | {"no bounds", "one batch"}
+    names = {"n_components": "rank"} | {n: n for n in ("epsilon", "delta", "estimator", "centering")}
+    expected = {f"{shown} {usual[name]}" for name, shown in names.items() if name not in parameters}
+    texts = {text.replace(" 1.0", " 1") for text in expected}
+    assert set(named.split(", ")) == texts | {"no bounds", "one batch"}
     assert usual["bounds"] is None
     page = " ".join(call(capfd, "plan", "--help").stdout.replace("│", " ").split())
     for name, value in (("rank", "n_components"), ("epsilon", "epsilon"), ("delta", "delta")):
@@ -111,7 +85,7 @@ def test_defaults_are_those_of_the_library(
         assert f"without --config {number}, as for PrivatePCA" in page, name
 
 
-def test_a_plot_is_drawn(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_plot_is_drawn(capfd: Capture, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     for name, start in (("a.png", b"\x89PNG"), ("a.svg", b"<?xml")):
         for gap in ((), ("--gap", 0.1)):
@@ -150,9 +124,7 @@ def test_ticks_of_a_plot_are_short_powers_of_two_times_the_given_numbers(
         assert max(shown) <= 90
 
 
-def test_a_plot_without_matplotlib_is_one_line(
-    capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_plot_without_matplotlib_is_one_line(capfd: Capture, tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.delattr(streaming_pca, "plots", raising=False)
     monkeypatch.delitem(sys.modules, "streaming_pca.plots", raising=False)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
@@ -162,7 +134,7 @@ def test_a_plot_without_matplotlib_is_one_line(
     assert not result.stdout
 
 
-def test_programs_get_the_same_numbers(capfd: pytest.CaptureFixture[str]) -> None:
+def test_programs_get_the_same_numbers(capfd: Capture) -> None:
     found = facts(capfd, *KNOWN, "--gap", 0.1)
     own = forecast(50, 2, 100_000, 1.0, 1e-6)
     assert found["batches"] == list(own.batches)
@@ -178,8 +150,9 @@ def test_programs_get_the_same_numbers(capfd: pytest.CaptureFixture[str]) -> Non
     assert (equal["contributions"], equal["tail"], equal["gap"], equal["error"]) == (4, 2.0, None, None)
 
 
-def test_a_file_of_settings_tells_the_rest(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    config = write(tmp_path)
+def test_a_file_of_settings_tells_the_rest(capfd: Capture, tmp_path: Path) -> None:
+    config = tmp_path / "stream.toml"
+    config.write_text(CONFIG)
     found = facts(capfd, *PLAN, "--config", config)
     assert (found["dim"], found["rank"], found["contributions"]) == (6, 2, 2)
     assert found["batches"] == [50_000, 50_000]
@@ -192,26 +165,22 @@ def test_a_file_of_settings_tells_the_rest(capfd: pytest.CaptureFixture[str], tm
     assert text.startswith("With 100,000 records of 6 features and epsilon 1, the subspace of 2")
     assert f"Settings: those of the stream in {config}." in " ".join(text.split())
     assert facts(capfd, *PLAN, "--config", config, "--batches", 4)["batches"] == [25_000] * 4
-    other = tmp_path / "other.toml"
-    text = config.read_text().split("[stream.options]")[0]
-    other.write_text(
-        text.replace(
-            "rank = 2", 'rank = 1\nestimator = "noisy-power"\noptions = { clip_l2 = 1.0 }\ncentering = "none"'
-        )
-    )
-    one_line(call(capfd, *PLAN, "--config", other), 2, "forecasts exist for adaptive")
+    config.write_text(GOOD + 'estimator = "noisy-power"\noptions = { clip_l2 = 1.0 }\ncentering = "none"\n')
+    one_line(call(capfd, *PLAN, "--config", config), 2, "forecasts exist for adaptive")
 
 
-def test_an_epsilon_that_hardly_protects_is_warned_of(capfd: pytest.CaptureFixture[str]) -> None:
-    result = call(capfd, *KNOWN, "--epsilon", 1000)
+@pytest.mark.parametrize(
+    ("option", "value", "words", "harmless"),
+    [
+        ("--epsilon", 1000, "epsilon = 1000 is above 20: results may reveal a record", 20),
+        ("--delta", 1e-4, "delta = 0.0001 is not below 1/records", 1e-6),
+    ],
+)
+def test_an_epsilon_and_a_delta_that_hardly_protect_are_warned_of(
+    option: str, value: float, words: str, harmless: float, capfd: Capture
+) -> None:
+    result = call(capfd, *KNOWN, option, value)
     assert result.returncode == 0
-    words = " ".join(result.stdout.split())
-    assert "warning: epsilon = 1000 is above 20: results may reveal a record" in words
-    assert facts(capfd, *KNOWN, "--epsilon", 20)["warnings"] == []
-
-
-def test_a_large_delta_is_warned_of(capfd: pytest.CaptureFixture[str]) -> None:
-    result = call(capfd, *KNOWN, "--delta", 1e-4)
-    assert result.returncode == 0
-    assert "warning: delta = 0.0001 is not below 1/records" in result.stdout
-    assert facts(capfd, *KNOWN, "--delta", 1e-4)["warnings"]
+    assert f"warning: {words}" in " ".join(result.stdout.split())
+    assert facts(capfd, *KNOWN, option, value)["warnings"]
+    assert facts(capfd, *KNOWN, option, harmless)["warnings"] == []

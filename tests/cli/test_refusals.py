@@ -23,6 +23,7 @@ PLAN = "plan --records 100000 --dim 50 --rank 2 --epsilon 1 --delta 1e-6"
 REPORT = "produce x.npy --config local.toml"
 CHARGE = "ledger charge --job j --epsilon 1 --delta 0 --reason x --input t"
 CHECK = "payload check payload"
+PROJECT = "project -c several.toml --stream a"
 
 REFUSALS = [
     ("audit --estimator pca", "no estimator 'pca'; known: adadpo, adaptive, adaptive-power, analyze-gauss, "),
@@ -103,6 +104,12 @@ REFUSALS = [
     (f"{REPORT} --local-skip-spent", "add --local-accountant FILE"),
     (f"{REPORT} --local-epsilon 2", "--local-epsilon 2.0 is not stream.epsilon = 1.0"),
     (f"{REPORT} --local-radius -1", "radius"),
+    (f"{PROJECT} --output in", "this is a topic of stream 'a'"),
+    (f"{PROJECT} --output in.ledger", "this is a topic of stream 'a'"),
+    (f"{PROJECT} --output b.releases", "this is a topic of stream 'b'"),
+    (f"{PROJECT} --output others.state", "whose names end in .ledger, .state, .releases belong to streams"),
+    (f"{PROJECT} --output a/topic", "--output must be 1 to 200 letters"),
+    (f"{PROJECT} --output out --format xml", "--format must be octets or json, not 'xml'"),
     ("topics create --config one.toml --cap 1", "EPSILON,DELTA"),
     ("topics create --config one.toml --cap -1,0", "must not be negative"),
     ("plam", "No such command 'plam'. Did you mean 'plan'? (streaming-pca --help)"),

@@ -10,6 +10,8 @@ import pytest
 from tests.cli.command import call
 from tests.cli.test_app import one_line, write_config
 
+Capture = pytest.CaptureFixture[str]
+Patch = pytest.MonkeyPatch
 EXTRA = "pip install '.[spark]' in the checkout"
 
 
@@ -19,17 +21,13 @@ def config(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", ["pandas", "pyarrow", "pyspark"])
-def test_without_the_extra(
-    name: str, config: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_the_extra(name: str, config: Path, capfd: Capture, monkeypatch: Patch) -> None:
     # A module entry of None makes Python refuse the import.
     monkeypatch.setitem(sys.modules, name, None)
     one_line(call(capfd, "spark", "--config", config), 2, f"error: Spark needs {name}: {EXTRA}")
 
 
-def test_without_java(
-    config: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_java(config: Path, tmp_path: Path, capfd: Capture, monkeypatch: Patch) -> None:
     for tool in ("bash", "dirname"):
         found = next(path for each in ("/usr/bin", "/bin") if (path := Path(each, tool)).exists())
         (tmp_path / tool).symlink_to(found)
@@ -39,10 +37,8 @@ def test_without_java(
     one_line(done, 2, "error: Spark did not start: JAVA_HOME is not set", "openjdk-17-jre-headless")
 
 
-def test_a_wrong_configuration(config: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_configuration(config: Path, capfd: Capture) -> None:
     one_line(call(capfd, "spark", "--config", config, "--master", "nonsense"), 2, "error: --master nonsense")
-    with config.open("a") as file:
-        file.write('\n[spark]\nmastre = "yarn"\n')
-    one_line(
-        call(capfd, "spark", "--config", config), 2, "spark.mastre: no such setting; did you mean master?"
-    )
+    config.write_text(config.read_text() + '\n[spark]\nmastre = "yarn"\n')
+    wrong = "spark.mastre: no such setting; did you mean master?"
+    one_line(call(capfd, "spark", "--config", config), 2, wrong)

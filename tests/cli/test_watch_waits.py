@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from itertools import count
+from types import SimpleNamespace
 
 import pytest
 
@@ -10,21 +12,14 @@ from streaming_pca.admin.watch import FollowedRelease
 from streaming_pca.cli import watch as module
 from tests.cli.test_watch import release
 
-
-class Clock:
-    """Clock that advances with each look."""
-
-    def __init__(self, step: float) -> None:
-        self.now, self.step = 0.0, step
-
-    def monotonic(self) -> float:
-        self.now += self.step
-        return self.now
+Capture = pytest.CaptureFixture[str]
+Patch = pytest.MonkeyPatch
 
 
-def shown(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, silent: int) -> tuple[str, str]:
+def shown(capfd: Capture, monkeypatch: Patch, silent: int) -> tuple[str, str]:
     """Return the output if ``silent`` looks, a second apart, find nothing before two releases."""
-    monkeypatch.setattr(module, "time", Clock(1.0))
+    seconds = count(1.0)
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: next(seconds)))
     first, second = (FollowedRelease(release(batch), None) for batch in (1, 2))
     items = [*[None] * silent, first, *[None] * 60, second]
     module._show(iter(items), as_json=True, count=2, timeout=None, settings=None)
@@ -33,7 +28,7 @@ def shown(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, si
 
 
 def test_a_long_silence_before_the_first_release_is_explained_once(
-    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capfd: Capture, monkeypatch: Patch
 ) -> None:
     out, err = shown(capfd, monkeypatch, 100)
     assert err.count("no release yet") == 1
@@ -41,8 +36,5 @@ def test_a_long_silence_before_the_first_release_is_explained_once(
     assert [json.loads(line)["batch"] for line in out.splitlines()] == [1, 2]
 
 
-def test_a_short_one_is_not_and_none_between_releases(
-    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _, err = shown(capfd, monkeypatch, 3)
-    assert err == ""
+def test_a_short_one_is_not_and_none_between_releases(capfd: Capture, monkeypatch: Patch) -> None:
+    assert shown(capfd, monkeypatch, 3)[1] == ""

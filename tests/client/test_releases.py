@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import multiprocessing
 import os
 import re
@@ -20,8 +21,11 @@ from streaming_pca.config.loading import load_settings
 from streaming_pca.errors import UserError
 from tests.cli.test_app import write_config
 from tests.cli.test_watch import LATER, Published, release
+from tests.config.refusals import refusal
 from tests.waiting import LIMIT
 
+Caplog = pytest.LogCaptureFixture
+TOUR = "tour.releases"
 QUIET = 1.0
 """Seconds without a release after which a test's iterator ends."""
 
@@ -77,9 +81,7 @@ def test_an_iterator_begins_where_it_is_told(published: Published) -> None:
         assert list(coming) == []
 
 
-def test_what_is_no_release_is_skipped_with_a_warning(
-    published: Published, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_is_no_release_is_skipped_with_a_warning(published: Published, caplog: Caplog) -> None:
     published(release(1), b'{"version": 999}', release(2, stream="t"))
     assert batches(follow_all(published, start="first"), 1) == [1]
     assert f"{published.topic}, offset 2: not a release" in caplog.text
@@ -112,26 +114,20 @@ def test_a_stream_without_topics_is_named_with_the_streams_that_exist(
 ) -> None:
     existing, servers = name_of(published), published.kafka.bootstrap_servers
     settings = load_settings(write_config(tmp_path, servers, f"{existing}x"))
+    missing = f"no topic '{existing}x.releases' exists on the broker at {servers}"
+    begins = f"{missing}: correct the stream's name; streams there: {existing}"
     for read in (latest, follow):
-        with pytest.raises(TopicError) as raised:
-            read(settings)
-        begins = (
-            f"no topic '{existing}x.releases' exists on the broker at {servers}: correct the stream's name"
-        )
-        assert str(raised.value).startswith(f"{begins}; streams there: {existing}")
+        assert refusal(TopicError, read, settings).startswith(begins)
+
+
+UNLESS = "correct the address or the name, unless the stream is not set up yet"
 
 
 @pytest.mark.parametrize(
     ("others", "ends"),
     [
-        *(
-            (
-                others,
-                ", nor any releases that you may read: correct the address or the name, unless the stream is "
-                "not set up yet",
-            )
-            for others in ([], ["in", "in.ledger"])
-        ),
+        ([], f", nor any releases that you may read: {UNLESS}"),
+        (["in", "in.ledger"], f", nor any releases that you may read: {UNLESS}"),
         (["in", "a.state", "b.releases", "visits.releases"], "; streams there: visits, b"),
     ],
     ids=["no topic", "no releases", "two streams"],
@@ -154,10 +150,7 @@ def test_another_word_for_the_start_is_refused_before_a_release_is_skipped(start
 @pytest.mark.parametrize(
     ("timeout", "given"),
     [
-        ("1", "'1'"),
-        (True, "True"),
-        (float("nan"), "nan"),
-        (-1, "-1"),
+        *((each, repr(each)) for each in ("1", True, math.nan, -1)),
         ([1], "of type list"),
         (1j, "of type complex"),
     ],
@@ -174,15 +167,11 @@ def test_a_timeout_that_is_not_a_number_is_refused_before_a_broker_is_asked(
     ("topic", "others", "words"),
     [
         # latest("tour.releases"), a topic in the place of its stream; the topic need not be visible.
-        (
-            "tour.releases.releases",
-            ["tour.releases"],
-            "name the stream, 'tour', not its topic 'tour.releases'",
-        ),
-        ("tour.releases.releases", [], "name the stream, 'tour', not its topic 'tour.releases'"),
+        (f"{TOUR}.releases", [TOUR], "name the stream, 'tour', not its topic 'tour.releases'"),
+        (f"{TOUR}.releases", [], "name the stream, 'tour', not its topic 'tour.releases'"),
         # watch --releases tour, a stream in the place of its topic.
-        ("tour", ["tour.releases"], "'tour' is a stream, whose topic is 'tour.releases'"),
-        ("tor", ["tour.releases"], "correct the stream's name; streams there: tour"),
+        ("tour", [TOUR], "'tour' is a stream, whose topic is 'tour.releases'"),
+        ("tor", [TOUR], "correct the stream's name; streams there: tour"),
     ],
 )
 def test_a_topic_and_a_stream_that_were_confused_are_named(topic: str, others: list[str], words: str) -> None:
@@ -211,10 +200,7 @@ FILE = "is a file: load its settings first, stream = load_settings(Path("
 def test_what_is_no_stream_is_refused_in_one_line(
     read: Callable[..., object], stream: object, kind: type[Exception], words: str
 ) -> None:
-    with pytest.raises(kind) as caught:
-        read(stream, "127.0.0.1:1")
-    assert words in str(caught.value)
-    assert "\n" not in str(caught.value)
+    assert words in refusal(kind, read, stream, "127.0.0.1:1")
 
 
 @pytest.mark.parametrize("given", ["127.0.0.1:1", None])

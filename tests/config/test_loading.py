@@ -18,10 +18,12 @@ from streaming_pca.config.settings import Settings
 from streaming_pca.data.features.feature import Feature
 from streaming_pca.dev.jars import CACHE_VARIABLE
 from streaming_pca.estimators.registry import ESTIMATORS
+from tests.config.refusals import refusal
 from tests.config.test_settings import GOOD
 from tests.estimators.suite import make
 from tests.security.needles import secret
 
+Patch = pytest.MonkeyPatch
 Load = Callable[..., tuple[Settings, ...]]
 
 SEVERAL = """
@@ -81,14 +83,9 @@ NEEDED = {
     ("http", "private_key"): "belong together",
 }
 """Reasons for refusing the rest of their case without these settings."""
-OTHER = {("stream", "centering"): "none", ("stream", "options", "clip_radius"): "3"}
 OTHERS = {("stream", "centering"): "none"}
-UNPROMISED = {
-    ("stream", "estimator"): "oja",
-    ("stream", "centering"): "none",
-    ("stream", "epsilon"): "inf",
-    ("stream", "delta"): "inf",
-}
+OTHER = OTHERS | {("stream", "options", "clip_radius"): "3"}
+UNPROMISED = OTHERS | {("stream", "estimator"): "oja"} | {("stream", k): "inf" for k in ("epsilon", "delta")}
 FIELDS = {("stream", "features"): '[{"name": "a", "size": 4}]', ("stream", "privacy_unit"): "user"}
 SCHEMAS = Path(__file__).parent / "schemas"
 AVRO = {("stream", "features"): '[{"name": "a", "size": 4}]', ("stream", "format"): "avro"}
@@ -196,11 +193,7 @@ CASES: dict[tuple[str, ...], Case] = {
     ("registry", "url"): ("https://b.example", "https://b.example", {("registry", "seconds"): "5"}),
     ("registry", "username"): ("me", "me", REGISTRY | {("registry", "password_file"): "/nowhere"}),
     ("registry", "password"): (PASSWORD, SecretStr(PASSWORD), REGISTRY | {("registry", "username"): "me"}),
-    ("registry", "password_file"): (
-        "/run/x",
-        Path("/run/x"),
-        REGISTRY | {("registry", "username"): "me"},
-    ),
+    ("registry", "password_file"): ("/run/x", Path("/run/x"), REGISTRY | {("registry", "username"): "me"}),
     ("registry", "token_file"): ("/run/token", Path("/run/token"), REGISTRY),
     ("registry", "ssl_cafile"): ("/ca.pem", Path("/ca.pem"), REGISTRY),
     ("registry", "seconds"): ("5", 5.0, REGISTRY),
@@ -272,9 +265,7 @@ def load(tmp_path: Path) -> Load:
 
 
 @pytest.mark.parametrize("setting", every_setting(), ids=lambda s: f"{s.estimator or ''}:{'.'.join(s.path)}")
-def test_every_setting_has_an_environment_variable(
-    setting: Setting, load: Load, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_setting_has_an_environment_variable(setting: Setting, load: Load, monkeypatch: Patch) -> None:
     """A setting without a case here fails too."""
     text, expected, *more = case_of(setting)
     for path, value in (more[0] if more else {}).items():
@@ -295,7 +286,7 @@ def test_no_case_is_of_a_setting_that_is_gone() -> None:
 
 @pytest.mark.parametrize("service", ["KAFKA", "DASHBOARD", "HTTP", "STREAM_PCA", "SERVICE", ""])
 def test_variables_of_others_with_the_same_beginning_are_no_settings(
-    service: str, load: Load, monkeypatch: pytest.MonkeyPatch
+    service: str, load: Load, monkeypatch: Patch
 ) -> None:
     """Kubernetes sets these in each pod for a Service; the last belongs to this package."""
     prefix = "_".join(part for part in ("STREAMING_PCA", service) if part)
@@ -314,7 +305,7 @@ def test_variables_of_others_with_the_same_beginning_are_no_settings(
     assert load()[0].stream.rank == 2
 
 
-def test_a_section_can_be_one_variable(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_section_can_be_one_variable(load: Load, monkeypatch: Patch) -> None:
     monkeypatch.setenv("STREAMING_PCA_STREAM", '{"epsilon": 0.5, "options": {"growth": 3}}')
     monkeypatch.setenv("STREAMING_PCA_STREAM__DELTA", "1e-9")
     (settings,) = load()
@@ -325,71 +316,47 @@ def test_a_section_can_be_one_variable(load: Load, monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     ("variable", "text", "expected"),
     [
-        (
-            "STREAM__EPSILON",
-            "much",
-            "environment: STREAMING_PCA_STREAM__EPSILON: must be a number",
-        ),
-        ("STREAM__RANK", "0", "environment: STREAMING_PCA_STREAM__RANK: "),
-        ("STREAM__COLOUR", "red", "environment: STREAMING_PCA_STREAM__COLOUR: no such setting"),
-        ("STREAM__BOUNDS", "[1", "environment: STREAMING_PCA_STREAM__BOUNDS: "),
-        ("STREAM__CENTERING", '["a"]', "environment: STREAMING_PCA_STREAM__CENTERING: "),
-        (
-            "STREAM__CAP",
-            '{"epsilon": -1, "delta": 0}',
-            "environment: STREAMING_PCA_STREAM__CAP: epsilon: must not be neg",
-        ),
+        ("STREAM__EPSILON", "much", "must be a number"),
+        ("STREAM__RANK", "0", ""),
+        ("STREAM__COLOUR", "red", "no such setting"),
+        ("STREAM__BOUNDS", "[1", ""),
+        ("STREAM__CENTERING", '["a"]', ""),
+        ("STREAM__CAP", '{"epsilon": -1, "delta": 0}', "epsilon: must not be neg"),
         ("STREAM__OPTIONS__RADIUS_RANGE", "[1,", "options of adaptive: radius_range: "),
-        ("STREAM__RANK", "2.5", "environment: STREAMING_PCA_STREAM__RANK: must be a whole number"),
-        ("STREAM__DIM", "many", "environment: STREAMING_PCA_STREAM__DIM: must be a whole number"),
-        (
-            "WORKER__STOP_WHEN_DONE",
-            "perhaps",
-            "environment: STREAMING_PCA_WORKER__STOP_WHEN_DONE: must be true",
-        ),
-        (
-            "STREAM__PRIVACY_UNIT",
-            "house",
-            "environment: STREAMING_PCA_STREAM__PRIVACY_UNIT: must be 'message',",
-        ),
-        ("STREAM__OPTIONS", "{", "environment: STREAMING_PCA_STREAM__OPTIONS: is not JSON"),
-        ("KAFKA", "{", "environment: STREAMING_PCA_KAFKA: is not JSON"),
-        ("kafka", "{", "environment: STREAMING_PCA_KAFKA: is not JSON"),
-        ("KAFKA", '{"colour": 1}', "environment: STREAMING_PCA_KAFKA: colour: no such setting"),
-        ("KAFKA", "5", "environment: STREAMING_PCA_KAFKA: must be a table"),
-        ("COLOUR", "red", "environment: STREAMING_PCA_COLOUR: no such setting"),
-        ("STREAM_EPSILON", "9", "environment: STREAMING_PCA_STREAM_EPSILON: no such setting"),
+        ("STREAM__RANK", "2.5", "must be a whole number"),
+        ("STREAM__DIM", "many", "must be a whole number"),
+        ("WORKER__STOP_WHEN_DONE", "perhaps", "must be true"),
+        ("STREAM__PRIVACY_UNIT", "house", "must be 'message',"),
+        ("STREAM__OPTIONS", "{", "is not JSON"),
+        ("KAFKA", "{", "is not JSON"),
+        ("kafka", "{", "is not JSON"),
+        ("KAFKA", '{"colour": 1}', "colour: no such setting"),
+        ("KAFKA", "5", "must be a table"),
+        ("COLOUR", "red", "no such setting"),
         # These are named like a Service's variables in Kubernetes, but with different values.
-        ("HTTP_PORT", "9464", "environment: STREAMING_PCA_HTTP_PORT: no such setting"),
-        ("HTTP_SERVICE_HOST", "pca.example.org", "environment: STREAMING_PCA_HTTP_SERVICE_HOST: no such"),
-        ("HTTP__SERVICE_HOST", "10.0.0.1", "environment: STREAMING_PCA_HTTP__SERVICE_HOST: no such"),
-        ("STREAMS", "{", "environment: STREAMING_PCA_STREAMS: is not JSON"),
-        (
-            "STREAMS__0__NAME",
-            "q",
-            "environment: STREAMING_PCA_STREAMS__0__NAME: the list of streams is set as",
-        ),
-        ("STREAMS", "[]", "environment: STREAMING_PCA_STREAMS: must be a list of tables"),
-        ("STREAMS", "[{}, 5]", "environment: STREAMING_PCA_STREAMS: streams[2]: must be a table"),
-        ("STREAMS", '[{"rank": "x"}]', "environment: STREAMING_PCA_STREAMS: streams[1].rank: "),
-        ("STREAMS", '[{"rank": 9}]', "environment: STREAMING_PCA_STREAMS: streams[1]: rank = 9 is above dim"),
-        ("STREAMS", "[{}, {}]", "environment: STREAMING_PCA_STREAMS: streams: 's' is listed twice"),
+        ("HTTP_PORT", "9464", "no such setting"),
+        ("HTTP_SERVICE_HOST", "pca.example.org", "no such"),
+        ("HTTP__SERVICE_HOST", "10.0.0.1", "no such"),
+        ("STREAMS", "{", "is not JSON"),
+        ("STREAMS__0__NAME", "q", "the list of streams is set as"),
+        ("STREAMS", "[]", "must be a list of tables"),
+        ("STREAMS", "[{}, 5]", "streams[2]: must be a table"),
+        ("STREAMS", '[{"rank": "x"}]', "streams[1].rank: "),
+        ("STREAMS", '[{"rank": 9}]', "streams[1]: rank = 9 is above dim"),
+        ("STREAMS", "[{}, {}]", "streams: 's' is listed twice"),
     ],
 )
 def test_a_wrong_variable_is_named_in_one_line(
-    variable: str, text: str, expected: str, load: Load, monkeypatch: pytest.MonkeyPatch
+    variable: str, text: str, expected: str, load: Load, monkeypatch: Patch
 ) -> None:
     monkeypatch.setenv(f"STREAMING_PCA_{variable}", text)
-    with pytest.raises(ConfigurationError) as caught:
-        load()
-    line = str(caught.value)
-    assert expected in line
-    assert "\n" not in line
+    line = refusal(ConfigurationError, load)
+    assert f"environment: STREAMING_PCA_{variable.upper()}: {expected}" in line
     assert "Input should" not in line
 
 
 def test_a_mistake_of_the_file_is_the_file_s_whatever_else_the_environment_sets(
-    load: Load, monkeypatch: pytest.MonkeyPatch
+    load: Load, monkeypatch: Patch
 ) -> None:
     monkeypatch.setenv("STREAMING_PCA_STREAM__EPSILON", "0.5")
     with pytest.raises(ConfigurationError, match=r"stream\.toml: stream\.rank: "):
@@ -410,57 +377,38 @@ def test_streams_have_what_the_file_has_in_common_and_their_own(load: Load) -> N
     assert c.options == {"clip_radius": 2.0}
 
 
-def test_a_variable_of_the_stream_holds_for_each(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("STREAMING_PCA_STREAM__EPSILON", "0.25")
-    assert [settings.stream.epsilon for settings in load(SEVERAL)] == [0.25] * 3
-
-
-def test_the_list_of_streams_can_come_from_the_environment(
-    load: Load, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_list_of_streams_can_come_from_the_environment(load: Load, monkeypatch: Patch) -> None:
     monkeypatch.setenv("STREAMING_PCA_STREAMS", json.dumps([{"name": "x", "rank": 1}, {"name": "y"}]))
+    # A variable of the stream holds for each.
+    monkeypatch.setenv("STREAMING_PCA_STREAM__EPSILON", "0.25")
     for text in (GOOD, SEVERAL):
-        assert [(s.stream.name, s.stream.rank) for s in load(text)] == [("x", 1), ("y", 2)]
+        found = [(s.stream.name, s.stream.rank, s.stream.epsilon) for s in load(text)]
+        assert found == [("x", 1, 0.25), ("y", 2, 0.25)]
 
 
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        (
-            ('name = "b"\nrank = 3', 'name = "b"\nrank = "x"'),
-            "streams[2].rank: must be a whole number",
-        ),
+        (('name = "b"\nrank = 3', 'name = "b"\nrank = "x"'), "streams[2].rank: must be a whole number"),
         (('name = "b"\nrank = 3', 'name = "b"\nrank = 9'), "streams[2]: rank = 9 is above dim = 4"),
         (('name = "b"', 'name = "b"\ncolour = 1'), "streams[2].colour: no such setting"),
         (('name = "b"', 'name = "a"'), "streams: 'a' is listed twice"),
         (
             ('name = "b"', 'name = "b"\ninput = "a.releases"'),
-            "stream 'b': input = 'a.releases' is written by the",
+            "stream 'b': input = 'a.releases' is written by",
         ),
-        (
-            ('name = "b"', 'name = "b"\ninput = "in.ledger"'),
-            "stream 'b': input = 'in.ledger' is written by the",
-        ),
+        (('name = "b"', 'name = "b"\ninput = "in.ledger"'), "stream 'b': input = 'in.ledger' is written by"),
         (('name = "b"\n', ""), "streams[2].name: must be set"),
-        (
-            ("options = { first_batch = 200 }", "options = 5"),
-            "streams[2].options: must be a table",
-        ),
+        (("options = { first_batch = 200 }", "options = 5"), "streams[2].options: must be a table"),
         (("options = { clip_radius = 2.0 }", ""), "streams[3]: options of private-oja: clip_radius: must be"),
-        (
-            ('bootstrap_servers = "127.0.0.1:9092"', "colour = 1"),
-            "stream.toml: kafka.colour: no such setting",
-        ),
+        (("[kafka]", "[kafka]\ncolour = 1"), "stream.toml: kafka.colour: no such setting"),
     ],
 )
 def test_a_wrong_setting_of_one_of_them_is_named_by_its_place(
     change: tuple[str, str], expected: str, load: Load
 ) -> None:
     assert change[0] in SEVERAL
-    with pytest.raises(ConfigurationError) as caught:
-        load(SEVERAL.replace(*change))
-    assert expected in str(caught.value)
-    assert "\n" not in str(caught.value)
+    assert expected in refusal(ConfigurationError, load, SEVERAL.replace(*change))
 
 
 @pytest.mark.parametrize(
@@ -470,35 +418,25 @@ def test_a_wrong_setting_of_one_of_them_is_named_by_its_place(
         ("streams = []", "streams: must be a list of tables"),
         ("streams = [5]", "streams[1]: must be a table"),
         ("stream = 5\nstreams = [{}]", "stream: must be a table"),
-        (
-            "[stream]\nname = 's'\n[[streams]]\nname = 't'",
-            "stream.name: [stream] is not a stream if there are",
-        ),
-        (
-            "[stream]\n[kafka]\n[stream]",
-            "line 3: the section [stream] is there twice: join the two; write several streams as [[streams]]",
-        ),
-        ("[a.b]\n[c]\n[a.b]", "stream.toml: line 3: the section [a.b] is there twice: join the two"),
-        ("[stream]\nrank = 2\nrank = 3\n", "stream.toml: line 3: the setting is there twice: leave out one"),
+        ("[stream]\nname = 's'\n[[streams]]\nname = 't'", "stream.name: [stream] is not a stream if there"),
+        ("[stream]\n[kafka]\n[stream]", "twice: join the two; write several streams as [[streams]]"),
+        ("[a.b]\n[c]\n[a.b]", "line 3: the section [a.b] is there twice: join the two"),
+        ("[stream]\nrank = 2\nrank = 3\n", "line 3: the setting is there twice: leave out one"),
         ("[[stream]]\nname = 's'", "stream: must be a table; write several as [[streams]]"),
     ],
 )
 def test_what_is_no_list_of_tables_is_refused(text: str, expected: str, load: Load) -> None:
-    with pytest.raises(ConfigurationError, match=r"stream\.toml: ") as caught:
-        load(text)
-    assert expected in str(caught.value)
-
-
-def test_a_byte_order_mark_is_no_part_of_a_file(tmp_path: Path) -> None:
-    path = tmp_path / "streams.toml"
-    path.write_text(SEVERAL, encoding="utf-8-sig")
-    assert load_settings(path, "b").stream.rank == 3
+    line = refusal(ConfigurationError, load, text)
+    assert "stream.toml: " in line
+    assert expected in line
 
 
 def test_one_of_several_is_taken_by_its_name(tmp_path: Path) -> None:
     path = tmp_path / "streams.toml"
-    path.write_text(SEVERAL)
-    assert load_settings(path, "b").stream.rank == 3
+    for encoding in ("utf-8", "utf-8-sig"):
+        # A byte order mark is not part of a file.
+        path.write_text(SEVERAL, encoding=encoding)
+        assert load_settings(path, "b").stream.rank == 3
     with pytest.raises(ConfigurationError, match="no stream 'd'; it has a, b, c"):
         load_settings(path, "d")
     with pytest.raises(ConfigurationError, match=r"several streams \(a, b, c\): name one with --stream"):
@@ -509,7 +447,7 @@ def test_one_of_several_is_taken_by_its_name(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def with_password(load: Load, monkeypatch: pytest.MonkeyPatch) -> Settings:
+def with_password(load: Load, monkeypatch: Patch) -> Settings:
     for path, value in SASL.items():
         if path[1] != "sasl_password_file":
             monkeypatch.setenv(variable_name(path), value)
@@ -519,19 +457,16 @@ def with_password(load: Load, monkeypatch: pytest.MonkeyPatch) -> Settings:
 
 def test_a_password_from_the_environment_reaches_the_client_alone(with_password: Settings) -> None:
     assert with_password.kafka.password == PASSWORD
-    dumps: list[Any] = [
-        repr(with_password),
-        str(with_password),
-        with_password.model_dump_json(),
-        with_password.model_dump(mode="json"),
-        with_password.model_dump(),
-        with_password.kafka.model_dump_json(),
-        repr(with_password.kafka),
-        with_password.stream.privacy_contract,
-        vars(with_password),
-    ]
-    for dump in dumps:
-        assert PASSWORD not in str(dump)
+    for each in (with_password, with_password.kafka):
+        for dump in (
+            repr(each),
+            each,
+            each.model_dump_json(),
+            each.model_dump(mode="json"),
+            each.model_dump(),
+        ):
+            assert PASSWORD not in str(dump)
+    assert PASSWORD not in f"{with_password.stream.privacy_contract}{vars(with_password)}"
 
 
 def test_a_password_in_the_file_is_refused_and_not_repeated(load: Load) -> None:
@@ -542,7 +477,7 @@ def test_a_password_in_the_file_is_refused_and_not_repeated(load: Load) -> None:
 
 @pytest.mark.parametrize("name", ["token", "metrics_token"])
 def test_a_token_comes_from_the_environment_or_a_file_of_its_own(
-    name: str, load: Load, monkeypatch: pytest.MonkeyPatch
+    name: str, load: Load, monkeypatch: Patch
 ) -> None:
     variable = f"STREAMING_PCA_HTTP__{name.upper()}"
     with pytest.raises(ConfigurationError, match=f"use http.{name}_file, or {variable}") as e:
@@ -559,15 +494,12 @@ def test_a_token_comes_from_the_environment_or_a_file_of_its_own(
     assert TOKEN[:15] not in str(e.value)
 
 
-def test_a_password_is_read_from_its_file(
-    load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_password_is_read_from_its_file(load: Load, tmp_path: Path, monkeypatch: Patch) -> None:
     file = tmp_path / "password"
     file.write_text(f"{PASSWORD}\n")
+    lines = {**SASL, ("kafka", "sasl_password_file"): file}.items()
     text = GOOD.replace(
-        "[kafka]",
-        f'[kafka]\nsecurity_protocol = "SASL_SSL"\nsasl_mechanism = "PLAIN"\nsasl_username = "me"\n'
-        f'sasl_password_file = "{file}"',
+        "[kafka]", "\n".join(["[kafka]", *(f'{name} = "{value}"' for (_, name), value in lines)])
     )
     kafka = load(text)[0].kafka
     assert kafka.password == PASSWORD
@@ -593,9 +525,7 @@ def test_a_password_is_read_from_its_file(
         {"STREAMS": json.dumps([{"kafka": {"sasl_password": PASSWORD}}])},
     ],
 )
-def test_no_error_repeats_a_password(
-    variables: dict[str, str], load: Load, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_error_repeats_a_password(variables: dict[str, str], load: Load, monkeypatch: Patch) -> None:
     for name, value in variables.items():
         monkeypatch.setenv(f"STREAMING_PCA_{name}", value)
     with pytest.raises(ConfigurationError) as caught:
@@ -607,6 +537,7 @@ def test_no_error_repeats_a_password(
     assert error.__suppress_context__ or error.__context__ is None
 
 
+PLAIN = 'security_protocol = "SASL_SSL"\nsasl_mechanism = "PLAIN"\n'
 OAUTH = 'security_protocol = "SASL_SSL"\nsasl_mechanism = "OAUTHBEARER"\n'
 GRANT = (
     'sasl_oauth_token_url = "https://login.test/token"\nsasl_oauth_client_id = "me"\n'
@@ -622,17 +553,14 @@ GRANT = (
         (OAUTH, "OAUTHBEARER needs sasl_oauth_token_file or sasl_oauth_token_url"),
         (OAUTH + GRANT + 'sasl_oauth_token_file = "/run/token"', "not both"),
         (
-            OAUTH + 'sasl_oauth_token_url = "https://login.test/token"',
-            "sasl_oauth_token_url needs sasl_oauth_client_id and sasl_oauth_client_secret_file",
+            OAUTH + GRANT.partition("\n")[0],
+            "token_url needs sasl_oauth_client_id and sasl_oauth_client_secret_",
         ),
         (OAUTH + GRANT.replace("https:", "http:"), "must be https://HOST"),
         (OAUTH + GRANT.replace("https://login.test", "http://localhost:8080"), None),
         (OAUTH + GRANT.replace("login.test", f"me:{PASSWORD}@login.test"), "must not hold a password"),
         ('security_protocol = "SASL_SSL"', "needs sasl_mechanism"),
-        (
-            'security_protocol = "SASL_SSL"\nsasl_mechanism = "PLAIN"',
-            "(?s)needs sasl_username.*a password is needed: sasl_password_file",
-        ),
+        (PLAIN, "(?s)needs sasl_username.*a password is needed: sasl_password_file"),
         # What the protocol or the mechanism ignores.
         (
             'sasl_mechanism = "PLAIN"\nsasl_username = "me"\nsasl_password_file = "/run/password"',
@@ -641,13 +569,10 @@ GRANT = (
         ),
         ('ssl_cafile = "/ca.pem"', 'ssl_cafile needs security_protocol = "SSL" or "SASL_SSL"'),
         (
-            OAUTH.replace("SASL_SSL", "SASL_PLAINTEXT") + GRANT + 'ssl_cafile = "/ca.pem"',
-            "ssl_cafile needs security_protocol",
+            OAUTH.replace("_SSL", "_PLAINTEXT") + GRANT + 'ssl_cafile = "/ca"',
+            "ssl_cafile needs security_protoc",
         ),
-        (
-            OAUTH.replace("OAUTHBEARER", "PLAIN") + 'sasl_oauth_token_file = "/run/token"',
-            'sasl_oauth_token_file needs sasl_mechanism = "OAUTHBEARER"',
-        ),
+        (PLAIN + 'sasl_oauth_token_file = "/x"', 'oauth_token_file needs sasl_mechanism = "OAUTHBEARER"'),
         ('security_protocol = "SSL"\nssl_keyfile = "/key.pem"', "ssl_keyfile needs ssl_certfile"),
     ],
 )

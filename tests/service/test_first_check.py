@@ -20,6 +20,7 @@ from streaming_pca.service.topics.output import Output
 from streaming_pca.service.worker import Worker
 from tests.waiting import LIMIT
 
+Patch = pytest.MonkeyPatch
 SETTINGS = Settings.model_validate(
     {
         "stream": {"name": "s", "input": "records", "dim": 4, "rank": 2, "epsilon": 1.0, "delta": 1e-6},
@@ -45,7 +46,7 @@ class FailingClient:
 
 
 @pytest.fixture
-def failing(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[None]]:
+def failing(monkeypatch: Patch) -> Callable[..., list[None]]:
     """Return the function that makes the first checks fail; it returns a list of all checks."""
     monkeypatch.setattr("streaming_pca.service.process.RETRY_SECONDS", 0.01)
 
@@ -105,9 +106,7 @@ def test_a_check_is_repeated_only_for_the_time_of_the_setting(failing: Callable[
     assert 2 <= len(checks) < 1000
 
 
-def test_a_client_that_cannot_be_made_may_succeed_later_only_if_no_fault_is_found(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_client_that_cannot_be_made_may_succeed_later_only_if_no_fault_is_found(monkeypatch: Patch) -> None:
     def late(**_: Any) -> None:
         raise KafkaTimeoutError
 
@@ -119,7 +118,7 @@ def test_a_client_that_cannot_be_made_may_succeed_later_only_if_no_fault_is_foun
 
 
 def test_a_projecting_worker_repeats_its_first_check_too(
-    failing: Callable[..., list[None]], monkeypatch: pytest.MonkeyPatch
+    failing: Callable[..., list[None]], monkeypatch: Patch
 ) -> None:
     class FoundIt(Exception):
         pass

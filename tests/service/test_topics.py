@@ -155,10 +155,7 @@ def test_users_add_what_their_table_takes_and_nothing_where_they_are_not_the_uni
 
 
 def replicas(n: int, in_sync: str, n_brokers: int) -> list[tuple[str, str, str, bool]]:
-    topic = {
-        "name": "in.ledger",
-        "partitions": [{"partition_index": 0, "replica_nodes": list(range(n))}],
-    }
+    topic = {"name": "in.ledger", "partitions": [{"partition_index": 0, "replica_nodes": list(range(n))}]}
     found = replica_problems(KAFKA, topic, {"min.insync.replicas": in_sync}, n_brokers)
     return [(p.key, p.found, p.wanted.split(" ")[0].rstrip(","), p.fatal) for p in found]
 

@@ -32,12 +32,14 @@ from tests.security.needles import secret
 from tests.service.collector import INSULT, MOST, Collector, Manner, collecting
 from tests.waiting import LIMIT, wait_for
 
+Patch = pytest.MonkeyPatch
+Caplog = pytest.LogCaptureFixture
 STREAM = StreamSettings(name="s", input="t", dim=4, rank=2, epsilon=1.0, delta=1e-6)
 SECRET = secret("of-the-operator")
 
 
 @pytest.fixture(autouse=True)
-def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def alone(monkeypatch: Patch) -> Iterator[None]:
     """Remove outside variables, and let no threads reach the next test."""
     for name in os.environ:
         if name.startswith("OTEL_"):
@@ -68,7 +70,7 @@ def record_batch(traces: StreamTraces, name: str = "batch") -> None:
         pass
 
 
-def lines_about_traces(caplog: pytest.LogCaptureFixture) -> list[str]:
+def lines_about_traces(caplog: Caplog) -> list[str]:
     lines = [r.getMessage() for r in caplog.records if r.levelno >= logging.INFO]
     return [line for line in lines if line.startswith("traces: ")]
 
@@ -178,9 +180,7 @@ def test_an_error_is_told_by_its_type_where_the_type_is_public() -> None:
         assert not any(b"271.25" in body or b"ValueError" in body for body in collector.bodies)
 
 
-def test_times_are_whole_milliseconds_and_a_step_of_the_clock_does_not_show(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_times_are_whole_milliseconds_and_a_step_of_the_clock_does_not_show(monkeypatch: Patch) -> None:
     with collecting() as collector:
         with tracing(collector.address) as traces, traces.trace("batch") as trace:
             hour_ago = time.time_ns() - 3600 * 10**9
@@ -241,7 +241,7 @@ def test_json_lines_name_their_trace_while_there_is_one(capsys: pytest.CaptureFi
 # -- the standard variables ------------------------------------------------
 
 
-def test_the_standard_variables_are_obeyed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_standard_variables_are_obeyed(monkeypatch: Patch) -> None:
     with collecting() as collector:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.address)
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", f"authorization=Bearer%20{SECRET}")
@@ -282,7 +282,7 @@ def test_the_standard_variables_are_obeyed(monkeypatch: pytest.MonkeyPatch) -> N
     ids=itertools.count(),
 )
 def test_a_wrong_variable_is_one_line_without_its_secret(
-    variable: str, value: str, named: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    variable: str, value: str, named: str, monkeypatch: Patch, caplog: Caplog
 ) -> None:
     monkeypatch.setenv(variable, value)
     with pytest.raises(ConfigurationError) as raised:
@@ -321,9 +321,7 @@ def closed_port() -> str:
 
 
 @pytest.mark.parametrize("manner", ["fails", "insults", "redirects", "hangs", "drips", "floods", "refuses"])
-def test_a_bad_collector_costs_spans_and_one_line(
-    manner: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_bad_collector_costs_spans_and_one_line(manner: str, monkeypatch: Patch, caplog: Caplog) -> None:
     caplog.set_level(logging.INFO)
     monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "8")
     monkeypatch.setenv("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "2")
@@ -370,9 +368,7 @@ def test_a_redirect_is_not_followed() -> None:
         assert not elsewhere.bodies
 
 
-def test_a_collector_that_comes_back_is_told_once(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_collector_that_comes_back_is_told_once(monkeypatch: Patch, caplog: Caplog) -> None:
     caplog.set_level(logging.INFO)
     with collecting("fails") as collector, tracing(collector.address) as traces:
         for _ in range(3):
@@ -398,7 +394,7 @@ EXPORTER = "opentelemetry.exporter.otlp.proto.http.trace_exporter"
 
 
 @pytest.mark.parametrize("missing", ["opentelemetry.sdk.trace", EXPORTER, "requests"])
-def test_a_missing_extra_is_one_line(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_extra_is_one_line(missing: str, monkeypatch: Patch) -> None:
     monkeypatch.delitem(sys.modules, "streaming_pca.service.span_export")
     monkeypatch.setitem(sys.modules, missing, None)
     with pytest.raises(ConfigurationError) as raised:
@@ -459,9 +455,7 @@ def test_a_worker_without_traces_imports_nothing_and_one_without_the_extra_ends(
 
 
 @pytest.mark.parametrize("failing", [False, True])
-def test_a_line_that_is_under_way_at_the_end_is_not_told(
-    failing: bool, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_line_that_is_under_way_at_the_end_is_not_told(failing: bool, caplog: Caplog) -> None:
     """The library's thread may have looked up its handlers before they were removed."""
     caplog.set_level(logging.INFO)
     heard = span_export._LibraryLog("http://c", span_export._Session())

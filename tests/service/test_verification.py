@@ -63,9 +63,7 @@ def test_no_interval_is_no_verification() -> None:
     assert errors(metrics) == [0, 0]
 
 
-def test_a_verification_that_cannot_be_done_is_counted_and_logged(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_verification_that_cannot_be_done_is_counted_and_logged(caplog: pytest.LogCaptureFixture) -> None:
     metrics, stopping = Metrics(), asyncio.Event()
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]

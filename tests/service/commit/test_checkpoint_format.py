@@ -6,11 +6,7 @@ from typing import Any
 
 import pytest
 
-from streaming_pca.service.commit.state_topic import (
-    Checkpoint,
-    decode_checkpoint,
-    encode_checkpoint,
-)
+from streaming_pca.service.commit.state_topic import Checkpoint, decode_checkpoint, encode_checkpoint
 from streaming_pca.service.commit.user_log import MalformedState
 
 

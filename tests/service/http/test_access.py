@@ -60,15 +60,7 @@ def test_on_loopback_nothing_needs_a_token(unsecured: Running) -> None:
 def test_with_a_token_data_needs_it_and_probes_and_pages_do_not(secured: Running) -> None:
     for path in ("/healthz", "/readyz", "/"):
         assert secured.status(path) == 200, path
-    for path in (
-        "/metrics",
-        "/v1/streams",
-        "/v1/none",
-        "/v1",
-        "/v1/events",
-        "/v1/../v1/streams",
-        "/v1/%2e",
-    ):
+    for path in ("/metrics", "/v1/streams", "/v1/none", "/v1", "/v1/events", "/v1/../v1/streams", "/v1/%2e"):
         refused = secured.ask(path)
         assert refused.status == 401, path
         assert refused.headers["www-authenticate"].startswith("Bearer")
@@ -360,10 +352,7 @@ def test_a_named_site_may_send_a_token() -> None:
         ({"token": "short"}, "at least 16"),
         ({"token": "a b c d e f g h i j"}, "letters, digits"),
         ({"token": TOKEN, "token_file": "x"}, "token or token_file, not both"),
-        (
-            {"metrics_token": TOKEN, "metrics_token_file": "x"},
-            "or metrics_token_file, not both",
-        ),
+        ({"metrics_token": TOKEN, "metrics_token_file": "x"}, "or metrics_token_file, not both"),
         ({"certificate": "x"}, "belong together"),
         ({"private_key": "x"}, "belong together"),
         ({"client_authority": "x"}, "needs certificate"),

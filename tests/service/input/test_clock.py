@@ -26,6 +26,8 @@ from streaming_pca.service.input.end_offsets import EndOffsetPoller, EndOffsets,
 from tests.service.registry.faults import FaultyServer, answer
 from tests.waiting import LIMIT, wait_for
 
+Patch = pytest.MonkeyPatch
+
 
 def test_a_worker_that_does_not_read_holds_up_no_tick() -> None:
     back, forth = os.pipe()
@@ -70,9 +72,7 @@ def test_a_line_of_many_schemas_costs_its_length_alone() -> None:
     assert time.thread_time() - began < 3
 
 
-def test_a_process_that_is_killed_while_it_writes_fails_its_feeds(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_process_that_is_killed_while_it_writes_fails_its_feeds(tmp_path: Path, monkeypatch: Patch) -> None:
     killed = tmp_path / "killed"
     killed.write_text(
         f"#!{sys.executable}\nimport sys\nsys.stdin.readline()\nsys.stdin.readline()\n"
@@ -90,7 +90,7 @@ def test_a_process_that_is_killed_while_it_writes_fails_its_feeds(
         poller.close()
 
 
-def test_ticks_that_hang_beside_signs_of_life_end_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ticks_that_hang_beside_signs_of_life_end_the_process(monkeypatch: Patch) -> None:
     # Of its two other threads, one writes signs of life and one reads ids: to the worker, both seem fine.
     hung, ended = threading.Event(), threading.Event()
     events = SimpleQueue[dict[str, Any]]()
@@ -114,7 +114,7 @@ def test_ticks_that_hang_beside_signs_of_life_end_the_process(monkeypatch: pytes
     assert text[-1]["failed"] == "the clock stopped"
 
 
-def test_slow_ticks_end_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_ticks_end_nothing(monkeypatch: Patch) -> None:
     # Each tick takes as long as its request may; together they take far longer than one tick may hang.
     ended, ticks = threading.Event(), threading.Semaphore(0)
 
@@ -155,7 +155,7 @@ class Registry:
         return {**known, number: PublicSchema("avro", b"%d" % number)}
 
 
-def test_schemas_are_listed_on_an_interval_and_each_is_sent_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_schemas_are_listed_on_an_interval_and_each_is_sent_once(monkeypatch: Patch) -> None:
     events = SimpleQueue[dict[str, Any]]()
     monkeypatch.setattr(schema_registry, "SchemaRegistry", Registry)
     Registry.reads = 0
@@ -180,7 +180,7 @@ def test_schemas_are_listed_on_an_interval_and_each_is_sent_once(monkeypatch: py
     assert decode_schemas(Subject("a", "avro"), {"5": "NQ=="}) == {5: PublicSchema("avro", b"5")}
 
 
-def test_a_subject_is_there_before_the_thread_that_lists_it_is_woken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_subject_is_there_before_the_thread_that_lists_it_is_woken(monkeypatch: Patch) -> None:
     """In the other order, a quick thread listed the old subjects, then waited an interval."""
     poller, seen = Poller(KafkaSettings(), 0.1, 1.0, lambda _: None), []
     monkeypatch.setattr(poller._new_subjects, "set", lambda: seen.append(poller._subjects))

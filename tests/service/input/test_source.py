@@ -27,6 +27,7 @@ from streaming_pca.service.input.end_offsets import OffsetFeed
 from streaming_pca.service.input.partition_reader import PartitionReader
 from streaming_pca.service.input.source import OffsetBatch, Source
 
+Patch = pytest.MonkeyPatch
 Reading = Callable[..., tuple[Source, OffsetFeed]]
 DIM = 3
 STREAM = StreamSettings(name="s", input="t", dim=DIM, rank=1, epsilon=1, delta=1e-6)
@@ -96,7 +97,7 @@ def plan(count: int, granularity: int = 1) -> Plan:
 
 
 @pytest.fixture
-def reading(monkeypatch: pytest.MonkeyPatch) -> Reading:
+def reading(monkeypatch: Patch) -> Reading:
     """Return ``reading(log, ahead, seed=0, least=0)``, which makes a source and its feed.
 
     At least ``least`` bytes are read ahead.
@@ -197,7 +198,7 @@ def test_a_share_of_a_batch_is_read_ahead(reading: Reading, ahead: float, wanted
     assert wanted <= source.buffered < wanted + AT_ONCE
 
 
-def test_no_more_messages_than_that_are_read_ahead(reading: Reading, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_more_messages_than_that_are_read_ahead(reading: Reading, monkeypatch: Patch) -> None:
     log = Log({0: records(0, 500)})
     source, feed = reading(log, 1.0, least=2**24)
     monkeypatch.setattr(source_module, "_READ_AHEAD_MESSAGES", 60)
@@ -352,9 +353,7 @@ def test_a_late_cut_has_all_that_its_offsets_cover(reading: Reading) -> None:
 # -- a reservation that is read again ------------------------------------------------
 
 
-def test_a_reservation_is_read_again_whatever_is_read_first(
-    reading: Reading, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_reservation_is_read_again_whatever_is_read_first(reading: Reading, monkeypatch: Patch) -> None:
     log = Log({p: records(p, 100) for p in range(3)})
     monkeypatch.setattr(reader_module, "last_offsets", lambda _, tps, __: dict.fromkeys(tps, 199))
     source, feed = reading(log, 0.0)
@@ -369,9 +368,7 @@ def test_a_reservation_is_read_again_whatever_is_read_first(
         np.testing.assert_array_equal(again.batch.packed().rows, first.batch.packed().rows)
 
 
-def test_a_reservation_whose_records_are_not_the_same_is_none(
-    reading: Reading, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_reservation_whose_records_are_not_the_same_is_none(reading: Reading, monkeypatch: Patch) -> None:
     log = Log({0: records(0, 100)})
     monkeypatch.setattr(reader_module, "last_offsets", lambda _, tps, __: dict.fromkeys(tps, 199))
     ranges = [OffsetRange(partition=0, start=0, end=39, count=count) for count in (20, 21)]
@@ -386,7 +383,7 @@ def test_a_reservation_whose_records_are_not_the_same_is_none(
 @pytest.mark.parametrize("gone", [0, 7, 19], ids=["first", "midst", "last"])
 @pytest.mark.parametrize("came", [False, True], ids=["none-came", "another-came"])
 def test_a_reservation_of_which_a_record_has_vanished_is_none(
-    reading: Reading, monkeypatch: pytest.MonkeyPatch, gone: int, came: bool
+    reading: Reading, monkeypatch: Patch, gone: int, came: bool
 ) -> None:
     """A transaction may count as committed when its records are reserved, and as aborted later.
 
@@ -408,9 +405,7 @@ def test_a_reservation_of_which_a_record_has_vanished_is_none(
         assert (again.ranges, len(again.batch), again.positions) == ((reserved,), 20, {0: 39})
 
 
-def test_a_reservation_that_is_not_delivered_loses_the_session(
-    reading: Reading, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_reservation_that_is_not_delivered_loses_the_session(reading: Reading, monkeypatch: Patch) -> None:
     log = Log({0: records(0, 10), 1: records(1, 100)})
     monkeypatch.setattr(reader_module, "last_offsets", lambda _, tps, __: dict.fromkeys(tps, 199))
     monkeypatch.setattr(protocol_module, "_STALL_SECONDS", 0.05)
@@ -455,9 +450,7 @@ def after_a_batch(reading: Reading, log: Log, count: int, **how: bool) -> tuple[
     return source, feed
 
 
-def test_an_end_below_the_position_stops_the_stream(
-    reading: Reading, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_end_below_the_position_stops_the_stream(reading: Reading, monkeypatch: Patch) -> None:
     source, feed = after_a_batch(reading, Log({p: records(p, 100) for p in range(2)}), 100)
     monkeypatch.setattr(reader_module, "last_offsets", lambda _, tps, __: dict.fromkeys(tps, 30))
     feed.add(feed.started + 2, {0: 30, 1: 199})
@@ -468,9 +461,7 @@ def test_an_end_below_the_position_stops_the_stream(
         source.poll()
 
 
-def test_a_stable_offset_that_falls_for_a_moment_is_waited_for(
-    reading: Reading, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stable_offset_that_falls_for_a_moment_is_waited_for(reading: Reading, monkeypatch: Patch) -> None:
     source, feed = after_a_batch(reading, Log({p: records(p, 100) for p in range(2)}), 100)
     monkeypatch.setattr(reader_module, "last_offsets", lambda _, tps, __: dict.fromkeys(tps, 199))
     feed.add(feed.started + 2, {0: 0, 1: 199})

@@ -243,9 +243,7 @@ def test_the_client_copies_a_response() -> None:
     assert isinstance(DefaultRecordBatch(memoryview(batch([record(b"a")])))._buffer, bytearray)
 
 
-def test_the_client_passes_on_an_error_of_certificate_files(
-    pair: Pair,
-) -> None:
+def test_the_client_passes_on_an_error_of_certificate_files(pair: Pair) -> None:
     transport = KafkaSSLTransport.__new__(KafkaSSLTransport)
     with pytest.raises(FileNotFoundError):
         original("_make_transport")(transport, None, pair[0], host="localhost", ssl_cafile="/missing")
@@ -427,9 +425,7 @@ def test_a_failed_handshake_closes_its_socket(pair: Pair) -> None:
     assert wrapped.fileno() == -1
 
 
-def test_a_handshake_under_way_leaves_no_socket_when_its_client_is_closed(
-    pair: Pair,
-) -> None:
+def test_a_handshake_under_way_leaves_no_socket_when_its_client_is_closed(pair: Pair) -> None:
     net = Waiting()
     pair[0].setblocking(False)
     transport = KafkaSSLTransport(net, pair[0], host="localhost")

@@ -59,10 +59,7 @@ def test_octets_hold_the_rows_that_are_projected(dtype: Literal["float32", "floa
     for value, rows in ((values[0], GOOD[:1]), (values[-2], GOOD), (values[-1], GOOD)):
         got = np.frombuffer(value, numbers).reshape(-1, K)
         np.testing.assert_allclose(got, _expected(rows).astype(numbers), rtol=1e-6)
-    assert dict(encoder.headers) == {
-        "content-type": b"application/octet-stream",
-        "dtype": dtype.encode(),
-    }
+    assert dict(encoder.headers) == {"content-type": b"application/octet-stream", "dtype": dtype.encode()}
 
 
 def test_json_holds_one_row_or_several() -> None:

@@ -60,11 +60,7 @@ class Apicurio:
         command = [java, *_OPTIONS, f"-Dquarkus.http.port={self.port}", "-jar", str(jars / _RUNNER)]
         with log.open("wb") as out:
             self._process = subprocess.Popen(
-                command,
-                cwd=self._folder.name,
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=subprocess.STDOUT,
+                command, cwd=self._folder.name, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT
             )
         ends = time.monotonic() + _START_SECONDS
         while not self._answers():

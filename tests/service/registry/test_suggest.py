@@ -66,11 +66,7 @@ def test_protobuf_and_json_schema_become_features(
 
 
 def test_a_settings_file_without_features_names_registry_and_subject(
-    apicurio: Apicurio,
-    producer: Producer,
-    tmp_path: Path,
-    capfd: Capture,
-    monkeypatch: pytest.MonkeyPatch,
+    apicurio: Apicurio, producer: Producer, tmp_path: Path, capfd: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     producer.register(record_type("x.Visit", a="double"))
     topic = producer.subject.removesuffix("-value")
