@@ -98,19 +98,12 @@ class Collector:
                     assert not span.events
                     assert not span.links
                     assert not span.status.message
-                    self._spans.append(
-                        SeenSpan(
-                            span.name,
-                            span.trace_id.hex(),
-                            span.span_id.hex(),
-                            span.parent_span_id.hex(),
-                            span.start_time_unix_nano,
-                            span.end_time_unix_nano,
-                            span.status.code == Status.STATUS_CODE_ERROR,
-                            {a.key: value_of(a.value) for a in span.attributes},
-                            time.time(),
-                        )
-                    )
+                    ids = (span.trace_id.hex(), span.span_id.hex(), span.parent_span_id.hex())
+                    times = (span.start_time_unix_nano, span.end_time_unix_nano)
+                    failed = span.status.code == Status.STATUS_CODE_ERROR
+                    attributes = {a.key: value_of(a.value) for a in span.attributes}
+                    seen = SeenSpan(span.name, *ids, *times, failed, attributes, time.time())
+                    self._spans.append(seen)
 
     def serve(self) -> None:
         self._server.serve_forever(poll_interval=0.02)

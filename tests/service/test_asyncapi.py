@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
 
@@ -32,17 +31,9 @@ LOCAL = StreamSettings(**GOOD, record_kind="local", estimator="local-gaussian", 
 KAFKA = KafkaSettings(bootstrap_servers="one:9092, two:9093")
 
 # Fields of AsyncAPI 3.0 objects in the document; all but the document's own are optional there.
+PARTS = {"servers", "channels", "operations", "components"}
 FIELDS = {
-    "document": {
-        "asyncapi",
-        "id",
-        "info",
-        "servers",
-        "defaultContentType",
-        "channels",
-        "operations",
-        "components",
-    },
+    "document": PARTS | {"asyncapi", "id", "info", "defaultContentType"},
     "server": {"host", "protocol"},
     "channel": {"address", "description", "messages", "parameters", "bindings"},
     "operation": {"action", "channel", "summary"},
@@ -68,17 +59,10 @@ NAMED = StreamSettings(
 def test_the_document_is_whole(stream: StreamSettings | None) -> None:
     document = asyncapi_document(stream, None if stream is None else KAFKA)
     assert document["asyncapi"] == "3.0.0"
-    kinds: Iterator[tuple[str, list[dict[str, Any]]]] = iter(
-        [
-            ("document", [document]),
-            ("server", list(document.get("servers", {}).values())),
-            ("channel", list(document["channels"].values())),
-            ("operation", list(document["operations"].values())),
-            ("message", list(document["components"]["messages"].values())),
-        ]
-    )
-    for kind, found in kinds:
-        assert all(set(each) <= FIELDS[kind] for each in found), kind
+    assert set(document) <= FIELDS["document"]
+    of = document | document["components"]
+    for kind in ("server", "channel", "operation", "message"):
+        assert all(set(each) <= FIELDS[kind] for each in of.get(f"{kind}s", {}).values()), kind
     used = {node["$ref"] for node in sub_schemas(document) if isinstance(node.get("$ref"), str)}
     for reference in used:
         assert pointed(document, reference), reference
@@ -87,9 +71,8 @@ def test_the_document_is_whole(stream: StreamSettings | None) -> None:
         assert {f"#/components/{part}/{name}" for name in document["components"][part]} <= used
     for schema in document["components"]["schemas"].values():
         Draft7Validator.check_schema(schema)
-        assert not [
-            node for node in sub_schemas(schema) if {"prefixItems", "$defs", "discriminator"} & set(node)
-        ]
+        newer = {"prefixItems", "$defs", "discriminator"}
+        assert not [node for node in sub_schemas(schema) if newer & set(node)]
     for channel in document["channels"].values():
         names = set(channel.get("parameters", {}))
         assert channel["address"].count("{") == len(names)
@@ -99,13 +82,8 @@ def test_the_document_is_whole(stream: StreamSettings | None) -> None:
 def test_the_addresses_and_settings_are_those_of_the_topics() -> None:
     document = asyncapi_document(STREAM, KAFKA)
     assert {server["host"] for server in document["servers"].values()} == {"one:9092", "two:9093"}
-    made = dict(
-        zip(
-            ("input", "ledger", "state", "releases"),
-            [input_topic(STREAM, 3, 1), *written_topics(STREAM, 1)],
-            strict=True,
-        )
-    )
+    topics = [input_topic(STREAM, 3, 1), *written_topics(STREAM, 1)]
+    made = dict(zip(("input", "ledger", "state", "releases"), topics, strict=True))
     # The topic of projections is an option of a command.
     assert list(document["channels"]) == [*made, "projections"]
     for role, topic in made.items():
@@ -134,10 +112,9 @@ def test_what_producers_send_is_a_message_of_the_input(content_type: Any, dtype:
     contract = Contract(STREAM)
     for rows in (np.ones((1, 3)), np.ones((2, 3))):
         payload = payload_encoder(content_type, dtype)(rows)
-        described = Message(payload, payload_headers(content_type, dtype, "factor"))  # type: ignore[arg-type]
-        assert contract.problems("input", described) == []
-        message = Message(payload, payload_headers(content_type))
-        assert contract.problems("input", message) == []
+        for described in ((), (dtype, "factor")):
+            message = Message(payload, payload_headers(content_type, *described))  # type: ignore[arg-type]
+            assert contract.problems("input", message) == []
         assert PayloadCodec(3, dtype=dtype).decode(message) is not None  # type: ignore[arg-type]
 
 
@@ -167,12 +144,8 @@ def test_what_would_be_null_is_no_message(value: bytes, headers: list[tuple[str,
     assert PayloadCodec(3).decode(message) is None
 
 
-PROJECTED = [
-    ("release-batch", b"3"),
-    ("privacy", b"as-input"),
-    ("input-partition", b"0"),
-    ("input-offset", b"41"),
-]
+INPUT = [("input-partition", b"0"), ("input-offset", b"41")]
+PROJECTED = [("release-batch", b"3"), ("privacy", b"as-input"), *INPUT]
 
 
 @pytest.mark.parametrize(
@@ -214,12 +187,8 @@ def test_the_file_in_the_package_is_what_the_models_give() -> None:
 
 def test_the_default_format_of_a_stream_needs_no_header() -> None:
     def needing(document: dict[str, Any]) -> set[str]:
-        messages = document["components"]["messages"]
-        return {
-            n
-            for n in ("octets", "npy", "json")
-            if "content-type" in messages[n]["headers"].get("required", ())
-        }
+        headers = {n: document["components"]["messages"][n]["headers"] for n in ("octets", "npy", "json")}
+        return {n for n, described in headers.items() if "content-type" in described.get("required", ())}
 
     assert needing(asyncapi_document()) == {"npy", "json"}
     in_json = StreamSettings(**GOOD, format="json")

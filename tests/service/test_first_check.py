@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from kafka.errors import KafkaError, KafkaTimeoutError, UnknownBrokerIdError, UnsupportedVersionError
@@ -21,28 +22,11 @@ from streaming_pca.service.worker import Worker
 from tests.waiting import LIMIT
 
 Patch = pytest.MonkeyPatch
-SETTINGS = Settings.model_validate(
-    {
-        "stream": {"name": "s", "input": "records", "dim": 4, "rank": 2, "epsilon": 1.0, "delta": 1e-6},
-        "http": {"enabled": False},
-    }
-)
+STREAM = {"name": "s", "input": "records", "dim": 4, "rank": 2, "epsilon": 1.0, "delta": 1e-6}
+SETTINGS = Settings.model_validate({"stream": STREAM, "http": {"enabled": False}})
 HERE = Topics(topic_id="id", partitions=(0,))
 OF_SETTINGS = Diagnosis("the listener speaks SSL, not PLAINTEXT")
 AWAY = Diagnosis("it refuses connections", answers=False)
-
-
-class FailingClient:
-    """Client whose first request fails; its connection was made."""
-
-    def __init__(self, error: KafkaError) -> None:
-        self._error = error
-
-    def describe_topics(self, topics: list[str]) -> Any:
-        raise self._error
-
-    def close(self) -> None:
-        pass
 
 
 @pytest.fixture
@@ -53,7 +37,9 @@ def failing(monkeypatch: Patch) -> Callable[..., list[None]]:
     def fail(error: KafkaError, diagnosis: Diagnosis | None = None, times: int = 2) -> list[None]:
         checks: list[None] = []
         monkeypatch.setattr(clients, "diagnose", lambda *_, **__: diagnosis)
-        monkeypatch.setattr(clients, "admin_client", lambda _: FailingClient(error))
+        # Its connection was made, and its first request fails.
+        client = Mock(**{"describe_topics.side_effect": error})
+        monkeypatch.setattr(clients, "admin_client", lambda _: client)
 
         def check(*arguments: Any) -> Topics:
             checks.append(None)
@@ -66,9 +52,8 @@ def failing(monkeypatch: Patch) -> Callable[..., list[None]]:
 
 
 async def first_check(give_up_seconds: float = 60.0) -> Topics:
-    settings = SETTINGS.model_copy(
-        update={"worker": SETTINGS.worker.model_copy(update={"give_up_seconds": give_up_seconds})}
-    )
+    worker = SETTINGS.worker.model_copy(update={"give_up_seconds": give_up_seconds})
+    settings = SETTINGS.model_copy(update={"worker": worker})
     (stream,) = Worker([settings])._streams
     async with asyncio.timeout(LIMIT):
         return await stream._find_topics_patiently()
@@ -123,14 +108,15 @@ def test_a_projecting_worker_repeats_its_first_check_too(
     class FoundIt(Exception):
         pass
 
-    def make(*_: Any) -> Any:
-        raise FoundIt
+    def find_output(kafka: Any, stream: Any, *_: Any) -> Any:
+        checks.append(None)
+        if len(checks) <= 2:
+            find_topics(kafka, stream)
+        return Output("projected", 1, "s", "id", (0,))
 
     checks = failing(KafkaTimeoutError())
-    monkeypatch.setattr(
-        projecting, "find_output", lambda kafka, stream, *_: find_first(checks, kafka, stream)
-    )
-    monkeypatch.setattr(projecting, "Projector", make)
+    monkeypatch.setattr(projecting, "find_output", find_output)
+    monkeypatch.setattr(projecting, "Projector", Mock(side_effect=FoundIt))
     options = projecting.ProjectionOptions("projected")
 
     async def run() -> None:
@@ -140,11 +126,3 @@ def test_a_projecting_worker_repeats_its_first_check_too(
     with pytest.raises(FoundIt):
         asyncio.run(run())
     assert len(checks) == 3
-
-
-def find_first(checks: list[None], kafka: Any, stream: Any) -> Any:
-    """Fail twice like a look at the topics, then return an output."""
-    checks.append(None)
-    if len(checks) <= 2:
-        find_topics(kafka, stream)
-    return Output("projected", 1, "s", "id", (0,))

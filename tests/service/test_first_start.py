@@ -9,35 +9,20 @@ from pathlib import Path
 
 import psutil
 
-CONFIG = """\
-[kafka]
-bootstrap_servers = "127.0.0.1:1"
-bootstrap_timeout_ms = 3000
+from tests.config.test_settings import GOOD
 
-[stream]
-name = "first"
-input = "first-records"
-dim = 8
-rank = 2
-epsilon = 1.0
-delta = 1e-6
-
-[http]
-enabled = false
-"""
+CONFIG = (
+    GOOD.replace('"127.0.0.1:9092"', '"127.0.0.1:1"\nbootstrap_timeout_ms = 3000')
+    + "[http]\nenabled = false\n"
+)
 
 
 def test_a_dead_broker_ends_a_worker_that_compiles(tmp_path: Path) -> None:
     config, cache = tmp_path / "first.toml", tmp_path / "numba"
     config.write_text(CONFIG)
-    done = subprocess.run(
-        [sys.executable, "-m", "streaming_pca", "worker", "--config", config],
-        env=os.environ | {"NUMBA_CACHE_DIR": str(cache)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    command = [sys.executable, "-m", "streaming_pca", "worker", "--config", config]
+    environment = os.environ | {"NUMBA_CACHE_DIR": str(cache)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 4, done.stderr
     assert "compiling kernels (first run)" in done.stderr
     (error,) = [line for line in done.stderr.splitlines() if " ERROR " in line]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -23,27 +24,28 @@ NOT_PRIVATE = {"private": False, "privacy_unit": "message"}
 
 def shown(filter: str, cap: tuple[str, str], *charges: tuple[int, int, Charge]) -> dict[str, float]:
     """Return the gauges for a ledger with jobs that each charged offsets of partition 0."""
-    ledger = Ledger("id")
-    ledger.apply(
-        Opened(topic_id="id", topic="t", cap=Cap(epsilon=cap[0], delta=cap[1]), filter=filter)  # type: ignore[arg-type]
-    )
+    ledger, (epsilon, delta) = Ledger("id"), cap
+    opened: Any = {"topic": "t", "cap": Cap(epsilon=epsilon, delta=delta), "filter": filter}
+    ledger.apply(Opened(topic_id="id", **opened))
     for number, (start, end, charge) in enumerate(charges):
         job = f"job{number}"
-        entry = Reserved(
-            topic_id="id",
-            job=job,
-            batch=1,
-            previous=ledger.head(job),
-            ranges=(OffsetRange(partition=0, start=start, end=end, count=end - start),),
-            promise=NOT_PRIVATE if charge == Charge.unbounded() else PROMISE,
-            parameters={"mechanism": "private-oja", "sigma_over_sensitivity": 1000.0},
-            charge=charge,
-        )
+        how = {
+            "ranges": (OffsetRange(partition=0, start=start, end=end, count=end - start),),
+            "promise": NOT_PRIVATE if charge == Charge.unbounded() else PROMISE,
+            "parameters": {"mechanism": "private-oja", "sigma_over_sensitivity": 1000.0},
+        }
+        entry = Reserved(topic_id="id", job=job, batch=1, previous=ledger.head(job), charge=charge, **how)
         assert ledger.apply(entry).accepted
     metrics = Metrics()
     metrics.for_stream("s").show_ledger(ledger, 1 + len(charges))
     families = text_string_to_metric_families(metrics.text().decode())
     return {s.name.removeprefix("streaming_pca_"): s.value for f in families for s in f.samples}
+
+
+def lines_of(metrics: Metrics, *begins: str) -> list[str]:
+    """Return the lines of series that begin with one of these words, without the prefix."""
+    lines = [line.removeprefix("streaming_pca_") for line in metrics.text().decode().splitlines()]
+    return [line for line in lines if line.startswith(begins)]
 
 
 def charge(epsilon: str, delta: str = "1e-300", rho: str | None = None) -> Charge:
@@ -52,8 +54,7 @@ def charge(epsilon: str, delta: str = "1e-300", rho: str | None = None) -> Charg
 
 def test_the_largest_charge_of_any_record_is_shown() -> None:
     found = shown("basic", ("3", "1e-6"), (0, 10, charge("1", "1e-7")), (5, 20, charge("1/2", "1e-7")))
-    assert found["charged_epsilon"] == 1.5
-    assert found["remaining_epsilon"] == 1.5
+    assert (found["charged_epsilon"], found["remaining_epsilon"]) == (1.5, 1.5)
     assert math.isclose(found["charged_delta"], 2e-7)
     assert math.isclose(found["remaining_delta"], 8e-7)
     assert found["ledger_entries"] == 3
@@ -108,14 +109,12 @@ def test_outcomes_are_counted_as_releases_tell_them() -> None:
     for outcome in ("no-scale", "learnt", "learnt"):
         stream.show_release(Release(**accurate(version=3, outcome=outcome)))
         stream.count_release(None, outcome)
-    lines = metrics.text().decode().splitlines()
-    found = {line for line in lines if line.startswith("streaming_pca_batch_outcomes_total{")}
     counts = {"learnt": 2.0, "no-scale": 1.0, "no-gap": 0.0, "too-few-records": 0.0}
     assert counts.keys() == set(Outcome)
-    assert found == {
-        f'streaming_pca_batch_outcomes_total{{outcome="{name}",stream="s"}} {count}'
-        for name, count in counts.items()
+    expected = {
+        f'batch_outcomes_total{{outcome="{name}",stream="s"}} {count}' for name, count in counts.items()
     }
+    assert set(lines_of(metrics, "batch_outcomes_total{")) == expected
 
 
 def test_no_process_metrics_are_shown() -> None:
@@ -125,40 +124,32 @@ def test_no_process_metrics_are_shown() -> None:
 def test_noisy_counts_are_shown_with_their_error_once_there_are_any() -> None:
     metrics = Metrics()
     stream = metrics.for_stream("s")
-    assert b"batch_null" not in metrics.text()
-    assert b"batch_counts" not in metrics.text()
+    names = ("batch_null", "batch_counts", "batch_clipped")
+    assert not any(name.encode() in metrics.text() for name in names[:2])
     stream.set_noisy_counts(Release(**counted(null_records=-3.0)), 299)
     stream.set_noisy_counts(Release(**counted(null_records=5.0, clipped_records=-1.0)), 299)
-    lines = metrics.text().decode().splitlines()
-    assert 'streaming_pca_batch_null_records{stream="s"} 5.0' in lines
-    assert 'streaming_pca_batch_clipped_records{stream="s"} -1.0' in lines
-    assert 'streaming_pca_batch_counts_error{stream="s"} 299.0' in lines
-    assert 'streaming_pca_batch_counts_standard_error{stream="s"} 10.0' in lines
-    assert 'streaming_pca_batch_counts_records{stream="s"} 2200.0' in lines
-    assert 'streaming_pca_batch_clipped_of{stream="s"} 2200.0' in lines
+    values = {"null_records": 5, "clipped_records": -1, "clipped_of": 2200}
+    values |= {"counts_error": 299, "counts_standard_error": 10, "counts_records": 2200}
+    expected = {f'batch_{name}{{stream="s"}} {float(value)}' for name, value in values.items()}
+    assert expected <= set(lines_of(metrics, *names))
 
 
 def test_what_a_release_says_of_itself_is_shown_until_another_says_nothing() -> None:
     metrics = Metrics()
     stream, other = metrics.for_stream("s"), metrics.for_stream("other")
-    series = ("angle_bound_radians", "total_variance", "total_variance_error")
-    lines = metrics.text().decode().splitlines()
-    assert not [
-        line for line in lines if line.startswith(tuple(f"streaming_pca_{name}{{" for name in series))
-    ]
+    series = ("angle_bound_radians{", "total_variance{", "total_variance_error{")
+    assert lines_of(metrics, *series) == []
     stream.show_release(Release(**accurate(angle_bound=0.25)))
     other.show_release(Release(**accurate(total_variance=None, total_variance_error=None)))
-    lines = metrics.text().decode().splitlines()
-    assert 'streaming_pca_angle_bound_radians{stream="s"} 0.25' in lines
-    assert 'streaming_pca_total_variance{stream="s"} -0.5' in lines
-    assert f'streaming_pca_total_variance_error{{stream="s"}} {ACCURATE["total_variance_error"]}' in lines
-    assert f'streaming_pca_angle_bound_radians{{stream="other"}} {ACCURATE["angle_bound"]}' in lines
-    assert not [line for line in lines if line.startswith('streaming_pca_total_variance{stream="other"}')]
+    of_other = f'angle_bound_radians{{stream="other"}} {ACCURATE["angle_bound"]}'
+    assert set(lines_of(metrics, *series)) == {
+        'angle_bound_radians{stream="s"} 0.25',
+        'total_variance{stream="s"} -0.5',
+        f'total_variance_error{{stream="s"}} {ACCURATE["total_variance_error"]}',
+        of_other,
+    }
     stream.show_release(Release(**accurate(version=1, **dict.fromkeys(ACCURATE))))
-    lines = metrics.text().decode().splitlines()
-    assert not [line for line in lines if "angle_bound" in line and '"s"' in line]
-    assert not [line for line in lines if "total_variance" in line and '"s"' in line]
-    assert f'streaming_pca_angle_bound_radians{{stream="other"}} {ACCURATE["angle_bound"]}' in lines
+    assert lines_of(metrics, *series) == [of_other]
 
 
 def test_each_component_of_a_subspace_has_its_variance_and_a_tensor_has_none() -> None:
@@ -167,8 +158,7 @@ def test_each_component_of_a_subspace_has_its_variance_and_a_tensor_has_none() -
     subspace |= {"explained_variance": [2.0, -0.5], "explained_variance_error": [0.1, 0.1]}
     metrics.for_stream("s").show_release(Release(**subspace))
     metrics.for_stream("t").show_release(Release(**of_a_tensor()))
-    lines = metrics.text().decode().splitlines()
-    assert [line for line in lines if line.startswith("streaming_pca_explained_variance{")] == [
-        'streaming_pca_explained_variance{component="1",stream="s"} 2.0',
-        'streaming_pca_explained_variance{component="2",stream="s"} -0.5',
+    assert lines_of(metrics, "explained_variance{") == [
+        'explained_variance{component="1",stream="s"} 2.0',
+        'explained_variance{component="2",stream="s"} -0.5',
     ]

@@ -18,33 +18,34 @@ from streaming_pca.privacy.randomness import secret_salt
 from streaming_pca.service.commit.batch_result import make_release
 from streaming_pca.service.commit.state_topic import Checkpoint, encode_checkpoint
 from streaming_pca.service.commit.user_log import UserLog
+from streaming_pca.service.topics import sizes
 from streaming_pca.service.topics.checks import replica_problems
 from streaming_pca.service.topics.find import input_topic
-from streaming_pca.service.topics.sizes import (
-    MESSAGE_OVERHEAD,
-    commit_bytes,
-    record_bytes,
-    release_bytes,
-    state_topic_config,
-)
+from streaming_pca.service.topics.sizes import commit_bytes, release_bytes
 from tests.estimators.suite import sized
 from tests.kafka.disk_use import state_bound, table_bytes
 
 MIB = 2**20
 DIM = 60
-NOT_PRIVATE: dict[str, Any] = {"private": False, "epsilon": math.inf, "delta": math.inf}
 KAFKA = KafkaSettings(bootstrap_servers="kafka-1:9092,kafka-2:9092")
 
 
 def stream_of(estimator: str = "adaptive", **more: Any) -> StreamSettings:
-    tree: dict[str, Any] = {"name": "s", "input": "in", "dim": DIM, "rank": 7, "epsilon": 1.0, "delta": 1e-6}
-    if not ESTIMATORS[estimator].info.private:
-        tree |= NOT_PRIVATE
-    if ESTIMATORS[estimator].suite_options.rank:
-        tree |= {"rank": ESTIMATORS[estimator].suite_options.rank}
-    if ESTIMATORS[estimator].info.local:
+    kind = ESTIMATORS[estimator]
+    rank = kind.suite_options.rank or 7
+    tree: dict[str, Any] = {
+        "name": "s",
+        "input": "in",
+        "dim": DIM,
+        "rank": rank,
+        "epsilon": 1.0,
+        "delta": 1e-6,
+    }
+    if not kind.info.private:
+        tree |= {"private": False, "epsilon": math.inf, "delta": math.inf}
+    if kind.info.local:
         tree |= {"record_kind": "local", "centering": "none"}
-    if ESTIMATORS[estimator].info.releases == "tensor":
+    if kind.info.releases == "tensor":
         tree |= {"centering": "none"}
     options = sized(estimator, 1000) | more.pop("options", {})
     return StreamSettings(**(tree | {"estimator": estimator, "options": options} | more))
@@ -75,9 +76,9 @@ def test_what_a_batch_commits_fits_the_size_that_topics_are_made_for(
         state = made.update(state, ArrayBatch(rows, np.arange(1001), stream.record_kind))
         release = make_release(stream, made.release(state), batch, state.records)
         positions = dict.fromkeys(range(1000), 2**40)
-        data, _ = encode_checkpoint(
-            Checkpoint("0" * 36, "s", batch, positions, secret_salt(), encode_state(state), release)
-        )
+        encoded = encode_state(state)
+        checkpoint = Checkpoint("0" * 36, "s", batch, positions, secret_salt(), encoded, release)
+        data, _ = encode_checkpoint(checkpoint)
         # Zeros, which fill a sparse release, are short.
         short = 4 if estimator == "local-sparse" else 2
         assert len(release) <= release_bytes(stream) <= short * len(release)
@@ -100,33 +101,23 @@ def test_an_input_topic_takes_records_of_one_size(how: dict[str, Any], size: int
     stream = stream_of(**how)
     configs = input_topic(stream, 3, 1).topic_configs
     assert configs.get("max.message.bytes") == (None if size is None else str(size))
-    assert record_bytes(stream) <= (size or MIB) - MESSAGE_OVERHEAD
+    assert sizes.record_bytes(stream) <= (size or MIB) - sizes.MESSAGE_OVERHEAD
 
 
 def test_no_release_is_longer_than_stated() -> None:
     stream = stream_of()
-    for number in (
-        -np.finfo(np.float64).max,
-        -np.finfo(np.float64).tiny,
-        -1 / 3,
-        5e-324,
-        -1.2345678901234567e-300,
-    ):
-        numbers = Subspace(
-            np.full((7, DIM), number),
-            np.full(7, number),
-            np.full(DIM, number),
-            explained_variance_error=np.full(7, abs(number)),
-            total_variance=number,
-            total_variance_error=abs(number),
-            angle_bound=min(abs(number), math.pi / 2),
-        )
+    double = np.finfo(np.float64)
+    for number in (-double.max, -double.tiny, -1 / 3, 5e-324, -1.2345678901234567e-300):
+        arrays = (np.full((7, DIM), number), np.full(7, number), np.full(DIM, number))
+        errors = {"explained_variance_error": np.full(7, abs(number)), "total_variance_error": abs(number)}
+        bound = min(abs(number), math.pi / 2)
+        numbers = Subspace(*arrays, total_variance=number, angle_bound=bound, **errors)
         assert len(make_release(stream, numbers, 10**9, 10**15)) <= release_bytes(stream)
 
 
 def test_segments_hold_a_commit_and_the_bound_is_four_commits() -> None:
     for commit in (2000, MIB, 16 * MIB + 1, 600 * MIB):
-        config = state_topic_config(commit)
+        config = sizes.state_topic_config(commit)
         segment = int(config["segment.bytes"])
         assert max(commit, MIB) <= segment < max(commit, MIB) + MIB
         assert segment <= 2**31 - 1
@@ -154,24 +145,31 @@ def test_users_add_what_their_table_takes_and_nothing_where_they_are_not_the_uni
     assert 0 <= state_bound(commit, table=table) - state_bound(commit) - 2 * table < table // 100
 
 
-def replicas(n: int, in_sync: str, n_brokers: int) -> list[tuple[str, str, str, bool]]:
-    topic = {"name": "in.ledger", "partitions": [{"partition_index": 0, "replica_nodes": list(range(n))}]}
-    found = replica_problems(KAFKA, topic, {"min.insync.replicas": in_sync}, n_brokers)
-    return [(p.key, p.found, p.wanted.split(" ")[0].rstrip(","), p.fatal) for p in found]
+KEY, NUMBER = "min.insync.replicas", "the number of replicas"
 
 
-def test_replicas_that_can_lose_a_commit_or_never_take_one_are_named() -> None:
-    key = "min.insync.replicas"
-    assert replicas(1, "1", 1) == []
-    assert replicas(2, "1", 2) == []
-    assert replicas(3, "2", 3) == []
-    assert replicas(5, "3", 7) == []
-    assert replicas(1, "2", 1) == [(key, "2", "1", True)]
-    assert replicas(3, "4", 3) == [(key, "4", "2", True)]
-    assert replicas(3, "1", 3) == [(key, "1", "2", False)]
-    assert replicas(3, "3", 3) == [(key, "3", "2", False)]
-    assert replicas(1, "1", 3) == [("the number of replicas", "1", "3", False)]
-    assert replicas(2, "2", 3) == [(key, "2", "1", False), ("the number of replicas", "2", "3", False)]
+@pytest.mark.parametrize(
+    ("replicas", "in_sync", "brokers", "expected"),
+    [
+        *(
+            (n, in_sync, brokers, [])
+            for n, in_sync, brokers in ((1, "1", 1), (2, "1", 2), (3, "2", 3), (5, "3", 7))
+        ),
+        (1, "2", 1, [(KEY, "2", "1", True)]),
+        (3, "4", 3, [(KEY, "4", "2", True)]),
+        (3, "1", 3, [(KEY, "1", "2", False)]),
+        (3, "3", 3, [(KEY, "3", "2", False)]),
+        (1, "1", 3, [(NUMBER, "1", "3", False)]),
+        (2, "2", 3, [(KEY, "2", "1", False), (NUMBER, "2", "3", False)]),
+    ],
+)
+def test_replicas_that_can_lose_a_commit_or_never_take_one_are_named(
+    replicas: int, in_sync: str, brokers: int, expected: list[tuple[str, str, str, bool]]
+) -> None:
+    parts = [{"partition_index": 0, "replica_nodes": list(range(replicas))}]
+    topic = {"name": "in.ledger", "partitions": parts}
+    found = replica_problems(KAFKA, topic, {KEY: in_sync}, brokers)
+    assert [(p.key, p.found, p.wanted.split(" ")[0].rstrip(","), p.fatal) for p in found] == expected
 
 
 def test_a_problem_is_one_line_with_the_command_that_mends_it() -> None:

@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from kafka.errors import KafkaTimeoutError
@@ -28,8 +29,9 @@ from streaming_pca.service import span_export
 from streaming_pca.service.errors import StreamRefused
 from streaming_pca.service.logs import StreamLog, configure_logging
 from streaming_pca.service.tracing import StreamTraces, Tracing
+from tests.config.test_settings import GOOD
 from tests.security.needles import secret
-from tests.service.collector import INSULT, MOST, Collector, Manner, collecting
+from tests.service.collector import INSULT, MOST, collecting
 from tests.waiting import LIMIT, wait_for
 
 Patch = pytest.MonkeyPatch
@@ -50,10 +52,8 @@ def alone(monkeypatch: Patch) -> Iterator[None]:
     for each in logging.getLogger("opentelemetry.sdk._shared_internal").filters:
         monkeypatch.setattr(each, "last_log", None, raising=False)
     yield
-    wait_for(
-        "the threads to end",
-        lambda: not [t for t in threading.enumerate() if t.name.startswith(("Otel", "closing"))],
-    )
+    names = ("Otel", "closing")
+    wait_for("the threads to end", lambda: not [t for t in threading.enumerate() if t.name.startswith(names)])
 
 
 @contextmanager
@@ -75,19 +75,11 @@ def lines_about_traces(caplog: Caplog) -> list[str]:
     return [line for line in lines if line.startswith("traces: ")]
 
 
-RESERVED = Reserved(
-    topic_id="id",
-    job="s",
-    batch=7,
-    previous="",
-    ranges=(
-        OffsetRange(partition=0, start=5, end=15, count=10),
-        OffsetRange(partition=2, start=0, end=12, count=9),
-    ),
-    promise={"epsilon": 1.0, "delta": 1e-6},
-    parameters={},
-    charge=Charge(epsilon="1/2", delta="1e-7", rho="1/16"),
-)
+OFFSETS = ((0, 5, 15, 10), (2, 0, 12, 9))
+RANGES = tuple(OffsetRange(partition=p, start=a, end=b, count=count) for p, a, b, count in OFFSETS)
+PROMISE, CHARGE = {"epsilon": 1.0, "delta": 1e-6}, Charge(epsilon="1/2", delta="1e-7", rho="1/16")
+SHOWN: Any = {"ranges": RANGES, "promise": PROMISE, "parameters": {}, "charge": CHARGE}
+RESERVED = Reserved(topic_id="id", job="s", batch=7, previous="", **SHOWN)
 
 
 def test_a_batch_is_a_tree_of_spans_with_public_attributes() -> None:
@@ -101,18 +93,11 @@ def test_a_batch_is_a_tree_of_spans_with_public_attributes() -> None:
                 publish.show(batch=7, outcome="learnt")
         (root,) = collector.named("batch")
         assert root.parent == ""
-        assert root.attributes == {
-            "streaming_pca.stream": "s",
-            "streaming_pca.input": "t",
-            "streaming_pca.batch": 7,
-            "streaming_pca.planned": 20,
-            "streaming_pca.resumed": False,
-            "streaming_pca.count": 19,
-            "streaming_pca.ranges": ["0:5-15", "2:0-12"],
-            "streaming_pca.epsilon": 0.5,
-            "streaming_pca.delta": 1e-7,
-            "streaming_pca.rho": 0.0625,
+        assert {name.removeprefix("streaming_pca."): value for name, value in root.attributes.items()} == {
+            **{"stream": "s", "input": "t", "batch": 7, "planned": 20, "resumed": False, "count": 19},
+            **{"ranges": ["0:5-15", "2:0-12"], "epsilon": 0.5, "delta": 1e-7, "rho": 0.0625},
         }
+        assert all(name.startswith("streaming_pca.") for name in root.attributes)
         assert [(s.name, s.attributes) for s in collector.children(root)] == [
             ("reserve", {}),
             ("publish", {"streaming_pca.batch": 7, "streaming_pca.outcome": "learnt"}),
@@ -131,9 +116,8 @@ def test_no_span_leaves_before_its_batch_has_ended() -> None:
                 record_batch(traces, name)
                 wait_for(name, lambda name=name: collector.named(name))  # type: ignore[misc]
             assert {s.name for s in collector.spans} == {"one", "two", "update"}
-            assert {s.trace for s in collector.spans} == {
-                s.trace for name in ("one", "two") for s in collector.named(name)
-            }
+            ended = [*collector.named("one"), *collector.named("two")]
+            assert {s.trace for s in collector.spans} == {s.trace for s in ended}
         wait_for("the slow one", lambda: collector.named("slow"))
 
 
@@ -160,22 +144,16 @@ def fail(traces: StreamTraces, step: str, secret: bool, error: Exception) -> Non
 def test_an_error_is_told_by_its_type_where_the_type_is_public() -> None:
     with collecting() as collector:
         with tracing(collector.address) as traces:
-            for step, secret, error in (
-                ("update", True, ValueError("row 3 holds 271.25")),
-                ("update", True, KafkaTimeoutError("row 3 holds 271.25")),
-                ("read", False, ValueError("row 3 holds 271.25")),
-                ("commit", False, KafkaTimeoutError("row 3 holds 271.25")),
+            for step, secret, kind in (
+                *(("update", True, kind) for kind in (ValueError, KafkaTimeoutError)),
+                *(("read", False, ValueError), ("commit", False, KafkaTimeoutError)),
             ):
                 with pytest.raises(StreamRefused):
-                    fail(traces, step, secret, error)
+                    fail(traces, step, secret, kind("row 3 holds 271.25"))
         assert len(collector.spans) == 8
         assert all(s.failed for s in collector.spans)
-        assert [s.attributes.get("error.type") for s in collector.spans if s.parent] == [
-            None,
-            None,
-            None,
-            "KafkaTimeoutError",
-        ]
+        types = [s.attributes.get("error.type") for s in collector.spans if s.parent]
+        assert types == [None, None, None, "KafkaTimeoutError"]
         assert {s.attributes["error.type"] for s in collector.named("batch")} == {"StreamRefused"}
         assert not any(b"271.25" in body or b"ValueError" in body for body in collector.bodies)
 
@@ -376,16 +354,11 @@ def test_a_collector_that_comes_back_is_told_once(monkeypatch: Patch, caplog: Ca
             record_batch(traces)
             wait_for("a request", lambda sent=sent: len(collector.bodies) > sent)  # type: ignore[misc]
         wait_for("a line", lambda: lines_about_traces(caplog))
-        recover(collector, "takes")
+        collector.manner = "takes"
         wait_for("a second line", lambda: (record_batch(traces), len(lines_about_traces(caplog)) > 1)[1])
-    assert [line.split(": ", 1)[1].split(" ", 4)[4] for line in lines_about_traces(caplog)] == [
-        "does not accept spans (status 500): they are dropped",
-        "accepts spans again",
-    ]
-
-
-def recover(collector: Collector, manner: Manner) -> None:
-    collector.manner = manner
+    dropped = "does not accept spans (status 500): they are dropped"
+    lines = [line.split(": ", 1)[1].split(" ", 4)[4] for line in lines_about_traces(caplog)]
+    assert lines == [dropped, "accepts spans again"]
 
 
 # -- off, and without the extra --------------------------------------------
@@ -425,30 +398,14 @@ sys.modules["opentelemetry.sdk"] = None
 sys.argv = ["streaming-pca", "worker", "--config", "stream.toml"]
 main()
 """
-CONFIG = """
-[kafka]
-bootstrap_servers = "127.0.0.1:1"
-[stream]
-name = "s"
-input = "t"
-dim = 4
-rank = 2
-epsilon = 1.0
-delta = 1e-6
-"""
+CONFIG = GOOD.replace("127.0.0.1:9092", "127.0.0.1:1")
 
 
 def test_a_worker_without_traces_imports_nothing_and_one_without_the_extra_ends(tmp_path: Path) -> None:
     (tmp_path / "stream.toml").write_text(CONFIG)
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    how: Any = {"cwd": tmp_path, "capture_output": True, "text": True, "timeout": 120}
+    paths = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    done = subprocess.run([sys.executable, "-c", PROGRAM], env=os.environ | paths, check=False, **how)
     assert done.returncode == 2, done.stderr
     (line,) = done.stderr.splitlines()
     assert line.endswith("pip install '.[otel]' in the checkout")

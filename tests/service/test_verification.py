@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 import psutil
@@ -25,14 +25,9 @@ PASSWORD = secret("dashboard")
 
 
 def verifier(metrics: Metrics, port: int, interval: float = 0.01, patience: int = 100_000) -> Verifier:
-    kafka = KafkaSettings(
-        bootstrap_servers=f"127.0.0.1:{port}",
-        bootstrap_timeout_ms=patience,
-        security_protocol="SASL_PLAINTEXT",
-        sasl_mechanism="PLAIN",
-        sasl_username="worker",
-        sasl_password=SecretStr(PASSWORD),
-    )
+    login = {"sasl_mechanism": "PLAIN", "sasl_username": "worker", "sasl_password": SecretStr(PASSWORD)}
+    address = {"bootstrap_servers": f"127.0.0.1:{port}", "bootstrap_timeout_ms": patience}
+    kafka = KafkaSettings(security_protocol="SASL_PLAINTEXT", **login, **address)
     return Verifier(kafka, {"records": [metrics.for_stream("a"), metrics.for_stream("b")]}, interval)
 
 
@@ -63,70 +58,65 @@ def test_no_interval_is_no_verification() -> None:
     assert errors(metrics) == [0, 0]
 
 
-def test_a_verification_that_cannot_be_done_is_counted_and_logged(caplog: pytest.LogCaptureFixture) -> None:
+def verify_until(
+    done: Callable[[Metrics], object], port: int, see: Callable[[], object] = str, **how: int
+) -> Metrics:
+    """Run a verifier until something is done, look at it, and stop the verifier."""
     metrics, stopping = Metrics(), asyncio.Event()
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
 
     async def run() -> None:
-        running = asyncio.create_task(verifier(metrics, port, patience=100).run(stopping))
-        while 0 in errors(metrics):
+        running = asyncio.create_task(verifier(metrics, port, **how).run(stopping))
+        while not done(metrics):
             await asyncio.sleep(0.05)
+        see()
         stopping.set()
         await running
 
+    asyncio.run(asyncio.wait_for(run(), 100))
+    return metrics
+
+
+def counted(metrics: Metrics) -> bool:
+    return 0 not in errors(metrics)
+
+
+def test_a_verification_that_cannot_be_done_is_counted_and_logged(caplog: pytest.LogCaptureFixture) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
     with caplog.at_level(logging.WARNING):
-        asyncio.run(asyncio.wait_for(run(), 100))
+        metrics = verify_until(counted, port, patience=100)
     assert "the ledger of records could not be verified: no broker answers at" in caplog.messages[0]
     assert "verification_problems{" not in metrics.text().decode()
 
 
 def test_a_process_that_ends_without_an_answer_is_counted() -> None:
-    metrics, stopping = Metrics(), asyncio.Event()
+    killed: list[psutil.Process] = []
 
-    async def run(port: int) -> None:
-        running = asyncio.create_task(verifier(metrics, port).run(stopping))
-        while not children():
-            await asyncio.sleep(0.05)
-        children()[0].kill()
-        while 0 in errors(metrics):
-            await asyncio.sleep(0.05)
-        stopping.set()
-        await running
+    def done(metrics: Metrics) -> bool:
+        if not killed:
+            killed[:] = children()[:1]
+            for child in killed:
+                child.kill()
+        return counted(metrics)
 
     with silent_broker() as port:
-        asyncio.run(asyncio.wait_for(run(port), 100))
+        verify_until(done, port)
+    assert killed
 
 
 def test_a_late_process_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verification, "_LONGEST_SECONDS", 0.5)
-    metrics, stopping = Metrics(), asyncio.Event()
-
-    async def run(port: int) -> None:
-        running = asyncio.create_task(verifier(metrics, port).run(stopping))
-        while 0 in errors(metrics):
-            await asyncio.sleep(0.05)
-        stopping.set()
-        await running
-
     with silent_broker() as port:
-        asyncio.run(asyncio.wait_for(run(port), 100))
+        verify_until(counted, port)
     assert not children()
 
 
 def test_a_stop_ends_the_process_and_no_argument_holds_the_password() -> None:
-    metrics, stopping = Metrics(), asyncio.Event()
-
-    async def run(port: int) -> None:
-        running = asyncio.create_task(verifier(metrics, port).run(stopping))
-        while not children():
-            await asyncio.sleep(0.05)
+    def see() -> None:
         (child,) = children()
         assert PASSWORD not in " ".join([*child.cmdline(), *child.environ().values()])
-        stopping.set()
-        await running
 
     with silent_broker() as port:
-        asyncio.run(asyncio.wait_for(run(port), 100))
+        metrics = verify_until(lambda _: children(), port, see)
     assert not children()
     assert errors(metrics) == [0, 0]

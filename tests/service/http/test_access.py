@@ -18,6 +18,7 @@ from pydantic import SecretStr, ValidationError
 from streaming_pca.config.http import HttpSettings, check_access, is_loopback
 from streaming_pca.config.kafka import ConfigurationError
 from streaming_pca.service.http import access
+from tests.config.refusals import refusal
 from tests.service.http.running import OTHER, TOKEN, Running, serving
 from tests.waiting import LIMIT
 
@@ -86,23 +87,11 @@ def test_a_line_feed_behind_a_path_gets_around_no_token_and_no_limit(path: str, 
         assert probed.status(path, token=token) == 404, path
 
 
-@pytest.mark.parametrize(
-    "header",
-    [
-        "",
-        TOKEN,
-        f"Basic {TOKEN}",
-        "Bearer",
-        "Bearer ",
-        f"Bearer {TOKEN}x",
-        f"Bearer {TOKEN[:-1]}",
-        f"Bearer {TOKEN.upper()}",
-        f"Bearer {TOKEN} {TOKEN}",
-        "Bearer " + "é" * 20,
-        "Bearer " + "x" * 10_000,
-    ],
-    ids=range(11),
-)
+OTHERS = ("", f"{TOKEN}x", TOKEN[:-1], TOKEN.upper(), f"{TOKEN} {TOKEN}", "é" * 20, "x" * 10_000)
+HEADERS = ["", TOKEN, f"Basic {TOKEN}", "Bearer", *(f"Bearer {other}" for other in OTHERS)]
+
+
+@pytest.mark.parametrize("header", HEADERS, ids=range(11))
 def test_a_wrong_token_is_refused_in_words_that_do_not_repeat_it(
     header: str, caplog: pytest.LogCaptureFixture, secured: Running
 ) -> None:
@@ -116,8 +105,8 @@ def test_a_wrong_token_is_refused_in_words_that_do_not_repeat_it(
 def test_two_headers_of_a_token_are_refused(secured: Running) -> None:
     connection = secured.connect()
     connection.putrequest("GET", "/v1/streams")
-    connection.putheader("Authorization", f"Bearer {TOKEN}")
-    connection.putheader("Authorization", f"Bearer {OTHER}")
+    for token in (TOKEN, OTHER):
+        connection.putheader("Authorization", f"Bearer {token}")
     connection.endheaders()
     assert connection.getresponse().status == 401
     connection.close()
@@ -156,12 +145,9 @@ def test_metrics_can_have_a_token_of_their_own(tmp_path: Path) -> None:
         assert running.status("/metrics", token=OTHER) == 200
         assert running.status("/v1/streams", token=OTHER) == 401
         assert running.status("/v1/streams", token=TOKEN) == 200
-
-
-def test_a_token_for_metrics_alone_leaves_the_rest_of_loopback_open() -> None:
+    # Alone, it leaves the rest of loopback open.
     with serving(metrics_token=SecretStr(OTHER)) as running:
-        assert running.status("/metrics") == 401
-        assert running.status("/v1/streams") == 200
+        assert [running.status(path) for path in ("/metrics", "/v1/streams")] == [401, 200]
 
 
 def test_a_file_is_read_again_once_it_changes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -176,8 +162,7 @@ def test_a_file_is_read_again_once_it_changes(tmp_path: Path, caplog: pytest.Log
         assert running.status("/v1/streams", token=TOKEN) == 200
         for wrong in ("", "short"):
             written(file, wrong)
-            assert running.status("/v1/streams", token=TOKEN) == 401
-            assert running.status("/v1/streams", token=wrong) == 401
+            assert [running.status("/v1/streams", token=given) for given in (TOKEN, wrong)] == [401, 401]
         file.unlink()
         assert running.status("/v1/streams", token=TOKEN) == 401
         written(file, TOKEN)
@@ -205,10 +190,9 @@ def test_a_file_is_read_again_once_it_changes(tmp_path: Path, caplog: pytest.Log
 def test_a_file_without_a_token_is_refused(tmp_path: Path, text: str | None, printed: str) -> None:
     if text is not None:
         written(tmp_path / "token", text)
-    with pytest.raises(ConfigurationError, match=printed) as refused, serving(token_file=tmp_path / "token"):
-        pass
-    assert "http.token_file" in str(refused.value)
-    assert len(str(refused.value).splitlines()) == 1
+    line = refusal(ConfigurationError, serving(token_file=tmp_path / "token").__enter__)
+    assert "http.token_file" in line
+    assert printed in line
 
 
 def test_a_file_that_all_can_read_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -221,26 +205,14 @@ def test_a_file_that_all_can_read_is_told(tmp_path: Path, caplog: pytest.LogCapt
 # -- listening addresses ---------------------------------------------------
 
 LOOPBACK = ["127.0.0.1", "127.8.9.1", "localhost", "LOCALHOST", "::1"]
-ELSEWHERE = [
-    "0.0.0.0",
-    "::",
-    "",
-    "192.0.2.1",
-    "10.0.0.1",
-    "example.org",
-    "localhost.example.org",
-    "0",
-    "127.1.example",
-]
+ELSEWHERE = ["0.0.0.0", "::", "", "192.0.2.1", "example.org", "localhost.example.org", "0", "127.1.example"]
 
 
 @pytest.mark.parametrize("host", ELSEWHERE)
 def test_elsewhere_it_needs_a_token_or_certificates(host: str, tmp_path: Path) -> None:
     assert not is_loopback(host)
     bare = HttpSettings(host=host, port=0)
-    with pytest.raises(ConfigurationError, match="is not loopback") as refused, serving(bare):
-        pass
-    assert len(str(refused.value).splitlines()) == 1
+    assert "is not loopback" in refusal(ConfigurationError, serving(bare).__enter__)
     for one in ({"token": SecretStr(TOKEN)}, {"token_file": tmp_path / "x"}):
         check_access(HttpSettings(host=host, **one))
     pair = {"certificate": tmp_path / "c", "private_key": tmp_path / "k"}
@@ -314,9 +286,8 @@ def test_names_of_loopback_are_known(host: str, unsecured: Running) -> None:
 
 def test_the_names_can_be_set() -> None:
     with serving(hosts=["PCA.example.org"]) as running:
-        assert running.status("/v1/streams", Host="pca.Example.org:443") == 200
-        assert running.status("/v1/streams", Host="localhost") == 200
-        assert running.status("/v1/streams", Host="other.example.org") == 421
+        hosts = ("pca.Example.org:443", "localhost", "other.example.org")
+        assert [running.status("/v1/streams", Host=host) for host in hosts] == [200, 200, 421]
 
 
 def test_other_sites_get_no_leave_unless_named(unsecured: Running) -> None:

@@ -11,6 +11,7 @@ import trustme
 from pydantic import SecretStr
 
 from streaming_pca.config.kafka import ConfigurationError
+from tests.config.refusals import refusal
 from tests.service.http.running import TOKEN, Running, serving
 
 
@@ -108,10 +109,7 @@ def test_files_that_cannot_be_used_are_named(made: Certificates, name: str, text
     path = settings[name] = made.key.parent / "wrong.pem"
     if text is not None:
         path.write_text(text)
-    with pytest.raises(ConfigurationError) as error, serving(**settings):
-        pass
-    message = str(error.value)
-    assert len(message.splitlines()) == 1
+    message = refusal(ConfigurationError, serving(**settings).__enter__)
     assert "http." in message
     assert name in message
 

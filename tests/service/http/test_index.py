@@ -18,6 +18,7 @@ from streaming_pca.service.errors import StreamRefused
 from streaming_pca.service.http import index
 from streaming_pca.service.http.index import index_page
 from streaming_pca.service.http.server import HttpServer
+from tests.config.refusals import refusal
 from tests.service.http.running import TOKEN, Running, serving
 
 
@@ -73,22 +74,20 @@ def test_the_page_links_to_the_documentation_that_the_package_names(monkeypatch:
 
 
 @pytest.mark.parametrize(
-    ("option", "begins", "names"),
+    ("option", "names"),
     [
-        (None, "http.port", ["http.port", variable_name(("http", "port")), "http.enabled = false"]),
-        ("--port", "--port", ["with --port"]),
-        ("--http-port", "--http-port", ["with --http-port"]),
+        (None, ["http.port", variable_name(("http", "port")), "http.enabled = false"]),
+        ("--port", ["with --port"]),
+        ("--http-port", ["with --http-port"]),
     ],
 )
-def test_a_port_in_use_is_an_error_that_names_what_to_change(
-    option: str | None, begins: str, names: list[str]
-) -> None:
+def test_a_port_in_use_is_an_error_that_names_what_to_change(option: str | None, names: list[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(StreamRefused) as raised:
-            HttpServer(HttpSettings(port=port), port_option=option)
-    problem, _, remedy = str(raised.value).partition("): ")
-    assert problem == f"{begins}: cannot listen on 127.0.0.1:{port} (another process uses this port"
+        line = refusal(StreamRefused, HttpServer, HttpSettings(port=port), port_option=option)
+    problem, _, remedy = line.partition("): ")
+    in_use = f"cannot listen on 127.0.0.1:{port} (another process uses this port"
+    assert problem == f"{option or 'http.port'}: {in_use}"
     assert all(name in remedy for name in [*names, "0 for a free one"])
 
 
@@ -102,7 +101,6 @@ def test_port_0_takes_a_free_port() -> None:
 def test_an_address_of_another_machine_is_no_fault_of_the_port(option: str | None, setting: str) -> None:
     # Reserved for documentation (RFC 5737), so no machine has it.
     elsewhere: dict[str, Any] = {"host": "192.0.2.1", "token": SecretStr(TOKEN)}
-    with pytest.raises(
-        StreamRefused, match=rf"^{setting}: cannot listen on 192\.0\.2\.1:9464 .*name an address"
-    ):
-        HttpServer(HttpSettings(**elsewhere), port_option=option)
+    line = refusal(StreamRefused, HttpServer, HttpSettings(**elsewhere), port_option=option)
+    assert line.startswith(f"{setting}: cannot listen on 192.0.2.1:9464 ")
+    assert "name an address" in line

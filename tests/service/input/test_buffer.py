@@ -5,28 +5,18 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from streaming_pca.data.array_batch import ArrayBatch
 from streaming_pca.data.codec import PayloadCodec
 from streaming_pca.data.records import RecordKind
 from streaming_pca.service.input import buffer as buffers
-from streaming_pca.service.input.buffer import (
-    _MAPPED_BYTES,
-    Chunk,
-    PartitionBuffer,
-    RecordBuffer,
-    RowStore,
-    _pieces,
-    batch_of,
-    interleave,
-    row_places,
-)
+from streaming_pca.service.input.buffer import Chunk, PartitionBuffer, RecordBuffer, RowStore
 
 DIM = 3
 
@@ -61,13 +51,18 @@ def expected_of(message: tuple[int, int], unit: str) -> list[list[list[float]]]:
     return [[row] for row in of_rows] if unit == "row" else [of_rows]
 
 
+def a_buffer(codec: PayloadCodec | None = None, partitions: int = 1) -> RecordBuffer:
+    buffer = RecordBuffer(codec or PayloadCodec(DIM))
+    buffer.buffers.update({p: PartitionBuffer(0) for p in range(partitions)})
+    return buffer
+
+
 @given(st.data(), st.sampled_from(["message", "row"]), st.integers(1, 3))
 def test_every_batch_keeps_its_records_until_it_is_given_back(
     data: st.DataObject, unit: str, partitions: int
 ) -> None:
     """Polls, takes and returns happen in any order, and lists predict the results."""
-    buffer = RecordBuffer(PayloadCodec(DIM, unit=unit, max_rows=4))
-    buffer.buffers.update({p: PartitionBuffer(0) for p in range(partitions)})
+    buffer = a_buffer(PayloadCodec(DIM, unit=unit, max_rows=4), partitions)
     waiting: list[list[tuple[int, int]]] = [[] for _ in range(partitions)]
     kept: list[tuple[ArrayBatch, list[list[list[float]]]]] = []
     number = 0
@@ -100,32 +95,19 @@ def test_every_batch_keeps_its_records_until_it_is_given_back(
     assert [b.count for b in buffer.buffers.values()] == [len(w) for w in waiting]
 
 
-def taken_after(buffer: RecordBuffer, first: int, count: int) -> ArrayBatch:
-    buffer.append(0, [a_message(first + i, 1) for i in range(count)])
-    batch, _ = buffer.take([count], 1)
-    return batch
-
-
-def owner(batch: ArrayBatch) -> NDArray[np.floating]:
-    base = batch.rows.base
-    assert isinstance(base, np.ndarray)
-    return base
-
-
 def test_two_arrays_serve_all_batches() -> None:
-    buffer = RecordBuffer(PayloadCodec(DIM))
-    buffer.buffers[0] = PartitionBuffer(0)
-    found = set()
+    buffer, found = a_buffer(), set()
     for i in range(10):
-        batch = taken_after(buffer, 100 * i, 100)
-        found.add(owner(batch).__array_interface__["data"][0])
+        buffer.append(0, [a_message(100 * i + j, 1) for j in range(100)])
+        base = buffer.take([100], 1)[0].rows.base
+        assert isinstance(base, np.ndarray)
+        found.add(base.__array_interface__["data"][0])
         buffer.release_memory()
     assert len(found) == 2
 
 
 def test_a_small_batch_is_copied_rather_than_the_rest() -> None:
-    buffer = RecordBuffer(PayloadCodec(DIM))
-    buffer.buffers[0] = PartitionBuffer(0)
+    buffer = a_buffer()
     buffer.append(0, [a_message(i, 1) for i in range(100)])
     store = buffer._store
     batch, _ = buffer.take([10], 1)
@@ -167,7 +149,7 @@ def test_a_store_takes_little_more_than_its_rows() -> None:
     for i in range(1, 300):
         store.append(np.full((100, 1000), i, dtype=np.float32))
         held = store.size * 4000
-        assert store._memory.nbytes <= max(held + max(held / 64, 2**20), _MAPPED_BYTES)
+        assert store._memory.nbytes <= max(held + max(held / 64, 2**20), buffers._MAPPED_BYTES)
     assert first == 0
     assert store.rows[::100, 0].tolist()[1:] == [float(i) for i in range(1, 300)]
     # It grows in place, or the system moves it, without a copy; then it has enough memory.
@@ -188,7 +170,7 @@ def test_stores_of_few_rows_are_addresses_and_no_memory() -> None:
     for store in stores:
         store.append(np.ones((10, 4), dtype=np.float32))
     # A large page each at most.
-    assert resident() - before < 20 * 2**21 + 2**24 < 20 * _MAPPED_BYTES / 8
+    assert resident() - before < 20 * 2**21 + 2**24 < 20 * buffers._MAPPED_BYTES / 8
 
 
 def test_a_store_that_somebody_looks_at_grows_elsewhere() -> None:
@@ -201,8 +183,7 @@ def test_a_store_that_somebody_looks_at_grows_elsewhere() -> None:
 
 
 def test_what_was_not_read_counts_as_much_as_a_row() -> None:
-    buffer = RecordBuffer(PayloadCodec(DIM))
-    buffer.buffers[0] = PartitionBuffer(0)
+    buffer = a_buffer()
     buffer.append(0, [a_message(i, 0) for i in range(7)])
     assert buffer.bytes == 7 * DIM * 4
 
@@ -210,7 +191,7 @@ def test_what_was_not_read_counts_as_much_as_a_row() -> None:
 @given(st.lists(st.integers(0, 3 * 2**20), max_size=8))
 def test_pieces_are_all_messages_in_order(sizes: list[int]) -> None:
     messages = [Message(i, bytes(n)) for i, n in enumerate(sizes)]
-    pieces = list(_pieces(messages))
+    pieces = list(buffers._pieces(messages))
     assert [m for piece in pieces for m in piece] == messages
     # No piece continues once it is large enough.
     for piece in pieces:
@@ -218,8 +199,7 @@ def test_pieces_are_all_messages_in_order(sizes: list[int]) -> None:
 
 
 def test_where_the_leader_changed_is_known_of_every_position() -> None:
-    buffer = RecordBuffer(PayloadCodec(DIM))
-    buffer.buffers[0] = PartitionBuffer(0)
+    buffer = a_buffer()
     messages = [a_message(i, 1) for i in range(9)]
     for message in messages:
         message.leader_epoch = message.offset // 3
@@ -245,26 +225,48 @@ ROWS = np.arange(300, dtype=np.float64)[:, None]
 
 
 def batch_from(parts: list[list[Chunk]], granularity: int = 1, by_row: bool = False) -> ArrayBatch:
-    return batch_of(ROWS, interleave(parts, granularity), RecordKind.FACTOR, by_row)
+    return buffers.batch_of(ROWS, buffers.interleave(parts, granularity), RecordKind.FACTOR, by_row)
 
 
-def test_records_are_dealt_in_turn_and_in_offset_order() -> None:
-    parts = [[a_chunk(0, [1, 1, 1], 0)], [a_chunk(0, [1, 0], 100)], [a_chunk(5, [2], 200)]]
-    found = batch_from(parts)
-    assert found.packed().rows[:, 0].tolist() == [0, 100, 200, 201, 1, 2]
-    assert np.diff(found.starts).tolist() == [1, 1, 2, 1, 0, 1]
-
-
-def test_rows_are_records_in_the_order_of_their_messages() -> None:
-    found = batch_from([[a_chunk(0, [2, 0, 1], 0)], [a_chunk(0, [3], 100)]], by_row=True)
-    assert found.packed().rows[:, 0].tolist() == [0, 1, 100, 101, 102, 2]
-    assert np.diff(found.starts).tolist() == [1] * 6
+@pytest.mark.parametrize(
+    ("parts", "how", "rows", "lengths"),
+    [
+        pytest.param(
+            [[a_chunk(0, [1, 1, 1], 0)], [a_chunk(0, [1, 0], 100)], [a_chunk(5, [2], 200)]],
+            {},
+            [0, 100, 200, 201, 1, 2],
+            [1, 1, 2, 1, 0, 1],
+            id="records in turn and in offset order",
+        ),
+        pytest.param(
+            [[a_chunk(0, [2, 0, 1], 0)], [a_chunk(0, [3], 100)]],
+            {"by_row": True},
+            [0, 1, 100, 101, 102, 2],
+            [1] * 6,
+            id="rows in the order of their messages",
+        ),
+        pytest.param(
+            [[a_chunk(0, [1] * 4, 0)], [a_chunk(0, [1, 1], 100)]],
+            {"granularity": 2},
+            [0, 1, 100, 101, 2, 3],
+            [1] * 6,
+            id="pairs within one partition",
+        ),
+        pytest.param(
+            [[a_chunk(0, [0, 0], 5)], [a_chunk(0, [0], 9)]], {}, [], [0] * 3, id="null records alone"
+        ),
+    ],
+)
+def test_records_are_dealt_in_turn(parts: Any, how: Any, rows: list[int], lengths: list[int]) -> None:
+    found = batch_from(parts, **how)
+    assert found.packed().rows[:, 0].tolist() == rows
+    assert np.diff(found.starts).tolist() == lengths
 
 
 def test_a_row_of_nans_is_a_null_record_in_its_place() -> None:
     rows = ROWS.copy()
     rows[[1, 2]] = np.nan
-    found = batch_of(rows, a_chunk(0, [2, 3], 0), RecordKind.FACTOR, True)
+    found = buffers.batch_of(rows, a_chunk(0, [2, 3], 0), RecordKind.FACTOR, True)
     assert np.diff(found.starts).tolist() == [1, 0, 0, 1, 1]
     assert found.packed().rows[:, 0].tolist() == [0, 3, 4]
 
@@ -275,17 +277,6 @@ def test_rows_that_follow_one_another_are_not_copied() -> None:
     assert np.shares_memory(found.rows, ROWS)
     assert found.rows[:, 0].tolist() == [7, 8, 9, 10]
     assert np.diff(found.starts).tolist() == [1, 0, 2, 0, 1]
-
-
-def test_a_batch_may_be_of_null_records_alone() -> None:
-    found = batch_from([[a_chunk(0, [0, 0], 5)], [a_chunk(0, [0], 9)]])
-    assert found.packed().rows.shape == (0, 1)
-    assert found.starts.tolist() == [0] * 4
-
-
-def test_pairs_stay_within_one_partition() -> None:
-    parts = [[a_chunk(0, [1, 1, 1, 1], 0)], [a_chunk(0, [1, 1], 100)]]
-    assert batch_from(parts, 2).packed().rows[:, 0].tolist() == [0, 1, 100, 101, 2, 3]
 
 
 def of_users(chunk: Chunk, first: int) -> Chunk:
@@ -315,7 +306,7 @@ def test_users_stay_beside_their_records(
         while buffer.count:
             taken += buffer.take(data.draw(st.integers(1, buffer.count)))
         parts.append(taken)
-    found = interleave(parts, granularity)
+    found = buffers.interleave(parts, granularity)
     if not number:
         assert not len(found.offsets)
         return
@@ -325,7 +316,7 @@ def test_users_stay_beside_their_records(
     assert (found.users[:, 1] - found.users[:, 0] == 1000).all()
     rows = np.array(owners_of_rows, dtype=np.float64)[:, None]
     owners = np.repeat(found.users[:, 0], found.lengths)
-    of = batch_of(rows, found, RecordKind.FACTOR, False)
+    of = buffers.batch_of(rows, found, RecordKind.FACTOR, False)
     np.testing.assert_array_equal(owners.astype(np.float64), of.packed().rows[:, 0])
 
 
@@ -338,7 +329,7 @@ def test_a_buffer_gives_back_what_it_was_given(chunks: list[list[int]], data: st
         buffer.append(a_chunk(offset, lengths, value))
         offset += len(lengths)
         value += sum(lengths)
-    whole = np.concatenate([row_places(c) for c in buffer.chunks]).tolist()
+    whole = np.concatenate([buffers.row_places(c) for c in buffer.chunks]).tolist()
     assert buffer.rows == len(whole)
     offsets = np.concatenate([c.offsets for c in buffer.chunks]).tolist()
     for end in range(offset + 2):
@@ -348,6 +339,6 @@ def test_a_buffer_gives_back_what_it_was_given(chunks: list[list[int]], data: st
         count = data.draw(st.integers(1, buffer.count))
         taken = buffer.take(count)
         assert sum(len(c.offsets) for c in taken) == count
-        got += [v for c in taken for v in row_places(c).tolist()]
+        got += [v for c in taken for v in buffers.row_places(c).tolist()]
         assert buffer.position == taken[-1].offsets[-1] + 1
     assert got == whole

@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 from queue import SimpleQueue
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -64,20 +65,15 @@ def test_a_line_of_many_schemas_costs_its_length_alone() -> None:
 
         threading.Thread(target=write, daemon=True).start()
         began = time.thread_time()
-        assert [(len(line), line[:6]) for line in _lines(out)] == [
-            (6, b"before"),
-            (length, b"xxxxxx"),
-            (5, b"after"),
-        ]
+        found = [(len(line), line[:6]) for line in _lines(out)]
+    assert found == [(6, b"before"), (length, b"xxxxxx"), (5, b"after")]
     assert time.thread_time() - began < 3
 
 
 def test_a_process_that_is_killed_while_it_writes_fails_its_feeds(tmp_path: Path, monkeypatch: Patch) -> None:
     killed = tmp_path / "killed"
-    killed.write_text(
-        f"#!{sys.executable}\nimport sys\nsys.stdin.readline()\nsys.stdin.readline()\n"
-        'sys.stdout.write(\'{"at": 1e9, "ends": {"to\')\n'
-    )
+    program = "import sys\nsys.stdin.readline()\nsys.stdin.readline()\nsys.stdout.write"
+    killed.write_text(f"#!{sys.executable}\n{program}" + '(\'{"at": 1e9, "ends": {"to\')\n')
     killed.chmod(0o700)
     monkeypatch.setattr(sys, "executable", str(killed))
     poller, failed = EndOffsetPoller(KafkaSettings(), 0.1, 1.0), threading.Event()
@@ -90,6 +86,7 @@ def test_a_process_that_is_killed_while_it_writes_fails_its_feeds(tmp_path: Path
         poller.close()
 
 
+@pytest.mark.usefixtures("broker")
 def test_ticks_that_hang_beside_signs_of_life_end_the_process(monkeypatch: Patch) -> None:
     # Of its two other threads, one writes signs of life and one reads ids: to the worker, both seem fine.
     hung, ended = threading.Event(), threading.Event()
@@ -102,7 +99,6 @@ def test_ticks_that_hang_beside_signs_of_life_end_the_process(monkeypatch: Patch
         threading.Event().wait()
 
     monkeypatch.setattr(clock, "reading_consumer", hangs)
-    monkeypatch.setattr(clock, "admin_client", lambda _: Admin())
     monkeypatch.setattr(clock, "_end", ended.set)
     poller = Poller(kafka, 0.1, 1.0, events.put)
     poller.set_topics({"topic": 1})
@@ -114,6 +110,7 @@ def test_ticks_that_hang_beside_signs_of_life_end_the_process(monkeypatch: Patch
     assert text[-1]["failed"] == "the clock stopped"
 
 
+@pytest.mark.usefixtures("broker")
 def test_slow_ticks_end_nothing(monkeypatch: Patch) -> None:
     # Each tick takes as long as its request may; together they take far longer than one tick may hang.
     ended, ticks = threading.Event(), threading.Semaphore(0)
@@ -123,8 +120,6 @@ def test_slow_ticks_end_nothing(monkeypatch: Patch) -> None:
         ticks.release()
         raise KafkaError
 
-    monkeypatch.setattr(clock, "reading_consumer", lambda *_, **__: Consumer())
-    monkeypatch.setattr(clock, "admin_client", lambda _: Admin())
     monkeypatch.setattr(clock, "last_offsets", slow)
     monkeypatch.setattr(clock, "_end", ended.set)
     kafka = KafkaSettings(bootstrap_timeout_ms=100, request_timeout_ms=1000)
@@ -260,29 +255,21 @@ def test_a_registry_that_fails_leaves_the_schemas_that_are_known(caplog: pytest.
     newest = feed.schemas
     poller._list_schemas(listing(8, schemas={"1": "MQ==", "2": "Mg=="}))
     assert feed.schemas is newest
-    assert [record.message.split(" 'a'")[0] for record in caplog.records] == [
-        "subject",
-        "away: continuing with the known schemas of subject",
-        "the schema registry answers again for subject",
-        "subject",
-    ]
+    went = "away: continuing with the known schemas of subject"
+    came = "the schema registry answers again for subject"
+    assert [each.message.split(" 'a'")[0] for each in caplog.records] == ["subject", went, came, "subject"]
 
 
-class Admin:
-    """Broker with one topic."""
+@pytest.fixture
+def broker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replace the clients: a broker with one topic."""
 
-    def describe_topics(self, topics: list[str]) -> list[dict[str, Any]]:
+    def describe(topics: list[str]) -> list[dict[str, Any]]:
         return [{"name": name, "topic_id": "id", "error_code": 0} for name in topics]
 
-    def close(self) -> None:
-        pass
-
-
-class Consumer:
-    """Client that holds nothing."""
-
-    def close(self, autocommit: bool) -> None:
-        pass
+    client = SimpleNamespace(describe_topics=describe, close=lambda **_: None)
+    monkeypatch.setattr(clock, "admin_client", lambda _: client)
+    monkeypatch.setattr(clock, "reading_consumer", lambda *_, **__: client)
 
 
 def test_it_starts_without_numpy() -> None:

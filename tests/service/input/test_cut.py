@@ -121,39 +121,22 @@ def test_without_max_wait_every_batch_is_full(ticks: list[tuple[int, int]]) -> N
     assert [count for _, count in one.batches] == [PLANNED] * (end // PLANNED)
 
 
-def test_max_wait_takes_what_is_there() -> None:
+@pytest.mark.parametrize(
+    "ticks",
+    [
+        # The tick at that very moment might have shown more; what came after it is the next batch's.
+        [(1, 4, []), (5, 4, []), (6, 9, [(0, 4)])],
+        [(1, LEAST - 1, []), (9, LEAST - 1, []), (10, LEAST, [(0, LEAST)])],
+        [(4, 10, [(0, 10)]), (8, 14, [(0, 10)]), (9.5, 14, [(0, 10), (10, 4)])],
+    ],
+    ids=["what is there is taken", "too few records wait on", "the wait starts again where a batch closed"],
+)
+def test_max_wait(ticks: list[tuple[float, int, list[tuple[int, int]]]]) -> None:
     one = reader(5)
-    one.feed.add(1, {0: 4})
-    one.read()
-    assert one.batches == []
-    one.feed.add(5, {0: 4})
-    one.read()
-    assert one.batches == [], "the tick at that very moment might have shown more"
-    one.feed.add(6, {0: 9})
-    one.read()
-    assert one.batches == [(0, 4)], "what came after the moment is the next batch's"
-
-
-def test_too_few_records_of_use_wait_on() -> None:
-    one = reader(5)
-    one.feed.add(1, {0: LEAST - 1})
-    one.feed.add(9, {0: LEAST - 1})
-    one.read()
-    assert one.batches == []
-    one.feed.add(10, {0: LEAST})
-    one.read()
-    assert one.batches == [(0, LEAST)]
-
-
-def test_the_wait_starts_anew_where_the_last_batch_closed() -> None:
-    one = reader(5)
-    one.feed.add(4, {0: PLANNED})
-    one.feed.add(8, {0: PLANNED + 4})
-    one.read()
-    assert one.batches == [(0, PLANNED)]
-    one.feed.add(9.5, {0: PLANNED + 4})
-    one.read()
-    assert one.batches == [(0, PLANNED), (PLANNED, 4)]
+    for at, end, batches in ticks:
+        one.feed.add(at, {0: end})
+        one.read()
+        assert one.batches == batches
 
 
 def test_the_feed_wakes_its_reader_when_the_wait_is_over_though_nothing_changed() -> None:
@@ -161,24 +144,16 @@ def test_the_feed_wakes_its_reader_when_the_wait_is_over_though_nothing_changed(
     feed = OffsetFeed("t", lambda: calls.append(feed.ticked))
     feed.started = feed.ticked = 0.0
     BatchCutter(feed, 5).schedule_wake()
-    feed.add(1, {0: 1})
-    feed.add(4, {0: 1})
-    feed.add(6, {0: 1})
+    for at in (1, 4, 6):
+        feed.add(at, {0: 1})
     assert calls == [1, 6]
 
 
 def test_no_snapshot_is_dropped_and_partitions_may_be_added() -> None:
-    feed = OffsetFeed("t", lambda: None)
-    feed.add(1, {0: 1})
-    feed.add(2, {0: 1, 1: 0})
-    feed.add(3, {0: 1, 1: 0})
-    feed.add(4, {0: 2, 1: 5})
-    assert [feed.next() for _ in range(4)] == [
-        EndOffsets(1, {0: 1}),
-        EndOffsets(2, {0: 1, 1: 0}),
-        EndOffsets(4, {0: 2, 1: 5}),
-        None,
-    ]
+    feed, ends = OffsetFeed("t", lambda: None), [{0: 1}, {0: 1, 1: 0}, {0: 1, 1: 0}, {0: 2, 1: 5}]
+    for at, each in enumerate(ends, 1):
+        feed.add(at, each)
+    assert [feed.next() for _ in range(4)] == [*(EndOffsets(at, ends[at - 1]) for at in (1, 2, 4)), None]
     for i in range(100_000):
         feed.add(5 + i, {0: i + 3, 1: 5})
         end_offsets = feed.next()

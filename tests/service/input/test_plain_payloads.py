@@ -10,18 +10,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kafka.record.default_records import DefaultRecordBatch
 
+from streaming_pca.data.array_batch import ArrayBatch
 from streaming_pca.data.codec import FORMATS, OCTETS, PayloadCodec
 from streaming_pca.data.features.feature import Feature
 from streaming_pca.data.features.reading import FieldReader
 from streaming_pca.data.features.records import JSON, PublicSchema
 from streaming_pca.data.records import RecordKind
-from streaming_pca.service.input.buffer import PartitionBuffer, RecordBuffer
-from streaming_pca.service.kafka.patches import to_batch
-from streaming_pca.service.kafka.record_blocks import RecordBlock
+from streaming_pca.service.input.buffer import RecordBuffer
 from tests.data.features.formats import avro_record, in_avro
 from tests.kafka.security.hostile import Header, batch, record
+from tests.service.input.test_buffer import a_buffer
+from tests.service.kafka.reading import block_of
 
 DIM, MOST = 3, 4
 PLAIN: list[Header] = [(b"content-type", OCTETS.encode())]
@@ -48,14 +48,9 @@ def batches(dtype: str, headers: Callable[[random.Random], list[Header]], seed: 
     random_ = random.Random(seed)
     made, base = [], 0
     for _ in range(30):
-        count = random_.randrange(1, 12)
+        count, keys = random_.randrange(1, 12), [None, b"", b"ada", b"bob"]
         records = [
-            record(
-                value(random_, dtype),
-                i,
-                key=random_.choice([None, b"", b"ada", b"bob"]),
-                headers=headers(random_),
-            )
+            record(value(random_, dtype), i, key=random_.choice(keys), headers=headers(random_))
             for i in range(count)
         ]
         if random_.random() < 0.1:
@@ -67,14 +62,16 @@ def batches(dtype: str, headers: Callable[[random.Random], list[Header]], seed: 
 
 def buffers(codec: PayloadCodec, made: list[bytes]) -> tuple[RecordBuffer, RecordBuffer]:
     """Return buffers filled from blocks, and from single records."""
-    blocks = [RecordBlock(to_batch(DefaultRecordBatch(each))) for each in made]
-    found = []
-    for messages in (blocks, [each for block in blocks for each in block.records()]):
-        buffer = RecordBuffer(codec)
-        buffer.buffers[0] = PartitionBuffer(0)
-        buffer.append(0, messages)
-        found.append(buffer)
-    return found[0], found[1]
+    blocks = [block_of(each) for each in made]
+    by_block, by_record = a_buffer(codec), a_buffer(codec)
+    by_block.append(0, blocks)
+    by_record.append(0, [each for block in blocks for each in block.records()])
+    return by_block, by_record
+
+
+def rows_of(batch_: ArrayBatch) -> list[bytes]:
+    lengths = np.diff(batch_.starts)
+    return [batch_.rows[at : at + n].tobytes() for at, n in zip(batch_.places(), lengths, strict=True)]
 
 
 def check(codec: PayloadCodec, made: list[bytes]) -> None:
@@ -85,14 +82,7 @@ def check(codec: PayloadCodec, made: list[bytes]) -> None:
         (ours, users), (theirs, wanted) = by_block.take([count], 1), by_record.take([count], 1)
         assert ours.rows.dtype == theirs.rows.dtype
         assert np.array_equal(ours.starts, theirs.starts)
-        a, b = (
-            [
-                each.rows[at : at + rows].tobytes()
-                for at, rows in zip(each.places(), np.diff(each.starts), strict=True)
-            ]
-            for each in (ours, theirs)
-        )
-        assert a == b
+        assert rows_of(ours) == rows_of(theirs)
         assert (users is None and wanted is None) or np.array_equal(users, wanted)
 
 
@@ -110,12 +100,8 @@ def test_plain_rows_are_those_of_the_codec(unit: int, dtype: Any) -> None:
 @pytest.mark.parametrize("unit", range(3))
 def test_batches_with_other_headers_are_read_by_the_codec(unit: int) -> None:
     codec = PayloadCodec(DIM, max_rows=MOST, **UNITS[unit])
-    other: list[list[Header]] = [
-        described("float64"),
-        [(b"content-type", JSON.encode())],
-        [(b"a", b"b")],
-        [(b"a", None)],
-    ]
+    in_json: list[Header] = [(b"content-type", JSON.encode())]
+    other: list[list[Header]] = [described("float64"), in_json, [(b"a", b"b")], [(b"a", None)]]
     for seed in range(10):
         check(codec, batches("float32", lambda r: r.choice([[]] * 20 + other), seed))
 
@@ -159,10 +145,8 @@ def test_objects_of_a_block_are_those_of_its_records(unit: str, with_headers: bo
     named: Any = unit.split()[0]
     schema = PublicSchema("avro", json.dumps(ROW).encode()) if form == "avro" else None
     fields = FieldReader([Feature(name="a")], ("user",) if "field" in unit else None, schema)
-    secret = b"k" * 32 if named == "user" else None
-    codec = PayloadCodec(
-        1, unit=named, user_key=secret, max_rows=MOST, content_type=FORMATS[form], fields=fields
-    )
+    how: dict[str, Any] = {"unit": named, "user_key": b"k" * 32 if named == "user" else None}
+    codec = PayloadCodec(1, max_rows=MOST, content_type=FORMATS[form], fields=fields, **how)
     random_, made, base = random.Random(5), [], 0
     for _ in range(30):
         headers = random_.choice([[], [(b"x", b"y")], PLAIN]) if with_headers else []
@@ -178,11 +162,8 @@ def test_objects_of_a_block_are_those_of_its_records(unit: str, with_headers: bo
 
 
 def test_plain_rows_are_copied_without_a_record() -> None:
-    codec = PayloadCodec(DIM, max_rows=MOST)
-    buffer = RecordBuffer(codec)
-    blocks = [
-        RecordBlock(to_batch(DefaultRecordBatch(each))) for each in batches("float32", lambda r: PLAIN, 1)
-    ]
+    buffer = RecordBuffer(PayloadCodec(DIM, max_rows=MOST))
+    blocks = [block_of(each) for each in batches("float32", lambda r: PLAIN, 1)]
     for block in blocks:
         assert buffer._plain.copy(block, buffer._store) is not None
     # After a row of another type, rows are converted message by message.
@@ -191,9 +172,8 @@ def test_plain_rows_are_copied_without_a_record() -> None:
 
 
 def test_chunks_of_one_leader_are_one() -> None:
-    buffer = RecordBuffer(PayloadCodec(DIM, max_rows=MOST))
-    buffer.buffers[0] = PartitionBuffer(0)
-    blocks = [RecordBlock(to_batch(DefaultRecordBatch(each))) for each in batches("float32", lambda r: [], 2)]
+    buffer = a_buffer(PayloadCodec(DIM, max_rows=MOST))
+    blocks = [block_of(each) for each in batches("float32", lambda r: [], 2)]
     for block in blocks[20:]:
         block.leader_epoch = 5
     buffer.append(0, blocks)
@@ -206,10 +186,9 @@ def test_objects_beyond_a_bound_wait_for_their_batch(monkeypatch: pytest.MonkeyP
     fields = FieldReader([Feature(name="c", categories=words)])
     codec = PayloadCodec(columns, content_type=JSON, fields=fields)
     made = [record(b'{"c":"w%d"}' % (i % columns), i) for i in range(count)]
-    block = RecordBlock(to_batch(DefaultRecordBatch(batch(made))))
+    block = block_of(batch(made))
     monkeypatch.setattr("streaming_pca.service.input.buffer._MOST_MADE", 2**20)
-    buffer = RecordBuffer(codec)
-    buffer.buffers[0] = PartitionBuffer(0)
+    buffer = a_buffer(codec)
     buffer.append(0, [block])
     part = buffer.buffers[0]
     # One piece exceeds the bound.

@@ -46,6 +46,13 @@ def test_it_steps_while_there_is_more_and_then_waits_for_news() -> None:
         news.set()
         await settle()
         assert len(given) == 5
+        # It can be started again.
+        news.clear()
+        for n in (6, 7):
+            ahead.start()
+            await settle()
+            await ahead.stop()
+            assert len(given) == n
 
     asyncio.run(run())
 
@@ -82,18 +89,5 @@ def test_what_a_step_raises_is_raised_where_the_next_batch_is_wanted() -> None:
             await ahead.stop()
         # Raised once: a second stop, to close, raises nothing.
         await ahead.stop()
-
-    asyncio.run(run())
-
-
-def test_it_can_be_started_again() -> None:
-    async def run() -> None:
-        step, given = steps(False, False)
-        ahead = ReadAhead(step, asyncio.Event())
-        for n in (1, 2):
-            ahead.start()
-            await settle()
-            await ahead.stop()
-            assert len(given) == n
 
     asyncio.run(run())

@@ -27,7 +27,6 @@ from streaming_pca.service.input.end_offsets import OffsetFeed
 from streaming_pca.service.input.partition_reader import PartitionReader
 from streaming_pca.service.input.source import OffsetBatch, Source
 
-Patch = pytest.MonkeyPatch
 Reading = Callable[..., tuple[Source, OffsetFeed]]
 DIM = 3
 STREAM = StreamSettings(name="s", input="t", dim=DIM, rank=1, epsilon=1, delta=1e-6)
@@ -96,11 +95,17 @@ def plan(count: int, granularity: int = 1) -> Plan:
     return Plan(count, granularity, granularity, Charge(epsilon="1", delta="0"), {})
 
 
-@pytest.fixture
-def reading(monkeypatch: Patch) -> Reading:
-    """Return ``reading(log, ahead, seed=0, least=0)``, which makes a source and its feed.
+def read_from(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reader_module, "reading_consumer", lambda *_, **__: FakeConsumer(log))
+    monkeypatch.setattr(reader_module, "seek", lambda consumer, tp, at, _: consumer.seek(tp, at))
+    monkeypatch.setattr(reader_module, "first_offsets", lambda _, tps, __: dict.fromkeys(tps, 0))
 
-    At least ``least`` bytes are read ahead.
+
+@pytest.fixture
+def reading(monkeypatch: pytest.MonkeyPatch) -> Reading:
+    """Return ``reading(log, ahead, seed=0, least=0, last=199)``, which makes a source and its feed.
+
+    At least ``least`` bytes are read ahead; the last offset of each partition is ``last``.
     """
 
     def make(
@@ -108,22 +113,31 @@ def reading(monkeypatch: Patch) -> Reading:
         ahead: float,
         seed: int = 0,
         least: int = 0,
+        last: int = 199,
         skip: bool = False,
         kind: type[PartitionReader] = PartitionReader,
         max_wait: float | None = None,
     ) -> tuple[Source, OffsetFeed]:
         log.rng, log.polls = random.Random(seed), {}
         monkeypatch.setattr(source_module, "_READ_AHEAD_BYTES", least)
-        monkeypatch.setattr(reader_module, "reading_consumer", lambda *_, **__: FakeConsumer(log))
-        monkeypatch.setattr(reader_module, "seek", lambda consumer, tp, at, _: consumer.seek(tp, at))
-        monkeypatch.setattr(reader_module, "first_offsets", lambda _, tps, __: dict.fromkeys(tps, 0))
+        read_from(log, monkeypatch)
+        monkeypatch.setattr(reader_module, "last_offsets", lambda _, tps, __: dict.fromkeys(tps, last))
         feed = OffsetFeed("t", lambda: None)
         partitions = sorted(log.partitions)
-        codec, check = PayloadCodec(DIM), feed.check
-        reader = kind(KafkaSettings(), STREAM, codec, len(partitions), skip, check)
+        reader = kind(KafkaSettings(), STREAM, PayloadCodec(DIM), len(partitions), skip, feed.check)
         return Source(reader, "t", partitions, {}, {}, feed, skip, max_wait, ahead), feed
 
     return make
+
+
+def begun(
+    reading: Reading, log: Log, planned: Plan, ahead: float = 1.0, **how: Any
+) -> tuple[Source, OffsetFeed]:
+    """Return a source that knows the ends of all partitions, and its plan."""
+    source, feed = reading(log, ahead, **how)
+    feed.add(feed.started + 1, ends_of(log))
+    source.set_plan(planned)
+    return source, feed
 
 
 def ends_of(log: Log, share: float = 1.0) -> dict[int, int]:
@@ -176,10 +190,7 @@ def test_reading_ahead_changes_no_bit_of_any_batch(
 
 
 def test_what_is_read_ahead_is_bounded_by_a_batch_and_a_poll_of_each_partition(reading: Reading) -> None:
-    log = Log({p: records(p, 500) for p in range(3)})
-    source, feed = reading(log, 1.0)
-    feed.add(feed.started + 1, ends_of(log))
-    source.set_plan(plan(40))
+    source, _ = begun(reading, Log({p: records(p, 500) for p in range(3)}), plan(40))
     for _ in range(10):
         assert read_all_ahead(source) > 0
         assert 40 <= source.buffered < 40 + 3 * AT_ONCE
@@ -188,42 +199,38 @@ def test_what_is_read_ahead_is_bounded_by_a_batch_and_a_poll_of_each_partition(r
         assert source.buffered < 3 * AT_ONCE
 
 
-@pytest.mark.parametrize(("ahead", "wanted"), [(0.0, 0), (0.25, 25), (1.0, 100)])
-def test_a_share_of_a_batch_is_read_ahead(reading: Reading, ahead: float, wanted: int) -> None:
-    log = Log({0: records(0, 500)})
-    source, feed = reading(log, ahead)
-    feed.add(feed.started + 1, ends_of(log))
-    source.set_plan(plan(100))
+@pytest.mark.parametrize(
+    ("ahead", "least", "count", "messages", "wanted"),
+    [
+        *((ahead, 0, 100, 500, int(100 * ahead)) for ahead in (0.0, 0.25, 1.0)),
+        # Some bytes are read ahead however small a batch is, but only up to a number of messages.
+        (1.0, 100 * 12, 2, 500, 100),
+        (1.0, 2**24, 2, 60, 60),
+    ],
+)
+# A null record counts as one row; otherwise there would be no bound.
+@pytest.mark.parametrize("value", [np.ones(3, "<f4").tobytes(), b"broken"], ids=["row", "null"])
+def test_a_share_of_a_batch_is_read_ahead(
+    *,
+    reading: Reading,
+    monkeypatch: pytest.MonkeyPatch,
+    value: bytes,
+    ahead: float,
+    least: int,
+    count: int,
+    messages: int,
+    wanted: int,
+) -> None:
+    log = Log({0: [Message(2 * i, value) for i in range(500)]})
+    source, _ = begun(reading, log, plan(count), ahead, least=least)
+    monkeypatch.setattr(source_module, "_READ_AHEAD_MESSAGES", messages)
     read_all_ahead(source)
     assert wanted <= source.buffered < wanted + AT_ONCE
 
 
-def test_no_more_messages_than_that_are_read_ahead(reading: Reading, monkeypatch: Patch) -> None:
-    log = Log({0: records(0, 500)})
-    source, feed = reading(log, 1.0, least=2**24)
-    monkeypatch.setattr(source_module, "_READ_AHEAD_MESSAGES", 60)
-    feed.add(feed.started + 1, ends_of(log))
-    source.set_plan(plan(2))
-    read_all_ahead(source)
-    assert 60 <= source.buffered < 60 + AT_ONCE
-
-
-@pytest.mark.parametrize("value", [np.ones(3, "<f4").tobytes(), b"broken"])
-def test_some_bytes_are_read_ahead_however_small_a_batch_is(reading: Reading, value: bytes) -> None:
-    log = Log({0: [Message(2 * i, value) for i in range(500)]})
-    source, feed = reading(log, 1.0, least=100 * 12)
-    feed.add(feed.started + 1, ends_of(log))
-    source.set_plan(plan(2))
-    read_all_ahead(source)
-    # A null record counts as one row; otherwise there would be no bound.
-    assert 100 <= source.buffered < 100 + AT_ONCE
-
-
 def test_a_consumer_is_not_polled_while_its_buffer_is_full(reading: Reading) -> None:
     log = Log({p: records(p, 500) for p in range(3)})
-    source, feed = reading(log, 1.0)
-    feed.add(feed.started + 1, ends_of(log))
-    source.set_plan(plan(40))
+    source, feed = begun(reading, log, plan(40))
     read_all_ahead(source)
     polls = dict(log.polls)
     assert not source.read_ahead()
@@ -249,9 +256,7 @@ def test_nothing_is_read_ahead_behind_the_newest_ends(reading: Reading) -> None:
 
 def test_a_source_that_is_stopped_reads_no_further(reading: Reading) -> None:
     log = Log({0: records(0, 100)})
-    source, feed = reading(log, 1.0)
-    feed.add(feed.started + 1, ends_of(log))
-    source.set_plan(plan(1000))
+    source, _ = begun(reading, log, plan(1000))
     assert source.read_ahead()
     source.stop()
     polls = dict(log.polls)
@@ -353,13 +358,9 @@ def test_a_late_cut_has_all_that_its_offsets_cover(reading: Reading) -> None:
 # -- a reservation that is read again ------------------------------------------------
 
 
-def test_a_reservation_is_read_again_whatever_is_read_first(reading: Reading, monkeypatch: Patch) -> None:
+def test_a_reservation_is_read_again_whatever_is_read_first(reading: Reading) -> None:
     log = Log({p: records(p, 100) for p in range(3)})
-    monkeypatch.setattr(reader_module, "last_offsets", lambda _, tps, __: dict.fromkeys(tps, 199))
-    source, feed = reading(log, 0.0)
-    feed.add(feed.started + 1, ends_of(log))
-    source.set_plan(plan(50, 2))
-    first = source.poll()
+    first = begun(reading, log, plan(50, 2), 0.0)[0].poll()
     assert first is not None
     for seed in range(5):
         again = reading(log, 0.0, seed)[0].read_reserved(first.ranges[::-1], 2)
@@ -368,22 +369,22 @@ def test_a_reservation_is_read_again_whatever_is_read_first(reading: Reading, mo
         np.testing.assert_array_equal(again.batch.packed().rows, first.batch.packed().rows)
 
 
-def test_a_reservation_whose_records_are_not_the_same_is_none(reading: Reading, monkeypatch: Patch) -> None:
-    log = Log({0: records(0, 100)})
-    monkeypatch.setattr(reader_module, "last_offsets", lambda _, tps, __: dict.fromkeys(tps, 199))
-    ranges = [OffsetRange(partition=0, start=0, end=39, count=count) for count in (20, 21)]
-    assert reading(log, 0.0)[0].read_reserved(ranges[:1]) is not None
-    assert reading(log, 0.0)[0].read_reserved(ranges[1:]) is None
-    elsewhere = OffsetRange(partition=0, start=2, end=39, count=19)
-    assert reading(log, 0.0)[0].read_reserved([elsewhere]) is None
-    monkeypatch.setattr(reader_module, "last_offsets", lambda _, tps, __: dict.fromkeys(tps, 38))
-    assert reading(log, 0.0)[0].read_reserved(ranges[:1]) is None
+@pytest.mark.parametrize(
+    ("start", "count", "last", "same"),
+    [(0, 20, 199, True), (0, 21, 199, False), (2, 19, 199, False), (0, 20, 38, False)],
+)
+def test_a_reservation_whose_records_are_not_the_same_is_none(
+    reading: Reading, start: int, count: int, last: int, same: bool
+) -> None:
+    source, _ = reading(Log({0: records(0, 100)}), 0.0, last=last)
+    reserved = OffsetRange(partition=0, start=start, end=39, count=count)
+    assert (source.read_reserved([reserved]) is not None) == same
 
 
 @pytest.mark.parametrize("gone", [0, 7, 19], ids=["first", "midst", "last"])
 @pytest.mark.parametrize("came", [False, True], ids=["none-came", "another-came"])
 def test_a_reservation_of_which_a_record_has_vanished_is_none(
-    reading: Reading, monkeypatch: Patch, gone: int, came: bool
+    reading: Reading, gone: int, came: bool
 ) -> None:
     """A transaction may count as committed when its records are reserved, and as aborted later.
 
@@ -391,7 +392,6 @@ def test_a_reservation_of_which_a_record_has_vanished_is_none(
     otherwise: it answers for the present records within the charged range, or not at all.
     """
     log = Log({0: records(0, 100)})
-    monkeypatch.setattr(reader_module, "last_offsets", lambda _, tps, __: dict.fromkeys(tps, 199))
     reserved = OffsetRange(partition=0, start=0, end=39, count=20)
     del log.partitions[0][gone]
     if came:
@@ -405,9 +405,10 @@ def test_a_reservation_of_which_a_record_has_vanished_is_none(
         assert (again.ranges, len(again.batch), again.positions) == ((reserved,), 20, {0: 39})
 
 
-def test_a_reservation_that_is_not_delivered_loses_the_session(reading: Reading, monkeypatch: Patch) -> None:
+def test_a_reservation_that_is_not_delivered_loses_the_session(
+    reading: Reading, monkeypatch: pytest.MonkeyPatch
+) -> None:
     log = Log({0: records(0, 10), 1: records(1, 100)})
-    monkeypatch.setattr(reader_module, "last_offsets", lambda _, tps, __: dict.fromkeys(tps, 199))
     monkeypatch.setattr(protocol_module, "_STALL_SECONDS", 0.05)
     ranges = [OffsetRange(partition=p, start=0, end=39, count=20) for p in range(2)]
     with pytest.raises(SessionLost, match="t-0 cannot be read to 39: it stops at 19"):
@@ -422,25 +423,18 @@ def test_a_fetch_that_a_stop_interrupts_ends_reading(reading: Reading, lazy: boo
 
     made: list[Source] = []
     log = Log({0: records(0, 100)})
-    for act in ("poll", "read_ahead", "read_reserved"):
-        source, feed = reading(log, 1.0, kind=Stopped)
+    ranges = [OffsetRange(partition=0, start=0, end=39, count=20)]
+    for act, *given in (("poll",), ("read_ahead",), ("read_reserved", ranges)):
+        source, _ = begun(reading, log, plan(10), kind=Stopped)
         made[:] = [source]
-        feed.add(feed.started + 1, ends_of(log))
-        source.set_plan(plan(10))
-        if act == "read_reserved":
-            reader: Any = source._reader
-            reader.last_offsets = lambda partitions: dict.fromkeys(partitions, 199)
-            ranges = [OffsetRange(partition=0, start=0, end=39, count=20)]
-            assert source.read_reserved(ranges) is None
-        else:
-            assert not getattr(source, act)()
+        assert not getattr(source, act)(*given)
     assert log.polls == {}
 
 
 # -- a topic that loses its tail -----------------------------------------------------
 
 
-def after_a_batch(reading: Reading, log: Log, count: int, **how: bool) -> tuple[Source, OffsetFeed]:
+def after_a_batch(reading: Reading, log: Log, count: int, **how: int) -> tuple[Source, OffsetFeed]:
     """Return a source after 40 records that needs newer end offsets for ``count`` more."""
     source, feed = reading(log, 0.0, **how)
     feed.add(feed.started + 1, ends_of(log, 0.5))
@@ -450,20 +444,17 @@ def after_a_batch(reading: Reading, log: Log, count: int, **how: bool) -> tuple[
     return source, feed
 
 
-def test_an_end_below_the_position_stops_the_stream(reading: Reading, monkeypatch: Patch) -> None:
-    source, feed = after_a_batch(reading, Log({p: records(p, 100) for p in range(2)}), 100)
-    monkeypatch.setattr(reader_module, "last_offsets", lambda _, tps, __: dict.fromkeys(tps, 30))
+def test_an_end_below_the_position_stops_the_stream(reading: Reading) -> None:
+    log = Log({p: records(p, 100) for p in range(2)})
+    source, feed = after_a_batch(reading, log, 100, last=30)
     feed.add(feed.started + 2, {0: 30, 1: 199})
-    with pytest.raises(
-        RecordsLost,
-        match="'t', partition 0: the records at offsets 30 to 38, which the stream has passed, are lost",
-    ):
+    lost = "'t', partition 0: the records at offsets 30 to 38, which the stream has passed, are lost"
+    with pytest.raises(RecordsLost, match=lost):
         source.poll()
 
 
-def test_a_stable_offset_that_falls_for_a_moment_is_waited_for(reading: Reading, monkeypatch: Patch) -> None:
+def test_a_stable_offset_that_falls_for_a_moment_is_waited_for(reading: Reading) -> None:
     source, feed = after_a_batch(reading, Log({p: records(p, 100) for p in range(2)}), 100)
-    monkeypatch.setattr(reader_module, "last_offsets", lambda _, tps, __: dict.fromkeys(tps, 199))
     feed.add(feed.started + 2, {0: 0, 1: 199})
     feed.add(feed.started + 3, {0: 199, 1: 199})
     taken = source.poll()
@@ -486,8 +477,8 @@ def test_a_stream_that_may_skip_goes_on_behind_what_was_lost(reading: Reading) -
 @pytest.mark.parametrize("offsets", [[5, 7, 7], [5, 6, 4], [4, 5, 6]])
 def test_offsets_that_do_not_rise_are_refused(offsets: list[int]) -> None:
     buffer, one = PartitionBuffer(5), np.ones(3, dtype=np.int64)
-    with pytest.raises(ValueError, match="do not rise"):
-        buffer.append(Chunk(np.array(offsets), one, one))
-    buffer.append(Chunk(np.array([5, 6, 9]), one, one))
-    with pytest.raises(ValueError, match="do not rise"):
-        buffer.append(Chunk(np.array([9, 10, 11]), one, one))
+    for good, wrong in (([], offsets), ([5, 6, 9], [9, 10, 11])):
+        if good:
+            buffer.append(Chunk(np.array(good), one, one))
+        with pytest.raises(ValueError, match="do not rise"):
+            buffer.append(Chunk(np.array(wrong), one, one))

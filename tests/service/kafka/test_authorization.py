@@ -3,40 +3,32 @@
 from __future__ import annotations
 
 import pytest
-from kafka.errors import (
-    ClusterAuthorizationFailedError,
-    DelegationTokenAuthorizationFailedError,
-    GroupAuthorizationFailedError,
-    KafkaError,
-    KafkaTimeoutError,
-    TopicAuthorizationFailedError,
-    TransactionalIdAuthorizationFailedError,
-)
+from kafka import errors
 
 from streaming_pca.service.kafka.authorization import in_one_line
+
+
+def in_response(request: str, what: str) -> Exception:
+    return errors.KafkaError(f"in {request}Response: [Error {what}AuthorizationFailedError")
 
 
 @pytest.mark.parametrize(
     ("error", "operation", "words"),
     [
-        (TopicAuthorizationFailedError({"b", "a"}), "Read", "to Read topic 'a' and topic 'b':"),
-        (TopicAuthorizationFailedError("a"), "Write", "to Write topic 'a':"),
-        (TopicAuthorizationFailedError(), "Write", "to Write a topic:"),
-        (GroupAuthorizationFailedError("g"), "Write", "to Read consumer group 'g':"),
-        (TransactionalIdAuthorizationFailedError(), "Write", "to Write with the transactional id:"),
-        (ClusterAuthorizationFailedError(), "Write", "to Write any topic:"),
-        (ClusterAuthorizationFailedError(), "Describe", "to Describe the cluster:"),
-        (DelegationTokenAuthorizationFailedError(), "Read", "to Read a resource:"),
+        (errors.TopicAuthorizationFailedError({"b", "a"}), "Read", "to Read topic 'a' and topic 'b':"),
+        (errors.TopicAuthorizationFailedError("a"), "Write", "to Write topic 'a':"),
+        (errors.TopicAuthorizationFailedError(), "Write", "to Write a topic:"),
+        (errors.GroupAuthorizationFailedError("g"), "Write", "to Read consumer group 'g':"),
+        (errors.TransactionalIdAuthorizationFailedError(), "Write", "to Write with the transactional id:"),
+        (errors.ClusterAuthorizationFailedError(), "Write", "to Write any topic:"),
+        (errors.ClusterAuthorizationFailedError(), "Describe", "to Describe the cluster:"),
+        (errors.DelegationTokenAuthorizationFailedError(), "Read", "to Read a resource:"),
         (
-            KafkaError("in TxnOffsetCommitResponse: [Error 29] TopicAuthorizationFailedError"),
+            in_response("TxnOffsetCommit", "29] Topic"),
             "Write",
             "to Read the topic whose offsets are committed:",
         ),
-        (
-            KafkaError("in InitProducerIdResponse: [Error 31] ClusterAuthorizationFailedError"),
-            "Write",
-            "to Write any topic:",
-        ),
+        (in_response("InitProducerId", "31] Cluster"), "Write", "to Write any topic:"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
 )
@@ -47,5 +39,5 @@ def test_a_missing_permission_is_named(error: Exception, operation: str, words: 
 
 
 def test_other_errors_keep_their_first_line() -> None:
-    assert in_one_line(KafkaTimeoutError("late\nand more"), "Read") == "KafkaTimeoutError: late"
+    assert in_one_line(errors.KafkaTimeoutError("late\nand more"), "Read") == "KafkaTimeoutError: late"
     assert in_one_line(OSError("gone"), "Read") == "gone"

@@ -16,28 +16,20 @@ from streaming_pca.config.kafka import ConfigurationError, KafkaSettings
 from streaming_pca.service.kafka import clients
 from streaming_pca.service.kafka.clients import first_offsets
 from tests.cli.test_app import closed_port
+from tests.config.refusals import refusal
 from tests.security.needles import secret
 
 
 def secure(**more: Any) -> KafkaSettings:
-    return KafkaSettings(
-        **{
-            "security_protocol": "SASL_SSL",
-            "sasl_mechanism": "SCRAM-SHA-512",
-            "sasl_username": "pca",
-            "sasl_password": secret("two"),
-            **more,
-        }
-    )
+    login = {"sasl_mechanism": "SCRAM-SHA-512", "sasl_username": "pca", "sasl_password": secret("two")}
+    return KafkaSettings(**{"security_protocol": "SASL_SSL"} | login | more)
 
 
 def test_security_settings_reach_the_client(tmp_path: Path) -> None:
     authority = tmp_path / "ca.pem"
     found = clients._common_options(secure(ssl_cafile=authority))
-    assert found["security_protocol"] == "SASL_SSL"
-    assert found["sasl_mechanism"] == "SCRAM-SHA-512"
-    assert found["sasl_plain_username"] == "pca"
-    assert found["sasl_plain_password"]() == secret("two")
+    assert (found["security_protocol"], found["sasl_mechanism"]) == ("SASL_SSL", "SCRAM-SHA-512")
+    assert (found["sasl_plain_username"], found["sasl_plain_password"]()) == ("pca", secret("two"))
     assert secret("two") not in str(found)
     assert found["ssl_cafile"] == str(authority)
     assert "ssl_certfile" not in found
@@ -63,17 +55,15 @@ def pem(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     authority = trustme.CA()
     made, other = authority.issue_cert("localhost"), authority.issue_cert("localhost")
     key = serialization.load_pem_private_key(made.private_key_pem.bytes(), None)
+    lock = serialization.BestAvailableEncryption(b"pass phrase")
+    form = (serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8)
     contents = {
         "ssl_cafile": authority.cert_pem.bytes(),
         "ssl_certfile": made.cert_chain_pems[0].bytes(),
         "ssl_keyfile": made.private_key_pem.bytes(),
         "both": made.private_key_and_cert_chain_pem.bytes(),
         "other key": other.private_key_pem.bytes(),
-        "locked key": key.private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.PKCS8,
-            serialization.BestAvailableEncryption(b"pass phrase"),
-        ),
+        "locked key": key.private_bytes(*form, lock),
         "text": b"no certificate",
         "empty": b"",
         "secret": b"of a client",
@@ -85,12 +75,9 @@ def pem(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 FILES = ("ssl_cafile", "ssl_certfile", "ssl_keyfile")
 NO_KEY = "is not the private key of kafka.ssl_certfile in PEM, without a pass phrase"
-GRANT = {
-    "sasl_mechanism": "OAUTHBEARER",
-    "sasl_oauth_token_url": "https://login.test/token",
-    "sasl_oauth_client_id": "me",
-    "sasl_oauth_client_secret_file": "secret",
-}
+SECRET_FILE, BEARER = "sasl_oauth_client_secret_file", {"sasl_mechanism": "OAUTHBEARER"}
+TOKEN_URL = {"sasl_oauth_token_url": "https://login.test/token"}
+GRANT = BEARER | TOKEN_URL | {"sasl_oauth_client_id": "me", SECRET_FILE: "secret"}
 
 
 @pytest.mark.parametrize(
@@ -106,20 +93,11 @@ GRANT = {
         ({"ssl_keyfile": "text"}, f"ssl_keyfile: {{}}: {NO_KEY}"),
         ({"ssl_keyfile": "other key"}, f"ssl_keyfile: {{}}: {NO_KEY}"),
         ({"ssl_keyfile": "locked key"}, f"ssl_keyfile: {{}}: {NO_KEY}"),
-        (
-            {"ssl_certfile": "ssl_certfile", "ssl_keyfile": None},
-            "ssl_certfile: {}: holds no private key: set kafka.ssl_keyfile",
-        ),
+        ({"ssl_keyfile": None}, "ssl_certfile: {}: holds no private key: set kafka.ssl_keyfile"),
         (GRANT, None),
         (GRANT | {"sasl_oauth_cafile": "text"}, "sasl_oauth_cafile: {}: holds no certificate in PEM"),
-        (
-            GRANT | {"sasl_oauth_client_secret_file": "absent"},
-            "sasl_oauth_client_secret_file: {}: No such file or directory",
-        ),
-        (
-            {"sasl_mechanism": "OAUTHBEARER", "sasl_oauth_token_file": "empty"},
-            "sasl_oauth_token_file: {}: is empty",
-        ),
+        (GRANT | {SECRET_FILE: "absent"}, "sasl_oauth_client_secret_file: {}: No such file or directory"),
+        (BEARER | {"sasl_oauth_token_file": "empty"}, "sasl_oauth_token_file: {}: is empty"),
     ],
 )
 def test_files_that_cannot_be_used_are_a_mistake_until_a_broker_answers(
@@ -139,17 +117,12 @@ def test_files_that_cannot_be_used_are_a_mistake_until_a_broker_answers(
         return
     name = expected.partition(":")[0]
     line = f"kafka.{expected.format(named[name])}"
-    for refused in (settings.check_files, lambda: clients._connect(settings, fails)):
-        with pytest.raises(ConfigurationError) as caught:
-            refused()
-        assert str(caught.value) == line
-        assert caught.value.exit_status == 2
+    for use in (settings.check_files, lambda: clients._connect(settings, fails)):
+        assert refusal(ConfigurationError, use) == line
     # Later, the file is perhaps being replaced.
     if name in (*FILES, "sasl_oauth_token_file"):
         monkeypatch.setitem(clients._answered, address, address)
-        with pytest.raises(clients.BrokerUnreachable) as lost:
-            clients._connect(settings, fails)
-        assert str(lost.value) == line
+        assert refusal(clients.BrokerUnreachable, clients._connect, settings, fails) == line
 
 
 def test_all_unusable_files_are_named_at_once(pem: dict[str, Path]) -> None:

@@ -7,7 +7,6 @@ import random
 import struct
 import subprocess
 import sys
-import tracemalloc
 import zlib
 from collections.abc import Iterable
 from pathlib import Path
@@ -22,54 +21,29 @@ from kafka.errors import CorruptRecordError
 from kafka.record.default_records import DefaultRecordBatch, DefaultRecordBatchBuilder
 from kafka.record.memory_records import MemoryRecords
 
-from streaming_pca.service.kafka import inflating, patches
+from streaming_pca.service.kafka import inflating
 from streaming_pca.service.kafka.inflating import MOST_INFLATED, MOST_RECORD_BYTES, inflate, most_record_bytes
 from streaming_pca.service.kafka.patches import RecordReader, to_batch, use_reader
 from streaming_pca.service.kafka.record_batches import Record
-from streaming_pca.service.kafka.record_blocks import BlockReader, RecordBlock
+from streaming_pca.service.kafka.record_blocks import BlockReader
 from tests.kafka.security.codecs import CODECS, XERIAL, blocks, compressed, plain_snappy, xerial
-from tests.kafka.security.hostile import batch, record, varint
-from tests.service.kafka.test_record_batches import TP, odd_batches
+from tests.kafka.security.hostile import Header, batch, record, varint
+from tests.service.kafka.reading import LARGEST_TAKE, TP, Aborted, flat, peak_below, read, takes
+from tests.service.kafka.test_record_batches import odd_batches
 
 ROOT = Path(__file__).parents[3]
-LARGEST_TAKE = patches._POLL_BYTES + inflating._PIECE_BYTES + inflating._STEP
 codecs = pytest.mark.parametrize("codec", CODECS)
-
-
-def flat(found: Iterable[Any]) -> list[Record]:
-    return [r for each in found for r in (each.records() if isinstance(each, RecordBlock) else [each])]
-
-
-def takes(reader: RecordReader, most: int = 2000) -> list[list[Record]]:
-    """Return the records of each poll, to the end."""
-    found = []
-    while reader:
-        found.append(flat(reader.take(most)))
-        assert reader.inflated <= LARGEST_TAKE
-    return found
-
-
-def read(data: bytes, start: int = 0, **how: Any) -> list[Record]:
-    """Return the records that both readers read."""
-    readers = [kind(start, TP, MemoryRecords(data), **how) for kind in (BlockReader, RecordReader)]
-    found, same = ([r for some in takes(reader) for r in some] for reader in readers)
-    assert found == same
-    assert readers[0].next_fetch_offset == readers[1].next_fetch_offset
-    return found
 
 
 def some_records(count: int, seed: int = 1) -> list[bytes]:
     """Return records; every third is incompressible."""
     drawn = random.Random(seed)
-    return [
-        record(
-            drawn.randbytes(200) if i % 3 == 0 else b"value %d" % i * 20,
-            i,
-            key=None if i % 7 == 0 else b"user %d" % (i % 50),
-            headers=[(b"content-type", b"x"), (b"a", None)][: i % 3],
-        )
-        for i in range(count)
-    ]
+    made = []
+    for i in range(count):
+        value = drawn.randbytes(200) if i % 3 == 0 else b"value %d" % i * 20
+        headers: list[Header] = [(b"content-type", b"x"), (b"a", None)]
+        made.append(record(value, i, key=b"user %d" % (i % 50) if i % 7 else None, headers=headers[: i % 3]))
+    return made
 
 
 def check_places(found: list[Record], base: int, count: int) -> list[bytes | None]:
@@ -161,18 +135,13 @@ def test_a_compacted_batch_without_its_end_has_all_its_records(codec: str) -> No
     assert check_places(found, 10, 3)[2] is None
 
 
-class _Aborted:
-    def __init__(self, producer_id: int, first_offset: int) -> None:
-        self.producer_id, self.first_offset = producer_id, first_offset
-
-
 @codecs
 def test_aborted_batches_are_hidden(codec: str) -> None:
     marker = record(b"\0\0\0\0\0\0", key=b"\0\0\0\0")
     data = compressed(codec, some_records(50), attributes=0x10, producer=(7, 0, 0))
     data += compressed(codec, some_records(50), base=50, attributes=0x10, producer=(8, 0, 0))
     data += batch([marker], base=100, attributes=0x30, producer=(7, 0, 0))
-    found = read(data, isolation_level=1, aborted_transactions=[_Aborted(7, 0)])
+    found = read(data, isolation_level=1, aborted_transactions=[Aborted(7, 0)])
     assert [each.offset for each in found] == list(range(50, 100))
     assert len(read(data)) == 100
 
@@ -260,13 +229,8 @@ def test_frames_that_follow_one_another_are_read_as_java_reads_them() -> None:
     records = some_records(40)
     parts = [b"".join(records[:20]), b"".join(records[20:])]
     wanted = read(batch(records))
-    joined = {
-        1: b"".join(map(gzip.compress, parts)),
-        2: xerial(parts[0]) + xerial(parts[1]),
-        4: b"".join(map(zstandard.compress, parts)),
-    }
-    for number, data in joined.items():
-        assert read(of_bytes(number, data, 40)) == wanted
+    for number, encode in ((1, gzip.compress), (2, xerial), (4, zstandard.compress)):
+        assert read(of_bytes(number, b"".join(map(encode, parts)), 40)) == wanted
     found = read(of_bytes(3, b"".join(map(lz4.frame.compress, parts)), 40))
     assert found[:20] == wanted[:20]
     assert is_null(found[20:])
@@ -285,9 +249,8 @@ def hostile_frames() -> Iterable[Any]:
     yield pytest.param(2, XERIAL + struct.pack(">i", 2**31 - 1) + text, id="snappy block of 2 GiB")
     yield pytest.param(2, XERIAL + struct.pack(">i", -1) + text, id="snappy block below 0")
     claim = blocks(text)
-    yield pytest.param(
-        2, XERIAL + claim[:4] + b"\xff\xff\xff\xff\x0f" + claim[9:], id="snappy claim in a block"
-    )
+    claim = claim[:4] + b"\xff\xff\xff\xff\x0f" + claim[9:]
+    yield pytest.param(2, XERIAL + claim, id="snappy claim in a block")
     yield pytest.param(3, b"\x04\x22\x4d\x18" + bytes(20), id="lz4 version")
     old = bytearray(lz4.frame.compress(text, store_size=False))
     old[6] ^= 0xFF
@@ -302,15 +265,10 @@ def hostile_frames() -> Iterable[Any]:
 
 @pytest.mark.parametrize(("number", "data"), [*hostile_frames()])
 def test_what_is_no_frame_makes_nulls_in_their_places(number: int, data: bytes) -> None:
-    tracemalloc.start()
-    try:
+    with peak_below(2**22):
         found = read(of_bytes(number, data, 5, base=8) + batch([record(b"next")], base=13))
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
     assert check_places(found, 8, 6) == [None] * 5 + [b"next"]
     assert is_null(found[:5])
-    assert peak < 2**22
 
 
 def test_a_dictionary_of_lz4_is_refused() -> None:
@@ -402,7 +360,8 @@ from streaming_pca.service.kafka.record_blocks import BlockReader
 from tests.fuzz.target import _status
 from tests.kafka.security.codecs import CODECS, bomb, plain_snappy, xerial
 from tests.kafka.security.hostile import record
-from tests.service.kafka.test_inflating import TP, flat, of_bytes
+from tests.service.kafka.reading import TP, flat
+from tests.service.kafka.test_inflating import of_bytes
 
 BlockReader(0, TP, MemoryRecords(of_bytes(2, xerial(bytes(2**16)), 5000))).take()
 next_ = record(b"next", 1)
@@ -427,9 +386,8 @@ for codec, (data, count) in batches.items():
 
 
 def test_bombs_take_bounded_memory_and_end_polls() -> None:
-    run = subprocess.run(
-        [sys.executable, "-c", CHILD], cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
-    )
+    child = [sys.executable, "-c", CHILD]
+    run = subprocess.run(child, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
     assert run.returncode == 0, run.stderr
     print(run.stdout)
     lines = [line.split() for line in run.stdout.splitlines()]
@@ -441,18 +399,18 @@ def test_bombs_take_bounded_memory_and_end_polls() -> None:
         assert float(slowest) < 2, codec
 
 
+EMPTY_BLOCK = struct.pack(">i", 1) + plain_snappy(b"")
+
+
 @pytest.mark.parametrize(
-    ("number", "unit"),
-    [(1, gzip.compress(b"")), (2, struct.pack(">i", 1) + plain_snappy(b""))],
+    ("number", "head", "unit", "encode"),
+    [(1, b"", gzip.compress(b""), gzip.compress), (2, XERIAL, EMPTY_BLOCK, blocks)],
     ids=["gzip", "xerial"],
 )
-def test_empty_frames_end_polls_too(number: int, unit: bytes) -> None:
+def test_empty_frames_end_polls_too(number: int, head: bytes, unit: bytes, encode: Any) -> None:
     records = some_records(5)
-    head = XERIAL if number == 2 else b""
-    last = blocks(b"".join(records)) if number == 2 else gzip.compress(b"".join(records))
-    data = head + unit * 300_000 + last
-    reader = BlockReader(0, TP, MemoryRecords(of_bytes(number, data, 5)))
-    found = takes(reader)
+    data = head + unit * 300_000 + encode(b"".join(records))
+    found = takes(BlockReader(0, TP, MemoryRecords(of_bytes(number, data, 5))))
     assert len(found) > 2
     assert [each for some in found for each in some] == read(batch(records))
 
@@ -474,15 +432,10 @@ def test_a_poll_holds_few_inflated_bytes() -> None:
 
 def test_a_large_record_is_held_once() -> None:
     data = compressed("zstd", [record(bytes(MOST_RECORD_BYTES - 100)), record(b"b", 1)] * 2)
-    tracemalloc.start()
-    try:
+    with peak_below(2.5 * MOST_RECORD_BYTES):
         for piece in inflate(to_batch(DefaultRecordBatch(data))):
             assert piece.count <= 2
             del piece
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    assert peak < 2.5 * MOST_RECORD_BYTES
 
 
 def test_the_client_ends_a_poll_with_what_was_inflated() -> None:
@@ -500,7 +453,5 @@ def test_the_client_ends_a_poll_with_what_was_inflated() -> None:
     for data, left in ((compressed("lz4", records), 2000), (batch(records), 3)):
         part = fetcher.PartitionRecords(0, TP, MemoryRecords(data))  # type: ignore[attr-defined]
         assert fetcher._append({}, part, 2000, True) == left
-    assert [[r.value for r in some] for some in map(flat, taken)] == [
-        [b"a", None, b"b"],
-        [b"a", bytes(100), b"b"],
-    ]
+    found = [[r.value for r in some] for some in map(flat, taken)]
+    assert found == [[b"a", None, b"b"], [b"a", bytes(100), b"b"]]

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import tracemalloc
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,32 +12,20 @@ from kafka.errors import CorruptRecordError
 from kafka.record.default_records import DefaultRecordBatch
 from kafka.record.memory_records import MemoryRecords
 
-from streaming_pca.service.kafka.patches import RecordReader, to_batch
+from streaming_pca.service.kafka.patches import to_batch
 from streaming_pca.service.kafka.record_batches import Record, parse_batch
-from streaming_pca.service.kafka.record_blocks import BlockReader, RecordBlock
+from streaming_pca.service.kafka.record_blocks import BlockReader
 from tests.kafka.security.hostile import batch, record, sized, varint
-from tests.service.kafka.test_record_batches import TP, odd_batches
+from tests.service.kafka.reading import TP, Aborted, block_of, peak_below, read
+from tests.service.kafka.test_record_batches import odd_batches
 
 LARGE = b"v" * 2000
 """Value so large that a few records make a batch which is not copied."""
 
 
-def flat(found: list[Any]) -> list[Record]:
-    return [r for each in found for r in (each.records() if isinstance(each, RecordBlock) else [each])]
-
-
-def read(data: bytes, start: int = 0, **how: Any) -> list[Record]:
-    """Return the records that both readers read."""
-    readers = [kind(start, TP, MemoryRecords(data), **how) for kind in (BlockReader, RecordReader)]
-    found, wanted = (flat(reader.take()) for reader in readers)
-    assert found == wanted
-    assert readers[0].next_fetch_offset == readers[1].next_fetch_offset
-    return found
-
-
 def check(data: bytes) -> list[Record]:
     """Check that a block's records equal the model's, and return them."""
-    block = RecordBlock(to_batch(DefaultRecordBatch(data)))
+    block = block_of(data)
     wanted = list(parse_batch(to_batch(DefaultRecordBatch(data))))
     assert list(block.records()) == wanted
     assert list(block.keys()) == [each.key for each in wanted]
@@ -64,10 +50,10 @@ def test_odd_records_are_those_of_the_model(more: int) -> None:
 
 
 def test_values_without_headers_are_found_without_a_record() -> None:
-    bodies_ = [record(b"x", 0), record(None, 1), record(b"", 2, key=b"k")]
-    assert RecordBlock(to_batch(DefaultRecordBatch(batch(bodies_)))).bare_values() == [b"x", None, b""]
-    with_header = [*bodies_, record(b"y", 3, headers=[(b"a", b"b")])]
-    assert RecordBlock(to_batch(DefaultRecordBatch(batch(with_header)))).bare_values() is None
+    bare = [record(b"x", 0), record(None, 1), record(b"", 2, key=b"k")]
+    with_header = [*bare, record(b"y", 3, headers=[(b"a", b"b")])]
+    for records, values in ((bare, [b"x", None, b""]), (with_header, None)):
+        assert block_of(batch(records)).bare_values() == values
 
 
 @given(st.binary(max_size=120), st.integers(1, 6), st.integers(0, 3))
@@ -126,11 +112,6 @@ def test_an_answer_is_not_copied_and_not_kept() -> None:
     data.clear()
 
 
-class _Aborted:
-    def __init__(self, producer_id: int, first_offset: int) -> None:
-        self.producer_id, self.first_offset = producer_id, first_offset
-
-
 def test_aborted_and_control_batches_are_hidden() -> None:
     own, other = (7, 0, 0), (8, 0, 0)
     marker = record(b"\0\0\0\0\0\0", key=b"\0\0\0\0")
@@ -138,12 +119,11 @@ def test_aborted_and_control_batches_are_hidden() -> None:
     data += batch([record(LARGE, key=b"k")] * 5, base=5, attributes=0x10, producer=other)
     data += batch([marker], base=10, attributes=0x30, producer=own)
     data += batch([record(LARGE)] * 5, base=11, attributes=0x10, producer=own)
-    # No broker writes a large control batch, but it is hidden all the same.
-    data += batch(
-        [record(LARGE, key=LARGE, headers=[(b"a", b"b")])] * 4, base=16, attributes=0x30, producer=own
-    )
-    found = read(data, isolation_level=1, aborted_transactions=[_Aborted(7, 0)])
+    found = read(data, isolation_level=1, aborted_transactions=[Aborted(7, 0)])
     assert [each.offset for each in found] == [*range(5, 10), *range(11, 16)]
+    # No broker writes a large control batch, but it is hidden all the same.
+    control = [record(LARGE, key=LARGE, headers=[(b"a", b"b")])] * 4
+    data += batch(control, base=16, attributes=0x30, producer=own)
     assert [each.offset for each in read(data)] == [*range(10), *range(11, 16)]
 
 
@@ -162,16 +142,10 @@ def test_a_batch_of_very_many_records_is_read_a_part_at_a_time() -> None:
 
 
 def test_a_count_beyond_the_bytes_takes_no_memory() -> None:
-    data = batch([record(LARGE)] * 4, count=2**31 - 1)
-    reader = BlockReader(0, TP, MemoryRecords(data))
-    tracemalloc.start()
-    try:
+    reader = BlockReader(0, TP, MemoryRecords(batch([record(LARGE)] * 4, count=2**31 - 1)))
+    with peak_below(2**20):
         found = reader.take(100)
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
     assert [each.offset for each in found] == list(range(100))
-    assert peak < 2**20
     more = batch([record(LARGE)] * 4, count=5, last_delta=3)
     with pytest.raises(CorruptRecordError, match="counts 5 records in 4 offsets"):
         BlockReader(0, TP, MemoryRecords(more)).take()

@@ -102,20 +102,13 @@ def test_what_overflows_is_null_and_spoils_no_other() -> None:
 def test_a_message_is_projected_alike_beside_any_others() -> None:
     codec, encoder = PayloadCodec(D), Encoder("octets", "float64")
     other = [_json({"x": [0.1, 0.2, 0.3]}), _octets(GOOD), _Message(b"")]
-    together, alone = (
-        project(codec, PROJECTION, encoder, other),
-        project(codec, PROJECTION, encoder, other[1:2]),
-    )
+    together, alone = (project(codec, PROJECTION, encoder, each) for each in (other, other[1:2]))
     np.testing.assert_allclose(np.frombuffer(together[1]), np.frombuffer(alone[0]), rtol=1e-12)
     assert project(codec, PROJECTION, encoder, []) == []
 
 
 def test_headers_name_the_release_and_the_secrecy() -> None:
-    headers = dict(headers_of(12, ("not-resolved", "mean-unknown"), Encoder("json", "float32")))
-    assert headers == {
-        "content-type": b"application/json",
-        "release-batch": b"12",
-        "release-doubts": b"not-resolved,mean-unknown",
-        "privacy": b"as-input",
-    }
-    assert "release-doubts" not in dict(headers_of(12, (), Encoder("json", "float32")))
+    plain = {"content-type": b"application/json", "release-batch": b"12", "privacy": b"as-input"}
+    doubts = {"release-doubts": b"not-resolved,mean-unknown"}
+    for given, expected in ((("not-resolved", "mean-unknown"), plain | doubts), ((), plain)):
+        assert dict(headers_of(12, given, Encoder("json", "float32"))) == expected

@@ -14,15 +14,8 @@ from tests.data.features.registered import framed
 from tests.service.registry.faults import Answer, FaultyServer, answer
 from tests.service.registry.producers import record_type, settings_of
 
-STREAM = StreamSettings(
-    name="s",
-    input="t",
-    rank=1,
-    epsilon=1,
-    delta=1e-6,
-    format="avro",
-    features=[{"name": "a", "bounds": [0, 9]}],  # type: ignore[list-item]
-)
+FIELDS: Any = {"rank": 1, "epsilon": 1, "delta": 1e-6, "features": [{"name": "a", "bounds": [0, 9]}]}
+STREAM = StreamSettings(name="s", input="t", format="avro", **FIELDS)
 TIMEOUT = 0.5
 
 

@@ -32,7 +32,8 @@ class Producer:
     """Client of the registry that registers and serializes, for one subject."""
 
     def __init__(self, apicurio: Apicurio, topic: str) -> None:
-        self.client = SchemaRegistryClient({"url": apicurio.url})
+        self.url = apicurio.url
+        self.client = SchemaRegistryClient({"url": self.url})
         self.subject = f"{topic}-value"
         self._context = SerializationContext(topic, MessageField.VALUE)
 

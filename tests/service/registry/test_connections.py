@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import trustme
 
 from streaming_pca.service.errors import SessionLost, StreamRefused
 from streaming_pca.service.schema_registry import SchemaRegistry
+from tests.config.refusals import refusal
 from tests.security.needles import secret
 from tests.service.registry.apicurio import Apicurio
 from tests.service.registry.producers import Producer, record_type, settings_of
@@ -23,11 +24,10 @@ PASSWORD, NEXT, TOKEN = secret("hunter2-ü"), secret("hunter3"), secret("eyJhbGc
 
 
 @pytest.fixture
-def subject(apicurio: Apicurio, unique_name: Callable[[str], str]) -> Iterator[str]:
-    """Yield a subject with one schema."""
-    with Producer(apicurio, unique_name("visits")) as producer:
-        producer.register(record_type("Visit", a="double"))
-        yield producer.subject
+def subject(producer: Producer) -> str:
+    """Return a subject with one schema."""
+    producer.register(record_type("Visit", a="double"))
+    return producer.subject
 
 
 @pytest.fixture
@@ -41,12 +41,8 @@ def registry_of(proxy: Proxy, subject: str, **more: Any) -> SchemaRegistry:
 
 
 def refusal_of(registry: SchemaRegistry) -> str:
-    with pytest.raises(StreamRefused) as refused:
-        registry.read({})
-    text = str(refused.value)
-    assert len(text.splitlines()) == 1
+    text = refusal(StreamRefused, registry.read, {})
     assert not any(word in text for word in (PASSWORD, NEXT, TOKEN))
-    assert refused.value.__cause__ is None
     return text
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from http.client import HTTPConnection
 from typing import Any
 
@@ -13,6 +13,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, ti
 from streaming_pca.data.features.feature import Feature
 from streaming_pca.service.errors import StreamRefused
 from streaming_pca.service.schema_registry import SchemaRegistry
+from tests.config.refusals import refusal
 from tests.data.features.formats import in_avro, message_type
 from tests.service.registry.apicurio import Apicurio
 from tests.service.registry.faults import FaultyServer, answer
@@ -21,12 +22,6 @@ from tests.service.registry.producers import Producer, id_of, record_type, row_o
 ONE = record_type("shop.Visit", a="double")
 TWO = record_type("shop.Visit", a="double", b=["null", "double"])
 TWO["fields"][1]["default"] = None
-
-
-@pytest.fixture
-def producer(apicurio: Apicurio, unique_name: Callable[[str], str]) -> Iterator[Producer]:
-    with Producer(apicurio, unique_name("visits")) as made:
-        yield made
 
 
 @pytest.fixture
@@ -43,17 +38,15 @@ def requests(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return asked
 
 
-def registry_of(
-    apicurio: Apicurio, producer: Producer, format_: Any = "avro", message: str | None = None
-) -> SchemaRegistry:
-    return SchemaRegistry(settings_of(apicurio.url), producer.subject, format_, message)
+def registry_of(producer: Producer, format_: Any = "avro", message: str | None = None) -> SchemaRegistry:
+    return SchemaRegistry(settings_of(producer.url), producer.subject, format_, message)
 
 
 def test_all_versions_of_avro_are_read_and_only_new_ones_in_full(
-    apicurio: Apicurio, producer: Producer, requests: list[str]
+    producer: Producer, requests: list[str]
 ) -> None:
     first = producer.avro(ONE, {"a": 1.5})
-    registry = registry_of(apicurio, producer)
+    registry = registry_of(producer)
     requests.clear()
     known = registry.read({})
     assert list(known) == [id_of(first)]
@@ -73,18 +66,16 @@ def test_all_versions_of_avro_are_read_and_only_new_ones_in_full(
     assert len(requests) == 2
 
 
-def test_softly_deleted_versions_are_read_too(apicurio: Apicurio, producer: Producer) -> None:
+def test_softly_deleted_versions_are_read_too(producer: Producer) -> None:
     first, second = producer.avro(ONE, {"a": 1.0}), producer.avro(TWO, {"a": 2.0, "b": None})
     producer.client.delete_version(producer.subject, 1)
-    found = registry_of(apicurio, producer).read({})
+    found = registry_of(producer).read({})
     assert set(found) == {id_of(first), id_of(second)}
     assert row_of(found[id_of(first)], first) == [1, 0]
 
 
-def test_a_version_that_comes_back_as_another_schema_is_read_again(
-    apicurio: Apicurio, producer: Producer
-) -> None:
-    first, registry = producer.register(ONE), registry_of(apicurio, producer)
+def test_a_version_that_comes_back_as_another_schema_is_read_again(producer: Producer) -> None:
+    first, registry = producer.register(ONE), registry_of(producer)
     known = registry.read({})
     producer.client.delete_subject(producer.subject)
     assert registry.read(known) == known
@@ -98,10 +89,8 @@ def test_a_version_that_comes_back_as_another_schema_is_read_again(
 
 
 @pytest.mark.parametrize("more", [False, True])
-def test_a_number_that_is_given_again_between_two_reads_is_read_again(
-    apicurio: Apicurio, producer: Producer, more: bool
-) -> None:
-    kept, registry = producer.register(ONE), registry_of(apicurio, producer)
+def test_a_number_that_is_given_again_between_two_reads_is_read_again(producer: Producer, more: bool) -> None:
+    kept, registry = producer.register(ONE), registry_of(producer)
     gone = producer.register(TWO)
     known = registry.read({})
     assert set(known) == {kept, gone}
@@ -140,34 +129,27 @@ def test_numbers_that_are_given_again_are_asked_for_again() -> None:
         assert len(server.requests) == count + 2
 
 
-def test_a_resumed_batch_reads_its_schemas_by_their_ids(
-    apicurio: Apicurio, producer: Producer, requests: list[str]
-) -> None:
+def test_a_resumed_batch_reads_its_schemas_by_their_ids(producer: Producer, requests: list[str]) -> None:
     first, second = producer.register(ONE), producer.register(TWO)
-    registry = registry_of(apicurio, producer)
+    registry = registry_of(producer)
     found = registry.read_ids([second, first, first])
-    assert found == registry_of(apicurio, producer).read({})
+    assert found == registry_of(producer).read({})
     requests.clear()
     assert registry.read_ids([first]) == {first: found[first]}
     assert registry.read_ids([]) == {}
     assert not requests
     assert registry.read_ids([99999, second]) == {second: found[second]}
-
-
-def test_known_schemas_of_a_resumed_batch_are_kept(apicurio: Apicurio, producer: Producer) -> None:
-    first = producer.register(ONE)
-    known = registry_of(apicurio, producer).read_ids([first])
-    other = registry_of(apicurio, producer)
-    second = producer.register(TWO)
-    both = other.read(known)
+    # Known schemas are kept.
+    known = registry_of(producer).read_ids([first])
+    both = registry_of(producer).read(known)
     assert set(both) == {first, second}
     assert both[first] is known[first]
 
 
-def test_a_subject_is_found_whatever_its_name(apicurio: Apicurio, producer: Producer) -> None:
+def test_a_subject_is_found_whatever_its_name(producer: Producer) -> None:
     subject = f"{producer.subject}/a b?%ü"
     id_ = producer.register(ONE, subject=subject)
-    registry = SchemaRegistry(settings_of(apicurio.url + "/"), subject, "avro")
+    registry = SchemaRegistry(settings_of(producer.url + "/"), subject, "avro")
     assert list(registry.read({})) == [id_]
 
 
@@ -175,47 +157,41 @@ def test_a_subject_is_found_whatever_its_name(apicurio: Apicurio, producer: Prod
 
 
 def test_an_unknown_subject_is_refused(apicurio: Apicurio) -> None:
-    with pytest.raises(StreamRefused) as refused:
-        SchemaRegistry(settings_of(apicurio.url), "nobody-value", "avro").read({})
-    assert str(refused.value) == (
-        "the registry has no subject 'nobody-value': register a schema, or correct stream.subject"
+    registry = SchemaRegistry(settings_of(apicurio.url), "nobody-value", "avro")
+    remedy = "register a schema, or correct stream.subject"
+    assert (
+        refusal(StreamRefused, registry.read, {}) == f"the registry has no subject 'nobody-value': {remedy}"
     )
 
 
-def test_another_type_of_schema_is_refused(apicurio: Apicurio, producer: Producer) -> None:
+def test_another_type_of_schema_is_refused(producer: Producer) -> None:
     producer.register({"type": "object", "$schema": "http://json-schema.org/draft-07/schema#"}, "JSON")
-    with pytest.raises(StreamRefused) as refused:
-        registry_of(apicurio, producer).read({})
-    assert str(refused.value) == (
-        f"version 1 of subject {producer.subject!r} is a schema of JSON Schema, and stream.format is "
-        '"avro": correct it, or stream.subject'
-    )
+    is_json = f"version 1 of subject {producer.subject!r} is a schema of JSON Schema"
+    line = refusal(StreamRefused, registry_of(producer).read, {})
+    assert line == f'{is_json}, and stream.format is "avro": correct it, or stream.subject'
 
 
 def test_an_address_without_the_api_is_refused(apicurio: Apicurio) -> None:
     for wrong in (apicurio.url.replace("ccompat", "other"), apicurio.url.partition("/apis")[0]):
-        with pytest.raises(StreamRefused) as refused:
-            SchemaRegistry(settings_of(wrong), "s", "avro").read({})
-        assert "does not answer as a schema registry: set the address" in str(refused.value)
-        assert len(str(refused.value).splitlines()) == 1
+        line = refusal(StreamRefused, SchemaRegistry(settings_of(wrong), "s", "avro").read, {})
+        assert "does not answer as a schema registry: set the address" in line
 
 
 # -- references ----------------------------------------------------------------------------------------
 
 
-def test_avro_schemas_of_other_subjects_become_one(apicurio: Apicurio, producer: Producer) -> None:
+def test_avro_schemas_of_other_subjects_become_one(producer: Producer) -> None:
     """Names of other subjects, nested names and names without a namespace follow fastavro's reading."""
     place, unit = f"{producer.subject}-place", f"{producer.subject}-unit"
     producer.register({"type": "enum", "name": "Unit", "symbols": ["M", "KM"]}, subject=unit)
     inner = record_type("Point", x="double", y="double")
-    address = record_type(
-        "geo.Place", at=inner, unit="Unit", other="Unit", seen={"type": "array", "items": "Point"}
-    )
+    seen = {"type": "array", "items": "Point"}
+    address = record_type("geo.Place", at=inner, unit="Unit", other="Unit", seen=seen)
     producer.register(address, subject=place, references=[("Unit", unit)])
     root = record_type("shop.Visit", home="geo.Place", work="geo.Place", last="geo.Point", a="double")
     id_ = producer.register(root, references=[("geo.Place", place)])
 
-    (schema,) = (found := registry_of(apicurio, producer).read({})).values()
+    (schema,) = (found := registry_of(producer).read({})).values()
     assert list(found) == [id_]
     whole = json.loads(schema.data)
     assert [field["name"] for field in whole["fields"]] == ["home", "work", "last", "a"]
@@ -241,7 +217,7 @@ def a_file(name: str, package: str, *imports: str) -> Any:
 
 
 def test_protobuf_with_imports_is_read_as_its_serializer_registers_it(
-    apicurio: Apicurio, producer: Producer, unique_name: Callable[[str], str]
+    producer: Producer, unique_name: Callable[[str], str]
 ) -> None:
     stem = unique_name("f").replace("-", "")
     part = a_file(f"{stem}/part.proto", stem)
@@ -252,32 +228,28 @@ def test_protobuf_with_imports_is_read_as_its_serializer_registers_it(
     pool = descriptor_pool.DescriptorPool()
     for file in (timestamp_pb2.DESCRIPTOR.serialized_pb, part.SerializeToString(), whole.SerializeToString()):
         pool.AddSerializedFile(file)
-    visit, other = (
-        message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{stem}.{name}"))
-        for name in ("Visit", "Other")
-    )
+    types = (pool.FindMessageTypeByName(f"{stem}.{name}") for name in ("Visit", "Other"))
+    visit, other = map(message_factory.GetMessageClass, types)
     message = visit(a=1.5)
     message.part.b = 2.5
     payload = producer.protobuf(message)
     another = producer.protobuf(other(a=4.5))
     features = Feature(name="a"), Feature(name="b", path="part.b")
     for named in (None, f"{stem}.Visit"):
-        found = registry_of(apicurio, producer, "protobuf", named).read({})
+        found = registry_of(producer, "protobuf", named).read({})
         schema = found[id_of(payload)]
         assert schema.message == named
         assert row_of(schema, payload, features) == [1.5, 2.5]
         assert row_of(schema, another, features) is None
-    schema = registry_of(apicurio, producer, "protobuf", f"{stem}.Other").read({})[id_of(another)]
+    schema = registry_of(producer, "protobuf", f"{stem}.Other").read({})[id_of(another)]
     assert row_of(schema, another) == [4.5, 0]
     assert row_of(schema, payload) is None
 
 
-def test_the_text_of_a_proto_file_is_refused_with_the_way_out(apicurio: Apicurio, producer: Producer) -> None:
+def test_the_text_of_a_proto_file_is_refused_with_the_way_out(producer: Producer) -> None:
     producer.register('syntax = "proto3"; message Visit { double a = 1; }', "PROTOBUF")
-    with pytest.raises(StreamRefused) as refused:
-        registry_of(apicurio, producer, "protobuf").read({})
-    assert str(refused.value) == (
-        f"version 1 of subject {producer.subject!r}: the registry has only the text of a .proto file, which "
-        "is not read here: set stream.schema_file to what `protoc --include_imports --descriptor_set_out` "
-        "writes"
+    way_out = "set stream.schema_file to what `protoc --include_imports --descriptor_set_out` writes"
+    assert refusal(StreamRefused, registry_of(producer, "protobuf").read, {}) == (
+        f"version 1 of subject {producer.subject!r}: the registry has only the text of a .proto file, "
+        f"which is not read here: {way_out}"
     )
