@@ -77,7 +77,10 @@ def test_a_user_may_count_as_often_as_the_estimator_is_calibrated_for(tmp_path: 
         (("delta = 1e-6", "delta = 0"), "stream.delta: must be above 0, not 0"),
         (("delta = 1e-6", "delta = inf"), "delta must lie"),
         (("dim = 4", "dim = 4\ncontributions_per_user = 2"), 'needs privacy_unit = "user"'),
-        (("dim = 4", "dim = 4\nprivacy_unit = 'user'\ncontributions_per_user = 0"), "per_user: "),
+        (
+            ("dim = 4", "dim = 4\nprivacy_unit = 'user'\ncontributions_per_user = 0"),
+            "contributions_per_user: ",
+        ),
         (("dim = 4", "dim = 'x'"), "stream.dim"),
         (("dim = 4\n", ""), "stream.dim: must be set"),
         (('name = "s"', 'name = "."'), "stream.name: must be"),

@@ -13,7 +13,6 @@ import trustme
 
 from streaming_pca.service.errors import SessionLost, StreamRefused
 from streaming_pca.service.schema_registry import SchemaRegistry
-from tests.config.refusals import refusal
 from tests.security.needles import secret
 from tests.service.registry.apicurio import Apicurio
 from tests.service.registry.producers import Producer, record_type, settings_of
@@ -41,8 +40,12 @@ def registry_of(proxy: Proxy, subject: str, **more: Any) -> SchemaRegistry:
 
 
 def refusal_of(registry: SchemaRegistry) -> str:
-    text = refusal(StreamRefused, registry.read, {})
+    with pytest.raises(StreamRefused) as refused:
+        registry.read({})
+    text = str(refused.value)
+    assert len(text.splitlines()) == 1
     assert not any(word in text for word in (PASSWORD, NEXT, TOKEN))
+    assert refused.value.__cause__ is None
     return text
 
 
