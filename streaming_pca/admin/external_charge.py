@@ -107,14 +107,7 @@ class ChargeWriter(LedgerWriter):
             self.log.catch_up(end)
         ledger = self.log.ledger
         with self._step("charge.5 dry run"):
-            entry = Charged(
-                topic_id=self._topic_id,
-                job=self._job,
-                previous=ledger.head(self._job),
-                ranges=tuple(ranges),
-                charge=charge,
-                reason=reason,
-            )
+            entry = self._next(Charged, ranges=tuple(ranges), charge=charge, reason=reason)
             verdict = ledger.check(entry)
             if not verdict.accepted:
                 ledger.check_budget(entry)
@@ -123,10 +116,8 @@ class ChargeWriter(LedgerWriter):
             self._begin()
         with self._step("charge.7 CHARGED"):
             sent = self._send_entry(entry)
-            ends = {r.partition: r.end for r in ranges}
-            self._transaction.send_offsets(
-                self._topic, ends, group_of_charges(self._topic, self._job), trace_of(entry)
-            )
+            ends, group = {r.partition: r.end for r in ranges}, group_of_charges(self._topic, self._job)
+            self._transaction.send_offsets(self._topic, ends, group, trace_of(entry))
         with self._step("charge.8 commit"):
             self.committing = True
             self._transaction.commit()
@@ -148,9 +139,8 @@ class ChargeWriter(LedgerWriter):
 
 def _look_up(kafka: KafkaSettings, topic: str, job: str) -> tuple[str, dict[int, int]]:
     """Return the topic's id and each partition's end; refuse a stream's name as the job."""
-    names = {"topic": topic, "ledger": f"{topic}.ledger", "state": f"{job}.state"}
-    found = require_topics(kafka, [names["topic"], names["ledger"]], [names["state"]])
-    if names["state"] in found:
+    found = require_topics(kafka, [topic, f"{topic}.ledger"], [f"{job}.state"])
+    if f"{job}.state" in found:
         # The charge would fence the stream's leader, and a job with charges can never reserve again.
         raise ConfigurationError(f"--job {job} is a stream (topic {job}.state exists): choose another name")
     return str(found[topic]["topic_id"]), end_offsets(kafka, topic)

@@ -25,6 +25,7 @@ from streaming_pca.service.topics.find import find_topics
 
 log = logging.getLogger(__name__)
 
+Kind = Paused | Resumed | Retired
 _ATTEMPTS = 6
 _WANTED = {Paused: JobStatus.PAUSED, Resumed: JobStatus.ACTIVE, Retired: JobStatus.RETIRED}
 
@@ -40,9 +41,7 @@ class Change:
     phase: str
 
 
-def _change(
-    kind: type[Paused | Resumed | Retired], kafka: KafkaSettings, stream: StreamSettings, reason: str
-) -> Change:
+def _change(kind: type[Kind], kafka: KafkaSettings, stream: StreamSettings, reason: str) -> Change:
     check_reason(reason)
     topic_id = find_topics(kafka, stream).topic_id
     attempt = 1
@@ -68,7 +67,7 @@ retire = partial(_change, Retired)  # permanently; its charges remain
 class LifecycleWriter(CheckpointWriter):
     """Writer that changes the status of a stream for its operator."""
 
-    def change(self, kind: type[Paused | Resumed | Retired], reason: str) -> Change:
+    def change(self, kind: type[Kind], reason: str) -> Change:
         """Set the stream's status by an entry of this kind."""
         name = self._stream.name
         with self._step("standing.1 read ahead"):
@@ -87,15 +86,10 @@ class LifecycleWriter(CheckpointWriter):
         self._write(kind, reason)
         return self._result(changed=True)
 
-    def _write(self, kind: type[Paused | Resumed | Retired], reason: str) -> None:
+    def _write(self, kind: type[Kind], reason: str) -> None:
         with self._step("standing.2 dry run"):
-            entry = kind(
-                topic_id=self._topic_id,
-                job=self._stream.name,
-                previous=self.log.ledger.head(self._stream.name),
-                reason=reason,
-            )
-            entry = cast(Paused | Resumed | Retired, decode_entry(encode_entry(entry)))
+            entry: Kind = self._next(kind, reason=reason)
+            entry = cast(Kind, decode_entry(encode_entry(entry)))
             verdict = self.log.ledger.check(entry)
             if not verdict.accepted:
                 raise StreamRefused(f"the ledger refuses {entry.kind}: {verdict.reason}")

@@ -105,13 +105,9 @@ class CheckpointWriter(LedgerWriter):
             (check_opened if to_change_status else check_admission)(self._stream, self.log.ledger)
             job = self.log.ledger.job(self._stream.name)
             checkpoint = self._checkpoint
+            batch, positions = (checkpoint.batch, checkpoint.positions) if checkpoint else (0, {})
             try:
-                recovery = recover(
-                    job,
-                    checkpoint.batch if checkpoint else 0,
-                    digest,
-                    checkpoint.positions if checkpoint else {},
-                )
+                recovery = recover(job, batch, digest, positions)
             except LedgerMismatch as error:
                 self._refuse(str(error), ledger_end)
             self._check_releases(job.batch, ledger_end)
@@ -178,12 +174,8 @@ class CheckpointWriter(LedgerWriter):
         with self._step("start.1 begin"):
             self.log.catch_up()
             self._require_own_head()
-            entry = Started(
-                topic_id=self._topic_id,
-                job=self._stream.name,
-                previous=self._head,
-                positions=tuple(OffsetPosition(partition=p, offset=o) for p, o in sorted(positions.items())),
-            )
+            starts = (OffsetPosition(partition=p, offset=o) for p, o in sorted(positions.items()))
+            entry = self._next(Started, positions=tuple(starts))
             self._begin()
         with self._step("start.2 STARTED"):
             sent = self._send_entry(entry)
@@ -211,11 +203,9 @@ class CheckpointWriter(LedgerWriter):
             if status is not JobStatus.ACTIVE:
                 raise SessionLost(f"the stream is {status}")
             self._require_own_head()
-            entry = Reserved(
-                topic_id=self._topic_id,
-                job=self._stream.name,
+            entry = self._next(
+                Reserved,
                 batch=ledger.job(self._stream.name).batch + 1,
-                previous=ledger.head(self._stream.name),
                 ranges=tuple(ranges),
                 promise=self._stream.privacy_contract,
                 parameters=parameters,
@@ -274,13 +264,7 @@ class CheckpointWriter(LedgerWriter):
             users=None if users is None else users.index,
         )
         data, digest = encode_checkpoint(checkpoint)
-        entry = Committed(
-            topic_id=self._topic_id,
-            job=self._stream.name,
-            batch=reserved.batch,
-            previous=self.log.ledger.head(self._stream.name),
-            state_digest=digest,
-        )
+        entry = self._next(Committed, batch=reserved.batch, state_digest=digest)
         with self._step("commit.1 begin"):
             self._begin()
         with self._step("commit.2 state"):
@@ -309,22 +293,14 @@ class CheckpointWriter(LedgerWriter):
         """
         checkpoint = self._checkpoint
         assert checkpoint is not None, "nothing was committed"
-        entry = Released(
-            topic_id=self._topic_id,
-            job=self._stream.name,
-            batch=checkpoint.batch,
-            previous=self.log.ledger.head(self._stream.name),
-            release_digest=hashlib.sha256(checkpoint.release).hexdigest(),
-        )
+        release_digest = hashlib.sha256(checkpoint.release).hexdigest()
+        entry = self._next(Released, batch=checkpoint.batch, release_digest=release_digest)
         with self._step("publish.1 begin"):
             self._begin()
         with self._step("publish.2 release"):
-            self._transaction.send(
-                self._stream.releases_topic,
-                checkpoint.release,
-                self._stream.name.encode(),
-                [("content-type", b"application/json")],
-            )
+            headers = [("content-type", b"application/json")]
+            topic, key = self._stream.releases_topic, self._stream.name.encode()
+            self._transaction.send(topic, checkpoint.release, key, headers)
         with self._step("publish.3 RELEASED"):
             sent = self._send_entry(entry)
         with self._step("publish.4 commit"):
@@ -335,13 +311,7 @@ class CheckpointWriter(LedgerWriter):
 
     def abandon(self, reserved: Reserved, reason: str) -> None:
         """Close a reserved batch without a result; its charge remains."""
-        entry = Abandoned(
-            topic_id=self._topic_id,
-            job=self._stream.name,
-            batch=reserved.batch,
-            previous=self.log.ledger.head(self._stream.name),
-            reason=reason,
-        )
+        entry = self._next(Abandoned, batch=reserved.batch, reason=reason)
         with self._step("abandon.1 begin"):
             self._begin()
         with self._step("abandon.2 ABANDONED"):

@@ -5,8 +5,9 @@ The producer's id consists of the input topic's id and the job's name, so a succ
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any, TypeVar
 
 from kafka import KafkaProducer
 from kafka.errors import KafkaError
@@ -22,6 +23,8 @@ from streaming_pca.service.kafka.patches import transaction_manager
 from streaming_pca.service.kafka.transaction import Sent, Transaction, discard
 
 _REASON_LENGTH = 500
+
+E = TypeVar("E")
 
 
 def check_reason(reason: str) -> None:
@@ -85,11 +88,9 @@ class LedgerWriter:
     @property
     def epoch(self) -> int:
         """Epoch that distinguishes this writer from its predecessors; -1 before the fence."""
-        return (
-            -1
-            if self._producer is None
-            else int(transaction_manager(self._producer).producer_id_and_epoch.epoch)
-        )
+        if self._producer is None:
+            return -1
+        return int(transaction_manager(self._producer).producer_id_and_epoch.epoch)
 
     def close(self) -> None:
         if self._producer is not None:
@@ -102,6 +103,11 @@ class LedgerWriter:
         """Fence the job's previous writer and abort its open transaction."""
         self._producer = transactional_producer(self._kafka, f"streaming-pca.{self._topic_id}.{self._job}")
         self._producer.init_transactions()
+
+    def _next(self, kind: Callable[..., E], **facts: Any) -> E:
+        """Return the job's next entry, of a kind, after the last one of the log."""
+        head = self.log.ledger.head(self._job)
+        return kind(topic_id=self._topic_id, job=self._job, previous=head, **facts)
 
     def _send_entry(self, entry: LedgerEntry) -> Sent:
         return self._transaction.send(self._ledger_topic, encode_entry(entry), self._job.encode())

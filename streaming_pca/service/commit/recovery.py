@@ -57,13 +57,6 @@ def recover(job: JobLedger, batch: int, digest: str, positions: dict[int, int]) 
         )
     # The ledger is ahead of the state by abandoned batches: their records are spent, and later batches must
     # not contain them.
-    ahead = {p: max(offset, job.ends.get(p, 0)) for p, offset in positions.items()}
-    ahead |= {p: offset for p, offset in job.ends.items() if p not in ahead}
-    match job.phase:
-        case BatchStatus.COMMITTED:
-            action = Action.PUBLISH
-        case BatchStatus.RESERVED:
-            action = Action.RESUME
-        case _:
-            action = Action.PLAN
-    return Recovery(action, ahead)
+    ahead = {p: max(positions.get(p, 0), job.ends.get(p, 0)) for p in positions | job.ends}
+    actions = {BatchStatus.COMMITTED: Action.PUBLISH, BatchStatus.RESERVED: Action.RESUME}
+    return Recovery(actions.get(job.phase, Action.PLAN), ahead)

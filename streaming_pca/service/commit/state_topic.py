@@ -132,11 +132,7 @@ def send_state(
     for name, part in parts.items():
         for index, chunk in enumerate(_chunks(part)):
             transaction.send(topic, chunk, f"{name}.{index}".encode(), headers)
-    headers = [
-        *headers,
-        ("chunks", str(math.ceil(len(data) / _CHUNK_BYTES)).encode()),
-        ("digest", digest.encode()),
-    ]
+    headers += [("chunks", str(math.ceil(len(data) / _CHUNK_BYTES)).encode()), ("digest", digest.encode())]
     for index, chunk in enumerate(_chunks(data)):
         transaction.send(topic, chunk, str(index).encode(), headers)
 
