@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from itertools import groupby
 from types import MappingProxyType
@@ -21,12 +20,12 @@ from kafka.admin import (
     ResourcePattern,
     ResourceType,
 )
-from kafka.errors import ClusterAuthorizationFailedError, KafkaError, SecurityDisabledError
+from kafka.errors import ClusterAuthorizationFailedError, SecurityDisabledError
 
 from streaming_pca.config.kafka import ConfigurationError, KafkaSettings
 from streaming_pca.config.settings import Settings
 from streaming_pca.service.errors import NotPermitted, TopicError
-from streaming_pca.service.kafka.clients import admin_client, broker_failed
+from streaming_pca.service.kafka.clients import ask_broker
 from streaming_pca.service.topics.find import topic_id_of
 from streaming_pca.service.topics.output import check_output_name, group_of_projections
 
@@ -181,11 +180,8 @@ def apply_permissions(kafka: KafkaSettings, wanted: Sequence[Permission], princi
         for each in wanted
         for operation in each.operations
     ]
-    try:
-        with closing(admin_client(kafka)) as admin:
-            failed = admin.create_acls(acls)["failed"]
-    except KafkaError as error:
-        raise broker_failed(kafka, "the broker did not accept the permissions", error, "Alter") from None
+    with ask_broker(kafka, "the broker did not accept the permissions", "Alter") as admin:
+        failed = admin.create_acls(acls)["failed"]
     if ClusterAuthorizationFailedError in failed:
         raise NotPermitted("Alter", "the cluster")
     if failed:

@@ -30,13 +30,7 @@ from streaming_pca.privacy.ledger.entries import encode_entry
 from streaming_pca.privacy.ledger.ledger import JobLedger, Ledger
 from streaming_pca.service.commit.log_reader import LedgerLog
 from streaming_pca.service.errors import StreamRefused, TopicError
-from streaming_pca.service.kafka.clients import (
-    admin_client,
-    broker_failed,
-    first_offsets,
-    last_offsets,
-    reading_consumer,
-)
+from streaming_pca.service.kafka.clients import ask_broker, first_offsets, last_offsets, reading_consumer
 from streaming_pca.service.topics.find import topic_id_of
 
 T = TypeVar("T")
@@ -225,14 +219,12 @@ def describe_status(all_settings: Sequence[Settings]) -> list[dict[str, Any]]:
     """
     kafka = all_settings[0].kafka
     replays: dict[str, _Replay] = {}
-    try:
-        with closing(admin_client(kafka)) as admin, closing(reading_consumer(kafka)) as consumer:
-            read = [_read(settings, replays) for settings in all_settings]
-            well = [topics.settings for topics in read if topics.problem is None]
-            partitions = topic_partitions(admin.describe_topics(sorted({s.stream.input for s in well})))
-            snapshot = fetch_broker_snapshot(kafka, admin, consumer, well, partitions)
-    except KafkaError as error:
-        raise broker_failed(kafka, "the broker failed midway", error) from None
+    asked = ask_broker(kafka, "the broker failed midway")
+    with asked as admin, closing(reading_consumer(kafka)) as consumer:
+        read = [_read(settings, replays) for settings in all_settings]
+        well = [topics.settings for topics in read if topics.problem is None]
+        partitions = topic_partitions(admin.describe_topics(sorted({s.stream.input for s in well})))
+        snapshot = fetch_broker_snapshot(kafka, admin, consumer, well, partitions)
     return [_facts(topics, snapshot) for topics in read]
 
 

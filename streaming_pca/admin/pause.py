@@ -88,7 +88,7 @@ class LifecycleWriter(CheckpointWriter):
 
     def _write(self, kind: type[Kind], reason: str) -> None:
         with self._step("standing.2 dry run"):
-            entry: Kind = self._next(kind, reason=reason)
+            entry = cast(Kind, self._next(kind, reason=reason))
             entry = cast(Kind, decode_entry(encode_entry(entry)))
             verdict = self.log.ledger.check(entry)
             if not verdict.accepted:

@@ -47,7 +47,7 @@ from streaming_pca.service.errors import SessionLost, StreamRefused, TopicError
 from streaming_pca.service.kafka.clients import (
     BrokerUnreachable,
     admin_client,
-    broker_failed,
+    ask_broker,
     transactional_producer,
 )
 from streaming_pca.service.kafka.transaction import Transaction, discard
@@ -357,11 +357,8 @@ def _write(kafka: KafkaSettings, producer: KafkaProducer, backup: Backup, missin
 
 def _with_time_to_write(kafka: KafkaSettings, backup: Backup) -> KafkaSettings:
     """Return settings with time for a transaction with a whole backup."""
-    try:
-        with closing(admin_client(kafka)) as admin:
-            _, settings = broker_settings(admin)
-    except KafkaError as error:
-        raise broker_failed(kafka, "the broker did not describe itself", error) from None
+    with ask_broker(kafka, "the broker did not describe itself") as admin:
+        _, settings = broker_settings(admin)
     most = int(settings.get("transaction.max.timeout.ms", _TRANSACTION_MS))
     written = (backup.entries, backup.states.values(), backup.users.values())
     size = sum(len(data) for of_kind in written for data in of_kind)

@@ -16,8 +16,7 @@ from streaming_pca.service.kafka.authorization import in_one_line
 from streaming_pca.service.kafka.clients import (
     MAX_MESSAGE_BYTES,
     BrokerUnreachable,
-    admin_client,
-    broker_failed,
+    ask_broker,
     plain_producer,
 )
 
@@ -156,12 +155,9 @@ def send_messages(
 
 def _count_partitions(kafka: KafkaSettings, topic: str) -> int:
     # A producer would wait a minute for a missing topic.
-    try:
-        with closing(admin_client(kafka)) as admin:
-            (found,) = admin.describe_topics([topic])
-            if found["error_code"] or not found["partitions"]:
-                NotPermitted.check([found])
-                raise TopicError.missing(topic, admin.list_topics())
-    except KafkaError as error:
-        raise broker_failed(kafka, f"the broker did not describe {topic!r}", error) from None
+    with ask_broker(kafka, f"the broker did not describe {topic!r}") as admin:
+        (found,) = admin.describe_topics([topic])
+        if found["error_code"] or not found["partitions"]:
+            NotPermitted.check([found])
+            raise TopicError.missing(topic, admin.list_topics())
     return len(found["partitions"])

@@ -44,9 +44,8 @@ class _Formatter(logging.Formatter):
 class _TextFormatter(_Formatter):
     def format(self, record: logging.LogRecord) -> str:
         line = super().format(record)
-        fields = " ".join(
-            f"{name}={getattr(record, name)}" for name in ("stream", "batch") if hasattr(record, name)
-        )
+        names = [name for name in ("stream", "batch") if hasattr(record, name)]
+        fields = " ".join(f"{name}={getattr(record, name)}" for name in names)
         return f"{line} [{fields}]" if fields else line
 
 

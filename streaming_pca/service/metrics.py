@@ -164,11 +164,9 @@ class StreamMetrics:
         # Dashboards cannot distinguish a missing series from a broken one.
         for outcome in ("committed", "abandoned"):
             metrics.batches.labels(stream, outcome)
-        metrics.records.labels(stream)
-        metrics.releases.labels(stream)
-        metrics.batch_seconds.labels(stream)
-        metrics.commit_seconds.labels(stream)
-        metrics.verification_errors.labels(stream)
+        of_stream = (metrics.records, metrics.releases, metrics.verification_errors)
+        for each in (*of_stream, metrics.batch_seconds, metrics.commit_seconds):
+            each.labels(stream)
 
     def set(self, gauge: Literal["leader", "paused", "refused", "planned"], value: float) -> None:
         """Set one of the stream's gauges."""

@@ -185,9 +185,8 @@ class Session:
 
     def _codec_of(self, schemas: Schemas | None) -> PayloadCodec:
         """Return the decoder for a registry's schemas; log the unreadable ones."""
-        codec = build_codec(
-            self._stream, None if self._writer.users is None else self._writer.users.key, schemas
-        )
+        users = self._writer.users
+        codec = build_codec(self._stream, None if users is None else users.key, schemas)
         faults = [] if codec.fields is None else codec.fields.faults_of_schemas
         for fault in sorted(set(faults) - self._logged_faults):
             self._logged_faults.add(fault)
@@ -204,11 +203,9 @@ class Session:
             positions = takeover.recovery.positions
             if self._stream.start == "latest" and not takeover.has_begun:
                 positions = await self._start_at_ends()
-            where = (positions, _epochs_at(positions, takeover.checkpoint))
+            where = (positions, _epochs_at(positions, takeover.checkpoint), self._feed)
             codec_of = None if self._subject is None else self._codec_of
-            await self._input.open(
-                self._topics.partitions, self._codec, *where, self._feed, codec_of=codec_of
-            )
+            await self._input.open(self._topics.partitions, self._codec, *where, codec_of=codec_of)
             self._metrics.set_source("lag", lambda: self._input.lag)
         while not self._interrupted:
             if self._is_done():
@@ -277,13 +274,8 @@ class Session:
         await self._check_topic()
         self._reserved_at = time.monotonic()
         with trace.child("reserve"):
-            reserved = await self._exchange(
-                "reserve",
-                self._writer.reserve,
-                cut.ranges,
-                parameters_of(self._stream, plan, cut.schemas),
-                plan.charge,
-            )
+            parameters, reserve = parameters_of(self._stream, plan, cut.schemas), self._writer.reserve
+            reserved = await self._exchange("reserve", reserve, cut.ranges, parameters, plan.charge)
         trace.show_reserved(reserved)
         self._show_ledger()
         state = await self._complete_batch(state, reserved, cut, trace)
@@ -310,14 +302,8 @@ class Session:
 
     async def _check_topic(self) -> None:
         """Check that the records just read are of the topic to charge; a topic's id is never reused."""
-        current = await self._executors.call(
-            Pool.COMMITS,
-            "looking at the topic",
-            input_topic_id,
-            self._settings.kafka,
-            self._stream,
-            deadline=self._settings.worker.step_deadline_seconds,
-        )
+        kafka = self._settings.kafka
+        current = await self._exchange("looking at the topic", input_topic_id, kafka, self._stream)
         if current != self._topics.topic_id:
             raise SessionLost(f"topic {self._stream.input!r} was deleted and created again")
 
@@ -358,12 +344,8 @@ class Session:
                 return state
             reason = "records are gone"
         await self._abandon(reserved, reason, trace)
-        self._log.warning(
-            "batch %d abandoned: %s; its charge stays",
-            reserved.batch,
-            reason,
-            extra={"batch": reserved.batch},
-        )
+        line, batch = "batch %d abandoned: %s; its charge stays", reserved.batch
+        self._log.warning(line, batch, reason, extra={"batch": batch})
         return state
 
     async def _codec_of_batch(self, reserved: Reserved) -> PayloadCodec | None:
@@ -432,12 +414,11 @@ class Session:
         line = "batch %d released, %d records so far" + (f", {release.outcome}" if release.outcome else "")
         self._log.info(line, release.batch, release.records, extra={"batch": release.batch})
         if release.least_null_share > _MANY_NULL:
-            self._log.warning(
-                "batch %d: at least %.0f%% of its records are null: `streaming-pca payload check` shows why",
-                release.batch,
-                100 * release.least_null_share,
-                extra={"batch": release.batch},
+            line = (
+                "batch %d: at least %.0f%% of its records are null: `streaming-pca payload check` shows why"
             )
+            share = 100 * release.least_null_share
+            self._log.warning(line, release.batch, share, extra={"batch": release.batch})
         if self._on_release is not None:
             self._on_release(Progress(release.batch, release.records, data))
 

@@ -227,18 +227,10 @@ class _Stream:
 
     async def _lead(self, topics: Topics) -> bool:
         worker = self._worker
-        session = Session(
-            self.settings,
-            topics,
-            worker.executors,
-            worker.poller,
-            self.metrics,
-            self._log,
-            worker.on_release,
-            worker.make_reader,
-            worker.tracing.for_stream(self.settings.stream),
-            self._log_recovery,
-        )
+        parts = (worker.executors, worker.poller, self.metrics, self._log, worker.on_release)
+        traces = worker.tracing.for_stream(self.settings.stream)
+        how = (*parts, worker.make_reader, traces, self._log_recovery)
+        session = Session(self.settings, topics, *how)
         self._session = session
         try:
             # The lead may have been lost by now, or the process may be stopping.
@@ -260,14 +252,9 @@ class _Stream:
             self._lost_at = None
 
     async def _find_topics(self) -> Topics:
-        return await self._worker.executors.call(
-            Pool.COMMITS,
-            "finding topics",
-            find_topics,
-            self.settings.kafka,
-            self.settings.stream,
-            deadline=self.settings.worker.step_deadline_seconds,
-        )
+        what = ("finding topics", find_topics, self.settings.kafka, self.settings.stream)
+        deadline = self.settings.worker.step_deadline_seconds
+        return await self._worker.executors.call(Pool.COMMITS, *what, deadline=deadline)
 
     async def _find_topics_patiently(self) -> Topics:
         """Find the topics; retry if a broker has responded, to this stream or to another of the process."""

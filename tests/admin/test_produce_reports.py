@@ -28,6 +28,7 @@ from streaming_pca.errors import UserError
 from streaming_pca.linalg.packed import pack_symmetric, packed_size
 from streaming_pca.local import AlreadySpent, LocalAccountant, LocalGaussian
 from streaming_pca.privacy.randomness import replace_noise_sampler
+from streaming_pca.service.kafka import clients
 from streaming_pca.service.kafka.clients import BrokerUnreachable, admin_client
 from tests.admin.test_produce import Capture, config_of, sent_to
 from tests.cli.command import call
@@ -256,7 +257,7 @@ def test_nobody_is_charged_where_no_broker_answers(accountant: LocalAccountant, 
     def no_answer(kafka: KafkaSettings) -> None:
         raise BrokerUnreachable("no broker answers")
 
-    monkeypatch.setattr(sending, "admin_client", no_answer)
+    monkeypatch.setattr(clients, "admin_client", no_answer)
     with pytest.raises(BrokerUnreachable):
         send_reports(NOWHERE, "in", RECORDS, LocalGaussian(*ONE), accountant=accountant)
     assert len(produce_reports.without_spent(row_users(RECORDS), accountant, "in", LocalGaussian(*ONE))) == 4

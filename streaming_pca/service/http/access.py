@@ -36,15 +36,8 @@ def problem(scope: Scope, status: HTTPStatus, detail: str, **headers: str) -> JS
         "detail": detail,
         "instance": scope["path"],
     }
-    return JSONResponse(
-        body,
-        status_code=status.value,
-        media_type="application/problem+json",
-        headers={
-            "cache-control": "no-store",
-            **{name.replace("_", "-"): value for name, value in headers.items()},
-        },
-    )
+    named = {"cache-control": "no-store"} | {name.replace("_", "-"): value for name, value in headers.items()}
+    return JSONResponse(body, status.value, named, "application/problem+json")
 
 
 def _digest(token: str) -> bytes:
@@ -163,14 +156,11 @@ class Access:
         scope[AUTHORIZED] = is_known and (needed is None or (given is not None and needed.matches(given)))
         if scope[AUTHORIZED] or not (path in ("/metrics", "/v1") or path.startswith("/v1/")):
             return None
-        detail = (
-            f"a token is needed, in the header Authorization: Bearer TOKEN ({setting})"
-            if given is None
-            else f"the token is wrong ({setting})"
-        )
-        return problem(
-            scope, HTTPStatus.UNAUTHORIZED, detail, www_authenticate='Bearer realm="streaming-pca"'
-        )
+        detail = f"the token is wrong ({setting})"
+        if given is None:
+            detail = f"a token is needed, in the header Authorization: Bearer TOKEN ({setting})"
+        challenge = 'Bearer realm="streaming-pca"'
+        return problem(scope, HTTPStatus.UNAUTHORIZED, detail, www_authenticate=challenge)
 
 
 def _bearer(headers: Headers) -> str | None:

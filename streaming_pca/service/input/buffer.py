@@ -135,25 +135,13 @@ class PlainPayloads:
         codec, parts = self._codec, block.parts
         if codec.kind is not RecordKind.FACTOR or not len(self._headers):
             return None
-        most = int(np.maximum(parts[:, VALUE_BYTES], 0).sum(dtype=np.int64)) // (
-            codec.dim * self._dtype.itemsize
-        )
-        rows = store.room(most, self._dtype)
+        size = int(np.maximum(parts[:, VALUE_BYTES], 0).sum(dtype=np.int64))
+        rows = store.room(size // (codec.dim * self._dtype.itemsize), self._dtype)
         if rows is None:
             return None
         lengths = np.empty(len(parts), np.int64)
-        by_row = codec.unit == "row"
-        count = copy_rows(
-            block.data,
-            parts,
-            self._headers,
-            codec.max_rows,
-            by_row,
-            self._infinity,
-            self._nan,
-            rows.view(self._word),
-            lengths,
-        )
+        how = (codec.max_rows, codec.unit == "row", self._infinity, self._nan)
+        count = copy_rows(block.data, parts, self._headers, *how, rows.view(self._word), lengths)
         return None if count < 0 else (store.keep(count), lengths)
 
 
@@ -365,10 +353,8 @@ class RecordBuffer:
         copied = self._plain.copy(block, self._store)
         if copied is None:
             return None
-        first, lengths = copied
-        return _chunk(
-            block.offsets, first, lengths, self._codec.user_hashes(block.keys()), block.leader_epoch
-        )
+        users = self._codec.user_hashes(block.keys())
+        return _chunk(block.offsets, *copied, users, block.leader_epoch)
 
     def prepare(self, counts: Mapping[int, int]) -> None:
         """Decode the first messages of partitions, if they wait."""

@@ -83,7 +83,7 @@ class OffsetFeed:
         self._entries_read = 0
         self._last = array("q")
         self._last_version = 0
-        self._newest: Offsets = {}
+        self.last: Offsets = {}  # the newest ends, including unread and held ones
         self._wake_at = float("inf")
         self._error: BaseException | None = None
         self.started = time.monotonic()
@@ -96,11 +96,6 @@ class OffsetFeed:
         """Time of the registry's last listing, in seconds since 1970."""
 
     @property
-    def last(self) -> Offsets:
-        """The newest ends, including unread and held ones."""
-        return self._newest
-
-    @property
     def schemas(self) -> Schemas | None:
         """The newest schemas that a registry has listed; None before the first listing."""
         return self._listed[-1]
@@ -108,7 +103,7 @@ class OffsetFeed:
     def add(self, at: float, ends: Offsets, by: float = math.inf) -> None:
         """Append the ends of a tick, received by a time; from the poller's thread."""
         with self._lock:
-            self._newest = ends
+            self.last = ends
             # Partitions are numbered from 0 and never removed.
             row = array("q", (ends[p] for p in sorted(ends)))
             if self.subject is None:

@@ -274,10 +274,9 @@ class Source:
                 level, _ = round_robin_quota(most, [True] * len(most), units)
                 if level < 0:
                     return None
-            short = [
-                p for p, a, c in zip(partitions, available, complete, strict=True) if not c and a < level
-            ]
-            self._reader.fetch(dict.fromkeys(short, level * granularity), end_offsets.ends)
+            shown = zip(partitions, available, complete, strict=True)
+            wanted = {p: level * granularity for p, a, c in shown if not c and a < level}
+            self._reader.fetch(wanted, end_offsets.ends)
         return None
 
     def _note_unpaired(self, end_offsets: EndOffsets, count: int) -> None:
@@ -319,10 +318,9 @@ class Source:
             return None  # the topic has lost its tail
         if any(p not in self._buffers or self._buffers[p].position != r.start for p, r in wanted.items()):
             return None
+        reserved = {r.partition: r.end for r in ranges}
         try:
-            reached = read_to(
-                self._reader, self._topic, {r.partition: r.end for r in ranges}, self._stop.is_set
-            )
+            reached = read_to(self._reader, self._topic, reserved, self._stop.is_set)
         except (RecordsLost, SessionLost):
             first = self._reader.first_offsets(list(wanted))
             if all(first[p] <= r.start for p, r in wanted.items()):

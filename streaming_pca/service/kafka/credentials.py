@@ -129,11 +129,10 @@ class _Grant(AbstractTokenProvider):  # type: ignore[misc]
             except Exception as error:
                 # No other thread renews the token, so this one must survive every error. An unforeseen
                 # error may quote the response.
-                foreseen = isinstance(error, ConfigurationError | TokenRefused)
-                log.warning(
-                    "the token for the broker was not renewed: %s",
-                    error if foreseen else type(error).__name__,
+                reason = (
+                    error if isinstance(error, ConfigurationError | TokenRefused) else type(error).__name__
                 )
+                log.warning("the token for the broker was not renewed: %s", reason)
                 pause = min(2 * pause, longest)
             else:
                 self._take(granted)
@@ -192,12 +191,8 @@ def _ask(settings: KafkaSettings) -> tuple[str, float]:
         with opener.open(request, timeout=_GRANT_SECONDS) as answer:
             granted = json.loads(answer.read(_MOST_BYTES))
         token, life = granted["access_token"], float(granted.get("expires_in", 300))
-        if (
-            not isinstance(token, str)
-            or not token.isascii()
-            or not token.isprintable()
-            or not 0 < life < math.inf
-        ):
+        is_token = isinstance(token, str) and token.isascii() and token.isprintable()
+        if not (is_token and 0 < life < math.inf):
             raise ValueError
     except urllib.error.HTTPError as error:
         with error:

@@ -215,11 +215,9 @@ class _Examination:
         """Return the reason for a closed connection or another protocol."""
         if isinstance(error, ssl.SSLError) and "CERTIFICATE" in str(error.reason):
             own = self._settings.ssl_certfile
-            remedy = (
-                "asks for a client's certificate: set kafka.ssl_certfile and kafka.ssl_keyfile"
-                if own is None
-                else f"refuses the client's certificate, kafka.ssl_certfile = {str(own)!r}"
-            )
+            remedy = f"refuses the client's certificate, kafka.ssl_certfile = {str(own)!r}"
+            if own is None:
+                remedy = "asks for a client's certificate: set kafka.ssl_certfile and kafka.ssl_keyfile"
             return Diagnosis(f"the broker at {self._server} {remedy}")
         spoken = self._other_protocol()
         if spoken is not None:
@@ -294,11 +292,8 @@ class _Examination:
 
     def _refused_password(self, words: str) -> str:
         file = self._settings.sasl_password_file
-        where = (
-            "STREAMING_PCA_KAFKA__SASL_PASSWORD"
-            if file is None
-            else f"kafka.sasl_password_file = {str(file)!r}"
-        )
+        given = f"kafka.sasl_password_file = {str(file)!r}"
+        where = "STREAMING_PCA_KAFKA__SASL_PASSWORD" if file is None else given
         return (
             f"kafka.sasl_username = {self._settings.sasl_username!r} "
             f"with its password ({words}): correct the name, or the password ({where})"

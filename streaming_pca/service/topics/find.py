@@ -101,11 +101,10 @@ def _check_release(kafka: KafkaSettings, stream: StreamSettings, release: int) -
     # A topic's max.message.bytes overrides the broker's; the remaining limit is the size of one request.
     with ask_broker(kafka, "the broker did not describe itself") as admin:
         broker, settings = broker_settings(admin)
+    key = "socket.request.max.bytes"
     limits = {
         "the most that the producer sends": MAX_MESSAGE_BYTES,
-        f"socket.request.max.bytes of broker {broker}": int(
-            settings.get("socket.request.max.bytes", MAX_MESSAGE_BYTES)
-        ),
+        f"{key} of broker {broker}": int(settings.get(key, MAX_MESSAGE_BYTES)),
     }
     what = min(limits, key=limits.__getitem__)
     if release + MESSAGE_OVERHEAD > limits[what]:
