@@ -68,7 +68,6 @@ class LifecycleWriter(CheckpointWriter):
     """Writer that changes the status of a stream for its operator."""
 
     def change(self, kind: type[Kind], reason: str) -> Change:
-        """Set the stream's status by an entry of this kind."""
         name = self._stream.name
         with self._step("standing.1 read ahead"):
             self.read_ahead()

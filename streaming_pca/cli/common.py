@@ -189,7 +189,6 @@ def ledger_location(
 
 
 def print_json(data: Any) -> None:
-    """Print one line of JSON."""
     print(json.dumps(data, allow_nan=False))
 
 

@@ -91,7 +91,6 @@ class ReleaseReader:
         return int(of([self._tp], timeout_ms=self._timeout_ms)[self._tp])
 
     def seek(self, offset: int) -> None:
-        """Continue reading from an offset."""
         self._consumer.seek(self._tp, offset)
 
     def last(self, wanted: int) -> tuple[list[Release], NotARelease | None]:
@@ -158,7 +157,6 @@ class ReleaseReader:
         return [message for messages in polled.values() for message in messages]
 
     def close(self) -> None:
-        """Release the connection."""
         self._consumer.close(autocommit=False)
 
 

@@ -465,7 +465,6 @@ def _with_digests(value: Any) -> Any:
 
 
 def _digest(value: list[Any]) -> dict[str, Any]:
-    """Return the length and the digest of a list."""
     text = json.dumps(value, separators=(",", ":"))
     return {"length": len(value), "sha256": hashlib.sha256(text.encode()).hexdigest()}
 

@@ -112,7 +112,6 @@ class _Pages:
         return self._shells[depth]
 
     def file(self, name: str) -> _File | None:
-        """Return a static file; None for other names."""
         body = self._files.get(name)
         if body is None and name != _PLOTLY:
             return None

@@ -145,11 +145,9 @@ class Metrics:
         )
 
     def text(self) -> bytes:
-        """Return the metrics in the exposition format."""
         return generate_latest(self.registry)
 
     def for_stream(self, stream: str) -> StreamMetrics:
-        """Return the metrics of one stream, at zero."""
         return StreamMetrics(self, stream)
 
 
@@ -169,7 +167,6 @@ class StreamMetrics:
             each.labels(stream)
 
     def set(self, gauge: Literal["leader", "paused", "refused", "planned"], value: float) -> None:
-        """Set one of the stream's gauges."""
         getattr(self._all, gauge).labels(self._stream).set(value)
 
     def set_source(self, gauge: Literal["ready", "lag", "listed"], read: Callable[[], float]) -> None:
@@ -187,7 +184,6 @@ class StreamMetrics:
         self._all.verified.labels(self._stream).set(time.time())
 
     def count_verification_error(self) -> None:
-        """Count a verification that could not run."""
         self._all.verification_errors.labels(self._stream).inc()
 
     @contextmanager
@@ -241,7 +237,6 @@ class StreamMetrics:
                 self._all.outcomes.labels(self._stream, outcome.value)
 
     def show_ledger(self, ledger: Ledger, entries: int) -> None:
-        """Show the ledger's charges to the input's records."""
         if ledger.opened is None:
             return
         most = ledger.most_charged()

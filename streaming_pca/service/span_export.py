@@ -128,7 +128,6 @@ class _LibraryLog(logging.Handler):
             library.propagate = True
 
     def recovered(self) -> None:
-        """Log the recovery if the log reported a failure."""
         if self._failing and not self._silent:
             self._failing = False
             log.info("traces: the collector at %s accepts spans again", self._collector)

@@ -72,7 +72,6 @@ class _Trace:
             self._ended.append((span, self._now()))
 
     def send(self) -> None:
-        """Hand all spans to the exporter, unless the trace was dropped."""
         if not self.dropped:
             for span, end in self._ended:
                 span.end(end)
@@ -133,7 +132,6 @@ class Span:
         )
 
     def show(self, **facts: Unpack[PublicFacts]) -> None:
-        """Set attributes of the span."""
         if self._span is None:
             return
         for name, value in facts.items():

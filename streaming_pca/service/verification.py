@@ -43,7 +43,6 @@ class Verifier:
         self._kafka, self._shown, self._interval = kafka, shown, interval
 
     async def run(self, stopping: asyncio.Event) -> None:
-        """Verify all ledgers periodically, until stopping."""
         if not self._interval:
             return
         await first_of(stopping, seconds=min(self._interval, _FIRST_SECONDS))

@@ -243,7 +243,6 @@ class _Stream:
             self._session = None
 
     def _log_recovery(self) -> None:
-        """Log the recovery if the log reported a lost session."""
         if self._lost_at is not None:
             seconds = time.monotonic() - self._lost_at
             self._log.info(

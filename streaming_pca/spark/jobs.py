@@ -249,7 +249,6 @@ class Cluster:
         return found
 
     def fetch(self, share: Share, segment: int) -> Fetch:
-        """Return the source of a share's records: a cache or Kafka."""
         return Fetch.of(share, self._loaded[segment].segment, self._loaded[segment].shelf)
 
     def _tasks(self, shares: Mapping[int, Sequence[Share]], size: int) -> int:
@@ -280,7 +279,6 @@ class Cluster:
             raise SessionLost(f"a job has read {found} of {records} records")
 
     def cancel(self, group: str) -> None:
-        """Cancel the jobs of a group, if any."""
         with contextlib.suppress(Exception):
             self._spark.sparkContext.cancelJobGroup(group)
 

@@ -393,7 +393,6 @@ class Fetch:
 
     @classmethod
     def of(cls, share: Share, segment: Segment, shelf: Shelf) -> Fetch:
-        """Locate the messages of a share's records."""
         first, last = segment.message_of(share.first), segment.message_of(share.last - 1)
         wanted = segment.range
         messages = Range(wanted.id, wanted.partition, segment.offset(first), segment.offset(last) + 1)

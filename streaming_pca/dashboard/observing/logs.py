@@ -64,7 +64,6 @@ class TopicsReader:
         self._consumer.assign([TopicPartition(topic, 0) for topic in sorted(topics)])
 
     def seek(self, topic: str, offset: int) -> None:
-        """Continue to read a topic from an offset."""
         self._consumer.seek(TopicPartition(topic, 0), offset)
 
     def bounds(self, topics: Collection[str], patience_ms: int = _LEADERS_MS) -> dict[str, tuple[int, int]]:

@@ -155,7 +155,6 @@ class Observer:
             return self._state(name).traffic.answer(name)
 
     def releases(self, name: str, limit: int, before: int | None = None) -> models.ReleasePage:
-        """Return releases of batches below ``before``, newest first."""
         with self._watched.lock:
             return self._state(name).releases.page(limit, before)
 
@@ -171,7 +170,6 @@ class Observer:
     def entries(
         self, input: str, limit: int, before: int | None = None, job: str | None = None
     ) -> models.EntryPage:
-        """Return entries at offsets below ``before``, newest first."""
         with self._watched.lock:
             return self._view(input).page(limit, before, job)
 

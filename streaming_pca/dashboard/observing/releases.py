@@ -200,7 +200,6 @@ class ReleaseHistory:
         )
 
     def history(self) -> History:
-        """Return the columns of all releases in memory."""
         columns = {name: [_plain(getattr(p, name)) for p in self._points] for name in _COLUMNS}
         for name in ("null_share", "clipped_share"):
             shares = [getattr(p, name) or (None, None) for p in self._points]

@@ -278,7 +278,6 @@ class FoundState:
 
 
 def find_state(kafka: KafkaSettings, topic: str, digest: str) -> FoundState:
-    """Search a topic for the state with a digest."""
     chunks: dict[int, bytes] = {}
     parts, complete = PartChunks(), False
     last = ""

@@ -84,7 +84,6 @@ def _decoded(messages: Iterable[tuple[int, bytes]]) -> Iterator[LedgerEntry]:
 
 
 def main() -> None:
-    """Verify one ledger for a worker."""
     os.nice(19)
     logging.getLogger().addHandler(logging.NullHandler())
     settings, topic = json.loads(sys.stdin.readline()), json.loads(sys.stdin.readline())

@@ -82,7 +82,6 @@ class LimitedProtocol(H11Protocol):
         return self.cycle is None or self.cycle.response_complete or self.cycle.more_body
 
     def data_received(self, data: bytes) -> None:
-        """Parse bytes of a request up to the limit."""
         left = _MAX_BYTES - self._bytes
         self._bytes += len(data)
         if left > 0:

@@ -126,7 +126,6 @@ class Poller:
             self._new_subjects.set()
 
     def run(self) -> None:
-        """Tick until the process ends."""
         threading.Thread(target=self._watch_ids, name="ids", daemon=True).start()
         threading.Thread(target=self._watch_ticks, name="ticks", daemon=True).start()
         if self._registry is not None:
@@ -366,7 +365,6 @@ def _end() -> None:
 
 
 def main() -> None:
-    """Serve one worker."""
     # Before reading the password.
     protect_process()
     with withheld_messages():

@@ -197,7 +197,6 @@ class OffsetFeed:
         self._wake_at = at
 
     def check(self) -> None:
-        """Raise SessionLost if the feed has failed."""
         if self._error is not None:
             raise SessionLost(f"following {self.topic} failed: {self._error}") from self._error
 

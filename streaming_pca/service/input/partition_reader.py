@@ -63,7 +63,6 @@ class PartitionReader:
 
     @property
     def bytes(self) -> int:
-        """Lower bound of the buffered bytes; every message counts as at least one row."""
         return self._buffer.bytes
 
     def add(self, starts: Mapping[int, int], epochs: Mapping[int, int]) -> None:
@@ -195,7 +194,6 @@ class PartitionReader:
         self._stop.set()
 
     def close(self) -> None:
-        """Close all consumers and drop their records."""
         # kafka-python's cycles include this reader: free its memory before the next session reads again.
         self._buffer.clear()
         for consumer in [*self._consumers.values(), *self._free]:

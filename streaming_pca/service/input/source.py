@@ -344,7 +344,6 @@ class ReadAhead:
         self._wanted = False
 
     def start(self) -> None:
-        """Start; the task must not be running."""
         assert self._task is None, "it runs"
         self._wanted = True
         self._task = asyncio.create_task(self._run())

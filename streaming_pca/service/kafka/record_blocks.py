@@ -80,7 +80,6 @@ class RecordBlock:
         return [view[at : at + size] if size >= 0 else None for at, size in pairs]
 
     def records(self) -> Iterator[Record]:
-        """Yield the records one by one, with their headers."""
         # Reading single bytes is faster than from a view.
         buffer, epoch = bytearray(self.data), self.leader_epoch
         places = self.parts[:, [START, END, HEADERS]].tolist()

@@ -44,7 +44,6 @@ class Encoder:
 
     @property
     def headers(self) -> list[tuple[str, bytes]]:
-        """Headers of every message that describe its payload."""
         if self.format == "json":
             return [("content-type", JSON.encode())]
         return [("content-type", OCTETS.encode()), ("dtype", self.dtype.encode())]

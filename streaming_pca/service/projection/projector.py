@@ -114,7 +114,6 @@ class Projector:
 
     @property
     def partitions(self) -> tuple[int, ...]:
-        """Input partitions assigned to this worker."""
         assignment = self._assignment  # another thread may change it
         return () if assignment is None else assignment.partitions
 
@@ -174,7 +173,6 @@ class Projector:
                     close()
 
     def close(self) -> None:
-        """Leave the group and release all clients."""
         self.step = _JOINING
         self.recover()
 
@@ -300,7 +298,6 @@ class Projector:
         raise RecordsLost(f'{where}: {gone}. Set stream.lost_records = "skip" to continue at {wanted}')
 
     def _output_ends(self) -> dict[TopicPartition, int]:
-        """Return the end of each of the output's partitions."""
         tps = [TopicPartition(self._output.topic, p) for p in range(self._output.partitions)]
         with closing(reading_consumer(self._kafka)) as consumer:
             return last_offsets(consumer, tps, self._kafka.request_timeout_ms)

@@ -72,7 +72,6 @@ class ProjectionMetrics:
         self._partitions.labels(self._stream).set_function(lambda: len(projector.partitions))
 
     def show_release(self, batch: int | None) -> None:
-        """Show the release in use, once there is one."""
         if batch is not None:
             self._release.labels(self._stream).set(batch)
 

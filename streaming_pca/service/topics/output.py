@@ -42,7 +42,6 @@ class Output:
 
     @property
     def group(self) -> str:
-        """Consumer group of the workers that write this topic."""
         return group_of_projections(self.stream, self.topic)
 
 
