@@ -152,13 +152,6 @@ def chosen_streams(path: Path, stream: str | None) -> tuple[Settings, ...]:
     return load_streams(path) if stream is None else (load_settings(path, stream),)
 
 
-def one_stream(path: Path, stream: str | None) -> Settings:
-    """Load one stream of a file, by name if the file has several."""
-    from streaming_pca.config.loading import load_settings
-
-    return load_settings(path, stream)
-
-
 def start_process(paths: Sequence[Path]) -> tuple[Settings, ...]:
     """Load the streams of one process, set up its log, and protect it."""
     from streaming_pca.config.loading import load_together

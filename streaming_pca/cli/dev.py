@@ -69,16 +69,9 @@ def dev_kafka(
                 java = find_java()
                 jars = fetch_jars(lambda done: starting.describe(f"fetching Apache Kafka {KAFKA}: {done}"))
                 starting.describe(f"starting Apache Kafka {KAFKA}")
-                cluster = KafkaCluster(
-                    java,
-                    jars,
-                    nodes=count,
-                    replication=count,
-                    in_sync=(count + 1) // 2,
-                    ports=range(port, port + count) if port else (),
-                    directory=data,
-                )
-                stack.enter_context(cluster)
+                ports = range(port, port + count) if port else ()
+                size = (count, count, (count + 1) // 2)
+                cluster = stack.enter_context(KafkaCluster(java, jars, *size, ports=ports, directory=data))
             _tell(cluster, data, as_json)
             _wait(cluster)
             fail(RuntimeError("no Kafka node is running any longer"), 4)
@@ -108,15 +101,9 @@ def _tell(cluster: KafkaCluster, data: Path | None, as_json: bool) -> None:
     from streaming_pca.dev.jars import KAFKA
 
     if as_json:
-        print_json(
-            {
-                "bootstrap": cluster.bootstrap,
-                "kafka": KAFKA,
-                "pids": [node.pid for node in cluster.nodes.values()],
-                "data": str(cluster.directory),
-                "kept": data is not None,
-            }
-        )
+        pids = [node.pid for node in cluster.nodes.values()]
+        facts = {"bootstrap": cluster.bootstrap, "kafka": KAFKA, "pids": pids}
+        print_json({**facts, "data": str(cluster.directory), "kept": data is not None})
         sys.stdout.flush()  # a program that reads a pipe waits for the line
         return
     say(f"Apache Kafka {KAFKA}: {cluster.bootstrap}")

@@ -99,14 +99,8 @@ def payload_check(
     """
     from streaming_pca.data.validation import explain_payload
 
-    own = {
-        "dim": dim,
-        "dtype": dtype,
-        "record_kind": record_kind,
-        "privacy_unit": privacy_unit,
-        "max_rows": max_rows,
-    }
-    given = {name: value for name, value in own.items() if value is not None}
+    own = {"dim": dim, "dtype": dtype, "record_kind": record_kind, "privacy_unit": privacy_unit}
+    given = {name: value for name, value in (own | {"max_rows": max_rows}).items() if value is not None}
     codec, names, pairs = _codec(config, stream, given)
     headers = _headers(content_type, header or [])
     data = _read(file)
@@ -158,15 +152,8 @@ def _codec(
     unit, kind = own.get("privacy_unit", "message"), RecordKind(own.get("record_kind", "factor"))
     if unit == "row" and kind is RecordKind.MATRIX:
         raise UserError("--privacy-unit row needs --record-kind factor")
-    codec = PayloadCodec(
-        own["dim"],
-        kind,
-        own.get("dtype", "float32"),
-        own.get("max_rows", 64),
-        unit,
-        user_key if unit == "user" else None,
-    )
-    return codec, None, False
+    how = (own.get("dtype", "float32"), own.get("max_rows", 64), unit)
+    return PayloadCodec(own["dim"], kind, *how, user_key if unit == "user" else None), None, False
 
 
 def _headers(content_type: str | None, named: Sequence[str]) -> list[tuple[str, bytes]]:
@@ -227,11 +214,7 @@ def _say_lines(codec: PayloadCodec, reports: Sequence[PayloadReport], null: int)
             say(f"line {number}: {report.reason}{'; ' if report.hint else ''}{report.hint}")
     if null > shown:
         say(f"and {null - shown} more")
-    say(
-        f"{null} of {len(reports)} payloads are null records"
-        if codec.unit != "row"
-        else f"{null} of {len(reports)} payloads hold null records"
-    )
+    say(f"{null} of {len(reports)} payloads {'hold' if codec.unit == 'row' else 'are'} null records")
 
 
 _ARROW_FILES = (".parquet", ".arrow", ".arrows", ".feather", ".ipc")

@@ -248,12 +248,8 @@ def _print_sent(sent: Produced, by_row: bool, as_json: bool) -> None:
 
 
 def _counts(sent: Produced) -> dict[str, Any]:
-    return {
-        "messages": sent.messages,
-        "rows": sent.rows,
-        "seconds": round(sent.seconds, 3),
-        "topic": sent.topic,
-    }
+    counts = {"messages": sent.messages, "rows": sent.rows}
+    return {**counts, "seconds": round(sent.seconds, 3), "topic": sent.topic}
 
 
 def _warn_of_header(found: RecordFile, settings: Settings) -> None:

@@ -13,7 +13,6 @@ from streaming_pca.cli.common import (
     JsonOption,
     StreamOption,
     log_step,
-    one_stream,
     print_json,
     say,
 )
@@ -43,8 +42,9 @@ def stream_pause(
     [dim]Example: streaming-pca stream pause --config stream.toml --reason "broker upgrade"[/]
     """
     from streaming_pca.admin.pause import pause
+    from streaming_pca.config.loading import load_settings
 
-    _change(pause, one_stream(config, stream), reason, as_json)
+    _change(pause, load_settings(config, stream), reason, as_json)
 
 
 @app.command("resume")
@@ -59,8 +59,9 @@ def stream_resume(
     [dim]Example: streaming-pca stream resume --config stream.toml[/]
     """
     from streaming_pca.admin.pause import resume
+    from streaming_pca.config.loading import load_settings
 
-    _change(resume, one_stream(config, stream), reason, as_json)
+    _change(resume, load_settings(config, stream), reason, as_json)
 
 
 @app.command("retire")
@@ -78,8 +79,9 @@ def stream_retire(
     [dim]Example: streaming-pca stream retire --config stream.toml --yes --reason "study is over"[/]
     """
     from streaming_pca.admin.pause import retire
+    from streaming_pca.config.loading import load_settings
 
-    settings = one_stream(config, stream)
+    settings = load_settings(config, stream)
     if not yes:
         name = settings.stream.name
         if not _is_terminal():

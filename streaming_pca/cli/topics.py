@@ -101,9 +101,8 @@ def topics_check(config: ConfigOption, stream: StreamOption = None, as_json: Jso
     streams = chosen_streams(config, stream)
     with step("checking topics of streams", len(streams)) as checking:
         for settings in streams:
-            facts_of_inputs |= {
-                each.line: asdict(each) for each in describe_input(settings.kafka, settings.stream)
-            }
+            found_facts = describe_input(settings.kafka, settings.stream)
+            facts_of_inputs |= {each.line: asdict(each) for each in found_facts}
             for problem in check_topics(settings.kafka, settings.stream)[1]:
                 # Streams may share their input, its ledger and the broker.
                 names, _, _ = found.setdefault(problem.line, ([], problem.fatal, problem.to_json()))
@@ -115,8 +114,7 @@ def topics_check(config: ConfigOption, stream: StreamOption = None, as_json: Jso
         print_json({"ok": ok, "problems": problems, "input": list(facts_of_inputs.values())})
     else:
         for line, (_, fatal, _) in found.items():
-            kind = "error" if fatal else "warning"
-            say(f"{kind}: {line}", err)
+            say(f"{'error' if fatal else 'warning'}: {line}", err)
         for line in facts_of_inputs:
             say(line)
         say("topics are configured correctly" if ok else "topics are NOT configured correctly")

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from streaming_pca.local.accountant import LocalAccountant
     from streaming_pca.local.gaussian import LocalGaussian
 
+_OF_REPORTS = ("message", "factor", "float32", "octets")
 Key = bytes | str
 Records = ArrayLike | Mapping[str, Any] | Sequence[Mapping[str, Any]]
 
@@ -140,13 +141,7 @@ class Producer:
                 raise ValueError(f"{name} = {value!r} is not one of {', '.join(known)}")
         if accountant is not None and privatize is None:
             raise ValueError("accountant= charges reports: add privatize=")
-        reportable = (privacy_unit, record_kind, dtype, content_type) == (
-            "message",
-            "factor",
-            "float32",
-            "octets",
-        )
-        if privatize is not None and not reportable:
+        if privatize is not None and (privacy_unit, record_kind, dtype, content_type) != _OF_REPORTS:
             raise ValueError(
                 "privatize= needs vectors as float32 octets: leave out privacy_unit, record_kind, dtype and "
                 "content_type"
@@ -345,12 +340,8 @@ class Producer:
         is_wrong = array.ndim not in wanted or array.shape[-1] != self._dim or not array.size
         if is_wrong or (self._kind == "matrix" and array.shape[1] != self._dim):
             raise ValueError(f"records have the shape {np.shape(records)}: expected {expected}")
-        if (
-            self._kind == "factor"
-            and self._unit != "row"
-            and array.ndim == 3
-            and array.shape[1] > self._max_rows
-        ):
+        is_factor = self._kind == "factor" and self._unit != "row" and array.ndim == 3
+        if is_factor and array.shape[1] > self._max_rows:
             raise ValueError(f"factors of {array.shape[1]} rows are above max_rows = {self._max_rows}")
         return array
 

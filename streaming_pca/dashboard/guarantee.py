@@ -10,6 +10,7 @@ import math
 from streaming_pca.dashboard.models import StreamDetail
 from streaming_pca.privacy.parameters import format_number
 
+_UNITS = {"user": "each user: all messages with the same key", "row": "each row of a message"}
 _NOTHING = (
     "NOT private: the releases of this stream guarantee nothing.",
     "They can reveal single records. Use them only where every reader may see the records themselves.",
@@ -29,7 +30,7 @@ def guarantee_in_words(stream: StreamDetail) -> list[str]:
     number = f"({format_number(stream.epsilon)}, {format_number(stream.delta)})"
     return [
         f"All releases of this stream together, past and future, are {number}-differentially private "
-        f"for {_unit(stream)}.",
+        f"for {_UNITS.get(stream.privacy_unit, 'each message, with all its rows')}.",
         *_neighbours(stream),
         _epsilon(stream.epsilon, "such a change of one unit"),
         _delta(stream.delta),
@@ -40,14 +41,6 @@ def guarantee_in_words(stream: StreamDetail) -> list[str]:
         _not_covered(stream),
         "The broker must keep Kafka's transactional promises, which the demo's embedded one can break.",
     ]
-
-
-def _unit(stream: StreamDetail) -> str:
-    if stream.privacy_unit == "user":
-        return "each user: all messages with the same key"
-    if stream.privacy_unit == "row":
-        return "each row of a message"
-    return "each message, with all its rows"
 
 
 def _neighbours(stream: StreamDetail) -> list[str]:

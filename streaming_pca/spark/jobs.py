@@ -31,7 +31,7 @@ from streaming_pca.data.records import Block
 from streaming_pca.service.errors import RecordsLost, SessionLost, StreamRefused
 from streaming_pca.spark import tasks
 from streaming_pca.spark.cache import Shelf, folder_of
-from streaming_pca.spark.reading import Feed, Reading, Wanted
+from streaming_pca.spark.reading import Feed, Reading, Wanted, range_of
 from streaming_pca.spark.segments import Range, Segment, segment_of
 from streaming_pca.spark.tasks import ANSWER, HANDLE, Fetch, Operation, Share, TaskFailed, Work
 
@@ -136,7 +136,7 @@ class Cluster:
             if row["failure"] is not None:
                 _raise(row["failure"])
             structure = row["structure"]
-            wanted = Range(row["id"], row["partition"], row["begin"], row["end"], row["epoch"])
+            wanted = range_of(row)
             segment = segment_of(wanted, structure, self.feed.stream.privacy_unit == "row")
             shelf = Shelf(self.feed.name_of(wanted.id), row["host"], row["path"])
             counts = {name: row[name] for name in ("size", "nulls", "longer")}

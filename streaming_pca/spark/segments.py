@@ -166,13 +166,10 @@ class Layout:
     @cached_property
     def _rows(self) -> tuple[Integers, ...]:
         """Number of rows of each message by partition, if each row is a record."""
-        none = np.zeros(0, dtype=np.int64)
-        return tuple(
-            np.concatenate(
-                [none, *(s.segment.rows[s.first : s.last] for s in each if s.segment.rows is not None)]
-            )
-            for each in self.strips
-        )
+        found: list[list[Integers]] = [[np.zeros(0, dtype=np.int64)] for _ in self.strips]
+        for parts, strips in zip(found, self.strips, strict=True):
+            parts += [s.segment.rows[s.first : s.last] for s in strips if s.segment.rows is not None]
+        return tuple(map(np.concatenate, found))
 
     @cached_property
     def _row_places(self) -> tuple[Integers, ...]:

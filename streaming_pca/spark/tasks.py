@@ -135,14 +135,8 @@ def _load(feed: Feed, wanted: Range) -> dict[str, Any]:
 
     width = reading.codec.kind.width(reading.codec.dim)
     shelf = reading.cache.store(feed.name_of(wanted.id), width, reading.codec.kind, parts())
-    return {
-        "size": structure.size,
-        "nulls": structure.nulls,
-        "longer": structure.longer,
-        "structure": structure.packed(),
-        "host": shelf.host,
-        "path": shelf.path,
-    }
+    counts = {"size": structure.size, "nulls": structure.nulls, "longer": structure.longer}
+    return {**counts, "structure": structure.packed(), "host": shelf.host, "path": shelf.path}
 
 
 def drop(feed: Feed, names: Sequence[str], closing: bool) -> Job:

@@ -57,9 +57,8 @@ def add_events(app: FastAPI, context: Context) -> None:
     process = f"{os.getpid():x}.{time.time_ns():x}"
 
     def encoded(event: Event) -> ServerSentEvent:
-        return ServerSentEvent(
-            event.model_dump_json(), event=event.kind, id=f"{process}-{event.revision}", sep="\n"
-        )
+        id_ = f"{process}-{event.revision}"
+        return ServerSentEvent(event.model_dump_json(), event=event.kind, id=id_, sep="\n")
 
     async def follow(last: str | None) -> AsyncIterator[ServerSentEvent]:
         mailbox = Mailbox()

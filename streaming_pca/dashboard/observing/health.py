@@ -98,9 +98,11 @@ def _rules(facts: Facts) -> Iterator[tuple[bool, Level, str]]:
     yield runs and facts.leader is False, level, leaderless
     grows = f"It is not keeping up: the lag grows, {facts.lag or 0:,} offsets wait."
     yield runs and facts.lag_grows, "warning", f"{grows} Give the worker more cores or larger batches."
-    since, usual = _duration(facts.seconds_since or 0.0), _duration(facts.usual_seconds or 0.0)
-    late = f"No release for {since}, though the next batch is full; usually one comes every {usual}."
-    yield runs and _is_late(facts), "warning", f"{late} See the worker's log."
+    since, usual = facts.seconds_since or 0.0, facts.usual_seconds
+    # A batch that fills is not late, however long it takes.
+    is_late = usual is not None and since > _USUAL * usual and facts.full_seconds >= _LEAST_SECONDS
+    late = f"No release for {_duration(since)}, though the next batch is full; usually one comes every"
+    yield runs and is_late, "warning", f"{late} {_duration(usual or 0.0)}. See the worker's log."
 
     share = f"At least {100 * facts.least_null_share:.0f}% of the last batch's records are null"
     level = "problem" if facts.least_null_share > MANY_NULL else "warning"
@@ -114,13 +116,6 @@ def _rules(facts: Facts) -> Iterator[tuple[bool, Level, str]]:
 
 def _sentence(text: str) -> str:
     return text if text.endswith((".", "!", "?")) else f"{text}."
-
-
-def _is_late(facts: Facts) -> bool:
-    # A batch that fills is not late, however long it takes.
-    if facts.seconds_since is None or facts.usual_seconds is None or facts.full_seconds < _LEAST_SECONDS:
-        return False
-    return facts.seconds_since > _USUAL * facts.usual_seconds
 
 
 def _duration(seconds: float) -> str:

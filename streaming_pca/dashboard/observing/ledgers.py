@@ -7,6 +7,7 @@ from array import array
 from collections import deque
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import islice
 from typing import Any
 
 from streaming_pca.admin.broker_status import describe_charges
@@ -184,10 +185,9 @@ class LedgerView:
                     name=name,
                     standing=str(job.status),
                     batches=batch_counts(job),
-                    **{
-                        key: getattr(job, key)
-                        for key in ("charges", "records_committed", "records_abandoned")
-                    },
+                    charges=job.charges,
+                    records_committed=job.records_committed,
+                    records_abandoned=job.records_abandoned,
                 )
                 for name, job in sorted(self.ledger.jobs.items())
             ],
@@ -203,17 +203,11 @@ class LedgerView:
 
     def page(self, limit: int, before: int | None, job: str | None) -> models.EntryPage:
         """Return entries at offsets below ``before``, newest first."""
-        chosen: list[_Row] = []
-        for row in reversed(self._rows):
-            if (before is None or row.offset < before) and (job is None or row.job == job):
-                chosen.append(row)
-                if len(chosen) > limit:
-                    break
-        more = len(chosen) > limit
+        older = (row for row in reversed(self._rows) if before is None or row.offset < before)
+        chosen = list(islice((row for row in older if job is None or row.job == job), limit + 1))
         items = [row.answer() for row in chosen[:limit]]
-        return models.EntryPage(
-            items=items, next=items[-1].offset if more and items else None, complete=not self._dropped
-        )
+        after = items[-1].offset if len(chosen) > limit and items else None
+        return models.EntryPage(items=items, next=after, complete=not self._dropped)
 
     def record(self, partition: int, offset: int) -> models.RecordCharge:
         """Return the charges of one record; TopicError unless the ledger is open."""

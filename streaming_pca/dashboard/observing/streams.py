@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from typing import Any
@@ -65,7 +65,7 @@ class StreamState:
     def update(self, view: LedgerView, disconnected: str | None, loaded: bool) -> bool:
         """Rebuild the answers; return whether they have changed."""
         job, last = view.ledger.job(self.name), self.releases.last
-        leader, lag = self._leader, self._lag
+        leader, lag, advice = self._leader, self._lag, self.releases.advice
         problem = self.releases.problem or view.trouble
         since, usual = self._intervals()
         health = Facts(
@@ -84,22 +84,14 @@ class StreamState:
             lag=None if lag is None else lag.total,
             lag_grows=self._watch.grows,
             full_seconds=self._fill.full_seconds,
+            doubts=() if advice is None else advice.reasons,
+            least_null_share=0.0 if last is None else last.least_null_share,
             unreadable=self.releases.unreadable,
             seconds_since=since,
             usual_seconds=usual,
         )
-        advice = self.releases.advice
-        if last is not None:
-            health = replace(
-                health,
-                doubts=() if advice is None else advice.reasons,
-                least_null_share=last.least_null_share,
-            )
-        facts: dict[str, Any] = {
-            "problem": problem,
-            "unreadable": self.releases.unreadable,
-            "health": judge(health),
-        }
+        unreadable = self.releases.unreadable
+        facts: dict[str, Any] = {"problem": problem, "unreadable": unreadable, "health": judge(health)}
         if problem is None:
             budget = view.budget(self.name)
             # A stream that is paused or has ended charges nothing.
@@ -121,18 +113,9 @@ class StreamState:
         """Build the answers from numbers and settings; return whether they have changed."""
         stream = self.settings.stream
         names = self.releases.feature_names or stream.feature_names
-        shown = {
-            "name": stream.name,
-            "input": stream.input,
-            "estimator": stream.estimator,
-            "dim": stream.dim,
-            "rank": stream.rank,
-            "private": stream.private,
-            "epsilon": stream.epsilon if stream.private else None,
-            "delta": stream.delta if stream.private else None,
-            "privacy_unit": stream.privacy_unit,
-            **facts,
-        }
+        own = ("name", "input", "estimator", "dim", "rank", "private", "privacy_unit")
+        shown = {name: getattr(stream, name) for name in own} | facts
+        shown |= {name: getattr(stream, name) if stream.private else None for name in ("epsilon", "delta")}
         summary = StreamSummary(**shown)
         if self._shown == (summary, names):
             return False
