@@ -228,8 +228,7 @@ def describe_status(all_settings: Sequence[Settings]) -> list[dict[str, Any]]:
     return [_facts(topics, snapshot) for topics in read]
 
 
-_Replay = tuple[Ledger, dict[str, int]]
-"""Ledger, and its numbers of entries and bytes."""
+_Replay = tuple[Ledger, dict[str, int]]  # ledger, and its numbers of entries and bytes
 
 
 @dataclass(frozen=True)

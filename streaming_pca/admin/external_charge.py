@@ -72,8 +72,7 @@ def charge_records(
 class ChargeWriter(LedgerWriter):
     """Writer of one job's CHARGED entries."""
 
-    committing = False
-    """True from just before the commit on, since that may succeed even if it raises."""
+    committing = False  # True from just before the commit on, since that may succeed even if it raises
 
     def __init__(self, kafka: KafkaSettings, topic: str, topic_id: str, job: str) -> None:
         super().__init__(kafka, f"{topic}.ledger", topic_id, job)

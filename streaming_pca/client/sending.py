@@ -64,8 +64,7 @@ class Sender:
     def __init__(self, kafka: KafkaSettings, topic: str, first: int = 0) -> None:
         self.topic = topic
         self.partitions = _count_partitions(kafka, topic)
-        self.sent = 0
-        """Number of messages passed to the client."""
+        self.sent = 0  # number of messages passed to the client
         self._first = first
         self._failures: list[BaseException] = []
         self._unsent = self._unsent_bytes = 0

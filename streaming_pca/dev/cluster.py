@@ -128,10 +128,8 @@ class KafkaCluster:
         options: Sequence[str] = (),
     ) -> None:
         self._java, self._jars = java, jars
-        self.bootstrap = ""
-        """Addresses of all nodes."""
-        self.nodes: dict[int, Node] = {}
-        """Nodes by their ids."""
+        self.bootstrap = ""  # addresses of all nodes
+        self.nodes: dict[int, Node] = {}  # nodes by their ids
         self._numbers = range(1, nodes + 1)
         self._replication, self._in_sync, self._heap, self._more = replication, in_sync, heap, more
         self._ports, self._options = ports, options

@@ -64,8 +64,7 @@ class _Ids(IdGenerator):
 class _Session(requests.Session):
     """HTTP session that reads only the status and headers of a response."""
 
-    outcome = "no answer"
-    """Outcome of the last request, for the log: a status or an error's type."""
+    outcome = "no answer"  # outcome of the last request, for the log: a status or an error's type
 
     def __init__(self) -> None:
         super().__init__()

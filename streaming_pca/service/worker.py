@@ -91,15 +91,11 @@ class _Stream:
         self._leading = asyncio.Event()
         self._session: Session | None = None
         self._patience = Patience(settings.worker.give_up_seconds)
-        self._lost_at: float | None = None
-        """Time of the last lost session; None once a session has followed."""
-        self._compared = False
-        """True once its settings have been compared with the ledger, while standing by."""
+        self._lost_at: float | None = None  # time of the last lost session; None once a session has followed
+        self._compared = False  # True once its settings have been compared with the ledger, while standing by
         self._agrees = False  # True once the settings have agreed with the ledger; never reset
-        self.is_candidate = False
-        """True once its topics have been found, so that this process can lead it."""
-        self.refusal: str | None = None
-        """Reason why settings or topics do not allow this process to run it."""
+        self.is_candidate = False  # True once its topics have been found, so that this process can lead it
+        self.refusal: str | None = None  # reason why settings or topics do not allow this process to run it
 
     @property
     def topic(self) -> str:

@@ -28,14 +28,12 @@ class SparkBatch(Batch):
     """Records at places ``low`` to ``high`` (excluded) of a batch that executors have read."""
 
     cluster: Cluster
-    layout: Layout
-    """Layout of the whole batch."""
+    layout: Layout  # layout of the whole batch
     low: int
     high: int
     counted: NDArray[np.bool_] | None = None
     """(high - low,): False for null records; None if all records count."""
-    only_single_rows: bool = False
-    """True if records with any other number of rows than one are null."""
+    only_single_rows: bool = False  # True if records with any other number of rows than one are null
 
     def __len__(self) -> int:
         return self.high - self.low

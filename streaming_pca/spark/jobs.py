@@ -54,8 +54,7 @@ class Loaded:
 
     segment: Segment
     digest: str
-    size: int
-    """Bytes of its decoded rows."""
+    size: int  # bytes of its decoded rows
     nulls: int
     longer: int
     """Numbers of its null records, and of its records of several rows: as secret as a record."""

@@ -92,12 +92,9 @@ class ClusterReader:
         self.first_offsets, self.last_offsets = self._offsets.first_offsets, self._offsets.last_offsets
         self._stopped = threading.Event()
         self._loading = False
-        self._taken: set[int] = set()
-        """Segments of the last batch that no later batch needs."""
-        self._held: set[int] = set()
-        """All segments of the last batch."""
-        self._bytes_of_messages = 0.0
-        """Mean bytes of a decoded message; 0 if unknown."""
+        self._taken: set[int] = set()  # segments of the last batch that no later batch needs
+        self._held: set[int] = set()  # all segments of the last batch
+        self._bytes_of_messages = 0.0  # mean bytes of a decoded message; 0 if unknown
 
     @property
     def bytes(self) -> int:
@@ -204,8 +201,7 @@ class ClusterReader:
         """Read pairs that span two segments again, each as one segment."""
         bridges: list[Range] = []
         epochs: list[tuple[int, int]] = []
-        found: list[list[Strip | int]] = []
-        """Strips, and the indices of bridges between them."""
+        found: list[list[Strip | int]] = []  # strips, and the indices of bridges between them
         for some in strips:
             kept: list[Strip | int] = []
             odd: Strip | None = None

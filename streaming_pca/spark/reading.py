@@ -58,22 +58,16 @@ class Wanted:
 class Feed:
     """Settings for a task to read the stream's input."""
 
-    kafka: KafkaSettings
-    """Including the password."""
+    kafka: KafkaSettings  # including the password
     stream: StreamSettings
     user_key: bytes | None
-    session: str
-    """Name of the driver's session as leader."""
-    cache_bytes: int
-    """Bytes of decoded rows that a process may cache."""
+    session: str  # name of the driver's session as leader
+    cache_bytes: int  # bytes of decoded rows that a process may cache
     threads: int
-    schemas: Schemas | None = None
-    """Schemas of a registry that records refer to."""
+    schemas: Schemas | None = None  # schemas of a registry that records refer to
     version: str = __version__
-    numpy: str = np.__version__
-    """Version of numpy; tasks and their sums are its arrays."""
-    wanted: Wanted | None = None
-    """Segments needed at the time when the driver created the job."""
+    numpy: str = np.__version__  # version of numpy; tasks and their sums are its arrays
+    wanted: Wanted | None = None  # segments needed at the time when the driver created the job
 
     def name_of(self, segment: int) -> str:
         return f"{self.session}/{segment}"

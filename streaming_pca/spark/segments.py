@@ -30,13 +30,11 @@ def runs_of(numbers: Integers) -> tuple[Integers, Integers]:
 class Range:
     """Offsets ``start`` to ``end`` (excluded) of one partition, for one task to read."""
 
-    id: int
-    """Unique within a session."""
+    id: int  # unique within a session
     partition: int
     start: int
     end: int
-    epoch: int = -1
-    """Leader epoch of the message before ``start``; -1 if unknown."""
+    epoch: int = -1  # leader epoch of the message before ``start``; -1 if unknown
 
 
 @dataclass(frozen=True)
@@ -44,16 +42,14 @@ class Segment:
     """Structure of a range that a task has read."""
 
     range: Range
-    count: int
-    """Number of messages."""
+    count: int  # number of messages
     run_index: Integers
     run_offset: Integers
     """(r,): index and offset of the first message of each run of consecutive offsets."""
     epoch_index: Integers
     epochs: Integers
     """(e,): index of the first message that each leader epoch accepted, and that epoch."""
-    rows: Integers | None = None
-    """(count,): number of rows of each message, if each row is a record."""
+    rows: Integers | None = None  # (count,): number of rows of each message, if each row is a record
 
     def offset(self, index: int) -> int:
         run = int(np.searchsorted(self.run_index, index, side="right")) - 1
@@ -123,8 +119,7 @@ class Strip:
 class Order:
     """Order of a batch's messages: partitions take turns, with ``granularity`` messages each."""
 
-    counts: Integers
-    """Number of messages of each partition."""
+    counts: Integers  # number of messages of each partition
     granularity: int = 1
 
     def __post_init__(self) -> None:

@@ -28,8 +28,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-JAVA = 17
-"""Oldest version of Java that Spark 4 supports."""
+JAVA = 17  # oldest version of Java that Spark 4 supports
 _SPARK = 4  # major version of Spark that this package supports
 _EXTRA = "pip install '.[spark]' in the checkout"
 _END_SECONDS = 20.0  # time limit for the Java process to exit by itself

@@ -165,17 +165,14 @@ class Share:
 
     first: int
     last: int
-    counted: bytes | None = None
-    """One bit per record, 0 for null records; None if all count."""
-    single_rows: bool = False
-    """True if records with any other number of rows than one are null."""
+    counted: bytes | None = None  # one bit per record, 0 for null records; None if all count
+    single_rows: bool = False  # True if records with any other number of rows than one are null
     order: Order | Integers | None = None
     """Order of the batch, or the place of each of these records; None if places are not needed."""
     partition: int = 0
     base: int = 0
     """Index of the partition, and index of the record ``first`` in it, for ``order``."""
-    origin: int = 0
-    """Place in the batch that counts as 0."""
+    origin: int = 0  # place in the batch that counts as 0
 
     def of(self, batch: ArrayBatch, first: int) -> ArrayBatch:
         """Return records of the share from ``first``, with uncounted records replaced by null."""
@@ -223,8 +220,7 @@ class Mapped:
 class Operation(ABC):
     """Picklable operation on records, which tasks apply to parts of segments."""
 
-    of_users: ClassVar[bool] = False
-    """True if it needs the users of messages, which executors do not cache."""
+    of_users: ClassVar[bool] = False  # True if it needs the users of messages, which executors do not cache
 
     @abstractmethod
     def result(self, part: Records) -> Any:
@@ -297,8 +293,7 @@ def unpacked(data: bytes) -> Any:
 class Work:
     """Records that an operation reads from one segment."""
 
-    structure: str
-    """Digest of the segment's structure at the time when the batch was cut."""
+    structure: str  # digest of the segment's structure at the time when the batch was cut
     shares: Sequence[Share]
 
 
@@ -379,8 +374,7 @@ class Fetch:
     share: Share
     shelf: Shelf
     messages: Range
-    before: int
-    """Number of the segment's records before these messages."""
+    before: int  # number of the segment's records before these messages
     count: int
     epoch: int
     """Number of the messages, and leader epoch of the last message."""

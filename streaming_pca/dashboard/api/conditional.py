@@ -9,8 +9,7 @@ from fastapi import Request, Response
 from pydantic import BaseModel
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-HEAD = "streaming_pca.head"
-"""Key in a request's scope that marks a HEAD request."""
+HEAD = "streaming_pca.head"  # key in a request's scope that marks a HEAD request
 
 
 def answer(request: Request, model: BaseModel, next: tuple[str, str | int | None] | None = None) -> Response:

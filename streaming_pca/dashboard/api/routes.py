@@ -22,8 +22,7 @@ from streaming_pca.service.errors import TopicError
 if TYPE_CHECKING:
     from streaming_pca.dashboard.observing.observer import Observer
 
-NPZ = "application/octet-stream"
-"""Media type of NumPy archives, which have no registered type."""
+NPZ = "application/octet-stream"  # media type of NumPy archives, which have no registered type
 _NAME = r"^[A-Za-z0-9._-]{1,200}$"
 _MOST = 2**63 - 1
 
@@ -63,8 +62,7 @@ class Context:
     """Observer, and limits of answers from memory, answers from the broker, and computations."""
 
     observer: Observer
-    memory: Limiter
-    """Limit of answers that wait at most for a lock."""
+    memory: Limiter  # limit of answers that wait at most for a lock
     broker: Limiter
     plans: Limiter
 

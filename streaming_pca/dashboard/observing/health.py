@@ -10,10 +10,8 @@ from streaming_pca.dashboard.models import Health
 
 Level = Literal["ok", "warning", "problem", "unknown"]
 
-MANY_NULL = 0.5
-"""Share of null records above which the level is "problem", as in the worker's log."""
-SOME_NULL = 0.05
-"""Share of null records above which the level is "warning"."""
+MANY_NULL = 0.5  # share of null records above which the level is "problem", as in the worker's log
+SOME_NULL = 0.05  # share of null records above which the level is "warning"
 _USUAL = 5  # multiple of the usual interval between releases after which a release is late
 _LEAST_SECONDS = 60.0  # time a batch must be full before its release is late
 _WATCHED_SECONDS = 120.0
@@ -25,38 +23,26 @@ _ORDER: Sequence[Level] = ("problem", "warning", "unknown", "ok")
 class Facts:
     """Facts that determine the verdict."""
 
-    problem: str | None = None
-    """Reason why topics or the ledger cannot be read."""
-    disconnected: str | None = None
-    """Reason why the numbers may be outdated."""
-    loaded: bool = True
-    """False until the topics have been read to their ends."""
+    problem: str | None = None  # reason why topics or the ledger cannot be read
+    disconnected: str | None = None  # reason why the numbers may be outdated
+    loaded: bool = True  # False until the topics have been read to their ends
     standing: str = "active"
-    reason: str | None = None
-    """Reason why the job was paused or retired, or why its last batch was abandoned."""
+    reason: str | None = None  # reason why the job was paused or retired, or why its last batch was abandoned
     abandoned_last: bool = False
-    refused: str | None = None
-    """Reason why the ledger refused the stream's last entry."""
-    cannot_charge: str | None = None
-    """Reason why the ledger will refuse the next batch."""
+    refused: str | None = None  # reason why the ledger refused the stream's last entry
+    cannot_charge: str | None = None  # reason why the ledger will refuse the next batch
     open_ledger: bool = True
-    processed: int | None = None
-    """Number of records, once a stream of known length has processed all of them."""
-    leader: bool | None = None
-    """True if a process leads; None if the broker does not report it."""
+    processed: int | None = None  # number of records, once a stream of known length has processed all of them
+    leader: bool | None = None  # True if a process leads; None if the broker does not report it
     candidates: int = 0
     lag: int | None = None
     lag_grows: bool = False
-    full_seconds: float = 0.0
-    """Seconds since enough records wait for the next batch."""
-    doubts: tuple[str, ...] = ()
-    """Reasons not to rely on the last release, in words."""
+    full_seconds: float = 0.0  # seconds since enough records wait for the next batch
+    doubts: tuple[str, ...] = ()  # reasons not to rely on the last release, in words
     least_null_share: float = 0.0
     unreadable: int = 0
-    seconds_since: float | None = None
-    """Seconds since the last release."""
-    usual_seconds: float | None = None
-    """Usual seconds between two releases; None before there are three."""
+    seconds_since: float | None = None  # seconds since the last release
+    usual_seconds: float | None = None  # usual seconds between two releases; None before there are three
 
 
 def judge(facts: Facts) -> Health:

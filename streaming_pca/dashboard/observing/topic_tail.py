@@ -30,8 +30,7 @@ class TopicTail:
         self._watched, self._reader, self._table = watched, reader, watched.table
         self._table.changed = True
         self._reads: set[str] = set()
-        self._waits: set[str] = set()
-        """Topics that exist but have no leader."""
+        self._waits: set[str] = set()  # topics that exist but have no leader
         self._denied: set[str] = set()
         self._probed = 0.0
 

@@ -24,14 +24,10 @@ _CLOCK_SECONDS = 60.0  # step of the clock into the past after which the samples
 class _Interval(NamedTuple):
     """Samples of an interval."""
 
-    at: float
-    """Time of the last sample, in seconds since the epoch."""
-    end: int
-    """Offsets of the input, at the last sample."""
-    low: int
-    """Smallest lag."""
-    high: int
-    """Largest lag."""
+    at: float  # time of the last sample, in seconds since the epoch
+    end: int  # offsets of the input, at the last sample
+    low: int  # smallest lag
+    high: int  # largest lag
 
 
 class TrafficHistory:

@@ -22,10 +22,8 @@ from streaming_pca.service.errors import NotPermitted, TopicError
 Listener = Callable[[Event], None]
 _log = logging.getLogger(__name__)
 
-MOST_ENTRIES = 10_000
-"""Entries to hold of one ledger."""
-MOST_ENTRIES_OF_ALL = 100_000
-"""Entries to hold of all ledgers together, but at least 1,000 of each."""
+MOST_ENTRIES = 10_000  # entries to hold of one ledger
+MOST_ENTRIES_OF_ALL = 100_000  # entries to hold of all ledgers together, but at least 1,000 of each
 _MISSING = 3  # kafka's error code for a missing topic
 
 

@@ -58,12 +58,10 @@ class TakenOver:
 
     recovery: Recovery
     checkpoint: Checkpoint | None
-    reservation: Reserved | None
-    """The open batch, if any."""
+    reservation: Reserved | None  # the open batch, if any
     standing: JobStatus
     """Status; only an active stream may reserve, but a paused one may finish its open batch."""
-    has_begun: bool
-    """True if the ledger fixes where the stream begins to read."""
+    has_begun: bool  # True if the ledger fixes where the stream begins to read
 
 
 class CheckpointWriter(LedgerWriter):

@@ -38,8 +38,7 @@ from streaming_pca.service.commit.state_topic import FoundState, summarise
 from streaming_pca.service.topics.find import existing_topics, topic_id_of
 from streaming_pca.text import one_line
 
-FAILURES = (KafkaError, OSError, UserError)
-"""Errors that make a verification impossible."""
+FAILURES = (KafkaError, OSError, UserError)  # errors that make a verification impossible
 
 
 def verify_ledger(kafka: KafkaSettings, topic: str, *, states: bool = True) -> Report:

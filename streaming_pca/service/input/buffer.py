@@ -20,8 +20,7 @@ from streaming_pca.data.records import RecordKind
 from streaming_pca.kernels.plain_records import VALUE_BYTES, copy_rows
 from streaming_pca.service.kafka.record_blocks import RecordBlock
 
-PIECE_BYTES = 2**20
-"""Bytes copied at a time, few enough to stay in the CPU caches on their way to the store."""
+PIECE_BYTES = 2**20  # bytes copied at a time, few enough to stay in the CPU caches on their way to the store
 _MAPPED_BYTES = 2**25 + 2**16
 """Smallest size of a store's memory; only the used part is resident.
 
@@ -203,8 +202,7 @@ class PartitionBuffer:
 
     position: int
     """Offset of the first message not taken yet, or an unused offset after the last taken message."""
-    epoch: int = -1
-    """Epoch of the leader that accepted the last message before ``position``; -1 if unknown."""
+    epoch: int = -1  # epoch of the leader that accepted the last message before ``position``; -1 if unknown
     chunks: deque[Chunk] = field(default_factory=deque)
     waiting: deque[Waiting] = field(default_factory=deque)
     count: int = 0  # number of all messages

@@ -9,8 +9,7 @@ from collections.abc import Callable, Sequence
 
 from streaming_pca.service.input.end_offsets import EndOffsets, OffsetFeed
 
-Quotas = list[int]
-"""Units per partition in a batch, in the order of the partitions."""
+Quotas = list[int]  # units per partition in a batch, in the order of the partitions
 
 
 class BatchCutter:

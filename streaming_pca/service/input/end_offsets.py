@@ -26,8 +26,7 @@ from streaming_pca.service.input.clock import decode_schemas, settings_line
 
 log = logging.getLogger(__name__)
 
-Offsets = dict[int, int]
-"""Offset of each partition."""
+Offsets = dict[int, int]  # offset of each partition
 
 _FREE_AFTER = 2**16
 _SILENCE_SECONDS = 30  # longest silence of a living clock process, which writes a line each second
@@ -86,14 +85,10 @@ class OffsetFeed:
         self.last: Offsets = {}  # the newest ends, including unread and held ones
         self._wake_at = float("inf")
         self._error: BaseException | None = None
-        self.started = time.monotonic()
-        """Time when the feed was opened."""
-        self.ticked = self.started
-        """Time of the last appended tick; at first, of the opening."""
-        self.unlisted: BaseException | None = None
-        """Reason why schemas are not known yet."""
-        self.listed_at = 0.0
-        """Time of the registry's last listing, in seconds since 1970."""
+        self.started = time.monotonic()  # time when the feed was opened
+        self.ticked = self.started  # time of the last appended tick; at first, of the opening
+        self.unlisted: BaseException | None = None  # reason why schemas are not known yet
+        self.listed_at = 0.0  # time of the registry's last listing, in seconds since 1970
 
     @property
     def schemas(self) -> Schemas | None:

@@ -36,8 +36,7 @@ class LatestRelease(LogReader):
     def __init__(self, kafka: KafkaSettings, stream: StreamSettings, batch: int | None = None) -> None:
         super().__init__(kafka, stream.releases_topic)
         self._stream, self._batch = stream, batch
-        self.release: Release | None = None
-        """Release in use; None before the first one."""
+        self.release: Release | None = None  # release in use; None before the first one
         self._unreadable = ""
         try:
             self._find()

@@ -27,8 +27,7 @@ class Assignment:
     """Partitions of the input that this worker holds in one generation of the group."""
 
     partitions: tuple[int, ...]
-    member: ConsumerGroupMetadata
-    """Metadata of that generation, which brokers check for fencing."""
+    member: ConsumerGroupMetadata  # metadata of that generation, which brokers check for fencing
 
 
 class Membership(ConsumerRebalanceListener):  # type: ignore[misc]
@@ -36,8 +35,7 @@ class Membership(ConsumerRebalanceListener):  # type: ignore[misc]
 
     def __init__(self, kafka: KafkaSettings, group: str, topic: str, partitions: Sequence[int]) -> None:
         self._topic = topic
-        self.assignment: Assignment | None = None
-        """Current assignment; None without one."""
+        self.assignment: Assignment | None = None  # current assignment; None without one
         self._consumer = group_consumer(kafka, group, partitions)
         self._consumer.subscribe([topic], listener=self)
 

@@ -80,19 +80,15 @@ class Projector:
         self._members: Membership | None = None
         self._releases: LatestRelease | None = None
         self._assignment: Assignment | None = None
-        self._joined = False
-        """True after the first assignment."""
+        self._joined = False  # True after the first assignment
         self._reader: KafkaConsumer | None = None
-        self._positions: dict[int, int] = {}
-        """Committed positions of this reader's partitions."""
+        self._positions: dict[int, int] = {}  # committed positions of this reader's partitions
         self._producer: KafkaProducer | None = None
         self._admin: KafkaAdminClient | None = None
         self._using: tuple[int, Projection, list[tuple[str, bytes]]] | None = None
         """Batch of the release in use, its projection and its headers."""
         self.step = ""
-        """Current step."""
-        self.lag = 0
-        """Offsets between the committed positions and the last fetched ends."""
+        self.lag = 0  # offsets between the committed positions and the last fetched ends
         self._waits_said = ""
         self._short_ends = 0
         self._heard = time.monotonic()
