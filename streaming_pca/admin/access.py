@@ -165,21 +165,11 @@ def as_options(wanted: Iterable[Permission], principal: str) -> list[str]:
 
 def apply_permissions(kafka: KafkaSettings, wanted: Sequence[Permission], principal: str) -> None:
     """Grant permissions to a principal; idempotent."""
-    acls = [
-        ACL(
-            principal,
-            "*",
-            _operation(operation),
-            ACLPermissionType.ALLOW,
-            ResourcePattern(
-                _TYPES[each.kind],
-                each.name,
-                ACLResourcePatternType.PREFIXED if each.prefixed else ACLResourcePatternType.LITERAL,
-            ),
-        )
-        for each in wanted
-        for operation in each.operations
-    ]
+    acls = []
+    for each in wanted:
+        kind = ACLResourcePatternType.PREFIXED if each.prefixed else ACLResourcePatternType.LITERAL
+        of = (ACLPermissionType.ALLOW, ResourcePattern(_TYPES[each.kind], each.name, kind))
+        acls += [ACL(principal, "*", _operation(name), *of) for name in each.operations]
     with ask_broker(kafka, "the broker did not accept the permissions", "Alter") as admin:
         failed = admin.create_acls(acls)["failed"]
     if ClusterAuthorizationFailedError in failed:

@@ -19,7 +19,7 @@ from kafka.errors import (
     NotCoordinatorError,
 )
 
-from streaming_pca.admin.ledger import describe_charge, describe_left
+from streaming_pca.admin.ledger import describe_charge, describe_left, replayed_ledger
 from streaming_pca.admin.watch import advice_on, last_release
 from streaming_pca.client.releases import UnreadableRelease
 from streaming_pca.config.kafka import KafkaSettings
@@ -28,10 +28,8 @@ from streaming_pca.data.release import Release
 from streaming_pca.estimators.warnings import resolved_components
 from streaming_pca.privacy.ledger.entries import encode_entry
 from streaming_pca.privacy.ledger.ledger import JobLedger, Ledger
-from streaming_pca.service.commit.log_reader import LedgerLog
 from streaming_pca.service.errors import StreamRefused, TopicError
 from streaming_pca.service.kafka.clients import ask_broker, first_offsets, last_offsets, reading_consumer
-from streaming_pca.service.topics.find import topic_id_of
 
 T = TypeVar("T")
 Offsets = dict[TopicPartition, int]
@@ -245,10 +243,9 @@ def _read(settings: Settings, replays: dict[str, _Replay]) -> _Topics:
     kafka, topic = settings.kafka, settings.stream.input
     try:
         if topic not in replays:
-            with closing(LedgerLog(kafka, f"{topic}.ledger", topic_id_of(kafka, topic))) as log:
-                entries = log.catch_up()
+            ledger, entries = replayed_ledger(kafka, topic)
             size = sum(len(encode_entry(item.entry)) for item in entries)
-            replays[topic] = (log.ledger, {"entries": len(entries), "bytes": size})
+            replays[topic] = (ledger, {"entries": len(entries), "bytes": size})
         release = last_release(kafka, settings.stream.releases_topic)
     except (TopicError, StreamRefused, UnreadableRelease) as error:
         return _Topics(settings, problem=str(error))

@@ -34,10 +34,11 @@ from streaming_pca.text import offsets_text
 
 def read_ledger(kafka: KafkaSettings, topic: str) -> Ledger:
     """Replay the ledger of an input topic."""
-    return _replayed(kafka, topic)[0]
+    return replayed_ledger(kafka, topic)[0]
 
 
-def _replayed(kafka: KafkaSettings, topic: str) -> tuple[Ledger, list[Replayed]]:
+def replayed_ledger(kafka: KafkaSettings, topic: str) -> tuple[Ledger, list[Replayed]]:
+    """Replay the ledger of an input topic; return its entries too."""
     with closing(LedgerLog(kafka, f"{topic}.ledger", topic_id_of(kafka, topic))) as log:
         replayed = log.catch_up()
         return log.ledger, replayed
@@ -45,7 +46,7 @@ def _replayed(kafka: KafkaSettings, topic: str) -> tuple[Ledger, list[Replayed]]
 
 def describe_ledger(kafka: KafkaSettings, topic: str) -> dict[str, Any]:
     """Return the cap, jobs and all entries as plain data."""
-    ledger, replayed = _replayed(kafka, topic)
+    ledger, replayed = replayed_ledger(kafka, topic)
     entries = [
         {"offset": item.offset, "kind": item.entry.kind, "void": item.verdict.reason, **_row(item.entry)}
         for item in replayed

@@ -134,16 +134,9 @@ def send_records(
             not_finite = not (np.abs(rows) <= limit).all()
             yield Outgoing(encode(rows), key, len(rows), not_finite, records.row_keys is not None)
 
-    total = -(-len(records) // rows_per_message)
+    total, headers, every = -(-len(records) // rows_per_message), payload_headers(content_type), _every(rate)
     return send_messages(
-        kafka,
-        topic,
-        outgoing(),
-        total,
-        payload_headers(content_type),
-        rate=rate,
-        progress=progress,
-        progress_every=_report_every(rate),
+        kafka, topic, outgoing(), total, headers, rate=rate, progress=progress, progress_every=every
     )
 
 
@@ -193,19 +186,13 @@ def send_objects(
                 null |= fields.users(records)[0] is None
             yield Outgoing(line, key_of(line), 1, null, key is not None)
 
+    topic, total, headers, every = stream.input, len(lines), payload_headers("json"), _every(rate)
     return send_messages(
-        kafka,
-        stream.input,
-        outgoing(),
-        len(lines),
-        payload_headers("json"),
-        rate=rate,
-        progress=progress,
-        progress_every=_report_every(rate),
+        kafka, topic, outgoing(), total, headers, rate=rate, progress=progress, progress_every=every
     )
 
 
-def _report_every(rate: float | None) -> int:
+def _every(rate: float | None) -> int:
     """Return the number of messages between reports: ten reports a second at a low rate."""
     return _REPORT_EVERY if rate is None else min(_REPORT_EVERY, max(1, int(rate / 10)))
 

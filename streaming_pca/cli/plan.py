@@ -168,16 +168,9 @@ def _of_library(
             warnings.filterwarnings("ignore", "n_samples = ")
             found = model.plan(dim, records, batches=batches, tail=tail)
         if contributions is not None:
-            found = forecast(
-                dim,
-                found.rank,
-                found.records,
-                found.epsilon,
-                found.delta,
-                batches=found.batches if batches is None else batches,
-                contributions=contributions,
-                tail=tail,
-            )
+            how = (dim, found.rank, found.records, found.epsilon, found.delta)
+            sizes = found.batches if batches is None else batches
+            found = forecast(*how, batches=sizes, contributions=contributions, tail=tail)
     except ValueError as error:
         text = str(error).removesuffix(SWAPPED)
         for theirs, ours in _NAMES.items():

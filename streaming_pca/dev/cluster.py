@@ -14,6 +14,7 @@ import uuid
 from base64 import urlsafe_b64encode
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import IO, ClassVar, Self
 
@@ -160,16 +161,9 @@ class KafkaCluster:
         for node in self.nodes.values():
             node.kill()
         ports: Sequence[int | None] = self._ports or [None] * len(self._numbers)
+        make = partial(Node, self._java, self._jars, heap=self._heap, options=self._options)
         self.nodes = {
-            number: Node(
-                self._java,
-                self._jars,
-                self._storage.path / str(number),
-                number=number,
-                heap=self._heap,
-                port=port,
-                options=self._options,
-            )
+            number: make(self._storage.path / str(number), number=number, port=port)
             for number, port in zip(self._numbers, ports, strict=True)
         }
         nodes, voters = self.nodes.values(), [node.voter for node in self.nodes.values()]
@@ -253,10 +247,9 @@ class Node:
         self._settings.write_text(settings)
         if (self.data / "meta.properties").exists():
             return
+        how = ("format", "-t", cluster, "-c", str(self._settings))
         formatted = subprocess.run(  # nosec B603  # Kafka
-            self._command(
-                "kafka.tools.StorageTool", "format", "-t", cluster, "-c", str(self._settings), heap=128
-            ),
+            self._command("kafka.tools.StorageTool", *how, heap=128),
             cwd=self._directory,
             stdin=subprocess.DEVNULL,
             capture_output=True,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -358,15 +358,10 @@ class Session:
         missing = [number for number in ids if number not in known]
         if missing:
             # The ledger names them, so the request reveals nothing about records.
-            found |= await self._executors.call(
-                Pool.COMMITS, "asking the schema registry", self._read_schemas, missing
-            )
+            assert self._settings.registry is not None, "settings with a subject have a registry"
+            read_ids = SchemaRegistry(self._settings.registry, *self._subject).read_ids
+            found |= await self._executors.call(Pool.COMMITS, "asking the schema registry", read_ids, missing)
         return await self._make_codec(found) if named_in_ledger(found) == named else None
-
-    def _read_schemas(self, ids: Sequence[int]) -> Schemas:
-        assert self._subject is not None, "a batch names schemas"
-        assert self._settings.registry is not None, "settings with a subject have a registry"
-        return SchemaRegistry(self._settings.registry, *self._subject).read_ids(ids)
 
     async def _complete_batch(self, state: State, reserved: Reserved, cut: OffsetBatch, trace: Span) -> State:
         """Compute the batch's only result, commit it and publish it."""

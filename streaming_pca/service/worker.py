@@ -279,13 +279,9 @@ class Worker:
         self.stopping = asyncio.Event()
         self.executors = Executors()
         self.metrics = Metrics(process=self._settings.http.process_metrics)
-        self.poller = EndOffsetPoller(
-            self._settings.kafka,
-            self._settings.worker.tick_seconds,
-            self._settings.worker.partitions_seconds,
-            self.metrics.broker_seconds.observe,
-            self._settings.registry,
-        )
+        often = (self._settings.worker.tick_seconds, self._settings.worker.partitions_seconds)
+        on_answer = self.metrics.broker_seconds.observe
+        self.poller = EndOffsetPoller(self._settings.kafka, *often, on_answer, self._settings.registry)
         self.tracing = Tracing(self._settings.trace)
         self.compiled = asyncio.Event()  # set once the kernels are compiled
         self.candidates = asyncio.Event()  # set once the process is a candidate for a stream

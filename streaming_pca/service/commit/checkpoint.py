@@ -201,14 +201,9 @@ class CheckpointWriter(LedgerWriter):
             if status is not JobStatus.ACTIVE:
                 raise SessionLost(f"the stream is {status}")
             self._require_own_head()
-            entry = self._next(
-                Reserved,
-                batch=ledger.job(self._stream.name).batch + 1,
-                ranges=tuple(ranges),
-                promise=self._stream.privacy_contract,
-                parameters=parameters,
-                charge=charge,
-            )
+            batch, promise = ledger.job(self._stream.name).batch + 1, self._stream.privacy_contract
+            facts = {"batch": batch, "ranges": tuple(ranges), "promise": promise, "charge": charge}
+            entry = self._next(Reserved, parameters=parameters, **facts)
             # Use the entry as every reader will see it: tuples are lists on the wire.
             entry = cast(Reserved, decode_entry(encode_entry(entry)))
             try:

@@ -324,14 +324,8 @@ def summarise(data: bytes, users: bytes | None) -> StoredState:
             check_parts(index, index.split(users))
         except ValueError as error:
             problem = str(error)
-    return StoredState(
-        digest,
-        checkpoint.topic_id,
-        checkpoint.stream,
-        checkpoint.batch,
-        problem,
-        hashlib.sha256(checkpoint.release).hexdigest(),
-    )
+    facts = (checkpoint.topic_id, checkpoint.stream, checkpoint.batch, problem)
+    return StoredState(digest, *facts, _digest(checkpoint.release))
 
 
 def _users_of(data: bytes | None) -> UserIndex | None:

@@ -30,6 +30,8 @@ that size.
 """
 
 Rows = NDArray[np.floating]
+Integers = NDArray[np.int64]
+Users = NDArray[np.uint64]
 
 
 class RowStore:
@@ -401,13 +403,7 @@ class RecordBuffer:
             self._store.clear()
 
 
-def _chunk(
-    offsets: NDArray[np.int64],
-    first: int,
-    lengths: NDArray[np.int64],
-    users: NDArray[np.uint64] | None,
-    epoch: int,
-) -> Chunk:
+def _chunk(offsets: Integers, first: int, lengths: Integers, users: Users | None, epoch: int) -> Chunk:
     """Return messages whose rows are consecutive from ``first``."""
     return Chunk(offsets, first + np.cumsum(lengths) - lengths, lengths, users, epoch)
 

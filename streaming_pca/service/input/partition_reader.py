@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
+from functools import partial
 from typing import Any, NoReturn
 
 from kafka import KafkaConsumer, TopicPartition
@@ -51,8 +52,10 @@ class PartitionReader:
     ) -> None:
         self._kafka, self._topic = kafka, stream.input
         self._skip_lost, self._check = skip_lost, check
-        self._fetch_bytes = max(_FETCH_BYTES // max(partitions, 1), 2**20)
-        self._most_bytes = most_record_bytes(codec.most_bytes)
+        fetch, most = max(_FETCH_BYTES // max(partitions, 1), 2**20), most_record_bytes(codec.most_bytes)
+        self._make_consumer = partial(
+            reading_consumer, kafka, fetch_bytes=fetch, io="records", blocks=True, most_bytes=most
+        )
         self._stop = threading.Event()
         self._consumers: dict[int, KafkaConsumer] = {}
         self._free: list[KafkaConsumer] = []
@@ -101,15 +104,7 @@ class PartitionReader:
     def _idle_consumer(self) -> KafkaConsumer:
         """Return a consumer without a partition, creating one if necessary."""
         if not self._free:
-            self._free.append(
-                reading_consumer(
-                    self._kafka,
-                    fetch_bytes=self._fetch_bytes,
-                    io="records",
-                    blocks=True,
-                    most_bytes=self._most_bytes,
-                )
-            )
+            self._free.append(self._make_consumer())
         return self._free[-1]
 
     def _tp(self, partition: int) -> TopicPartition:

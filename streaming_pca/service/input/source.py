@@ -66,17 +66,8 @@ def build_codec(
             fields = FieldReader(stream.features, stream.user_field, None, schemas)
     except (LibraryMissing, ValueError) as error:
         raise ConfigurationError(str(error)) from None
-    return PayloadCodec(
-        stream.dim,
-        stream.record_kind,
-        stream.dtype,
-        stream.max_rows,
-        stream.privacy_unit,
-        user_key,
-        stream.local_guarantee,
-        stream.content_type,
-        fields,
-    )
+    form = (stream.dim, stream.record_kind, stream.dtype, stream.max_rows, stream.privacy_unit)
+    return PayloadCodec(*form, user_key, stream.local_guarantee, stream.content_type, fields)
 
 
 @dataclass(frozen=True)

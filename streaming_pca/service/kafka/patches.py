@@ -301,15 +301,8 @@ _LEAST_VIEW_BYTES = 2**12
 
 def to_batch(batch: DefaultRecordBatch) -> RecordBatch:
     """Return a batch of kafka-python, with unread records, in this package's form."""
-    return RecordBatch(
-        batch._buffer,
-        batch.base_offset,
-        batch.records_count,
-        batch.last_offset_delta,
-        batch.leader_epoch,
-        batch._pos,
-        batch.compression_type,
-    )
+    head = (batch.base_offset, batch.records_count, batch.last_offset_delta, batch.leader_epoch)
+    return RecordBatch(batch._buffer, *head, batch._pos, batch.compression_type)
 
 
 class _View(DefaultRecordBatch):  # type: ignore[misc]

@@ -199,14 +199,9 @@ def _topic_problems(
     for rule in rules:
         value = configs.get(rule.key)
         if not rule.holds(value):
-            yield Problem(
-                f"topic {name!r}",
-                rule.key,
-                "not set" if value is None else value,
-                rule.wanted + rule.reason,
-                _alter_command(kafka, name, rule.key, rule.wanted),
-                rule.fatal,
-            )
+            found, wanted = "not set" if value is None else value, rule.wanted + rule.reason
+            fix = _alter_command(kafka, name, rule.key, rule.wanted)
+            yield Problem(f"topic {name!r}", rule.key, found, wanted, fix, rule.fatal)
     if role != "input":
         yield from replica_problems(kafka, topic, configs, n_brokers)
 
