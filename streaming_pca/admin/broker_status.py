@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from kafka import KafkaAdminClient, KafkaConsumer, TopicPartition
@@ -20,12 +20,11 @@ from kafka.errors import (
 )
 
 from streaming_pca.admin.ledger import describe_charge, describe_left, replayed_ledger
-from streaming_pca.admin.watch import advice_on, last_release
+from streaming_pca.admin.watch import advice_on, describe_release, last_release
 from streaming_pca.client.releases import UnreadableRelease
 from streaming_pca.config.kafka import KafkaSettings
 from streaming_pca.config.settings import Settings, StreamSettings
 from streaming_pca.data.release import Release
-from streaming_pca.estimators.warnings import resolved_components
 from streaming_pca.privacy.ledger.entries import encode_entry
 from streaming_pca.privacy.ledger.ledger import JobLedger, Ledger
 from streaming_pca.service.errors import StreamRefused, TopicError
@@ -275,13 +274,4 @@ def _facts(topics: _Topics, snapshot: BrokerSnapshot) -> dict[str, Any]:
 
 
 def _described(release: Release, stream: StreamSettings) -> dict[str, Any]:
-    advice = advice_on(release, stream)
-    return {
-        "batch": release.batch,
-        "created": release.created,
-        "outcome": release.outcome,
-        "doubts": list(release.doubts),
-        "advice": None if advice is None else asdict(advice),
-        "resolved_components": resolved_components(release),
-        "dominant_feature": release.dominant_name,
-    }
+    return {"batch": release.batch, **describe_release(release, advice_on(release, stream))}

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +16,7 @@ from streaming_pca.config.settings import StreamSettings
 from streaming_pca.data.records import RecordKind
 from streaming_pca.data.release import Release
 from streaming_pca.estimators.remedies import Advice, advise_on_release
+from streaming_pca.estimators.warnings import resolved_components
 from streaming_pca.linalg.subspace import orthonormalise, principal_angles
 
 
@@ -35,6 +37,18 @@ def advice_on(release: Release, stream: StreamSettings | None) -> Advice | None:
         return advise_on_release(release)
     known = {"options": stream.options, "features": stream.features or ()}
     return advise_on_release(release, kind=RecordKind(stream.record_kind), **known)
+
+
+def describe_release(release: Release, advice: Advice | None) -> dict[str, Any]:
+    """Describe the time, the outcome and the doubts of a release as plain data."""
+    return {
+        "created": release.created,
+        "outcome": release.outcome,
+        "doubts": list(release.doubts),
+        "advice": None if advice is None else asdict(advice),
+        "resolved_components": resolved_components(release),
+        "dominant_feature": release.dominant_name,
+    }
 
 
 def follow_releases(

@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -204,7 +203,7 @@ def _print_release(
 
 
 def _facts(item: FollowedRelease, advice: Advice | None) -> dict[str, Any]:
-    from streaming_pca.estimators.warnings import resolved_components
+    from streaming_pca.admin.watch import describe_release
 
     release = item.release
     return {
@@ -214,12 +213,7 @@ def _facts(item: FollowedRelease, advice: Advice | None) -> dict[str, Any]:
         "principal_angle": item.principal_angle,
         **release.accuracy,
         **release.counts,
-        "created": release.created,
-        "outcome": release.outcome,
-        "doubts": list(release.doubts),
-        "advice": None if advice is None else asdict(advice),
-        "resolved_components": resolved_components(release),
-        "dominant_feature": release.dominant_name,
+        **describe_release(release, advice),
     }
 
 

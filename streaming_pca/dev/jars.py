@@ -61,11 +61,8 @@ class KafkaUnavailable(UserError):
 def find_java() -> str:
     """Return a `java` of version 17 or later, from JAVA_HOME or PATH."""
     home = os.environ.get("JAVA_HOME")
-    candidates = [str(Path(home, "bin", "java"))] if home else []
-    if (on_path := shutil.which("java")) is not None:
-        candidates.append(on_path)
     seen = []
-    for java in candidates:
+    for java in filter(None, (home and str(Path(home, "bin", "java")), shutil.which("java"))):
         try:
             answer = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=60)  # nosec B603  # named by $JAVA_HOME
         except (OSError, subprocess.TimeoutExpired):
@@ -122,7 +119,6 @@ def _run_maven(maven: str, scratch: Path, jars: Path, report: Callable[[str], No
     for attempt in range(_ATTEMPTS):
         if attempt:
             time.sleep(_BACKOFF_SECONDS * 3 ** (attempt - 1))
-        errors = []
         log = Path(scratch, f"maven-{attempt}.log")
         status = _follow(command, scratch, log, report)
         if status == 0 and (jars / _SERVER_JAR).exists():

@@ -12,7 +12,7 @@ import re
 import shutil
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any, NoReturn, TypeVar
 
@@ -66,7 +66,7 @@ class _Frame:
     """Rows of a load job, with the numbers of the segments still needed."""
 
     rows: DataFrame
-    wanted: set[int] = field(default_factory=set)
+    wanted: set[int]
 
 
 class Cluster:

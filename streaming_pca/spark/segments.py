@@ -18,14 +18,6 @@ from numpy.typing import NDArray
 Integers = NDArray[np.int64]
 
 
-def runs_of(numbers: Integers) -> tuple[Integers, Integers]:
-    """Return the first index and the first number of each run of consecutive numbers."""
-    if not len(numbers):
-        return numbers, numbers
-    first = np.concatenate([[0], np.flatnonzero(np.diff(numbers) != 1) + 1]).astype(np.int64)
-    return first, numbers[first]
-
-
 @dataclass(frozen=True)
 class Range:
     """Offsets ``start`` to ``end`` (excluded) of one partition, for one task to read."""
@@ -84,9 +76,10 @@ class Segment:
 
 def packed_structure(offsets: Integers, epochs: Integers, rows: Integers) -> bytes:
     """Encode a segment's structure: its count and five arrays, each preceded by its length."""
-    index, begins = runs_of(offsets)
+    # The first message of each run of consecutive offsets, and of each leader epoch.
+    runs = np.flatnonzero(np.diff(offsets, prepend=offsets[:1] - 2) != 1).astype(np.int64)
     changes = np.flatnonzero(np.diff(epochs, prepend=-2)).astype(np.int64)
-    arrays = (np.array([len(offsets)]), index, begins, changes, epochs[changes], rows)
+    arrays = (np.array([len(offsets)]), runs, offsets[runs], changes, epochs[changes], rows)
     return b"".join(np.int64(len(a)).tobytes() + a.astype("<i8").tobytes() for a in arrays)
 
 

@@ -19,12 +19,8 @@ from streaming_pca.dashboard.api.routes import Context, add_ledgers, add_release
 if TYPE_CHECKING:
     from streaming_pca.dashboard.observing.observer import Observer
 
-_BROKER_SECONDS = 15.0
-_MEMORY_SECONDS = 10.0
-_PLAN_SECONDS = 10.0
 
-
-def make_api(observer: Observer, *, broker_seconds: float = _BROKER_SECONDS) -> FastAPI:
+def make_api(observer: Observer, *, broker_seconds: float = 15.0) -> FastAPI:
     """Make the application of the API, with a time limit for answers of the broker.
 
     The server (:mod:`streaming_pca.service.http`) checks access and origins, and limits requests and
@@ -32,9 +28,9 @@ def make_api(observer: Observer, *, broker_seconds: float = _BROKER_SECONDS) -> 
     """
     context = Context(
         observer,
-        memory=Limiter(16, _MEMORY_SECONDS, "the dashboard"),
+        memory=Limiter(16, 10.0, "the dashboard"),
         broker=Limiter(8, broker_seconds, "the broker"),
-        plans=Limiter(2, _PLAN_SECONDS, "the forecast"),
+        plans=Limiter(2, 10.0, "the forecast"),
     )
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
     app.router.route_class = StrictRoute

@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from streaming_pca.dashboard.observing.observer import Observer
 
 NPZ = "application/octet-stream"  # media type of NumPy archives, which have no registered type
+_ARRAYS = (
+    *("components", "explained_variance", "explained_variance_error", "total_variance"),
+    *("total_variance_error", "angle_bound", "weights", "mean"),
+)
 _NAME = r"^[A-Za-z0-9._-]{1,200}$"
 _MOST = 2**63 - 1
 
@@ -168,22 +172,10 @@ def npz_archive(release: Release) -> bytes:
     """Return a release's numbers, except unknown ones and digests, as a deterministic NumPy archive."""
     lower, upper = release.bounds or (None, None)
     centring = release.centering
-    named: dict[str, Any] = {
-        "components": release.components,
-        "explained_variance": release.explained_variance,
-        "explained_variance_error": release.explained_variance_error,
-        "total_variance": release.total_variance,
-        "total_variance_error": release.total_variance_error,
-        "angle_bound": release.angle_bound,
-        "weights": release.weights,
-        "mean": release.mean,
-        "centering": None if isinstance(centring, str) else centring,
-        "scale": release.scale,
-        "lower_bounds": lower,
-        "upper_bounds": upper,
-        "epsilon": release.epsilon,
-        "delta": release.delta,
-    }
+    named: dict[str, Any] = {name: getattr(release, name) for name in _ARRAYS}
+    named |= {"centering": None if isinstance(centring, str) else centring, "scale": release.scale}
+    named |= {"lower_bounds": lower, "upper_bounds": upper}
+    named |= {"epsilon": release.epsilon, "delta": release.delta}
     arrays: dict[str, Any] = {
         key: np.asarray(value, dtype=np.float64)
         for key, value in named.items()

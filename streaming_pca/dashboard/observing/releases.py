@@ -34,6 +34,7 @@ _COLUMNS = (
     *("batch", "created", "records", "angles", "angle_bound", "noise_bound"),
     *("explained_variance", "explained_variance_error", "total_variance"),
 )
+_UNCHANGED = ("batch", "created", "records", "outcome", "angle_bound", "total_variance", "least_null_share")
 _STANDARD_ERRORS = 2.0  # standard errors above 0 that distinguish a total from noise, as with doubts
 
 
@@ -178,24 +179,18 @@ class ReleaseHistory:
         errors = release.explained_variance_error
         counts = release.counts
         return Point(
+            **{name: getattr(release, name) for name in _UNCHANGED},
             offset=offset,
-            batch=release.batch,
-            created=release.created,
-            records=release.records,
-            outcome=release.outcome,
             doubts=release.doubts[:_MOST_DOUBTS],
             resolved_components=resolved_components(release),
             dominant_feature=release.dominant_name,
             angles=angles,
-            angle_bound=release.angle_bound,
             noise_bound=both,
             explained_variance=np.array(release.explained_variance, dtype=np.float64),
             explained_variance_error=None if errors is None else np.array(errors, dtype=np.float64),
-            total_variance=release.total_variance,
             explained_share=_explained_share(release),
             null_share=_share(counts, "null", counts.get("batch_records")),
             clipped_share=_share(counts, "clipped", counts.get("clipped_of")),
-            least_null_share=release.least_null_share,
             digest=hashlib.sha256(value).hexdigest(),
         )
 
