@@ -31,6 +31,8 @@ from streaming_pca.service.kafka.clients import last_offsets, reading_consumer
 from streaming_pca.service.topics.find import topic_id_of
 from streaming_pca.text import offsets_text
 
+_COUNTS = ("charges", "committed", "abandoned", "released", "records_committed", "records_abandoned")
+
 
 def read_ledger(kafka: KafkaSettings, topic: str) -> Ledger:
     """Replay the ledger of an input topic."""
@@ -65,12 +67,7 @@ def describe_ledger(kafka: KafkaSettings, topic: str) -> dict[str, Any]:
                 "batch": job.batch,
                 "phase": str(job.phase),
                 "standing": str(job.status),
-                "charges": job.charges,
-                "committed": job.committed,
-                "abandoned": job.abandoned,
-                "released": job.released,
-                "records_committed": job.records_committed,
-                "records_abandoned": job.records_abandoned,
+                **{count: getattr(job, count) for count in _COUNTS},
                 "promise": job.contract,
             }
             for name, job in sorted(ledger.jobs.items())
@@ -104,9 +101,8 @@ def describe_spent(kafka: KafkaSettings, topic: str, partition: int, offset: int
     if ledger.opened is not None and ledger.spent(partition, offset) == ledger.everywhere:
         # The record is in no range of the ledger, so it may never have existed.
         require_record(kafka, topic, partition, offset)
-    return {"topic": topic, "partition": partition, "offset": offset} | describe_record(
-        ledger, topic, partition, offset
-    )
+    place = {"topic": topic, "partition": partition, "offset": offset}
+    return place | describe_record(ledger, topic, partition, offset)
 
 
 def describe_record(ledger: Ledger, topic: str, partition: int, offset: int) -> dict[str, Any]:
@@ -158,13 +154,8 @@ def end_offsets(kafka: KafkaSettings, topic: str) -> dict[int, int]:
 
 def describe_charge(charge: Charge, *, with_rho: bool) -> dict[str, str | None]:
     """Describe a charge as plain data; a rho of None claims no bound, and never fits the zcdp filter."""
-    plain: dict[str, str | None] = {
-        "epsilon": approximate(charge.epsilon),
-        "delta": approximate(charge.delta),
-    }
-    if with_rho:
-        plain["rho"] = None if charge.rho is None else approximate(charge.rho)
-    return plain
+    parts = {"epsilon": charge.epsilon, "delta": charge.delta} | ({"rho": charge.rho} if with_rho else {})
+    return {name: None if part is None else approximate(part) for name, part in parts.items()}
 
 
 def describe_left(spent: Charge, opened: Opened) -> dict[str, str]:

@@ -24,10 +24,10 @@ import re
 from collections.abc import Iterable, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
 
-from kafka import KafkaAdminClient, KafkaProducer
+from kafka import KafkaProducer
 from kafka.admin import NewTopic
 from kafka.errors import KafkaError
 
@@ -125,40 +125,28 @@ def import_backup(
     patient = _with_time_to_write(kafka, backup)
     # The same id as for opening ledgers, so another process that opens or imports this one is fenced.
     producer = transactional_producer(patient, f"streaming-pca.{backup.topic_id}")
+    names = [each.name for each in streams]
     try:
-        return _complete(kafka, patient, streams, backup, ledger, producer, replication)
+        # Aborts the open transaction of a killed import, which would block every read below.
+        producer.init_transactions()
+        lost = _check_newest(kafka, backup, ledger, names)
+        created = _create(kafka, streams, backup, ledger, replication)
+        for each in streams:
+            find_topics(kafka, each)
+        missing = _compare(kafka, backup)
+        if missing.entries or missing.states:
+            # Workers may have written until they were fenced, so check again.
+            _fence(kafka, backup, {*ledger.jobs, *names})
+            lost = _check_newest(kafka, backup, ledger, names)
+            missing = _compare(kafka, backup)
+            _write(patient, producer, backup, missing)
+            _read_back(kafka, backup)
     except KafkaError as error:
         raise SessionLost(
             f"the import was cut short ({first_line(error)}): it has written all or nothing. Import again"
         ) from error
     finally:
         discard(producer)
-
-
-def _complete(
-    kafka: KafkaSettings,
-    patient: KafkaSettings,
-    streams: Sequence[StreamSettings],
-    backup: Backup,
-    ledger: Ledger,
-    producer: KafkaProducer,
-    replication: int | None,
-) -> Restored:
-    # Aborts the open transaction of a killed import, which would block every read below.
-    producer.init_transactions()
-    names = [each.name for each in streams]
-    lost = _check_newest(kafka, backup, ledger, names)
-    created = _create(kafka, streams, backup, ledger, replication)
-    for each in streams:
-        find_topics(kafka, each)
-    missing = _compare(kafka, backup)
-    if missing.entries or missing.states:
-        # Workers may have written until they were fenced, so check again.
-        _fence(kafka, backup, {*ledger.jobs, *names})
-        lost = _check_newest(kafka, backup, ledger, names)
-        missing = _compare(kafka, backup)
-        _write(patient, producer, backup, missing)
-        _read_back(kafka, backup)
     return Restored(backup, tuple(created), len(missing.entries), tuple(missing.states), missing.newer, lost)
 
 
@@ -234,7 +222,9 @@ def _check_groups(kafka: KafkaSettings, backup: Backup, ledger: Ledger) -> None:
             others = {name for name, _, role in found if name and role in ("state", "releases")}
             named = (group["group_id"] for group in admin.list_groups())
             others |= {name for name in named if name.startswith(charges)}
-            groups = _offsets_of_groups(admin, sorted({*ledger.jobs, *others}))
+            names = sorted({*ledger.jobs, *others})
+            ask = partial(admin.list_group_offsets, names)
+            groups = retry_until_led(ask, _COORDINATOR_MS, NO_COORDINATOR) if names else {}
     except KafkaError as error:
         raise BrokerUnreachable(f"the broker did not return the offsets of groups: {error}") from None
     known = {hashlib.sha256(entry).hexdigest() for entry in backup.entries}
@@ -256,15 +246,6 @@ def _check_groups(kafka: KafkaSettings, backup: Backup, ledger: Ledger) -> None:
                     f"job {name.removeprefix(charges)!r} has written {trace[1]} to the ledger, "
                     f"an entry that the backup does not contain: {_OLD}"
                 )
-
-
-def _offsets_of_groups(admin: KafkaAdminClient, names: Sequence[str]) -> dict[str, Any]:
-    """Return the groups' committed offsets; wait until the broker has a coordinator."""
-    if not names:
-        return {}
-    return retry_until_led(
-        lambda: dict(admin.list_group_offsets(list(names))), _COORDINATOR_MS, NO_COORDINATOR
-    )
 
 
 def _committed(kafka: KafkaSettings, topic: str) -> tuple[bytes, ...]:

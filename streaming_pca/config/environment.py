@@ -98,11 +98,8 @@ def variables_below(path: Sequence[str]) -> list[str]:
 
 def _settings() -> Iterator[tuple[str, tuple[str, ...], str]]:
     for variable, text in _environment().items():
-        if (
-            variable.startswith(ENV_PREFIX)
-            and variable not in NO_SETTINGS
-            and not _is_of_a_service(variable, text)
-        ):
+        is_own = variable.startswith(ENV_PREFIX) and variable not in NO_SETTINGS
+        if is_own and not _is_of_a_service(variable, text):
             yield variable, tuple(variable.removeprefix(ENV_PREFIX).lower().split("__")), text
 
 

@@ -71,25 +71,18 @@ def _settings_of(
             continue
         inner = table_model(field.annotation)
         if inner is None:
-            yield Setting(here, _type(field), _default(field), _prose(field.description), estimator)
+            type_ = ", ".join([_words(field.annotation), *filter(None, map(_limit, field.metadata))])
+            yield Setting(here, type_, _default(field), _prose(field.description), estimator)
             continue
         for setting in _settings_of(inner, here):
             # The required keys of an optional table are required only if the table is given.
-            yield Setting(
-                setting.path, setting.type, "not set", setting.description or _prose(field.description)
-            )
-
-
-def _type(field: FieldInfo) -> str:
-    words = _words(field.annotation)
-    return ", ".join([words, *filter(None, (_limit(each) for each in field.metadata))])
+            description = setting.description or _prose(field.description)
+            yield Setting(setting.path, setting.type, "not set", description)
 
 
 def _limit(limit: Any) -> str | None:
     signs = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
-    return next(
-        (f"{sign} {getattr(limit, name)}" for name, sign in signs.items() if hasattr(limit, name)), None
-    )
+    return next((f"{signs[name]} {getattr(limit, name)}" for name in signs if hasattr(limit, name)), None)
 
 
 def _words(kind: Any) -> str:

@@ -113,9 +113,8 @@ class LedgerView:
         row = self._row(item)
         self._rows.append(row)
         self._ranges += len(row.ranges) // 3
-        while len(self._rows) > 1 and (
-            len(self._rows) > self._most or self._ranges > RANGES_PER_ROW * self._most
-        ):
+        most = RANGES_PER_ROW * self._most
+        while len(self._rows) > 1 and (len(self._rows) > self._most or self._ranges > most):
             self._ranges -= len(self._rows.popleft().ranges) // 3
             self._dropped = True
 

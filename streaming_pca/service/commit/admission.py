@@ -198,11 +198,8 @@ def _check_input(stream: StreamSettings, ledger: Ledger) -> None:
     of_reports = stream.record_kind is RecordKind.LOCAL
     for name, job in ledger.jobs.items():
         # The caller compares this stream's own record_kind, with the rest of its contract.
-        if (
-            name == stream.name
-            or job.contract is None
-            or (job.contract.get("record_kind") == RecordKind.LOCAL) == of_reports
-        ):
+        contract = None if name == stream.name else job.contract
+        if contract is None or (contract.get("record_kind") == RecordKind.LOCAL) == of_reports:
             continue
         there, here = ("records", "reports") if of_reports else ("reports", "records")
         raise StreamRefused(
@@ -276,15 +273,14 @@ class StandbyCheck:
             check_input(self._kafka, self._stream, self._topic_id)
             return _POLL_SECONDS
         check_admission(self._stream, self._log.ledger)
-        found = (
-            find_state(self._kafka, self._stream.state_topic, job.state_digest) if job.state_digest else None
-        )
+        topic, digest = self._stream.state_topic, job.state_digest
+        found = find_state(self._kafka, topic, digest) if digest else None
         if found is None or found.data is None:
             return _POLL_SECONDS  # the leader has just committed its first or next state
         try:
             checkpoint, _ = decode_checkpoint(found.data)
         except MalformedState as error:
-            raise StreamRefused(f"state topic {self._stream.state_topic!r} cannot be read: {error}") from None
+            raise StreamRefused(f"state topic {topic!r} cannot be read: {error}") from None
         decode_admitted_state(self._stream, self._stream.build_estimator(), checkpoint.state)
         return None
 

@@ -151,9 +151,8 @@ class Poller:
         with self._lock:
             lost = set(self._partitions if topics is None else topics)
             self._partitions = {t: n for t, n in self._partitions.items() if t not in lost}
-        self._send(
-            {"at": time.monotonic(), "failed": reason, "topics": None if topics is None else sorted(lost)}
-        )
+        dropped = None if topics is None else sorted(lost)
+        self._send({"at": time.monotonic(), "failed": reason, "topics": dropped})
 
     def _serve(self) -> None:
         consumer: KafkaConsumer | None = None
@@ -262,11 +261,8 @@ class Poller:
             at = time.monotonic()
             try:
                 admin = admin or admin_client(self._kafka)
-                found = {
-                    t["name"]: str(t["topic_id"])
-                    for t in admin.describe_topics(topics)
-                    if not t["error_code"]
-                }
+                there = [t for t in admin.describe_topics(topics) if not t["error_code"]]
+                found = {t["name"]: str(t["topic_id"]) for t in there}
             except Exception:
                 # The ticks report a lost broker, and ids are checked again before charging records.
                 if admin is not None:

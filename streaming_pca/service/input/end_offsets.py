@@ -346,12 +346,8 @@ class EndOffsetPoller:
                 log.info("the schema registry answers again for subject %r", subject.name)
         elif known and subject not in self._unanswered:
             self._unanswered.add(subject)
-            log.warning(
-                "%s: continuing with the known schemas of subject %r (%d)",
-                event["failed"],
-                subject.name,
-                len(known),
-            )
+            line = "%s: continuing with the known schemas of subject %r (%d)"
+            log.warning(line, event["failed"], subject.name, len(known))
         with self._lock:
             feeds = [f for f in self._feeds if f.subject == subject]
         for feed in feeds:
