@@ -17,8 +17,6 @@ from streaming_pca.local.headers import KIND_HEADER
 ContentType = Literal["octets", "npy", "json", "arrow"]
 Dtype = Literal["float32", "float64"]
 
-_DTYPES: dict[str, np.dtype[Any]] = {"float32": np.dtype("<f4"), "float64": np.dtype("<f8")}
-
 
 def payload_headers(
     content_type: ContentType, dtype: Dtype | None = None, record_kind: str | None = None
@@ -39,7 +37,7 @@ def payload_encoder(content_type: ContentType, dtype: str) -> Callable[[NDArray[
     """Return the function that encodes rows (r, d) as a payload; JSON's numbers are float64."""
     if content_type == "json":
         return _as_json
-    number = _DTYPES[dtype]
+    number = np.dtype(dtype).newbyteorder("<")
 
     def converted(rows: NDArray[np.floating]) -> NDArray[np.floating]:
         with np.errstate(over="ignore"):

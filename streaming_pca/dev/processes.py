@@ -47,9 +47,7 @@ class Child:
     ) -> None:
         self.log = log
         self._killed = threading.Event()
-        leash = (
-            [sys.executable, "-I", "-S", "-c", _LEASH, str(os.getpid())] if sys.platform == "linux" else []
-        )
+        leash = [sys.executable, "-I", "-S", "-c", _LEASH, str(os.getpid())]
         outcome: queue.SimpleQueue[subprocess.Popen[bytes] | OSError] = queue.SimpleQueue()
 
         def keep() -> None:
@@ -57,7 +55,7 @@ class Child:
             try:
                 with log.open("ab") as output:
                     process = subprocess.Popen(  # nosec B603  # a program of ours
-                        [*leash, *command],
+                        [*(leash if sys.platform == "linux" else ()), *command],
                         stdin=subprocess.DEVNULL,
                         stdout=output,
                         stderr=subprocess.STDOUT,

@@ -27,20 +27,15 @@ class Election(ConsumerRebalanceListener):  # type: ignore[misc]
     ) -> None:
         self._on_rebalance = on_rebalance
         self._topics = sorted(topics)
-        self._joined = False
+        self.joined = False  # True after the first assignment: this process or another one leads
         self._consumer: KafkaConsumer = group_consumer(kafka, group, partitions=[0])
         self._consumer.subscribe(self._topics, listener=self)
-
-    @property
-    def joined(self) -> bool:
-        """True after the first assignment: this process or another one leads."""
-        return self._joined
 
     def on_partitions_assigned(self, assigned: Any) -> None:
         """Pause the assigned partitions: a state can be large and is read elsewhere."""
         if assigned:
             self._consumer.pause(*assigned)
-        self._joined = True
+        self.joined = True
         self._on_rebalance()
 
     def on_partitions_revoked(self, revoked: Any) -> None:

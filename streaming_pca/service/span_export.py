@@ -103,11 +103,8 @@ class _LibraryLog(logging.Handler):
             self.at_start.append(re.sub(r"%\S", "...", str(record.msg)))
         elif not (self._failing or self._silent):
             self._failing = True
-            log.warning(
-                "traces: the collector at %s does not accept spans (%s): they are dropped",
-                self._collector,
-                self._session.outcome,
-            )
+            line = "traces: the collector at %s does not accept spans (%s): they are dropped"
+            log.warning(line, self._collector, self._session.outcome)
 
     def attach(self) -> None:
         """Redirect the libraries' log lines to this handler only."""
@@ -182,9 +179,8 @@ class SpanExport:
         closing.start()
         closing.join(_CLOSE_SECONDS)
         if closing.is_alive():
-            log.warning(
-                "traces: the last spans are dropped: they were not accepted within %g s", _CLOSE_SECONDS
-            )
+            line = "traces: the last spans are dropped: they were not accepted within %g s"
+            log.warning(line, _CLOSE_SECONDS)
             # Ends the pauses between its attempts.
             self._exporter.shutdown()  # type: ignore[no-untyped-call]
         self._library_log.detach()

@@ -201,9 +201,8 @@ class _Stream:
                 if not self._agrees:
                     try:
                         topics = topics or await self._find_topics()
-                        check = check or StandbyCheck(
-                            self.settings.kafka, self.settings.stream, topics.topic_id
-                        )
+                        where = (self.settings.kafka, self.settings.stream, topics.topic_id)
+                        check = check or StandbyCheck(*where)
                         # One at a time, like take-overs: reading a ledger may take long.
                         async with worker.executors.long_exchange:
                             wait = await self._compare(check.run)
@@ -240,10 +239,8 @@ class _Stream:
 
     def _log_recovery(self) -> None:
         if self._lost_at is not None:
-            seconds = time.monotonic() - self._lost_at
-            self._log.info(
-                "recovered: leading stream %s again, after %.0f s", self.settings.stream.name, seconds
-            )
+            name, seconds = self.settings.stream.name, time.monotonic() - self._lost_at
+            self._log.info("recovered: leading stream %s again, after %.0f s", name, seconds)
             self._lost_at = None
 
     async def _find_topics(self) -> Topics:

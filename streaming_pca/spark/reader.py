@@ -72,6 +72,7 @@ class ClusterReader:
     """Reader whose records stay on executors, in a cluster for this reader only."""
 
     ahead = False
+    bytes = 0  # the driver holds none
 
     def __init__(
         self,
@@ -95,11 +96,6 @@ class ClusterReader:
         self._taken: set[int] = set()  # segments of the last batch that no later batch needs
         self._held: set[int] = set()  # all segments of the last batch
         self._bytes_of_messages = 0.0  # mean bytes of a decoded message; 0 if unknown
-
-    @property
-    def bytes(self) -> int:
-        """Bytes held by the driver: none."""
-        return 0
 
     def add(self, starts: Mapping[int, int], epochs: Mapping[int, int]) -> None:
         for p, start in sorted(starts.items()):

@@ -14,7 +14,7 @@ from streaming_pca.admin.broker_status import describe_charges
 from streaming_pca.admin.ledger import describe_charge, describe_record
 from streaming_pca.dashboard import models
 from streaming_pca.privacy.ledger.entries import Abandoned, Charged, Opened, Paused, Reserved, Retired
-from streaming_pca.privacy.ledger.ledger import JobLedger, Ledger
+from streaming_pca.privacy.ledger.ledger import JobLedger
 from streaming_pca.privacy.parameters import Charge, format_number, parse_rational
 from streaming_pca.service.commit.log_reader import LedgerReplay, Replayed, lost_entries
 from streaming_pca.service.errors import StreamRefused
@@ -67,16 +67,13 @@ class LedgerView:
         self.last_void: dict[str, str] = {}
         self.last_reason: dict[str, str] = {}
         self._replay = LedgerReplay(self.topic, self.topic_id or "")
+        self.ledger = self._replay.ledger
         self._rows: deque[_Row] = deque()
         self._ranges = 0
         self._dropped = False
         self._charges: dict[tuple[str | None, ...], models.Charge] = {}
         self._summary: models.LedgerSummary | None = None
         self._budgets: dict[str, models.Budget | None] = {}
-
-    @property
-    def ledger(self) -> Ledger:
-        return self._replay.ledger
 
     @property
     def trouble(self) -> str | None:

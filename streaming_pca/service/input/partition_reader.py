@@ -69,10 +69,6 @@ class PartitionReader:
         return self._buffer.bytes
 
     def add(self, starts: Mapping[int, int], epochs: Mapping[int, int]) -> None:
-        """Start reading partitions at offsets.
-
-        Reading fails if the record before an offset was accepted by a leader with another epoch.
-        """
         for p, start in sorted(starts.items()):
             if p in self._consumers:
                 raise ValueError(f"partition {p} is being read")

@@ -279,9 +279,8 @@ class _Assignor(StickyPartitionAssignor):  # type: ignore[misc]
     def assign(self, cluster: Any, members: Any) -> Any:
         topics = {topic for member in members for topic in member.metadata.topics}
         partitions = {topic: self._known | (cluster.partitions_for_topic(topic) or set()) for topic in topics}
-        return super().assign(
-            SimpleNamespace(topics=lambda: topics, partitions_for_topic=partitions.get), members
-        )
+        known = SimpleNamespace(topics=lambda: topics, partitions_for_topic=partitions.get)
+        return super().assign(known, members)
 
 
 def group_consumer(settings: KafkaSettings, group: str, partitions: Iterable[int]) -> KafkaConsumer:

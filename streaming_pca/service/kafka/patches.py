@@ -501,12 +501,11 @@ def shrink_on_timeout(fetcher: Fetcher, request_timeout_ms: int) -> None:
         smaller = max(size // _SHRINKING, LEAST_FETCH_BYTES)
         limit(smaller)
         if _limit.lower(smaller):
+            numbers = (size // 1024, request_timeout_ms, smaller // 1024)
             log.warning(
                 "the link to the broker is slow, or the broker: a fetch of up to %d KiB was not answered "
                 "within %d ms (at most kafka.request_timeout_ms); fetches are of %d KiB now",
-                size // 1024,
-                request_timeout_ms,
-                smaller // 1024,
+                *numbers,
             )
 
     limit(_limit.bytes)

@@ -32,8 +32,6 @@ log = logging.getLogger(__name__)
 Format = Literal["octets", "json"]
 FORMATS: tuple[Format, ...] = ("octets", "json")
 
-_NUMBERS: dict[str, np.dtype[Any]] = {"float32": np.dtype("<f4"), "float64": np.dtype("<f8")}
-
 
 @dataclass(frozen=True)
 class Encoder:
@@ -50,7 +48,7 @@ class Encoder:
 
     @property
     def numbers(self) -> np.dtype[Any]:
-        return _NUMBERS["float64" if self.format == "json" else self.dtype]
+        return np.dtype("float64" if self.format == "json" else self.dtype).newbyteorder("<")
 
     def encode(self, rows: NDArray[np.floating]) -> bytes:
         """Encode the rows (r, k) of one message; rows of NaNs are null."""

@@ -57,9 +57,8 @@ class ProjectionMetrics:
         about = "Messages whose projections were committed, null records included."
         counter = Counter("streaming_pca_projected_messages", about, ("stream",), registry=self._registry)
         self.messages = counter.labels(stream)
-        self._lag = self._gauge(
-            "lag_records", "Offsets between the committed positions and the input's ends."
-        )
+        lag = "Offsets between the committed positions and the input's ends."
+        self._lag = self._gauge("lag_records", lag)
         self._partitions = self._gauge("partitions", "Partitions of the input that this process holds.")
         self._release = self._gauge("release_batch", "Batch of the release in use.")
 

@@ -102,9 +102,8 @@ def find_output(kafka: KafkaSettings, stream: StreamSettings, output: str, creat
     report(problems)
     source = there["input"]
     partitions = tuple(sorted(p["partition_index"] for p in source["partitions"]))
-    return Output(
-        output, len(there["output"]["partitions"]), stream.name, str(source["topic_id"]), partitions
-    )
+    count = len(there["output"]["partitions"])
+    return Output(output, count, stream.name, str(source["topic_id"]), partitions)
 
 
 def _described(kafka: KafkaSettings, names: dict[str, str]) -> dict[str, Any]:
