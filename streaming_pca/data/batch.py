@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 
 from streaming_pca.data.records import Block, RecordKind
 from streaming_pca.kernels.coordinates import BinCounts
+from streaming_pca.kernels.lattice import BLOCK
 
 Vector = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -40,6 +42,19 @@ class SumKernel(Protocol):
     whole: bool
 
     def __call__(self, block: Block, /, *args: Any, **kwargs: Any) -> Integers: ...
+
+
+@dataclass
+class BlockSum:
+    """:class:`SumKernel` of a function that may copy a block's rows."""
+
+    of: Callable[..., Integers]
+    shape: tuple[int, ...]
+    limit: int = BLOCK
+    whole: bool = False
+
+    def __call__(self, block: Block, /, *args: Any) -> Integers:
+        return self.of(block, *args)
 
 
 class MapKernel(Protocol):

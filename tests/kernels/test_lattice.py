@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from threadpoolctl import threadpool_limits
 
 from streaming_pca.data import array_batch as array_module
 from streaming_pca.data.array_batch import ArrayBatch, value_array
+from streaming_pca.data.batch import BlockSum
 from streaming_pca.data.preprocessing import Preprocessing
 from streaming_pca.data.records import RecordKind
 from streaming_pca.estimators import record_reader
@@ -101,7 +103,7 @@ def test_any_size_of_block_gives_the_same_sum(p: Preprocessing, monkeypatch: pyt
     batch = ArrayBatch.of_records(stream(p, 700), D, p.kind)
     whole = sums(batch, p)
     for limit in (2, 6, 64, 1000):
-        monkeypatch.setattr(clipped_sums._MatrixSum, "limit", limit)
+        monkeypatch.setattr(clipped_sums, "BlockSum", partial(BlockSum, limit=limit))
         monkeypatch.setattr(clipped_sums._FactorCovariance, "limit", limit)
         monkeypatch.setattr(clipped_sums, "ROWS", max(limit // 3, 1))
         for kernel in (

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streaming_pca.data.array_batch import ArrayBatch
-from streaming_pca.data.batch import Batch, RecordValues, SumKernel
+from streaming_pca.data.batch import Batch, BlockSum, RecordValues, SumKernel
 from streaming_pca.data.preprocessing import Preprocessing, transformed
 from streaming_pca.data.records import Block, RecordKind
 from streaming_pca.estimators.common.residual_sums import (
@@ -195,22 +195,13 @@ class _FactorCovariance:
         return out
 
 
-class _MatrixSum:
-    """Sum of clipped symmetric matrices."""
-
-    limit = BLOCK
-    whole = False
-
-    def __init__(self, preprocessing: Preprocessing, per_unit: float) -> None:
-        self.preprocessing, self.per_unit = preprocessing, per_unit
-        self.dim = preprocessing.output_dim
-        self.shape: tuple[int, ...] = (self.dim * self.dim + 1,)
-
-    def __call__(self, block: Block) -> Integers:
-        starts, rows = transformed(self.preprocessing, block)
-        z = np.empty_like(rows)
-        clipped = quantise_records(rows, starts, self.per_unit, float(MATRIX_RADIUS), z)
-        return _vector(z.reshape(-1, self.dim, self.dim).sum(axis=0), clipped)
+def _matrix_sum(preprocessing: Preprocessing, per_unit: float, block: Block) -> Integers:
+    """Sum clipped symmetric matrices."""
+    starts, rows = transformed(preprocessing, block)
+    z = np.empty_like(rows)
+    clipped = quantise_records(rows, starts, per_unit, float(MATRIX_RADIUS), z)
+    d = preprocessing.output_dim
+    return _vector(z.reshape(-1, d, d).sum(axis=0), clipped)
 
 
 def covariance_sum(batch: Batch, preprocessing: Preprocessing, radius: float) -> LatticeSum:
@@ -218,11 +209,10 @@ def covariance_sum(batch: Batch, preprocessing: Preprocessing, radius: float) ->
 
     The clip radius is of the trace (factors) or the Frobenius norm (matrices).
     """
-    unit = covariance_unit(preprocessing.kind, radius)
-    kernel: _FactorCovariance | _MatrixSum = _MatrixSum(preprocessing, 1 / unit)
+    unit, d = covariance_unit(preprocessing.kind, radius), preprocessing.output_dim
+    kernel: SumKernel = BlockSum(partial(_matrix_sum, preprocessing, 1 / unit), (d * d + 1,))
     if preprocessing.kind is RecordKind.FACTOR:
         kernel = _FactorCovariance(preprocessing, 1 / lattice_unit(math.sqrt(radius), RADIUS))
-    d = preprocessing.output_dim
     return _summed(batch, kernel, (d, d), unit, covariance_sensitivity(preprocessing.kind))
 
 

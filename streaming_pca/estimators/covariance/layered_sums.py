@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
-from streaming_pca.data.batch import Batch, RecordValues
+from streaming_pca.data.batch import Batch, BlockSum, RecordValues, SumKernel
 from streaming_pca.data.preprocessing import Preprocessing, transformed
 from streaming_pca.data.records import Block, RecordKind
 from streaming_pca.estimators.common.clipped_sums import (
@@ -91,9 +92,10 @@ class Coordinates:
         at_once = max(_MOST_TOTALS // (d * d), 1)
         for last in range(len(edges), 0, -at_once):
             layers = range(max(last - at_once, 0), last)
-            kernel: _FactorLayers | _MatrixLayers = _MatrixLayers(self.preprocessing, edges, layers)
-            if kind is not RecordKind.MATRIX:
-                kernel = _FactorLayers(self.preprocessing, self.turn, edges, layers)
+            kernel: SumKernel = _FactorLayers(self.preprocessing, self.turn, edges, layers)
+            if kind is RecordKind.MATRIX:
+                of_matrices = partial(_matrix_layers, self.preprocessing, edges, layers)
+                kernel = BlockSum(of_matrices, (len(layers) * (d * d + 1),))
             vector = batch.sum(kernel, norms)
             totals, clipped = vector[: -len(layers)].reshape(-1, d, d), vector[-len(layers) :]
             for i, layer in reversed(list(enumerate(layers))):
@@ -181,35 +183,28 @@ class _FactorLayers:
             total += lower
 
 
-class _MatrixLayers:
-    """Sums of (w_l - w_{l-1}) A over symmetric matrices A of norm |A|_F: sensitivity 2 D_l each.
+def _matrix_layers(
+    preprocessing: Preprocessing, edges: Matrix, layers: range, block: Block, norms: Matrix
+) -> Integers:
+    """Sum (w_l - w_{l-1}) A over symmetric matrices A of norm |A|_F: sensitivity 2 D_l each.
 
     Consecutive layers, then the number of clipped records in each.
     """
-
-    limit = BLOCK
-    whole = False
-
-    def __init__(self, preprocessing: Preprocessing, edges: Matrix, layers: range) -> None:
-        self.preprocessing, self.dim = preprocessing, preprocessing.output_dim
-        self.edges, self.layers = edges, layers
-        self.shape: tuple[int, ...] = (len(layers) * (self.dim**2 + 1),)
-
-    def __call__(self, block: Block, norms: Matrix) -> Integers:
-        starts, rows = transformed(self.preprocessing, block)
-        matrices, sizes = rows.reshape(-1, self.dim, self.dim), norms[np.diff(starts) > 0]
-        out, n, edges = np.zeros(self.shape, dtype=np.int64), len(self.layers), self.edges
-        totals, clipped = out[:-n].reshape(n, self.dim, self.dim), out[-n:]
-        for i, layer in enumerate(self.layers):
-            below = float(edges[layer - 1]) if layer else 0.0
-            unit = lattice_unit(float(edges[layer]) - below, MATRIX_RADIUS)
-            reached = sizes > below
-            with np.errstate(all="ignore"):
-                at = sizes[reached]
-                kept = np.minimum(1.0, edges[layer] / at) - np.minimum(1.0, below / at)
-                scaled = (matrices[reached] * kept[:, None, None]).reshape(-1, self.dim)
-            z, ends = np.empty_like(scaled), np.arange(len(kept) + 1) * self.dim
-            quantise_records(scaled, ends, 1 / unit, float(MATRIX_RADIUS), z)
-            totals[i] = z.reshape(-1, self.dim, self.dim).sum(axis=0).astype(np.int64)
-            clipped[i] = np.count_nonzero(norms > edges[layer])
-        return out
+    starts, rows = transformed(preprocessing, block)
+    d, n = preprocessing.output_dim, len(layers)
+    matrices, sizes = rows.reshape(-1, d, d), norms[np.diff(starts) > 0]
+    out = np.zeros(n * (d * d + 1), dtype=np.int64)
+    totals, clipped = out[:-n].reshape(n, d, d), out[-n:]
+    for i, layer in enumerate(layers):
+        below = float(edges[layer - 1]) if layer else 0.0
+        unit = lattice_unit(float(edges[layer]) - below, MATRIX_RADIUS)
+        reached = sizes > below
+        with np.errstate(all="ignore"):
+            at = sizes[reached]
+            kept = np.minimum(1.0, edges[layer] / at) - np.minimum(1.0, below / at)
+            scaled = (matrices[reached] * kept[:, None, None]).reshape(-1, d)
+        z, ends = np.empty_like(scaled), np.arange(len(kept) + 1) * d
+        quantise_records(scaled, ends, 1 / unit, float(MATRIX_RADIUS), z)
+        totals[i] = z.reshape(-1, d, d).sum(axis=0).astype(np.int64)
+        clipped[i] = np.count_nonzero(norms > edges[layer])
+    return out

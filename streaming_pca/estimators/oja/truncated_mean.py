@@ -44,7 +44,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streaming_pca.data.batch import Batch
+from streaming_pca.data.batch import Batch, BlockSum
 from streaming_pca.data.preprocessing import Preprocessing, transformed
 from streaming_pca.data.records import Block, RecordKind
 from streaming_pca.estimators.base import Outcome
@@ -194,7 +194,8 @@ class AdaptiveMean:
         count = len(part) // preprocessing.units
         products_of = _Products(preprocessing, basis, removed)
         centres, centred = self._centres(part, products_of, count, width)
-        vector = part.sum(_ClampedSum(products_of, centres, radius))
+        clamped = partial(_clamped_sum, products_of, centres, radius)
+        vector = part.sum(BlockSum(clamped, (len(centres) + 1,), products_of.limit))
         noisy = gaussian_on_vector(vector[:-1], self.sigma) * (radius / COORDINATE_RADIUS / max(count, 1))
         mean = np.ascontiguousarray((centres + noisy).reshape(k, d).T)
         return MeanFound(Outcome.LEARNT, mean, centred=centred, clipped=int(vector[-1]))
@@ -259,21 +260,11 @@ class _Bins:
         return bins
 
 
-class _ClampedSum:
-    """Sum of the products' clamped coordinates, then the number of records with a clipped one."""
-
-    whole = False
-
-    def __init__(self, products_of: _Products, centres: Floats, radius: float) -> None:
-        self.products_of, self.centres, self.radius = products_of, centres, radius
-        self.limit = products_of.limit
-        self.shape: tuple[int, ...] = (len(centres) + 1,)
-
-    def __call__(self, block: Block) -> NDArray[np.int64]:
-        values = self.products_of(block).reshape(-1, len(self.centres))
-        out = np.zeros(self.shape, dtype=np.int64)
-        out[-1] = sum_clamped(values, self.centres, self.radius, out[:-1])
-        return out
+def _clamped_sum(products_of: _Products, centres: Floats, radius: float, block: Block) -> NDArray[np.int64]:
+    """Sum the products' clamped coordinates, then the records with a clipped one."""
+    out = np.zeros(len(centres) + 1, dtype=np.int64)
+    out[-1] = sum_clamped(products_of(block).reshape(-1, len(centres)), centres, radius, out[:-1])
+    return out
 
 
 def _spread(both: Floats) -> float:

@@ -11,14 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from streaming_pca.data.batch import Batch, RecordValues
+from streaming_pca.data.batch import Batch, BlockSum, RecordValues
 from streaming_pca.data.preprocessing import Preprocessing, transformed
 from streaming_pca.data.records import Block, RecordKind
 from streaming_pca.estimators.base import EstimatorInfo, Options, Outcome, Plan, SuiteOptions
 from streaming_pca.estimators.oja.deflation import Deflation, DeflationState, Learnt
 from streaming_pca.estimators.power.worst_cases import ADAPTIVE_POWER_CASES
 from streaming_pca.kernels import njit
-from streaming_pca.kernels.lattice import BLOCK, MATRIX_RADIUS, MAX_RECORDS
+from streaming_pca.kernels.lattice import MATRIX_RADIUS, MAX_RECORDS
 from streaming_pca.kernels.rounding import clip_and_round
 from streaming_pca.privacy.calibration.multipliers import gaussian_rho, lattice_sigma, pure_epsilon
 from streaming_pca.privacy.mechanisms import AboveThreshold, gaussian_on_vector
@@ -210,7 +210,10 @@ class AdaptivePowerMethod(Deflation[DeflationState, AdaptivePowerOptions]):
         In units of theta 2^-26. At theta = bound larger products are scaled down to it. Any record
         adds integers of norm at most 2^26.
         """
-        return batch.sum(_Filtered(self, iterate, removed, theta))
+        largest = theta if theta < self.options.clip_radius else math.inf
+        across = np.ascontiguousarray(removed.T)
+        filtered = partial(_filtered, self.preprocessing, iterate, across, largest, _RADIUS / theta)
+        return batch.sum(BlockSum(filtered, (self.dim,)))
 
 
 def _norms_of(preprocessing: Preprocessing, iterate: Floats, across: Floats, block: Block) -> Floats:
@@ -230,29 +233,14 @@ def _count_changed(thetas: list[float], *norms: Floats) -> NDArray[np.int64]:
     return np.array([np.count_nonzero(changed)], dtype=np.int64)
 
 
-class _Filtered:
-    """Map from a block to its part of the sum."""
-
-    limit = BLOCK
-    whole = False
-
-    def __init__(
-        self, estimator: AdaptivePowerMethod, iterate: Floats, removed: Floats, theta: float
-    ) -> None:
-        self.preprocessing, self.iterate = estimator.preprocessing, iterate
-        self.across = np.ascontiguousarray(removed.T)
-        self.shape: tuple[int, ...] = (estimator.dim,)
-        self.largest = theta if theta < estimator.options.clip_radius else math.inf
-        self.per_unit = _RADIUS / theta
-
-    def __call__(self, block: Block) -> NDArray[np.int64]:
-        starts, rows = transformed(self.preprocessing, block)
-        total = np.zeros(self.shape, dtype=np.int64)
-        of_matrices = self.preprocessing.kind is RecordKind.MATRIX
-        _sum_filtered(
-            rows, starts, of_matrices, self.iterate, self.across, self.largest, self.per_unit, total
-        )
-        return total
+def _filtered(
+    preprocessing: Preprocessing, x: Floats, across: Floats, largest: float, per_unit: float, block: Block
+) -> NDArray[np.int64]:
+    starts, rows = transformed(preprocessing, block)
+    total = np.zeros(len(x), dtype=np.int64)
+    of_matrices = preprocessing.kind is RecordKind.MATRIX
+    _sum_filtered(rows, starts, of_matrices, x, across, largest, per_unit, total)
+    return total
 
 
 @njit(cache=True, nogil=True)

@@ -15,15 +15,15 @@ on the floats here, because the sum that the records enter clips them again, in 
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
-from streaming_pca.data.batch import Batch
+from streaming_pca.data.batch import Batch, BlockSum
 from streaming_pca.data.preprocessing import Preprocessing, transformed
 from streaming_pca.data.records import Block, RecordKind
 from streaming_pca.kernels import njit
-from streaming_pca.kernels.lattice import BLOCK
 from streaming_pca.kernels.rounding import COUNTED_AS_CLIPPED, NO_EXPONENT, exponent, scale_down
 
 Floats = NDArray[np.float64]
@@ -100,21 +100,11 @@ class BoundedRecords(Preprocessing):
 
     def clipped(self, batch: Batch, unbounded: Preprocessing) -> int:
         """Count the records of ``unbounded`` that are scaled down: exact, secret as a record."""
-        return int(batch.sum(_ScaledCount(unbounded, *self._bounds))[0])
+        return int(batch.sum(BlockSum(partial(_scaled_count, unbounded, *self._bounds), (1,)))[0])
 
 
-class _ScaledCount:
-    """Number of records that are scaled down, (1,)."""
-
-    shape: tuple[int, ...] = (1,)
-    limit = BLOCK
-    whole = False
-
-    def __init__(self, unbounded: Preprocessing, size: float, spread: float) -> None:
-        self.unbounded, self.size, self.spread = unbounded, size, spread
-
-    def __call__(self, block: Block) -> NDArray[np.int64]:
-        starts, rows = transformed(self.unbounded, block)
-        rows = np.ascontiguousarray(rows)
-        scaled = scale_records(rows, starts, self.size, self.spread, np.empty_like(rows))
-        return np.array([scaled], dtype=np.int64)
+def _scaled_count(unbounded: Preprocessing, size: float, spread: float, block: Block) -> NDArray[np.int64]:
+    """Count the records that are scaled down, (1,)."""
+    starts, rows = transformed(unbounded, block)
+    rows = np.ascontiguousarray(rows)
+    return np.array([scale_records(rows, starts, size, spread, np.empty_like(rows))], dtype=np.int64)

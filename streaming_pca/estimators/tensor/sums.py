@@ -20,15 +20,16 @@ Proof: docs/explanation/proofs/sums.md.
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
-from streaming_pca.data.batch import Batch
+from streaming_pca.data.batch import Batch, BlockSum
 from streaming_pca.data.preprocessing import Preprocessing, transformed
 from streaming_pca.data.records import Block
 from streaming_pca.kernels import njit
-from streaming_pca.kernels.lattice import BLOCK, MAX_RECORDS, RADIUS, LatticeSum, lattice_unit, quantise_basis
+from streaming_pca.kernels.lattice import MAX_RECORDS, RADIUS, LatticeSum, lattice_unit, quantise_basis
 from streaming_pca.kernels.rounding import clip_and_round, quantise_records
 from streaming_pca.linalg.tensors import Whitening
 
@@ -102,23 +103,11 @@ def quantise_squares(overlaps: Matrix, per_unit: float) -> None:
         clip_and_round(squares, per_unit, 2.0**20, overlaps[i : i + 1])
 
 
-class _Products:
-    limit = BLOCK
-    whole = False
-
-    def __init__(self, space: Space, candidates: Matrix, joint: float) -> None:
-        self.space, self.per_unit = space, RADIUS / joint
-        self.candidates = quantise_basis(candidates)
-        self.shape: tuple[int, ...] = (candidates.size + 1,)
-
-    def __call__(self, block: Block) -> NDArray[np.int64]:
-        z, clipped = self.space.records(block)
-        squares = np.ascontiguousarray(z @ self.candidates)
-        quantise_squares(squares, self.per_unit)
-        out = np.empty(self.shape, dtype=np.int64)
-        out[:-1] = (z.T @ squares).ravel()
-        out[-1] = clipped
-        return out
+def _products(space: Space, candidates: Matrix, per_unit: float, block: Block) -> NDArray[np.int64]:
+    z, clipped = space.records(block)
+    squares = np.ascontiguousarray(z @ candidates)
+    quantise_squares(squares, per_unit)
+    return np.append((z.T @ squares).ravel().astype(np.int64), clipped)
 
 
 def product_sum(batch: Batch, space: Space, candidates: Matrix) -> LatticeSum:
@@ -130,7 +119,8 @@ def product_sum(batch: Batch, space: Space, candidates: Matrix) -> LatticeSum:
     if len(batch) > MAX_RECORDS:
         raise ValueError(f"a batch may hold {MAX_RECORDS} records at most: lower batch_size")
     joint = joint_radius(candidates)
-    vector = batch.sum(_Products(space, candidates, joint))
+    products = partial(_products, space, quantise_basis(candidates), RADIUS / joint)
+    vector = batch.sum(BlockSum(products, (candidates.size + 1,)))
     unit = space.radius**3 * joint / RADIUS**2
     total = vector[:-1].reshape(candidates.shape)
     return LatticeSum(total, unit, PRODUCT_SENSITIVITY, int(vector[-1]))
