@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 from streaming_pca.data.arrow import NUMBER_TYPES, need_pyarrow
 from streaming_pca.data.tables import (
     IpcFile,
-    ParquetFile,
-    ParquetFolder,
+    ParquetFiles,
     length_of_lists,
     rows_of_columns,
     rows_of_lists,
@@ -275,10 +274,8 @@ def open_records(path: Path, key: str | None = None, choice: ColumnChoice = ALL)
                 return records.with_columns(choice.find(path, records.dim, None, None))
             case ".csv":
                 return _read_csv(path, key, choice)
-            case ".parquet":
-                return _open_tables(path, ParquetFile(path, need_pyarrow(".parquet")), key, choice)
-            case "folder":
-                return _open_tables(path, ParquetFolder(path, need_pyarrow(".parquet")), key, choice)
+            case ".parquet" | "folder":
+                return _open_tables(path, ParquetFiles(path, need_pyarrow(".parquet")), key, choice)
             case ".arrow":
                 return _open_tables(path, IpcFile(path, need_pyarrow(".arrow")), key, choice)
             case other:
@@ -414,7 +411,7 @@ def _is_number(cell: str) -> bool:
 
 
 def _open_tables(
-    path: Path, tables: ParquetFile | ParquetFolder | IpcFile, key: str | None, choice: ColumnChoice
+    path: Path, tables: ParquetFiles | IpcFile, key: str | None, choice: ColumnChoice
 ) -> RecordFile:
     types = tables.pyarrow.types
     schema = list(tables.schema)

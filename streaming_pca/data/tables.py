@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -20,52 +19,46 @@ BLOCK_ENTRIES = 2**16
 """Numbers of a Parquet file that are decoded together; a column of lists counts as one number a row."""
 
 
-class ParquetFile:
-    """Parquet file, read by row groups."""
+class ParquetFiles:
+    """Parquet file, or folder of files of one schema in the order of their names, by row groups."""
 
     def __init__(self, path: Path, pyarrow: Any) -> None:
         self.pyarrow = pyarrow
-        self._file = import_module("pyarrow.parquet").ParquetFile(path)
-        self.schema = self._file.schema_arrow
-        self.count = int(self._file.metadata.num_rows)
+        names = _names_in(path) if path.is_dir() else [Path()]
+        self._files = [import_module("pyarrow.parquet").ParquetFile(path / each) for each in names]
+        self.schema = self._files[0].schema_arrow
+        for each, file in zip(names, self._files, strict=True):
+            if not file.schema_arrow.equals(self.schema):
+                raise UserError(f"{path}: {each} has other columns than {names[0]}, or other types")
+        self.count = sum(int(file.metadata.num_rows) for file in self._files)
 
     def batches(self, columns: Sequence[int]) -> Iterator[Any]:
         """Iterate over some columns' rows in order."""
-        rows = max(1, BLOCK_ENTRIES // self._file.metadata.num_columns)
         names = self.schema.names
         # Columns chosen by name are the only ones read. With dots, a name may mean several columns.
         plain = len(set(names)) == len(names) and not any("." in name for name in names)
         wanted = [names[i] for i in columns] if plain else None
-        for group in range(self._file.num_row_groups):
-            # One group at a time: asked for all of them, pyarrow reads most of the file ahead.
-            for batch in self._file.iter_batches(rows, row_groups=[group], columns=wanted, use_threads=False):
-                yield batch.select(columns if wanted is None else wanted)
+        for file in self._files:
+            rows = max(1, BLOCK_ENTRIES // file.metadata.num_columns)
+            for group in range(file.num_row_groups):
+                # One group at a time: asked for all of them, pyarrow reads most of the file ahead.
+                for batch in file.iter_batches(rows, row_groups=[group], columns=wanted, use_threads=False):
+                    yield batch.select(columns if wanted is None else wanted)
 
 
-class ParquetFolder:
-    """Folder of Parquet files of one schema, in the order of their names."""
-
-    def __init__(self, path: Path, pyarrow: Any) -> None:
-        self.pyarrow = pyarrow
-        names = sorted(each.relative_to(path) for each in path.rglob("*.parquet") if each.is_file())
-        names = [each for each in names if not any(part.startswith(("_", ".")) for part in each.parts)]
-        if not names:
-            raise UserError(f"{path}: is a folder without .parquet files")
-        for each in names:
-            if found := [part for part in each.parts[:-1] if "=" in part]:
-                raise UserError(
-                    f"{path}: the name of its folder {found[0]!r} is a column's value, which the files lack: "
-                    "write it into the files, or send each folder by itself"
-                )
-        self._files = [ParquetFile(path / each, pyarrow) for each in names]
-        self.schema = self._files[0].schema
-        for each, file in zip(names, self._files, strict=True):
-            if not file.schema.equals(self.schema):
-                raise UserError(f"{path}: {each} has other columns than {names[0]}, or other types")
-        self.count = sum(file.count for file in self._files)
-
-    def batches(self, columns: Sequence[int]) -> Iterator[Any]:
-        return chain.from_iterable(file.batches(columns) for file in self._files)
+def _names_in(folder: Path) -> list[Path]:
+    """Return the files' names in order; UserError without any, or for a folder that names a value."""
+    names = sorted(each.relative_to(folder) for each in folder.rglob("*.parquet") if each.is_file())
+    names = [each for each in names if not any(part.startswith(("_", ".")) for part in each.parts)]
+    if not names:
+        raise UserError(f"{folder}: is a folder without .parquet files")
+    for each in names:
+        if found := [part for part in each.parts[:-1] if "=" in part]:
+            raise UserError(
+                f"{folder}: the name of its folder {found[0]!r} is a column's value, which the files lack: "
+                "write it into the files, or send each folder by itself"
+            )
+    return names
 
 
 class IpcFile:

@@ -203,12 +203,10 @@ class _Learner:
         update, batch, budget = self.covariances, self.batch, self.budget
         estimate, look = update.look(self.covariance, batch, budget, self.future)
         start = self._block_start(estimate, look.reading) if free and look is not None else None
-        if start is not None and self._prefers_block(start, estimate):
+        stays = look is None and self.route == "block"
+        if stays or (start is not None and self._prefers_block(start, estimate)):
             self.covariance = estimate
             return self.by_block(None if self.route == "block" else start, self._quantile(estimate))
-        if look is None and self.route == "block":
-            self.covariance = estimate
-            return self.by_block(None, self._quantile(estimate))
         if look is not None and not estimate.records:
             estimate, look = update.weigh(estimate, look, batch, budget, self.future)
         self.route = "covariance"
@@ -225,19 +223,9 @@ class _Learner:
 
     def by_block(self, start: BlockEstimate | None, quantile: float) -> int:
         """Run rounds of the block route, from ``start`` if given; returns clipped records."""
-        if start is not None:
-            self.block = start
-        self.route = "block"
-        self.block, self.total, clipped = learn_block(
-            self.blocks,
-            self.block,
-            self.total,
-            self.batch,
-            self.budget,
-            self.options,
-            quantile,
-            self._average_mean,
-        )
+        self.route, before = "block", self.block if start is None else start
+        of_batch = (self.batch, self.budget, self.options, quantile, self._average_mean)
+        self.block, self.total, clipped = learn_block(self.blocks, before, self.total, *of_batch)
         return clipped
 
     def _average_mean(self, weight: float | None) -> tuple[float, float | None]:

@@ -122,10 +122,8 @@ def are_cached(kinds: Iterable[str]) -> bool:
         RecordKind.LOCAL: [(find_records, 1)],
     }
     for kernel, least in (each for kind in kinds for each in last[kind]):
-        processor, files = (
-            kernel.targetctx.codegen().magic_tuple(),
-            getattr(kernel._cache, "_cache_file", None),
-        )
+        processor = kernel.targetctx.codegen().magic_tuple()
+        files = getattr(kernel._cache, "_cache_file", None)
         if files is None:
             return False
         # numba's own key of a cached kernel: (signature, processor and its instructions, code). Its index

@@ -6,7 +6,7 @@ not named if it has been applied, if the estimator ignores it, or if the cause l
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -194,21 +194,14 @@ def advise(
     # A name in a foreign release may contain terminal control characters.
     named = _ONE_FEATURE if feature is None else f"feature {printable(str(feature))}"
     case = _Case(situation, frozenset(known), resolved, named, -1 if column is None else column)
-    remedies: dict[str, bool] = {}
-    given: dict[str, None] = {}
-    for doubt in known:
-        for rule in _RULES[doubt]:
-            for found in rule(case):
-                if isinstance(found, _Given):
-                    given[found.text] = None
-                else:
-                    remedies[found.text] = found.is_new
+    found = [each for doubt in known for rule in _RULES[doubt] for each in rule(case)]
+    remedies = {each.text: each.is_new for each in found if not each.is_given}
     again = situation.private and any(remedies.values())
     start = "stream" if situation.is_stream else "fit"
     return Advice(
         tuple(_reason(name, case) for name in ids[:_MOST]),
         tuple(remedies),
-        tuple(given),
+        tuple(dict.fromkeys(each.text for each in found if each.is_given)),
         f"a new {start} charges its records again" if again else None,
     )
 
@@ -248,21 +241,16 @@ class _Case:
 
 
 @dataclass(frozen=True)
-class _Given:
-    """Remedy that has been applied."""
-
-    text: str
-
-
-@dataclass(frozen=True)
-class _Left:
-    """Remedy that is left; ``is_new`` if it needs a new fit or a new stream."""
+class _Remedy:
+    """Remedy that is left, or has been applied; ``is_new`` if it needs a new fit or a new stream."""
 
     text: str
     is_new: bool = False
+    is_given: bool = False
 
 
-_Rule = Callable[[_Case], Iterator[_Given | _Left]]
+_Remedies = Iterator[_Remedy]
+_Rule = Callable[[_Case], Iterable[_Remedy]]
 
 
 def _reason(name: str, case: _Case) -> str:
@@ -274,50 +262,46 @@ def _reason(name: str, case: _Case) -> str:
     return text.replace(_ONE_FEATURE, case.feature) if name == ReleaseWarning.DOMINATED else text
 
 
-def _change(case: _Case, text: str) -> _Left:
+def _change(case: _Case, text: str) -> _Remedy:
     """Return a remedy that changes the privacy contract."""
-    return _Left(case.settings.contract(text), is_new=True)
+    return _Remedy(case.settings.contract(text), is_new=True)
 
 
-def _option(case: _Case, text: str) -> _Left:
+def _option(case: _Case, text: str) -> _Remedy:
     """Return a remedy that changes an option, which a stream reads at its start."""
-    return _Left(text, is_new=not case.settings.is_stream)
+    return _Remedy(text, is_new=not case.settings.is_stream)
 
 
-def _any_records(case: _Case) -> Iterator[_Given | _Left]:
-    yield _Left("reports" if case.settings.kind is RecordKind.LOCAL else "records")
-
-
-def _records(case: _Case) -> Iterator[_Given | _Left]:
+def _records(case: _Case) -> _Remedies:
     s = case.settings
     if s.has("half_life"):
         yield _option(case, "a longer half_life, or none: it limits how many records count")
     elif s.kind is RecordKind.LOCAL:
-        yield _Left("more reports")
+        yield _Remedy("more reports")
     elif s.is_composed or "batch_size" not in s.known_options:
-        yield _Left("more records")
+        yield _Remedy("more records")
     else:
         yield _option(case, "more records, in batches with a larger batch_size")
 
 
-def _epsilon(case: _Case) -> Iterator[_Given | _Left]:
+def _epsilon(case: _Case) -> _Remedies:
     if case.settings.private and (case.settings.epsilon or 0.0) < _MOST_EPSILON:
         of = " of its reports" if case.settings.kind is RecordKind.LOCAL else ""
         yield _change(case, f"a larger epsilon{of}")
 
 
-def _bounds(case: _Case) -> Iterator[_Given | _Left]:
+def _bounds(case: _Case) -> _Remedies:
     s = case.settings
     # Other estimators clip to a public radius, with and without bounds.
     if not (s.is_composed and s.reads_vectors):
         return
-    given = _Given(f"public bounds{' and a scale' * s.has_scale}")
+    given = _Remedy(f"public bounds{' and a scale' * s.has_scale}", is_given=True)
     bare = [printable(each.name) for each in s.features if each.column_bounds is None]
     of = "features" if len(bare) in (0, len(s.features)) else f"features without any ({', '.join(bare[:3])})"
     yield given if s.has_bounds else _change(case, f"public bounds of the {of}")
 
 
-def _narrower(case: _Case) -> Iterator[_Given | _Left]:
+def _narrower(case: _Case) -> _Remedies:
     """Yield narrower bounds: their noise grows with their width where they are far wider than the records."""
     s = case.settings
     if not (s.has_bounds and s.is_composed and s.reads_vectors):
@@ -328,18 +312,18 @@ def _narrower(case: _Case) -> Iterator[_Given | _Left]:
         yield _change(case, _BY_BOUNDS)
 
 
-def _rank(case: _Case) -> Iterator[_Given | _Left]:
+def _rank(case: _Case) -> _Remedies:
     s = case.settings
     name = "rank" if s.is_stream else "n_components"
     if s.rank == 1:
-        yield _Given(f"{name} = 1")
+        yield _Remedy(f"{name} = 1", is_given=True)
         return
     # An estimate: a fit of a few more may resolve them too.
     found = f", such as {case.resolved}" if case.resolved and case.resolved < s.rank else ""
     yield _change(case, f"a lower {name}{found}")
 
 
-def _tuning(case: _Case) -> Iterator[_Given | _Left]:
+def _tuning(case: _Case) -> _Remedies:
     """Yield options of the papers' estimators that must suit the data."""
     s = case.settings
     for name in ("clip_radius", "clip_l2"):
@@ -349,14 +333,14 @@ def _tuning(case: _Case) -> Iterator[_Given | _Left]:
         yield _option(case, "a learning_rate that suits the data")
 
 
-def _centre(case: _Case) -> Iterator[_Given | _Left]:
+def _centre(case: _Case) -> _Remedies:
     """Yield ways to a mean without error."""
     if case.settings.supports("pairs"):
         yield _change(case, 'centering = "pairs", which needs no mean (records of one row)')
     yield _change(case, "a public centre as centering")
 
 
-def _centering(case: _Case) -> Iterator[_Given | _Left]:
+def _centering(case: _Case) -> _Remedies:
     """Yield other centrings than "none"; for "auto" the mean needs records or epsilon."""
     s = case.settings
     if s.centering == "auto":
@@ -369,7 +353,7 @@ def _centering(case: _Case) -> Iterator[_Given | _Left]:
         yield _change(case, "a public centre as centering: zeros, if the records are centred")
 
 
-def _quantile(case: _Case) -> Iterator[_Given | _Left]:
+def _quantile(case: _Case) -> _Remedies:
     if case.settings.has("clip_quantile"):
         yield _option(case, "a higher clip_quantile, or none")
 
@@ -380,7 +364,7 @@ def _scale(s: Situation, of: str) -> str:
     return _BY_BOUNDS if s.can_scale_by_bounds else f"a smaller scale{given} for {of}"
 
 
-def _large_values(case: _Case) -> Iterator[_Given | _Left]:
+def _large_values(case: _Case) -> _Remedies:
     """Yield remedies for features of few large values."""
     s = case.settings
     if not s.reads_vectors or ReleaseWarning.DOMINATED in case.doubts:  # then the feature is named
@@ -390,7 +374,7 @@ def _large_values(case: _Case) -> Iterator[_Given | _Left]:
         yield _change(case, "narrower bounds for features of few large values")
 
 
-def _one_feature(case: _Case) -> Iterator[_Given | _Left]:
+def _one_feature(case: _Case) -> _Remedies:
     s, of = case.settings, "that feature" if case.feature == _ONE_FEATURE else case.feature
     yield _change(case, _scale(s, of))
     owner = dict(enumerate(each for each in s.features for _ in each.columns)).get(case.column)
@@ -407,7 +391,7 @@ def _one_feature(case: _Case) -> Iterator[_Given | _Left]:
         yield _change(case, f"narrower bounds for {of}")
 
 
-def _steps(case: _Case) -> Iterator[_Given | _Left]:
+def _steps(case: _Case) -> _Remedies:
     """Yield ways to more steps of the block route, or to none."""
     s = case.settings
     if s.dim > MAX_COVARIANCE_DIM:
@@ -419,11 +403,7 @@ def _steps(case: _Case) -> Iterator[_Given | _Left]:
     yield _option(case, "more batches (n_batches), if these are alike: each of them is a step")
 
 
-def _wider(case: _Case) -> Iterator[_Given | _Left]:
-    yield _change(case, "wider bounds, in the units of the records")
-
-
-def _range(case: _Case) -> Iterator[_Given | _Left]:
+def _range(case: _Case) -> _Remedies:
     s = case.settings
     if s.options is None or s.has("radius_range"):
         yield _option(case, f"a radius_range that ends higher{', if it is set' * (s.options is None)}")
@@ -433,7 +413,9 @@ def _range(case: _Case) -> Iterator[_Given | _Left]:
 
 _NOISE: tuple[_Rule, ...] = (_records, _epsilon, _bounds, _narrower, _rank, _tuning)
 _RULES: Mapping[ReleaseWarning, tuple[_Rule, ...]] = {
-    ReleaseWarning.NO_RECORDS: (_any_records,),
+    ReleaseWarning.NO_RECORDS: (
+        lambda case: [_Remedy("reports" if case.settings.kind is RecordKind.LOCAL else "records")],
+    ),
     ReleaseWarning.NOT_RESOLVED: _NOISE,
     ReleaseWarning.VARIANCE_LOST: _NOISE,
     ReleaseWarning.MEAN_SWAMPS: (_centre, _records, _epsilon, _bounds, _narrower, _rank),
@@ -441,7 +423,7 @@ _RULES: Mapping[ReleaseWarning, tuple[_Rule, ...]] = {
     ReleaseWarning.CLIPPED: (_quantile, _records, _epsilon, _bounds, _large_values),
     ReleaseWarning.DOMINATED: (_one_feature,),
     ReleaseWarning.UNSETTLED: (_steps,),
-    ReleaseWarning.CLAMPED: (_wider,),
+    ReleaseWarning.CLAMPED: (lambda case: [_change(case, "wider bounds, in the units of the records")],),
     ReleaseWarning.RANGE_ENDS: (_bounds, _range),
 }
 """Remedies of each doubt, the most effective first."""

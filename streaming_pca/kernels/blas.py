@@ -7,7 +7,7 @@ exactly: so the result is the same in any order, and from any library.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any, TypeAlias
 
 from llvmlite import ir
@@ -32,22 +32,15 @@ def array_pointer(context: Any, builder: Builder, signature: Any, args: Sequence
     return context.make_array(signature.args[place])(context, builder, args[place]).data
 
 
+@cache
 def _address(name: str) -> int:
     from numba.extending import get_cython_function_address
 
     return int(get_cython_function_address("scipy.linalg.cython_blas", name))
 
 
-@cache
-def dsyrk_address() -> int:
-    """Return the address of SciPy's dsyrk: a number, because numba caches no names."""
-    return _address("dsyrk")
-
-
-@cache
-def dgemm_address() -> int:
-    """Return the address of SciPy's dgemm."""
-    return _address("dgemm")
+dsyrk_address, dgemm_address = partial(_address, "dsyrk"), partial(_address, "dgemm")
+"""Return the addresses of SciPy's functions: numbers, because numba caches no names."""
 
 
 def _check(*arrays: Any) -> None:
@@ -84,11 +77,8 @@ def _call_dsyrk(typing: Any, address: Any, n: Any, k: Any, a: Any, c: Any) -> An
     _check(a, c)
 
     def codegen(context: Any, builder: Builder, signature: Any, args: Any) -> Value:
-        upper, plain, one = (
-            ir.Constant(_BYTE, ord("U")),
-            ir.Constant(_BYTE, _PLAIN),
-            ir.Constant(_DOUBLE, 1.0),
-        )
+        upper, plain = (ir.Constant(_BYTE, letter) for letter in (ord("U"), _PLAIN))
+        one = ir.Constant(_DOUBLE, 1.0)
         size, rows = (builder.trunc(args[i], _INT) for i in (1, 2))
         source, target = (array_pointer(context, builder, signature, args, i) for i in (3, 4))
         _call(builder, args[0], [upper, plain, size, rows, one, source, size, one, target, size])

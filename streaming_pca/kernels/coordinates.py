@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from streaming_pca.kernels import njit
 from streaming_pca.kernels.lattice import Floats, Integers
-from streaming_pca.kernels.rounding import record_product, transposed_times
+from streaming_pca.kernels.rounding import dot, record_product, transposed_times
 
 COORDINATE_RADIUS = 2**30
 """Largest coordinate of a contribution, in lattice units; 2**22 of them sum to 2**52."""
@@ -116,17 +116,7 @@ def top_eigenvalue(columns: Floats, start: Floats, steps: int) -> float:
     for _ in range(steps):
         w = np.zeros(d)
         for i in range(b):
-            # Four chains hide the latency of additions.
-            s0 = s1 = s2 = s3 = 0.0
-            whole = d - d % 4
-            for j in range(0, whole, 4):
-                s0 += columns[i, j] * v[j]
-                s1 += columns[i, j + 1] * v[j + 1]
-                s2 += columns[i, j + 2] * v[j + 2]
-                s3 += columns[i, j + 3] * v[j + 3]
-            for j in range(whole, d):
-                s0 += columns[i, j] * v[j]
-            s = (s0 + s1) + (s2 + s3)
+            s = dot(columns[i], v)
             for j in range(d):
                 w[j] += s * columns[i, j]
         size = 0.0

@@ -11,7 +11,7 @@ from fractions import Fraction
 import numpy as np
 from numpy.typing import NDArray
 
-from streaming_pca.privacy.calibration.multipliers import require_room
+from streaming_pca.privacy.calibration.multipliers import product_up, require_room
 from streaming_pca.privacy.mechanisms import gaussian_on_vector
 
 WHOLE = 1_000_000
@@ -69,10 +69,7 @@ class Budget:
 
         Raises CalibrationError if int64 is too narrow for the noise.
         """
-        product = multiplier * sensitivity
-        if product < math.inf and Fraction(product) < Fraction(multiplier) * Fraction(sensitivity):
-            product = math.nextafter(product, math.inf)
-        return require_room(product, self._epsilon)
+        return require_room(product_up(multiplier, sensitivity), self._epsilon)
 
 
 def share_multiplier(squared: Fraction, share: Fraction) -> float:

@@ -31,7 +31,6 @@ from streaming_pca.estimators.common.centre import most_share
 from streaming_pca.estimators.common.clipped_batches import BatchCosts
 from streaming_pca.estimators.common.neighbours import (
     HUGE,
-    AnyEstimator,
     Claim,
     Matrix,
     Record,
@@ -90,18 +89,6 @@ class _Probe:
     contributions: int = 1
     share: float = 0.0
 
-    def build(self, setup: Setup, target: Target) -> AnyEstimator:
-        """Build the estimator that reads these streams."""
-        return target.build(
-            setup.dim,
-            setup.k,
-            setup.options(self.batch),
-            self.share,
-            self.contributions,
-            kind=self.kind,
-            centering=self.centering,
-        )
-
 
 def _one_record(a: Record, b: Matrix, zero: Matrix) -> tuple[list[Record], list[Record]]:
     others: list[Record] = [zero] * (_BATCH - 1)
@@ -138,7 +125,9 @@ _PROBES = {
 
 def _probe_trial(setup: Setup, probe: _Probe, target: Target) -> Trial:
     """Score the projection of the sum on the difference of the two clipped records."""
-    estimator = probe.build(setup, target)
+    ways = {"kind": probe.kind, "centering": probe.centering}
+    options = setup.options(probe.batch)
+    estimator = target.build(setup.dim, setup.k, options, probe.share, probe.contributions, **ways)
     start = first_state(estimator)
     worst = setup.worst(start, probe.kind)
     lists = probe.records(*worst, np.zeros_like(worst[0]))

@@ -67,15 +67,11 @@ PRIVATE_OJA_CASES = sum_cases(
 
 _RANGE_OPTIONS = {"learning_rate": 1e-2, "range_constant": 8.0}
 
-Answer = Callable[[AnyEstimator, Any, Any, int, int], Matrix]
-"""``answer(estimator, before, after, records, count)``: the noisy sum over ``count`` records of a batch."""
+Answer = Callable[[AnyEstimator, Any, Any, int], Matrix]
+"""``answer(estimator, before, after, count)``: the noisy sum over ``count`` records of a batch."""
 
 
-def _block_answer(estimator: AnyEstimator, before: Any, after: Any, records: int, count: int) -> Matrix:
-    return oja_answer(estimator, before, after, count)
-
-
-def _component_answer(estimator: Any, before: Any, after: Any, records: int, count: int) -> Matrix:
+def _component_answer(estimator: Any, before: Any, after: Any, count: int) -> Matrix:
     """Return deflation's first noisy sum: c b = w + eta g, and its value is w^T g."""
     w, b, value = before.basis, after.basis, float(after.values[0])
     eta = estimator.options.rate(1)
@@ -103,7 +99,7 @@ def _adaptive_sum(
         if after.outcome != Outcome.LEARNT:
             return 0.0
         radius = estimator._radius(after.scale, len(batches[0]), 1)
-        found = answer(estimator, start, after, len(batches[0]), count)
+        found = answer(estimator, start, after, count)
         return float(np.sum(found * P) / float(radius))
 
     return target.claim(multiplier(estimator, start)), one_batch(estimator, start, batches, score)
@@ -134,7 +130,7 @@ def _adaptive_cases(answer: Answer) -> dict[str, TrialOf]:
     }
 
 
-BLOCK_RANGE_CASES = _adaptive_cases(_block_answer)
+BLOCK_RANGE_CASES = _adaptive_cases(oja_answer)
 COMPONENT_RANGE_CASES = _adaptive_cases(_component_answer)
 
 

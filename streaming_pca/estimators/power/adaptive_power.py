@@ -19,7 +19,7 @@ from streaming_pca.estimators.oja.deflation import Deflation, DeflationState, Le
 from streaming_pca.estimators.power.worst_cases import ADAPTIVE_POWER_CASES
 from streaming_pca.kernels import njit
 from streaming_pca.kernels.lattice import MATRIX_RADIUS, MAX_RECORDS
-from streaming_pca.kernels.rounding import clip_and_round
+from streaming_pca.kernels.rounding import clip_and_round, dot
 from streaming_pca.privacy.calibration.multipliers import gaussian_rho, lattice_sigma, pure_epsilon
 from streaming_pca.privacy.mechanisms import AboveThreshold, gaussian_on_vector
 
@@ -244,21 +244,6 @@ def _filtered(
 
 
 @njit(cache=True, nogil=True)
-def _dot(a: Floats, b: Floats) -> float:
-    # Four sums, so that additions do not wait for each other.
-    s0 = s1 = s2 = s3 = 0.0
-    whole = a.shape[0] - a.shape[0] % 4
-    for j in range(0, whole, 4):
-        s0 += a[j] * b[j]
-        s1 += a[j + 1] * b[j + 1]
-        s2 += a[j + 2] * b[j + 2]
-        s3 += a[j + 3] * b[j + 3]
-    for j in range(whole, a.shape[0]):
-        s0 += a[j] * b[j]
-    return (s0 + s1) + (s2 + s3)
-
-
-@njit(cache=True, nogil=True)
 def _product(rows: Floats, of_matrices: bool, x: Floats, across: Floats, out: Floats) -> float:
     """Compute out = P A x of one record in a fixed order; return its norm.
 
@@ -267,17 +252,17 @@ def _product(rows: Floats, of_matrices: bool, x: Floats, across: Floats, out: Fl
     """
     out[:] = 0.0
     for i in range(rows.shape[0]):
-        s = _dot(rows[i], x)
+        s = dot(rows[i], x)
         if of_matrices:
             out[i] = s
         else:
             for j in range(x.shape[0]):
                 out[j] += s * rows[i, j]
     for i in range(across.shape[0]):
-        s = _dot(across[i], out)
+        s = dot(across[i], out)
         for j in range(x.shape[0]):
             out[j] -= s * across[i, j]
-    return math.sqrt(_dot(out, out))
+    return math.sqrt(dot(out, out))
 
 
 @njit(cache=True, nogil=True)

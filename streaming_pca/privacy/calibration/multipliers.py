@@ -168,7 +168,7 @@ def least_multiplier(epsilon: float, delta: float, contributions: int = 1) -> fl
     :func:`lattice_sigma`.
     """
     require_count("contributions", contributions)
-    return _product_up(gaussian_multiplier(epsilon, delta), _root_up(contributions))
+    return product_up(gaussian_multiplier(epsilon, delta), _root_up(contributions))
 
 
 @lru_cache(maxsize=1024, typed=True)
@@ -198,7 +198,7 @@ def lattice_sigma(
         if multiplier < needed:
             raise CalibrationError(f"noise multiplier {multiplier} is below the needed {needed}")
         needed = multiplier
-    return require_room(_product_up(needed, sensitivity), epsilon)
+    return require_room(product_up(needed, sensitivity), epsilon)
 
 
 def require_room(sigma: float, epsilon: float) -> float:
@@ -270,7 +270,8 @@ def _root_up(count: int) -> float:
     return root if Fraction(root) ** 2 >= count else math.nextafter(root, math.inf)
 
 
-def _product_up(a: float, b: float) -> float:
+def product_up(a: float, b: float) -> float:
+    """Return a product, rounded up."""
     product = a * b
     if product < math.inf and Fraction(product) < Fraction(a) * Fraction(b):
         product = math.nextafter(product, math.inf)

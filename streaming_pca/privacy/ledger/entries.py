@@ -11,7 +11,7 @@ import hashlib
 import json
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError, model_validator
 
 from streaming_pca.privacy.parameters import Charge, Rational
 from streaming_pca.text import printable
@@ -25,12 +25,7 @@ class MalformedEntry(ValueError):
 
 class _Frozen(BaseModel):
     # Attribute docstrings are the descriptions of the JSON schema; canonical entries leave nothing out.
-    model_config = ConfigDict(
-        frozen=True,
-        extra="forbid",
-        use_attribute_docstrings=True,
-        json_schema_serialization_defaults_required=True,
-    )
+    model_config = Charge.model_config
 
 
 class Cap(_Frozen):
