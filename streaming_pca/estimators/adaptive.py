@@ -7,8 +7,6 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from streaming_pca.data.batch import Batch
-from streaming_pca.data.preprocessing import Preprocessing
 from streaming_pca.estimators.base import EstimatorInfo, Matrix, Subspace, SuiteOptions
 from streaming_pca.estimators.block.block import (
     OVERSAMPLING,
@@ -20,9 +18,8 @@ from streaming_pca.estimators.block.block import (
 )
 from streaming_pca.estimators.block.variances import TotalVariance
 from streaming_pca.estimators.block.worst_cases import BLOCK
-from streaming_pca.estimators.common.budget import Budget
 from streaming_pca.estimators.common.clipped_batches import ClippedBatches
-from streaming_pca.estimators.common.composed import ComposedEstimator, ComposedState, MeanRound
+from streaming_pca.estimators.common.composed import ComposedEstimator, ComposedState, Work
 from streaming_pca.estimators.common.neighbours import TrialOf
 from streaming_pca.estimators.common.worst_sums import centred_sum_cases, sum_cases
 from streaming_pca.estimators.covariance.radius_choice import Reading
@@ -135,17 +132,10 @@ class AdaptivePCA(ComposedEstimator[AdaptiveState, AdaptiveOptions]):
     def _own_parameters(self, state: AdaptiveState) -> dict[str, Any]:
         return {"route": self.options.route}
 
-    def _learn(
-        self,
-        state: AdaptiveState,
-        preprocessing: Preprocessing,
-        batch: Batch,
-        budget: Budget,
-        measured: MeanRound | None,
-    ) -> tuple[AdaptiveState, int]:
-        if self._restarts(state, batch):
+    def _learn(self, state: AdaptiveState, work: Work) -> tuple[AdaptiveState, int]:
+        if self._restarts(state, work.batch):
             state = replace(state, **self._start(state.block.basis))
-        learner = _Learner(self, state, preprocessing, batch, budget, measured)
+        learner, measured = _Learner(self, state, work), work.measured
         if self.fixed_route == "block":
             clipped = learner.by_block(None, QUANTILE)
         elif self.options.clip_radius is not None or self.options.clip_quantile is not None:
@@ -170,19 +160,11 @@ class AdaptivePCA(ComposedEstimator[AdaptiveState, AdaptiveOptions]):
 class _Learner:
     """One batch's work on the estimates of a state."""
 
-    def __init__(
-        self,
-        estimator: AdaptivePCA,
-        state: AdaptiveState,
-        preprocessing: Preprocessing,
-        batch: Batch,
-        budget: Budget,
-        measured: MeanRound | None,
-    ) -> None:
-        self.estimator, self.measured = estimator, measured
+    def __init__(self, estimator: AdaptivePCA, state: AdaptiveState, work: Work) -> None:
+        self.estimator, self.measured, preprocessing = estimator, work.measured, work.preprocessing
         self.before = self.state = state
-        self.batch, self.budget, self.options = batch, budget, estimator.options
-        shift, present = estimator.mean_shift(state, measured), state.present.latest_share
+        self.batch, self.budget, self.options = work.batch, work.budget, estimator.options
+        shift, present = estimator.mean_shift(state, work.measured), state.present.latest_share
         self.route, self.covariance = state.route, state.covariance
         self.block, self.total = state.block, state.total
         multiplier, norm_range = estimator.costs.multiplier, estimator.norm_range
@@ -190,7 +172,7 @@ class _Learner:
             estimator.k, preprocessing, multiplier, norm_range, self.options.half_life, shift, present=present
         )
         self.blocks = BlockUpdate(preprocessing, multiplier, norm_range, present, estimator.k, shift)
-        self.future = self.options.future_records(state.records + len(batch))
+        self.future = self.options.future_records(state.records + len(work.batch))
         if not len(self.covariance.weights) and estimator.fixed_route != "block":
             # Settings fixed the block route until now.
             self.covariance = CovarianceEstimate.empty(preprocessing.output_dim)

@@ -30,7 +30,7 @@ from streaming_pca.estimators.common.budget import Budget
 from streaming_pca.estimators.common.centre import is_beyond_noise, resolves_radius
 from streaming_pca.estimators.common.clipped_batches import ClippedBatches
 from streaming_pca.estimators.common.clipped_sums import block_residual_norms, block_sum
-from streaming_pca.estimators.common.composed import ComposedEstimator, ComposedState, MeanRound
+from streaming_pca.estimators.common.composed import ComposedEstimator, ComposedState, Work
 from streaming_pca.estimators.common.error_bounds import angle_bound_of_block
 from streaming_pca.estimators.common.forgetting import HalfLife, kept_share, process_noise
 from streaming_pca.estimators.common.mean_offset import MeanOffset, MeanShift, outer_product
@@ -542,28 +542,22 @@ class BlockPCA(ComposedEstimator[BlockState, BlockOptions]):
     def _own_parameters(self, state: BlockState) -> dict[str, Any]:
         return {"columns": state.block.basis.shape[1]}
 
-    def _learn(
-        self,
-        state: BlockState,
-        preprocessing: Preprocessing,
-        batch: Batch,
-        budget: Budget,
-        measured: MeanRound | None,
-    ) -> tuple[BlockState, int]:
-        if self._restarts(state, batch):
+    def _learn(self, state: BlockState, work: Work) -> tuple[BlockState, int]:
+        if self._restarts(state, work.batch):
             block = BlockEstimate.start(state.block.basis)
             state = replace(state, block=block, total=TotalVariance())
-        shift, present = self.mean_shift(state, measured), state.present.latest_share
-        update = BlockUpdate(preprocessing, self.costs.multiplier, self.norm_range, present, self.k, shift)
+        shift, present = self.mean_shift(state, work.measured), state.present.latest_share
+        costs, norm_range = self.costs, self.norm_range
+        update = BlockUpdate(work.preprocessing, costs.multiplier, norm_range, present, self.k, shift)
         new = state
 
         def average_mean(weight: float | None) -> tuple[float, float | None]:
             nonlocal new
-            new, gain = self.average_mean(state, measured, weight)
+            new, gain = self.average_mean(state, work.measured, weight)
             return self.mean_offset(new).square, gain
 
         block, total, clipped = learn_block(
-            update, state.block, state.total, batch, budget, self.options, average_mean=average_mean
+            update, state.block, state.total, work.batch, work.budget, self.options, average_mean=average_mean
         )
         return replace(new, block=block, total=total), clipped
 

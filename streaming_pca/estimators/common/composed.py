@@ -72,6 +72,17 @@ class MeanRound:
     doubt: float
 
 
+@dataclass(frozen=True)
+class Work:
+    """Batch to learn from, with the rest of its budget."""
+
+    batch: Batch
+    preprocessing: Preprocessing
+    """Of its records, about their centre."""
+    budget: Budget
+    measured: MeanRound | None
+
+
 S = TypeVar("S", bound=ComposedState)
 O = TypeVar("O", bound=ClippedBatches)
 
@@ -124,11 +135,8 @@ class ComposedEstimator(Estimator[S, O]):
         count = self.preprocessing.whole_count(wanted)
         parameters = {
             "mechanism": self.info.id,
-            "clip_quantile": options.clip_quantile,
-            "clip_radius": options.clip_radius,
+            **options.model_dump(include={"clip_quantile", "clip_radius", "half_life", "n_records"}),
             "radius_range": list(self.norm_range),
-            "half_life": options.half_life,
-            "n_records": options.n_records,
             **self._own_parameters(state),
             "sigma_over_sensitivity": self.costs.multiplier,
         }
@@ -151,7 +159,7 @@ class ComposedEstimator(Estimator[S, O]):
         if preprocessing.centering == "auto":
             state, measured = self._centred(state, batch, budget)
             preprocessing = preprocessing.about(self._anchor(state) if measured is None else measured.centre)
-        new, clipped = self._learn(state, preprocessing, batch, budget, measured)
+        new, clipped = self._learn(state, Work(batch, preprocessing, budget, measured))
         return replace(new, batch=state.batch + 1, records=state.records + len(batch)), clipped
 
     def release(self, state: S) -> Subspace:
@@ -170,13 +178,10 @@ class ComposedEstimator(Estimator[S, O]):
         return is_lost or 0 < RESTART_RATIO * state.records <= len(batch)
 
     @abstractmethod
-    def _learn(
-        self, state: S, preprocessing: Preprocessing, batch: Batch, budget: Budget, measured: MeanRound | None
-    ) -> tuple[S, int]:
-        """Learn from records about their centre, with the rest of the budget.
+    def _learn(self, state: S, work: Work) -> tuple[S, int]:
+        """Return the state with new estimates, and the number of clipped records.
 
-        Returns the state with new estimates, ``measured`` averaged into its mean, and the number of clipped
-        records; the caller counts the batch.
+        The measured mean is averaged into its mean; the caller counts the batch.
         """
 
     def _anchor(self, state: S) -> Vector:

@@ -7,12 +7,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from streaming_pca.data.batch import Batch
-from streaming_pca.data.preprocessing import Preprocessing
 from streaming_pca.estimators.base import EstimatorInfo, Subspace, SuiteOptions
-from streaming_pca.estimators.common.budget import Budget
 from streaming_pca.estimators.common.clipped_batches import ClippedBatches
-from streaming_pca.estimators.common.composed import ComposedEstimator, ComposedState, MeanRound
+from streaming_pca.estimators.common.composed import ComposedEstimator, ComposedState, Work
 from streaming_pca.estimators.covariance.release import covariance_subspace
 from streaming_pca.estimators.covariance.state import CovarianceEstimate
 from streaming_pca.estimators.covariance.update import CovarianceUpdate
@@ -80,42 +77,23 @@ class AnalyzeGauss(ComposedEstimator[AnalyzeGaussState, AnalyzeGaussOptions]):
         estimate = CovarianceEstimate.empty(self.preprocessing.output_dim)
         return AnalyzeGaussState(0, 0, estimate)
 
-    def _learn(
-        self,
-        state: AnalyzeGaussState,
-        preprocessing: Preprocessing,
-        batch: Batch,
-        budget: Budget,
-        measured: MeanRound | None,
-    ) -> tuple[AnalyzeGaussState, int]:
+    def _learn(self, state: AnalyzeGaussState, work: Work) -> tuple[AnalyzeGaussState, int]:
         options, estimate = self.options, state.covariance
+        batch, budget, measured = work.batch, work.budget, work.measured
         if self._restarts(state, batch):
             estimate = CovarianceEstimate.empty(self.dim)
-        update = CovarianceUpdate(
-            self.k,
-            preprocessing,
-            self.costs.multiplier,
-            self.norm_range,
-            options.half_life,
-            self.mean_shift(state, measured),
-            weighted=False,
-            present=state.present.latest_share,
-        )
+        about = (self.costs.multiplier, self.norm_range, options.half_life, self.mean_shift(state, measured))
+        present = state.present.latest_share
+        update = CovarianceUpdate(self.k, work.preprocessing, *about, weighted=False, present=present)
         if options.clip_radius is None and options.clip_quantile is None:
             future = options.future_records(state.records + len(batch))
             estimate, clipped = update.learn(estimate, batch, budget, future)
         else:
             estimate, clipped = update.at_fixed_radius(estimate, batch, budget, options)
-        state, _ = self.average_mean(
-            state, measured, None if measured is None else estimate.doubt / measured.doubt
-        )
+        weight = None if measured is None else estimate.doubt / measured.doubt
+        state, _ = self.average_mean(state, measured, weight)
         return replace(state, covariance=estimate), clipped
 
     def learnt_subspace(self, state: AnalyzeGaussState) -> Subspace:
-        return covariance_subspace(
-            state.covariance,
-            self.preprocessing,
-            self.k,
-            state.present,
-            self.mean_offset(state, state.covariance.centre),
-        )
+        offset = self.mean_offset(state, state.covariance.centre)
+        return covariance_subspace(state.covariance, self.preprocessing, self.k, state.present, offset)

@@ -227,9 +227,7 @@ class OutputPerturbation(Estimator[OutputPerturbationState, OutputPerturbationOp
         require_room(2 * greatest, self.privacy.epsilon)
         parameters: dict[str, Any] = {
             "mechanism": self.info.id,
-            "clip_radius": options.clip_radius,
-            "gap_share": options.gap_share,
-            "variance_share": options.variance_share,
+            **options.model_dump(include={"clip_radius", "gap_share", "variance_share"}),
             "gap_noise": "gaussian",
             "gap_failure_delta": self._failure,
             "projector_sigma_over_sensitivity": z.projector,
@@ -249,24 +247,17 @@ class OutputPerturbation(Estimator[OutputPerturbationState, OutputPerturbationOp
         return _FAILURE_SHARE * self.privacy.delta / self.privacy.contributions * (1 - 1e-12)
 
     @property
-    def _delta_of_gaussians(self) -> float:
-        """Delta that delta_1 leaves to the Gaussian mechanisms."""
-        return self.privacy.delta * (1 - _FAILURE_SHARE) * (1 - 1e-12)
-
-    @property
     def _projector_sensitivity(self) -> float:
         return _PROJECTOR_UNITS + 2.0 * self.dim
 
     @cached_property
     def _multipliers(self) -> _Multipliers:
-        sigma = lattice_sigma(
-            self.privacy.epsilon,
-            self._delta_of_gaussians,
-            self._projector_sensitivity,
-            contributions=self.privacy.contributions,
-        )
+        p, sensitivity = self.privacy, self._projector_sensitivity
+        # What delta_1 leaves to the Gaussian mechanisms.
+        delta = p.delta * (1 - _FAILURE_SHARE) * (1 - 1e-12)
+        sigma = lattice_sigma(p.epsilon, delta, sensitivity, contributions=p.contributions)
         # Rounded up by more than the quotients and the roots of the shares lose.
-        whole = sigma / self._projector_sensitivity * (1 + 1e-14)
+        whole = sigma / sensitivity * (1 + 1e-14)
         options = self.options
         if self.k == self.dim:
             # Only the variances are measured; the plan names the projector's multiplier in any case.

@@ -134,7 +134,7 @@ class AdaDPO(IterateEstimator[AdaDPOState, AdaDPOOptions]):
         parameters = {
             "mechanism": self.info.id,
             "range_blocks": blocks,
-            **self.options.clip_parameters,
+            **self.options.model_dump(include={"tail_constant", "tail_exponent"}),
             **self.adaptive_mean.parameters,
         }
         least = min(least_records(blocks, self.preprocessing), count)

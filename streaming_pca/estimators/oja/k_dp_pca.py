@@ -144,7 +144,7 @@ class KDPPCA(Deflation[DeflationState, KDPPCAOptions]):
             "mechanism": self.info.id,
             "range_blocks": blocks,
             "failure_probability": self._failure(batch),
-            **self.options.clip_parameters,
+            **self.options.model_dump(include={"tail_constant", "tail_exponent"}),
             **self.adaptive_mean.parameters,
         }
         count = self._count()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from pydantic import Field, model_validator
 
@@ -85,8 +84,3 @@ class AdaptiveMeanOptions(LearningRates):
         It is zeta/(2 T); without T zeta/(2 t (t + 1)), which sums to zeta/2.
         """
         return self.failure_probability / (2 * (step * (step + 1) if steps is None else steps))
-
-    @property
-    def clip_parameters(self) -> dict[str, Any]:
-        """Parameters of the clip, for the reservation."""
-        return {"tail_constant": self.tail_constant, "tail_exponent": self.tail_exponent}

@@ -147,10 +147,7 @@ class AdaptivePowerMethod(Deflation[DeflationState, AdaptivePowerOptions]):
         multiplier = self._multiplier
         parameters = {
             "mechanism": self.info.id,
-            "clip_radius": options.clip_radius,
-            "rounds": options.rounds,
-            "octaves": options.octaves,
-            "failure_probability": options.failure_probability,
+            **options.model_dump(include={"clip_radius", "rounds", "octaves", "failure_probability"}),
             "search_epsilon": self._search_epsilon,
             "sigma_over_sensitivity": multiplier,
         }
@@ -165,16 +162,16 @@ class AdaptivePowerMethod(Deflation[DeflationState, AdaptivePowerOptions]):
         count = len(batch) // self.preprocessing.units
         if count < 2 * self._slack:
             return Learnt(None, 0.0, Outcome.TOO_FEW, 0)
-        value, theta = 0.0, self.options.clip_radius
+        value, theta, across = 0.0, self.options.clip_radius, np.ascontiguousarray(removed.T)
         all_norms: list[RecordValues] = []
         thetas: list[float] = []
         for _ in range(self.options.rounds):
-            norms = self._norms(batch, iterate, removed)
+            norms = batch.map(partial(_norms_of, self.preprocessing, iterate, across))
             theta = self._threshold(norms)
             if self.diagnostics:
                 all_norms.append(norms)
                 thetas.append(theta)
-            total = self._sum(batch, iterate, removed, theta)
+            total = self._sum(batch, iterate, across, theta)
             noisy = gaussian_on_vector(total, self._sigma) * (theta / _RADIUS / count)
             mean = np.asarray(noisy - removed @ (removed.T @ noisy))
             value = float(iterate @ mean)
@@ -186,14 +183,6 @@ class AdaptivePowerMethod(Deflation[DeflationState, AdaptivePowerOptions]):
         changed = int(all_norms[0].sum(count_changed, *all_norms[1:])[0]) if all_norms else 0
         return Learnt(iterate, value, Outcome.LEARNT, changed, theta)
 
-    def _norms(self, batch: Batch, iterate: Floats, removed: Floats) -> RecordValues:
-        """Return |P A x| of every record, each a function of its record alone.
-
-        inf or NaN if it overflows.
-        """
-        across = np.ascontiguousarray(removed.T)
-        return batch.map(partial(_norms_of, self.preprocessing, iterate, across))
-
     def _threshold(self, norms: RecordValues) -> float:
         """Return theta: the first of the rising thresholds that hardly any record exceeds."""
         search = AboveThreshold(len(norms) - self._slack, self._search_epsilon)
@@ -204,20 +193,19 @@ class AdaptivePowerMethod(Deflation[DeflationState, AdaptivePowerOptions]):
                 return theta
         return self.options.clip_radius
 
-    def _sum(self, batch: Batch, iterate: Floats, removed: Floats, theta: float) -> NDArray[np.int64]:
+    def _sum(self, batch: Batch, iterate: Floats, across: Floats, theta: float) -> NDArray[np.int64]:
         """Sum P A x exactly over the records of norm at most theta: (d,) integers.
 
         In units of theta 2^-26. At theta = bound larger products are scaled down to it. Any record
         adds integers of norm at most 2^26.
         """
         largest = theta if theta < self.options.clip_radius else math.inf
-        across = np.ascontiguousarray(removed.T)
         filtered = partial(_filtered, self.preprocessing, iterate, across, largest, _RADIUS / theta)
         return batch.sum(BlockSum(filtered, (self.dim,)))
 
 
 def _norms_of(preprocessing: Preprocessing, iterate: Floats, across: Floats, block: Block) -> Floats:
-    """Return |P A x| of every record."""
+    """Return |P A x| of every record, each a function of it alone; inf or NaN if it overflows."""
     starts, rows = transformed(preprocessing, block)
     out = np.empty(len(starts) - 1)
     _product_norms(rows, starts, preprocessing.kind is RecordKind.MATRIX, iterate, across, out)

@@ -166,10 +166,7 @@ class NoisyPowerMethod(Estimator[NoisyPowerState, NoisyPowerOptions]):
         granularity, options = self.preprocessing.granularity, self.options
         parameters = {
             "mechanism": self.info.id,
-            "clip_l2": options.clip_l2,
-            "clip_l1": options.clip_l1,
-            "iterations": options.iterations,
-            "oversampling": options.oversampling,
+            **options.model_dump(include={"clip_l2", "clip_l1", "iterations", "oversampling"}),
             "sigma_over_sensitivity": self._multiplier,
         }
         count = self.preprocessing.whole_count(options.batch_size)
