@@ -116,7 +116,11 @@ class AdaptiveMean:
         self.epsilon, self.delta, self.values = epsilon, delta, values
         # L2 sensitivity of a sum of integers of at most COORDINATE_RADIUS.
         sensitivity = math.nextafter(2.0 * COORDINATE_RADIUS * math.sqrt(values), math.inf)
-        self.rho, self.unseen = _zcdp(epsilon, delta)
+        # A quarter of delta goes to the centre's unseen bins, by (1 + e^epsilon) times their probability
+        # (:func:`~streaming_pca.privacy.mechanisms.histogram.gaussian_modes`).
+        self.unseen = delta / 4 / (1 + math.exp(epsilon)) * (1 - 1e-12)
+        self.rho = greatest_rho(epsilon, delta * 0.75) / 2
+        """Of the centre, and of the mean."""
         self.sigma = math.nextafter(sensitivity / math.sqrt(2 * self.rho) * (1 + 1e-15), math.inf)
         self.multiplier = self.sigma / sensitivity
         """Multiplier of the mean."""
@@ -240,8 +244,23 @@ class _Products:
 
 
 def _scale_bin(products_of: _Products, part: Block) -> int | None:
-    """Return the bin of the spread of a part's pairs."""
-    return _octave_quarter(_spread(products_of(part)))
+    """Return the bin [2^(i/4), 2^((i + 1)/4)) of the spread of a part's pairs.
+
+    The spread is the maximum over columns r of the largest eigenvalue of (1/2b) sum g_r g_r^T, g the
+    differences of the b pairs. None for 0, for NaN, and beyond 2^-400 and 2^400.
+    """
+    both = products_of(part)
+    # Overflow gives inf or NaN; a warning would reveal it.
+    with np.errstate(all="ignore"):
+        differences = both[1::2] - both[::2]
+    d = differences.shape[2]
+    # Public, and orthogonal to hardly any vector.
+    start = np.cos(np.arange(1, d + 1) * math.sqrt(2))
+    columns = [np.ascontiguousarray(differences[:, r]) for r in range(differences.shape[1])]
+    values = [top_eigenvalue(column, start, _EIGENVALUE_STEPS) / 2 for column in columns]
+    spread = max((value for value in values if value == value), default=math.nan)
+    inside = 2.0**-_OCTAVES <= spread < 2.0**_OCTAVES
+    return math.floor(math.log2(spread) * _BINS_PER_OCTAVE) if inside else None
 
 
 class _Bins:
@@ -265,38 +284,3 @@ def _clamped_sum(products_of: _Products, centres: Floats, radius: float, block: 
     out = np.zeros(len(centres) + 1, dtype=np.int64)
     out[-1] = sum_clamped(products_of(block).reshape(-1, len(centres)), centres, radius, out[:-1])
     return out
-
-
-def _spread(both: Floats) -> float:
-    """Return the spread of b pairs: max over columns r of the eigenvalue below.
-
-    It is the largest eigenvalue of (1/2b) sum g_r g_r^T, g the differences of the pairs.
-    ``both`` is (2 b, k, d). Overflow gives inf or NaN without a warning.
-    """
-    with np.errstate(all="ignore"):
-        differences = both[1::2] - both[::2]
-    d = differences.shape[2]
-    # Public, and orthogonal to hardly any vector.
-    start = np.cos(np.arange(1, d + 1) * math.sqrt(2))
-    columns = [np.ascontiguousarray(differences[:, r]) for r in range(differences.shape[1])]
-    values = [top_eigenvalue(column, start, _EIGENVALUE_STEPS) / 2 for column in columns]
-    return max((value for value in values if value == value), default=math.nan)
-
-
-def _octave_quarter(value: float) -> int | None:
-    """Return the bin [2^(i/4), 2^((i + 1)/4)) of a value.
-
-    None for 0, for NaN, and beyond 2^-400 and 2^400.
-    """
-    inside = 2.0**-_OCTAVES <= value < 2.0**_OCTAVES
-    return math.floor(math.log2(value) * _BINS_PER_OCTAVE) if inside else None
-
-
-def _zcdp(epsilon: float, delta: float) -> tuple[float, float]:
-    """Return rho of the centre and of the mean, and delta of unseen bins.
-
-    Centre and mean have this rho each. A quarter of delta goes to the centre's unseen bins, by (1 +
-    e^epsilon) times their probability (:func:`~streaming_pca.privacy.mechanisms.histogram.gaussian_modes`).
-    """
-    unseen = delta / 4 / (1 + math.exp(epsilon)) * (1 - 1e-12)
-    return greatest_rho(epsilon, delta * 0.75) / 2, unseen
