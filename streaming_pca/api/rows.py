@@ -39,10 +39,7 @@ SWAPPED = ": plan takes n_features first, so for the shape of X write plan(*X.sh
 
 
 def check_rows(X: Any, *, least: int, estimator: Any) -> Rows:
-    """Return X as finite floats, with at least ``least`` records; sparse X as CSR.
-
-    ValueError, or TypeError for objects that are not numbers.
-    """
+    """Return X as finite floats, at least ``least`` records, CSR if sparse; ValueError or TypeError."""
     refuse_masks_and_units(X)
     if (times := _columns_of(X, _TIMES)) or getattr(getattr(X, "dtype", None), "kind", "") in ("m", "M"):
         raise ValueError(_needs_map(X, "times", times))

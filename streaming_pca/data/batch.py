@@ -102,10 +102,7 @@ class RecordValues(ABC):
 
     @abstractmethod
     def sum(self, kernel: ValueKernel, *others: RecordValues) -> Integers:
-        """Return the exact sum of the kernel's contributions.
-
-        ``others`` are of the same batch.
-        """
+        """Return the exact sum of the kernel's contributions; ``others`` are of the same batch."""
 
     def above(self, radii: Sequence[float]) -> Callable[[int], int]:
         """Return a function of an index i to the exact number of values above ``radii[i]``.
@@ -152,10 +149,7 @@ class Batch(ABC):
 
     @abstractmethod
     def split(self, counts: Sequence[int]) -> tuple[Batch, ...]:
-        """Split by position into parts of the given numbers of records.
-
-        Raises ValueError if the numbers do not add up to the batch's.
-        """
+        """Split by position into parts of these numbers of records, which must add up (ValueError)."""
 
     @abstractmethod
     def keeping(self, counted: NDArray[np.bool_]) -> Batch:
@@ -182,10 +176,7 @@ class Batch(ABC):
 
     @abstractmethod
     def map_parts(self, counts: Sequence[int], kernel: Callable[[Block], T]) -> list[T]:
-        """Return the kernel's small result for each part that :meth:`split` makes.
-
-        A part is in one place, and must fit in its memory.
-        """
+        """Return the kernel's small result for each part of :meth:`split`, which fits in one memory."""
 
     @abstractmethod
     def tally(self, kernel: BinKernel, histograms: int) -> BinCounts:

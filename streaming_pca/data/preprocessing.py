@@ -254,10 +254,7 @@ def transformed(preprocessing: Preprocessing, block: Block) -> tuple[NDArray[np.
 
 
 def _whole_matrices(block: Block) -> Block:
-    """Make records null that do not have d rows.
-
-    Reshaped with the others, such a record would shift the rows of the next.
-    """
+    """Make records null without d rows: reshaped, they would shift the rows of the next."""
     lengths = np.diff(block.starts)
     whole = lengths == block.dim
     if np.all(whole | (lengths == 0)):

@@ -31,10 +31,7 @@ class RecordKind(StrEnum):
 
 
 def is_symmetric(matrix: NDArray[np.floating]) -> bool:
-    """Return whether a square matrix is finite and symmetric.
-
-    Entries may differ from the transpose by 1e-6 of the largest entry.
-    """
+    """Return whether a square matrix is finite, and symmetric to 1e-6 of its largest entry."""
     scale = float(np.abs(matrix).max(initial=0.0))
     # A warning would reveal something of the record.
     with np.errstate(all="ignore"):

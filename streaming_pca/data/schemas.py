@@ -128,10 +128,7 @@ def payload_schema(dim: int | None = None, most_rows: int | None = None) -> Sche
 
 
 def objects_schema(features: Sequence[Feature], most: int, user_field: Path | None = None) -> Schema:
-    """Return the schema of JSON objects with named fields, or of lists of them.
-
-    A list has at most ``most``; ``user_field`` is the field that names the user.
-    """
+    """Return the schema of JSON objects, or of lists of at most ``most``. ``user_field`` names the user."""
     one: Schema = {"type": "object", "properties": {}, "required": []}
     fields = [(each.place, _field_schema(each), each.missing is None) for each in features]
     if user_field is not None:

@@ -93,10 +93,7 @@ class IpcFile:
 
 
 def schema_of_file(path: Path) -> tuple[Any, Any]:
-    """Return the schema of a Parquet or Arrow file, and pyarrow; no record is read.
-
-    Raises LibraryMissing, OSError or ValueError.
-    """
+    """Return a file's schema, and pyarrow; reads no record. LibraryMissing, OSError or ValueError."""
     pyarrow = need_pyarrow(str(path))
     if path.suffix == ".parquet":
         return import_module("pyarrow.parquet").read_schema(path), pyarrow

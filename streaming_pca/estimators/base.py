@@ -42,10 +42,7 @@ Matrix = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class State:
-    """Base of estimator states.
-
-    A frozen dataclass of arrays, numbers, strings, None, and of such dataclasses.
-    """
+    """Base of states: frozen dataclasses of arrays, numbers, strings, None, and of such dataclasses."""
 
     batch: int
     """Number of batches so far."""

@@ -80,9 +80,6 @@ class Diagnostics:
 
 
 def _half_width(scale: float) -> int:
-    """Return the smallest t with P(\\|X\\| > t) <= 0.05 for discrete Laplace X.
-
-    P(\\|X\\| > t) = 2 e^-((t+1)/scale)/(1 + e^-(1/scale)).
-    """
+    """Return the least t with P(\\|X\\| > t) = 2 e^-((t+1)/scale)/(1 + e^-(1/scale)) <= 0.05."""
     tail = 0.05 * (1 + math.exp(-1 / scale)) / 2
     return max(math.ceil(-scale * math.log(tail) - 1), 0)

@@ -61,10 +61,7 @@ class RecordReader:
         self.step = 1 if how is None else preprocessing.units
 
     def read(self, batch: Block) -> RecordsView:
-        """View the records, in place or transformed.
-
-        Raises ValueError if a pair is incomplete, or the number of features is wrong.
-        """
+        """View the records, in place or transformed; ValueError for half a pair or another width."""
         if len(batch) % self.preprocessing.units:
             raise ValueError("pairs need an even number of records")
         rows, begins, starts = batch.rows, batch.places(), batch.starts
@@ -78,10 +75,7 @@ class RecordReader:
 
 
 class NormKernel(ABC):
-    """Kernel of :meth:`Batch.map` that computes one number a summed record, with threads.
-
-    ``work`` counts operations for each entry of a record.
-    """
+    """Kernel of :meth:`Batch.map`: a number a summed record, of ``work`` operations an entry."""
 
     def __init__(self, records: RecordReader, work: int = 1) -> None:
         self.records, self.work = records, work

@@ -30,10 +30,7 @@ ESTIMATORS: dict[str, type[Estimator[Any, Any]]] = {
 
 
 def find(name: str) -> type[Estimator[Any, Any]]:
-    """Return the estimator class with this id.
-
-    ValueError for an unknown id names the default, and the id that it resembles, or all.
-    """
+    """Return the class with this id. ValueError names the default, and the nearest id or all."""
     if name in ESTIMATORS:
         return ESTIMATORS[name]
     near = nearest(name, ESTIMATORS)

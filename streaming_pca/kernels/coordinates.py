@@ -61,10 +61,7 @@ def products(
 
 @njit(cache=True, nogil=True)
 def bin_coordinates(values: Floats, width: float, out: NDArray[np.int32]) -> None:
-    """Compute floor(value/width) of records' coordinates (m, n), a row a coordinate (n, m).
-
-    It is ``-2**31`` for NaN and outside int32.
-    """
+    """Compute floor(value/width) of (m, n) values as (n, m); -2**31 for NaN and outside int32."""
     m, n = values.shape
     for i in range(m):
         for j in range(n):

@@ -90,10 +90,7 @@ def _flush(exact: Floats, total: Integers) -> None:
 def factor_squared_norms(
     read: RecordsView, first: int, last: int, how: PublicMap, room: Floats, out: Floats
 ) -> None:
-    """Write |F|_F**2 of each mapped factor; never NaN.
-
-    0 for null records, including records that the map makes infinite.
-    """
+    """Write |F|_F**2 of each mapped factor, never NaN. 0 for null and for infinite records."""
     step = 2 if how.pairs else 1
     for n in range((last - first) // step):
         r = load_factor(read, first + n * step, how, room)
@@ -106,10 +103,7 @@ def factor_squared_norms(
 def turned_squared_norms(
     read: RecordsView, first: int, last: int, how: PublicMap, turn: Floats, room: Floats, out: Floats
 ) -> None:
-    """Write |F turn|_F**2 of each record; never NaN.
-
-    ``turn`` (d, d) is public: an earlier private output.
-    """
+    """Write |F turn|_F**2 of each record, never NaN. ``turn`` (d, d) is an earlier private output."""
     step = 2 if how.pairs else 1
     turned = np.empty((room.shape[0], turn.shape[1]))
     for n in range((last - first) // step):

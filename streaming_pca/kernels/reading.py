@@ -26,10 +26,7 @@ class RecordsView(NamedTuple):
 
 
 def records_view(rows: NDArray[np.floating], begins: Integers, starts: Integers) -> RecordsView:
-    """Check that records lie within ``rows``; copy rows only where layout requires it.
-
-    ValueError if a record's rows lie outside ``rows``.
-    """
+    """Check that records lie within ``rows`` (ValueError); copy rows only where layout requires it."""
     if rows.dtype not in (np.float32, np.float64):
         rows = rows.astype(np.float64)
     longest = _longest_record(begins, starts, len(rows))

@@ -8,10 +8,7 @@ import numpy as np
 
 
 def refuse_masks_and_units(X: Any, name: str = "X") -> None:
-    """Refuse an argument ``name`` with masks or units, which numpy would drop.
-
-    ValueError with one line that names the remedy.
-    """
+    """Refuse an argument with masks or units, which numpy would drop; ValueError with the remedy."""
     if np.ma.is_masked(X):
         raise ValueError(
             f"{name} is masked, and its masked entries have undefined values: "

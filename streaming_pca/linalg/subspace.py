@@ -32,10 +32,7 @@ def orthonormalise(columns: Matrix) -> Matrix:
 
 
 def project_symmetric(y: Matrix, basis: Matrix) -> Matrix:
-    """Project y (d, k) orthogonally onto S_Q = {Y : Q^T Y symmetric}.
-
-    See [DunglerSanyal2026, section 2.1].
-    """
+    """Project y (d, k) orthogonally on {Y : Q^T Y symmetric} [DunglerSanyal2026, section 2.1]."""
     inner = basis.T @ y
     return np.asarray(y - basis @ ((inner - inner.T) / 2))
 
@@ -47,10 +44,7 @@ def ritz_pairs(matrix: Matrix, k: int) -> tuple[Matrix, Matrix]:
 
 
 def fixed_signs(vectors: Matrix) -> Matrix:
-    """Return columns (..., d, k) whose largest entry is positive.
-
-    LAPACK gives eigenvectors either sign: which one can depend on where its workspace lies in memory.
-    """
+    """Return columns (..., d, k) whose largest entry is positive: LAPACK's signs vary with memory."""
     largest = np.argmax(np.abs(vectors), axis=-2, keepdims=True)
     return np.asarray(np.where(np.take_along_axis(vectors, largest, axis=-2) < 0, -vectors, vectors))
 

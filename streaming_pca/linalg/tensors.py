@@ -60,10 +60,7 @@ def deflated(products: Floats, candidates: Floats, weights: Floats, components: 
 
 
 def normalised(products: Floats, candidates: Floats) -> Floats:
-    """Scale columns of ``products`` (d, L) to unit length.
-
-    Where that is impossible (0, inf or NaN), the candidate stays.
-    """
+    """Scale columns (d, L) to unit length. Where that fails (0, inf or NaN), the candidate stays."""
     with np.errstate(all="ignore"):
         largest = np.abs(products).max(axis=0)
         # Scaled first, because squares of large entries overflow.
@@ -73,19 +70,13 @@ def normalised(products: Floats, candidates: Floats) -> Floats:
 
 
 def random_starts(rng: np.random.Generator, dim: int, count: int) -> Floats:
-    """Draw columns (dim, count), independent and uniform on the unit sphere.
-
-    ``rng`` is utility randomness.
-    """
+    """Draw independent columns (dim, count) on the unit sphere; ``rng`` is utility randomness."""
     columns = rng.standard_normal((dim, count))
     return np.asarray(columns / np.linalg.norm(columns, axis=0))
 
 
 def enough_restarts(k: int) -> int:
-    """Return L = 2 k log k, at least 10.
-
-    Theorem 2.2 asks for Omega(max(K_0, k) log max(K_0, k)).
-    """
+    """Return L = 2 k log k, at least 10. Theorem 2.2 asks for Omega(max(K_0, k) log max(K_0, k))."""
     return max(10, math.ceil(2 * k * math.log(k)))
 
 

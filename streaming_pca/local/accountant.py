@@ -144,10 +144,7 @@ class LocalAccountant:
         reports: int = 1,
         cap: tuple[float, float] | None = None,
     ) -> bool:
-        """Return whether a user has ``reports`` reports left; charges nothing.
-
-        Another process may charge the user before this one does.
-        """
+        """Return whether ``reports`` reports are left, unless others charge first; charges nothing."""
         cost, most = self._amounts(epsilon, delta, cap)
         before = self.spent(user, topic)
         return all(b + reports * c <= m for b, c, m in zip(before, cost, most, strict=True))

@@ -63,10 +63,7 @@ def shard_numbers(users: NDArray[np.uint64]) -> NDArray[np.uint8]:
 
 
 def partition_by_shard(users: NDArray[np.uint64]) -> list[tuple[int, NDArray[np.int64]]]:
-    """Return the rows of each shard that has any, without those of (0, 0).
-
-    The rows are views of one array: 8 bytes a row.
-    """
+    """Return the rows of each shard that has any, without those of (0, 0). All are views of one array."""
     shards = shard_numbers(users)
     shards[~users.any(axis=1)] = SHARDS
     ends = np.cumsum(np.bincount(shards, minlength=SHARDS + 1)[:SHARDS])

@@ -178,10 +178,7 @@ def _signed(value: bytes, at: int) -> tuple[int, int]:
 
 
 class _Builder:
-    """Maker of messages of the wanted fields, and of functions that fill slots from them.
-
-    ``found`` has the slots that one of the functions fills.
-    """
+    """Maker of messages of wanted fields, and of their readers. ``found`` has the slots they fill."""
 
     def __init__(self) -> None:
         self._descriptors = _library("descriptor_pb2")

@@ -28,10 +28,7 @@ class Registered:
 
 
 def public_schema(format: SchemaFormat, registered: Registered, message: str | None) -> PublicSchema:
-    """Return a registered schema, joined with the schemas it refers to.
-
-    ValueError in one line, if they are not schemas of the format, or do not go together.
-    """
+    """Return a registered schema, joined with those it refers to. ValueError if they do not fit."""
     if format == "protobuf":
         return PublicSchema(format, _file_set(registered), message)
     data = registered.text

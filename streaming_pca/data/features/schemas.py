@@ -33,10 +33,7 @@ def named_in_ledger(schemas: Schemas) -> dict[str, Any]:
 
 
 def schema_reader(schema: PublicSchema, places: Sequence[Path]) -> AvroRecords | ProtobufRecords:
-    """Return the reader of a schema's records.
-
-    ValueError in one line, if the schema is invalid or cannot be bounded; LibraryMissing.
-    """
+    """Return the reader of a schema's records; ValueError in one line, or LibraryMissing."""
     if schema.format == "avro":
         return AvroRecords(schema.data, places)
     return ProtobufRecords(schema.data, schema.message, places)

@@ -1,7 +1,4 @@
-"""Budget of one batch: shares of mu^2, each spent once.
-
-Proof: docs/explanation/budget.md.
-"""
+"""Budget of one batch: shares of mu^2, each spent once. Proof: docs/explanation/budget.md."""
 
 from __future__ import annotations
 
@@ -65,10 +62,7 @@ class Budget:
         return share_multiplier(self._squared, Fraction(millionths, WHOLE))
 
     def sigma(self, multiplier: float, sensitivity: float) -> float:
-        """Compute the noise scale for a sensitivity in lattice units, rounded up.
-
-        Raises CalibrationError if int64 is too narrow for the noise.
-        """
+        """Return a noise scale in lattice units, rounded up; CalibrationError if int64 is too narrow."""
         return require_room(product_up(multiplier, sensitivity), self._epsilon)
 
 

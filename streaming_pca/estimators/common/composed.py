@@ -179,10 +179,7 @@ class ComposedEstimator(Estimator[S, O]):
 
     @abstractmethod
     def _learn(self, state: S, work: Work) -> tuple[S, int]:
-        """Return the state with new estimates, and the number of clipped records.
-
-        The measured mean is averaged into its mean; the caller counts the batch.
-        """
+        """Return the state, ``measured`` averaged in, and clipped records. The caller counts the batch."""
 
     def _anchor(self, state: S) -> Vector:
         """Return the centre of all sums: the first mean that was found, or the start of the search."""

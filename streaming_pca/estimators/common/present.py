@@ -47,10 +47,7 @@ class RunningShare:
             raise ValueError(f"noise and weight of the state's {self.sort} records must not be below 0")
 
     def averaged(self, latest: float, deviation: float, count: float, kept: float) -> Self:
-        """Average the noisy share of ``count`` more records in.
-
-        ``kept`` is the part of their weight that earlier batches keep.
-        """
+        """Average the noisy share of ``count`` more records in; earlier ones keep the part ``kept``."""
         weight = kept * self.weight + count
         gain = count / weight
         noise = (1 - gain) ** 2 * self.noise + (gain * deviation) ** 2

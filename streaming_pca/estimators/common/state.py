@@ -52,10 +52,7 @@ def encode_state(state: State) -> bytes:
 
 
 def decode_state(state_type: type[S], data: bytes) -> S:
-    """Decode the bytes of :func:`encode_state`.
-
-    Raises TypeError, ValueError or KeyError if the bytes do not hold such a state.
-    """
+    """Decode :func:`encode_state`'s bytes; TypeError, ValueError or KeyError if they are no such state."""
     try:
         values = _read_values(data)
     except Exception as error:

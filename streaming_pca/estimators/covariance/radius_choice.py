@@ -96,10 +96,7 @@ class Reading:
 
 
 def symmetric_noise(rng: np.random.Generator, count: int, dim: int) -> Matrix:
-    """Draw (count, d, d) symmetric Gaussian matrices for simulations.
-
-    The variance is 1 on the diagonal and 1/2 off it.
-    """
+    """Draw (count, d, d) symmetric Gaussians. Variances: 1 on the diagonal, 1/2 off it."""
     drawn = rng.standard_normal((count, dim, dim))
     noise = (drawn + drawn.swapaxes(1, 2)) / 2
     diagonal = np.arange(dim)

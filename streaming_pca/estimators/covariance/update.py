@@ -124,10 +124,7 @@ class CovarianceUpdate:
     def learn(
         self, estimate: CovarianceEstimate, batch: Batch, budget: Budget, future: float
     ) -> tuple[CovarianceEstimate, int]:
-        """Run all steps on one batch; returns the number of records that the sum's clip changed, too.
-
-        ``future`` is the number of records expected after this batch.
-        """
+        """Run all steps on one batch; returns clipped records, too. ``future`` records are still to come."""
         estimate, look = self.look(estimate, batch, budget, future)
         if look is not None and not estimate.records:
             estimate, look = self.weigh(estimate, look, batch, budget, future)

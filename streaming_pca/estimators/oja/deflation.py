@@ -158,10 +158,7 @@ def orthonormalise_from(basis: Floats, first: int) -> None:
 
 
 def _taken_out(before: Floats, column: Floats) -> Floats | None:
-    """Return a column less its part in a span, as a unit vector.
-
-    None if almost nothing is left.
-    """
+    """Return a column less its part in a span, as a unit vector. None if almost nothing is left."""
     size = float(np.abs(column).max())
     if not 0 < size < np.inf:
         return None

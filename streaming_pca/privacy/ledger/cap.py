@@ -37,10 +37,7 @@ _LONGEST = 60
 
 
 class BudgetExceeded(UserError):
-    """Refusal of an entry that would take the records ``where`` above the topic's cap.
-
-    ``where`` is None for every record, read or not.
-    """
+    """Refusal of an entry that would take records ``where`` above the cap; None: every record."""
 
     exit_status = 3
 

@@ -79,10 +79,7 @@ class JobLedger(JobProgress):
 
 
 class Ledger:
-    """Replay of one input topic's log.
-
-    Entries of another topic id than ``topic_id`` (the topic's earlier lives) are void.
-    """
+    """Replay of one input topic's log. Entries of its earlier lives, with other ids, are void."""
 
     def __init__(self, topic_id: str) -> None:
         self.topic_id = topic_id

@@ -317,10 +317,7 @@ def upper(one: Charge, other: Charge) -> Charge:
 
 
 def shown(value: Fraction | float) -> str:
-    """Format a number; a long ratio as a decimal.
-
-    Python refuses to write integers of more than 4,300 digits.
-    """
+    """Format a number; a long ratio as a decimal. Python writes no integers of over 4,300 digits."""
     text = value if value == math.inf or max(value.as_integer_ratio()) < 2**256 else float(value)
     return str(text)
 

@@ -96,10 +96,7 @@ class AvroRecords:
 
 
 class _Compiler:
-    """Maker of functions that read values of a schema's types.
-
-    ``found`` has the slots that one of the functions fills.
-    """
+    """Maker of functions that read a schema's types. ``found`` has the slots that they fill."""
 
     def __init__(self, schema: AvroSchema) -> None:
         self._schema = schema
