@@ -190,22 +190,17 @@ def fitted_attributes(
     use is an AttributeError that names it.
     """
     variances, total = release.explained_variance, release.total_variance
+    errors, total_error = release.explained_variance_error, release.total_variance_error
     with np.errstate(all="ignore"):
         singular = np.sqrt(records * np.maximum(variances, 0.0))
     values = (
         release.components,
         variances,
-        release.explained_variance_error,
+        errors,
         None if total is None else explained_ratio(variances, total),
         total,
-        release.total_variance_error,
-        noise_variance(
-            variances,
-            preprocessing.dim,
-            total,
-            release.total_variance_error,
-            release.explained_variance_error,
-        ),
+        total_error,
+        noise_variance(variances, preprocessing.dim, total, total_error, errors),
         singular,
         release.angle_bound,
         None if release.outcome is None else release.outcome.value,

@@ -418,7 +418,13 @@ def _open_tables(
     names = [field.name for field in schema]
     place = None if key is None else _key_column(path, key, len(names), names)
     if place is not None:
-        _check_key(path, types, schema[place])
+        key_type = schema[place].type
+        kind = key_type.value_type if types.is_dictionary(key_type) else key_type
+        texts = (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary)
+        if not any(is_known(kind) for is_known in (*texts, types.is_integer)):
+            raise UserError(
+                f"{path}: column {names[place]!r} is of type {key_type}: keys are text or whole numbers"
+            )
     columns = choice.find(path, len(names), names, place)
     fields = [schema[i] for i in columns]
     fixed = len(fields) == 1 and types.is_fixed_size_list(fields[0].type)
@@ -458,15 +464,6 @@ def _open_tables(
         None if lists else tuple(field.name for field in fields),
         row_keys=None if place is None else keys,
     )
-
-
-def _check_key(path: Path, types: Any, field: Any) -> None:
-    kind = field.type.value_type if types.is_dictionary(field.type) else field.type
-    known = (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary, types.is_integer)
-    if not any(is_known(kind) for is_known in known):
-        raise UserError(
-            f"{path}: column {field.name!r} is of type {field.type}: keys are text or whole numbers"
-        )
 
 
 def _message_key(value: str | bytes | int | None) -> bytes | None:

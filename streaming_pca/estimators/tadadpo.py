@@ -139,18 +139,14 @@ class TadaDPO(AdaDPO):
     )
     options_type: ClassVar[type[TadaDPOOptions]] = TadaDPOOptions
     state_type: ClassVar[type[TadaDPOState]] = TadaDPOState
-    suite_options: ClassVar[SuiteOptions] = SuiteOptions(
-        AdaDPO.suite_options.options | _warm(PrivateOja, PrivateOja.suite_options.options, 50),
-        epsilon=16.0,
+    suite_options: ClassVar[SuiteOptions] = replace(
+        AdaDPO.suite_options,
+        options=AdaDPO.suite_options.options | _warm(PrivateOja, PrivateOja.suite_options.options, 50),
         variants=(_warm(OutputPerturbation, OutputPerturbation.suite_options.options, 50),),
         clip=_warm(AnalyzeGauss, {"clip_radius": 4.0}, 50),
         useful=AdaDPO.suite_options.useful
         | {"learning_rate": 0.05}
         | _warm(AnalyzeGauss, {"clip_radius": 64.0}, 8000),
-        mechanisms=2,
-        nulls_count=True,
-        has_rho=False,
-        always_learns=False,
     )
     options: TadaDPOOptions
 

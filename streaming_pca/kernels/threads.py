@@ -63,7 +63,6 @@ class _Task(Generic[Result]):
         self._error: BaseException | None = None
 
     def run(self) -> None:
-        """Run the work, in the pool's thread."""
         if not self._begun.acquire(blocking=False):
             return
         try:

@@ -125,7 +125,6 @@ class ComposedEstimator(Estimator[S, O]):
         return high * 2.0**-30, high
 
     def plan_mechanisms(self, state: S) -> Plan:
-        """Plan a batch, whose mechanisms all share one budget."""
         options, granularity = self.options, self.preprocessing.granularity
         least = self.costs.least(granularity)
         wanted = options.count(state.batch, state.records)

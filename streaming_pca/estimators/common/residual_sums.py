@@ -180,7 +180,6 @@ class FactorResidualNorms(NormKernel):
         self.k, self.per_unit, self.unit = basis.shape[1], 2.0**40 / scale, scale * 2.0**-40
 
     def fill(self, read: RecordsView, first: int, last: int, out: Matrix) -> None:
-        """Write the norms."""
         chunk, _, _ = allocate_room(self.columns, self.k, read.longest)
         how, columns, dgemm = self.records.how, self.columns, dgemm_address()
         product_sizes(read, first, last, how, columns, self.of_centre, self.per_unit, dgemm, chunk, out)
@@ -224,5 +223,4 @@ class MatrixResidualNorms(NormKernel):
         super().__init__(self._products.records)
 
     def fill(self, read: RecordsView, first: int, last: int, out: Matrix) -> None:
-        """Write the norms."""
         self._products.part(read, first, last, out)

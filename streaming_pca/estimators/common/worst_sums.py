@@ -69,7 +69,6 @@ class Setup:
     """L2 sensitivity of the sum, by record kind."""
 
     def with_options(self, **more: Any) -> Setup:
-        """Return the same with further options."""
         return replace(self, options=lambda count: self.options(count) | more)
 
 

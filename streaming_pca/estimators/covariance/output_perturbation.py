@@ -218,7 +218,6 @@ class OutputPerturbation(Estimator[OutputPerturbationState, OutputPerturbationOp
         return OutputPerturbationState(0, 0, zeros, 0.0, basis, np.zeros((self.k, self.k)))
 
     def plan_mechanisms(self, state: OutputPerturbationState) -> Plan:
-        """Plan one batch, whose gap, projector and variances compose."""
         granularity, options = self.preprocessing.granularity, self.options
         z = self._multipliers
         bounds = self._bounds(options.batch_size // self.preprocessing.units)

@@ -200,15 +200,6 @@ def describe(
     return "\n\n".join([*blocks, "\n".join(map(_filled, notes))])
 
 
-def _expected(f: Forecast, gap: float) -> str:
-    """Describe the expected angle for one gap by a phrase."""
-    angle = f.angle_at(gap)
-    if angle > _LOST:
-        return "is expected to be lost in noise"
-    bound = "at most " if f.route == "block" else ""
-    return f"is expected {bound}about {_degrees(angle)} degrees from the one without noise"
-
-
 def _headline(f: Forecast, gaps: Sequence[float]) -> str:
     unit = "record" if f.contributions == 1 else f"user, in {f.contributions} batches together"
     features = f"{f.dim:,} feature{'s' * (f.dim > 1)}"
@@ -218,11 +209,15 @@ def _headline(f: Forecast, gaps: Sequence[float]) -> str:
         return f"{start} the {f.rank} components span the whole space, which noise cannot turn. {charged}"
     subject = "the leading direction" if f.rank == 1 else f"the subspace of {f.rank} components"
     middle = gaps[len(gaps) // 2]
+    angle, bound = f.angle_at(middle), "at most " if f.route == "block" else ""
+    expected = f"is expected {bound}about {_degrees(angle)} degrees from the one without noise"
+    if angle > _LOST:
+        expected = "is expected to be lost in noise"
     condition = f"if variance {f.rank} exceeds the next one by {_percent(middle)} of the total variance"
     keeps = ""
     if f.variance_lost is not None and f.variance_lost < 1:
         keeps = f" For any spectrum, noise costs it at most {_percent(f.variance_lost)} of that on average."
-    return f"{start} {subject} {_expected(f, middle)}, {condition}.{keeps} {charged}"
+    return f"{start} {subject} {expected}, {condition}.{keeps} {charged}"
 
 
 def _table(

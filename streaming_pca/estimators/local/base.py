@@ -17,7 +17,7 @@ from streaming_pca.data.records import RecordKind
 from streaming_pca.estimators.base import Estimator, Options, Plan, State, Subspace
 from streaming_pca.kernels.lattice import BLOCK, MAX_RECORDS
 from streaming_pca.kernels.record_means import add_reports
-from streaming_pca.linalg.packed import packed_size, unpack_symmetric
+from streaming_pca.linalg.packed import packed_size
 from streaming_pca.local import noise_sigma
 from streaming_pca.privacy.parameters import Charge
 
@@ -128,10 +128,6 @@ class LocalEstimator(Estimator[S, O]):
             total_variance=max(state.trace, 0.0),
             total_variance_error=sigma * math.sqrt(self.dim),
         )
-
-    def _mean(self, total: Matrix, reports: int) -> Matrix:
-        """Return the mean report as a (d, d) matrix."""
-        return unpack_symmetric(total / reports, self.dim)
 
     def _mean_sigma(self, reports: int) -> float:
         """Return the noise standard deviation of an entry of the mean."""

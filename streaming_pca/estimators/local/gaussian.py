@@ -11,7 +11,7 @@ import numpy as np
 from streaming_pca.estimators.base import EstimatorInfo, Subspace, SuiteOptions
 from streaming_pca.estimators.common.error_bounds import angle_bound_of_covariance
 from streaming_pca.estimators.local.base import LocalEstimator, LocalOptions, LocalState
-from streaming_pca.linalg.packed import packed_size
+from streaming_pca.linalg.packed import packed_size, unpack_symmetric
 from streaming_pca.linalg.subspace import leading_eigenpairs
 
 
@@ -77,7 +77,7 @@ class LocalGaussianPCA(LocalEstimator[LocalGaussianState, LocalGaussianOptions])
         return LocalGaussianState(0, 0, nothing, 0, np.eye(self.k, self.dim), np.zeros(self.k))
 
     def _solved(self, state: LocalGaussianState) -> LocalGaussianState:
-        mean = self._mean(state.total, state.reports)
+        mean = unpack_symmetric(state.total / state.reports, self.dim)
         values, vectors = leading_eigenpairs(mean, min(self.k + 1, self.dim))
         return replace(
             state,

@@ -155,8 +155,7 @@ class SparseLocalPCA(LocalEstimator[SparseLocalState, SparseLocalOptions]):
         )
 
     def _solved(self, state: SparseLocalState) -> SparseLocalState:
-        """Return the state with the solution for its mean."""
-        mean = self._mean(state.total, state.reports)
+        mean = unpack_symmetric(state.total / state.reports, self.dim)
         options = self.options
         found = sparse_subspace(
             mean,

@@ -13,7 +13,7 @@ from streaming_pca.data.batch import Batch
 from streaming_pca.estimators.base import EstimatorInfo, Plan, SuiteOptions
 from streaming_pca.estimators.oja.oja import IterateEstimator, IterateState, oja_step
 from streaming_pca.estimators.oja.options import AdaptiveMeanOptions
-from streaming_pca.estimators.oja.truncated_mean import AdaptiveMean, least_records
+from streaming_pca.estimators.oja.truncated_mean import AdaptiveMean, range_plan
 from streaming_pca.estimators.oja.worst_cases import BLOCK_RANGE_CASES
 from streaming_pca.linalg.subspace import project_symmetric
 
@@ -127,18 +127,8 @@ class AdaDPO(IterateEstimator[AdaDPOState, AdaDPOOptions]):
         return self.adaptive_mean.range_blocks(self._failure(step), self.options.range_constant)
 
     def plan_mechanisms(self, state: AdaDPOState) -> Plan:
-        """Plan B records: half for the range, half for centre and mean."""
-        granularity = self.preprocessing.granularity
-        blocks = self._range_blocks(self._steps(state) + 1)
         count = self.preprocessing.whole_count(self.options.records_a_batch(1))
-        parameters = {
-            "mechanism": self.info.id,
-            "range_blocks": blocks,
-            **self.options.model_dump(include={"tail_constant", "tail_exponent"}),
-            **self.adaptive_mean.parameters,
-        }
-        least = min(least_records(blocks, self.preprocessing), count)
-        return Plan(count, least, granularity, self.privacy.charge(None), parameters)
+        return range_plan(self, count, self._range_blocks(self._steps(state) + 1))
 
     def learn_batch(self, state: AdaDPOState, batch: Batch) -> tuple[AdaDPOState, int]:
         """Make one step if a range is found; the charge is the plan's."""

@@ -92,9 +92,9 @@ class Deflation(Estimator[S, O], Generic[S, O]):
         made: type[Any] = self.state_type
         return cast(S, made(0, 0, basis, np.zeros(self.k), 0, 0, steps))
 
-    @abstractmethod
     def _steps_per_component(self) -> int:
         """Return the batches of a component in a pass: at least 1, from public quantities only."""
+        return 1
 
     @abstractmethod
     def _learn(self, state: S, batch: Batch, iterate: Floats, removed: Floats) -> Learnt:

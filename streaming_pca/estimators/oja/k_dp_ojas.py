@@ -121,9 +121,6 @@ class DPOjas(Deflation[DeflationState, DPOjasOptions]):
             *self.privacy.batch_guarantee, self._messages, 2.0 * MESSAGE_RADIUS, self.options.noise_multiplier
         )
 
-    def _steps_per_component(self) -> int:
-        return 1
-
     def plan_mechanisms(self, state: DeflationState) -> Plan:
         """Plan all records of a component, each in one message."""
         granularity = self.preprocessing.granularity

@@ -15,7 +15,7 @@ from streaming_pca.estimators.base import EstimatorInfo, Plan, SuiteOptions
 from streaming_pca.estimators.oja.adadpo import AdaDPO
 from streaming_pca.estimators.oja.deflation import Deflation, DeflationState, Learnt
 from streaming_pca.estimators.oja.options import AdaptiveMeanOptions
-from streaming_pca.estimators.oja.truncated_mean import AdaptiveMean, least_records
+from streaming_pca.estimators.oja.truncated_mean import AdaptiveMean, range_plan
 from streaming_pca.estimators.oja.worst_cases import COMPONENT_RANGE_CASES
 
 
@@ -96,14 +96,10 @@ class KDPPCA(Deflation[DeflationState, KDPPCAOptions]):
         needs="large batches and a learning rate that suits the data",
         summary="one component after the other, by Oja with a private range and centre",
     )
-    suite_options: ClassVar[SuiteOptions] = SuiteOptions(
-        {"batch_size": 64, "learning_rate": 0.5, "steps_per_component": 1, "range_constant": 8.0},
-        epsilon=16.0,
+    suite_options: ClassVar[SuiteOptions] = replace(
+        AdaDPO.suite_options,
+        options=AdaDPO.suite_options.options | {"steps_per_component": 1},
         useful=AdaDPO.suite_options.useful | {"steps_per_component": 2},
-        mechanisms=2,
-        nulls_count=True,
-        has_rho=False,
-        always_learns=False,
     )
     worst_cases = COMPONENT_RANGE_CASES
     splits_budget: ClassVar[bool] = True
@@ -137,19 +133,8 @@ class KDPPCA(Deflation[DeflationState, KDPPCAOptions]):
         return 3 * self.options.tail(scale, products * self.dim / self._failure(batch))
 
     def plan_mechanisms(self, state: DeflationState) -> Plan:
-        """Plan B records: half for the range, half for centre and mean."""
-        batch = state.batch + 1
-        blocks = self._range_blocks(batch)
-        parameters = {
-            "mechanism": self.info.id,
-            "range_blocks": blocks,
-            "failure_probability": self._failure(batch),
-            **self.options.model_dump(include={"tail_constant", "tail_exponent"}),
-            **self.adaptive_mean.parameters,
-        }
-        count = self._count()
-        least = min(least_records(blocks, self.preprocessing), count)
-        return Plan(count, least, self.preprocessing.granularity, self.privacy.charge(None), parameters)
+        blocks, failure = self._range_blocks(state.batch + 1), self._failure(state.batch + 1)
+        return range_plan(self, self._count(), blocks, failure_probability=failure)
 
     def _learn(
         self, state: DeflationState, batch: Batch, iterate: NDArray[np.float64], removed: NDArray[np.float64]

@@ -79,7 +79,6 @@ class PrivateOja(IterateEstimator[IterateState, PrivateOjaOptions]):
     worst_cases = PRIVATE_OJA_CASES
 
     def plan_mechanisms(self, state: IterateState) -> Plan:
-        """Plan B records and one Gaussian mechanism."""
         granularity = self.preprocessing.granularity
         multiplier = self._sigma() / block_sensitivity(self.kind)
         parameters = {

@@ -47,10 +47,9 @@ from numpy.typing import NDArray
 from streaming_pca.data.batch import Batch, BlockSum
 from streaming_pca.data.preprocessing import Preprocessing, transformed
 from streaming_pca.data.records import Block, RecordKind
-from streaming_pca.estimators.base import Outcome
+from streaming_pca.estimators.base import Outcome, Plan
 from streaming_pca.kernels.coordinates import (
     COORDINATE_RADIUS,
-    BinCounts,
     bin_coordinates,
     products,
     sum_clamped,
@@ -61,7 +60,6 @@ from streaming_pca.kernels.threads import thread_count
 from streaming_pca.privacy.calibration.multipliers import greatest_rho
 from streaming_pca.privacy.errors import ParameterError
 from streaming_pca.privacy.mechanisms import gaussian_modes, gaussian_on_vector, stability_histogram
-from streaming_pca.privacy.mechanisms.histogram import Modes
 
 Floats = NDArray[np.float64]
 
@@ -95,6 +93,20 @@ class MeanFound:
 def least_records(blocks: int, preprocessing: Preprocessing) -> int:
     """Return the least size of a batch: a pair a block, and as many records for the mean."""
     return 4 * blocks * preprocessing.granularity
+
+
+def range_plan(estimator: Any, count: int, blocks: int, **more: Any) -> Plan:
+    """Plan ``count`` records: half for the range of so many blocks, half for centre and mean."""
+    preprocessing = estimator.preprocessing
+    parameters = {
+        "mechanism": estimator.info.id,
+        "range_blocks": blocks,
+        **more,
+        **estimator.options.model_dump(include={"tail_constant", "tail_exponent"}),
+        **estimator.adaptive_mean.parameters,
+    }
+    least = min(least_records(blocks, preprocessing), count)
+    return Plan(count, least, preprocessing.granularity, estimator.privacy.charge(None), parameters)
 
 
 class AdaptiveMean:
@@ -211,16 +223,12 @@ class AdaptiveMean:
         for first in range(0, n, at_once):
             last = min(first + at_once, n)
             bins = part.tally(_Bins(products_of, width, first, last), last - first)
-            modes = self._modes(bins, (last - first) / n)
+            # The coordinates' part of the cost, slightly less, so that rounding cannot exceed the whole.
+            share = (last - first) / n * (1 - 1e-12)
+            modes = gaussian_modes(bins, self.rho * share, self.unseen * share)
             centres[first:last] = modes.bins * width
             found[first:last] = modes.found
         return centres, float(found.mean())
-
-    def _modes(self, bins: BinCounts, part: float) -> Modes:
-        """Find the fullest bins of some coordinates, at their part of the cost."""
-        # Slightly less than the part, so that rounding cannot exceed the whole.
-        share = part * (1 - 1e-12)
-        return gaussian_modes(bins, self.rho * share, self.unseen * share)
 
 
 class _Products:

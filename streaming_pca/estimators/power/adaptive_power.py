@@ -136,11 +136,7 @@ class AdaptivePowerMethod(Deflation[DeflationState, AdaptivePowerOptions]):
         """Records that may lie above an accepted threshold: 6 ln(1/beta)/epsilon'."""
         return math.ceil(6 * math.log(1 / self.options.failure_probability) / self._search_epsilon)
 
-    def _steps_per_component(self) -> int:
-        return 1
-
     def plan_mechanisms(self, state: DeflationState) -> Plan:
-        """Plan a batch for one component."""
         options, granularity, units = self.options, self.preprocessing.granularity, self.preprocessing.units
         wanted = options.batch_size if options.n_records is None else options.n_records // self.k
         count = min(max(wanted // granularity, 1) * granularity, MAX_RECORDS)

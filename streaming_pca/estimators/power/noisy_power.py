@@ -155,14 +155,12 @@ class NoisyPowerMethod(Estimator[NoisyPowerState, NoisyPowerOptions]):
         return min(self.k + self.options.oversampling, self.dim)
 
     def init(self, rng: np.random.Generator) -> NoisyPowerState:
-        """Draw a uniformly random start."""
         start = orthonormalise(rng.standard_normal((self.dim, self.columns)))
         zeros = np.zeros((self.dim, self.columns))
         inner = np.zeros((self.k, self.k))
         return NoisyPowerState(0, 0, start, start, zeros, start[:, : self.k].copy(), inner, 0.0)
 
     def plan_mechanisms(self, state: NoisyPowerState) -> Plan:
-        """Plan one batch, with T Gaussian mechanisms on each record."""
         granularity, options = self.preprocessing.granularity, self.options
         parameters = {
             "mechanism": self.info.id,

@@ -75,7 +75,6 @@ class OnlineTensorPower(Estimator[OnlineTensorState, OnlineTensorOptions]):
     kinds: ClassVar[frozenset[RecordKind]] = frozenset({RecordKind.FACTOR})
 
     def init(self, rng: np.random.Generator) -> OnlineTensorState:
-        """Draw random candidates."""
         restarts = self.options.effective_restarts(self.k)
         return OnlineTensorState(0, 0, TensorSearch.start(rng, self.dim, self.k, restarts))
 

@@ -134,7 +134,6 @@ class PrivateTensorPower(Estimator[PrivateTensorState, PrivateTensorOptions]):
         return self.k if self.options.whitening else self.dim
 
     def init(self, rng: np.random.Generator) -> PrivateTensorState:
-        """Draw random candidates."""
         search = TensorSearch.start(rng, self._search_dim, self.k, self.options.effective_restarts(self.k))
         basis = orthonormalise(rng.standard_normal((self.dim, self.k)))
         # Width 0 without a whitening: a state of the other option has another shape.
@@ -142,7 +141,6 @@ class PrivateTensorPower(Estimator[PrivateTensorState, PrivateTensorOptions]):
         return PrivateTensorState(0, 0, Whitening(basis[:, :width], np.ones(width)), search)
 
     def plan_mechanisms(self, state: PrivateTensorState) -> Plan:
-        """Plan one batch and one Gaussian mechanism."""
         options = self.options
         parameters: dict[str, Any] = {
             "mechanism": self.info.id,

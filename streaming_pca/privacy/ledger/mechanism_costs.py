@@ -228,10 +228,6 @@ def _one_gaussian(name: str, contract: Parameters, parameters: Parameters) -> li
     return [_Composed(name, _gaussians(parameters, 1))]
 
 
-def _passes(name: str, contract: Parameters, parameters: Parameters) -> list[_Reading]:
-    return [_Composed(name, _gaussians(parameters, _count(parameters, "iterations")))]
-
-
 def _searches(name: str, contract: Parameters, parameters: Parameters) -> list[_Reading]:
     rounds = _count(parameters, "rounds")
     pure = ((_number(parameters, "search_epsilon"), rounds),)
@@ -282,7 +278,7 @@ def _of_start(name: str, contract: Parameters, parameters: Parameters) -> list[_
 _MECHANISMS: dict[str, Callable[[str, Parameters, Parameters], list[_Reading]]] = {
     **dict.fromkeys(("private-oja", "tensor-private", "gaussian"), _one_gaussian),
     **dict.fromkeys(("analyze-gauss", "adaptive", "block"), _one_gaussian),
-    "noisy-power": _passes,
+    "noisy-power": lambda name, _, own: [_Composed(name, _gaussians(own, _count(own, "iterations")))],
     "adaptive-power": _searches,
     "output-perturbation": _of_gap,
     "k-dp-ojas": _in_secret_order,
