@@ -20,7 +20,7 @@ BLOCK_ENTRIES = 2**16
 
 
 class ParquetFiles:
-    """Parquet file, or folder of files of one schema in the order of their names, by row groups."""
+    """Parquet file, or folder of such files of one schema; in the order of their names."""
 
     def __init__(self, path: Path, pyarrow: Any) -> None:
         self.pyarrow = pyarrow

@@ -78,7 +78,7 @@ class Work:
 
     batch: Batch
     preprocessing: Preprocessing
-    """Of its records, about their centre."""
+    """Transformation of its records, about their centre."""
     budget: Budget
     measured: MeanRound | None
 

@@ -52,7 +52,7 @@ def encode_state(state: State) -> bytes:
 
 
 def decode_state(state_type: type[S], data: bytes) -> S:
-    """Decode :func:`encode_state`'s bytes; TypeError, ValueError or KeyError if they are no such state."""
+    """Decode :func:`encode_state`'s bytes; TypeError, ValueError or KeyError if they hold no state."""
     try:
         values = _read_values(data)
     except Exception as error:

@@ -96,7 +96,7 @@ def least_records(blocks: int, preprocessing: Preprocessing) -> int:
 
 
 def range_plan(estimator: Any, count: int, blocks: int, **more: Any) -> Plan:
-    """Plan ``count`` records: half for the range of so many blocks, half for centre and mean."""
+    """Plan ``count`` records: half for the range of ``blocks`` blocks, half for centre and mean."""
     preprocessing = estimator.preprocessing
     parameters = {
         "mechanism": estimator.info.id,
@@ -132,7 +132,7 @@ class AdaptiveMean:
         # (:func:`~streaming_pca.privacy.mechanisms.histogram.gaussian_modes`).
         self.unseen = delta / 4 / (1 + math.exp(epsilon)) * (1 - 1e-12)
         self.rho = greatest_rho(epsilon, delta * 0.75) / 2
-        """Of the centre, and of the mean."""
+        """Cost of the centre, and of the mean."""
         self.sigma = math.nextafter(sensitivity / math.sqrt(2 * self.rho) * (1 + 1e-15), math.inf)
         self.multiplier = self.sigma / sensitivity
         """Multiplier of the mean."""
