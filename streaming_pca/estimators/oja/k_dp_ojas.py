@@ -147,15 +147,14 @@ class DPOjas(Deflation[DeflationState, DPOjasOptions]):
         of_matrices = self.kind is RecordKind.MATRIX
         unit = lattice_unit(self.options.clip_radius, MESSAGE_RADIUS)
         clipped = count_clipped_messages(rows, starts, of_matrices, iterate, removed, 1 / unit)
-        before, component = int(state.steps[state.component]) * count, state.component
+        rates = self._rates(state, count)
         order = secret_permutation(np.arange(count, dtype=np.int64))
         w, total = iterate.copy(), 0.0
         for t, i in enumerate(order.tolist()):
             message = np.empty(self.dim, dtype=np.int64)
             oja_message(rows[starts[i] : starts[i + 1]], of_matrices, w, removed, 1 / unit, message)
             noisy = gaussian_on_message(message, self._sigma)
-            rate = self.options.rate(before + t + 1, component)
-            seen = move_by_message(w, removed, noisy, unit, rate)
+            seen = move_by_message(w, removed, noisy, unit, rates[t])
             if t >= count // 2:
                 total += seen
         return Learnt(w, total / (count - count // 2), Outcome.LEARNT, clipped)
@@ -169,3 +168,8 @@ class DPOjas(Deflation[DeflationState, DPOjasOptions]):
             rows.append(transformed_rows)
         starts = np.concatenate([[0], np.cumsum(np.concatenate(lengths))]).astype(np.int64)
         return starts, np.concatenate(rows)
+
+    def _rates(self, state: DeflationState, count: int) -> list[float]:
+        component = state.component
+        before = int(state.steps[component]) * self._messages
+        return [self.options.rate(before + t, component) for t in range(1, count + 1)]

@@ -50,6 +50,7 @@ from streaming_pca.data.records import Block, RecordKind
 from streaming_pca.estimators.base import Outcome, Plan
 from streaming_pca.kernels.coordinates import (
     COORDINATE_RADIUS,
+    BinCounts,
     bin_coordinates,
     products,
     sum_clamped,
@@ -60,6 +61,7 @@ from streaming_pca.kernels.threads import thread_count
 from streaming_pca.privacy.calibration.multipliers import greatest_rho
 from streaming_pca.privacy.errors import ParameterError
 from streaming_pca.privacy.mechanisms import gaussian_modes, gaussian_on_vector, stability_histogram
+from streaming_pca.privacy.mechanisms.histogram import Modes
 
 Floats = NDArray[np.float64]
 
@@ -223,12 +225,16 @@ class AdaptiveMean:
         for first in range(0, n, at_once):
             last = min(first + at_once, n)
             bins = part.tally(_Bins(products_of, width, first, last), last - first)
-            # The coordinates' part of the cost, slightly less, so that rounding cannot exceed the whole.
-            share = (last - first) / n * (1 - 1e-12)
-            modes = gaussian_modes(bins, self.rho * share, self.unseen * share)
+            modes = self._modes(bins, (last - first) / n)
             centres[first:last] = modes.bins * width
             found[first:last] = modes.found
         return centres, float(found.mean())
+
+    def _modes(self, bins: BinCounts, part: float) -> Modes:
+        """Find the fullest bins of some coordinates, at their part of the cost."""
+        # Slightly less than the part, so that rounding cannot exceed the whole.
+        share = part * (1 - 1e-12)
+        return gaussian_modes(bins, self.rho * share, self.unseen * share)
 
 
 class _Products:
