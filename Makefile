@@ -4,11 +4,12 @@
 SHELL := /bin/sh
 VENV := .venv
 BIN := $(VENV)/bin
-# Pure tests are bound by the processor, so each core has one process, which steals tests from the other's end.
+# Pure tests are bound by the processor, but some wait for a program that they start: one process more than cores,
+# each of which steals tests from the others' ends.
 # Those that wait for a broker or another program want two more; a group of them shares a process and what it started.
 # One thread of BLAS in each: where more of them than cores wait for one another a small product takes many times
 # as long. Bytecode is kept, whatever the environment says: else each process compiles every test and module anew.
-PURE_WORKERS ?= 2
+PURE_WORKERS ?= 3
 WAITING_WORKERS ?= 4
 PYTEST := PYTHONDONTWRITEBYTECODE= OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest
 PURE := $(PYTEST) --part=pure -n $(PURE_WORKERS) --dist worksteal
