@@ -226,12 +226,7 @@ def run(estimator: Estimator[Any, Any], batches: list[list[Any]], sampler: Any =
 
 
 # These have no private input, or are recorded when they are asked.
-PUBLIC = {
-    "AboveThreshold",
-    "gaussian_modes_threshold",
-    "laplace_scale",
-    "stability_threshold",
-}
+PUBLIC = {"AboveThreshold", "gaussian_modes_threshold", "laplace_scale", "stability_threshold"}
 
 
 class Call(NamedTuple):
@@ -273,13 +268,19 @@ def watched(answers: list[Any] | None = None) -> Iterator[list[Call]]:
                 if getattr(module, name) is original:
                     patch.setattr(module, name, call)
 
-        asked = mechanisms.AboveThreshold.ask
+        begun, asked = mechanisms.AboveThreshold.__init__, mechanisms.AboveThreshold.ask
+        public: dict[int, tuple[Any, ...]] = {}
+
+        def begin(self: mechanisms.AboveThreshold, *args: Any) -> None:
+            public[id(self)] = args
+            begun(self, *args)
 
         def ask(self: mechanisms.AboveThreshold, query: int) -> bool:
             answer = asked(self, query) if answers is None else bool(answers[len(seen)])
-            seen.append(Call("AboveThreshold", _as_array(query), (), answer))
+            seen.append(Call("AboveThreshold", _as_array(query), public[id(self)], answer))
             return answer
 
+        patch.setattr(mechanisms.AboveThreshold, "__init__", begin)
         patch.setattr(mechanisms.AboveThreshold, "ask", ask)
         yield seen
 

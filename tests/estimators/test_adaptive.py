@@ -122,11 +122,6 @@ def test_a_route_that_is_set_is_taken(route: str) -> None:
     assert not untouched
 
 
-def test_a_route_that_does_not_exist_is_refused() -> None:
-    with pytest.raises(ValueError, match="route"):
-        AdaptiveOptions(route="both")  # type: ignore[arg-type]
-
-
 # Costs, and mechanisms that read a record.
 
 

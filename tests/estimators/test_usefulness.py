@@ -32,26 +32,27 @@ from tests.estimators.suite import (
 )
 from tests.privacy.noise import SeededSampler
 
-# One estimator at a time.
+REFUSED: dict[str, dict[str, list[Any]]] = {
+    "adaptive": {"route": ["both"]},
+    "analyze-gauss": {"radius_range": [(1.0, 1.0), (0.0, 1.0)], "clip_radius": [1e300, 0.0]},
+    "k-dp-ojas": {"clip_radius": [0, 1e300], "batch_size": [0], "noise_multiplier": [0.0], "n_records": [0]},
+    "noisy-power": {"clip_l2": [0.0, math.inf], "clip_l1": [1e-9], "iterations": [0], "oversampling": [-1]},
+    "output-perturbation": {"clip_radius": [0.0, math.inf], "gap_share": [0.0, 0.95], "batch_size": [1]},
+}
 
 
-def test_private_oja_needs_a_radius() -> None:
+@pytest.mark.parametrize("name", REFUSED)
+def test_options_out_of_range_are_refused(name: str) -> None:
+    for option, values in REFUSED[name].items():
+        for value in values:
+            with pytest.raises(ValueError, match=f"{option}|shares"):
+                make(name, **{option: value})
+
+
+@pytest.mark.parametrize("name", ["private-oja", "adaptive-power"])
+def test_a_radius_must_be_given_where_none_is_found(name: str) -> None:
     with pytest.raises(ValueError, match="clip_radius"):
-        find("private-oja").options_type()
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"radius_range": (1.0, 1.0)},
-        {"radius_range": (0.0, 1.0)},
-        {"clip_radius": 1e300},
-        {"clip_radius": 0.0},
-    ],
-)
-def test_analyze_gauss_refuses_radii_that_are_none(options: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="radius"):
-        make("analyze-gauss", **options)
+        find(name).options_type()
 
 
 @pytest.mark.parametrize("bound", [1e-160, 1e160])
@@ -208,16 +209,19 @@ def test_without_centring_a_large_mean_hides_the_subspace() -> None:
     assert subspace_error(learn(estimator, x).components, truth) > 0.5
 
 
-def test_private_oja_with_pairs_removes_a_large_mean() -> None:
-    x, truth, _ = shifted(48_000)
-    estimator = make(
-        "private-oja",
-        "pairs",
-        dim=8,
-        epsilon=8.0,
-        clip_radius=20.0,
-        batch_size=6000,
-        learning_rate=5.0,
-        offset=0.0,
-    )
-    assert subspace_error(learn(estimator, x).components, truth) < 0.2
+@pytest.mark.parametrize("centering", ["pairs", "vector"])
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("private-oja", {"clip_radius": 20.0, "batch_size": 6000, "learning_rate": 5.0, "offset": 0.0}),
+        ("noisy-power", {"clip_l2": 8.0, "batch_size": 48_000}),
+        ("output-perturbation", {"clip_radius": 60.0, "batch_size": 48_000}),
+    ],
+)
+def test_other_estimators_do_without_a_large_mean_too(
+    name: str, centering: Any, options: dict[str, Any]
+) -> None:
+    x, truth, mean = shifted(48_000)
+    how = tuple(mean.tolist()) if centering == "vector" else centering
+    estimator = make(name, how, dim=8, epsilon=8.0, **options)
+    assert subspace_error(learn(estimator, x).components, truth) < 0.1

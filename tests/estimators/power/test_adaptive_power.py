@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import math
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
 from fractions import Fraction
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -17,69 +14,30 @@ from numpy.typing import NDArray
 from streaming_pca.data.array_batch import ArrayBatch
 from streaming_pca.data.records import RecordKind
 from streaming_pca.estimators.oja.deflation import DeflationState
-from streaming_pca.estimators.power.adaptive_power import AdaptivePowerMethod, AdaptivePowerOptions
+from streaming_pca.estimators.power.adaptive_power import AdaptivePowerMethod
 from streaming_pca.kernels.lattice import MATRIX_RADIUS, MAX_RECORDS
 from streaming_pca.linalg.subspace import orthonormalise, subspace_error
 from streaming_pca.privacy.calibration.multipliers import gaussian_multiplier
-from streaming_pca.privacy.mechanisms import AboveThreshold
 from streaming_pca.privacy.parameters import parse_rational
 from streaming_pca.privacy.randomness import replace_noise_sampler, utility_generator
-from tests.estimators.suite import made, start
+from tests.estimators.suite import Call, differing, made, mechanism_inputs, pack, start, watched
 from tests.privacy.calibration.accounting import Gaussian, Mechanism, Pure, Route, delta_of
 from tests.privacy.noise import ScriptedSampler, SeededSampler
 
 Matrix = NDArray[np.float64]
 D = 5
-MODULE = sys.modules[AdaptivePowerMethod.__module__]
 
 
 def make(how: Any = "none", *, dim: int = D, k: int = 2, **more: Any) -> AdaptivePowerMethod:
-    options = {"clip_radius": 8.0, "rounds": 3, **more}
-    found: AdaptivePowerMethod = made(AdaptivePowerMethod, dim, k, how, **options)
-    return found
+    return made(AdaptivePowerMethod, dim, k, how, **{"clip_radius": 8.0, "rounds": 3, **more})
 
 
-@dataclass
-class Seen:
-    """Inputs and answers of the mechanisms."""
-
-    queries: list[int] = field(default_factory=list)
-    fired: list[bool] = field(default_factory=list)
-    totals: list[NDArray[np.int64]] = field(default_factory=list)
-    answers: list[NDArray[np.int64]] = field(default_factory=list)
-    thresholds: list[tuple[int, float]] = field(default_factory=list)
-    sigmas: list[float] = field(default_factory=list)
+def queries(calls: list[Call]) -> list[Call]:
+    return [call for call in calls if call.name == "AboveThreshold"]
 
 
-@contextmanager
-def watched(replay: Seen | None = None) -> Iterator[Seen]:
-    """Record both mechanisms; with ``replay``, give its answers instead of their own."""
-    seen = Seen()
-    original = MODULE.gaussian_on_vector
-
-    class Watched(AboveThreshold):
-        def __init__(self, threshold: int, epsilon: float, sensitivity: int = 1) -> None:
-            assert sensitivity == 1
-            seen.thresholds.append((threshold, epsilon))
-            super().__init__(threshold, epsilon, sensitivity)
-
-        def ask(self, query: int) -> bool:
-            at = len(seen.queries)
-            seen.queries.append(query)
-            seen.fired.append(super().ask(query) if replay is None else replay.fired[at])
-            return seen.fired[-1]
-
-    def gaussian(total: NDArray[np.int64], sigma: float) -> NDArray[np.int64]:
-        at = len(seen.totals)
-        seen.totals.append(total.copy())
-        seen.sigmas.append(sigma)
-        seen.answers.append(original(total, sigma) if replay is None else replay.answers[at])
-        return seen.answers[-1].copy()
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(MODULE, "AboveThreshold", Watched)
-        patch.setattr(MODULE, "gaussian_on_vector", gaussian)
-        yield seen
+def sums(calls: list[Call]) -> list[Call]:
+    return [call for call in calls if call.name == "gaussian_on_vector"]
 
 
 def records(how: Any, m: int, seed: int = 0) -> list[Any]:
@@ -90,10 +48,6 @@ def records(how: Any, m: int, seed: int = 0) -> list[Any]:
     return list(rows)
 
 
-def pack(estimator: AdaptivePowerMethod, items: list[Any]) -> ArrayBatch:
-    return ArrayBatch.of_records(items, estimator.dim, estimator.kind)
-
-
 def second_component(estimator: AdaptivePowerMethod, how: Any, m: int) -> DeflationState:
     """Return a state with one component projected out."""
     with replace_noise_sampler(SeededSampler()):
@@ -102,10 +56,7 @@ def second_component(estimator: AdaptivePowerMethod, how: Any, m: int) -> Deflat
     return state
 
 
-HOW = pytest.mark.parametrize("how", ["none", "pairs", RecordKind.MATRIX], ids=str)
-
-
-@HOW
+@pytest.mark.parametrize("how", ["none", "pairs", RecordKind.MATRIX], ids=str)
 @pytest.mark.parametrize("component", [0, 1])
 def test_neighbours_move_counts_by_one_and_sums_by_the_sensitivity(how: Any, component: int) -> None:
     """The bound 2 * 2**26 on integers that receive noise is attained, given equal answers.
@@ -121,11 +72,12 @@ def test_neighbours_move_counts_by_one_and_sums_by_the_sensitivity(how: Any, com
         # If one half of a pair is zero, only the other half remains.
         places, zero = (0, 3, m - 1), np.zeros((1, D))
         items[1] = items[2] = items[m - 2] = zero
-    with replace_noise_sampler(SeededSampler()), watched() as whole:
-        estimator.update(state, pack(estimator, items))
-    assert len(whole.totals) == 3
-    assert whole.fired.index(True) < estimator.options.octaves
-    theta = estimator.options.clip_radius * 2.0 ** (whole.fired.index(True) - estimator.options.octaves)
+    whole = mechanism_inputs(estimator, items, state=state)
+    answers = [call.answer for call in whole]
+    assert [call.args for call in sums(whole)] == [(estimator._sigma,)] * 3
+    fired = [call.answer for call in queries(whole)].index(True)
+    assert fired < estimator.options.octaves
+    theta = estimator.options.clip_radius * 2.0 ** (fired - estimator.options.octaves)
     x = state.basis[:, component : component + 1]
     far = np.linalg.svd(state.basis[:, : component + 1], full_matrices=True)[0][:, -1:]
     news: list[Any] = [None]
@@ -143,37 +95,15 @@ def test_neighbours_move_counts_by_one_and_sums_by_the_sensitivity(how: Any, com
         for new in news:
             neighbour = items.copy()
             neighbour[place] = new
-            with watched(whole) as moved:
-                estimator.update(state, pack(estimator, neighbour))
-            assert moved.thresholds == whole.thresholds
-            assert moved.sigmas == whole.sigmas == [estimator._sigma] * 3
-            assert max(abs(a - b) for a, b in zip(whole.queries, moved.queries, strict=True)) <= 1
-            changed.append(moved.totals)
+            changed.append(mechanism_inputs(estimator, neighbour, answers, state))
         # All these inputs are neighbours of each other.
-        for i, one in enumerate([*changed, whole.totals]):
-            for other in changed[:i]:
-                for a, b in zip(one, other, strict=True):
-                    distance = sum((int(p) - int(q)) ** 2 for p, q in zip(a, b, strict=True))
-                    assert distance <= (2 * MATRIX_RADIUS) ** 2
-                    reached = max(reached, distance)
+        for one, other in combinations([*changed, whole], 2):
+            for a, b in zip(one, other, strict=True):
+                distance = differing(a, b)
+                assert distance <= (1 if a.name == "AboveThreshold" else (2 * MATRIX_RADIUS) ** 2)
+                reached = max(reached, distance)
     # The claim is nearly attained.
     assert reached >= (1.9 * MATRIX_RADIUS) ** 2
-
-
-def test_the_sensitivity_is_reached_by_opposite_products() -> None:
-    """Products above the bound are scaled down to it if no threshold fires."""
-    estimator = make(RecordKind.MATRIX, k=1, epsilon=8.0, rounds=1, clip_radius=1.0)
-    state = start(estimator)
-    x, far = state.basis, np.linalg.svd(state.basis, full_matrices=True)[0][:, -1:]
-    worst = 1e6 * (x @ far.T + far @ x.T)
-    m = 2 * estimator._slack
-    totals = []
-    for one in (worst, -worst):
-        with replace_noise_sampler(ScriptedSampler()), watched() as seen:
-            estimator.update(state, pack(estimator, [worst] * (m - 1) + [one]))
-        assert not any(seen.fired)
-        totals.append(seen.totals[0])
-    assert np.linalg.norm(totals[1] - totals[0]) == pytest.approx(2 * MATRIX_RADIUS, rel=1e-7)
 
 
 def test_all_rounds_of_all_batches_compose_to_the_promise() -> None:
@@ -198,22 +128,21 @@ def test_all_rounds_of_all_batches_compose_to_the_promise() -> None:
 
 def test_each_round_asks_one_search_and_one_sum() -> None:
     estimator = make(epsilon=8.0, rounds=4)
-    with replace_noise_sampler(SeededSampler()), watched() as seen:
-        state = estimator.update(start(estimator), pack(estimator, records("none", 2000)))
-    assert len(seen.totals) == len(seen.thresholds) == 4
-    assert sum(seen.fired) <= 4
-    slack = math.ceil(6 * math.log(100) / estimator.plan(state).parameters["search_epsilon"])
-    assert seen.thresholds == [(2000 - slack, estimator.plan(state).parameters["search_epsilon"])] * 4
-    assert state.component == 1
+    seen = mechanism_inputs(estimator, records("none", 2000))
+    assert len(sums(seen)) == 4
+    assert sum(call.answer for call in queries(seen)) <= 4
+    epsilon = estimator.plan(start(estimator)).parameters["search_epsilon"]
+    threshold = 2000 - math.ceil(6 * math.log(100) / epsilon)
+    assert {call.args for call in queries(seen)} == {(threshold, epsilon)}
 
 
-def filtered(estimator: AdaptivePowerMethod, items: list[Any]) -> tuple[float, Seen, int]:
-    """Return theta of a single round without noise, the mechanisms' inputs, and the clipped count."""
-    state = start(estimator)
+def filtered(estimator: AdaptivePowerMethod, items: list[Any]) -> tuple[float, NDArray[np.int64], int]:
+    """Return theta of a single round without noise, the sum that gets noise, and the clipped count."""
     with replace_noise_sampler(ScriptedSampler()), watched() as seen:
-        _, clipped = estimator.learn_batch(state, pack(estimator, items))
-    octave = estimator.options.octaves - seen.fired.index(True) if True in seen.fired else 0
-    return estimator.options.clip_radius * 2.0**-octave, seen, clipped
+        _, clipped = estimator.learn_batch(start(estimator), pack(estimator, items))
+    fired = [call.answer for call in queries(seen)]
+    octave = estimator.options.octaves - fired.index(True) if True in fired else 0
+    return estimator.options.clip_radius * 2.0**-octave, sums(seen)[0].values, clipped
 
 
 def sizes(estimator: AdaptivePowerMethod, items: list[Any]) -> Matrix:
@@ -225,7 +154,7 @@ def test_the_threshold_is_the_least_power_of_two_that_hardly_any_record_is_above
     estimator = make(k=1, epsilon=8.0, share=0.1, rounds=1, clip_radius=1e6)
     items: list[Any] = [None if i % 10 == 3 else r for i, r in enumerate(records("none", 3000))]
     items[5] = 1e3 * items[5]
-    theta, seen, clipped = filtered(estimator, items)
+    theta, total, clipped = filtered(estimator, items)
     exact = sizes(estimator, items)
     slack = estimator._slack
     assert (exact <= theta).sum() >= 3000 - slack > (exact <= theta / 2).sum()
@@ -234,7 +163,7 @@ def test_the_threshold_is_the_least_power_of_two_that_hardly_any_record_is_above
     assert clipped == 3000 - kept.sum() >= 1
     x = start(estimator).basis[:, 0]
     expected = sum(r.T @ (r @ x) for r, k in zip(items, kept, strict=True) if k and r is not None)
-    np.testing.assert_allclose(seen.totals[0] * theta / MATRIX_RADIUS, expected, atol=3000 * theta / 2**26)
+    np.testing.assert_allclose(total * theta / MATRIX_RADIUS, expected, atol=3000 * theta / 2**26)
 
 
 def test_records_above_a_threshold_are_left_out_but_those_above_the_bound_scaled_down() -> None:
@@ -245,10 +174,10 @@ def test_records_above_a_threshold_are_left_out_but_those_above_the_bound_scaled
         one = one * np.sqrt(2.0**-5.5 / size)
         items = [one] * 2000
         items[7] = 1e3 * one
-        theta, seen, clipped = filtered(estimator, items)
+        theta, total, clipped = filtered(estimator, items)
         assert theta == (2.0**-5 if left_out else bound)
         assert clipped == (1 if left_out else 2000)
-        length = np.linalg.norm(seen.totals[0]) / MATRIX_RADIUS
+        length = np.linalg.norm(total) / MATRIX_RADIUS
         assert length == pytest.approx(1999 * 2.0**-0.5 if left_out else 2000, rel=1e-6)
 
 
@@ -259,52 +188,13 @@ def test_a_neighbour_moves_the_number_of_clipped_records_by_one_at_most() -> Non
     with replace_noise_sampler(SeededSampler()), watched() as whole:
         _, clipped = estimator.learn_batch(state, pack(estimator, items))
     assert clipped > 0
+    answers = [call.answer for call in whole]
     for place in range(0, 200, 10):
         for new in (None, 1e3 * items[0], 1e-3 * items[0]):
             neighbour = items.copy()
             neighbour[place] = new
-            with watched(whole):
+            with watched(answers):
                 assert abs(estimator.learn_batch(state, pack(estimator, neighbour))[1] - clipped) <= 1
-
-
-@pytest.mark.parametrize("m", [0, 1, 7])
-def test_a_window_that_is_too_small_draws_nothing_and_says_so(m: int) -> None:
-    estimator = make()
-    state = start(estimator)
-    for count in (m, 2 * estimator._slack - 1):
-        with watched() as seen:
-            after = estimator.update(state, pack(estimator, records("none", count)))
-        assert after.outcome == "too-few-records"
-        assert not seen.thresholds
-        assert not seen.totals
-        assert np.array_equal(after.basis, state.basis)
-        assert (after.batch, after.records, after.component) == (1, count, 1)
-    with replace_noise_sampler(SeededSampler()):
-        enough = pack(estimator, records("none", 2 * estimator._slack))
-        assert estimator.update(state, enough).outcome == "learnt"
-
-
-@pytest.mark.parametrize("how", ["none", "pairs", (0.5,) * D, RecordKind.MATRIX], ids=str)
-@pytest.mark.parametrize("what", ["null", "zero", "duplicate", "huge", "tiny", "infinite"])
-def test_degenerate_records_go_through_quietly(how: Any, what: str) -> None:
-    estimator = make(how, epsilon=20.0)
-    one = records(how, 1)[0]
-    batch = {
-        "null": [None] * 2000,
-        "zero": [0 * one] * 2000,
-        "duplicate": [one] * 2000,
-        "huge": [1e300 * one] * 2000,
-        "tiny": [1e-300 * one] * 2000,
-        "infinite": [one / np.abs(one).max() * 1e308] * 2000,
-    }[what]
-    for sampler in (SeededSampler(), ScriptedSampler()):
-        state = start(estimator)
-        with replace_noise_sampler(sampler):
-            for _ in range(3):
-                state = estimator.update(state, pack(estimator, batch))
-                assert state.outcome == "learnt"
-                gram = state.basis.T @ state.basis
-                np.testing.assert_allclose(gram, np.eye(2), atol=1e-14)
 
 
 def test_the_window_is_what_the_options_say() -> None:
@@ -318,13 +208,6 @@ def test_the_window_is_what_the_options_say() -> None:
     assert (paired.count, paired.granularity, paired.least) == (50_000, 2, 4 * make()._slack)
     assert make(n_records=2**40, k=1).plan(start(make())).count == MAX_RECORDS
     assert make(k=5, n_records=1).plan(start(make())).count == 1
-
-
-def test_a_bound_is_needed_and_augment_refused() -> None:
-    with pytest.raises(ValueError, match="clip_radius"):
-        AdaptivePowerOptions()  # type: ignore[call-arg]
-    with pytest.raises(ValueError, match="augment"):
-        make("augment")
 
 
 # Utility, with real secret noise.
@@ -399,16 +282,3 @@ def test_deflation_on_disjoint_windows_finds_a_subspace() -> None:
     x = rng.uniform(-1, 1, (40_000, 6)) * scales
     found = learn(make(dim=6, epsilon=8.0, rounds=8, clip_radius=100.0), x)
     assert subspace_error(found, np.eye(6)[:2]) < 0.1
-
-
-def test_matrices_do_as_well_as_their_factors() -> None:
-    """The setup is as above, but a multiple of the diagonal makes the matrices indefinite."""
-    rng = utility_generator(6)
-    x = rng.uniform(-1, 1, (40_000, D)) * [3.0, 1.7, 0.1, 0.1, 0.1]
-    estimator = make(RecordKind.MATRIX, epsilon=8.0, rounds=8, clip_radius=100.0)
-    state = start(estimator)
-    for part in np.array_split(x, 2):
-        rows = (part[:, :, None] * part[:, None, :] - 0.05 * np.eye(D)).reshape(-1, D)
-        starts = np.arange(0, len(rows) + 1, D, dtype=np.int64)
-        state = estimator.update(state, ArrayBatch(rows, starts, RecordKind.MATRIX))
-    assert subspace_error(estimator.release(state).components, np.eye(D)[:2]) < 0.1
