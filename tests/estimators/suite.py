@@ -35,6 +35,7 @@ from streaming_pca.privacy.parameters import PrivacyParameters
 from streaming_pca.privacy.randomness import replace_noise_sampler, utility_generator
 from tests.privacy.noise import SeededSampler
 
+Floats = NDArray[np.float64]
 D = 5
 SUITE = {name: estimator.suite_options for name, estimator in ESTIMATORS.items()}
 OPTIONS = {name: suite.options for name, suite in SUITE.items()}
@@ -167,23 +168,21 @@ def made(
     share: float = 0.0,
     **options: Any,
 ) -> Any:
-    """Build an estimator of centred vectors, or of matrices, from its class and options."""
-    of_matrices = how is RecordKind.MATRIX
+    """Build an estimator of vectors with the centring ``how``, or of records of the kind ``how``."""
+    is_kind = isinstance(how, RecordKind)
     return kind(
         dim,
         k,
         PrivacyParameters(epsilon=epsilon, delta=delta, contributions=contributions),
         Preprocessing(
-            dim=dim,
-            kind=RecordKind.MATRIX if of_matrices else RecordKind.FACTOR,
-            centering="none" if of_matrices else how,
+            dim=dim, kind=how if is_kind else RecordKind.FACTOR, centering="none" if is_kind else how
         ),
         kind.options_type(**options),
         share,
     )
 
 
-def spiked(m: int, d: int, k: int, seed: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def spiked(m: int, d: int, k: int, seed: int) -> tuple[Floats, Floats]:
     """Return rows with k directions of variance 9 among ones of 0.01, and those directions."""
     rng = utility_generator(seed)
     truth = orthonormalise(rng.standard_normal((d, k)))
@@ -207,6 +206,12 @@ def records(estimator: Estimator[Any, Any], m: int, seed: int = 0) -> list[Any]:
         else:
             out.append(x.T @ x - 0.1 * np.eye(d) if estimator.kind is RecordKind.MATRIX else x)
     return out
+
+
+def agreeing(how: Any, m: int, seed: int = 0) -> list[Any]:
+    """Return records with a gap, and of bounded spread, so that the blocks of a range agree."""
+    rows = np.random.default_rng(seed).choice([-1.0, 1.0], (m, 1, D)) * np.linspace(2, 0.6, D)
+    return [x.T @ x - 0.3 * np.eye(D) for x in rows] if how is RecordKind.MATRIX else [*rows]
 
 
 def pack(estimator: Estimator[Any, Any], items: list[Any]) -> ArrayBatch:

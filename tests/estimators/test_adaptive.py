@@ -10,42 +10,19 @@ from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from streaming_pca.data.array_batch import ArrayBatch
-from streaming_pca.data.preprocessing import Preprocessing
 from streaming_pca.data.records import RecordKind
-from streaming_pca.estimators.adaptive import AdaptiveOptions, AdaptivePCA, AdaptiveState
+from streaming_pca.estimators.adaptive import AdaptivePCA, AdaptiveState
 from streaming_pca.estimators.common.state import decode_state, encode_state
 from streaming_pca.linalg.subspace import orthonormalise, subspace_error
-from streaming_pca.privacy.parameters import PrivacyParameters
 from streaming_pca.privacy.randomness import replace_noise_sampler, utility_generator
+from tests.estimators.suite import Floats, made, start
 from tests.privacy.noise import ScriptedSampler, SeededSampler
 
-Floats = NDArray[np.float64]
 
-
-def make(
-    dim: int,
-    k: int = 2,
-    *,
-    epsilon: float = 1.0,
-    kind: RecordKind = RecordKind.FACTOR,
-    centering: str = "none",
-    contributions: int = 1,
-    **options: Any,
-) -> AdaptivePCA:
-    return AdaptivePCA(
-        dim,
-        k,
-        PrivacyParameters(epsilon=epsilon, delta=1e-6, contributions=contributions),
-        Preprocessing(dim=dim, kind=kind, centering=centering),
-        AdaptiveOptions(**options),
-    )
-
-
-def start(estimator: AdaptivePCA) -> AdaptiveState:
-    return estimator.init(utility_generator(0))
+def make(dim: int, k: int = 2, how: Any = "none", **options: Any) -> AdaptivePCA:
+    return made(AdaptivePCA, dim, k, how, **options)
 
 
 def learn(estimator: AdaptivePCA, batches: list[ArrayBatch], seed: int = 0) -> list[AdaptiveState]:
@@ -99,7 +76,7 @@ def test_above_512_features_the_block_route_is_public() -> None:
     assert state.covariance.layers.size == state.covariance.weights.size == 0
     (after,) = learn(estimator, [gaussian(600, 513, 0)])
     assert after.route == "block"
-    assert make(512).init(utility_generator(0)).route == "covariance"
+    assert start(make(512)).route == "covariance"
 
 
 def test_the_route_changes_when_the_stream_does() -> None:
@@ -125,46 +102,22 @@ def test_a_route_that_is_set_is_taken(route: str) -> None:
 # Costs, and mechanisms that read a record.
 
 
-def states_of_both_routes() -> list[tuple[AdaptivePCA, AdaptiveState]]:
+def test_charges_and_bytes_of_both_routes_are_alike() -> None:
     d = 10
     estimator = make(d)
-    states = learn(estimator, [agreeing(40_000, d, 1)[0], gaussian(40_000, d, 2)])
-    assert {state.route for state in states} == {"block", "covariance"}
-    return [(estimator, state) for state in states]
-
-
-def test_the_charge_is_one_batchs_whatever_the_route() -> None:
-    for estimator, state in states_of_both_routes():
-        plan = estimator.plan(state)
-        assert plan.charge == estimator.plan(start(estimator)).charge
-        assert plan.charge.epsilon == 1
-        assert float(plan.charge.delta) == 1e-6
-
-
-def test_the_plan_depends_on_the_batch_number_alone() -> None:
-    d = 10
-    estimator = make(d)
+    plan = estimator.plan(start(estimator))
+    assert (plan.charge.epsilon, float(plan.charge.delta)) == (1, 1e-6)
     one, other = (
         learn(estimator, [batch])[0] for batch in (agreeing(40_000, d, 1)[0], gaussian(40_000, d, 2))
     )
-    assert one.route != other.route
+    assert (one.route, other.route) == ("block", "covariance")
     assert estimator.plan(one) == estimator.plan(other)
-
-
-# States.
-
-
-def test_a_state_of_either_route_survives_its_bytes_and_goes_on_alike() -> None:
-    for estimator, state in states_of_both_routes():
-        again = decode_state(AdaptiveState, encode_state(state))
-        assert encode_state(again) == encode_state(state)
-        assert again.route == state.route
-        assert np.array_equal(estimator.release(again).components, estimator.release(state).components)
-        batch = gaussian(3000, 10, 5)
+    for state in (one, other):
+        assert estimator.plan(state).charge == plan.charge
         after = []
-        for s in (state, again):
+        for s in (state, decode_state(AdaptiveState, encode_state(state))):
             with replace_noise_sampler(SeededSampler(3)):
-                after.append(encode_state(estimator.update(s, batch)))
+                after.append(encode_state(estimator.update(s, gaussian(3000, d, 5))))
         assert after[0] == after[1]
 
 
@@ -194,14 +147,12 @@ def batches_of(what: str, d: int, kind: RecordKind, m: int) -> ArrayBatch:
 @pytest.mark.parametrize(("d", "k"), [(1, 1), (3, 3), (4, 1)])
 def test_nothing_stops_it(how: Any, route: str, d: int, k: int) -> None:
     """Components stay orthonormal and finite for any batch size and records, with noise and without."""
-    kind = RecordKind.MATRIX if how is RecordKind.MATRIX else RecordKind.FACTOR
-    centering = "none" if kind is RecordKind.MATRIX else how
-    estimator = make(d, k, kind=kind, centering=centering, route=route)
+    estimator = make(d, k, how, route=route)
     step = estimator.preprocessing.granularity
     for what in ("normal", "null", "one", "same", "huge", "denormal", "large", "small", "spread"):
         for m in (1, 2, 3, 600):
             m += m % step
-            batch = batches_of(what, d, kind, m)
+            batch = batches_of(what, d, estimator.kind, m)
             for sampler in (ScriptedSampler(), SeededSampler(0)):
                 state = start(estimator)
                 with replace_noise_sampler(sampler):

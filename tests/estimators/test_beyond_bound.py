@@ -7,14 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from streaming_pca import PrivatePCA
 from streaming_pca.linalg.subspace import principal_angles
 from streaming_pca.privacy.randomness import replace_noise_sampler
+from tests.estimators.suite import Floats
 from tests.privacy.noise import SeededSampler
-
-Floats = NDArray[np.float64]
 
 
 def heavy(rng: np.random.Generator) -> Floats:

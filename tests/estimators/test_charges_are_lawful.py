@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
+from itertools import product
 from typing import Any
 
 import pytest
@@ -11,14 +12,8 @@ import pytest
 from streaming_pca.config.settings import StreamSettings
 from streaming_pca.data.records import RecordKind
 from streaming_pca.estimators.registry import ESTIMATORS, find
-from streaming_pca.privacy.ledger.entries import (
-    Cap,
-    OffsetRange,
-    Opened,
-    Reserved,
-    decode_entry,
-    encode_entry,
-)
+from streaming_pca.privacy.ledger import entries
+from streaming_pca.privacy.ledger.entries import Cap, OffsetRange, Opened, Reserved
 from streaming_pca.privacy.ledger.ledger import Ledger
 from streaming_pca.privacy.ledger.mechanism_costs import least_rho
 from streaming_pca.privacy.parameters import Charge
@@ -61,7 +56,7 @@ def reserved(stream: StreamSettings, state: Any = None) -> Reserved:
         parameters=parameters_of(stream, plan),
         charge=plan.charge,
     )
-    again = decode_entry(encode_entry(entry))
+    again = entries.decode_entry(entries.encode_entry(entry))
     assert isinstance(again, Reserved)
     return again
 
@@ -95,21 +90,18 @@ def test_what_an_estimator_reserves_counts_and_less_does_not(name: str, epsilon:
     if info.private:
         units = [{"epsilon": epsilon}, {"epsilon": epsilon, "delta": 1e-9}]
     if info.private and not info.local:
-        units += [
-            {"epsilon": epsilon, "privacy_unit": "user", "contributions_per_user": c} for c in (1, 2, 50)
-        ]
+        user = {"epsilon": epsilon, "privacy_unit": "user"}
+        units += [user | {"contributions_per_user": c} for c in (1, 2, 50)]
     shares = SHARES if info.private and not info.local else (0.0,)
     centerings = [c for c in ("none", "auto") if c == "none" or c in find(name).centerings]
     if info.local or not info.private:
         centerings = ["none"]
-    for options in [{}, PUBLIC_RADIUS.get(name, {}), *SUITE[name].variants]:
-        for unit in units:
-            for share in shares:
-                for centering in centerings:
-                    how = unit | {"diagnostics_share": share, "centering": centering}
-                    entry = reserved(stream_of(name, options=SUITE[name].options | options, **how))
-                    check(entry)
-                    assert (entry.charge.rho is None) == (name in UNCLAIMED)
+    variants = [{}, PUBLIC_RADIUS.get(name, {}), *SUITE[name].variants]
+    for options, unit, share, centering in product(variants, units, shares, centerings):
+        how = unit | {"diagnostics_share": share, "centering": centering}
+        entry = reserved(stream_of(name, options=SUITE[name].options | options, **how))
+        check(entry)
+        assert (entry.charge.rho is None) == (name in UNCLAIMED)
 
 
 @pytest.mark.parametrize("name", CLAIMING)
@@ -118,13 +110,12 @@ def test_later_batches_count_too(name: str) -> None:
         if kind not in find(name).kinds:
             continue
         stream = stream_of(name, record_kind=kind, diagnostics_share=0.02)
-        state = start(stream.build_estimator())
+        estimator = stream.build_estimator()
+        state = start(estimator)
         with replace_noise_sampler(SeededSampler()):
             for i in range(3):
                 check(reserved(stream, state))
-                state = stream.build_estimator().update(
-                    state, pack(stream.build_estimator(), records(stream.build_estimator(), 200, i))
-                )
+                state = estimator.update(state, pack(estimator, records(estimator, 200, i)))
 
 
 @pytest.mark.parametrize("name", [*sorted(UNCLAIMED)])
@@ -137,7 +128,6 @@ def test_where_an_answer_may_tell_all_no_rho_can_be_claimed(name: str) -> None:
 def test_a_lower_bound_is_within_a_millionth_of_the_honest_claim() -> None:
     for name in CLAIMING:
         entry = reserved(stream_of(name))
-        assert entry.charge.rho is not None
         ratio = least_rho(entry.promise, entry.parameters) / entry.charge.rho
         assert 1 - Fraction(1, 10**6) < ratio <= 1
 

@@ -126,12 +126,8 @@ print(json.dumps([are_cached([kind]) for kind in RecordKind]))
 
 def cached(**variables: str) -> list[bool]:
     """Return for factors, for matrices and for reports if their kernels are cached."""
-    command = [sys.executable, "-c", ASK]
-    done = subprocess.run(
-        command, env=os.environ | variables, capture_output=True, text=True, check=True, timeout=120
-    )
-    found: list[bool] = json.loads(done.stdout)
-    return found
+    command, environment = [sys.executable, "-c", ASK], os.environ | variables
+    return json.loads(subprocess.check_output(command, env=environment, text=True, timeout=120))
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="a processor of x86-64 is named")

@@ -13,6 +13,7 @@ from streaming_pca.privacy.randomness import replace_noise_sampler
 from tests.estimators.suite import (
     EVERY_CASE,
     FixedSampler,
+    agreeing,
     check_subspace,
     make,
     pack,
@@ -36,12 +37,6 @@ DRAWS = {"noisy-power", "output-perturbation"}
 TOLD = {"batch", "records", "outcome", "noise", "component", "step", "gap", "scale", "sensitivity", "centred"}
 TOLD |= {"components"}
 """What a batch changes that teaches nothing; the last are those of the release before it."""
-
-
-def agreeing(how: Any, m: int) -> list[Any]:
-    """Return records with a gap, and of bounded spread, so that the blocks of a range agree."""
-    rows = np.random.default_rng(11).choice([-1.0, 1.0], (m, 1, 5)) * np.linspace(2, 0.6, 5)
-    return [x.T @ x - 0.3 * np.eye(5) for x in rows] if how is RecordKind.MATRIX else [*rows]
 
 
 @pytest.mark.parametrize(("name", "how"), [case for case in EVERY_CASE if case[0] in OPTIONS], ids=str)

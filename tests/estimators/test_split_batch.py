@@ -19,7 +19,7 @@ from streaming_pca.estimators.registry import find
 from streaming_pca.kernels.coordinates import NOWHERE, BinCounts
 from streaming_pca.privacy.randomness import replace_noise_sampler
 from tests.estimators.split_batch import SplitBatch, SplitValues
-from tests.estimators.suite import EVERY_CASE, SUITE, make, records, start
+from tests.estimators.suite import EVERY_CASE, SUITE, agreeing, make, records, start
 from tests.privacy.noise import SeededSampler
 
 SIZES = (2, 100, 0, 38, 6)
@@ -78,9 +78,8 @@ def outcome(estimator: Any, batches: list[Batch]) -> list[Any]:
         for batch in batches:
             state = estimator.update(state, batch)
             release = estimator.release(state)
-            found.append(
-                [encode_state(state), release.components.tobytes(), release.explained_variance.tobytes()]
-            )
+            released = (release.components.tobytes(), release.explained_variance.tobytes())
+            found.append([encode_state(state), *released])
     return [*found, sampler.seen]
 
 
@@ -100,10 +99,7 @@ def test_pieces_give_the_bits_of_one_array(name: str, how: Any, options: dict[st
 
 
 OF_BOUNDED_SPREAD: dict[str, dict[str, Any]] = {
-    "adadpo": {"range_constant": 20.0},
-    "dp-pca": {"range_constant": 20.0},
-    "k-dp-pca": {"range_constant": 20.0},
-    "tadadpo": {"range_constant": 20.0},
+    **{name: {"range_constant": 20.0} for name in ("adadpo", "dp-pca", "k-dp-pca", "tadadpo")},
     "output-perturbation": {"clip_radius": 30.0},
 }
 
@@ -113,11 +109,9 @@ OF_BOUNDED_SPREAD: dict[str, dict[str, Any]] = {
 def test_pieces_of_records_that_agree_give_the_bits_of_one_array(name: str, how: Any) -> None:
     """The records' scale and gap can be found, so the estimator learns from them."""
     estimator = with_diagnostics(make(name, how, epsilon=100.0, delta=1e-3, **OF_BOUNDED_SPREAD[name]))
-    rng = np.random.default_rng(11)
-    rows = rng.choice([-1.0, 1.0], (6000, 1, 5)) * np.linspace(2, 0.6, 5)
+    items = agreeing(how, 6000, 11)
     # Only records outside the share that determines the scale are enlarged.
-    rows[3000::50] *= 10
-    items: list[Any] = [x.T @ x - 0.3 * np.eye(5) for x in rows] if how is RecordKind.MATRIX else [*rows]
+    items[3000::50] = [10 * x for x in items[3000::50]]
     items[7::100] = [None] * len(items[7::100])
     array = ArrayBatch.of_records(items, 5, estimator.kind)
     sizes = (2, 1000, 0, 702, 6)

@@ -25,6 +25,7 @@ from tests.estimators.suite import (
     FixedSampler,
     check_subspace,
     make,
+    pack,
     records,
     run,
     spiked,
@@ -129,19 +130,6 @@ def learn(estimator: Estimator[Any, Any], x: NDArray[np.float64]) -> Subspace:
     return estimator.release(state)
 
 
-def test_analyze_gauss_finds_a_spiked_subspace() -> None:
-    """Noise on the mean is sqrt(2) R z/n, below 0.05 an entry for R = 64 and z = 4.3.
-
-    The spectral norm of an 8 x 8 symmetric matrix of such entries exceeds 0.5
-    with probability below 1e-12 (3 sqrt(8) + 7 deviations are less than that);
-    with a gap of at least 5 the error is then at most sqrt(2) 2 0.5/5 = 0.28.
-    The median of 400 traces is missed by 50 ranks with probability below 1e-8.
-    """
-    x, truth = spiked(20_000, 8, 2, 1)
-    estimator = make("analyze-gauss", dim=8, first_batch=20_000, clip_quantile=0.5, **LARGE)
-    assert subspace_error(learn(estimator, x).components, truth) < 0.3
-
-
 def test_private_oja_finds_a_spiked_subspace() -> None:
     """Noise on a batch's mean is 2 R z/B = 2 20 1.2/4000 = 0.012 an entry, for z(4, 1e-6) < 1.2.
 
@@ -149,9 +137,8 @@ def test_private_oja_finds_a_spiked_subspace() -> None:
     gap of 4 or more that remains after clipping: so are the errors.
     """
     x, truth = spiked(48_000, 8, 2, 2)
-    estimator = make(
-        "private-oja", dim=8, epsilon=4.0, clip_radius=20.0, batch_size=4000, learning_rate=5.0, offset=0.0
-    )
+    options = {"clip_radius": 20.0, "batch_size": 4000, "learning_rate": 5.0, "offset": 0.0}
+    estimator = make("private-oja", dim=8, epsilon=4.0, **options)
     assert subspace_error(learn(estimator, x).components, truth) < 0.2
 
 
@@ -166,11 +153,12 @@ def test_matrices_do_as_well_as_their_factors(name: str) -> None:
     with replace_noise_sampler(SeededSampler(1)):
         state = start(estimator)
         for part in np.split(x, 4):
-            rows = (part[:, :, None] * part[:, None, :]).reshape(-1, 8)
-            starts = np.arange(0, len(rows) + 1, 8, dtype=np.int64)
-            state = estimator.update(state, ArrayBatch(rows, starts, RecordKind.MATRIX))
+            matrices = list(part[:, :, None] * part[:, None, :])
+            state = estimator.update(state, pack(estimator, matrices))
+    release = estimator.release(state)
+    assert release.total_variance is None
     # For estimators that find fewer than two components, their distance from the plane counts.
-    inside = np.linalg.norm(estimator.release(state).components @ truth.T)
+    inside = np.linalg.norm(release.components @ truth.T)
     assert math.sqrt(2 * max(estimator.k - inside**2, 0.0)) < 0.3
 
 
@@ -180,27 +168,6 @@ def shifted(m: int) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[n
     x = x + 2.5 * np.resize([1.0, -1.0], 8)
     mean = x.mean(axis=0)
     return x, np.linalg.svd(x - mean, full_matrices=False)[2][:2], mean
-
-
-@pytest.mark.parametrize("centering", ["auto", "pairs", "vector"])
-def test_centring_removes_a_large_mean(centering: str) -> None:
-    """Noise on the mean moment is sqrt(2) R z/n < 0.0045 an entry: R < 300, z(16, 1e-6) < 0.42.
-
-    Six deviations of all its terms are below 0.4, and with a gap of 8.9 the error below 0.1. The
-    last round of the centre is clipped at R < 8: noise of 2 R z/(0.1 n) < 0.002 a feature. Records
-    are symmetric about their mean, so the clip only shrinks the remaining distance.
-    """
-    x, truth, mean = shifted(40_000)
-    how: Any = tuple(mean.tolist()) if centering == "vector" else centering
-    options = {"first_batch": 40_000, "clip_quantile": 0.99, **LARGE}
-    estimator = make("analyze-gauss", how, dim=8, epsilon=16.0, **options)
-    release = learn(estimator, x)
-    assert subspace_error(release.components, truth) < 0.3
-    if centering == "auto":
-        assert release.mean is not None
-        assert np.abs(release.mean - mean).max() < 0.15
-    else:
-        assert release.mean is None
 
 
 def test_without_centring_a_large_mean_hides_the_subspace() -> None:
@@ -213,15 +180,18 @@ def test_without_centring_a_large_mean_hides_the_subspace() -> None:
 @pytest.mark.parametrize(
     ("name", "options"),
     [
+        ("analyze-gauss", {"first_batch": 48_000, "clip_quantile": 0.99, **LARGE, "max_batch": 48_000}),
         ("private-oja", {"clip_radius": 20.0, "batch_size": 6000, "learning_rate": 5.0, "offset": 0.0}),
         ("noisy-power", {"clip_l2": 8.0, "batch_size": 48_000}),
         ("output-perturbation", {"clip_radius": 60.0, "batch_size": 48_000}),
     ],
 )
-def test_other_estimators_do_without_a_large_mean_too(
-    name: str, centering: Any, options: dict[str, Any]
-) -> None:
+def test_centring_removes_a_large_mean(name: str, centering: Any, options: dict[str, Any]) -> None:
+    """The error is below 0.1 where the mean alone would be the leading direction; fixed seeds."""
     x, truth, mean = shifted(48_000)
     how = tuple(mean.tolist()) if centering == "vector" else centering
     estimator = make(name, how, dim=8, epsilon=8.0, **options)
-    assert subspace_error(learn(estimator, x).components, truth) < 0.1
+    with replace_noise_sampler(SeededSampler()):
+        release = learn(estimator, x)
+    assert release.mean is None
+    assert subspace_error(release.components, truth) < 0.1

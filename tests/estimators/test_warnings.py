@@ -98,14 +98,9 @@ def test_numbers_that_overflow_raise_nothing(number: float) -> None:
     values = np.full(2, number)
     for centering in ("auto", "none"):
         for angle_bound in (None, number, RIGHT):
-            changes = {
-                "explained_variance": values,
-                "explained_variance_error": values,
-                "mean": np.full(D, number),
-                "total_variance": number,
-                "total_variance_error": number,
-                "angle_bound": angle_bound,
-            }
+            changes = dict.fromkeys(("explained_variance", "explained_variance_error"), values)
+            changes |= dict.fromkeys(("total_variance", "total_variance_error"), number)
+            changes |= {"mean": np.full(D, number), "angle_bound": angle_bound}
             found(centering, **changes)
             resolved_components(replace(GOOD, **changes))
 
@@ -132,30 +127,16 @@ def test_components_of_noise_are_not_counted_among_the_resolved() -> None:
     for _ in range(200):
         g = rng.standard_normal((20, 20))
         values, vectors = np.linalg.eigh(truth + 0.2 * (g + g.T) / 2)
-        noisy = Subspace(
-            vectors[:, ::-1][:, :5].T,
-            values[::-1][:5],
-            None,
-            explained_variance_error=np.full(5, 0.2),
-            angle_bound=RIGHT,
+        noisy = replace(GOOD, explained_variance=values[::-1][:5], explained_variance_error=np.full(5, 0.2))
+        counts.append(
+            resolved_components(replace(noisy, components=vectors[:, ::-1][:, :5].T, angle_bound=RIGHT))
         )
-        counts.append(resolved_components(noisy))
     assert set(counts) == {2}
 
 
 def test_every_doubt_has_an_id_and_an_explanation_in_one_line() -> None:
-    assert [doubt.value for doubt in W] == [
-        "no-records",
-        "not-resolved",
-        "variance-lost",
-        "mean-swamps",
-        "mean-unknown",
-        "clipped",
-        "dominated",
-        "unsettled",
-        "clamped",
-        "range-ends",
-    ]
+    ids = "no-records not-resolved variance-lost mean-swamps mean-unknown clipped dominated unsettled clamped"
+    assert " ".join(doubt.value for doubt in W) == f"{ids} range-ends"
     for doubt in W:
         assert doubt.explanation
         assert "\n" not in doubt.explanation

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from streaming_pca import PrivatePCA
 from streaming_pca.data.array_batch import ArrayBatch
@@ -21,7 +20,6 @@ from streaming_pca.privacy.randomness import replace_noise_sampler
 from tests.estimators.suite import make, records, run
 from tests.privacy.noise import ScriptedSampler, SeededSampler
 
-Floats = NDArray[np.float64]
 D = 3
 
 

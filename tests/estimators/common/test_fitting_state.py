@@ -10,22 +10,13 @@ import pytest
 
 from streaming_pca.estimators.adaptive import AdaptivePCA
 from streaming_pca.estimators.common.state import decode_fitting_state, encode_state
-from tests.estimators.suite import every_case, made, make, records, run
-
-
-@every_case
-@pytest.mark.parametrize("batches", [0, 1, 3])
-def test_an_estimator_goes_on_from_its_own_states(name: str, how: Any, batches: int) -> None:
-    estimator = make(name, how)
-    data = encode_state(run(estimator, [records(estimator, 80, i) for i in range(batches)]))
-    again = decode_fitting_state(make(name, how), data)
-    assert encode_state(again) == data
+from tests.estimators.suite import made, make, records, run
 
 
 def test_a_state_with_noisy_counts_fits() -> None:
     estimator = made(AdaptivePCA, 5, 2, "auto", share=0.1)
-    data = encode_state(run(estimator, [records(estimator, 80)]))
-    assert decode_fitting_state(estimator, data).counts is not None
+    state = run(estimator, [records(estimator, 80)])
+    assert np.array_equal(decode_fitting_state(estimator, encode_state(state)).counts, state.counts)
 
 
 @pytest.mark.parametrize(

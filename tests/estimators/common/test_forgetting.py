@@ -27,28 +27,21 @@ from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from streaming_pca.data.array_batch import ArrayBatch
+from streaming_pca.estimators.adaptive import AdaptivePCA
 from streaming_pca.estimators.base import Estimator, Subspace
 from streaming_pca.estimators.common.forgetting import HalfLife, kept_share, process_noise
-from streaming_pca.estimators.factory import configure
 from streaming_pca.linalg.subspace import orthonormalise, subspace_error
 from streaming_pca.privacy.randomness import replace_noise_sampler, utility_generator
+from tests.estimators.suite import Floats, made, make
 from tests.privacy.noise import ScriptedSampler
-
-Floats = NDArray[np.float64]
-
 
 # Forgetting by time.
 
 
-@pytest.mark.parametrize("half_life", [None, "auto"])
-def test_without_a_clock_nothing_is_forgotten_by_it(half_life: HalfLife) -> None:
-    assert kept_share(half_life, 1e9) == 1.0
-
-
 def test_a_half_life_halves_however_the_records_are_cut() -> None:
+    assert kept_share(None, 1e9) == kept_share("auto", 1e9) == 1.0
     assert kept_share(1000.0, 1000) == pytest.approx(0.5)
     assert kept_share(1000.0, 0) == 1.0
     assert kept_share(1000.0, 700) * kept_share(1000.0, 1300) == pytest.approx(kept_share(1000.0, 2000))
@@ -94,51 +87,29 @@ def test_a_state_that_overflowed_forgets_nothing() -> None:
 # Streams.
 
 DIM, RANK, BATCH, BATCHES, JUMP = 30, 2, 8_192, 20, 10
+ANGLES: dict[str, Callable[[int], float]] = {
+    "rotating": lambda batch: math.radians(3.0 * batch),
+    "jumping": lambda batch: math.pi / 2 if batch >= JUMP else 0.0,
+    "steady": lambda batch: 0.0,
+}
+"""The angle at each batch: 3 degrees more, a jump by a right angle, none."""
+BOUNDS = [("rotating", 3, 0.2), ("jumping", JUMP + 2, 0.3), ("steady", 3, 0.15)]
+followed = pytest.mark.parametrize(("name", "first", "bound"), BOUNDS)
 
 
-def steady(_: int) -> float:
-    return 0.0
-
-
-def rotating(batch: int) -> float:
-    return math.radians(3.0 * batch)
-
-
-def jumping(batch: int) -> float:
-    return math.pi / 2 if batch >= JUMP else 0.0
-
-
-def errors(
-    angle: Callable[[int], float], half_life: HalfLife, clip_radius: float | None = None, seed: int = 0
-) -> Floats:
+def errors(angle: Callable[[int], float], seed: int = 0, **options: Any) -> Floats:
     """Return the error of each release against its own batch's subspace; a random one's is 1.9."""
     rng = utility_generator(seed)
     both = orthonormalise(rng.standard_normal((DIM, 2 * RANK)))
-    estimator = configure(
-        DIM,
-        n_components=RANK,
-        epsilon=1.0,
-        delta=1e-6,
-        estimator="adaptive",
-        centering="none",
-        bounds=None,
-        scale=None,
-        options={
-            "first_batch": BATCH,
-            "max_batch": BATCH,
-            "half_life": half_life,
-            "clip_radius": clip_radius,
-        },
-    )
+    estimator = made(AdaptivePCA, DIM, RANK, **options, first_batch=BATCH, max_batch=BATCH)
     state = estimator.init(utility_generator(seed + 1))
     found = []
     for batch in range(BATCHES):
         turn = angle(batch)
         basis = math.cos(turn) * both[:, :RANK] + math.sin(turn) * both[:, RANK:]
         signal = rng.standard_normal((BATCH, RANK)) * np.sqrt([10.0, 5.0])
-        state = estimator.update(
-            state, ArrayBatch.of_vectors(signal @ basis.T + rng.standard_normal((BATCH, DIM)))
-        )
+        rows = signal @ basis.T + rng.standard_normal((BATCH, DIM))
+        state = estimator.update(state, ArrayBatch.of_vectors(rows))
         found.append(subspace_error(estimator.release(state).components, basis.T))
     return np.array(found)
 
@@ -147,50 +118,32 @@ RADIUS = 64.0
 """A public radius; 9 records in 10 are smaller."""
 
 
-def test_a_subspace_that_rotates_is_followed() -> None:
-    """It rotates by 3 degrees per batch."""
-    assert max(errors(rotating, "auto", RADIUS)[3:]) < 0.2
-    assert errors(rotating, None, RADIUS)[-1] > 0.4
+@followed
+def test_with_a_public_radius_all_releases_follow(name: str, first: int, bound: float) -> None:
+    assert max(errors(ANGLES[name], half_life="auto", clip_radius=RADIUS)[first:]) < bound
 
 
-def test_a_subspace_that_jumps_is_found_again_within_two_batches() -> None:
-    """It jumps by a right angle."""
-    assert max(errors(jumping, "auto", RADIUS)[JUMP + 2 :]) < 0.3
-    assert min(errors(jumping, None, RADIUS)[JUMP : JUMP + 5]) > 1.0
+@pytest.mark.parametrize(("name", "least"), [("rotating", 0.4), ("jumping", 1.0)])
+def test_what_forgets_nothing_does_not_follow(name: str, least: float) -> None:
+    found = errors(ANGLES[name], clip_radius=RADIUS)
+    assert min(found[JUMP : JUMP + 5] if name == "jumping" else found[-1:]) > least
 
 
-def test_where_nothing_moves_little_is_forgotten() -> None:
-    assert max(errors(steady, "auto", RADIUS)[3:]) < 0.15
+@followed
+def test_with_a_private_radius_most_releases_follow(name: str, first: int, bound: float) -> None:
+    assert np.median(errors(ANGLES[name], half_life="auto")[first:]) < bound
 
 
-@pytest.mark.parametrize(
-    ("angle", "first", "bound"), [(rotating, 3, 0.2), (jumping, JUMP + 2, 0.3), (steady, 3, 0.15)]
-)
-def test_with_a_private_radius_most_releases_follow(
-    angle: Callable[[int], float], first: int, bound: float
-) -> None:
-    assert np.median(errors(angle, "auto")[first:]) < bound
-
-
-def about_its_mean(dim: int, size: int, **options: Any) -> Estimator[Any, Any]:
-    """Return the default estimator of a first component that finds the mean, with batches of ``size``."""
-    return configure(
-        dim,
-        n_components=1,
-        epsilon=1.0,
-        delta=1e-6,
-        estimator="adaptive",
-        centering="auto",
-        bounds=(-20, 20),
-        scale=None,
-        options={"first_batch": size, "max_batch": size, **options},
-    )
+def about_its_mean(dim: int, k: int, size: int, **options: Any) -> Estimator[Any, Any]:
+    """Return the default estimator within bounds, which finds the mean, with batches of ``size``."""
+    public = {"bounds": (-20, 20)}
+    return make("adaptive", "auto", dim=dim, k=k, public=public, first_batch=size, max_batch=size, **options)
 
 
 def with_a_moving_mean(way: float, moves: int, **options: Any) -> Subspace:
     """Return the release of a stream whose mean moves along the second feature."""
     rng = utility_generator(3)
-    estimator = about_its_mean(8, 4_000, **options)
+    estimator = about_its_mean(8, 1, 4_000, **options)
     state = estimator.init(rng)
     for batch in range(moves + 1):
         rows = rng.standard_normal((4_000, 8)) * [math.sqrt(8), *[1] * 7]
@@ -209,7 +162,6 @@ def test_a_mean_that_moves_for_many_batches_is_no_component() -> None:
     """Measured only in the first 16 batches, it would leave its way in the sums of the others."""
     found = with_a_moving_mean(6, 48)
     assert abs(found.components[0, 0]) > 0.9
-    assert found.angle_bound is not None
     assert math.acos(min(abs(float(found.components[0, 0])), 1.0)) < found.angle_bound
     # The variance along the way, 36/12, is that of the records and no error.
     assert abs(found.explained_variance[0] - 8) < 2
@@ -223,7 +175,7 @@ def test_without_noise_a_release_is_about_the_mean_of_its_records(
     """The mean moves by 6. Counts of norms that forget nothing would leave 10 to 30% of the total out."""
     batches, size, way = 8, 20_000, 6.0
     rng = utility_generator(5)
-    estimator = about_its_mean(5, size, half_life=half_life, route=route)
+    estimator = about_its_mean(5, 1, size, half_life=half_life, route=route)
     state = estimator.init(rng)
     moment, sums, weight, kept = np.zeros((5, 5)), np.zeros(5), 0.0, kept_share(half_life, size)
     for batch in range(batches):
@@ -236,13 +188,11 @@ def test_without_noise_a_release_is_about_the_mean_of_its_records(
     mean = sums / weight
     covariance = moment / weight - np.outer(mean, mean)
     release = estimator.release(state)
-    assert release.mean is not None
     assert np.linalg.norm(release.mean - mean) < 0.05
     assert release.total_variance == pytest.approx(float(np.trace(covariance)), rel=0.04)
     (component,) = release.components
     assert release.explained_variance[0] == pytest.approx(component @ covariance @ component, rel=0.04)
     found = abs(float(component @ np.linalg.eigh(covariance)[1][:, -1]))
-    assert release.angle_bound is not None
     assert math.acos(min(found, 1.0)) < math.radians(3) < release.angle_bound < math.pi / 2
     assert "unsettled" not in release.known_warnings
 
@@ -250,18 +200,7 @@ def test_without_noise_a_release_is_about_the_mean_of_its_records(
 def test_the_block_route_doubts_a_release_that_may_miss_the_way_of_the_mean() -> None:
     """The way is across its basis, and the means' variance along it, 15, is above the second component's."""
     rng = utility_generator(6)
-    options = {"first_batch": 20_000, "max_batch": 20_000, "route": "block"}
-    estimator = configure(
-        5,
-        n_components=2,
-        epsilon=1.0,
-        delta=1e-6,
-        estimator="adaptive",
-        centering="auto",
-        bounds=(-20, 20),
-        scale=None,
-        options=options,
-    )
+    estimator = about_its_mean(5, 2, 20_000, route="block")
     state = estimator.init(rng)
     with replace_noise_sampler(ScriptedSampler()):
         for batch in range(6):

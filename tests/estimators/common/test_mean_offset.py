@@ -6,11 +6,10 @@ import math
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from streaming_pca.estimators.common.mean_offset import MeanOffset, MeanShift, outer_product
+from tests.estimators.suite import Floats
 
-Floats = NDArray[np.float64]
 D = 4
 
 

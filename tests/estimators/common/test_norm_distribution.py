@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from streaming_pca.data.array_batch import ArrayValues
 from streaming_pca.estimators.common import budget as budget_module
@@ -25,11 +25,10 @@ from streaming_pca.estimators.common.norm_distribution import (
     private_norm_distribution,
     private_quantile_radius,
 )
-from streaming_pca.privacy import mechanisms
 from streaming_pca.privacy.randomness import replace_noise_sampler, utility_generator
+from tests.estimators.suite import Call, Floats, differing, watched
 from tests.privacy.noise import ScriptedSampler, SeededSampler
 
-Floats = NDArray[np.float64]
 LOW, HIGH = 2.0**-40, 2.0**60
 BIN = 2 ** (1 / 8)
 Z = 4.2
@@ -46,20 +45,8 @@ def found(
         return private_norm_distribution(ArrayValues(sizes), low, high, Budget(multiplier, 1.0), SHARES)
 
 
-Asked = tuple[NDArray[np.int64], float, NDArray[np.int64]]
-
-
-def counts(sizes: Floats, answers: list[NDArray[np.int64]] | None = None) -> list[Asked]:
-    """Return exact counts, their scale and their answer; answers may be given."""
-    seen: list[Asked] = []
-
-    def call(total: NDArray[np.int64], sigma: float) -> NDArray[np.int64]:
-        answer = mechanisms.gaussian_on_vector(total, sigma) if answers is None else answers[len(seen)]
-        seen.append((total.copy(), sigma, answer))
-        return answer.copy()
-
-    with pytest.MonkeyPatch.context() as patch, replace_noise_sampler(SeededSampler(0)):
-        patch.setattr(budget_module, "gaussian_on_vector", call)
+def counts(sizes: Floats, answers: list[Any] | None = None) -> list[Call]:
+    with replace_noise_sampler(SeededSampler(0)), watched(answers) as seen:
         private_norm_distribution(ArrayValues(sizes), LOW, HIGH, Budget(Z, 1.0), SHARES)
     return seen
 
@@ -116,25 +103,22 @@ def test_a_replaced_record_moves_a_count_by_one_and_the_histogram_by_one_bin_for
     neighbour = sizes.copy()
     neighbour[place % len(values)] = new
     one = counts(sizes)
-    other = counts(neighbour, [answer for _, _, answer in one])
+    other = counts(neighbour, [call.answer for call in one])
     grain = budget_module._GRAIN
     budget = Budget(Z, 1.0)
-    for (a, sigma, _), (b, again, _) in zip(one, other, strict=True):
-        assert sigma == again
-        squared = sum((int(x) - int(y)) ** 2 for x, y in zip(a, b, strict=True))
-        single = a.size == 1
-        assert squared <= (1 if single else 2) * grain**2
+    for a, b in zip(one, other, strict=True):
+        (sigma,), single = a.args, a.values.size == 1
+        assert differing(a, b) <= (1 if single else 2) * grain**2
         share = SHARES[0] / QUERIES if single else SHARES[1]
-        assert sigma == budget.sigma(
-            budget.take(share), float(grain) if single else math.sqrt(2) * grain * module._UP
-        )
+        sensitivity = float(grain) if single else math.sqrt(2) * grain * module._UP
+        assert sigma == budget.sigma(budget.take(share), sensitivity)
         assert sigma >= Z / math.sqrt(share) * grain * (1 if single else math.sqrt(2))
     assert budget.left >= (1 - sum(SHARES)) * 1e6
 
 
 def test_no_more_is_asked_than_was_reckoned_with() -> None:
     for sizes in (np.ones(50), np.zeros(9), law("chi2")):
-        asked = [total.size for total, _, _ in counts(sizes)]
+        asked = [call.values.size for call in counts(sizes)]
         assert asked in ([1] * QUERIES + [12], [1] * (QUERIES - 1) + [12])
 
 
@@ -201,9 +185,8 @@ def test_the_excess_of_heavy_and_light_tails_is_known_to_a_factor(name: str) -> 
 def test_any_quantile_can_be_looked_for(quantile: float, seed: int | None) -> None:
     sizes = law("half of it null")
     with replace_noise_sampler(ScriptedSampler() if seed is None else SeededSampler(seed)):
-        radius, present = private_quantile_radius(
-            ArrayValues(sizes), LOW, HIGH, quantile, Budget(Z, 1.0), 0.03
-        )
+        values, budget = ArrayValues(sizes), Budget(Z, 1.0)
+        radius, present = private_quantile_radius(values, LOW, HIGH, quantile, budget, 0.03)
     assert present == pytest.approx(0.5, abs=0.02)
     inside = float(np.mean(sizes[sizes > 0] <= radius))
     # 9% of a radius contains up to this share of the records.
@@ -242,14 +225,12 @@ def test_hardly_any_records_still_give_a_radius(m: int) -> None:
         check(found(np.full(m, 3.0), seed=seed, multiplier=40.0))
 
 
-def test_sizes_above_the_range_are_at_its_end_and_those_below_are_null() -> None:
-    above = found(np.full(2000, 1e9), 1.0, 100.0)
-    check(above)
-    assert above.present == 1
-    assert above.quantile(0.5) == 100
-    below = found(np.full(2000, 1e-9), 1.0, 100.0)
-    check(below)
-    assert below.present == pytest.approx(0.02)
+@pytest.mark.parametrize(("size", "present"), [(1e9, 1.0), (1e-9, 0.02)])
+def test_sizes_above_the_range_are_at_its_end_and_those_below_are_null(size: float, present: float) -> None:
+    distribution = found(np.full(2000, size), 1.0, 100.0)
+    check(distribution)
+    assert distribution.present == pytest.approx(present)
+    assert size < 1 or distribution.quantile(0.5) == 100
 
 
 def test_what_overflowed_does_not_move_the_bulk() -> None:

@@ -73,7 +73,6 @@ def kernel_about(rng: Rng, name: str, d: int, k: int) -> tuple[FactorProducts, F
 
 def error_matrix(kernel: FactorProducts) -> Floats:
     """Return C' - B M, for the columns as kernels have them."""
-    assert kernel.lattice_centre is not None
     return np.asarray(kernel.lattice_centre - kernel.columns @ kernel.of_centre.mix)
 
 
@@ -106,7 +105,6 @@ def hard_record(rng: Rng, kernel: FactorProducts, basis: Floats, r: int) -> Floa
         return np.outer(rng.choice([-1.0, 1.0], r), worst_direction(error_matrix(kernel)))
     if way == 7 and centred:
         # Towards the centre, or away from it: both roundings may point outwards.
-        assert kernel.centre is not None
         return np.outer(rng.choice([-1.0, 1.0], r) * rng.uniform(0.9, 1.1, r), worst_direction(kernel.centre))
     return rng.standard_normal((r, 1)) * np.ones(d)
 
@@ -117,16 +115,14 @@ def sized(rng: Rng, x: Floats, basis: Floats, radius: float, reach: float) -> Fl
         x = x / max(float(np.abs(x).max()), 1e-300)
         x = x / math.sqrt(float(np.sum(x * x)))
         product = float(np.linalg.norm(x.T @ (x @ basis)))
-        wanted = (
-            radius
-            * [
-                10.0 ** rng.uniform(-3, 3),
-                rng.uniform(0.9, 1.1),
-                max(reach + rng.choice([-1.0, 0.0, 1.0]), 0.01) * rng.uniform(0.99, 1.01),
-                rng.uniform(15, 25),
-                10.0 ** rng.uniform(-40, 40),
-            ][rng.integers(0, 5)]
-        )
+        factors = [
+            10.0 ** rng.uniform(-3, 3),
+            rng.uniform(0.9, 1.1),
+            max(reach + rng.choice([-1.0, 0.0, 1.0]), 0.01) * rng.uniform(0.99, 1.01),
+            rng.uniform(15, 25),
+            10.0 ** rng.uniform(-40, 40),
+        ]
+        wanted = radius * factors[rng.integers(0, 5)]
         x = x * math.sqrt(wanted / (max(product, 1e-12) if rng.random() < 0.7 else 1.0))
         single = x.astype(np.float32)
         return single if rng.random() < 0.3 and np.isfinite(single).all() else x
@@ -207,7 +203,6 @@ def test_products_with_the_centre_are_within_the_stated_error(name: str) -> None
         for k in sorted({1, min(3, d), min(10, d)}):
             kernel, basis, _ = kernel_about(rng, name, d, k)
             about, lattice = kernel.of_centre, kernel.lattice_centre
-            assert lattice is not None
             assert squared_total(lattice) <= about.squared <= squared_total(lattice) * (1 + 1e-6) + 1
             rows = [hard_record(rng, kernel, basis, 1)[0] for _ in range(20)]
             off = error_matrix(kernel)
@@ -271,19 +266,11 @@ def test_every_record_adds_what_it_adds_alone(d: int, k: int, monkeypatch: pytes
         for n in (2, 3, 7):
             with limited_threads(n):
                 assert equal(total(batch), whole)
-        sizes = value_array(block_residual_norms(batch, p, basis, 0 * basis if about is None else about))
-        assert (
-            sizes[order].tobytes()
-            == value_array(
-                block_residual_norms(shuffled, p, basis, 0 * basis if about is None else about)
-            ).tobytes()
-        )
-        assert (
-            sizes.tobytes()
-            == value_array(
-                block_residual_norms(single, p, basis, 0 * basis if about is None else about)
-            ).tobytes()
-        )
+        from_here = 0 * basis if about is None else about
+        of_all = [block_residual_norms(y, p, basis, from_here) for y in (batch, shuffled, single)]
+        sizes, of_shuffled, of_single = map(value_array, of_all)
+        assert sizes[order].tobytes() == of_shuffled.tobytes()
+        assert sizes.tobytes() == of_single.tobytes()
 
 
 @pytest.mark.parametrize("kind", [np.float32, np.float64])
@@ -299,9 +286,8 @@ def test_rows_may_lie_anywhere_in_memory(kind: Any, record_kind: RecordKind) -> 
     unaligned = np.frombuffer(b"." + rows.tobytes(), dtype=kind, offset=1).reshape(rows.shape)
     assert not unaligned.flags.aligned
     swapped = rows.astype(np.dtype(kind).newbyteorder(">"))
-    strided = np.lib.stride_tricks.as_strided(
-        np.pad(rows, ((0, 0), (0, 3))), rows.shape, ((d + 3) * size, size)
-    )
+    padded = np.pad(rows, ((0, 0), (0, 3)))
+    strided = np.lib.stride_tricks.as_strided(padded, rows.shape, ((d + 3) * size, size))
     backwards = np.ascontiguousarray(rows[::-1])[::-1]
     for centre in (None, 0.3 * basis):
         whole = block_sum(ArrayBatch(rows, starts, record_kind), p, basis, 20.0, centre)
@@ -314,12 +300,11 @@ def test_sums_far_beyond_int64_on_the_way_are_exact() -> None:
     """2**22 records of 21 R about a centre of 20 R: their products pass 2**66, the difference 2**62."""
     p = Preprocessing(dim=1, centering="none")
     centre = np.array([[19.9999]])
-    one = block_sum(
-        ArrayBatch.of_vectors(np.full((1, 1), math.sqrt(20.9998))), p, np.ones((1, 1)), 1.0, centre
+    one, whole = (
+        block_sum(ArrayBatch.of_vectors(rows), p, np.ones((1, 1)), 1.0, centre)
+        for rows in (np.full((m, 1), math.sqrt(20.9998)) for m in (1, MAX_RECORDS))
     )
     assert int(one.total[0, 0]) == pytest.approx(R2, rel=1e-3)
-    rows = np.full((MAX_RECORDS, 1), math.sqrt(20.9998))
-    whole = block_sum(ArrayBatch.of_vectors(rows), p, np.ones((1, 1)), 1.0, centre)
     assert int(whole.total[0, 0]) == MAX_RECORDS * int(one.total[0, 0])
     assert 21 * 2**40 * MOST_RECORDS <= 2**53 < 21 * 2**40 * MAX_RECORDS
 
@@ -359,9 +344,8 @@ def test_the_last_comparison_allows_for_all_that_may_be_off() -> None:
     assert not within(near, WEIGHT, 1.1)
     assert within(near, 0.0, 1.1)
     assert not any(within(near, WEIGHT, 0.9, place) for place in range(4))
-    assert not is_within(
-        0.0, (MOST_PRODUCT * 1.0001) ** 2, 0.0, 0.0, 0.0, 1.0, Centre(np.zeros((1, 1)), 0.0, 0.0)
-    )
+    none = Centre(np.zeros((1, 1)), 0.0, 0.0)
+    assert not is_within(0.0, (MOST_PRODUCT * 1.0001) ** 2, 0.0, 0.0, 0.0, 1.0, none)
 
 
 def test_callers_at_once_have_each_their_own_sums(monkeypatch: pytest.MonkeyPatch) -> None:

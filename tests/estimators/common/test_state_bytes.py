@@ -91,6 +91,11 @@ def test_the_bytes_of_another_state_are_refused(state: State, kind: type[State])
         decode_state(kind, encode_state(state))
 
 
+@dataclass(frozen=True)
+class Part:
+    c: float = 0.5
+
+
 def test_values_that_a_later_release_added_take_their_defaults() -> None:
     @dataclass(frozen=True)
     class Before(State):
@@ -99,5 +104,6 @@ def test_values_that_a_later_release_added_take_their_defaults() -> None:
     @dataclass(frozen=True)
     class After(Before):
         b: float = 0.25
+        part: Part = Part()
 
-    assert decode_state(After, encode_state(Before(1, 2, 0.1))) == After(1, 2, 0.1, 0.25)
+    assert decode_state(After, encode_state(Before(1, 2, 0.1))) == After(1, 2, 0.1, 0.25, Part())

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from streaming_pca.data.array_batch import ArrayBatch, value_array
 from streaming_pca.data.preprocessing import Preprocessing
@@ -24,8 +23,8 @@ from streaming_pca.kernels import threads
 from streaming_pca.kernels.lattice import MATRIX_RADIUS, RADIUS, LatticeSum
 from streaming_pca.linalg.subspace import orthonormalise
 from streaming_pca.privacy.randomness import utility_generator
+from tests.estimators.suite import Floats
 
-Floats = NDArray[np.float64]
 RADII = [0.5, 0.75, 2.0, 9.0, 9.5, 400.0]
 D = 4
 HUGE, TINY = 1.7e308, 5e-324
@@ -41,13 +40,8 @@ def coordinates(how: str, d: int = D) -> Coordinates:
     """Return the records' own coordinates, turned ones, weights at the edge of floats, or matrices."""
     kind = RecordKind.MATRIX if how == "matrix" else RecordKind.FACTOR
     centering = "pairs" if "pairs" in how else "none"
-    p = Preprocessing(dim=d, kind=kind, centering=centering)
-    turn = None
-    if "turned" in how:
-        turn = turned(d)
-    if "extreme" in how:
-        turn = turned(d, 1e150)
-    return Coordinates(p, turn)
+    turn = turned(d) if "turned" in how else turned(d, 1e150) if "extreme" in how else None
+    return Coordinates(Preprocessing(dim=d, kind=kind, centering=centering), turn)
 
 
 HOWS = ["own", "turned", "extreme", "pairs", "turned pairs", "matrix"]
@@ -201,15 +195,13 @@ def test_null_records_and_zeros_add_nothing(how: str) -> None:
     with_nulls: list[Any] = []
     for i in range(0, 100, step):
         with_nulls += [*items[i : i + step], *[None] * step, *[zero] * step]
-    for a, b in zip(
-        layers(where, batch_of(where, items)), layers(where, batch_of(where, with_nulls)), strict=True
-    ):
+    plain, nulls = (layers(where, batch_of(where, each)) for each in (items, with_nulls))
+    for a, b in zip(plain, nulls, strict=True):
         assert np.array_equal(a.total, b.total)
-    for layer in layers(where, batch_of(where, [None, zero] * 2)):
-        assert not layer.total.any()
-        assert layer.clipped == 0
-    for layer in layers(where, batch_of(where, [])):
-        assert not layer.total.any()
+    for nothing in ([None, zero] * 2, []):
+        for layer in layers(where, batch_of(where, nothing)):
+            assert not layer.total.any()
+            assert layer.clipped == 0
 
 
 def parts_of(where: Coordinates, batch: ArrayBatch) -> list[tuple[ArrayBatch, ...]]:
@@ -250,14 +242,8 @@ def test_threads_change_no_bit(how: str, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr("streaming_pca.estimators.covariance.layered_sums.worth_a_thread", lambda *_: 7)
     for count in (1, 2, 3):
         monkeypatch.setattr(threads, "thread_count", lambda count=count: count)
-        sizes = value_array(where.norms(picked))
-        found.append(
-            [
-                sizes.tobytes(),
-                *(layer.total.tobytes() for layer in layers(where, picked)),
-                layers(where, batch, [2.0])[0].total.tobytes(),
-            ]
-        )
+        sums = [*layers(where, picked), *layers(where, batch, [2.0])]
+        found.append([value_array(where.norms(picked)).tobytes(), *(s.total.tobytes() for s in sums)])
     assert found[0] == found[1] == found[2]
 
 
@@ -267,10 +253,8 @@ def test_a_size_is_that_of_its_record_alone(how: str) -> None:
     items = some_records(how, 200, 8)
     step = where.preprocessing.units
     together = value_array(where.norms(batch_of(where, items)))
-    alone = [
-        float(value_array(where.norms(batch_of(where, items[i : i + step])))[0]) for i in range(0, 200, step)
-    ]
-    assert together.tolist() == alone
+    parts = [batch_of(where, items[i : i + step]) for i in range(0, 200, step)]
+    assert together.tolist() == [float(value_array(where.norms(part))[0]) for part in parts]
 
 
 @pytest.mark.parametrize("how", ["own", "turned", "extreme"])

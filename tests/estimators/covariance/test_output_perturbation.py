@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from streaming_pca.data.array_batch import ArrayBatch
 from streaming_pca.data.preprocessing import Preprocessing
@@ -20,11 +19,10 @@ from streaming_pca.estimators.covariance.output_perturbation import GapBounds, O
 from streaming_pca.linalg.subspace import subspace_error
 from streaming_pca.privacy.parameters import parse_rational
 from streaming_pca.privacy.randomness import replace_noise_sampler, utility_generator
-from tests.estimators.suite import differing, made, mechanism_inputs, spiked
+from tests.estimators.suite import Floats, differing, made, mechanism_inputs, spiked
 from tests.privacy.calibration.accounting import Gaussian, Route, delta_of
 from tests.privacy.noise import ScriptedSampler, SeededSampler
 
-Floats = NDArray[np.float64]
 KINDS = [RecordKind.FACTOR, RecordKind.MATRIX]
 
 
@@ -57,9 +55,7 @@ def neighbours(kind: RecordKind, dim: int, count: int, seed: int) -> tuple[Array
     rows = [[(2 * base)[None]] * (count - 1) + [x] for x in last]
     if kind is RecordKind.MATRIX:
         swap = np.outer(e[0], e[1]) + np.outer(e[1], e[0])
-        rows = [
-            [x.T @ x for x in one[:-1]] + [sign * 9 * swap] for one, sign in zip(rows, (1, -1), strict=True)
-        ]
+        rows = [[x.T @ x for x in rows[0][:-1]] + [sign * 9 * swap] for sign in (1, -1)]
     first, second = (ArrayBatch.of_records(one, dim, kind) for one in rows)
     return first, second
 
@@ -252,9 +248,8 @@ def bound(estimator: OutputPerturbation, gap: float, records: int, deviations: f
     bounds = GapBounds(estimator.kind, estimator.dim, records)
     z = estimator.plan(start(estimator)).parameters["projector_sigma_over_sensitivity"]
     # The lower bound of the gap is below the true one by at most twice the quantile, except for delta_1.
-    per_unit = (
-        records / estimator.options.clip_radius * (2**40 if estimator.kind is RecordKind.FACTOR else 2**26)
-    )
+    units = 2**40 if estimator.kind is RecordKind.FACTOR else 2**26
+    per_unit = records / estimator.options.clip_radius * units
     lower = gap * per_unit - 2 * estimator._gap_noise(bounds)[1]
     delta = bounds.projector_distance(int(lower))
     return 2 * math.sqrt(2 * estimator.k) * delta * z * (math.sqrt(2 * estimator.dim) + deviations)

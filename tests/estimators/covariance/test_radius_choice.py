@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from streaming_pca.data.array_batch import ArrayBatch
 from streaming_pca.data.preprocessing import Preprocessing
@@ -27,9 +26,9 @@ from streaming_pca.estimators.covariance.state import CovarianceEstimate
 from streaming_pca.estimators.covariance.update import CovarianceUpdate
 from streaming_pca.linalg.subspace import orthonormalise, ritz_pairs, subspace_error
 from streaming_pca.privacy.randomness import replace_noise_sampler, utility_generator
+from tests.estimators.suite import Floats
 from tests.privacy.noise import SeededSampler
 
-Floats = NDArray[np.float64]
 SPAN = (2.0**-40, 2.0**60)
 
 
@@ -63,10 +62,8 @@ def looked(
     preprocessing = Preprocessing(dim=d, centering="none")
     route = CovarianceUpdate(k, preprocessing, multiplier, SPAN, None, MeanShift(*np.zeros((3, d))))
     with replace_noise_sampler(SeededSampler(seed)):
-        estimate, look = route.look(
-            CovarianceEstimate.empty(d), ArrayBatch.of_vectors(x), Budget(multiplier, 1.0), coming
-        )
-    assert look is not None
+        batch, budget = ArrayBatch.of_vectors(x), Budget(multiplier, 1.0)
+        estimate, look = route.look(CovarianceEstimate.empty(d), batch, budget, coming)
     assert estimate.chosen == look.reading.best
     return estimate, look.reading
 
@@ -76,9 +73,8 @@ def test_elliptical_records_are_clipped_near_their_median(coming: float) -> None
     """Clipping only shrinks these: under much noise, the smallest radii have the least of it."""
     found = []
     for seed in range(8):
-        estimate, reading = looked(
-            elliptical(60_000, 20, 2, 5, seed)[0], seed, multiplier=42.0, coming=coming
-        )
+        x, _ = elliptical(60_000, 20, 2, 5, seed)
+        estimate, reading = looked(x, seed, multiplier=42.0, coming=coming)
         assert estimate.used >= 6
         assert reading.least < 0.1
         found.append(estimate.radii[estimate.chosen] / estimate.radii[0])
@@ -131,16 +127,9 @@ def read(
     spectrum: Floats, radii: int, sigma: float, k: int, seed: int = 0, coming: float = 1.0, **changes: Any
 ) -> Reading:
     moments, noise = moments_of(spectrum, radii, sigma, seed)
-    how: dict[str, Any] = {
-        "weights": np.ones(len(spectrum)),
-        "excess": np.zeros(radii),
-        "squared_excess": np.zeros(radii),
-        "count": 1e9,
-        "deviations": ONCE,
-    }
-    how |= changes
-    return read_radii(moments, noise, how["weights"], k, coming * np.diagonal(noise), how["excess"],
-                      how["squared_excess"], how["count"], how["deviations"])  # fmt: skip
+    how: dict[str, Any] = {"excess": np.zeros(radii), "squared_excess": np.zeros(radii), "count": 1e9}
+    how |= {"deviations": ONCE, **changes}
+    return read_radii(moments, noise, np.ones(len(spectrum)), k, coming * np.diagonal(noise), *how.values())
 
 
 @pytest.mark.parametrize(("d", "k"), [(10, 1), (20, 2), (60, 3)])
@@ -216,9 +205,8 @@ def test_what_is_resolved_rises_above_the_noise() -> None:
 @pytest.mark.parametrize("moment", [np.zeros((6, 6)), np.full((6, 6), 1e-200), -np.eye(6), 1e100 * np.eye(6)])
 def test_degenerate_moments_give_numbers(moment: Floats) -> None:
     noise = np.minimum.outer([1.0, 2.0, 3.0], [1.0, 2.0, 3.0])
-    reading = read_radii(
-        np.stack([moment] * 3), noise, np.ones(6), 2, np.diagonal(noise), np.zeros(3), np.zeros(3), 10.0, ONCE
-    )
+    moments, nothing = np.stack([moment] * 3), np.zeros(3)
+    reading = read_radii(moments, noise, np.ones(6), 2, np.diagonal(noise), nothing, nothing, 10.0, ONCE)
     for part in (reading.noise, reading.bias, reading.agreement, reading.values):
         assert np.isfinite(part).all()
         assert (part >= 0).all() or part is reading.values

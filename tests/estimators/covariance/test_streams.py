@@ -7,15 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from streaming_pca import PrivatePCA
 from streaming_pca.estimators.common import norm_distribution
 from streaming_pca.estimators.common.norm_distribution import private_quantile_radius
 from streaming_pca.privacy.randomness import replace_noise_sampler
+from tests.estimators.suite import Floats
 from tests.privacy.noise import SeededSampler
 
-Floats = NDArray[np.float64]
 D, SIZE = 60, 2000
 
 pytestmark = pytest.mark.filterwarnings("ignore::streaming_pca.DoubtfulResultWarning")

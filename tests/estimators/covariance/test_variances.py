@@ -10,14 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from streaming_pca import PrivatePCA
 from streaming_pca.estimators.covariance.variances import _deviation_of_rest, _least_squares, _lift
 from streaming_pca.privacy.randomness import replace_noise_sampler
+from tests.estimators.suite import Floats
 from tests.privacy.noise import SeededSampler
-
-Floats = NDArray[np.float64]
 
 
 def turned(x: Floats, rng: np.random.Generator) -> Floats:

@@ -10,15 +10,13 @@ import pytest
 import scipy
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from streaming_pca import PrivatePCA
 from streaming_pca.estimators.covariance.update import direction_weights
 from streaming_pca.linalg.subspace import ritz_pairs, subspace_error
 from streaming_pca.privacy.randomness import replace_noise_sampler, utility_generator
+from tests.estimators.suite import Floats
 from tests.privacy.noise import SeededSampler
-
-Floats = NDArray[np.float64]
 
 
 def cost(u: Floats, variances: Floats, values: Floats, k: int, noise: float) -> float:

@@ -8,10 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from streaming_pca.data.array_batch import ArrayBatch
-from streaming_pca.data.preprocessing import Preprocessing
 from streaming_pca.estimators.base import Estimator
 from streaming_pca.estimators.common.clipped_batches import GrowingBatches
 from streaming_pca.estimators.forecast.batches import MOST_RECORDS, Shares, planned_batches
@@ -21,14 +19,12 @@ from streaming_pca.estimators.registry import find
 from streaming_pca.linalg.subspace import principal_angles
 from streaming_pca.privacy.calibration.multipliers import least_multiplier
 from streaming_pca.privacy.errors import ParameterError
-from streaming_pca.privacy.parameters import PrivacyParameters
-
-Matrix = NDArray[np.float64]
+from tests.estimators.suite import Floats, made, make
 
 DIM, RANK, RECORDS, GAP = 30, 3, 12_000, 0.06
 
 
-def known_records(seed: int) -> tuple[Matrix, Matrix]:
+def known_records(seed: int) -> tuple[Floats, Floats]:
     """Return Gaussian records with exactly the gap, total variance 1, and their leading eigenvectors."""
     rng = np.random.default_rng(seed)
     x = rng.standard_normal((RECORDS, DIM))
@@ -41,17 +37,11 @@ def known_records(seed: int) -> tuple[Matrix, Matrix]:
 
 def configured(name: str, radius: float, batches: int, contributions: int = 1) -> Estimator[Any, Any]:
     """Return an estimator with a public radius; it spends everything on one sum per batch."""
-    kind = find(name)
-    return kind(
-        DIM,
-        RANK,
-        PrivacyParameters(epsilon=1.0, delta=1e-6, contributions=contributions),
-        Preprocessing(dim=DIM, centering="none"),
-        kind.options_type(clip_radius=radius, n_records=RECORDS, n_batches=batches),
-    )
+    options = {"clip_radius": radius, "n_records": RECORDS, "n_batches": batches}
+    return made(find(name), DIM, RANK, contributions=contributions, **options)
 
 
-def learnt(estimator: Estimator[Any, Any], x: Matrix) -> tuple[Matrix, Matrix]:
+def learnt(estimator: Estimator[Any, Any], x: Floats) -> tuple[Floats, Floats]:
     """Return the components and the standard errors of their variances."""
     state, first = estimator.init(np.random.default_rng(0)), 0
     while first < len(x):
@@ -59,11 +49,10 @@ def learnt(estimator: Estimator[Any, Any], x: Matrix) -> tuple[Matrix, Matrix]:
         state = estimator.update(state, ArrayBatch.of_vectors(x[first : first + count], complete=True))
         first += count
     release = estimator.release(state)
-    assert release.explained_variance_error is not None
     return release.components, release.explained_variance_error
 
 
-def distance(one: Matrix, other: Matrix) -> float:
+def distance(one: Floats, other: Floats) -> float:
     """Return |U U^T - V V^T|_F of orthonormal rows."""
     return math.sqrt(max(2 * len(one) - 2 * float(np.sum((one @ other.T) ** 2)), 0.0))
 
@@ -125,7 +114,6 @@ def test_the_error_saturates_as_simulated(dim: int, rank: int) -> None:
         assert is_lost == ("expected to be lost in noise" in " ".join(describe(f, gap).split()))
         upper = math.pi / 2 if is_lost else 1.1 * forecast_angle
         assert 0.7 * forecast_angle < np.mean(angles) < upper
-        assert f.variance_lost is not None
         assert np.mean(lost) < f.variance_lost
 
 
@@ -176,9 +164,8 @@ def test_equal_batches_cost_by_their_number_and_unequal_ones_less() -> None:
     users = forecast(20, 2, 10_000, 1.0, 1e-6, shares=Shares(), batches=4, contributions=4)
     assert users.entry_noise == pytest.approx(2 * equal.entry_noise)
     assert float(users.charge.rho or 0) == pytest.approx(float(one.charge.rho or 0))
-    assert forecast(20, 2, 10_000, 1.0, 1e-6, shares=Shares(), tail=3.0).entry_noise == pytest.approx(
-        3 * one.entry_noise
-    )
+    long = forecast(20, 2, 10_000, 1.0, 1e-6, shares=Shares(), tail=3.0)
+    assert long.entry_noise == pytest.approx(3 * one.entry_noise)
 
 
 def test_gap_error_and_records_agree() -> None:
@@ -290,22 +277,21 @@ def test_remedies_for_noise_name_only_what_can_be_lowered() -> None:
 
 
 @pytest.mark.parametrize(
-    "batches", [3, (1000, 2000, 9000), GrowingBatches(), GrowingBatches(n_records=12_000, n_batches=3)]
+    ("batches", "other"),
+    [
+        (3, 3),
+        ((1000, 2000, 9000), (500, 1000, 4500)),
+        (GrowingBatches(), GrowingBatches()),
+        (GrowingBatches(n_records=12_000, n_batches=3), GrowingBatches(n_records=6000, n_batches=3)),
+    ],
 )
-def test_points_of_the_curves_are_forecasts_of_their_own(batches: Any) -> None:
+def test_points_of_the_curves_are_forecasts_of_their_own(batches: Any, other: Any) -> None:
     f = forecast(20, 2, 12_000, 1.0, 1e-6, batches=batches)
     epsilons, counts = dict(f.by_epsilon), dict(f.by_records)
     assert len(epsilons) == len(counts) == 13
     assert epsilons[1.0] == counts[12_000] == f.entry_noise
     for epsilon in (0.125, 0.5, 8.0):
         assert epsilons[epsilon] == forecast(20, 2, 12_000, epsilon, 1e-6, batches=batches).entry_noise
-    other = {
-        int: batches,
-        tuple: (500, 1000, 4500),
-        GrowingBatches: GrowingBatches()
-        if getattr(batches, "n_records", None) is None
-        else GrowingBatches(n_records=6000, n_batches=3),
-    }[type(batches)]
     assert counts[6000] == forecast(20, 2, 6000, 1.0, 1e-6, batches=other).entry_noise
     for points in (f.by_epsilon, f.by_records):
         values, noises = zip(*points, strict=True)
@@ -315,9 +301,8 @@ def test_points_of_the_curves_are_forecasts_of_their_own(batches: Any) -> None:
 
 def test_points_without_a_forecast_are_absent() -> None:
     assert next(count for count, _ in forecast(5, 2, 8, 1.0, 1e-6, batches=2).by_records) == 4
-    assert (
-        max(count for count, _ in forecast(5, 2, MOST_RECORDS, 1.0, 1e-6, batches=3000).by_records) == 10**10
-    )
+    most = forecast(5, 2, MOST_RECORDS, 1.0, 1e-6, batches=3000)
+    assert max(count for count, _ in most.by_records) == 10**10
     assert [value for value, _ in forecast(5, 2, 100, 1e12 / 3, 1e-6).by_epsilon][-1] < 1e13
 
 
@@ -380,13 +365,5 @@ def test_json_has_curves_at_the_given_gap_or_at_assumed_ones() -> None:
 
 
 def test_other_estimators_have_no_forecast() -> None:
-    kind = find("private-oja")
-    other = kind(
-        4,
-        1,
-        PrivacyParameters(epsilon=1.0, delta=1e-6),
-        Preprocessing(dim=4, centering="none"),
-        kind.options_type(clip_radius=1.0, learning_rate=1.0),
-    )
     with pytest.raises(ParameterError, match="forecasts exist for adaptive"):
-        forecast_estimator(other, 1000)
+        forecast_estimator(make("private-oja"), 1000)

@@ -8,28 +8,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streaming_pca.data.array_batch import ArrayBatch
-from streaming_pca.data.preprocessing import Preprocessing
 from streaming_pca.data.records import RecordKind
 from streaming_pca.estimators.registry import find
 from streaming_pca.linalg.packed import pack_symmetric
 from streaming_pca.linalg.subspace import orthonormalise
-from streaming_pca.privacy.parameters import PrivacyParameters
 from streaming_pca.privacy.randomness import utility_generator
+from tests.estimators.suite import made
 
 LENGTH = 0.9
 """Length of every record from :func:`records_on`."""
 
 
-def local(name: str, dim: int, k: int, *, epsilon: float = 8.0, share: float = 0.0, **options: Any) -> Any:
-    kind = find(name)
-    return kind(
-        dim,
-        k,
-        PrivacyParameters(epsilon=epsilon, delta=1e-6),
-        Preprocessing(dim=dim, kind=RecordKind.LOCAL, centering="none"),
-        kind.options_type(**options),
-        share,
-    )
+def local(name: str, dim: int, k: int, *, epsilon: float = 8.0, **more: Any) -> Any:
+    return made(find(name), dim, k, RecordKind.LOCAL, epsilon=epsilon, **more)
 
 
 def records_on(n: int, dim: int, k: int, s: int, seed: int) -> tuple[NDArray[Any], NDArray[Any], list[int]]:

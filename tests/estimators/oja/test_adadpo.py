@@ -7,28 +7,23 @@ from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from experiments.printed import PrintedAdaDPO
 from streaming_pca.data.array_batch import ArrayBatch
-from streaming_pca.data.preprocessing import Preprocessing
 from streaming_pca.estimators.base import Outcome
 from streaming_pca.estimators.oja.adadpo import AdaDPO, AdaDPOOptions
 from streaming_pca.estimators.tadadpo import TadaDPO, TadaDPOOptions
 from streaming_pca.linalg.subspace import orthonormalise, subspace_error
-from streaming_pca.privacy.parameters import PrivacyParameters
 from streaming_pca.privacy.randomness import replace_noise_sampler, utility_generator
+from tests.estimators.suite import Floats, made
 from tests.privacy.noise import ScriptedSampler, SeededSampler
 
-Floats = NDArray[np.float64]
 D, K = 10, 2
 EIGENVALUES = np.array([10.0, 5.0])
 
 
-def make(kind: Any = AdaDPO, epsilon: float = 1.0, contributions: int = 1, **options: Any) -> Any:
-    privacy = PrivacyParameters(epsilon=epsilon, delta=1e-2, contributions=contributions)
-    about_zero = Preprocessing(dim=D, centering="none")
-    return kind(D, K, privacy, about_zero, kind.options_type(**options))
+def make(kind: Any = AdaDPO, **options: Any) -> Any:
+    return made(kind, D, K, delta=1e-2, **options)
 
 
 def spiked(n: int, sigma: float, seed: int) -> tuple[Floats, Floats]:
@@ -117,10 +112,9 @@ def test_no_range_teaches_nothing_and_says_so() -> None:
     estimator = make(batch_size=2000)
     before = estimator.init(utility_generator(0))
     sizes = 2.0 ** utility_generator(4).uniform(-60, 60, 2000)
+    batch = ArrayBatch.of_vectors(spiked(2000, 0.5, 3)[0] * sizes[:, None, None])
     with replace_noise_sampler(ScriptedSampler()):
-        after = estimator.update(
-            before, ArrayBatch.of_vectors(spiked(2000, 0.5, 3)[0] * sizes[:, None, None])
-        )
+        after = estimator.update(before, batch)
     assert after.outcome == Outcome.NO_SCALE
     assert np.array_equal(after.basis, before.basis)
 
@@ -142,15 +136,6 @@ def test_failure_probabilities_of_all_steps_add_up_to_half_of_zeta() -> None:
     assert math.fsum(known._failure(t) for t in range(1, 11)) == pytest.approx(0.05)
     endless = make(failure_probability=0.1)
     assert 0.0499 < math.fsum(endless._failure(t) for t in range(1, 10_000)) < 0.05
-
-
-def test_each_of_a_users_batches_has_its_part_of_the_promise() -> None:
-    whole, third = make(), make(contributions=3)
-    assert third.adaptive_mean.epsilon == pytest.approx(1 / 3)
-    assert third.adaptive_mean.delta == pytest.approx(1e-2 / 3)
-    assert third.adaptive_mean.epsilon * 3 <= 1
-    assert third.adaptive_mean.multiplier > 2 * whole.adaptive_mean.multiplier
-    assert third.plan(third.init(utility_generator(0))).charge.epsilon == 1
 
 
 # TADADPO.
@@ -204,13 +189,10 @@ def test_the_start_is_the_other_estimators_own_state() -> None:
 
 
 def test_what_a_start_clips_is_counted_where_the_counts_are_paid_for() -> None:
-    privacy = PrivacyParameters(epsilon=1.0, delta=1e-2)
-    options = TadaDPOOptions(warm_estimator="noisy-power", warm_options={"clip_l2": 0.1})
-    estimator = TadaDPO(D, K, privacy, Preprocessing(dim=D, centering="none"), options, 0.1)
+    estimator = make(TadaDPO, warm_estimator="noisy-power", warm_options={"clip_l2": 0.1}, share=0.1)
     with replace_noise_sampler(ScriptedSampler()):
         batch = ArrayBatch.of_vectors(spiked(300, 0.5, 8)[0])
         state = estimator.update(estimator.init(utility_generator(0)), batch)
-    assert state.counts is not None
     assert state.counts.tolist() == [0, 300]
 
 

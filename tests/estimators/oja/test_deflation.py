@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from streaming_pca.data.array_batch import ArrayBatch
 from streaming_pca.data.preprocessing import Preprocessing
@@ -22,8 +21,7 @@ from streaming_pca.estimators.oja.deflation import (
 from streaming_pca.linalg.subspace import orthonormalise, subspace_error
 from streaming_pca.privacy.parameters import PrivacyParameters
 from streaming_pca.privacy.randomness import utility_generator
-
-Matrix = NDArray[np.float64]
+from tests.estimators.suite import Floats
 
 
 class _Options(Options):
@@ -38,8 +36,8 @@ class _Options(Options):
 class _Asked:
     component: int
     step: int
-    iterate: Matrix
-    removed: Matrix
+    iterate: Floats
+    removed: Floats
 
 
 class _Exact(Deflation[DeflationState, _Options]):
@@ -51,7 +49,7 @@ class _Exact(Deflation[DeflationState, _Options]):
         super().__init__(*args, **kwargs)
         self.asked: list[_Asked] = []
         self.fails: set[int] = set()
-        self.answer: Matrix | None = None
+        self.answer: Floats | None = None
 
     def _steps_per_component(self) -> int:
         return self.options.steps
@@ -59,7 +57,7 @@ class _Exact(Deflation[DeflationState, _Options]):
     def plan_mechanisms(self, state: DeflationState) -> Plan:
         return Plan(10, 10, 1, self.privacy.charge(None), {})
 
-    def _learn(self, state: DeflationState, batch: ArrayBatch, iterate: Matrix, removed: Matrix) -> Learnt:
+    def _learn(self, state: DeflationState, batch: ArrayBatch, iterate: Floats, removed: Floats) -> Learnt:
         assert removed.flags.c_contiguous
         self.asked.append(_Asked(state.component, state.step, iterate.copy(), removed.copy()))
         if state.batch in self.fails:
@@ -93,7 +91,7 @@ def run(estimator: _Exact, n: int, m: int = 400) -> list[DeflationState]:
     return states
 
 
-def orthonormal(basis: Matrix) -> bool:
+def orthonormal(basis: Floats) -> bool:
     return bool(np.abs(basis.T @ basis - np.eye(basis.shape[1])).max() < 1e-14)
 
 
@@ -166,7 +164,7 @@ def test_an_iterate_that_is_not_finite_is_passed_over(what: float) -> None:
 
 
 @pytest.mark.parametrize("answer", [np.zeros(6), np.eye(6)[0] * 1e300, np.eye(6)[0] * 1e-300])
-def test_any_finite_iterate_leaves_an_orthonormal_basis(answer: Matrix) -> None:
+def test_any_finite_iterate_leaves_an_orthonormal_basis(answer: Floats) -> None:
     """Equal answers for all components work too; projection leaves nothing of the later ones."""
     estimator = make()
     estimator.answer = answer

@@ -21,6 +21,7 @@ from streaming_pca.privacy.errors import CalibrationError
 from streaming_pca.privacy.parameters import parse_rational
 from streaming_pca.privacy.randomness import replace_noise_sampler, utility_generator
 from tests.estimators.suite import differing, made, mechanism_inputs, pack, start
+from tests.kernels.judge import squared_total
 from tests.privacy.noise import FACTORS, ScriptedSampler, SeededSampler, has_scale
 
 D = 5
@@ -45,10 +46,6 @@ def records(estimator: DPOjas, m: int, seed: int = 0) -> list[Any]:
 def update(estimator: DPOjas, items: list[Any], sampler: Any = None, state: Any = None) -> Any:
     with replace_noise_sampler(sampler or SeededSampler()):
         return estimator.update(state or start(estimator), pack(estimator, items))
-
-
-def norm_squared(values: NDArray[np.int64]) -> int:
-    return sum(int(v) ** 2 for v in values)
 
 
 # Inputs of the noise.
@@ -93,14 +90,14 @@ def test_no_record_makes_a_message_longer_than_the_radius(dim: int, of_matrices:
                 if of_matrices:
                     x = np.triu(x) + np.triu(x, 1).T
                 oja_message(x, of_matrices, w, removed, per_unit, out)
-                longest = max(longest, norm_squared(out))
-                assert norm_squared(out) <= MESSAGE_RADIUS**2
+                longest = max(longest, squared_total(out))
+                assert squared_total(out) <= MESSAGE_RADIUS**2
     assert longest > 0.999 * MESSAGE_RADIUS**2
     for bad in (np.nan, np.inf):
         x = np.ones((dim if of_matrices else 1, dim))
         x[0, 0] = bad
         oja_message(x, of_matrices, w, removed, 1.0, out)
-        assert norm_squared(out) <= MESSAGE_RADIUS**2
+        assert squared_total(out) <= MESSAGE_RADIUS**2
         assert np.isfinite(out.astype(np.float64)).all()
     oja_message(np.zeros((0, dim)), of_matrices, w, removed, 1.0, out)
     assert not out.any()
@@ -210,7 +207,6 @@ def test_the_noise_is_proved_for_a_share_of_the_promise_a_batch(
     assert not is_shuffle_private(epsilon / contributions, delta / contributions, 0.98 * z, 200)
     assert plan.charge.epsilon == parse_rational(epsilon)
     assert plan.charge.delta == parse_rational(delta)
-    assert plan.charge.rho is not None
     assert float(plan.charge.rho) == pytest.approx(contributions / (2 * z * z))
 
 
@@ -335,29 +331,9 @@ def test_later_passes_improve_on_the_first() -> None:
     assert np.mean(last) < 0.75 * np.mean(first)
 
 
-def test_matrices_do_as_well_as_their_factors() -> None:
-    batch, truth = low_rank(4000, 6, 2)
-    rows = batch.rows.reshape(-1, 3, 6)
-    matrices = np.einsum("nri,nrj->nij", rows, rows).reshape(-1, 6)
-    bases = []
-    for how, data in (
-        ("none", batch),
-        (RecordKind.MATRIX, ArrayBatch(matrices, np.arange(0, 24_001, 6, dtype=np.int64), RecordKind.MATRIX)),
-    ):
-        estimator = make(how, dim=6, clip_radius=12.0, n_records=4000, epsilon=8.0, learning_rate=0.4)
-        with replace_noise_sampler(SeededSampler(2)):
-            state = start(estimator)
-            for part in data.split([2000, 2000]):
-                state = estimator.update(state, part)
-        bases.append(estimator.release(state).components)
-    assert subspace_error(*bases) < 1e-6
-    assert subspace_error(bases[0], truth) < 0.3
-
-
 def test_noisy_counts_come_with_their_share() -> None:
     estimator = make(clip_radius=1.0, share=0.1)
     state = update(estimator, records(estimator, 200), ScriptedSampler())
-    assert state.counts is not None
     assert state.counts[0] == 20
     assert 20 < state.counts[1] < 180
     assert math.isclose(float(estimator.plan(state).charge.epsilon), 1.0)

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from experiments.printed import with_spectral_rates
 from streaming_pca.data.array_batch import ArrayBatch
@@ -22,11 +21,10 @@ from streaming_pca.kernels.lattice import MAX_RECORDS
 from streaming_pca.linalg.subspace import orthonormalise
 from streaming_pca.privacy.parameters import parse_rational
 from streaming_pca.privacy.randomness import replace_noise_sampler, utility_generator
-from tests.estimators.suite import differing, made, mechanism_inputs, pack, start, watched
+from tests.estimators.suite import Floats, agreeing, differing, made, mechanism_inputs, pack, start, watched
 from tests.privacy.calibration.accounting import Approximate
 from tests.privacy.noise import SeededSampler
 
-Matrix = NDArray[np.float64]
 D = 5
 
 
@@ -34,19 +32,10 @@ def make(how: Any = "none", *, dim: int = D, k: int = 2, kind: type[KDPPCA] = KD
     return made(kind, dim, k, how, **{"delta": 1e-3, **more})
 
 
-def records(how: Any, m: int, seed: int = 0) -> list[Any]:
-    """Return records of bounded spread, so that the blocks of a range agree."""
-    rng = np.random.default_rng(seed)
-    rows = rng.choice([-1.0, 1.0], (m, 1, D)) * np.linspace(2, 0.6, D)
-    if how is RecordKind.MATRIX:
-        return [x.T @ x - 0.3 * np.eye(D) for x in rows]
-    return list(rows)
-
-
 def after_one_component(estimator: KDPPCA, how: Any, m: int) -> DeflationState:
     """Return a state with one component projected out."""
     with replace_noise_sampler(SeededSampler()):
-        state = estimator.update(start(estimator), pack(estimator, records(how, m, 5)))
+        state = estimator.update(start(estimator), pack(estimator, agreeing(how, m, 5)))
     assert (state.component, state.outcome) == (1, "learnt")
     return state
 
@@ -61,7 +50,7 @@ def test_a_record_meets_the_range_or_the_mean_within_their_sensitivities(how: An
     m = 4000
     estimator = make(how, epsilon=8.0, steps_per_component=1, range_constant=20.0)
     state = start(estimator) if component == 0 else after_one_component(estimator, how, m)
-    items = records(how, m)
+    items = agreeing(how, m)
     whole = mechanism_inputs(estimator, items, state=state)
     answers = [call.answer for call in whole]
     assert [call.name for call in whole] == ["stability_histogram", "gaussian_modes", "gaussian_on_vector"]
@@ -73,10 +62,8 @@ def test_a_record_meets_the_range_or_the_mean_within_their_sensitivities(how: An
         news: list[Any] = [None, *(sign * size * a for sign in (1, -1) for size in (1e-9, 1.0, 1e3, 1e300))]
     else:
         p = np.resize([1.0, -1.0], D) - x * (np.resize([1.0, -1.0], D) @ x)
-        news = [
-            None,
-            *(size * (0.1 * x + s * p)[None] for s in (1, -1) for size in (1e-9, 1.0, 1e3, 1e150, 1e300)),
-        ]
+        sizes = (1e-9, 1.0, 1e3, 1e150, 1e300)
+        news = [None, *(size * (0.1 * x + s * p)[None] for s in (1, -1) for size in sizes)]
     reached = 0
     for place in (0, 1, 1999, 2000, 2001, m - 1):
         changed = []
@@ -107,7 +94,7 @@ def test_what_a_unit_meets_costs_the_promise(contributions: int, epsilon: float)
     assert plan.charge.delta == parse_rational(delta)
     e, d = epsilon / contributions, delta / contributions
     z = plan.parameters["sigma_over_sensitivity"]
-    keys, modes, total = mechanism_inputs(estimator, records("none", 60_000))
+    keys, modes, total = mechanism_inputs(estimator, agreeing("none", 60_000))
     assert keys.args[0] <= e
     assert keys.args[1] <= d
     assert total.args[0] >= z * 2 * COORDINATE_RADIUS * math.sqrt(D) * (1 - 1e-12)
@@ -148,7 +135,7 @@ def test_a_batch_needs_a_pair_a_block_and_as_many_records_for_the_mean() -> None
     small = make(**{**options, "batch_size": 100})
     plan = small.plan(start(small))
     assert plan.count == plan.least == 100
-    state = small.update(start(small), pack(small, records("none", 100)))
+    state = small.update(start(small), pack(small, agreeing("none", 100)))
     assert state.outcome == "too-few-records"
 
 
@@ -186,7 +173,7 @@ def test_a_step_is_the_papers() -> None:
     given: list[Any] = []
 
     def mean(
-        self: AdaptiveMean, part: ArrayBatch, about: Any, basis: Matrix, removed: Matrix, *rest: float
+        self: AdaptiveMean, part: ArrayBatch, about: Any, basis: Floats, removed: Floats, *rest: float
     ) -> Any:
         given.extend(rest)
         rows = part.rows
@@ -202,7 +189,7 @@ def test_a_step_is_the_papers() -> None:
         return scale
 
     original = AdaptiveMean.scale
-    items = records("none", m, 3)
+    items = agreeing("none", m, 3)
     with pytest.MonkeyPatch.context() as patch, replace_noise_sampler(SeededSampler()):
         patch.setattr(AdaptiveMean, "mean", mean)
         patch.setattr(AdaptiveMean, "scale", watched_scale)
@@ -233,20 +220,15 @@ def test_the_range_is_that_of_the_products() -> None:
     state = start(estimator)
     rng = utility_generator(3)
     x = rng.standard_normal((60_000, 1)) * np.eye(1, D)
-    found = estimator.adaptive_mean.scale(
-        ArrayBatch.of_vectors(x),
-        estimator.preprocessing,
-        state.basis,
-        np.zeros((D, 0)),
-        estimator._range_blocks(1),
-    )
+    batch, blocks = ArrayBatch.of_vectors(x), estimator._range_blocks(1)
+    scale = estimator.adaptive_mean.scale
+    found = scale(batch, estimator.preprocessing, state.basis, np.zeros((D, 0)), blocks)
     exact = 2 * 2 * state.basis[0, 0] ** 2
-    assert found is not None
     assert exact / 1.8 < found < exact * 1.5
 
 
 def test_dp_pca_is_k_dp_pca_for_one_component() -> None:
-    batches = [records("none", 4000, i) for i in range(3)]
+    batches = [agreeing("none", 4000, i) for i in range(3)]
     states = []
     for kind in (DPPCA, KDPPCA):
         estimator = make(k=1, kind=kind, epsilon=4.0)
@@ -264,14 +246,14 @@ def test_dp_pca_is_k_dp_pca_for_one_component() -> None:
 # Utility.
 
 
-def spiked(m: int, v: Matrix, values: list[float], sigma: float, rng: np.random.Generator) -> ArrayBatch:
+def spiked(m: int, v: Floats, values: list[float], sigma: float, rng: np.random.Generator) -> ArrayBatch:
     """Return A = V L V^T + z z^T of [DunglerSanyal2025, appendix G.1], as factors of k + 1 rows."""
     factor = (np.sqrt(values) * v).T
     fixed = np.broadcast_to(factor, (m, *factor.shape))
     return ArrayBatch.of_vectors(np.concatenate([fixed, sigma * rng.standard_normal((m, 1, len(v)))], axis=1))
 
 
-def zeta(components: Matrix, v: Matrix, values: list[float], sigma: float) -> float:
+def zeta(components: Floats, v: Floats, values: list[float], sigma: float) -> float:
     """Return sqrt(1 - <U U^T, S>/|S|_k), Definition 1."""
     s = (v * values) @ v.T + sigma**2 * np.eye(len(v))
     best = sum(values) + sigma**2 * len(values)
@@ -320,8 +302,7 @@ def test_it_finds_a_spiked_subspace_as_theorem_1_says(
         batch = spiked(estimator.plan(state).count, v, values, sigma, rng)
         if how is RecordKind.MATRIX:
             f = batch.rows.reshape(-1, k + 1, d)
-            rows = np.einsum("mri,mrj->mij", f, f).reshape(-1, d)
-            batch = ArrayBatch(rows, np.arange(0, len(rows) + 1, d, dtype=np.int64), RecordKind.MATRIX)
+            batch = pack(estimator, list(np.einsum("mri,mrj->mij", f, f)))
         with replace_noise_sampler(sampler):
             state = estimator.update(state, batch)
     kappa = values[0] / min(a - b for a, b in zip(values, [*values[1:], sigma**2], strict=True))

@@ -10,28 +10,19 @@ import pytest
 from numpy.typing import NDArray
 
 from streaming_pca.data.array_batch import ArrayBatch
-from streaming_pca.data.preprocessing import Preprocessing
 from streaming_pca.data.records import RecordKind
-from streaming_pca.estimators.oja.oja import IterateState, OjaOptions, OjaPCA
+from streaming_pca.estimators.oja.oja import OjaPCA
 from streaming_pca.linalg.subspace import orthonormalise, subspace_error
-from streaming_pca.privacy.parameters import Charge, PrivacyParameters
+from streaming_pca.privacy.parameters import Charge
 from streaming_pca.privacy.randomness import replace_noise_sampler
+from tests.estimators.suite import ClosedSampler, made, pack, start
 
 D, K = 5, 2
-HOW: list[Any] = ["none", "pairs", (0.5,) * D, RecordKind.MATRIX]
-every_way = pytest.mark.parametrize("how", HOW, ids=str)
+every_way = pytest.mark.parametrize("how", ["none", "pairs", (0.5,) * D, RecordKind.MATRIX], ids=str)
 
 
 def make(how: Any = "none", dim: int = D, k: int = K, **options: Any) -> OjaPCA:
-    kind = how if how is RecordKind.MATRIX else RecordKind.FACTOR
-    centering = "none" if how is RecordKind.MATRIX else how
-    return OjaPCA(
-        dim,
-        k,
-        PrivacyParameters(epsilon=1.0, delta=0.5),
-        Preprocessing(dim=dim, kind=kind, centering=centering),
-        OjaOptions(**{"learning_rate": 2.0, **options}),
-    )
+    return made(OjaPCA, dim, k, how, delta=0.5, **{"learning_rate": 2.0, **options})
 
 
 def items(how: Any, m: int, dim: int = D, seed: int = 0) -> list[Any]:
@@ -45,14 +36,6 @@ def items(how: Any, m: int, dim: int = D, seed: int = 0) -> list[Any]:
         if i % 8 == 5:
             out[-1] = None
     return out
-
-
-def packed(estimator: OjaPCA, records: list[Any]) -> ArrayBatch:
-    return ArrayBatch.of_records(records, estimator.dim, estimator.kind)
-
-
-def start(estimator: OjaPCA) -> IterateState:
-    return estimator.init(np.random.default_rng(7))
 
 
 def by_definition(
@@ -76,7 +59,7 @@ def by_definition(
 def test_a_step_a_record_is_taken_as_printed(how: Any) -> None:
     estimator = make(how, decay_after=20, decay_power=1.5)
     records = items(how, 60)
-    state = estimator.update(start(estimator), packed(estimator, records))
+    state = estimator.update(start(estimator), pack(estimator, records))
     expected = by_definition(estimator, how, records, start(estimator).basis)
     np.testing.assert_allclose(state.basis, expected, atol=1e-12)
     assert (state.batch, state.records, state.outcome) == (1, 60, None)
@@ -90,7 +73,7 @@ def test_what_is_learnt_does_not_depend_on_how_the_stream_is_cut(how: Any) -> No
     for cuts in ([48], [2, 46], [10, 0, 20, 4, 14]):
         state, first = start(estimator), 0
         for count in cuts:
-            state = estimator.update(state, packed(estimator, records[first : first + count]))
+            state = estimator.update(state, pack(estimator, records[first : first + count]))
             first += count
         bases.append(state.basis.tobytes())
         assert state.records == 48
@@ -100,12 +83,12 @@ def test_what_is_learnt_does_not_depend_on_how_the_stream_is_cut(how: Any) -> No
 @every_way
 def test_an_odd_record_and_no_record_are_no_error(how: Any) -> None:
     estimator = make(how)
-    state = estimator.update(start(estimator), packed(estimator, items(how, 9)))
-    empty = estimator.update(state, packed(estimator, []))
+    state = estimator.update(start(estimator), pack(estimator, items(how, 9)))
+    empty = estimator.update(state, pack(estimator, []))
     assert empty.basis.tobytes() == state.basis.tobytes()
     assert empty.inner.tobytes() == state.inner.tobytes()
     assert (empty.batch, empty.records) == (2, 9)
-    estimator.update(empty, packed(estimator, items(how, 1)))
+    estimator.update(empty, pack(estimator, items(how, 1)))
 
 
 @pytest.mark.parametrize("size", [1e154, 1e200, 1e307])
@@ -113,11 +96,11 @@ def test_an_odd_record_and_no_record_are_no_error(how: Any) -> None:
 def test_what_overflows_goes_through_quietly(how: Any, size: float) -> None:
     estimator = make(how)
     records = [None if x is None else x * size for x in items(how, 16)] + items(how, 16, seed=1)
-    if how is RecordKind.FACTOR:
+    if how is not RecordKind.MATRIX:
         records[3] = np.full((1, D), np.nan)
     state = start(estimator)
     for _ in range(2):
-        state = estimator.update(state, packed(estimator, records))
+        state = estimator.update(state, pack(estimator, records))
         release = estimator.release(state)
         np.testing.assert_allclose(release.components @ release.components.T, np.eye(K), atol=1e-12)
         assert np.isfinite(release.explained_variance).all()
@@ -127,14 +110,14 @@ def test_a_step_that_would_lose_the_rank_is_not_taken() -> None:
     estimator = make(RecordKind.MATRIX, learning_rate=11.0)
     state = start(estimator)
     # eta_1 = 11/(1 + 10) = 1: Q + A Q = 0.
-    new = estimator.update(state, packed(estimator, [-np.eye(D)]))
+    new = estimator.update(state, pack(estimator, [-np.eye(D)]))
     assert new.basis.tobytes() == state.basis.tobytes()
 
 
 def test_variances_are_those_of_the_last_batch() -> None:
     estimator = make("none", dim=4, k=4)
     records = [x for x in items("none", 200, 4) if x is not None]
-    state = estimator.update(start(estimator), packed(estimator, records))
+    state = estimator.update(start(estimator), pack(estimator, records))
     moments = sum(x.T @ x for x in records) / len(records)
     values, vectors = np.linalg.eigh(moments)
     release = estimator.release(state)
@@ -143,20 +126,15 @@ def test_variances_are_those_of_the_last_batch() -> None:
 
 
 def test_it_is_not_private_and_says_so() -> None:
-    class ClosedSampler:
-        def __getattr__(self, name: str) -> Any:
-            raise AssertionError(f"{name} was drawn")
-
     estimator = make("pairs", batch_size=101)
     assert not estimator.info.private
     plan = estimator.plan(start(estimator))
     assert (plan.charge, plan.count, plan.least, plan.granularity) == (Charge.unbounded(), 100, 2, 2)
-    with replace_noise_sampler(ClosedSampler()):  # type: ignore[arg-type]
-        state = estimator.update(start(estimator), packed(estimator, items("pairs", 20)))
+    with replace_noise_sampler(ClosedSampler()):
+        state = estimator.update(start(estimator), pack(estimator, items("pairs", 20)))
     assert state.counts is None
-    privacy = PrivacyParameters(epsilon=1.0, delta=0.5)
     with pytest.raises(ValueError, match="diagnostics need a private estimator"):
-        OjaPCA(D, K, privacy, Preprocessing(dim=D, centering="none"), OjaOptions(), 0.02)
+        make(share=0.02)
 
 
 def test_the_subspace_is_found_as_fast_as_the_paper_says() -> None:

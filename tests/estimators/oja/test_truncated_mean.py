@@ -43,15 +43,10 @@ def test_the_range_is_the_spread_of_the_products(scale: float, removed: bool) ->
     it, and Lambda = 2 l. Fixed seeds, real noise on 20 blocks: a bin of 8
     is hidden with probability below e^-25.
     """
-    found = AdaptiveMean(8.0, 1e-2, D * K).scale(
-        ArrayBatch.of_vectors(vectors(100_000, 1, scale)),
-        ABOUT_ZERO,
-        BASIS,
-        BASIS if removed else NOTHING,
-        20,
-    )
+    batch = ArrayBatch.of_vectors(vectors(100_000, 1, scale))
+    out = BASIS if removed else NOTHING
+    found = AdaptiveMean(8.0, 1e-2, D * K).scale(batch, ABOUT_ZERO, BASIS, out, 20)
     spread = (1 if removed else 2) * scale**4
-    assert found is not None
     assert 0.85 * 2 ** (3 / 4) * spread < found < 1.15 * 2 * spread
 
 
@@ -86,10 +81,8 @@ def test_centre_and_mean_together_cost_the_promise(epsilon: float, delta: float,
     assert math.fsum(h.epsilon for h in histograms) <= half * (1 + 1e-12)
     assert delta_of([sum_of_box], half, Route.GDP) <= delta / 2 * (1 + 1e-9)
     zcdp = AdaptiveMean(epsilon, delta, values).parameters
-    mechanisms: list[Any] = [
-        Gaussian(1 / math.sqrt(2 * zcdp["centre_rho"])),
-        Gaussian(zcdp["sigma_over_sensitivity"]),
-    ]
+    multipliers = (1 / math.sqrt(2 * zcdp["centre_rho"]), zcdp["sigma_over_sensitivity"])
+    mechanisms: list[Any] = [Gaussian(multiplier) for multiplier in multipliers]
     unseen = (1 + math.exp(epsilon)) * zcdp["centre_delta"]
     # The accountant's grid of orders is coarser than the calibration's.
     assert delta_of(mechanisms, epsilon, Route.ZCDP) * 0.98 + unseen <= delta
@@ -111,9 +104,8 @@ def test_without_noise_the_mean_is_that_of_the_clipped_products(kind: type[Adapt
     x = vectors(3000, 2)
     width, radius = 2.0, 1.5
     with replace_noise_sampler(ScriptedSampler()):
-        mean = kind(8.0, 1e-2, D * K).mean(
-            ArrayBatch.of_vectors(x), ABOUT_ZERO, BASIS, NOTHING, width, radius
-        )
+        batch, of = ArrayBatch.of_vectors(x), kind(8.0, 1e-2, D * K)
+        mean = of.mean(batch, ABOUT_ZERO, BASIS, NOTHING, width, radius)
     products = x[:, :, None] * (x @ BASIS)[:, None, :]
     bins = np.floor(products / width)
     centres = width * np.array(
@@ -129,9 +121,8 @@ def test_coordinates_without_a_centre_are_clipped_about_zero() -> None:
     """Ten records are too few for any bin."""
     x = vectors(10, 3)
     with replace_noise_sampler(ScriptedSampler()):
-        mean = PrintedMean(1.0, 1e-6, D * K).mean(
-            ArrayBatch.of_vectors(x), ABOUT_ZERO, BASIS, NOTHING, 1.0, 1e6
-        )
+        of = PrintedMean(1.0, 1e-6, D * K)
+        mean = of.mean(ArrayBatch.of_vectors(x), ABOUT_ZERO, BASIS, NOTHING, 1.0, 1e6)
     assert mean.centred == 0.0
     np.testing.assert_allclose(mean.mean, x.T @ x @ BASIS / 10, atol=1e-2)
 
