@@ -46,9 +46,6 @@ def agreeing(m: int, d: int, seed: int, of: int = 0) -> tuple[ArrayBatch, Floats
     return ArrayBatch.of_vectors(factors), truth.T
 
 
-# The choice.
-
-
 @pytest.mark.parametrize("seed", range(3))
 def test_records_that_agree_go_to_the_block_route(seed: int) -> None:
     batch, truth = agreeing(40_000, 20, seed)
@@ -99,9 +96,6 @@ def test_a_route_that_is_set_is_taken(route: str) -> None:
     assert not untouched
 
 
-# Costs, and mechanisms that read a record.
-
-
 def test_charges_and_bytes_of_both_routes_are_alike() -> None:
     d = 10
     estimator = make(d)
@@ -119,9 +113,6 @@ def test_charges_and_bytes_of_both_routes_are_alike() -> None:
             with replace_noise_sampler(SeededSampler(3)):
                 after.append(encode_state(estimator.update(s, gaussian(3000, d, 5))))
         assert after[0] == after[1]
-
-
-# Degenerate batches.
 
 
 def batches_of(what: str, d: int, kind: RecordKind, m: int) -> ArrayBatch:

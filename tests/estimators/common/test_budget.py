@@ -118,9 +118,6 @@ def test_the_whole_is_one_gaussian_that_keeps_the_promise(
     assert charge.rho >= contributions / (2 * Fraction(costs.multiplier) ** 2)
 
 
-# Estimators.
-
-
 @pytest.mark.parametrize("route", ["covariance", "block"])
 def test_what_is_planned_at_the_least_epsilon_can_be_drawn(route: str) -> None:
     """Calibration cannot fail after the charge: heaviest tails, and the smallest shares of looks."""

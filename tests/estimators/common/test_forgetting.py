@@ -47,9 +47,6 @@ def test_a_half_life_halves_however_the_records_are_cut() -> None:
     assert kept_share(1000.0, 700) * kept_share(1000.0, 1300) == pytest.approx(kept_share(1000.0, 2000))
 
 
-# The definition of a move.
-
-
 @pytest.mark.parametrize("size", [0, 1, 60, 900])
 @pytest.mark.parametrize("ratio", [0.0, 0.5, 1.0, 1.5, 1e6])
 def test_a_move_is_never_negative(size: int, ratio: float) -> None:

@@ -36,9 +36,6 @@ def start(estimator: OutputPerturbation) -> Any:
     return estimator.init(utility_generator(0))
 
 
-# Eigengaps and projectors of neighbours.
-
-
 def unit_matrix(matrix: Floats) -> Floats:
     return matrix / np.linalg.norm(matrix)
 
@@ -129,9 +126,6 @@ def test_a_failure_of_the_eigensolver_raises_nothing(monkeypatch: pytest.MonkeyP
     assert np.array_equal(vectors, np.eye(3))
 
 
-# Inputs of the noise.
-
-
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("seed", range(4))
 def test_integers_that_meet_noise_are_within_their_sensitivities(kind: RecordKind, seed: int) -> None:
@@ -176,9 +170,6 @@ def test_all_that_a_unit_meets_costs_the_promise(
     assert 0.99 * delta < spent <= delta * (1 + 1e-9)
     assert plan.charge.epsilon <= parse_rational(epsilon)
     assert plan.charge.delta <= parse_rational(delta)
-
-
-# The test of the gap.
 
 
 def test_the_bound_of_the_gap_fails_as_rarely_as_is_charged() -> None:

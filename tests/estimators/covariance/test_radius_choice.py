@@ -111,9 +111,6 @@ def test_rare_records_of_another_direction_are_found_when_they_can_be_told(seed:
     assert subspace_error(reading.eigenvectors[estimate.chosen][:, :2].T, truth) < 0.3
 
 
-# The parts.
-
-
 def moments_of(spectrum: Floats, radii: int, sigma: float, seed: int) -> tuple[Floats, Floats]:
     """Return the same moment at all radii, with layers' noise that grows to ``sigma``; and its covariance."""
     known = np.linspace(0.2, 1.0, radii) * sigma**2

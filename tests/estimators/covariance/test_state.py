@@ -106,9 +106,6 @@ def test_faded_records_count_less() -> None:
     np.testing.assert_allclose(gone.moment(1), new[:2].sum(axis=0), atol=1e-6)
 
 
-# The grid grows.
-
-
 @pytest.mark.parametrize("used", [2, 4, SLOTS])
 @pytest.mark.parametrize("factor", [1.01, 2.0, 30.0, 1e30])
 def test_a_grid_that_reaches_further_keeps_what_it_knew(used: int, factor: float) -> None:
@@ -153,9 +150,6 @@ def test_batches_weigh_as_in_other_layers_at_a_new_radius() -> None:
     np.testing.assert_allclose(np.diag(shown.moment(2) - shown.moment(1)), 0.5)
 
 
-# Coordinates.
-
-
 def test_a_release_is_in_the_records_coordinates() -> None:
     rng = utility_generator(0)
     basis = orthonormalise(rng.standard_normal((D, D)))
@@ -187,9 +181,6 @@ def test_a_radius_that_is_set_later_takes_the_place_of_all() -> None:
     decoded = decode_fitting_state(found, encode_state(after))
     again = found.update(decoded, pack(found, records(found, 2000, 4)))
     check_subspace(found, found.release(again))
-
-
-# Hostile states.
 
 
 def weighted(estimate: CovarianceEstimate, value: float) -> CovarianceEstimate:

@@ -58,9 +58,6 @@ def spread(m: int, d: int, seed: int = 0) -> Floats:
     return utility_generator(seed).standard_normal((m, d)) * np.linspace(2, 0.3, d)
 
 
-# Without noise.
-
-
 @pytest.mark.parametrize("weighted", [False, True])
 def test_without_noise_each_moment_is_that_of_the_clipped_records(weighted: bool) -> None:
     """This holds at all radii, for all batches and coordinates, up to the lattice's rounding."""
@@ -154,9 +151,6 @@ def test_the_noise_of_looks_and_sums_together_is_told(weighted: bool) -> None:
     assert np.mean(deviations / reported) == pytest.approx(1, abs=0.08)
 
 
-# The times of its looks.
-
-
 def looks(batches: int, size: int = 200, **options: Any) -> list[int]:
     """Return the number of looks after each batch, for batches of equal size."""
     route = route_of(3, 1, multiplier=0.5, **options)
@@ -211,9 +205,6 @@ def test_larger_records_that_come_later_get_radii_of_their_own() -> None:
     assert last.radii[last.used - 1] > 5000
 
 
-# Accuracy.
-
-
 def error_after(estimator: Any, x: Floats, parts: int, truth: Floats, seed: int = 0) -> float:
     state = start(estimator)
     with replace_noise_sampler(SeededSampler(seed)):
@@ -265,9 +256,6 @@ def test_weights_pay_where_one_direction_has_most_of_the_size() -> None:
     assert errors[True] < 0.5 * errors[False]
 
 
-# Drift.
-
-
 def test_a_half_life_forgets() -> None:
     """The first batch's records count half after a second batch as long as the half-life."""
     first, second = np.array([[1.0, 0.0]]), np.array([[0.0, 1.0]])
@@ -277,9 +265,6 @@ def test_a_half_life_forgets() -> None:
         for x in (first, second):
             state = estimator.update(state, ArrayBatch.of_vectors(np.repeat(x, 1000, axis=0)))
     np.testing.assert_allclose(np.diag(state.covariance.moment(0)), [1 / 3, 2 / 3], atol=1e-4)
-
-
-# Accuracy that a release reports.
 
 
 @pytest.mark.parametrize("weighted", [False, True])

@@ -138,9 +138,6 @@ def test_failure_probabilities_of_all_steps_add_up_to_half_of_zeta() -> None:
     assert 0.0499 < math.fsum(endless._failure(t) for t in range(1, 10_000)) < 0.05
 
 
-# TADADPO.
-
-
 def test_tadadpo_refines_what_its_start_has_found() -> None:
     """[DunglerSanyal2026, Corollary 3].
 

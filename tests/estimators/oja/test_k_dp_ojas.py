@@ -48,9 +48,6 @@ def update(estimator: DPOjas, items: list[Any], sampler: Any = None, state: Any 
         return estimator.update(state or start(estimator), pack(estimator, items))
 
 
-# Inputs of the noise.
-
-
 @every_kind
 def test_a_record_reaches_one_message_within_the_sensitivity(how: Any) -> None:
     """The test compares the integers that receive noise, given earlier messages and the order."""
@@ -143,9 +140,6 @@ def test_messages_get_the_noise_that_the_plan_states(factor: float) -> None:
     assert has_scale(noise, factor * ratio * 2 * MESSAGE_RADIUS) == (factor == 1.0)
 
 
-# The order.
-
-
 def test_records_are_taken_in_the_order_of_the_secret_sampler() -> None:
     """Reversing the records and the order changes nothing; reversing one of them does."""
 
@@ -190,9 +184,6 @@ def test_the_number_of_clipped_records_depends_on_neither_order_nor_noise() -> N
             neighbour[place] = new
             with replace_noise_sampler(SeededSampler()):
                 assert abs(estimator.learn_batch(state, pack(estimator, neighbour))[1] - counts[0]) <= 1
-
-
-# Proofs, charges and refusals.
 
 
 @pytest.mark.parametrize("contributions", [1, 3])
@@ -260,9 +251,6 @@ def test_a_known_number_of_records_is_shared_by_the_components() -> None:
     assert estimator.options.largest_batch >= plan.count
 
 
-# Any input, any shape.
-
-
 def test_learning_rates_go_on_through_passes() -> None:
     estimator = make(learning_rate=1.0, offset=10.0)
     state = start(estimator)
@@ -271,9 +259,6 @@ def test_learning_rates_go_on_through_passes() -> None:
     for i in range(2):
         state = update(estimator, records(estimator, 200, i), None, state)
     assert estimator._rates(state, 200)[0] == pytest.approx(1 / 211)
-
-
-# Utility.
 
 
 def low_rank(m: int, d: int, seed: int) -> tuple[ArrayBatch, NDArray[np.float64]]:

@@ -243,9 +243,6 @@ def test_dp_pca_is_k_dp_pca_for_one_component() -> None:
         make(k=2, kind=DPPCA)
 
 
-# Utility.
-
-
 def spiked(m: int, v: Floats, values: list[float], sigma: float, rng: np.random.Generator) -> ArrayBatch:
     """Return A = V L V^T + z z^T of [DunglerSanyal2025, appendix G.1], as factors of k + 1 rows."""
     factor = (np.sqrt(values) * v).T

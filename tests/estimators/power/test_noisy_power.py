@@ -39,9 +39,6 @@ def start(estimator: NoisyPowerMethod, seed: int = 0) -> Any:
     return estimator.init(utility_generator(seed))
 
 
-# The scaling of records.
-
-
 def scaled(records: list[Floats], size: float, spread: float = math.inf) -> tuple[list[Floats], int]:
     rows = np.concatenate(records)
     starts = np.cumsum([0, *map(len, records)]).astype(np.int64)
@@ -98,9 +95,6 @@ def test_clipped_records_are_counted_once_whatever_the_passes() -> None:
         assert clipped == expected
 
 
-# The radius of a pass.
-
-
 def bases(seed: int) -> list[Floats]:
     rng = np.random.default_rng(seed)
     near = orthonormalise(np.eye(D)[:, :2] + 0.01 * rng.standard_normal((D, 2)))
@@ -144,9 +138,6 @@ def test_the_radius_is_attained_by_signs() -> None:
     records = BoundedRecords.from_preprocessing(loose.preprocessing, beta, beta * math.sqrt(D))
     x = records.apply(ArrayBatch.of_vectors(np.ones((1, D)))).rows
     assert np.linalg.norm(x.T @ (x @ q)) == pytest.approx(loose._radius(q))
-
-
-# Inputs of the noise.
 
 
 @pytest.mark.parametrize("kind", [RecordKind.FACTOR, RecordKind.MATRIX])
@@ -213,9 +204,6 @@ def test_all_passes_of_all_batches_cost_the_promise(
     assert len(mechanism_inputs(estimator, ArrayBatch.of_vectors(np.ones((9, D))))) == iterations
 
 
-# Batches without enough information.
-
-
 def test_so_few_records_suffice_if_they_are_clear() -> None:
     """Without noise, identical records have the clearest possible eigenvalue."""
     estimator = make(k=1)
@@ -239,9 +227,6 @@ def test_a_batch_that_is_lost_in_noise_teaches_nothing_and_says_so() -> None:
         assert state.outcome == "no-gap"
         assert state.precision == 0.0
         assert estimator.release(state).outcome == "no-gap"
-
-
-# Accuracy.
 
 
 @pytest.mark.parametrize("options", [{}, {"clip_l1": 8.0 * math.sqrt(2)}, {"oversampling": 2}], ids=str)
@@ -360,9 +345,6 @@ def test_of_indefinite_matrices_the_largest_absolute_eigenvalues_are_found() -> 
     with replace_noise_sampler(ScriptedSampler()):
         state = estimator.update(start(estimator), ArrayBatch.of_records([a] * 2000, D, RecordKind.MATRIX))
     assert subspace_error(estimator.release(state).components, np.eye(D)[[1, 4]]) < 1e-3
-
-
-# Edges.
 
 
 def test_the_whole_space_is_found_at_once() -> None:

@@ -37,9 +37,6 @@ def plain(dim: int, radius: float = 1.0, *whitening: Any) -> Space:
     return Space(Preprocessing(dim=dim, centering="none"), radius, *whitening)
 
 
-# The influence of one record.
-
-
 @pytest.mark.parametrize("d", [1, 2, 7, 300])
 @pytest.mark.parametrize("restarts", [1, 2, 12])
 def test_rho_bounds_all_candidates_products_of_a_unit_record_together(d: int, restarts: int) -> None:
@@ -147,9 +144,6 @@ def test_records_of_more_rows_are_null() -> None:
         nulls = ArrayBatch.of_records([*rows[:3], None, None, *rows[3:]], 3)
         states = [estimator.update(start(estimator), batch) for batch in (more, nulls)]
     assert encode_state(states[0]) == encode_state(states[1])
-
-
-# Costs.
 
 
 @pytest.mark.parametrize("whitening", [False, True])
