@@ -197,8 +197,8 @@ def test_values_of_records_that_cannot_be_decoded_are_counted_too(
     capfd: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = tmp_path / "stream.toml"
-    nested = '[[stream.features]]\nname = "when"\npath = "at.ms"\nunit = "ms"\nparts = ["hour"]\n'
-    config.write_text(SETTINGS + FEATURES + nested)
+    nested = '{name = "when", path = "at.ms", unit = "ms", parts = ["hour"]}'
+    config.write_text(f"{SETTINGS}{FEATURES.rstrip()[:-1]}, {nested}]\n")
     lines = (
         b'{"age": 1e400, "country": "DE", "at": {"ms": 1700000000000}}',
         b'{"age": 5, "country": "DE", "at": 5}',

@@ -231,9 +231,11 @@ class Child:
         assert "no longer leading" not in self.log, self.log
         assert "session lost" not in self.log, self.log
 
-    def until(self, what: str, probe: Callable[[], object], seconds: float = LIMIT) -> None:
+    def until(
+        self, what: str, probe: Callable[[], object], seconds: float = LIMIT, pause: float = 0.05
+    ) -> None:
         """Wait for a condition, which must come before the worker's end."""
-        wait_for(what, lambda: probe() or self.status() is not None, seconds, self.log_and_stacks)
+        wait_for(what, lambda: probe() or self.status() is not None, seconds, self.log_and_stacks, pause)
         assert probe(), f"{what}: {self.log}"
 
     def strikes(self, seconds: float = LIMIT) -> None:

@@ -85,7 +85,7 @@ def test_every_estimator_runs_through_a_take_over(
     first = Child(settings, tmp_path / "first")
     second = None
     try:
-        first.until("first releases", lambda: have_released(streams))
+        first.until("first releases", lambda: have_released(streams), pause=0.5)
         assert first.status() is None, first.log
         assert first.log.count("the stream is not private") == 2
         first.signal(signal.SIGKILL)
@@ -93,7 +93,7 @@ def test_every_estimator_runs_through_a_take_over(
         before = {s.settings.stream.name: s.release_values() for s in streams}
         streams[0].produce_vectors(streams[0].vectors(LATER * BATCH, seed=1))
         second = Child(settings, tmp_path / "second")
-        second.until("later releases", lambda: have_released(streams, FIRST + LATER))
+        second.until("later releases", lambda: have_released(streams, FIRST + LATER), pause=0.5)
         second.stop()
     finally:
         for child in filter(None, (first, second)):
@@ -163,10 +163,12 @@ def check_commands(streams: list[Stream], directory: Path, capfd: Capture) -> No
     assert {"inf"} < {entry["epsilon"] for entry in entries if entry["kind"] == "RESERVED"}
     where = ("--bootstrap", kafka.bootstrap_servers, "--input", topic)
     shown = call(capfd, "ledger", "show", *where, "--json")
+    assert shown.returncode == 0, shown.stderr
     assert json.loads(shown.stdout, parse_constant=pytest.fail)["cap"] == {"epsilon": "inf", "delta": "inf"}
     spent = call(capfd, "ledger", "spent", *where, "--partition", 0, "--offset", 0)
     assert (spent.returncode, "inf" in spent.stdout) == (0, True), spent.stderr
     verified = call(capfd, "ledger", "verify", *where, "--json")
+    assert verified.returncode == 0, verified.stderr
     assert json.loads(verified.stdout, parse_constant=pytest.fail)["max_epsilon"] == "inf"
     for facts in describe_status([s.settings for s in streams]):
         assert facts["problem"] is None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import import_module
 from typing import Annotated, Any, Final, Literal, NamedTuple, Protocol
 
 from annotated_types import MinLen
@@ -34,10 +33,10 @@ def one_line(error: BaseException) -> str:
     return printable(str(error).partition("\n")[0][:_MOST_SHOWN])
 
 
-def library(name: str, extra: str, module: str) -> Any:
-    """Return a module of an extra, or raise :class:`LibraryMissing`."""
+def library(name: str, extra: str, load: Callable[[], Any]) -> Any:
+    """Return the result of importing a module of an extra, or raise :class:`LibraryMissing`."""
     try:
-        return import_module(module)
+        return load()
     except ImportError:
         raise LibraryMissing(
             f"stream.format = \"{extra}\" needs {name}: pip install '.[{extra}]' in the checkout"

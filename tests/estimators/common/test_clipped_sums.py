@@ -405,7 +405,7 @@ KERNELS = {
     "kernels.reading": 4,
     "kernels.record_means": 4,
     "kernels.rounding": 13,
-    "estimators.power.adaptive_power": 4,
+    "estimators.power.adaptive_power": 3,
     "estimators.power.bounded_records": 1,
     "estimators.tensor.sums": 1,
 }

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 from streaming_pca.privacy.ledger import verify, verify_replay
-from streaming_pca.privacy.ledger.entries import Charged, LedgerEntry, Opened, Reserved, encode_entry
+from streaming_pca.privacy.ledger.entries import Cap, Charged, LedgerEntry, Opened, Reserved, encode_entry
 from streaming_pca.privacy.ledger.ledger import JobLedger, Ledger
 from streaming_pca.privacy.ledger.verify import Report, StoredState, verify_log
 from streaming_pca.privacy.parameters import Charge
@@ -48,6 +48,9 @@ def release(stream: str, batch: int, note: str = "", records: int = 5) -> bytes:
 
 def sha(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
+
+
+# --------------------------------------------------------------------- the ledger and its verifier
 
 
 def replayed(writer: Writer) -> dict[str, Any]:
@@ -81,7 +84,6 @@ def replayed(writer: Writer) -> dict[str, Any]:
         "batches": {k: batches[k] for k in ("reserved", "committed", "abandoned", "released")},
         "records_charged": records,
         "charges": elsewhere,
-        "jobs": tuple(standings),
         "paused": tuple(name for name, standing in standings.items() if standing == "paused"),
         "retired": tuple(name for name, standing in standings.items() if standing == "retired"),
         "offsets_charged": len(offsets),
@@ -117,7 +119,9 @@ def test_verifier_and_ledger_agree_on_any_log(writer: Writer) -> None:
 
 @settings(deadline=None)
 @given(positive, positive, small)
-def test_verifier_and_ledger_agree_on_the_zcdp_filter(rho: Any, epsilon: Any, delta: Any) -> None:
+def test_verifier_and_ledger_agree_on_the_zcdp_filter(
+    rho: Fraction, epsilon: Fraction, delta: Fraction
+) -> None:
     writer = Writer(epsilon, delta, "zcdp")
     accepted = writer.reserve("a", span(0, 1), charge=Charge(epsilon=1, delta=TINY, rho=rho)).accepted
     assert verify_log(messages(writer)).offsets_charged == accepted
@@ -143,6 +147,9 @@ def test_the_verifier_shares_no_code_with_the_writer_but_schemas_and_rules() -> 
         imported |= {a.name for n in ast.walk(tree) if isinstance(n, ast.Import) for a in n.names}
         ours = {name for name in imported if name and name.startswith("streaming_pca")}
         assert ours <= shared | {m.__name__ for m in modules}, module
+
+
+# ------------------------------------------------------------------------------------------ a log
 
 
 @dataclass
@@ -235,6 +242,9 @@ def test_infinite_charges_come_and_go_along_the_offsets() -> None:
     assert report.to_json()["max_epsilon"] == "inf"
 
 
+# ------------------------------------------------------------------------------------- other lives
+
+
 def two_lives() -> tuple[Writer, Writer, Topics]:
     old, new = Writer(topic_id="OLD"), Writer(topic_id="NEW")
     first, second = release("a", 1, "old"), release("a", 1, "new")
@@ -271,6 +281,9 @@ def test_a_life_that_was_never_opened_is_a_problem() -> None:
     report = verify_log(topics().ledger, topic_id="nobody")
     assert report.problems == ("the ledger of topic id 'nobody' was never opened",)
     assert not verify_log([]).ok
+
+
+# --------------------------------------------------------------------------------------- tampering
 
 
 def drop(index: int) -> Callable[[Topics], None]:
@@ -416,6 +429,70 @@ def test_four_jobs_that_meet_everywhere_fill_the_cap_and_are_verified() -> None:
     assert report.max_epsilon == 4
 
 
+def test_the_second_opened_is_void_and_the_first_ones_cap_holds() -> None:
+    writer = Writer(epsilon=1)
+    writer.put(Opened(topic_id="T", topic="in", cap=Cap(epsilon=9, delta=1)))
+    writer.answer("a", span(0, 5))
+    assert not writer.reserve("b", span(0, 5)).accepted
+    report = verify_log(messages(writer))
+    assert report.ok
+    assert report.void == 2
+
+
+# ------------------------------------------------------------------- standing, and charges elsewhere
+
+
+def test_paused_and_retired_jobs_and_charges_are_reported() -> None:
+    writer = Writer(epsilon=3)
+    writer.answer("a", span(0, 5))
+    writer.answer("b", span(0, 5))
+    for job, actions in {
+        "a": ("pause", "resume", "pause"),
+        "b": ("retire",),
+        "c": ("pause", "resume"),
+    }.items():
+        assert all(writer.stand(job, action).accepted for action in actions)
+    assert writer.charge("elsewhere", span(3, 9)).accepted
+    assert not writer.charge("elsewhere", span(4, 9)).accepted
+    report = verify_log(messages(writer))
+    assert report.problems == ()
+    assert (report.paused, report.retired, report.jobs) == (("a",), ("b",), ("a", "b", "c", "elsewhere"))
+    assert (report.charges, report.void) == (1, 1)
+    assert (report.max_epsilon, report.offsets_charged, report.records_charged) == (3, 9, 10)
+
+
+def test_charges_that_meet_are_summed_and_the_one_too_many_is_void() -> None:
+    writer = Writer(epsilon=4)
+    verdicts = [writer.charge("elsewhere", span(i, 10)).accepted for i in range(6)]
+    assert verdicts == [True, True, True, True, False, False]
+    report = verify_log(messages(writer))
+    assert report.ok
+    assert (report.charges, report.void, report.max_epsilon) == (4, 2, 4)
+
+
+# --------------------------------------------------------------------------------------- jobs of users
+
+
+def test_what_jobs_of_users_charge_every_record_is_reported() -> None:
+    writer = Writer(epsilon="7/2")
+    writer.answer("u", span(0, 5), promise=OF_USERS)
+    writer.answer("u", span(5, 9), promise=OF_USERS)
+    writer.answer("v", span(0, 5, partition=1), promise=OF_USERS)
+    writer.answer("a", span(3, 7))
+    assert not writer.reserve("b", span(6, 8)).accepted
+    assert not writer.reserve("w", span(90, 91), promise=OF_USERS).accepted
+    report = verify_log(messages(writer))
+    assert report.problems == ()
+    assert (report.of_users, report.void) == (("u", "v"), 2)
+    assert (report.everywhere_epsilon, report.everywhere_delta, report.everywhere_rho) == (
+        2,
+        Fraction(2, 10**6),
+        None,
+    )
+    assert (report.max_epsilon, report.offsets_charged, report.records_charged) == (3, 14, 18)
+    assert report.to_json()["of_users"] == ["u", "v"]
+
+
 class ChargesUsersLikeRecords(Ledger):
     """The mistake of charging a job of users only in the ranges that it read."""
 
@@ -444,6 +521,9 @@ def test_a_ledger_that_charged_users_in_their_ranges_only_is_not_verified(
         assert any(lost in problem for problem in report.problems) == found
 
 
+# ----------------------------------------------------------------------------------------- releases
+
+
 def test_releases_of_several_streams_may_be_mixed_and_those_of_a_life_come_after_another() -> None:
     """The order counts only within each stream."""
     log = topics()
@@ -455,6 +535,9 @@ def test_releases_of_several_streams_may_be_mixed_and_those_of_a_life_come_after
     both.releases.reverse()
     (problem,) = both.report().problems
     assert "is of an earlier life of the topic, and comes after one of this life" in problem
+
+
+# ------------------------------------------------------------------------------------------- states
 
 
 def states_of(t: Topics) -> dict[str, StoredState]:
