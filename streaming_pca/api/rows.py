@@ -56,10 +56,7 @@ def check_rows(X: Any, *, least: int, estimator: Any) -> Rows:
 
 
 def check_numbers(X: Any, name: str = "X", shapes: str = "of shape (m, k) or (m, r, k)", **how: Any) -> Any:
-    """Return an argument of at least two dimensions as finite floats, by ``check_array``.
-
-    Errors are those of :func:`check_rows`.
-    """
+    """Return an argument of two or more dimensions as finite floats; errors as of :func:`check_rows`."""
     refuse_twins(_columns_of(X, _ANY), f"{name} has two columns")
     try:
         return check_array(X, dtype=_FLOATS, allow_nd=True, input_name=name, **how)

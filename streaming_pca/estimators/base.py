@@ -71,10 +71,7 @@ class State:
 
 @dataclass(frozen=True)
 class Plan:
-    """Size, charge and mechanism parameters of the next batch.
-
-    A plan depends on public quantities and earlier outputs only.
-    """
+    """Size, charge and mechanism parameters of the next batch: by public facts and earlier outputs only."""
 
     count: int
     """Records to take; a multiple of ``granularity``."""

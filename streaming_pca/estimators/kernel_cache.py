@@ -95,10 +95,7 @@ def _compile_first(dtype: type[np.floating]) -> None:
 
 
 def compile_reading(kind: str) -> None:
-    """Compile the kernels that read records of a kind, or load them from numba's cache.
-
-    It takes three seconds of one core on a new machine.
-    """
+    """Compile a kind's kernels, or load them from numba's cache; three seconds of a core on a new machine."""
     data, parts = np.zeros(LEAST_RECORD_BYTES, np.uint8), np.empty((1, PARTS), np.int32)
     data.flags.writeable = False
     find_records(data, 0, parts)

@@ -387,10 +387,7 @@ class UserIndex:
 
     @classmethod
     def from_dict(cls, plain: dict[str, Any]) -> UserIndex:
-        """Read data of :meth:`to_dict`, trusting nothing: errors are of any of four kinds.
-
-        ValueError, KeyError, TypeError or AttributeError.
-        """
+        """Read :meth:`to_dict`, trusting nothing: ValueError, KeyError, TypeError or AttributeError."""
         return cls(
             key=bytes.fromhex(plain["key"]),
             commits=int(plain["commits"]),

@@ -63,10 +63,7 @@ class Coordinates:
             raise ValueError(f"coordinates must be a finite matrix of {self.dim} x {self.dim}")
 
     def norms(self, batch: Batch) -> RecordValues:
-        """Compute the trace of each record (pair), the Frobenius norm for kind "matrix".
-
-        Each number is a function of its record alone.
-        """
+        """Compute the trace of each record (pair) by it alone; for kind "matrix" the Frobenius norm."""
         if self.own:
             return record_norms(batch, self.preprocessing)
         return batch.map(_TurnedNorms(self.preprocessing, self.turn))
