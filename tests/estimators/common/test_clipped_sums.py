@@ -404,7 +404,7 @@ KERNELS = {
     "kernels.plain_records": 4,
     "kernels.reading": 4,
     "kernels.record_means": 4,
-    "kernels.rounding": 13,
+    "kernels.rounding": 14,
     "estimators.power.adaptive_power": 3,
     "estimators.power.bounded_records": 1,
     "estimators.tensor.sums": 1,
