@@ -189,7 +189,14 @@ def test_the_ledger_page_lists_every_entry(visit: Visit, running: RunningStream)
 
 
 def test_a_batch_at_the_edge_of_a_page_names_what_is_missing(visit: Visit, running: RunningStream) -> None:
+    cuts: list[Route] = []
+
     def cut(route: Route) -> None:
+        if cuts:
+            # Another page of one entry could leave out entries in between, which no older page has.
+            route.abort()
+            return
+        cuts.append(route)
         answer = route.fetch()
         page = answer.json()
         page["items"] = page["items"][:1]
