@@ -10,7 +10,7 @@ import pytest
 
 from tests.browser.scenes import Scenes
 from tests.browser.serving import Dashboard, dashboard
-from tests.browser.visits import Visit, accessibility_problems, numbers, visiting
+from tests.browser.visits import Visit, accessibility_problems, visiting
 from tests.dashboard.streams import MadeStream, make_stream
 from tests.security.needles import secret
 from tests.service.http.running import serving
@@ -60,7 +60,7 @@ def test_a_page_asks_for_the_token_and_keeps_it_for_the_tab(
         give(visit, "wrong-horse-battery-staple")
         assert "\n" not in visit.text('form[data-form="token"] [role=alert]')
         give(visit, TOKEN)
-        assert numbers(visit.text(records)) == [200]
+        visit.shows(records, 200)
         visit.expect("status of 401")
         visit.wait_attached('html[data-live="events"]')
         stream.publish(1)
@@ -72,7 +72,7 @@ def test_a_page_asks_for_the_token_and_keeps_it_for_the_tab(
         pending.value.save_as(tmp_path / "release.json")
         assert (tmp_path / "release.json").read_bytes() == stream.values[-1]
         visit.page.reload()
-        assert numbers(visit.text(records)) == [300]
+        visit.shows(records, 300)
         assert not visit.page.locator('form[data-form="token"]').is_visible()
         assert not [url for url in visit.asked if TOKEN in url]
         kept = visit.page.evaluate("JSON.stringify([{...localStorage}, document.cookie])")
