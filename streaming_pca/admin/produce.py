@@ -166,16 +166,15 @@ def send_objects(
     if shuffle is not None:
         lines = [lines[i] for i in utility_generator(shuffle).permutation(len(lines))]
     # Workers read the objects with the same reader.
-    fields = FieldReader(stream.features or (), stream.user_field)
-    keys = fields if key is None else FieldReader(fields.map.features, split_path(key))
+    path_of_key = None if key is None else split_path(key)
+    fields = FieldReader(stream.features or (), stream.user_field or path_of_key)
+    apart = stream.user_field is not None and path_of_key is not None  # then objects are read twice
+    keys = FieldReader(fields.map.features, path_of_key) if apart else fields
 
     def read(reader: FieldReader, line: bytes) -> list[Any]:
         return reader.json_records(line, 1) if line.lstrip()[:1] != b"[" else [None]
 
-    def key_of(line: bytes) -> bytes | None:
-        return None if key is None else keys.users(read(keys, line))[0]
-
-    if key is not None and not any(map(key_of, lines)):
+    if key is not None and not any(keys.users(read(keys, line))[0] for line in lines):
         raise UserError(f"{path}: no object has a text or a whole number at {key!r}: correct --key")
 
     def outgoing() -> Iterator[Outgoing]:
@@ -184,7 +183,8 @@ def send_objects(
             null = bool(np.isnan(fields.rows(records)).any())
             if stream.user_field is not None:
                 null |= fields.users(records)[0] is None
-            yield Outgoing(line, key_of(line), 1, null, key is not None)
+            user = None if key is None else keys.users(read(keys, line) if apart else records)[0]
+            yield Outgoing(line, user, 1, null, key is not None)
 
     topic, total, headers, every = stream.input, len(lines), payload_headers("json"), _every(rate)
     return send_messages(

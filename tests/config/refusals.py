@@ -10,6 +10,7 @@ import pytest
 def refusal(
     kind: type[Exception] | tuple[type[Exception], ...],
     use: Callable[..., object],
+    /,
     *given: object,
     **how: object,
 ) -> str:
@@ -17,4 +18,5 @@ def refusal(
     with pytest.raises(kind) as caught:
         use(*given, **how)
     (line,) = str(caught.value).splitlines()
+    assert line == str(caught.value)
     return line

@@ -256,7 +256,7 @@ class Source:
             complete = [self._reader.position(p) >= end_offsets.ends.get(p, 0) for p in partitions]
             level, quotas = round_robin_quota(available, complete, units)
             if quotas is not None or level < 0:
-                if quotas is None and all(complete):
+                if quotas is None and self._note_pairs and all(complete):
                     self._note_unpaired(end_offsets, units * granularity)
                 return quotas
             if not self._reader.ahead:
@@ -273,7 +273,7 @@ class Source:
     def _note_unpaired(self, end_offsets: EndOffsets, count: int) -> None:
         """Log, once a plan, that a batch waits although enough records have arrived."""
         arrived = sum(self._available(end_offsets, p) for p in self._partitions)
-        if self._note_pairs and arrived >= count:
+        if arrived >= count:
             self._note_pairs = False
             log.warning(
                 "%s: %d records wait for a batch of %d, which takes whole pairs of a partition's records "
