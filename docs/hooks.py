@@ -7,22 +7,134 @@ experiments/ is copied at build time: readers of the repository have it there.
 
 from __future__ import annotations
 
+import json
 import re
 import sys
-from collections.abc import Callable, Iterator
+import types
+import typing
+from collections.abc import Callable, Iterable, Iterator
+from enum import Enum
+from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from pydantic import SecretStr
 
 ROOT = Path(__file__).parents[1]
 _GENERATED = re.compile(r"^(<!-- generated: ([a-z]+) -->\n).*?^(<!-- end -->)$", re.MULTILINE | re.DOTALL)
+_TYPES: dict[Any, str] = {
+    int: "integer",
+    float: "number",
+    str: "text",
+    bool: "true or false",
+    Path: "path",
+    SecretStr: "secret",
+    Fraction: "ratio",
+    types.NoneType: "",
+}
 _EXPERIMENTS = "<!-- report of experiments/ -->"
 
 
 def settings_text() -> str:
-    """Return every setting, a table a section."""
-    from streaming_pca.config.schema import settings_markdown
+    """Return every setting, with one table per section."""
+    from streaming_pca.config.environment import OPTIONS, STREAMS_VARIABLE
+    from streaming_pca.config.schema import every_setting, settings_of
+    from streaming_pca.config.settings import Settings
+    from streaming_pca.data.features.feature import Feature
+    from streaming_pca.estimators.registry import ESTIMATORS
+    from streaming_pca.validation_errors import table_model
 
-    return settings_markdown().replace("\n#### ", "\n## ")
+    parts = [
+        "Environment variables override the file; in them lists and tables are written as JSON. "
+        "With several streams, a variable of `[stream]` applies to each of them, and "
+        f"`{STREAMS_VARIABLE}` replaces the list `[[streams]]`."
+    ]
+    sections: dict[tuple[Any, ...], list[Any]] = {}
+    for setting in every_setting():
+        key = (OPTIONS if setting.estimator else setting.path[:1], setting.estimator)
+        sections.setdefault(key, []).append(setting)
+    for (path, estimator), settings in sections.items():
+        title = f"`[{'.'.join(path)}]`"
+        if estimator is None:
+            about = _prose(getattr(table_model(Settings.model_fields[path[0]].annotation), "__doc__", ""))
+        else:
+            title += f" of {estimator}"
+            about = _prose(ESTIMATORS[estimator].options_type.__doc__).replace(":class:", "")
+        parts += [f"## {title}", about, _settings_table(settings, len(path))]
+        if path == ("stream",):
+            features = list(settings_of(Feature, ("stream", "features")))
+            title = "## `[[stream.features]]`"
+            parts += [title, _prose(Feature.__doc__), _settings_table(features, 1, variables=False)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _settings_table(settings: Iterable[Any], depth: int, variables: bool = True) -> str:
+    titles = ("key", "type", "default", "environment variable", "description")
+    rows: list[tuple[str, ...]] = [titles, ("---",) * 5]
+    for s in settings:
+        type_ = ", ".join([_type(s.field.annotation), *filter(None, map(_limit, s.field.metadata))])
+        # The required keys of an optional table are required only if the table is given.
+        default = "not set" if s.table is not None else _default(s.field)
+        text = _prose(s.field.description or (s.table and s.table.description))
+        rows.append((f"`{'.'.join(s.path[depth:])}`", type_, default, f"`{s.variable}`", text))
+    if not variables:
+        rows = [(*row[:3], row[4]) for row in rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows)
+
+
+def _limit(limit: Any) -> str | None:
+    signs = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
+    return next((f"{signs[name]} {getattr(limit, name)}" for name in signs if hasattr(limit, name)), None)
+
+
+def _type(kind: Any) -> str:
+    from streaming_pca.validation_errors import table_model
+
+    if kind in _TYPES:
+        return _TYPES[kind]
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return _choice(_toml(member.value) for member in kind)
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if origin is Annotated:
+        return _type(args[0])
+    if origin is Literal:
+        return _choice(_toml(value) for value in args)
+    if origin in (typing.Union, types.UnionType):
+        return _choice(filter(None, (_type(arg) for arg in args)))
+    if origin is dict:
+        return "table"
+    if origin is tuple and table_model(args[0]) is not None:
+        return "list of tables"
+    if origin is tuple and args[1:] == (...,):
+        return f"list ({_type(args[0])})"
+    if origin is tuple and len(args) == 2:
+        return f"pair (each {_type(args[0])})"
+    raise TypeError(f"the settings reference cannot describe this type: {kind!r}")
+
+
+def _choice(words: Iterable[str]) -> str:
+    *others, last = words
+    return f"{', '.join(others)} or {last}" if others else last
+
+
+def _default(field: Any) -> str:
+    if field.is_required():
+        return "**required**"
+    value = field.get_default(call_default_factory=True)
+    if value is None:
+        return "not set"
+    return f"`{_toml(value.value if isinstance(value, Enum) else value)}`"
+
+
+def _toml(value: Any) -> str:
+    """Format a value in TOML."""
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(_toml, value))}]"
+    return f"{value:g}" if isinstance(value, float) else json.dumps(value)
+
+
+def _prose(text: str | None) -> str:
+    return " ".join((text or "").split()).replace("``", "`")
 
 
 def cli_text() -> str:

@@ -24,6 +24,7 @@ from streaming_pca.api.rows import check_numbers
 from streaming_pca.data.release import Release
 from streaming_pca.errors import LibraryMissing, UserError
 from streaming_pca.linalg.subspace import principal_angles
+from streaming_pca.text import install_command
 
 try:
     from matplotlib import pyplot as plt
@@ -32,9 +33,7 @@ try:
     from matplotlib.text import Annotation, Text
     from matplotlib.ticker import MaxNLocator
 except ModuleNotFoundError:
-    raise LibraryMissing(
-        "streaming_pca.plots needs matplotlib: pip install '.[plots]' in the checkout"
-    ) from None
+    raise LibraryMissing(f"streaming_pca.plots needs matplotlib: {install_command('plots')}") from None
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

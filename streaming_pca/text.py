@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version
+from pathlib import Path
+
+
+def install_command(extra: str) -> str:
+    """Return what installs an extra, for users of a checkout or of a wheel; no index has the package."""
+    if (Path(__file__).parents[1] / "pyproject.toml").is_file():
+        return f"pip install '.[{extra}]' in the checkout"
+    return f"pip install 'streaming_pca-{version('streaming-pca')}-py3-none-any.whl[{extra}]'"
+
 
 def one_line(text: object, most: int | None = None) -> str:
     """Join the words of a text or an error in one line."""
     return " ".join(str(text).split())[:most]
 
 
-def first_line(error: BaseException, most: int | None = None) -> str:
-    """Return the first line of an error's text, else its type's name."""
-    return (str(error).splitlines() or [""])[0][:most] or type(error).__name__
+def first_line(error: BaseException, most: int | None = 200) -> str:
+    """Return the printable first line of an error's text, else its type's name."""
+    return printable((str(error).splitlines() or [""])[0][:most]) or type(error).__name__
 
 
 def offsets_text(start: int, end: int) -> str:

@@ -314,7 +314,7 @@ def _suggestions(path: Path, message: str | None) -> list[Suggestion]:
     except OSError as error:
         raise UserError(f"{path}: {error.strerror or error}") from None
     except ValueError as error:
-        raise UserError(f"{path}: {first_line(error)}") from None
+        raise UserError(f"{path}: {first_line(error, None)}") from None
     format_ = {**dict.fromkeys(_PROTOBUF_FILES, "protobuf"), ".avsc": "avro"}.get(path.suffix, "json")
     return _fields_of(format_, data, message, str(path))
 
@@ -336,7 +336,7 @@ def _fields_of(format_: str, data: bytes, message: str | None, where: str) -> li
         schema = json.loads(data.decode("utf-8-sig"))
         return fields_of_avro(schema) if format_ == "avro" else fields_of_json_schema(schema)
     except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
-        text = first_line(error) if isinstance(error, ValueError) else "it is not a schema"
+        text = first_line(error, None) if isinstance(error, ValueError) else "it is not a schema"
         if isinstance(error, json.JSONDecodeError):
             text = f"it is not a schema, which is one JSON document: {text}"
         raise UserError(f"{where}: {text}") from None

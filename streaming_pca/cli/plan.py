@@ -13,6 +13,7 @@ import typer
 
 from streaming_pca.cli.common import JsonOption, MaybeConfig, StreamOption, print_json, print_table, say, step
 from streaming_pca.errors import LibraryMissing, UserError
+from streaming_pca.text import install_command
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -203,7 +204,7 @@ def _plots(path: Path) -> ModuleType:
     try:
         from streaming_pca import plots
     except LibraryMissing:
-        raise UserError("--plot needs matplotlib: pip install '.[plots]' in the checkout") from None
+        raise UserError(f"--plot needs matplotlib: {install_command('plots')}") from None
     plots.check_figure_path(path)
     return plots
 
@@ -377,7 +378,8 @@ def audit(
         raise UserError(f"--epsilon must be a finite number of at least 0.01, not {epsilon}")
     if not 0 < delta < 1:
         raise UserError(f"--delta must lie between 0 and 1, not {delta}")
-    cases = find_cases(estimator, mechanism, epsilon, delta)
+    with step("calibrating the noise of the cases"):
+        cases = find_cases(estimator, mechanism, epsilon, delta)
     for case in cases:
         check_trials(case, trials)
     findings: list[Finding] = []

@@ -13,6 +13,7 @@ from streaming_pca.config.kafka import ConfigurationError
 from streaming_pca.config.settings import Settings
 from streaming_pca.service.http.server import HttpServer, Site
 from streaming_pca.service.process import stop_on_signals
+from streaming_pca.text import install_command
 
 _NEEDED = ("fastapi", "sse-starlette", "plotly")
 
@@ -26,9 +27,7 @@ def check_extra() -> None:
         except PackageNotFoundError:
             missing.append(name)
     if missing:
-        raise ConfigurationError(
-            f"the dashboard needs {', '.join(missing)}: pip install '.[dashboard]' in the checkout"
-        )
+        raise ConfigurationError(f"the dashboard needs {', '.join(missing)}: {install_command('dashboard')}")
 
 
 def make_site(settings: Sequence[Settings]) -> Site:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from streaming_pca.data.payloads import MalformedPayload
 from streaming_pca.errors import LibraryMissing
+from streaming_pca.text import install_command
 
 NUMBER_TYPES = {
     **{
@@ -39,7 +40,7 @@ def need_pyarrow(purpose: str) -> Any:
     """Return the package, or raise :class:`LibraryMissing` with the purpose it is needed for."""
     found = find_pyarrow()
     if found is None:
-        raise LibraryMissing(f"{purpose} needs pyarrow: pip install '.[arrow]' in the checkout")
+        raise LibraryMissing(f"{purpose} needs pyarrow: {install_command('arrow')}")
     return found
 
 

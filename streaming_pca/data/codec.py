@@ -17,6 +17,7 @@ from streaming_pca.data.payloads import MalformedPayload, rows_of_json, rows_of_
 from streaming_pca.data.records import RecordKind, is_symmetric
 from streaming_pca.local.headers import CONTRACT_HEADER, KIND_HEADER, REPORT_KIND
 from streaming_pca.privacy.users import hash_users
+from streaming_pca.text import install_command
 
 MediaType = Literal[
     "application/octet-stream",
@@ -183,7 +184,7 @@ class PayloadCodec:
             array = rows_of_json(value, self.dim, self._most_rows, faults)
         elif content_type == ARROW:
             if self._pyarrow is None:
-                raise MalformedPayload("pyarrow is not installed: pip install '.[arrow]' in the checkout")
+                raise MalformedPayload(f"pyarrow is not installed: {install_command('arrow')}")
             array = rows_of_arrow(self._pyarrow, value, self.dim, self._most_rows)
         elif content_type in (AVRO, PROTOBUF):
             raise MalformedPayload(

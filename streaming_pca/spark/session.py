@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from streaming_pca.config.kafka import ConfigurationError
 from streaming_pca.config.spark import SparkSettings, check_master
+from streaming_pca.text import install_command
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -30,7 +31,6 @@ log = logging.getLogger(__name__)
 
 JAVA = 17  # oldest version of Java that Spark 4 supports
 _SPARK = 4  # major version of Spark that this package supports
-_EXTRA = "pip install '.[spark]' in the checkout"
 _END_SECONDS = 20.0  # time limit for the Java process to exit by itself
 _WATCH_SECONDS = 2.0  # interval between checks of the application
 _KEPT_LINES = 400  # number of last lines of the Java process to store, to explain a failed start
@@ -128,15 +128,16 @@ def watch_spark(spark: SparkSession, on_end: Callable[[str], None], stopping: th
 
 def check_extra() -> None:
     """Raise ConfigurationError without the extra, or with another major version of Spark."""
+    how = install_command("spark")
     try:
         import pandas  # noqa: F401
         import pyarrow  # noqa: F401
         import pyspark
     except ImportError as error:
-        raise ConfigurationError(f"Spark needs {error.name or 'pyspark'}: {_EXTRA}") from None
+        raise ConfigurationError(f"Spark needs {error.name or 'pyspark'}: {how}") from None
     version = str(pyspark.__version__)
     if version.partition(".")[0] != str(_SPARK):
-        raise ConfigurationError(f"pyspark {version} is installed, but Spark {_SPARK} is needed: {_EXTRA}")
+        raise ConfigurationError(f"pyspark {version} is installed, but Spark {_SPARK} is needed: {how}")
     if "SPARK_REMOTE" in os.environ:
         raise ConfigurationError(
             "SPARK_REMOTE is set, but Spark Connect cannot run this: unset it, and name a cluster by --master"

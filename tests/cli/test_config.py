@@ -15,10 +15,8 @@ from jsonschema import Draft202012Validator
 
 from streaming_pca.config.environment import SECRETS, variable_name
 from streaming_pca.config.loading import load_streams
-from streaming_pca.config.schema import every_setting, file_schema, settings_markdown
-from streaming_pca.data.features.feature import Feature
+from streaming_pca.config.schema import every_setting, file_schema
 from streaming_pca.data.schemas import MESSAGE_SCHEMAS, payload_schema
-from streaming_pca.estimators.registry import ESTIMATORS
 from streaming_pca.service.topics.asyncapi import asyncapi_document
 from tests.cli.command import call
 from tests.cli.test_app import closed_port, one_line, run, write_config
@@ -460,34 +458,3 @@ def test_the_command_prints_the_schemas_of_messages_of_all_streams_and_of_one(
     assert printed == asyncapi_document(one.stream, one.kafka)
     printed = json.loads(call(capfd, "config", "schema", "payload", *how).stdout)
     assert printed == payload_schema(one.stream.dim, one.stream.max_rows)
-
-
-# -- reference -------------------------------------------------------------
-
-
-def test_the_reference_has_a_row_a_setting() -> None:
-    rows = [line for line in settings_markdown().splitlines() if line.startswith("| `")]
-    settings = every_setting()
-    of_features = [row for row in rows if row.startswith("| `features.")]
-    assert len(of_features) == len(Feature.model_fields)
-    for row, field in zip(of_features, Feature.model_fields.values(), strict=True):
-        assert row.count("|") == 5
-        assert field.description, f"{row} has no docstring"
-    rows = [row for row in rows if row not in of_features]
-    assert len(rows) == len(settings)
-    for row, setting in zip(rows, settings, strict=True):
-        assert f"`{setting.variable}`" in row
-        assert row.replace("\\|", "").count("|") == 6
-        assert setting.description, f"{setting.path} has no docstring"
-        assert setting.description.endswith(".")
-    assert {s.estimator for s in settings} == {None, *ESTIMATORS}
-
-
-def test_the_reference_tells_type_default_and_need() -> None:
-    lines = [line for line in settings_markdown().splitlines() if line.startswith("| `")]
-    rows = {line.split(" | ")[0].strip("| `"): line for line in lines}
-    assert "| integer, ≥ 0, ≤ 65535 | `9464` |" in rows["port"]
-    assert '| "stop" or "skip" | `"stop"` |' in rows["lost_records"]
-    assert "| number, > 0 | **required** |" in rows["epsilon"]
-    assert "| pair (each number or list (number)) | not set |" in rows["bounds"]
-    assert "| ratio or number | not set |" in rows["cap.epsilon"]

@@ -52,7 +52,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({**AVRO, "message": "t.Row"}, 'message needs format = "protobuf"'),
     ({"schema_file": AVSC, "features": ROW}, 'schema_file needs format = "avro" or "protobuf"'),
     ({**AVRO, "schema_file": "/nowhere.avsc"}, "'/nowhere.avsc' cannot be read: No such file"),
-    ({**AVRO, "schema_file": DESC}, "row.desc': it is not an Avro schema"),
+    ({**AVRO, "schema_file": DESC}, "row.desc': not an Avro schema"),
     ({**PROTOBUF, "schema_file": AVSC}, "row.avsc': it is not a set of file descriptors"),
     ({**PROTOBUF, "message": "t.Other"}, "has no message 't.Other'"),
     ({**AVRO, "features": [{"name": "b"}]}, "no value at 'b', and feature 'b' has no stand-in"),

@@ -8,6 +8,8 @@ from types import ModuleType
 import pytest
 import yaml
 
+from streaming_pca.config.schema import every_setting
+from streaming_pca.data.features.feature import Feature
 from streaming_pca.estimators.registry import ESTIMATORS
 from streaming_pca.service.metrics import Metrics
 from tests.docs.pages import DOCS, README, ROOT
@@ -77,6 +79,32 @@ def test_every_file_of_the_repository_that_a_page_names_is_there() -> None:
         named |= set(re.findall(r"`((?:streaming_pca|tests|experiments|benchmarks|deploy)/[\w/.-]+)`", text))
     assert len(named) > 30
     assert {name for name in named if not (ROOT / name).exists()} == set()
+
+
+def test_the_settings_have_a_row_each_with_a_sentence(hooks: ModuleType) -> None:
+    rows = [line for line in hooks.settings_text().splitlines() if line.startswith("| `")]
+    settings = every_setting()
+    of_features = [row for row in rows if row.startswith("| `features.")]
+    assert len(of_features) == len(Feature.model_fields)
+    for row, field in zip(of_features, Feature.model_fields.values(), strict=True):
+        assert row.count("|") == 5
+        assert field.description, f"{row} has no docstring"
+    rows = [row for row in rows if row not in of_features]
+    for row, setting in zip(rows, settings, strict=True):
+        assert f"`{setting.variable}`" in row
+        assert row.replace("\\|", "").count("|") == 6
+        assert row.endswith(". |"), f"{setting.path} has no docstring"
+    assert {s.estimator for s in settings} == {None, *ESTIMATORS}
+
+
+def test_the_settings_show_type_default_and_need(hooks: ModuleType) -> None:
+    lines = [line for line in hooks.settings_text().splitlines() if line.startswith("| `")]
+    rows = {line.split(" | ")[0].strip("| `"): line for line in lines}
+    assert "| integer, ≥ 0, ≤ 65535 | `9464` |" in rows["port"]
+    assert '| "stop" or "skip" | `"stop"` |' in rows["lost_records"]
+    assert "| number, > 0 | **required** |" in rows["epsilon"]
+    assert "| pair (each number or list (number)) | not set |" in rows["bounds"]
+    assert "| ratio or number | not set |" in rows["cap.epsilon"]
 
 
 def test_the_generated_tables_have_a_row_for_each_metric_and_command(hooks: ModuleType) -> None:

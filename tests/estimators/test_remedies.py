@@ -207,7 +207,7 @@ def test_remedies_that_are_given_are_named_as_given() -> None:
     narrower = "narrower bounds, or none if these are far wider than the records"
     by_bounds = 'scale = "bounds", 2/(upper - lower), if features have different units'
     assert advice.remedies == ("more records", "a larger epsilon", narrower, by_bounds)
-    assert advice.given == ("public bounds", "n_components = 1")
+    assert advice.given == ("public bounds", "one component")
     assert advice.lines == [
         "not-resolved: noise alone could have produced the components (the angle bound is 90 degrees)",
         "what helps (a new fit charges its records again):",
@@ -215,7 +215,7 @@ def test_remedies_that_are_given_are_named_as_given() -> None:
         "- a larger epsilon",
         f"- {narrower}",
         f"- {by_bounds}",
-        "already given: public bounds, n_components = 1",
+        "already given: public bounds, one component",
     ]
     assert str(advice) == "\n".join(advice.lines)
 
@@ -272,7 +272,7 @@ def test_a_release_tells_the_settings_that_decide() -> None:
     plain = advise_on_release(doubtful())
     bounded = advise_on_release(doubtful(bounds=(-1.0, 1.0)))
     assert "a new stream with public bounds of the features" in plain.remedies
-    assert bounded.given == ("public bounds", "rank = 1")
+    assert bounded.given == ("public bounds", "one component")
     matrices = advise_on_release(doubtful(centering="none"), kind=RecordKind.MATRIX)
     assert matrices.remedies == ("more records", "a new stream with a larger epsilon")
     forgetful = advise_on_release(doubtful(), options={"half_life": "auto"})

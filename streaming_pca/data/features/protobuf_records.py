@@ -20,11 +20,11 @@ from streaming_pca.data.features.records import (
     Path,
     is_index,
     library,
-    one_line,
     path_tree,
 )
 from streaming_pca.data.features.values import utc_time
 from streaming_pca.data.payloads import MalformedPayload
+from streaming_pca.text import first_line
 
 Parse = Callable[[bytes], Any]
 Fill = Callable[[Any, list[Any]], None]
@@ -126,7 +126,7 @@ def message_type(data: bytes, name: str | None) -> Any:
     except RecursionError:
         raise ValueError("the files depend on one another too deeply") from None
     except Exception as error:
-        raise ValueError(f"it is not a set of file descriptors: {one_line(error)}") from None
+        raise ValueError(f"it is not a set of file descriptors: {first_line(error)}") from None
     if not name:
         if not given or not given[-1].message_type:
             raise ValueError("the schema has no message")

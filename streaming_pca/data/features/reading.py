@@ -26,11 +26,11 @@ from streaming_pca.data.features.records import (
     Schemas,
     find,
     is_index,
-    one_line,
 )
 from streaming_pca.data.features.row_map import RowMap, check_places
 from streaming_pca.data.features.schemas import RegisteredRecords, schema_reader
 from streaming_pca.data.payloads import MalformedPayload, nesting_depth, split_values
+from streaming_pca.text import first_line
 
 MOST_OBJECT_BYTES = 2**20
 """Longest text of one record."""
@@ -213,7 +213,7 @@ class FieldReader:
         except Exception as error:
             # An error of a decoder must not end the worker, nor disturb other records.
             if faults is not None:
-                faults[0] = f"it is not a record of the schema: {one_line(error)}"
+                faults[0] = f"it is not a record of the schema: {first_line(error)}"
             return [None]
         if faults is not None and (fault := self.map.fault(self._values(records, record))):
             faults[0] = fault

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final, Literal, NamedTuple, Protocol
 from annotated_types import MinLen
 
 from streaming_pca.errors import LibraryMissing
-from streaming_pca.text import printable
+from streaming_pca.text import install_command
 
 JSON: Final = "application/json"
 ARROW: Final = "application/vnd.apache.arrow.stream"
@@ -25,22 +25,12 @@ SCHEMA_FORMATS: Final[dict[str, SchemaFormat]] = {"avro": "avro", "protobuf": "p
 """Formats whose payloads cannot be read without a schema."""
 
 
-_MOST_SHOWN = 200
-
-
-def one_line(error: BaseException) -> str:
-    """Return the first line of an error's text, as far as it can be printed."""
-    return printable(str(error).partition("\n")[0][:_MOST_SHOWN])
-
-
 def library(name: str, extra: str, load: Callable[[], Any]) -> Any:
     """Return the result of importing a module of an extra, or raise :class:`LibraryMissing`."""
     try:
         return load()
     except ImportError:
-        raise LibraryMissing(
-            f"stream.format = \"{extra}\" needs {name}: pip install '.[{extra}]' in the checkout"
-        ) from None
+        raise LibraryMissing(f'stream.format = "{extra}" needs {name}: {install_command(extra)}') from None
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,10 @@ from streaming_pca.data.features.records import (
     Path,
     PublicSchema,
     Schemas,
-    one_line,
     path_tree,
 )
 from streaming_pca.data.payloads import MalformedPayload
+from streaming_pca.text import first_line
 
 _SHOWN = 3  # schemas whose faults a message names
 
@@ -61,7 +61,7 @@ class RegisteredRecords:
             try:
                 records = schema_reader(schema, places)
             except ValueError as error:
-                self.unreadable[number] = one_line(error)
+                self.unreadable[number] = first_line(error)
                 continue
             self._decoders[number.to_bytes(REGISTERED_BYTES, "big")] = records.decode_registered
             if records.absent:

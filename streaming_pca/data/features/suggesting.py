@@ -100,10 +100,7 @@ def _resolved(node: Any, root: Mapping[str, Any]) -> Mapping[str, Any]:
     return node if isinstance(node, Mapping) else {}
 
 
-_AVRO_TIMES = {
-    *(f"{local}timestamp-{unit}" for local in ("", "local-") for unit in ("millis", "micros")),
-    "date",
-}
+_AVRO_TIMES = {"date", *(f"{local}timestamp-{u}s" for local in ("", "local-") for u in ("milli", "micro"))}
 
 
 def fields_of_avro(schema: Any) -> list[Suggestion]:

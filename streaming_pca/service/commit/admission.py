@@ -26,7 +26,7 @@ from streaming_pca.service.commit.log_reader import LedgerLog
 from streaming_pca.service.commit.state_topic import check_input, decode_checkpoint, find_state
 from streaming_pca.service.commit.user_log import MalformedState
 from streaming_pca.service.errors import CREATE, StreamRefused
-from streaming_pca.text import shown
+from streaming_pca.text import install_command, shown
 
 _REMOVED_OPTIONS: dict[str, Any] = {
     **dict.fromkeys(("noise_level", "largest_eigenvalue", "gap", "eigenvalues")),
@@ -56,7 +56,7 @@ def check_admission(stream: StreamSettings, ledger: Ledger) -> None:
     check_opened(stream, ledger)
     if stream.content_type == ARROW and find_pyarrow() is None:
         # Otherwise this worker would spend the budget on null records.
-        raise StreamRefused("stream.format = \"arrow\" needs pyarrow: pip install '.[arrow]' in the checkout")
+        raise StreamRefused(f'stream.format = "arrow" needs pyarrow: {install_command("arrow")}')
     try:
         # With a registry, the codec is built later, when its schemas are known.
         _ = None if stream.needs_registry else stream.fields

@@ -17,7 +17,6 @@ from kafka.errors import (
 from streaming_pca.service.errors import NotPermitted, SessionLost
 from streaming_pca.text import first_line
 
-_MOST = 200  # most characters of the client's text
 _RESOURCES: dict[type[Exception], tuple[str, str]] = {
     GroupAuthorizationFailedError: ("Read", "consumer group"),
     TransactionalIdAuthorizationFailedError: ("Write with", "the transactional id"),
@@ -55,7 +54,7 @@ def in_one_line(error: BaseException, operation: str, *, quoted: bool = True) ->
     missing = missing_permission(error, operation)
     if missing is not None:
         return str(missing)
-    return first_line(error, _MOST) if quoted else type(error).__name__
+    return first_line(error) if quoted else type(error).__name__
 
 
 @contextmanager

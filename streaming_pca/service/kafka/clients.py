@@ -121,7 +121,7 @@ def broker_failed(
         return missing
     diagnosis = diagnose(settings, settings.bootstrap_servers.split(","), advertised=True)
     return BrokerUnreachable(
-        f"{failure}: {diagnosis.text if diagnosis else first_line(error, 200)}",
+        f"{failure}: {diagnosis.text if diagnosis else first_line(error)}",
         may_pass=isinstance(error, _PASSING) and not (diagnosis is not None and diagnosis.answers),
     )
 

@@ -32,10 +32,10 @@ from streaming_pca.data.features.records import (
     Node,
     Path,
     is_index,
-    one_line,
     path_tree,
 )
 from streaming_pca.data.payloads import MalformedPayload
+from streaming_pca.text import first_line
 
 Skip = Callable[[bytes, int, int], int]
 """Takes a payload, a place in it and a depth; returns the place after a value."""
@@ -65,7 +65,7 @@ class AvroRecords:
         except RecursionError:
             raise ValueError("the schema nests too deeply") from None
         except (KeyError, TypeError, struct.error) as error:
-            raise ValueError(f"it is not an Avro schema: {type(error).__name__}: {one_line(error)}") from None
+            raise ValueError(f"not an Avro schema: {type(error).__name__}: {first_line(error)}") from None
         self.getters: list[Callable[[Any], Any]] = [itemgetter(slot) for slot in slots]
         self.absent = tuple(
             place for place, slot in zip(places, slots, strict=True) if slot not in compiler.found

@@ -7,7 +7,8 @@ import math
 from importlib import import_module
 from typing import Any
 
-from streaming_pca.data.features.records import library, one_line
+from streaming_pca.data.features.records import library
+from streaming_pca.text import first_line
 
 _MOST_BYTES = 2**22
 _DEEPEST = 64  # most types within one another, where a definition is written
@@ -49,10 +50,10 @@ class AvroSchema:
         except RecursionError:
             raise ValueError("the schema nests too deeply") from None
         except _Unbounded as error:
-            raise ValueError(one_line(error)) from None
+            raise ValueError(first_line(error)) from None
         except Exception as error:
             # Of many kinds: from JSON, from the library, and from its own faults on schemas that it accepts.
-            raise ValueError(f"it is not an Avro schema: {type(error).__name__}: {one_line(error)}") from None
+            raise ValueError(f"not an Avro schema: {type(error).__name__}: {first_line(error)}") from None
 
     def definition(self, type_: Any) -> Any:
         """Return the definition that a type names, or the type itself."""
