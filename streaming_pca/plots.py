@@ -69,10 +69,9 @@ def scree(pca: Any, *, ax: Axes | None = None) -> Axes:
     Returns
     -------
     Axes
-        Bars of ``explained_variance_ratio_``, and one bar for all other directions together, so that the
-        bars sum to 1. A dashed line shows the mean share of one of these directions. Components whose
-        variance is at most two standard errors have a faint bar. The title has the angle bound and the
-        doubts.
+        Bars of ``explained_variance_ratio_``, and one bar for all other directions together, so that the bars
+        sum to 1. A dashed line shows the mean share of one of these directions. Components whose variance is
+        at most two standard errors have a faint bar. The title has the angle bound and the doubts.
 
     Raises
     ------

@@ -19,14 +19,14 @@ from kafka.errors import (
     NotCoordinatorError,
 )
 
-from streaming_pca.admin.ledger import describe_charge, describe_left, replayed_ledger
+from streaming_pca.admin.ledger import describe_charge, describe_left, read_ledger
 from streaming_pca.admin.watch import advice_on, describe_release, last_release
 from streaming_pca.client.releases import UnreadableRelease
 from streaming_pca.config.kafka import KafkaSettings
 from streaming_pca.config.settings import Settings, StreamSettings
 from streaming_pca.data.release import Release
-from streaming_pca.privacy.ledger.entries import encode_entry
 from streaming_pca.privacy.ledger.ledger import JobLedger, Ledger
+from streaming_pca.service.commit.log_reader import LedgerReplay
 from streaming_pca.service.errors import StreamRefused, TopicError
 from streaming_pca.service.kafka.clients import ask_broker, first_offsets, last_offsets, reading_consumer
 
@@ -208,14 +208,15 @@ def describe_charges(ledger: Ledger, job: JobLedger) -> dict[str, Any]:
 def describe_status(all_settings: Sequence[Settings]) -> list[dict[str, Any]]:
     """Describe the status of each stream of a file as plain data.
 
-    With a ``problem`` the other keys are absent. ``leader`` is None if the broker does not return it;
+    With a ``problem`` the other keys are absent. ``reason`` explains a pause, an end or an abandoned batch,
+    ``refused`` the ledger's refusal of its last entry. ``leader`` is None if the broker does not return it;
     ``accuracy`` has the last release's variances and their errors; ``counts`` are its batch's noisy counts of
     null and clipped records, None without diagnostics; ``lag`` is in offsets, including transaction markers;
     ``charged`` is the largest charge of any record, by this stream and by all jobs; ``left`` is the remaining
     budget of the record with the largest charge, and ``left_of_new`` of a new record.
     """
     kafka = all_settings[0].kafka
-    replays: dict[str, _Replay] = {}
+    replays: dict[str, LedgerReplay] = {}
     asked = ask_broker(kafka, "the broker failed midway")
     with asked as admin, closing(reading_consumer(kafka)) as consumer:
         read = [_read(settings, replays) for settings in all_settings]
@@ -225,26 +226,21 @@ def describe_status(all_settings: Sequence[Settings]) -> list[dict[str, Any]]:
     return [_facts(topics, snapshot) for topics in read]
 
 
-_Replay = tuple[Ledger, dict[str, int]]  # ledger, and its numbers of entries and bytes
-
-
 @dataclass(frozen=True)
 class _Topics:
     """Contents of one stream's topics, or the reason why they cannot be read."""
 
     settings: Settings
-    replay: _Replay | None = None
+    replay: LedgerReplay | None = None
     release: Release | None = None
     problem: str | None = None
 
 
-def _read(settings: Settings, replays: dict[str, _Replay]) -> _Topics:
+def _read(settings: Settings, replays: dict[str, LedgerReplay]) -> _Topics:
     kafka, topic = settings.kafka, settings.stream.input
     try:
         if topic not in replays:
-            ledger, entries = replayed_ledger(kafka, topic)
-            size = sum(len(encode_entry(item.entry)) for item in entries)
-            replays[topic] = (ledger, {"entries": len(entries), "bytes": size})
+            replays[topic] = read_ledger(kafka, topic)
         release = last_release(kafka, settings.stream.releases_topic)
     except (TopicError, StreamRefused, UnreadableRelease) as error:
         return _Topics(settings, problem=str(error))
@@ -256,10 +252,11 @@ def _facts(topics: _Topics, snapshot: BrokerSnapshot) -> dict[str, Any]:
     facts = {"stream": stream.name, "input": stream.input, "problem": topics.problem}
     if replay is None:
         return facts
-    ledger, size = replay
+    ledger = replay.ledger
     job = ledger.job(stream.name)
     return facts | {
         "standing": str(job.status),
+        **{name: getattr(job, name) or None for name in ("reason", "refused")},
         "leader": snapshot.leader(topics.settings.worker.group, stream.state_topic),
         "batches": {"committed": job.committed, "abandoned": job.abandoned, "released": job.released},
         "records": job.records_committed,
@@ -269,7 +266,7 @@ def _facts(topics: _Topics, snapshot: BrokerSnapshot) -> dict[str, Any]:
         "lag": snapshot.lag(stream, job),
         **describe_charges(ledger, job),
         "left_of_new": ledger.opened and describe_left(ledger.everywhere, ledger.opened),
-        "ledger": size,
+        "ledger": {"entries": replay.entries, "bytes": replay.bytes},
     }
 
 

@@ -24,7 +24,7 @@ from streaming_pca.privacy.ledger.entries import (
 )
 from streaming_pca.privacy.ledger.ledger import Ledger
 from streaming_pca.privacy.parameters import Charge
-from streaming_pca.service.commit.log_reader import LedgerLog, Replayed
+from streaming_pca.service.commit.log_reader import LedgerLog, LedgerReplay
 from streaming_pca.service.errors import TopicError
 from streaming_pca.service.kafka.authorization import session_lost_by
 from streaming_pca.service.kafka.clients import last_offsets, reading_consumer
@@ -34,25 +34,25 @@ from streaming_pca.text import offsets_text
 _COUNTS = ("charges", "committed", "abandoned", "released", "records_committed", "records_abandoned")
 
 
-def read_ledger(kafka: KafkaSettings, topic: str) -> Ledger:
+def read_ledger(kafka: KafkaSettings, topic: str) -> LedgerReplay:
     """Replay the ledger of an input topic."""
-    return replayed_ledger(kafka, topic)[0]
+    with closing(_ledger_log(kafka, topic)) as log:
+        log.catch_up()
+        return log
 
 
-def replayed_ledger(kafka: KafkaSettings, topic: str) -> tuple[Ledger, list[Replayed]]:
-    """Replay the ledger of an input topic; return its entries too."""
-    with closing(LedgerLog(kafka, f"{topic}.ledger", topic_id_of(kafka, topic))) as log:
-        replayed = log.catch_up()
-        return log.ledger, replayed
+def _ledger_log(kafka: KafkaSettings, topic: str) -> LedgerLog:
+    return LedgerLog(kafka, f"{topic}.ledger", topic_id_of(kafka, topic))
 
 
 def describe_ledger(kafka: KafkaSettings, topic: str) -> dict[str, Any]:
     """Return the cap, jobs and all entries as plain data."""
-    ledger, replayed = replayed_ledger(kafka, topic)
-    entries = [
-        {"offset": item.offset, "kind": item.entry.kind, "void": item.verdict.reason, **_row(item.entry)}
-        for item in replayed
-    ]
+    with closing(_ledger_log(kafka, topic)) as log:
+        entries = [
+            {"offset": item.offset, "kind": item.entry.kind, "void": item.verdict.reason, **_row(item.entry)}
+            for item in log.new_entries()
+        ]
+    ledger = log.ledger
     opened, everywhere = ledger.opened, ledger.everywhere
     return {
         "topic": topic,
@@ -97,7 +97,7 @@ def _row(entry: LedgerEntry) -> dict[str, Any]:
 
 def describe_spent(kafka: KafkaSettings, topic: str, partition: int, offset: int) -> dict[str, Any]:
     """Describe the charges of one record: total, by job, and remaining under the cap."""
-    ledger = read_ledger(kafka, topic)
+    ledger = read_ledger(kafka, topic).ledger
     if ledger.opened is not None and ledger.spent(partition, offset) == ledger.everywhere:
         # The record is in no range of the ledger, so it may never have existed.
         require_record(kafka, topic, partition, offset)

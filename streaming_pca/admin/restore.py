@@ -217,12 +217,12 @@ def _check_groups(kafka: KafkaSettings, backup: Backup, ledger: Ledger) -> None:
     charges = group_of_charges(backup.topic, "")
     try:
         with closing(admin_client(kafka)) as admin:
-            # The existence of either topic reveals a stream: state topics may be lost with the ledger.
+            # Either topic reveals a stream; without both, its trace in the offsets of its group does.
             found = (t.rpartition(".") for t in admin.list_topics())
             others = {name for name, _, role in found if name and role in ("state", "releases")}
-            named = (group["group_id"] for group in admin.list_groups())
-            others |= {name for name in named if name.startswith(charges)}
-            names = sorted({*ledger.jobs, *others})
+            named = {group["group_id"] for group in admin.list_groups()}
+            others |= {name for name in named if name.startswith(charges)} | ledger.jobs.keys()
+            names = sorted(others | named)
             ask = partial(admin.list_group_offsets, names)
             groups = retry_until_led(ask, _COORDINATOR_MS, NO_COORDINATOR) if names else {}
     except KafkaError as error:
@@ -235,6 +235,8 @@ def _check_groups(kafka: KafkaSettings, backup: Backup, ledger: Ledger) -> None:
             if tp.topic != backup.topic:
                 continue
             trace = _TRACE.fullmatch(committed.metadata or "")
+            if name not in others and not trace:
+                continue  # a consumer of another program
             if not name.startswith(charges) and committed.offset > positions.get(tp.partition, 0):
                 foreign = f". Or did another consumer use {name!r} as its group? Delete its offsets"
                 raise StreamRefused(

@@ -13,6 +13,7 @@ from streaming_pca.privacy.ledger.entries import Cap, Opened
 from streaming_pca.privacy.parameters import Charge, format_number
 from streaming_pca.service.commit.admission import check_admission, check_room
 from streaming_pca.service.commit.checkpoint import open_ledger
+from streaming_pca.service.commit.recovery import OTHERWISE
 from streaming_pca.service.commit.state_topic import check_input
 from streaming_pca.service.topics.find import create_topics, existing_topics, find_topics
 
@@ -63,9 +64,15 @@ def _check_input(settings: Settings) -> None:
     found = existing_topics(settings.kafka, [stream.input, stream.state_topic, stream.ledger_topic])
     if stream.state_topic in found:
         topic_id = str(found[stream.input]["topic_id"]) if stream.input in found else ""
-        check_input(settings.kafka, stream, topic_id)
+        batch = check_input(settings.kafka, stream, topic_id)
+        is_open = stream.ledger_topic in found and read_ledger(settings.kafka, stream.input).ledger.opened
+        if batch and not is_open:
+            raise ConfigurationError(
+                f"ledger {stream.ledger_topic!r} is missing or empty, and the state has its batch {batch}: "
+                f"restore the newest backup (`streaming-pca import`), {OTHERWISE}"
+            )
     elif stream.input in found and stream.ledger_topic in found:
-        committed = read_ledger(settings.kafka, stream.input).job(stream.name).committed
+        committed = read_ledger(settings.kafka, stream.input).ledger.job(stream.name).committed
         if committed:
             raise ConfigurationError(
                 f"topic {stream.state_topic!r} is missing, and its ledger has {committed} batches: restore "
@@ -78,7 +85,7 @@ def check_streams(streams: Sequence[Settings]) -> list[str]:
     begun = []
     for settings in streams:
         find_topics(settings.kafka, settings.stream)
-        ledger = read_ledger(settings.kafka, settings.stream.input)
+        ledger = read_ledger(settings.kafka, settings.stream.input).ledger
         check_admission(settings.stream, ledger)
         if settings.stream.start == "latest" and ledger.job(settings.stream.name).has_begun:
             begun.append(settings.stream.name)

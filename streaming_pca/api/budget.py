@@ -45,8 +45,7 @@ class BudgetAccountant:
     Attributes
     ----------
     total, spent, remaining : Charge
-        Exact fractions. ``PrivatePCA(epsilon=budget.remaining.epsilon / 2)`` is valid, and rounded
-        down.
+        Exact fractions. ``PrivatePCA(epsilon=budget.remaining.epsilon / 2)`` is valid, and rounded down.
 
     Notes
     -----

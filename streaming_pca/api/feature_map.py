@@ -300,11 +300,15 @@ def plain_features(features: Any) -> dict[str, Any] | None:
     return {"features": plain, "scale": _is_scaled(features)}
 
 
-def restored_features(parameters: dict[str, Any]) -> dict[str, Any]:
+def restored_features(parameters: dict[str, Any], names: Sequence[str] | None) -> dict[str, Any]:
     """Read bounds and features of a file's parameters; KeyError or TypeError if features are malformed."""
-    if isinstance(parameters.get("bounds"), list):
+    bounds = parameters.get("bounds")
+    if isinstance(bounds, list):
         # JSON has no tuples, and a list of two pairs could mean bounds of two features.
-        parameters = parameters | {"bounds": tuple(parameters["bounds"])}
+        parameters = parameters | {"bounds": tuple(bounds)}
+    elif isinstance(bounds, dict) and bounds.keys() == set(names or ()):
+        # Version 0.5 sorted them.
+        parameters = parameters | {"bounds": {name: bounds[name] for name in names or ()}}
     if (plain := parameters.get("features")) is None:
         return parameters
     return parameters | {"features": FeatureMap(list(plain["features"]), scale=bool(plain["scale"]))}

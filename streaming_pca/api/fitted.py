@@ -161,11 +161,10 @@ def noise_variance(
     """Estimate the mean variance of the d - k directions outside the components.
 
     It is 0 for k = d, and None without a total variance. Else it is (total - sum of variances)/(d - k): noise
-    can make the difference negative, and a density needs a variance above 0. So the difference is at
-    least the noise of the sum of d - k variances, as far as errors show it: the smallest of their ``errors``
-    times sqrt(d - k), and at most the total's error. Most of the larger errors is a share of large variances,
-    cut off by clips, which the rest does not have. Without an error the floor is 2**-52 of the largest
-    variance.
+    can make the difference negative, and a density needs a variance above 0. So the difference is at least
+    the noise of the sum of d - k variances, as far as errors show it: the smallest of their ``errors`` times
+    sqrt(d - k), and at most the total's error. Most of the larger errors is a share of large variances, cut
+    off by clips, which the rest does not have. Without an error the floor is 2**-52 of the largest variance.
     """
     left = dim - len(variances)
     if not left:
@@ -185,9 +184,8 @@ def fitted_attributes(
 ) -> dict[str, Any]:
     """Return the known fitted attributes of :data:`ATTRIBUTES` by name.
 
-    An unknown attribute is absent rather than None, as in scikit-learn
-    (``feature_names_in_``, a forest's ``oob_score_``): ``hasattr`` is False, and its
-    use is an AttributeError that names it.
+    An unknown attribute is absent rather than None, as in scikit-learn (``feature_names_in_``, a forest's
+    ``oob_score_``): ``hasattr`` is False, and its use is an AttributeError that names it.
     """
     variances, total = release.explained_variance, release.total_variance
     errors, total_error = release.explained_variance_error, release.total_variance_error

@@ -39,7 +39,8 @@ def write_model(path: str | os.PathLike[str], header: Mapping[str, Any], state: 
     """
     whole = {"format": _FORMAT, **_versioned(header)}
     try:
-        text = json.dumps(_plain(whole), sort_keys=True, allow_nan=False).encode()
+        # In their order: the bounds of columns have the order of the features.
+        text = json.dumps(_plain(whole), allow_nan=False).encode()
     except (TypeError, ValueError) as error:
         raise ModelFileError(f"{os.fspath(path)}: cannot be saved: {error}") from None
     target = Path(path)

@@ -107,9 +107,8 @@ class PrivatePCA(MappedModel):
     Attributes
     ----------
     components_ : (k, d) float64
-        Orthonormal rows by decreasing explained variance. Signs and order are
-        stable between calls of ``partial_fit``. With ``scale`` they are directions
-        of the scaled features.
+        Orthonormal rows by decreasing explained variance. Signs and order are stable between calls of
+        ``partial_fit``. With ``scale`` they are directions of the scaled features.
     explained_variance_ : (k,) float64
         Private estimates, in squared units of the scaled features.
     explained_variance_error_ : (k,) float64
@@ -147,8 +146,7 @@ class PrivatePCA(MappedModel):
     n_records_seen_, n_samples_seen_ : int
         Number of records in the present model, which is public.
     privacy_spent_ : Charge
-        Charge of each of these records, as exact fractions:
-        ``float(pca.privacy_spent_.epsilon)``.
+        Charge of each of these records, as exact fractions: ``float(pca.privacy_spent_.epsilon)``.
 
     See Also
     --------
@@ -180,9 +178,8 @@ class PrivatePCA(MappedModel):
     **Sparse X.** Vectors may be a scipy matrix or array of any sparse format. Rows become dense a block
     at a time, at most 8 MiB or 256 rows for each thread. Bits equal those of dense rows, but for the noise.
 
-    As scikit-learn requires, a NaN, an infinity or a wrong shape raises
-    ValueError, an error that only the holder of X may see. A stream
-    (``streaming-pca worker``) takes such records as null instead.
+    As scikit-learn requires, a NaN, an infinity or a wrong shape raises ValueError, an error that only the
+    holder of X may see. A stream (``streaming-pca worker``) takes such records as null instead.
 
     Examples
     --------
@@ -240,8 +237,7 @@ class PrivatePCA(MappedModel):
         Raises
         ------
         ValueError
-            One line that names the parameter, or the fault of X. The earlier model
-            is kept.
+            One line that names the parameter, or the fault of X. The earlier model is kept.
         BudgetError
             If a budget does not cover the fit; the earlier model is kept too.
 
@@ -256,13 +252,15 @@ class PrivatePCA(MappedModel):
         estimator = self._configured(array.shape[-1], m, m)
         n_usable = usable_records(array.shape, estimator)
         rng = self._begin(X, array, estimator, m)
-        order = rng.permutation(m)[:n_usable]
-        first = 0
-        while first < n_usable:
-            plan = estimator.plan(self._state)
-            count = records_to_take(plan.count, n_usable - first)
-            self._learn(array[order[first : first + count]], plan)
-            first += count
+        # Between batches too: to copy a batch's records may need more memory than there is.
+        with self._charging_a_retry():
+            order = rng.permutation(m)[:n_usable]
+            first = 0
+            while first < n_usable:
+                plan = estimator.plan(self._state)
+                count = records_to_take(plan.count, n_usable - first)
+                self._learn(array[order[first : first + count]], plan)
+                first += count
         return self._finish()
 
     def partial_fit(self, X: ArrayLike, y: object = None) -> Self:
@@ -310,9 +308,8 @@ class PrivatePCA(MappedModel):
             Number of equal batches, or the records of each, one for each call of ``partial_fit``; by
             default as many as ``fit`` makes.
         tail : float, default=1.0
-            Ratio of the clip radius of |x|^2 to the mean of |x|^2: 1 for records of
-            equal norm, 2 to 5 if few directions hold most of the variance or tails are
-            heavy.
+            Ratio of the clip radius of |x|^2 to the mean of |x|^2: 1 for records of equal norm, 2 to 5 if few
+            directions hold most of the variance or tails are heavy.
 
         Returns
         -------
@@ -477,10 +474,9 @@ class PrivatePCA(MappedModel):
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write parameters, state and feature names to one .npz file, without pickle.
 
-        The file holds the estimator's whole state, such as noisy sums, which are
-        outputs of mechanisms under the (epsilon, delta) guarantee. It holds no
-        record. Readers who may see every release may see the file; but it reveals
-        more than the last release, and cannot be taken back.
+        The file holds the estimator's whole state, such as noisy sums, which are outputs of mechanisms under
+        the (epsilon, delta) guarantee. It holds no record. Readers who may see every release may see the
+        file; but it reveals more than the last release, and cannot be taken back.
 
         Parameters
         ----------
@@ -579,7 +575,7 @@ class PrivatePCA(MappedModel):
 
     @classmethod
     def _restored(cls, header: dict[str, Any], data: bytes) -> Self:
-        model = cls(**restored_features(header["parameters"]))
+        model = cls(**restored_features(header["parameters"], header["feature_names_in"]))
         dim, names = header["n_features_in"], header["feature_names_in"]
         if names is not None and (len(names) != dim or not all(isinstance(name, str) for name in names)):
             raise ValueError("its feature names do not fit its number of features")

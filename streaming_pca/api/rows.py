@@ -85,7 +85,7 @@ def _fault(X: Any, name: str, shapes: str, error: Exception) -> str:
         )
     if "inhomogeneous" in text or "setting an array element" in text:
         return f"{name} must be {shapes}: its rows have different lengths"
-    if "argument must be" in text:
+    if text.startswith("float() argument must be"):
         # The message names a type.
         return f"{name} must hold numbers: {one_line(text)}"
     if "string" in text:

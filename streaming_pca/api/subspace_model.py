@@ -142,9 +142,8 @@ class SubspaceModel(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
     def transform(self, X: ArrayLike) -> Any:
         """Project rows: clamp to ``bounds``, subtract ``mean_``, multiply by ``scale``, project.
 
-        With ``whiten`` each coordinate is then divided by the root of its explained variance. The
-        result is a function of X, not a private output. A model without ``mean_``
-        subtracts nothing.
+        With ``whiten`` each coordinate is then divided by the root of its explained variance. The result is a
+        function of X, not a private output. A model without ``mean_`` subtracts nothing.
 
         Parameters
         ----------

@@ -40,15 +40,13 @@ def export_backup(
 ) -> None:
     """Copy an input topic's ledger and its streams' states to a file.
 
-    The backup contains the states of all streams that read the topic, including
-    streams outside the configuration. Workers may run at the same time. The
-    backup is verified first, as by `ledger verify`, and each state is compared
-    with the ledger's last commit; if anything is wrong, the exit status is 1 and
-    no file is written.
+    The backup contains the states of all streams that read the topic, including streams outside the
+    configuration. Workers may run at the same time. The backup is verified first, as by `ledger verify`, and
+    each state is compared with the ledger's last commit; if anything is wrong, the exit status is 1 and no
+    file is written.
 
-    The file is as secret as the state topics, because a state can contain a noisy
-    result that is not published yet. Only the file's owner can read it (mode
-    0600).
+    The file is as secret as the state topics, because a state can contain a noisy result that is not
+    published yet. Only the file's owner can read it (mode 0600).
 
     [dim]Examples:
 
@@ -92,16 +90,14 @@ def import_backup(
     Missing topics are created, and contents that agree with the backup are kept.
     Anything else is refused, so delete a damaged topic first.
 
-    Use only the newest backup: with an older one, later batches would be charged
-    and released a second time. A backup is refused if a release, committed
-    offsets, or a stream unknown to the backup show that it is old; if it was
-    changed; and if the input topic was recreated since, because its records are
-    then other data. Entries that `ledger charge` and `stream` wrote after the
-    backup leave no other trace: repeat those commands.
+    Use only the newest backup: with an older one, later batches would be charged and released a second time.
+    A backup is refused if a release, committed offsets, or a stream unknown to the backup show that it is
+    old; if it was changed; and if the input topic was recreated since, because its records are then other
+    data. Entries that `ledger charge` and `stream` wrote after the backup leave no other trace: repeat those
+    commands.
 
-    Running workers lose their sessions. Everything is written in one transaction,
-    so an interrupted import has written nothing and can be run again. A second
-    import does not change anything.
+    Running workers lose their sessions. Everything is written in one transaction, so an interrupted import
+    has written nothing and can be run again. A second import does not change anything.
 
     [dim]Example: streaming-pca import ledger-2026-07-01.zip --config stream.toml[/]
     """

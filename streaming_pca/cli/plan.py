@@ -86,10 +86,9 @@ def plan(
 ) -> None:
     """Predict the error of a subspace before spending any budget.
 
-    The forecast uses public numbers alone, no records and no broker: the angle that noise is expected to
-    turn the subspace by, against epsilon and against the number of records. Settings that are not given
-    are the defaults of PrivatePCA; with --config they are the stream's, from the file. JSON has angles
-    in radians.
+    The forecast uses public numbers alone, no records and no broker: the angle that noise is expected to turn
+    the subspace by, against epsilon and against the number of records. Settings that are not given are the
+    defaults of PrivatePCA; with --config they are the stream's, from the file. JSON has angles in radians.
 
     [dim]Examples:
 

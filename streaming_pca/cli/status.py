@@ -22,6 +22,7 @@ from streaming_pca.cli.common import (
     say,
     start_process,
 )
+from streaming_pca.text import printable
 
 
 def status(
@@ -89,12 +90,14 @@ def _print(facts: dict[str, Any]) -> None:
 
     batches, lag, release = facts["batches"], facts["lag"], facts["last_release"]
     advice = None if release is None else release["advice"]
+    outcome = f", {release['outcome']}" if release and release["outcome"] else ""
     held = f", and {lag['in_transactions']} held back by an open transaction" * bool(lag["in_transactions"])
     rows: dict[str, str | Sequence[str]] = {
         "standing": f"{facts['standing']}, {_leader(facts['leader'])}",
+        **{name: printable(facts[name]) for name in ("reason", "refused") if facts[name] is not None},
         "batches": ", ".join(f"{number} {name}" for name, number in batches.items()),
         "records": str(facts["records"]),
-        "last release": "none" if release is None else _release(release),
+        "last release": f"batch {release['batch']}, {release['created']}{outcome}" if release else "none",
         **({} if release is None else {"explained": explained_text(facts["accuracy"])}),
         **({} if facts["counts"] is None else {"last batch": counts_text(facts["counts"])}),
         **({} if advice is None else {"doubts": Advice(**advice).lines}),
@@ -104,11 +107,6 @@ def _print(facts: dict[str, Any]) -> None:
     }
     say(facts["stream"])
     print_record(rows, indent=2)
-
-
-def _release(release: dict[str, Any]) -> str:
-    outcome = "" if release["outcome"] is None else f", {release['outcome']}"
-    return f"batch {release['batch']}, {release['created']}{outcome}"
 
 
 def _leader(leader: dict[str, Any] | None) -> str:

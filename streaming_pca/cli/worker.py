@@ -30,9 +30,8 @@ if TYPE_CHECKING:
 def worker(config: ConfigsOption) -> None:
     """Run a worker: lead its streams, or stand by until their leaders disappear.
 
-    All settings other than the streams' must be equal in all files. Exit status:
-    0 stopped or done, 2 refused or misconfigured, 3 the cap is reached, 4 the
-    broker was lost.
+    All settings other than the streams' must be equal in all files. Exit status: 0 stopped or done, 2 refused
+    or misconfigured, 3 the cap is reached, 4 the broker was lost.
 
     [dim]Examples:
 
@@ -177,9 +176,8 @@ def demo(
 ) -> None:
     """Stream all flights of 2013 from New York through a worker, and evaluate the result.
 
-    The demo takes about 20 seconds on two cores; the first run, which compiles
-    the kernels, takes 45. The last line of standard output is JSON; with
-    --dashboard it is the line before the dashboard's address.
+    The demo takes about 20 seconds on two cores; the first run, which compiles the kernels, takes 45. The
+    last line of standard output is JSON; with --dashboard it is the line before the dashboard's address.
 
     [dim]Examples:
 

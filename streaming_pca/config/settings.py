@@ -73,7 +73,8 @@ class WorkerSettings(Section):
     step_deadline_seconds: float = Field(default=60.0, gt=0)
     """Longest time for one exchange with the broker, in seconds."""
     give_up_seconds: float = Field(default=120.0, gt=0)
-    """Longest time a worker tries to recover from broker failures before it exits, in seconds."""
+    """Longest time of broker failures without progress before a worker exits, in seconds; leading a stream
+    for longer than ``step_deadline_seconds`` is progress."""
     threads: int | None = Field(default=None, ge=1, le=256)
     """Threads of the compiled kernels, in one shared pool; if not set, the number of processors available
     to this process, at most 8. Results do not depend on it."""

@@ -262,14 +262,12 @@ class Release(BaseModel):
     def transform(self, X: ArrayLike) -> NDArray[np.floating]:
         """Project rows as ``PrivatePCA.transform``: clamp, centre, scale, project.
 
-        The result is a function of X, and as private as X: not private, if these are
-        raw records.
+        The result is a function of X, and as private as X: not private, if these are raw records.
 
         Parameters
         ----------
         X : (m, d) vectors or (m, r, d) factors
-            In the stream's units. For a local stream, the input of ``LocalGaussian``,
-            not its reports.
+            In the stream's units. For a local stream, the input of ``LocalGaussian``, not its reports.
 
         Returns
         -------

@@ -129,10 +129,9 @@ class Flights:
     def shuffled(self, seed: int) -> Flights:
         """Return the same records in an order that the public `seed` determines.
 
-        The file is ordered by month (January, October to December, February to September) and
-        therefore drifts with the seasons. Records are sorted by a generator's raw 64-bit output,
-        the one stream that numpy guarantees never to change, so a seed gives the same order under
-        every version.
+        The file is ordered by month (January, October to December, February to September) and therefore
+        drifts with the seasons. Records are sorted by a generator's raw 64-bit output, the one stream that
+        numpy guarantees never to change, so a seed gives the same order under every version.
         """
         keys = np.random.PCG64(seed).random_raw(len(self.records))
         return replace(self, records=self.records[np.argsort(keys, kind="stable")])

@@ -97,7 +97,11 @@ def fetch_jars(report: Callable[[str], None] = lambda progress: None) -> Path:
     maven = shutil.which("mvn")
     if maven is None:
         raise KafkaUnavailable("no Maven found", "install maven, which fetches Kafka's jars once")
-    cache.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        cache.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        detail = f"{error.strerror or error}: set {CACHE_VARIABLE} to a folder that can be written"
+        raise KafkaUnavailable(f"Kafka's jars cannot be kept in {cache}", detail) from None
     # A sibling directory makes the final rename atomic; concurrent runs each fill their own.
     with tempfile.TemporaryDirectory(prefix=f".{cache.name}-", dir=cache.parent) as scratch:
         jars = Path(scratch, "jars")

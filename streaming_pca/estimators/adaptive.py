@@ -72,12 +72,11 @@ class AdaptivePCA(ComposedEstimator[AdaptiveState, AdaptiveOptions]):
 
     - d > 512: the block route, a public rule (noise and cost of a covariance grow
       with d, of a block with the rank).
-    - Else it compares the covariance's radius R_c, which already weighs noise against bias,
-      with the residuals' radius R_b at the same quantile, about the leading
-      eigenvectors so far. The noise of an entry is R_c against 2 R_b. The block
-      route spends on its rounds and sees less of the spectrum, so the estimator takes it
-      where R_b < 0.16 R_c, and leaves it where R_b > 0.3 R_c. Comparing at one
-      quantile keeps skewed records off the block route, which does not see its bias.
+    - Else it compares the covariance's radius R_c, which already weighs noise against bias, with the
+      residuals' radius R_b at the same quantile, about the leading eigenvectors so far. The noise of an entry
+      is R_c against 2 R_b. The block route spends on its rounds and sees less of the spectrum, so the
+      estimator takes it where R_b < 0.16 R_c, and leaves it where R_b > 0.3 R_c. Comparing at one quantile
+      keeps skewed records off the block route, which does not see its bias.
     - The covariance route if the leading eigenvectors are not resolved, if a quantile
       above 0.97 is needed, or if directions are weighted.
 

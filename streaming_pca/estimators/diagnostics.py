@@ -24,14 +24,13 @@ class Diagnostics:
     ``privacy`` is the guarantee of the stream as a whole, and ``share``, in (0, 0.5], a share of epsilon; the
     rest is left to the estimator.
 
-    Adjacency: replace-one. Released: the number of null records of a batch and the
-    number of records that its clip changed, each plus discrete Laplace noise.
-    Whether a record is null, or clipped, depends on that record and on public numbers
-    alone. With ``centering = "pairs"`` every record of other than one row is null, also
-    by that record alone, and a pair is clipped or not: a record is in one pair. So a
-    replacement moves each count by at most 1, the two by at most 2 in L1, and noise of
-    scale 2/epsilon makes them epsilon-DP. The counts read the same records as the
-    estimator, so the charges add up. With ``contributions`` c each batch gets epsilon/c.
+    Adjacency: replace-one. Released: the number of null records of a batch and the number of records that its
+    clip changed, each plus discrete Laplace noise. Whether a record is null, or clipped, depends on that
+    record and on public numbers alone. With ``centering = "pairs"`` every record of other than one row is
+    null, also by that record alone, and a pair is clipped or not: a record is in one pair. So a replacement
+    moves each count by at most 1, the two by at most 2 in L1, and noise of scale 2/epsilon makes them
+    epsilon-DP. The counts read the same records as the estimator, so the charges add up. With
+    ``contributions`` c each batch gets epsilon/c.
     """
 
     def __init__(self, privacy: PrivacyParameters, share: float) -> None:

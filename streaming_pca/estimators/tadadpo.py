@@ -118,8 +118,7 @@ class TadaDPO(AdaDPO):
     - C_R is a setting, as the paper gives none.
     - Any private estimator can find the start. Without ``n_records`` T is the number of
       the step: the sum of failure probabilities zeta/(8 t (t + 1)) is bounded.
-    - Tangent steps do not measure Q^T A Q: the explained variances are
-      the start's, turned with the basis.
+    - Tangent steps do not measure Q^T A Q: the explained variances are the start's, turned with the basis.
 
     Privacy
     -------

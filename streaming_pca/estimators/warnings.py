@@ -1,8 +1,7 @@
 """Warnings about a release, from its own numbers.
 
-Functions of released numbers and public settings: post-processing, which costs
-no privacy. A release without warnings is not proved good: many estimators
-have neither an angle bound nor standard errors.
+Functions of released numbers and public settings: post-processing, which costs no privacy. A release without
+warnings is not proved good: many estimators have neither an angle bound nor standard errors.
 """
 
 from __future__ import annotations

@@ -152,10 +152,9 @@ def sparse_subspace(
     most the tolerance. It ends where |X - Y|_F <= tolerance sqrt(k) and the step times the change of Y,
     |.|_F, is at most tolerance sqrt(k) |S|_2.
 
-    ADMM on the selected features, which loses nothing. The step (rho in the paper, a constant
-    there) doubles or halves where one residual is three times the other, in the first half of
-    the iterations. Optimal solutions need not be unique; the gap, from the dual solution Z, is
-    certain.
+    ADMM on the selected features, which loses nothing. The step (rho in the paper, a constant there) doubles
+    or halves where one residual is three times the other, in the first half of the iterations. Optimal
+    solutions need not be unique; the gap, from the dual solution Z, is certain.
     """
     features = features_in_play(matrix, k, penalty)
     s = np.ascontiguousarray(matrix[np.ix_(features, features)])

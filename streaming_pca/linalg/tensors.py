@@ -17,9 +17,8 @@ L and R (Theorem 2.2)               :func:`enough_restarts`, :func:`enough_steps
 
 Deviations from the paper
 -------------------------
-- Algorithm 2, step 7 prints the overlap with the next, unnormalised iterate. Deflation
-  by lambda v (x) v (x) v subtracts lambda (v . u)^2 v from the product of u: u is the
-  candidate that the product was computed for.
+- Algorithm 2, step 7 prints the overlap with the next, unnormalised iterate. Deflation by lambda v (x) v (x)
+  v subtracts lambda (v . u)^2 v from the product of u: u is the candidate that the product was computed for.
 - The theorems give L and R up to a constant; the two functions choose one.
 """
 

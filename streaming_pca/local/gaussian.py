@@ -107,9 +107,8 @@ class LocalGaussian:
         Parameters
         ----------
         x : (d,) numbers, d at most :data:`MAX_DIM`
-            A record longer than the radius is clipped. If a number is not
-            finite, the report is of the zero vector, as for a null record.
-            The choice to make a report must not depend on x.
+            A record longer than the radius is clipped. If a number is not finite, the report is of the zero
+            vector, as for a null record. The choice to make a report must not depend on x.
 
         Returns
         -------

@@ -306,9 +306,8 @@ class UserTable:
     def load_shard(self, shard: int, data: bytes) -> None:
         """Replace one shard by bytes from :meth:`shard_bytes`, trusting nothing in them.
 
-        Users with counts above this table's limit (which may have been lowered) are
-        kept, but do not count again. ValueError if these are not exactly the bytes
-        of such a shard; the table is then unchanged.
+        Users with counts above this table's limit (which may have been lowered) are kept, but do not count
+        again. ValueError if these are not exactly the bytes of such a shard; the table is then unchanged.
         """
         self._shards[shard] = UserShard.from_bytes(shard, data, self.limit)
 

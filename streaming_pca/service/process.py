@@ -15,6 +15,7 @@ from typing import Any, NoReturn, TypeVar
 
 import uvloop
 
+from streaming_pca.config.settings import WorkerSettings
 from streaming_pca.service.errors import DeadlineExceeded, exit_status
 from streaming_pca.service.executors import first_of
 from streaming_pca.service.kafka.clients import BrokerUnreachable
@@ -72,10 +73,14 @@ def run_process(serve: Callable[[], Coroutine[Any, Any, int]], successor: str) -
 
 
 class Patience:
-    """Limit on the time of repeated failures without progress."""
+    """Limit on the time of repeated failures without progress: ``worker.give_up_seconds``.
 
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
+    Work that went well for longer than one step may take was progress.
+    """
+
+    def __init__(self, settings: WorkerSettings) -> None:
+        self._seconds = settings.give_up_seconds
+        self._progress = min(settings.give_up_seconds, settings.step_deadline_seconds)
         self._since: float | None = None
 
     def reset(self) -> None:
@@ -85,12 +90,15 @@ class Patience:
     def is_over(self, started: float) -> bool:
         """Note a failure of work that went well from ``started`` on, or never (infinity).
 
-        Long work was progress. Returns whether to give up.
+        Returns whether to give up, which the log then has.
         """
         now = time.monotonic()
-        if self._since is None or now - started > self._seconds:
+        if self._since is None or now - started > self._progress:
             self._since = now
-        return now - self._since > self._seconds
+        if now - self._since <= self._seconds:
+            return False
+        log.error("giving up: no progress for %.0f s (worker.give_up_seconds)", now - self._since)
+        return True
 
 
 async def patiently(

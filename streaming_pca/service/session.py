@@ -369,9 +369,10 @@ class Session:
             how = (self._stream, self._writer.users, state, cut, reserved.batch)
             with trace.child("update", secret_errors=True):
                 result = await self._executors.call(Pool.RECORDS, "learning", compute_batch, *how)
-        except SessionLost:
-            # Records stored elsewhere could not be read, which reveals nothing about them. The batch has no
-            # result yet: as after a crash, the next session finishes it under the same charge.
+        except (SessionLost, DeadlineExceeded):
+            # Records stored elsewhere could not be read, or the process hangs, which reveals nothing about
+            # them. The batch has no result yet: as after a crash, the next session finishes it under the same
+            # charge.
             raise
         except Exception:
             # The error may reveal records or unpublished noise, and a second attempt would draw new noise.

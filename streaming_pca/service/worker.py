@@ -90,7 +90,8 @@ class _Stream:
         self.metrics.set_source("ready", lambda: self.role in ("leading", "standby", "paused"))
         self._leading = asyncio.Event()
         self._session: Session | None = None
-        self._patience = Patience(settings.worker.give_up_seconds)
+        self._patience = Patience(settings.worker)
+        self._led_since = math.inf  # time of the session's take-over
         self._lost_at: float | None = None  # time of the last lost session; None once a session has followed
         self._compared = False  # True once its settings have been compared with the ledger, while standing by
         self._agrees = False  # True once the settings have agreed with the ledger; never reset
@@ -170,16 +171,15 @@ class _Stream:
             await self._stand_by(topics)
             if stopping.is_set():
                 break
-            started = math.inf
+            self._led_since = math.inf
             try:
                 topics = topics or await self._find_topics()
-                started = time.monotonic()
                 if await self._lead(topics):
                     break
             except (SessionLost, BrokerUnreachable) as error:
                 if stopping.is_set():
                     raise
-                if self._patience.is_over(started):
+                if self._patience.is_over(self._led_since):
                     raise
                 self._lost_at = self._lost_at or time.monotonic()
                 self._log.warning("session lost, recovering from the topics: %s", error)
@@ -224,7 +224,7 @@ class _Stream:
         worker = self._worker
         parts = (worker.executors, worker.poller, self.metrics, self._log, worker.on_release)
         traces = worker.tracing.for_stream(self.settings.stream)
-        how = (*parts, worker.make_reader, traces, self._log_recovery)
+        how = (*parts, worker.make_reader, traces, self._note_take_over)
         session = Session(self.settings, topics, *how)
         self._session = session
         try:
@@ -237,7 +237,8 @@ class _Stream:
                 self._patience.reset()
             self._session = None
 
-    def _log_recovery(self) -> None:
+    def _note_take_over(self) -> None:
+        self._led_since = time.monotonic()
         if self._lost_at is not None:
             name, seconds = self.settings.stream.name, time.monotonic() - self._lost_at
             self._log.info("recovered: leading stream %s again, after %.0f s", name, seconds)

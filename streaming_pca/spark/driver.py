@@ -1,8 +1,7 @@
 """Driver: the worker process, with executors that read and sum for it.
 
-Election, clock, ledger, state, noise and releases are those of
-:class:`~streaming_pca.service.worker.Worker`. Therefore a driver and a service worker of the same stream
-can be standbys for each other.
+Election, clock, ledger, state, noise and releases are those of :class:`~streaming_pca.service.worker.Worker`.
+Therefore a driver and a service worker of the same stream can be standbys for each other.
 """
 
 from __future__ import annotations

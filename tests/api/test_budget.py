@@ -22,6 +22,7 @@ from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
 
 from streaming_pca import BudgetAccountant, BudgetError, PrivatePCA
+from streaming_pca.api import private_pca
 from streaming_pca.api.budget import float_at_most
 from streaming_pca.data.array_batch import ArrayBatch
 from streaming_pca.estimators.adaptive import AdaptivePCA
@@ -180,6 +181,25 @@ def test_a_retry_of_a_failed_batch_is_charged(where: str, tmp_path: Path, monkey
         model.partial_fit(X)
     assert budget.spent.epsilon == model.privacy_spent_.epsilon == Fraction(2, 10)
     assert PrivatePCA.load(tmp_path / "model.npz").partial_fit(X).privacy_spent_.epsilon == Fraction(2, 10)
+
+
+def test_what_follows_a_fit_that_failed_between_its_batches_is_charged(monkeypatch: Any) -> None:
+    counts = [10]
+
+    def take(*_: int) -> int:
+        if not counts:
+            raise MemoryError
+        return counts.pop()
+
+    with BudgetAccountant(0.3, 1e-6) as budget:
+        model = pca(0.1, 1e-7)
+        with monkeypatch.context() as broken:
+            broken.setattr(private_pca, "records_to_take", take)
+            with pytest.raises(MemoryError):
+                model.fit(X)
+        assert budget.spent.epsilon == model.privacy_spent_.epsilon == Fraction(1, 10)
+        model.partial_fit(X)
+        assert budget.spent.epsilon == model.privacy_spent_.epsilon == Fraction(2, 10)
 
 
 def test_nested_budgets_are_charged_both_or_neither() -> None:

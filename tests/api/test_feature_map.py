@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import re
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -395,3 +396,45 @@ def test_a_column_of_codes_is_read_as_it_was_meant() -> None:
         FeatureMap([{"name": "paid", "categories": ["True", "False"]}]).transform(frame)
     with pytest.raises(ValueError, match="'code': categories: must have an order, which a set has not"):
         FeatureMap([{"name": "code", "categories": {1, 2}}]).transform(frame)
+
+
+LARGE = 1_700_000_000_000_000_001
+CODES: list[dict[str, Any]] = [
+    # As floats, both words are 1.7e18.
+    {"name": "code", "categories": [LARGE, LARGE + 1], "missing": "other", "other": True},
+    {"name": "at", "parts": ["hour"], "unit": "us", "missing": 0},
+    {"name": "x", "bounds": [0, 2e18], "missing": 1},
+]
+COLUMN_TYPES: dict[str, Callable[[list[Any]], Any]] = {
+    "polars": lambda values: pl.Series(values, dtype=pl.Int64),
+    "pandas": lambda values: pd.Series(values, dtype="Int64"),
+    "pandas with Arrow": lambda values: pd.Series(values, dtype="int64[pyarrow]"),
+    "objects": lambda values: pd.Series(values, dtype=object),
+    "Arrow": lambda values: pa.array(values, pa.int64()),
+    "lists": lambda values: values,
+}
+
+
+def of_codes(kind: str, values: list[Any]) -> Any:
+    times = [None if value is None else value // 1000 for value in values]
+    columns = {name: COLUMN_TYPES[kind](times if name == "at" else values) for name in ("code", "at", "x")}
+    frames: dict[str, Any] = {"polars": pl.DataFrame, "Arrow": pa.table, "lists": dict}
+    return frames.get(kind, pd.DataFrame)(columns)
+
+
+@pytest.mark.parametrize("kind", COLUMN_TYPES)
+def test_a_missing_value_changes_the_row_of_its_record_alone(kind: str) -> None:
+    """The column of the others must not become one of rounded numbers."""
+    features = FeatureMap(CODES)
+    values = [LARGE, LARGE + 1, 5, LARGE]
+    whole, gap = (features.transform(of_codes(kind, each)) for each in (values, [*values[:3], None]))
+    alone = np.concatenate([features.transform(of_codes(kind, [value])) for value in values])
+    assert whole[:3].tolist() == gap[:3].tolist()
+    assert whole.tolist() == alone.tolist()
+    assert whole[0].tolist() != whole[1].tolist()
+
+
+@pytest.mark.parametrize("values", [[LARGE, 5], [LARGE, None], pd.Categorical([LARGE, 5])])
+def test_a_column_that_rounds_its_codes_is_refused_whatever_it_holds(values: Any) -> None:
+    text = "^'code' is a column of numbers, which are rounded where one is missing, and its category 17"
+    refuses(text, FeatureMap(CODES[:1]).transform, pd.DataFrame({"code": values}))

@@ -95,6 +95,24 @@ def test_parameters_come_back_whatever_they_are_made_of(tmp_path: Path) -> None:
     copy.partial_fit(spiked(9))
 
 
+def test_bounds_of_columns_keep_their_order(tmp_path: Path) -> None:
+    """Features have the order of the bounds; files of version 0.5 have bounds sorted by name."""
+    frame = pd.DataFrame(spiked(50)[:, :3], columns=["weight", "age", "height"])
+    bounds = {"weight": (-2, 2), "age": (-3, 3), "height": (-1, 1)}
+    pca = PrivatePCA(1, epsilon=9.0, bounds=bounds).fit(frame)
+    copies = [through_file(pca, tmp_path)]
+    with np.load(tmp_path / "model.npz") as archive:
+        header, state = json.loads(archive["model"].tobytes()), archive["state"]
+    earlier = np.frombuffer(json.dumps(header, sort_keys=True).encode(), np.uint8)
+    np.savez(tmp_path / "earlier.npz", model=earlier, state=state)
+    copies.append(PrivatePCA.load(tmp_path / "earlier.npz"))
+    for copy in copies:
+        assert_same(pca, copy)
+        assert list(copy.feature_names_in_) == ["weight", "age", "height"]
+        assert np.array_equal(copy.transform(frame), pca.transform(frame))
+        copy.partial_fit(frame)
+
+
 @pytest.mark.parametrize(
     ("parameters", "version"),
     [

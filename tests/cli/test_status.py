@@ -188,6 +188,7 @@ def test_batches_releases_and_charges_are_those_of_the_ledger(written: Written) 
     assert a["left"] == b["left"] == {"epsilon": "1", "delta": "1/125000"}
     assert a["left_of_new"] == a["cap"]
     assert (a["standing"], b["standing"]) == ("active", "paused")
+    assert (a["reason"], a["refused"], b["reason"], b["refused"]) == (None, None, "test", None)
     assert (b["batches"], b["last_release"]) == (NOTHING, None)
     assert a["ledger"] == b["ledger"] == {"entries": 11, "bytes": written.ledger_bytes}
 
@@ -213,6 +214,8 @@ def test_under_zcdp_what_is_left_is_a_rho(broker_bootstrap: str, unique_name: Na
     assert after["filter"] == "zcdp"
     # rho + 2 sqrt(rho ln(1e5)) <= 3 up to rho = 0.1739, and the reservation's 1/2 is void.
     assert after["charged"]["by_all"]["rho"] == "0"
+    # ABANDONED is the last entry, of a batch that was never reserved.
+    assert "not the job's last batch" in after["refused"]
     assert set(before["left"]) == {"rho"}
     assert before["left"] == after["left"] == after["left_of_new"]
 

@@ -114,9 +114,10 @@ def test_a_status_is_shown(capfd: Capture, width: int) -> None:
     pair = {"epsilon": "1/3", "delta": "1/1000000"}
     facts: dict[str, Any] = {
         **dict.fromkeys(("stream", "input"), JOB),
-        **dict.fromkeys(("leader", "last_release", "accuracy", "counts")),
+        **dict.fromkeys(("leader", "last_release", "accuracy", "counts", "reason")),
         **dict.fromkeys(("left", "left_of_new", "cap"), pair),
         "standing": "active",
+        "refused": f"asked epsilon 1 \x1b for {JOB}",
         "batches": {"committed": 10**9, "abandoned": 0, "released": 10**9},
         "records": 10**12,
         "lag": {"total": 10**12, "partitions": {"0": 1}, "in_transactions": 0},
@@ -124,7 +125,9 @@ def test_a_status_is_shown(capfd: Capture, width: int) -> None:
         "filter": "basic",
         "ledger": {"entries": 10**6, "bytes": 10**12},
     }
-    printed(capfd, width, lambda: status._print(facts), JOB, "1000000000000", "0.333333333333,", "1e-06")
+    printed(
+        capfd, width, lambda: status._print(facts), JOB, "1000000000000", "0.333333333333,", "1e-06", "? for"
+    )
 
 
 def test_a_number_is_written_for_people() -> None:

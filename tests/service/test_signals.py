@@ -11,6 +11,7 @@ import time
 import pytest
 import uvloop
 
+from streaming_pca.config.settings import WorkerSettings
 from streaming_pca.service.process import Patience, stop_on_signals
 from tests.waiting import LIMIT
 
@@ -36,13 +37,22 @@ def test_a_signal_stops_the_work_and_has_no_handler_after_it(number: signal.Sign
         ([(0, 1), (2, 14), (15, 16)], [False, False, False]),
         ([(0, 1), None, (11, 12)], [False, False]),
         ([(math.inf, 12), (math.inf, 24)], [False, True]),
+        ([(math.inf, 1), (2, 8), (9, 12)], [False, False, False]),
+        ([(math.inf, 1), (2, 6), (7, 12)], [False, False, True]),
     ],
-    ids=["without progress", "after a long attempt", "after progress", "attempts longer than the patience"],
+    ids=[
+        "without progress",
+        "after a long attempt",
+        "after progress",
+        "attempts longer than the patience",
+        "after a healthy time",
+        "after short attempts",
+    ],
 )
 def test_patience_ends_after_ten_seconds(
     failures: list[tuple[float, float] | None], given_up: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    patience, found = Patience(10.0), []
+    patience, found = Patience(WorkerSettings(give_up_seconds=10.0, step_deadline_seconds=5.0)), []
     for failure in failures:
         if failure is None:
             patience.reset()

@@ -13,7 +13,7 @@ from typing import Any
 from streaming_pca.admin.broker_status import describe_charges
 from streaming_pca.admin.ledger import describe_charge, describe_record
 from streaming_pca.dashboard import models
-from streaming_pca.privacy.ledger.entries import Abandoned, Charged, Opened, Paused, Reserved, Retired
+from streaming_pca.privacy.ledger.entries import Charged, Opened, Reserved
 from streaming_pca.privacy.ledger.ledger import JobLedger
 from streaming_pca.privacy.parameters import Charge, format_number, parse_rational
 from streaming_pca.service.commit.log_reader import LedgerReplay, Replayed, lost_entries
@@ -21,7 +21,7 @@ from streaming_pca.service.errors import StreamRefused
 
 RANGES_PER_ROW = 8
 """Ranges of all rows together, for each permitted row: beyond these, the oldest rows are dropped."""
-_LONGEST_TEXT = 500
+LONGEST_TEXT = 500
 _INTERNED = 1000
 
 
@@ -64,8 +64,6 @@ class LedgerView:
         self.topic_id = ids[0] if ids else None
         self.next_offset = 0
         self.failed: str | None = None
-        self.last_void: dict[str, str] = {}
-        self.last_reason: dict[str, str] = {}
         self._replay = LedgerReplay(self.topic, self.topic_id or "")
         self.ledger = self._replay.ledger
         self._rows: deque[_Row] = deque()
@@ -106,7 +104,6 @@ class LedgerView:
             # Without this entry, later numbers would be wrong.
             self.failed = f"reading ledger {self.topic!r} failed at offset {offset} ({type(error).__name__})"
             raise
-        self._remember(item)
         row = self._row(item)
         self._rows.append(row)
         self._ranges += len(row.ranges) // 3
@@ -114,20 +111,6 @@ class LedgerView:
         while len(self._rows) > 1 and (len(self._rows) > self._most or self._ranges > most):
             self._ranges -= len(self._rows.popleft().ranges) // 3
             self._dropped = True
-
-    def _remember(self, item: Replayed) -> None:
-        """Store a job's last refusal and last reason, which determine its health."""
-        entry = item.entry
-        if isinstance(entry, Opened) or entry.topic_id != self.topic_id:
-            return
-        self.last_void.pop(entry.job, None)
-        if not item.verdict.accepted:
-            if entry.job in self.ledger.jobs:
-                self.last_void[entry.job] = item.verdict.reason[:_LONGEST_TEXT]
-            return
-        self.last_reason.pop(entry.job, None)
-        if isinstance(entry, Abandoned | Paused | Retired):
-            self.last_reason[entry.job] = entry.reason[:_LONGEST_TEXT]
 
     def _row(self, item: Replayed) -> _Row:
         entry, void = item.entry, item.verdict.reason
@@ -146,8 +129,8 @@ class LedgerView:
             records=getattr(entry, "count", None),
             ranges=ranges,
             charge=charge,
-            reason=None if reason is None else reason[:_LONGEST_TEXT],
-            void=void[:_LONGEST_TEXT] if void else None,
+            reason=None if reason is None else reason[:LONGEST_TEXT],
+            void=void[:LONGEST_TEXT] if void else None,
         )
 
     def _shared(self, charge: Charge) -> models.Charge:

@@ -15,7 +15,7 @@ from streaming_pca.config.settings import Settings
 from streaming_pca.dashboard.models import Lag, Leader, StreamDetail, StreamSummary
 from streaming_pca.dashboard.observing.filling import BatchFill
 from streaming_pca.dashboard.observing.health import Facts, LagWatch, judge
-from streaming_pca.dashboard.observing.ledgers import LedgerView, batch_counts
+from streaming_pca.dashboard.observing.ledgers import LONGEST_TEXT, LedgerView, batch_counts
 from streaming_pca.dashboard.observing.releases import ReleaseHistory
 from streaming_pca.dashboard.observing.traffic import TrafficHistory
 from streaming_pca.privacy.ledger.cap import BudgetExceeded, within_cap
@@ -73,9 +73,9 @@ class StreamState:
             disconnected=disconnected,
             loaded=loaded,
             standing=str(job.status),
-            reason=view.last_reason.get(self.name),
+            reason=job.reason[:LONGEST_TEXT] or None,
             abandoned_last=job.phase is BatchStatus.ABANDONED,
-            refused=view.last_void.get(self.name),
+            refused=job.refused[:LONGEST_TEXT] or None,
             cannot_charge=self._cannot_charge,
             open_ledger=view.ledger.opened is not None,
             processed=self._processed(job),

@@ -29,13 +29,14 @@ _PER_SECOND = {"s": 1, "ms": 1000, "us": 10**6, "ns": 10**9}
 class ArrowRecords:
     """Decoder of Arrow streams to records, and getters of their fields.
 
-    ``places`` has each field's path, and the names that a column of its values may have. ``absent`` is empty:
-    each payload has its own schema.
+    ``places`` has each field's path, the names that a column of its values may have, and how many values it
+    takes: a longer list, whose objects could fill the memory, is NOTHING. ``absent`` is empty: each payload
+    has its own schema.
     """
 
     absent: tuple[Path, ...] = ()
 
-    def __init__(self, pyarrow: Any, places: Sequence[tuple[Path, Sequence[str]]]) -> None:
+    def __init__(self, pyarrow: Any, places: Sequence[tuple[Path, Sequence[str], int]]) -> None:
         self._pyarrow = pyarrow
         self._places = list(places)
         self.getters: list[Callable[[Any], Any]] = [itemgetter(i) for i in range(len(self._places))]
@@ -54,14 +55,14 @@ class ArrowRecords:
                 records += zip(*columns, strict=True)
         return records
 
-    def _column(self, batch: Any, names: list[str], place: Path, own: Sequence[str]) -> list[Any]:
+    def _column(self, batch: Any, names: list[str], place: Path, own: Sequence[str], size: int) -> list[Any]:
         rows = np.arange(batch.num_rows)
         for name in own:
             if name in names:
-                return _values(self._pyarrow, _last(batch, names, name), rows, ())
+                return _values(self._pyarrow, _last(batch, names, name), rows, (), size)
         if place[0] not in names:
             return [None] * batch.num_rows
-        return _values(self._pyarrow, _last(batch, names, place[0]), rows, place[1:])
+        return _values(self._pyarrow, _last(batch, names, place[0]), rows, place[1:], size)
 
 
 def _last(batch: Any, names: list[str], name: str) -> Any:
@@ -69,7 +70,7 @@ def _last(batch: Any, names: list[str], name: str) -> Any:
     return batch.column(len(names) - 1 - names[::-1].index(name))
 
 
-def _values(pyarrow: Any, array: Any, rows: Rows, path: Path) -> list[Any]:
+def _values(pyarrow: Any, array: Any, rows: Rows, path: Path, size: int) -> list[Any]:
     """Return the values below some of an array's places."""
     if array.offset:
         raise MalformedPayload("a batch that starts within its buffers")
@@ -79,19 +80,19 @@ def _values(pyarrow: Any, array: Any, rows: Rows, path: Path) -> list[Any]:
         return [None] * len(rows)
     rows = _there(array, rows)
     if not path:
-        return _leaves(pyarrow, array, rows)
+        return _leaves(pyarrow, array, rows, size)
     name = path[0]
     if types.is_struct(kind):
         at = kind.get_all_field_indices(name)
         if not at:
             return [None] * len(rows)
-        return _values(pyarrow, array.field(at[-1]), rows, path[1:])
+        return _values(pyarrow, array.field(at[-1]), rows, path[1:], size)
     spans = _spans(types, array, rows)
     if spans is None or not is_index(name):
         return [None if row < 0 else NOTHING for row in rows.tolist()]
     first, last = spans
     found = first + int(name)
-    return _values(pyarrow, array.values, np.where(found < last, found, -1), path[1:])
+    return _values(pyarrow, array.values, np.where(found < last, found, -1), path[1:], size)
 
 
 def _there(array: Any, rows: Rows) -> Rows:
@@ -136,7 +137,7 @@ def _numbers(buffer: Any, dtype: np.dtype[Any]) -> NDArray[Any]:
     return np.frombuffer(buffer, dtype, buffer.size // dtype.itemsize)
 
 
-def _leaves(pyarrow: Any, array: Any, rows: Rows) -> list[Any]:
+def _leaves(pyarrow: Any, array: Any, rows: Rows, size: int) -> list[Any]:
     types = pyarrow.types
     spans = _spans(types, array, rows)
     if spans is None:
@@ -151,8 +152,10 @@ def _leaves(pyarrow: Any, array: Any, rows: Rows) -> list[Any]:
     _check_length(types, items)
     lists: list[Any] = []
     for row, first, last in zip(rows.tolist(), *(each.tolist() for each in spans), strict=True):
-        places = np.arange(first, last)
-        lists.append(None if row < 0 else _scalars(pyarrow, items, _there(items, places)))
+        if row < 0 or last - first > size:
+            lists.append(None if row < 0 else NOTHING)
+        else:
+            lists.append(_scalars(pyarrow, items, _there(items, np.arange(first, last))))
     return lists
 
 

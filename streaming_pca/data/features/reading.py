@@ -137,7 +137,8 @@ class FieldReader:
         if pyarrow is not None:
             names: list[tuple[str, ...]] = [(".".join(each.place), each.name) for each in self.map.features]
             names += [(".".join(each),) for each in users]
-            self._arrow = ArrowRecords(pyarrow, list(zip(places, names, strict=True)))
+            sizes = [each.size or 0 for each in self.map.features] + [0] * len(users)
+            self._arrow = ArrowRecords(pyarrow, list(zip(places, names, sizes, strict=True)))
         self._of_schema: dict[str, Records] = {}
         self.registered: RegisteredRecords | None = None
         if schema is not None:

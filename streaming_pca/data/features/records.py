@@ -82,7 +82,7 @@ class Records(Protocol):
 Path = Annotated[tuple[Annotated[str, MinLen(1)], ...], MinLen(1)]
 
 NOTHING = object()
-"""Marker for a place below a value without fields; every feature refuses it."""
+"""Marker for a place below a value without fields, or a list too long; every feature refuses it."""
 
 
 def split_path(value: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -26,6 +27,7 @@ def check_places(places: Sequence[Path]) -> None:
                 raise ValueError(f"{outer!r} cannot be a value: {'.'.join(inner)!r} lies below it")
 
 
+_WHOLE = re.compile(r"[+-]?\d+")
 _SHOWN = 40  # characters of a value that a reason shows
 _MOST_NAMES = 4  # columns that a message lists
 
@@ -96,7 +98,7 @@ class RowMap:
                 if value is None:
                     return f"field {field!r} is missing, and has no stand-in"
                 if value is NOTHING:
-                    return f"field {field!r} is of another type, or lies below a value that is not an object"
+                    return f"field {field!r} is of another type or length, or below a value without fields"
                 given = _shown(value) if quotes else f"of type {type(value).__name__}"
                 noun = _NOUNS[feature.kind]
                 is_number = isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
@@ -218,8 +220,8 @@ def named_column(table: Any, name: str) -> Any:
 def _values_in(table: Any, names: Sequence[str], feature: Feature) -> Any:
     for name in (".".join(feature.place), feature.name):
         if name in names:
-            column = _plain(named_column(table, name))
-            return column if feature.categories is None else _codes(column, feature)
+            column = named_column(table, name)
+            return _plain(column) if feature.categories is None else _words(column, feature)
     if feature.place[0] in names:
         # A column of structs.
         inner = _plain(named_column(table, feature.place[0]))
@@ -227,14 +229,31 @@ def _values_in(table: Any, names: Sequence[str], feature: Feature) -> Any:
     raise ValueError(f"the table has no column {feature.name!r}")
 
 
-def _codes(column: Any, feature: Feature) -> Any:
-    """Return a column of categories; whole numbers that missing ones made floats are whole again."""
-    kind = column.dtype.kind if isinstance(column, np.ndarray) else None
-    if kind == "b" and not {"true", "false"} & set(feature.categories or ()):
+def _words(column: Any, feature: Feature) -> Any:
+    """Return a column of categories, each value with its own type.
+
+    As an array of numbers, one missing value would make floats of all others, and round them: the row of a
+    record would depend on other records.
+    """
+    dtype = getattr(column, "dtype", None)
+    dtype = getattr(getattr(dtype, "categories", None), "dtype", dtype)
+    kind, words = str(dtype).lower(), feature.categories or ()
+    if kind.startswith("bool") and not {"true", "false"} & set(words):
         raise ValueError(f"{feature.name!r} is a column of booleans: its categories are 'true' and 'false'")
-    if kind != "f":
-        return column
-    return _listed(int(value) if value.is_integer() else value for value in column.tolist())
+    if isinstance(dtype, np.dtype) and dtype.kind in "fiu":
+        # The library may have made floats of it before. Decided by the settings, and by no value.
+        large = next((each for each in words if _WHOLE.fullmatch(each) and abs(int(each)) >= 2**53), None)
+        if large is not None:
+            raise ValueError(
+                f"{feature.name!r} is a column of numbers, which are rounded where one is missing, and its "
+                f"category {large} has more digits than they keep: pass texts, or a nullable type of integers"
+            )
+    values = _plain(column) if not hasattr(column, "to_list") else _listed(column.to_list())
+    if not kind.startswith("float"):
+        return values
+    return _listed(
+        int(each) if isinstance(each, float) and each.is_integer() else each for each in _listed(values)
+    )
 
 
 def _plain(column: Any) -> Any:

@@ -23,12 +23,11 @@ class Budget:
     ``multiplier`` is z, the noise scale over sensitivity of the one Gaussian that the batch is charged for;
     error messages name the contract's ``epsilon``.
 
-    A Gaussian mechanism of multiplier z/sqrt(s) is (sqrt(s)/z)-GDP. Mechanisms
-    that are mu_i-GDP compose to sqrt(sum mu_i^2)-GDP, also where each one, and its
-    mu_i, is chosen after seeing the earlier answers, if the sum of squares
-    never exceeds a bound fixed beforehand ([DongRothSu2022]; [SmithThakurta2022];
-    [KoskelaTobabenHonkela2023]). Shares add up to 1 at most, so all mechanisms on
-    one batch are (1/z)-GDP together: the cost of one Gaussian of multiplier z.
+    A Gaussian mechanism of multiplier z/sqrt(s) is (sqrt(s)/z)-GDP. Mechanisms that are mu_i-GDP compose to
+    sqrt(sum mu_i^2)-GDP, also where each one, and its mu_i, is chosen after seeing the earlier answers, if
+    the sum of squares never exceeds a bound fixed beforehand ([DongRothSu2022]; [SmithThakurta2022];
+    [KoskelaTobabenHonkela2023]). Shares add up to 1 at most, so all mechanisms on one batch are (1/z)-GDP
+    together: the cost of one Gaussian of multiplier z.
     """
 
     def __init__(self, multiplier: float, epsilon: float) -> None:

@@ -37,16 +37,14 @@ class AnalyzeGauss(ComposedEstimator[AnalyzeGaussState, AnalyzeGaussOptions]):
 
     Deviations from the paper
     -------------------------
-    - Sensitivity. Printed: beta^2. Under replace-one two PSD matrices of trace
-      at most R are up to sqrt(2) R apart; indefinite records are clipped in
-      Frobenius norm and are up to 2 R apart.
+    - Sensitivity. Printed: beta^2. Under replace-one two PSD matrices of trace at most R are up to sqrt(2) R
+      apart; indefinite records are clipped in Frobenius norm and are up to 2 R apart.
     - Isotropic noise: off-diagonal variance is half of the diagonal's. A Frobenius
       sensitivity requires only this.
     - The analytic Gaussian mechanism, on exact integer sums.
-    - beta. Printed: from the unknown spectrum. Here: the radius with the least estimated
-      error, from a look at all radii with a small share of the budget
-      (:mod:`~streaming_pca.estimators.covariance.update`), or a quantile of the norms,
-      or a public radius. Unlike the default it does not weight directions.
+    - beta. Printed: from the unknown spectrum. Here: the radius with the least estimated error, from a look
+      at all radii with a small share of the budget (:mod:`~streaming_pca.estimators.covariance.update`), or a
+      quantile of the norms, or a public radius. Unlike the default it does not weight directions.
     - Streaming: disjoint batches, each charged (epsilon, delta), averaged by
       counts (weights by precision suffer from drift), or with a half-life.
 

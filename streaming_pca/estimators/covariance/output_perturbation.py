@@ -160,14 +160,12 @@ class OutputPerturbation(Estimator[OutputPerturbationState, OutputPerturbationOp
 
     Deviations from the paper
     -------------------------
-    - Propose, test, release. Printed: z is drawn again until g_k > 0, which is not
-      private, and the noise is calibrated to |g_k - ...|, which may be above the
-      true gap. Here z is drawn once. The noisy gap less the quantile of 1 - delta_1 of z is
-      a lower bound of the gap except with probability delta_1, which is charged. Where the
-      bound is too small the outcome is "no-gap", or "too-few-records" where no
-      batch of that size could have passed; nothing is learnt, the charge stays.
-      Too small: where the spectral norm of E, about Delta z sqrt(2 d), would reach
-      the projector's own eigengap of 1.
+    - Propose, test, release. Printed: z is drawn again until g_k > 0, which is not private, and the noise is
+      calibrated to |g_k - ...|, which may be above the true gap. Here z is drawn once. The noisy gap less the
+      quantile of 1 - delta_1 of z is a lower bound of the gap except with probability delta_1, which is
+      charged. Where the bound is too small the outcome is "no-gap", or "too-few-records" where no batch of
+      that size could have passed; nothing is learnt, the charge stays. Too small: where the spectral norm of
+      E, about Delta z sqrt(2 d), would reach the projector's own eigengap of 1.
     - Sensitivities: of replace-one, with a proof. Printed: beta^2 for
       records added or removed, and constants that the paper's proof does not give.
     - z is Gaussian, not Laplace, so that all mechanisms on a record compose exactly. Its quantile at

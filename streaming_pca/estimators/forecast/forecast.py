@@ -1,8 +1,7 @@
 """Forecast of the default estimator's error from public numbers, before any charge.
 
-Only the noise is forecast, not the effects of clipping and of sampling. All noise is in
-units of the total variance, the sum of all d eigenvalues of the covariance.
-Derivation: docs/explanation/proofs/errors.md.
+Only the noise is forecast, not the effects of clipping and of sampling. All noise is in units of the total
+variance, the sum of all d eigenvalues of the covariance. Derivation: docs/explanation/proofs/errors.md.
 """
 
 from __future__ import annotations

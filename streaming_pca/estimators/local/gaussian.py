@@ -38,11 +38,10 @@ class LocalGaussianPCA(LocalEstimator[LocalGaussianState, LocalGaussianOptions])
 
     Deviations from the paper
     -------------------------
-    - Noise. Printed: sigma_1^2 = 2 ln(1.25/delta)/epsilon^2, for a sensitivity of 1.
-      Replacing x moves the upper triangle of x x^T by up to sqrt(2): the printed sigma
-      is less private than stated. Here sqrt(2) times the exact multiplier of the
-      analytic Gaussian mechanism, :func:`streaming_pca.local.noise_sigma`; and x is
-      clipped to the unit ball, which the paper assumes.
+    - Noise. Printed: sigma_1^2 = 2 ln(1.25/delta)/epsilon^2, for a sensitivity of 1. Replacing x moves the
+      upper triangle of x x^T by up to sqrt(2): the printed sigma is less private than stated. Here sqrt(2)
+      times the exact multiplier of the analytic Gaussian mechanism, :func:`streaming_pca.local.noise_sigma`;
+      and x is clipped to the unit ball, which the paper assumes.
     - Streaming: the mean of all reports so far, released after every batch. Its bits
       do not depend on how the stream was cut.
     - Errors: the noise of the mean is known, sigma/sqrt(n) an entry. Theorem 2 bounds

@@ -109,15 +109,13 @@ class SparseLocalPCA(LocalEstimator[SparseLocalState, SparseLocalOptions]):
       quantities. Here ``penalty_constant`` times the bound that no entry of the mean's known
       noise exceeds except with probability 0.05:
       :func:`~streaming_pca.linalg.fantope.noise_penalty`.
-    - Step size and end: the paper has a constant rho and a loop without end. Here the step
-      balances the residuals, and the iteration ends by them; the state has its gap,
-      from a dual solution.
+    - Step size and end: the paper has a constant rho and a loop without end. Here the step balances the
+      residuals, and the iteration ends by them; the state has its gap, from a dual solution.
     - Streaming: the solver starts from its last iterate, so the solution depends on how the
       stream is cut, within its tolerance.
-    - Refit. Step 13 takes the eigenvectors of Y, which the penalty biases: with
-      the penalty that finds the right features, that can cost more than sparsity
-      gains. Here, unless ``refit = false``, the penalty only chooses the features, and
-      the eigenvectors are those of the mean on them.
+    - Refit. Step 13 takes the eigenvectors of Y, which the penalty biases: with the penalty that finds the
+      right features, that can cost more than sparsity gains. Here, unless ``refit = false``, the penalty only
+      chooses the features, and the eigenvectors are those of the mean on them.
     - Variances: those of the mean, without the penalty, along the rows, which are rotated
       to its Ritz vectors.
     - Support: the features whose weight Y_ii exceeds ten tolerances; Theorem 5 states

@@ -69,10 +69,9 @@ class Deflation(Estimator[S, O], Generic[S, O]):
 
     Deviations from the paper
     -------------------------
-    - The stream may continue after the k-th component. Then another pass begins, on new
-      records, with learning rates that continue. A component starts from its previous
-      value, projected by P; if nothing is left of that, from the coordinate that P preserves
-      best.
+    - The stream may continue after the k-th component. Then another pass begins, on new records, with
+      learning rates that continue. A component starts from its previous value, projected by P; if nothing is
+      left of that, from the coordinate that P preserves best.
     - After every batch the oracle's answer is made orthogonal to U and normalised here,
       and all later columns are made orthogonal to it: the basis is always orthonormal.
     - A batch that nothing is learnt from counts as one of the component's batches, but

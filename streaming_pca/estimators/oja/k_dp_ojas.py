@@ -72,9 +72,8 @@ class DPOjas(Deflation[DeflationState, DPOjasOptions]):
 
     Deviations from the paper
     -------------------------
-    - Order: the printed noise relies on amplification by shuffling, which records in
-      order of arrival do not have. Here the records of a batch are put in a uniformly
-      random order, which stays secret.
+    - Order: the printed noise relies on amplification by shuffling, which records in order of arrival do not
+      have. Here the records of a batch are put in a uniformly random order, which stays secret.
     - alpha (step 1): the paper gives no constant. With the constant 1 it is 0.08 at n = 1e5,
       epsilon = 1, delta = 1e-6, where the messages themselves reveal which record was
       there. The least that is proved there is 0.48, a ninth of the noise without a secret

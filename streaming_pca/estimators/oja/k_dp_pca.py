@@ -45,17 +45,15 @@ class KDPPCA(Deflation[DeflationState, KDPPCAOptions]):
 
     ===============  ================================================================
     Algorithm 1      :class:`~streaming_pca.estimators.oja.deflation.Deflation`; m = n/k
-                     records a component with ``n_records``, else ``steps_per_component``
-                     batches
+                     records a component with ``n_records``, else ``steps_per_component`` batches
     Alg. 2, step 1   ``init``, and Deflation's projection
     step 2           T = m/B, B by ``batch_rule``
     step 3           PrivRange (Algorithm 6), on the batch's first half:
                      :meth:`~streaming_pca.estimators.oja.truncated_mean.AdaptiveMean.scale`
     step 4           PrivMean (Algorithm 7), on the second half:
-                     :meth:`~streaming_pca.estimators.oja.truncated_mean.AdaptiveMean.mean`;
-                     bins of width 2^(1/4) K sqrt(Lambda) ln^a 25, radius
-                     3 K sqrt(Lambda) ln^a(B d/tau), with its own B and tau: half a batch's
-                     records, and tau/(2 T) of step 4
+                     :meth:`~streaming_pca.estimators.oja.truncated_mean.AdaptiveMean.mean`; bins of width
+                     2^(1/4) K sqrt(Lambda) ln^a 25, radius 3 K sqrt(Lambda) ln^a(B d/tau), with its own B and
+                     tau: half a batch's records, and tau/(2 T) of step 4
     steps 5 - 6      ``_learn``; P and the norm in Deflation; eta_t of appendix G.1 by
                      ``schedule = "spectral"`` and ``eigenvalues``
     ===============  ================================================================
@@ -72,9 +70,8 @@ class KDPPCA(Deflation[DeflationState, KDPPCAOptions]):
       record's coordinate may move from one end of the box to the other.
     - The bins' constant is printed as log^2 25, with log^a in the step after it: a = 2 of
       [LiuEtAl2022]. Here it is ln^a 25.
-    - The range: Algorithm 6 has no 1/2 for differences of pairs and returns l;
-      [DunglerSanyal2026, Alg. 4] has 1/2 and returns 2 l. These are one number, because
-      bins are quarter octaves.
+    - The range: Algorithm 6 has no 1/2 for differences of pairs and returns l; [DunglerSanyal2026, Alg. 4]
+      has 1/2 and returns 2 l. These are one number, because bins are quarter octaves.
     - PrivRange may find no range. Then the iterate stays, the batch is charged, and its
       outcome is "no-scale". A batch with fewer pairs than PrivRange has blocks is not
       tried; its outcome is "too-few-records".

@@ -50,9 +50,8 @@ class PrivateOja(IterateEstimator[IterateState, PrivateOjaOptions]):
 
     Deviations from the paper
     -------------------------
-    - Noise (step 5): independent Gaussians on all d k integers, then
-      the projection on S_Q: isotropic there, half the printed variance inside
-      the Q-block, the same privacy.
+    - Noise (step 5): independent Gaussians on all d k integers, then the projection on S_Q: isotropic there,
+      half the printed variance inside the Q-block, the same privacy.
     - Centring: the printed algorithm has second moments only ("none"). "pairs"
       and a public vector are public maps of the records and work here too.
 

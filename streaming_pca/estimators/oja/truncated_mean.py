@@ -116,9 +116,8 @@ class AdaptiveMean:
 
     (epsilon, delta) is for each half of one batch; ``values`` is d k, the coordinates of a product.
 
-    Released: the scale's bin, or that no bin was found, (epsilon, delta)-DP; from the
-    other half the centre and the noisy mean, together (epsilon, delta)-DP.
-    Adjacency: replace-one; a record is in one half.
+    Released: the scale's bin, or that no bin was found, (epsilon, delta)-DP; from the other half the centre
+    and the noisy mean, together (epsilon, delta)-DP. Adjacency: replace-one; a record is in one half.
     """
 
     def __init__(self, epsilon: float, delta: float, values: int) -> None:

@@ -97,18 +97,16 @@ class NoisyPowerMethod(Estimator[NoisyPowerState, NoisyPowerOptions]):
     - Sensitivity. Under replace-one two products are up to 2 rho_t apart. ``block_sum``
       clips products to rho_t in integers, so this holds for all floats. Records within both
       balls have products within rho_t, and the clip changes them by rounding only.
-    - rho_t. For a record within both balls, a_j = sqrt(A_jj), A positive
-      semidefinite gives |A_jl| <= a_j a_l, and row j of A Q has a norm of at most
-      a_j sum_l a_l |Q_l| <= a_j alpha max_l |Q_l| (Q_l a row of Q). So |A Q|_F <=
-      beta alpha max_l |Q_l|: never above beta alpha max|Q| sqrt(k), which
-      [NicolasEtAl2024] has from single entries. It is at most beta^2 too, as |Q|_2 = 1.
+    - rho_t. For a record within both balls, a_j = sqrt(A_jj), A positive semidefinite gives |A_jl| <= a_j
+      a_l, and row j of A Q has a norm of at most a_j sum_l a_l |Q_l| <= a_j alpha max_l |Q_l| (Q_l a row of
+      Q). So |A Q|_F <= beta alpha max_l |Q_l|: never above beta alpha max|Q| sqrt(k), which [NicolasEtAl2024]
+      has from single entries. It is at most beta^2 too, as |Q|_2 = 1.
     - T passes over the same records compose exactly, as Gaussian mechanisms do; zCDP
       would need more noise. (Both papers leave it to [NicolasEtAl2024].)
     - Noise: on all d k integers, then projected on S_Q, which contains A Q.
-    - Streaming. Each batch is a separate data set, charged whole; its passes
-      start from the last batch's iterate, an earlier output. The batches' results
-      are averaged, a post-processing: bases are aligned to the average so far (the
-      orthogonal Procrustes problem) and weighted by (records times the k-th Ritz
+    - Streaming. Each batch is a separate data set, charged whole; its passes start from the last batch's
+      iterate, an earlier output. The batches' results are averaged, a post-processing: bases are aligned to
+      the average so far (the orthogonal Procrustes problem) and weighted by (records times the k-th Ritz
       value over the noise)^2, which puts bases from noise far below others.
     - Uninformative batches. Nothing is learnt from a batch whose records are too few for
       the largest possible k-th eigenvalue, beta^2/k a record, to exceed the noise of a pass

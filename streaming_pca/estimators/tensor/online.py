@@ -46,8 +46,7 @@ class OnlineTensorPower(Estimator[OnlineTensorState, OnlineTensorOptions]):
 
     Deviations from the paper
     -------------------------
-    - Step 6 adds x_i where it means x_l, the record; step 7: see
-      :mod:`streaming_pca.linalg.tensors`.
+    - Step 6 adds x_i where it means x_l, the record; step 7: see :mod:`streaming_pca.linalg.tensors`.
     - After the last component: see :mod:`streaming_pca.estimators.tensor.search`. R n records
       find a component, so all are found after k R batches.
     - A record is one row x. A factor of more rows has no third moment: it counts

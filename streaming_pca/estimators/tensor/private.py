@@ -87,16 +87,13 @@ class PrivateTensorPower(Estimator[PrivateTensorState, PrivateTensorOptions]):
       random candidates: proved in :mod:`streaming_pca.estimators.tensor.sums`.
     - Composition. Printed: noise for k L (R + 1) answers on the same data. Here a
       record is in one batch, and meets one Gaussian mechanism.
-    - Step 10's weights come from the last power step's products, not from a separate
-      answer.
-    - Whitening (section 1.2): the first batch's noisy second moment gives U and S, W = U
-      S^(-1/2); eigenvalues below its noise are set to that noise. Later batches
-      clip W^T x to ``whitened_radius`` and search in k dimensions. W^T x
-      may be near any vector of that ball, so the sensitivity is as above with that
-      radius. Components are mapped back by B = U S^(1/2).
-    - After the last component, and before one is found: see
-      :mod:`streaming_pca.estimators.tensor.search`. With a whitening, the fill is orthonormal
-      in the whitened space.
+    - Step 10's weights come from the last power step's products, not from a separate answer.
+    - Whitening (section 1.2): the first batch's noisy second moment gives U and S, W = U S^(-1/2);
+      eigenvalues below its noise are set to that noise. Later batches clip W^T x to ``whitened_radius`` and
+      search in k dimensions. W^T x may be near any vector of that ball, so the sensitivity is as above with
+      that radius. Components are mapped back by B = U S^(1/2).
+    - After the last component, and before one is found: see :mod:`streaming_pca.estimators.tensor.search`.
+      With a whitening, the fill is orthonormal in the whitened space.
     - A record is one row x: a factor of more rows counts as null.
     - If the model is x = h + noise, E[x (x) x (x) x] has terms of the noise's
       second moment and of E[h]; a centre, or three views of h, are the remedy.

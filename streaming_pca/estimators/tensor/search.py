@@ -12,10 +12,9 @@ Algorithm 3, steps 8, 10, 11
 
 Deviations from the paper
 -------------------------
-- The stream has no end. When all k components are found, every batch computes
-  their k products, deflates each by the others, and averages: a component
-  is the direction of the mean product of the last ``window`` batches. So the
-  error falls with the records, and the estimate follows drift.
+- The stream has no end. When all k components are found, every batch computes their k products, deflates each
+  by the others, and averages: a component is the direction of the mean product of the last ``window``
+  batches. So the error falls with the records, and the estimate follows drift.
 - Components that are not found yet: an orthonormal fill, of weight 0.
 - The last step's products give the weights of its candidates, as in Algorithm 2;
   Algorithm 3 queries them again. u . T(I, u, u) is T(u, u, u).

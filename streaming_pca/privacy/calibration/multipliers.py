@@ -182,14 +182,12 @@ def lattice_sigma(
     noise multiplier of one batch, as from a paper; it is checked. Raises CalibrationError if int64 is too
     narrow for the noise, or the given multiplier is too small.
 
-    A Gaussian of multiplier z is (1/z)-GDP, and c mechanisms that are mu-GDP
-    each are sqrt(c) mu-GDP together, also when each is chosen after seeing the
-    earlier ones' answers [DongRothSu2022, Theorem 3.2], and when these
-    decide which batches the unit enters [SmithThakurta2022;
-    KoskelaTobabenHonkela2023]. So a batch's multiplier is sqrt(c) times the multiplier of
-    a single Gaussian. Sums are integers and answers are rounded
-    (:mod:`~streaming_pca.privacy.noise`), which changes nothing: neither the number of
-    coordinates nor the lattice's unit matters.
+    A Gaussian of multiplier z is (1/z)-GDP, and c mechanisms that are mu-GDP each are sqrt(c) mu-GDP
+    together, also when each is chosen after seeing the earlier ones' answers [DongRothSu2022, Theorem 3.2],
+    and when these decide which batches the unit enters [SmithThakurta2022; KoskelaTobabenHonkela2023]. So a
+    batch's multiplier is sqrt(c) times the multiplier of a single Gaussian. Sums are integers and answers are
+    rounded (:mod:`~streaming_pca.privacy.noise`), which changes nothing: neither the number of coordinates
+    nor the lattice's unit matters.
     """
     require_positive("sensitivity", sensitivity)
     needed = least_multiplier(epsilon, delta, contributions)

@@ -8,9 +8,8 @@ delta)-differentially private at the cap, for each record.
     Epsilons and deltas are added ([RogersEtAl2016]: with a cap that is fixed
     in advance, adding is valid for adaptive charges).
 "zcdp"
-    Rhos are added, and (epsilon, delta) is what rho-zCDP implies at the cap's
-    delta: epsilon = rho + 2 sqrt(rho ln(1/delta)) ([BunSteinke2016, Prop. 1.3];
-    a cap on the sum is a filter by [FeldmanZrnic2021] and
+    Rhos are added, and (epsilon, delta) is what rho-zCDP implies at the cap's delta: epsilon = rho + 2
+    sqrt(rho ln(1/delta)) ([BunSteinke2016, Prop. 1.3]; a cap on the sum is a filter by [FeldmanZrnic2021] and
     [WhitehouseEtAl2023]). A charge that claims no rho never fits.
 
 Sums are rationals, and a sum that equals the cap is within it. In the zcdp rule

@@ -31,6 +31,7 @@ from streaming_pca.privacy.ledger.entries import (
     Opened,
     Released,
     Reserved,
+    Resumed,
     entry_hash,
 )
 from streaming_pca.privacy.ledger.protocol import JobProgress, check_entry
@@ -49,16 +50,11 @@ class Verdict:
 _ACCEPTED = Verdict(True)
 
 
-def _void(reason: str) -> Verdict:
-    return Verdict(False, reason)
-
-
 @dataclass
 class JobLedger(JobProgress):
     """Progress and charges of one job."""
 
-    reservation: Reserved | None = None
-    """Reservation of the last batch."""
+    reservation: Reserved | None = None  # of the last batch
     committed: int = 0
     abandoned: int = 0
     released: int = 0
@@ -66,8 +62,9 @@ class JobLedger(JobProgress):
     records_abandoned: int = 0
     spend: defaultdict[int, SpendMap] = field(default_factory=lambda: defaultdict(SpendMap))
     """Charges of the records in its ranges."""
-    everywhere: Charge = field(default_factory=Charge.nothing)
-    """Charge of every record: nothing, unless the unit is a user."""
+    everywhere: Charge = field(default_factory=Charge.nothing)  # of every record, if the unit is a user
+    refused: str = ""  # reason why the job's last entry is void; "" if it counts
+    reason: str = ""  # of the last entry that counts, if it has one and resumes nothing
 
     def spent(self, partition: int, offset: int) -> Charge:
         """Return this job's charge of one record."""
@@ -85,10 +82,9 @@ class Ledger:
         self.topic_id = topic_id
         self.opened: Opened | None = None
         self.jobs: dict[str, JobLedger] = {}
+        # Charges by all jobs together: of the records in their ranges, by partition, and of every record.
         self.spend: defaultdict[int, SpendMap] = defaultdict(SpendMap)
-        """Charges by all jobs together of the records in their ranges, by partition."""
         self.everywhere = Charge.nothing()
-        """Charge by all jobs together of every record, in addition to ``spend``."""
 
     def job(self, name: str) -> JobLedger:
         """Return a job's record; an empty one for a job without entries."""
@@ -109,21 +105,21 @@ class Ledger:
     def check(self, entry: LedgerEntry) -> Verdict:
         """Return the verdict of :meth:`apply` without changing anything."""
         if entry.topic_id != self.topic_id:
-            return _void("it belongs to another life of the topic (other topic id)")
+            return Verdict(False, "it belongs to another life of the topic (other topic id)")
         if isinstance(entry, Opened):
-            return _void("the ledger is already open") if self.opened else _ACCEPTED
+            return Verdict(False, "the ledger is already open") if self.opened else _ACCEPTED
         if self.opened is None:
-            return _void("the ledger is not open")
+            return Verdict(False, "the ledger is not open")
         job = self.job(entry.job)
         if entry.previous != job.head:
-            return _void("its hash chain does not continue the job's last entry")
+            return Verdict(False, "its hash chain does not continue the job's last entry")
         if wrong := self._check_protocol(entry, job):
-            return _void(wrong)
+            return Verdict(False, wrong)
         if isinstance(entry, Reserved | Charged):
             try:
                 self.check_budget(entry)
             except BudgetExceeded as error:
-                return _void(str(error))
+                return Verdict(False, str(error))
         return _ACCEPTED
 
     def _check_protocol(self, entry: LedgerEntry, job: JobLedger) -> str:
@@ -186,18 +182,20 @@ class Ledger:
             return verdict
         if entry.topic_id != self.topic_id or self.opened is None:
             return verdict
-        if entry.previous != self.head(entry.job):
+        job = self.job(entry.job)
+        job.refused = verdict.reason
+        if entry.previous != job.head:
             return verdict
-        # A void entry still moves its job's chain: its writer has read it back, and
-        # continues from it.
-        job = self.jobs.setdefault(entry.job, JobLedger())
+        # A void entry still moves its job's chain: its writer has read it back, and continues from it.
         job.head = entry_hash(entry)
+        self.jobs[entry.job] = job
         if verdict.accepted:
             self._record(entry, job)
         return verdict
 
     def _record(self, entry: LedgerEntry, job: JobLedger) -> None:
         job.follow(entry)
+        job.reason = "" if isinstance(entry, Resumed) else getattr(entry, "reason", "")
         match entry:
             case Reserved():
                 job.reservation = entry

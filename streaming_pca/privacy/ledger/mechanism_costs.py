@@ -112,6 +112,20 @@ def check_mechanisms(contract: Parameters, parameters: Parameters) -> str:
     )
 
 
+def check_composition(contract: Parameters, first: Parameters, parameters: Parameters) -> str:
+    """Return why a batch composes otherwise than its job's ``first`` where users enter several; "" if not.
+
+    Otherwise the parts of different batches could exceed the whole (docs/explanation/ledger.md).
+    """
+    if contract.get("privacy_unit") != "user" or _composition(first) == _composition(parameters):
+        return ""
+    return "its mechanism or its counts compose otherwise than those of the job's first batch"
+
+
+def _composition(parameters: Parameters) -> tuple[bool, Fraction]:
+    return parameters.get("mechanism") in _IN_PARTS, _of_counts(parameters)
+
+
 @dataclass(frozen=True)
 class _Composed:
     """Gaussians, and pure mechanisms, on the same records."""

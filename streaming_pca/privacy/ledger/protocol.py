@@ -16,10 +16,9 @@ STARTED before its first batch, and reserves no record before those offsets.
 
 A reservation names records, and its charge is not below its cost:
 
-- epsilon and delta are at least those of its privacy contract (``promise``), and the
-  noise that its parameters name is enough for them (:mod:`.mechanism_costs`). A stream of
-  reports, whose producers add the noise, charges exactly 0; a stream that is not
-  private charges exactly infinity.
+- epsilon and delta are at least those of its privacy contract (``promise``), and the noise that its
+  parameters name is enough for them (:mod:`.mechanism_costs`). A stream of reports, whose producers add the
+  noise, charges exactly 0; a stream that is not private charges exactly infinity.
 - its rho, where one is claimed, is at least the cost of the mechanisms.
 
 Comparisons are of rationals, with a relative tolerance of one part in 10^12.
@@ -50,7 +49,13 @@ from streaming_pca.privacy.ledger.entries import (
     Retired,
     Started,
 )
-from streaming_pca.privacy.ledger.mechanism_costs import TOLERANCE, check_mechanisms, is_of_reports, least_rho
+from streaming_pca.privacy.ledger.mechanism_costs import (
+    TOLERANCE,
+    check_composition,
+    check_mechanisms,
+    is_of_reports,
+    least_rho,
+)
 from streaming_pca.privacy.parameters import Charge, parse_rational
 
 _LARGEST_SHOWN = Fraction(10**300)
@@ -90,6 +95,8 @@ class JobProgress:
     """The last batch that was committed, and the digests of its state and of its release ("" before it)."""
     contract: dict[str, Any] | None = None
     """Privacy contract of the job's first reservation, binding for all later ones."""
+    parameters: dict[str, Any] | None = None
+    """Mechanisms of the job's first reservation."""
     ends: dict[int, int] = field(default_factory=dict)
     """Start of the job's next batch."""
     started: bool = False
@@ -109,6 +116,7 @@ class JobProgress:
             case Reserved():
                 self.batch, self.phase, self.contract = entry.batch, BatchStatus.RESERVED, entry.promise
                 self.ends |= {r.partition: r.end for r in entry.ranges}
+                self.parameters = self.parameters or entry.parameters
             case Committed():
                 self.phase, self.last_committed = BatchStatus.COMMITTED, entry.batch
                 self.state_digest, self.release_digest = entry.state_digest, ""
@@ -136,7 +144,7 @@ def check_entry(entry: LedgerEntry, job: JobProgress, jobs: Mapping[str, JobProg
     """
     match entry:
         case Reserved():
-            return _check_reservation(entry, job) or _check_kind(entry, jobs) or _check_charge(entry)
+            return _check_reservation(entry, job) or _check_kind(entry, jobs) or _check_charge(entry, job)
         case Charged():
             return _check_elsewhere(entry, job)
         case Paused() | Resumed() | Retired():
@@ -246,7 +254,7 @@ def _check_end(entry: Committed | Abandoned | Released, job: JobProgress) -> str
     return "" if job.phase is needed else f"batch {entry.batch} is {job.phase}, not {needed}"
 
 
-def _check_charge(entry: Reserved) -> str:
+def _check_charge(entry: Reserved, job: JobProgress) -> str:
     contract, charge = entry.promise, entry.charge
     if (unit := contract.get("privacy_unit")) not in _UNITS:
         return f"its privacy contract has privacy_unit {unit!r:.60}: it must be one of {', '.join(_UNITS)}"
@@ -262,7 +270,11 @@ def _check_charge(entry: Reserved) -> str:
         # With diagnostics the charge is a sum of two parts, which may be an ulp below the whole.
         if charged < promised * (1 - TOLERANCE):
             return f"it charges {name} {approximate(charged)}, but its contract has {approximate(promised)}"
-    return _check_rho(entry) or check_mechanisms(contract, entry.parameters)
+    return (
+        _check_rho(entry)
+        or check_mechanisms(contract, entry.parameters)
+        or check_composition(contract, job.parameters or entry.parameters, entry.parameters)
+    )
 
 
 def _check_rho(entry: Reserved) -> str:

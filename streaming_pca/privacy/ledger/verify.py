@@ -109,6 +109,9 @@ def verify_log(
             replay.take(offset, entry, digest)
             continue
         of_others += 1
+        if replay.opened is not None and isinstance(entry, Opened):
+            # Under it, releases would look like those of an earlier topic.
+            problems.append(f"offset {offset}: opens another life of the topic after the present one")
         if releases is not None:
             earlier[entry.topic_id].take(offset, entry, digest)
     mine_released = others = None

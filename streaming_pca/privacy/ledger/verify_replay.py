@@ -40,6 +40,8 @@ class Job(JobProgress):
     """Records of each batch."""
     learnt: dict[int, int] = field(default_factory=dict)
     """Records of each committed batch and of the batches before it."""
+    total: int = 0
+    """Records of all committed batches."""
     off_chain: list[int] = field(default_factory=list)
     of_users: bool = False
     everywhere: Charge = _NOTHING
@@ -107,8 +109,8 @@ class Replay:
                 for r in entry.ranges:
                     self._elsewhere[r.partition].append((r.start, r.end, entry.charge))
             case Committed():
-                before = max(job.learnt.values(), default=0)
-                job.learnt[entry.batch] = before + job.counts[entry.batch]
+                job.total += job.counts[entry.batch]
+                job.learnt[entry.batch] = job.total
             case Released():
                 job.digests[entry.batch] = entry.release_digest
         if job.batch:
@@ -327,8 +329,7 @@ def sweep(
 ) -> Iterator[tuple[int, int, Total]]:
     """Yield (start, end, total) of every stretch between boundaries.
 
-    The same total is changed in place. Charges that lie everywhere are in it, but not
-    in its ``count``.
+    The same total is changed in place. Charges that lie everywhere are in it, but not in its ``count``.
     """
     real = [r for r in ranges if r[0] < r[1]]
     events = [(start, 1, charge) for start, _, charge in real]

@@ -1,8 +1,7 @@
 """Privacy mechanisms: the only code that adds noise.
 
-A mechanism takes exact integers and draws through the noise sampler. Every later step is
-post-processing. Adjacency is replace-one throughout: one record of the input is replaced by
-another, or by the null record.
+A mechanism takes exact integers and draws through the noise sampler. Every later step is post-processing.
+Adjacency is replace-one throughout: one record of the input is replaced by another, or by the null record.
 
 A parameter out of its range is a :class:`~streaming_pca.privacy.errors.ParameterError`. Errors are about
 public parameters, types and shapes, never about values that depend on records.

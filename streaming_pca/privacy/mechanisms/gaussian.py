@@ -80,12 +80,11 @@ def gaussian_on_symmetric(total: NDArray[np.int64], sigma: float) -> NDArray[np.
     up), and rounded. Adjacency: replace-one, under which neighbours differ by a
     symmetric D with |D|_F <= D_F.
 
-    Noise N of these variances has density proportional to exp(-|N|_F^2/(2 sigma^2)), which is
-    isotropic, so the privacy loss depends on |D|_F alone: D'^2 = sum D_ii^2/sigma^2 +
-    sum_{i<j} 2 D_ij^2/sigma^2 = |D|_F^2/sigma^2. It costs as much as a vector of L2
-    sensitivity D_F: (epsilon, delta) by :func:`calibration.lattice_sigma` for ``sensitivity =
-    D_F``, and rho = D_F^2/(2 sigma^2). Equal variances would spend the same and add up to twice
-    the noise off the diagonal.
+    Noise N of these variances has density proportional to exp(-|N|_F^2/(2 sigma^2)), which is isotropic, so
+    the privacy loss depends on |D|_F alone: D'^2 = sum D_ii^2/sigma^2 + sum_{i<j} 2 D_ij^2/sigma^2 =
+    |D|_F^2/sigma^2. It costs as much as a vector of L2 sensitivity D_F: (epsilon, delta) by
+    :func:`calibration.lattice_sigma` for ``sensitivity = D_F``, and rho = D_F^2/(2 sigma^2). Equal variances
+    would spend the same and add up to twice the noise off the diagonal.
 
     Proof: docs/explanation/proofs/noise.md.
 
@@ -134,9 +133,8 @@ def gaussian_on_symmetric_space(
     D_F``, and rho = D_F^2/(2 sigma^2). The
     projection is post-processing.
 
-    After the projection the noise is isotropic on S_Q: variance sigma^2 along every unit
-    direction, sigma^2/2 off the diagonal of the Q-block. The papers' GOE has twice that there,
-    at the same privacy.
+    After the projection the noise is isotropic on S_Q: variance sigma^2 along every unit direction, sigma^2/2
+    off the diagonal of the Q-block. The papers' GOE has twice that there, at the same privacy.
 
     Proof: docs/explanation/proofs/noise.md.
 

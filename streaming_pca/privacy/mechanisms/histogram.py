@@ -25,10 +25,9 @@ Key = TypeVar("Key", int, str, bytes, tuple[int, ...])
 def stability_threshold(epsilon: float, delta: float) -> int:
     """Return the smallest noisy count that :func:`stability_histogram` shows.
 
-    The least integer t >= 2 such that a bin of one record is shown with
-    probability P(1 + N >= t) = q^(t - 1)/(1 + q) at most min(delta, 1 - q),
-    q = e^(-1/scale) and scale = 2/epsilon: the exact tail of the discrete
-    Laplace distribution P(N = j) = q^|j| (1 - q)/(1 + q).
+    The least integer t >= 2 such that a bin of one record is shown with probability P(1 + N >= t) = q^(t -
+    1)/(1 + q) at most min(delta, 1 - q), q = e^(-1/scale) and scale = 2/epsilon: the exact tail of the
+    discrete Laplace distribution P(N = j) = q^|j| (1 - q)/(1 + q).
     """
     require_open_unit("delta", delta)
     scale = laplace_scale(2, epsilon)
@@ -92,9 +91,8 @@ class Modes:
 def gaussian_modes_threshold(n: int, rho: float, delta: float) -> int:
     """Return the smallest noisy count that :func:`gaussian_modes` shows.
 
-    The least integer t with n P(A >= t) <= delta, A the answer to a count of 1: 1 + s Z
-    rounded to a multiple of g = 2**e. A >= t needs 1 + s Z >= t - g/2: so
-    t >= 1 + g/2 - s Phi^-1(delta/n) is enough.
+    The least integer t with n P(A >= t) <= delta, A the answer to a count of 1: 1 + s Z rounded to a multiple
+    of g = 2**e. A >= t needs 1 + s Z >= t - g/2: so t >= 1 + g/2 - s Phi^-1(delta/n) is enough.
     """
     # Imported here: producers of reports need no scipy for it.
     from scipy.special import log_ndtr, ndtri_exp
@@ -128,11 +126,10 @@ def gaussian_modes(bins: BinCounts, rho: float, delta: float) -> Modes:
     replace-one, under which in each histogram one count falls by one and
     another rises by one.
 
-    On bins that hold records of both neighbours the noisy counts are a Gaussian mechanism
-    whose inputs differ by at most sqrt(2n) in L2: (2n)/(2 s^2) = rho-zCDP. At most n bins hold
-    a record of one neighbour alone, one record each; any of them is shown with
-    probability at most n P(A >= t) <= delta. So if rho-zCDP gives (epsilon, delta'), this is
-    (epsilon, delta' + (1 + e^epsilon) delta)-DP.
+    On bins that hold records of both neighbours the noisy counts are a Gaussian mechanism whose inputs differ
+    by at most sqrt(2n) in L2: (2n)/(2 s^2) = rho-zCDP. At most n bins hold a record of one neighbour alone,
+    one record each; any of them is shown with probability at most n P(A >= t) <= delta. So if rho-zCDP gives
+    (epsilon, delta'), this is (epsilon, delta' + (1 + e^epsilon) delta)-DP.
 
     Proof: docs/explanation/proofs/noise.md.
 

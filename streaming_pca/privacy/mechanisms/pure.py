@@ -1,9 +1,8 @@
 """Mechanisms of pure differential privacy: discrete Laplace noise, one alarm.
 
-OpenDP's samplers saturate: a draw beyond int64 becomes its end. Here the sum is
-clipped so that a saturated draw and the true one give the same answer. The answer is
-then a function of (total + noise) in unbounded integers, and as private: to the last
-bit, and with no tail to charge.
+OpenDP's samplers saturate: a draw beyond int64 becomes its end. Here the sum is clipped so that a saturated
+draw and the true one give the same answer. The answer is then a function of (total + noise) in unbounded
+integers, and as private: to the last bit, and with no tail to charge.
 """
 
 from __future__ import annotations
@@ -64,8 +63,7 @@ def laplace_on_vector(total: NDArray[np.int64], scale: float) -> NDArray[np.int6
     at any output is at most exp(sum |D_i|/scale) <= exp(D/scale), so the
     release is (D/scale)-DP; clipping it to int64's inside is post-processing.
 
-    Source: [GhoshRoughgardenSundararajan2012]; the sampler is OpenDP's
-    [CanonneKamathSteinke2020, Alg. 2].
+    Source: [GhoshRoughgardenSundararajan2012]; the sampler is OpenDP's [CanonneKamathSteinke2020, Alg. 2].
     """
     require_positive("scale", scale)
     require_integers("total", total)
@@ -110,17 +108,14 @@ class AboveThreshold:
     answers "below" costs nothing beyond the one epsilon, also when each query
     is chosen after the answers before it.
 
-    The threshold gets discrete Laplace noise r of scale 2 D/epsilon once, each
-    query q_i fresh noise of scale 4 D/epsilon, D the sensitivity. Let the
-    answer be "below" k - 1 times and then "above", and fix the draws of the
-    queries before k. On a neighbour those q_i + noise rise by at most D; so if
-    r rises by D too, they stay below, at a price of e^(D/(2 D/epsilon)) =
-    e^(epsilon/2) for the probability of r; and the k-th stays above if its own
-    noise rises by at most 2 D, at a price of e^(2 D/(4 D/epsilon)) =
-    e^(epsilon/2). Both shifts are integers, so the sums over the integers map
-    to themselves, and the product is e^epsilon; a sequence that never fires
-    pays the first factor only. A noise drawn again for the threshold, or an
-    answer that shows the noisy query, would break this, and neither is done.
+    The threshold gets discrete Laplace noise r of scale 2 D/epsilon once, each query q_i fresh noise of scale
+    4 D/epsilon, D the sensitivity. Let the answer be "below" k - 1 times and then "above", and fix the draws
+    of the queries before k. On a neighbour those q_i + noise rise by at most D; so if r rises by D too, they
+    stay below, at a price of e^(D/(2 D/epsilon)) = e^(epsilon/2) for the probability of r; and the k-th stays
+    above if its own noise rises by at most 2 D, at a price of e^(2 D/(4 D/epsilon)) = e^(epsilon/2). Both
+    shifts are integers, so the sums over the integers map to themselves, and the product is e^epsilon; a
+    sequence that never fires pays the first factor only. A noise drawn again for the threshold, or an answer
+    that shows the noisy query, would break this, and neither is done.
 
     A draw beyond int64 saturates. At the largest scale that is accepted that
     has probability below e^(-2**22) a draw, which no delta in use can see.

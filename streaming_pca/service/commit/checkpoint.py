@@ -41,7 +41,7 @@ from streaming_pca.service.commit.admission import check_admission, check_opened
 from streaming_pca.service.commit.batch_result import BatchResult
 from streaming_pca.service.commit.ledger_writer import LedgerWriter, trace_of
 from streaming_pca.service.commit.log_reader import LedgerLog, LogReader, high_watermark
-from streaming_pca.service.commit.recovery import LedgerMismatch, Recovery, recover
+from streaming_pca.service.commit.recovery import OTHERWISE, LedgerMismatch, Recovery, recover
 from streaming_pca.service.commit.state_topic import Checkpoint, StateReader, encode_checkpoint, send_state
 from streaming_pca.service.commit.user_log import UserLog
 from streaming_pca.service.errors import BudgetExceededByAnother, SessionLost, StreamRefused
@@ -49,7 +49,7 @@ from streaming_pca.service.kafka.authorization import session_lost_by
 from streaming_pca.service.kafka.clients import transactional_producer
 from streaming_pca.service.kafka.transaction import Transaction, discard
 
-_RELEASES_TAIL = 32  # number of last offsets searched for the last release; each publication takes two
+_FIRST_SPAN = 32  # number of last offsets that are searched first for a release; each publication takes two
 
 
 @dataclass(frozen=True)
@@ -146,22 +146,26 @@ class CheckpointWriter(LedgerWriter):
 
         Batches released since the backup would get a second result.
         """
-        topic = self._stream.releases_topic
-        end = high_watermark(self._kafka, topic)
-        reader = LogReader(self._kafka, topic, start=end - _RELEASES_TAIL)
+        topic, patience = self._stream.releases_topic, self._kafka.transaction_timeout_ms / 1000 + 15
+        end, span = high_watermark(self._kafka, topic), _FIRST_SPAN
+        while True:
+            with closing(LogReader(self._kafka, topic, start=end - span)) as reader:
+                found = [message.value or b"" for message in reader.read_to(end, patience)]
+            # Aborted publications leave any number of offsets without a message.
+            if found or span >= end - reader.first:
+                break
+            span *= 16
         try:
-            for message in reader.read_to(end, self._kafka.transaction_timeout_ms / 1000 + 15):
-                release = Release.from_bytes(message.value or b"")
-                if release.stream == self._stream.name and release.batch > batch:
-                    self._refuse(
-                        f"batch {release.batch} was released, but the ledger ends at batch {batch}: "
-                        "ledger and state are from an older backup. Start the stream under a new name",
-                        ledger_end,
-                    )
+            releases = [Release.from_bytes(each) for each in found]
         except ValueError as error:
             raise StreamRefused(f"releases topic {topic!r}: {error}: another program writes to it") from None
-        finally:
-            reader.close()
+        last = max((r.batch for r in releases if r.stream == self._stream.name), default=0)
+        if last > batch:
+            self._refuse(
+                f"batch {last} was released, but the ledger ends at batch {batch}: ledger and state are from "
+                f"an older backup. Restore the newest one, {OTHERWISE}",
+                ledger_end,
+            )
 
     def start(self, positions: Mapping[int, int]) -> None:
         """Record the stream's starting offsets before its first batch.

@@ -114,11 +114,11 @@ class LedgerWriter:
 
     def _read_back(self, offset: int, entry: LedgerEntry) -> Verdict:
         """Replay to the entry just written; return the ledger's verdict on it."""
-        own = next((r for r in self.log.catch_up(offset + 1) if r.offset == offset), None)
-        if own is None or own.entry != entry:
+        own = [r for r in self.log.new_entries(offset + 1) if r.offset == offset]
+        if not own or own[0].entry != entry:
             raise SessionLost(f"{self.step}: the entry is not in the log where it was written")
         self._head = entry_hash(entry)
-        return own.verdict
+        return own[0].verdict
 
     def _expect(self, offset: int, entry: LedgerEntry) -> None:
         """Replay to the entry just written; raise SessionLost if the ledger rejects it."""

@@ -152,12 +152,12 @@ class Replayed:
 
 
 class LedgerReplay:
-    """Replay of one ledger topic from messages of the caller; counts entries, void ones included."""
+    """Replay of one ledger topic from messages of the caller; counts entries and bytes, void ones too."""
 
     def __init__(self, topic: str, topic_id: str) -> None:
         self.topic = topic
         self.ledger = Ledger(topic_id)
-        self.entries = 0
+        self.entries = self.bytes = 0
 
     def apply(self, offset: int, value: bytes | None) -> Replayed:
         """Replay the next message; raise StreamRefused if it is not an entry."""
@@ -168,7 +168,7 @@ class LedgerReplay:
                 f"ledger topic {self.topic!r}, offset {offset}: {error}. "
                 "Another program writes to it, or a newer version of this one does"
             ) from None
-        self.entries += 1
+        self.entries, self.bytes = self.entries + 1, self.bytes + len(value or b"")
         return Replayed(offset, entry, self.ledger.apply(entry))
 
 
@@ -181,13 +181,22 @@ class LedgerLog(LedgerReplay):
         self._reader = whole_log(kafka, topic)
         self._ends: EndReader | None = None
 
-    def catch_up(self, end: int | None = None) -> list[Replayed]:
-        """Replay to ``end``, by default the high watermark; return the new entries."""
+    def catch_up(self, end: int | None = None) -> None:
+        """Replay to ``end``, by default the high watermark."""
+        for _ in self.new_entries(end):
+            pass
+
+    def new_entries(self, end: int | None = None) -> Iterator[Replayed]:
+        """Replay to ``end``, by default the high watermark, and yield each new entry.
+
+        None is stored: a ledger grows for ever.
+        """
         if end is None:
             self._ends = self._ends or EndReader(self._kafka, self.topic)
             end = self._ends.end()
         patience = self._kafka.transaction_timeout_ms / 1000 + 15
-        return [self.apply(m.offset, m.value) for m in self._reader.read_to(end, patience)]
+        for message in self._reader.read_to(end, patience):
+            yield self.apply(message.offset, message.value)
 
     def read_committed(self, most: int) -> bool:
         """Replay up to ``most`` more offsets without waiting for transactions; return True at the end."""

@@ -24,6 +24,10 @@ class Action(StrEnum):
     PLAN = "plan a new batch"
 
 
+OTHERWISE = "or read a new input topic: the charges of this one's records are lost"
+"""Remedy for a ledger that has lost entries, without a backup: a new name would charge records again."""
+
+
 @dataclass(frozen=True)
 class Recovery:
     """Action, and the starting offsets of the job's next new batch."""
@@ -41,8 +45,7 @@ def recover(job: JobLedger, batch: int, digest: str, positions: dict[int, int]) 
     if job.last_committed < batch:
         raise LedgerMismatch(
             f"the ledger ends at batch {job.last_committed}, before the state's batch {batch}: "
-            "the ledger topic has lost entries; restore its newest backup, "
-            "or start the stream under a new name"
+            f"the ledger topic has lost entries; restore its newest backup, {OTHERWISE}"
         )
     if job.last_committed > batch:
         raise LedgerMismatch(

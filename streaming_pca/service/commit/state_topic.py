@@ -252,11 +252,15 @@ class StateReader:
         self._reader.close()
 
 
-def check_input(kafka: KafkaSettings, stream: StreamSettings, topic_id: str) -> None:
-    """Refuse (StreamRefused) a state that cannot be read or has an input other than ``topic_id``."""
+def check_input(kafka: KafkaSettings, stream: StreamSettings, topic_id: str) -> int:
+    """Return the last batch of the state, 0 without one.
+
+    Raises StreamRefused if it cannot be read, or has an input other than ``topic_id``.
+    """
     with closing(StateReader(kafka, stream, topic_id)) as states:
         states.read_committed()
-        states.last()
+        checkpoint, _ = states.last()
+        return 0 if checkpoint is None else checkpoint.batch
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,7 @@ def verify_ledger(kafka: KafkaSettings, topic: str, *, states: bool = True) -> R
             read = read_snapshot(kafka, reader, topic_id, _stored)
         else:
             read = Snapshot(tuple(read_messages(kafka, reader)), reader.position, {})
-        jobs = {e.job for e in _decoded(read.entries) if isinstance(e, Reserved) and e.topic_id == topic_id}
+        jobs = {e.job for e in _decoded(read.entries) if isinstance(e, Reserved)}
         releases: list[StoredRelease] = []
         for name in sorted(existing_topics(kafka, [f"{job}.releases" for job in jobs])):
             releases.extend(map(summarise_release, read_topic(kafka, name)))

@@ -24,9 +24,8 @@ PIECE_BYTES = 2**20  # bytes copied at a time, few enough to stay in the CPU cac
 _MAPPED_BYTES = 2**25 + 2**16
 """Smallest size of a store's memory; only the used part is resident.
 
-Above 32 MiB glibc uses a separate mapping, which grows in place and is returned to the system. Smaller
-blocks lie in a heap between other objects: a store that outgrew such a block, at 64 MiB, left a hole of
-that size.
+Above 32 MiB glibc uses a separate mapping, which grows in place and is returned to the system. Smaller blocks
+lie in a heap between other objects: a store that outgrew such a block, at 64 MiB, left a hole of that size.
 """
 
 Rows = NDArray[np.floating]

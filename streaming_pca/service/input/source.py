@@ -120,26 +120,28 @@ class Source:
         self._feed, self._cutter = feed, BatchCutter(feed, max_wait)
         self._stop = threading.Event()
         self._buffers, self.release_memory = reader.buffers, reader.release_memory
+        # For partitions, too, that a broker with old metadata names later.
+        self._starts = positions, {} if skip_lost else epochs
         self._plan: Plan | None = None
         self._always_waits, self._note_pairs = max_wait is None, False
         try:
-            self._add_partitions(partitions, positions, epochs)
+            self._add_partitions(partitions)
         except BaseException:
             self.close()
             raise
 
-    def _add_partitions(self, partitions: Iterable[int], positions: Offsets, epochs: dict[int, int]) -> None:
+    def _add_partitions(self, partitions: Iterable[int]) -> None:
         new = sorted(partitions)
         if not new:
             return
-        first = self._reader.first_offsets(new)
+        first, (positions, epochs) = self._reader.first_offsets(new), self._starts
         starts = {p: positions.get(p, first[p]) for p in new}
         for p, start in starts.items():
             if start < first[p]:
                 if not self._skip_lost:
                     raise deleted(self._topic, p, start, first[p])
                 starts[p] = first[p]
-        self._reader.add(starts, {} if self._skip_lost else epochs)
+        self._reader.add(starts, epochs)
 
     @property
     def positions(self) -> Offsets:
@@ -219,7 +221,7 @@ class Source:
             # Reread buffered records, so that only the tick decides how a record is decoded.
             self._reader.restart(self._codec_of(end_offsets.schemas))
             self._schemas = end_offsets.schemas
-        self._add_partitions([p for p in end_offsets.ends if p not in self._buffers], {}, {})
+        self._add_partitions([p for p in end_offsets.ends if p not in self._buffers])
         self._check_tails(end_offsets)
         if not late:
             return self._fetch_quotas(end_offsets, plan.count // plan.granularity, plan.granularity)

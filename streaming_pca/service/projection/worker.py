@@ -113,7 +113,7 @@ class ProjectionWorker:
             log.info("metrics and health on %s", http.url)
         try:
             how = ("finding the topics", find_output, settings.kafka, stream, options.output, options.create)
-            patience = Patience(settings.worker.give_up_seconds)
+            patience = Patience(settings.worker)
             output: Output = await patiently(lambda: self._call(*how), patience, self._stopping, log)
             log.info(
                 "projecting %s to %s: the projections are only as private as the records; give both "
@@ -149,7 +149,7 @@ class ProjectionWorker:
 
     async def _project(self, projector: Projector) -> None:
         """Work step by step; recover from failures until ``give_up_seconds`` have passed."""
-        patience = Patience(self._settings.worker.give_up_seconds)
+        patience = Patience(self._settings.worker)
         ends: dict[int, tuple[int, int]] | None = None
         started, looked_at = math.inf, -math.inf
         while not self._stopping.is_set():

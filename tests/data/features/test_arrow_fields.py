@@ -26,7 +26,7 @@ MEGABYTE = 2**20
 
 def read(value: bytes, *paths: str, most: int = 100) -> list[list[Any]]:
     """Return the values of each path in all records."""
-    reader = ArrowRecords(pa, [(tuple(path.split(".")), (path,)) for path in paths])
+    reader = ArrowRecords(pa, [(tuple(path.split(".")), (path,), 2) for path in paths])
     records = reader.read(value, most)
     return [list(map(get, records)) for get in reader.getters]
 
@@ -53,6 +53,8 @@ VALUES: list[tuple[Any, list[Any], list[Any]]] = [
     (pa.large_list(pa.int8()), [[1], [2, 3]], [[1], [2, 3]]),
     (pa.list_(pa.float64(), 2), [[1.0, 2.0], None], [[1.0, 2.0], None]),
     (pa.list_(pa.bool_()), [[True, False]], [[True, False]]),
+    # Longer than the two values of its feature: the objects of its bits would be 152 times as large.
+    (pa.list_(pa.bool_()), [[True] * 3, None, [False]], [NOTHING, None, [False]]),
     (pa.list_(pa.list_(pa.int8())), [[[1]], None], [NOTHING, None]),
     (pa.binary(), [b"a", None], [NOTHING, None]),
     (pa.struct([("a", pa.int8())]), [{"a": 1}, None], [NOTHING, None]),

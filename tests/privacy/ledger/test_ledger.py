@@ -763,9 +763,11 @@ def test_a_void_entry_moves_its_jobs_chain_and_nothing_else() -> None:
     log.answer("a", span(0, 5))
     void = log.reserved("b", span(0, 5))
     log.put(void)
-    assert log.ledger.job("b") == JobLedger(head=entry_hash(void))
+    refused = log.ledger.job("b").refused
+    assert "partition 0, offsets 0 to 4" in refused
+    assert log.ledger.job("b") == JobLedger(head=entry_hash(void), refused=refused)
     assert log.reserve("b", span(5, 9)).accepted
-    assert log.ledger.job("b").batch == 1
+    assert (log.ledger.job("b").batch, log.ledger.job("b").refused) == (1, "")
 
 
 def test_an_entry_off_the_chain_moves_nothing() -> None:
@@ -776,6 +778,7 @@ def test_an_entry_off_the_chain_moves_nothing() -> None:
     head = log.ledger.head("a")
     assert "hash chain" in log.commit("a", previous="forged").reason
     assert log.ledger.head("a") == head
+    assert "hash chain" in log.ledger.job("a").refused
     assert log.commit("a").accepted
     assert "hash chain" in log.commit("a", previous=head).reason
 

@@ -186,6 +186,29 @@ def test_users_whose_number_of_batches_is_not_told_have_no_rho() -> None:
     assert "contributions_per_user must be" in verdict.reason
 
 
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"mechanism": "k-dp-ojas", "sigma_over_sensitivity": 1e3, "secret_order_of": 10},
+        {"mechanism": "gaussian", "sigma_over_sensitivity": 99.0, "diagnostics": counts("1/8")},
+        {"mechanism": "gaussian", "sigma_over_sensitivity": 99.0, "diagnostics": counts("1/4")},
+    ],
+)
+def test_all_batches_of_users_compose_as_the_first(other: dict[str, Any]) -> None:
+    """A Gaussian of the whole and parts by basic composition would exceed delta together."""
+    how = {"diagnostics": counts("1/8")} if other.get("diagnostics") != counts("1/8") else {}
+    first = {"mechanism": "gaussian", "sigma_over_sensitivity": 99.0} | how
+    of_users = promise(privacy_unit="user", contributions_per_user=2)
+    of_users |= {"charge": Charge(epsilon=1, delta="2e-6")}
+    writer = Writer("inf", "inf")
+    writer.answer("a", span(0, 5), **LAWFUL | of_users | {"parameters": first})
+    verdict = reserve(writer, ranges=(span(5, 10),), **of_users, parameters=other)
+    assert verdict.reason.startswith("its mechanism or its counts compose otherwise than those of the")
+    assert reserve(writer, ranges=(span(10, 15),), batch=2, **of_users, parameters=first).accepted
+    alone = Writer("inf", "inf")
+    assert reserve(alone, **of_users, parameters=other).accepted
+
+
 def test_a_charge_may_lack_a_rounding_of_its_promise_and_no_more() -> None:
     for lack, accepted in (("1e-13", True), ("1e-11", False)):
         writer = Writer("inf", "inf")

@@ -261,8 +261,8 @@ def test_the_newest_life_of_a_topic_is_judged_and_an_asked_one() -> None:
     _, _, both = two_lives()
     for asked, judged in ((None, "NEW"), ("NEW", "NEW"), ("OLD", "OLD")):
         report = both.report(topic_id=asked)
-        # In a life other than the newest, releases of a later life follow its own.
-        assert len(report.problems) == (judged == "OLD")
+        # After a life other than the newest another one is opened, with releases of its own.
+        assert len(report.problems) == 2 * (judged == "OLD")
         assert (report.topic_id, report.entries, report.other_entries) == (judged, 4, 4)
         assert (report.releases, report.other_releases) == (1, 1)
 
@@ -275,6 +275,15 @@ def test_a_fault_in_another_life_is_not_this_ones() -> None:
     (problem,) = both.report(topic_id="NEW").problems
     assert problem == "release 0 (stream 'a', batch 1): differs from the release in the ledger"
     assert not both.report(topic_id="OLD").ok
+
+
+def test_a_life_that_is_opened_after_the_present_one_hides_no_release() -> None:
+    """Under an invented topic id anything could be released at any cap."""
+    present, invented = topics(), Writer(epsilon="inf", delta="inf", topic_id="INVENTED")
+    invented.answer("evil", span(0, 10))
+    ledger = [*present.ledger, *((100 + i, encode_entry(entry)) for i, entry in enumerate(invented.log))]
+    (problem,) = verify_log(ledger, topic_id=present.report().topic_id).problems
+    assert problem == "offset 100: opens another life of the topic after the present one"
 
 
 def test_a_life_that_was_never_opened_is_a_problem() -> None:
