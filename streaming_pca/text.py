@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from importlib.metadata import version
+import json
+from importlib.metadata import distribution
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 
 def install_command(extra: str) -> str:
     """Return what installs an extra, for users of a checkout or of a wheel; no index has the package."""
     if (Path(__file__).parents[1] / "pyproject.toml").is_file():
         return f"pip install '.[{extra}]' in the checkout"
-    return f"pip install 'streaming_pca-{version('streaming-pca')}-py3-none-any.whl[{extra}]'"
+    here = distribution("streaming-pca")
+    source = urlsplit(json.loads(here.read_text("direct_url.json") or "{}").get("url", ""))
+    is_wheel = source.scheme == "file" and source.path.endswith(".whl")
+    wheel = unquote(source.path) if is_wheel else f"streaming_pca-{here.version}-py3-none-any.whl"
+    return f"pip install '{wheel}[{extra}]'"
 
 
 def one_line(text: object, most: int | None = None) -> str:

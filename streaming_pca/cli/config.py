@@ -167,11 +167,12 @@ def _print_stream(about: dict[str, Any], guarantee: str, *, pairs: bool, memory:
     first, bounds = about["first_batch"], about["memory_bytes"]
     charge, noise = first["charge"], first["noise_multiplier"]
     whom = "users" if about["privacy_unit"] == "user" else "each"
+    unit = "messages" if about["privacy_unit"] == "row" else "records"
     pair = f"({charge_text(charge['epsilon'])}, {charge_text(charge['delta'])})"
     factor = "" if noise is None else f"; noise multiplier {noise:.4g}"
     rows = {
         "guarantee": guarantee,
-        "first batch": f"{first['records']} records, {whom} charged {pair}{factor}",
+        "first batch": f"{first['records']} {unit}, {whom} charged {pair}{factor}",
         "topics": ", ".join(about["topics"].values()),
     }
     if pairs:

@@ -157,7 +157,7 @@ def produce(
     streaming-pca produce people.csv --config local.toml --local-epsilon 1 --local-delta 1e-6 \
 --local-radius 5 --key person --local-accountant spent.sqlite[/]
     """
-    from streaming_pca.admin.produce import arrange, send_records
+    from streaming_pca.admin.produce import arrange, check_format, send_records
     from streaming_pca.config.loading import load_settings
     from streaming_pca.data.files import ColumnChoice, open_records
 
@@ -178,6 +178,8 @@ def produce(
             raise UserError("objects are sent unchanged: leave out all options but --key")
         _produce_objects(settings, file, key, shuffle, rate, as_json)
         return
+    # Before its cells are read: their faults are of no account in a file of the wrong kind.
+    check_format(file, settings.stream)
     found = open_records(file, key, choice)
     _warn_of_header(found, settings)
     records = arrange(found, settings.stream, rows_per_message=rows_per_message, factors=factors)

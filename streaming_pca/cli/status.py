@@ -96,7 +96,7 @@ def _print(facts: dict[str, Any]) -> None:
         "standing": f"{facts['standing']}, {_leader(facts['leader'])}",
         **{name: printable(facts[name]) for name in ("reason", "refused") if facts[name] is not None},
         "batches": ", ".join(f"{number} {name}" for name, number in batches.items()),
-        "records": str(facts["records"]),
+        "messages" if facts["unit"] == "row" else "records": str(facts["records"]),
         "last release": f"batch {release['batch']}, {release['created']}{outcome}" if release else "none",
         **({} if release is None else {"explained": explained_text(facts["accuracy"])}),
         **({} if facts["counts"] is None else {"last batch": counts_text(facts["counts"])}),

@@ -115,7 +115,7 @@ def _show(
             # There is a release, which this version cannot read.
             explained |= bool(item.version)
             if others <= _MOST_OTHERS:
-                say(str(item.unreadable() if item.version else item), err)
+                say(str(item.unreadable() if item.version else f"warning: {item}: skipped"), err)
             elif others == _MOST_OTHERS + 1:
                 say(f"more messages of {item.topic} are not releases: name a topic STREAM.releases", err)
         elif item is not None:

@@ -321,7 +321,7 @@ class Releases(Iterator[Release]):
                     return item
                 if item.version:
                     raise item.unreadable()
-                _log.warning("%s", item)
+                _log.warning("%s: skipped", item)
             if self._timeout is not None and time.monotonic() - since > self._timeout:
                 self.close()
                 break

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,13 +12,14 @@ from kafka.errors import KafkaError, KafkaTimeoutError
 
 from streaming_pca.config.kafka import KafkaSettings
 from streaming_pca.service.errors import NotPermitted, TopicError
-from streaming_pca.service.kafka.authorization import in_one_line
 from streaming_pca.service.kafka.clients import (
     MAX_MESSAGE_BYTES,
     BrokerUnreachable,
     ask_broker,
+    broker_failed,
     plain_producer,
 )
+from streaming_pca.service.kafka.transaction import discard
 
 _MAX_UNSENT = 50_000
 _MAX_UNSENT_BYTES = 2 * MAX_MESSAGE_BYTES
@@ -66,7 +67,9 @@ class Sender:
         self.partitions = _count_partitions(kafka, topic)
         self.sent = 0  # number of messages passed to the client
         self._first = first
-        self._failures: list[BaseException] = []
+        self._kafka = kafka
+        self._failures: list[Exception] = []
+        self._reason = ""
         self._unsent = self._unsent_bytes = 0
         self._producer = plain_producer(kafka)
 
@@ -103,13 +106,16 @@ class Sender:
         self._raise_failure()
 
     def _raise_failure(self) -> None:
-        if self._failures:
-            reason = in_one_line(self._failures[0], "Write")
-            raise DeliveryError(f"sending to {self.topic!r} failed after {self.sent} messages: {reason}")
+        if self._failures and not self._reason:
+            what = f"sending to {self.topic!r} failed after {self.sent} messages"
+            self._reason = str(broker_failed(self._kafka, what, self._failures[0], "Write"))
+        if self._reason:
+            raise DeliveryError(self._reason)
 
     def close(self) -> None:
         """Release the connection; messages that were not flushed may be lost."""
-        self._producer.close(timeout=5)
+        with suppress(KafkaError, KafkaTimeoutError):  # it would replace the error that ends the sending
+            discard(self._producer)
 
 
 def send_messages(

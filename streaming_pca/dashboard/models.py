@@ -197,7 +197,7 @@ class StreamSummary(Answer):
     batches: Batches | None = None
     """Numbers of batches."""
     records: int | None = None
-    """Records processed, according to the ledger."""
+    """Records processed, according to the ledger; messages, where the unit of privacy is a row."""
     lag: Lag | None = None
     """Lag; null if unknown."""
     next_batch: NextBatch | None = None
@@ -328,7 +328,7 @@ class JobSummary(Answer):
     charges: int
     """Number of charges."""
     records_committed: int
-    """Records processed."""
+    """Records processed; messages, where the unit of privacy is a row."""
     records_abandoned: int
     """Records charged in batches that were abandoned."""
 

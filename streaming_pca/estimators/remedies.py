@@ -104,6 +104,18 @@ class Situation:
         return bool(self.has_bounds and not self.has_scale and differ)
 
     @property
+    def gave_scale(self) -> bool:
+        """True if the user gave a scale: a map of features has one by itself."""
+        return self.has_scale and (not self.features or any(each.scale is not None for each in self.features))
+
+    @property
+    def can_take_logarithms(self) -> bool:
+        """True unless every feature has a transform, or bounds below 0."""
+        lower = None if self.bounds is None else self.bounds[0]
+        transformed = bool(self.features) and all(each.transform != "none" for each in self.features)
+        return not transformed and (lower is None or bool((lower >= 0).any()))
+
+    @property
     def reads_vectors(self) -> bool:
         """True if bounds, a scale and a centre exist for these records."""
         return self.kind is RecordKind.FACTOR
@@ -191,6 +203,8 @@ def advise(
     the dominant feature, ``column`` its number, if any.
     """
     known = [ReleaseWarning(name) for name in ids if name in set(ReleaseWarning)]
+    # What helps one feature helps first: then neither records nor epsilon do.
+    known.sort(key=lambda doubt: doubt is not ReleaseWarning.DOMINATED)
     # A name in a foreign release may contain terminal control characters.
     named = _ONE_FEATURE if feature is None else f"feature {printable(str(feature))}"
     case = _Case(situation, frozenset(known), resolved, named, -1 if column is None else column)
@@ -295,7 +309,7 @@ def _bounds(case: _Case) -> _Remedies:
     # Other estimators clip to a public radius, with and without bounds.
     if not (s.is_composed and s.reads_vectors):
         return
-    given = _Remedy(f"public bounds{' and a scale' * s.has_scale}", is_given=True)
+    given = _Remedy(f"public bounds{' and a scale' * s.gave_scale}", is_given=True)
     bare = [printable(each.name) for each in s.features if each.column_bounds is None]
     of = "features" if len(bare) in (0, len(s.features)) else f"features without any ({', '.join(bare[:3])})"
     yield given if s.has_bounds else _change(case, f"public bounds of the {of}")
@@ -307,7 +321,8 @@ def _narrower(case: _Case) -> _Remedies:
     if not (s.has_bounds and s.is_composed and s.reads_vectors):
         return
     if not case.doubts & {ReleaseWarning.CLAMPED, ReleaseWarning.DOMINATED}:
-        yield _change(case, "narrower bounds, or none if these are far wider than the records")
+        unless = "" if s.features else ", or none if these are far wider than the records"
+        yield _change(case, f"narrower bounds{unless}")
     if s.can_scale_by_bounds:
         yield _change(case, _BY_BOUNDS)
 
@@ -337,7 +352,13 @@ def _centre(case: _Case) -> _Remedies:
     """Yield ways to a mean without error."""
     if case.settings.supports("pairs"):
         yield _change(case, 'centering = "pairs", which needs no mean (records of one row)')
-    yield _change(case, "a public centre as centering")
+    yield _change(case, "a public centre as centering, such as zeros where most values are 0")
+
+
+def _own_centre(case: _Case) -> _Remedies:
+    """Yield ways to a mean without error, where it is estimated: its error hides variances."""
+    if case.settings.centering == "auto" and case.settings.reads_vectors:
+        yield from _centre(case)
 
 
 def _centering(case: _Case) -> _Remedies:
@@ -360,7 +381,7 @@ def _quantile(case: _Case) -> _Remedies:
 
 def _scale(s: Situation, of: str) -> str:
     """Return the remedy of a scale for features that decide the norms of records."""
-    given = " than the one given" if s.has_scale else ""
+    given = " than the one given" if s.gave_scale else ""
     return _BY_BOUNDS if s.can_scale_by_bounds else f"a smaller scale{given} for {of}"
 
 
@@ -369,9 +390,13 @@ def _large_values(case: _Case) -> _Remedies:
     s = case.settings
     if not s.reads_vectors or ReleaseWarning.DOMINATED in case.doubts:  # then the feature is named
         return
-    yield _change(case, _scale(s, "features of few large values"))
+    of = "features of few large values"
+    if s.can_take_logarithms:
+        yield _change(case, f"the logarithm of {of}, if positive")
+    if not s.has_scale:
+        yield _change(case, _scale(s, of))
     if s.has_bounds and ReleaseWarning.CLAMPED not in case.doubts:
-        yield _change(case, "narrower bounds for features of few large values")
+        yield _change(case, f"narrower bounds for {of}{', with the same scale' * s.has_scale}")
 
 
 def _one_feature(case: _Case) -> _Remedies:
@@ -392,7 +417,7 @@ def _one_feature(case: _Case) -> _Remedies:
 
 
 def _steps(case: _Case) -> _Remedies:
-    """Yield ways to more steps of the block route, or to none."""
+    """Yield ways to no steps: more batches, each of them a step, seldom settle the components."""
     s = case.settings
     if s.dim > MAX_COVARIANCE_DIM:
         yield _change(case, f"at most {MAX_COVARIANCE_DIM} features, which need no steps")
@@ -400,7 +425,6 @@ def _steps(case: _Case) -> _Remedies:
         yield _change(case, 'estimator = "analyze-gauss", which needs no steps')
     else:
         yield _option(case, 'the option route = "covariance", which needs no steps')
-    yield _option(case, "more batches (n_batches), if these are alike: each of them is a step")
 
 
 def _range(case: _Case) -> _Remedies:
@@ -408,7 +432,7 @@ def _range(case: _Case) -> _Remedies:
     if s.options is None or s.has("radius_range"):
         yield _option(case, f"a radius_range that ends higher{', if it is set' * (s.options is None)}")
     if s.reads_vectors:
-        yield _change(case, f"a smaller scale{' than the one given' if s.has_scale else ''}")
+        yield _change(case, f"a smaller scale{' than the one given' if s.gave_scale else ''}")
 
 
 _NOISE: tuple[_Rule, ...] = (_records, _epsilon, _bounds, _narrower, _rank, _tuning)
@@ -417,10 +441,10 @@ _RULES: Mapping[ReleaseWarning, tuple[_Rule, ...]] = {
         lambda case: [_Remedy("reports" if case.settings.kind is RecordKind.LOCAL else "records")],
     ),
     ReleaseWarning.NOT_RESOLVED: _NOISE,
-    ReleaseWarning.VARIANCE_LOST: _NOISE,
+    ReleaseWarning.VARIANCE_LOST: (*_NOISE, _own_centre),
     ReleaseWarning.MEAN_SWAMPS: (_centre, _records, _epsilon, _bounds, _narrower, _rank),
     ReleaseWarning.MEAN_UNKNOWN: (_centering,),
-    ReleaseWarning.CLIPPED: (_quantile, _records, _epsilon, _bounds, _large_values),
+    ReleaseWarning.CLIPPED: (_quantile, _large_values, _records, _epsilon, _bounds),
     ReleaseWarning.DOMINATED: (_one_feature,),
     ReleaseWarning.UNSETTLED: (_steps,),
     ReleaseWarning.CLAMPED: (lambda case: [_change(case, "wider bounds, in the units of the records")],),

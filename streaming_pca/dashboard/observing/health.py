@@ -83,7 +83,8 @@ def _rules(facts: Facts) -> Iterator[tuple[bool, Level, str]]:
     leaderless = f"No worker leads it.{waits}{by if facts.candidates else start}"
     yield runs and facts.leader is False, level, leaderless
     grows = f"It is not keeping up: the lag grows, {facts.lag or 0:,} offsets wait."
-    yield runs and facts.lag_grows, "warning", f"{grows} Give the worker more cores or larger batches."
+    faster = "Give the worker more cores or larger batches; aborted transactions count too."
+    yield runs and facts.lag_grows, "warning", f"{grows} {faster}"
     since, usual = facts.seconds_since or 0.0, facts.usual_seconds
     # A batch that fills is not late, however long it takes.
     is_late = usual is not None and since > _USUAL * usual and facts.full_seconds >= _LEAST_SECONDS
@@ -96,7 +97,7 @@ def _rules(facts: Facts) -> Iterator[tuple[bool, Level, str]]:
     for doubt in facts.doubts:
         yield True, "warning", f"The last release: {doubt}."
     unreadable = f"Messages of the releases topic that are not releases of this stream: {facts.unreadable}."
-    newer = "Update streaming-pca if the stream's worker is newer."
+    newer = "Find out what else writes to it, or update streaming-pca if the stream's worker is newer."
     yield bool(facts.unreadable), "warning", f"{unreadable} {newer}"
 
 

@@ -51,8 +51,7 @@ class ComposedState(State):
     path: Vector | None = field(default=None, kw_only=True)
     """(d,) centres of the sums, from the anchor and in scaled units, each times its mean's noise variance and
     its squared weight, added up; None for zeros."""
-    path_noise: float = field(default=0.0, kw_only=True)
-    """The same sum of their squared lengths."""
+    path_noise: float = field(default=0.0, kw_only=True)  # the same sum of their squared lengths
     mean_square: float = field(default=0.0, kw_only=True)
     """Mean of the batches' squared offsets from the anchor beyond noise, weighted like the mean; scaled."""
 
@@ -61,14 +60,11 @@ class ComposedState(State):
 class MeanRound:
     """A batch's measurement of the mean, not yet averaged with earlier ones."""
 
-    centre: Vector
-    """(d,) centre of the batch's sums."""
+    centre: Vector  # (d,) centre of the batch's sums
     mean: Vector
-    seen: bool
-    """True if it differs from the anchor by more than its noise."""
+    seen: bool  # True if it differs from the anchor by more than its noise
     noise: float
-    records: float
-    """Records that are not null."""
+    records: float  # records that are not null
     doubt: float
 
 
@@ -77,8 +73,7 @@ class Work:
     """Batch to learn from, with the rest of its budget."""
 
     batch: Batch
-    preprocessing: Preprocessing
-    """Transformation of its records, about their centre."""
+    preprocessing: Preprocessing  # transformation of its records, about their centre
     budget: Budget
     measured: MeanRound | None
 

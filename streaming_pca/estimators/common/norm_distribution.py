@@ -50,12 +50,9 @@ _UP = 1 + 2.0**-50  # factor that rounds sqrt(2) up
 class NormDistribution:
     """Distribution of norms from the median up, read off private counts."""
 
-    radii: Vector
-    """(c,) increasing; the first is the median norm of the records that are not null."""
-    above: Vector
-    """(c,) decreasing share of all records, null ones included, with a norm above each radius."""
-    present: float
-    """Share of the records that are not null (of norm 0)."""
+    radii: Vector  # (c,) increasing; the first is the median norm of the records that are not null
+    above: Vector  # (c,) decreasing share of all records, null ones included, with a norm above each radius
+    present: float  # share of the records that are not null (of norm 0)
 
     def quantile(self, q: float) -> float:
         """Return the least radius that holds a share q >= 0.5 of non-null records."""
@@ -87,12 +84,9 @@ class NormDistribution:
 class Tail:
     """Mean norm that clips cut off, with its error."""
 
-    excess: Vector
-    """(l,) E (norm - R)+ of each radius, over records that are not null."""
-    variance: Vector
-    """(l,) variance of its error, from the counts' noise and the width of the bins."""
-    hidden: float
-    """Deviation common to all radii: from norms beyond the last filled bin."""
+    excess: Vector  # (l,) E (norm - R)+ of each radius, over records that are not null
+    variance: Vector  # (l,) variance of its error, from the counts' noise and the width of the bins
+    hidden: float  # deviation common to all radii: from norms beyond the last filled bin
     is_coarse: bool = False
     """True where counts are too noisy to show the tail: clips may then cut off far more."""
 
@@ -176,16 +170,11 @@ def _grid(low: float, high: float) -> tuple[float, ...]:
 class NormCounts:
     """Noisy counts of norms, of one batch or of several together."""
 
-    median: float
-    """Median norm of the first batch's records that are not null; 0 before any batch."""
-    present: float
-    """Share of the records that are not null."""
-    counts: Vector
-    """(BINS,) noisy numbers of records in the bins from the median up."""
-    variance: float
-    """Variance of each count's noise."""
-    records: float
-    """Records of these batches, by their weights: the last batch's over its weight in the mean."""
+    median: float  # median norm of the first batch's records that are not null; 0 before any batch
+    present: float  # share of the records that are not null
+    counts: Vector  # (BINS,) noisy numbers of records in the bins from the median up
+    variance: float  # variance of each count's noise
+    records: float  # records of these batches, by their weights: the last batch's over its weight in the mean
 
     @classmethod
     def empty(cls) -> NormCounts:

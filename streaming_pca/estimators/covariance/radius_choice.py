@@ -44,20 +44,13 @@ _WHOLE = 40  # largest dimension whose eigenvectors are all computed by one deco
 class Reading:
     """Noise, bias and denoised spectrum at each radius."""
 
-    noise: Matrix
-    """(l,) expected squares of the error |U U^T - V V^T|_F from noise."""
-    bias: Matrix
-    """(l,) expected squares of the error from clipping."""
-    agreement: Matrix
-    """(l,) agreement, 0 to 1, of the leading subspaces of two estimates of twice the noise."""
-    eigenvectors: Matrix
-    """(l, d, d) eigenvectors of the moments, leading first."""
-    values: Matrix
-    """(l, d) eigenvalues less the noise's contribution; 0 where they do not rise above it."""
-    level: Matrix
-    """(l,) median eigenvalue, the origin of ``values``."""
-    own: Matrix
-    """(l,) expected squares of the errors of these moments themselves."""
+    noise: Matrix  # (l,) expected squares of the error |U U^T - V V^T|_F from noise
+    bias: Matrix  # (l,) expected squares of the error from clipping
+    agreement: Matrix  # (l,) agreement, 0 to 1, of the leading subspaces of two estimates of twice the noise
+    eigenvectors: Matrix  # (l, d, d) eigenvectors of the moments, leading first
+    values: Matrix  # (l, d) eigenvalues less the noise's contribution; 0 where they do not rise above it
+    level: Matrix  # (l,) median eigenvalue, the origin of values
+    own: Matrix  # (l,) expected squares of the errors of these moments themselves
 
     @property
     def best(self) -> int:

@@ -38,38 +38,25 @@ class CovarianceEstimate:
     averaged by itself, so no two layers share noise. Batches weigh by their sizes alone.
     """
 
-    radii: Matrix
-    """(SLOTS,) increasing radii, then zeros."""
-    layers: Matrix
-    """(SLOTS, d' (d' + 1)/2) packed mean layers, along ``basis``."""
+    radii: Matrix  # (SLOTS,) increasing radii, then zeros
+    layers: Matrix  # (SLOTS, d' (d' + 1)/2) packed mean layers, along basis
     noise: Matrix
     """(SLOTS,) variance of the noise on a layer's diagonal; half of it off the diagonal. The noise of
     entry ij has sqrt(u_i u_j) times the deviation."""
-    basis: Matrix
-    """(d', d') orthonormal columns: the coordinates."""
-    weights: Matrix
-    """(d',) u: records are clipped in coordinates x_i/sqrt(u_i). All 1 without weights."""
-    excess: Matrix
-    """(SLOTS,) E (norm - R)+ of each radius."""
-    squared_excess: Matrix
-    """(SLOTS,) E ((norm - R)+)^2 of each radius."""
-    above: Matrix
-    """(SLOTS,) share, of the records that are not null, of norms above each radius."""
-    centre: Matrix
-    """(d',) mean of the centres that the sums were taken about, by their weights."""
-    sizes: NormCounts
-    """Counts of norms in the coordinates."""
+    basis: Matrix  # (d', d') orthonormal columns: the coordinates
+    weights: Matrix  # (d',) u: records are clipped in coordinates x_i/sqrt(u_i). All 1 without weights.
+    excess: Matrix  # (SLOTS,) E (norm - R)+ of each radius
+    squared_excess: Matrix  # (SLOTS,) E ((norm - R)+)^2 of each radius
+    above: Matrix  # (SLOTS,) share, of the records that are not null, of norms above each radius
+    centre: Matrix  # (d',) mean of the centres that the sums were taken about, by their weights
+    sizes: NormCounts  # counts of norms in the coordinates
     records: float = 0.0
     """Records of the estimate, by the weight that is left of them. Null records are not counted here and
     below."""
-    looked: float = 0.0
-    """Records at the last look at all radii, by the weight that is left of them."""
-    largest: float = 0.0
-    """Records of the largest batch."""
-    looks: int = 0
-    """Looks at all radii so far."""
-    chosen: int = 0
-    """Index of the released radius."""
+    looked: float = 0.0  # records at the last look at all radii, by the weight that is left of them
+    largest: float = 0.0  # records of the largest batch
+    looks: int = 0  # looks at all radii so far
+    chosen: int = 0  # index of the released radius
     doubt: float = UNKNOWN
     """Variance of all batches together, over a squared radius; it weighs the next batch."""
 

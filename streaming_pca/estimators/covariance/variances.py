@@ -27,6 +27,7 @@ deviation common to all radii, and the deviation from one radius to the next."""
 _BEYOND = 0.5  # deviation of this part beyond the largest radius, over sqrt(b (1 - b))
 _PRECISION = 0.001  # least relative error of a variance: the model's
 _ROUNDS = 3
+_LEAST_SHARE = 1e-3  # least share of the total that the chosen radius is assumed to keep
 _LEAST_KEPT = 0.1  # least share that a clip is assumed to keep: variances are scaled up at most tenfold
 
 
@@ -73,7 +74,7 @@ def read_variances(
     if estimate.weighted or kind is not RecordKind.FACTOR:
         model = _Range(estimate, tail, kind)
     else:
-        model = _Model(estimate, tail, float(traces[estimate.chosen] + tail.excess[estimate.chosen]))
+        model = _Model(estimate, tail, float(traces[estimate.chosen]))
     found = [model.variance(m, a, up) for m, a, up in zip(moments, along, lifted, strict=True)]
     parts, errors = np.array(found).T
     total, total_error = model.total(traces, of_all)
@@ -104,10 +105,13 @@ class _Model:
     the excess and b_j the direction's part of the norm between two radii.
     """
 
-    def __init__(self, estimate: CovarianceEstimate, tail: Tail, total: float) -> None:
+    def __init__(self, estimate: CovarianceEstimate, tail: Tail, trace: float) -> None:
         used, self.chosen = estimate.used, estimate.chosen
+        total = trace + float(tail.excess[self.chosen])
         # In these units no square overflows.
         self.unit = total if 0 < total < math.inf else 1.0
+        # Share of the total that the chosen radius keeps.
+        self.kept = min(max(trace / self.unit, _LEAST_SHARE), 1.0)
         self.noise = estimate.noise_of_moments() / self.unit / self.unit
         excess, spread = tail.excess / self.unit, np.sqrt(tail.variance) / self.unit
         hidden = tail.hidden / self.unit
@@ -124,9 +128,11 @@ class _Model:
     def variance(self, moments: Matrix, deviation: float, lifted: float) -> tuple[float, float]:
         """Estimate one variance and its error; ``lifted`` is the noise in the chosen moment."""
         moments, lifted = moments / self.unit, lifted / self.unit
-        value, error = max(float(moments[self.chosen]) - lifted, 0.0), 0.0
+        # Where the clip keeps little of the total, it keeps little of each direction as well.
+        least = deviation * math.sqrt(float(self.noise[self.chosen, self.chosen])) / self.kept
+        value, error = max(float(moments[self.chosen]) - lifted, 0.0) / self.kept, 0.0
         for _ in range(_ROUNDS):
-            part = min(value, 1.0)
+            part = min(max(value, least), 1.0)
             covariance = (
                 deviation * deviation * self.noise
                 + min(_COMMON * part, 0.5) ** 2 * np.outer(self.cut, self.cut)

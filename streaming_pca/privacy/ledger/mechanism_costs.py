@@ -130,16 +130,11 @@ def _composition(parameters: Parameters) -> tuple[bool, Fraction]:
 class _Composed:
     """Gaussians, and pure mechanisms, on the same records."""
 
-    what: str
-    """Name in messages."""
-    gaussians: tuple[tuple[Fraction, int], ...] = ()
-    """Pairs (multiplier, number)."""
-    pure: tuple[tuple[Fraction, int], ...] = ()
-    """Pairs (epsilon, number)."""
-    failure: Fraction = Fraction(0)
-    """Probability of an event that the guarantee excludes, in each batch."""
-    share: Fraction = Fraction(1)
-    """Part of epsilon and delta that is theirs."""
+    what: str  # name in messages
+    gaussians: tuple[tuple[Fraction, int], ...] = ()  # pairs (multiplier, number)
+    pure: tuple[tuple[Fraction, int], ...] = ()  # pairs (epsilon, number)
+    failure: Fraction = Fraction(0)  # probability of an event that the guarantee excludes, in each batch
+    share: Fraction = Fraction(1)  # part of epsilon and delta that is theirs
 
     @property
     def rho(self) -> Cost:

@@ -36,16 +36,13 @@ class Job(JobProgress):
 
     phases: dict[int, BatchStatus] = field(default_factory=dict)
     digests: dict[int, str] = field(default_factory=dict)
-    counts: dict[int, int] = field(default_factory=dict)
-    """Records of each batch."""
+    counts: dict[int, int] = field(default_factory=dict)  # records of each batch
     learnt: dict[int, int] = field(default_factory=dict)
     """Records of each committed batch and of the batches before it."""
-    total: int = 0
-    """Records of all committed batches."""
+    total: int = 0  # records of all committed batches
     off_chain: list[int] = field(default_factory=list)
     of_users: bool = False
-    everywhere: Charge = _NOTHING
-    """Largest charge that a job of users reserved: its charge of every record."""
+    everywhere: Charge = _NOTHING  # largest charge that a job of users reserved: its charge of every record
 
 
 @dataclass

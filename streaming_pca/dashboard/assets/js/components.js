@@ -7,9 +7,12 @@ import { part } from "./server.js";
 /** Names of the API's levels of health. */
 export const LEVELS = { ok: "Healthy", warning: "Attention", problem: "Problem", unknown: "Unknown" };
 
-/** Reasons of a stream's health; commands stand in code. */
+/** Text with its commands, between backticks, as code. */
+const marked = (text) => text.split("`").map((part, i) => (i % 2 ? h("code", {}, part) : part));
+
+/** Reasons of a stream's health. */
 export const reasons = (lines, attributes) =>
-  h("ul", { class: "reasons", ...attributes }, lines.map((line) => h("li", {}, line.split("`").map((text, i) => (i % 2 ? h("code", {}, text) : text)))));
+  h("ul", { class: "reasons", ...attributes }, lines.map((line) => h("li", {}, marked(line))));
 
 /** Health as a word with a shape. */
 export function health(value) {
@@ -83,8 +86,8 @@ export function budgetCell(budget, unit) {
 export const fillText = ({ waiting, planned }) => `${count(waiting)} of ${count(planned)}`;
 
 /** When the batch that fills may be full, in words. */
-export function fillWords({ waiting, planned, per_second: rate }, budget) {
-  if (waiting >= planned) return budget && !budget.allows_next ? "full, but the cap does not allow it" : "full: the worker can process it";
+export function fillWords({ waiting, planned, per_second: rate }, budget, leader) {
+  if (waiting >= planned) return budget && !budget.allows_next ? "full, but the cap does not allow it" : leader && !leader.present ? "full: it waits for a worker" : "full: the worker can process it";
   if (!isNumber(rate)) return "measuring how fast records arrive";
   return rate > 0 ? `may be full in ${span((planned - waiting) / rate)}` : "no record has arrived in the last two minutes";
 }
@@ -150,7 +153,7 @@ export function empty(title, ...lines) {
 }
 
 export function trouble(text) {
-  return h("p", { class: "trouble", "data-problem": "" }, h("i", { class: "shape", "aria-hidden": "true" }), text);
+  return h("p", { class: "trouble", "data-problem": "" }, h("i", { class: "shape", "aria-hidden": "true" }), marked(text));
 }
 
 /** Tabs that arrow keys, Home and End select. */

@@ -64,7 +64,7 @@ export function folded(rows) {
 }
 
 const COLUMNS = [
-  { title: "Entry", number: true, cell: ({ offset, last }) => field("offset", offset, last === undefined ? count(offset) : `${count(last)}–${count(offset)}`) },
+  { title: "Offset", number: true, cell: ({ offset, last }) => field("offset", offset, last === undefined ? count(offset) : `${count(last)}–${count(offset)}`) },
   { title: "Kind", cell: (e) => [field("kind", e.kind, e.kind[0] + e.kind.slice(1).toLowerCase(), { class: "kind" }), e.fold] },
   { title: "Job", cell: (e) => (e.job === null ? null : field("job", e.job, e.job)) },
   { title: "Batch", number: true, cell: (e) => (e.batch === null ? null : field("batch", e.batch, count(e.batch))) },

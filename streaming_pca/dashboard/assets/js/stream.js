@@ -79,7 +79,7 @@ function headline(detail, release) {
   const batches = detail.batches;
   const bound = release?.angle_bound;
   return components.facts([
-    ["Records processed", field("records", detail.records, count(detail.records))],
+    [detail.privacy_unit === "row" ? "Messages processed" : "Records processed", field("records", detail.records, count(detail.records))],
     ["Last release", release ? components.when(release.created, "last_release.created") : h("span", { "data-empty": "" }, "None yet"),
       release ? ["batch ", field("last_release.batch", release.batch, count(release.batch)), ", ", field("last_release.records", release.records, many(release.records, "record"))] : "with the first batch"],
     next(detail),
@@ -97,12 +97,12 @@ function headline(detail, release) {
 }
 
 /** The batch that fills, or the offsets that wait where none does. */
-function next({ budget, lag, next_batch: batch }) {
+function next({ budget, lag, leader, next_batch: batch }) {
   if (!lag) return ["Next batch", NONE];
   const waiting = [field("lag.total", lag.total, many(lag.total, "offset")), ` in ${many(Object.keys(lag.partitions).length, "partition")}`];
   if (!batch) return ["Waiting", waiting];
   return ["Next batch", [field("next_batch.waiting", batch.waiting, components.fillText(batch)), components.bar(batch.waiting / batch.planned, "Records that wait, of those that the batch takes")],
-    [components.fillWords(batch, budget), ...(lag.total > batch.planned ? ["; ", waiting, " wait"] : [])]];
+    [components.fillWords(batch, budget, leader), ...(lag.total > batch.planned ? ["; ", waiting, " wait"] : [])]];
 }
 
 function guarantee(detail) {

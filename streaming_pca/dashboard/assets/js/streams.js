@@ -150,13 +150,13 @@ function releaseCell(stream) {
 }
 
 function nextCell(stream) {
-  const { budget, lag, next_batch: next } = stream;
+  const { budget, lag, leader, next_batch: next } = stream;
   if (!lag) return NONE;
   const each = Object.entries(lag.partitions).map(([p, n]) => `partition ${p}: ${count(n)}`).join(", ");
   const waiting = field("lag.total", lag.total, many(lag.total, "offset"), { title: each });
   if (!next) return [waiting, h("span", { class: "small under" }, "wait")];
   return [
     field("next_batch.waiting", next.waiting, components.fillText(next)),
-    h("span", { class: "small under" }, components.fillWords(next, budget), lag.total > next.planned ? ["; ", waiting, " wait"] : ""),
+    h("span", { class: "small under" }, components.fillWords(next, budget, leader), lag.total > next.planned ? ["; ", waiting, " wait"] : ""),
   ];
 }
