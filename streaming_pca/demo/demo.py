@@ -22,6 +22,7 @@ from rich.table import Table
 from streaming_pca.admin.produce import send_records
 from streaming_pca.admin.topics import create_with_cap
 from streaming_pca.client.releases import ReleaseReader
+from streaming_pca.config.kafka import KafkaSettings
 from streaming_pca.config.loading import load_settings
 from streaming_pca.config.settings import Settings
 from streaming_pca.data.release import Release
@@ -114,6 +115,10 @@ def run_demo(
             text = _configuration(bootstrap, embedded, rank, epsilon, delta, flights.N_RECORDS)
             config.write_text(text)
             settings = load_settings(config)
+            if not embedded:  # messages name the option
+                settings = settings.model_copy(
+                    update={"kafka": KafkaSettings.of_argument("--bootstrap", bootstrap)}
+                )
             create_with_cap([settings], Cap(epsilon=epsilon, delta=delta), "basic", 3, 1)
             starting.finish()
             compiler = None

@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from kafka import KafkaAdminClient, TopicPartition
+from kafka import KafkaAdminClient, KafkaProducer, TopicPartition
+from kafka.errors import KafkaTimeoutError
 
 from streaming_pca import PrivatePCA
 from streaming_pca.client import DeliveryError, Producer, TopicError, sending
@@ -312,6 +313,23 @@ def test_a_message_that_is_refused_is_raised_and_ends_the_sending(
         assert accountant.spent(b"bob", topic) == (0, 0)
         with pytest.raises(DeliveryError):
             reports.close()
+
+
+def test_a_broker_that_acknowledges_nothing_is_a_delivery_error(
+    kafka_bootstrap: str, new_topic: NewTopic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client's own close raises too while messages wait, and must not replace the error."""
+
+    def wait(*_: object, **__: object) -> None:
+        raise KafkaTimeoutError("Timeout waiting for future")
+
+    topic = new_topic()
+    monkeypatch.setattr(KafkaProducer, "flush", wait)
+    with (
+        pytest.raises(DeliveryError, match=f"^sending to '{topic}' failed after 20 messages: .*Timeout"),
+        Producer(topic, kafka_bootstrap, dim=3) as producer,
+    ):
+        producer.send(np.zeros((20, 3)))
 
 
 def test_after_an_error_of_the_program_nothing_is_waited_for(

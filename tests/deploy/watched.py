@@ -26,7 +26,7 @@ from tests.kafka.stream import Child, Stream, have_released
 from tests.waiting import wait_for
 
 RULES = ROOT / "deploy" / "prometheus"
-RUNBOOKS = "https://docs.example/how-to/alerts/"
+RUNBOOKS = "https://docs.example/how-to/alerts.html"
 """Address of the page of alerts, as a deployment sets it."""
 
 # The rules' own durations are scaled: an alert's hour of waiting is 5 s here, and a window of 15 minutes

@@ -73,6 +73,18 @@ def test_a_radius_found_among_few_records_that_are_not_zero_is_doubted() -> None
         assert pca.doubts_ or abs(pca.total_variance_ - np.cov(x.T).trace()) < 3 * pca.total_variance_error_
 
 
+def test_variances_of_mostly_zeros_are_read_off_the_radii_that_show_them() -> None:
+    """The chosen clip keeps a hundredth of the total: a part of that is no variance."""
+    rng = np.random.default_rng(0)
+    x = np.where(rng.random((30_000, 12)) < 0.99, 0.0, rng.poisson(9, (30_000, 12)))
+    for seed in range(4):
+        pca, _ = fitted(x, 1.0, seed, 3)
+        true = np.einsum("ij,jk,ik->i", pca.components_, np.cov(x.T), pca.components_)
+        assert (abs(pca.explained_variance_ - true) < 5 * pca.explained_variance_error_).all()
+        assert abs(pca.total_variance_ - np.cov(x.T).trace()) < 5 * pca.total_variance_error_
+        assert (pca.explained_variance_ > 0.4).all()
+
+
 def test_large_records_that_no_single_count_shows_are_found_over_some_batches() -> None:
     """5% of the records hold two thirds of the variance, and are 150 of a batch, in five bins of norms."""
     for seed in range(6):

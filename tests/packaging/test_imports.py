@@ -64,7 +64,7 @@ FLOORS = {
     ),
     "service": (19_170, set[str]()),
     "extras": (
-        9_376,
+        9_380,
         {"dashboard", "spark", "dev", "demo", "plots"}
         | {"service.projection", "service.tracing", "service.span_export"},
     ),

@@ -335,6 +335,29 @@ def test_a_state_that_is_lost_is_restored_and_not_created_again(
     one_line(done, 2, "is missing, and its ledger has ", "restore the newest backup (`streaming-pca import`)")
 
 
+def test_no_cap_is_set_again_where_a_state_names_batches_of_a_lost_ledger(
+    learnt: Callable[[], Stream], capfd: Capture
+) -> None:
+    stream = learnt()
+    stream.delete("ledger")
+    done = call(capfd, "topics", "create", "--config", stream.write_config(), "--cap", "1,1e-6")
+    one_line(done, 2, "is missing or empty, and the state has its batch 3", "or read a new input topic")
+
+
+def test_a_copy_is_refused_for_a_stream_of_which_only_the_offsets_of_its_group_are_left(
+    make_stream: Make, capfd: Capture
+) -> None:
+    one = make_stream(cap=("2", "1e-5"))
+    one.produce_vectors(one.vectors(100))
+    run_batches(one, 1)
+    path = export(capfd, one)
+    two = make_stream("two", input=one.settings.stream.input, cap=None)
+    run_batches(two, 1)
+    one.delete("ledger")
+    two.delete("state", "releases")
+    refused(capfd, one, path, 2, f"stream '{two.settings.stream.name}' has committed offset")
+
+
 def test_a_ledger_of_another_history_is_left_alone(learnt: Callable[[], Stream], capfd: Capture) -> None:
     stream = learnt()
     path = export(capfd, stream)

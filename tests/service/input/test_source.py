@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -117,15 +117,17 @@ def reading(monkeypatch: pytest.MonkeyPatch) -> Reading:
         skip: bool = False,
         kind: type[PartitionReader] = PartitionReader,
         max_wait: float | None = None,
+        named: Sequence[int] | None = None,
+        positions: dict[int, int] | None = None,
     ) -> tuple[Source, OffsetFeed]:
         log.rng, log.polls = random.Random(seed), {}
         monkeypatch.setattr(source_module, "_READ_AHEAD_BYTES", least)
         read_from(log, monkeypatch)
         monkeypatch.setattr(reader_module, "last_offsets", lambda _, tps, __: dict.fromkeys(tps, last))
         feed = OffsetFeed("t", lambda: None)
-        partitions = sorted(log.partitions)
+        partitions = sorted(log.partitions) if named is None else named
         reader = kind(KafkaSettings(), STREAM, PayloadCodec(DIM), len(partitions), skip, feed.check)
-        return Source(reader, "t", partitions, {}, {}, feed, skip, max_wait, ahead), feed
+        return Source(reader, "t", partitions, positions or {}, {}, feed, skip, max_wait, ahead), feed
 
     return make
 
@@ -472,6 +474,17 @@ def test_a_stream_that_may_skip_goes_on_behind_what_was_lost(reading: Reading) -
     taken = source.poll()
     assert taken is not None
     assert [r.start for r in taken.ranges] == [position]
+
+
+def test_a_partition_that_the_broker_names_later_begins_at_its_position(reading: Reading) -> None:
+    """Brokers with old metadata omit partitions for a moment: from the first offset records would repeat."""
+    log = Log({p: records(p, 100) for p in range(2)})
+    source, feed = reading(log, 0.0, named=[0], positions={0: 10, 1: 50})
+    feed.add(feed.started + 1, ends_of(log))
+    source.set_plan(plan(20))
+    taken = source.poll()
+    assert taken is not None
+    assert [r.start for r in taken.ranges] == [10, 50]
 
 
 @pytest.mark.parametrize("offsets", [[5, 7, 7], [5, 6, 4], [4, 5, 6]])

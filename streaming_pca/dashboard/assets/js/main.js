@@ -156,7 +156,7 @@ function fail(error) {
 
 /** Show the state of the broker and the time of the numbers. */
 function showState(connection) {
-  document.querySelector("[data-asof]").textContent = `Numbers from ${clock(shownAt)}`;
+  document.querySelector("[data-asof]").textContent = connection && !connection.ok ? "" : `Numbers from ${clock(shownAt)}`;
   stale = Boolean(connection && !connection.ok);
   showFeed();
   if (connection && !connection.ok) {

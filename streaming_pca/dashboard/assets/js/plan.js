@@ -259,7 +259,7 @@ function targets(plan) {
 }
 
 function values(plan) {
-  const shares = [["first", "the sum, first batch"], ["later", "the sum, later batches"], ["sizes", "sizes"], ["centre", "centre"], ["pilot", "first look"]];
+  const shares = [["first", "the sum, first batch"], ["sizes", "sizes"], ["centre", "centre"], ["pilot", "first look"], ["later", "the sum, in each later batch"]];
   const rows = [
     ["Noise, of the total variance"],
     ["An entry", shared(plan, "entry_noise")],

@@ -98,9 +98,10 @@ export function open(main) {
       [s.name, s.input, s.estimator, s.health.level, components.LEVELS[s.health.level] ?? ""].some((text) => text.toLowerCase().includes(words)));
     const bad = streams.filter((s) => s.health.level === "problem").length;
     const watch = streams.filter((s) => s.health.level === "warning").length;
+    const unknown = streams.filter((s) => s.health.level === "unknown").length;
     show(totals, h("span", {}, many(streams.length, "stream"), ", ",
       many(streams.reduce((sum, s) => sum + (s.records ?? 0), 0), "record"), bad ? `, ${many(bad, "problem")}` : "",
-      watch ? `, ${count(watch)} ${watch === 1 ? "needs" : "need"} attention` : "", words ? ` · ${count(wanted.length)} shown` : ""));
+      watch ? `, ${count(watch)} ${watch === 1 ? "needs" : "need"} attention` : "", unknown ? `, ${count(unknown)} unknown` : "", words ? ` · ${count(wanted.length)} shown` : ""));
     tools.hidden = streams.length < 2;
     if (!streams.length) {
       show(list, connection.loaded || connection.ok
