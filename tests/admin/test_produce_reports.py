@@ -285,14 +285,13 @@ def test_no_more_waits_to_be_sent_than_a_few_large_reports(monkeypatch: Patch) -
             nonlocal waiting
             waiting = 0
 
-        def close(self, timeout: float) -> None: ...
-
     def messages() -> Iterator[Outgoing]:
         nonlocal made
         for _ in range(40):
             made += 1
             yield Outgoing(bytes(2**23))
 
+    monkeypatch.setattr(sending, "discard", lambda producer: None)
     monkeypatch.setattr(sending, "plain_producer", lambda kafka: Producer())
     monkeypatch.setattr(sending, "_count_partitions", lambda kafka, topic: 2)
     assert sending.send_messages(NOWHERE, "in", messages(), 40, []).messages == 40

@@ -126,9 +126,7 @@ def test_a_status_is_shown(capfd: Capture, width: int) -> None:
         "filter": "basic",
         "ledger": {"entries": 10**6, "bytes": 10**12},
     }
-    printed(
-        capfd, width, lambda: status._print(facts), JOB, "1000000000000", "0.333333333333,", "1e-06", "? for"
-    )
+    printed(capfd, width, lambda: status._print(facts), JOB, "1000000000000", "0.333333333333,", "1e-06", "?")
 
 
 def test_a_number_is_written_for_people() -> None:

@@ -74,7 +74,7 @@ def test_a_radius_found_among_few_records_that_are_not_zero_is_doubted() -> None
 
 
 def test_variances_of_mostly_zeros_are_read_off_the_radii_that_show_them() -> None:
-    """The chosen clip keeps a hundredth of the total: a direction has a small part of that, and not a small variance."""
+    """The chosen clip keeps a hundredth of the total, and of each variance."""
     rng = np.random.default_rng(0)
     x = np.where(rng.random((30_000, 12)) < 0.99, 0.0, rng.poisson(9, (30_000, 12)))
     for seed in range(4):

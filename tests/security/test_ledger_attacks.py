@@ -53,7 +53,7 @@ from tests.privacy.ledger.test_verify import messages
 def any_charge() -> Iterator[None]:
     """Let reservations charge any amount, however small: the filter alone must hold."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(protocol, "_check_charge", lambda entry: "")
+        patch.setattr(protocol, "_check_charge", lambda entry, job: "")
         yield
 
 
