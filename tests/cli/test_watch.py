@@ -292,7 +292,8 @@ def test_a_message_that_is_no_release_is_one_line_and_the_next_is_shown(
     assert [json.loads(line)["batch"] for line in result.stdout.splitlines()] == [1, 2, 3]
     *noted, last = result.stderr.splitlines()
     assert len(noted) == 10
-    assert all(line.startswith(f"{published.topic}, offset ") and "not a release" in line for line in noted)
+    assert all(line.startswith(f"warning: {published.topic}, offset ") for line in noted)
+    assert all("not a release" in line and line.endswith(": skipped") for line in noted)
     assert last == f"more messages of {published.topic} are not releases: name a topic STREAM.releases"
 
 
