@@ -433,12 +433,15 @@ def test_rates_average_and_keep_gaps(modules: Visit) -> None:
 def test_a_full_batch_is_learnt_only_if_the_cap_allows_it(modules: Visit) -> None:
     batch = {"waiting": 9, "planned": 5, "per_second": 1}
     allowed = "full: the worker can process it"
-    for budget, words in (
-        (None, allowed),
-        ({"allows_next": True}, allowed),
-        ({"allows_next": False}, "full, but the cap does not allow it"),
+    forbidden = "full, but the cap does not allow it"
+    for budget, leader, words in (
+        (None, None, allowed),
+        ({"allows_next": True}, {"present": True}, allowed),
+        ({"allows_next": True}, {"present": False}, "full: it waits for a worker"),
+        ({"allows_next": False}, {"present": False}, forbidden),
     ):
-        assert run(modules, "../js/components", "module.fillWords(...given)", [batch, budget]) == words
+        found = run(modules, "../js/components", "module.fillWords(...given)", [batch, budget, leader])
+        assert found == words
 
 
 def test_a_value_has_the_digits_of_its_error(modules: Visit) -> None:
