@@ -97,7 +97,7 @@ class Patience:
             self._since = now
         if now - self._since <= self._seconds:
             return False
-        log.error("giving up: no progress for %.0f s (worker.give_up_seconds)", now - self._since)
+        log.warning("giving up: no progress for %.0f s (worker.give_up_seconds)", now - self._since)
         return True
 
 
