@@ -29,7 +29,7 @@ from tests.kafka.conftest import Capture, Make, Name
 from tests.kafka.stream import Stream, check_books, killed, run_together
 from tests.waiting import wait_for
 
-LEARNT = 7
+LEARNT = 8
 """Calls of the fixture in this module."""
 SIX = {"n_records": 600, "n_batches": 6}
 
