@@ -248,12 +248,11 @@ def _words(column: Any, feature: Feature) -> Any:
                 f"{feature.name!r} is a column of numbers, which are rounded where one is missing, and its "
                 f"category {large} has more digits than they keep: pass texts, or a nullable type of integers"
             )
-    values = _plain(column) if not hasattr(column, "to_list") else _listed(column.to_list())
+    values = _listed(column.to_list()) if hasattr(column, "to_list") else _plain(column)
     if not kind.startswith("float"):
         return values
-    return _listed(
-        int(each) if isinstance(each, float) and each.is_integer() else each for each in _listed(values)
-    )
+    listed = _listed(values)
+    return [int(each) if isinstance(each, float) and each.is_integer() else each for each in listed]
 
 
 def _plain(column: Any) -> Any:

@@ -326,22 +326,26 @@ def test_a_ledger_that_was_only_opened_is_continued_if_it_was_opened_alike(
     check_books(stream)
 
 
-def test_a_state_that_is_lost_is_restored_and_not_created_again(
-    learnt: Callable[[], Stream], capfd: Capture
+@pytest.mark.parametrize(
+    ("lost", "reported"),
+    [
+        (
+            "state",
+            ("is missing, and its ledger has ", "restore the newest backup (`streaming-pca import`)"),
+        ),
+        (
+            "ledger",
+            ("is missing or empty, and the state has its batch 3", "or read a new input topic"),
+        ),
+    ],
+)
+def test_a_topic_that_is_lost_is_restored_and_not_created_again(
+    lost: str, reported: tuple[str, str], learnt: Callable[[], Stream], capfd: Capture
 ) -> None:
     stream = learnt()
-    stream.delete("state")
+    stream.delete(lost)
     done = call(capfd, "topics", "create", "--config", stream.write_config(), "--cap", "1,1e-6")
-    one_line(done, 2, "is missing, and its ledger has ", "restore the newest backup (`streaming-pca import`)")
-
-
-def test_no_cap_is_set_again_where_a_state_names_batches_of_a_lost_ledger(
-    learnt: Callable[[], Stream], capfd: Capture
-) -> None:
-    stream = learnt()
-    stream.delete("ledger")
-    done = call(capfd, "topics", "create", "--config", stream.write_config(), "--cap", "1,1e-6")
-    one_line(done, 2, "is missing or empty, and the state has its batch 3", "or read a new input topic")
+    one_line(done, 2, *reported)
 
 
 def test_a_copy_is_refused_for_a_stream_of_which_only_the_offsets_of_its_group_are_left(
