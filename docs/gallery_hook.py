@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import io
+import logging
 import re
 import warnings
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from unittest.mock import patch
 
 GALLERY = Path(__file__).parent / "gallery"
 _DPI = 110
+_log = logging.getLogger("mkdocs.hooks.gallery")
 _ENTRY = re.compile(r"^- \[(?P<title>.+?)\]\((?P<name>\w+)\.py\): (?P<line>.+)$", re.MULTILINE)
 """Line of docs/gallery/index.md for a script."""
 _LINK = re.compile(r"(\]\((?:\.\./)*gallery/\w+)\.py\)")
@@ -144,6 +146,7 @@ def on_files(files: Any, config: Any) -> Any:
 
     for entry in entries():
         name = entry["name"]
+        _log.info("Running gallery/%s.py", name)
         notebook = run(GALLERY / f"{name}.py")
         add(f"{name}.md", page(notebook, name, entry["title"]))
         add(f"{name}.ipynb", jupytext.writes(notebook, fmt="ipynb"))

@@ -46,7 +46,7 @@ print(forecast)
 # %% [markdown]
 # An error of 0% is the exact subspace, 100% a random one. Everything depends on the *gap*: how much more
 # variance the last component that you keep has than the next one, as a share of the total. `tail` is the
-# size of large records over the mean: 1 if all have the same length, 2 to 5 in most tables.
+# clip radius over the mean |x|²: 1 for records of one size, usually 2 to 5.
 #
 # Take the gap from a similar public data set, from last year's release, or spend a part of your epsilon on
 # a first look: epsilon 0.3 here, so that a later fit at 1 makes 1.3. A model with one component more has

@@ -35,6 +35,7 @@ Offsets = dict[TopicPartition, int]
 
 NO_COORDINATOR = (CoordinatorLoadInProgressError, CoordinatorNotAvailableError, NotCoordinatorError)
 _PAUSE_SECONDS = 0.05
+_WAIT_MS = 3_000  # longest wait for the coordinator of groups, which a new broker creates on demand
 
 
 @dataclass(frozen=True)
@@ -162,8 +163,8 @@ def _committed(admin: KafkaAdminClient, names: Sequence[str]) -> dict[str, Offse
 def _of_groups(ask: Callable[[], T]) -> T | None:
     """Send a request about consumer groups; return None if it fails.
 
-    A new broker does not have a coordinator yet, a broker with ACLs may refuse, and kafka-python cannot
-    read some responses of the embedded broker.
+    A broker may lack the coordinator, or refuse by its ACLs, and kafka-python cannot read some responses of
+    the embedded broker.
     """
     try:
         return ask()
@@ -172,7 +173,7 @@ def _of_groups(ask: Callable[[], T]) -> T | None:
 
 
 def _members(admin: KafkaAdminClient, group: str) -> list[dict[str, Any]]:
-    described = admin.describe_groups([group])[group]
+    described = retry_until_led(lambda: admin.describe_groups([group]), _WAIT_MS, NO_COORDINATOR)[group]
     # A missing group is dead; from version 6 of the response on, it is also an error.
     if described["error"] and described["group_state"] != "Dead":
         raise ValueError(described["error"])

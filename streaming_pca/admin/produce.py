@@ -24,7 +24,7 @@ from streaming_pca.privacy.randomness import utility_generator
 _NO_KEY = (
     'stream.privacy_unit = "user" makes messages without a key null: name the {} of the users with --key'
 )
-_REPORT_EVERY = 1000
+_BLOCK_MESSAGES = 1000
 _BLOCK_ENTRIES = 2**20  # numbers of a file held in memory at a time, in addition to one message's
 
 
@@ -50,13 +50,15 @@ def _remedy(own: tuple[str, ...] | None, wanted: tuple[str, ...] | None) -> str:
     return "choose columns with --columns or --drop, or set stream.dim"
 
 
-def check_format(path: Path | str, stream: StreamSettings) -> None:
-    """Refuse a file of numbers for a stream of objects."""
+def check_format(path: Path | str, stream: StreamSettings, keyed: bool) -> None:
+    """Refuse a file of numbers that lacks what the stream needs: fields or keys."""
     if stream.features is not None:
         raise ConfigurationError(
             f"{path}: a stream with features reads records with named fields: send a .jsonl file, "
             "of an object a line, or tables by streaming_pca.client.Producer.for_stream"
         )
+    if stream.privacy_unit == "user" and not keyed:
+        raise ConfigurationError(_NO_KEY.format("column"))
 
 
 def arrange(
@@ -67,7 +69,7 @@ def arrange(
         raise ConfigurationError(
             f'{stream.name}: record_kind = "local" takes reports: readers of the topic would see the record'
         )
-    check_format(records.path, stream)
+    check_format(records.path, stream, records.row_keys is not None)
     records = arrange_features(records, stream)
     if len(records.shape) == 3 and (factors or rows_per_message > 1):
         raise ConfigurationError(
@@ -81,8 +83,6 @@ def arrange(
             f'with stream.privacy_unit = "{stream.privacy_unit}" {rows_per_message} rows in a message are '
             'one record: add --factors if they are, or set stream.privacy_unit = "row"'
         )
-    if records.row_keys is None and stream.privacy_unit == "user":
-        raise ConfigurationError(_NO_KEY.format("column"))
     if records.row_keys is not None and rows_per_message > 1 and not factors:
         raise ConfigurationError(
             "--key gives each row a key, and a message has one: leave out --rows-per-message, or --key"
@@ -123,7 +123,7 @@ def send_records(
 
     A factor of an array (m, r, d) is one message; of vectors the last message may have fewer than
     ``rows_per_message``. ``shuffle`` is a public seed, ``rate`` the most messages per second. ``progress`` is
-    called occasionally with the number of messages sent since its last call.
+    called occasionally with the number of messages delivered since its last call.
     """
     if not isinstance(records, RecordFile):
         records = RecordFile.of_array(records)
@@ -139,10 +139,8 @@ def send_records(
             not_finite = not (np.abs(rows) <= limit).all()
             yield Outgoing(encode(rows), key, len(rows), not_finite, records.row_keys is not None)
 
-    total, headers, every = -(-len(records) // rows_per_message), payload_headers(content_type), _every(rate)
-    return send_messages(
-        kafka, topic, outgoing(), total, headers, rate=rate, progress=progress, progress_every=every
-    )
+    total, headers = -(-len(records) // rows_per_message), payload_headers(content_type)
+    return send_messages(kafka, topic, outgoing(), total, headers, rate=rate, progress=progress)
 
 
 def send_objects(
@@ -191,15 +189,8 @@ def send_objects(
             user = None if key is None else keys.users(read(keys, line) if apart else records)[0]
             yield Outgoing(line, user, 1, null, key is not None)
 
-    topic, total, headers, every = stream.input, len(lines), payload_headers("json"), _every(rate)
-    return send_messages(
-        kafka, topic, outgoing(), total, headers, rate=rate, progress=progress, progress_every=every
-    )
-
-
-def _every(rate: float | None) -> int:
-    """Return the number of messages between reports: ten reports a second at a low rate."""
-    return _REPORT_EVERY if rate is None else min(_REPORT_EVERY, max(1, int(rate / 10)))
+    topic, headers = stream.input, payload_headers("json")
+    return send_messages(kafka, topic, outgoing(), len(lines), headers, rate=rate, progress=progress)
 
 
 def _messages(
@@ -207,7 +198,7 @@ def _messages(
 ) -> Iterator[NDArray[np.floating]]:
     """Yield the rows (r, d) of every message."""
     entries = int(np.prod(records.shape[1:])) * rows_per_message
-    per_block = max(1, min(_REPORT_EVERY, _BLOCK_ENTRIES // entries))
+    per_block = max(1, min(_BLOCK_MESSAGES, _BLOCK_ENTRIES // entries))
     for block in records.blocks(per_block * rows_per_message, order):
         if block.ndim == 3:
             yield from block

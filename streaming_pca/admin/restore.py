@@ -252,7 +252,7 @@ def _check_groups(kafka: KafkaSettings, backup: Backup, ledger: Ledger) -> None:
 
 def _committed(kafka: KafkaSettings, topic: str) -> tuple[bytes, ...]:
     """Return the committed messages of a topic; empty if it is missing."""
-    return tuple(read_topic(kafka, topic)) if existing_topics(kafka, [topic]) else ()
+    return tuple(data for _, data in read_topic(kafka, topic)) if existing_topics(kafka, [topic]) else ()
 
 
 def _compare(kafka: KafkaSettings, backup: Backup) -> _Missing:

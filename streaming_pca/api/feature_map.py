@@ -28,6 +28,7 @@ from streaming_pca.data.features.row_map import (
 )
 from streaming_pca.data.preprocessing import Preprocessing
 from streaming_pca.data.release import Release
+from streaming_pca.text import shown
 
 
 # scikit-learn has no type annotations.
@@ -250,9 +251,10 @@ class MappedModel(SubspaceModel):
                 names = column_names(X)
                 if names is None and not is_list_of_records(X):
                     text = unnamed(X, "X", "bounds={...}", rows.names)
-                    raise ValueError(f"{text}; or give bounds=(lower, upper)")
-                if extra := sorted(set(names or ()) - set(rows.names)):
-                    raise ValueError(f"bounds lacks {extra[0]!r}, a column of X")
+                    is_new = not hasattr(self, "n_features_in_")
+                    raise ValueError(f"{text}; or give bounds=(lower, upper)" if is_new else text)
+                if extra := [each for each in names or () if each not in rows.names]:
+                    raise ValueError(f"bounds lacks columns of X: {shown(extra, 200)[1:-1]}")
             X = rows_of_table(rows, X)
         return super()._checked(X, least)
 

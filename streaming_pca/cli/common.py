@@ -187,9 +187,14 @@ def print_json(data: Any) -> None:
 
 @contextmanager
 def step(description: str, total: int | None = None) -> Iterator[Task]:
-    """Show the progress of a command's only step on standard error."""
+    """Show the progress of a command's only step on standard error, interrupts included."""
     with Progress(err) as progress:
-        yield progress.task(description, total)
+        task = progress.task(description, total)
+        try:
+            yield task
+        except KeyboardInterrupt:
+            say(f"\ninterrupted: {task.line}", err)
+            raise
 
 
 @contextmanager

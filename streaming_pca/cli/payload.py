@@ -180,16 +180,9 @@ def _read(file: str) -> bytes:
 
 
 def _facts(report: PayloadReport, payload: bytes) -> dict[str, Any]:
-    return {
-        "record": report.is_record,
-        "reason": report.reason or None,
-        "hint": report.hint or None,
-        "octets": len(payload),
-        "rows": report.rows,
-        "null_rows": report.null_rows,
-        "least": report.least,
-        "largest": report.largest,
-    }
+    of_rows = {name: getattr(report, name) for name in ("rows", "null_rows", "least", "largest")}
+    verdict = {"record": report.is_record, "reason": report.reason or None, "hint": report.hint or None}
+    return {**verdict, "octets": len(payload), **of_rows}
 
 
 def _say_report(codec: PayloadCodec, report: PayloadReport) -> None:

@@ -59,7 +59,9 @@ def plan(
     ] = None,
     tail: Annotated[
         float,
-        typer.Option(help="Ratio of the clip radius of |x|² to the mean of |x|²: 2 to 5 for heavy tails."),
+        typer.Option(
+            help="Clip radius of |x|² over the mean |x|²: 1 for records of one size, usually 2 to 5."
+        ),
     ] = 1.0,
     gap: Annotated[
         float | None,

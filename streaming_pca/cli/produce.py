@@ -179,7 +179,7 @@ def produce(
         _produce_objects(settings, file, key, shuffle, rate, as_json)
         return
     # Before its cells are read: their faults are of no account in a file of the wrong kind.
-    check_format(file, settings.stream)
+    check_format(file, settings.stream, key is not None)
     found = open_records(file, key, choice)
     _warn_of_header(found, settings)
     records = arrange(found, settings.stream, rows_per_message=rows_per_message, factors=factors)
@@ -187,7 +187,7 @@ def produce(
     by_row = settings.stream.privacy_unit == "row"
     together = 1 if factors else rows_per_message
     rows = records.shape[1] if len(records.shape) == 3 else together
-    with step("sending", -(-len(records) // together)) as sending:
+    with step("messages delivered", -(-len(records) // together)) as sending:
         sent = send_records(
             settings.kafka,
             settings.stream.input,
@@ -203,17 +203,22 @@ def produce(
         cells = f"a cell that is empty, nan, infinite or too large for {settings.stream.dtype}"
         of_all = f"{sent.not_finite} of {sent.messages} messages have"
         say(f"warning: {file}: {of_all} {cells}: such a record counts as null", err)
-    _warn_of_keys(file, sent, settings)
-    _print_sent(sent, by_row, as_json)
+    _print_sent(file, sent, settings, by_row, as_json)
 
 
-def _warn_of_keys(file: Path, sent: Produced, settings: Settings) -> None:
+def _print_sent(file: Path, sent: Produced, settings: Settings, by_row: bool, as_json: bool) -> None:
     if sent.without_key and settings.stream.privacy_unit == "user" and settings.stream.user_field is None:
         say(
             f"warning: {file}: {sent.without_key} of {sent.messages} messages have no key: "
             'with privacy_unit = "user" their records count as null',
             err,
         )
+    n_records = sent.rows if by_row else sent.messages
+    if as_json:
+        print_json({"records": n_records, **_counts(sent)})
+    else:
+        messages = "" if n_records == sent.messages else f" in {sent.messages} messages"
+        say(f"{n_records} records sent to {sent.topic}{messages} in {sent.seconds:.1f} s")
 
 
 def _produce_objects(
@@ -223,30 +228,13 @@ def _produce_objects(
 
     if settings.stream.features is None:
         raise UserError(f"{file}: objects need [[stream.features]], which describe their fields")
-    with step("sending") as sending:
-        sent = send_objects(
-            settings.kafka,
-            settings.stream,
-            file,
-            key=key,
-            shuffle=shuffle,
-            rate=rate,
-            progress=sending.advance,
-        )
+    with step("messages delivered") as sending:
+        how: dict[str, Any] = {"shuffle": shuffle, "rate": rate, "progress": sending.advance}
+        sent = send_objects(settings.kafka, settings.stream, file, key=key, **how)
     if sent.not_finite:
         null = f"{sent.not_finite} of {sent.messages} messages are null records"
         say(f"warning: {file}: {null}: `streaming-pca features check` shows why", err)
-    _warn_of_keys(file, sent, settings)
-    _print_sent(sent, False, as_json)
-
-
-def _print_sent(sent: Produced, by_row: bool, as_json: bool) -> None:
-    n_records = sent.rows if by_row else sent.messages
-    if as_json:
-        print_json({"records": n_records, **_counts(sent)})
-    else:
-        messages = "" if n_records == sent.messages else f" in {sent.messages} messages"
-        say(f"{n_records} records sent to {sent.topic}{messages} in {sent.seconds:.1f} s")
+    _print_sent(file, sent, settings, False, as_json)
 
 
 def _counts(sent: Produced) -> dict[str, Any]:

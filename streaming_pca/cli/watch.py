@@ -45,7 +45,7 @@ _NOTHING_YET = (
     "no release yet: the first one comes when a batch is full or max_wait_seconds is over; "
     "a worker's first run on a machine compiles before that, for up to half a minute"
 )
-_ASK = "`streaming-pca status` shows whether a worker runs"
+_OTHERS_ONLY = "it has messages, but no release: correct the topic's name, STREAM.releases"
 _MOST_OTHERS = 10  # messages that are not releases before a line replaces them
 
 
@@ -101,6 +101,9 @@ def _show(
     """Print releases until the end; TimeoutError if the next one is late."""
     from streaming_pca.client.releases import NotARelease
 
+    command = "status" if settings is not None else "status --config FILE"
+    ask = f"`streaming-pca {command}` shows whether a worker runs"
+    reasons = f"{_NOTHING_YET}; {ask}"
     shown = others = 0
     since = time.monotonic()
     headed, explained = as_json, False
@@ -114,6 +117,8 @@ def _show(
             others += 1
             # There is a release, which this version cannot read.
             explained |= bool(item.version)
+            if not item.version and not item.topic.endswith(".releases"):
+                reasons = ask = _OTHERS_ONLY
             if others <= _MOST_OTHERS:
                 say(str(item.unreadable() if item.version else f"warning: {item}: skipped"), err)
             elif others == _MOST_OTHERS + 1:
@@ -123,13 +128,13 @@ def _show(
             shown += 1
             since = time.monotonic()
         if not (shown or explained) and time.monotonic() - since >= _PATIENCE:
-            say(f"{_NOTHING_YET}; {_ASK}", err)
+            say(reasons, err)
             explained = True
         if shown == count or _reader_is_gone():
             break
         if timeout is not None and time.monotonic() - since > timeout:
             within = f"release within {timeout:g} s"
-            raise TimeoutError(f"no other {within}" if shown else f"no {within}: {_ASK}")
+            raise TimeoutError(f"no other {within}" if shown else f"no {within}: {ask}")
 
 
 def _topic_of(

@@ -96,7 +96,7 @@ class ReleaseReader:
     def last(self, wanted: int) -> tuple[list[Release], NotARelease | None]:
         """Return up to ``wanted`` last releases, in order, and an unreadable one after them.
 
-        :meth:`poll` continues at the end.
+        Without releases, the last other message. :meth:`poll` continues at the end.
         """
         try:
             # For a read_committed consumer this is the last stable offset, before any open transaction.
@@ -109,8 +109,9 @@ class ReleaseReader:
                 if len(releases) >= wanted or start == self.first:
                     self.seek(end)
                     after = takewhile(lambda item: isinstance(item, NotARelease), reversed(found))
-                    unreadable = (item for item in after if isinstance(item, NotARelease) and item.version)
-                    return releases[-wanted:], next(unreadable, None)
+                    others = [item for item in after if isinstance(item, NotARelease)]
+                    unreadable = [item for item in others if item.version] or ([] if releases else others)
+                    return releases[-wanted:], next(iter(unreadable), None)
                 span *= 4
         except KafkaError as error:
             raise self._failed(error) from None
@@ -118,7 +119,7 @@ class ReleaseReader:
     def newest(self) -> Release | None:
         """Return the last release; raise UnreadableRelease if an unreadable one follows."""
         releases, unreadable = self.last(1)
-        if unreadable is not None:
+        if unreadable is not None and unreadable.version:
             raise unreadable.unreadable()
         return releases[0] if releases else None
 

@@ -24,6 +24,7 @@ from streaming_pca.service.kafka.transaction import discard
 _MAX_UNSENT = 50_000
 _MAX_UNSENT_BYTES = 2 * MAX_MESSAGE_BYTES
 _FLUSH_SECONDS = 60
+_REPORT_SECONDS = 0.1
 
 Headers = list[tuple[str, bytes]]
 
@@ -65,7 +66,7 @@ class Sender:
     def __init__(self, kafka: KafkaSettings, topic: str, first: int = 0) -> None:
         self.topic = topic
         self.partitions = _count_partitions(kafka, topic)
-        self.sent = 0  # number of messages passed to the client
+        self.sent = self.delivered = 0  # numbers of messages passed to the client, and acknowledged
         self._first = first
         self._kafka = kafka
         self._failures: list[Exception] = []
@@ -90,11 +91,15 @@ class Sender:
         except (KafkaError, KafkaTimeoutError) as error:
             self._failures.append(error)
         else:
+            future.add_callback(self._count)
             future.add_errback(self._failures.append)
             self.sent += 1
             self._unsent += 1
             self._unsent_bytes += len(value)
         self._raise_failure()
+
+    def _count(self, _: Any) -> None:
+        self.delivered += 1
 
     def flush(self) -> None:
         """Wait until the broker has acknowledged all messages; raise DeliveryError otherwise."""
@@ -107,7 +112,7 @@ class Sender:
 
     def _raise_failure(self) -> None:
         if self._failures and not self._reason:
-            what = f"sending to {self.topic!r} failed after {self.sent} messages"
+            what = f"sending to {self.topic!r} failed after {self.delivered} delivered messages"
             self._reason = str(broker_failed(self._kafka, what, self._failures[0], "Write"))
         if self._reason:
             raise DeliveryError(self._reason)
@@ -127,34 +132,33 @@ def send_messages(
     *,
     rate: float | None = None,
     progress: Callable[[int], None] | None = None,
-    progress_every: int = 1,
 ) -> Produced:
     """Send messages to the topic's partitions in turn, at most ``rate`` a second.
 
     They are consumed once the topic is found, each after the previous one was passed to the client.
-    ``progress`` is called after ``progress_every`` messages with the number sent since its last call.
+    ``progress`` is called up to ten times a second with the number delivered since its last call.
     """
-    rows = not_finite = without_key = 0
+    rows = not_finite = without_key = reported = 0
     with closing(Sender(kafka, topic)) as sender:
-        started = time.monotonic()
+        started = now = due = time.monotonic()
         for message in messages:
             sender.send(message.value, message.key, headers)
             rows += message.rows
             not_finite += message.not_finite
             without_key += message.keyed and message.key is None
-            if progress is not None and sender.sent % progress_every == 0:
-                progress(progress_every)
-            if rate is not None:
-                ahead = sender.sent / rate - (time.monotonic() - started)
-                if ahead > 0.005:
-                    time.sleep(ahead)
+            now = time.monotonic()
+            if progress is not None and now >= due:
+                progress(-reported + (reported := sender.delivered))
+                due = now + _REPORT_SECONDS
+            if rate is not None and (ahead := sender.sent / rate - (now - started)) > 0.005:
+                time.sleep(ahead)
             # The embedded broker reports the end of a partition as one past the *first* record of its last
             # batch: a last batch of one record makes that the true end.
             if sender.sent == total - sender.partitions:
                 sender.flush()
         sender.flush()
     if progress is not None:
-        progress(sender.sent % progress_every)
+        progress(sender.delivered - reported)
     return Produced(sender.sent, rows, time.monotonic() - started, topic, not_finite, without_key)
 
 

@@ -31,32 +31,23 @@ _MOST = 16  # most reasons that are shown; a release of another program may list
 class Situation:
     """Settings that decide which remedies are left."""
 
-    estimator: str
-    """Its id; an estimator of a later version has only general remedies."""
-    centering: str
-    """"auto", "pairs", "none", or "public" for a vector."""
+    estimator: str  # its id; an estimator of a later version has only general remedies
+    centering: str  # "auto", "pairs", "none", or "public" for a vector
     has_bounds: bool
     has_scale: bool
     dim: int
-    rank: int
-    """Rank k of the release."""
-    private: bool = True
-    """False if nothing is guaranteed, and epsilon does not matter."""
-    is_stream: bool = False
-    """True for a stream of the service, whose contract only a new stream can change."""
-    unit: str = "message"
-    """Unit of privacy."""
+    rank: int  # rank k of the release
+    private: bool = True  # False if nothing is guaranteed, and epsilon does not matter
+    is_stream: bool = False  # True for a stream of the service, whose contract only a new stream can change
+    unit: str = "message"  # unit of privacy
     kind: RecordKind = RecordKind.FACTOR
     """Kind of the records: only vectors and factors have bounds, a scale and a mean."""
     options: Mapping[str, Any] | None = field(default_factory=dict)
     """Options of the estimator that are set; None if they are unknown."""
-    bounds: Any = None
-    """Public bounds (2, d), if they are known."""
+    bounds: Any = None  # public bounds (2, d), if they are known
     epsilon: float | None = None
-    features: Sequence[Feature] = ()
-    """Features that make the rows of records, if they are known."""
-    has_single_rows: bool = True
-    """False if records are known to have several rows each."""
+    features: Sequence[Feature] = ()  # features that make the rows of records, if they are known
+    has_single_rows: bool = True  # False if records are known to have several rows each
 
     @classmethod
     def of_estimator(cls, estimator: Estimator[Any, Any], rank: int, **more: Any) -> Situation:
@@ -162,14 +153,10 @@ def _word(centering: object) -> str:
 class Advice:
     """Texts about a doubtful release, one line each."""
 
-    reasons: tuple[str, ...]
-    """Id and explanation of each doubt."""
-    remedies: tuple[str, ...]
-    """Remedies that are left; each is one change."""
-    given: tuple[str, ...] = ()
-    """Remedies of these doubts that the settings contain already."""
-    note: str | None = None
-    """Cost of trying again; None where no remedy needs it."""
+    reasons: tuple[str, ...]  # id and explanation of each doubt
+    remedies: tuple[str, ...]  # remedies that are left; each is one change
+    given: tuple[str, ...] = ()  # remedies of these doubts that the settings contain already
+    note: str | None = None  # cost of trying again; None where no remedy needs it
 
     @property
     def lines(self) -> list[str]:
@@ -250,8 +237,7 @@ class _Case:
     doubts: frozenset[ReleaseWarning]
     resolved: int | None
     feature: str
-    column: int
-    """Number of the dominant feature, or -1."""
+    column: int  # number of the dominant feature, or -1
 
 
 @dataclass(frozen=True)

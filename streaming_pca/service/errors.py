@@ -49,7 +49,7 @@ class TopicError(UserError):
         """Return the error for a missing topic, with similar names among ``others``."""
         similar = ", ".join(map(repr, difflib.get_close_matches(topic, sorted(others), _MOST_SIMILAR)))
         names = f" (similar names there: {similar})" if similar else ""
-        return cls(f"topic {topic!r} is missing: correct its name{names}, or create it with {CREATE}")
+        return cls(f"topic {topic!r} is missing: correct its name{names}; operators create it by {CREATE}")
 
 
 class NotPermitted(TopicError):

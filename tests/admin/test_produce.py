@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 import sys
+import time
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,7 @@ from kafka.admin import NewTopic
 
 from streaming_pca import progress
 from streaming_pca.admin.produce import arrange, send_records
+from streaming_pca.client import sending
 from streaming_pca.client.encoding import payload_encoder
 from streaming_pca.config.kafka import ConfigurationError, KafkaSettings
 from streaming_pca.config.settings import StreamSettings
@@ -470,8 +473,9 @@ def test_the_command_sends_keys_with_their_records(
     assert last_json(result)["messages"] == 40
     found = [(np.frombuffer(m.value, "<f4")[0], m.key.decode()) for p in sent_to(*topic, 40) for m in p]
     assert sorted(found) == list(zip(range(40), ids, strict=True))
-    one_line(call(capfd, "produce", path, "--config", config), 2, "type string")
-    one_line(call(capfd, "produce", write(tmp_path, "x.npy"), "--config", config), 2, "--key")
+    # Before cells are read: the column of names would give another advice, --drop.
+    for file in (path, write(tmp_path, "x.npy")):
+        one_line(call(capfd, "produce", file, "--config", config), 2, "--key")
 
 
 def test_the_command_without_a_terminal_prints_how_many_messages_it_has_sent(
@@ -484,9 +488,27 @@ def test_the_command_without_a_terminal_prints_how_many_messages_it_has_sent(
     assert last_json(done)["messages"] == 8
     assert len(done.stdout.splitlines()) == 1
     lines = done.stderr.splitlines()
-    assert all(re.fullmatch(r"sending: \d of 8 \(\d+%\), \d+ s", line) for line in lines)
+    assert all(re.fullmatch(r"messages delivered: \d of 8 \(\d+%\), \d+ s", line) for line in lines)
     # Eight lines on a quiet machine: at ten messages a second each is reported.
     assert len({line.partition(" of ")[0] for line in lines}) >= 3
+
+
+def test_an_interrupt_prints_how_many_messages_were_delivered(
+    topic: tuple[KafkaSettings, str], tmp_path: Path, capfd: Capture, monkeypatch: Patch
+) -> None:
+    naps = iter(range(5))
+
+    def sleep(seconds: float) -> None:
+        time.sleep(seconds)
+        if next(naps, None) is None:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(sending, "time", SimpleNamespace(monotonic=time.monotonic, sleep=sleep))
+    np.save(tmp_path / "x.npy", np.zeros((8, 2)))
+    config = config_of(tmp_path, topic, "dim = 2")
+    done = call(capfd, "produce", tmp_path / "x.npy", "--config", config, "--rate", 10)
+    assert (done.returncode, done.stdout) == (130, "")
+    assert re.search(r"interrupted: messages delivered: [0-6] of 8", done.stderr)
 
 
 def test_records_that_count_as_null_are_counted_where_they_are_sent(

@@ -279,6 +279,7 @@ def test_no_more_waits_to_be_sent_than_a_few_large_reports(monkeypatch: Patch) -
 
         sent = 0
 
+        def add_callback(self, call: Any) -> None: ...
         def add_errback(self, call: Any) -> None: ...
 
         def flush(self, timeout: float) -> None:

@@ -77,7 +77,10 @@ def test_every_table_has_the_rows_of_the_stream(name: str) -> None:
 def test_a_missing_or_wrong_value_is_one_line_that_names_record_and_field() -> None:
     without = [FEATURES[0] | {"missing": None}, *FEATURES[1:]]
     for table in (RECORDS, pd.DataFrame(COLUMNS), pl.DataFrame(COLUMNS)):
-        with pytest.raises(ValueError, match=r"^record 1 of 3: field 'age' is missing, and has no stand-in$"):
+        with pytest.raises(
+            ValueError,
+            match=r"^record 1 of 3: field 'age' is missing, and has no stand-in: set missing of its feature$",
+        ):
             FeatureMap(without).transform(table)
     wrong = [*RECORDS, RECORDS[0] | {"spent": "much"}]
     of_type = r"^record 3 of 4: field 'spent' is of type str, which is not a number$"
@@ -280,12 +283,14 @@ def test_bounds_may_name_columns() -> None:
     plain.fit(frame[["height", "weight"]].to_numpy())
     np.testing.assert_allclose(np.abs(model.components_), np.abs(plain.components_), atol=1e-3)
     assert model.plan(2, 1000).batches == plain.plan(2, 1000).batches
+    # A model that has been fitted keeps its bounds: no others are advised.
+    refuses("without column names: bounds={...} needs [^;]*$", model.transform, np.eye(2))
 
 
 @pytest.mark.parametrize(
     ("parameters", "table", "words"),
     [
-        ({"bounds": BODY}, people(10), "bounds lacks 'sex', a column of X"),
+        ({"bounds": BODY}, people(10), "bounds lacks columns of X: 'sex'"),
         ({"bounds": BODY | {"age": (0, 1)}}, people(10)[["height", "weight"]], "no column 'age'"),
         ({"bounds": BODY}, np.eye(2), "without column names"),
         ({"bounds": {}}, people(10), "bounds must name at least one column"),

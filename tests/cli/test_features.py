@@ -276,7 +276,7 @@ def test_a_sample_is_counted_feature_by_feature(capfd: Capture, tmp_path: Path, 
         "age: 1 missing, 1 refused, 1 clamped",
         "country: 1 missing, 2 refused",
         "record 4: field 'age' is 'x', which is not a number",
-        "record 5: field 'country' is missing, and has no stand-in",
+        "record 5: field 'country' is missing, and has no stand-in: set missing of its feature",
         "record 6: it is not a JSON object with these fields: Expected `object`, got `int`",
         "3 of 6 records are null",
     ]

@@ -297,6 +297,21 @@ def test_a_message_that_is_no_release_is_one_line_and_the_next_is_shown(
     assert last == f"more messages of {published.topic} are not releases: name a topic STREAM.releases"
 
 
+def test_a_topic_of_other_messages_is_said_to_be_the_wrong_one(
+    capfd: Capture, broker_bootstrap: str, unique_name: Name
+) -> None:
+    with closing(Published(broker_bootstrap, unique_name("records"))) as published:
+        published(b"1,2", b"3,4")
+        result = call(capfd, "watch", *published.arguments(), "--timeout", 0.5)
+        assert result.returncode == 1
+        first, last = result.stderr.splitlines()
+        assert first.startswith(f"warning: {published.topic}, offset 2: not a release")
+        assert last.startswith(
+            f"error: {published.topic}: no release within 0.5 s: it has messages, but no release"
+        )
+        assert last_release(published.kafka, published.topic) is None
+
+
 def test_a_release_that_cannot_be_read_is_not_called_none(
     capfd: Capture, published: Published, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -24,7 +24,7 @@ class Facts:
     """Facts that determine the verdict."""
 
     problem: str | None = None  # reason why topics or the ledger cannot be read
-    disconnected: str | None = None  # reason why the numbers may be outdated
+    disconnected: bool = False  # the numbers may be outdated
     loaded: bool = True  # False until the topics have been read to their ends
     standing: str = "active"
     reason: str | None = None  # reason why the job was paused or retired, or why its last batch was abandoned
@@ -49,8 +49,8 @@ def judge(facts: Facts) -> Health:
     """Return the verdict with all reasons, the worst first."""
     if facts.problem is not None:
         return Health(level="problem", reasons=[facts.problem])
-    if facts.disconnected is not None:
-        return Health(level="unknown", reasons=[f"The numbers may be old: {facts.disconnected}"])
+    if facts.disconnected:
+        return Health(level="unknown", reasons=["The numbers may be old."])
     if not facts.loaded:
         return Health(level="unknown", reasons=["The topics are still being read."])
     reasons = [(level, text) for applies, level, text in _rules(facts) if applies]

@@ -62,7 +62,7 @@ class StreamState:
         self._fill.update(job, lag["total"] if lag and fills else None, self._watch.per_second, at)
         self._cannot_charge = self._refusal(view.ledger, job, ends)
 
-    def update(self, view: LedgerView, disconnected: str | None, loaded: bool) -> bool:
+    def update(self, view: LedgerView, disconnected: bool, loaded: bool) -> bool:
         """Rebuild the answers; return whether they have changed."""
         job, last = view.ledger.job(self.name), self.releases.last
         leader, lag, advice = self._leader, self._lag, self.releases.advice

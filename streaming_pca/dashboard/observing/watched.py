@@ -159,6 +159,10 @@ class Watched:
             if (before is None) != (after is None):
                 self._since = now_in_words()
         if after != before:
+            if after is None:
+                _log.info("the numbers are current again")
+            elif before is None:
+                _log.warning("the numbers are not updated until this is over: %s", after)
             self._publish_connection()
 
     def load(self) -> None:
@@ -177,7 +181,7 @@ class Watched:
         return [
             Event(kind="standing", stream=state.name, revision=0)
             for state in self.streams.values()
-            if state.update(self.views[state.input], self.problem, self.is_loaded)
+            if state.update(self.views[state.input], self.problem is not None, self.is_loaded)
         ]
 
 

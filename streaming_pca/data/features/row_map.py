@@ -96,7 +96,7 @@ class RowMap:
             if not np.isfinite(feature.column_values(value)).all():
                 field = ".".join(feature.place)
                 if value is None:
-                    return f"field {field!r} is missing, and has no stand-in"
+                    return f"field {field!r} is missing, and has no stand-in: set missing of its feature"
                 if value is NOTHING:
                     return f"field {field!r} is of another type or length, or below a value without fields"
                 given = _shown(value) if quotes else f"of type {type(value).__name__}"

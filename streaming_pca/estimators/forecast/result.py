@@ -24,6 +24,7 @@ Route = Literal["covariance", "block"]
 
 _WIDTH, _LABEL = 80, 22  # columns of the text, and of a row's label
 _SHOWN = 5  # number of leading batches whose sizes are listed, in addition to the last one
+_LEAST = math.radians(0.01)  # a smaller angle is shown as less than this one
 _LOST = math.radians(60)  # a subspace that noise turns by more than this angle is called lost
 _STEPS = (0.25, 0.5, 1.0, 2.0, 4.0)  # multiples of the given epsilon and of the given records in the tables
 
@@ -182,7 +183,7 @@ def describe(
     """
     f = forecast
     gaps = f.gaps if gap is None else (gap,)
-    blocks = [_filled(_headline(f, gaps))]
+    blocks = [_filled(_headline(f, gaps)), *(_filled(f"warning: {line}") for line in f.warnings)]
     if f.rank < f.dim and f.by_epsilon and f.by_records:
         epsilon = _epsilon(f)
         blocks += [
@@ -196,7 +197,6 @@ def describe(
     notes.append(_limits(f))
     if verbose:
         blocks.append("\n".join(_details(f, gap)))
-    notes += [f"warning: {line}" for line in f.warnings]
     return "\n\n".join([*blocks, "\n".join(map(_filled, notes))])
 
 
@@ -209,15 +209,18 @@ def _headline(f: Forecast, gaps: Sequence[float]) -> str:
         return f"{start} the {f.rank} components span the whole space, which noise cannot turn. {charged}"
     subject = "the leading direction" if f.rank == 1 else f"the subspace of {f.rank} components"
     middle = gaps[len(gaps) // 2]
-    angle, bound = f.angle_at(middle), "at most " if f.route == "block" else ""
-    expected = f"is expected {bound}about {_degrees(angle)} degrees from the one without noise"
+    angle, about = f.angle_at(middle), "at most about" if f.route == "block" else "about"
+    if angle < _LEAST:
+        about = "less than"
+    expected = f"is expected {about} {_degrees(angle)} degrees from the one without noise"
     if angle > _LOST:
         expected = "is expected to be lost in noise"
     condition = f"if variance {f.rank} exceeds the next one by {_percent(middle)} of the total variance"
+    sizes = "the records have one size" if f.tail == 1 else f"the tail is {f.tail:g}"
     keeps = ""
     if f.variance_lost is not None and f.variance_lost < 1:
         keeps = f" For any spectrum, noise costs it at most {_percent(f.variance_lost)} of that on average."
-    return f"{start} {subject} {expected}, {condition}.{keeps} {charged}"
+    return f"{start} {subject} {expected}, {condition} and {sizes}.{keeps} {charged}"
 
 
 def _table(
@@ -244,12 +247,12 @@ def _table(
 
 
 def _cell(angle: float) -> str:
-    return "lost" if angle > _LOST else f"{_degrees(angle)}°"
+    return "lost" if angle > _LOST else f"{'<' * (angle < _LEAST)}{_degrees(angle)}°"
 
 
 def _degrees(angle: float) -> str:
-    """Write an angle in degrees with two digits."""
-    degrees = math.degrees(angle)
+    """Write an angle in degrees with two digits, at least 0.01."""
+    degrees = math.degrees(max(angle, _LEAST))
     digits = 0 if degrees >= 9.95 else 1 if degrees >= 0.995 else 2
     return f"{degrees:.{digits}f}"
 
@@ -270,8 +273,8 @@ def _reading(f: Forecast, gap: float | None) -> str:
 
 def _limits(f: Forecast) -> str:
     text = (
-        f"The forecast covers noise alone, for a clip radius of {f.tail:g} times the mean |x|². Clipping and "
-        f"sampling add to it. {MEASURED}"
+        f"The forecast covers noise alone, for a tail (clip radius over mean |x|²) of {f.tail:g}; 2 to 5 is "
+        f"usual. Clipping and sampling add to it. {MEASURED}"
     )
     if f.route == "block":
         text += " Above 512 features it is a bound, for residuals as large as records."

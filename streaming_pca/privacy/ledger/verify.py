@@ -29,30 +29,21 @@ class Report:
     """Result of a verification: problems, and totals of the ledger."""
 
     ok: bool
-    problems: tuple[str, ...]
-    """One line each."""
-    topic_id: str
-    """Id of the input topic's life that was verified."""
+    problems: tuple[str, ...]  # one line each
+    topic_id: str  # id of the input topic's life that was verified
     entries: int
-    other_entries: int
-    """Entries of that life and of others; messages that are not entries are problems."""
+    other_entries: int  # entries of that life and of others; messages that are not entries are problems
     void: int
     """Entries that rightly count for nothing: reservations and charges that came too late for the cap,
     second OPENEDs."""
     jobs: tuple[str, ...]
     paused: tuple[str, ...]
-    retired: tuple[str, ...]
-    """All jobs; the paused ones; the retired ones."""
-    of_users: tuple[str, ...]
-    """Jobs whose unit of privacy is a user."""
-    batches: dict[str, int]
-    """Number of batches that are reserved (open), committed, abandoned, released."""
-    records_charged: int
-    """Records in reservations that count, once for each job."""
-    charges: int
-    """CHARGED entries that count."""
-    offsets_charged: int
-    """Offsets in any reservation or charge that counts."""
+    retired: tuple[str, ...]  # all jobs; the paused ones; the retired ones
+    of_users: tuple[str, ...]  # jobs whose unit of privacy is a user
+    batches: dict[str, int]  # number of batches that are reserved (open), committed, abandoned, released
+    records_charged: int  # records in reservations that count, once for each job
+    charges: int  # CHARGED entries that count
+    offsets_charged: int  # offsets in any reservation or charge that counts
     max_epsilon: Fraction | float
     max_delta: Fraction | float
     max_rho: Fraction | float | None
@@ -64,8 +55,7 @@ class Report:
     releases: int | None
     other_releases: int | None
     """Releases on the topic that are in this life's ledger, and in those of earlier lives."""
-    states: int | None
-    """Number of jobs whose stored state is named by their last COMMITTED."""
+    states: int | None  # number of jobs whose stored state is named by their last COMMITTED
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data for :func:`json.dumps`; exact numbers are strings."""
@@ -196,20 +186,18 @@ def _line(text: str) -> str:
 class StoredRelease:
     """Summary of a message of a releases topic."""
 
-    digest: str
-    """SHA-256 of its bytes."""
+    digest: str  # SHA-256 of its bytes
     stream: str | None = None
-    batch: int = 0
-    """Stream and batch that it names; the stream is None if it is not a release."""
-    facts: Mapping[str, Any] = field(default_factory=dict)
-    """Its other contents that the ledger also has."""
+    batch: int = 0  # stream and batch that it names; the stream is None if it is not a release
+    facts: Mapping[str, Any] = field(default_factory=dict)  # its other contents that the ledger also has
+    place: str = ""  # topic and offset, for problems
 
 
 _OF_CONTRACT = ("privacy_unit", "dim", "rank", "estimator")
 _FACTS = ("private", "local", "epsilon", "delta", "records", "batch_records", "contributions_per_user")
 
 
-def summarise_release(message: bytes) -> StoredRelease:
+def summarise_release(message: bytes, place: str = "") -> StoredRelease:
     """Summarise a message of a releases topic, which may not be a release."""
     digest = hashlib.sha256(message).hexdigest()
     try:
@@ -218,9 +206,9 @@ def summarise_release(message: bytes) -> StoredRelease:
         if not isinstance(stream, str) or type(batch) is not int:
             raise TypeError
     except (ValueError, TypeError, KeyError, RecursionError):
-        return StoredRelease(digest)
+        return StoredRelease(digest, place=place)
     facts = {name: content[name] for name in (*_FACTS, *_OF_CONTRACT) if content.get(name) is not None}
-    return StoredRelease(digest, stream, batch, facts)
+    return StoredRelease(digest, stream, batch, facts, place)
 
 
 def check_releases(
@@ -236,11 +224,11 @@ def check_releases(
     others = 0
     for number, message in enumerate(messages):
         release = message if isinstance(message, StoredRelease) else summarise_release(message)
-        stream, batch = release.stream, release.batch
+        stream, batch, place = release.stream, release.batch, release.place or f"release {number}"
         if stream is None:
-            problems.append(f"release {number}: not a release")
+            problems.append(f"{place}: not a release")
             continue
-        name = f"release {number} (stream {stream!r}, batch {batch})"
+        name = f"{place} (stream {stream!r}, batch {batch})"
         if _has_released(replay, release):
             if (stream, batch) in seen:
                 problems.append(f"{name}: is on the topic twice")
@@ -319,16 +307,13 @@ def _shown(value: Any) -> str:
 class StoredState:
     """Summary of the last stored state of a job."""
 
-    digest: str
-    """SHA-256 of its bytes."""
+    digest: str  # SHA-256 of its bytes
     topic_id: str = ""
     stream: str = ""
-    batch: int = 0
-    """Topic, stream and batch that it names."""
+    batch: int = 0  # topic, stream and batch that it names
     problem: str = ""
     """Reason why the state, or the table of users that it names, cannot be used; "" if it can."""
-    release_digest: str = ""
-    """SHA-256 of the release that it holds."""
+    release_digest: str = ""  # SHA-256 of the release that it holds
 
 
 def check_states(

@@ -147,16 +147,11 @@ class CheckpointWriter(LedgerWriter):
         Batches released since the backup would get a second result.
         """
         topic, patience = self._stream.releases_topic, self._kafka.transaction_timeout_ms / 1000 + 15
-        end, span = high_watermark(self._kafka, topic), _FIRST_SPAN
-        while True:
-            with closing(LogReader(self._kafka, topic, start=end - span)) as reader:
-                found = [message.value or b"" for message in reader.read_to(end, patience)]
-            # Aborted publications leave any number of offsets without a message.
-            if found or span >= end - reader.first:
-                break
-            span *= 16
+        end = high_watermark(self._kafka, topic)
+        with closing(LogReader(self._kafka, topic)) as reader:
+            found: list[Any] = next(filter(None, map(list, reader.backwards(end, patience, _FIRST_SPAN))), [])
         try:
-            releases = [Release.from_bytes(each) for each in found]
+            releases = [Release.from_bytes(message.value or b"") for message in found]
         except ValueError as error:
             raise StreamRefused(f"releases topic {topic!r}: {error}: another program writes to it") from None
         last = max((r.batch for r in releases if r.stream == self._stream.name), default=0)

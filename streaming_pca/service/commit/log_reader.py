@@ -121,6 +121,20 @@ class LogReader:
             for messages in polled.values():
                 yield from messages
 
+    def backwards(self, end: int, patience_seconds: float, span: int) -> Iterator[Iterator[Any]]:
+        """Yield the messages of the last ``span`` offsets before ``end``, then of more.
+
+        Each iterator must be read to its end, and may have messages that were written after ``end``.
+        """
+        while True:
+            start = max(self.first, end - span)
+            self._consumer.seek(self._tp, start)
+            yield self.read_to(end, patience_seconds)
+            if start == self.first:
+                return
+            # Aborted transactions leave any number of offsets without a message.
+            span *= 4
+
     def close(self) -> None:
         self._consumer.close(autocommit=False)
 

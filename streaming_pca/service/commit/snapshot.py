@@ -88,9 +88,9 @@ def read_messages(kafka: KafkaSettings, reader: LogReader) -> list[tuple[int, by
     return [(m.offset, m.value or b"") for m in reader.read_to(end, PATIENCE_SECONDS)]
 
 
-def read_topic(kafka: KafkaSettings, topic: str) -> Iterator[bytes]:
-    """Yield all committed messages of an existing topic, up to its current end."""
+def read_topic(kafka: KafkaSettings, topic: str) -> Iterator[tuple[int, bytes]]:
+    """Yield all committed messages, (offset, bytes), of an existing topic, up to its current end."""
     with closing(LogReader(kafka, topic)) as reader:
         end = high_watermark(kafka, topic)
         for message in reader.read_to(end, PATIENCE_SECONDS):
-            yield message.value or b""
+            yield message.offset, message.value or b""

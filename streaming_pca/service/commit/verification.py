@@ -52,7 +52,8 @@ def verify_ledger(kafka: KafkaSettings, topic: str, *, states: bool = True) -> R
         jobs = {e.job for e in _decoded(read.entries) if isinstance(e, Reserved)}
         releases: list[StoredRelease] = []
         for name in sorted(existing_topics(kafka, [f"{job}.releases" for job in jobs])):
-            releases.extend(map(summarise_release, read_topic(kafka, name)))
+            found = read_topic(kafka, name)
+            releases += (summarise_release(data, f"{name}, offset {offset}") for offset, data in found)
         # Workers continue: entries written since the snapshot account for later releases.
         later = tuple(_decoded(read_messages(kafka, reader)))
     since = {e.release_digest for e in later if isinstance(e, Released)}

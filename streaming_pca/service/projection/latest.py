@@ -24,8 +24,6 @@ from streaming_pca.text import shown
 
 log = logging.getLogger(__name__)
 
-_FIRST_SPAN = 4  # number of last offsets to read first: two releases, each with its transaction marker
-
 
 class LatestRelease(LogReader):
     """Reader of a releases topic that keeps its newest release, or the one of ``batch``.
@@ -45,21 +43,16 @@ class LatestRelease(LogReader):
             raise
 
     def _find(self) -> None:
-        """Read backwards from the end until a usable release is found."""
-        end, span = self.committed_end(), _FIRST_SPAN
+        """Read backwards, first two releases with their markers, until a usable release is found."""
         newest: Release | None = None
-        while True:
-            start = max(self.first, end - span)
-            self._consumer.seek(self._tp, start)
-            # Includes messages written after ``end``, which are read only once.
-            for message in self.read_to(end, 3 * self._kafka.request_timeout_ms / 1000):
+        for messages in self.backwards(self.committed_end(), 3 * self._kafka.request_timeout_ms / 1000, 4):
+            for message in messages:
                 newest = self._release_in(message) or newest
                 if newest is not None and self._batch in (None, newest.batch):
                     self.release = newest
             older = newest is None or (self._batch is not None and newest.batch > self._batch)
-            if self.release is not None or start == self.first or not older:
+            if self.release is not None or not older:
                 break
-            span *= 4
         if newest is None and self._unreadable:
             raise StreamRefused(self._unreadable)
         if self._batch is not None and self.release is None:
@@ -91,10 +84,11 @@ class LatestRelease(LogReader):
         try:
             return Release.from_bytes(value)
         except ValueError as error:
-            place = f"{self.topic}, offset {message.offset}"
-            if version := stated_version(value):
-                self._unreadable = f"{place}: {unreadable_text(version, str(error))}"
-            log.warning("%s is skipped: %s", place, error)
+            version = stated_version(value)
+            why = unreadable_text(version, str(error)) if version else str(error)
+            line = f"{self.topic}, offset {message.offset}: {why}"
+            self._unreadable = line if version else self._unreadable
+            log.warning("%s: skipped", line)
             return None
 
 
@@ -135,9 +129,8 @@ def projection_of(release: Release, stream: StreamSettings) -> Projection:
     try:
         return release.model_copy(update=settings).projection()
     except ValueError as error:
-        raise StreamRefused(
-            f"{stream.releases_topic}, the release of batch {release.batch}: {error}"
-        ) from None
+        why = unreadable_text(release.version, str(error))
+        raise StreamRefused(f"{stream.releases_topic}, batch {release.batch}: {why}") from None
 
 
 def _in_words(value: Any) -> str:

@@ -127,7 +127,7 @@ def test_missing_topics_are_a_problem_until_they_are_there(
     later = there.settings.model_copy(update={"stream": type(stream)(**options)})
     observer = observe(there, later)
     problem = wait_for("a problem", lambda: observer.stream(name).problem)
-    assert problem.startswith(f"topic 'in-{name}' is missing: correct its name, or create it with")
+    assert problem.startswith(f"topic 'in-{name}' is missing: correct its name; operators create it by")
     assert observer.stream(name).health.reasons == [problem]
     assert observer.ledger(f"in-{name}").problem == problem
     assert observer.stream(there.name).problem is None

@@ -86,7 +86,7 @@ def test_rows_are_those_of_json_alone_and_together(format_: Format, found: list[
 
 
 REASONS = [
-    (changed(spent=None), "field 'spent' is missing, and has no stand-in"),
+    (changed(spent=None), "field 'spent' is missing, and has no stand-in: set missing of its feature"),
     # Beyond year 9999; a time of the schema has no unit to set.
     (changed(seen=10**15), "field 'seen' is nan, which is not a time"),
     (changed(place=[1.0]), "field 'place' is [1.0], which is not a list of numbers of its size"),

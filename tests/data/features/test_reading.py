@@ -138,7 +138,7 @@ def test_a_hostile_text_is_null_and_disturbs_no_other(name: str, unit: Any) -> N
 
 REASONS = [
     (changed(spent="much"), "field 'spent' is 'much', which is not a number"),
-    (changed(spent=None), "field 'spent' is missing, and has no stand-in"),
+    (changed(spent=None), "field 'spent' is missing, and has no stand-in: set missing of its feature"),
     (changed(seen="x" * 99), "which is not a time"),
     (changed(seen=10**15), "field 'seen' is 1000000000000000, which is not a time in unit \"ms\": set the"),
     (changed(place=[1]), "field 'place' is [1], which is not a list of numbers of its size"),

@@ -333,6 +333,7 @@ def test_the_text_begins_with_plain_words_and_has_no_formulas_unless_asked_for()
     assert first.startswith(
         "With 20,000 records of 14 features and epsilon 1, the subspace of 3 components is expected about "
         f"{angle:.1f} degrees from the one without noise, if variance 3 exceeds the next one by 6.7% "
+        "of the total variance and the records have one size. "
     )
     assert first.endswith("Each record is charged epsilon 1 and delta 1e-06.")
     for word in ("mu", "rho", "noise multiplier", "shares of mu²", "gap needed"):
@@ -349,6 +350,10 @@ def test_the_text_begins_with_plain_words_and_has_no_formulas_unless_asked_for()
     one = " ".join(describe(forecast(14, 1, 20_000, 1.0, 1e-6), 0.1).split())
     assert "the leading direction is expected about" in one
     assert "assumed are" not in one
+    tiny = " ".join(str(forecast(5, 2, 3_000_000, 30.0, 1e-6, tail=3)).split())
+    assert "is expected less than 0.01 degrees" in tiny
+    assert "and the tail is 3." in tiny
+    assert "<0.01°" in tiny
 
 
 def test_json_has_curves_at_the_given_gap_or_at_assumed_ones() -> None:

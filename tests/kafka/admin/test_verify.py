@@ -122,7 +122,8 @@ def test_two_releases_that_were_exchanged_are_seen(make_stream: Make) -> None:
     first, second, third = stream.messages(stream.settings.stream.releases_topic)
     rewrite(stream, releases=[first, third, second])
     name = stream.settings.stream.name
-    assert only_problem(stream) == f"release 2 (stream {name!r}, batch 2): comes after the release of batch 3"
+    place = f"{name}.releases, offset 2 (stream {name!r}, batch 2)"
+    assert only_problem(stream) == f"{place}: comes after the release of batch 3"
 
 
 def test_a_job_of_charges_and_one_that_abandoned_all_have_no_state(make_stream: Make) -> None:

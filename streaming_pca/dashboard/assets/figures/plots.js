@@ -34,7 +34,7 @@ export function scree({ release }, colours, { width, em }) {
   const slot = (width - 72) / bars.length / em;
   const percent = whole && slot > 3;
   const every = Math.max(1, Math.ceil(2.2 / slot));
-  const marked = bars.map((bar, i) => i).filter((i) => bars[i].rest || (i % every === 0 && (!bars.at(-1).rest || i + Math.ceil(2.8 / slot) < bars.length)));
+  const marked = bars.map((bar, i) => i).filter((i) => bars[i].rest || (i % every === 0 && (!bars.at(-1).rest || (bars.length - 1 - i) * slot >= 2.2)));
   const rest = bars.find((bar) => bar.rest);
   return {
     summary: `${many(release.rank, "component")}, by ${what}: ${bars.slice(0, 5).map((bar) => bar.text).join("; ")}.${rest ? ` The rest: ${rest.text}.` : ""}`,

@@ -146,7 +146,7 @@ export function flow({ history, traffic, range, now }, colours, room) {
   return {
     summary: drawn.map(({ name, y }) => `${name}: ${rate(y.findLast(isNumber))} a second at last`).join("; ") + ".",
     traces: drawn.map(({ name, color, x, y }) => ({
-      ...line(color, { shape: "vh" }), x, y, name, text: x.map((time, i) => `until ${exact(time)}<br>${name.toLowerCase()}: ${rate(y[i])} a second`), hovertemplate: "%{text}<extra></extra>",
+      ...line(color, { shape: "vh" }), mode: x.length < FEW ? "lines+markers" : "lines", x, y, name, text: x.map((time, i) => `until ${exact(time)}<br>${name.toLowerCase()}: ${rate(y[i])} a second`), hovertemplate: "%{text}<extra></extra>",
     })),
     layout: layout(axis, "Records a second", drawn),
     columns: [col("Until", ([time]) => exact(time), false), col("Records", ([, , name]) => name, false), col("A second", ([, value]) => rate(value))],

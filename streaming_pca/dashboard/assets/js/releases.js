@@ -101,7 +101,8 @@ function snippets(name) {
     "# The release that was downloaded last.",
     `path = max(Path().glob(${quoted(`${safe(name)}-*.json`)}), key=lambda path: path.stat().st_mtime)`,
     "release = Release.from_bytes(path.read_bytes())",
-    "X = np.zeros((1, release.dim))  # your own rows, in the stream's units",
+    "# Your own rows, in the stream's units; FeatureMap.from_toml(FILE, scale=False) makes them of records with fields.",
+    "X = np.zeros((1, release.dim))",
     "print(release.transform(X))",
   ].join("\n");
   const broker = [
@@ -110,7 +111,8 @@ function snippets(name) {
     "from streaming_pca.client import latest",
     "",
     `release = latest(${quoted(name)}, "localhost:9092")  # the broker's address`,
-    "X = np.zeros((1, release.dim))  # your own rows, in the stream's units",
+    "# Your own rows, in the stream's units; FeatureMap.from_toml(FILE, scale=False) makes them of records with fields.",
+    "X = np.zeros((1, release.dim))",
     "print(release.transform(X))",
   ].join("\n");
   const panel = (code) => h("div", { class: "stack" }, h("pre", { "data-snippet": "python", tabindex: "0", role: "region", "aria-label": "Python code" }, h("code", {}, code)),
