@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from importlib.metadata import distribution
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 
+@cache
 def install_command(extra: str) -> str:
     """Return what installs an extra, for users of a checkout or of a wheel; no index has the package."""
     if (Path(__file__).parents[1] / "pyproject.toml").is_file():

@@ -32,12 +32,6 @@ from streaming_pca.service.topics.output import check_output_name, group_of_proj
 Role = Literal["producer", "reader", "dashboard", "auditor", "projector", "worker", "operator"]
 ROLES: tuple[Role, ...] = get_args(Role)
 
-_TYPES = {
-    "topic": ResourceType.TOPIC,
-    "group": ResourceType.GROUP,
-    "transactional-id": ResourceType.TRANSACTIONAL_ID,
-    "cluster": ResourceType.CLUSTER,
-}
 _CLUSTER = "kafka-cluster"
 _WRITERS = "streaming-pca."
 """Prefix of all transactional ids of this package; the rest contains ids of topics."""
@@ -168,7 +162,8 @@ def apply_permissions(kafka: KafkaSettings, wanted: Sequence[Permission], princi
     acls = []
     for each in wanted:
         kind = ACLResourcePatternType.PREFIXED if each.prefixed else ACLResourcePatternType.LITERAL
-        of = (ACLPermissionType.ALLOW, ResourcePattern(_TYPES[each.kind], each.name, kind))
+        resource = ResourceType[each.kind.replace("-", "_").upper()]
+        of = (ACLPermissionType.ALLOW, ResourcePattern(resource, each.name, kind))
         acls += [ACL(principal, "*", _operation(name), *of) for name in each.operations]
     with ask_broker(kafka, "the broker did not accept the permissions", "Alter") as admin:
         failed = admin.create_acls(acls)["failed"]

@@ -20,8 +20,8 @@ from kafka.errors import (
 )
 
 from streaming_pca.admin.ledger import describe_charge, describe_left, read_ledger
-from streaming_pca.admin.watch import advice_on, describe_release, last_release
-from streaming_pca.client.releases import UnreadableRelease
+from streaming_pca.admin.watch import advice_on, describe_release
+from streaming_pca.client.releases import UnreadableRelease, latest
 from streaming_pca.config.kafka import KafkaSettings
 from streaming_pca.config.settings import Settings, StreamSettings
 from streaming_pca.data.release import Release
@@ -243,7 +243,7 @@ def _read(settings: Settings, replays: dict[str, LedgerReplay]) -> _Topics:
     try:
         if topic not in replays:
             replays[topic] = read_ledger(kafka, topic)
-        release = last_release(kafka, settings.stream.releases_topic)
+        release = latest(settings)
     except (TopicError, StreamRefused, UnreadableRelease) as error:
         return _Topics(settings, problem=str(error))
     return _Topics(settings, replays[topic], release)

@@ -121,11 +121,11 @@ class ChargeWriter(LedgerWriter):
             self.committing = True
             self._transaction.commit()
         with self._step("charge.9 read back"):
-            verdict = self._read_back(sent.offset, entry)
+            verdict = self._read_back(sent.value.offset, entry)
             if not verdict.accepted:
                 raise BudgetExceededByAnother(f"nothing was charged: {verdict.reason}")
         assert ledger.opened is not None
-        return Done(entry, sent.offset, self._most(ranges), ledger.opened)
+        return Done(entry, sent.value.offset, self._most(ranges), ledger.opened)
 
     def _most(self, ranges: Sequence[OffsetSpan]) -> Charge:
         """Return the largest charges of these records: epsilon, delta and rho separately."""

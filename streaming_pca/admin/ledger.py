@@ -11,17 +11,7 @@ from kafka import TopicPartition
 
 from streaming_pca.config.kafka import ConfigurationError, KafkaSettings
 from streaming_pca.privacy.ledger.cap import approximate, remainder, within_cap
-from streaming_pca.privacy.ledger.entries import (
-    Abandoned,
-    Charged,
-    LedgerEntry,
-    Opened,
-    Paused,
-    Reserved,
-    Resumed,
-    Retired,
-    Started,
-)
+from streaming_pca.privacy.ledger.entries import Charged, LedgerEntry, Opened, Reserved
 from streaming_pca.privacy.ledger.ledger import Ledger
 from streaming_pca.privacy.parameters import Charge
 from streaming_pca.service.commit.log_reader import LedgerLog, LedgerReplay
@@ -78,21 +68,13 @@ def describe_ledger(kafka: KafkaSettings, topic: str) -> dict[str, Any]:
 
 def _row(entry: LedgerEntry) -> dict[str, Any]:
     """Describe an entry's fields, without its kind."""
-    if isinstance(entry, Opened):
-        return {}
-    row: dict[str, Any] = {"job": entry.job}
-    if isinstance(entry, Started):
-        row["positions"] = [p.model_dump() for p in entry.positions]
-    elif not isinstance(entry, Paused | Resumed | Retired | Charged):
-        row["batch"] = entry.batch
+    row = entry.model_dump(mode="json", include={"job", "batch", "positions"})
     if isinstance(entry, Reserved):
         row["records"] = entry.count
     if isinstance(entry, Reserved | Charged):
         row["ranges"] = [r.model_dump() for r in entry.ranges]
         row |= describe_charge(entry.charge, with_rho=entry.charge.rho is not None)
-    if isinstance(entry, Abandoned | Paused | Resumed | Retired | Charged):
-        row["reason"] = entry.reason
-    return row
+    return row | entry.model_dump(include={"reason"})
 
 
 def describe_spent(kafka: KafkaSettings, topic: str, partition: int, offset: int) -> dict[str, Any]:

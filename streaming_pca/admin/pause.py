@@ -102,7 +102,7 @@ class LifecycleWriter(CheckpointWriter):
         with self._step("standing.5 commit"):
             self._transaction.commit()
         with self._step("standing.6 read back"):
-            self._expect(sent.offset, entry)
+            self._expect(sent.value.offset, entry)
 
     def _result(self, changed: bool) -> Change:
         job = self.log.ledger.job(self._stream.name)

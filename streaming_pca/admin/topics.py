@@ -65,8 +65,8 @@ def _check_input(settings: Settings) -> None:
     if stream.state_topic in found:
         topic_id = str(found[stream.input]["topic_id"]) if stream.input in found else ""
         batch = check_input(settings.kafka, stream, topic_id)
-        is_open = stream.ledger_topic in found and read_ledger(settings.kafka, stream.input).ledger.opened
-        if batch and not is_open:
+        there = batch and stream.ledger_topic in found
+        if batch and not (there and read_ledger(settings.kafka, stream.input).ledger.opened):
             raise ConfigurationError(
                 f"ledger {stream.ledger_topic!r} is missing or empty, and the state has its batch {batch}: "
                 f"restore the newest backup (`streaming-pca import`), {OTHERWISE}"

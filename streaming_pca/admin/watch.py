@@ -81,12 +81,6 @@ def follow_releases(
                 before = item
 
 
-def last_release(kafka: KafkaSettings, topic: str) -> Release | None:
-    """Return the latest release of an existing topic; None before the first; raise UnreadableRelease."""
-    with closing(ReleaseReader(kafka, topic)) as reader:
-        return reader.newest()
-
-
 def orthonormal_basis(release: Release) -> NDArray[np.float64]:
     """Return orthonormal rows with the span of a release's components."""
     components = np.array(release.components, dtype=np.float64)

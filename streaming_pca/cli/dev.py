@@ -23,11 +23,6 @@ app = typer.Typer(help="Run Apache Kafka on this machine, for trials.", no_args_
 _SHOWN = 5  # number of log lines shown of a node that has ended
 
 
-@app.callback()
-def _dev() -> None:
-    """Run Apache Kafka on this machine, for trials."""
-
-
 @app.command("kafka")
 def dev_kafka(
     port: Annotated[

@@ -6,8 +6,9 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -33,19 +34,6 @@ app = typer.Typer(help="Check payloads before they are sent.", no_args_is_help=T
 features = typer.Typer(help="Describe records with named fields.", no_args_is_help=True)
 
 _SHOWN = 20  # most null payloads listed in text; JSON lists all
-
-
-@app.callback()
-def _group() -> None:
-    # Without a callback, a single command would not be a subcommand.
-    pass
-
-
-@dataclass
-class _Message:
-    key: bytes | None
-    value: bytes | None
-    headers: Sequence[tuple[str, bytes]]
 
 
 @app.command("check")
@@ -109,7 +97,7 @@ def payload_check(
     reports = []
     with step("checking payloads", len(payloads)) as checking:
         for value in payloads:
-            message = _Message(encoded_key, value, headers)
+            message: Any = SimpleNamespace(key=encoded_key, value=value, headers=headers)
             reports.append(explain_payload(codec, message, names, pairs=pairs))
             checking.advance()
     null = sum(not report.is_record for report in reports)

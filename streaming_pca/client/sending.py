@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
-from kafka.errors import KafkaError, KafkaTimeoutError
+from kafka.errors import KafkaError
 
 from streaming_pca.config.kafka import KafkaSettings
 from streaming_pca.service.errors import NotPermitted, TopicError
@@ -88,7 +88,7 @@ class Sender:
             future: Any = self._producer.send(
                 self.topic, value=value, key=key, partition=partition, headers=headers
             )
-        except (KafkaError, KafkaTimeoutError) as error:
+        except KafkaError as error:
             self._failures.append(error)
         else:
             future.add_callback(self._count)
@@ -105,7 +105,7 @@ class Sender:
         """Wait until the broker has acknowledged all messages; raise DeliveryError otherwise."""
         try:
             self._producer.flush(timeout=_FLUSH_SECONDS)
-        except (KafkaError, KafkaTimeoutError) as error:
+        except KafkaError as error:
             self._failures.append(error)
         self._unsent = self._unsent_bytes = 0
         self._raise_failure()
@@ -119,8 +119,7 @@ class Sender:
 
     def close(self) -> None:
         """Release the connection; messages that were not flushed may be lost."""
-        with suppress(KafkaError, KafkaTimeoutError):  # it would replace the error that ends the sending
-            discard(self._producer)
+        discard(self._producer)
 
 
 def send_messages(

@@ -14,7 +14,7 @@ from streaming_pca.config.settings import Settings, StreamSettings
 from streaming_pca.data.records import RecordKind
 from streaming_pca.estimators.base import State
 from streaming_pca.estimators.common.state import state_values
-from streaming_pca.privacy.parameters import format_number, format_rational, guarantee_warnings
+from streaming_pca.privacy.parameters import format_number, guarantee_warnings
 from streaming_pca.privacy.randomness import utility_generator
 
 # Bounds of the memory of a stream.
@@ -87,7 +87,6 @@ def describe_stream(stream: StreamSettings) -> dict[str, Any]:
     estimator = stream.build_estimator()
     state = estimator.init(utility_generator(stream.seed))
     plan = estimator.plan(state)
-    rho = plan.charge.rho
     return {
         "stream": stream.name,
         "privacy_unit": stream.privacy_unit,
@@ -100,11 +99,7 @@ def describe_stream(stream: StreamSettings) -> dict[str, Any]:
         },
         "first_batch": {
             "records": plan.count,
-            "charge": {
-                "epsilon": format_rational(plan.charge.epsilon),
-                "delta": format_rational(plan.charge.delta),
-                "rho": None if rho is None else format_rational(rho),
-            },
+            "charge": plan.charge.model_dump(mode="json"),
             "noise_multiplier": plan.parameters.get("sigma_over_sensitivity"),
         },
         "memory_bytes": _memory(stream, state),

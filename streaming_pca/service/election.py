@@ -39,10 +39,7 @@ class Election(ConsumerRebalanceListener):  # type: ignore[misc]
         self._on_rebalance()
 
     def on_partitions_revoked(self, revoked: Any) -> None:
-        """Do nothing: :meth:`poll` notices the change."""
-
-    def on_partitions_lost(self, lost: Any) -> None:
-        """Do nothing: :meth:`poll` notices the change."""
+        """Do nothing: :meth:`poll` notices the change; :meth:`on_partitions_lost` calls this too."""
 
     def stand_for(self, topics: Iterable[str]) -> None:
         """Replace the streams that this process may lead."""

@@ -75,12 +75,13 @@ def run_process(serve: Callable[[], Coroutine[Any, Any, int]], successor: str) -
 class Patience:
     """Limit on the time of repeated failures without progress: ``worker.give_up_seconds``.
 
-    Work that went well for longer than one step may take was progress.
+    Time in which work went well does not count. Three times as much as one step may take is progress: no
+    stalled step ends so late.
     """
 
     def __init__(self, settings: WorkerSettings) -> None:
         self._seconds = settings.give_up_seconds
-        self._progress = min(settings.give_up_seconds, settings.step_deadline_seconds)
+        self._progress = 3 * settings.step_deadline_seconds
         self._since: float | None = None
 
     def reset(self) -> None:
@@ -93,8 +94,11 @@ class Patience:
         Returns whether to give up, which the log then has.
         """
         now = time.monotonic()
-        if self._since is None or now - started > self._progress:
+        went_well = max(now - started, 0.0)
+        if self._since is None or went_well > self._progress:
             self._since = now
+        else:
+            self._since += went_well
         if now - self._since <= self._seconds:
             return False
         log.warning("giving up: no progress for %.0f s (worker.give_up_seconds)", now - self._since)

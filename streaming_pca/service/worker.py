@@ -14,6 +14,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import TypeVar
 
 from kafka.errors import KafkaError
@@ -33,7 +34,7 @@ from streaming_pca.kernels.threads import use_threads
 from streaming_pca.service.commit.admission import StandbyCheck
 from streaming_pca.service.commit.batch_result import Progress
 from streaming_pca.service.election import Election
-from streaming_pca.service.errors import SessionLost, exit_status
+from streaming_pca.service.errors import SessionLost, TopicError, exit_status
 from streaming_pca.service.executors import Executors, Pool, first_of
 from streaming_pca.service.http.server import HttpServer, Site
 from streaming_pca.service.input.end_offsets import EndOffsetPoller
@@ -168,7 +169,7 @@ class _Stream:
         if not self._leading.is_set():
             self._log.info("standing by for stream %s", self.settings.stream.name)
         while not stopping.is_set():
-            await self._stand_by(topics)
+            await self._stand_by()
             if stopping.is_set():
                 break
             self._led_since = math.inf
@@ -189,7 +190,7 @@ class _Stream:
                 topics = None
             self._patience.reset()
 
-    async def _stand_by(self, topics: Topics | None) -> None:
+    async def _stand_by(self) -> None:
         """Wait for the lead or the process's end; raise StreamRefused if a take-over would."""
         worker, check = self._worker, None
         if not self._agrees:
@@ -200,14 +201,14 @@ class _Stream:
                 wait: float | None = None
                 if not self._agrees:
                     try:
-                        topics = topics or await self._find_topics()
-                        where = (self.settings.kafka, self.settings.stream, topics.topic_id)
-                        check = check or StandbyCheck(*where)
+                        # Each time: the input may have been created again.
+                        topics = await self._find_topics()
+                        check = check or StandbyCheck(self.settings.kafka, self.settings.stream)
                         # One at a time, like take-overs: reading a ledger may take long.
                         async with worker.executors.long_exchange:
-                            wait = await self._compare(check.run)
+                            wait = await self._compare(partial(check.run, topics.topic_id))
                         self._agrees, self._compared = wait is None, self._compared or wait != 0
-                    except (SessionLost, BrokerUnreachable, KafkaError) as error:
+                    except (SessionLost, BrokerUnreachable, KafkaError, TopicError) as error:
                         self._log.warning("the settings could not be compared with the ledger: %s", error)
                         wait = _RECHECK_SECONDS
                 await first_of(self._leading, worker.stopping, seconds=wait)

@@ -17,12 +17,12 @@ from typing import Any
 import pytest
 from kafka import KafkaProducer
 
-from streaming_pca.admin.watch import FollowedRelease, follow_releases, last_release
+from streaming_pca.admin.watch import FollowedRelease, follow_releases
 from streaming_pca.cli import watch as command
 from streaming_pca.cli.common import out
 from streaming_pca.cli.plan import explained_text
 from streaming_pca.client import releases as following
-from streaming_pca.client.releases import NotARelease, UnreadableRelease, read_release
+from streaming_pca.client.releases import NotARelease, ReleaseReader, UnreadableRelease, read_release
 from streaming_pca.config.kafka import KafkaSettings
 from streaming_pca.data.release import ACCURACY, Release
 from streaming_pca.demo.broker import EmbeddedBroker
@@ -45,6 +45,12 @@ COMMAND = [sys.executable, "-m", "streaming_pca", "watch"]
 def wide(monkeypatch: pytest.MonkeyPatch) -> None:
     """Set a terminal width that wraps no line; tests/cli/test_tables.py has narrow ones."""
     monkeypatch.setattr(out, "_width", 200)
+
+
+def last_release(kafka: KafkaSettings, topic: str) -> Release | None:
+    """Return the last release of a topic of any name."""
+    with closing(ReleaseReader(kafka, topic)) as reader:
+        return reader.newest()
 
 
 def release(batch: int, turn: float = 0.0, **changes: Any) -> Release:

@@ -33,12 +33,14 @@ def test_a_signal_stops_the_work_and_has_no_handler_after_it(number: signal.Sign
 @pytest.mark.parametrize(
     ("failures", "given_up"),
     [
-        ([(0, 1), (5, 6), (11, 12)], [False, False, True]),
-        ([(0, 1), (2, 14), (15, 16)], [False, False, False]),
+        ([(0, 1), (5, 6), (13, 14)], [False, False, True]),
+        ([(0, 1), (2, 18), (29, 30)], [False, False, True]),
         ([(0, 1), None, (11, 12)], [False, False]),
         ([(math.inf, 12), (math.inf, 24)], [False, True]),
         ([(math.inf, 1), (2, 8), (9, 12)], [False, False, False]),
-        ([(math.inf, 1), (2, 6), (7, 12)], [False, False, True]),
+        ([(math.inf, 1), (5, 6), (16, 17)], [False, False, True]),
+        # Each attempt stalls after 5 s, and a second passes until the next.
+        ([(math.inf, 0), *((6 * i + 1, 6 * i + 6) for i in range(12))], [False] * 11 + [True] * 2),
     ],
     ids=[
         "without progress",
@@ -47,6 +49,7 @@ def test_a_signal_stops_the_work_and_has_no_handler_after_it(number: signal.Sign
         "attempts longer than the patience",
         "after a healthy time",
         "after short attempts",
+        "attempts that stall",
     ],
 )
 def test_patience_ends_after_ten_seconds(

@@ -46,27 +46,23 @@ def request_status(watched: Watched, kafka: KafkaSettings) -> Generator[bool]:
     """Request leaders, lags and topics every two seconds over one connection; always yield False."""
     states = list(watched.streams.values())
     names = sorted({*watched.topics, *watched.views})
-    with closing(admin_client(kafka)) as admin:
-        consumer = reading_consumer(kafka)
-        try:
-            while True:
-                described = list(admin.describe_topics(names))
-                watched.table.set(described)
-                # Without the leaders of all partitions the lag is unavailable.
-                led = [t for t in described if all(p["leader_id"] >= 0 for p in t["partitions"])]
-                inputs = topic_partitions(t for t in led if t["name"] in watched.views)
-                snapshot = fetch_broker_snapshot(kafka, admin, consumer, [s.settings for s in states], inputs)
-                now = time.monotonic()
-                with watched.lock:
-                    for state in states:
-                        state.stand(snapshot, watched.views[state.input], now, loaded=watched.is_loaded)
-                watched.report("status", None)
-                watched.refresh()
-                while time.monotonic() - now < _STATUS_SECONDS and not watched.table.wanted:
-                    yield False
-                watched.table.wanted = False
-        finally:
-            consumer.close(autocommit=False)
+    with closing(admin_client(kafka)) as admin, closing(reading_consumer(kafka)) as consumer:
+        while True:
+            described = list(admin.describe_topics(names))
+            watched.table.set(described)
+            # Without the leaders of all partitions the lag is unavailable.
+            led = [t for t in described if all(p["leader_id"] >= 0 for p in t["partitions"])]
+            inputs = topic_partitions(t for t in led if t["name"] in watched.views)
+            snapshot = fetch_broker_snapshot(kafka, admin, consumer, [s.settings for s in states], inputs)
+            now = time.monotonic()
+            with watched.lock:
+                for state in states:
+                    state.stand(snapshot, watched.views[state.input], now, loaded=watched.is_loaded)
+            watched.report("status", None)
+            watched.refresh()
+            while time.monotonic() - now < _STATUS_SECONDS and not watched.table.wanted:
+                yield False
+            watched.table.wanted = False
 
 
 _PARTS = {"status": request_status, "topics": read_topics}

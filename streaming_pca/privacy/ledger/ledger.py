@@ -29,12 +29,13 @@ from streaming_pca.privacy.ledger.entries import (
     LedgerEntry,
     OffsetSpan,
     Opened,
+    Paused,
     Released,
     Reserved,
     Resumed,
     entry_hash,
 )
-from streaming_pca.privacy.ledger.protocol import JobProgress, check_entry
+from streaming_pca.privacy.ledger.protocol import JobProgress, JobStatus, check_entry
 from streaming_pca.privacy.ledger.spend_map import SpendMap, largest_charge
 from streaming_pca.privacy.parameters import Charge
 
@@ -64,7 +65,7 @@ class JobLedger(JobProgress):
     """Charges of the records in its ranges."""
     everywhere: Charge = field(default_factory=Charge.nothing)  # of every record, if the unit is a user
     refused: str = ""  # reason why the job's last entry is void; "" if it counts
-    reason: str = ""  # of the last entry that counts, if it has one and resumes nothing
+    reason: str = ""  # of the pause, or of the last entry that counts, if it has one and resumes nothing
 
     def spent(self, partition: int, offset: int) -> Charge:
         """Return this job's charge of one record."""
@@ -195,7 +196,9 @@ class Ledger:
 
     def _record(self, entry: LedgerEntry, job: JobLedger) -> None:
         job.follow(entry)
-        job.reason = "" if isinstance(entry, Resumed) else getattr(entry, "reason", "")
+        # The open batch of a paused job still ends.
+        if job.status is not JobStatus.PAUSED or isinstance(entry, Paused):
+            job.reason = "" if isinstance(entry, Resumed) else getattr(entry, "reason", "")
         match entry:
             case Reserved():
                 job.reservation = entry

@@ -241,18 +241,21 @@ class StandbyCheck:
     permanently.
     """
 
-    def __init__(self, kafka: KafkaSettings, stream: StreamSettings, topic_id: str) -> None:
-        self._kafka, self._stream, self._topic_id = kafka, stream, topic_id
+    def __init__(self, kafka: KafkaSettings, stream: StreamSettings) -> None:
+        self._kafka, self._stream, self._topic_id = kafka, stream, ""
         self._log: LedgerLog | None = None
 
-    def run(self) -> float | None:
+    def run(self, topic_id: str) -> float | None:
         """Continue reading and compare; return the seconds until the next call, or None when done.
 
-        0 means that more entries can be read. A stream that has not begun does not have a contract yet, and
-        one in its first batch does not have a state. Raises StreamRefused if a take-over by this standby
-        would be refused. Raises SessionLost, BrokerUnreachable or KafkaError if the broker fails; the next
-        call starts over.
+        Starts over if the input's ``topic_id`` has changed. 0 means that more entries can be read. A stream
+        that has not begun does not have a contract yet, and one in its first batch does not have a state.
+        Raises StreamRefused if a take-over by this standby would be refused. Raises SessionLost,
+        BrokerUnreachable or KafkaError if the broker fails; the next call starts over.
         """
+        if topic_id != self._topic_id:
+            self.close()
+            self._topic_id = topic_id
         try:
             wait = self._compare()
         except BaseException:

@@ -147,20 +147,28 @@ class CheckpointWriter(LedgerWriter):
         Batches released since the backup would get a second result.
         """
         topic, patience = self._stream.releases_topic, self._kafka.transaction_timeout_ms / 1000 + 15
-        end = high_watermark(self._kafka, topic)
+        end, last, found = high_watermark(self._kafka, topic), 0, False
         with closing(LogReader(self._kafka, topic)) as reader:
-            found: list[Any] = next(filter(None, map(list, reader.backwards(end, patience, _FIRST_SPAN))), [])
-        try:
-            releases = [Release.from_bytes(message.value or b"") for message in found]
-        except ValueError as error:
-            raise StreamRefused(f"releases topic {topic!r}: {error}: another program writes to it") from None
-        last = max((r.batch for r in releases if r.stream == self._stream.name), default=0)
+            for messages in reader.backwards(end, patience, _FIRST_SPAN):
+                for message in messages:  # one at a time: a release can be large
+                    found, last = True, max(last, self._released(message.value or b""))
+                if found:
+                    break
         if last > batch:
             self._refuse(
                 f"batch {last} was released, but the ledger ends at batch {batch}: ledger and state are from "
                 f"an older backup. Restore the newest one, {OTHERWISE}",
                 ledger_end,
             )
+
+    def _released(self, data: bytes) -> int:
+        """Return the batch of a message of the releases topic; 0 if it is another stream's."""
+        try:
+            release = Release.from_bytes(data)
+        except ValueError as error:
+            topic = self._stream.releases_topic
+            raise StreamRefused(f"releases topic {topic!r}: {error}: another program writes to it") from None
+        return release.batch if release.stream == self._stream.name else 0
 
     def start(self, positions: Mapping[int, int]) -> None:
         """Record the stream's starting offsets before its first batch.
@@ -179,7 +187,7 @@ class CheckpointWriter(LedgerWriter):
         with self._step("start.3 commit"):
             self._transaction.commit()
         with self._step("start.4 read back"):
-            self._expect(sent.offset, entry)
+            self._expect(sent.value.offset, entry)
 
     def _require_own_head(self) -> None:
         """Raise SessionLost if another writer has continued the job's chain of entries."""
@@ -221,7 +229,7 @@ class CheckpointWriter(LedgerWriter):
             self._transaction.commit()
         with self._step("reserve.5 read back"):
             # The log's order decides between competing jobs, so the entry counts only if replay accepts it.
-            verdict = self._read_back(sent.offset, entry)
+            verdict = self._read_back(sent.value.offset, entry)
             if not verdict.accepted:
                 raise BudgetExceededByAnother("; ".join(filter(None, (verdict.reason, self._remedy(entry)))))
         return entry
@@ -270,7 +278,7 @@ class CheckpointWriter(LedgerWriter):
         with self._step("commit.5 commit"):
             self._transaction.commit()
         with self._step("commit.6 read back"):
-            self._expect(sent.offset, entry)
+            self._expect(sent.value.offset, entry)
         self._checkpoint = checkpoint
         if users is not None:
             assert self.users is not None
@@ -298,7 +306,7 @@ class CheckpointWriter(LedgerWriter):
         with self._step("publish.4 commit"):
             self._transaction.commit()
         with self._step("publish.5 read back"):
-            self._expect(sent.offset, entry)
+            self._expect(sent.value.offset, entry)
         return checkpoint.release
 
     def abandon(self, reserved: Reserved, reason: str) -> None:
@@ -311,7 +319,7 @@ class CheckpointWriter(LedgerWriter):
         with self._step("abandon.3 commit"):
             self._transaction.commit()
         with self._step("abandon.4 read back"):
-            self._expect(sent.offset, entry)
+            self._expect(sent.value.offset, entry)
 
 
 def open_ledger(kafka: KafkaSettings, entry: Opened, topic: str) -> Opened:

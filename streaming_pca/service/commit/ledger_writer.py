@@ -20,7 +20,7 @@ from streaming_pca.service.errors import SessionLost, without_traceback
 from streaming_pca.service.kafka.authorization import in_one_line
 from streaming_pca.service.kafka.clients import transactional_producer
 from streaming_pca.service.kafka.patches import transaction_manager
-from streaming_pca.service.kafka.transaction import Sent, Transaction, discard
+from streaming_pca.service.kafka.transaction import Transaction, discard
 
 _REASON_LENGTH = 500
 
@@ -109,7 +109,7 @@ class LedgerWriter:
         head = self.log.ledger.head(self._job)
         return kind(topic_id=self._topic_id, job=self._job, previous=head, **facts)
 
-    def _send_entry(self, entry: LedgerEntry) -> Sent:
+    def _send_entry(self, entry: LedgerEntry) -> Any:
         return self._transaction.send(self._ledger_topic, encode_entry(entry), self._job.encode())
 
     def _read_back(self, offset: int, entry: LedgerEntry) -> Verdict:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
@@ -219,13 +219,11 @@ def ask_broker(
     settings: KafkaSettings, failure: str, operation: str = "Describe"
 ) -> Iterator[KafkaAdminClient]:
     """Give an admin client to a block whose KafkaError becomes :func:`broker_failed`."""
-    admin = admin_client(settings)
-    try:
-        yield admin
-    except KafkaError as error:
-        raise broker_failed(settings, failure, error, operation) from None
-    finally:
-        admin.close()
+    with closing(admin_client(settings)) as admin:
+        try:
+            yield admin
+        except KafkaError as error:
+            raise broker_failed(settings, failure, error, operation) from None
 
 
 def reading_consumer(

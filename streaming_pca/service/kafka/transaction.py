@@ -9,10 +9,11 @@ committed. The caller reads back the committed messages.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from kafka import KafkaProducer, OffsetAndMetadata, TopicPartition
-from kafka.errors import KafkaTimeoutError
+from kafka.errors import KafkaError, KafkaTimeoutError
 from kafka.structs import ConsumerGroupMetadata
 
 from streaming_pca.config.kafka import KafkaSettings
@@ -31,22 +32,12 @@ def delivery_timeout_ms(settings: KafkaSettings) -> int:
 def discard(producer: KafkaProducer) -> None:
     """Close a producer and drop its unsent messages.
 
-    The producer's own method first waits for all messages; if that takes too long it raises without closing.
+    Its own method first waits for all messages, and raises if a hung broker holds the sender too long. Then
+    the sender ends later, and the caller's own error remains.
     """
     drop_unsent(producer)
-    producer.close(timeout=2)
-
-
-class Sent:
-    """Sent message, perhaps not delivered yet."""
-
-    def __init__(self, future: Any) -> None:
-        self._future = future
-
-    @property
-    def offset(self) -> int:
-        """The message's offset, after the commit."""
-        return int(self._future.value.offset)
+    with suppress(KafkaError):
+        producer.close(timeout=2)
 
 
 class Transaction:
@@ -71,10 +62,11 @@ class Transaction:
         key: bytes | None,
         headers: Sequence[tuple[str, bytes]] = (),
         partition: int = 0,
-    ) -> Sent:
+    ) -> Any:
+        """Send a message and return its future, whose ``value.offset`` is known after the commit."""
         future = self._producer.send(topic, value=value, key=key, partition=partition, headers=list(headers))
         self._sent.append(future)
-        return Sent(future)
+        return future
 
     def send_offsets(
         self, topic: str, offsets: Mapping[int, int], group: str | ConsumerGroupMetadata, metadata: str

@@ -31,7 +31,7 @@ from streaming_pca.admin.broker_status import describe_status
 from streaming_pca.admin.ledger import describe_ledger
 from streaming_pca.admin.pause import pause, resume
 from streaming_pca.admin.topics import create_with_cap
-from streaming_pca.admin.watch import last_release
+from streaming_pca.client.releases import latest
 from streaming_pca.config.kafka import KafkaSettings
 from streaming_pca.config.settings import Settings
 from streaming_pca.dashboard.observing.observer import Observer
@@ -118,7 +118,7 @@ def read_records(place: Place, settings: Settings) -> None:
 
 
 def watch(place: Place, settings: Settings) -> None:
-    assert last_release(settings.kafka, settings.stream.releases_topic) is not None
+    assert latest(settings) is not None
 
 
 def status(place: Place, settings: Settings) -> None:

@@ -26,6 +26,7 @@ from tests.kafka.conftest import Patch
 from tests.kafka.faulty_cluster import FaultyCluster
 from tests.kafka.security.secured import listening, properties, set_passwords
 from tests.security.needles import secret
+from tests.waiting import LIMIT
 
 PROTOCOLS = {"CLEAR": "PLAINTEXT", "TLS": "SSL", "LOGIN": "SASL_PLAINTEXT", "BOTH": "SASL_SSL"}
 PROTOCOLS |= {"EXPIRED": "SSL", "MUTUAL": "SSL", "ASTRAY": "PLAINTEXT"}
@@ -103,8 +104,8 @@ def listeners(
     return found
 
 
-def settings(server: str, **how: Any) -> KafkaSettings:
-    return KafkaSettings(bootstrap_servers=server, bootstrap_timeout_ms=2000, **how)
+def settings(server: str, patience_ms: int = 2000, **how: Any) -> KafkaSettings:
+    return KafkaSettings(bootstrap_servers=server, bootstrap_timeout_ms=patience_ms, **how)
 
 
 def diagnosis(server: str, *, answers: bool = True, **how: Any) -> str:
@@ -123,7 +124,7 @@ def diagnosis(server: str, *, answers: bool = True, **how: Any) -> str:
 def test_right_settings_connect(listeners: Listeners) -> None:
     ways = {"CLEAR": {}, "TLS": listeners.trusting(), "LOGIN": listeners.login(), "BOTH": listeners.both()}
     for listener, how in ways.items():
-        kafka = settings(listeners.address(listener), **how)
+        kafka = settings(listeners.address(listener), int(1000 * LIMIT), **how)
         assert describe_topics(kafka, ["missing"], "it")[0]["error_code"] == 3, listener
         reading_consumer(kafka).close(autocommit=False)
         plain_producer(kafka).close()

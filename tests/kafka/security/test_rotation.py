@@ -292,6 +292,6 @@ def test_a_transaction_outlives_lost_connections(rotating: Rotating, unique_name
             transaction.commit()
             assert rotating.cut.drops == []
             # A commit marker takes an offset too.
-            assert sent.offset == 2 * number
+            assert sent.value.offset == 2 * number
     finally:
         discard(producer)

@@ -36,7 +36,7 @@ def reserve(stream: Stream, job: str, start: int, unit: str) -> bool:
             self._begin()
             sent = self._send_entry(entry)
             self._transaction.commit()
-            return self._read_back(sent.offset, entry).accepted
+            return self._read_back(sent.value.offset, entry).accepted
 
     ledger = stream.settings.stream.ledger_topic
     with closing(Writer(stream.settings.kafka, ledger, stream.topic_id, job)) as writer:
