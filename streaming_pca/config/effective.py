@@ -122,10 +122,13 @@ def describe_guarantee(stream: StreamSettings) -> str:
 def doubts_of_settings(stream: StreamSettings) -> list[str]:
     """Return a warning for each valid but doubtful setting."""
     lines = []
-    if stream.centering == "pairs" and "max_rows" in stream.model_fields_set and stream.max_rows > 1:
+    centering = stream.build_estimator().preprocessing.centering
+    several = "max_rows" in stream.model_fields_set and stream.max_rows > 1 and stream.privacy_unit != "row"
+    if several and isinstance(centering, str) and centering != "none":
+        effect = "count as null" if centering == "pairs" else "whose mean moves have wrong variances"
         lines.append(
-            f'max_rows = {stream.max_rows}, but with centering = "pairs" records of several rows count as '
-            'null: set max_rows = 1, or centering = "none" or numbers'
+            f'max_rows = {stream.max_rows}, but with centering = "{centering}" records of several rows '
+            f'{effect}: set max_rows = 1, or centering = "none" or numbers'
         )
     features = stream.features or ()
     if any(f.bounds for f in features) and (without := [f.name for f in features if f.column_bounds is None]):

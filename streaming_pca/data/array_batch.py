@@ -56,6 +56,8 @@ class ArrayBatch(Block, Batch):
 
     complete: bool = False
     """True if it is public that no record is null; it never follows from records."""
+    rows_per_record: int = 1
+    """Public number of rows of every record that is not null; 1 also where it is not known."""
 
     @classmethod
     def of_vectors(cls, x: ArrayLike, complete: bool = False) -> ArrayBatch:
@@ -76,7 +78,7 @@ class ArrayBatch(Block, Batch):
         if complete and len(kept) < len(array):
             raise ValueError("a record of a complete batch is not finite")
         starts = row_starts(np.where(valid, r, 0))
-        return cls(np.ascontiguousarray(kept).reshape(-1, d), starts, complete=complete)
+        return cls(np.ascontiguousarray(kept).reshape(-1, d), starts, complete=complete, rows_per_record=r)
 
     @classmethod
     def of_records(

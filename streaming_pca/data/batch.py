@@ -132,6 +132,8 @@ class Batch(ABC):
 
     complete: bool = False
     """True if it is public that no record is null: only where a batch's source refuses such records."""
+    rows_per_record: int = 1
+    """Public number of rows of every record that is not null; 1 also where it is not known."""
 
     @property
     @abstractmethod

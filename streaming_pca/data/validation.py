@@ -35,17 +35,12 @@ _TEXT = re.compile(rb"[ -~\s]*")
 class PayloadReport:
     """Report on one message, as the worker's decoder reads it."""
 
-    reason: str
-    """Reason why it is, or holds, a null record; "" if it does not."""
-    rows: int
-    """Rows of numbers that the decoder takes from it; 0 for a null record."""
-    null_rows: int = 0
-    """Rows among them that are null records, where each row is a record."""
+    reason: str  # reason why it is, or holds, a null record; "" if it does not
+    rows: int  # rows of numbers that the decoder takes from it; 0 for a null record
+    null_rows: int = 0  # rows among them that are null records, where each row is a record
     least: float | None = None
-    largest: float | None = None
-    """Range of its finite numbers."""
-    hint: str = ""
-    """Format that it seems to have, though nothing names that format; "" for none."""
+    largest: float | None = None  # range of its finite numbers
+    hint: str = ""  # format that it seems to have, though nothing names that format; "" for none
 
     @property
     def is_record(self) -> bool:
@@ -138,14 +133,10 @@ class FeatureReport:
     """Counts of one feature's values."""
 
     name: str
-    missing: int = 0
-    """Records that lack the field, with or without a stand-in."""
-    refused: int = 0
-    """Records with a value that the feature refuses, or without one and without a stand-in."""
-    clamped: int = 0
-    """Records with a number beyond the bounds."""
-    in_1970: int = 0
-    """Records whose number is a time in 1970, as of a unit that is too small."""
+    missing: int = 0  # records that lack the field, with or without a stand-in
+    refused: int = 0  # records with a value that the feature refuses, or without one and without a stand-in
+    clamped: int = 0  # records with a number beyond the bounds
+    in_1970: int = 0  # records whose number is a time in 1970, as of a unit that is too small
 
 
 @dataclass
@@ -154,8 +145,7 @@ class MapReport:
 
     records: int = 0
     null: int = 0
-    unread: int = 0
-    """Null records that are not an object of these fields."""
+    unread: int = 0  # null records that are not an object of these fields
     features: list[FeatureReport] = field(default_factory=list)
     reasons: list[tuple[int, str]] = field(default_factory=list)
     """Places of the first null records, from 0, with the reason."""

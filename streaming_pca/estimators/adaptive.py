@@ -98,7 +98,7 @@ class AdaptivePCA(ComposedEstimator[AdaptiveState, AdaptiveOptions]):
     )
     suite_options: ClassVar[SuiteOptions] = SuiteOptions(
         {"first_batch": 64, "max_batch": 256},
-        variants=({"route": "block"}, {"route": "covariance"}, {"clip_quantile": 0.3}, {"half_life": "auto"}),
+        variants=({"route": "block"}, {"route": "covariance"}, {"clip_quantile": 0.5}, {"half_life": "auto"}),
         clip={"clip_radius": 4.0, "route": "covariance"},
         useful={"first_batch": 4000, "max_batch": 40_000},
     )
@@ -163,7 +163,7 @@ class _Learner:
         self.estimator, self.measured, preprocessing = estimator, work.measured, work.preprocessing
         self.before = self.state = state
         self.batch, self.budget, self.options = work.batch, work.budget, estimator.options
-        shift, present = estimator.mean_shift(state, work.measured), state.present.latest_share
+        shift, present = estimator.mean_shift(state, work), state.present.latest_share
         self.route, self.covariance = state.route, state.covariance
         self.block, self.total = state.block, state.total
         multiplier, norm_range = estimator.costs.multiplier, estimator.norm_range

@@ -44,21 +44,20 @@ Matrix = NDArray[np.float64]
 class State:
     """Base of states: frozen dataclasses of arrays, numbers, strings, None, and of such dataclasses."""
 
-    batch: int
-    """Number of batches so far."""
-    records: int
-    """Records delivered in these batches, null ones included."""
+    batch: int  # number of batches so far
+    records: int  # records delivered in these batches, null ones included
     counts: NDArray[np.int64] | None = field(default=None, kw_only=True)
     """(2,) noisy numbers of null and of clipped records in the last batch; None without diagnostics."""
     mean: NDArray[np.float64] | None = field(default=None, kw_only=True)
     """(d,) running mean in units of the data, where ``centering = "auto"`` has found one."""
-    mean_weight: float = field(default=0.0, kw_only=True)
-    """Number of records averaged into the mean."""
+    mean_weight: float = field(default=0.0, kw_only=True)  # number of records averaged into the mean
     anchor: NDArray[np.float64] | None = field(default=None, kw_only=True)
     """(d,) fixed centre of all sums, where the estimator finds the centre itself. It stays while ``mean``
     moves, so the correction of the sums for a moving mean is exact."""
     mean_noise: float | None = field(default=None, kw_only=True)
     """Variance of the noise in each coordinate of the mean, in scaled units, where it is known."""
+    rows: float = field(default=1.0, kw_only=True)
+    """Mean number of rows of a record, where that is public; the mean is subtracted from each row."""
     components: NDArray[np.float64] | None = field(default=None, kw_only=True)
     """(k, d) rows released before the last batch: later signs follow them."""
     outcome: str | None = field(default=None, kw_only=True)
@@ -73,18 +72,15 @@ class State:
 class Plan:
     """Size, charge and mechanism parameters of the next batch: by public facts and earlier outputs only."""
 
-    count: int
-    """Records to take; a multiple of ``granularity``."""
+    count: int  # records to take; a multiple of granularity
     least: int
     """Least number of records of a batch that closes at ``max_wait``. A multiple of ``granularity``, at most
     ``count``."""
-    granularity: int
-    """Records of one partition that must stay together."""
+    granularity: int  # records of one partition that must stay together
     charge: Charge
     """Cost of ``update`` for each record of the batch. Where a unit of privacy may enter several batches: the
     cost of all these batches together."""
-    parameters: dict[str, Any]
-    """Every parameter of the batch's mechanisms, as JSON."""
+    parameters: dict[str, Any]  # every parameter of the batch's mechanisms, as JSON
 
 
 @dataclass(frozen=True)
@@ -94,17 +90,13 @@ class Subspace:
     components: Matrix
     """(k, d) orthonormal rows, by decreasing explained variance. For a tensor: unit rows, by decreasing
     weight, each with its weight's sign."""
-    explained_variance: Matrix
-    """(k,)."""
-    mean: Matrix | None
-    """(d,) in units of the scaled features."""
+    explained_variance: Matrix  # (k,)
+    mean: Matrix | None  # (d,) in units of the scaled features
     explained_variance_error: Matrix | None = None
     """(k,) standard errors from the noise, the clips and the mean; from the noise alone where the estimator
     counts nothing (a public radius, local reports)."""
-    total_variance: float | None = None
-    """Sum of all d variances, itself an output of a mechanism."""
-    total_variance_error: float | None = None
-    """Its standard error, from the same sources."""
+    total_variance: float | None = None  # sum of all d variances, itself an output of a mechanism
+    total_variance_error: float | None = None  # its standard error, from the same sources
     angle_bound: float | None = None
     """Radians, in [0, pi/2]. With probability 0.95 over the noise, it bounds the largest principal angle to
     the subspace of the same sums without noise. Unless a doubt is listed, it also covers clips and unsettled
@@ -113,10 +105,9 @@ class Subspace:
     """Outcome of the last batch; None before any batch, and where the algorithm learns from every batch."""
     weights: Matrix | None = None
     """(k,) for a tensor: lambda_i of lambda_1 v_1 (x) v_1 (x) v_1 + ..., decreasing."""
-    support: tuple[int, ...] | None = None
-    """Features that a sparse estimator selects, ascending."""
+    support: tuple[int, ...] | None = None  # features that a sparse estimator selects, ascending
     mean_error: float | None = None
-    """Expected norm of the noise in the mean, in units of the scaled features. It is not published."""
+    """Expected norm of the noise in a record's mean rows, in scaled units. It is not published."""
     known_warnings: tuple[str, ...] = ()
     """Ids of doubts that the estimator itself raises, such as an angle that may exceed its bound."""
     dominant_feature: int | None = None
@@ -128,17 +119,14 @@ class EstimatorInfo:
     """Static description of an estimator."""
 
     id: str
-    source: str
-    """Paper, by its key in ``docs/references.md``, and algorithm."""
+    source: str  # paper, by its key in docs/references.md, and algorithm
     private: bool
-    needs: str
-    """Requirements on the stream or on the data."""
+    needs: str  # requirements on the stream or on the data
     summary: str
     local: bool = False
     """True where producers privatise: records are reports (:attr:`RecordKind.LOCAL`), and batches are charged
     nothing."""
-    releases: Literal["subspace", "tensor"] = "subspace"
-    """Kind of a release."""
+    releases: Literal["subspace", "tensor"] = "subspace"  # kind of a release
 
     @property
     def adjacency(self) -> str:
@@ -150,27 +138,20 @@ class EstimatorInfo:
 class SuiteOptions:
     """Settings of an estimator in the tests that all estimators pass (``tests/estimators/suite.py``)."""
 
-    options: dict[str, Any]
-    """Options for batches of about 64 records of 5 features, with norms of about 3."""
-    epsilon: float = 1.0
-    """Epsilon that makes batches of a hundred records large enough."""
-    rank: int | None = None
-    """Largest rank, if it is limited."""
-    variants: tuple[dict[str, Any], ...] = ()
-    """Further options that lead to other sums or other charges."""
+    options: dict[str, Any]  # options for batches of about 64 records of 5 features, with norms of about 3
+    epsilon: float = 1.0  # epsilon that makes batches of a hundred records large enough
+    rank: int | None = None  # largest rank, if it is limited
+    variants: tuple[dict[str, Any], ...] = ()  # further options that lead to other sums or other charges
     clip: dict[str, Any] | None = None
     """Options that clip vectors with |x|^2 above 4 and no others, where k = d; None if small batches are not
     learnt from, or nothing is clipped."""
     useful: dict[str, Any] = field(default_factory=dict)
     """Options that find two strong directions of 16,000 records of 8 features, at epsilon 4."""
-    mechanisms: int = 1
-    """Largest number of mechanisms that one record reaches, if their costs compose."""
-    nulls_count: bool = False
-    """True if a null record counts as zeros in a histogram, or has a message."""
+    mechanisms: int = 1  # largest number of mechanisms that one record reaches, if their costs compose
+    nulls_count: bool = False  # True if a null record counts as zeros in a histogram, or has a message
     has_rho: bool = True
     """False if an answer may reveal everything with a probability below delta: no rho is claimed."""
-    always_learns: bool = True
-    """False if a batch may teach nothing: then every batch has an outcome."""
+    always_learns: bool = True  # False if a batch may teach nothing: then every batch has an outcome
 
 
 class Options(BaseModel):
@@ -339,7 +320,7 @@ class Estimator(ABC, Generic[S, O]):
             subspace, components=rows, outcome=None if state.outcome is None else Outcome(state.outcome)
         )
         if state.mean_noise is not None:
-            subspace = replace(subspace, mean_error=math.sqrt(state.mean_noise * self.dim))
+            subspace = replace(subspace, mean_error=math.sqrt(state.mean_noise * state.rows * self.dim))
         if self.preprocessing.centering != "auto" or state.mean is None:
             return subspace
         scale = self.preprocessing.scale

@@ -110,8 +110,7 @@ def find_warnings(
             **{ReleaseWarning(name): True for name in subspace.known_warnings},
             ReleaseWarning.DOMINATED: subspace.dominant_feature is not None
             and (_is_right(subspace.angle_bound) or ReleaseWarning.CLIPPED in subspace.known_warnings),
-            # With bounds no record is beyond the range.
-            ReleaseWarning.RANGE_ENDS: preprocessing.largest_squared_norm is None and _reaches(subspace, end),
+            ReleaseWarning.RANGE_ENDS: _reaches(subspace, end),
         }
     return tuple(one for one in ReleaseWarning if found.get(one))
 

@@ -75,7 +75,7 @@ def run_process(serve: Callable[[], Coroutine[Any, Any, int]], successor: str) -
 class Patience:
     """Limit on the time of repeated failures without progress: ``worker.give_up_seconds``.
 
-    Time in which work went well does not count. Three times as much as one step may take is progress: no
+    Time while work went well does not count. Three times as much as one step may take is progress: no
     stalled step ends so late.
     """
 

@@ -263,3 +263,36 @@ def test_a_fit_that_is_refused_leaves_the_earlier_model() -> None:
     pca.epsilon = 1.0
     assert vars(pca).keys() == before.keys()
     assert all(vars(pca)[name] is before[name] for name in before if name != "epsilon")
+
+
+def moment_about(factors: np.ndarray, centre: np.ndarray) -> np.ndarray:
+    apart = factors - centre
+    return np.einsum("mri,mrj->ij", apart, apart) / len(factors)
+
+
+@pytest.mark.parametrize("estimator", ["adaptive", "analyze-gauss", "block"])
+def test_a_mean_that_moves_counts_in_each_row_of_a_factor(estimator: str) -> None:
+    """A centre is subtracted from each row: in the sum of 20 rows its square counts 20 times."""
+    rng = np.random.default_rng(5)
+    before, after = rng.normal(size=(2, 4000, 20, 5))
+    after[..., 0] += 3
+    both = np.concatenate([before, after])
+    exact = moment_about(both, both.mean((0, 1)))
+    model = PrivatePCA(2, epsilon=100.0, estimator=estimator, random_state=0)
+    model.partial_fit(before).partial_fit(after)
+    assert model.total_variance_ == pytest.approx(np.trace(exact), rel=0.04)
+    along = np.einsum("ki,ij,kj->k", model.components_, exact, model.components_)
+    np.testing.assert_allclose(model.explained_variance_, along, rtol=0.06)
+
+
+@pytest.mark.parametrize("rows", [10, 40])
+@pytest.mark.parametrize("estimator", ["adaptive", "analyze-gauss", "block"])
+def test_bounds_of_a_row_do_not_clip_factors_of_many(estimator: str, rows: int) -> None:
+    rng = np.random.default_rng(6)
+    factors = rng.uniform(-1, 1, size=(8000, rows, 5)) * [1, 0.8, 0.6, 0.6, 0.6]
+    exact = moment_about(factors, factors.mean((0, 1)))
+    model = PrivatePCA(2, epsilon=20.0, bounds=(-1, 1), estimator=estimator, random_state=0).fit(factors)
+    assert model.total_variance_ == pytest.approx(np.trace(exact), rel=0.03)
+    along = np.einsum("ki,ij,kj->k", model.components_, exact, model.components_)
+    np.testing.assert_allclose(model.explained_variance_, along, rtol=0.05)
+    assert not {"clipped", "variance-lost", "range-ends"} & set(model.doubts_)

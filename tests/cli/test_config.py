@@ -210,6 +210,10 @@ def test_text_is_four_lines_a_stream_and_more_with_verbose(check: Check, tmp_pat
             'max_rows = 2, but with centering = "pairs" records of several rows count as null: ',
         ),
         (
+            ("rank = 2", "rank = 2\nmax_rows = 2"),
+            'max_rows = 2, but with centering = "auto" records of several rows whose mean moves have wrong ',
+        ),
+        (
             ("dim = 4\n", f"features = [{PARTLY_BOUNDED}]\n"),
             "no bounds of smoker: no feature is clamped, or scaled by its bounds",
         ),
@@ -232,7 +236,7 @@ def test_a_doubtful_setting_is_a_warning(check: Check, change: tuple[str, str], 
         (PAPER + "max_rows = 1\n", True),
         ('centering = "pairs"\n', True),
         (PAPER + 'centering = "none"\nmax_rows = 2\n', False),
-        ("max_rows = 2\n", False),
+        ('max_rows = 2\nprivacy_unit = "row"\n', False),
     ],
     ids=["by default", "one row", "as set", "uncentred", "auto"],
 )

@@ -153,6 +153,6 @@ def test_a_dominant_feature_is_named_where_the_components_are_in_doubt_for_it() 
 
 def test_records_at_the_end_of_a_public_range_are_doubted() -> None:
     for end, expected in ((14.0 / 0.2, ["range-ends"]), (14.1 / 0.2, []), (math.inf, [])):
-        assert [*find_warnings(GOOD, Preprocessing(dim=D, centering="auto"), 100, end)] == expected
-    bounded = Preprocessing(dim=D, centering="auto", bounds=(-1.0, 1.0))
-    assert find_warnings(GOOD, bounded, 100, 1.0) == ()
+        for bounds in (None, (-1.0, 1.0)):
+            public = Preprocessing(dim=D, centering="auto", bounds=bounds)
+            assert [*find_warnings(GOOD, public, 100, end)] == expected

@@ -455,7 +455,7 @@ def learn_block(
     for share in (*shares, None):
         radius, weight = options.clip_radius, 1.0
         if radius is None:
-            radius, weight = update.radius(estimate, batch, max(quantile, QUANTILE), budget)
+            radius, weight = update.radius(estimate, batch, quantile, budget)
         multiplier = budget.take_rest() if share is None else budget.take(share)
         earlier = estimate.turned
         estimate, clipped, gain = update.learn(estimate, batch, radius, weight, options.half_life, multiplier)
@@ -546,7 +546,7 @@ class BlockPCA(ComposedEstimator[BlockState, BlockOptions]):
         if self._restarts(state, work.batch):
             block = BlockEstimate.start(state.block.basis)
             state = replace(state, block=block, total=TotalVariance())
-        shift, present = self.mean_shift(state, work.measured), state.present.latest_share
+        shift, present = self.mean_shift(state, work), state.present.latest_share
         costs, norm_range = self.costs, self.norm_range
         update = BlockUpdate(work.preprocessing, costs.multiplier, norm_range, present, self.k, shift)
         new = state

@@ -94,7 +94,7 @@ class ClippedBatches(GrowingBatches):
     # n_records is not only a size: records still to come influence the choice of the clip radius.
     sizing: ClassVar[frozenset[str]] = GrowingBatches.sizing - {"n_records"}
 
-    clip_quantile: float | None = Field(default=None, gt=0, lt=1)
+    clip_quantile: float | None = Field(default=None, ge=0.5, lt=1)
     """Private quantile of the records' |x|^2 (norms of matrices) that becomes the clip radius. By
     default the radius with the least sum of noise and bias is chosen."""
     clip_radius: float | None = Field(default=None, ge=LEAST_RADIUS, le=GREATEST_RADIUS)

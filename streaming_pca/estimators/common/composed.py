@@ -82,6 +82,8 @@ S = TypeVar("S", bound=ComposedState)
 O = TypeVar("O", bound=ClippedBatches)
 
 # Tuned on synthetic and public data (docs/explanation/default-estimator.md, "Constants").
+_MOST_ROWS = 2.0**16
+"""Rows of a record, of norms at the bounds, that the search for a radius takes into account."""
 RESTART_RATIO = 4.0
 """Least ratio of a batch's records to all earlier ones for a restart: few earlier records could only
 spoil the estimate."""
@@ -117,7 +119,9 @@ class ComposedEstimator(Estimator[S, O]):
         if bound is None:
             return self.options.radius_range
         high = min(max(bound, LEAST_RADIUS * 2.0**30), GREATEST_RADIUS)
-        return high * 2.0**-30, high
+        # The bound is one row's, and a record may have several.
+        most_rows = 1.0 if self.preprocessing.centering == "pairs" else _MOST_ROWS
+        return high * 2.0**-30, min(high * most_rows, GREATEST_RADIUS)
 
     def plan_mechanisms(self, state: S) -> Plan:
         options, granularity = self.options, self.preprocessing.granularity
@@ -148,7 +152,10 @@ class ComposedEstimator(Estimator[S, O]):
         kept = kept_share(self.options.half_life, len(batch) / preprocessing.units)
         present = learn_present(present, batch, preprocessing.units > 1, budget, kept)
         clamped = learn_clamped(clamped, batch, preprocessing, budget, kept)
-        state = replace(state, present=present, clamped=clamped, counts=None)
+        rows = float(batch.rows_per_record)
+        if state.records and not self._restarts(state, batch):
+            rows = (state.records * state.rows + len(batch) * rows) / (state.records + len(batch))
+        state = replace(state, present=present, clamped=clamped, counts=None, rows=rows)
         measured = None
         if preprocessing.centering == "auto":
             state, measured = self._centred(state, batch, budget)
@@ -186,6 +193,10 @@ class ComposedEstimator(Estimator[S, O]):
             return vector * (1.0 if scale is None else np.asarray(scale))
 
     def mean_offset(self, state: S, centre: Vector | None = None) -> MeanOffset:
+        """Return the offset of a record's mean rows from a centre, by default the anchor; scaled."""
+        return self._offset(state, centre).of_rows(state.rows)
+
+    def _offset(self, state: S, centre: Vector | None = None) -> MeanOffset:
         """Return the mean's offset from the centre of the sums, in scaled units; by default the anchor."""
         centre = self._scaled(self._anchor(state)) if centre is None else centre
         noise = state.mean_noise or 0.0
@@ -195,9 +206,12 @@ class ComposedEstimator(Estimator[S, O]):
         offset = MeanOffset.between(self._scaled(state.mean), centre, noise, paths)
         return replace(offset, scatter=max(state.mean_square - offset.square, 0.0))
 
-    def mean_shift(self, state: S, measured: MeanRound | None) -> MeanShift:
+    def mean_shift(self, state: S, work: Work) -> MeanShift:
         """Return the shift of a batch's sums to the anchor."""
-        before = self.mean_offset(state)
+        return self._shift(state, work.measured).of_rows(work.batch.rows_per_record)
+
+    def _shift(self, state: S, measured: MeanRound | None) -> MeanShift:
+        before = self._offset(state)
         if measured is None:
             return MeanShift(np.zeros(self.dim), before.vector, before.vector, before.noise)
         moved = self._scaled(measured.centre - self._anchor(state))
@@ -260,7 +274,7 @@ class ComposedEstimator(Estimator[S, O]):
         weight, known_noise = state.mean_weight + present, state.mean_noise or 0.0
         earlier = state.mean_doubt / kept_share(self.options.half_life, present)
         share = earlier / (earlier + own) if earlier else present / weight
-        away = self.mean_offset(state).square
+        away = self._offset(state).square
         if sums is not None and (seen or is_beyond_noise(away, self.dim, known_noise)):
             share = min(sums, 1.0)
         state = replace(state, mean_doubt=share * own)
@@ -275,7 +289,7 @@ class ComposedEstimator(Estimator[S, O]):
             gain = max(gain, known_noise / max(known_noise + fresh, 1e-300))
         with np.errstate(all="ignore"):
             mean = np.clip(before + gain * (measured.mean - before), lower, upper)
-        shift, left, new = self.mean_shift(state, measured), (1 - gain) ** 2, gain**2 * fresh
+        shift, left, new = self._shift(state, measured), (1 - gain) ** 2, gain**2 * fresh
         moved, offset = shift.moved, shift.moved + shift.step
         noise, path_noise = left * known_noise + new, left * state.path_noise + new * float(moved @ moved)
         path = moved * new if state.path is None else left * state.path + new * moved

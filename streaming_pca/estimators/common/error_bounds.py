@@ -123,3 +123,16 @@ def _length(m: int) -> float:
 def _tail(failure: float) -> float:
     """Return t of the tail bound exp(-t^2/2) = failure of a Gaussian supremum."""
     return math.sqrt(2 * math.log(1 / failure))
+
+
+def noise_lift(apart: float, square: float) -> float:
+    """Estimate the part that noise has added to v^T S v, v an eigenvector.
+
+    A true t becomes t + s^2/t, while v^T Sigma v is t - s^2/t. If no t gives ``apart``, all of it is noise.
+    ``square`` is s^2, the expected square of the noise's product with v.
+    """
+    inside = apart * apart - 4 * square
+    if inside <= 0 or apart <= 0:
+        return max(apart, 0.0)
+    true = (apart + math.sqrt(inside)) / 2
+    return apart - true + square / true

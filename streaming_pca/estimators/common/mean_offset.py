@@ -9,6 +9,8 @@ carries it to one centre c for all batches. Their average exceeds the covariance
 w w^T, w = mean-c, if both have the same weights. Centres and means are noisy outputs. With errors e_t of the
 means, of weights u_t, both steps together are off by sum u_t ((q_t-w) e_t^T + e_t (q_t-w)^T) and the outer
 product of the mean's error. See docs/explanation/default-estimator.md ("Streams").
+
+A centre is subtracted from each of a record's r rows, so that all of these products count r times.
 """
 
 from __future__ import annotations
@@ -37,14 +39,15 @@ def outer_product(vector: Vector, basis: Matrix) -> Matrix:
 class MeanOffset:
     """Offset w of the mean from the centre of all sums, in scaled units."""
 
-    vector: Vector
-    """(d,) w; zeros where no mean is known."""
-    noise: float = 0.0
-    """Variance of the mean's error in each coordinate."""
-    spread: float = 0.0
-    """Sum of u_t^2 v_t |q_t-w|^2, v_t the variance of each coordinate of e_t."""
-    scatter: float = 0.0
-    """Variance of the batches' means, all directions together."""
+    vector: Vector  # (d,) w; zeros where no mean is known
+    noise: float = 0.0  # variance of the mean's error in each coordinate
+    spread: float = 0.0  # sum of u_t^2 v_t |q_t-w|^2, v_t the variance of each coordinate of e_t
+    scatter: float = 0.0  # variance of the batches' means, all directions together
+
+    def of_rows(self, rows: float) -> MeanOffset:
+        """Return it for records of this number of rows."""
+        vector = self.vector * math.sqrt(rows)
+        return MeanOffset(vector, rows * self.noise, rows**2 * self.spread, rows * self.scatter)
 
     @classmethod
     def between(
@@ -111,12 +114,16 @@ class MeanShift:
 
     moved: Vector
     """(d,) q, from c to the centre of this batch's sum; zeros where these are one, such as a public one."""
-    step: Vector
-    """(d,) f, from there to this batch's mean, as measured."""
-    before: Vector
-    """(d,) offset of the earlier batches' mean from c."""
-    noise: float = 0.0
-    """Variance of each coordinate of this batch's mean."""
+    step: Vector  # (d,) f, from there to this batch's mean, as measured
+    before: Vector  # (d,) offset of the earlier batches' mean from c
+    noise: float = 0.0  # variance of each coordinate of this batch's mean
+    rows: float = 1.0
+    """Number of rows of a record; the vectors have its root as a factor, the variance itself."""
+
+    def of_rows(self, rows: float) -> MeanShift:
+        """Return it for records of this number of rows."""
+        moved, step, before = (math.sqrt(rows) * each for each in (self.moved, self.step, self.before))
+        return MeanShift(moved, step, before, rows * self.noise, rows)
 
     def excess(self, basis: Matrix) -> Matrix:
         """Return the excess of the product with a (d, L) basis: (q q^T + q f^T + f q^T) Q."""

@@ -64,7 +64,7 @@ class AnalyzeGauss(ComposedEstimator[AnalyzeGaussState, AnalyzeGaussOptions]):
     )
     suite_options: ClassVar[SuiteOptions] = SuiteOptions(
         {"first_batch": 64, "max_batch": 256},
-        variants=({"clip_radius": 3.0}, {"clip_quantile": 0.3}, {"clip_quantile": 0.8}),
+        variants=({"clip_radius": 3.0}, {"clip_quantile": 0.5}, {"clip_quantile": 0.8}),
         clip={"clip_radius": 4.0},
         useful={"first_batch": 4000, "clip_radius": 64.0, "max_batch": 40_000},
     )
@@ -80,7 +80,7 @@ class AnalyzeGauss(ComposedEstimator[AnalyzeGaussState, AnalyzeGaussOptions]):
         batch, budget, measured = work.batch, work.budget, work.measured
         if self._restarts(state, batch):
             estimate = CovarianceEstimate.empty(self.dim)
-        about = (self.costs.multiplier, self.norm_range, options.half_life, self.mean_shift(state, measured))
+        about = (self.costs.multiplier, self.norm_range, options.half_life, self.mean_shift(state, work))
         present = state.present.latest_share
         update = CovarianceUpdate(self.k, work.preprocessing, *about, weighted=False, present=present)
         if options.clip_radius is None and options.clip_quantile is None:

@@ -36,7 +36,6 @@ from streaming_pca.estimators.common.norm_distribution import (
     NormDistribution,
     norm_shares,
     private_norm_counts,
-    private_quantile_radius,
 )
 from streaming_pca.estimators.covariance.layered_sums import Coordinates
 from streaming_pca.estimators.covariance.radius_choice import ONCE, Reading, read_radii
@@ -156,14 +155,9 @@ class CovarianceUpdate:
             assert options.clip_quantile is not None
             norms = Coordinates(self.preprocessing).norms(batch)
             shares = norm_shares(len(norms), self.multiplier)
-            if options.clip_quantile < 0.5:
-                radius, _ = private_quantile_radius(
-                    norms, *self.norm_range, options.clip_quantile, budget, shares[0]
-                )
-            else:
-                sizes = private_norm_counts(sizes, norms, *self.norm_range, budget, shares)
-                found = sizes.distribution(self.norm_range[1])
-                radius = found.quantile(options.clip_quantile)
+            sizes = private_norm_counts(sizes, norms, *self.norm_range, budget, shares)
+            found = self._distribution(sizes)
+            radius = found.quantile(options.clip_quantile)
         gain = estimate.gain(self._doubt(self._count(batch))) if estimate.used == 1 else 1.0
         before = estimate.at_radius(radius)
         estimate = self._with_norms(replace(before, sizes=sizes), found)
@@ -230,7 +224,7 @@ class CovarianceUpdate:
             counts = replace(counts, present=min(self.present, 1.0))
         covered = min(estimate.looked / estimate.records, 1.0) if estimate.records else 1.0
         sizes = known.averaged(counts, self._weight_of_counts(estimate, covered, count))
-        found = sizes.distribution(self.norm_range[1])
+        found = self._distribution(sizes)
         radii = self._grid(found, int(sizes.records))
         estimate = replace(estimate, sizes=sizes)
         estimate = estimate.extended_to(float(radii[-1])) if estimate.used else estimate.on_grid(radii)
@@ -407,13 +401,18 @@ class CovarianceUpdate:
                     gain = self._weight_of_counts(estimate, look.covered, count)
                     sizes = look.known.averaged(look.counts, gain)
                     estimate = replace(estimate, sizes=sizes, looked=estimate.records + count)
-                    estimate = self._with_norms(estimate, sizes.distribution(self.norm_range[1]))
+                    estimate = self._with_norms(estimate, self._distribution(sizes))
         layers, noise = np.concatenate([layers, beyond]), np.append(noise, their_noise)
         estimate = self._with_centre(estimate, count)
         estimate = estimate.with_layers(layers, noise, self._doubt(count))
         counted = count if len(batch) else 0.0
         records, largest = estimate.records + counted, max(estimate.largest, counted)
         return replace(estimate, records=records, largest=largest), exact[last - 1].clipped
+
+    def _distribution(self, sizes: NormCounts) -> NormDistribution:
+        """Return the norms' distribution, without noise beyond the bound of a row."""
+        bound = self.preprocessing.largest_squared_norm
+        return (sizes if bound is None else sizes.within(bound)).distribution(self.norm_range[1])
 
     def _with_centre(self, estimate: CovarianceEstimate, count: float) -> CovarianceEstimate:
         """Average the present centre into the sums' centre, with the weight of this sum."""
@@ -422,7 +421,9 @@ class CovarianceUpdate:
         gain = estimate.gain(self._doubt(count)) if estimate.records else 1.0
         scale = 1.0 if self.preprocessing.scale is None else np.asarray(self.preprocessing.scale)
         with np.errstate(all="ignore"):
-            here = np.asarray(self.preprocessing.centre) * scale - self.shift.moved
+            here = np.asarray(self.preprocessing.centre) * scale - self.shift.moved / math.sqrt(
+                self.shift.rows
+            )
             return replace(estimate, centre=estimate.centre + gain * (here - estimate.centre))
 
     def _movement(self, estimate: CovarianceEstimate, moment: Matrix, variance: float) -> float:

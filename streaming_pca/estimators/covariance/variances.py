@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streaming_pca.data.records import RecordKind
+from streaming_pca.estimators.common.error_bounds import noise_lift
 from streaming_pca.estimators.common.mean_offset import MeanOffset
 from streaming_pca.estimators.common.norm_distribution import BELOW_MEDIAN, Tail
 from streaming_pca.estimators.covariance.state import CovarianceEstimate
@@ -65,7 +66,9 @@ def read_variances(
     tail = estimate.sizes.tail(estimate.radii[: estimate.used], estimate.excess[: estimate.used], present)
     base = float(np.median(values)) if len(values) > 4 else 0.0
     noise = estimate.released_noise * float(estimate.weights.sum()) / 2
-    lifted = [_lift(float(m[estimate.chosen]) - base, noise * a) for m, a in zip(moments, along, strict=True)]
+    lifted = [
+        noise_lift(float(m[estimate.chosen]) - base, noise * a) for m, a in zip(moments, along, strict=True)
+    ]
     if len(components) < len(turned.T):
         # All other directions together, like one more.
         moments = np.vstack([moments, traces - moments.sum(axis=0)])
@@ -83,19 +86,6 @@ def read_variances(
     parts = np.maximum(parts + squares / (squares.sum() + total_error**2) * (total - parts.sum()), 0.0)
     k = len(components)
     return Variances(parts[:k], errors[:k], float(parts.sum()), total_error)
-
-
-def _lift(apart: float, square: float) -> float:
-    """Estimate the part that noise has added to v^T S v, v an eigenvector.
-
-    A true t becomes t + s^2/t, while v^T Sigma v is t - s^2/t. If no t gives ``apart``, all of it is noise.
-    ``square`` is s^2, the expected square of the noise's product with v.
-    """
-    inside = apart * apart - 4 * square
-    if inside <= 0 or apart <= 0:
-        return max(apart, 0.0)
-    true = (apart + math.sqrt(inside)) / 2
-    return apart - true + square / true
 
 
 class _Model:

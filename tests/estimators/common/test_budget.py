@@ -191,7 +191,7 @@ STREAMS = {
     "users": Stream("adaptive", gaussian, "auto", contributions=3),
     "radius": Stream("adaptive", gaussian, "auto", {"clip_radius": 8.0}),
     "quantile": Stream("adaptive", gaussian, "none", {"clip_quantile": 0.9}),
-    "low quantile": Stream("adaptive", gaussian, "none", {"clip_quantile": 0.2}),
+    "low quantile": Stream("adaptive", gaussian, "none", {"clip_quantile": 0.5}),
     "analyze-gauss": Stream("analyze-gauss", gaussian),
     "analyze-gauss, centre": Stream("analyze-gauss", off, "auto"),
     "analyze-gauss, matrices": Stream("analyze-gauss", gaussian, RecordKind.MATRIX),

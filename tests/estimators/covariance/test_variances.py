@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from streaming_pca import PrivatePCA
-from streaming_pca.estimators.covariance.variances import _deviation_of_rest, _least_squares, _lift
+from streaming_pca.estimators.common.error_bounds import noise_lift
+from streaming_pca.estimators.covariance.variances import _deviation_of_rest, _least_squares
 from streaming_pca.privacy.randomness import replace_noise_sampler
 from tests.estimators.suite import Floats
 from tests.privacy.noise import SeededSampler
@@ -119,11 +120,11 @@ def test_noise_lifts_an_eigenvalue_above_the_variance_along_its_vector() -> None
     for _ in range(40):
         drawn = rng.normal(size=(d, d)) * s
         values, vectors = np.linalg.eigh(np.diag([true] + [0.0] * (d - 1)) + (drawn + drawn.T) / np.sqrt(2))
-        found.append(values[-1] - _lift(float(values[-1]), d * s * s))
+        found.append(values[-1] - noise_lift(float(values[-1]), d * s * s))
         along.append(true * vectors[0, -1] ** 2)
     assert np.mean(found) == pytest.approx(np.mean(along), abs=0.02)
-    assert _lift(0.1, 1.0) == 0.1
-    assert _lift(-1.0, 1.0) == 0.0
+    assert noise_lift(0.1, 1.0) == 0.1
+    assert noise_lift(-1.0, 1.0) == 0.0
 
 
 def test_variances_that_counts_are_too_noisy_to_judge_are_in_doubt() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -91,6 +92,25 @@ def test_a_release_tells_the_errors_of_its_variances() -> None:
     # The second order, a bias, is d sigma^2/gap.
     allowed = 5 * release.explained_variance_error + d * sigma**2 / exact[1]
     assert (np.abs(release.explained_variance - exact[:2]) <= allowed).all()
+
+
+def test_variances_are_those_along_the_released_directions() -> None:
+    """Eigenvalues of a noisy matrix are too large, here by three to ten errors."""
+    d, rng = 100, utility_generator(11)
+    estimator = local("local-gaussian", d, 2)
+    n, away, too_large = round(estimator.sigma**2), [], []
+    matrix = np.diag([40.0, 25.0, *np.zeros(d - 2)])
+    for _ in range(20):
+        noise = np.triu(rng.standard_normal((d, d)))
+        total = n * pack_symmetric(matrix + noise + np.triu(noise, 1).T)
+        state = estimator._solved(replace(estimator.init(rng), total=total, reports=n))
+        release = estimator.release(state)
+        true = np.einsum("ki,ij,kj->k", release.components, matrix, release.components)
+        away.append((release.explained_variance - true) / release.explained_variance_error)
+        too_large.append((state.variances - true) / errors_along(release.components, 1.0))
+    assert np.mean(too_large, axis=0).min() > 3
+    assert np.abs(away).max() < 4
+    assert np.abs(np.mean(away, axis=0)).max() < 1
 
 
 def test_the_bits_do_not_depend_on_how_the_stream_is_cut() -> None:
@@ -229,8 +249,9 @@ def test_the_release_is_the_mean_s_eigenvectors() -> None:
     matrix = (basis * [5, 4, 1, 0.5, 0, -1]) @ basis.T
     rows = np.tile(pack_symmetric(matrix)[None], (3, 1))
     batch = ArrayBatch(rows, np.arange(4), RecordKind.LOCAL)
-    release = estimator.release(learnt(estimator, batch))
-    np.testing.assert_allclose(release.explained_variance, [5, 4], atol=1e-12)
+    state = learnt(estimator, batch)
+    np.testing.assert_allclose(state.variances, [5, 4], atol=1e-12)
+    release = estimator.release(state)
     assert subspace_error(release.components, basis[:, :2].T) < 1e-12
     whole = local("local-gaussian", 6, 6)
     assert whole.release(learnt(whole, batch)).angle_bound == 0
