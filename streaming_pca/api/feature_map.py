@@ -176,7 +176,7 @@ class FeatureMap(TransformerMixin, BaseEstimator):  # type: ignore[misc]
             lower, upper = (np.array(each) for each in rows.bounds)
             values = np.clip(values, lower, upper)
             if self.scale:
-                values = values - (lower + upper) / 2
+                values = values - (lower / 2 + upper / 2)  # their sum may overflow
         return values * np.array(rows.scale) if self.scale and rows.scale is not None else values
 
     def get_feature_names_out(self, input_features: object = None) -> NDArray[np.object_]:
@@ -254,7 +254,7 @@ class MappedModel(SubspaceModel):
                     is_new = not hasattr(self, "n_features_in_")
                     raise ValueError(f"{text}; or give bounds=(lower, upper)" if is_new else text)
                 if extra := [each for each in names or () if each not in rows.names]:
-                    raise ValueError(f"bounds lacks columns of X: {shown(extra, 200)[1:-1]}")
+                    raise ValueError(f"bounds lacks columns of X: {shown(extra, 200)}")
             X = rows_of_table(rows, X)
         return super()._checked(X, least)
 

@@ -62,7 +62,7 @@ FLOORS = {
         {"linalg", "kernels", "privacy", "data", "local", "estimators", "api", "audit"}
         | {"validation_errors", "errors", "text"},
     ),
-    "service": (19_170, set[str]()),
+    "service": (19_124, set[str]()),
     "extras": (
         9_372,
         {"dashboard", "spark", "dev", "demo", "plots"}
