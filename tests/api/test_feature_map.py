@@ -290,7 +290,7 @@ def test_bounds_may_name_columns() -> None:
 @pytest.mark.parametrize(
     ("parameters", "table", "words"),
     [
-        ({"bounds": BODY}, people(10), "bounds lacks columns of X: ['sex']"),
+        ({"bounds": BODY}, people(10), r"bounds lacks columns of X: \['sex'\]"),
         ({"bounds": BODY | {"age": (0, 1)}}, people(10)[["height", "weight"]], "no column 'age'"),
         ({"bounds": BODY}, np.eye(2), "without column names"),
         ({"bounds": {}}, people(10), "bounds must name at least one column"),

@@ -10,7 +10,7 @@ import numpy as np
 
 from streaming_pca.estimators.base import EstimatorInfo, Subspace, SuiteOptions
 from streaming_pca.estimators.common.error_bounds import angle_bound_of_covariance, noise_lift
-from streaming_pca.estimators.local.base import LocalEstimator, LocalOptions, LocalState
+from streaming_pca.estimators.local.base import LocalEstimator, LocalOptions, LocalState, errors_along
 from streaming_pca.linalg.packed import packed_size, unpack_symmetric
 from streaming_pca.linalg.subspace import leading_eigenpairs
 
@@ -98,7 +98,7 @@ class LocalGaussianPCA(LocalEstimator[LocalGaussianState, LocalGaussianOptions])
         variance = self._mean_sigma(state.reports) ** 2
         rest = (state.trace - float(state.variances.sum())) / max(self.dim - self.k, 1)
         lifted = np.array([noise_lift(value - rest, self.dim * variance) for value in state.variances])
-        errors = np.hypot(found.explained_variance_error, lifted / 2)
+        errors = np.hypot(errors_along(state.basis, math.sqrt(variance)), lifted / 2)
         # The variance of <N, C> is at most 2 sigma^2 |C|_F^2, as with isotropic noise of sqrt(2) sigma
         # on the diagonal and sigma off it. The bound uses no other property of the noise.
         sigma = math.sqrt(2) * self._mean_sigma(state.reports)
