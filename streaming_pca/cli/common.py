@@ -167,8 +167,9 @@ def ledger_location(
     config: Path | None, input_topic: str | None, bootstrap: str | None
 ) -> tuple[KafkaSettings, str]:
     """Return the connection and the input topic for a command's options."""
-
     if config is not None:
+        if bootstrap is not None:
+            raise UserError("--bootstrap is for use without --config")
         found = chosen_streams(config, None)
         inputs = sorted({settings.stream.input for settings in found})
         if input_topic is None and len(inputs) > 1:

@@ -49,6 +49,18 @@ REFUSALS = [
     ("features check x.npy --config one.toml", "has no [[stream.features]]"),
     ("ledger show", "--config FILE"),
     ("ledger show --input t --bootstrap=", "--bootstrap must be HOST:PORT, not ''"),
+    *(
+        (
+            f"ledger {words} --config one.toml --bootstrap other:9092",
+            "--bootstrap is for use without --config",
+        )
+        for words in (
+            "show",
+            "verify",
+            "spent --partition 0 --offset 0",
+            "charge --job j --epsilon 1 --delta 0 --reason x --all",
+        )
+    ),
     (CHARGE, "name the records by --all"),
     (f"{CHARGE} --all --range 0:0:1", "not by both"),
     (f"{CHARGE} --range 0:1", "--range must be P:START:END"),
