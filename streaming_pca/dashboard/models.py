@@ -411,7 +411,7 @@ class EntryPage(Answer):
 
 
 class Verification(Answer):
-    """Result of the independent verifier for a ledger, its states and releases."""
+    """Result of the independent verifier for a ledger, its releases and, if permitted, its states."""
 
     state: Literal["never", "running", "verified", "problems", "failed"]
     """Progress or outcome of the last run."""
@@ -421,6 +421,8 @@ class Verification(Answer):
     """Time of the end."""
     entries: int | None = None
     """Number of verified entries."""
+    states: bool | None = None
+    """False if the user may not read the states, so they were not compared; null without a result."""
     problems: list[str] = []
     """Problems of the ledger, or the reason why the verifier could not run."""
 

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from scipy.linalg import subspace_angles
 
+from streaming_pca.dashboard.models import Verification
 from streaming_pca.data.release import Release
 from tests.browser.conftest import RUNNING
 from tests.browser.serving import FEATURES, RunningStream
@@ -218,6 +219,17 @@ def test_the_ledger_is_verified_on_request(visit: Visit, running: RunningStream)
     visit.page.locator('[data-action="verify"]').click()
     state = visit.page.locator('[data-field="verification.state"]')
     state.filter(has_text=re.compile("verified", re.IGNORECASE)).wait_for()
+
+
+def test_a_verification_without_states_shows_that_they_were_not_compared(
+    visit: Visit, running: RunningStream
+) -> None:
+    found = Verification(state="verified", finished="2026-07-01T12:00:00Z", entries=3, states=False)
+    answer = {"content_type": "application/json", "body": found.model_dump_json()}
+    visit.page.route("**/verification", lambda route: route.fulfill(**answer))
+    visit.go(f"/ledger/{running.input}")
+    visit.wait('[data-field="verification.states"]')
+    assert visit.page.get_by_text("Verified, without states: no problem found").count() == 1
 
 
 def test_any_record_s_charge_is_looked_up_and_a_wrong_offset_is_one_line(

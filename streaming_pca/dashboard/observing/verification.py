@@ -6,10 +6,15 @@ import threading
 from collections.abc import Callable
 from datetime import UTC, datetime
 
+from kafka.errors import TopicAuthorizationFailedError
+
 from streaming_pca.config.kafka import KafkaSettings
 from streaming_pca.dashboard.models import Verification
 from streaming_pca.dashboard.observing.logs import in_words
+from streaming_pca.errors import UserError
+from streaming_pca.privacy.ledger.verify import Report
 from streaming_pca.service.commit.verification import FAILURES, verify_ledger
+from streaming_pca.service.errors import NotPermitted
 
 _MOST_PROBLEMS = 100
 
@@ -51,12 +56,13 @@ class Verifications:
         self._changed(input)
         result: dict[str, object] = {"state": "failed", "problems": ["the verifier could not run"]}
         try:
-            report = verify_ledger(self._kafka, input)
+            report = self._report(input)
             problems = list(report.problems[:_MOST_PROBLEMS])
             if len(report.problems) > _MOST_PROBLEMS:
                 problems.append(f"and {len(report.problems) - _MOST_PROBLEMS} more")
             state = "verified" if report.ok else "problems"
-            result = {"state": state, "entries": report.entries, "problems": problems}
+            compared = report.states is not None
+            result = {"state": state, "entries": report.entries, "problems": problems, "states": compared}
         except FAILURES as error:
             result["problems"] = [in_words(error, self._kafka.bootstrap_servers)]
         finally:
@@ -64,3 +70,14 @@ class Verifications:
                 self._results[input] = begun.model_copy(update={**result, "finished": now_in_words()})
                 self._running = None
         self._changed(input)
+
+    def _report(self, input: str) -> Report:
+        """Verify a ledger, without the states if this user may not read them."""
+        try:
+            return verify_ledger(self._kafka, input)
+        except UserError as error:
+            denied = isinstance(error.__cause__, TopicAuthorizationFailedError)
+            if not denied and not isinstance(error, NotPermitted):
+                raise
+        # If another topic may not be read, this is refused too.
+        return verify_ledger(self._kafka, input, states=False)

@@ -223,7 +223,7 @@ def test_a_verification_runs_in_a_thread(make: Make, observe: Observe) -> None:
     assert observer.verify(topics[1]).state in ("never", "running")
     wait_for("the verification", lambda: observer.verification(topics[0]).state != "running")
     ended = observer.verification(topics[0])
-    assert (ended.state, ended.entries, ended.problems) == ("verified", 1, [])
+    assert (ended.state, ended.entries, ended.problems, ended.states) == ("verified", 1, [], True)
     assert ended.finished is not None
     assert done.is_set()
     wait_for("the verification", lambda: observer.verify(topics[1]).state in ("running", "problems"))

@@ -26,7 +26,7 @@ from kafka.admin import (
 )
 from kafka.errors import KafkaError
 
-from streaming_pca.admin.access import ROLES, apply_permissions, permissions
+from streaming_pca.admin.access import ROLES, Permission, apply_permissions, permissions
 from streaming_pca.admin.broker_status import describe_status
 from streaming_pca.admin.ledger import describe_ledger
 from streaming_pca.admin.pause import pause, resume
@@ -34,7 +34,9 @@ from streaming_pca.admin.topics import create_with_cap
 from streaming_pca.client.releases import latest
 from streaming_pca.config.kafka import KafkaSettings
 from streaming_pca.config.settings import Settings
+from streaming_pca.dashboard.models import Verification
 from streaming_pca.dashboard.observing.observer import Observer
+from streaming_pca.dashboard.observing.verification import Verifications
 from streaming_pca.dev.jars import find_java
 from streaming_pca.privacy.ledger.entries import Cap
 from streaming_pca.service.commit.log_reader import LogReader
@@ -141,6 +143,23 @@ def audit(place: Place, settings: Settings) -> None:
     assert (report.ok, report.states) == (True, None)
 
 
+def verify_on_dashboard(place: Place, settings: Settings) -> None:
+    found = verified(settings)
+    permitted = settings.kafka.sasl_username in ("worker", "operator")
+    assert (found.state, found.problems, found.states) == ("verified", [], permitted)
+
+
+def verified(settings: Settings) -> Verification:
+    """Verify as the page of a ledger does."""
+    runs, topic = Verifications(settings.kafka, lambda _: None), settings.stream.input
+    runs.start(topic)
+    wait_for("the verification", lambda: runs.last(topic).finished)
+    if (found := runs.last(topic)).state == "failed":
+        assert found.states is None
+        raise SessionLost(found.problems[0])
+    return found
+
+
 def read_permissions(place: Place, settings: Settings) -> None:
     with closing(admin_client(settings.kafka)) as admin:
         any_of_all = ResourcePatternFilter(ResourceType.ANY, None, ACLResourcePatternType.ANY)
@@ -223,6 +242,7 @@ TABLE: dict[Callable[[Place, Settings], None], set[str]] = {
     show: _READERS,
     verify: {"worker", "operator"},
     audit: _READERS,
+    verify_on_dashboard: _READERS,
     read_state: {"worker", "operator"},
     fence: {"worker", "operator"},
     fence_another: {"operator"},
@@ -265,6 +285,13 @@ def test_each_role_may_do_what_it_is_for_and_nothing_else(
             # Brokers that do not show a topic's settings are allowed, so this line is worded differently.
             assert "no permission to " in line or "allow DescribeConfigs on it" in line, (user, line)
             assert len(line.splitlines()) == 1, (user, line)
+
+
+def test_a_dashboard_verifies_without_states_that_it_may_only_describe(place: Place) -> None:
+    seen = Permission("topic", ("Describe",), False, place.stream.settings.stream.state_topic)
+    apply_permissions(place.secured.open_settings, [seen], "User:auditor")
+    found = verified(place.of("auditor"))
+    assert (found.state, found.states) == ("verified", False)
 
 
 def test_a_projector_writes_its_output_and_others_may_not(place: Place) -> None:

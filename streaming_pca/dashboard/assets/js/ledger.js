@@ -154,7 +154,7 @@ function makeVerification(base, refresh) {
 
   return {
     node: [
-      h("p", { class: "faint" }, "The independent verifier reads the ledger, the states and the releases, and derives each charge again. It writes nothing."),
+      h("p", { class: "faint" }, "The independent verifier reads the ledger, the releases and, if permitted, the states, and derives each charge again. It writes nothing."),
       h("div", { class: "row" }, button), wrong, result],
     paint,
     close() {
@@ -169,15 +169,18 @@ function shown(found) {
   const times = found.finished
     ? h("p", { class: "small faint" }, "Ended ", components.when(found.finished, "verification.finished"), found.entries === null ? "" : [", after ", field("verification.entries", found.entries, many(found.entries, "entry", "entries"))])
     : null;
+  const partly = found.states === false
+    ? h("p", { class: "small" }, field("verification.states", false, "The states were not compared: the user of this dashboard may not read them. Workers compare them."))
+    : null;
   switch (found.state) {
     case "never":
       return line("unknown", "Not run since this dashboard was started");
     case "running":
       return [line("unknown", `Running since ${clock(new Date(found.started))}`), h("progress", { "aria-label": "The verifier runs" })];
     case "verified":
-      return [line("ok", "Verified: no problem found"), times];
+      return [line("ok", `Verified${partly ? ", without states" : ""}: no problem found`), partly, times];
     case "problems":
-      return [line("problem", `${many(found.problems.length, "problem")} found`), times, lines(found.problems)];
+      return [line("problem", `${many(found.problems.length, "problem")} found`), partly, times, lines(found.problems)];
     default:
       return [line("warning", "The verifier could not run"), times, lines(found.problems)];
   }
