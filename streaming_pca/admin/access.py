@@ -120,6 +120,8 @@ def _of_stream(role: str, settings: Settings, output: str, ids: Mapping[str, str
                 yield _may("group", name, "Read")
             # A charge under a stream's name is refused, so other streams' topics must be visible.
             yield _may("topic", "*", "Describe")
+            # An import looks for traces of newer batches in the offsets of all groups.
+            yield _may("group", "*", "Describe")
             # For the groups with traces of charges (`ledger charge`).
             yield _may("group", f"{ledger}.", "Read", prefixed=True)
             yield _may("transactional-id", _WRITERS, "Write", prefixed=True)

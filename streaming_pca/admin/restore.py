@@ -22,7 +22,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable, Sequence
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -44,12 +44,7 @@ from streaming_pca.service.commit.ledger_writer import group_of_charges
 from streaming_pca.service.commit.snapshot import read_topic, replay
 from streaming_pca.service.commit.state_topic import decode_checkpoint, find_state, send_state
 from streaming_pca.service.errors import SessionLost, StreamRefused, TopicError
-from streaming_pca.service.kafka.clients import (
-    BrokerUnreachable,
-    admin_client,
-    ask_broker,
-    transactional_producer,
-)
+from streaming_pca.service.kafka.clients import ask_broker, transactional_producer
 from streaming_pca.service.kafka.transaction import Transaction, discard
 from streaming_pca.service.topics.checks import broker_settings
 from streaming_pca.service.topics.find import (
@@ -215,18 +210,15 @@ def _refuse_release(topic: str, value: bytes) -> None:
 def _check_groups(kafka: KafkaSettings, backup: Backup, ledger: Ledger) -> None:
     """Refuse a backup older than the offsets of the streams' and charges' groups."""
     charges = group_of_charges(backup.topic, "")
-    try:
-        with closing(admin_client(kafka)) as admin:
-            # Either topic reveals a stream; without both, its trace in the offsets of its group does.
-            found = (t.rpartition(".") for t in admin.list_topics())
-            others = {name for name, _, role in found if name and role in ("state", "releases")}
-            named = {group["group_id"] for group in admin.list_groups()}
-            others |= {name for name in named if name.startswith(charges)} | ledger.jobs.keys()
-            names = sorted(others | named)
-            ask = partial(admin.list_group_offsets, names)
-            groups = retry_until_led(ask, _COORDINATOR_MS, NO_COORDINATOR) if names else {}
-    except KafkaError as error:
-        raise BrokerUnreachable(f"the broker did not return the offsets of groups: {error}") from None
+    with ask_broker(kafka, "the broker did not return the offsets of groups") as admin:
+        # Either topic reveals a stream; without both, its trace in the offsets of its group does.
+        found = (t.rpartition(".") for t in admin.list_topics())
+        others = {name for name, _, role in found if name and role in ("state", "releases")}
+        named = {group["group_id"] for group in admin.list_groups()}
+        others |= {name for name in named if name.startswith(charges)} | ledger.jobs.keys()
+        names = sorted(others | named)
+        ask = partial(admin.list_group_offsets, names)
+        groups = retry_until_led(ask, _COORDINATOR_MS, NO_COORDINATOR) if names else {}
     known = {hashlib.sha256(entry).hexdigest() for entry in backup.entries}
     for name, offsets in sorted(groups.items()):
         state = backup.states.get(name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -22,6 +23,10 @@ _RESOURCES: dict[type[Exception], tuple[str, str]] = {
     TransactionalIdAuthorizationFailedError: ("Write with", "the transactional id"),
     ClusterAuthorizationFailedError: ("Describe", "the cluster"),
 }
+_OFFSETS_OF = re.compile(
+    r"(?:OffsetFetchResponse failed for group '|FindCoordinatorResponse error for GROUP/)(.*?)(?:'\.|: .*)"
+)
+"""Texts of the admin client about a group whose offsets were requested; other errors have only the name."""
 
 
 def missing_permission(error: BaseException, operation: str) -> NotPermitted | None:
@@ -41,8 +46,10 @@ def missing_permission(error: BaseException, operation: str) -> NotPermitted | N
         return NotPermitted(operation, "any topic")
     for kind, (verb, resource) in _RESOURCES.items():
         if isinstance(error, kind):
-            name = f" {error.args[0]!r}" if error.args and isinstance(error.args[0], str) else ""
-            return NotPermitted(verb, resource + name)
+            name = error.args[0] if error.args and isinstance(error.args[0], str) else ""
+            if (offsets_of := _OFFSETS_OF.fullmatch(name)) is not None:
+                verb, name = "Describe", offsets_of[1]
+            return NotPermitted(verb, f"{resource} {name!r}" if name else resource)
     return NotPermitted(operation, "a resource") if isinstance(error, AuthorizationError) else None
 
 

@@ -27,9 +27,11 @@ from kafka.admin import (
 from kafka.errors import KafkaError
 
 from streaming_pca.admin.access import ROLES, Permission, apply_permissions, permissions
+from streaming_pca.admin.backup import export_backup
 from streaming_pca.admin.broker_status import describe_status
 from streaming_pca.admin.ledger import describe_ledger
 from streaming_pca.admin.pause import pause, resume
+from streaming_pca.admin.restore import import_backup
 from streaming_pca.admin.topics import create_with_cap
 from streaming_pca.client.releases import latest
 from streaming_pca.config.kafka import KafkaSettings
@@ -45,7 +47,7 @@ from streaming_pca.service.election import Election
 from streaming_pca.service.errors import NotPermitted, SessionLost, TopicError
 from streaming_pca.service.kafka.authorization import in_one_line
 from streaming_pca.service.kafka.clients import BrokerUnreachable, admin_client, transactional_producer
-from streaming_pca.service.topics.find import existing_topics, find_topics
+from streaming_pca.service.topics.find import ensure_topics, existing_topics, find_topics, releases_topic
 from streaming_pca.service.topics.output import find_output
 from tests.cli.test_app import one_line
 from tests.kafka.child import Strike
@@ -292,6 +294,19 @@ def test_a_dashboard_verifies_without_states_that_it_may_only_describe(place: Pl
     apply_permissions(place.secured.open_settings, [seen], "User:auditor")
     found = verified(place.of("auditor"))
     assert (found.state, found.states) == ("verified", False)
+
+
+def test_an_operator_restores_a_lost_ledger_with_another_stream_on_the_broker(
+    place: Place, tmp_path: Path
+) -> None:
+    operator, path = place.of("operator"), tmp_path / "backup.zip"
+    other = releases_topic(f"{operator.stream.name}-other.releases", 1, 1000)
+    ensure_topics(place.secured.open_settings, [other])
+    export_backup(operator.kafka, operator.stream.input, path)
+    place.stream.delete("ledger", "state")
+    done = import_backup(operator.kafka, [operator.stream], path)
+    assert (done.states, done.lost_releases) == ((operator.stream.name,), 0)
+    verify(place, operator)
 
 
 def test_a_projector_writes_its_output_and_others_may_not(place: Place) -> None:

@@ -19,6 +19,13 @@ def in_response(request: str, what: str) -> Exception:
         (errors.TopicAuthorizationFailedError("a"), "Write", "to Write topic 'a':"),
         (errors.TopicAuthorizationFailedError(), "Write", "to Write a topic:"),
         (errors.GroupAuthorizationFailedError("g"), "Write", "to Read consumer group 'g':"),
+        *(
+            (errors.GroupAuthorizationFailedError(text), "Describe", "to Describe consumer group 'g':")
+            for text in (
+                "FindCoordinatorResponse error for GROUP/g: ",
+                "OffsetFetchResponse failed for group 'g'.",
+            )
+        ),
         (errors.TransactionalIdAuthorizationFailedError(), "Write", "to Write with the transactional id:"),
         (errors.ClusterAuthorizationFailedError(), "Write", "to Write any topic:"),
         (errors.ClusterAuthorizationFailedError(), "Describe", "to Describe the cluster:"),
