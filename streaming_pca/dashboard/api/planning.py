@@ -67,7 +67,7 @@ class PlanOfRecords(_Point):
 
 
 class Plan(Answer):
-    """Forecast for the default estimator from public numbers, as in `streaming-pca plan --json`."""
+    """Forecast from public numbers, as in `streaming-pca plan --batches growing --json`."""
 
     dim: int
     """Number d of features."""
@@ -148,7 +148,7 @@ _Tail = Annotated[
 ]
 _Batches = Annotated[
     int | None,
-    Query(description="Number of equal batches; by default the stream chooses their sizes.", ge=1, le=10_000),
+    Query(description="Number of equal batches; by default those of an endless stream.", ge=1, le=10_000),
 ]
 _Contributions = Annotated[
     int, Query(description='Most batches of one user, with privacy_unit = "user".', ge=1, le=10_000)
