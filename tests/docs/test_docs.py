@@ -117,6 +117,16 @@ def test_the_generated_tables_have_a_row_for_each_metric_and_command(hooks: Modu
     assert {"worker", "topics create", "ledger verify", "config check", "plan"} <= set(commands)
 
 
+def test_the_page_of_the_api_has_a_row_for_each_status() -> None:
+    from streaming_pca.dashboard.api.application import openapi_document
+
+    page = (DOCS / "reference" / "http-api.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| ([\d, ]+) \|", page, re.MULTILINE)
+    shown = {status for row in rows for status in row.split(", ")}
+    operations = [each for path in openapi_document()["paths"].values() for each in path.values()]
+    assert shown == {status for each in operations for status in each["responses"]} - {"200"} | {"405"}
+
+
 def test_every_work_that_is_cited_has_its_key() -> None:
     defined = set(re.findall(r"^\| \[(\w+)\]", (DOCS / "references.md").read_text(encoding="utf-8"), re.M))
     sources = [

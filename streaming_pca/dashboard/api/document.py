@@ -10,7 +10,9 @@ from fastapi.openapi.utils import get_openapi
 
 from streaming_pca.dashboard.models import Event, Problem
 
+_BUSY = "The broker does not answer, topics are still being read, or too many event streams are open: wait."
 _PROBLEMS = {
+    "400": ("Malformed", "The request has a Content-Length and a Transfer-Encoding."),
     "401": ("Unauthorized", "The token is missing or wrong."),
     "403": ("Forbidden", "The request comes from a page of another origin."),
     "404": ("NotFound", "The path, stream, ledger, release or record does not exist."),
@@ -20,7 +22,7 @@ _PROBLEMS = {
     "429": ("TooMany", "Too many requests came from this address."),
     "431": ("HeadersTooLarge", "The headers are too large."),
     "500": ("Failed", "The server failed: see its log."),
-    "503": ("Unavailable", "The broker does not answer, or topics are still being read: try again later."),
+    "503": ("Unavailable", _BUSY),
 }
 _EXAMPLE = {
     "type": "about:blank",
