@@ -97,7 +97,7 @@ def _of_stream(role: str, settings: Settings, output: str, ids: Mapping[str, str
             yield _may("topic", source, "DescribeConfigs", "Read")
             yield _may("topic", releases, "Read")
             # It reads its own output once, to find out whether it starts from the beginning.
-            yield _may("topic", output, "DescribeConfigs", "Read", "Write")
+            yield _may("topic", output, "Create", "DescribeConfigs", "Read", "Write")
             projecting = group_of_projections(stream.name, output)
             yield _may("group", projecting, "Read")
             yield _may("transactional-id", f"{_WRITERS}{projecting}.", "Write", prefixed=True)

@@ -312,9 +312,9 @@ def test_an_operator_restores_a_lost_ledger_with_another_stream_on_the_broker(
 def test_a_projector_writes_its_output_and_others_may_not(place: Place) -> None:
     with pytest.raises(NotPermitted):
         find_output(place.of("reader").kafka, place.stream.settings.stream, place.output)
-    # The user who creates topics creates the output too.
-    find_output(place.secured.open_settings, place.stream.settings.stream, place.output, create=True)
-    assert project(place.of("projector"), place.output) == 0
+    settings = place.of("projector")
+    find_output(settings.kafka, settings.stream, place.output, create=True)
+    assert project(settings, place.output) == 0
     assert len(read_all(place.secured.open_settings, place.output, (0, 1))) >= 3 * BATCH
 
 
