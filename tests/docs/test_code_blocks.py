@@ -7,6 +7,7 @@ port are replaced by the test's.
 
 from __future__ import annotations
 
+import ast
 import configparser
 import os
 import re
@@ -18,6 +19,7 @@ import sys
 import tomllib
 from collections.abc import Iterator
 from contextlib import suppress
+from importlib.metadata import metadata, packages_distributions
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -27,10 +29,11 @@ import typer.main
 import yaml
 from jsonschema import Draft202012Validator
 from kafka import KafkaAdminClient
+from packaging.requirements import Requirement
 
 from streaming_pca.cli.app import app
 from streaming_pca.config.schema import file_schema
-from tests.docs.pages import PAGES, Block, blocks, name_of
+from tests.docs.pages import PAGES, ROOT, Block, blocks, name_of
 from tests.docs.test_recipes import kafkajs, need
 from tests.waiting import wait_for
 
@@ -103,6 +106,37 @@ def test_every_settings_file_is_a_good_one() -> None:
     assert len(files) > 5
     for block in files:
         validator.validate(tomllib.loads(block.code))
+
+
+def test_what_a_page_imports_is_installed_by_its_own_lines() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    own, distributions = project["name"], packages_distributions()
+    for page in PAGES:
+        installed = {each.name: each for each in map(Requirement, [own, *project["dependencies"]])}
+        for words in re.findall(r"pip install ([^\n`#]+)", page.read_text(encoding="utf-8")):
+            for word in shlex.split(words):
+                requirement = Requirement(re.sub(r"^\.", own, word))
+                installed[requirement.name] = requirement
+        for extra in installed[own].extras:
+            for each in map(Requirement, project["optional-dependencies"][extra]):
+                installed.setdefault(each.name, each)
+        for name in {name for block in blocks(page) for name in _modules(block)}:
+            first, *others = name.split(".")
+            (distribution,) = distributions[first]
+            assert distribution in installed, f"{name_of(page)} imports {name}"
+            needed = set(metadata(distribution).get_all("Provides-Extra", []))
+            needed &= {word.replace("_", "") for word in others}
+            assert needed <= installed[distribution].extras, f"{name_of(page)} imports {name}"
+
+
+def _modules(block: Block) -> Iterator[str]:
+    """Yield the modules of other projects that a block imports."""
+    for node in ast.walk(ast.parse(block.code if block.language == "python" else "")):
+        found = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        if isinstance(node, ast.ImportFrom):
+            found = [str(node.module)]
+        known = {"streaming_pca", *sys.stdlib_module_names}
+        yield from (name for name in found if name.partition(".")[0] not in known)
 
 
 def test_every_printed_command_and_option_exists() -> None:
