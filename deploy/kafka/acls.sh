@@ -8,7 +8,7 @@ usage="usage: acls.sh --bootstrap-server HOST:PORT --config FILE --role ROLE --p
 
   --bootstrap-server  a broker
   --command-config    properties by which kafka-acls.sh connects, as a user who may alter the cluster
-  --config            settings file of the streams
+  --config            settings file of the streams; for the role worker, its user may describe the inputs
   --role              producer, reader, dashboard, auditor, projector, worker or operator
   --principal         user to permit
   --output            topic of projections, for the role projector

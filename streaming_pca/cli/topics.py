@@ -146,7 +146,8 @@ def topics_acls(
     """Print the permissions that a role needs, as options of kafka-acls.sh --add.
 
     Each line is one call of that program. Permissions are never revoked. A worker's permissions contain the
-    ids of its topics: grant them after the topics are created, and again after one was recreated.
+    ids of its input topics, which the command reads from the broker: grant them after the topics are created,
+    and again after one was recreated. For other roles it connects only with --apply.
 
     [dim]Example: streaming-pca topics acls --config stream.toml --role worker --principal User:pca[/]
     """
