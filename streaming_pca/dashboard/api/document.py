@@ -44,7 +44,7 @@ _TAGS = {
     "document": "This document.",
 }
 _ETAG = {
-    "description": "Weak validator; for a release a strong one: the SHA-256 of its bytes.",
+    "description": "Weak validator; for a release a strong one: the SHA-256 of the body.",
     "schema": {"type": "string"},
 }
 _LINK = {"description": 'The next page, with rel="next", if there is one.', "schema": {"type": "string"}}
