@@ -53,9 +53,11 @@ def _remedy(own: tuple[str, ...] | None, wanted: tuple[str, ...] | None) -> str:
 def check_format(path: Path | str, stream: StreamSettings, keyed: bool) -> None:
     """Refuse a file of numbers that lacks what the stream needs: fields or keys."""
     if stream.features is not None:
+        # The producer refuses streams whose users are in a field.
+        tables = ", or tables by streaming_pca.client.Producer.for_stream" * (stream.user_field is None)
         raise ConfigurationError(
             f"{path}: a stream with features reads records with named fields: send a .jsonl file, "
-            "of an object a line, or tables by streaming_pca.client.Producer.for_stream"
+            f"of an object a line{tables}"
         )
     if stream.privacy_unit == "user" and not keyed:
         raise ConfigurationError(_NO_KEY.format("column"))

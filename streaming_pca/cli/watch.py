@@ -101,8 +101,8 @@ def _show(
     """Print releases until the end; TimeoutError if the next one is late."""
     from streaming_pca.client.releases import NotARelease
 
-    command = "status" if settings is not None else "status --config FILE"
-    ask = f"`streaming-pca {command}` shows whether a worker runs"
+    # Readers may not read what it needs.
+    ask = "operators see by `streaming-pca status --config FILE` whether a worker runs"
     reasons = f"{_NOTHING_YET}; {ask}"
     shown = others = 0
     since = time.monotonic()

@@ -20,7 +20,7 @@ from kafka import KafkaConsumer, TopicPartition
 from kafka.admin import NewTopic
 
 from streaming_pca import progress
-from streaming_pca.admin.produce import arrange, send_records
+from streaming_pca.admin.produce import arrange, check_format, send_records
 from streaming_pca.client import sending
 from streaming_pca.client.encoding import payload_encoder
 from streaming_pca.config.kafka import ConfigurationError, KafkaSettings
@@ -320,6 +320,14 @@ MATRIX = {"record_kind": "matrix", "centering": "none"}
 KEYED = replace(VECTORS, row_keys=lambda: iter([b"a"] * 12))
 USER = {"privacy_unit": "user"}
 LOCAL = {"record_kind": "local", "centering": "none", "estimator": "local-gaussian", "options": {}}
+
+
+def test_a_producer_of_tables_is_advised_only_where_it_takes_them() -> None:
+    features = {"features": [{"name": "a", "bounds": [0, 1]}, {"name": "b", "bounds": [0, 1]}]}
+    advice = "or tables by streaming_pca.client.Producer.for_stream"
+    assert advice in refusal(ConfigurationError, check_format, "x.npy", stream(**features), False)
+    by_field = stream(**features, user_field="user", **USER)
+    assert refusal(ConfigurationError, check_format, "x.npy", by_field, True).endswith("of an object a line")
 
 
 @pytest.mark.parametrize(

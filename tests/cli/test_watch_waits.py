@@ -33,6 +33,7 @@ def test_a_long_silence_before_the_first_release_is_explained_once(
     out, err = shown(capfd, monkeypatch, 100)
     assert err.count("no release yet") == 1
     assert "compiles" in err
+    assert "operators see by `streaming-pca status --config FILE` whether a worker runs" in err
     assert [json.loads(line)["batch"] for line in out.splitlines()] == [1, 2]
 
 

@@ -63,7 +63,7 @@ def _rules(facts: Facts) -> Iterator[tuple[bool, Level, str]]:
     because = f": {_sentence(facts.reason)}" if facts.reason else "."
     retired, paused = facts.standing == "retired", facts.standing == "paused"
     runs = not (retired or paused or facts.processed is not None)
-    closed = "The ledger is not open: set a cap with `streaming-pca topics create`."
+    closed = "The ledger is not open: operators set a cap by `streaming-pca topics create`."
     yield not facts.open_ledger, "problem", closed
     refused = f"The ledger refused this stream's last entry: {_sentence(facts.refused or '')}"
     blocked = runs and facts.cannot_charge is not None  # a reason with its own remedy
@@ -78,7 +78,7 @@ def _rules(facts: Facts) -> Iterator[tuple[bool, Level, str]]:
 
     waits = f" {facts.lag:,} offsets wait." if facts.lag else ""
     by = f" {facts.candidates} stand by: one takes over in a moment."
-    start = "" if blocked else " Start one with `streaming-pca worker`."
+    start = "" if blocked else " Operators start one by `streaming-pca worker`."
     level: Level = "problem" if facts.lag else "warning"
     leaderless = f"No worker leads it.{waits}{by if facts.candidates else start}"
     yield runs and facts.leader is False, level, leaderless

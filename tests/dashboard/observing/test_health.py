@@ -14,7 +14,11 @@ VERDICTS: list[tuple[Facts, str, str]] = [
     (Facts(problem="topic 'x' is missing"), "problem", "topic 'x' is missing"),
     (Facts(disconnected=True), "unknown", "may be old"),
     (Facts(loaded=False), "unknown", "still being read"),
-    (Facts(leader=False, lag=0), "warning", "No worker leads it. Start one with `streaming-pca worker`."),
+    (
+        Facts(leader=False, lag=0),
+        "warning",
+        "No worker leads it. Operators start one by `streaming-pca worker`.",
+    ),
     (
         Facts(leader=False, lag=7, candidates=2),
         "problem",
@@ -26,7 +30,7 @@ VERDICTS: list[tuple[Facts, str, str]] = [
         "warning",
         "the lag grows, 9,000 offsets wait. Give the worker more cores",
     ),
-    (Facts(open_ledger=False), "problem", "The ledger is not open"),
+    (Facts(open_ledger=False), "problem", "The ledger is not open: operators set a cap by"),
     (
         Facts(refused="above the cap"),
         "problem",
