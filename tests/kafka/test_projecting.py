@@ -346,7 +346,8 @@ def test_a_worker_that_cannot_project_says_why_in_one_line(
     assert [each.source for each in written(stream, output, 1)] == [(0, 0), (0, 1), (0, 2), (0, 5)]
     with stream.admin() as admin:
         admin.delete_groups([f"{name}.project.{output}"])
-    refused(settings, "has no positions", "--reset-offsets")
+    server = f"--bootstrap-server {settings.kafka.bootstrap_servers}"
+    refused(settings, "has no positions", server, "--to-offset OFFSET --execute")
     assert release.batch == 1
 
     later = stream.changed(name=f"{name}-new")

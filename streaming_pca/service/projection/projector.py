@@ -12,6 +12,7 @@ Why nothing is lost or written twice: docs/explanation/exactly-once.md.
 from __future__ import annotations
 
 import logging
+import shlex
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -233,11 +234,14 @@ class Projector:
                 group,
             )
         if not known and self._has_projections(ends):
+            servers = shlex.quote(self._kafka.bootstrap_servers)
             raise StreamRefused(
                 f"topic {self._output.topic!r} has messages, but group {group!r} has no positions: they "
                 "expire some time after the last worker has stopped (offsets.retention.minutes), and "
-                "starting over would write projections twice. Name a new --output, or set the positions with "
-                f"`kafka-consumer-groups --reset-offsets --group {group} --topic {self._stream.input}`"
+                "starting over would write projections twice. Name a new --output, or set each partition's "
+                f"position with `kafka-consumer-groups --bootstrap-server {servers} --reset-offsets --group "
+                f"{group} --topic {self._stream.input}:PARTITION --to-offset OFFSET --execute`: one above "
+                "the header input-offset of its last projection"
             )
         with self._named("opening the input"):
             reader = self._reader = reading_consumer(
