@@ -75,7 +75,9 @@ def _settings_table(settings: Iterable[Any], depth: int, variables: bool = True)
         type_ = ", ".join([_type(s.field.annotation), *filter(None, map(_limit, s.field.metadata))])
         # The required keys of an optional table are required only if the table is given.
         default = "not set" if s.table is not None else _default(s.field)
-        text = _prose(s.field.description or (s.table and s.table.description))
+        # A description of a table's key needs the table's own.
+        about = (s.table.description if s.table is not None else "", s.field.description)
+        text = _prose(" ".join(filter(None, about)))
         rows.append((f"`{'.'.join(s.path[depth:])}`", type_, default, f"`{s.variable}`", text))
     if not variables:
         rows = [(*row[:3], row[4]) for row in rows]
@@ -134,7 +136,9 @@ def _toml(value: Any) -> str:
 
 
 def _prose(text: str | None) -> str:
-    return " ".join((text or "").split()).replace("``", "`")
+    # Without the sections of numpydoc.
+    text = re.split(r"\n\s*[A-Z]\w+\n\s*-{3,}\n", text or "")[0]
+    return " ".join(text.split()).replace("``", "`")
 
 
 def cli_text() -> str:

@@ -117,7 +117,7 @@ plt.show()
 # | score of a sold diamond | the model, that sale | **no**: it reveals that sale |
 #
 # So compute scores where the records are, by those who may see them: at a desk, on the customer's device,
-# in the worker of a stream. Send the model to the records, not the records to the model: `model.save`
+# in a program that reads the topic. Send the model to the records, not the records to the model: `model.save`
 # writes a file without records, and a release of a stream gives the same model by
 # `PrivatePCA.from_release`. Publishing scores, ranks or counts of alarms of private records needs a
 # mechanism of its own, with its own budget.

@@ -46,7 +46,8 @@ def config_check(
     """Check a file and the environment, and show each stream's guarantee, first batch and topics.
 
     Passwords and tokens are masked. A warning names a delta that protects too little. The exit status is 2 if
-    anything is wrong; each problem is a line.
+    the file is wrong; each problem is a line. With --broker it is 4 if no broker answers, and only the first
+    problem of the topics is a line: `streaming-pca topics check` lists all of them.
 
     [dim]Examples:
 

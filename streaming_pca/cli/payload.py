@@ -83,7 +83,8 @@ def payload_check(
 
     echo '{"x": [1, 2, 3]}' | streaming-pca payload check - --dim 3 --content-type json
 
-    kcat -C -t vectors -e -q | streaming-pca payload check - --lines --config stream.toml --json[/]
+    kcat -C -b localhost:9092 -t vectors -e -q | streaming-pca payload check - --lines --config stream.toml \
+--content-type json[/]
     """
     from streaming_pca.data.validation import explain_payload
 

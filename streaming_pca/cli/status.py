@@ -57,7 +57,10 @@ def status(
 def dashboard(
     config: ConfigsOption,
     host: Annotated[
-        str, typer.Option("--host", help="Address to listen on; any but loopback needs a token.")
+        str,
+        typer.Option(
+            "--host", help="Address to listen on; any but loopback needs a token or client certificates."
+        ),
     ] = "127.0.0.1",
     port: Annotated[
         int, typer.Option("--port", min=0, max=65535, help="Port to listen on; 0 chooses a free one.")

@@ -101,7 +101,7 @@ def _show(
     """Print releases until the end; TimeoutError if the next one is late."""
     from streaming_pca.client.releases import NotARelease
 
-    # Readers may not read what it needs.
+    # Readers lack the permissions for it.
     ask = "operators see by `streaming-pca status --config FILE` whether a worker runs"
     reasons = f"{_NOTHING_YET}; {ask}"
     shown = others = 0

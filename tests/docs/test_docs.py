@@ -105,6 +105,8 @@ def test_the_settings_show_type_default_and_need(hooks: ModuleType) -> None:
     assert "| number, > 0 | **required** |" in rows["epsilon"]
     assert "| pair (each number or list (number)) | not set |" in rows["bounds"]
     assert "| ratio or number | not set |" in rows["cap.epsilon"]
+    assert "if not set, the cap is not checked" in rows["cap.epsilon"]
+    assert "Raises" not in hooks.settings_text()
 
 
 def test_the_generated_tables_have_a_row_for_each_metric_and_command(hooks: ModuleType) -> None:
