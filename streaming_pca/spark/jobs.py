@@ -56,8 +56,7 @@ class Loaded:
     digest: str
     size: int  # bytes of its decoded rows
     nulls: int
-    longer: int
-    """Numbers of its null records, and of its records of several rows: as secret as a record."""
+    longer: int  # numbers of its null records, and of its records of several rows: as secret as a record
     shelf: Shelf
 
 

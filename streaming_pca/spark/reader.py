@@ -42,8 +42,7 @@ class _Buffer:
     read_to: int
     strips: deque[Strip] = field(default_factory=deque)
     messages: int = 0
-    offsets: int = 0
-    """Number of messages read so far, and of the offsets that were read for them."""
+    offsets: int = 0  # number of messages read so far, and of the offsets that were read for them
 
     @property
     def count(self) -> int:

@@ -36,11 +36,9 @@ class Segment:
     range: Range
     count: int  # number of messages
     run_index: Integers
-    run_offset: Integers
-    """(r,): index and offset of the first message of each run of consecutive offsets."""
+    run_offset: Integers  # (r,): index and offset of the first message of each run of consecutive offsets
     epoch_index: Integers
-    epochs: Integers
-    """(e,): index of the first message that each leader epoch accepted, and that epoch."""
+    epochs: Integers  # (e,): index of the first message that each leader epoch accepted, and that epoch
     rows: Integers | None = None  # (count,): number of rows of each message, if each row is a record
 
     def offset(self, index: int) -> int:

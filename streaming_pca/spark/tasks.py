@@ -170,8 +170,7 @@ class Share:
     order: Order | Integers | None = None
     """Order of the batch, or the place of each of these records; None if places are not needed."""
     partition: int = 0
-    base: int = 0
-    """Index of the partition, and index of the record ``first`` in it, for ``order``."""
+    base: int = 0  # index of the partition, and index of the record first in it, for order
     origin: int = 0  # place in the batch that counts as 0
 
     def of(self, batch: ArrayBatch, first: int) -> ArrayBatch:
@@ -376,8 +375,7 @@ class Fetch:
     messages: Range
     before: int  # number of the segment's records before these messages
     count: int
-    epoch: int
-    """Number of the messages, and leader epoch of the last message."""
+    epoch: int  # number of the messages, and leader epoch of the last message
 
     @classmethod
     def of(cls, share: Share, segment: Segment, shelf: Shelf) -> Fetch:

@@ -62,9 +62,9 @@ FLOORS = {
         {"linalg", "kernels", "privacy", "data", "local", "estimators", "api", "audit"}
         | {"validation_errors", "errors", "text"},
     ),
-    "service": (19_124, set[str]()),
+    "service": (19_147, set[str]()),
     "extras": (
-        9_372,
+        9_375,
         {"dashboard", "spark", "dev", "demo", "plots"}
         | {"service.projection", "service.tracing", "service.span_export"},
     ),

@@ -6,15 +6,10 @@ import threading
 from collections.abc import Callable
 from datetime import UTC, datetime
 
-from kafka.errors import TopicAuthorizationFailedError
-
 from streaming_pca.config.kafka import KafkaSettings
 from streaming_pca.dashboard.models import Verification
 from streaming_pca.dashboard.observing.logs import in_words
-from streaming_pca.errors import UserError
-from streaming_pca.privacy.ledger.verify import Report
-from streaming_pca.service.commit.verification import FAILURES, verify_ledger
-from streaming_pca.service.errors import NotPermitted
+from streaming_pca.service.commit.verification import FAILURES, verify_as_permitted
 
 _MOST_PROBLEMS = 100
 
@@ -56,7 +51,7 @@ class Verifications:
         self._changed(input)
         result: dict[str, object] = {"state": "failed", "problems": ["the verifier could not run"]}
         try:
-            report = self._report(input)
+            report = verify_as_permitted(self._kafka, input)
             problems = list(report.problems[:_MOST_PROBLEMS])
             if len(report.problems) > _MOST_PROBLEMS:
                 problems.append(f"and {len(report.problems) - _MOST_PROBLEMS} more")
@@ -70,14 +65,3 @@ class Verifications:
                 self._results[input] = begun.model_copy(update={**result, "finished": now_in_words()})
                 self._running = None
         self._changed(input)
-
-    def _report(self, input: str) -> Report:
-        """Verify a ledger, without the states if this user may not read them."""
-        try:
-            return verify_ledger(self._kafka, input)
-        except UserError as error:
-            denied = isinstance(error.__cause__, TopicAuthorizationFailedError)
-            if not denied and not isinstance(error, NotPermitted):
-                raise
-        # If another topic may not be read, this is refused too.
-        return verify_ledger(self._kafka, input, states=False)

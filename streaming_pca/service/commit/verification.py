@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import closing, suppress
 
-from kafka.errors import KafkaError
+from kafka.errors import KafkaError, TopicAuthorizationFailedError
 
 from streaming_pca.config.kafka import KafkaSettings
 from streaming_pca.errors import UserError
@@ -35,6 +35,7 @@ from streaming_pca.privacy.ledger.verify import (
 from streaming_pca.service.commit.log_reader import whole_log
 from streaming_pca.service.commit.snapshot import Snapshot, read_messages, read_snapshot, read_topic
 from streaming_pca.service.commit.state_topic import FoundState, summarise
+from streaming_pca.service.errors import NotPermitted
 from streaming_pca.service.topics.find import existing_topics, topic_id_of
 from streaming_pca.text import one_line
 
@@ -66,6 +67,18 @@ def verify_ledger(kafka: KafkaSettings, topic: str, *, states: bool = True) -> R
         if last
     }
     return verify_log(read.entries, known, last_states if states else None, topic_id=topic_id)
+
+
+def verify_as_permitted(kafka: KafkaSettings, topic: str) -> Report:
+    """Verify a ledger, without the states if this user may not read them."""
+    try:
+        return verify_ledger(kafka, topic)
+    except UserError as error:
+        denied = isinstance(error.__cause__, TopicAuthorizationFailedError)
+        if not denied and not isinstance(error, NotPermitted):
+            raise
+    # If another topic may not be read, this is refused too.
+    return verify_ledger(kafka, topic, states=False)
 
 
 def _stored(found: FoundState, digest: str) -> tuple[StoredState, str]:
