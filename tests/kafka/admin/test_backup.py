@@ -309,6 +309,16 @@ def test_a_copy_of_other_data_is_refused(
     refused(capfd, stream, path, 2, "deleted and created again, so its records are other data")
 
 
+def test_an_input_that_is_lost_before_the_first_batch_is_created_again(
+    make_stream: Make, capfd: Capture
+) -> None:
+    stream = make_stream()
+    stream.delete("input")
+    create = ("topics", "create", "--config", stream.write_config(), "--cap", "1,1e-6")
+    result = call(capfd, *create)
+    assert result.returncode == 0, result.stderr
+
+
 def test_a_ledger_that_was_only_opened_is_continued_if_it_was_opened_alike(
     learnt: Callable[[], Stream], capfd: Capture
 ) -> None:

@@ -436,7 +436,7 @@ def run(log: Writer, line: str) -> None:
 
     Ranges are ``[partition:]start-end[#count]``; ``eps``, ``delta`` and ``rho`` make a charge; ``users`` is
     the contract of users. An entry must count, or be void for the reason. ``spent``, ``everywhere``,
-    ``batch``, ``status``, ``phase`` and ``charges`` compare the ledger's view.
+    ``batch``, ``status``, ``phase``, ``charges`` and ``reason`` compare the ledger's view.
     """
     step, _, reason = line.partition(" -> ")
     verb, *words = step.split()
@@ -452,7 +452,7 @@ def run(log: Writer, line: str) -> None:
         found = log.ledger.everywhere
         assert (found.epsilon, found.delta)[: len(words)] == tuple(map(parse_rational, words)), line
         return
-    if verb in ("batch", "status", "phase", "charges"):
+    if verb in ("batch", "status", "phase", "charges", "reason"):
         assert str(getattr(log.ledger.job(words[0]), verb)) == words[1], line
         return
     job, *words = words
@@ -487,6 +487,16 @@ def run(log: Writer, line: str) -> None:
 
 
 CLAIMS = """
+a pause keeps its reason while its open batch ends
+    reserve a 0-5
+    pause a
+    reason a pause
+    abandon a
+    reason a pause
+    resume a
+    reserve a 6-9
+    abandon a
+    reason a retention
 a reservation that would pass the cap is void for everyone | epsilon=3/2
     answer a 0-5
     reserve b 4-9 -> already charged epsilon 1, delta 1e-06; the cap is epsilon 1.5

@@ -8,7 +8,7 @@ import pytest
 from kafka.errors import KafkaTimeoutError
 
 from streaming_pca.config.kafka import KafkaSettings
-from streaming_pca.service.kafka.transaction import Transaction, delivery_timeout_ms
+from streaming_pca.service.kafka.transaction import Transaction, delivery_timeout_ms, discard
 
 SETTINGS = KafkaSettings(request_timeout_ms=1000)
 
@@ -89,3 +89,19 @@ def test_a_message_is_given_up_after_the_broker_has_aborted(request_ms: int, tra
     settings = KafkaSettings(request_timeout_ms=request_ms, transaction_timeout_ms=transaction_ms)
     assert delivery_timeout_ms(settings) > transaction_ms + 10_000
     assert delivery_timeout_ms(settings) >= 2 * request_ms
+
+
+def test_a_producer_whose_broker_hangs_is_closed_without_an_error() -> None:
+    """Its own error would replace the one that ends the session."""
+    calls = []
+
+    class Hanging:
+        class _sender:
+            force_close = staticmethod(lambda: calls.append("force"))
+
+        def close(self, timeout: float) -> None:
+            calls.append("close")
+            raise KafkaTimeoutError("Timeout waiting for future")
+
+    discard(Hanging())  # type: ignore[arg-type]
+    assert calls == ["force", "close"]
