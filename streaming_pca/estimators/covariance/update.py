@@ -421,9 +421,8 @@ class CovarianceUpdate:
         gain = estimate.gain(self._doubt(count)) if estimate.records else 1.0
         scale = 1.0 if self.preprocessing.scale is None else np.asarray(self.preprocessing.scale)
         with np.errstate(all="ignore"):
-            here = np.asarray(self.preprocessing.centre) * scale - self.shift.moved / math.sqrt(
-                self.shift.rows
-            )
+            moved = self.shift.moved / math.sqrt(self.shift.rows)
+            here = np.asarray(self.preprocessing.centre) * scale - moved
             return replace(estimate, centre=estimate.centre + gain * (here - estimate.centre))
 
     def _movement(self, estimate: CovarianceEstimate, moment: Matrix, variance: float) -> float:

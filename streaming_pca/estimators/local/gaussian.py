@@ -95,13 +95,12 @@ class LocalGaussianPCA(LocalEstimator[LocalGaussianState, LocalGaussianOptions])
         values = np.full(self.dim, state.next_variance)
         values[: self.k] = state.variances
         # Eigenvectors of a noisy matrix follow its noise.
-        variance = self._mean_sigma(state.reports) ** 2
+        sigma = self._mean_sigma(state.reports)
         rest = (state.trace - float(state.variances.sum())) / max(self.dim - self.k, 1)
-        lifted = np.array([noise_lift(value - rest, self.dim * variance) for value in state.variances])
-        errors = np.hypot(errors_along(state.basis, math.sqrt(variance)), lifted / 2)
+        lifted = np.array([noise_lift(value - rest, self.dim * sigma**2) for value in state.variances])
+        errors = np.hypot(errors_along(state.basis, sigma), lifted / 2)
         # The variance of <N, C> is at most 2 sigma^2 |C|_F^2, as with isotropic noise of sqrt(2) sigma
         # on the diagonal and sigma off it. The bound uses no other property of the noise.
-        sigma = math.sqrt(2) * self._mean_sigma(state.reports)
-        bound = angle_bound_of_covariance(values, self.k, sigma)
+        bound = angle_bound_of_covariance(values, self.k, math.sqrt(2) * sigma)
         along = np.maximum(state.variances - lifted, 0.0)
         return replace(found, explained_variance=along, explained_variance_error=errors, angle_bound=bound)

@@ -89,6 +89,13 @@ export function releases(name, path) {
   };
 }
 
+/** Last lines of both samples. */
+const PROJECT = [
+  "# Your own rows, in the stream's units; FeatureMap.from_toml(FILE, scale=False) makes them of records with fields.",
+  "X = np.zeros((1, release.dim))",
+  "print(release.transform(X))",
+];
+
 /** Sample code that projects the user's data, with a release from a file or the broker. */
 function snippets(name) {
   const file = [
@@ -101,9 +108,7 @@ function snippets(name) {
     "# The release that was downloaded last.",
     `path = max(Path().glob(${quoted(`${safe(name)}-*.json`)}), key=lambda path: path.stat().st_mtime)`,
     "release = Release.from_bytes(path.read_bytes())",
-    "# Your own rows, in the stream's units; FeatureMap.from_toml(FILE, scale=False) makes them of records with fields.",
-    "X = np.zeros((1, release.dim))",
-    "print(release.transform(X))",
+    ...PROJECT,
   ].join("\n");
   const broker = [
     "import numpy as np",
@@ -111,9 +116,7 @@ function snippets(name) {
     "from streaming_pca.client import latest",
     "",
     `release = latest(${quoted(name)}, "localhost:9092")  # the broker's address`,
-    "# Your own rows, in the stream's units; FeatureMap.from_toml(FILE, scale=False) makes them of records with fields.",
-    "X = np.zeros((1, release.dim))",
-    "print(release.transform(X))",
+    ...PROJECT,
   ].join("\n");
   const panel = (code) => h("div", { class: "stack" }, h("pre", { "data-snippet": "python", tabindex: "0", role: "region", "aria-label": "Python code" }, h("code", {}, code)),
     h("div", { class: "row" }, components.action("Copy", async () => {
