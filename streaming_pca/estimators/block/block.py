@@ -214,7 +214,7 @@ class BlockUpdate:
             before = estimate.variance
             if half_life == "auto":
                 before += process_noise(measured - estimate.product, before + spread)
-            gain = max(before / (before + spread), 1 - kept_share(half_life, count * self.present))
+            gain = max(before / (before + spread), 1 - kept_share(half_life, len(part)))
             variance = (1 - gain) ** 2 * before + gain**2 * spread
         settled = replace(
             estimate,
@@ -449,7 +449,7 @@ def learn_block(
         """Return the batch's weight next to earlier records: the mean's, else by counts."""
         if of_mean is not None and earlier:
             return of_mean
-        kept = kept_share(options.half_life, count * update.present)
+        kept = kept_share(options.half_life, len(batch))
         return 1 / (1 + kept * earlier / (count * update.present)) if count else 0.0
 
     for share in (*shares, None):

@@ -162,12 +162,12 @@ def take_shares(budget: Budget) -> list[float]:
 def relative_tail(found: NormDistribution | None, total: float) -> Matrix:
     """Return the excess of the traces beyond multiples of the total, relative to it.
 
-    E (t - c T)+/T of the traces t, of mean T, for c the caps' multiples. A direction's squares are
-    assumed to have an equally heavy tail, in units of their mean.
+    E (t - c T)+/T of the traces t of records that are not null, of mean T, for c the caps' multiples. A
+    direction's squares are assumed to have an equally heavy tail, in units of their mean.
     """
     if found is None or not total > 0:
         return np.zeros(len(_CAPS))
-    beyond = found.excess(_CAPS * (total / found.present)) / total
+    beyond = found.excess(_CAPS * total) / (found.present * total)
     return np.minimum(np.where(np.isfinite(beyond), beyond, 0.0), 1.0)
 
 

@@ -66,6 +66,7 @@ class MeanRound:
     noise: float
     records: float  # records that are not null
     doubt: float
+    kept: float  # weight that the half-life leaves to earlier rounds
 
 
 @dataclass(frozen=True)
@@ -146,11 +147,13 @@ class ComposedEstimator(Estimator[S, O]):
 
     def learn_batch(self, state: S, batch: Batch) -> tuple[S, int]:
         budget, preprocessing = self.costs.budget(), self.preprocessing
-        present, clamped = state.present, state.clamped
+        known, clamped = state.present, state.clamped
         if self._restarts(state, batch):
-            present, clamped = PresentShare(), ClampedShare()
-        kept = kept_share(self.options.half_life, len(batch) / preprocessing.units)
-        present = learn_present(present, batch, preprocessing.units > 1, budget, kept)
+            known, clamped = PresentShare(), ClampedShare()
+        kept = kept_share(self.options.half_life, len(batch))
+        present = learn_present(known, batch, preprocessing.units > 1, budget, kept)
+        if present is None:
+            return replace(state, counts=None, batch=state.batch + 1, records=state.records + len(batch)), 0
         clamped = learn_clamped(clamped, batch, preprocessing, budget, kept)
         rows = float(batch.rows_per_record)
         if state.records and not self._restarts(state, batch):
@@ -256,7 +259,9 @@ class ComposedEstimator(Estimator[S, O]):
         # The anchor has noise, too: a centre that moves by noise alone would add its own.
         moves = seen and is_beyond_noise(away, self.dim, 2 * fresh)
         state = replace(state, latest_mean=mean if moves else None)
-        return state, MeanRound(centre, mean, seen, fresh, present, own)
+        return state, MeanRound(
+            centre, mean, seen, fresh, present, own, kept_share(self.options.half_life, count)
+        )
 
     def average_mean(
         self, state: S, measured: MeanRound | None, sums: float | None = None
@@ -272,7 +277,7 @@ class ComposedEstimator(Estimator[S, O]):
         before = self._anchor(state) if state.mean is None else state.mean
         present, own, seen, fresh = measured.records, measured.doubt, measured.seen, measured.noise
         weight, known_noise = state.mean_weight + present, state.mean_noise or 0.0
-        earlier = state.mean_doubt / kept_share(self.options.half_life, present)
+        earlier = state.mean_doubt / measured.kept
         share = earlier / (earlier + own) if earlier else present / weight
         away = self._offset(state).square
         if sums is not None and (seen or is_beyond_noise(away, self.dim, known_noise)):

@@ -25,7 +25,10 @@ _PRECISION = 0.004
 """Target deviation of a batch's share: trades error of the variances against noise elsewhere."""
 _LEAST, _MOST = 0.0005, 0.01  # limits of the count's share of a batch's budget
 _SEEN = 2.0  # deviations below 1 that show null records: noise alone must not rescale a variance
-_SMALLEST = 0.02  # least share used as a divisor
+_SMALLEST = 0.02  # least share used as a divisor where noise hides the number of records
+_LEAST_SHARE = 1e-6  # so that a divisor is above 0
+_TELLS = 0.06  # largest deviation of a batch's share that shows whether it has records
+_FEW = 3.0  # deviations below which a batch shows no records, and beyond which two shares differ
 
 
 @dataclass(frozen=True)
@@ -62,7 +65,7 @@ class PresentShare(RunningShare):
 
     value: float = 1.0
     latest: float = 1.0
-    """Noisy share of the last batch alone."""
+    """Noisy share of the last batch, averaged with those before if noise explains the difference."""
 
     def check(self) -> None:
         """Check that a batch could have left these values; as :meth:`RunningShare.check`."""
@@ -72,15 +75,14 @@ class PresentShare(RunningShare):
 
     @property
     def share(self) -> float:
-        """Share so far: 1 unless null records are seen beyond noise, and at least 0.02."""
-        if self.value >= 1 - _SEEN * math.sqrt(self.noise):
-            return 1.0
-        return max(self.value, _SMALLEST)
+        """Share so far: 1 unless null records are seen beyond noise, which is its least value."""
+        noise = math.sqrt(self.noise)
+        return 1.0 if self.value >= 1 - _SEEN * noise else max(self.value, noise, _LEAST_SHARE)
 
     @property
     def latest_share(self) -> float:
         """Share to divide the last batch's own sums by; 1 where no null records are seen so far."""
-        return min(max(self.latest, _SMALLEST), 1.0) if self.share < 1 else 1.0
+        return min(max(self.latest, _LEAST_SHARE), 1.0) if self.share < 1 else 1.0
 
     def widened(self, errors: float | Vector, values: float | Vector) -> Vector:
         """Return the errors of values per present record, the share's own error included."""
@@ -101,11 +103,11 @@ def noisy_share(exact: int, count: int, part: float, budget: Budget) -> tuple[fl
 
 def learn_present(
     known: PresentShare, batch: Batch, pairs: bool, budget: Budget, kept: float
-) -> PresentShare:
-    """Add a batch's noisy count of records that are not null.
+) -> PresentShare | None:
+    """Add a batch's noisy count of records that are not null; return None if it shows none.
 
     The number is known for a publicly complete batch, which spends nothing. With ``pairs`` two
-    records in a row are one, null if either is.
+    records in a row are one, null if either is. Sums over no records would count as records of 0.
 
     Adjacency: replace-one. Released: the number of records (pairs) that are not null, with Gaussian
     noise. One record changes it by 1 at most, its sensitivity.
@@ -117,7 +119,15 @@ def learn_present(
     if not batch.complete:
         present = int(batch.map(_WholePairs()).sum(whole_total)[0]) if pairs else count - batch.null_count()
         latest, deviation = noisy_share(present, count, present_share(count, budget.multiplier), budget)
-    return replace(known.averaged(latest, deviation, count, kept), latest=latest)
+    spread = math.hypot(deviation, math.sqrt(known.noise))
+    is_apart = not known.weight or abs(latest - known.value) > _FEW * spread
+    # Where the share is as before, no batch is left out for the noise of its count.
+    if 0 < deviation <= _TELLS and latest <= _FEW * deviation and is_apart and latest < known.value:
+        return None
+    new = known.averaged(latest, deviation, count, kept)
+    # A mean over batches has less noise, which a divisor turns into bias.
+    here = latest if is_apart else new.value
+    return replace(new, latest=here if deviation <= _TELLS else max(here, _SMALLEST))
 
 
 class _WholePairs:

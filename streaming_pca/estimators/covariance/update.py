@@ -134,7 +134,7 @@ class CovarianceUpdate:
     ) -> tuple[CovarianceEstimate, Look | None]:
         """Run steps 1 to 3 where they are due; returns the look, or None."""
         count = self._count(batch)
-        estimate = estimate.discounted(kept_share(self.half_life, count))
+        estimate = estimate.discounted(kept_share(self.half_life, len(batch)))
         if not estimate.used:
             start = CovarianceEstimate.empty(self.preprocessing.output_dim)
             estimate, look = self._look_at_radii(start, batch, budget, FIRST_LOOK, 1.0, future)
@@ -149,7 +149,7 @@ class CovarianceUpdate:
         self, estimate: CovarianceEstimate, batch: Batch, budget: Budget, options: ClippedBatches
     ) -> tuple[CovarianceEstimate, int]:
         """Add one sum at a public radius, or at a private quantile of the norms."""
-        estimate = estimate.discounted(kept_share(self.half_life, self._count(batch)))
+        estimate = estimate.discounted(kept_share(self.half_life, len(batch)))
         radius, found, sizes = options.clip_radius, None, NormCounts.empty()
         if radius is None:
             assert options.clip_quantile is not None
@@ -224,7 +224,7 @@ class CovarianceUpdate:
             counts = replace(counts, present=min(self.present, 1.0))
         covered = min(estimate.looked / estimate.records, 1.0) if estimate.records else 1.0
         sizes = known.averaged(counts, self._weight_of_counts(estimate, covered, count))
-        found = self._distribution(sizes)
+        found = self._distribution(sizes, float(estimate.weights.min()))
         radii = self._grid(found, int(sizes.records))
         estimate = replace(estimate, sizes=sizes)
         estimate = estimate.extended_to(float(radii[-1])) if estimate.used else estimate.on_grid(radii)
@@ -251,22 +251,25 @@ class CovarianceUpdate:
         excess, squared, above = np.zeros(SLOTS), np.zeros(SLOTS), np.zeros(SLOTS)
         if found is not None:
             for slot, radius in enumerate(estimate.radii[: estimate.used]):
-                excess[slot], squared[slot] = float(found.excess(radius)), found.squared_excess(radius)
+                excess[slot] = float(found.excess(radius))
+                # The two others are per record that is not null.
+                squared[slot] = found.squared_excess(radius) / found.present
                 above[slot] = float(found.share_above(radius)) / found.present
         return replace(estimate, excess=excess, squared_excess=squared, above=above)
 
     def _grid(self, found: NormDistribution, count: int) -> Matrix:
         """Return radii from the median to where little is cut off, or counts end."""
         low = float(found.radii[0])
-        whole = float(found.excess(low)) + BELOW_MEDIAN * low
+        excess = found.excess(found.radii) / found.present  # per record that is not null
+        whole = float(excess[0]) + BELOW_MEDIAN * low
         # With less noise, the largest radius must cut off less.
-        noise = math.sqrt(self.preprocessing.output_dim) * self.multiplier / max(count, 1)
-        enough = found.excess(found.radii) / whole <= min(_CUT, noise)
+        noise = math.sqrt(self.preprocessing.output_dim) * self.multiplier / max(count * found.present, 1)
+        enough = excess / whole <= min(_CUT, noise)
         enough |= found.above * count < _FEWEST
         last = np.flatnonzero(enough)
         high = float(found.radii[int(last[0]) if last.size else len(found.radii) - 1])
         end = min(int(np.count_nonzero(found.above)), len(found.radii) - 1)
-        if found.above[max(end - (STEPS if end > 2 * STEPS else STEPS // 2), 0)] > _DISCRETE:
+        if found.above[max(end - (STEPS if end > 2 * STEPS else STEPS // 2), 0)] > _DISCRETE * found.present:
             # The records of the last filled bin may all have the norm of its end.
             high = max(high, float(found.radii[end]))
         if high <= 1.05 * low:
@@ -322,10 +325,10 @@ class CovarianceUpdate:
         """
         used, depths = estimate.used, estimate.depths
         rest = max(budget.rest(), 1e-6)
-        seen, future = estimate.records + count, future / self.preprocessing.units * self.present
         if isinstance(self.half_life, int | float):
             # Of older records little is left.
             future = min(future, self.half_life / math.log(2))
+        seen, future = estimate.records + count, future / self.preprocessing.units * self.present
         # Future batches are assumed to be as large as the largest so far.
         typical = max(count, estimate.largest)
         # Row m: noise of each layer if this batch's sum, and all later ones, are clipped at radius m.
@@ -401,7 +404,8 @@ class CovarianceUpdate:
                     gain = self._weight_of_counts(estimate, look.covered, count)
                     sizes = look.known.averaged(look.counts, gain)
                     estimate = replace(estimate, sizes=sizes, looked=estimate.records + count)
-                    estimate = self._with_norms(estimate, self._distribution(sizes))
+                    found = self._distribution(sizes, float(estimate.weights.min()))
+                    estimate = self._with_norms(estimate, found)
         layers, noise = np.concatenate([layers, beyond]), np.append(noise, their_noise)
         estimate = self._with_centre(estimate, count)
         estimate = estimate.with_layers(layers, noise, self._doubt(count))
@@ -409,10 +413,11 @@ class CovarianceUpdate:
         records, largest = estimate.records + counted, max(estimate.largest, counted)
         return replace(estimate, records=records, largest=largest), exact[last - 1].clipped
 
-    def _distribution(self, sizes: NormCounts) -> NormDistribution:
+    def _distribution(self, sizes: NormCounts, least_weight: float = 1.0) -> NormDistribution:
         """Return the norms' distribution, without noise beyond the bound of a row."""
         bound = self.preprocessing.largest_squared_norm
-        return (sizes if bound is None else sizes.within(bound)).distribution(self.norm_range[1])
+        kept = sizes if bound is None else sizes.within(bound / least_weight)
+        return kept.distribution(self.norm_range[1])
 
     def _with_centre(self, estimate: CovarianceEstimate, count: float) -> CovarianceEstimate:
         """Average the present centre into the sums' centre, with the weight of this sum."""

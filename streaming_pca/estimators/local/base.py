@@ -15,6 +15,7 @@ from pydantic import Field
 from streaming_pca.data.batch import Batch
 from streaming_pca.data.records import RecordKind
 from streaming_pca.estimators.base import Estimator, Options, Plan, State, Subspace
+from streaming_pca.estimators.common.error_bounds import noise_lift
 from streaming_pca.kernels.lattice import BLOCK, MAX_RECORDS
 from streaming_pca.kernels.record_means import add_reports
 from streaming_pca.linalg.packed import packed_size
@@ -128,6 +129,20 @@ class LocalEstimator(Estimator[S, O]):
             total_variance=max(state.trace, 0.0),
             total_variance_error=sigma * math.sqrt(self.dim),
         )
+
+    def _unlifted(self, found: Subspace, state: S, trace: float, dim: int, ways: float) -> Subspace:
+        """Return a release without the part that noise adds to leading variances.
+
+        Eigenvectors of a noisy matrix, here of ``dim`` features and this trace, follow its noise: its product
+        with one has ``ways`` times the square of an entry's.
+        """
+        square = ways * self._mean_sigma(state.reports) ** 2
+        rest = (trace - float(state.variances.sum())) / max(dim - self.k, 1)
+        lifted = np.array([noise_lift(value - rest, square) for value in state.variances])
+        assert found.explained_variance_error is not None
+        errors = np.hypot(found.explained_variance_error, lifted / 2)
+        along = np.maximum(state.variances - lifted, 0.0)
+        return replace(found, explained_variance=along, explained_variance_error=errors)
 
     def _mean_sigma(self, reports: int) -> float:
         """Return the noise standard deviation of an entry of the mean."""

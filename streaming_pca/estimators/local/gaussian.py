@@ -9,8 +9,8 @@ from typing import ClassVar
 import numpy as np
 
 from streaming_pca.estimators.base import EstimatorInfo, Subspace, SuiteOptions
-from streaming_pca.estimators.common.error_bounds import angle_bound_of_covariance, noise_lift
-from streaming_pca.estimators.local.base import LocalEstimator, LocalOptions, LocalState, errors_along
+from streaming_pca.estimators.common.error_bounds import angle_bound_of_covariance
+from streaming_pca.estimators.local.base import LocalEstimator, LocalOptions, LocalState
 from streaming_pca.linalg.packed import packed_size, unpack_symmetric
 from streaming_pca.linalg.subspace import leading_eigenpairs
 
@@ -94,13 +94,8 @@ class LocalGaussianPCA(LocalEstimator[LocalGaussianState, LocalGaussianOptions])
         # The bound needs only the two eigenvalues around the gap, and d.
         values = np.full(self.dim, state.next_variance)
         values[: self.k] = state.variances
-        # Eigenvectors of a noisy matrix follow its noise.
         sigma = self._mean_sigma(state.reports)
-        rest = (state.trace - float(state.variances.sum())) / max(self.dim - self.k, 1)
-        lifted = np.array([noise_lift(value - rest, self.dim * sigma**2) for value in state.variances])
-        errors = np.hypot(errors_along(state.basis, sigma), lifted / 2)
         # The variance of <N, C> is at most 2 sigma^2 |C|_F^2, as with isotropic noise of sqrt(2) sigma
         # on the diagonal and sigma off it. The bound uses no other property of the noise.
         bound = angle_bound_of_covariance(values, self.k, math.sqrt(2) * sigma)
-        along = np.maximum(state.variances - lifted, 0.0)
-        return replace(found, explained_variance=along, explained_variance_error=errors, angle_bound=bound)
+        return replace(self._unlifted(found, state, state.trace, self.dim, self.dim), angle_bound=bound)

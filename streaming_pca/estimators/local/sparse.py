@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
@@ -117,7 +118,7 @@ class SparseLocalPCA(LocalEstimator[SparseLocalState, SparseLocalOptions]):
       right features, that can cost more than sparsity gains. Here, unless ``refit = false``, the penalty only
       chooses the features, and the eigenvectors are those of the mean on them.
     - Variances: those of the mean, without the penalty, along the rows, which are rotated
-      to its Ritz vectors.
+      to its Ritz vectors; with ``refit``, without the part that noise adds to them.
     - Support: the features whose weight Y_ii exceeds ten tolerances; Theorem 5 states
       when they are the true ones.
 
@@ -188,4 +189,10 @@ class SparseLocalPCA(LocalEstimator[SparseLocalState, SparseLocalOptions]):
         found = super().learnt_subspace(state)
         if not state.reports:
             return found
-        return replace(found, support=tuple(int(i) for i in np.flatnonzero(state.support)))
+        seen = np.flatnonzero(state.support)
+        if self.options.refit and len(seen) >= self.k:
+            mean = unpack_symmetric(state.total / state.reports, self.dim)
+            trace, m = float(mean.diagonal()[seen].sum()), len(seen)
+            # Noise also chose the features, among all subsets of this size.
+            found = self._unlifted(found, state, trace, m, m * (1 + math.log(self.dim / m)))
+        return replace(found, support=tuple(seen.tolist()))

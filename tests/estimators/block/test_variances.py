@@ -20,9 +20,11 @@ from streaming_pca.estimators.block.variances import (
     VARIANCES_SHARE,
     _Layers,
     measure_variances,
+    relative_tail,
     take_shares,
 )
 from streaming_pca.estimators.common.budget import Budget
+from streaming_pca.estimators.common.norm_distribution import NormDistribution
 from streaming_pca.kernels.block.norms import LAYER
 from streaming_pca.privacy.randomness import replace_noise_sampler
 from tests.privacy.noise import ScriptedSampler
@@ -69,6 +71,15 @@ def test_any_division_into_blocks_gives_the_same_integers(centering: object) -> 
     parts = [kernel(block) for block in batch.blocks(500)]
     assert len(parts) == 20
     assert np.array_equal(whole, sum(parts))
+
+
+def test_a_tail_is_that_of_the_records_that_are_there() -> None:
+    """Here of a Pareto law of power 1.5 and mean 1, as shares of all records."""
+    radii = np.geomspace(1.0, 1e6, 300) / 3
+    above = 0.5 * (3 * radii) ** -1.5
+    tails = [relative_tail(NormDistribution(radii, p * above, p), 1.0) for p in (1.0, 0.1)]
+    assert tails[0][0] > 0.02
+    np.testing.assert_allclose(*tails)
 
 
 def test_its_layers_cost_no_more_than_the_pass() -> None:

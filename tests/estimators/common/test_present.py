@@ -117,6 +117,30 @@ def test_each_batch_is_divided_by_its_own_share_before_it_weighs(
     assert abs(release.total_variance - wanted.sum()) <= bound * wanted.sum()
 
 
+@pytest.mark.parametrize("options", [{}, {"clip_radius": RADIUS}, {"half_life": 10**6}], ids=str)
+@pytest.mark.parametrize("name", ["adaptive", "analyze-gauss", "block"])
+def test_batches_without_records_change_no_variance(name: str, options: dict[str, Any]) -> None:
+    """As where each user counts once: all records that follow are null."""
+    empty = [np.full((100_000, D), math.nan)] * 8
+    for before, after in ((1, 8), (8, 1)):
+        parts = [*empty[:before], *[gaussians(20_000, 0.0, seed) for seed in range(3)], *empty[:after]]
+        if name == "block" and "clip_radius" in options:
+            parts[before:-after] *= 4
+        state, release = learnt([ArrayBatch.of_vectors(x) for x in parts], name, **options)
+        wanted = truth(np.concatenate(parts[before:-after]))[:2]
+        bound = 0.05 if "clip_radius" in options else 0.12
+        assert np.all(np.abs(release.explained_variance - wanted) <= bound * wanted)
+        assert state.records == sum(map(len, parts))
+
+
+@pytest.mark.parametrize("nulls", [0.98, 0.99, 0.995])
+def test_a_share_near_the_noise_of_its_count_is_no_bias(nulls: float) -> None:
+    parts = [gaussians(50_000, nulls, seed) for seed in range(40)]
+    _, release = learnt([ArrayBatch.of_vectors(x) for x in parts], centering="none", clip_radius=RADIUS)
+    missed = release.explained_variance - truth(np.concatenate(parts), "none")[:2]
+    assert np.all(np.abs(missed) <= 3 * release.explained_variance_error), (missed, release)
+
+
 @pytest.mark.parametrize("last", [0.5, 1.0])
 def test_the_total_of_the_block_route_does_not_follow_the_share(last: float) -> None:
     parts = [gaussians(20_000, share, seed) for seed, share in enumerate((0.0, 0.0, 0.0, last, last))]
@@ -155,7 +179,7 @@ def test_noise_alone_rescales_nothing() -> None:
             assert found.share == 1.0
     assert PresentShare(0.9, 0.0025, 1.0).share == 1.0
     assert PresentShare(0.89, 0.0025, 1.0).share == 0.89
-    assert PresentShare(-0.5, 0.0025, 1.0).share == 0.02
+    assert PresentShare(-0.5, 0.0025, 1.0).share == 0.05
     assert PresentShare().widened(0.5, 100.0) == 0.5
     assert PresentShare(0.5, 0.0001, 1.0).widened(3.0, 200.0) == pytest.approx(5.0)
 

@@ -18,7 +18,7 @@ from streaming_pca.data.preprocessing import Preprocessing
 from streaming_pca.data.records import RecordKind
 from streaming_pca.estimators.common.budget import WHOLE, Budget
 from streaming_pca.estimators.common.mean_offset import MeanOffset, MeanShift
-from streaming_pca.estimators.common.norm_distribution import NormCounts
+from streaming_pca.estimators.common.norm_distribution import NormCounts, NormDistribution
 from streaming_pca.estimators.common.present import PresentShare
 from streaming_pca.estimators.covariance.release import covariance_subspace
 from streaming_pca.estimators.covariance.state import CovarianceEstimate
@@ -256,15 +256,42 @@ def test_weights_pay_where_one_direction_has_most_of_the_size() -> None:
     assert errors[True] < 0.5 * errors[False]
 
 
-def test_a_half_life_forgets() -> None:
+@pytest.mark.parametrize("centering", ["none", "pairs"])
+def test_a_half_life_forgets(centering: str) -> None:
     """The first batch's records count half after a second batch as long as the half-life."""
-    first, second = np.array([[1.0, 0.0]]), np.array([[0.0, 1.0]])
-    estimator = make("analyze-gauss", dim=2, k=1, clip_radius=4.0, half_life=1000.0)
+    first, second = np.array([[1.0, 0.0], [-1.0, 0.0]]), np.array([[0.0, 1.0], [0.0, -1.0]])
+    estimator = make("analyze-gauss", centering, dim=2, k=1, clip_radius=4.0, half_life=1000.0)
     state = start(estimator)
     with replace_noise_sampler(ScriptedSampler()):
         for x in (first, second):
-            state = estimator.update(state, ArrayBatch.of_vectors(np.repeat(x, 1000, axis=0)))
-    np.testing.assert_allclose(np.diag(state.covariance.moment(0)), [1 / 3, 2 / 3], atol=1e-4)
+            state = estimator.update(state, ArrayBatch.of_vectors(np.tile(x, (500, 1))))
+    found = np.diag(state.covariance.moment(0))
+    np.testing.assert_allclose(found / found.sum(), [1 / 3, 2 / 3], atol=1e-4)
+
+
+def test_null_records_do_not_shorten_the_grid() -> None:
+    """One distribution of the norms of the records that are not null, as shares of all records."""
+    radii = np.geomspace(1.0, 1e4, 60)
+    grids = []
+    for present in (1.0, 0.1):
+        found = NormDistribution(radii, 0.5 * present * radii**-1.2, present)
+        route = route_of(12, present=present)
+        grids.append(route._grid(found, round(1e6 / present)))
+        squared = route._with_norms(CovarianceEstimate.empty(12).on_grid(grids[-1]), found).squared_excess
+        np.testing.assert_allclose(squared[0], found.squared_excess(1.0) / present)
+    np.testing.assert_allclose(*grids)
+
+
+def test_bounds_end_the_counts_in_the_coordinates_of_the_clip() -> None:
+    """In the weighted coordinates a record's norm may exceed the bound in its own."""
+    shift = MeanShift(*np.zeros((3, 2)))
+    preprocessing = Preprocessing(dim=2, centering="none", bounds=(-1.0, 1.0))
+    route = CovarianceUpdate(1, preprocessing, Z, SPAN, None, shift)
+    counts = NormCounts(0.5, 1.0, np.array([4e4, 3e4, 2e3, 1e3, 4e2, *[0.0] * 7]), 1e4, 1e5)
+    assert preprocessing.largest_squared_norm == 2.0
+    near, far = (route._distribution(counts, weight) for weight in (1.0, 0.25))
+    assert near.share_above(2.0) == 0
+    assert far.share_above(2.0) > 0.003
 
 
 @pytest.mark.parametrize("weighted", [False, True])

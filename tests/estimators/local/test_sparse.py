@@ -12,7 +12,9 @@ import pytest
 from streaming_pca.estimators.common.state import decode_fitting_state, encode_state
 from streaming_pca.estimators.local import sparse as local_sparse
 from streaming_pca.estimators.local.sparse import StoredIterate
+from streaming_pca.linalg.packed import pack_symmetric
 from streaming_pca.linalg.subspace import subspace_error
+from streaming_pca.privacy.randomness import utility_generator
 from tests.estimators.local.local_streams import LENGTH, learnt, local, records_on, reports_of
 from tests.estimators.suite import check_subspace
 
@@ -125,3 +127,24 @@ def test_a_start_with_too_many_features_keeps_the_weightiest(monkeypatch: pytest
     warm = estimator.update(before, second)
     assert warm.iterations < cold.iterations
     assert subspace_error(warm.basis, cold.basis) < 1e-3
+
+
+@pytest.mark.parametrize("strength", [0.0, 6.0, 60.0])
+def test_variances_of_chosen_features_are_those_along_the_components(strength: float) -> None:
+    """Noise chooses features whose entries it has made large."""
+    d, rng = 200, utility_generator(1)
+    estimator = local("local-sparse", d, 1)
+    n, away, too_large = round(estimator.sigma**2), [], []
+    matrix = np.zeros((d, d))
+    matrix[:8, :8] = strength / 8
+    for _ in range(8):
+        noise = np.triu(rng.standard_normal((d, d)))
+        total = n * pack_symmetric(matrix + noise + np.triu(noise, 1).T)
+        state = estimator._solved(replace(estimator.init(rng), total=total, reports=n))
+        release = estimator.release(state)
+        true = np.einsum("ki,ij,kj->k", release.components, matrix, release.components)
+        away.append((release.explained_variance - true) / release.explained_variance_error)
+        too_large.append((state.variances - true) / math.sqrt(2))
+    assert np.abs(away).max() < 4
+    assert np.abs(np.mean(away, axis=0)).max() < 1.5
+    assert strength == 60.0 or np.mean(too_large) > 1.5
