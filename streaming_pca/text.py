@@ -36,9 +36,9 @@ def offsets_text(start: int, end: int) -> str:
     return f"offset {start}" if end == start + 1 else f"offsets {start} to {end - 1}"
 
 
-def printable(text: str) -> str:
-    """Replace control characters, which a terminal would execute, by question marks."""
-    return "".join(each if each.isprintable() else "?" for each in text)
+def printable(text: str, kept: str = "") -> str:
+    """Replace control characters, which a terminal would execute, by question marks, except ``kept``."""
+    return "".join(each if each.isprintable() or each in kept else "?" for each in text)
 
 
 def shown(value: object, most: int = 60) -> str:

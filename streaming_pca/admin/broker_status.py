@@ -70,12 +70,13 @@ class BrokerSnapshot:
         Open transactions, which readers do not get yet, are counted separately.
         """
         of_group = self.committed.get(stream.name, {})
+        waits = stream.start == "latest" and not job.has_begun  # it will begin at the end offsets
         by_partition, waiting = {}, 0
         for tp in self.partitions.get(stream.input, ()):
             # The ledger has the start of the next batch; commits lack it before the first one, after they
             # expired, while a batch is reserved, and after a pause before the first batch.
-            position = max(of_group.get(tp, -1), job.ends.get(tp.partition, 0))
-            by_partition[str(tp.partition)] = max(self.end[tp] - max(position, self.first[tp]), 0)
+            position = max(of_group.get(tp, -1), job.ends.get(tp.partition, 0), self.first[tp])
+            by_partition[str(tp.partition)] = 0 if waits else max(self.end[tp] - position, 0)
             waiting += max(self.high.get(tp, 0) - self.end[tp], 0)
         return {"total": sum(by_partition.values()), "partitions": by_partition, "in_transactions": waiting}
 

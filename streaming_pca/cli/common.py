@@ -50,8 +50,8 @@ BootstrapOption = Annotated[
 
 
 def say(line: str, console: Console = out) -> None:
-    """Print one line unchanged, without markup or wrapping."""
-    console.print(line, markup=False, highlight=False, soft_wrap=True)
+    """Print lines without markup or wrapping; the terminal executes nothing in them."""
+    console.print(printable(line, "\n"), markup=False, highlight=False, soft_wrap=True)
 
 
 def print_record(pairs: Mapping[str, str | Sequence[str]], indent: int = 0, label: int = 0) -> None:
@@ -70,7 +70,7 @@ def record_text(pairs: Mapping[str, str | Sequence[str]], indent: int = 0, label
     for name, value in pairs.items():
         begin = " " * indent + set_cell_size(name, label) + "  "
         for text in [value] if isinstance(value, str) else value:
-            lines.append(wrapped(text, cell_len(begin), begin))
+            lines.append(wrapped(printable(text), cell_len(begin), begin))
             begin = " " * cell_len(begin)
     return "\n".join(lines)
 
@@ -95,6 +95,7 @@ def print_table(rows: Sequence[Mapping[str, str]], right: Collection[str] = ()) 
     """
     if not rows:
         return
+    rows = [{name: printable(cell) for name, cell in row.items()} for row in rows]
     table = [{name: name for name in rows[0]}, *rows]
     widths = {name: max(cell_len(row[name]) for row in table) for name in rows[0]}
     if sum(widths.values()) + 2 * (len(widths) - 1) > out.width:

@@ -21,6 +21,7 @@ from streaming_pca.cli.common import (
     say,
 )
 from streaming_pca.errors import UserError
+from streaming_pca.text import printable
 
 if TYPE_CHECKING:
     from streaming_pca.privacy.ledger.entries import OffsetSpan
@@ -69,7 +70,7 @@ def print_ledger(facts: dict[str, Any]) -> None:
         say(f"every record, by jobs whose unit of privacy is a user: {_said(everywhere)}")
     for name, job in facts["jobs"].items():
         if job["standing"] != "active":
-            say(f"job {name} is {job['standing']}")
+            say(printable(f"job {name} is {job['standing']}"))
 
 
 def _cell(key: str, value: Any) -> str:
@@ -126,15 +127,15 @@ def ledger_verify(
         print_json(facts)
     else:
         for problem in report.problems:
-            say(f"problem: {problem}", err)
+            say(printable(f"problem: {problem}"), err)
         say(("verified" if report.ok else "NOT verified") + ("" if states else ", without states"))
         for name, jobs in (("paused", report.paused), ("retired", report.retired)):
             if jobs:
-                say(f"{name}: {', '.join(jobs)}")
+                say(printable(f"{name}: {', '.join(jobs)}"))
         if report.of_users:
             say(
-                f"jobs whose unit of privacy is a user: {', '.join(report.of_users)}; together they charge "
-                f"every record epsilon {charge_text(facts['everywhere_epsilon'])}, "
+                f"jobs whose unit of privacy is a user: {printable(', '.join(report.of_users))}; "
+                f"together they charge every record epsilon {charge_text(facts['everywhere_epsilon'])}, "
                 f"delta {charge_text(facts['everywhere_delta'])}"
             )
         if report.other_releases:

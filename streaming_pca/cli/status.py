@@ -22,7 +22,6 @@ from streaming_pca.cli.common import (
     say,
     start_process,
 )
-from streaming_pca.text import printable
 
 
 def status(
@@ -97,7 +96,7 @@ def _print(facts: dict[str, Any]) -> None:
     held = f", and {lag['in_transactions']} held back by an open transaction" * bool(lag["in_transactions"])
     rows: dict[str, str | Sequence[str]] = {
         "standing": f"{facts['standing']}, {_leader(facts['leader'])}",
-        **{name: printable(facts[name]) for name in ("reason", "refused") if facts[name] is not None},
+        **{name: facts[name] for name in ("reason", "refused") if facts[name] is not None},
         "batches": ", ".join(f"{number} {name}" for name, number in batches.items()),
         "messages" if facts["unit"] == "row" else "records": str(facts["records"]),
         "last release": f"batch {release['batch']}, {release['created']}{outcome}" if release else "none",

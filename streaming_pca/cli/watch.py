@@ -30,6 +30,7 @@ from streaming_pca.cli.common import (
     wrapped,
 )
 from streaming_pca.errors import UserError
+from streaming_pca.text import printable
 
 if TYPE_CHECKING:
     from streaming_pca.admin.watch import FollowedRelease
@@ -230,7 +231,8 @@ def _cells(item: FollowedRelease) -> tuple[str, ...]:
         details = f"{details}; {release.outcome}"
     if release.counts:
         details = f"{details}; {counts_text(release.counts)}"
-    return str(release.batch), str(release.records), angle, release.created, details
+    created, details = printable(release.created), printable(details)
+    return str(release.batch), str(release.records), angle, created, details
 
 
 def _print_line(cells: tuple[str, ...]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
@@ -428,6 +428,16 @@ def test_rates_average_and_keep_gaps(modules: Visit) -> None:
     found = run(modules, "timeline", "module.rates(...given)", [times, totals, 1500])
     assert found == {"x": [0, 2000, 60_000, 61_000, 63_000], "y": [10, 10, None, 20, 20]}
     assert run(modules, "timeline", "module.rates(...given)", [[0, 1000], [9, 3], 1])["y"] == [None]
+
+
+def test_rates_before_the_range_are_not_in_it(modules: Visit) -> None:
+    now = datetime.now(UTC)
+    at = [[(now - timedelta(seconds=s)).isoformat() for s in ages] for ages in ((9000, 8000), (60, 30))]
+    history, traffic = ({"created": at[0], "records": [0, 10**6]}, {"at": at[1], "offsets": [0, 90]})
+    shown = {"history": history, "traffic": traffic, "range": "hour", "now": now.timestamp() * 1000}
+    found = run(modules, "series", "module.flow(...given)", [shown, {}, {"width": 600, "em": 16}])
+    assert [trace["name"] for trace in found["traces"]] == ["Arriving"]
+    assert found["summary"] == "Arriving: 3 a second at last."
 
 
 def test_a_full_batch_is_learnt_only_if_the_cap_allows_it(modules: Visit) -> None:

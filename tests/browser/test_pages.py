@@ -288,6 +288,14 @@ def test_the_plan_page_forecasts_what_the_command_does(
     assert json.loads(printed.stdout) == after["answer"]
 
 
+def test_a_link_puts_no_words_into_the_command(visit: Visit) -> None:
+    visit.go("/plan?contributions=1;curl%20evil&batches=1e1")
+    visit.wait("[data-field]")
+    shown = visit.text('[data-snippet="shell"]')
+    assert shown.endswith(" --batches 10")
+    assert ";" not in shown
+
+
 # -- live ------------------------------------------------------------------
 
 

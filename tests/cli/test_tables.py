@@ -63,6 +63,18 @@ def test_a_ledger_is_shown(capfd: Capture, width: int) -> None:
         assert text.startswith("ledger of in: cap epsilon 2, delta 1e-05 (basic)\n")
 
 
+def test_a_terminal_executes_nothing_of_a_ledger(capfd: Capture, width: int) -> None:
+    hostile = "a\x1b[2J\n9 COMMITTED"
+    jobs = {hostile: {"standing": "paused"}}
+    facts: dict[str, Any] = {"topic": "in", "cap": None, "entries": entries(hostile), "jobs": jobs}
+    facts["entries"][2]["reason"] = hostile
+    text = printed(capfd, width, partial(ledger.print_ledger, facts))
+    assert text.isascii()
+    assert "\x1b" not in text
+    assert text.count("a?[2J?9") == 4
+    assert not any(line.startswith("9") for line in text.splitlines())
+
+
 def test_a_short_ledger_has_a_line_an_entry_on_80_columns(capfd: Capture, monkeypatch: Patch) -> None:
     monkeypatch.setattr(common.out, "_width", 80)
     rows = [row | {"epsilon": "1"} for row in entries("tour") if row["kind"] == "RESERVED"]

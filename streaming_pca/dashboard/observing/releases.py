@@ -145,7 +145,7 @@ class ReleaseHistory:
 
     def forget_before(self, first: int) -> None:
         """Drop releases that the topic has deleted, except the last."""
-        if first == self.next_offset or not self._points:
+        if first >= self.next_offset:
             self._complete = True
         while len(self._points) > 1 and self._points[0].offset < first:
             self._drop_first()

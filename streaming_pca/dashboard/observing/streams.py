@@ -166,6 +166,8 @@ class StreamState:
         except BudgetExceeded as error:
             remedy = "choose another input topic, or less epsilon with a new stream.name"
             return str(error.with_remedy(remedy))
+        if self.settings.stream.start == "latest" and not job.has_begun:
+            return None  # it will begin after all records that other jobs were charged for
         for partition, end in sorted(ends.items()):
             start = job.ends.get(partition, 0)
             for spent in ledger.spend.get(partition, SpendMap()).over(start, end):

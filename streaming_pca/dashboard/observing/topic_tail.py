@@ -13,6 +13,7 @@ from streaming_pca.dashboard.observing.releases import ReleaseHistory
 from streaming_pca.dashboard.observing.watched import Watched
 
 _PROBE_SECONDS = 3.0  # interval between requests for end offsets: polling a dead broker raises no error
+_DENIED_SECONDS = 30.0  # until a topic that may not be read is tried again
 
 
 def read_topics(watched: Watched, kafka: KafkaSettings) -> Generator[bool]:
@@ -32,10 +33,17 @@ class TopicTail:
         self._reads: set[str] = set()
         self._waits: set[str] = set()  # topics that exist but have no leader
         self._denied: set[str] = set()
+        self._tried: set[str] = set()  # topics that were denied and are read again
+        self._retry = 0.0
         self._probed = 0.0
 
     def step(self) -> bool:
         """Poll once; return False without a topic to read."""
+        if (self._denied or self._tried) and time.monotonic() > self._retry:
+            # The permission may be back; the problem stays until a fetch has had the time to fail.
+            self._denied, self._tried = set(), self._denied
+            self._retry = time.monotonic() + _PROBE_SECONDS
+            self._table.changed = True
         if self._table.changed or (self._waits and self._is_time()):
             self._table.changed = False
             self._assign()
@@ -71,7 +79,9 @@ class TopicTail:
                 if topic in self._denied:
                     part.problem = f"topic {topic!r} may not be read by this user"
                     continue
-                part.problem = next(filter(None, map(table.problems.get, (part.input, topic))), None)
+                problem = next(filter(None, map(table.problems.get, (part.input, topic))), None)
+                if problem is not None or topic not in self._tried:
+                    part.problem = problem
                 if None not in (ids := self._ids(part)):
                     reads.add(topic)
                     if part.ids != ids:
@@ -110,6 +120,7 @@ class TopicTail:
     def _recover(self, lost: TopicsLost) -> None:
         if lost.denied:
             self._denied |= lost.topics
+            self._retry = time.monotonic() + _DENIED_SECONDS
         else:
             # Retention has deleted the next message, or the topic was recreated.
             for topic, (first, end) in self._reader.bounds(lost.topics).items():

@@ -504,7 +504,7 @@ def shrink_on_timeout(fetcher: Fetcher, request_timeout_ms: int) -> None:
             numbers = (size // 1024, request_timeout_ms, smaller // 1024)
             log.warning(
                 "the link to the broker is slow, or the broker: a fetch of up to %d KiB was not answered "
-                "within %d ms (at most kafka.request_timeout_ms); fetches are of %d KiB now",
+                "within %d ms; fetches are of %d KiB now",
                 *numbers,
             )
 

@@ -129,3 +129,17 @@ def test_an_allowed_batch_and_a_refused_one_differ_in_the_budget() -> None:
     assert after is not None
     assert after.allows_next
     assert reason.endswith('begin after them with `stream.start = "latest"`')
+
+
+def test_a_stream_that_will_begin_at_the_latest_records_waits_for_none() -> None:
+    offline = Offline(
+        made_offline("first", input="shared"), made_offline("second", input="shared", start="latest")
+    )
+    offline.publish("first", 2)
+    offline.stand(0.0, {"first": 150})
+    shown = offline.observer.stream("second")
+    assert shown.lag is not None
+    assert shown.lag.total == 0
+    assert shown.budget is not None
+    assert shown.budget.allows_next
+    assert "budget" not in " ".join(shown.health.reasons)

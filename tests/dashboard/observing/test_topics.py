@@ -332,6 +332,16 @@ def test_a_history_holds_few_bytes_a_release() -> None:
     assert len(values[-1]) > 14_000
 
 
+def test_a_history_is_complete_only_with_the_first_release() -> None:
+    history = ReleaseHistory(unmade().settings.stream, 1000)
+    history.begin(("id",), 0, 10**6)
+    history.forget_before(0)
+    assert not history.history().complete
+    # The topic holds none of the releases before it any more.
+    history.forget_before(10**6)
+    assert history.history().complete
+
+
 def test_a_history_of_a_high_rank_is_shorter() -> None:
     stream = unmade(dim=4096, rank=1024)
     history = ReleaseHistory(stream.settings.stream, 1000)

@@ -20,6 +20,12 @@ function area(x, low, high, color) {
   return { type: "scatter", mode: "lines", ...outlines(x, low, high), fill: "toself", fillcolor: alpha(color, 0.22), line: { width: 0, color }, hoverinfo: "skip" };
 }
 
+/** Index of the last moment before a range begins, or of the first one. */
+function lastBefore(times, begin) {
+  const later = times.findIndex((time) => time >= begin);
+  return Math.max(0, (later < 0 ? times.length : later) - 1);
+}
+
 /**
  * Choose what a range shows of some times: their indices from the last before the range, and the axis; or a
  * text, if the range has none of them.
@@ -27,7 +33,7 @@ function area(x, low, high, color) {
 function choose(times, range, now, { width, em }, what) {
   const shown = domain(range, times, now);
   if (!shown) return { empty: `No ${what} ${RANGES.find((r) => r.value === range).words}: the latest is of ${exact(times.at(-1))}. Choose a longer range.` };
-  const first = Math.max(0, times.findIndex((time) => time >= shown[0]) - 1);
+  const first = lastBefore(times, shown[0]);
   return { at: times.map((_, i) => i).slice(first), shown, axis: timeAxis(shown, width / em) };
 }
 
@@ -135,8 +141,7 @@ export function flow({ history, traffic, range, now }, colours, room) {
   const { shown, axis, empty } = choose(all, range, now, room, "record or release");
   if (empty) return { empty };
   const drawn = kinds.map(([name, times, totals, color]) => {
-    // From the last moment before the range.
-    const first = Math.max(0, times.findIndex((time) => time >= shown[0]) - 1);
+    const first = lastBefore(times, shown[0]);
     // Of a long range with few data each interval is a part of these.
     const least = Math.min((shown[1] - shown[0]) / STEPS, (times.at(-1) - times[first]) / FEWEST);
     return { name, color, ...rates(times.slice(first), totals.slice(first), least) };

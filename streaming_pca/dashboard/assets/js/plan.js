@@ -18,7 +18,7 @@ const KNOBS = [
   { name: "gap", title: "Gap", min: 0, above: true, max: 1, from: 1e-4, usual: 0.1, optional: true, blank: "none", hint: "Between eigenvalues k and k + 1, as a share of the total variance; may be empty" },
   { name: "tail", title: "Tail", min: 0.001, max: 1e6, from: 1, to: 1000, usual: 1, hint: "Clip radius over the mean of |x|²: 1 for records of one size, 2 to 5 for heavy tails" },
   { name: "batches", title: "Batches", whole: true, min: 1, max: 10000, usual: null, optional: true, blank: "growing", hint: "Equal ones; empty: growing ones, as the estimator takes them" },
-  { name: "contributions", title: "Batches of one user", whole: true, min: 1, max: 1e6, to: 1000, usual: 1, hint: "1 where a record is the unit of privacy" },
+  { name: "contributions", title: "Batches of one user", whole: true, min: 1, max: 10000, to: 1000, usual: 1, hint: "1 where a record is the unit of privacy" },
 ];
 /** Quantities that requests omit at their defaults. */
 const SPARE = new Set(["batches", "contributions"]);
@@ -285,8 +285,10 @@ function command(plan) {
   const options = ["dim", "rank", "records", "epsilon", "delta"].map((n) => `--${n} ${typed(plan[n])}`);
   if (plan.gap !== null) options.push(`--gap ${typed(plan.gap)}`);
   if (plan.tail !== 1) options.push(`--tail ${typed(plan.tail)}`);
+  // As numbers: a shell would execute what else a link may hold.
   const given = new URLSearchParams(location.search);
-  for (const n of SPARE) if (given.get(n)) options.push(`--${n} ${given.get(n)}`);
-  if (!given.get("batches")) options.push("--batches growing");
+  const spare = (n) => Number(given.get(n)) || null;
+  for (const n of SPARE) if (spare(n)) options.push(`--${n} ${typed(spare(n))}`);
+  if (!spare("batches")) options.push("--batches growing");
   return `streaming-pca plan ${options.join(" ")}`;
 }
