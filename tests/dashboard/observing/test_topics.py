@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 import threading
 import tracemalloc
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from kafka import TopicPartition
 from kafka.admin import NewPartitions
 
-from streaming_pca.dashboard.observing import ledgers, watched
+from streaming_pca.dashboard.observing import ledgers, topic_tail, watched
 from streaming_pca.dashboard.observing.ledgers import LedgerView
+from streaming_pca.dashboard.observing.logs import TopicsLost, TopicsReader
 from streaming_pca.dashboard.observing.lookup import UnknownRelease
 from streaming_pca.dashboard.observing.releases import LATEST_BYTES, MOST_NUMBERS, ReleaseHistory
 from streaming_pca.dashboard.observing.streams import StreamState
@@ -371,3 +373,57 @@ def test_rows_with_many_ranges_are_fewer() -> None:
     assert not page.complete
     assert view.summary().entries == 31
     assert len({id(row.charge) for row in view._rows}) == 1
+
+
+class Refusing:
+    """Reader of empty topics, of which one may not be read while it is ``denied``."""
+
+    denied: str | None = None
+
+    def __init__(self) -> None:
+        self.assigned: set[str] = set()
+
+    def assign(self, topics: Iterable[str]) -> None:
+        self.assigned = set(topics)
+
+    def seek(self, topic: str, offset: int) -> None:
+        assert (topic in self.assigned, offset) == (True, 0)
+
+    def bounds(self, topics: Iterable[str]) -> dict[str, tuple[int, int]]:
+        return dict.fromkeys(topics, (0, 0))
+
+    def position(self, topic: str) -> int:
+        return 0
+
+    def poll(self) -> list[Any]:
+        if self.denied in self.assigned:
+            raise TopicsLost({self.denied}, denied=True)
+        return []
+
+
+def test_a_topic_that_may_be_read_again_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = unmade()
+    seen = watched.Watched(made.settings.kafka, [made.settings], 10)
+    releases, stream = seen.streams[made.name].releases, made.settings.stream
+    names = (stream.input, stream.ledger_topic, releases.topic)
+    seen.table.ids, seen.table.problems = {name: f"id-{name}" for name in names}, dict.fromkeys(names)
+    reader, now = Refusing(), 1000.0
+    monkeypatch.setattr(topic_tail, "time", SimpleNamespace(monotonic=lambda: now))
+    tail = topic_tail.TopicTail(seen, cast(TopicsReader, reader))
+
+    def problems(seconds: int) -> list[str | None]:
+        nonlocal now
+        found = []
+        for _ in range(seconds):
+            now += 1
+            tail.step()
+            found.append(releases.problem)
+        return found
+
+    assert problems(10)[-1] is None
+    reader.denied = releases.topic
+    # It is tried again without a sign of it.
+    assert set(problems(100)[1:]) == {f"topic {releases.topic!r} may not be read by this user"}
+    reader.denied = None
+    assert problems(40)[-1] is None
+    assert releases.topic in reader.assigned
