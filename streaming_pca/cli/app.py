@@ -27,6 +27,7 @@ from streaming_pca.cli import (
 from streaming_pca.cli.common import OutputFailed, end_without_output, fail, guard_output
 from streaming_pca.errors import UserError
 from streaming_pca.service.process_hardening import protect_process, traceback_text, withheld_messages
+from streaming_pca.text import printable
 
 app = typer.Typer(
     name="streaming-pca",
@@ -120,10 +121,15 @@ def _tidy_help(command: Any) -> None:
 
 
 class _Line(logging.Formatter):
-    """Format of log lines like the other lines of commands."""
+    """Format of log lines like the other lines of commands, or with times."""
 
-    def format(self, record: logging.LogRecord) -> str:
-        return f"{record.levelname.lower()}: {super().format(record)}"
+    def __init__(self, verbose: bool) -> None:
+        super().__init__("%(asctime)s %(levelname)s %(message)s" if verbose else "%(message)s")
+        self._verbose = verbose
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        line = super().formatMessage(record)
+        return printable(line if self._verbose else f"{record.levelname.lower()}: {line}")
 
 
 def _version(wanted: bool) -> None:
@@ -141,7 +147,7 @@ def _main(
 ) -> None:
     # Commands that run for long configure their own log.
     handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s") if verbose else _Line())
+    handler.setFormatter(_Line(verbose))
     logging.basicConfig(level=logging.DEBUG if verbose else logging.INFO, handlers=[handler])
     # The client logs every reconnect; our own log reports the failures that matter.
     logging.getLogger("kafka").setLevel(logging.CRITICAL)

@@ -16,6 +16,7 @@ from pythonjsonlogger.json import JsonFormatter
 
 from streaming_pca.config.settings import LogSettings
 from streaming_pca.service.process_hardening import traceback_text
+from streaming_pca.text import printable
 
 trace_id: ContextVar[str | None] = ContextVar("trace_id", default=None)
 """Id of the current trace, in 32 hexadecimal digits; None without a trace."""
@@ -42,6 +43,9 @@ class _Formatter(logging.Formatter):
 
 
 class _TextFormatter(_Formatter):
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        return printable(super().formatMessage(record))
+
     def format(self, record: logging.LogRecord) -> str:
         line = super().format(record)
         names = [name for name in ("stream", "batch") if hasattr(record, name)]

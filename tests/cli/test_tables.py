@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
@@ -11,8 +12,10 @@ import numpy as np
 import pytest
 
 from streaming_pca.cli import common, ledger, plan, status, watch
+from streaming_pca.cli.app import _Line
 from streaming_pca.data.release import Release
 from streaming_pca.privacy.parameters import format_number
+from streaming_pca.service.logs import _TextFormatter
 from tests.cli.command import call
 from tests.cli.test_app import COMMANDS
 from tests.cli.test_watch import release
@@ -73,6 +76,14 @@ def test_a_terminal_executes_nothing_of_a_ledger(capfd: Capture, width: int) -> 
     assert "\x1b" not in text
     assert text.count("a?[2J?9") == 4
     assert not any(line.startswith("9") for line in text.splitlines())
+
+
+@pytest.mark.parametrize("formatter", [_Line(False), _Line(True), _TextFormatter("%(message)s")])
+def test_a_terminal_executes_nothing_of_a_log_line(formatter: logging.Formatter) -> None:
+    record = logging.LogRecord("worker", logging.WARNING, "", 1, "paused: %s", ("\x1b[2J\nverified",), None)
+    line = formatter.format(record)
+    assert line.endswith("paused: ?[2J?verified")
+    assert line.isprintable()
 
 
 def test_a_short_ledger_has_a_line_an_entry_on_80_columns(capfd: Capture, monkeypatch: Patch) -> None:
