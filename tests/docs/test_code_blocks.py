@@ -62,6 +62,8 @@ _PATIENT = {
     "STREAMING_PCA_KAFKA__REQUEST_TIMEOUT_MS": "30000",
 }
 """Limits for a busy machine; the pages keep the defaults."""
+_OF_VISITS = {f"docs/how-to/{name}.md" for name in ("monitor", "produce", "use-releases")}
+"""Pages about one stream; their scripts run in turn, since each creates and deletes its topics."""
 
 
 def test_markers_are_known_and_blocks_are_labelled() -> None:
@@ -194,6 +196,27 @@ def _needs_broker(page: Path) -> bool:
     return _BROKER in _script(page)
 
 
+def _on_broker() -> list[Any]:
+    """Return the pages that need a broker; those about one stream in one group of pytest-xdist."""
+    group = pytest.mark.xdist_group("tests/docs/visits")
+    return [
+        pytest.param(page, marks=[group] if name_of(page) in _OF_VISITS else [])
+        for page in PAGES
+        if _needs_broker(page)
+    ]
+
+
+def test_scripts_that_run_concurrently_name_different_streams_and_topics() -> None:
+    scripts = {name_of(page): _script(page) for page in PAGES if _needs_broker(page)}
+    assert scripts.keys() >= _OF_VISITS
+    for page, script in scripts.items():
+        # In settings files; a feature has a name too.
+        named = set(re.findall(r'^(?:input = |\[+streams?\]+\nname = )"(.+?)"', script, re.MULTILINE))
+        assert named, page
+        for other in scripts.keys() - {page} - (_OF_VISITS if page in _OF_VISITS else set()):
+            assert not [name for name in named if f'"{name}"' in scripts[other]], f"{page} and {other}"
+
+
 @pytest.mark.timeout(_DEADLINE + 60)
 @pytest.mark.parametrize("page", [page for page in PAGES if not _needs_broker(page)], ids=name_of)
 def test_the_page_runs_as_printed(page: Path, tmp_path: Path) -> None:
@@ -203,7 +226,7 @@ def test_the_page_runs_as_printed(page: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(_DEADLINE + 60)
-@pytest.mark.parametrize("page", [page for page in PAGES if _needs_broker(page)], ids=name_of)
+@pytest.mark.parametrize("page", _on_broker(), ids=name_of)
 def test_the_page_runs_as_printed_on_a_broker(
     page: Path, kafka_bootstrap: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
@@ -223,6 +246,7 @@ def test_the_page_runs_as_printed_on_a_broker(
             _run(script, tmp_path, STREAMING_PCA_HTTP__PORT=str(port), **_PATIENT)
         finally:
             admin.delete_topics(_topics_of(script, admin))
+            wait_for("the topics to go", lambda: not _topics_of(script, admin))
 
 
 def _topics_of(script: str, admin: KafkaAdminClient) -> list[str]:
