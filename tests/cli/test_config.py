@@ -24,6 +24,7 @@ from tests.cli.test_refusals import LOCAL
 from tests.config.test_loading import PASSWORD, SEVERAL, TOKEN
 from tests.config.test_settings import GOOD, OJA
 from tests.security.needles import secret
+from tests.waiting import without_progress
 
 Patch = pytest.MonkeyPatch
 Capture = pytest.CaptureFixture[str]
@@ -387,7 +388,8 @@ def test_what_the_worker_would_refuse_the_check_refuses_in_the_same_words(
     one_line(refused, 2, "stream.epsilon is 0.5", "the ledger has 1.0")
     check = call(capfd, "config", "check", "--broker", "--config", other)
     one_line(check, 2, "stream.epsilon is 0.5")
-    assert check.stderr.strip().removeprefix("error: ") in refused.stderr
+    (line,) = without_progress(check.stderr)
+    assert line.removeprefix("error: ") in refused.stderr
 
 
 # -- schema ----------------------------------------------------------------

@@ -27,7 +27,7 @@ from tests.kafka.admin import killed as killed_commands
 from tests.kafka.child import Strike
 from tests.kafka.conftest import Capture, Make, Name
 from tests.kafka.stream import Stream, check_books, killed, run_together
-from tests.waiting import wait_for
+from tests.waiting import wait_for, without_progress
 
 LEARNT = 8
 """Calls of the fixture in this module."""
@@ -76,7 +76,7 @@ def refused(capfd: Capture, stream: Stream, path: Path, status: int, *reported: 
     """Check that an import is refused with one line, without any output."""
     done = call(capfd, "import", path, "--config", stream.write_config())
     assert done.returncode == status, done.stderr
-    lines = done.stderr.splitlines()
+    lines = without_progress(done.stderr)
     assert all(line.startswith("problem: ") for line in lines[:-1]), lines
     assert lines[-1].startswith("error: ")
     for part in reported:
@@ -436,7 +436,7 @@ def test_a_lost_state_or_a_lost_beginning_is_no_copy(learnt: Callable[[], Stream
     done = call(capfd, *command)
     assert done.returncode == 1
     name = stream.settings.stream.name
-    assert done.stderr.splitlines() == [
+    assert without_progress(done.stderr) == [
         f"problem: job {name!r}: the state that the ledger committed with batch 3 is missing",
         f"error: ledger '{stream.settings.stream.ledger_topic}' is not verified: 1 problem(s)",
     ]

@@ -365,6 +365,7 @@ def write_config(place: Place, user: str | None) -> Path:
     return place.stream.write_config(kafka=kafka, worker=worker, http={"port": 0})
 
 
+@pytest.mark.timeout(900)
 def test_every_command_refuses_a_stranger_in_one_line(place: Place, tmp_path: Path) -> None:
     config = str(write_config(place, "stranger"))
     (tmp_path / "rows.csv").write_text("1,2,3,4,5\n")

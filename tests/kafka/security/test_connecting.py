@@ -26,7 +26,7 @@ from tests.kafka.conftest import Patch
 from tests.kafka.faulty_cluster import FaultyCluster
 from tests.kafka.security.secured import listening, properties, set_passwords
 from tests.security.needles import secret
-from tests.waiting import LIMIT
+from tests.waiting import LIMIT, without_progress
 
 PROTOCOLS = {"CLEAR": "PLAINTEXT", "TLS": "SSL", "LOGIN": "SASL_PLAINTEXT", "BOTH": "SASL_SSL"}
 PROTOCOLS |= {"EXPIRED": "SSL", "MUTUAL": "SSL", "ASTRAY": "PLAINTEXT"}
@@ -218,9 +218,10 @@ for command in {commands}:
 
 def run_all(commands: list[list[str]]) -> subprocess.CompletedProcess[str]:
     program = [sys.executable, "-c", RUN_ALL.format(commands=commands)]
-    return subprocess.run(program, capture_output=True, text=True, timeout=200, check=True)
+    return subprocess.run(program, capture_output=True, text=True, timeout=600, check=True)
 
 
+@pytest.mark.timeout(900)
 def test_every_command_says_it_in_one_line(listeners: Listeners, tmp_path: Path, monkeypatch: Patch) -> None:
     login = f"""
 security_protocol = "SASL_PLAINTEXT"
@@ -252,7 +253,7 @@ sasl_username = "{USER}"
         done = run_all([[str(word) for word in command] for command in expected])
     assert done.stdout.split("\n").count("status 4") == len(expected), done.stdout + done.stderr
     assert "Traceback" not in done.stderr
-    lines = [line for line in done.stderr.splitlines() if line and " INFO " not in line]
+    lines = [line for line in without_progress(done.stderr) if line and " INFO " not in line]
     assert len(lines) == len(expected), done.stderr
     for line, words in zip(lines, expected.values(), strict=True):
         assert words in line
