@@ -33,7 +33,7 @@ TOKEN = secret("token")
 ELSEWHERE = ["0.0.0.0", "::", "192.0.2.1", "example.org"]
 
 CONFIG = """\
-kafka = {{ bootstrap_servers = "{}", bootstrap_timeout_ms = 1000 }}
+kafka = {{ bootstrap_servers = "{}", bootstrap_timeout_ms = 60000 }}
 stream = {{ name = "{}", input = "{}", dim = {}, rank = {}, epsilon = 1.0, delta = 1e-6 }}
 [http]
 port = 0
@@ -55,7 +55,9 @@ def written(path: Path, bootstrap: str, made: MadeStream | None = None, more: st
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
     """Write settings with a broker that does not answer."""
-    return written(tmp_path / "stream.toml", f"127.0.0.1:{closed_port()}")
+    path = written(tmp_path / "stream.toml", f"127.0.0.1:{closed_port()}")
+    path.write_text(path.read_text().replace("timeout_ms = 60000", "timeout_ms = 1000"))
+    return path
 
 
 @contextmanager

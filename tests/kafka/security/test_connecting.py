@@ -199,7 +199,7 @@ def test_an_address_at_which_no_broker_answers(listeners: Listeners) -> None:
 
 def test_a_broker_that_refers_clients_to_an_address_of_its_own(listeners: Listeners) -> None:
     words = r"refers clients to nowhere\.invalid:9092, by its advertised"
-    kafka = settings(listeners.address("ASTRAY"), request_timeout_ms=1000)
+    kafka = settings(listeners.address("ASTRAY"), int(1000 * LIMIT), request_timeout_ms=1000)
     with pytest.raises(BrokerUnreachable, match=words):
         describe_topics(kafka, ["missing"], "the topics")
 
@@ -228,7 +228,9 @@ security_protocol = "SASL_PLAINTEXT"
 sasl_mechanism = "PLAIN"
 sasl_username = "{USER}"
 """
-    wrong = write_config(tmp_path, listeners.address("LOGIN"), "wrong", ("[kafka]", f"[kafka]{login}"))
+    # The commands report a refusal only after this time; the broker of the third file answers.
+    soon = ("timeout_ms = 60000", "timeout_ms = 2000")
+    wrong = write_config(tmp_path, listeners.address("LOGIN"), "wrong", ("[kafka]", f"[kafka]{login}"), soon)
     monkeypatch.setenv("STREAMING_PCA_KAFKA__SASL_PASSWORD", "wrong")
     short = ("[kafka]", "[kafka]\nrequest_timeout_ms = 1000")
     astray = write_config(tmp_path, listeners.address("ASTRAY"), "astray", short)
@@ -238,7 +240,8 @@ sasl_username = "{USER}"
     with socket.create_server(("127.0.0.1", 0)) as mute:
         server = f"127.0.0.1:{mute.getsockname()[1]}"
         # kafka-python would wait for ever for this handshake.
-        silent = write_config(tmp_path, server, "silent", ("[kafka]", '[kafka]\nsecurity_protocol = "SSL"'))
+        silence = ("[kafka]", '[kafka]\nsecurity_protocol = "SSL"')
+        silent = write_config(tmp_path, server, "silent", silence, soon)
         expected = {
             ("config", "check", "--broker", "-c", wrong): refused,
             ("topics", "create", "--cap", "1,1e-6", "-c", wrong): refused,
