@@ -65,6 +65,8 @@ ENDLESS: dict[str, Any] = {
     "options": {"clip_radius": 20.0, "batch_size": 40},
 }
 """Settings of a stream without an end, in batches of 40 records."""
+STEADY_MS = 30_000
+"""Session timeout where one lead is to last: a busy machine can stall a worker longer than the shortest."""
 
 # Processes poll one another's exit status, which can be read only once: threads must not race for it.
 _one_at_a_time = threading.Lock()

@@ -9,7 +9,7 @@ from kafka.admin import NewPartitions
 
 from streaming_pca.privacy.ledger.entries import Reserved
 from tests.kafka.conftest import Make
-from tests.kafka.stream import check_books
+from tests.kafka.stream import STEADY_MS, check_books
 from tests.waiting import wait_for
 
 ENDLESS: dict[str, Any] = {"worker": {"stop_when_done": False, "partitions_seconds": 0.3}}
@@ -35,7 +35,7 @@ def test_max_wait_closes_a_batch_that_is_not_full(make_stream: Make) -> None:
 
 def test_a_new_partition_is_read_from_a_batch_boundary_on(make_stream: Make) -> None:
     options = {"first_batch": 100, "growth": 1.0, "max_batch": 100}
-    stream = make_stream(partitions=1, options=options, **ENDLESS)
+    stream = make_stream(session_ms=STEADY_MS, partitions=1, options=options, **ENDLESS)
     child = stream.start()
     stream.produce_vectors(stream.vectors(150))
     child.logs("batch 1 released")

@@ -19,7 +19,7 @@ from streaming_pca.service.input.reader import read_to
 from streaming_pca.service.input.source import build_codec
 from streaming_pca.service.kafka.clients import reading_consumer
 from tests.kafka.conftest import Make, Patch
-from tests.kafka.stream import Stream, check_books, ranges_of
+from tests.kafka.stream import STEADY_MS, Stream, check_books, ranges_of
 from tests.waiting import wait_for
 
 EACH = 3000
@@ -183,8 +183,8 @@ def test_a_range_that_retention_has_taken_is_missed(
 def test_a_worker_learns_the_same_without_reading_ahead_and_under_one_charge_where_records_get_lost(
     make_stream: Make,
 ) -> None:
-    how: dict[str, Any] = {"options": {"n_records": 240, "n_batches": 3, "clip_radius": 400.0}}
-    usual, lazy, struck = streams = [make_stream(**how) for _ in range(3)]
+    options = {"n_records": 240, "n_batches": 3, "clip_radius": 400.0}
+    usual, lazy, struck = streams = [make_stream(session_ms=STEADY_MS, options=options) for _ in range(3)]
     for stream in streams:
         stream.produce_vectors(stream.vectors(240))
     for stream, ahead, lost in ((usual, True, 0), (lazy, False, 0), (struck, True, 2)):

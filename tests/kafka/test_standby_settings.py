@@ -53,7 +53,9 @@ def wait_until_ready(address: str, **roles: str) -> None:
 
 def test_a_standby_with_other_settings_ends_and_is_not_ready(make_stream: Make) -> None:
     options = {"clip_l2": 10.0, "batch_size": 100, "oversampling": 2}
-    stream = make_stream(worker=ENDLESS, estimator="noisy-power", centering="none", options=options)
+    how: dict[str, Any] = {"worker": ENDLESS, "estimator": "noisy-power", "centering": "none"}
+    # Nobody may lose its session; but each rebalance waits for heartbeats, a fifth of this.
+    stream = make_stream(session_ms=10_000, options=options, **how)
     name, group = stream.settings.stream.name, stream.settings.worker.group
     leader = stream.start()
     leader.logs("leading stream")
@@ -72,7 +74,7 @@ def test_a_standby_with_other_settings_ends_and_is_not_ready(make_stream: Make) 
     assert words in unfit.refusal()
 
     # Now it has begun. The same next to another stream, which continues; the process is never ready.
-    extra = make_stream(worker=ENDLESS | {"group": group})
+    extra = make_stream(session_ms=10_000, worker=ENDLESS | {"group": group})
     both, at_both = start(extra, stream.changed(epsilon=0.5), extra.settings)
     both.logs(f"leading stream {extra.settings.stream.name}")
 

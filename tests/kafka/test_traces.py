@@ -16,7 +16,7 @@ from streaming_pca.privacy.ledger.entries import Abandoned, Released, Reserved, 
 from tests.kafka import child
 from tests.kafka.child import Strike
 from tests.kafka.conftest import Make
-from tests.kafka.stream import OCTETS, Child, Stream, all_at_once, check_books
+from tests.kafka.stream import OCTETS, STEADY_MS, Child, Stream, all_at_once, check_books
 from tests.service.collector import INSULT, Collector, Manner, SeenSpan, collecting
 from tests.waiting import wait_for
 
@@ -36,7 +36,10 @@ def prompt(*arguments: Any, **how: Any) -> None:
 
 
 def traced(stream: Stream, collector: Collector) -> Settings:
-    return stream.changed("trace", enabled=True, endpoint=collector.address)
+    """Return settings with traces, and a session that lasts: each lead is a trace."""
+    kafka = stream.changed("kafka", session_timeout_ms=STEADY_MS).kafka
+    settings = stream.changed("trace", enabled=True, endpoint=collector.address)
+    return settings.model_copy(update={"kafka": kafka})
 
 
 def plant(stream: Stream) -> None:

@@ -11,20 +11,19 @@ from typing import Any
 from streaming_pca.admin.watch import FollowedRelease, follow_releases
 from streaming_pca.dashboard.models import Batches
 from streaming_pca.dashboard.observing.observer import Observer
-from tests.kafka.stream import Stream
+from tests.kafka.stream import STEADY_MS, Stream
 from tests.waiting import wait_for
 
 
 def test_it_shows_what_a_worker_does(
     fork_server: None,
     kafka_bootstrap: str,
-    session_ms: int,
     unique_name: Callable[[str], str],
     tmp_path: Path,
     observe: Callable[..., Observer],
 ) -> None:
     how: dict[str, Any] = {"epsilon": 5.0, "cap": ("6", "1e-5"), "worker": {"stop_when_done": False}}
-    stream = Stream.make(kafka_bootstrap, unique_name("led"), tmp_path, session_ms=session_ms, **how)
+    stream = Stream.make(kafka_bootstrap, unique_name("led"), tmp_path, session_ms=STEADY_MS, **how)
     name, topic = stream.settings.stream.name, stream.settings.stream.input
     try:
         observer = observe(stream.settings)

@@ -26,7 +26,7 @@ from tests.cli.test_app import one_line
 from tests.kafka.admin import killed as killed_commands
 from tests.kafka.child import Strike
 from tests.kafka.conftest import Capture, Make, Name
-from tests.kafka.stream import Stream, check_books, killed, run_together
+from tests.kafka.stream import STEADY_MS, Stream, check_books, killed, run_together
 from tests.waiting import wait_for, without_progress
 
 LEARNT = 8
@@ -178,7 +178,7 @@ def test_an_export_beside_a_running_worker_is_of_one_point_and_harms_nobody(
     make_stream: Make, capfd: Capture
 ) -> None:
     options = {"n_records": 6000, "n_batches": 60}
-    stream = make_stream(dim=150, options=options)  # a state of 180 KB
+    stream = make_stream(session_ms=STEADY_MS, dim=150, options=options)  # a state of 180 KB
     stream.produce_vectors(stream.vectors(6000))
     worker = stream.start()
     wait_for("a batch", lambda: stream.own(Released))
@@ -396,7 +396,7 @@ def forget(stream: Stream, *roles: str) -> None:
 def test_a_running_worker_loses_its_session_and_goes_on_from_the_copy(
     make_stream: Make, capfd: Capture
 ) -> None:
-    stream = make_stream(options=SIX)
+    stream = make_stream(session_ms=STEADY_MS, options=SIX)
     x = stream.vectors(600)
     stream.produce_vectors(x[:200])
     worker = stream.start()

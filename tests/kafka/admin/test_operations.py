@@ -14,7 +14,7 @@ from streaming_pca.privacy.ledger.entries import Reserved
 from streaming_pca.privacy.parameters import Charge
 from tests.cli.test_app import run
 from tests.kafka.conftest import Make
-from tests.kafka.stream import Child, Stream, check_books
+from tests.kafka.stream import STEADY_MS, Child, Stream, check_books
 from tests.waiting import wait_for
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
@@ -53,7 +53,7 @@ def of(found: Samples, name: str, **labels: str) -> float:
 
 
 def test_metrics_tell_what_was_delivered_charged_and_released(make_stream: Make) -> None:
-    stream = make_stream(cap=("2", "1e-5"), worker=WORKS_ON)
+    stream = make_stream(session_ms=STEADY_MS, cap=("2", "1e-5"), worker=WORKS_ON)
     stream.produce_vectors(stream.vectors(310))
     child, address = start(stream)
     child.logs("batch 3 released")
@@ -86,8 +86,8 @@ def test_metrics_tell_what_was_delivered_charged_and_released(make_stream: Make)
 
 
 def test_no_metric_depends_on_what_records_hold(make_stream: Make) -> None:
-    often = {"stop_when_done": False, "verify_seconds": 0.5}
-    good, bad = make_stream(worker=often), make_stream(worker=often)
+    how = {"session_ms": STEADY_MS, "worker": {"stop_when_done": False, "verify_seconds": 0.5}}
+    good, bad = make_stream(**how), make_stream(**how)
     good.produce_vectors(good.vectors(300))
     bad.produce(b"\xff" * (i % 7) for i in range(300))
     diagnostics = good.settings.stream.build_estimator().diagnostics
@@ -139,7 +139,8 @@ def test_an_error_before_the_reservation_tells_nothing_of_records(make_stream: M
 
 
 def test_health_and_readiness(make_stream: Make) -> None:
-    stream = make_stream(worker=WORKS_ON)
+    # Long enough for one leader; the standby joins and takes over within heartbeats, a fifth of this.
+    stream = make_stream(session_ms=10_000, worker=WORKS_ON)
     name = stream.settings.stream.name
     leader, at_leader = start(stream)
     leader.logs("leading stream")
@@ -173,7 +174,7 @@ def test_a_port_that_is_taken_is_one_line(make_stream: Make) -> None:
 
 
 def test_json_log_lines_name_stream_job_and_batch(make_stream: Make) -> None:
-    stream = make_stream()
+    stream = make_stream(session_ms=STEADY_MS)
     stream.produce_vectors(stream.vectors(300))
     name, worker = (
         stream.settings.stream.name,

@@ -23,6 +23,7 @@ from streaming_pca.dev.cluster import _CLUSTER_SETTINGS
 from streaming_pca.dev.jars import find_java
 from tests.conftest import NoBroker, kafka_is_required
 from tests.kafka.faulty_cluster import FaultyCluster
+from tests.kafka.stream import STEADY_MS
 from tests.kafka.three_brokers import MakeCluster, Trial, coordinator, hold
 from tests.waiting import wait_for
 
@@ -145,7 +146,8 @@ def test_workers_whose_clocks_jump_lead_on(
     fork_server: None, cluster: FaultyCluster, clocks: Clocks, tmp_path: Path, cut: str
 ) -> None:
     name, how = f"worker-{cut}", {"max_wait_seconds": 1.0} if cut == "waited" else {}
-    with Trial(cluster, tmp_path, name, **how) as trial:
+    # Far less than the jumps.
+    with Trial(cluster, tmp_path, name, kafka={"session_timeout_ms": STEADY_MS}, **how) as trial:
         clocks.set(name, 0)
         leader, standby = trial.lead_and_stand_by(clocks.env(name))
         # It leads its own process group, because a terminal's Ctrl-C is for the worker.
