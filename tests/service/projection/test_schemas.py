@@ -16,7 +16,8 @@ from tests.service.registry.producers import record_type, settings_of
 
 FIELDS: Any = {"rank": 1, "epsilon": 1, "delta": 1e-6, "features": [{"name": "a", "bounds": [0, 9]}]}
 STREAM = StreamSettings(name="s", input="t", format="avro", **FIELDS)
-TIMEOUT = 0.5
+TIMEOUT = 3.0
+"""Seconds of a request: a registry that answers must do so within them, on a busy machine too."""
 
 
 class Message(NamedTuple):
