@@ -23,7 +23,7 @@ from rich.text import Text
 
 from streaming_pca.cli import worker
 from streaming_pca.demo import demo as module
-from tests.waiting import wait_for
+from tests.waiting import LIMIT, wait_for
 
 _LIMIT = 900
 """Seconds that a demo may take on a busy machine; it takes 45 on a quiet one."""
@@ -89,7 +89,7 @@ def reported(process: subprocess.Popen[str]) -> tuple[str, str]:
 
 
 def streams_at(url: str) -> list[dict[str, Any]]:
-    with urllib.request.urlopen(f"{url}/v1/streams", timeout=60) as answer:
+    with urllib.request.urlopen(f"{url}/v1/streams", timeout=LIMIT) as answer:
         found: list[dict[str, Any]] = json.load(answer)["items"]
     return found
 

@@ -20,17 +20,16 @@ from streaming_pca.client.releases import follow
 from streaming_pca.config.kafka import KafkaSettings
 from streaming_pca.data.release import Release
 from streaming_pca.service.kafka.clients import admin_client
-from tests import waiting
 from tests.deploy.compose import NOT_HERE, Deployment, bytes_of
 from tests.deploy.tools import ROOT
-from tests.waiting import wait_for, without_progress
+from tests.waiting import LIMIT, wait_for, without_progress
 
 pytestmark = pytest.mark.timeout(600)
 
 STREAM = "flights-pca"
 CONFIG = "/etc/streaming-pca/flights.toml"
 # Of 336,776; enough for two batches.
-LIMIT = 12_000
+FLIGHTS = 12_000
 WORKERS = ("worker", "standby")
 SERVING = (*WORKERS, "dashboard")
 PORTS = {"worker": 9464, "standby": 9464, "dashboard": 9470}
@@ -39,7 +38,7 @@ PORTS = {"worker": 9464, "standby": 9464, "dashboard": 9470}
 @pytest.fixture(scope="module")
 def running(deployment: Deployment) -> Deployment:
     """Start all services, in the order that the file requires."""
-    deployment.start("flights-file", "--limit", str(LIMIT))
+    deployment.start("flights-file", "--limit", str(FLIGHTS))
     assert not deployment.is_healthy("kafka"), "its health check passes without it"
     for name in (*SERVING, "prometheus"):
         assert not deployment.is_healthy(name), "its health check passes without it"
@@ -71,7 +70,7 @@ def releases(running: Deployment) -> list[Release]:
     """Return the releases after all flights were sent."""
     assert running.ends("flights") == 0, running.services["flights"].log
     kafka = connection(running, "dashboard")
-    with follow(STREAM, kafka, start="first", timeout=waiting.LIMIT) as found:
+    with follow(STREAM, kafka, start="first", timeout=LIMIT) as found:
         return list(islice(found, 2))
 
 
@@ -80,7 +79,7 @@ def get(deployment: Deployment, service: str, port: int, path: str) -> str:
     volume = "access-metrics" if path == "/metrics" else "access"
     token = (deployment.volume(volume) / "token").read_text()
     asked = urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"})
-    with urllib.request.urlopen(asked, timeout=60) as answer:
+    with urllib.request.urlopen(asked, timeout=LIMIT) as answer:
         text: str = answer.read().decode()
     return text
 
@@ -172,7 +171,7 @@ def test_a_server_tells_only_those_who_have_the_token(running: Deployment) -> No
         url = f"http://{running.services[name].address}:{PORTS[name]}"
         for path in ("/metrics", "/v1/streams"):
             with pytest.raises(urllib.error.HTTPError, match="401"):
-                urllib.request.urlopen(url + path, timeout=60)
+                urllib.request.urlopen(url + path, timeout=LIMIT)
     streams = json.loads(get(running, "dashboard", 9470, "/v1/streams"))["items"]
     assert [stream["name"] for stream in streams] == [STREAM]
     # Prometheus has a separate token, which gives access to nothing else.
@@ -180,7 +179,7 @@ def test_a_server_tells_only_those_who_have_the_token(running: Deployment) -> No
     of_metrics = (running.volume("access-metrics") / "token").read_text()
     asked = urllib.request.Request(address, headers={"Authorization": f"Bearer {of_metrics}"})
     with pytest.raises(urllib.error.HTTPError, match="401"):
-        urllib.request.urlopen(asked, timeout=60)
+        urllib.request.urlopen(asked, timeout=LIMIT)
 
 
 def test_secrets_are_made_once_for_their_group_and_never_printed(running: Deployment) -> None:

@@ -23,7 +23,7 @@ from tests.deploy.tools import ROOT, tool
 from tests.kafka.child import Strike
 from tests.kafka.faulty_cluster import FaultyCluster
 from tests.kafka.stream import Child, Stream, have_released
-from tests.waiting import wait_for
+from tests.waiting import LIMIT, wait_for
 
 RULES = ROOT / "deploy" / "prometheus"
 RUNBOOKS = "https://docs.example/how-to/alerts.html"
@@ -92,7 +92,7 @@ class Prometheus:
 
     def get(self, path: str, **query: str) -> Any:
         url = f"http://{self._address}/api/v1/{path}?{urllib.parse.urlencode(query)}"
-        with urllib.request.urlopen(url, timeout=60) as answer:
+        with urllib.request.urlopen(url, timeout=LIMIT) as answer:
             return json.load(answer)["data"]
 
     def answers(self) -> bool:
@@ -179,7 +179,7 @@ class Watched:
 
     def metrics(self, worker: str) -> str:
         """Return the metrics of a worker."""
-        with urllib.request.urlopen(f"http://{self.addresses[worker]}/metrics", timeout=60) as answer:
+        with urllib.request.urlopen(f"http://{self.addresses[worker]}/metrics", timeout=LIMIT) as answer:
             text: str = answer.read().decode()
         return text
 

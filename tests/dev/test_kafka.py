@@ -21,7 +21,7 @@ from streaming_pca.dev.processes import free_port
 from tests.cli.command import call
 from tests.conftest import SHORT_LIVED
 from tests.java_archive import archive_options
-from tests.waiting import wait_for, without_progress
+from tests.waiting import LIMIT, wait_for, without_progress
 
 COMMAND = (sys.executable, "-m", "streaming_pca", "dev", "kafka")
 Found = tuple[str, Path]
@@ -76,7 +76,7 @@ def running(tmp_path: Path, installation: Found, *options: object) -> Iterator[R
 
 
 def read(bootstrap: str, topic: str) -> list[bytes]:
-    with KafkaConsumer(bootstrap_servers=bootstrap, consumer_timeout_ms=60_000) as consumer:
+    with KafkaConsumer(bootstrap_servers=bootstrap, consumer_timeout_ms=int(1000 * LIMIT)) as consumer:
         consumer.assign([TopicPartition(topic, 0)])
         consumer.seek_to_beginning()
         return [next(consumer).value]
@@ -92,7 +92,7 @@ def test_data_are_kept_and_no_process_stays(kafka_installation: Found, tmp_path:
         with KafkaAdminClient(bootstrap_servers=address) as admin:
             admin.create_topics({"kept": {"num_partitions": 1, "replication_factor": 1}})
         with KafkaProducer(bootstrap_servers=address) as producer:
-            producer.send("kept", b"data").get(60)
+            producer.send("kept", b"data").get(LIMIT)
 
         other = subprocess.run(
             [*COMMAND, "--port", "0", "--data", data], capture_output=True, text=True, timeout=120
@@ -122,7 +122,7 @@ def test_three_nodes_lose_one_and_serve_on(kafka_installation: Found, tmp_path: 
         os.kill(kafka.facts["pids"][2], signal.SIGKILL)
         wait_for("a line about node 3", lambda: "node 3 has ended" in kafka.message(), seen=kafka.message)
         with KafkaProducer(bootstrap_servers=addresses[:2], acks="all") as producer:
-            producer.send("whole", b"data").get(60)
+            producer.send("whole", b"data").get(LIMIT)
         assert kafka.end(signal.SIGTERM) == 0
         assert kafka.nodes_are_gone()
         assert not folder.exists()

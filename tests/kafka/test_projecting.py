@@ -366,13 +366,13 @@ def test_a_worker_waits_for_the_first_release(make_stream: Make, start: Any) -> 
     words = ("projected here: 0", "waiting for the first release")
     child.until("its words", lambda: all(each in child.log for each in words))
     (address,) = re.findall(r"http://[\d.:]+", child.log)
-    with urlopen(f"{address}/readyz", timeout=60) as answer:
+    with urlopen(f"{address}/readyz", timeout=LIMIT) as answer:
         assert json.load(answer) == {"ready": True, "streams": {name: "waiting"}}
     # Messages that are not releases are skipped.
     stream.write(f"{name}.releases", b"{}")
     publish(stream, 4)
     child.until("projections", lambda: len(written(stream, output, 1)) == 3)
-    with urlopen(f"{address}/metrics", timeout=60) as answer:
+    with urlopen(f"{address}/metrics", timeout=LIMIT) as answer:
         text = answer.read().decode()
     labels = f'{{stream="{name}"}}'
     assert f"streaming_pca_projected_messages_total{labels} 3.0" in text

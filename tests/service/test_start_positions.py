@@ -9,6 +9,7 @@ from typing import Any
 
 from streaming_pca.service.input.end_offsets import OffsetFeed, Offsets
 from streaming_pca.service.session import Session
+from tests.waiting import LIMIT
 
 
 def test_a_tick_of_fewer_partitions_does_not_begin_the_stream() -> None:
@@ -35,6 +36,6 @@ def test_a_tick_of_fewer_partitions_does_not_begin_the_stream() -> None:
         await asyncio.sleep(0.05)
         assert not started
         feed.add(1.2, {0: 8, 1: 5})
-        return await asyncio.wait_for(waiting, 60), started
+        return await asyncio.wait_for(waiting, LIMIT), started
 
     assert asyncio.run(begin()) == ({0: 8, 1: 5}, [{0: 8, 1: 5}])

@@ -20,6 +20,7 @@ from streaming_pca.service import verification
 from streaming_pca.service.metrics import Metrics
 from streaming_pca.service.verification import Verifier
 from tests.security.needles import secret
+from tests.waiting import LIMIT
 
 PASSWORD = secret("dashboard")
 
@@ -72,7 +73,7 @@ def verify_until(
         stopping.set()
         await running
 
-    asyncio.run(asyncio.wait_for(run(), 100))
+    asyncio.run(asyncio.wait_for(run(), LIMIT))
     return metrics
 
 

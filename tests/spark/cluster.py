@@ -184,7 +184,7 @@ class SparkCluster:
     def alive_workers(self) -> list[dict[str, Any]]:
         """Return the workers that the master considers alive."""
         try:
-            with urllib.request.urlopen(f"{self._ui}/json/", timeout=60) as answer:
+            with urllib.request.urlopen(f"{self._ui}/json/", timeout=LIMIT) as answer:
                 return [each for each in json.load(answer)["workers"] if each["state"] == "ALIVE"]
         except OSError:
             return []

@@ -15,7 +15,7 @@ from streaming_pca.privacy.parameters import Charge
 from tests.cli.test_app import run
 from tests.kafka.conftest import Make
 from tests.kafka.stream import STEADY_MS, Child, Stream, check_books
-from tests.waiting import wait_for
+from tests.waiting import LIMIT, wait_for
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 WORKS_ON = {"stop_when_done": False}
@@ -32,7 +32,7 @@ def start(stream: Stream) -> tuple[Child, str]:
 
 def get(url: str) -> tuple[int, str]:
     try:
-        with urllib.request.urlopen(url, timeout=60) as answer:
+        with urllib.request.urlopen(url, timeout=LIMIT) as answer:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
         return error.code, error.read().decode()

@@ -32,7 +32,7 @@ from tests.kafka.security.streams import create, described, grant
 from tests.kafka.stream import OCTETS, Stream
 from tests.security import unprivileged
 from tests.security.needles import RECORDS, ROW, SECRETS, found_in, search, secret
-from tests.waiting import wait_for
+from tests.waiting import LIMIT, wait_for
 
 ROOT = Path(__file__).resolve().parents[3]
 TOKEN, METRICS = secret("http-token"), secret("metrics-token")
@@ -225,7 +225,7 @@ def ask_everything(scene: Scene, url: str) -> None:
         headers |= {"Authorization": f"Bearer {token}"} if token else {}
         request = urllib.request.Request(url + path, headers=headers, method=method)
         try:
-            with urllib.request.urlopen(request, timeout=60) as answer:
+            with urllib.request.urlopen(request, timeout=LIMIT) as answer:
                 status, body, reported = answer.status, answer.read(200_000), answer.headers
         except urllib.error.HTTPError as error:
             status, body, reported = error.code, error.read(), error.headers

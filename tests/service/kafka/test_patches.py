@@ -45,6 +45,7 @@ from streaming_pca.service.kafka import clients, patches
 from streaming_pca.service.kafka.patches import KeySelector
 from tests.kafka.security.hostile import batch, record
 from tests.packaging.test_imports import PACKAGE, ROOT
+from tests.waiting import LIMIT
 
 DOCUMENTED = {
     "kafka",
@@ -427,7 +428,7 @@ def test_a_handshake_under_way_leaves_no_socket_when_its_client_is_closed(pair: 
     wrapped = transport._sock
     net.start()
     net.call_soon_threadsafe(transport.handshake)
-    assert net.waits.wait(60)
+    assert net.waits.wait(LIMIT)
     net.close()
     assert wrapped.fileno() == -1
 
@@ -439,8 +440,8 @@ def test_a_connect_under_way_leaves_no_socket_when_its_client_is_closed() -> Non
         net, full = Waiting(), Recording()
         net.start()
         place = (socket.AF_INET, socket.SOCK_STREAM, 0, "", address)
-        net.call_soon_threadsafe(lambda: full.connect(net, place, (), time.monotonic() + 60))
-        assert net.waits.wait(60)
+        net.call_soon_threadsafe(lambda: full.connect(net, place, (), time.monotonic() + LIMIT))
+        assert net.waits.wait(LIMIT)
         net.close()
         assert full.made[0].fileno() == -1
 

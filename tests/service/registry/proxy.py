@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 import trustme
 
 from tests.service.registry.apicurio import API, Apicurio
+from tests.waiting import LIMIT
 
 
 class Proxy:
@@ -46,7 +47,7 @@ class Proxy:
                     outer.refused += 1
                     self.send_error(401)
                     return
-                onward = http.client.HTTPConnection(str(target.hostname), target.port, timeout=30)
+                onward = http.client.HTTPConnection(str(target.hostname), target.port, timeout=LIMIT)
                 try:
                     onward.request("GET", self.path)
                     answer = onward.getresponse()
