@@ -24,6 +24,7 @@ from streaming_pca.privacy.calibration.multipliers import (
 )
 from streaming_pca.privacy.errors import CalibrationError, ParameterError
 from tests.data.refusals import refuses
+from tests.waiting import LIMIT
 
 EPSILONS = [1e-6, 1e-3, 0.1, 0.5, 1.0, 3.0, 10.0, 30.0, 100.0]
 DELTAS = [1e-300, 1e-100, 1e-15, 1e-9, 1e-6, 1e-2, 0.3, 0.5]
@@ -54,28 +55,41 @@ def test_the_multiplier_is_private_and_tight(epsilon: float, delta: float) -> No
 
 
 def test_threads_take_no_digits_from_one_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A second evaluation that begins within the first one, and outlasts it, keeps its own precision."""
-    first_ends, second_runs = Event(), Event()
-    digits: list[int] = []
-    delta = multipliers._delta
+    """An evaluation with fewer digits begins within the first one, and outlasts it: each keeps its own."""
+    first_ends, second_comes = Event(), Event()
+    digits: tuple[set[int], set[int]] = (set(), set())
+    lock, delta = multipliers._evaluating, multipliers._delta
+
+    class Watched:
+        def __enter__(self) -> None:
+            if current_thread() is second:
+                second_comes.set()
+            lock.acquire()
+
+        def __exit__(self, *_: object) -> None:
+            lock.release()
 
     def watched(context: Any, *arguments: Any) -> Any:
+        own = digits[current_thread() is second]
+        own.add(context.dps)
         if current_thread() is second:
-            second_runs.set()
+            second_comes.set()
             first_ends.wait()
-            digits.append(context.dps)
         elif second.ident is None:
             second.start()
-            # The lock keeps it out, so this wait has to end by itself.
-            second_runs.wait(0.2)
+            # It comes to the lock; without one it would come here.
+            second_comes.wait(LIMIT)
+        own.add(context.dps)
         return delta(context, *arguments)
 
-    second = Thread(target=gaussian_multiplier.__wrapped__, args=(1e-9, 1e-300))
+    second = Thread(target=gaussian_multiplier.__wrapped__, args=(1.0, 1e-6))
+    monkeypatch.setattr(multipliers, "_evaluating", Watched())
     monkeypatch.setattr(multipliers, "_delta", watched)
-    gaussian_multiplier.__wrapped__(1.0, 1e-6)
+    gaussian_multiplier.__wrapped__(1e-9, 1e-300)
     first_ends.set()
     second.join()
-    assert min(digits) > 60
+    (most,), (least,) = digits
+    assert most > least > 60
 
 
 @pytest.mark.parametrize("epsilon", EPSILONS)
