@@ -22,6 +22,7 @@ from streaming_pca.config.spark import SparkSettings
 from streaming_pca.service.errors import StreamRefused
 from streaming_pca.spark.jobs import Cluster
 from streaming_pca.spark.session import start_spark, stop_spark
+from tests.waiting import LIMIT
 
 pytestmark = pytest.mark.usefixtures("own_java")
 
@@ -169,7 +170,8 @@ def test_java_ends_with_a_driver_that_is_killed(child: Any) -> None:
     workers = java.children(recursive=True)
     process.kill()
     java.wait(120)
-    psutil.wait_procs(workers, 30)
+    _, alive = psutil.wait_procs(workers, LIMIT)
+    assert not alive
 
 
 def test_a_driver_learns_that_java_was_killed(child: Any) -> None:
