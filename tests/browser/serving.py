@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from streaming_pca.client import latest
 from streaming_pca.config.settings import Settings
 from streaming_pca.data.release import Release
-from streaming_pca.dev.processes import free_port
 from tests.kafka.stream import Child, Stream
+from tests.ports import steady_port
 from tests.waiting import wait_for
 
 ROOT = Path(__file__).parents[2]
@@ -104,7 +104,7 @@ class Dashboard:
 
     def __init__(self, folder: Path, settings: Sequence[Settings], http: Mapping[str, Any]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        port = free_port()
+        port = steady_port()
         scheme = "https" if "certificate" in http else "http"
         self.home = f"{scheme}://127.0.0.1:{port}"
         self._log = folder / "dashboard.log"

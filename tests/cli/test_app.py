@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ import typer
 from streaming_pca.cli.app import app
 from streaming_pca.estimators.registry import ESTIMATORS
 from tests.cli.command import call
+from tests.ports import steady_port
 from tests.waiting import without_progress
 
 Capture = pytest.CaptureFixture[str]
@@ -89,9 +89,7 @@ def one_line(result: subprocess.CompletedProcess[str], status: int, *expected: s
 
 
 def closed_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
+    return steady_port()
 
 
 def test_estimators_are_listed_for_people_and_programs(capfd: Capture, monkeypatch: Patch) -> None:

@@ -18,11 +18,11 @@ import yaml
 
 from streaming_pca.config.settings import Settings
 from streaming_pca.dev.processes import Child as Program
-from streaming_pca.dev.processes import free_port
 from tests.deploy.tools import ROOT, tool
 from tests.kafka.child import Strike
 from tests.kafka.faulty_cluster import FaultyCluster
 from tests.kafka.stream import Child, Stream, have_released
+from tests.ports import steady_port
 from tests.waiting import LIMIT, wait_for
 
 RULES = ROOT / "deploy" / "prometheus"
@@ -85,7 +85,7 @@ class Prometheus:
         del job["authorization"]
         job["static_configs"] = [{"targets": list(targets)}]
         (directory / "prometheus.yml").write_text(yaml.safe_dump(config))
-        self._address = f"127.0.0.1:{free_port()}"
+        self._address = f"127.0.0.1:{steady_port()}"
         options = [f"--config.file={directory}/prometheus.yml", f"--storage.tsdb.path={directory}/data"]
         command = [tool("prometheus"), *options, f"--web.listen-address={self._address}"]
         self.program = Program(command, log=directory / "log", cwd=directory)

@@ -17,10 +17,10 @@ import pytest
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
 
 from streaming_pca.dev.jars import find_java
-from streaming_pca.dev.processes import free_port
 from tests.cli.command import call
 from tests.conftest import SHORT_LIVED
 from tests.java_archive import archive_options
+from tests.ports import steady_port
 from tests.waiting import LIMIT, wait_for, without_progress
 
 COMMAND = (sys.executable, "-m", "streaming_pca", "dev", "kafka")
@@ -83,7 +83,7 @@ def read(bootstrap: str, topic: str) -> list[bytes]:
 
 
 def test_data_are_kept_and_no_process_stays(kafka_installation: Found, tmp_path: Path) -> None:
-    data, port = tmp_path / "a folder, kept", free_port()
+    data, port = tmp_path / "a folder, kept", steady_port()
     with running(tmp_path, kafka_installation, "--port", port, "--data", data) as kafka:
         address = f"127.0.0.1:{port}"
         assert kafka.facts["bootstrap"] == address

@@ -13,7 +13,6 @@ import os
 import re
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 import tomllib
@@ -35,6 +34,7 @@ from streaming_pca.cli.app import app
 from streaming_pca.config.schema import file_schema
 from tests.docs.pages import PAGES, ROOT, Block, blocks, name_of
 from tests.docs.test_recipes import kafkajs, need
+from tests.ports import steady_ports
 from tests.waiting import wait_for
 
 NOT_RUN = {
@@ -56,6 +56,7 @@ _RUNNABLE = {"bash", "python"}
 _PYTHON = "python -W error::UserWarning -W error::FutureWarning"
 _BROKER = "localhost:9092"
 _REGISTRY = "http://localhost:8081"
+_PORTS = ("9464", "9465", "9470")
 _DEADLINE = 360
 _PATIENT = {
     "STREAMING_PCA_KAFKA__BOOTSTRAP_TIMEOUT_MS": "120000",
@@ -230,12 +231,12 @@ def test_the_page_runs_as_printed(page: Path, tmp_path: Path) -> None:
 def test_the_page_runs_as_printed_on_a_broker(
     page: Path, kafka_bootstrap: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    port = _free_port()
-    script = _script(page).replace(_BROKER, kafka_bootstrap).replace("9464", str(port))
+    ports = dict(zip(_PORTS, map(str, steady_ports(len(_PORTS))), strict=True))
+    # In one pass, and before the addresses: a port may contain the digits of another.
+    script = re.sub("|".join(ports), lambda found: ports[found[0]], _script(page))
+    script = script.replace(_BROKER, kafka_bootstrap)
     if _REGISTRY in script:
         script = script.replace(_REGISTRY, request.getfixturevalue("apicurio").url)
-    for other in ("9465", "9470"):
-        script = script.replace(other, str(_free_port()))
     if "node " in script:
         need("node")
         (tmp_path / "node_modules").symlink_to(kafkajs())
@@ -243,7 +244,7 @@ def test_the_page_runs_as_printed_on_a_broker(
         left = _topics_of(script, admin)
         assert not left, f"an earlier run left topics on this broker: {left}"
         try:
-            _run(script, tmp_path, STREAMING_PCA_HTTP__PORT=str(port), **_PATIENT)
+            _run(script, tmp_path, STREAMING_PCA_HTTP__PORT=ports["9464"], **_PATIENT)
         finally:
             admin.delete_topics(_topics_of(script, admin))
             wait_for("the topics to go", lambda: not _topics_of(script, admin))
@@ -296,9 +297,3 @@ def _lives(group: int) -> bool:
     except ProcessLookupError:
         return False
     return True
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])

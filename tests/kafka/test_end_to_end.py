@@ -13,7 +13,6 @@ from kafka.admin import NewTopic
 from kafka.errors import KafkaError
 
 from streaming_pca.api import DEFAULT_ESTIMATOR
-from streaming_pca.dev.processes import free_port
 from streaming_pca.privacy.ledger.entries import Abandoned, OffsetRange, Reserved
 from streaming_pca.service.commit.checkpoint import CheckpointWriter
 from streaming_pca.service.errors import StreamRefused
@@ -30,6 +29,7 @@ from tests.kafka.stream import (
     run_together,
     start_together,
 )
+from tests.ports import steady_port
 from tests.service.contract import check_messages
 from tests.waiting import LIMIT, wait_for
 
@@ -354,7 +354,7 @@ def test_a_missing_topic_is_named(make_stream: Make) -> None:
 
 def test_an_unreachable_broker_is_named_in_time(make_stream: Make) -> None:
     stream = make_stream()
-    nobody = f"127.0.0.1:{free_port()}"
+    nobody = f"127.0.0.1:{steady_port()}"
     changed = stream.changed("kafka", bootstrap_servers=nobody, bootstrap_timeout_ms=5000)
     assert nobody in stream.start(changed).refusal(4)
 

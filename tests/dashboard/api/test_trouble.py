@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from streaming_pca.dashboard.observing.observer import Observer
-from streaming_pca.dev.processes import free_port
 from streaming_pca.service.errors import TopicError
 from streaming_pca.service.kafka.clients import BrokerUnreachable
 from tests.dashboard.api.conftest import ApiSite
 from tests.dashboard.streams import make_stream
+from tests.ports import steady_port
 from tests.service.http.running import Running, serving
 from tests.waiting import LIMIT, wait_for
 
@@ -27,7 +27,7 @@ class Troubled:
     """Observer whose threads have lost the broker; a test may replace its answers."""
 
     def __init__(self) -> None:
-        made = make_stream(f"127.0.0.1:{free_port()}", "away", topics=False)
+        made = make_stream(f"127.0.0.1:{steady_port()}", "away", topics=False)
         self.observer = Observer([made.settings])
         self.observer._watched.report("topics", "the broker does not answer")
 

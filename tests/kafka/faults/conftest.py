@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import socket
 from collections.abc import Iterator
 from contextlib import ExitStack
 
@@ -24,8 +25,19 @@ listener.security.protocol.map=CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,FAR:PLAI
 @pytest.fixture(scope="session")
 def first_digits() -> int:
     """Return the first digits of the ports beyond the link."""
+    dice = random.SystemRandom()
     # Below Linux's ephemeral ports.
-    return random.SystemRandom().randrange(1100, 3200)
+    drawn = (dice.randrange(1100, 3200) for _ in range(100))
+    return next(digits for digits in drawn if all(_is_free(10 * digits + node) for node in (1, 2, 3)))
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as listener:
+        try:
+            listener.bind((BEHIND, port))
+        except OSError:
+            return False
+        return True
 
 
 @pytest.fixture(scope="session")

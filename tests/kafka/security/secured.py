@@ -26,9 +26,9 @@ from cryptography.hazmat.primitives.asymmetric import padding, rsa
 from kafka.admin import UserScramCredentialUpsertion
 
 from streaming_pca.config.kafka import KafkaSettings
-from streaming_pca.dev.processes import free_port
 from streaming_pca.service.kafka.clients import admin_client
 from tests.kafka.faulty_cluster import FaultyCluster
+from tests.ports import steady_ports
 from tests.security.needles import secret
 from tests.waiting import LIMIT
 
@@ -230,7 +230,7 @@ def start_secured(
     Clients are referred to the ports in ``advertised``, if any, instead of the listeners' own ports.
     """
     secured = Secured(directory, Issuer(directory), trustme.CA())
-    secured.ports = {name: free_port() for name in listeners}
+    secured.ports = dict(zip(listeners, steady_ports(len(listeners)), strict=True))
     secured.advertised = dict(advertised or {})
     for name in ("authority", "clients"):
         secured.authority.cert_pem.write_to_path(str(directory / f"{name}.pem"))

@@ -17,7 +17,6 @@ import pytest
 
 from streaming_pca.config.kafka import KafkaSettings
 from streaming_pca.dev.jars import KafkaUnavailable, find_java
-from streaming_pca.dev.processes import free_port
 from streaming_pca.service.kafka.clients import BrokerUnreachable, plain_producer, reading_consumer
 from streaming_pca.service.kafka.diagnosis import diagnose
 from streaming_pca.service.topics.find import describe_topics
@@ -25,6 +24,7 @@ from tests.cli.test_app import closed_port, write_config
 from tests.kafka.conftest import Patch
 from tests.kafka.faulty_cluster import FaultyCluster
 from tests.kafka.security.secured import listening, properties, set_passwords
+from tests.ports import steady_ports
 from tests.security.needles import secret
 from tests.waiting import LIMIT, without_progress
 
@@ -93,7 +93,8 @@ def listeners(
     make_cluster: Callable[..., FaultyCluster], tmp_path_factory: pytest.TempPathFactory
 ) -> Listeners:
     directory = tmp_path_factory.mktemp("certificates")
-    found = Listeners({name: free_port() for name in PROTOCOLS}, directory)
+    ports = steady_ports(len(PROTOCOLS))
+    found = Listeners(dict(zip(PROTOCOLS, ports, strict=True)), directory)
     with suppress(KafkaUnavailable):  # make_cluster then skips too
         java = find_java()
         make_certificate(java, directory, "broker")

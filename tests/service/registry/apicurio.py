@@ -15,7 +15,7 @@ import urllib.request
 from pathlib import Path
 
 from streaming_pca.dev.jars import find_java
-from streaming_pca.dev.processes import free_port
+from tests.ports import steady_port
 from tests.service.registry.archives import CACHE, RegistryUnavailable, download, fetching
 from tests.waiting import suspend
 
@@ -55,7 +55,7 @@ class Apicurio:
 
     def __enter__(self) -> Apicurio:
         jars, java = fetch(), find_java()
-        self.port = free_port()
+        self.port = steady_port()
         log = Path(self._folder.name, "log")
         command = [java, *_OPTIONS, f"-Dquarkus.http.port={self.port}", "-jar", str(jars / _RUNNER)]
         with log.open("wb") as out:
