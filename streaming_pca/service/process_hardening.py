@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import os
 import sys
 import threading
 import traceback
@@ -40,6 +41,11 @@ def protect_process(*, debuggable: bool = False) -> str | None:
             "worker.debuggable: debuggers of this user, and handlers of crashes, can read records and secrets"
         )
     return "; ".join(missing) or None
+
+
+def environment_without_settings() -> dict[str, str]:
+    """Return the environment of a child process, which others can read until it is protected."""
+    return {name: v for name, v in os.environ.items() if not name.upper().startswith("STREAMING_PCA_")}
 
 
 def refuse_core_files() -> str | None:

@@ -18,6 +18,7 @@ from streaming_pca.config.kafka import KafkaSettings
 from streaming_pca.service.executors import first_of
 from streaming_pca.service.input.clock import settings_line
 from streaming_pca.service.metrics import StreamMetrics
+from streaming_pca.service.process_hardening import environment_without_settings
 
 log = logging.getLogger(__name__)
 
@@ -79,6 +80,7 @@ class Verifier:
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.DEVNULL,
+                env=environment_without_settings(),
                 start_new_session=True,  # keep a terminal's Ctrl-C from this process
             )
         except OSError as error:

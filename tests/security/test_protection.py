@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import io
 import logging
@@ -11,7 +12,8 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,6 +25,7 @@ from streaming_pca.config.settings import LogSettings
 from streaming_pca.data.records import RecordKind
 from streaming_pca.estimators.kernel_cache import compile_apart, stop
 from streaming_pca.service import process_hardening
+from streaming_pca.service.input.end_offsets import EndOffsetPoller
 from streaming_pca.service.logs import configure_logging
 from streaming_pca.service.process_hardening import (
     WITHHELD,
@@ -30,6 +33,7 @@ from streaming_pca.service.process_hardening import (
     traceback_text,
     withheld_messages,
 )
+from streaming_pca.service.verification import Verifier
 from tests.cli.command import call
 from tests.cli.test_app import closed_port
 from tests.security import unprivileged
@@ -207,6 +211,49 @@ def test_the_compiler_of_kernels_is_given_no_secret(monkeypatch: pytest.MonkeyPa
     compiler.wait()
     assert b"PATH=" in environment
     assert not found_in(environment, SECRETS)
+
+
+@linux
+@pytest.mark.parametrize("module", ["commit.verification", "input.clock"])
+def test_a_child_with_the_password_is_guarded_before_it_reads_it(folder: Path, module: str) -> None:
+    words = ("-m", f"streaming_pca.service.{module}")
+    with unprivileged.running(*words, cwd=folder, stdin=subprocess.PIPE) as process:
+        wait_for("its protection", lambda: process.poll() or not unprivileged.is_dumpable(process.pid))
+        # It waits for the settings, which it has not been given.
+        assert process.poll() is None
+
+
+def start_clock(kafka: KafkaSettings) -> None:
+    with suppress(OSError):
+        EndOffsetPoller(kafka, 0.1, 1.0).start()
+
+
+def start_verifier(kafka: KafkaSettings) -> None:
+    verifier = Verifier(kafka, {"records": []}, 0.01)
+    with suppress(TimeoutError):
+        asyncio.run(asyncio.wait_for(verifier.run(asyncio.Event()), 0.2))
+
+
+@pytest.mark.parametrize("start", [start_clock, start_verifier])
+def test_no_child_inherits_a_secret(
+    monkeypatch: pytest.MonkeyPatch, start: Callable[[KafkaSettings], None]
+) -> None:
+    """Other processes of the user can read a program's environment until it is guarded."""
+    monkeypatch.setenv("STREAMING_PCA_KAFKA__SASL_PASSWORD", secret("password"))
+    monkeypatch.setenv("streaming_pca_registry__password", secret("token"))
+    environments: list[Mapping[str, str]] = []
+
+    def refuse(*_: Any, env: Mapping[str, str] | None = None, **__: Any) -> None:
+        environments.append(os.environ if env is None else env)
+        raise OSError
+
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+    start(KafkaSettings())
+    assert environments
+    for each in environments:
+        assert "PATH" in each
+        leaked = found_in("\n".join(each.values()).encode(), SECRETS)
+        assert not leaked
 
 
 def test_a_platform_without_protection_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

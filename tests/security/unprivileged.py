@@ -21,6 +21,7 @@ from tests.waiting import LIMIT
 _STANDARD = {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")}
 # Another Python of the same version has its own standard library.
 _OTHERS = (path for path in sys.path if path and path not in _STANDARD)
+_STREAMS = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
 _SITE = [path for path in _OTHERS if not path.endswith((".zip", "lib-dynload"))]
 
 
@@ -78,9 +79,8 @@ def running(*words: object, cwd: Path, **how: Any) -> Iterator[subprocess.Popen[
         [python(), "-P", *map(str, words)],
         cwd=cwd,
         env=environment(**variables),
-        stdin=subprocess.DEVNULL,
         text=True,
-        **{"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT} | how | _user(),
+        **_STREAMS | how | _user(),
     ) as process:
         try:
             yield process

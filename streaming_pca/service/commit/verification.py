@@ -36,6 +36,7 @@ from streaming_pca.service.commit.log_reader import whole_log
 from streaming_pca.service.commit.snapshot import Snapshot, read_messages, read_snapshot, read_topic
 from streaming_pca.service.commit.state_topic import FoundState, summarise
 from streaming_pca.service.errors import NotPermitted
+from streaming_pca.service.process_hardening import protect_process
 from streaming_pca.service.topics.find import existing_topics, topic_id_of
 from streaming_pca.text import one_line
 
@@ -97,6 +98,8 @@ def _decoded(messages: Iterable[tuple[int, bytes]]) -> Iterator[LedgerEntry]:
 
 
 def main() -> None:
+    # Before reading the password.
+    protect_process()
     os.nice(19)
     logging.getLogger().addHandler(logging.NullHandler())
     settings, topic = json.loads(sys.stdin.readline()), json.loads(sys.stdin.readline())

@@ -23,6 +23,7 @@ from streaming_pca.config.registry import RegistrySettings
 from streaming_pca.data.features.records import Schemas, Subject
 from streaming_pca.service.errors import SessionLost, StreamRefused
 from streaming_pca.service.input.clock import decode_schemas, settings_line
+from streaming_pca.service.process_hardening import environment_without_settings
 
 log = logging.getLogger(__name__)
 
@@ -266,6 +267,7 @@ class EndOffsetPoller:
             [sys.executable, "-P", "-m", "streaming_pca.service.input.clock"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            env=environment_without_settings(),
             process_group=0,  # keep a terminal's Ctrl-C from this process
         )
         self._write(self._settings_line)
