@@ -9,14 +9,11 @@ from __future__ import annotations
 
 import base64
 import http.client
-import io
 import os
-import socket
 import ssl
-import time
 import urllib.parse
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, Final, Literal, TypeVar
+from typing import Annotated, Final, Literal, TypeVar
 
 import msgspec
 
@@ -25,6 +22,7 @@ from streaming_pca.config.registry import RegistrySettings
 from streaming_pca.data.features.records import PublicSchema, SchemaFormat, Subject
 from streaming_pca.data.features.registered import Registered, public_schema
 from streaming_pca.service.errors import SessionLost, StreamRefused
+from streaming_pca.service.http_exchange import exchange
 
 _MOST_ANSWER = 2**25  # most bytes of a response: the largest accepted schema, in base64, with a margin
 _ACCEPT = "application/vnd.schemaregistry.v1+json, application/json"
@@ -55,7 +53,7 @@ class RegistryClient:
     def renew(self) -> None:
         """Reread the files of secrets and authorities; raise StreamRefused if one cannot be read."""
         settings = self._settings
-        headers = {"Accept": _ACCEPT, "Connection": "close"}
+        headers = {"Accept": _ACCEPT}
         try:
             token, password = settings.token, settings.clear_password
             if self._parts.scheme == "https":
@@ -83,8 +81,9 @@ class RegistryClient:
         """
         target = "/".join([self._parts.path, *(urllib.parse.quote(str(part), safe="") for part in path)])
         target += f"?{urllib.parse.urlencode(query)}"
+        limits = (self._settings.timeout_seconds, most)
         try:
-            status, body = self._exchange(target, most)
+            status, body = exchange(self._parts, target, self._headers, self._context, *limits)
         except ssl.SSLCertVerificationError as error:
             raise StreamRefused(
                 f"the certificate of {self._shown} is not trusted ({error.verify_message}): "
@@ -102,38 +101,13 @@ class RegistryClient:
         except OSError as error:
             words = error.strerror or str(error) or type(error).__name__
             raise SessionLost(f"{self._shown} does not answer ({words})") from None
+        if len(body) > most:
+            raise StreamRefused(f"{self._shown} answers with more than {most} octets")
         return self._read(status, body, kind)
 
     @property
     def _shown(self) -> str:
         return f"registry.url = {self._settings.url!r}"
-
-    def _exchange(self, target: str, most: int) -> tuple[int, bytes]:
-        """Send a request within the time limit; return the response's status and body."""
-        ends = time.monotonic() + self._settings.timeout_seconds
-        parts, secure = self._parts, self._parts.scheme == "https"
-        host, port = str(parts.hostname), parts.port or (443 if secure else 80)
-        connection = http.client.HTTPConnection(host, port)
-        connection.default_port = 443 if secure else 80
-        raw = socket.create_connection((host, port), timeout=_left(ends))
-        try:
-            raw.settimeout(_left(ends))
-            if self._context is not None:
-                raw = self._context.wrap_socket(raw, server_hostname=host)
-            connection.sock = _Timed(raw, ends)
-            connection.request("GET", target, headers=self._headers)
-            with connection.getresponse() as answer:
-                body = answer.read(most + 1)
-                if len(body) > most:
-                    raise StreamRefused(f"{self._shown} answers with more than {most} octets")
-                if answer.length:
-                    raise ConnectionError("connection closed")
-                return answer.status, body
-        except (http.client.RemoteDisconnected, http.client.IncompleteRead):
-            raise ConnectionError("connection closed") from None
-        finally:
-            raw.close()
-            connection.close()
 
     def _read(self, status: int, body: bytes, kind: type[T]) -> T:
         settings = self._settings
@@ -165,43 +139,6 @@ class RegistryClient:
             f"{self._shown} does not answer as a schema registry: set the address of its "
             "Confluent-compatible API, with its path"
         )
-
-
-class _Timed:
-    """Socket for `http.client` whose operations share one deadline."""
-
-    def __init__(self, inner: socket.socket, ends: float) -> None:
-        self._inner, self._ends = inner, ends
-
-    def sendall(self, data: bytes) -> None:
-        self._inner.settimeout(_left(self._ends))
-        self._inner.sendall(data)
-
-    def makefile(self, mode: str) -> io.BufferedReader:
-        return io.BufferedReader(_Reader(self._inner, self._ends))
-
-    def close(self) -> None:
-        """Do nothing: `http.client` closes the socket before reading the body."""
-
-
-class _Reader(io.RawIOBase):
-    def __init__(self, inner: socket.socket, ends: float) -> None:
-        super().__init__()
-        self._inner, self._ends = inner, ends
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        self._inner.settimeout(_left(self._ends))
-        return self._inner.recv_into(buffer)
-
-
-def _left(ends: float) -> float:
-    left = ends - time.monotonic()
-    if left <= 0:
-        raise TimeoutError("timed out")
-    return left
 
 
 def _error_code(body: bytes) -> int:

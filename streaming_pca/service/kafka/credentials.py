@@ -14,15 +14,14 @@ import os
 import ssl
 import threading
 import time
-import urllib.error
 import urllib.parse
-import urllib.request
 from typing import Any
 
 from kafka.net.sasl import SaslMechanismPlain, SaslMechanismScram, register_sasl_mechanism
 from kafka.net.sasl.oauth import AbstractTokenProvider
 
 from streaming_pca.config.kafka import ConfigurationError, KafkaSettings, trusting
+from streaming_pca.service.http_exchange import exchange
 
 log = logging.getLogger(__name__)
 
@@ -179,44 +178,45 @@ def _ask(settings: KafkaSettings) -> tuple[str, float]:
     form = {"grant_type": "client_credentials"}
     if settings.sasl_oauth_scope is not None:
         form["scope"] = settings.sasl_oauth_scope
-    request = urllib.request.Request(
-        url,
-        urllib.parse.urlencode(form).encode(),
-        {"Authorization": "Basic " + base64.b64encode(pair.encode()).decode(), "Accept": "application/json"},
-    )
+    headers = {
+        "Authorization": "Basic " + base64.b64encode(pair.encode()).decode(),
+        "Accept": "application/json",
+        "Content-Type": "application/x-www-form-urlencoded",
+    }
+    parts, posted = urllib.parse.urlsplit(url), urllib.parse.urlencode(form).encode()
+    target = (parts.path or "/") + f"?{parts.query}" * bool(parts.query)
     try:
-        context = trusting("kafka.sasl_oauth_cafile", settings.sasl_oauth_cafile)
-        # No redirects: they would send the secret to another host.
-        opener = urllib.request.build_opener(urllib.request.HTTPSHandler(context=context), _NoRedirect())
-        with opener.open(request, timeout=_GRANT_SECONDS) as answer:
-            granted = json.loads(answer.read(_MOST_BYTES))
+        trusted = trusting("kafka.sasl_oauth_cafile", settings.sasl_oauth_cafile)
+        context = trusted if parts.scheme == "https" else None
+        how = (headers, context, _GRANT_SECONDS, _MOST_BYTES)
+        status, body = exchange(parts, target, *how, posted=posted, tunnels=True)
+        # Redirects too: following one would send the secret to another host.
+        if not 200 <= status < 300:
+            raise TokenRefused(
+                f"kafka.sasl_oauth_token_url = {url!r} refuses kafka.sasl_oauth_client_id = {who!r} "
+                f"(HTTP {status}{_reason(body)}): correct the name, kafka.sasl_oauth_scope, "
+                f"or the secret (kafka.sasl_oauth_client_secret_file = "
+                f"{str(settings.sasl_oauth_client_secret_file)!r})"
+            )
+        granted = json.loads(body)
         token, life = granted["access_token"], float(granted.get("expires_in", 300))
         is_token = isinstance(token, str) and token.isascii() and token.isprintable()
         if not (is_token and 0 < life < math.inf):
             raise ValueError
-    except urllib.error.HTTPError as error:
-        with error:
-            raise TokenRefused(
-                f"kafka.sasl_oauth_token_url = {url!r} refuses kafka.sasl_oauth_client_id = {who!r} "
-                f"(HTTP {error.code}{_reason(error)}): correct the name, kafka.sasl_oauth_scope, "
-                f"or the secret (kafka.sasl_oauth_client_secret_file = "
-                f"{str(settings.sasl_oauth_client_secret_file)!r})"
-            ) from None
     except ConfigurationError as error:
         raise TokenRefused(str(error)) from None
     except http.client.HTTPException as error:
-        # urllib does not catch these, which would end the renewing thread; their text quotes the response.
+        # Their text quotes the response.
         raise TokenRefused(
             f"kafka.sasl_oauth_token_url = {url!r} does not answer in HTTP ({type(error).__name__})"
         ) from None
+    except ssl.SSLCertVerificationError as error:
+        raise TokenRefused(
+            f"the certificate of kafka.sasl_oauth_token_url = {url!r} is not trusted "
+            f"({error.verify_message}): set kafka.sasl_oauth_cafile to its authority's PEM file"
+        ) from None
     except OSError as error:
-        reason = getattr(error, "reason", error)
-        if isinstance(reason, ssl.SSLCertVerificationError):
-            raise TokenRefused(
-                f"the certificate of kafka.sasl_oauth_token_url = {url!r} is not trusted "
-                f"({reason.verify_message}): set kafka.sasl_oauth_cafile to its authority's PEM file"
-            ) from None
-        words = getattr(reason, "strerror", None) or str(reason) or type(reason).__name__
+        words = error.strerror or str(error) or type(error).__name__
         raise TokenRefused(f"kafka.sasl_oauth_token_url = {url!r} does not answer ({words})") from None
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
         raise TokenRefused(
@@ -225,16 +225,11 @@ def _ask(settings: KafkaSettings) -> tuple[str, float]:
     return token, life
 
 
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    def redirect_request(self, *args: Any) -> None:
-        return None
-
-
-def _reason(error: urllib.error.HTTPError) -> str:
+def _reason(body: bytes) -> str:
     """Return the error code of a response (RFC 6749, 5.2)."""
     try:
-        code = json.loads(error.read(_MOST_BYTES))["error"]
-    except (OSError, http.client.HTTPException, ValueError, TypeError, KeyError, RecursionError):
+        code = json.loads(body)["error"]
+    except (ValueError, TypeError, KeyError, RecursionError):
         return ""
     return f", {code}" if isinstance(code, str) and code.isidentifier() and len(code) < 40 else ""
 

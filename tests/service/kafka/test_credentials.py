@@ -2,33 +2,63 @@
 
 from __future__ import annotations
 
+import base64
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
+import trustme
 from pydantic import ValidationError
 
 from streaming_pca.config.kafka import KafkaSettings
 from streaming_pca.service.kafka import credentials
 from tests.config.refusals import refusal
+from tests.waiting import LIMIT
 
 HEAD, CHUNKS = b"HTTP/1.1 200 OK\r\n", b"Transfer-Encoding: chunked\r\n\r\n"
+FORM = b"grant_type=client_credentials"
 LIFE = b'{"access_token": "a", "expires_in": 1'
 LEAK = b"answer-that-is-not-repeated"
+
+
+PROXIES = ("http_proxy", "https_proxy", "no_proxy")
 
 
 def answer(body: bytes) -> bytes:
     return HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body
 
 
-@contextmanager
-def provider(raw: bytes, secret: Path) -> Iterator[KafkaSettings]:
-    """Yield settings of a loopback provider that answers each request with the same bytes."""
+def read_until(end: bytes, client: socket.socket) -> bytes:
+    """Return what a client sends up to these bytes: unread ones would reset its connection."""
+    data = b""
+    while not data.endswith(end) and (more := client.recv(65536)):
+        data += more
+    return data
+
+
+def login(url: str, secret: Path, authority: Path | None = None) -> KafkaSettings:
     secret.write_text("secret")
+    return KafkaSettings(
+        security_protocol="SASL_PLAINTEXT",
+        sasl_mechanism="OAUTHBEARER",
+        sasl_oauth_token_url=url,
+        sasl_oauth_client_id="pca",
+        sasl_oauth_client_secret_file=secret,
+        sasl_oauth_cafile=authority,
+    )
+
+
+@contextmanager
+def provider(raw: bytes, secret: Path, pause: float = 0.0) -> Iterator[KafkaSettings]:
+    """Yield settings of a loopback provider that answers each request with the same bytes.
+
+    With a pause, it sends one byte at a time.
+    """
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def serve() -> None:
@@ -37,20 +67,17 @@ def provider(raw: bytes, secret: Path) -> Iterator[KafkaSettings]:
                     client, _ = server.accept()
                 except OSError:
                     return
-                with client:
-                    client.recv(65536)
-                    client.sendall(raw)
+                with client, suppress(ConnectionError):
+                    read_until(FORM, client)
+                    size = 1 if pause else len(raw)
+                    for start in range(0, len(raw), size):
+                        client.sendall(raw[start : start + size])
+                        time.sleep(pause)
 
         thread = threading.Thread(target=serve)
         thread.start()
         try:
-            yield KafkaSettings(
-                security_protocol="SASL_PLAINTEXT",
-                sasl_mechanism="OAUTHBEARER",
-                sasl_oauth_token_url=f"http://127.0.0.1:{server.getsockname()[1]}/token",
-                sasl_oauth_client_id="pca",
-                sasl_oauth_client_secret_file=secret,
-            )
+            yield login(f"http://127.0.0.1:{server.getsockname()[1]}/token", secret)
         finally:
             server.shutdown(socket.SHUT_RDWR)
             thread.join()
@@ -82,6 +109,72 @@ def test_a_token_of_a_long_life_is_renewed_all_the_same(tmp_path: Path) -> None:
     time.sleep(0.2)
     assert grant._renewer is not None
     assert grant._renewer.is_alive()
+
+
+def test_a_provider_that_answers_byte_by_byte_has_one_time_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(credentials, "_GRANT_SECONDS", 0.5)
+    with provider(answer(LIFE + b"}"), tmp_path / "secret", pause=0.05) as settings:
+        line = refusal(credentials.TokenRefused, credentials._ask, settings)
+    assert line.endswith("does not answer (timed out)")
+
+
+@contextmanager
+def proxy(monkeypatch: pytest.MonkeyPatch, userinfo: str = "") -> Iterator[socket.socket]:
+    """Listen on the port that the environment names as its proxy."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        for name in PROXIES:
+            url = "" if name == "no_proxy" else f"http://{userinfo}127.0.0.1:{server.getsockname()[1]}"
+            monkeypatch.setenv(name, url)
+            monkeypatch.setenv(name.upper(), url)
+        yield server
+
+
+def test_no_secret_is_sent_to_a_proxy_in_clear_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with proxy(monkeypatch) as server, provider(answer(LIFE + b"}"), tmp_path / "secret") as settings:
+        assert credentials._ask(settings) == ("a", 1.0)
+        server.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            server.accept()
+
+
+@pytest.mark.parametrize("opens", [True, False])
+def test_with_tls_a_proxy_gets_a_tunnel_s_address_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, opens: bool
+) -> None:
+    authority, context = trustme.CA(), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("login.test").configure_cert(context)
+    authority.cert_pem.write_to_path(tmp_path / "authority.pem")
+    settings = login("https://login.test/token", tmp_path / "secret", tmp_path / "authority.pem")
+    asked: list[bytes] = []
+
+    def serve() -> None:
+        server.settimeout(LIMIT)
+        client, _ = server.accept()
+        with client:
+            asked.append(read_until(b"\r\n\r\n", client))
+            client.sendall(b"HTTP/1.1 200 OK\r\n\r\n" if opens else b"HTTP/1.1 407 No\r\n\r\n")
+            if opens:
+                with context.wrap_socket(client, server_side=True) as inner:
+                    asked.append(read_until(FORM, inner))
+                    inner.sendall(answer(LIFE + b"}"))
+
+    with proxy(monkeypatch, "me:p%40ss@") as server:
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            if opens:
+                assert credentials._ask(settings) == ("a", 1.0)
+            else:
+                line = refusal(credentials.TokenRefused, credentials._ask, settings)
+                assert line.endswith("does not answer (the proxy of https_proxy refuses: HTTP 407)")
+        finally:
+            thread.join()
+    assert asked[0].startswith(b"CONNECT login.test:443 HTTP/1.1\r\n")
+    assert b"Proxy-Authorization: Basic " + base64.b64encode(b"me:p@ss") in asked[0]
+    assert len(asked) == 1 + opens
+    assert all(each.startswith(b"POST /token HTTP/1.1\r\nHost: login.test\r\n") for each in asked[1:])
 
 
 @pytest.mark.parametrize("port", ["hunter2", "99999", "0"])
