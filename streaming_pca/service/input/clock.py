@@ -238,8 +238,9 @@ class Poller:
         The worker cannot notice that, because another thread writes the signs of life. This counts checks
         instead of time, so that a process continues after it was suspended as a whole.
         """
-        # Between two steps the process may connect and make the requests of a partition search or a tick.
-        patience = (self._kafka.bootstrap_timeout_ms + 3 * self._kafka.request_timeout_ms) / 1000
+        # Between two steps the process may connect, make the requests of a partition search or a tick, and
+        # sleep until the next tick.
+        patience = (self._kafka.bootstrap_timeout_ms + 3 * self._kafka.request_timeout_ms) / 1000 + self._tick
         seen, looks = -1, 0
         while looks * _HEARTBEAT_SECONDS < patience:
             time.sleep(_HEARTBEAT_SECONDS)

@@ -137,6 +137,29 @@ def test_slow_ticks_end_nothing(monkeypatch: Patch) -> None:
     wait_for("a tick without the topic", lambda: poller._steps > before + 2)
 
 
+@pytest.mark.usefixtures("broker")
+def test_rare_ticks_end_nothing(monkeypatch: Patch) -> None:
+    """The pause between two ticks may be longer than the requests of one."""
+    ended, ticks = threading.Event(), threading.Semaphore(0)
+
+    def count(*_: Any) -> dict[Any, int]:
+        ticks.release()
+        raise KafkaError
+
+    monkeypatch.setattr(clock, "last_offsets", count)
+    monkeypatch.setattr(clock, "_end", ended.set)
+    kafka = KafkaSettings(bootstrap_timeout_ms=100).model_copy(update={"request_timeout_ms": 300})
+    poller = Poller(kafka, 3.0, 1000.0, lambda _: None)
+    poller.set_topics({"topic": 1})
+    threading.Thread(target=poller.run, daemon=True).start()
+    for _ in range(2):
+        assert ticks.acquire(timeout=120)
+    assert not ended.is_set()
+    # Its threads stay, and must not end this process.
+    poller._tick = 0.1
+    poller.set_topics({})
+
+
 class Registry:
     """Registry that lists a new schema each time, and sometimes fails."""
 
