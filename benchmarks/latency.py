@@ -40,6 +40,7 @@ __all__ = ["main", "measure"]
 
 WARM_UP = 3
 _PACE_SECONDS = 0.02
+_PATIENCE_SECONDS = 120.0
 _BUSY = 0.7
 """Largest share of the time for learning: the producer and the broker also need the cores."""
 
@@ -95,7 +96,7 @@ class PacedProducer:
                     future.add_callback(self._note, (i + 1) // self._batch)
                 sent = i + 1
             time.sleep(_PACE_SECONDS)
-        producer.close()
+        producer.close(_PATIENCE_SECONDS)
 
     def _note(self, batch: int, _metadata: object) -> None:
         self.acknowledged[batch] = time.monotonic()

@@ -112,7 +112,7 @@ def send(settings: Settings, values: Sequence[bytes], messages: int) -> None:
         if sent is not None:
             sent.get(_PATIENCE_SECONDS)
     finally:
-        producer.close()
+        producer.close(_PATIENCE_SECONDS)
 
 
 @dataclass(frozen=True)

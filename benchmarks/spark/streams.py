@@ -105,4 +105,4 @@ def fill(kafka: KafkaSettings, case: Case, messages: int) -> None:
         for each in sent:
             each.get(_PATIENCE_SECONDS)
     finally:
-        producer.close()
+        producer.close(_PATIENCE_SECONDS)

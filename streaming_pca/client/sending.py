@@ -6,9 +6,10 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from kafka.errors import KafkaError
+from kafka.errors import KafkaError, KafkaTimeoutError
 
 from streaming_pca.config.kafka import KafkaSettings
 from streaming_pca.service.errors import NotPermitted, TopicError
@@ -23,7 +24,8 @@ from streaming_pca.service.kafka.transaction import discard
 
 _MAX_UNSENT = 50_000
 _MAX_UNSENT_BYTES = 2 * MAX_MESSAGE_BYTES
-_FLUSH_SECONDS = 60
+_FLUSH_SECONDS = 60  # longest wait without an acknowledgement, for all messages
+_SILENCE_SECONDS = 120  # the same of a partition, while further messages are sent
 _REPORT_SECONDS = 0.1
 
 Headers = list[tuple[str, bytes]]
@@ -66,7 +68,9 @@ class Sender:
     def __init__(self, kafka: KafkaSettings, topic: str, first: int = 0) -> None:
         self.topic = topic
         self.partitions = _count_partitions(kafka, topic)
-        self.sent = self.delivered = 0  # numbers of messages passed to the client, and acknowledged
+        self.sent = 0  # number of messages passed to the client
+        self._acknowledged = [0] * self.partitions
+        self._progress = [0.0] * self.partitions  # time of the last acknowledgement, or without a need of one
         self._first = first
         self._kafka = kafka
         self._failures: list[Exception] = []
@@ -74,8 +78,19 @@ class Sender:
         self._unsent = self._unsent_bytes = 0
         self._producer = plain_producer(kafka)
 
+    @property
+    def delivered(self) -> int:
+        """Number of acknowledged messages."""
+        return sum(self._acknowledged)
+
     def make_room(self) -> None:
         """Wait for room for another message; raise DeliveryError if an earlier one failed."""
+        partition, now = self._next_partition(), time.monotonic()
+        if self._acknowledged[partition] == self.sent // self.partitions:
+            self._progress[partition] = now
+        elif now - self._progress[partition] > _SILENCE_SECONDS:
+            error = KafkaTimeoutError(f"partition {partition}: no answer for {_SILENCE_SECONDS} s")
+            self._failures.append(error)
         self._raise_failure()
         if self._unsent >= _MAX_UNSENT or self._unsent_bytes >= _MAX_UNSENT_BYTES:
             self.flush()
@@ -83,7 +98,7 @@ class Sender:
     def send(self, value: bytes, key: bytes | None, headers: Headers) -> None:
         """Pass a message to the client, which retries it without duplicates."""
         self.make_room()
-        partition = (self._first + self.sent) % self.partitions
+        partition = self._next_partition()
         try:
             future: Any = self._producer.send(
                 self.topic, value=value, key=key, partition=partition, headers=headers
@@ -91,22 +106,32 @@ class Sender:
         except KafkaError as error:
             self._failures.append(error)
         else:
-            future.add_callback(self._count)
+            future.add_callback(partial(self._count, partition))
             future.add_errback(self._failures.append)
             self.sent += 1
             self._unsent += 1
             self._unsent_bytes += len(value)
         self._raise_failure()
 
-    def _count(self, _: Any) -> None:
-        self.delivered += 1
+    def _next_partition(self) -> int:
+        return (self._first + self.sent) % self.partitions
+
+    def _count(self, partition: int, _: Any) -> None:
+        self._acknowledged[partition] += 1
+        self._progress[partition] = time.monotonic()
 
     def flush(self) -> None:
-        """Wait until the broker has acknowledged all messages; raise DeliveryError otherwise."""
-        try:
-            self._producer.flush(timeout=_FLUSH_SECONDS)
-        except KafkaError as error:
-            self._failures.append(error)
+        """Wait for the acknowledgements of all messages; raise DeliveryError if they stop."""
+        waits = True
+        while waits:
+            before, waits = self.delivered, False
+            try:
+                self._producer.flush(timeout=_FLUSH_SECONDS)
+            except KafkaError as error:
+                # The time limit holds for any batch, perhaps for the last one on a slow link.
+                waits = isinstance(error, KafkaTimeoutError) and before < self.delivered
+                if not waits:
+                    self._failures.append(error)
         self._unsent = self._unsent_bytes = 0
         self._raise_failure()
 

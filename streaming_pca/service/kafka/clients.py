@@ -68,6 +68,7 @@ class BrokerUnreachable(UserError):
 
 
 _LEAST_BOOTSTRAP_MS = 1500
+_NEVER_MS = 2**31 - 1
 _answered: dict[str, str] = {}  # bootstrap server that responded last, by list of servers
 
 
@@ -330,6 +331,8 @@ def plain_producer(settings: KafkaSettings) -> KafkaProducer:
         enable_idempotence=True,
         batch_size=256 * 1024,
         linger_ms=20,
+        # A batch waits for earlier ones, on a slow link for longer than any limit: the caller limits silence.
+        delivery_timeout_ms=_NEVER_MS,
         max_block_ms=60_000,
         max_request_size=MAX_MESSAGE_BYTES,
         allow_auto_create_topics=False,

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trustme
 from cryptography.hazmat.primitives import serialization
+from kafka.producer.producer_batch import ProducerBatch
+from kafka.producer.record_accumulator import RecordAccumulator
 
 from streaming_pca.config.kafka import ConfigurationError, KafkaSettings
 from streaming_pca.service.kafka import clients
@@ -172,6 +175,23 @@ for _ in range(20):
     attempt()
 print(json.dumps([now - then for now, then in zip(used(), before)]))
 """
+
+
+@pytest.fixture
+def make_options(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
+    """Return a function that returns the options of the client that another one makes."""
+
+    def connect(settings: KafkaSettings, make: object, **options: Any) -> dict[str, Any]:
+        return clients._common_options(settings) | options
+
+    monkeypatch.setattr(clients, "_connect", connect)
+    return lambda make, *given: make(*given)
+
+
+def test_a_batch_of_a_slow_link_does_not_expire(make_options: Callable[..., dict[str, Any]]) -> None:
+    accumulator = RecordAccumulator(**make_options(clients.plain_producer, KafkaSettings()))
+    batch = ProducerBatch(clients.TopicPartition("t", 0), None, now=0.0)
+    assert not batch.has_reached_delivery_timeout(accumulator.delivery_timeout_ms, now=86_400.0)
 
 
 def test_a_partition_without_a_leader_is_an_error_of_the_client_s_kind() -> None:
