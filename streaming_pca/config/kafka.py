@@ -184,7 +184,8 @@ class KafkaSettings(Section):
     """Addresses of brokers as HOST:PORT, separated by commas."""
     bootstrap_timeout_ms: int = Field(default=5000, ge=100)
     """Longest time to look for a broker, in milliseconds."""
-    request_timeout_ms: int = Field(default=10_000, ge=1000)
+    # kafka-python closes idle connections after 540 s, and makes no consumer that waits longer.
+    request_timeout_ms: int = Field(default=10_000, ge=1000, lt=540_000)
     """Longest time to wait for the response to a request, in milliseconds."""
     session_timeout_ms: int = Field(default=6000, ge=1000)
     """Silence after which a stream's leader is replaced, in milliseconds."""

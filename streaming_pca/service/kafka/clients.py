@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitionAssignor
 from kafka.errors import (
+    KafkaConfigurationError,
     KafkaConnectionError,
     KafkaError,
     LeaderNotAvailableError,
@@ -75,6 +76,8 @@ _answered: dict[str, str] = {}  # bootstrap server that responded last, by list 
 def _connect(settings: KafkaSettings, make: Callable[..., C], **options: Any) -> C:
     """Make a client with the first bootstrap server that responds, or raise BrokerUnreachable.
 
+    Raises ConfigurationError for settings or files that no server could accept.
+
     The server that responded last is tried first. kafka-python 3.0.12 picks one at random and gives it all of
     the time: one hanging broker of three could prevent a worker from ever making the clients of a take-over.
     """
@@ -92,6 +95,10 @@ def _connect(settings: KafkaSettings, make: Callable[..., C], **options: Any) ->
             made = make(**(options | _common_options(settings) | by_one))
         except (credentials.TokenRefused, ConfigurationError) as error:
             raise BrokerUnreachable(str(error)) from None
+        except KafkaConfigurationError as error:
+            raise ConfigurationError(
+                f"kafka-python refuses settings of [kafka]: {first_line(error)}"
+            ) from None
         except (KafkaError, OSError, ValueError) as error:
             reason = first_line(error)
             continue

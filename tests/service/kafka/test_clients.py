@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import trustme
 from cryptography.hazmat.primitives import serialization
+from kafka import KafkaConsumer
 from kafka.producer.producer_batch import ProducerBatch
 from kafka.producer.record_accumulator import RecordAccumulator
 
@@ -192,6 +193,40 @@ def test_a_batch_of_a_slow_link_does_not_expire(make_options: Callable[..., dict
     accumulator = RecordAccumulator(**make_options(clients.plain_producer, KafkaSettings()))
     batch = ProducerBatch(clients.TopicPartition("t", 0), None, now=0.0)
     assert not batch.has_reached_delivery_timeout(accumulator.delivery_timeout_ms, now=86_400.0)
+
+
+REQUEST_MS = [1000, 119_981, 539_999]
+
+
+@pytest.mark.parametrize("request_ms", REQUEST_MS)
+def test_every_permitted_time_limit_of_a_request_makes_clients(
+    request_ms: int, make_options: Callable[..., dict[str, Any]]
+) -> None:
+    settings = KafkaSettings(request_timeout_ms=request_ms)
+    RecordAccumulator(**make_options(clients.plain_producer, settings))
+    RecordAccumulator(**make_options(clients.transactional_producer, settings, "id"))
+    options = make_options(clients.reading_consumer, settings)
+    kept = {name: value for name, value in options.items() if name in KafkaConsumer.DEFAULT_CONFIG}
+
+    def stop(**_: Any) -> None:
+        raise InterruptedError
+
+    # The client checks its options before it connects.
+    with pytest.raises(InterruptedError):
+        KafkaConsumer(**kept, kafka_client=stop)
+
+
+def test_a_longer_time_limit_of_a_request_is_refused() -> None:
+    assert KafkaConsumer.DEFAULT_CONFIG["connections_max_idle_ms"] == REQUEST_MS[-1] + 1
+    with pytest.raises(ValueError, match="request_timeout_ms\n  Input should be less than 540000"):
+        KafkaSettings(request_timeout_ms=REQUEST_MS[-1] + 1)
+
+
+def test_settings_that_the_client_refuses_are_no_silent_broker() -> None:
+    settings = KafkaSettings(bootstrap_servers=f"127.0.0.1:{closed_port()}")
+    line = refusal(ConfigurationError, clients._connect, settings, KafkaConsumer, fetch_max_wait_ms=10**6)
+    assert line.startswith("kafka-python refuses settings of [kafka]: KafkaConfigurationError: ")
+    assert "fetch_max_wait_ms (1000000)" in line
 
 
 def test_a_partition_without_a_leader_is_an_error_of_the_client_s_kind() -> None:
