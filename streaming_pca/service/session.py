@@ -51,6 +51,10 @@ A lack of progress ends it sooner.
 """
 
 
+class _Interrupted(Exception):
+    """End of a session that was interrupted before its take-over."""
+
+
 class Session:
     """Session as leader of one stream.
 
@@ -107,6 +111,8 @@ class Session:
         try:
             # Not bound to a local: that would keep the first state alive.
             return await self._learn(*await self._take_over())
+        except _Interrupted:
+            return False
         except RecordsLost:
             # A recreated topic has lost all its records: report that instead.
             await self._check_topic()
@@ -131,12 +137,19 @@ class Session:
             async with self._executors.long_exchange:
                 with trace.child("recover"):
                     takeover = await self._executors.call(
-                        Pool.COMMITS, "take-over", self._writer.take_over, deadline=_LONGEST_TAKE_OVER_SECONDS
+                        Pool.COMMITS, "take-over", self._fence, deadline=_LONGEST_TAKE_OVER_SECONDS
                     )
+            if takeover is None:
+                trace.drop()
+                raise _Interrupted
             trace.show(action=takeover.recovery.action.name.lower(), leader_epoch=self._writer.epoch)
             self._on_taken_over()
             self._show_ledger()
             return takeover, await self._recover(takeover, trace)
+
+    def _fence(self) -> TakenOver | None:
+        """Take over, unless interrupted while waiting: that would fence the stream's next leader."""
+        return None if self._interrupted else self._writer.take_over()
 
     async def _recover(self, takeover: TakenOver, trace: Span) -> State:
         checkpoint = takeover.checkpoint
