@@ -237,8 +237,8 @@ def _check_groups(kafka: KafkaSettings, backup: Backup, ledger: Ledger) -> None:
                 )
             if trace and trace[2] not in known:
                 raise StreamRefused(
-                    f"job {name.removeprefix(charges)!r} has written {trace[1]} to the ledger, "
-                    f"an entry that the backup does not contain: {_OLD}"
+                    f"job {name.removeprefix(charges)!r} has written {trace[1]} to the ledger (trace: group "
+                    f"{name!r}), an entry that the backup does not contain: {_OLD}"
                 )
 
 

@@ -93,8 +93,9 @@ def import_backup(
     Use only the newest backup: with an older one, later batches would be charged and released a second time.
     A backup is refused if a release, committed offsets, or a stream unknown to the backup show that it is
     old; if it was changed; and if the input topic was recreated since, because its records are then other
-    data. Entries that `ledger charge` and `stream` wrote after the backup leave no other trace: repeat those
-    commands.
+    data. It is also refused if `ledger charge` or `stream` has written an entry since. If it is the newest
+    backup all the same: stop the workers, delete the offsets of the group that the error names, import, and
+    repeat the command.
 
     Running workers lose their sessions. Everything is written in one transaction, so an interrupted import
     has written nothing and can be run again. A second import does not change anything.
