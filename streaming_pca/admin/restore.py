@@ -21,8 +21,8 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -181,18 +181,20 @@ def _check_newest(kafka: KafkaSettings, backup: Backup, ledger: Ledger, streams:
 
     ``streams`` are configured to read the input but may be unknown to the backup.
     """
-    if len(_committed(kafka, f"{backup.topic}.ledger")) > len(backup.entries):
+    if sum(1 for _ in _committed(kafka, f"{backup.topic}.ledger")) > len(backup.entries):
         return 0  # the ledger itself is newer; it is compared with the backup later
     released = [e for e in map(decode_entry, backup.entries) if isinstance(e, Released)]
     names = sorted({*ledger.jobs, *streams})
     seen = set()
     for name in names:
         known = {e.release_digest for e in released if e.job == name}
-        for value in _committed(kafka, f"{name}.releases"):
-            digest = hashlib.sha256(value).hexdigest()
-            if digest not in known:
-                _refuse_release(f"{name}.releases", value)
-            seen.add(digest)
+        # One at a time: all releases of a stream may be larger than memory.
+        with closing(_committed(kafka, f"{name}.releases")) as values:
+            for value in values:
+                digest = hashlib.sha256(value).hexdigest()
+                if digest not in known:
+                    _refuse_release(f"{name}.releases", value)
+                seen.add(digest)
     _check_groups(kafka, backup, ledger)
     return sum(e.topic_id == backup.topic_id and e.release_digest not in seen for e in released)
 
@@ -242,14 +244,16 @@ def _check_groups(kafka: KafkaSettings, backup: Backup, ledger: Ledger) -> None:
                 )
 
 
-def _committed(kafka: KafkaSettings, topic: str) -> tuple[bytes, ...]:
-    """Return the committed messages of a topic; empty if it is missing."""
-    return tuple(data for _, data in read_topic(kafka, topic)) if existing_topics(kafka, [topic]) else ()
+def _committed(kafka: KafkaSettings, topic: str) -> Generator[bytes, None, None]:
+    """Yield the committed messages of a topic; none if it is missing."""
+    if existing_topics(kafka, [topic]):
+        for _, data in read_topic(kafka, topic):
+            yield data
 
 
 def _compare(kafka: KafkaSettings, backup: Backup) -> _Missing:
     """Return the parts to write; raise StreamRefused if the topics have other contents."""
-    there = _committed(kafka, f"{backup.topic}.ledger")
+    there = tuple(_committed(kafka, f"{backup.topic}.ledger"))
     common = min(len(there), len(backup.entries))
     if there[:common] != backup.entries[:common]:
         _refuse_ledger(f"{backup.topic}.ledger", there, backup.entries)
@@ -346,8 +350,8 @@ def _read_back(kafka: KafkaSettings, backup: Backup) -> None:
     missing = _compare(kafka, backup)
     if missing.entries or missing.states:
         raise SessionLost("what was written cannot be read back: import again")
-    entries = _committed(kafka, f"{backup.topic}.ledger")
-    report = verify_log(enumerate(entries), topic_id=backup.topic_id)
+    entries = enumerate(_committed(kafka, f"{backup.topic}.ledger"))
+    report = verify_log(entries, topic_id=backup.topic_id)
     if not report.ok:
         raise BackupNotVerified(
             f"ledger {backup.topic + '.ledger'!r}, as it is after the import,", report.problems

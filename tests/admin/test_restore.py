@@ -1,4 +1,4 @@
-"""Traces of entries since a backup are found without a broker."""
+"""Traces of entries and releases since a backup are found without a broker, and without much memory."""
 
 from __future__ import annotations
 
@@ -68,3 +68,27 @@ def test_a_batch_since_the_backup_is_refused_by_its_offset(groups: Groups) -> No
     groups["a"] = (300, f"COMMITTED {'0' * 64}")
     with pytest.raises(StreamRefused, match=r"'a' has committed offset 300 .* the backup ends at 200"):
         restore._check_groups(KAFKA, BACKUP, LEDGER)
+
+
+class Counted(bytes):
+    """Message that counts how many are in memory."""
+
+    alive = most = 0
+
+    def __new__(cls, data: bytes) -> Counted:
+        Counted.alive += 1
+        Counted.most = max(Counted.most, Counted.alive)
+        return super().__new__(cls, data)
+
+    def __del__(self) -> None:
+        Counted.alive -= 1
+
+
+def test_releases_are_compared_one_at_a_time(groups: Groups, monkeypatch: pytest.MonkeyPatch) -> None:
+    def read(_: KafkaSettings, topic: str) -> Iterator[tuple[int, bytes]]:
+        return ((offset, Counted(b"{}")) for offset in range(50))
+
+    monkeypatch.setattr(restore, "existing_topics", lambda _, names: {*names} & {"a.releases"})
+    monkeypatch.setattr(restore, "read_topic", read)
+    assert restore._check_newest(KAFKA, BACKUP, LEDGER, ["a"]) == 0
+    assert Counted.most <= 3
