@@ -215,7 +215,7 @@ class MappedModel(SubspaceModel):
     features: Any
     bounds: Any
     _features_told: tuple[Feature, ...]
-    """Features of the present model."""
+    """Features of the present model, () for rows of numbers; absent in pickles of earlier versions."""
 
     def _row_map(self) -> RowMap | None:
         """Return the map from a table to rows; None if X already has rows."""
@@ -259,26 +259,33 @@ class MappedModel(SubspaceModel):
         return super()._checked(X, least)
 
     def _check_features(self, X: Any, array: Rows, reset: bool) -> None:
+        if not reset:
+            self._check_map()
         rows = self._row_map()
         if rows is None:
             super()._check_features(X, array, reset)
         elif reset:
             self.n_features_in_, self.feature_names_in_ = rows.dim, np.array(rows.names, dtype=object)
-            self._features_told = rows.features
-        elif getattr(self, "_features_told", rows.features) != rows.features:
-            what = "bounds" if self._names_columns() else "features"
+        if reset:
+            self._features_told = rows.features if rows else ()
+
+    def _check_map(self) -> None:
+        """Raise ValueError if the map from a table to rows is not the model's."""
+        rows = self._row_map()
+        features = rows.features if rows else ()
+        if getattr(self, "_features_told", features) != features:
+            what = "bounds" if rows and self._names_columns() else "features"
             raise ValueError(
                 f"{what} changed since the model was started: set the old ones again, or start a new model"
             )
 
     def _restore_features(self, names: Any) -> None:
-        """Set the names of a model from a file; ValueError if they are not those of its map."""
+        """Set the names of a model that is read; ValueError if they are not those of its map."""
         if names is not None:
             self.feature_names_in_ = np.array(names, dtype=object)
-        if (rows := self._row_map()) is not None:
-            if names is None or tuple(names) != rows.names:
-                raise ValueError("its feature names are not those of its features")
-            self._features_told = rows.features
+        if (rows := self._row_map()) is not None and (names is None or tuple(names) != rows.names):
+            raise ValueError("its feature names are not those of its features")
+        self._features_told = rows.features if rows else ()
 
     def _names_columns(self) -> bool:
         return getattr(self, "features", None) is None

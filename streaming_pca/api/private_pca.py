@@ -15,7 +15,6 @@ from sklearn.utils.validation import check_is_fitted
 
 from streaming_pca.api.budget import (
     BudgetAccountant,
-    BudgetError,
     active_accountants,
     charge_all,
     charged_accountants,
@@ -56,7 +55,7 @@ from streaming_pca.kernels.lattice import MAX_RECORDS
 from streaming_pca.privacy.parameters import Charge
 
 _MECHANISM_FREE = ("random_state", "whiten", "accountant")  # parameters that no mechanism depends on
-_FEATURES = ("n_features_in_", "feature_names_in_")
+_FEATURES = ("n_features_in_", "feature_names_in_", "_features_told")
 
 
 class PrivatePCA(MappedModel):
@@ -353,6 +352,7 @@ class PrivatePCA(MappedModel):
 
     def _unchanged(self) -> Estimator[Any, Any]:
         """Return the model's estimator; raise ValueError if parameters have changed since."""
+        self._check_map()
         now = self._configured(self.n_features_in_, self._n_records_told, self._estimator.k)
         if changed := changed_parameters(self._estimator, now):
             raise ValueError(
@@ -370,10 +370,10 @@ class PrivatePCA(MappedModel):
         # Plan before the old model is dropped: a plan refuses, for example, noise that no scale can give.
         plan = estimator.plan(state)
         features = {name: self.__dict__[name] for name in _FEATURES if name in self.__dict__}
-        self._check_features(X, array, reset=True)
         try:
+            self._check_features(X, array, reset=True)
             self._charge(model := object(), plan.charge)
-        except BudgetError:
+        except BaseException:
             # The earlier model stays.
             for name in _FEATURES:
                 self.__dict__.pop(name, None)
@@ -567,8 +567,7 @@ class PrivatePCA(MappedModel):
         model = cls(**(parameters | map_parameters(features, published, preprocessing)))
         model._published = preprocessing
         model.n_features_in_ = published.dim
-        if published.feature_names is not None:
-            model.feature_names_in_ = np.array(published.feature_names, dtype=object)
+        model._restore_features(published.feature_names)
         model.privacy_spent_ = release_charge(published)
         model._set_fitted(release_attributes(published, preprocessing))
         return model

@@ -18,7 +18,7 @@ import pytest
 from sklearn.base import clone
 from sklearn.pipeline import make_pipeline
 
-from streaming_pca import FeatureMap, PrivatePCA
+from streaming_pca import BudgetAccountant, BudgetError, FeatureMap, PrivatePCA
 from streaming_pca.config.settings import StreamSettings
 from streaming_pca.data.array_batch import ArrayBatch
 from streaming_pca.data.features.feature import Feature
@@ -443,3 +443,53 @@ def test_a_missing_value_changes_the_row_of_its_record_alone(kind: str) -> None:
 def test_a_column_that_rounds_its_codes_is_refused_whatever_it_holds(values: Any) -> None:
     text = "^'code' is a column of numbers, which are rounded where one is missing, and its category 17"
     refuses(text, FeatureMap(CODES[:1]).transform, pd.DataFrame({"code": values}))
+
+
+def other_maps() -> dict[str, tuple[Any, Any]]:
+    """Return parameters of a model of height and weight, and others with the same bounds."""
+    plain = [{"name": name, "bounds": limits} for name, limits in BODY.items()]
+    turned = [{**each, "path": other} for each, other in zip(plain, ("weight", "height"), strict=True)]
+    filled = [{**each, "missing": 150} for each in plain]
+    named = {name: {"features": each} for name, each in (("path", turned), ("missing", filled))}
+    plain_bounds = {"bounds": ([100, 20], [250, 200]), "scale": [2 / 150, 2 / 180]}
+    return {
+        **{name: ({"features": plain}, other) for name, other in named.items()},
+        "no map": ({"features": plain}, {"features": None, **plain_bounds}),
+        "a map": (plain_bounds, {"features": plain, "bounds": None, "scale": None}),
+    }
+
+
+@pytest.mark.parametrize("name", other_maps())
+def test_a_model_keeps_its_map_when_another_is_set(name: str, tmp_path: Path) -> None:
+    """``transform`` and ``save`` refuse the other one, also after a fit that a budget refused."""
+    frame = people(3000)[["height", "weight"]]
+    own, other = other_maps()[name]
+    with BudgetAccountant(10, 1e-5) as budget:
+        model = PrivatePCA(1, epsilon=9.0, random_state=0, **own).fit(frame)
+        before = model.transform(frame)
+        model.set_params(**other)
+        with pytest.raises(BudgetError):
+            model.fit(frame)
+    assert budget.spent.epsilon == 9
+    text = "^features changed since the model was started"
+    refuses(text, model.transform, frame)
+    refuses(text, model.partial_fit, frame)
+    refuses(text, model.save, tmp_path / "m.npz")
+    model.set_params(**{each: own.get(each) for each in ("features", "bounds", "scale")})
+    np.testing.assert_array_equal(model.transform(frame), before)
+    model.save(tmp_path / "m.npz")
+    loaded = PrivatePCA.load(tmp_path / "m.npz").set_params(**other)
+    refuses(text, loaded.transform, frame)
+
+
+def test_the_model_of_a_release_keeps_its_map_too() -> None:
+    frame = people(2000)[["height", "weight"]]
+    own, other = other_maps()["path"]
+    stream = StreamSettings(name="s", input="in", rank=1, epsilon=1.0, delta=1e-6, **own)
+    estimator = stream.build_estimator()
+    rows = FeatureMap(own["features"], scale=False).transform(frame)
+    state = estimator.update(estimator.init(np.random.default_rng(0)), ArrayBatch.of_vectors(rows))
+    release = Release.from_bytes(make_release(stream, estimator.release(state), 1, len(frame)))
+    for features in (own["features"], None):
+        model = PrivatePCA.from_release(release, features=features).set_params(bounds=None, **other)
+        refuses("^features changed since the model was started", model.transform, frame)
