@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Any
@@ -310,6 +311,10 @@ class SubspaceModel(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
 
     def _check_features(self, X: ArrayLike, array: Rows, reset: bool) -> None:
         """Set the number and names of features, or compare them with the model's."""
-        # scikit-learn looks for features along the second axis.
+        pyarrow: Any = sys.modules.get("pyarrow")
+        if pyarrow and isinstance(X, pyarrow.RecordBatch):
+            # scikit-learn reads the names of tables alone.
+            X = pyarrow.Table.from_batches([X])
+        # It looks for features along the second axis.
         named = X if array.ndim == 2 else array[:, 0, :]
         validate_data(self, named, reset=reset, skip_check_array=True)

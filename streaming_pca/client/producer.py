@@ -19,7 +19,7 @@ from streaming_pca.client.encoding import ContentType, Dtype, payload_encoder, p
 from streaming_pca.client.releases import connection
 from streaming_pca.client.sending import Sender
 from streaming_pca.config.kafka import KafkaSettings, check_topic_name
-from streaming_pca.data.features.row_map import row_map_of, rows_of_table
+from streaming_pca.data.features.row_map import column_names, row_map_of, rows_of_table
 from streaming_pca.linalg.masks import refuse_masks_and_units
 from streaming_pca.text import shown
 
@@ -149,7 +149,7 @@ class Producer:
         self.topic = topic
         self._dim, self._unit, self._kind, self._max_rows = dim, privacy_unit, record_kind, max_rows
         self._together = together
-        self._names = None if feature_names is None else list(feature_names)
+        self._names = None if feature_names is None else list(map(str, feature_names))
         self._mechanism, self._accountant = privatize, accountant
         self._encode = payload_encoder(content_type, dtype)
         if privatize is not None:
@@ -321,7 +321,7 @@ class Producer:
             rows = rows_of_table(self._map, [records] if isinstance(records, Mapping) else records, "records")
             # Clamp like a worker: numbers beyond float32 would become infinite.
             return rows if self._map.bounds is None else np.clip(rows, *self._map.bounds)
-        columns = list(getattr(records, "columns", ()))
+        columns = column_names(records)
         if self._names is not None and columns and columns != self._names:
             raise ValueError(
                 f"records have the columns {_shown(columns)}, and the stream's feature_names are "
@@ -408,7 +408,7 @@ def _check_count(name: str, value: Any) -> None:
 
 
 def _shown(names: list[str]) -> str:
-    return ", ".join(map(str, names[:5])) + (", ..." if len(names) > 5 else "")
+    return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
 
 
 def charged_report(

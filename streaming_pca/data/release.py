@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from streaming_pca.data.features.row_map import own_names
 from streaming_pca.data.projection import Projection, checked_rows, total_centre
 from streaming_pca.text import shown
 
@@ -281,9 +282,9 @@ class Release(BaseModel):
             version 6, or it has only digests of its settings (:meth:`with_settings`).
         """
         projection = self.projection()
-        # From a pandas or polars table; numbers are not names.
-        names = list(getattr(X, "columns", ()))
-        named = self.feature_names is not None and all(isinstance(name, str) for name in names)
+        names = own_names(X)
+        # Numbers are not names.
+        named = self.feature_names is not None and all(isinstance(name, str) for name in names or ())
         if names and named and names != self.feature_names:
             expected = f"the release's feature_names, {shown(self.feature_names)}, in their order"
             raise ValueError(f"the columns of X, {shown(names)}, are not {expected}")

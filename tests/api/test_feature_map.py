@@ -26,6 +26,7 @@ from streaming_pca.data.features.reading import FieldReader
 from streaming_pca.data.release import Release
 from streaming_pca.service.commit.batch_result import make_release
 from tests.data.refusals import refuses
+from tests.data.tables import tables_of
 
 RECORDS: list[dict[str, Any]] = [
     {"age": 30, "spent": 12.5, "country": "FR", "seen": "2024-03-01T06:00:00", "ok": True},
@@ -175,6 +176,14 @@ def test_a_frame_says_what_is_public_and_asks_for_the_rest() -> None:
     twins = pd.DataFrame([[1.0, 2.0]], columns=["a", "a"])
     for limits in ({}, {"a": (0, 1)}):
         refuses(r"^frame has two columns 'a': rename one$", FeatureMap.from_frame, twins, bounds=limits)
+
+
+@pytest.mark.parametrize("place", range(4))
+def test_a_column_may_have_any_name(place: int) -> None:
+    """Tables have attributes of these names."""
+    columns = {"column_names": 1.0, "columns": 2.0, "schema": 3.0}
+    made = FeatureMap([{"name": name} for name in columns])
+    assert made.transform(tables_of(**columns)[place]).tolist() == [[1, 2, 3]]
 
 
 def test_names_of_columns_may_be_whole_numbers() -> None:

@@ -16,6 +16,7 @@ from sklearn.preprocessing import FunctionTransformer
 from streaming_pca import PrivatePCA
 from streaming_pca.privacy.randomness import replace_noise_sampler
 from tests.api.samplers import spiked, turn
+from tests.data.tables import tables_of
 from tests.privacy.noise import SeededSampler
 
 NAMES = [f"feature {i}" for i in range(8)]
@@ -46,6 +47,15 @@ def test_columns_of_a_frame_are_names_of_features() -> None:
     assert pca.n_records_seen_ == 100
     with pytest.raises(ValueError, match="input_features is not equal to feature_names_in_"):
         pca.get_feature_names_out(NAMES[::-1])
+
+
+@pytest.mark.parametrize("place", range(4))
+def test_columns_of_every_table_are_names_of_features(place: int) -> None:
+    first = tables_of(**{name: range(50) for name in NAMES})[place]
+    pca = PrivatePCA(2).fit(first)
+    assert pca.feature_names_in_.tolist() == NAMES
+    with pytest.raises(ValueError, match="feature names should match"):
+        pca.transform(tables_of(**{name: range(50) for name in NAMES[::-1]})[place])
 
 
 def test_a_fit_without_names_forgets_them() -> None:

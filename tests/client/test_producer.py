@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 from kafka import KafkaAdminClient, KafkaProducer, TopicPartition
 from kafka.errors import KafkaTimeoutError
@@ -32,6 +31,7 @@ from streaming_pca.service.kafka.clients import reading_consumer
 from tests.cli.test_app import write_config
 from tests.cli.test_refusals import LOCAL
 from tests.config.refusals import refusal
+from tests.data.tables import tables_of
 from tests.privacy.noise import ScriptedSampler
 
 X = np.arange(15.0).reshape(5, 3)
@@ -182,7 +182,7 @@ def test_users_are_keys(kafka_bootstrap: str, new_topic: NewTopic) -> None:
         ({"record_kind": "matrix"}, np.zeros(3), r"expected \(m, 3, 3\)"),
         ({"privacy_unit": "row"}, np.zeros((2, 4)), "expected"),
         ({}, np.ma.masked_equal([1.0, 2.0, 3.0], 2.0), "records is masked"),
-        ({"feature_names": "abc"}, pd.DataFrame(np.zeros((1, 3)), columns=[*"cba"]), "columns c, b, a"),
+        *(({"feature_names": "abc"}, table, "columns c, b, a, and") for table in tables_of(c=1, b=2, a=3)),
     ],
 )
 def test_records_of_another_shape_are_not_sent(
@@ -193,6 +193,14 @@ def test_records_of_another_shape_are_not_sent(
     with pytest.raises(ValueError, match=expected):
         producer.send(records)
     assert producer._sender.values == []  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("place", range(4))
+def test_a_table_in_the_order_of_the_stream_is_sent(place: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("streaming_pca.client.producer.Sender", NoSender)
+    producer = Producer("in", "127.0.0.1:1", dim=3, feature_names="abc")
+    producer.send(tables_of(a=1.0, b=2.0, c=3.0)[place])
+    assert producer._sender.values == [np.array([1, 2, 3], "<f4").tobytes()]  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(

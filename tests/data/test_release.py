@@ -29,6 +29,7 @@ from streaming_pca.service.input.source import OffsetBatch
 from streaming_pca.service.topics.sizes import release_bytes
 from tests.api.samplers import spiked
 from tests.data.refusals import refuses
+from tests.data.tables import tables_of
 
 DIM = 8
 CENTRE = np.linspace(-1, 1, DIM)
@@ -303,9 +304,9 @@ def test_a_release_that_projects_nothing_says_why(changes: dict[str, Any], words
         ([1.0, 2.0], r"X must be rows \(m, 2\) or \(m, r, 2\), not of shape \(2,\)"),
         ([[1.0, np.nan]], "X holds a NaN or an infinity"),
         ([["a", "b"]], "X must hold numbers"),
-        (pd.DataFrame({"b": [1.0], "a": [2.0]}), r"columns of X, \['b', 'a'\], are not the"),
+        *((table, r"columns of X, \['b', 'a'\], are not the") for table in tables_of(b=1.0, a=2.0)),
     ],
-    ids=["width", "shape", "nan", "words", "names"],
+    ids=["width", "shape", "nan", "words", "pandas", "polars", "Arrow", "a batch of Arrow"],
 )
 def test_rows_that_do_not_fit_are_refused(X: Any, words: str) -> None:
     refuses(words, read(feature_names=["a", "b"]).transform, X)
@@ -313,7 +314,8 @@ def test_rows_that_do_not_fit_are_refused(X: Any, words: str) -> None:
 
 def test_a_table_with_the_streams_names_is_taken() -> None:
     release = read(feature_names=["a", "b"])
-    np.testing.assert_allclose(release.transform(pd.DataFrame({"a": [1], "b": [2]})), [[2.2]])
+    for table in tables_of(a=1.0, b=2.0):
+        np.testing.assert_allclose(release.transform(table), [[2.2]])
     np.testing.assert_allclose(release.transform(pd.DataFrame([[1, 2]])), [[2.2]])
     refuses("X has 2 columns for 1 components", release.inverse_transform, [[1.0, 2.0]])
 

@@ -145,11 +145,18 @@ def _shown(value: Any) -> str:
     return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
 
 
-def column_names(table: Any) -> list[str] | None:
-    """Return the names of a table's columns; None for a list of records, and for an array."""
+def own_names(table: Any) -> list[Any] | None:
+    """Return the names of a table's columns, of any type; None for a list of records, and for an array."""
     if isinstance(table, Mapping):
-        return [str(name) for name in table]
-    names = getattr(table, "column_names", getattr(table, "columns", None))
+        return list(table)
+    # Arrow's ``columns`` are the values. A data frame has each column as an attribute, but not of its class.
+    names = getattr(table, "column_names" if hasattr(type(table), "column_names") else "columns", None)
+    return None if names is None else list(names)
+
+
+def column_names(table: Any) -> list[str] | None:
+    """Return the texts of a table's :func:`own_names`."""
+    names = own_names(table)
     return None if names is None else [str(name) for name in names]
 
 
@@ -211,10 +218,7 @@ def field_values(table: Any, features: Sequence[Feature], name: str = "X") -> li
 
 def named_column(table: Any, name: str) -> Any:
     """Return a table's column by the text of its name."""
-    if isinstance(table, Mapping):
-        return table[next(each for each in table if str(each) == name)]
-    names = getattr(table, "column_names", None)
-    return table[name if names is not None else next(each for each in table.columns if str(each) == name)]
+    return table[next(each for each in own_names(table) or () if str(each) == name)]
 
 
 def _values_in(table: Any, names: Sequence[str], feature: Feature) -> Any:
