@@ -51,6 +51,15 @@ def payload_encoder(content_type: ContentType, dtype: str) -> Callable[[NDArray[
     return lambda rows: stream_of_rows(pyarrow, converted(rows))
 
 
+def round_rows(rows: NDArray[np.float64], bounds: Any, dtype: Dtype) -> NDArray[np.floating]:
+    """Round finite rows to a payload's type: they stay finite, and values within the bounds stay within."""
+    most, (lower, upper) = np.finfo(dtype).max, bounds
+    rounded = np.clip(rows, -most, most).astype(dtype)
+    left = ((rounded < lower) & (rows >= lower)) | ((rounded > upper) & (rows <= upper))
+    back = np.where(rounded > rows, -most, most).astype(dtype)
+    return np.where(left, np.nextafter(rounded, back), rounded)
+
+
 def _as_npy(rows: NDArray[np.floating]) -> bytes:
     buffer = io.BytesIO()
     np.save(buffer, rows, allow_pickle=False)

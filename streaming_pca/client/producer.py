@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from streaming_pca.client.encoding import ContentType, Dtype, payload_encoder, payload_headers
+from streaming_pca.client.encoding import ContentType, Dtype, payload_encoder, payload_headers, round_rows
 from streaming_pca.client.releases import connection
 from streaming_pca.client.sending import Sender
 from streaming_pca.config.kafka import KafkaSettings, check_topic_name
@@ -151,7 +151,7 @@ class Producer:
         self._together = together
         self._names = None if feature_names is None else list(map(str, feature_names))
         self._mechanism, self._accountant = privatize, accountant
-        self._encode = payload_encoder(content_type, dtype)
+        self._dtype, self._encode = dtype, payload_encoder(content_type, dtype)
         if privatize is not None:
             from streaming_pca.local.headers import report_headers
 
@@ -319,8 +319,12 @@ class Producer:
     def _shaped(self, records: Any) -> NDArray[Any]:
         if self._map is not None:
             rows = rows_of_table(self._map, [records] if isinstance(records, Mapping) else records, "records")
-            # Clamp like a worker: numbers beyond float32 would become infinite.
-            return rows if self._map.bounds is None else np.clip(rows, *self._map.bounds)
+            if self._map.bounds is None:
+                return rows
+            if self._mechanism is not None:
+                return np.clip(rows, *self._map.bounds)
+            # Not clamped: the worker does that, and counts the records with values beyond the bounds.
+            return round_rows(rows, self._map.bounds, self._dtype)
         columns = column_names(records)
         if self._names is not None and columns and columns != self._names:
             raise ValueError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,9 +22,12 @@ from kafka.errors import KafkaTimeoutError
 
 from streaming_pca import PrivatePCA
 from streaming_pca.client import DeliveryError, Producer, TopicError, sending
+from streaming_pca.client.encoding import round_rows
 from streaming_pca.config.kafka import KafkaSettings
 from streaming_pca.config.loading import load_settings
 from streaming_pca.data.codec import PayloadCodec
+from streaming_pca.data.features.feature import Feature
+from streaming_pca.data.features.reading import FieldReader
 from streaming_pca.data.records import RecordKind
 from streaming_pca.linalg.packed import pack_symmetric
 from streaming_pca.local import AlreadySpent, LocalAccountant, LocalGaussian
@@ -458,6 +463,44 @@ def test_reports_for_a_stream_of_records_are_refused_before_a_charge(
         line = refusal(ValueError, Producer.for_stream, config, **{name: own[name] for name in given})
     assert line.startswith(f's: record_kind = "{kind}" takes records')
     assert "leave out privatize= and accountant=" in line
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("content_type", ["octets", "npy", "arrow"])
+def test_values_beyond_the_bounds_are_those_of_the_records(
+    dtype: Any, content_type: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker counts them; float32 rounds 0.1 and log(1 + 1000) up."""
+    monkeypatch.setattr("streaming_pca.client.producer.Sender", NoSender)
+    features = [Feature(name="a", bounds=(-0.1, 0.1)), Feature(name="b", bounds=(0, 1000), transform="log1p")]
+    values = [(0.1, 1000), (-0.1, 0), (0.05, 3), (0.3, 1001), (-1e300, 1e300), (1e39, -1)]
+    records = [{"a": a, "b": b} for a, b in values]
+    reader = FieldReader(features)
+    known = reader.rows([reader.json_records(json.dumps(each).encode(), 1)[0] for each in records])
+    how: dict[str, Any] = {"dim": 2, "dtype": dtype, "content_type": content_type}
+    producer = Producer("in", "127.0.0.1:1", features=features, **how)
+    producer.send(records)
+    sender: Any = producer._sender
+    messages = [SimpleNamespace(key=None, value=v, headers=producer._headers) for v in sender.values]
+    rows, lengths = PayloadCodec(2, dtype=dtype).decode_many(messages)
+    assert lengths.tolist() == [1] * 6
+    lower, upper = map(np.array, reader.map.bounds or ())
+    for each in (known, rows):
+        assert ((each < lower) | (each > upper)).tolist() == [[False] * 2] * 3 + [[True] * 2] * 3
+    np.testing.assert_allclose(np.clip(rows, lower, upper), np.clip(known, lower, upper), rtol=1e-6)
+
+
+def test_bounds_beyond_float32_leave_its_values_finite() -> None:
+    values = np.array([[1e39], [-1e39], [1e300]])
+    for limits in (((-1e40,), (1e40,)), ((1e39,), (1e40,)), ((-1.0,), (1.0,))):
+        assert np.isfinite(round_rows(values, limits, "float32")).all()
+
+
+def test_a_report_is_of_a_clamped_vector(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("streaming_pca.client.producer.Sender", NoSender)
+    features = [Feature(name="a", bounds=(0, 1))]
+    producer = Producer("in", "127.0.0.1:1", dim=1, features=features, privatize=LocalGaussian(*ONE))
+    assert producer._shaped({"a": 7}).tolist() == [[1]]
 
 
 @pytest.mark.parametrize(
