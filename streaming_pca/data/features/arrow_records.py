@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streaming_pca.data.arrow import NUMBER_TYPES, read_stream, valid_bits
-from streaming_pca.data.features.records import NOTHING, Path, is_index
+from streaming_pca.data.features.records import NOTHING, Columns, Path, is_index
 from streaming_pca.data.features.values import quotient, utc_day, utc_time
 from streaming_pca.data.payloads import MalformedPayload
 
@@ -29,14 +29,13 @@ _PER_SECOND = {"s": 1, "ms": 1000, "us": 10**6, "ns": 10**9}
 class ArrowRecords:
     """Decoder of Arrow streams to records, and getters of their fields.
 
-    ``places`` has each field's path, the names that a column of its values may have, and how many values it
-    takes: a longer list, whose objects could fill the memory, is NOTHING. ``absent`` is empty: each payload
-    has its own schema.
+    ``places`` has for each field the columns that may hold it, and how many values it takes: a longer list,
+    whose objects could fill the memory, is NOTHING. ``absent`` is empty: each payload has its own schema.
     """
 
     absent: tuple[Path, ...] = ()
 
-    def __init__(self, pyarrow: Any, places: Sequence[tuple[Path, Sequence[str], int]]) -> None:
+    def __init__(self, pyarrow: Any, places: Sequence[tuple[Columns, int]]) -> None:
         self._pyarrow = pyarrow
         self._places = list(places)
         self.getters: list[Callable[[Any], Any]] = [itemgetter(i) for i in range(len(self._places))]
@@ -55,14 +54,12 @@ class ArrowRecords:
                 records += zip(*columns, strict=True)
         return records
 
-    def _column(self, batch: Any, names: list[str], place: Path, own: Sequence[str], size: int) -> list[Any]:
-        rows = np.arange(batch.num_rows)
-        for name in own:
+    def _column(self, batch: Any, names: list[str], columns: Columns, size: int) -> list[Any]:
+        for name, below in columns:
             if name in names:
-                return _values(self._pyarrow, _last(batch, names, name), rows, (), size)
-        if place[0] not in names:
-            return [None] * batch.num_rows
-        return _values(self._pyarrow, _last(batch, names, place[0]), rows, place[1:], size)
+                rows = np.arange(batch.num_rows)
+                return _values(self._pyarrow, _last(batch, names, name), rows, below, size)
+        return [None] * batch.num_rows
 
 
 def _last(batch: Any, names: list[str], name: str) -> Any:

@@ -24,6 +24,7 @@ from streaming_pca.data.features.records import (
     PublicSchema,
     Records,
     Schemas,
+    columns_of,
     find,
     is_index,
 )
@@ -135,10 +136,9 @@ class FieldReader:
         self._arrow: ArrowRecords | None = None
         pyarrow = find_pyarrow()
         if pyarrow is not None:
-            names: list[tuple[str, ...]] = [(".".join(each.place), each.name) for each in self.map.features]
-            names += [(".".join(each),) for each in users]
-            sizes = [each.size or 0 for each in self.map.features] + [0] * len(users)
-            self._arrow = ArrowRecords(pyarrow, list(zip(places, names, sizes, strict=True)))
+            columns = [(columns_of(each.place, each.name), each.size or 0) for each in self.map.features]
+            columns += [(columns_of(each, ".".join(each)), 0) for each in users]
+            self._arrow = ArrowRecords(pyarrow, columns)
         self._of_schema: dict[str, Records] = {}
         self.registered: RegisteredRecords | None = None
         if schema is not None:

@@ -81,6 +81,9 @@ class Records(Protocol):
 
 Path = Annotated[tuple[Annotated[str, MinLen(1)], ...], MinLen(1)]
 
+Columns = Sequence[tuple[str, tuple[str, ...]]]
+"""Columns that may hold a field, in order, each with the field's path below its values."""
+
 NOTHING = object()
 """Marker for a place below a value without fields, or a list too long; every feature refuses it."""
 
@@ -88,6 +91,11 @@ NOTHING = object()
 def split_path(value: Any) -> Any:
     """Return ``"user.age"`` as ``("user", "age")``; a list has the names themselves."""
     return tuple(value.split(".")) if isinstance(value, str) else value
+
+
+def columns_of(place: Path, name: str) -> Columns:
+    """Return the columns for a field at a place: named by all of it, by its beginning, and by the feature."""
+    return [(".".join(place), ()), (place[0], place[1:]), (name, ())]
 
 
 def find(record: Any, path: Path) -> Any:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from streaming_pca.data.features.feature import Feature
-from streaming_pca.data.features.records import NOTHING, Path, find, is_index
+from streaming_pca.data.features.records import NOTHING, Path, columns_of, find, is_index
 from streaming_pca.validation_errors import error_lines
 
 
@@ -201,7 +201,7 @@ def field_values(table: Any, features: Sequence[Feature], name: str = "X") -> li
     """Return each feature's values in all records, None or NaN where one is missing.
 
     The table is a data frame of pandas or polars, an Arrow table, a mapping of columns, or a list of records,
-    mappings whose fields may be nested. A column has the name of the field's place, or of its feature.
+    mappings whose fields may be nested. :func:`columns_of` names the columns that may hold a field.
     ValueError in one line for a missing column, columns of different lengths, or no table.
     """
     names = column_names(table)
@@ -222,14 +222,12 @@ def named_column(table: Any, name: str) -> Any:
 
 
 def _values_in(table: Any, names: Sequence[str], feature: Feature) -> Any:
-    for name in (".".join(feature.place), feature.name):
+    for name, below in columns_of(feature.place, feature.name):
         if name in names:
             column = named_column(table, name)
+            if below:
+                return _listed(find(value, below) for value in _listed(_plain(column)))
             return _plain(column) if feature.categories is None else _words(column, feature)
-    if feature.place[0] in names:
-        # A column of structs.
-        inner = _plain(named_column(table, feature.place[0]))
-        return _listed(find(value, feature.place[1:]) for value in inner)
     raise ValueError(f"the table has no column {feature.name!r}")
 
 

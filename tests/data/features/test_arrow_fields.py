@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import struct
 from collections.abc import Sequence
@@ -11,22 +12,24 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import polars as pl
 import pyarrow as pa
 import pytest
 
 from streaming_pca.api.feature_map import FeatureMap
 from streaming_pca.data.features.arrow_records import ArrowRecords
 from streaming_pca.data.features.feature import Feature
-from streaming_pca.data.features.records import NOTHING
+from streaming_pca.data.features.records import NOTHING, columns_of
 from streaming_pca.data.validation import explain_payload
 from tests.data.features.formats import Message, codec_of, costs, ipc
+from tests.data.refusals import refuses
 
 MEGABYTE = 2**20
 
 
 def read(value: bytes, *paths: str, most: int = 100) -> list[list[Any]]:
     """Return the values of each path in all records."""
-    reader = ArrowRecords(pa, [(tuple(path.split(".")), (path,), 2) for path in paths])
+    reader = ArrowRecords(pa, [(columns_of(tuple(path.split(".")), path), 2) for path in paths])
     records = reader.read(value, most)
     return [list(map(get, records)) for get in reader.getters]
 
@@ -96,6 +99,32 @@ def test_a_column_may_have_the_name_of_the_path_or_of_the_feature() -> None:
         assert rows.tolist() == [[1.0, 2.0]]
     twice = pa.Table.from_arrays([pa.array([1.0]), pa.array([2.0])], ["x", "x"])
     assert read(ipc(twice), "x") == [[2.0]]
+
+
+@pytest.mark.parametrize(
+    ("record", "expected"),
+    [
+        ({"price": 100.0, "item": {"price": 80.0}}, 80),
+        ({"price": 100.0, "item": {"cost": 80.0}}, 7),
+        ({"price": 100.0, "item": None}, 7),
+        ({"price": 100.0, "item": 80.0}, math.nan),
+    ],
+)
+def test_a_record_has_one_row_in_every_form(record: dict[str, Any], expected: float) -> None:
+    """A column with the feature's name is not the field, where there is a column of structs."""
+    features = [Feature(name="price", path="item.price", missing=7)]
+    table = pa.Table.from_pylist([record])
+    for codec, value in (
+        (codec_of("arrow", "row", features=features), ipc(table)),
+        (codec_of("json", "row", features=features), json.dumps(record).encode()),
+    ):
+        (row,), _ = codec.decode_many([Message(value)])
+        np.testing.assert_array_equal(row, [expected])
+    for each in ([record], table, pd.DataFrame([record]), pl.DataFrame([record])):
+        if math.isnan(expected):
+            refuses("field 'item.price' is of another type", FeatureMap(features).transform, each)
+        else:
+            assert FeatureMap(features).transform(each).tolist() == [[expected]]
 
 
 def test_the_library_reads_the_same_table_alike() -> None:
