@@ -412,6 +412,37 @@ def test_a_column_of_codes_is_read_as_it_was_meant() -> None:
         FeatureMap([{"name": "code", "categories": {1, 2}}]).transform(frame)
 
 
+@pytest.mark.parametrize(
+    "values",
+    [
+        pa.array([True, False]),
+        pa.chunked_array([[True, False]]),
+        pa.array([True, False]).dictionary_encode(),
+        pd.Series([True, False], dtype="bool[pyarrow]"),
+        pl.Series([True, False]),
+    ],
+    ids=["Arrow", "chunks", "a dictionary", "pandas with Arrow", "polars"],
+)
+def test_booleans_are_not_the_categories_0_and_1_in_any_table(values: Any) -> None:
+    codes = FeatureMap([{"name": "paid", "categories": [0, 1]}])
+    refuses(
+        "'paid' is a column of booleans: its categories are 'true' and", codes.transform, {"paid": values}
+    )
+    words = FeatureMap([{"name": "paid", "categories": [False, True]}], scale=False)
+    assert words.transform({"paid": values}).tolist() == [[0, 1], [1, 0]]
+
+
+@pytest.mark.parametrize("type_", [pa.float16(), pa.float32(), pa.float64()], ids=str)
+def test_a_number_with_a_point_is_not_a_category_in_arrow(type_: Any) -> None:
+    """Whole numbers keep their type there, also where one is missing; a worker refuses the same values."""
+    table = pa.table({"x": pa.array([np.float16(1)], pa.float16()).cast(type_)})
+    refuses(
+        "is of type float, which is not a word",
+        FeatureMap([{"name": "x", "categories": [1]}]).transform,
+        table,
+    )
+
+
 LARGE = 1_700_000_000_000_000_001
 CODES: list[dict[str, Any]] = [
     # As floats, both words are 1.7e18.

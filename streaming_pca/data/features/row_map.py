@@ -237,8 +237,9 @@ def _words(column: Any, feature: Feature) -> Any:
     As an array of numbers, one missing value would make floats of all others, and round them: the row of a
     record would depend on other records.
     """
-    dtype = getattr(column, "dtype", None)
-    dtype = getattr(getattr(dtype, "categories", None), "dtype", dtype)
+    dtype = getattr(column, "dtype", getattr(column, "type", None))
+    # Arrow's dictionaries are categories too.
+    dtype = getattr(getattr(dtype, "categories", None), "dtype", getattr(dtype, "value_type", dtype))
     kind, words = str(dtype).lower(), feature.categories or ()
     if kind.startswith("bool") and not {"true", "false"} & set(words):
         raise ValueError(f"{feature.name!r} is a column of booleans: its categories are 'true' and 'false'")
@@ -251,7 +252,8 @@ def _words(column: Any, feature: Feature) -> Any:
                 f"category {large} has more digits than they keep: pass texts, or a nullable type of integers"
             )
     values = _listed(column.to_list()) if hasattr(column, "to_list") else _plain(column)
-    if not kind.startswith("float"):
+    # Arrow's floats have other names: whole numbers stay whole where one is missing.
+    if not kind.startswith(("float16", "float32", "float64")):
         return values
     listed = _listed(values)
     return [int(each) if isinstance(each, float) and each.is_integer() else each for each in listed]
