@@ -443,6 +443,22 @@ def test_a_number_with_a_point_is_not_a_category_in_arrow(type_: Any) -> None:
     )
 
 
+@pytest.mark.parametrize("of", [float, int])
+@pytest.mark.parametrize("kind", ["polars", "polars' arrays", "Arrow", "pandas", "pandas with Arrow"])
+def test_a_null_in_a_list_is_a_missing_value(kind: str, of: Any) -> None:
+    values = [[of(1), None], [of(1), of(2)], None]
+    type_, own = (pa.float64(), pl.Float64) if of is float else (pa.int64(), pl.Int64)
+    column = {
+        "polars": lambda: pl.Series(values),
+        "polars' arrays": lambda: pl.Series(values, dtype=pl.Array(own, 2)),
+        "Arrow": lambda: pa.array(values),
+        "pandas": lambda: pd.Series(values),
+        "pandas with Arrow": lambda: pd.Series(values, dtype=pd.ArrowDtype(pa.list_(type_))),
+    }[kind]()
+    made = FeatureMap([{"name": "x", "size": 2, "missing": 7}])
+    assert made.transform({"x": column}).tolist() == [[1, 7], [1, 2], [7, 7]]
+
+
 LARGE = 1_700_000_000_000_000_001
 CODES: list[dict[str, Any]] = [
     # As floats, both words are 1.7e18.

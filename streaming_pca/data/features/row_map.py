@@ -265,8 +265,8 @@ def _plain(column: Any) -> Any:
         values: Any = column.to_pylist()
     elif hasattr(column, "to_numpy"):
         values = column.to_numpy()
-        if values.ndim != 1 and hasattr(column, "to_list"):
-            # A column of lists or structs.
+        if (values.ndim != 1 or values.dtype == object) and hasattr(column, "to_list"):
+            # A column of lists or structs: as an array, a list has NaN where its value is null.
             values = column.to_list()
     elif isinstance(column, (str, bytes)) or not hasattr(column, "__len__"):
         raise ValueError("a column must be a list or an array: write records as a list of mappings")
