@@ -169,6 +169,16 @@ def test_a_file_of_settings_tells_the_rest(capfd: Capture, tmp_path: Path) -> No
     one_line(call(capfd, *PLAN, "--config", config), 2, "forecasts exist for adaptive")
 
 
+def test_a_stream_without_a_release_has_no_forecast(capfd: Capture, tmp_path: Path) -> None:
+    config = tmp_path / "stream.toml"
+    config.write_text(GOOD.replace("epsilon = 1.0", "epsilon = 0.05"))
+    known = ("--dim", 4, "--epsilon", 0.05, "--batches", "growing")
+    for how in (known, ("--config", config)):
+        line = "10000 records do not fill a batch of at least 1"
+        one_line(call(capfd, "plan", "--records", 10_000, *how), 2, line)
+        assert facts(capfd, "plan", "--records", 20_000, *how)["batches"][0] > 13_000
+
+
 @pytest.mark.parametrize(
     ("option", "value", "words", "harmless"),
     [

@@ -83,6 +83,11 @@ class GrowingBatches(Options):
                 return self.max_batch
         return min(int(size) // 2 * 2, self.max_batch)
 
+    def at_least(self, count: int, least: int) -> int:
+        """Return the records of a batch; with the default sizes of an endless stream at least ``least``."""
+        has_sizes = self.n_records is not None or self.model_fields_set & {"first_batch", "max_batch"}
+        return count if has_sizes else max(count, least)
+
 
 LEAST_RADIUS, GREATEST_RADIUS = 1e-70, 1e70
 """Limits of clip radii, whose squares stay finite and above 0."""
@@ -145,6 +150,7 @@ class BatchCosts:
         """Charge of a batch, or of a user's batches together."""
         return self.privacy.charge(self.privacy.contributions * gaussian_rho(self.multiplier))
 
-    def least(self, granularity: int) -> int:
-        """Return the least records of a batch: with fewer a radius could not be resolved."""
-        return math.ceil(max(400, 200 * self.multiplier) / granularity) * granularity
+
+def least_batch(multiplier: float, granularity: int) -> int:
+    """Return the least records of a batch: with fewer a radius could not be resolved."""
+    return math.ceil(max(400, 200 * multiplier) / granularity) * granularity

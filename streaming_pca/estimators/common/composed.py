@@ -30,6 +30,7 @@ from streaming_pca.estimators.common.clipped_batches import (
     LEAST_RADIUS,
     BatchCosts,
     ClippedBatches,
+    least_batch,
 )
 from streaming_pca.estimators.common.forgetting import batch_doubt, kept_share
 from streaming_pca.estimators.common.mean_offset import MeanOffset, MeanShift
@@ -126,11 +127,8 @@ class ComposedEstimator(Estimator[S, O]):
 
     def plan_mechanisms(self, state: S) -> Plan:
         options, granularity = self.options, self.preprocessing.granularity
-        least = self.costs.least(granularity)
-        wanted = options.count(state.batch, state.records)
-        if options.n_records is None and not options.model_fields_set & {"first_batch", "max_batch"}:
-            # By default a batch has at least the records that a radius needs.
-            wanted = max(wanted, least)
+        least = least_batch(self.costs.multiplier, granularity)
+        wanted = options.at_least(options.count(state.batch, state.records), least)
         count = self.preprocessing.whole_count(wanted)
         parameters = {
             "mechanism": self.info.id,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 from streaming_pca.estimators.common.centre import LATER_SHARE, MEAN_SHARE, ROUNDS, last_share, radius_share
-from streaming_pca.estimators.common.clipped_batches import GrowingBatches
+from streaming_pca.estimators.common.clipped_batches import GrowingBatches, least_batch
 from streaming_pca.estimators.common.norm_distribution import norm_shares
 from streaming_pca.estimators.common.present import present_share
 from streaming_pca.estimators.covariance.update import FIRST_LOOK, LATER_LOOK, LATER_NORMS
@@ -64,27 +64,35 @@ class Shares:
         return cls(first=1 - first, later=1 - later, sizes=first, centre=0.0, pilot=0.0)
 
 
-def planned_batches(records: int, options: GrowingBatches | None = None) -> tuple[int, ...]:
+def planned_batches(
+    records: int, options: GrowingBatches | None = None, multiplier: float = 0.0, per_row: int = 1
+) -> tuple[int, ...]:
     """Cut a stream of ``records`` into batches by an estimator's options.
 
-    By default they are an endless stream's: 4,096 records, growing by 1.6 up to 131,072. They sum to
-    ``records``. The last one is shorter, as if it closed at ``max_wait_seconds``.
+    By default they are an endless stream's: 4,096 records, growing by 1.6 up to 131,072, and at least as many
+    as the noise ``multiplier`` of a batch needs. The last one is shorter, as if it closed at
+    ``max_wait_seconds``; records that are too few for that are left out. ParameterError if no batch closes.
     """
     if not 1 <= records <= MOST_RECORDS:
         raise ParameterError(f"records must lie between 1 and {MOST_RECORDS}, not {records}")
     options = options or GrowingBatches()
+    least = least_batch(multiplier, per_row)
     sizes: list[int] = []
     left = records
     while left:
-        sizes.append(min(options.count(len(sizes), records - left), left))
-        left -= sizes[-1]
-        if options.n_records is None and sizes[-1] == options.max_batch:
-            # All further ones are as large.
-            whole, left = divmod(left, options.max_batch)
-            sizes += [options.max_batch] * whole + [left] * (left > 0)
+        size = options.at_least(options.count(len(sizes), records - left), least)
+        if left < min(size, least):
             break
-    if len(sizes) > 1 and sizes[-1] < 2:
-        sizes[-2:] = [sum(sizes[-2:])]
+        taken = min(size, left)
+        # All batches after one of the largest size are as large.
+        whole = left // taken if options.n_records is None and size >= options.max_batch else 1
+        sizes += [taken] * whole
+        left -= whole * taken
+    if not sizes:
+        raise ParameterError(
+            f"{records} records do not fill a batch of at least {min(size, least):.9g}: "
+            "take more records or a larger epsilon"
+        )
     return tuple(sizes)
 
 
@@ -107,10 +115,10 @@ def resized_batches(batches: Batches, records: int, count: int) -> Batches:
     return type(batches)(**given)
 
 
-def checked_batches(records: int, batches: Batches, per_row: int) -> tuple[int, ...]:
+def checked_batches(records: int, batches: Batches, multiplier: float, per_row: int) -> tuple[int, ...]:
     """Return the records of each batch, with ``per_row`` records for each summed row.
 
-    Raises ParameterError if a batch would be too small or too large.
+    ``multiplier`` is the noise multiplier of a batch. ParameterError if one would be too small or too large.
     """
     if isinstance(batches, int):
         require_count("batches", batches)
@@ -119,7 +127,7 @@ def checked_batches(records: int, batches: Batches, per_row: int) -> tuple[int, 
         whole, rest = divmod(records, batches)
         sizes = (*[whole + 1] * rest, *[whole] * (batches - rest))
     elif isinstance(batches, GrowingBatches):
-        sizes = planned_batches(records, batches)
+        sizes = planned_batches(records, batches, multiplier, per_row)
     else:
         sizes = tuple(batches)
         for size in sizes:

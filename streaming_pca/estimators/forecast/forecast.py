@@ -79,7 +79,6 @@ def forecast(
         raise ParameterError(f"rank = {rank} is above dim = {dim}")
     if records > MOST_RECORDS:
         raise ParameterError(f"records must be at most {MOST_RECORDS}, not {records}")
-    sizes = checked_batches(records, batches, per_row)
     privacy = PrivacyParameters(epsilon=epsilon, delta=delta, contributions=contributions)
     multiplier = least_multiplier(epsilon, delta, contributions)
     try:
@@ -91,6 +90,7 @@ def forecast(
     route = route or ("block" if dim > MAX_COVARIANCE_DIM else "covariance")
     law = _Noise(dim, delta, contributions, tail, shares, public_radius, route, per_row)
     try:
+        sizes = checked_batches(records, batches, multiplier, per_row)
         shares = law.shares(sizes, multiplier)
     except OverflowError:
         raise ParameterError(
@@ -111,7 +111,7 @@ def forecast(
         1 / multiplier,
         charge,
         law.entry(sizes, multiplier),
-        law.by_epsilon(sizes, epsilon),
+        law.by_epsilon(records, batches, epsilon),
         law.by_records(records, batches, multiplier),
     )
     return replace(found, warnings=_warnings(found))
@@ -151,11 +151,12 @@ class _Noise:
         spread = math.sqrt(square) / whole
         return (2 if self.route == "block" else 1) * self.tail * multiplier * spread
 
-    def by_epsilon(self, sizes: Sequence[int], epsilon: float) -> tuple[tuple[float, float], ...]:
+    def by_epsilon(self, records: int, batches: Batches, epsilon: float) -> tuple[tuple[float, float], ...]:
         """Return epsilons around the given one, with the noise of each."""
 
         def noise(value: float) -> float:
-            return self.entry(sizes, least_multiplier(value, self.delta, self.contributions))
+            multiplier = least_multiplier(value, self.delta, self.contributions)
+            return self.entry(checked_batches(records, batches, multiplier, self.per_row), multiplier)
 
         return _points([epsilon * factor for factor in FACTORS], noise)
 
@@ -166,7 +167,7 @@ class _Noise:
             if count > MOST_RECORDS:
                 raise ParameterError("too many records")
             other = resized_batches(batches, records, count)
-            return self.entry(checked_batches(count, other, self.per_row), multiplier)
+            return self.entry(checked_batches(count, other, multiplier, self.per_row), multiplier)
 
         counts = [round(records * factor) // self.per_row * self.per_row for factor in FACTORS]
         return _points(counts, noise)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -205,14 +206,47 @@ def test_many_features_get_a_bound_for_the_block_route() -> None:
 def test_an_endless_stream_is_cut_as_its_estimator_cuts_it() -> None:
     assert planned_batches(4096) == (4096,)
     assert planned_batches(20_000) == (4096, 6552, 9352)
-    assert planned_batches(4097) == (4097,)
+    # One record does not close a batch.
+    assert planned_batches(4097) == (4096,)
     assert max(planned_batches(10**7)) == 131_072
     for records in (10**6, 10**7, 10**7 + 1):
         sizes, options = planned_batches(records), GrowingBatches()
-        assert sum(sizes) == records
+        assert 0 <= records - sum(sizes) < 400
         assert sizes[:-1] == tuple(options.count(i) for i in range(len(sizes) - 1))
     reported = GrowingBatches(n_records=9000, n_batches=3, growth=1.0)
     assert planned_batches(9000, reported) == (3000,) * 3
+
+
+@pytest.mark.parametrize("epsilon", [0.05, 1.0])
+@pytest.mark.parametrize("centering", ["auto", "pairs"])
+@pytest.mark.parametrize("name", ["adaptive", "analyze-gauss", "block"])
+@pytest.mark.parametrize(
+    "options", [{}, {"growth": 2.0}, {"first_batch": 600}, {"max_batch": 20_000}], ids=str
+)
+def test_the_batches_of_a_stream_are_its_plans(
+    name: str, centering: str, epsilon: float, options: dict[str, Any]
+) -> None:
+    """A small epsilon needs large batches, also the last one, unless the options set their sizes."""
+    estimator = made(find(name), DIM, RANK, centering, epsilon=epsilon, **options)
+    state, records = estimator.init(np.random.default_rng(0)), 200_000
+    sizes: list[int] = []
+    while (left := records - sum(sizes)) >= (plan := estimator.plan(state)).least:
+        sizes.append(min(plan.count, left))
+        state = replace(state, batch=len(sizes), records=sum(sizes))
+    assert forecast_estimator(estimator, records).batches == tuple(sizes)
+
+
+def test_too_few_records_for_a_batch_have_no_forecast() -> None:
+    estimator = made(find("adaptive"), DIM, RANK, "auto", epsilon=0.05)
+    text = "^10000 records do not fill a batch of at least 13855: take more records or a larger epsilon$"
+    for each in (None, GrowingBatches()):
+        with pytest.raises(ParameterError, match=text):
+            forecast_estimator(estimator, 10_000, batches=each)
+    assert forecast_estimator(estimator, 10_000, batches=2).batches == (5000, 5000)
+    enough = forecast_estimator(estimator, 13_855)
+    # Points of the curves need as many.
+    assert next(count for count, _ in enough.by_records) == 13_855
+    assert next(value for value, _ in enough.by_epsilon) == 0.05
 
 
 @pytest.mark.parametrize(
