@@ -20,7 +20,7 @@ import tempfile
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from functools import cache
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -68,25 +68,16 @@ class Intrinsic:
         self.py_func = function
         self.__doc__, self.__name__ = function.__doc__, function.__name__
 
-    @property
+    @cached_property
     def made(self) -> Any:
-        return _made(self.py_func)
+        from numba.extending import intrinsic
 
-
-@cache
-def _made(function: Callable[..., Any]) -> Any:
-    from numba.extending import intrinsic
-
-    return intrinsic(function)
+        return intrinsic(self.py_func)
 
 
 def njit(**options: Any) -> Callable[[F], F]:
     """Return a decorator that makes a :class:`Kernel`, with the options of ``numba.njit``."""
-
-    def decorate(function: F) -> F:
-        return cast(F, Kernel(function, options))
-
-    return decorate
+    return cast(Callable[[F], F], partial(Kernel, options=options))
 
 
 @cache
@@ -195,8 +186,7 @@ def _distrust(kernels: Any) -> None:
         except Exception:
             # A damaged pickle may raise anything.
             return {}
-        current = version == file._version and stamp == file._source_stamp
-        return dict(names) if current else {}
+        return dict(names) if version == file._version and stamp == file._source_stamp else {}
 
     def load_data(name: str) -> Any:
         data = Path(file._data_path(name)).read_bytes()
@@ -242,7 +232,12 @@ def _refresh_cache(cache: Path, package: Path, shipped: Path) -> None:
             index.unlink(missing_ok=True)
     if shipped != cache and _read(shipped / mark) == digest:
         for file in shipped.rglob("*.nb?"):
-            _copy_whole(file, cache / file.relative_to(shipped))
+            to = cache / file.relative_to(shipped)
+            to.parent.mkdir(parents=True, exist_ok=True)
+            # Renamed, so that no other process sees a part of it.
+            part = to.with_name(f"{to.name}.{os.getpid()}")
+            shutil.copyfile(file, part)
+            part.replace(to)
     cache.mkdir(parents=True, exist_ok=True)
     (cache / mark).write_text(digest)
 
@@ -252,14 +247,6 @@ def _read(path: Path) -> str:
         return path.read_text()
     except OSError:
         return ""
-
-
-def _copy_whole(file: Path, to: Path) -> None:
-    """Copy a file so that no other process sees a part of it."""
-    to.parent.mkdir(parents=True, exist_ok=True)
-    part = to.with_name(f"{to.name}.{os.getpid()}")
-    shutil.copyfile(file, part)
-    part.replace(to)
 
 
 _here = Path(__file__).parent

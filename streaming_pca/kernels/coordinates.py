@@ -45,10 +45,8 @@ def products(
     product = np.empty((d, k))
     inner = np.empty((c, k))
     for i in range(starts.shape[0] - 1):
-        x = rows[starts[i] : starts[i + 1]]
-        record_product(x, of_matrices, basis, product)
+        record_product(rows[starts[i] : starts[i + 1]], of_matrices, basis, product)
         if c > 0:
-            inner[:, :] = 0.0
             transposed_times(removed, product, inner)
             for j in range(d):
                 for a in range(c):
@@ -158,8 +156,7 @@ class BinCounts:
         )
         order = np.lexsort((keys, owners))
         owners, keys, counts = owners[order], keys[order], counts[order]
-        is_new = np.append(True, (np.diff(owners) != 0) | (np.diff(keys) != 0))
-        firsts = np.flatnonzero(is_new)
+        firsts = np.flatnonzero(np.append(True, (np.diff(owners) != 0) | (np.diff(keys) != 0)))
         return cls(histograms, owners[firsts], keys[firsts], np.add.reduceat(counts, firsts))
 
 

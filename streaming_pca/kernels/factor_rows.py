@@ -88,27 +88,18 @@ def _flush(exact: Floats, total: Integers) -> None:
 
 @njit(cache=True, nogil=True)
 def factor_squared_norms(
-    read: RecordsView, first: int, last: int, how: PublicMap, room: Floats, out: Floats
-) -> None:
-    """Write |F|_F**2 of each mapped factor, never NaN. 0 for null and for infinite records."""
-    step = 2 if how.pairs else 1
-    for n in range((last - first) // step):
-        r = load_factor(read, first + n * step, how, room)
-        out[n] = sum_of_squares(room[:r])
-        if not out[n] < np.inf and not are_finite(room[:r]):
-            out[n] = 0.0
-
-
-@njit(cache=True, nogil=True)
-def turned_squared_norms(
     read: RecordsView, first: int, last: int, how: PublicMap, turn: Floats, room: Floats, out: Floats
 ) -> None:
-    """Write |F turn|_F**2 of each record, never NaN. ``turn`` (d, d) is an earlier private output."""
+    """Write |F turn|_F**2 of each mapped factor, never NaN. 0 for null and for infinite records.
+
+    ``turn``: (d, d), an earlier private output; (0, 0) for none.
+    """
     step = 2 if how.pairs else 1
-    turned = np.empty((room.shape[0], turn.shape[1]))
+    turned = np.empty((room.shape[0], turn.shape[1])) if turn.size else room
     for n in range((last - first) // step):
         r = load_factor(read, first + n * step, how, room)
-        times(room[:r], turn, turned[:r])
+        if turn.size:
+            times(room[:r], turn, turned[:r])
         out[n] = sum_of_squares(turned[:r])
         if not out[n] < np.inf and not are_finite(turned[:r]):
             out[n] = 0.0

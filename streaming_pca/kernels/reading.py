@@ -32,10 +32,7 @@ def records_view(rows: NDArray[np.floating], begins: Integers, starts: Integers)
     longest = _longest_record(begins, starts, len(rows))
     if longest < 0:
         raise ValueError(f"records must lie within the {len(rows)} rows")
-    flags = rows.flags
-    view = (
-        rows if flags.c_contiguous and flags.aligned else np.require(rows, requirements=["C", "A"])
-    ).view()
+    view = np.require(rows, requirements=["C", "A"]).view()
     view.setflags(write=False)
     return RecordsView(view, begins, starts, longest)
 

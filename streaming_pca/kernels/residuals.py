@@ -38,8 +38,8 @@ def frobenius_norm(values: Floats) -> float:
 
 
 @njit(cache=True, nogil=True)
-def _subtract(product: Floats, ratio: float, e: int, centre: Floats, out: Floats) -> int:
-    """Compute (ratio 2**e product - centre) 2**-s, entries at most 2; return s."""
+def _subtract(product: Floats, e: int, centre: Floats, out: Floats) -> int:
+    """Compute (2**e product - centre) 2**-s, entries at most 2; return s."""
     of_product = exponent(product)
     of_centre = exponent(centre)
     s = max(of_product + e if of_product != NO_EXPONENT else NO_EXPONENT, of_centre)
@@ -48,7 +48,7 @@ def _subtract(product: Floats, ratio: float, e: int, centre: Floats, out: Floats
         return 0
     # Powers of two in two factors each, and 0 for zeros: 2**-s alone could overflow.
     half = (e - s) // 2
-    first = math.ldexp(ratio, half) if of_product != NO_EXPONENT else 0.0
+    first = math.ldexp(1.0, half) if of_product != NO_EXPONENT else 0.0
     second = math.ldexp(1.0, e - s - half) if of_product != NO_EXPONENT else 0.0
     half = -s // 2
     third = math.ldexp(1.0, half) if of_centre != NO_EXPONENT else 0.0
@@ -57,27 +57,6 @@ def _subtract(product: Floats, ratio: float, e: int, centre: Floats, out: Floats
         for j in range(out.shape[1]):
             out[i, j] = product[i, j] * first * second - centre[i, j] * third * fourth
     return s
-
-
-@njit(cache=True, nogil=True)
-def _add_residual(
-    product: Floats,
-    ratio: float,
-    e: int,
-    centre: Floats,
-    per_unit: float,
-    radius: float,
-    residual: Floats,
-    units: Floats,
-    total: Integers,
-) -> bool:
-    """Add clip(ratio 2**e product - centre) to ``total``; return whether it was clipped."""
-    s = _subtract(product, ratio, e, centre, residual)
-    clipped = clip_and_round(residual, math.ldexp(per_unit, s), radius, units)
-    for i in range(total.shape[0]):
-        for j in range(total.shape[1]):
-            total[i, j] += np.int64(units[i, j])
-    return clipped
 
 
 @njit(cache=True, nogil=True)
@@ -113,8 +92,12 @@ def sum_residuals(
         else:
             record_product(scaled, of_matrices, basis, product)
             e = e if of_matrices else 2 * e
-        if _add_residual(product, 1.0, e, centre, per_unit, radius, residual, units, total):
+        s = _subtract(product, e, centre, residual)
+        if clip_and_round(residual, math.ldexp(per_unit, s), radius, units):
             clipped += 1
+        for j in range(d):
+            for c in range(k):
+                total[j, c] += np.int64(units[j, c])
     return clipped
 
 
@@ -129,8 +112,7 @@ def residual_norms(
     d, k = basis.shape
     product = np.empty((d, k))
     for i in range(starts.shape[0] - 1):
-        x = rows[starts[i] : starts[i + 1]]
-        record_product(x, of_matrices, basis, product)
+        record_product(rows[starts[i] : starts[i + 1]], of_matrices, basis, product)
         total = 0.0
         for j in range(d):
             for c in range(k):

@@ -116,6 +116,25 @@ def sum_of_squares(values: Floats) -> float:
 
 
 @njit(cache=True, nogil=True)
+def fit_squares(values: Floats) -> tuple[float, int]:
+    """Scale values by 2**-e in place, e = 0 unless squares over- or underflow; return |values|_F**2 and e.
+
+    Returns (0, 0) for zeros, and where a value is not finite.
+    """
+    size = sum_of_squares(values)
+    # NaN fails the comparison.
+    if size > LEAST_SQUARE and size < MOST_SQUARE:
+        return size, 0
+    e = exponent(values)
+    if e == NO_EXPONENT:
+        return 0.0, 0
+    size = scale_down(values, e, values)
+    if not size < math.inf:
+        return 0.0, 0
+    return size, e
+
+
+@njit(cache=True, nogil=True)
 def round_scaled(values: Floats, t: float, out: Floats) -> float:
     """Compute rint(t * values); return its sum of squares, exact up to 2**53."""
     for i in range(values.shape[0]):
@@ -150,9 +169,7 @@ def clip_and_round(values: Floats, per_unit: float, radius: float, out: Floats) 
     if e == NO_EXPONENT or not scale_down(values, e, scaled) < math.inf:
         erase(out)
         return False
-    whole = math.inf
-    if per_unit < math.inf:
-        whole = math.ldexp(per_unit, e)
+    whole = math.ldexp(per_unit, e) if per_unit < math.inf else math.inf
     return _clip_scaled(scaled, math.sqrt(sum_of_squares(scaled)), whole, radius, out)
 
 

@@ -151,16 +151,10 @@ def _idle_workers(most: int) -> list[_Worker]:
     return found
 
 
-def _find_processor_of_caller() -> Callable[[], int] | None:
-    if not hasattr(os, "sched_setaffinity"):
-        return None
+_processor_of_caller: Callable[[], int] | None = None
+if hasattr(os, "sched_setaffinity"):
     with suppress(AttributeError, OSError):
-        found: Callable[[], int] = ctypes.CDLL(None).sched_getcpu
-        return found
-    return None
-
-
-_processor_of_caller = _find_processor_of_caller()
+        _processor_of_caller = ctypes.CDLL(None).sched_getcpu
 
 
 def _forget_pool() -> None:

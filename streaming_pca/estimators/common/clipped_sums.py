@@ -53,6 +53,8 @@ _TIGHT = 0.05
 ROWS = 2**10
 """Rounded rows of one BLAS product, few enough to stay in a cache."""
 
+NO_TURN = np.zeros((0, 0))
+"""Change of coordinates of records in their own ones."""
 _MOST_TOTAL = 2**20  # largest total, in entries, that every thread may copy
 
 
@@ -78,15 +80,16 @@ def block_sensitivity(kind: RecordKind) -> float:
     return 2.0 * _block_radius(kind)
 
 
-class _FactorNorms(NormKernel):
-    """Trace of every factor's matrix."""
+class FactorNorms(NormKernel):
+    """Trace of every factor's matrix, in other coordinates with a ``turn`` (d, d)."""
 
-    def __init__(self, preprocessing: Preprocessing) -> None:
-        super().__init__(RecordReader(preprocessing))
-        self.dim = preprocessing.output_dim
+    def __init__(self, preprocessing: Preprocessing, turn: Matrix = NO_TURN) -> None:
+        super().__init__(RecordReader(preprocessing), max(len(turn), 1))
+        self.dim, self.turn = preprocessing.dim, turn
 
     def fill(self, read: RecordsView, first: int, last: int, out: Matrix) -> None:
-        factor_squared_norms(read, first, last, self.records.how, np.empty((read.longest, self.dim)), out)
+        room = np.empty((read.longest, self.dim))
+        factor_squared_norms(read, first, last, self.records.how, self.turn, room, out)
 
 
 def _matrix_norms(preprocessing: Preprocessing, block: Block) -> Matrix:
@@ -104,7 +107,7 @@ def record_norms(batch: Batch, preprocessing: Preprocessing) -> RecordValues:
     number is a function of its record alone, computed in a fixed order.
     """
     if batch.kind is RecordKind.FACTOR:
-        return batch.map(_FactorNorms(preprocessing))
+        return batch.map(FactorNorms(preprocessing))
     return batch.map(partial(_matrix_norms, preprocessing))
 
 
@@ -158,14 +161,6 @@ def check_count(count: int) -> None:
         raise ValueError(f"a batch may hold {MAX_RECORDS} records at most: lower max_batch")
 
 
-def _vector(total: NDArray[np.floating] | Integers, clipped: int) -> Integers:
-    """Pack a kernel's answer: the total's entries, then the number of clipped records."""
-    out = np.empty(total.size + 1, dtype=np.int64)
-    out[:-1] = total.ravel()
-    out[-1] = clipped
-    return out
-
-
 class _FactorCovariance:
     """Sum of clip(F^T F) over factors F, as a kernel of :meth:`Batch.sum`."""
 
@@ -201,7 +196,7 @@ def _matrix_sum(preprocessing: Preprocessing, per_unit: float, block: Block) -> 
     z = np.empty_like(rows)
     clipped = quantise_records(rows, starts, per_unit, float(MATRIX_RADIUS), z)
     d = preprocessing.output_dim
-    return _vector(z.reshape(-1, d, d).sum(axis=0), clipped)
+    return np.append(z.reshape(-1, d, d).sum(axis=0).astype(np.int64), clipped)
 
 
 def covariance_sum(batch: Batch, preprocessing: Preprocessing, radius: float) -> LatticeSum:
@@ -231,7 +226,7 @@ class _TightBlock:
         total = np.zeros(self.basis.shape, dtype=np.int64)
         of_matrices = self.preprocessing.kind is RecordKind.MATRIX
         clipped = sum_residuals(rows, starts, of_matrices, self.basis, self.centre, self.per_unit, total)
-        return _vector(total, clipped)
+        return np.append(total, clipped)
 
 
 def block_sum(

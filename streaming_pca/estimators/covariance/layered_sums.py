@@ -23,16 +23,18 @@ from streaming_pca.data.batch import Batch, BlockSum, RecordValues, SumKernel
 from streaming_pca.data.preprocessing import Preprocessing, transformed
 from streaming_pca.data.records import Block, RecordKind
 from streaming_pca.estimators.common.clipped_sums import (
+    NO_TURN,
     ROWS,
+    FactorNorms,
     check_count,
     covariance_sensitivity,
     covariance_sum,
     covariance_unit,
     record_norms,
 )
-from streaming_pca.estimators.record_reader import NormKernel, RecordReader, worth_a_thread
+from streaming_pca.estimators.record_reader import RecordReader, worth_a_thread
 from streaming_pca.kernels.blas import dsyrk_address
-from streaming_pca.kernels.factor_rows import sum_scaled_factors, turned_squared_norms
+from streaming_pca.kernels.factor_rows import sum_scaled_factors
 from streaming_pca.kernels.lattice import BLOCK, MATRIX_RADIUS, RADIUS, LatticeSum, lattice_unit
 from streaming_pca.kernels.reading import RecordsView
 from streaming_pca.kernels.rounding import quantise_records
@@ -41,7 +43,6 @@ from streaming_pca.kernels.threads import shared_out
 Matrix = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
-_NO_TURN = np.zeros((0, 0))
 
 _MOST_TOTALS = 2**23  # entries of the layers that are summed in one reading: 64 MiB
 
@@ -56,7 +57,7 @@ class Coordinates:
     def __init__(self, preprocessing: Preprocessing, turn: Matrix | None = None) -> None:
         self.preprocessing, self.dim = preprocessing, preprocessing.output_dim
         self.own = turn is None
-        self.turn = _NO_TURN if turn is None else np.ascontiguousarray(turn, dtype=np.float64)
+        self.turn = NO_TURN if turn is None else np.ascontiguousarray(turn, dtype=np.float64)
         if not self.own and preprocessing.kind is not RecordKind.FACTOR:
             raise ValueError("symmetric records have no other coordinates")
         if not self.own and not (self.turn.shape == (self.dim, self.dim) and np.isfinite(self.turn).all()):
@@ -66,7 +67,7 @@ class Coordinates:
         """Compute the trace of each record (pair) by it alone; for kind "matrix" the Frobenius norm."""
         if self.own:
             return record_norms(batch, self.preprocessing)
-        return batch.map(_TurnedNorms(self.preprocessing, self.turn))
+        return batch.map(FactorNorms(self.preprocessing, self.turn))
 
     def layers(self, batch: Batch, radii: Sequence[float], norms: RecordValues) -> list[LatticeSum]:
         """Sum all layers exactly, for increasing radii and the :meth:`norms` of this batch.
@@ -105,18 +106,6 @@ class Coordinates:
             if kind is not RecordKind.MATRIX:
                 beyond = beyond + totals[-1]
         return found[::-1]
-
-
-class _TurnedNorms(NormKernel):
-    """Trace of every factor's matrix in other coordinates."""
-
-    def __init__(self, preprocessing: Preprocessing, turn: Matrix) -> None:
-        super().__init__(RecordReader(preprocessing), preprocessing.output_dim)
-        self.turn = turn
-
-    def fill(self, read: RecordsView, first: int, last: int, out: Matrix) -> None:
-        room = np.empty((read.longest, len(self.turn)))
-        turned_squared_norms(read, first, last, self.records.how, self.turn, room, out)
 
 
 class _FactorLayers:

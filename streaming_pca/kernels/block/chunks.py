@@ -19,15 +19,7 @@ from streaming_pca.kernels.blas import add_product, multiply
 from streaming_pca.kernels.block.bounds import Centre
 from streaming_pca.kernels.lattice import RADIUS, Floats, Integers
 from streaming_pca.kernels.reading import PublicMap, RecordsView, load_factor
-from streaming_pca.kernels.rounding import (
-    LEAST_SQUARE,
-    MOST_SQUARE,
-    NO_EXPONENT,
-    exponent,
-    round_scaled,
-    scale_down,
-    sum_of_squares,
-)
+from streaming_pca.kernels.rounding import fit_squares, round_scaled, sum_of_squares
 
 MOST_RECORDS = 2**8
 """Records whose products z^T u float64 adds exactly."""
@@ -90,16 +82,9 @@ def new_chunk(d: int, k: int, columns: int, longest: int) -> Chunk:
 @njit(cache=True, nogil=True)
 def _round_direction(values: Floats, out: Floats) -> tuple[float, int, float]:
     """Write z = rint(scale 2**-e F); return scale, e and |z|**2, or zeros for a null record."""
-    size = sum_of_squares(values)
-    e = 0
-    # NaN fails the comparison.
-    if not (size > LEAST_SQUARE and size < MOST_SQUARE):
-        e = exponent(values)
-        if e == NO_EXPONENT:
-            return 0.0, 0, 0.0
-        size = scale_down(values, e, values)
-        if not size < math.inf:
-            return 0.0, 0, 0.0
+    size, e = fit_squares(values)
+    if size == 0.0:
+        return 0.0, 0, 0.0
     scale = _RADIUS / math.sqrt(size)
     return scale, e, round_scaled(values, scale, out)
 

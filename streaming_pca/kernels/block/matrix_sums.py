@@ -18,15 +18,7 @@ from streaming_pca.kernels.blas import multiply
 from streaming_pca.kernels.block.bounds import COUNTED_AS_CLIPPED
 from streaming_pca.kernels.lattice import MATRIX_RADIUS, Floats, Integers
 from streaming_pca.kernels.reading import RecordsView
-from streaming_pca.kernels.rounding import (
-    LEAST_SQUARE,
-    MOST_SQUARE,
-    NO_EXPONENT,
-    erase,
-    exponent,
-    scale_down,
-    sum_of_squares,
-)
+from streaming_pca.kernels.rounding import erase, fit_squares, sum_of_squares
 
 MATRIX_GRID = 26
 """Bits of the basis after the point: with as many bits of a record, every partial product has 53."""
@@ -45,16 +37,9 @@ def _scaled_product(
     for i in range(d):
         for j in range(d):
             z[i, j] = rows[first + i, j]
-    size = sum_of_squares(z)
-    e = 0
-    # NaN fails the comparison.
-    if not (size > LEAST_SQUARE and size < MOST_SQUARE):
-        e = exponent(z)
-        if e == NO_EXPONENT:
-            return 0.0, 0
-        size = scale_down(z, e, z)
-        if not size < math.inf:
-            return 0.0, 0
+    size, e = fit_squares(z)
+    if size == 0.0:
+        return 0.0, 0
     # Rounding may add d/2 to the norm.
     scale = (_BOUND - 0.5 * d) / math.sqrt(size)
     for i in range(d):

@@ -52,17 +52,14 @@ def product_sizes(
         i, records = fill_chunk(read, i, last, how, columns, centre, per_unit, dgemm, chunk)
         for n in range(records):
             most = terms[1, n] * terms[2, n]
-            product = most
-            if chunk.begins[n + 1] - chunk.begins[n] > 1:
-                product = rough_squared(chunk, n, dgemm)
+            several = chunk.begins[n + 1] - chunk.begins[n] > 1
+            product = rough_squared(chunk, n, dgemm) if several else most
             t = terms[4, n]
             plain = t * t * product - 2.0 * WEIGHT * t * terms[3, n] + reach * reach
             of_terms = t * t * most + reach * reach
             # NaN fails the comparison.
-            if plain >= _CANCELLED * of_terms and of_terms < math.inf:
-                out[begin + chunk.places[n]] = math.sqrt(plain)
-            else:
-                out[begin + chunk.places[n]] = -1.0
+            resolved = plain >= _CANCELLED * of_terms and of_terms < math.inf
+            out[begin + chunk.places[n]] = math.sqrt(plain) if resolved else -1.0
 
 
 @njit(cache=True, nogil=True)
