@@ -6,6 +6,7 @@ import json
 from functools import cache
 from importlib.metadata import distribution
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 
@@ -29,6 +30,15 @@ def one_line(text: object, most: int | None = None) -> str:
 def first_line(error: BaseException, most: int | None = 200) -> str:
     """Return the printable first line of an error's text, else its type's name."""
     return printable((str(error).splitlines() or [""])[0][:most]) or type(error).__name__
+
+
+def is_number(value: Any) -> bool:
+    """Return whether a value is a number, or the text of one."""
+    try:
+        float(value)
+    except (TypeError, ValueError, OverflowError):
+        return False
+    return True
 
 
 def offsets_text(start: int, end: int) -> str:

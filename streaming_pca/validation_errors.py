@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from streaming_pca.text import one_line
+from streaming_pca.text import is_number, one_line
 
 Problem = tuple[tuple[str, ...], str]
 """Place of a setting in its table, and the description of what is wrong with it."""
@@ -30,7 +30,9 @@ _TYPES = {
     **dict.fromkeys(("bool_type", "bool_parsing"), "must be true or false"),
     **dict.fromkeys(("string_type", "path_type"), "must be text"),
     **dict.fromkeys(("list_type", "tuple_type"), "must be a list"),
-    "dict_type": "must be a table",
+    **dict.fromkeys(("dict_type", "model_type"), "must be a table"),
+    "missing": "must be set",
+    "extra_forbidden": "no such setting",
 }
 """Words by pydantic's type of a problem."""
 
@@ -103,38 +105,20 @@ def _place(parts: Sequence[int | str], model: type[BaseModel] | None) -> tuple[s
 
 def _model_within(annotation: Any) -> type[BaseModel] | None:
     """Return the model of a field that is a table, or a list of tables."""
-    found = table_model(annotation)
-    for kind in typing.get_args(annotation) if found is None else ():
-        found = found or table_model(kind)
-    return found
+    return next(filter(None, map(table_model, (annotation, *typing.get_args(annotation)))), None)
 
 
 def _message(problem: Mapping[str, Any]) -> str:
-    kind, message = problem["type"], str(problem["msg"]).removeprefix("Value error, ")
-    if kind == "extra_forbidden":
-        message = "no such setting"
-    elif kind == "missing":
-        message = "must be set"
-    elif kind == "model_type":
-        message = "must be a table"
-    elif kind in _TYPES:
-        message = _TYPES[kind]
-    elif kind in _LIMITS:
+    kind = problem["type"]
+    message = _TYPES.get(kind, str(problem["msg"]).removeprefix("Value error, "))
+    if kind in _LIMITS:
         key, words = _LIMITS[kind]
         limit = problem["ctx"][key]
         message = f"must be {words} {f'{limit:g}' if isinstance(limit, float) else limit}"
         # Only a number is repeated: text may be a password in the wrong place.
-        if _is_number(problem["input"]):
+        if is_number(problem["input"]):
             message = f"{message}, not {problem['input']}"
     return re.sub("^Input should (be|have)", r"must \1", message)
-
-
-def _is_number(value: Any) -> bool:
-    try:
-        float(value)
-    except (TypeError, ValueError, OverflowError):
-        return False
-    return True
 
 
 def error_lines(error: ValueError, model: type[BaseModel]) -> list[str]:

@@ -8,7 +8,6 @@ import threading
 import weakref
 from collections.abc import Iterable
 from fractions import Fraction
-from types import TracebackType
 from typing import Any, Self
 from uuid import uuid4
 
@@ -112,9 +111,7 @@ class BudgetAccountant:
             _active.append(self)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         with _lock:
             # The block that was opened last; others of the same budget may still be open.
             del _active[next(i for i in range(len(_active) - 1, -1, -1) if _active[i] is self)]

@@ -146,8 +146,7 @@ def least_trials(claim: Claim) -> int:
     for_epsilon = (1 - claim.delta) * float(expit(-claim.epsilon))
     rate = max(for_epsilon, float(ndtr(-claim.mu / 2)))
     # A rate below 1e-15, which may be 0 in floats, takes more trials than is feasible anyway.
-    n = math.floor(math.log(REFUTED_AT / 4) / math.log1p(-max(rate, 1e-15))) + 1
-    return 2 * n
+    return 2 * (math.floor(math.log(REFUTED_AT / 4) / math.log1p(-max(rate, 1e-15))) + 1)
 
 
 def check_trials(case: Case, trials: int) -> None:

@@ -66,7 +66,11 @@ def replayed(answer: Callable[[bool], float]) -> Callable[[bool, int], NDArray[n
             warnings.simplefilter("ignore", DeprecationWarning)
             copy = os.fork()
         if copy == 0:
-            _draw_and_exit(writing, answer, n)
+            # The copy must not return into its parent's code, even after an error.
+            try:
+                os.write(writing, np.array([answer(False) for _ in range(n)]).tobytes())
+            finally:
+                os._exit(0)
         os.close(writing)
         try:
             with os.fdopen(reading, "rb") as pipe:
@@ -79,14 +83,6 @@ def replayed(answer: Callable[[bool], float]) -> Callable[[bool, int], NDArray[n
         return own - other
 
     return sample
-
-
-def _draw_and_exit(writing: int, answer: Callable[[bool], float], n: int) -> None:
-    # The copy must not return into its parent's code, even after an error.
-    try:
-        os.write(writing, np.array([answer(False) for _ in range(n)]).tobytes())
-    finally:
-        os._exit(0)
 
 
 def _pure_claim(epsilon: float) -> Claim:
@@ -151,18 +147,14 @@ def _gaussian_modes(epsilon: float, delta: float) -> Trial:
     histograms = 16
     rho = greatest_rho(epsilon, delta)
     enough = gaussian_modes_threshold(histograms, rho, delta) + math.ceil(20 * math.sqrt(histograms / rho))
-    inputs = _full_bins(histograms, enough)
+    # Bins 0 and 1 of each histogram: one more in the first, or one more in the second.
+    bins = np.array([0, 1], dtype=np.int32)
+    counts = ((enough + 1, enough), (enough, enough + 1))
+    inputs = [BinCounts.of(np.tile(np.repeat(bins, count), (histograms, 1))) for count in counts]
     claim = Claim(epsilon, delta, math.sqrt(2 * rho))
     return claim, lambda second: float(
         gaussian_modes(inputs[second], rho, delta).bins.sum() - histograms // 2
     )
-
-
-def _full_bins(histograms: int, enough: int) -> list[BinCounts]:
-    """Fill bins 0 and 1 of each histogram: one more in the first, or one more in the second."""
-    bins = np.array([0, 1], dtype=np.int32)
-    counts = ((enough + 1, enough), (enough, enough + 1))
-    return [BinCounts.of(np.tile(np.repeat(bins, count), (histograms, 1))) for count in counts]
 
 
 def _above_threshold(epsilon: float, delta: float) -> Trial:

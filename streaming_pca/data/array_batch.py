@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
 from typing import Any, Self, TypeVar
 
 import numpy as np
@@ -121,12 +122,7 @@ class ArrayBatch(Block, Batch):
     def split(self, counts: Sequence[int]) -> tuple[ArrayBatch, ...]:
         if sum(counts) != len(self) or min(counts, default=0) < 0:
             raise ValueError(f"parts {list(counts)} do not add up to {len(self)} records")
-        parts = []
-        first = 0
-        for count in counts:
-            parts.append(self._slice(first, first + count))
-            first += count
-        return tuple(parts)
+        return tuple(self._slice(first, last) for first, last in pairwise(accumulate(counts, initial=0)))
 
     def _slice(self, first: int, last: int) -> ArrayBatch:
         a, b = self.starts[first], self.starts[last]

@@ -4,27 +4,21 @@ from __future__ import annotations
 
 import csv
 import re
-import tokenize
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain, islice, pairwise, repeat
 from pathlib import Path
+from tokenize import TokenError
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from streaming_pca.data.arrow import NUMBER_TYPES, need_pyarrow
-from streaming_pca.data.tables import (
-    IpcFile,
-    ParquetFiles,
-    length_of_lists,
-    rows_of_columns,
-    rows_of_lists,
-)
+from streaming_pca.data.tables import IpcFile, ParquetFiles, length_of_lists, rows_of_columns, rows_of_lists
 from streaming_pca.errors import LibraryMissing, UserError
-from streaming_pca.text import one_line, printable
+from streaming_pca.text import is_number, one_line, printable
 
 Numbers = NDArray[Any]
 
@@ -255,9 +249,7 @@ def open_records(path: Path, key: str | None = None, choice: ColumnChoice = ALL)
     Raises UserError if the file cannot be read, or holds anything else.
     """
     with _reading(path):
-        ending = path.suffix.lower()
-        if path.is_dir():
-            ending = "folder"
+        ending = "folder" if path.is_dir() else path.suffix.lower()
         if choice.header is not None and ending != ".csv":
             raise UserError(f"{path}: --header and --no-header are about .csv files: leave them out")
         match ending:
@@ -294,6 +286,11 @@ def _load_array(path: Path) -> Any:
         raise UserError(f"{path}: cannot be read as numbers: the file {reason}") from None
 
 
+_UNREADABLE = (ValueError, NotImplementedError, EOFError, RecursionError, MemoryError, csv.Error, TokenError)
+"""Errors of readers. pyarrow's own are ValueErrors too, and quote raw bytes of the file. TokenError is from
+numpy's reader, for the header of an array."""
+
+
 @contextmanager
 def _reading(path: Path) -> Iterator[None]:
     """Turn all errors of reading into one line that names the file."""
@@ -305,16 +302,7 @@ def _reading(path: Path) -> Iterator[None]:
         raise UserError(f"{path}: {error.strerror or printable(one_line(error, 500))}") from None
     except UnicodeDecodeError:
         raise UserError(f"{path}: is not UTF-8 text: save it as UTF-8") from None
-    except (
-        ValueError,
-        NotImplementedError,
-        EOFError,
-        csv.Error,
-        # From numpy's reader, for the header of an array.
-        tokenize.TokenError,
-        RecursionError,
-        MemoryError,
-    ) as error:  # pyarrow's own are ValueErrors too, and quote raw bytes of the file
+    except _UNREADABLE as error:
         raise UserError(f"{path}: cannot be read as numbers: {printable(one_line(error, 500))}") from None
 
 
@@ -358,7 +346,7 @@ def _read_csv(path: Path, key: str | None, choice: ColumnChoice) -> RecordFile:
             try:
                 rows.append(np.array(cells, dtype=np.float64))
             except ValueError:
-                bad = next((i for i in columns if not _is_number(line[i])), columns[0])
+                bad = next((i for i in columns if not is_number(line[i])), columns[0])
                 raise UserError(_describe_cell(path, number, bad, names, line[bad])) from None
             if place is not None:
                 keys.append(_message_key(line[place]))
@@ -374,8 +362,8 @@ def _read_csv(path: Path, key: str | None, choice: ColumnChoice) -> RecordFile:
 
 def _begins_with_names(path: Path, number: int, cells: Sequence[str], columns: Sequence[int]) -> bool:
     """Return whether a first line has text and no number; an error if it has both."""
-    text = [i for i in columns if cells[i] and not _is_number(cells[i])]
-    if text and any(_is_number(cells[i]) for i in columns):
+    text = [i for i in columns if cells[i] and not is_number(cells[i])]
+    if text and any(is_number(cells[i]) for i in columns):
         raise UserError(
             f"{_cell(path, number, text[0], None)} is {cells[text[0]][:40]!r}, but other cells are numbers: "
             "pass --header if the line has names, or correct the cell and pass --no-header"
@@ -400,14 +388,6 @@ def _describe_cell(path: Path, line: int, column: int, names: Sequence[str] | No
         return f"{where} is empty: fill it in, write nan for a record that counts as null, or {drop}"
     remedy = "separate cells by commas" if re.search("[;\t]", cell) else f"correct it, or {drop}"
     return f"{where} is {cell[:40]!r}, which is not a number: {remedy}"
-
-
-def _is_number(cell: str) -> bool:
-    try:
-        float(cell)
-    except ValueError:
-        return False
-    return True
 
 
 def _open_tables(

@@ -151,8 +151,7 @@ class Preprocessing(BaseModel):
         of :meth:`apply`.
         """
         self._check_centre()
-        nothing = np.zeros(0)
-        lower = upper = shift = factor = nothing
+        lower = upper = shift = factor = np.zeros(0)
         if self.bounds is not None:
             lower, upper = (self._vector("bounds", b) for b in self.bounds)
         if self.centre is not None:
@@ -246,17 +245,12 @@ def transformed(preprocessing: Preprocessing, block: Block) -> tuple[NDArray[np.
     The rows are read-only, so that payloads, which are read-only, use the same compiled kernels.
     """
     if preprocessing.kind is RecordKind.MATRIX:
-        block = _whole_matrices(block)
+        # Records without d rows become null: reshaped, they would shift the rows of the next.
+        lengths = np.diff(block.starts)
+        whole = lengths == block.dim
+        if not np.all(whole | (lengths == 0)):
+            block = block.keeping(whole)
     transformed = preprocessing.apply(block)
     rows = np.asarray(transformed.rows, dtype=np.float64).view()
     rows.flags.writeable = False
     return transformed.starts, rows
-
-
-def _whole_matrices(block: Block) -> Block:
-    """Make records null without d rows: reshaped, they would shift the rows of the next."""
-    lengths = np.diff(block.starts)
-    whole = lengths == block.dim
-    if np.all(whole | (lengths == 0)):
-        return block
-    return block.keeping(whole)

@@ -68,11 +68,9 @@ class IpcFile:
         self.pyarrow, self._path = pyarrow, path
         with path.open("rb") as file:
             self._is_file = file.read(6) == b"ARROW1"
-        self.count = 0
         with self._opened() as reader:
             self.schema = reader.schema
-        for batch in self._all():
-            self.count += batch.num_rows
+        self.count = sum(batch.num_rows for batch in self._all())
 
     @contextmanager
     def _opened(self) -> Iterator[Any]:

@@ -158,12 +158,11 @@ def check_records(
     reader = codec.fields
     assert reader is not None, "a stream without features"
     rows = reader.map
-    report = MapReport(features=[FeatureReport(feature.name) for feature in rows.features])
+    report = MapReport(len(texts), features=[FeatureReport(feature.name) for feature in rows.features])
     for place, text in enumerate(texts):
         # The worker's decoder decides, for a message with a key.
         reason = explain_payload(codec, _Message(text), pairs=pairs).reason
         values = reader.json_values(text, {})
-        report.records += 1
         report.null += bool(reason)
         if reason and len(report.reasons) < reasons:
             report.reasons.append((place, reason))

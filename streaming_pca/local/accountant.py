@@ -69,7 +69,10 @@ class LocalAccountant:
         with self._errors():
             # Absolute, as SQLite reads names such as ":memory:" as databases without a file.
             real = os.path.realpath(self.path)
-            _make_unless_there(real)
+            # A process that closes a file releases all its locks on it, also of other connections. So an
+            # existing file, which may be in use, is not opened here; a file being made is not in use yet.
+            with _making, suppress(FileExistsError):
+                os.close(os.open(real, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
             self._connection = sqlite3.connect(real, timeout=timeout, isolation_level=None)
             try:
                 # Every commit must reach the disk, with any build of SQLite.
@@ -213,11 +216,3 @@ class LocalAccountant:
 
 def _exact(number: float) -> Fraction:
     return Fraction(repr(float(number)))
-
-
-def _make_unless_there(path: str) -> None:
-    """Make an empty file that other users of the machine can never read."""
-    # A process that closes a file releases all its locks on it, also of other connections. So an
-    # existing file, which may be in use, is not opened here; a file being made is not in use yet.
-    with _making, suppress(FileExistsError):
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))

@@ -188,29 +188,20 @@ class PrivacyParameters(BaseModel):
 
 def guarantee_warnings(epsilon: float, delta: float, records: int | None = None) -> list[str]:
     """Explain why a guarantee protects too little, one line a reason; ``records`` if known."""
-    return [line for line in (epsilon_warning(epsilon), delta_warning(delta, records)) if line is not None]
-
-
-def epsilon_warning(epsilon: float) -> str | None:
-    """Explain why an epsilon offers hardly any protection; None up to 20."""
-    if epsilon <= _LARGE_EPSILON:
-        return None
-    return (
-        f"epsilon = {epsilon:g} is above {_LARGE_EPSILON:g}: results may reveal a record almost with "
-        "certainty, so it offers hardly any protection; lower it, if possible to 1, and to 10 at most"
-    )
-
-
-def delta_warning(delta: float, records: int | None = None) -> str | None:
-    """Explain why a delta protects too little, of all ``records`` if known; None without a reason."""
+    warnings = []
+    if epsilon > _LARGE_EPSILON:
+        warnings.append(
+            f"epsilon = {epsilon:g} is above {_LARGE_EPSILON:g}: results may reveal a record almost with "
+            "certainty, so it offers hardly any protection; lower it, if possible to 1, and to 10 at most"
+        )
     if records is not None and delta * records >= 1:
-        return (
+        warnings.append(
             f"delta = {delta:g} is not below 1/records = {1 / records:.2g}: "
             "publishing one record, chosen at random, would satisfy it; lower delta"
         )
-    if delta > _LARGE_DELTA:
-        return (
+    elif delta > _LARGE_DELTA:
+        warnings.append(
             f"delta = {delta:g} is above {_LARGE_DELTA:g}: publishing each record with that probability "
             "would satisfy it; lower it below 1/records, for example to 1e-6"
         )
-    return None
+    return warnings

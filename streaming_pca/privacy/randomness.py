@@ -44,8 +44,7 @@ def _laplace_sampler(scale: float) -> Any:
     from opendp.mod import enable_features
 
     enable_features("contrib")
-    domain = vector_domain(atom_domain(T="i64"))
-    return make_laplace(domain, l1_distance(T="i64"), scale=scale)
+    return make_laplace(vector_domain(atom_domain(T="i64")), l1_distance(T="i64"), scale=scale)
 
 
 class _SecretSampler:

@@ -168,7 +168,10 @@ def least_multiplier(epsilon: float, delta: float, contributions: int = 1) -> fl
     :func:`lattice_sigma`.
     """
     require_count("contributions", contributions)
-    return product_up(gaussian_multiplier(epsilon, delta), _root_up(contributions))
+    root = math.sqrt(contributions)
+    if Fraction(root) ** 2 < contributions:
+        root = math.nextafter(root, math.inf)
+    return product_up(gaussian_multiplier(epsilon, delta), root)
 
 
 @lru_cache(maxsize=1024, typed=True)
@@ -261,11 +264,6 @@ def _delta(mpmath: Any, epsilon: Any, mu: Any) -> Any:
     first = mpmath.erfc((epsilon / mu - mu / 2) / root)
     second = mpmath.erfc((epsilon / mu + mu / 2) / root)
     return (first - mpmath.exp(epsilon) * second) / 2
-
-
-def _root_up(count: int) -> float:
-    root = math.sqrt(count)
-    return root if Fraction(root) ** 2 >= count else math.nextafter(root, math.inf)
 
 
 def product_up(a: float, b: float) -> float:

@@ -69,7 +69,7 @@ class JobLedger(JobProgress):
 
     def spent(self, partition: int, offset: int) -> Charge:
         """Return this job's charge of one record."""
-        return _at(self.spend, partition, offset) + self.everywhere
+        return self.spend.get(partition, SpendMap()).at(offset) + self.everywhere
 
     def most_charged(self) -> Charge:
         """Return this job's largest epsilon, delta and rho for any record."""
@@ -97,7 +97,7 @@ class Ledger:
 
     def spent(self, partition: int, offset: int) -> Charge:
         """Return the charge of one record by all jobs."""
-        return _at(self.spend, partition, offset) + self.everywhere
+        return self.spend.get(partition, SpendMap()).at(offset) + self.everywhere
 
     def most_charged(self) -> Charge:
         """Return the largest epsilon, delta and rho of any record, by all jobs."""
@@ -168,11 +168,8 @@ class Ledger:
                 yield OffsetSpan(partition=partition, start=start, end=end), charge
 
     def _everywhere_but(self, name: str) -> Charge:
-        total = Charge.nothing()
-        for other, job in sorted(self.jobs.items()):
-            if other != name:
-                total = total + job.everywhere
-        return total
+        others = (job.everywhere for other, job in sorted(self.jobs.items()) if other != name)
+        return sum(others, Charge.nothing())
 
     def apply(self, entry: LedgerEntry) -> Verdict:
         """Check the log's next entry, then record it."""
@@ -224,7 +221,3 @@ class Ledger:
         for r in entry.ranges:
             for spend in (self.spend, job.spend):
                 spend[r.partition].add(r.start, r.end, entry.charge)
-
-
-def _at(spend: dict[int, SpendMap], partition: int, offset: int) -> Charge:
-    return spend[partition].at(offset) if partition in spend else Charge.nothing()

@@ -94,8 +94,7 @@ def check_mechanisms(contract: Parameters, parameters: Parameters) -> str:
         counts = batches * _of_counts(parameters)
         left = epsilon - counts
         if left <= 0:
-            has = format_number(epsilon)
-            cost = format_number(counts)
+            has, cost = format_number(epsilon), format_number(counts)
             return f"its counts cost epsilon {cost}, which leaves nothing of the {has} in its contract"
         # Each batch keeps its part by itself, or all of them together the whole.
         times, shared = (1, batches) if in_parts else (batches, 1)
@@ -107,9 +106,8 @@ def check_mechanisms(contract: Parameters, parameters: Parameters) -> str:
     if wrong is None:
         return ""
     needs = f"epsilon {format_number(left)}, delta {format_number(delta)}"
-    return f"{wrong.what} has too little noise for {needs}" + (
-        f" of {batches} batches" if batches > 1 else ""
-    )
+    of_batches = f" of {batches} batches" if batches > 1 else ""
+    return f"{wrong.what} has too little noise for {needs}{of_batches}"
 
 
 def check_composition(contract: Parameters, first: Parameters, parameters: Parameters) -> str:
@@ -151,12 +149,8 @@ class _Composed:
         if rest <= 0:
             return False
         # Squares of mu add up, over batches too.
-        allowed = (
-            1
-            / Fraction(gaussian_multiplier(float(epsilon), float(rest))) ** 2
-            * (1 + 2 * TOLERANCE)
-            / batches
-        )
+        needed = Fraction(gaussian_multiplier(float(epsilon), float(rest)))
+        allowed = (1 + 2 * TOLERANCE) / (needed * needed * batches)
         left = allowed - sum((number / (z * z) for z, number in self.gaussians), Fraction(0))
         if not self.pure:
             return left >= 0

@@ -179,7 +179,7 @@ class Replay:
         everywhere = [job.everywhere for job in self.jobs.values()]
         alone = self.everywhere()
         most = LargestCharges()
-        most.take_charge(alone)
+        most.take(alone)
         if self.opened is not None and not alone.within(self.opened):
             self.problems.append(f"every record: charged {_charge_text(alone)}, above the cap")
         for partition in sorted({*self._held, *self._elsewhere}):
@@ -189,7 +189,8 @@ class Replay:
             for start, end, total in sweep(self._on(partition), everywhere):
                 if not total.count:
                     continue
-                most.take(start, end, total)
+                most.offsets += end - start
+                most.take(total)
                 if self.opened is not None and not total.within(self.opened):
                     where = f"partition {partition}, offsets {start} to {end - 1}"
                     self.problems.append(f"{where}: charged {_charge_text(total)}, above the cap")
@@ -317,8 +318,7 @@ def upper(one: Charge, other: Charge) -> Charge:
 
 def shown(value: Fraction | float) -> str:
     """Format a number; a long ratio as a decimal. Python writes no integers of over 4,300 digits."""
-    text = value if value == math.inf or max(value.as_integer_ratio()) < 2**256 else float(value)
-    return str(text)
+    return str(value if value == math.inf or max(value.as_integer_ratio()) < 2**256 else float(value))
 
 
 def sweep(
@@ -332,9 +332,7 @@ def sweep(
     events = [(start, 1, charge) for start, _, charge in real]
     events += [(end, -1, charge) for _, end, charge in real]
     events.sort(key=lambda event: event[0])
-    total = Total()
-    for charge in everywhere:
-        total.change(charge, 1)
+    total = _sum(everywhere)
     total.count = 0
     for i, (at, sign, charge) in enumerate(events):
         total.change(charge, sign)
@@ -351,11 +349,7 @@ class LargestCharges:
     rho: Fraction | float | None = Fraction(0)
     offsets: int = 0
 
-    def take(self, start: int, end: int, total: Total) -> None:
-        self.offsets += end - start
-        self.take_charge(total)
-
-    def take_charge(self, total: Total) -> None:
+    def take(self, total: Total) -> None:
         self.epsilon = max(self.epsilon, total.epsilon)
         self.delta = max(self.delta, total.delta)
         rho = total.rho

@@ -20,11 +20,7 @@ from streaming_pca.privacy.mechanisms.histogram import (
     stability_histogram,
     stability_threshold,
 )
-from streaming_pca.privacy.mechanisms.pure import (
-    AboveThreshold,
-    laplace_on_vector,
-    laplace_scale,
-)
+from streaming_pca.privacy.mechanisms.pure import AboveThreshold, laplace_on_vector, laplace_scale
 
 __all__ = [
     "AboveThreshold",
