@@ -50,7 +50,9 @@ class Diagnostics:
         """Charge of all batches that a unit of privacy may enter, together."""
         # The float may lie an ulp below the quotient that is charged.
         self._scale = float(_SENSITIVITY / self._epsilon) * (1 + 1e-12)
-        self.error = _half_width(self._scale)
+        # The least t with P(|X| > t) = 2 e^-((t+1)/scale)/(1 + e^-(1/scale)) <= 0.05.
+        tail = 0.05 * (1 + math.exp(-1 / self._scale)) / 2
+        self.error = max(math.ceil(-self._scale * math.log(tail) - 1), 0)
         """Half of the 95% confidence interval of each count."""
         # The variance of discrete Laplace noise is 2 q/(1 - q)^2, with q = e^(-1/scale).
         self.standard_error = math.exp(-1 / (2 * self._scale)) * math.sqrt(2) / -math.expm1(-1 / self._scale)
@@ -76,9 +78,3 @@ class Diagnostics:
             "clipped_records": float(clipped),
             "clipped_records_error": self.standard_error,
         }
-
-
-def _half_width(scale: float) -> int:
-    """Return the least t with P(\\|X\\| > t) = 2 e^-((t+1)/scale)/(1 + e^-(1/scale)) <= 0.05."""
-    tail = 0.05 * (1 + math.exp(-1 / scale)) / 2
-    return max(math.ceil(-scale * math.log(tail) - 1), 0)

@@ -33,6 +33,5 @@ def find(name: str) -> type[Estimator[Any, Any]]:
     """Return the class with this id. ValueError names the default, and the nearest id or all."""
     if name in ESTIMATORS:
         return ESTIMATORS[name]
-    near = nearest(name, ESTIMATORS)
-    known = meant(near) or f"; known: {', '.join(sorted(ESTIMATORS))}"
+    known = meant(nearest(name, ESTIMATORS)) or f"; known: {', '.join(sorted(ESTIMATORS))}"
     raise ValueError(f"no estimator {name!r} (the default is {DEFAULT_ESTIMATOR}){known}")

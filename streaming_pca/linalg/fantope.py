@@ -38,8 +38,7 @@ class FantopeIterate:
 
     def largest(self, count: int) -> FantopeIterate:
         """Restrict to at most ``count`` features: those of the largest weights Y_ii."""
-        order = np.argsort(-np.diagonal(self.sparse), kind="stable")
-        kept = np.sort(order[:count])
+        kept = np.sort(np.argsort(-np.diagonal(self.sparse), kind="stable")[:count])
         block = np.ix_(kept, kept)
         return FantopeIterate(self.features[kept], self.sparse[block], self.dual[block], self.step)
 

@@ -131,8 +131,7 @@ def refine(
     radius, _ = private_quantile_radius(norms, *radii, quantile, budget, shared, _SURE)
     sigma = budget.sigma(budget.take(share), 2.0 * MEAN_RADIUS)
     noisy = gaussian_on_vector(clipped_mean_sum(batch, about, radius), sigma)
-    count = max(len(batch), 1) * present
-    unit = lattice_unit(radius, MEAN_RADIUS) / count
+    unit = lattice_unit(radius, MEAN_RADIUS) / (max(len(batch), 1) * present)
     step, noise = np.asarray(noisy, dtype=np.float64) * unit, (sigma * unit) ** 2
     scale = 1.0 if about.scale is None else np.asarray(about.scale)
     with np.errstate(all="ignore"):

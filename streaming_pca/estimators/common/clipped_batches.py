@@ -65,9 +65,7 @@ class GrowingBatches(Options):
 
     def future_records(self, records: int) -> float:
         """Return the records to expect after ``records``; as many again for an endless stream."""
-        if self.n_records is not None:
-            return float(max(self.n_records - records, 0))
-        return float(records)
+        return float(records if self.n_records is None else max(self.n_records - records, 0))
 
     def count(self, batch: int, records: int = 0) -> int:
         """Return the size of batch number ``batch``, from 0, after ``records`` records."""

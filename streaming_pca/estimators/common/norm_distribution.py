@@ -199,8 +199,7 @@ class NormCounts:
 
         The tail ends with the last bin that is filled beyond its noise.
         """
-        last = self._last_filled()
-        found = np.where(np.arange(BINS) <= last, np.maximum(self.counts, 0.0), 0.0)
+        found = np.where(np.arange(BINS) <= self._last_filled(), np.maximum(self.counts, 0.0), 0.0)
         above = np.minimum(np.cumsum(found[::-1])[::-1] / max(self.records, 1.0), 0.5 * self.present)
         radii = self.median * 2.0 ** (np.arange(int(_TAIL[-1]) * STEPS + 1) / STEPS)
         radii = radii[: max(int(np.count_nonzero(radii <= high)), 1)]
@@ -314,8 +313,7 @@ def private_norm_counts(
     if not known.median:
         median, present = private_quantile_radius(norms, low, high, 0.5, budget, shares[0])
         known = replace(known, median=median, present=present)
-    edges = known.median * 2.0**_TAIL
-    exact = norms.histogram(np.append(edges, np.inf))
+    exact = norms.histogram(np.append(known.median * 2.0**_TAIL, np.inf))
     multiplier = budget.take(shares[1])
     noisy, _ = noisy_counts(exact, multiplier, math.sqrt(2) * _UP, budget)
     return replace(known, counts=noisy, variance=2 * multiplier**2, records=float(len(norms)))

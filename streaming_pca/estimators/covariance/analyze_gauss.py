@@ -72,8 +72,7 @@ class AnalyzeGauss(ComposedEstimator[AnalyzeGaussState, AnalyzeGaussOptions]):
 
     def init(self, rng: np.random.Generator) -> AnalyzeGaussState:
         """Return the state before any record, with zero matrices; uses no randomness."""
-        estimate = CovarianceEstimate.empty(self.preprocessing.output_dim)
-        return AnalyzeGaussState(0, 0, estimate)
+        return AnalyzeGaussState(0, 0, CovarianceEstimate.empty(self.dim))
 
     def _learn(self, state: AnalyzeGaussState, work: Work) -> tuple[AnalyzeGaussState, int]:
         options, estimate = self.options, state.covariance

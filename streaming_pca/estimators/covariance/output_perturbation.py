@@ -339,8 +339,7 @@ class OutputPerturbation(Estimator[OutputPerturbationState, OutputPerturbationOp
     def _noisy_projector(self, projector: Matrix, delta: float) -> Matrix:
         unit = delta / _PROJECTOR_UNITS
         # Rounding of the product may differ above and below the diagonal.
-        symmetric = (projector + projector.T) / 2
-        whole = np.rint(symmetric / unit).astype(np.int64)
+        whole = np.rint((projector + projector.T) / 2 / unit).astype(np.int64)
         sigma = self._multipliers.projector * self._projector_sensitivity * (1 + 1e-15)
         return gaussian_on_symmetric(whole, sigma) * unit
 

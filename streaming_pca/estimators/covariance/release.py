@@ -46,8 +46,7 @@ def covariance_subspace(
     error of the share of present records widens every variance's error.
     """
     moment = estimate.released_moment() - np.outer(offset.vector, offset.vector)
-    dim = len(moment)
-    values, vectors = ritz_pairs(moment, dim)
+    values, vectors = ritz_pairs(moment, len(moment))
     components = vectors[:, :k].T
     if not estimate.records:
         return Subspace(components, np.maximum(values[:k], 0.0), None)
@@ -164,8 +163,7 @@ def clip_angle(
     highest = min(highest + _DEVIATIONS * float(along[k:].max()) * math.sqrt(0.5), float(values[k]) + cut)
     if not is_positive:
         return _angle(across, max(float(led), float(values[k - 1]) - cut) - highest)
-    gap = max(float(led), float(values[k - 1])) - max(highest, float(values[k]))
-    return _angle(across, gap)
+    return _angle(across, max(float(led), float(values[k - 1])) - max(highest, float(values[k])))
 
 
 def dominant_feature(estimate: CovarianceEstimate) -> int | None:

@@ -113,16 +113,14 @@ class DPOjas(Deflation[DeflationState, DPOjasOptions]):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        granularity = self.preprocessing.granularity
         self._count = self.preprocessing.whole_count(self.options.records_a_batch(self.k))
-        self._messages = self._count // granularity
+        self._messages = self._count // self.preprocessing.granularity
         self._sigma = shuffled_sigma(
             *self.privacy.batch_guarantee, self._messages, 2.0 * MESSAGE_RADIUS, self.options.noise_multiplier
         )
 
     def plan_mechanisms(self, state: DeflationState) -> Plan:
         """Plan all records of a component, each in one message."""
-        granularity = self.preprocessing.granularity
         multiplier = self._sigma / (2.0 * MESSAGE_RADIUS)
         parameters = {
             "mechanism": self.info.id,
@@ -132,7 +130,7 @@ class DPOjas(Deflation[DeflationState, DPOjasOptions]):
         }
         # The zCDP cost is a message's own: the secret order does not lower it.
         charge = self.privacy.charge(self.privacy.contributions * gaussian_rho(multiplier))
-        return Plan(self._count, self._count, granularity, charge, parameters)
+        return Plan(self._count, self._count, self.preprocessing.granularity, charge, parameters)
 
     def _learn(self, state: DeflationState, batch: Batch, iterate: Floats, removed: Floats) -> Learnt:
         """Read the batch in a secret order, if its records can hide each other."""
@@ -141,8 +139,7 @@ class DPOjas(Deflation[DeflationState, DPOjasOptions]):
         if len(batch) // units < count:
             return Learnt(None, 0.0, Outcome.TOO_FEW, 0)
         # The proof covers this many messages; further records are not read.
-        chosen = batch.split([count * units, len(batch) - count * units])[0]
-        starts, rows = self._transformed(chosen)
+        starts, rows = self._transformed(batch.split([count * units, len(batch) - count * units])[0])
         of_matrices = self.kind is RecordKind.MATRIX
         unit = lattice_unit(self.options.clip_radius, MESSAGE_RADIUS)
         clipped = count_clipped_messages(rows, starts, of_matrices, iterate, removed, 1 / unit)

@@ -163,8 +163,7 @@ class AdaptiveMean:
         scale = self.scale(first, preprocessing, basis, removed, blocks)
         if scale is None:
             return MeanFound(Outcome.NO_SCALE)
-        found = self.mean(second, preprocessing, basis, removed, *clip(scale))
-        return replace(found, scale=scale)
+        return replace(self.mean(second, preprocessing, basis, removed, *clip(scale)), scale=scale)
 
     @property
     def parameters(self) -> dict[str, Any]:

@@ -192,8 +192,7 @@ class NoisyPowerMethod(Estimator[NoisyPowerState, NoisyPowerOptions]):
 
     def _noise(self, radius: float) -> float:
         """Return the approximate norm of a sum's noise, sigma (sqrt(d) + sqrt(k + p))."""
-        root = math.sqrt(self.dim) + math.sqrt(self.columns)
-        return 2 * radius * self._multiplier * root
+        return 2 * radius * self._multiplier * (math.sqrt(self.dim) + math.sqrt(self.columns))
 
     @cached_property
     def _needed(self) -> int:
@@ -202,8 +201,7 @@ class NoisyPowerMethod(Estimator[NoisyPowerState, NoisyPowerOptions]):
         At the least radius: a basis that is spread evenly over all coordinates.
         """
         spread = np.full((self.dim, 1), math.sqrt(self.columns / self.dim))
-        smallest = self._radius(spread)
-        return math.ceil(self.k * self._noise(smallest) / self.options.clip_l2**2)
+        return math.ceil(self.k * self._noise(self._radius(spread)) / self.options.clip_l2**2)
 
     def learn_batch(self, state: NoisyPowerState, batch: Batch) -> tuple[NoisyPowerState, int]:
         """Make T passes and add the batch to the average; the charge is the plan's."""

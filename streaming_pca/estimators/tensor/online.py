@@ -89,8 +89,7 @@ class OnlineTensorPower(Estimator[OnlineTensorState, OnlineTensorOptions]):
             _, rows = transformed(self.preprocessing, block.single_rows())
             products += products_of_rows(rows[np.abs(rows).max(axis=1) <= _LARGEST], queries)
         products /= max(len(batch), 1)
-        steps = self.options.steps_in(self.dim)
-        search = state.search.learn(products, steps, self.options.window)
+        search = state.search.learn(products, self.options.steps_in(self.dim), self.options.window)
         return OnlineTensorState(state.batch + 1, state.records + len(batch), search), 0
 
     def learnt_subspace(self, state: OnlineTensorState) -> Subspace:

@@ -188,8 +188,7 @@ class PrivateTensorPower(Estimator[PrivateTensorState, PrivateTensorOptions]):
         return replace(reached, search=search), exact.clipped
 
     def _whitening(self, batch: Batch) -> tuple[Whitening, int]:
-        radius = self.options.clip_radius**2
-        exact = covariance_sum(batch.single_rows(), self.preprocessing, radius)
+        exact = covariance_sum(batch.single_rows(), self.preprocessing, self.options.clip_radius**2)
         sigma = self._sigma(exact.sensitivity)
         per_record = exact.unit / max(len(batch), 1)
         moment = gaussian_on_symmetric(exact.total, sigma) * per_record

@@ -95,8 +95,7 @@ class TensorSearch:
         """Start with random candidates and no component."""
         seed = int(rng.integers(2**62))
         fill = orthonormalise(rng.standard_normal((dim, k))).T
-        zeros = np.zeros((k, dim))
-        return cls(seed, _starts(seed, 0, dim, restarts), np.zeros(k), fill, zeros, 0, 0)
+        return cls(seed, _starts(seed, 0, dim, restarts), np.zeros(k), fill, np.zeros((k, dim)), 0, 0)
 
     @property
     def is_complete(self) -> bool:

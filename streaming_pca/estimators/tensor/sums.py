@@ -122,5 +122,4 @@ def product_sum(batch: Batch, space: Space, candidates: Matrix) -> LatticeSum:
     products = partial(_products, space, quantise_basis(candidates), RADIUS / joint)
     vector = batch.sum(BlockSum(products, (candidates.size + 1,)))
     unit = space.radius**3 * joint / RADIUS**2
-    total = vector[:-1].reshape(candidates.shape)
-    return LatticeSum(total, unit, PRODUCT_SENSITIVITY, int(vector[-1]))
+    return LatticeSum(vector[:-1].reshape(candidates.shape), unit, PRODUCT_SENSITIVITY, int(vector[-1]))
