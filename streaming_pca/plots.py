@@ -94,10 +94,8 @@ def scree(pca: Any, *, ax: Axes | None = None) -> Axes:
     ax = _axes(ax)
     heights = shares if rest is None else np.append(shares, rest)
     places = np.arange(1, len(heights) + 1)
-    colours = [_BLUE] * k
     noise = _STANDARD_ERRORS * np.asarray(getattr(model, "explained_variance_error_", 0.0))
-    for i in np.flatnonzero(np.asarray(model.explained_variance_) <= noise):
-        colours[i] = _FAINT
+    colours = np.where(np.asarray(model.explained_variance_) <= noise, _FAINT, _BLUE).tolist()
     ax.bar(places[:k], shares, color=colours, width=0.7)
     if rest is not None:
         others = dim - k
@@ -183,8 +181,7 @@ def biplot(
     ax.axvline(0.0, color=_GREY, linewidth=0.6, zorder=0.5)
     if places is not None:
         label = f"records (not private), times {factor:.2g}"
-        xs, ys = places.T
-        ax.scatter(xs, ys, s=6, color=_GREY, alpha=0.35, linewidths=0, zorder=1, label=label)
+        ax.scatter(*places.T, s=6, color=_GREY, alpha=0.35, linewidths=0, zorder=1, label=label)
         ax.legend(loc="lower right")
     tips = loadings[shown]
     origin = np.zeros(len(tips))

@@ -64,8 +64,7 @@ class _File:
     def of(cls, body: bytes, media_type: str) -> _File:
         # mtime=0: the same file has the same bytes in all processes.
         small = gzip.compress(body, 6, mtime=0) if len(body) >= _LEAST_GZIP else None
-        etag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
-        return cls(body, small, media_type, etag)
+        return cls(body, small, media_type, f'"{hashlib.sha256(body).hexdigest()[:32]}"')
 
     def answer(self, request: Request, caching: str) -> Response:
         """Answer with the file, compressed if the client accepts gzip, or with 304."""

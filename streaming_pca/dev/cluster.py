@@ -90,29 +90,14 @@ transaction.abort.timed.out.transaction.cleanup.interval.ms=1000
 class KafkaCluster:
     """Apache Kafka nodes on loopback ports.
 
-    Parameters
-    ----------
-    nodes : int
-        Number of nodes, each broker and controller, with ids 1 to `nodes`.
-    replication, in_sync : int
-        Default number of replicas of a topic, and of replicas that `acks=all` waits for; also for
-        internal topics.
-    heap : int
-        Heap of each node in MiB.
-    more : str
-        Further lines of settings: a template like the settings of one node.
-    ports : sequence of int, optional
-        Port of each node; by default free ports.
-    directory : Path, optional
-        Persistent directory for the data, which a later cluster with as many nodes continues to use. By
-        default a temporary one, deleted at the end.
-    options : sequence of str, optional
-        Further options of Java.
+    Entry raises KafkaUnavailable if the nodes do not start or the directory cannot be used.
 
-    Raises
-    ------
-    KafkaUnavailable
-        On entry, if the nodes do not start or the directory cannot be used.
+    ``nodes``: their number; each is broker and controller, with ids 1 to `nodes`. ``replication``,
+    ``in_sync``: default number of replicas of a topic, and of replicas that `acks=all` waits for; also for
+    internal topics. ``heap``: heap of each node in MiB. ``more``: further lines of settings, a template like
+    the settings of one node. ``ports``: port of each node; by default free ports. ``directory``: persistent
+    directory for the data, which a later cluster with as many nodes continues to use; by default a temporary
+    one, deleted at the end. ``options``: further options of Java.
     """
 
     def __init__(

@@ -109,8 +109,7 @@ def free_port() -> int:
     """Return a loopback port that was free a moment ago."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
+        return int(listener.getsockname()[1])
 
 
 def cluster_id(bootstrap: str, timeout: float = 3.0) -> str | None:

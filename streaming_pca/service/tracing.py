@@ -120,8 +120,6 @@ class Span:
 
     def show_reserved(self, reserved: Reserved) -> None:
         """Set the batch's number, records and charge from its RESERVED entry."""
-        if self._span is None:
-            return
         charge = reserved.charge
         self.show(
             batch=reserved.batch,

@@ -16,7 +16,7 @@ from streaming_pca.data.batch import Batch, BinKernel, MapKernel, RecordValues, 
 from streaming_pca.data.records import Block, RecordKind
 from streaming_pca.kernels.coordinates import BinCounts
 from streaming_pca.spark.jobs import Cluster
-from streaming_pca.spark.segments import Layout, Order
+from streaming_pca.spark.segments import Layout
 from streaming_pca.spark.tasks import BinTally, Fetch, Mapped, RecordSum, Share, UserHashes, ValueSum
 
 T = TypeVar("T")
@@ -78,9 +78,7 @@ class SparkBatch(Batch):
         size = int(np.prod(kernel.shape, dtype=np.int64))
         operation = RecordSum(kernel, [_mapped(each) for each in values])
         total = self.cluster.sum(operation, self._shares(), size)
-        if total is None:
-            return np.zeros(kernel.shape, dtype=np.int64)
-        return total.reshape(kernel.shape)
+        return np.zeros(kernel.shape, dtype=np.int64) if total is None else total.reshape(kernel.shape)
 
     def map(self, kernel: MapKernel) -> SparkValues:
         """Define one number per (transformed) record, which executors compute on demand."""
@@ -139,8 +137,8 @@ class SparkBatch(Batch):
             places = self.layout.places(partition, first, last) - self.low
             counted = np.packbits(self.counted[places]).tobytes()
         if self.layout.by_row:
-            order: Order | Integers = self.layout.places(partition, first, last)
-            return replace(share, counted=counted, order=order, origin=self.low)
+            places = self.layout.places(partition, first, last)
+            return replace(share, counted=counted, order=places, origin=self.low)
         order = self.layout.order
         return replace(share, counted=counted, order=order, partition=partition, base=first, origin=self.low)
 

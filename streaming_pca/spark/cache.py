@@ -76,12 +76,11 @@ class RowCache:
 
     def __init__(self, folder: str, limit: int) -> None:
         self._folder, self.limit = folder, limit
-        self._files: dict[str, IO[bytes]] = {}
-        self._used: dict[str, int] = {}
+        self._files: dict[str, tuple[IO[bytes], int]] = {}
 
     @property
     def used(self) -> int:
-        return sum(self._used.values())
+        return sum(size for _, size in self._files.values())
 
     @property
     def names(self) -> set[str]:
@@ -115,15 +114,14 @@ class RowCache:
                 if file is not None:
                     _write_all(file, end + _LENGTH.pack(at))
                     failed.pop_all()
-                    self._files[name], self._used[name] = file, at + len(end) + _LENGTH.size
+                    self._files[name] = (file, at + len(end) + _LENGTH.size)
                     return Shelf(name, socket.gethostname(), f"/proc/{os.getpid()}/fd/{file.fileno()}")
         return Shelf(name, "", "")
 
     def open(self, shelf: Shelf) -> CachedRows:
         """Map a segment's rows, of any process of this machine; raise LookupError if they are missing."""
-        own = self._files.get(shelf.name)
-        if own is not None:
-            return CachedRows(own, shelf.name)
+        if shelf.name in self._files:
+            return CachedRows(self._files[shelf.name][0], shelf.name)
         with self._file(shelf) as file:
             return CachedRows(file, shelf.name)
 
@@ -142,10 +140,8 @@ class RowCache:
     def drop(self, names: Iterable[str]) -> None:
         """Free the files of segments; ignore segments without files."""
         for name in names:
-            file = self._files.pop(name, None)
-            self._used.pop(name, None)
-            if file is not None:
-                file.close()
+            if name in self._files:
+                self._files.pop(name)[0].close()
 
     def drop_shelves(self, shelves: Sequence[Shelf]) -> None:
         """Free files of this and other processes of the machine."""

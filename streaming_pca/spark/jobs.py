@@ -250,8 +250,7 @@ class Cluster:
         return Fetch.of(share, self._loaded[segment].segment, self._loaded[segment].shelf)
 
     def _tasks(self, shares: Mapping[int, Sequence[Share]], size: int) -> int:
-        most = self.slots * (1 if size >= _LARGE else _TASKS)
-        return max(min(most, len(shares)), 1)
+        return max(min(self.slots * (1 if size >= _LARGE else _TASKS), len(shares)), 1)
 
     def _computed(
         self, operation: Operation, shares: Mapping[int, Sequence[Share]], count: int, width: int

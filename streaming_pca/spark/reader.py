@@ -166,8 +166,7 @@ class ClusterReader:
             length = -(-span // (2 * tasks)) * 2
             for start in range(first, first + span, length):
                 epoch = self.buffers[p].epoch if start == self.buffers[p].position else -1
-                end = min(start + length, first + span)
-                ranges.append(self._cluster.range(p, start, end, epoch))
+                ranges.append(self._cluster.range(p, start, min(start + length, first + span), epoch))
         return ranges
 
     def _offsets_of_a_task(self, offsets: int) -> int:

@@ -149,8 +149,7 @@ def _join_submitted(settings: SparkSettings, master: str | None) -> SparkSession
     from pyspark import SparkConf, SparkContext
 
     gateway = SparkContext._gateway or _launch()
-    conf = SparkConf(_jvm=gateway.jvm)
-    given = conf.get("spark.master", "local[*]")
+    given = SparkConf(_jvm=gateway.jvm).get("spark.master", "local[*]")
     # Inside a cluster, the address of Kubernetes differs from the address outside.
     if master not in (None, given) and not str(given).startswith("k8s://"):
         raise ConfigurationError(

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from streaming_pca.data.array_batch import ArrayBatch, ArrayValues
 from streaming_pca.data.batch import BinKernel, MapKernel, SumKernel, ValueKernel
-from streaming_pca.data.records import Block
+from streaming_pca.data.records import Block, row_starts
 from streaming_pca.errors import UserError
 from streaming_pca.kernels.coordinates import BinCounts
 from streaming_pca.service.errors import RecordsLost, StreamRefused
@@ -416,12 +416,10 @@ def gathered(reading: Reading, fetches: Sequence[Fetch]) -> ArrayBatch:
             assert found is not None
             places.append(found)
     if not batches:
-        codec = reading.codec
-        return ArrayBatch.of_records([], codec.dim, codec.kind)
+        return ArrayBatch.of_records([], reading.codec.dim, reading.codec.kind)
     batch, at = ArrayBatch.joined(batches), np.concatenate(places)
     order = np.argsort(at)
-    lengths = np.diff(batch.starts)[order]
-    starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    starts = row_starts(np.diff(batch.starts)[order])
     return ArrayBatch(batch.rows, starts, batch.kind, batch.starts[:-1][order])
 
 

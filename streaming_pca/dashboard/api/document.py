@@ -108,9 +108,9 @@ def _say_once(operation: dict[str, Any]) -> None:
         schema.pop("title", None)
         schema.pop("description", None)
         # A query or header parameter cannot be null, only absent.
-        choices = [each for each in schema.pop("anyOf", []) if each != {"type": "null"}]
-        for choice in choices:
-            schema.update(choice)
+        for choice in schema.pop("anyOf", []):
+            if choice != {"type": "null"}:
+                schema.update(choice)
 
 
 def _problem(status: str, text: str) -> dict[str, Any]:

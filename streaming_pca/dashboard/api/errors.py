@@ -39,8 +39,7 @@ class StrictRoute(APIRoute):
         known = [field.alias for field in self.dependant.query_params]
 
         async def answer(request: Request) -> Response:
-            refusal = _unknown_parameter(request, known)
-            if refusal is not None:
+            if (refusal := _unknown_parameter(request, known)) is not None:
                 return problem(request.scope, HTTPStatus.UNPROCESSABLE_ENTITY, refusal)
             try:
                 return await handle(request)

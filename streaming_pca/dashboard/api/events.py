@@ -6,6 +6,7 @@ import asyncio
 import os
 import time
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import Annotated
 
 from fastapi import FastAPI, Header, Request, Response
@@ -34,11 +35,9 @@ class Mailbox:
 
     def post(self, event: Event) -> None:
         """Add an event; can be called from any thread."""
-        try:
+        with suppress(RuntimeError):
+            # Raised once the server has stopped and the client is disconnected.
             self._loop.call_soon_threadsafe(self._put, event)
-        except RuntimeError:
-            # The server has stopped and the client is disconnected.
-            return
 
     async def get(self) -> Event:
         return await self._queue.get()

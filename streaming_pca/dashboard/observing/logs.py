@@ -127,5 +127,4 @@ def in_words(error: BaseException, servers: str) -> str:
     if isinstance(error, KafkaError):
         does = "does not answer" if getattr(error, "retriable", False) else "fails"
         return f"the broker at {servers} {does} ({type(error).__name__})"
-    line = (str(error).splitlines() or [type(error).__name__])[0][:300]
-    return _PATH.sub("(a file)", line)
+    return _PATH.sub("(a file)", (str(error).splitlines() or [type(error).__name__])[0][:300])

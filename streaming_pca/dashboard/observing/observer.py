@@ -219,8 +219,7 @@ class Observer:
         return self._watched.verifications.start(input)
 
     def _require_broker(self) -> None:
-        problem = self._watched.problem
-        if problem is not None:
+        if (problem := self._watched.problem) is not None:
             raise BrokerUnreachable(problem)
 
     def _state(self, name: str) -> StreamState:

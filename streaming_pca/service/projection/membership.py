@@ -56,8 +56,7 @@ class Membership(ConsumerRebalanceListener):  # type: ignore[misc]
 
     def poll(self) -> None:
         """Serve the group protocol; wait only while it changes the assignment."""
-        stable = rejoin_if_unstable(self._consumer)
-        self._consumer.poll(timeout_ms=0 if stable else _JOIN_MS)
+        self._consumer.poll(timeout_ms=0 if rejoin_if_unstable(self._consumer) else _JOIN_MS)
         for tp in self._consumer.assignment() - self._consumer.paused():
             self._consumer.pause(tp)
 

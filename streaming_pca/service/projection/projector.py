@@ -306,8 +306,7 @@ class Projector:
         """Return whether the output ever had a committed message before these ends."""
         timeout = self._kafka.request_timeout_ms
         with self._named("reading the output"), closing(reading_consumer(self._kafka)) as consumer:
-            first = first_offsets(consumer, list(ends), timeout)
-            if any(first.values()):
+            if any(first_offsets(consumer, list(ends), timeout).values()):
                 return True  # retention has deleted messages
             left = [tp for tp, end in ends.items() if end > 0]
             consumer.assign(left)
