@@ -97,8 +97,7 @@ def take_backup(kafka: KafkaSettings, topic: str) -> Backup:
 
 def verified_ledger(backup: Backup, what: str = "the backup") -> Ledger:
     """Verify a backup, including that each state is its job's last; return its ledger."""
-    report = verify_log(enumerate(backup.entries), topic_id=backup.topic_id)
-    problems = list(report.problems)
+    problems = list(verify_log(enumerate(backup.entries), topic_id=backup.topic_id).problems)
     ledger = replay(backup.entries, Ledger(backup.topic_id))
     states = {name: summarise(data, backup.users.get(name)) for name, data in backup.states.items()}
     problems += [

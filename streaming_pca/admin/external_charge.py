@@ -52,8 +52,12 @@ def charge_records(
         raise ConfigurationError("--job must be 1 to 200 letters, digits, '.', '_' or '-'")
     if not (charge.epsilon or charge.delta or charge.rho):
         raise ConfigurationError("--epsilon and --delta are both 0: nothing would be charged")
-    topic_id, ends = _look_up(kafka, topic, job)
-    writer = ChargeWriter(kafka, topic, topic_id, job)
+    found = require_topics(kafka, [topic, f"{topic}.ledger"], [f"{job}.state"])
+    if f"{job}.state" in found:
+        # The charge would fence the stream's leader, and a job with charges can never reserve again.
+        raise ConfigurationError(f"--job {job} is a stream (topic {job}.state exists): choose another name")
+    ends = end_offsets(kafka, topic)
+    writer = ChargeWriter(kafka, topic, str(found[topic]["topic_id"]), job)
     try:
         # Before fencing, which would end the session of a stream of that name.
         writer.check(charge)
@@ -134,15 +138,6 @@ class ChargeWriter(LedgerWriter):
             for spent in ledger.spend[r.partition].over(r.start, r.end):
                 most |= spent
         return most + ledger.everywhere
-
-
-def _look_up(kafka: KafkaSettings, topic: str, job: str) -> tuple[str, dict[int, int]]:
-    """Return the topic's id and each partition's end; refuse a stream's name as the job."""
-    found = require_topics(kafka, [topic, f"{topic}.ledger"], [f"{job}.state"])
-    if f"{job}.state" in found:
-        # The charge would fence the stream's leader, and a job with charges can never reserve again.
-        raise ConfigurationError(f"--job {job} is a stream (topic {job}.state exists): choose another name")
-    return str(found[topic]["topic_id"]), end_offsets(kafka, topic)
 
 
 def _spans(ranges: Sequence[OffsetSpan] | None, ends: dict[int, int], topic: str) -> list[OffsetSpan]:

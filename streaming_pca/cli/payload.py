@@ -106,7 +106,7 @@ def payload_check(
         found = [_facts(report, payload) for report, payload in zip(reports, payloads, strict=True)]
         print_json({"payloads": len(found), "null": null, "verdicts": found} if lines else found[0])
     elif lines:
-        _say_lines(codec, reports, null)
+        _say_lines(codec, reports)
     else:
         _say_report(codec, reports[0])
     if null or not reports:
@@ -188,15 +188,13 @@ def _say_report(codec: PayloadCodec, report: PayloadReport) -> None:
         say(f"{'warning: ' if report.is_record else ''}{report.hint}")
 
 
-def _say_lines(codec: PayloadCodec, reports: Sequence[PayloadReport], null: int) -> None:
-    shown = 0
-    for number, report in enumerate(reports, 1):
-        if not report.is_record and shown < _SHOWN:
-            shown += 1
-            say(f"line {number}: {report.reason}{'; ' if report.hint else ''}{report.hint}")
-    if null > shown:
-        say(f"and {null - shown} more")
-    say(f"{null} of {len(reports)} payloads {'hold' if codec.unit == 'row' else 'are'} null records")
+def _say_lines(codec: PayloadCodec, reports: Sequence[PayloadReport]) -> None:
+    null = [(number, report) for number, report in enumerate(reports, 1) if not report.is_record]
+    for number, report in null[:_SHOWN]:
+        say(f"line {number}: {report.reason}{'; ' if report.hint else ''}{report.hint}")
+    if len(null) > _SHOWN:
+        say(f"and {len(null) - _SHOWN} more")
+    say(f"{len(null)} of {len(reports)} payloads {'hold' if codec.unit == 'row' else 'are'} null records")
 
 
 _ARROW_FILES = (".parquet", ".arrow", ".arrows", ".feather", ".ipc")

@@ -276,9 +276,8 @@ def estimators(as_json: JsonOption = False) -> None:
     rows = []
     for info in (e.info for e in found):
         private = ("at the producer" if info.local else info.adjacency) if info.private else "NO"
-        names = ("id", "purpose", "source", "private", "needs")
-        cells = (info.id, info.summary, info.source, private, info.needs)
-        rows.append(dict(zip(names, cells, strict=True)))
+        what = {"id": info.id, "purpose": info.summary, "source": info.source}
+        rows.append(what | {"private": private, "needs": info.needs})
     print_table(rows)
 
 

@@ -8,14 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from streaming_pca.cli.common import (
-    ConfigOption,
-    JsonOption,
-    StreamOption,
-    log_step,
-    print_json,
-    say,
-)
+from streaming_pca.cli.common import ConfigOption, JsonOption, StreamOption, log_step, print_json, say
 from streaming_pca.errors import UserError
 
 if TYPE_CHECKING:

@@ -239,5 +239,4 @@ def _over(tables: Any, environment: Any) -> Any:
     """Merge the environment's tables over the file's."""
     if not (isinstance(tables, dict) and isinstance(environment, dict)):
         return environment
-    both = {name: _over(tables.get(name), value) for name, value in environment.items()}
-    return tables | both
+    return tables | {name: _over(tables.get(name), value) for name, value in environment.items()}

@@ -56,9 +56,7 @@ class StreamReader:
     """
 
     def __init__(self, path: Path, where: str, own: Tables, tables: Tables) -> None:
-        self._path = path
-        self._where = where
-        self._own = own
+        self._path, self._where, self._own = path, where, own
         self._tables = _copy(tables)
         self._moved: dict[Place, Place] = {}
         self.unknown: list[str] = []

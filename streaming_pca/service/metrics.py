@@ -239,8 +239,7 @@ class StreamMetrics:
     def show_ledger(self, ledger: Ledger, entries: int) -> None:
         if ledger.opened is None:
             return
-        most = ledger.most_charged()
-        cap = ledger.opened.cap
+        most, cap = ledger.most_charged(), ledger.opened.cap
         epsilon, delta = float(most.epsilon), float(most.delta)
         if ledger.opened.filter == "zcdp":
             epsilon, delta = _zcdp_epsilon(most.rho, cap.delta), float(cap.delta) if most.rho else 0.0

@@ -118,9 +118,7 @@ async def patiently(
             found = await ask()
         except BrokerUnreachable as error:
             await first_of(stopping, seconds=RETRY_SECONDS)
-            if stopping.is_set() or not (error.may_pass or broker_reached()):
-                raise
-            if patience.is_over(math.inf):
+            if stopping.is_set() or not (error.may_pass or broker_reached()) or patience.is_over(math.inf):
                 raise
             log.warning("looking for the topics again: %s", error)
         else:

@@ -249,11 +249,10 @@ class SchemaRegistry:
         """Return a reserved batch's existing schemas, by id; raise SessionLost or StreamRefused."""
         self._begin({})
         found = {}
+        query = _SERIALIZED | ({"subject": self._subject} if self._subject.startswith(_CONTEXT) else {})
         for id_ in sorted(set(ids)):
             if id_ not in self._schemas:
-                context = {"subject": self._subject} if self._subject.startswith(_CONTEXT) else {}
                 try:
-                    query = _SERIALIZED | context
                     answer = self._client.get(_Version, "schemas", "ids", id_, query=query)
                 except NotThere:
                     continue

@@ -178,9 +178,7 @@ class _Stream:
                 if await self._lead(topics):
                     break
             except (SessionLost, BrokerUnreachable) as error:
-                if stopping.is_set():
-                    raise
-                if self._patience.is_over(self._led_since):
+                if stopping.is_set() or self._patience.is_over(self._led_since):
                     raise
                 self._lost_at = self._lost_at or time.monotonic()
                 self._log.warning("session lost, recovering from the topics: %s", error)
@@ -226,8 +224,7 @@ class _Stream:
         parts = (worker.executors, worker.poller, self.metrics, self._log, worker.on_release)
         traces = worker.tracing.for_stream(self.settings.stream)
         how = (*parts, worker.make_reader, traces, self._note_take_over)
-        session = Session(self.settings, topics, *how)
-        self._session = session
+        self._session = session = Session(self.settings, topics, *how)
         try:
             # The lead may have been lost by now, or the process may be stopping.
             if worker.stopping.is_set() or not self._leading.is_set():

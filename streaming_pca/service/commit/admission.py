@@ -76,8 +76,7 @@ def check_admission(stream: StreamSettings, ledger: Ledger) -> None:
         return
     _check_options(stream, job)
     # A contract omits default values.
-    named = ("features", "message", "schema", "user_field")
-    default = {"content_type": OCTETS, **dict.fromkeys(named)}
+    default = {"content_type": OCTETS, **dict.fromkeys(("features", "message", "schema", "user_field"))}
     wanted = default | stream.privacy_contract
     recorded = default | recorded
     for key, value in wanted.items():

@@ -44,12 +44,10 @@ def make_release(
     """
     known = {name: getattr(subspace, name) for name in ACCURACY}
     accuracy = {name: np.asarray(value).tolist() for name, value in known.items() if value is not None}
-    outcome = None if subspace.outcome is None else subspace.outcome.value
     estimator = stream.build_estimator()
     info = estimator.info
     found = find_warnings(subspace, estimator.preprocessing, records, estimator.norm_range[1])
     dominant = subspace.dominant_feature if ReleaseWarning.DOMINATED in found else None
-    bounds = None if stream.bounds is None else tuple(map(published_setting, stream.bounds))
     return Release(
         version=6 if dominant is None else 7,
         kind=info.releases,
@@ -66,7 +64,7 @@ def make_release(
         mean=None if subspace.mean is None else subspace.mean.tolist(),
         centering=published_setting(stream.centering),
         scale=published_setting(stream.scale),
-        bounds=bounds,
+        bounds=None if stream.bounds is None else tuple(map(published_setting, stream.bounds)),
         private=stream.private,
         local=info.local,
         epsilon=stream.epsilon if stream.private else None,
@@ -76,7 +74,7 @@ def make_release(
         contributions_per_user=stream.contributions_per_user if stream.privacy_unit == "user" else None,
         feature_names=None if stream.feature_names is None else list(stream.feature_names),
         created=datetime.now(UTC).isoformat(timespec="milliseconds"),
-        outcome=outcome,
+        outcome=None if subspace.outcome is None else subspace.outcome.value,
         doubts=tuple(doubt.value for doubt in found),
         dominant_feature=dominant,
         **accuracy,

@@ -73,8 +73,7 @@ class LogReader:
 
     def __init__(self, kafka: KafkaSettings, topic: str, start: int = 0, *, public_size: bool = True) -> None:
         self.topic, self._public_size = topic, public_size
-        self._kafka = kafka
-        self._tp = TopicPartition(topic, 0)
+        self._kafka, self._tp = kafka, TopicPartition(topic, 0)
         self._consumer = reading_consumer(kafka, max_poll_records=500, topics=[topic])
         try:
             with session_lost_by(f"reading the start of {topic}", "Describe"):
@@ -92,9 +91,8 @@ class LogReader:
 
     def committed_end(self) -> int:
         """Return the end of the partition before its first open transaction."""
-        return int(
-            self._consumer.end_offsets([self._tp], timeout_ms=self._kafka.request_timeout_ms)[self._tp]
-        )
+        ends = self._consumer.end_offsets([self._tp], timeout_ms=self._kafka.request_timeout_ms)
+        return int(ends[self._tp])
 
     def read_to(self, end: int, patience_seconds: float) -> Iterator[Any]:
         """Yield the committed messages before offset ``end``.
@@ -208,8 +206,7 @@ class LedgerLog(LedgerReplay):
         if end is None:
             self._ends = self._ends or EndReader(self._kafka, self.topic)
             end = self._ends.end()
-        patience = self._kafka.transaction_timeout_ms / 1000 + 15
-        for message in self._reader.read_to(end, patience):
+        for message in self._reader.read_to(end, self._kafka.transaction_timeout_ms / 1000 + 15):
             yield self.apply(message.offset, message.value)
 
     def read_committed(self, most: int) -> bool:

@@ -91,6 +91,5 @@ def read_messages(kafka: KafkaSettings, reader: LogReader) -> list[tuple[int, by
 def read_topic(kafka: KafkaSettings, topic: str) -> Iterator[tuple[int, bytes]]:
     """Yield all committed messages, (offset, bytes), of an existing topic, up to its current end."""
     with closing(LogReader(kafka, topic)) as reader:
-        end = high_watermark(kafka, topic)
-        for message in reader.read_to(end, PATIENCE_SECONDS):
+        for message in reader.read_to(high_watermark(kafka, topic), PATIENCE_SECONDS):
             yield message.offset, message.value or b""

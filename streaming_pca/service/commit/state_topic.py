@@ -209,8 +209,7 @@ class StateReader:
             first = dict(self._chunks[0].headers)
             parts = []
             for index in range(int(first["chunks"])):
-                headers = dict(self._chunks[index].headers)
-                if headers["digest"] != first["digest"]:
+                if dict(self._chunks[index].headers)["digest"] != first["digest"]:
                     raise MalformedState(f"chunk {index} belongs to another commit")
                 parts.append(self._chunks[index].value)
             data = b"".join(parts)
@@ -283,8 +282,7 @@ class FoundState:
 
 def find_state(kafka: KafkaSettings, topic: str, digest: str) -> FoundState:
     chunks: dict[int, bytes] = {}
-    parts, complete = PartChunks(), False
-    last = ""
+    parts, complete, last = PartChunks(), False, ""
     with closing(LogReader(kafka, topic, public_size=False)) as reader:
         try:
             for message in reader.read_to(high_watermark(kafka, topic), PATIENCE_SECONDS):

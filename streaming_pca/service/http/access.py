@@ -53,10 +53,8 @@ class Token:
 
     def __init__(self, name: str, secret: SecretStr | None, file: Path | None) -> None:
         self._name, self._file = name, file
-        self._digest: bytes | None = None
+        self._digest = None if secret is None else _digest(secret.get_secret_value())
         self._seen: tuple[int, ...] | None = None
-        if secret is not None:
-            self._digest = _digest(secret.get_secret_value())
         if file is not None:
             self._seen = self._stamp(file)
             self._digest = self._read(file)
@@ -105,8 +103,7 @@ def make_tokens(settings: HttpSettings) -> tuple[Token | None, Token | None]:
         return Token(name if file is None else f"{name}_file", secret, file)
 
     token = made("token", settings.token, settings.token_file)
-    metrics = made("metrics_token", settings.metrics_token, settings.metrics_token_file)
-    return token, metrics or token
+    return token, made("metrics_token", settings.metrics_token, settings.metrics_token_file) or token
 
 
 class Access:

@@ -53,8 +53,9 @@ def index_page(*, metrics: bool, token: bool, roles: Mapping[str, str] | None) -
 
 
 def _table(roles: Mapping[str, str]) -> str:
-    cells = (map(escape, pair) for pair in sorted(roles.items()))
-    rows = (f"<tr><td>{name}</td><td>{role}</td></tr>" for name, role in cells)
+    rows = (
+        f"<tr><td>{escape(name)}</td><td>{escape(role)}</td></tr>" for name, role in sorted(roles.items())
+    )
     table = ["<table>", "<tr><th>stream</th><th>role</th></tr>", *rows, "</table>", ""]
     return "\n".join(table) if roles else ""
 

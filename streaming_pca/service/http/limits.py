@@ -73,8 +73,7 @@ class LimitedProtocol(H11Protocol):
         if len(self.connections) > _MAX_CONNECTIONS:
             idle = [c for c in self.connections if isinstance(c, LimitedProtocol) and c.is_waiting]
             # This connection is among them, and is closed only if all others are in use.
-            oldest = min(idle, key=lambda connection: connection._since)
-            oldest.transport.abort()
+            min(idle, key=lambda connection: connection._since).transport.abort()
 
     @property
     def is_waiting(self) -> bool:

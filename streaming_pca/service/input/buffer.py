@@ -233,8 +233,7 @@ class PartitionBuffer:
     def count_before(self, end: int) -> int:
         if not self.count:
             return 0
-        last = self.waiting[-1].offsets if self.waiting else self.chunks[-1].offsets
-        if last[-1] < end:
+        if (self.waiting or self.chunks)[-1].offsets[-1] < end:
             return self.count
         offsets = [*(c.offsets for c in self.chunks), *(w.offsets for w in self.waiting)]
         return sum(int(np.searchsorted(each, end)) for each in offsets)
@@ -332,9 +331,8 @@ class RecordBuffer:
     def _decoded(self, messages: Sequence[Any]) -> Iterator[Chunk]:
         for piece in _pieces(messages):
             rows, lengths, users = self._codec.decode_all(piece)
-            first = self._store.append(rows)
             offsets = np.fromiter((m.offset for m in piece), dtype=np.int64, count=len(piece))
-            yield _chunk(offsets, first, lengths, users, piece[-1].leader_epoch)
+            yield _chunk(offsets, self._store.append(rows), lengths, users, piece[-1].leader_epoch)
 
     def _objects(self, block: RecordBlock, values: Sequence[memoryview | None]) -> Iterator[Waiting]:
         """Yield a block's JSON objects in parts whose values stay in the CPU caches."""
@@ -352,8 +350,7 @@ class RecordBuffer:
         copied = self._plain.copy(block, self._store)
         if copied is None:
             return None
-        users = self._codec.user_hashes(block.keys())
-        return _chunk(block.offsets, *copied, users, block.leader_epoch)
+        return _chunk(block.offsets, *copied, self._codec.user_hashes(block.keys()), block.leader_epoch)
 
     def prepare(self, counts: Mapping[int, int]) -> None:
         """Decode the first messages of partitions, if they wait."""
@@ -376,8 +373,7 @@ class RecordBuffer:
         self._store, self._spare = self._spare or RowStore(self._width), None
         for buffer in self.buffers.values():
             for chunk in buffer.chunks:
-                rows = before.rows[row_places(chunk)]
-                first = self._store.append(rows)
+                first = self._store.append(before.rows[row_places(chunk)])
                 chunk.places = first + np.cumsum(chunk.lengths) - chunk.lengths
         return batch, taken.users
 
@@ -459,8 +455,7 @@ def batch_of(rows: NDArray[np.floating], messages: Chunk, kind: RecordKind, by_r
     if by_row:
         places = row_places(messages)
         lengths = (~np.isnan(rows[places, 0])).astype(np.int64)
-    starts = np.zeros(len(lengths) + 1, dtype=np.int64)
-    np.cumsum(lengths, out=starts[1:])
+    starts = np.append(0, np.cumsum(lengths))
     there = np.flatnonzero(lengths)
     first = int(places[there[0]]) if len(there) else 0
     if np.array_equal(places[there] - first, starts[:-1][there]):

@@ -166,9 +166,7 @@ class OffsetFeed:
     def peek(self) -> float | None:
         """Return the time of the oldest unread end offsets; None if all are read."""
         with self._lock:
-            if self._entries_read == len(self._times):
-                return None
-            return self._times[self._entries_read]
+            return self._times[self._entries_read] if self._entries_read < len(self._times) else None
 
     def next(self) -> EndOffsets | None:
         """Return the oldest unread end offsets, or None; raise SessionLost then if the feed has failed."""
@@ -324,8 +322,7 @@ class EndOffsetPoller:
         with self._lock:
             # Do not deliver ticks that began before a feed was opened.
             feeds = [f for f in self._feeds if f.topic in ends and at >= f.started]
-        grown = {f.topic for f in feeds if 0 < len(f.last) < len(ends[f.topic])}
-        for topic in sorted(grown):
+        for topic in sorted({f.topic for f in feeds if 0 < len(f.last) < len(ends[f.topic])}):
             log.info("topic %s has %d partitions now", topic, len(ends[topic]))
         for feed in feeds:
             feed.add(at, dict(enumerate(ends[feed.topic])), by)

@@ -88,14 +88,12 @@ class PartitionReader:
         self._free.append(consumer)
 
     def restart(self, codec: PayloadCodec) -> None:
-        found = {p: (buffer.position, buffer.epoch) for p, buffer in self.buffers.items()}
-        for p in found:
+        starts = {p: buffer.position for p, buffer in self.buffers.items()}
+        epochs = {} if self._skip_lost else {p: buffer.epoch for p, buffer in self.buffers.items()}
+        for p in starts:
             self.remove(p)
         self._buffer.use(codec)
-        self.add(
-            {p: position for p, (position, _) in found.items()},
-            {} if self._skip_lost else {p: epoch for p, (_, epoch) in found.items()},
-        )
+        self.add(starts, epochs)
 
     def _idle_consumer(self) -> KafkaConsumer:
         """Return a consumer without a partition, creating one if necessary."""

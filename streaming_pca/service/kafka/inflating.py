@@ -19,13 +19,7 @@ import lz4.frame
 import zstandard
 from kafka.record.util import encode_varint
 
-from streaming_pca.service.kafka.record_batches import (
-    RecordBatch,
-    bodies,
-    count_of,
-    read_body,
-    varint,
-)
+from streaming_pca.service.kafka.record_batches import RecordBatch, bodies, count_of, read_body, varint
 
 MOST_INFLATED = 64 * 2**20  # most inflated bytes of a reader, for records of MOST_RECORD_BYTES
 MOST_RECORD_BYTES = 16 * 2**20  # longest record that is kept, unless the stream's records may be longer
@@ -204,12 +198,10 @@ class _Records:
     """Iterator over the records of one batch, cut from its inflated bytes."""
 
     def __init__(self, batch: RecordBatch, most_bytes: int) -> None:
-        data = memoryview(batch.data)[batch.start :]
-        self._chunks = _chunks(batch.compression_type, data, most_bytes)
+        self._chunks = _chunks(batch.compression_type, memoryview(batch.data)[batch.start :], most_bytes)
         self._most = most_bytes
         self._left = batch.count
         self._buffer = bytearray()
-        self._is_complete = False
 
     def __iter__(self) -> Iterator[tuple[bytes | bytearray, int, int]]:
         """Yield bytes of whole records, their number, and the bytes inflated for them.
@@ -243,11 +235,7 @@ class _Records:
     def _fill(self, size: int) -> Iterator[tuple[bytes, int, int]]:
         """Inflate until the buffer has ``size`` bytes or the data ends; yield pauses."""
         unseen = 0
-        while len(self._buffer) < size and not self._is_complete:
-            chunk = next(self._chunks, None)
-            if chunk is None:
-                self._is_complete = True
-                return
+        while len(self._buffer) < size and (chunk := next(self._chunks, None)) is not None:
             self._buffer += chunk
             unseen += 0 if chunk else _STEP
             if unseen >= _PIECE_BYTES:

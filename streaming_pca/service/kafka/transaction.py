@@ -25,8 +25,7 @@ _SLACK_MS = 1_000
 
 def delivery_timeout_ms(settings: KafkaSettings) -> int:
     """Return the delivery timeout, which exceeds the time that a transaction may be open."""
-    aborted = settings.transaction_timeout_ms + _CLEANUP_MS
-    return max(2 * settings.request_timeout_ms, aborted + _SLACK_MS)
+    return max(2 * settings.request_timeout_ms, settings.transaction_timeout_ms + _CLEANUP_MS + _SLACK_MS)
 
 
 def discard(producer: KafkaProducer) -> None:

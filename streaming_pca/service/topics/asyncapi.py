@@ -281,8 +281,7 @@ def _components(name: str, schema: Schema) -> Schema:
     """Return a schema and its definitions as AsyncAPI components, in JSON Schema draft 7."""
     parts = {f"{name}.{key}": value for key, value in schema.pop("$defs").items()}
     outer = {key: value for key, value in schema.items() if key not in ("$schema", "$id")}
-    found: Schema = {key: _as_draft_7(value, name) for key, value in {name: outer, **parts}.items()}
-    return found
+    return {key: _as_draft_7(value, name) for key, value in {name: outer, **parts}.items()}
 
 
 def _as_draft_7(node: Any, name: str) -> Any:

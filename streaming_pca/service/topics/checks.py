@@ -189,8 +189,7 @@ def _topic_problems(
     configs: Mapping[str, str],
     n_brokers: int,
 ) -> Iterator[Problem]:
-    name = topic["name"]
-    rules = list(_RULES[role])
+    name, rules = topic["name"], list(_RULES[role])
     least, size = _least_message_bytes(stream, role, len(topic["partitions"])), "max.message.bytes"
     if int(configs.get(size, least)) < least:
         rules.append(_Rule(size, str(least), " at least"))
