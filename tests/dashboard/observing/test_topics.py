@@ -376,7 +376,7 @@ def test_rows_with_many_ranges_are_fewer() -> None:
 
 
 class Refusing:
-    """Reader of empty topics, of which one may not be read while it is ``denied``."""
+    """Reader of empty topics; the one that is ``denied`` may not be read."""
 
     denied: str | None = None
 
