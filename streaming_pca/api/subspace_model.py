@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Any
@@ -311,10 +310,9 @@ class SubspaceModel(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
 
     def _check_features(self, X: ArrayLike, array: Rows, reset: bool) -> None:
         """Set the number and names of features, or compare them with the model's."""
-        pyarrow: Any = sys.modules.get("pyarrow")
-        if pyarrow and isinstance(X, pyarrow.RecordBatch):
-            # scikit-learn reads the names of tables alone.
-            X = pyarrow.Table.from_batches([X])
+        if hasattr(schema := getattr(X, "schema", None), "empty_table"):
+            # Of Arrow's batches scikit-learn reads no names.
+            X = schema.empty_table()
         # It looks for features along the second axis.
         named = X if array.ndim == 2 else array[:, 0, :]
         validate_data(self, named, reset=reset, skip_check_array=True)

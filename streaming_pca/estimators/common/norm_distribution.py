@@ -42,6 +42,7 @@ _SURE = 2.0  # deviations below which a count shows no records: a few records co
 _MOST_SURE = 0.5  # largest share of the records that ``_SURE`` may require
 _FEW, _MOST_MEDIAN = 72.0, 0.2
 """Factor and limit of the median's share for few records: later bins begin at it, so it must not be noise."""
+_LEAST_PRESENT = 0.02  # least share of non-null records, a later divisor, or less noise of their count
 _UP = 1 + 2.0**-50  # factor that rounds sqrt(2) up
 
 
@@ -147,7 +148,8 @@ def private_quantile_radius(
         least = min(sure * deviation / count, _MOST_SURE)
         return noisy / count
 
-    present = min(max(above(0), least), 1.0)
+    present = above(0)
+    present = min(max(present, min(least, _LEAST_PRESENT)), 1.0)
     first, last = 0, steps
     while last - first > 1:
         middle = (first + last) // 2

@@ -49,6 +49,11 @@ def _radius_search(target: Target) -> tuple[AnyEstimator, Any, Claim]:
     return estimator, start, claim_of(estimator.plan(start))
 
 
+def _zeros() -> list[Matrix]:
+    """Return the other records of a batch: null ones would leave it out."""
+    return [np.zeros((1, 2))] * (_MANY - 1)
+
+
 def _layers(target: Target) -> Trial:
     """Score a huge record of one direction or of another, in all sums.
 
@@ -62,7 +67,7 @@ def _layers(target: Target) -> Trial:
         noise = math.sqrt(memory.released_noise)
         return float(memory.released_moment()[1, 1] - memory.released_moment()[0, 0]) / noise
 
-    batches = neighbours(list(HUGE * np.eye(2)[:, None, :]), [None] * (_MANY - 1), 2)
+    batches = neighbours(list(HUGE * np.eye(2)[:, None, :]), _zeros(), 2)
     return claim, one_batch(estimator, start, batches, score)
 
 
@@ -76,7 +81,7 @@ def _sizes(target: Target) -> Trial:
         of_sum = float(memory.released_moment()[0, 0]) * added / memory.released_noise
         return float(of_sum + memory.sizes.counts[-1] / memory.sizes.variance)
 
-    batches = neighbours([None, np.array([[HUGE, 0.0]])], [None] * (_MANY - 1), 2)
+    batches = neighbours([None, np.array([[HUGE, 0.0]])], _zeros(), 2)
     return claim, one_batch(estimator, start, batches, score)
 
 

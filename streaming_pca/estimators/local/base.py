@@ -138,10 +138,12 @@ class LocalEstimator(Estimator[S, O]):
         """
         square = ways * self._mean_sigma(state.reports) ** 2
         rest = (trace - float(state.variances.sum())) / max(dim - self.k, 1)
-        lifted = np.array([noise_lift(value - rest, square) for value in state.variances])
+        apart = state.variances - rest
+        lifted = np.array([noise_lift(value, square) for value in apart])
         assert found.explained_variance_error is not None
         errors = np.hypot(found.explained_variance_error, lifted / 2)
-        along = np.maximum(state.variances - lifted, 0.0)
+        # In this order rounding leaves them decreasing.
+        along = np.maximum(rest + (apart - lifted), 0.0)
         return replace(found, explained_variance=along, explained_variance_error=errors)
 
     def _mean_sigma(self, reports: int) -> float:

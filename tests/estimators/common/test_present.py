@@ -100,7 +100,7 @@ def test_a_share_that_changes_from_batch_to_batch_is_followed(name: str) -> None
         ("adaptive", "none", (0.0, 0.0, 0.0, 1.0), {}),
         ("adaptive", "auto", (*[0.0] * 8, 0.5, 0.5), {"half_life": "auto", "clip_radius": RADIUS}),
         ("adaptive", "auto", (*[0.0] * 8, 0.5, 0.5), {"half_life": "auto"}),
-        ("adaptive", "pairs", (0.0, 0.5, 0.0, 0.6), {"half_life": 10_000, "clip_radius": RADIUS}),
+        ("adaptive", "pairs", (0.0, 0.5, 0.0, 0.6), {"half_life": 20_000, "clip_radius": RADIUS}),
     ],
     ids=str,
 )
