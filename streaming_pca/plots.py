@@ -404,7 +404,9 @@ def _share_errors(model: Any, shares: Matrix) -> Matrix | None:
 def _caveats(model: Any) -> str:
     """Return the angle bound and the doubts of a model in one line."""
     parts = []
-    if not math.isnan(bound := _angle_bound(model)):
+    # All components together span everything.
+    k, d = model.components_.shape
+    if k < d and not math.isnan(bound := _angle_bound(model)):
         parts.append(f"angle due to noise at most {math.degrees(bound):.2g}° (95%)")
     if doubts := getattr(model, "doubts_", ()):
         if parts and {"clipped", "unsettled"} & set(doubts):

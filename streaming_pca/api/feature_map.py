@@ -111,7 +111,7 @@ class FeatureMap(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         """
         names = column_names(frame)
         if names is None or not hasattr(frame, "dtypes"):
-            raise ValueError("frame must be a data frame of pandas or polars")
+            raise ValueError("frame must be a data frame of pandas or polars; else list the features")
         refuse_twins(names, "frame has two columns")
         given: dict[str, dict[str, Any]] = {}
         of = {"bounds": "(lower, upper)", "categories": "[word, ...]", "missing": "stand-in"}

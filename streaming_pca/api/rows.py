@@ -28,7 +28,7 @@ Rows = Any
 
 _FLOATS = [np.float64, np.float32]
 _NUMBERS = ("int", "uint", "float", "double", "halffloat", "bool", "decimal", "complex", "sparse")
-_TIMES = ("date", "time", "duration")
+_SPANS, _TIMES = ("timedelta", "duration"), ("date", "time", "period")
 _ANY = ("",)  # beginnings of the names of types in pandas, polars and Arrow
 _HARMLESS = ("Found array with", "Input ", "np.matrix is not supported", "Only sparse data")
 """Beginnings of messages that have one line and no value."""
@@ -41,6 +41,8 @@ SWAPPED = ": plan takes n_features first, so for the shape of X write plan(*X.sh
 def check_rows(X: Any, *, least: int, estimator: Any) -> Rows:
     """Return X as finite floats, at least ``least`` records, CSR if sparse; ValueError or TypeError."""
     refuse_masks_and_units(X)
+    if spans := _columns_of(X, _SPANS):
+        raise ValueError(f"X has columns of durations ({', '.join(map(repr, spans))}): divide them by a unit")
     if (times := _columns_of(X, _TIMES)) or getattr(getattr(X, "dtype", None), "kind", "") in ("m", "M"):
         raise ValueError(_needs_map(X, "times", times))
     if issparse(X) and not getattr(X, "has_canonical_format", True):
@@ -100,8 +102,9 @@ def _fault(X: Any, name: str, shapes: str, error: Exception) -> str:
 
 def _columns_of(X: Any, types: tuple[str, ...]) -> list[str]:
     """Return the columns of a data frame or an Arrow table whose types begin so."""
+    names = column_names(X)
     found: Any = getattr(X, "dtypes", getattr(getattr(X, "schema", None), "types", None))
-    if found is None or (names := column_names(X)) is None:
+    if names is None or found is None:
         return []
     pairs = zip(names, found, strict=False)
     return [name for name, dtype in pairs if str(dtype).lower().startswith(types)]
@@ -113,7 +116,7 @@ def _needs_map(X: Any, what: str, columns: list[str]) -> str:
     begin = f"X has columns of {what} ({some})" if columns else f"X holds {what}"
     how = "give features=FeatureMap.from_frame(X, ...)"
     if not hasattr(X, "dtypes"):
-        how = "pass a table and features=FeatureMap(...)"
+        how = f"{'give' if columns else 'pass a table and'} features=FeatureMap(...)"
     return f"{begin}: {how}, which maps them to numbers by public settings, or leave them out"
 
 

@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from streaming_pca.cli.common import JsonOption, MaybeConfig, StreamOption, print_json, print_table, say, step
+from streaming_pca.cli.common import (
+    JsonOption,
+    MaybeConfig,
+    StreamOption,
+    err,
+    print_json,
+    print_table,
+    say,
+    step,
+)
 from streaming_pca.errors import LibraryMissing, UserError
 from streaming_pca.text import install_command
 
@@ -128,6 +137,7 @@ def plan(
                 "--plot has nothing to draw: --rank is --dim, and noise cannot turn the whole space"
             )
         draw.save_figure(_figure(found, gap), plot)
+        say(f"{plot} written", err)
     if as_json:
         print_json(facts)
     else:

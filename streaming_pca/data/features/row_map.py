@@ -149,6 +149,8 @@ def own_names(table: Any) -> list[Any] | None:
     """Return the names of a table's columns, of any type; None for a list of records, and for an array."""
     if isinstance(table, Mapping):
         return list(table)
+    if hasattr(table, "collect_schema") and not hasattr(table, "__array__"):
+        raise TypeError("a lazy frame holds no values: call its collect()")
     # Arrow's ``columns`` are the values. A data frame has each column as an attribute, but not of its class.
     names = getattr(table, "column_names" if hasattr(type(table), "column_names") else "columns", None)
     return None if names is None else list(names)

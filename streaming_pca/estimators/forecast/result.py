@@ -30,7 +30,7 @@ _STEPS = (0.25, 0.5, 1.0, 2.0, 4.0)  # multiples of the given epsilon and of the
 
 MEASURED = (
     "Fits to nine data sets measured 0.2 to 2 times the forecast angle; under heavy tails 2 to 20 times "
-    "without bounds, and 0.5 to 4 times with them (python -m benchmarks.forecasts)."
+    "without bounds, and 0.5 to 4 times with them."
 )
 """Forecasts judged by fits; table in docs/explanation/proofs/errors.md."""
 
@@ -219,7 +219,9 @@ def _headline(f: Forecast, gaps: Sequence[float]) -> str:
     sizes = "the records have one size" if f.tail == 1 else f"the tail is {f.tail:g}"
     keeps = ""
     if f.variance_lost is not None and f.variance_lost < 1:
-        keeps = f" For any spectrum, noise costs it at most {_percent(f.variance_lost)} of that on average."
+        keeps = (
+            f" For any spectrum, it loses at most {_percent(f.variance_lost)} of that by noise, on average."
+        )
     return f"{start} {subject} {expected}, {condition} and {sizes}.{keeps} {charged}"
 
 
