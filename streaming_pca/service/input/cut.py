@@ -5,6 +5,7 @@ Why a record's contents cannot move a boundary: docs/explanation/batch-boundarie
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 
 from streaming_pca.service.input.end_offsets import EndOffsets, OffsetFeed
@@ -81,21 +82,13 @@ def round_robin_quota(
     every incomplete partition must have before the quotas are certain (-1 if all partitions together have
     fewer than ``units``), and the quotas, None while they are not certain.
     """
-    level = 0
-    while True:
-        reached = sum(min(a, level) if c else level for a, c in zip(available, complete, strict=True))
-        if reached >= units:
-            break
-        growing = [i for i, c in enumerate(complete) if not c or available[i] > level]
-        if not growing:
-            return -1, None
-        level += max(1, (units - reached) // len(growing))
-    # The step can overshoot the lowest sufficient level, because complete partitions may have less.
-    while level > 0:
-        lower = sum(min(a, level - 1) if c else level - 1 for a, c in zip(available, complete, strict=True))
-        if lower < units:
-            break
-        level -= 1
+
+    def reached(level: int) -> int:
+        return sum(min(a, level) if c else level for a, c in zip(available, complete, strict=True))
+
+    level = bisect_left(range(units + 1), units, key=reached)
+    if level > units:
+        return -1, None
     if any(not c and a < level for a, c in zip(available, complete, strict=True)):
         return level, None
     quotas = [min(a, level - 1) if level else 0 for a in available]
