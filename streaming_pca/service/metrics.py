@@ -12,13 +12,13 @@ from __future__ import annotations
 import math
 import platform
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from fractions import Fraction
-from functools import cached_property
+from functools import cached_property, partial
 from importlib.metadata import version
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
 from prometheus_client import (
     CollectorRegistry,
@@ -38,8 +38,17 @@ from streaming_pca.privacy.ledger.ledger import Ledger
 # Omit the second series of each counter and histogram, its start time.
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
+M = TypeVar("M")
 _SECONDS = (0.1, 0.3, 1, 3, 10, 30, 100, 300)
 _BROKER_SECONDS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10)
+_COUNTS = {
+    "batch_null_records": "Null records of the last batch, with privacy noise.",
+    "batch_clipped_records": "Records (pairs) that the last batch's clip changed, with privacy noise.",
+    "batch_counts_error": "Half of the 95% confidence interval of the two noisy counts.",
+    "batch_counts_standard_error": "Standard error of the two noisy counts.",
+    "batch_counts_records": "Records of that batch, null ones included.",
+    "batch_clipped_of": "Records (pairs) of that batch that its clip could change.",
+}
 
 
 class Metrics:
@@ -49,15 +58,9 @@ class Metrics:
         self.registry = CollectorRegistry()
         if process:
             ProcessCollector(registry=self.registry)
-        stream = ("stream",)
-        gauge = self._gauge
-
-        def counter(name: str, text: str, *labels: str) -> Counter:
-            return Counter(f"streaming_pca_{name}", text, (*stream, *labels), registry=self.registry)
-
-        def histogram(name: str, text: str) -> Histogram:
-            return Histogram(f"streaming_pca_{name}", text, stream, buckets=_SECONDS, registry=self.registry)
-
+        gauge, counter = partial(self._make, Gauge), partial(self._make, Counter)
+        histogram = partial(self._make, Histogram, buckets=_SECONDS)
+        by_outcome = ("stream", "outcome")
         self.leader = gauge("leader", "1 where this process leads the stream.")
         self.ready = gauge("ready", "1 where this process leads the stream, or can take it over.")
         self.refused = gauge("refused", "1 where this process may not run the stream as configured.")
@@ -68,7 +71,7 @@ class Metrics:
             "schemas_timestamp_seconds", "When the schema registry last listed the schemas that records name."
         )
         self.planned = gauge("planned_records", "Records that the next batch waits for, at the leader.")
-        self.batches = counter("batches", "Batches by outcome.", "outcome")
+        self.batches = counter("batches", "Batches by outcome.", by_outcome)
         self.batch_seconds = histogram("batch_seconds", "From a batch's reservation to its release.")
         self.commit_seconds = histogram("commit_seconds", "Time of the commit of state and ledger.")
         self.charged_epsilon = gauge("charged_epsilon", "Largest epsilon charged to a record of the input.")
@@ -81,11 +84,10 @@ class Metrics:
             "angle_bound_radians",
             "Bound on the angle error of the last release due to noise, with probability 0.95.",
         )
-        self.explained_variance = Gauge(
-            "streaming_pca_explained_variance",
+        self.explained_variance = gauge(
+            "explained_variance",
             "Variance along each component, numbered from 1, in the last release; noisy if private.",
-            (*stream, "component"),
-            registry=self.registry,
+            ("stream", "component"),
         )
         self.total_variance = gauge(
             "total_variance", "Total variance of all features in the last release, with privacy noise."
@@ -96,7 +98,7 @@ class Metrics:
         self.outcomes = counter(
             "batch_outcomes",
             "Releases by the outcome of their batch, where the estimator may learn nothing from one.",
-            "outcome",
+            by_outcome,
         )
         self.ledger_entries = gauge("ledger_entries", "Entries of the input's ledger.")
         self.verification_problems = gauge(
@@ -106,25 +108,25 @@ class Metrics:
             "verification_timestamp_seconds", "When the last verification of the ledger ended."
         )
         self.verification_errors = counter("verification_errors", "Verifications that could not run.")
-        self.rebalances = Counter(
-            "streaming_pca_rebalances", "Assignments of the leader election.", registry=self.registry
-        )
-        self.broker_seconds = Histogram(
-            "streaming_pca_broker_request_seconds",
+        self.rebalances = counter("rebalances", "Assignments of the leader election.", ())
+        self.broker_seconds = histogram(
+            "broker_request_seconds",
             "Time until the broker answered the request for end offsets, or until it failed.",
+            (),
             buckets=_BROKER_SECONDS,
-            registry=self.registry,
         )
-        self.build = Gauge(
-            "streaming_pca_build_info",
-            "Versions of this program and of Python.",
-            ("version", "python"),
-            registry=self.registry,
-        )
-        self.build.labels(version("streaming-pca"), platform.python_version()).set(1)
+        build = gauge("build_info", "Versions of this program and of Python.", ("version", "python"))
+        build.labels(version("streaming-pca"), platform.python_version()).set(1)
 
-    def _gauge(self, name: str, text: str) -> Gauge:
-        return Gauge(f"streaming_pca_{name}", text, ("stream",), registry=self.registry)
+    def _make(
+        self,
+        kind: Callable[..., M],
+        name: str,
+        text: str,
+        labels: Sequence[str] = ("stream",),
+        **options: Any,
+    ) -> M:
+        return kind(f"streaming_pca_{name}", text, labels, registry=self.registry, **options)
 
     @cached_property
     def counts(self) -> tuple[Gauge, ...]:
@@ -132,17 +134,7 @@ class Metrics:
 
         Registered only when a stream first pays for them.
         """
-        return (
-            self._gauge("batch_null_records", "Null records of the last batch, with privacy noise."),
-            self._gauge(
-                "batch_clipped_records",
-                "Records (pairs) that the last batch's clip changed, with privacy noise.",
-            ),
-            self._gauge("batch_counts_error", "Half of the 95% confidence interval of the two noisy counts."),
-            self._gauge("batch_counts_standard_error", "Standard error of the two noisy counts."),
-            self._gauge("batch_counts_records", "Records of that batch, null ones included."),
-            self._gauge("batch_clipped_of", "Records (pairs) of that batch that its clip could change."),
-        )
+        return tuple(self._make(Gauge, name, text) for name, text in _COUNTS.items())
 
     def text(self) -> bytes:
         return generate_latest(self.registry)
