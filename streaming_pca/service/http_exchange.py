@@ -65,6 +65,16 @@ def exchange(
         connection.close()
 
 
+def failure_text(error: Exception, asked: str, cafile: str) -> str:
+    """Describe why :func:`exchange` failed, without quoting the response; ``cafile`` is a setting."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        trust = f"is not trusted ({error.verify_message}): set {cafile} to its authority's PEM file"
+        return f"the certificate of {asked} {trust}"
+    if isinstance(error, OSError):
+        return f"{asked} does not answer ({error.strerror or str(error) or type(error).__name__})"
+    return f"{asked} does not answer in HTTP ({type(error).__name__})"
+
+
 def _proxy(netloc: str) -> SplitResult | None:
     proxy = urllib.request.getproxies().get("https")
     if not proxy or urllib.request.proxy_bypass(netloc):

@@ -22,7 +22,7 @@ from streaming_pca.config.registry import RegistrySettings
 from streaming_pca.data.features.records import PublicSchema, SchemaFormat, Subject
 from streaming_pca.data.features.registered import Registered, public_schema
 from streaming_pca.service.errors import SessionLost, StreamRefused
-from streaming_pca.service.http_exchange import exchange
+from streaming_pca.service.http_exchange import exchange, failure_text
 
 _MOST_ANSWER = 2**25  # most bytes of a response: the largest accepted schema, in base64, with a margin
 _ACCEPT = "application/vnd.schemaregistry.v1+json, application/json"
@@ -84,23 +84,16 @@ class RegistryClient:
         limits = (self._settings.timeout_seconds, most)
         try:
             status, body = exchange(self._parts, target, self._headers, self._context, *limits)
-        except ssl.SSLCertVerificationError as error:
-            raise StreamRefused(
-                f"the certificate of {self._shown} is not trusted ({error.verify_message}): "
-                "set registry.ssl_cafile to its authority's PEM file"
-            ) from None
+        except (ssl.SSLCertVerificationError, http.client.HTTPException, ValueError) as error:
+            raise StreamRefused(failure_text(error, self._shown, "registry.ssl_cafile")) from None
         except (ssl.SSLEOFError, ssl.SSLZeroReturnError):
             raise SessionLost(f"{self._shown} does not answer (connection closed)") from None
         except ssl.SSLError as error:
             raise StreamRefused(
                 f"{self._shown} fails to negotiate TLS with this client ({error.reason or 'TLS failed'})"
             ) from None
-        except (http.client.HTTPException, ValueError) as error:
-            # Their messages quote the response.
-            raise StreamRefused(f"{self._shown} does not answer in HTTP ({type(error).__name__})") from None
         except OSError as error:
-            words = error.strerror or str(error) or type(error).__name__
-            raise SessionLost(f"{self._shown} does not answer ({words})") from None
+            raise SessionLost(failure_text(error, self._shown, "registry.ssl_cafile")) from None
         if len(body) > most:
             raise StreamRefused(f"{self._shown} answers with more than {most} octets")
         return self._read(status, body, kind)

@@ -11,7 +11,6 @@ import json
 import logging
 import math
 import os
-import ssl
 import threading
 import time
 import urllib.parse
@@ -21,7 +20,7 @@ from kafka.net.sasl import SaslMechanismPlain, SaslMechanismScram, register_sasl
 from kafka.net.sasl.oauth import AbstractTokenProvider
 
 from streaming_pca.config.kafka import ConfigurationError, KafkaSettings, trusting
-from streaming_pca.service.http_exchange import exchange
+from streaming_pca.service.http_exchange import exchange, failure_text
 
 log = logging.getLogger(__name__)
 
@@ -172,6 +171,7 @@ def _ask(settings: KafkaSettings) -> tuple[str, float]:
     Raises ConfigurationError for an unreadable file; TokenRefused without a response, or if refused.
     """
     url, who = str(settings.sasl_oauth_token_url), str(settings.sasl_oauth_client_id)
+    asked = f"kafka.sasl_oauth_token_url = {url!r}"
     secret = settings.read_secret("sasl_oauth_client_secret_file")
     # RFC 6749, 2.3.1: both are form-encoded first, because either may hold a colon.
     pair = ":".join(urllib.parse.quote(part, safe="") for part in (who, secret))
@@ -193,7 +193,7 @@ def _ask(settings: KafkaSettings) -> tuple[str, float]:
         # Redirects too: following one would send the secret to another host.
         if not 200 <= status < 300:
             raise TokenRefused(
-                f"kafka.sasl_oauth_token_url = {url!r} refuses kafka.sasl_oauth_client_id = {who!r} "
+                f"{asked} refuses kafka.sasl_oauth_client_id = {who!r} "
                 f"(HTTP {status}{_reason(body)}): correct the name, kafka.sasl_oauth_scope, "
                 f"or the secret (kafka.sasl_oauth_client_secret_file = "
                 f"{str(settings.sasl_oauth_client_secret_file)!r})"
@@ -205,23 +205,10 @@ def _ask(settings: KafkaSettings) -> tuple[str, float]:
             raise ValueError
     except ConfigurationError as error:
         raise TokenRefused(str(error)) from None
-    except http.client.HTTPException as error:
-        # Their text quotes the response.
-        raise TokenRefused(
-            f"kafka.sasl_oauth_token_url = {url!r} does not answer in HTTP ({type(error).__name__})"
-        ) from None
-    except ssl.SSLCertVerificationError as error:
-        raise TokenRefused(
-            f"the certificate of kafka.sasl_oauth_token_url = {url!r} is not trusted "
-            f"({error.verify_message}): set kafka.sasl_oauth_cafile to its authority's PEM file"
-        ) from None
-    except OSError as error:
-        words = error.strerror or str(error) or type(error).__name__
-        raise TokenRefused(f"kafka.sasl_oauth_token_url = {url!r} does not answer ({words})") from None
+    except (http.client.HTTPException, OSError) as error:
+        raise TokenRefused(failure_text(error, asked, "kafka.sasl_oauth_cafile")) from None
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
-        raise TokenRefused(
-            f"kafka.sasl_oauth_token_url = {url!r} answers without a token: it must be the token endpoint"
-        ) from None
+        raise TokenRefused(f"{asked} answers without a token: it must be the token endpoint") from None
     return token, life
 
 
