@@ -27,11 +27,13 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import IO, TYPE_CHECKING, Any
 
 from kafka import KafkaAdminClient, KafkaConsumer, TopicPartition
 from kafka.errors import KafkaError
+from pydantic import SecretStr
 
 from streaming_pca.config.kafka import ConfigurationError, KafkaSettings
 from streaming_pca.data.features.records import PublicSchema, Schemas, Subject
@@ -59,15 +61,14 @@ def settings_line(
     kafka: KafkaSettings, tick: float, partitions_every: float, registry: RegistrySettings | None = None
 ) -> bytes:
     """Return the first line for the process; passwords are passed in no other way."""
-    plain = kafka.model_dump(mode="json")
-    if kafka.sasl_password is not None:
-        plain["sasl_password"] = kafka.sasl_password.get_secret_value()
-    first: dict[str, Any] = {"kafka": plain, "tick": tick, "partitions_every": partitions_every}
+    first = {"kafka": kafka.model_dump(), "tick": tick, "partitions_every": partitions_every}
     if registry is not None:
-        first["registry"] = registry.model_dump(mode="json")
-        if registry.password is not None:
-            first["registry"]["password"] = registry.password.get_secret_value()
-    return json.dumps(first).encode() + b"\n"
+        first["registry"] = registry.model_dump()
+    return json.dumps(first, default=_in_clear).encode() + b"\n"
+
+
+def _in_clear(value: SecretStr | Path) -> str:
+    return value.get_secret_value() if isinstance(value, SecretStr) else str(value)
 
 
 def decode_schemas(subject: Subject, schemas: Mapping[str, str]) -> dict[int, PublicSchema]:

@@ -150,7 +150,7 @@ def _consumer(
         return made[0]
 
     try:
-        consumer = KafkaConsumer(**configs, kafka_client=client)
+        consumer = KafkaConsumer(**configs, enable_auto_commit=False, kafka_client=client)
         reader = patches.RecordReader if io == "records" else patches.InflatingReader
         if blocks:
             # Imported here because it needs numpy, which a clock does without.
@@ -174,6 +174,7 @@ def _common_options(settings: KafkaSettings) -> dict[str, Any]:
         # been changed.
         "reconnect_backoff_max_ms": settings.session_timeout_ms // 3,
         "metrics_enabled": False,
+        "allow_auto_create_topics": False,
         "security_protocol": settings.security_protocol,
         "selector": patches.KeySelector,
     }
@@ -215,9 +216,9 @@ class _AdminClient(KafkaAdminClient):  # type: ignore[misc]
 def admin_client(settings: KafkaSettings) -> KafkaAdminClient:
     """Make a client for topics and their configuration, which retries after a lost connection."""
 
-    def make(*, metrics_enabled: bool, **common: Any) -> KafkaAdminClient:
-        del metrics_enabled  # unknown to KafkaAdminClient
-        return _AdminClient(**common)
+    def make(**common: Any) -> KafkaAdminClient:
+        known = {name: value for name, value in common.items() if name in KafkaAdminClient.DEFAULT_CONFIG}
+        return _AdminClient(**known)
 
     return _connect(settings, make)
 
@@ -261,8 +262,6 @@ def reading_consumer(
         most_bytes=most_bytes,
         isolation_level="read_committed" if committed else "read_uncommitted",
         auto_offset_reset="none",
-        enable_auto_commit=False,
-        allow_auto_create_topics=False,
         fetch_max_bytes=fetch_bytes,
         max_partition_fetch_bytes=fetch_bytes,
         receive_message_max_bytes=MAX_ANSWER_BYTES,
@@ -306,8 +305,6 @@ def group_consumer(settings: KafkaSettings, group: str, partitions: Iterable[int
         # After a heartbeat is lost with its connection, the next one follows only after this interval.
         heartbeat_interval_ms=settings.session_timeout_ms // 5,
         auto_offset_reset="latest",
-        enable_auto_commit=False,
-        allow_auto_create_topics=False,
     )
 
 
@@ -324,7 +321,6 @@ def transactional_producer(settings: KafkaSettings, transactional_id: str) -> Ka
         delivery_timeout_ms=delivery_timeout_ms(settings),
         max_block_ms=settings.request_timeout_ms,
         max_request_size=MAX_MESSAGE_BYTES,
-        allow_auto_create_topics=False,
     )
 
 
@@ -342,7 +338,6 @@ def plain_producer(settings: KafkaSettings) -> KafkaProducer:
         delivery_timeout_ms=_NEVER_MS,
         max_block_ms=60_000,
         max_request_size=MAX_MESSAGE_BYTES,
-        allow_auto_create_topics=False,
     )
 
 

@@ -47,24 +47,18 @@ def sasl_options(settings: KafkaSettings) -> dict[str, Any]:
         # A client retries a refused connection until its time limit, so report mistakes before.
         provider.token()
         return options | {"sasl_oauth_token_provider": provider}
-    password = _Password(settings)
+
+    def password() -> str:
+        """Return the file's current contents; as a function's, its text form hides them."""
+        return settings.password or ""
+
     password()
     return options | {"sasl_plain_username": settings.sasl_username, "sasl_plain_password": password}
 
 
-class _Password:
-    """Password with the file's current contents; its text form hides it."""
-
-    def __init__(self, settings: KafkaSettings) -> None:
-        self._settings = settings
-
-    def __call__(self) -> str:
-        return self._settings.password or ""
-
-
 def _current(config: dict[str, Any]) -> dict[str, Any]:
     password = config.get("sasl_plain_password")
-    return config | {"sasl_plain_password": password() if isinstance(password, _Password) else password}
+    return config | {"sasl_plain_password": password() if callable(password) else password}
 
 
 class _Plain(SaslMechanismPlain):  # type: ignore[misc]
