@@ -9,6 +9,7 @@ retired stream does not have a next leader, so its reservation is abandoned.
 from __future__ import annotations
 
 import logging
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from typing import cast
@@ -46,17 +47,15 @@ def _change(kind: type[Kind], kafka: KafkaSettings, stream: StreamSettings, reas
     topic_id = find_topics(kafka, stream).topic_id
     attempt = 1
     while True:
-        writer = LifecycleWriter(kafka, stream, topic_id)
         try:
-            return writer.change(kind, reason)
+            with closing(LifecycleWriter(kafka, stream, topic_id)) as writer:
+                return writer.change(kind, reason)
         except SessionLost as error:
             # The fenced leader takes over again, and may fence this writer in turn.
             if attempt == _ATTEMPTS:
                 raise
             attempt += 1
             log.warning("trying again: %s", error)
-        finally:
-            writer.close()
 
 
 pause = partial(_change, Paused)  # the stream reserves no batches until a resume

@@ -30,14 +30,12 @@ def load_settings(path: Path, stream: str | None = None) -> Settings:
     """Read one stream from a TOML file, by its name if the file has several."""
     found = load_streams(path)
     names = ", ".join(settings.stream.name for settings in found)
-    if stream is not None:
-        for settings in found:
-            if settings.stream.name == stream:
-                return settings
-        raise ConfigurationError(f"{path}: no stream {stream!r}; it has {names}")
-    if len(found) > 1:
+    if stream is None and len(found) > 1:
         raise ConfigurationError(f"{path}: holds several streams ({names}): name one with --stream")
-    return found[0]
+    chosen = [settings for settings in found if stream in (None, settings.stream.name)]
+    if not chosen:
+        raise ConfigurationError(f"{path}: no stream {stream!r}; it has {names}")
+    return chosen[0]
 
 
 def load_streams(path: Path, files: bool = False) -> tuple[Settings, ...]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
-from kafka import KafkaAdminClient
 from kafka.admin import NewTopic
 from kafka.errors import KafkaError, TopicAlreadyExistsError, TopicAuthorizationFailedError, for_code
 
@@ -117,33 +117,50 @@ def _check_release(kafka: KafkaSettings, stream: StreamSettings, release: int) -
 def ensure_topics(kafka: KafkaSettings, wanted: Iterable[NewTopic]) -> list[str]:
     """Create the missing topics and wait until all are available; return the new names."""
     wanted, created = list(wanted), []
-    admin = admin_client(kafka)
     try:
-        for topic in wanted:
-            # The exception's text would contain the whole request.
-            (answer,) = admin.create_topics([topic], raise_errors=False)["topics"]
-            if answer["error_code"] == TopicAlreadyExistsError.errno:
-                continue
-            if answer["error_code"] == TopicAuthorizationFailedError.errno:
-                raise NotPermitted("Create", f"topic {topic.name!r}")
-            if answer["error_code"]:
-                reason = answer.get("error_message") or for_code(answer["error_code"]).__name__
-                raise TopicError(f"topic {topic.name} cannot be created: {' '.join(reason.split())}")
-            created.append(topic.name)
-        admin.wait_for_topics([t.name for t in wanted], timeout_ms=kafka.request_timeout_ms)
+        with closing(admin_client(kafka)) as admin:
+            for topic in wanted:
+                # The exception's text would contain the whole request.
+                (answer,) = admin.create_topics([topic], raise_errors=False)["topics"]
+                if answer["error_code"] == TopicAlreadyExistsError.errno:
+                    continue
+                if answer["error_code"] == TopicAuthorizationFailedError.errno:
+                    raise NotPermitted("Create", f"topic {topic.name!r}")
+                if answer["error_code"]:
+                    reason = answer.get("error_message") or for_code(answer["error_code"]).__name__
+                    raise TopicError(f"topic {topic.name} cannot be created: {' '.join(reason.split())}")
+                created.append(topic.name)
+            admin.wait_for_topics([t.name for t in wanted], timeout_ms=kafka.request_timeout_ms)
     except KafkaError as error:
         raise TopicError(
             f"topics were created but do not answer yet: {in_one_line(error, 'Describe')}"
         ) from None
-    finally:
-        admin.close()
     return created
 
 
 def check_topics(kafka: KafkaSettings, stream: StreamSettings) -> tuple[Topics | None, list[Problem]]:
     """Return the topics, None if one is missing, and problems; raise BrokerUnreachable."""
+    names = {role: getattr(stream, attribute) for role, attribute in _ROLES.items()}
+    problems, there = [], {}
     with ask_broker(kafka, "the broker did not describe the topics", "DescribeConfigs") as admin:
-        return _check(admin, kafka, stream)
+        described = {t["name"]: t for t in admin.describe_topics(list(names.values()))}
+        NotPermitted.check(described.values())
+        for role, name in names.items():
+            topic: Any = described.get(name)
+            subject = f"topic {name!r} ({role})"
+            if topic is None or topic["error_code"] or not topic["partitions"]:
+                problems.append(Problem(subject, "", "missing", "", f"create it with {CREATE}"))
+                continue
+            there[role] = topic
+            if role != "input" and (count := len(topic["partitions"])) != 1:
+                fix = "delete it and create it again, if it is not in use"
+                problems.append(Problem(subject, "the number of partitions", str(count), "1", fix))
+        problems.extend(find_problems(admin, kafka, stream, there))
+    if len(there) < len(names):
+        return None, problems
+    topic = there["input"]
+    partitions = tuple(sorted(p["partition_index"] for p in topic["partitions"]))
+    return Topics(topic_id=str(topic["topic_id"]), partitions=partitions), problems
 
 
 def describe_input(kafka: KafkaSettings, stream: StreamSettings) -> list[Finding]:
@@ -209,28 +226,3 @@ def input_topic_id(kafka: KafkaSettings, stream: StreamSettings) -> str | None:
     """Return the current id of the input topic; None if the topic is missing."""
     (topic,) = describe_topics(kafka, [stream.input], stream.input)
     return None if topic["error_code"] else str(topic["topic_id"])
-
-
-def _check(
-    admin: KafkaAdminClient, kafka: KafkaSettings, stream: StreamSettings
-) -> tuple[Topics | None, list[Problem]]:
-    names = {role: getattr(stream, attribute) for role, attribute in _ROLES.items()}
-    described = {t["name"]: t for t in admin.describe_topics(list(names.values()))}
-    NotPermitted.check(described.values())
-    problems, there = [], {}
-    for role, name in names.items():
-        topic: Any = described.get(name)
-        if topic is None or topic["error_code"] or not topic["partitions"]:
-            fix = f"create it with {CREATE}"
-            problems.append(Problem(f"topic {name!r} ({role})", "", "missing", "", fix))
-            continue
-        there[role] = topic
-        if role != "input" and len(topic["partitions"]) != 1:
-            found, fix = str(len(topic["partitions"])), "delete it and create it again, if it is not in use"
-            problems.append(Problem(f"topic {name!r} ({role})", "the number of partitions", found, "1", fix))
-    problems.extend(find_problems(admin, kafka, stream, there))
-    if len(there) < len(names):
-        return None, problems
-    topic = there["input"]
-    partitions = tuple(sorted(p["partition_index"] for p in topic["partitions"]))
-    return Topics(topic_id=str(topic["topic_id"]), partitions=partitions), problems

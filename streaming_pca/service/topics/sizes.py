@@ -96,10 +96,8 @@ def whole_mib(size: int) -> int:
 
 
 def state_topic_config(commit: int) -> dict[str, str]:
-    """Return a state topic's settings for commits of ``commit`` bytes."""
+    """Return a state topic's own settings for commits of ``commit`` bytes."""
     return {
-        "cleanup.policy": "compact",
-        "unclean.leader.election.enable": "false",
         # Twice the size of a chunk with its headers.
         "max.message.bytes": str(_MIB),
         "segment.bytes": str(min(whole_mib(commit), _LARGEST_SEGMENT)),
