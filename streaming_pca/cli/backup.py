@@ -138,7 +138,6 @@ def import_backup(
 
 def _one_input(config: Path, stream: str | None) -> list[Settings]:
     """Load the streams with one input topic: the named stream's, or the file's only one."""
-
     everything = chosen_streams(config, None)
     inputs = {s.stream.input for s in (everything if stream is None else chosen_streams(config, stream))}
     if len(inputs) > 1:

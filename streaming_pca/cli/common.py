@@ -24,7 +24,7 @@ from streaming_pca.text import one_line, printable
 
 if TYPE_CHECKING:
     from streaming_pca.config.kafka import KafkaSettings
-    from streaming_pca.config.settings import Settings, WorkerSettings
+    from streaming_pca.config.settings import Settings
 
 out = Console()
 err = Console(stderr=True)
@@ -131,9 +131,12 @@ def connection_to(bootstrap: str | None) -> KafkaSettings:
         raise UserError(f"--bootstrap must be HOST:PORT, not {bootstrap!r}") from None
 
 
-def protect(worker: WorkerSettings) -> None:
-    """Apply the settings' protection from debuggers, and log its limits."""
-    doubt = protect_process(debuggable=worker.debuggable)
+def prepare_process(settings: Settings) -> None:
+    """Set up the log, apply the protection from debuggers, and log its limits."""
+    from streaming_pca.service.logs import configure_logging
+
+    configure_logging(settings.log)
+    doubt = protect_process(debuggable=settings.worker.debuggable)
     if doubt is not None:
         logging.getLogger(__name__).warning("%s", doubt)
 
@@ -156,11 +159,9 @@ def chosen_streams(path: Path, stream: str | None) -> tuple[Settings, ...]:
 def start_process(paths: Sequence[Path]) -> tuple[Settings, ...]:
     """Load the streams of one process, set up its log, and protect it."""
     from streaming_pca.config.loading import load_together
-    from streaming_pca.service.logs import configure_logging
 
     settings = load_together(paths, ignored=("spark",))
-    configure_logging(settings[0].log)
-    protect(settings[0].worker)
+    prepare_process(settings[0])
     return settings
 
 

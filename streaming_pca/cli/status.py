@@ -57,12 +57,10 @@ def dashboard(
     config: ConfigsOption,
     host: Annotated[
         str,
-        typer.Option(
-            "--host", help="Address to listen on; any but loopback needs a token or client certificates."
-        ),
+        typer.Option(help="Address to listen on; any but loopback needs a token or client certificates."),
     ] = "127.0.0.1",
     port: Annotated[
-        int, typer.Option("--port", min=0, max=65535, help="Port to listen on; 0 chooses a free one.")
+        int, typer.Option(min=0, max=65535, help="Port to listen on; 0 chooses a free one.")
     ] = 9470,
     open_browser: Annotated[bool, typer.Option("--open", help="Open it in a browser too.")] = False,
 ) -> None:

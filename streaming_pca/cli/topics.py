@@ -135,7 +135,7 @@ def topics_acls(
         str | None, typer.Option(metavar="User:NAME", help="User to permit; by default kafka.sasl_username.")
     ] = None,
     output: Annotated[
-        str | None, typer.Option("--output", metavar="TOPIC", help="Topic of a projector's projections.")
+        str | None, typer.Option(metavar="TOPIC", help="Topic of a projector's projections.")
     ] = None,
     apply: Annotated[
         bool, typer.Option("--apply", help="Grant them, with the settings' own user, and print nothing.")

@@ -15,8 +15,8 @@ from streaming_pca.cli.common import (
     StreamOption,
     err,
     out,
+    prepare_process,
     print_json,
-    protect,
     say,
     start_process,
 )
@@ -50,7 +50,6 @@ def spark(
     master: Annotated[
         str | None,
         typer.Option(
-            "--master",
             metavar="URL",
             help="Cluster: local[N], spark://HOST:PORT, yarn or k8s://URL; by default the file's, "
             "or all cores of this machine.",
@@ -71,15 +70,13 @@ def spark(
     streaming-pca spark --config stream.toml --master spark://10.0.0.5:7077[/]
     """
     from streaming_pca.config.loading import load_together
-    from streaming_pca.service.logs import configure_logging
     from streaming_pca.spark.session import check_extra
 
     settings = load_together(config)
     check_extra()
     from streaming_pca.spark.driver import run_spark
 
-    configure_logging(settings[0].log)
-    protect(settings[0].worker)
+    prepare_process(settings[0])
     sys.exit(run_spark(settings, settings[0].spark, master, site=_site_of(settings)))
 
 
@@ -136,7 +133,6 @@ def project(
     streaming-pca project --config stream.toml --output visits.projected --format json --until-end[/]
     """
     from streaming_pca.config.loading import load_settings, load_streams
-    from streaming_pca.service.logs import configure_logging
     from streaming_pca.service.projection.encoding import FORMATS
     from streaming_pca.service.projection.worker import ProjectionOptions, run_projection
     from streaming_pca.service.topics.output import check_output_name
@@ -146,8 +142,7 @@ def project(
     form = next((each for each in FORMATS if each == payload), None)
     if form is None:
         raise UserError(f"--format must be {' or '.join(FORMATS)}, not {payload!r}")
-    configure_logging(settings.log)
-    protect(settings.worker)
+    prepare_process(settings)
     options = ProjectionOptions(output, form, release_batch, until_end, create, http_port)
     sys.exit(run_projection(settings, options))
 
