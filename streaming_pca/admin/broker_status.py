@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -28,13 +27,20 @@ from streaming_pca.data.release import Release
 from streaming_pca.privacy.ledger.ledger import JobLedger, Ledger
 from streaming_pca.service.commit.log_reader import LedgerReplay
 from streaming_pca.service.errors import StreamRefused, TopicError
-from streaming_pca.service.kafka.clients import ask_broker, first_offsets, last_offsets, reading_consumer
+from streaming_pca.service.kafka.clients import (
+    ask_broker,
+    first_offsets,
+    last_offsets,
+    reading_consumer,
+    retry,
+)
 
 T = TypeVar("T")
 Offsets = dict[TopicPartition, int]
 
+NO_LEADER = (LeaderNotAvailableError,)  # the first request only makes new topics known to the client
 NO_COORDINATOR = (CoordinatorLoadInProgressError, CoordinatorNotAvailableError, NotCoordinatorError)
-_PAUSE_SECONDS = 0.05
+"""Errors until the broker has made the topic of groups, which a first request causes."""
 _WAIT_MS = 3_000  # longest wait for the coordinator of groups, which a new broker creates on demand
 
 
@@ -99,8 +105,8 @@ def fetch_broker_snapshot(
         # The client requests the leaders of its assigned topics.
         consumer.assign(tps)
     timeout = kafka.request_timeout_ms
-    first = retry_until_led(lambda: first_offsets(consumer, tps, timeout), timeout) if tps else {}
-    end = retry_until_led(lambda: last_offsets(consumer, tps, timeout), timeout) if tps else {}
+    first = retry(lambda: first_offsets(consumer, tps, timeout), NO_LEADER, timeout) if tps else {}
+    end = retry(lambda: last_offsets(consumer, tps, timeout), NO_LEADER, timeout) if tps else {}
     names = [s.stream.name for s in all_settings]
     return BrokerSnapshot(
         members={
@@ -133,23 +139,6 @@ def topic_partitions(described: Iterable[Mapping[str, Any]]) -> dict[str, list[i
     }
 
 
-def retry_until_led(
-    ask: Callable[[], T], timeout_ms: int, missing: tuple[type[KafkaError], ...] = (LeaderNotAvailableError,)
-) -> T:
-    """Repeat a request until the leaders of all partitions, or a group's coordinator, are known.
-
-    The first request only makes new topics known to the client, or the broker create the topic of groups.
-    """
-    deadline = time.monotonic() + timeout_ms / 1000
-    while True:
-        try:
-            return ask()
-        except missing:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(_PAUSE_SECONDS)
-
-
 def _committed(admin: KafkaAdminClient, names: Sequence[str]) -> dict[str, Offsets]:
     """Return the groups' committed offsets, with one request per group if a joint one fails."""
     asked = dict.fromkeys(names)
@@ -174,7 +163,7 @@ def _of_groups(ask: Callable[[], T]) -> T | None:
 
 
 def _members(admin: KafkaAdminClient, group: str) -> list[dict[str, Any]]:
-    described = retry_until_led(lambda: admin.describe_groups([group]), _WAIT_MS, NO_COORDINATOR)[group]
+    described = retry(lambda: admin.describe_groups([group]), NO_COORDINATOR, _WAIT_MS)[group]
     # A missing group is dead; from version 6 of the response on, it is also an error.
     if described["error"] and described["group_state"] != "Dead":
         raise ValueError(described["error"])

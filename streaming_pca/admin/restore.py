@@ -32,19 +32,19 @@ from kafka.admin import NewTopic
 from kafka.errors import KafkaError
 
 from streaming_pca.admin.backup import Backup, BackupNotVerified, read_backup, verified_ledger
-from streaming_pca.admin.broker_status import NO_COORDINATOR, retry_until_led
+from streaming_pca.admin.broker_status import NO_COORDINATOR
 from streaming_pca.config.kafka import KafkaSettings
 from streaming_pca.config.settings import StreamSettings
-from streaming_pca.data.release import Release
 from streaming_pca.errors import UserError
 from streaming_pca.privacy.ledger.entries import Opened, Released, decode_entry
 from streaming_pca.privacy.ledger.ledger import Ledger
 from streaming_pca.privacy.ledger.verify import verify_log
+from streaming_pca.service.commit.checkpoint import published
 from streaming_pca.service.commit.ledger_writer import group_of_charges
 from streaming_pca.service.commit.snapshot import read_topic, replay
 from streaming_pca.service.commit.state_topic import decode_checkpoint, find_state, send_state
 from streaming_pca.service.errors import SessionLost, StreamRefused, TopicError
-from streaming_pca.service.kafka.clients import ask_broker, transactional_producer
+from streaming_pca.service.kafka.clients import ask_broker, retry, transactional_producer
 from streaming_pca.service.kafka.transaction import Transaction, discard
 from streaming_pca.service.topics.checks import broker_settings
 from streaming_pca.service.topics.find import (
@@ -187,26 +187,20 @@ def _check_newest(kafka: KafkaSettings, backup: Backup, ledger: Ledger, streams:
     names = sorted({*ledger.jobs, *streams})
     seen = set()
     for name in names:
-        known = {e.release_digest for e in released if e.job == name}
+        topic, known = f"{name}.releases", {e.release_digest for e in released if e.job == name}
         # One at a time: all releases of a stream may be larger than memory.
-        with closing(_committed(kafka, f"{name}.releases")) as values:
+        with closing(_committed(kafka, topic)) as values:
             for value in values:
                 digest = hashlib.sha256(value).hexdigest()
                 if digest not in known:
-                    _refuse_release(f"{name}.releases", value)
+                    _, number = published(topic, value)
+                    raise StreamRefused(
+                        f"topic {topic!r} has a release of batch {number} that the backup does not contain: "
+                        f"{_OLD}"
+                    )
                 seen.add(digest)
     _check_groups(kafka, backup, ledger)
     return sum(e.topic_id == backup.topic_id and e.release_digest not in seen for e in released)
-
-
-def _refuse_release(topic: str, value: bytes) -> None:
-    try:
-        release = Release.from_bytes(value)
-    except ValueError as error:
-        raise StreamRefused(f"releases topic {topic!r}: {error}: another program writes to it") from None
-    raise StreamRefused(
-        f"topic {topic!r} has a release of batch {release.batch} that the backup does not contain: {_OLD}"
-    )
 
 
 def _check_groups(kafka: KafkaSettings, backup: Backup, ledger: Ledger) -> None:
@@ -220,7 +214,7 @@ def _check_groups(kafka: KafkaSettings, backup: Backup, ledger: Ledger) -> None:
         others |= {name for name in named if name.startswith(charges)} | ledger.jobs.keys()
         names = sorted(others | named)
         ask = partial(admin.list_group_offsets, names)
-        groups = retry_until_led(ask, _COORDINATOR_MS, NO_COORDINATOR) if names else {}
+        groups = retry(ask, NO_COORDINATOR, _COORDINATOR_MS) if names else {}
     known = {hashlib.sha256(entry).hexdigest() for entry in backup.entries}
     for name, offsets in sorted(groups.items()):
         state = backup.states.get(name)

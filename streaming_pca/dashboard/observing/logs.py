@@ -15,7 +15,7 @@ from kafka.errors import (
     TopicAuthorizationFailedError,
 )
 
-from streaming_pca.admin.broker_status import retry_until_led
+from streaming_pca.admin.broker_status import NO_LEADER
 from streaming_pca.config.kafka import KafkaSettings
 from streaming_pca.service.kafka.authorization import missing_permission
 from streaming_pca.service.kafka.clients import (
@@ -23,6 +23,7 @@ from streaming_pca.service.kafka.clients import (
     first_offsets,
     last_offsets,
     reading_consumer,
+    retry,
 )
 
 _PATH = re.compile(r"""(?<![\w/])['"]?/[^\s'",:;()]+['"]?""")
@@ -73,7 +74,7 @@ class TopicsReader:
             return {}
 
         def ask(of: Callable[..., dict[TopicPartition, int]]) -> dict[TopicPartition, int]:
-            return retry_until_led(lambda: of(self._consumer, tps, self._timeout_ms), patience_ms)
+            return retry(lambda: of(self._consumer, tps, self._timeout_ms), NO_LEADER, patience_ms)
 
         try:
             # For a read_committed consumer, ends are last stable offsets: before the first open transaction.

@@ -151,7 +151,8 @@ class CheckpointWriter(LedgerWriter):
         with closing(LogReader(self._kafka, topic)) as reader:
             for messages in reader.backwards(end, patience, _FIRST_SPAN):
                 for message in messages:  # one at a time: a release can be large
-                    found, last = True, max(last, self._released(message.value or b""))
+                    stream, number = published(topic, message.value or b"")
+                    found, last = True, max(last, number if stream == self._stream.name else 0)
                 if found:
                     break
         if last > batch:
@@ -160,15 +161,6 @@ class CheckpointWriter(LedgerWriter):
                 f"an older backup. Restore the newest one, {OTHERWISE}",
                 ledger_end,
             )
-
-    def _released(self, data: bytes) -> int:
-        """Return the batch of a message of the releases topic; 0 if it is another stream's."""
-        try:
-            release = Release.from_bytes(data)
-        except ValueError as error:
-            topic = self._stream.releases_topic
-            raise StreamRefused(f"releases topic {topic!r}: {error}: another program writes to it") from None
-        return release.batch if release.stream == self._stream.name else 0
 
     def start(self, positions: Mapping[int, int]) -> None:
         """Record the stream's starting offsets before its first batch.
@@ -320,6 +312,15 @@ class CheckpointWriter(LedgerWriter):
             self._transaction.commit()
         with self._step("abandon.4 read back"):
             self._expect(sent.value.offset, entry)
+
+
+def published(topic: str, data: bytes) -> tuple[str, int]:
+    """Return the stream and batch of a releases topic's message; StreamRefused if it is not a release."""
+    try:
+        release = Release.from_bytes(data)
+    except ValueError as error:
+        raise StreamRefused(f"releases topic {topic!r}: {error}: another program writes to it") from None
+    return release.stream, release.batch
 
 
 def open_ledger(kafka: KafkaSettings, entry: Opened, topic: str) -> Opened:

@@ -187,6 +187,20 @@ def _common_options(settings: KafkaSettings) -> dict[str, Any]:
     return common
 
 
+def retry(
+    ask: Callable[[], C], passing: tuple[type[KafkaError], ...], timeout_ms: float, pause_ms: float = 50
+) -> C:
+    """Repeat a request as long as it fails with a passing error, until the timeout."""
+    deadline = time.monotonic() + timeout_ms / 1000
+    while True:
+        try:
+            return ask()
+        except passing:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(pause_ms / 1000)
+
+
 class _AdminClient(KafkaAdminClient):  # type: ignore[misc]
     """Client that retries when a connection ends before the response.
 
@@ -203,14 +217,9 @@ class _AdminClient(KafkaAdminClient):  # type: ignore[misc]
         return self._ask(super().describe_configs, *args, **kwargs)
 
     def _ask(self, question: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        deadline = time.monotonic() + self.config["request_timeout_ms"] / 1000
-        while True:
-            try:
-                return question(*args, **kwargs)
-            except (KafkaConnectionError, NodeNotReadyError):
-                if time.monotonic() >= deadline:
-                    raise
-            time.sleep(self.config["retry_backoff_ms"] / 1000)
+        times = (self.config["request_timeout_ms"], self.config["retry_backoff_ms"])
+        lost = (KafkaConnectionError, NodeNotReadyError)
+        return retry(lambda: question(*args, **kwargs), lost, *times)
 
 
 def admin_client(settings: KafkaSettings) -> KafkaAdminClient:
