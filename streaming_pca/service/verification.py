@@ -58,15 +58,14 @@ class Verifier:
         found = await self._ask(topic, stopping)
         if stopping.is_set():
             return
-        problems = found.get("problems")
-        for metrics in self._shown[topic]:
-            if problems is None:
+        if "failed" in found:
+            for metrics in self._shown[topic]:
                 metrics.count_verification_error()
-            else:
-                metrics.show_verification(len(problems))
-        if problems is None:
             log.warning("the ledger of %s could not be verified: %s", topic, found["failed"])
             return
+        problems = found["problems"]
+        for metrics in self._shown[topic]:
+            metrics.show_verification(len(problems))
         for problem in problems[:_MOST_LINES]:
             log.error("the ledger of %s is NOT verified: %s", topic, problem)
 

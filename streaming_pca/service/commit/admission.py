@@ -169,24 +169,25 @@ def check_room(stream: StreamSettings, cap: Cap, rule: Literal["basic", "zcdp"])
         charge = estimator.plan(estimator.init(utility_generator(stream.seed))).charge
     except ParameterError as error:
         raise StreamRefused(f"stream {stream.name!r} cannot be calibrated: {error}") from None
-    if not within_cap(charge, cap, rule) and not stream.private:
+    if within_cap(charge, cap, rule):
+        return charge
+    limit, asked = (
+        f"epsilon {format_number(each.epsilon)}, delta {format_number(each.delta)}" for each in (cap, charge)
+    )
+    of_ledger = f"the cap of ledger {stream.ledger_topic!r}, {limit}"
+    if not stream.private:
         raise StreamRefused(
-            f"stream {stream.name!r} is not private (private = false) and charges infinity, which the cap "
-            f"of ledger {stream.ledger_topic!r}, epsilon {format_number(cap.epsilon)}, "
-            f"delta {format_number(cap.delta)}, does not allow: read an input topic whose ledger was "
+            f"stream {stream.name!r} is not private (private = false) and charges infinity, which "
+            f"{of_ledger}, does not allow: read an input topic whose ledger was "
             "opened for that (`streaming-pca topics create --cap inf,inf`)"
         )
-    if not within_cap(charge, cap, rule):
-        asked = f"epsilon {format_number(charge.epsilon)}, delta {format_number(charge.delta)}"
-        if rule == "zcdp":
-            asked += f", rho {'not claimed' if charge.rho is None else format_number(charge.rho)}"
-        raise StreamRefused(
-            f"the cap of ledger {stream.ledger_topic!r}, epsilon {format_number(cap.epsilon)}, "
-            f"delta {format_number(cap.delta)} ({rule} composition), is below what one batch of stream "
-            f"{stream.name!r} is charged, {asked}: lower stream.epsilon and stream.delta, "
-            "or open the ledger of an input topic with a higher cap (`streaming-pca topics create --cap`)"
-        )
-    return charge
+    if rule == "zcdp":
+        asked += f", rho {'not claimed' if charge.rho is None else format_number(charge.rho)}"
+    raise StreamRefused(
+        f"{of_ledger} ({rule} composition), is below what one batch of stream {stream.name!r} is charged, "
+        f"{asked}: lower stream.epsilon and stream.delta, "
+        "or open the ledger of an input topic with a higher cap (`streaming-pca topics create --cap`)"
+    )
 
 
 def _check_input(stream: StreamSettings, ledger: Ledger) -> None:

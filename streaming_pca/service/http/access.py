@@ -121,11 +121,9 @@ class Access:
         self._is_known = _known_hosts(settings)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] == "/healthz":
-            await self._app(scope, receive, send)
-            return
-        refused = self._refusal(scope, Headers(scope=scope))
-        await (self._app if refused is None else refused)(scope, receive, send)
+        is_open = scope["type"] != "http" or scope["path"] == "/healthz"
+        refused = None if is_open else self._refusal(scope, Headers(scope=scope))
+        await (refused or self._app)(scope, receive, send)
 
     def _refusal(self, scope: Scope, headers: Headers) -> JSONResponse | None:
         host, path = headers.get("host", ""), scope["path"]

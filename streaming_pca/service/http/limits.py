@@ -208,11 +208,8 @@ class RateLimit:
         """Remaining requests of each address, and the time of that count; least recently used first."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or not scope["path"].startswith(_COUNTED):
-            await self._app(scope, receive, send)
-            return
-        app, wait = self._app, self._take(_client(scope))
-        if wait:
+        app, is_counted = self._app, scope["type"] == "http" and scope["path"].startswith(_COUNTED)
+        if is_counted and (wait := self._take(_client(scope))):
             detail = f"more than {self._rate:g} requests a second: wait (http.requests_per_second)"
             app = problem(scope, HTTPStatus.TOO_MANY_REQUESTS, detail, retry_after=str(math.ceil(wait)))
         await app(scope, receive, send)

@@ -82,22 +82,7 @@ def create_topics(
     kafka: KafkaSettings, stream: StreamSettings, partitions: int, replication: int
 ) -> list[str]:
     """Create missing topics; return their names. Raises TopicError, also if a release cannot fit."""
-    _check_release(kafka, stream, release_bytes(stream))
-    return ensure_topics(
-        kafka, [input_topic(stream, partitions, replication), *written_topics(stream, replication)]
-    )
-
-
-def written_topics(stream: StreamSettings, replication: int) -> list[NewTopic]:
-    """Return the definitions of the topics that a stream writes: ledger, state, releases."""
-    return [
-        new_topic("ledger", stream.ledger_topic, 1, replication, {"max.message.bytes": str(_LEDGER_MESSAGE)}),
-        state_topic(stream.state_topic, replication, commit_bytes(stream)),
-        releases_topic(stream.releases_topic, replication, release_bytes(stream)),
-    ]
-
-
-def _check_release(kafka: KafkaSettings, stream: StreamSettings, release: int) -> None:
+    release = release_bytes(stream)
     # A topic's max.message.bytes overrides the broker's; the remaining limit is the size of one request.
     with ask_broker(kafka, "the broker did not describe itself") as admin:
         broker, settings = broker_settings(admin)
@@ -112,6 +97,18 @@ def _check_release(kafka: KafkaSettings, stream: StreamSettings, release: int) -
             f"a release of stream {stream.name!r} (dim = {stream.dim}, rank = {stream.rank}) can take "
             f"{release} bytes, which is above {limits[what]}, {what}: lower stream.rank or stream.dim"
         )
+    return ensure_topics(
+        kafka, [input_topic(stream, partitions, replication), *written_topics(stream, replication)]
+    )
+
+
+def written_topics(stream: StreamSettings, replication: int) -> list[NewTopic]:
+    """Return the definitions of the topics that a stream writes: ledger, state, releases."""
+    return [
+        new_topic("ledger", stream.ledger_topic, 1, replication, {"max.message.bytes": str(_LEDGER_MESSAGE)}),
+        state_topic(stream.state_topic, replication, commit_bytes(stream)),
+        releases_topic(stream.releases_topic, replication, release_bytes(stream)),
+    ]
 
 
 def ensure_topics(kafka: KafkaSettings, wanted: Iterable[NewTopic]) -> list[str]:
