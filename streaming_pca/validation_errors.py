@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from difflib import SequenceMatcher
 from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
 
 from streaming_pca.text import is_number, one_line
 
@@ -58,15 +58,20 @@ def table_model(annotation: Any) -> type[BaseModel] | None:
     return None
 
 
-def refuse_boolean(value: Any, annotation: Any) -> Any:
-    """Return the value of a field; raise ValueError for true or false in the place of a number.
+class Table(BaseModel):
+    """Table of settings, which refuses unknown names, and true or false in the place of a number."""
 
-    Python takes them for 1 and 0.
-    """
-    kinds = _kinds(annotation)
-    if kinds & {int, float} and bool not in kinds and _has_boolean(value):
-        raise ValueError("must be a number, not true or false")
-    return value
+    # Attribute docstrings are the fields' descriptions in the settings reference.
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _refuse_boolean(cls, value: Any, info: ValidationInfo) -> Any:
+        kinds = _kinds(cls.model_fields[str(info.field_name)].annotation)
+        # Python takes them for 1 and 0.
+        if kinds & {int, float} and bool not in kinds and _has_boolean(value):
+            raise ValueError("must be a number, not true or false")
+        return value
 
 
 def _has_boolean(value: Any) -> bool:

@@ -25,7 +25,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ValidationError
 
 from streaming_pca import __version__
 from streaming_pca.config.kafka import KafkaSettings
@@ -108,16 +108,12 @@ def verified_ledger(backup: Backup, what: str = "the backup") -> Ledger:
     return ledger
 
 
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class _Part(_Frozen):
+class _Part(BaseModel, frozen=True, extra="forbid"):
     size: int
     sha256: str
 
 
-class _Manifest(_Frozen):
+class _Manifest(BaseModel, frozen=True, extra="forbid"):
     format: Literal["streaming-pca copy"] = "streaming-pca copy"
     version: Literal[1] = 1
     program: str

@@ -17,13 +17,11 @@ from pydantic import (
     Field,
     PrivateAttr,
     SecretStr,
-    ValidationInfo,
-    field_validator,
     model_validator,
 )
 
 from streaming_pca.errors import UserError
-from streaming_pca.validation_errors import refuse_boolean
+from streaming_pca.validation_errors import Table
 
 T = TypeVar("T")
 _ADDRESS = re.compile(r"([A-Za-z_]+://)?(\[[0-9A-Fa-f:.%]+\]|[^\s\[\]:/]+)(:[0-9]{1,5})?")
@@ -42,19 +40,11 @@ class ConfigurationError(UserError):
         self.lines = lines
 
 
-class Section(BaseModel):
+class Section(Table):
     """Table of the settings file."""
 
     # Errors must not quote values: one may be a misplaced password.
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", use_attribute_docstrings=True, hide_input_in_errors=True
-    )
-
-    @field_validator("*", mode="before")
-    @classmethod
-    def _refuse_boolean(cls, value: Any, info: ValidationInfo) -> Any:
-        # Python treats them as 0 and 1.
-        return refuse_boolean(value, cls.model_fields[str(info.field_name)].annotation)
+    model_config = ConfigDict(hide_input_in_errors=True)
 
     @model_validator(mode="after")
     def _check(self) -> Self:

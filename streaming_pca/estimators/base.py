@@ -11,7 +11,6 @@ from typing import Any, ClassVar, Generic, Literal, TypeVar, get_args
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
 
 from streaming_pca.data.batch import Batch
 from streaming_pca.data.preprocessing import Preprocessing
@@ -21,7 +20,7 @@ from streaming_pca.linalg.subspace import stable_signs
 from streaming_pca.privacy.noise import NOISE_LAW
 from streaming_pca.privacy.parameters import Charge, PrivacyParameters
 from streaming_pca.privacy.randomness import utility_generator
-from streaming_pca.validation_errors import refuse_boolean
+from streaming_pca.validation_errors import Table
 
 
 class Outcome(StrEnum):
@@ -154,22 +153,14 @@ class SuiteOptions:
     always_learns: bool = True  # False if a batch may teach nothing: then every batch has an outcome
 
 
-class Options(BaseModel):
+class Options(Table):
     """Base of an estimator's own settings.
 
     ``sizing`` names the options that decide only the size of a batch. A
     reserved batch can be computed under other values of these options.
     """
 
-    # Attribute docstrings are the fields' descriptions in the settings reference.
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
-
     sizing: ClassVar[frozenset[str]] = frozenset()
-
-    @field_validator("*", mode="before")
-    @classmethod
-    def _refuse_boolean(cls, value: Any, info: ValidationInfo) -> Any:
-        return refuse_boolean(value, cls.model_fields[str(info.field_name)].annotation)
 
     @property
     def largest_batch(self) -> int:
