@@ -59,7 +59,7 @@ def table_model(annotation: Any) -> type[BaseModel] | None:
 
 
 class Table(BaseModel):
-    """Table of settings, which refuses unknown names, and true or false in the place of a number."""
+    """Table of settings; it refuses unknown names, and booleans in the place of numbers."""
 
     # Attribute docstrings are the fields' descriptions in the settings reference.
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)

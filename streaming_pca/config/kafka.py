@@ -13,7 +13,6 @@ from urllib.parse import urlsplit
 from pydantic import (
     AfterValidator,
     BaseModel,
-    ConfigDict,
     Field,
     PrivateAttr,
     SecretStr,
@@ -40,11 +39,8 @@ class ConfigurationError(UserError):
         self.lines = lines
 
 
-class Section(Table):
-    """Table of the settings file."""
-
-    # Errors must not quote values: one may be a misplaced password.
-    model_config = ConfigDict(hide_input_in_errors=True)
+class Section(Table, hide_input_in_errors=True):
+    """Table of the settings file; errors hide values: one may be a misplaced password."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:

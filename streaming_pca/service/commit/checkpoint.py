@@ -315,7 +315,7 @@ class CheckpointWriter(LedgerWriter):
 
 
 def published(topic: str, data: bytes) -> tuple[str, int]:
-    """Return the stream and batch of a releases topic's message; StreamRefused if it is not a release."""
+    """Return the stream and batch of a published release; raise StreamRefused for other messages."""
     try:
         release = Release.from_bytes(data)
     except ValueError as error:

@@ -166,9 +166,7 @@ def _consumer(
 
 
 def _common_options(settings: KafkaSettings) -> dict[str, Any]:
-    common = {
-        "bootstrap_servers": settings.bootstrap_servers.split(","),
-        "bootstrap_timeout_ms": settings.bootstrap_timeout_ms,
+    common: dict[str, Any] = {
         "request_timeout_ms": settings.request_timeout_ms,
         # The client's default is 30 s: a lead would be lost although the broker is back or the password has
         # been changed.

@@ -49,7 +49,7 @@ def sasl_options(settings: KafkaSettings) -> dict[str, Any]:
         return options | {"sasl_oauth_token_provider": provider}
 
     def password() -> str:
-        """Return the file's current contents; as a function's, its text form hides them."""
+        """Return the current password; the text form of a function hides it."""
         return settings.password or ""
 
     password()
