@@ -226,6 +226,7 @@ def advise_on_model(
 
 
 _ONE_FEATURE = "one feature"
+_SAME_SCALE = ", with the same scale"  # a scale by bounds would enlarge a feature of narrower bounds
 _BY_BOUNDS = 'scale = "bounds", 2/(upper - lower), if features have different units'
 
 
@@ -382,7 +383,7 @@ def _large_values(case: _Case) -> _Remedies:
     if not s.has_scale:
         yield _change(case, _scale(s, of))
     if s.has_bounds and ReleaseWarning.CLAMPED not in case.doubts:
-        yield _change(case, f"narrower bounds for {of}{', with the same scale' * s.has_scale}")
+        yield _change(case, f"narrower bounds for {of}{_SAME_SCALE * s.has_scale}")
 
 
 def _one_feature(case: _Case) -> _Remedies:
@@ -399,7 +400,7 @@ def _one_feature(case: _Case) -> _Remedies:
         # Bounds cannot name some features only.
         yield from _bounds(case)
     elif ReleaseWarning.CLAMPED not in case.doubts:
-        yield _change(case, f"narrower bounds for {of}")
+        yield _change(case, f"narrower bounds for {of}{_SAME_SCALE * s.has_scale}")
 
 
 def _steps(case: _Case) -> _Remedies:

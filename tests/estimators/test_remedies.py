@@ -354,3 +354,13 @@ def test_a_model_advises_by_its_features_and_the_rows_of_its_records() -> None:
 def test_one_pair_of_bounds_is_every_feature_s(bounds: Any, is_advised: bool) -> None:
     advice = advise_on_release(doubtful(version=7, doubts=("dominated",), dominant_feature=1, bounds=bounds))
     assert any("the logarithm" in line for line in advice.remedies) == is_advised
+
+
+@pytest.mark.parametrize("doubts", [[W.DOMINATED], [W.CLIPPED], [W.CLIPPED, W.DOMINATED]])
+def test_narrower_bounds_are_advised_with_the_same_scale(doubts: list[W]) -> None:
+    """Under a scale by bounds, narrower bounds alone enlarge the column."""
+    bounded = Situation("adaptive", "auto", True, False, 20, 5)
+    for has_scale in (False, True):
+        s = replace(bounded, has_scale=has_scale)
+        (line,) = (line for line in advise(doubts, s, feature="price").remedies if "narrower" in line)
+        assert line.endswith(", with the same scale") == has_scale
