@@ -425,10 +425,11 @@ class PrivatePCA(MappedModel):
             if self.doubts_:
                 names, index = getattr(self, "feature_names_in_", None), release.dominant_feature
                 dominant = index if names is None or index is None else names[index]
-                rows = self._row_map()
+                rows, records = self._row_map(), self._state.records
                 of = {
                     "features": rows.features if rows else (),
                     "has_single_rows": self._rows_per_record == 1,
+                    "has_chunks": self._state.batch > 1 and records > (self._n_records_told or 0),
                 }
                 advice = advise_on_model(self.doubts_, self._estimator, release, dominant, **of)
                 text = f"the result is doubtful:\n{advice}"

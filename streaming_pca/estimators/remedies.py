@@ -16,6 +16,7 @@ from streaming_pca.data.records import RecordKind
 from streaming_pca.estimators.covariance.state import MAX_COVARIANCE_DIM
 from streaming_pca.estimators.registry import ESTIMATORS
 from streaming_pca.estimators.warnings import ReleaseWarning, resolved_components
+from streaming_pca.kernels.lattice import MAX_RECORDS
 from streaming_pca.text import printable
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ class Situation:
     epsilon: float | None = None
     features: Sequence[Feature] = ()  # features that make the rows of records, if they are known
     has_single_rows: bool = True  # False if records are known to have several rows each
+    has_chunks: bool = False  # True if several calls of partial_fit added records
 
     @classmethod
     def of_estimator(cls, estimator: Estimator[Any, Any], rank: int, **more: Any) -> Situation:
@@ -273,7 +275,22 @@ def _option(case: _Case, text: str) -> _Remedy:
     return _Remedy(text, is_new=not case.settings.is_stream)
 
 
+def _batches(case: _Case) -> _Remedies:
+    """Yield ways to fewer batches, as each adds its noise."""
+    s = case.settings
+    sizes = s.options or {}
+    if s.has_chunks and s.is_composed:
+        yield _option(case, "fewer, larger chunks")
+    elif s.has("n_records") and s.is_composed:
+        # Above this limit, one batch cannot hold all records.
+        if sizes["n_records"] <= MAX_RECORDS and sizes.get("n_batches") != 1:
+            yield _option(case, "a lower n_batches")
+    elif s.is_stream:
+        yield from (_option(case, f"a larger {each}") for each in ("first_batch", "max_batch") if s.has(each))
+
+
 def _records(case: _Case) -> _Remedies:
+    yield from _batches(case)
     s = case.settings
     if s.has("half_life"):
         yield _option(case, "a longer half_life, or none: it limits how many records count")

@@ -364,3 +364,48 @@ def test_narrower_bounds_are_advised_with_the_same_scale(doubts: list[W]) -> Non
         s = replace(bounded, has_scale=has_scale)
         (line,) = (line for line in advise(doubts, s, feature="price").remedies if "narrower" in line)
         assert line.endswith(", with the same scale") == has_scale
+
+
+@pytest.mark.parametrize("doubt", [W.NOT_RESOLVED, W.VARIANCE_LOST, W.MEAN_SWAMPS, W.MEAN_UNKNOWN, W.CLIPPED])
+def test_chunks_are_named_where_several_add_their_noise(doubt: W) -> None:
+    for s in (s for s in ALL if occurs(doubt, s) and not s.is_stream and s.centering != "none"):
+        assert "chunks" not in str(advise([doubt], s))
+        found = advise([doubt], replace(s, has_chunks=True)).remedies
+        assert ("fewer, larger chunks" in found) == s.is_composed
+
+
+@pytest.mark.parametrize(
+    ("options", "is_stream", "named"),
+    [
+        ({}, True, ()),
+        ({"max_batch": 4096}, True, ("a larger max_batch",)),
+        ({"first_batch": 64, "max_batch": 64}, True, ("a larger first_batch", "a larger max_batch")),
+        ({"max_batch": 4096}, False, ()),  # fit does not use it
+        ({"n_records": 9000}, True, ("a lower n_batches",)),
+        ({"n_records": 9000, "n_batches": 30, "max_batch": 64}, False, ("a lower n_batches",)),
+        ({"n_records": 9000, "n_batches": 1}, False, ()),
+        ({"n_records": 2**23, "n_batches": 3}, False, ()),  # more than a batch can hold
+        (None, True, ()),
+    ],
+)
+def test_options_that_make_batches_small_are_named(
+    options: dict[str, Any] | None, is_stream: bool, named: tuple[str, ...]
+) -> None:
+    s = Situation("adaptive", "auto", False, False, 20, 2, is_stream=is_stream, options=options)
+    remedies = advise([W.NOT_RESOLVED], s).remedies
+    assert remedies[: len(named)] == named
+    assert remedies[len(named)] == "more records"
+
+
+def test_a_model_of_many_small_chunks_names_them() -> None:
+    X = np.random.default_rng(5).normal(5.0, [3.0, 2.0, 1.0, 0.5, 0.5, 0.5], (2000, 6))
+    words = "\n- fewer, larger chunks\n"
+    pca = PrivatePCA(2, random_state=1)
+    with replace_noise_sampler(SeededSampler(1)), pytest.warns(DoubtfulResultWarning) as seen:
+        pca.fit(X[:200])
+        pca.partial_fit(X[200:400])
+        PrivatePCA(2, options={"n_batches": 4}, random_state=1).fit(X[:400])
+        other = PrivatePCA(2).partial_fit(X[:200])
+        other.partial_fit(X[200:400])
+    assert [words in str(each.message) for each in seen] == [False, True, False, False, True]
+    assert ["- a lower n_batches" in str(each.message) for each in seen] == [False, False, True, False, False]
