@@ -16,7 +16,6 @@ from streaming_pca.data.records import RecordKind
 from streaming_pca.estimators.covariance.state import MAX_COVARIANCE_DIM
 from streaming_pca.estimators.registry import ESTIMATORS
 from streaming_pca.estimators.warnings import ReleaseWarning, resolved_components
-from streaming_pca.kernels.lattice import MAX_RECORDS
 from streaming_pca.text import printable
 
 if TYPE_CHECKING:
@@ -228,7 +227,6 @@ def advise_on_model(
 
 
 _ONE_FEATURE = "one feature"
-_SAME_SCALE = ", with the same scale"  # a scale by bounds would enlarge a feature of narrower bounds
 _BY_BOUNDS = 'scale = "bounds", 2/(upper - lower), if features have different units'
 
 
@@ -275,23 +273,13 @@ def _option(case: _Case, text: str) -> _Remedy:
     return _Remedy(text, is_new=not case.settings.is_stream)
 
 
-def _batches(case: _Case) -> _Remedies:
-    """Yield ways to fewer batches, as each adds its noise."""
+def _records(case: _Case) -> _Remedies:
     s = case.settings
-    sizes = s.options or {}
+    # Each batch adds its noise.
     if s.has_chunks and s.is_composed:
         yield _option(case, "fewer, larger chunks")
-    elif s.has("n_records") and s.is_composed:
-        # Above this limit, one batch cannot hold all records.
-        if sizes["n_records"] <= MAX_RECORDS and sizes.get("n_batches") != 1:
-            yield _option(case, "a lower n_batches")
-    elif s.is_stream:
-        yield from (_option(case, f"a larger {each}") for each in ("first_batch", "max_batch") if s.has(each))
-
-
-def _records(case: _Case) -> _Remedies:
-    yield from _batches(case)
-    s = case.settings
+    sizes = ("a larger first_batch", "a larger max_batch", "a lower n_batches") if s.is_stream else ()
+    yield from (_option(case, each) for each in sizes if (s.options or {}).get(each.split()[-1], 1) > 1)
     if s.has("half_life"):
         yield _option(case, "a longer half_life, or none: it limits how many records count")
     elif s.kind is RecordKind.LOCAL:
@@ -336,10 +324,13 @@ def _rank(case: _Case) -> _Remedies:
     name = "rank" if s.is_stream else "n_components"
     if s.rank == 1:
         yield _Remedy("one component", is_given=True)
-        return
-    # An estimate: a fit of a few more may resolve them too.
-    found = f", such as {case.resolved}" if case.resolved and case.resolved < s.rank else ""
-    yield _change(case, f"a lower {name}{found}")
+    else:
+        # An estimate: a fit of a few more may resolve them too.
+        found = f", such as {case.resolved}" if case.resolved and case.resolved < s.rank else ""
+        yield _change(case, f"a lower {name}{found}")
+    # Noise alone chooses among directions of one variance.
+    if ReleaseWarning.NOT_RESOLVED in case.doubts and s.rank < s.dim:
+        yield _change(case, f"a higher {name}, if further variances are about as large")
 
 
 def _tuning(case: _Case) -> _Remedies:
@@ -400,7 +391,7 @@ def _large_values(case: _Case) -> _Remedies:
     if not s.has_scale:
         yield _change(case, _scale(s, of))
     if s.has_bounds and ReleaseWarning.CLAMPED not in case.doubts:
-        yield _change(case, f"narrower bounds for {of}{_SAME_SCALE * s.has_scale}")
+        yield _change(case, f"narrower bounds for {of}{', with the same scale' * s.has_scale}")
 
 
 def _one_feature(case: _Case) -> _Remedies:
@@ -417,7 +408,7 @@ def _one_feature(case: _Case) -> _Remedies:
         # Bounds cannot name some features only.
         yield from _bounds(case)
     elif ReleaseWarning.CLAMPED not in case.doubts:
-        yield _change(case, f"narrower bounds for {of}{_SAME_SCALE * s.has_scale}")
+        yield _change(case, f"narrower bounds for {of}{', with the same scale' * s.has_scale}")
 
 
 def _steps(case: _Case) -> _Remedies:

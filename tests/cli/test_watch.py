@@ -194,6 +194,7 @@ HELPS = [
     "- a new stream with a larger epsilon",
     "- a new stream with public bounds of the features",
     "- a new stream with a lower rank, such as 1",
+    "- a new stream with a higher rank, if further variances are about as large",
 ]
 
 
@@ -206,10 +207,10 @@ def test_doubts_of_a_release_have_lines_below_it(capfd: Capture, published: Publ
     assert first["advice"]["remedies"] == [line.removeprefix("- ") for line in HELPS[1:]]
     assert (third["doubts"], third["advice"], third["resolved_components"]) == ([], None, None)
     indented = [f"       {line}" for line in (f"doubtful: {REASONS[0]}", REASONS[1])]
-    assert lines[2:9] == [*indented, *(f"       {line}" for line in HELPS)]
+    assert lines[2:10] == [*indented, *(f"       {line}" for line in HELPS)]
     # The second release has the same doubts: what helps is not repeated.
-    assert lines[10:12] == indented
-    assert [line.split()[0] for line in (lines[1], lines[9], lines[12])] == ["1", "2", "3"]
+    assert lines[11:13] == indented
+    assert [line.split()[0] for line in (lines[1], lines[10], lines[13])] == ["1", "2", "3"]
 
 
 def test_text_has_a_line_a_release_with_the_angle_in_degrees(capfd: Capture, published: Published) -> None:

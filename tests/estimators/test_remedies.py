@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from sklearn.base import clone
 
 from streaming_pca import DoubtfulResultWarning, PrivatePCA
 from streaming_pca.data.features.feature import Feature
@@ -144,7 +145,9 @@ def test_each_possible_doubt_has_remedies_that_are_left(doubt: W) -> None:
 @pytest.mark.parametrize("doubt", W)
 def test_a_stream_and_the_library_get_the_same_remedies(doubt: W) -> None:
     """Only the contract differs: a running stream cannot change it, so a new stream is named."""
-    contract = re.compile("epsilon|bounds|lower rank|scale|centre|centering|logarithm|features,|estimator =")
+    contract = re.compile(
+        "epsilon|bounds|(?:lower|higher) rank|scale|centre|centering|logarithm|features,|estimator ="
+    )
     for s in filter(lambda s: not s.is_stream and occurs(doubt, s), ALL):
         library, stream = (advise([doubt], replace(s, is_stream=each)) for each in (False, True))
         plain = [line.removeprefix(NEW).replace("rank", "n_components") for line in stream.remedies]
@@ -207,7 +210,8 @@ def test_remedies_that_are_given_are_named_as_given() -> None:
     advice = advise([W.NOT_RESOLVED], bounded)
     narrower = "narrower bounds, or none if these are far wider than the records"
     by_bounds = 'scale = "bounds", 2/(upper - lower), if features have different units'
-    assert advice.remedies == ("more records", "a larger epsilon", narrower, by_bounds)
+    higher = "a higher n_components, if further variances are about as large"
+    assert advice.remedies == ("more records", "a larger epsilon", narrower, by_bounds, higher)
     assert advice.given == ("public bounds", "one component")
     assert advice.lines == [
         "not-resolved: noise alone could have produced the components (the angle bound is 90 degrees)",
@@ -216,6 +220,7 @@ def test_remedies_that_are_given_are_named_as_given() -> None:
         "- a larger epsilon",
         f"- {narrower}",
         f"- {by_bounds}",
+        f"- {higher}",
         "already given: public bounds, one component",
     ]
     assert str(advice) == "\n".join(advice.lines)
@@ -253,8 +258,8 @@ def test_a_dominant_feature_is_named_without_control_characters() -> None:
 
 def test_an_estimator_of_a_later_version_has_general_remedies() -> None:
     s = Situation("unheard-of", "auto", False, False, 20, 5, is_stream=True, options=None)
-    wanted = ("more records", f"{NEW}a larger epsilon", f"{NEW}a lower rank")
-    assert advise([W.NOT_RESOLVED], s).remedies == wanted
+    ranks = f"{NEW}a lower rank", f"{NEW}a higher rank, if further variances are about as large"
+    assert advise([W.NOT_RESOLVED], s).remedies == ("more records", f"{NEW}a larger epsilon", *ranks)
     for doubt in W:
         assert advise([doubt], s).reasons
 
@@ -381,10 +386,8 @@ def test_chunks_are_named_where_several_add_their_noise(doubt: W) -> None:
         ({"max_batch": 4096}, True, ("a larger max_batch",)),
         ({"first_batch": 64, "max_batch": 64}, True, ("a larger first_batch", "a larger max_batch")),
         ({"max_batch": 4096}, False, ()),  # fit does not use it
-        ({"n_records": 9000}, True, ("a lower n_batches",)),
-        ({"n_records": 9000, "n_batches": 30, "max_batch": 64}, False, ("a lower n_batches",)),
-        ({"n_records": 9000, "n_batches": 1}, False, ()),
-        ({"n_records": 2**23, "n_batches": 3}, False, ()),  # more than a batch can hold
+        ({"n_records": 9000, "n_batches": 30}, True, ("a lower n_batches",)),
+        ({"n_records": 9000, "n_batches": 1}, True, ()),
         (None, True, ()),
     ],
 )
@@ -401,11 +404,27 @@ def test_a_model_of_many_small_chunks_names_them() -> None:
     X = np.random.default_rng(5).normal(5.0, [3.0, 2.0, 1.0, 0.5, 0.5, 0.5], (2000, 6))
     words = "\n- fewer, larger chunks\n"
     pca = PrivatePCA(2, random_state=1)
+    calls = (pca.fit, False), (pca.partial_fit, True), (clone(pca).partial_fit, False)
+    in_batches = PrivatePCA(2, options={"n_batches": 4}, random_state=1)
+    for place, (learn, has_chunks) in enumerate(
+        (*calls, (in_batches.fit, False), (in_batches.partial_fit, True))
+    ):
+        with replace_noise_sampler(SeededSampler(1)), pytest.warns(DoubtfulResultWarning) as seen:
+            learn(X[200 * place : 200 * (place + 1)])
+        assert (words in str(seen[0].message)) == has_chunks
+
+
+def test_components_of_equal_variance_name_a_higher_rank() -> None:
+    """A category of three words in equal shares has two directions of one variance."""
+    X = np.column_stack([np.eye(3)[np.arange(30_000) % 3], np.random.default_rng(5).normal(0, 0.1, 30_000)])
+    words = "\n- a higher n_components, if further variances are about as large"
     with replace_noise_sampler(SeededSampler(1)), pytest.warns(DoubtfulResultWarning) as seen:
-        pca.fit(X[:200])
-        pca.partial_fit(X[200:400])
-        PrivatePCA(2, options={"n_batches": 4}, random_state=1).fit(X[:400])
-        other = PrivatePCA(2).partial_fit(X[:200])
-        other.partial_fit(X[200:400])
-    assert [words in str(each.message) for each in seen] == [False, True, False, False, True]
-    assert ["- a lower n_batches" in str(each.message) for each in seen] == [False, False, True, False, False]
+        pca = PrivatePCA(1, random_state=1).fit(X)
+    assert pca.doubts_ == ("not-resolved",)
+    assert words in str(seen[0].message)
+    with replace_noise_sampler(SeededSampler(1)):
+        assert PrivatePCA(2, random_state=1).fit(X).doubts_ == ()
+    for rank, is_stream in itertools.product((19, 20), (False, True)):
+        s = Situation("adaptive", "auto", False, False, 20, rank, is_stream=is_stream)
+        named = "a higher rank" if is_stream else "a higher n_components"
+        assert (named in str(advise([W.NOT_RESOLVED], s))) == (rank < 20)
