@@ -427,7 +427,7 @@ class PrivatePCA(MappedModel):
                 dominant = index if names is None or index is None else names[index]
                 rows, records = self._row_map(), self._state.records
                 of = {
-                    "features": rows.features if rows else (),
+                    "features": rows.features if rows and self.features is not None else (),
                     "has_single_rows": self._rows_per_record == 1,
                     "has_chunks": self._state.batch > 1 and records > (self._n_records_told or 0),
                 }

@@ -101,11 +101,16 @@ class Situation:
         return self.has_scale and (not self.features or any(each.scale is not None for each in self.features))
 
     @property
+    def numbers(self) -> list[Feature]:
+        """Features with values and bounds of their own: no words, times or booleans."""
+        return [each for each in self.features if each.kind in ("number", "list") and each.bounds != (0, 1)]
+
+    @property
     def can_take_logarithms(self) -> bool:
         """True unless every feature has a transform, or bounds below 0."""
-        lower = None if self.bounds is None else self.bounds[0]
-        transformed = bool(self.features) and all(each.transform != "none" for each in self.features)
-        return not transformed and (lower is None or bool((lower >= 0).any()))
+        if self.features:
+            return any(each.transform == "none" and (each.bounds or (0,))[0] >= 0 for each in self.numbers)
+        return self.bounds is None or bool((self.bounds[0] >= 0).any())
 
     @property
     def reads_vectors(self) -> bool:
@@ -191,8 +196,7 @@ def advise(
     the dominant feature, ``column`` its number, if any.
     """
     known = [ReleaseWarning(name) for name in ids if name in set(ReleaseWarning)]
-    # What helps one feature helps first: then neither records nor epsilon do.
-    known.sort(key=lambda doubt: doubt is not ReleaseWarning.DOMINATED)
+    known.sort(key=list(_RULES).index)
     # A name in a foreign release may contain terminal control characters.
     named = _ONE_FEATURE if feature is None else f"feature {printable(str(feature))}"
     case = _Case(situation, frozenset(known), resolved, named, -1 if column is None else column)
@@ -301,10 +305,14 @@ def _bounds(case: _Case) -> _Remedies:
     # Other estimators clip to a public radius, with and without bounds.
     if not (s.is_composed and s.reads_vectors):
         return
-    given = _Remedy(f"public bounds{' and a scale' * s.gave_scale}", is_given=True)
+    is_bounded = s.has_bounds and (s.numbers or not s.features)
+    given = ["public bounds"] * bool(is_bounded) + ["a scale"] * s.gave_scale
+    if given:
+        yield _Remedy(" and ".join(given), is_given=True)
     bare = [printable(each.name) for each in s.features if each.column_bounds is None]
     of = "features" if len(bare) in (0, len(s.features)) else f"features without any ({', '.join(bare[:3])})"
-    yield given if s.has_bounds else _change(case, f"public bounds of the {of}")
+    if not s.has_bounds:
+        yield _change(case, f"public bounds of the {of}")
 
 
 def _narrower(case: _Case) -> _Remedies:
@@ -312,7 +320,8 @@ def _narrower(case: _Case) -> _Remedies:
     s = case.settings
     if not (s.has_bounds and s.is_composed and s.reads_vectors):
         return
-    if not case.doubts & {ReleaseWarning.CLAMPED, ReleaseWarning.DOMINATED}:
+    others = case.doubts & {ReleaseWarning.CLAMPED, ReleaseWarning.DOMINATED}
+    if not others and (s.numbers or not s.features):
         unless = "" if s.features else ", or none if these are far wider than the records"
         yield _change(case, f"narrower bounds{unless}")
     if s.can_scale_by_bounds:
@@ -352,8 +361,11 @@ def _centre(case: _Case) -> _Remedies:
 
 def _own_centre(case: _Case) -> _Remedies:
     """Yield ways to a mean without error, where it is estimated: its error hides variances."""
-    if case.settings.centering == "auto" and case.settings.reads_vectors:
+    s = case.settings
+    if s.centering == "auto" and s.reads_vectors:
         yield from _centre(case)
+    elif s.centering == "pairs" and s.supports("auto"):
+        yield _Remedy('centering = "pairs"', is_given=True)
 
 
 def _centering(case: _Case) -> _Remedies:
@@ -374,8 +386,10 @@ def _quantile(case: _Case) -> _Remedies:
         yield _option(case, "a higher clip_quantile, or none")
 
 
-def _scale(s: Situation, of: str) -> str:
+def _scale(s: Situation, of: str, owner: Feature | None = None) -> str:
     """Return the remedy of a scale for features that decide the norms of records."""
+    if owner is not None and owner.scale is not None and s.has_bounds:
+        return "the default scale of features, by bounds (leave out scale)"
     given = " than the one given" if s.gave_scale else ""
     return _BY_BOUNDS if s.can_scale_by_bounds else f"a smaller scale{given} for {of}"
 
@@ -383,7 +397,8 @@ def _scale(s: Situation, of: str) -> str:
 def _large_values(case: _Case) -> _Remedies:
     """Yield remedies for features of few large values."""
     s = case.settings
-    if not s.reads_vectors or ReleaseWarning.DOMINATED in case.doubts:  # then the feature is named
+    # If one dominates, it is named.
+    if not s.reads_vectors or ReleaseWarning.DOMINATED in case.doubts or (s.features and not s.numbers):
         return
     of = "features of few large values"
     if s.can_take_logarithms:
@@ -396,9 +411,9 @@ def _large_values(case: _Case) -> _Remedies:
 
 def _one_feature(case: _Case) -> _Remedies:
     s, of = case.settings, "that feature" if case.feature == _ONE_FEATURE else case.feature
-    yield _change(case, _scale(s, of))
     owner = dict(enumerate(each for each in s.features for _ in each.columns)).get(case.column)
-    if "=" in of if owner is None else owner.categories is not None:  # such a column has neither
+    yield _change(case, _scale(s, of, owner))
+    if "=" in of if owner is None else owner not in s.numbers:  # such a column has neither
         return
     is_below = case.column >= 0 and s.bounds is not None and s.bounds[0][case.column] < 0
     if not is_below and (owner is None or owner.transform == "none"):
@@ -432,6 +447,8 @@ def _range(case: _Case) -> _Remedies:
 
 _NOISE: tuple[_Rule, ...] = (_records, _epsilon, _bounds, _narrower, _rank, _tuning)
 _RULES: Mapping[ReleaseWarning, tuple[_Rule, ...]] = {
+    ReleaseWarning.CLAMPED: (lambda case: [_change(case, "wider bounds, in the units of the records")],),
+    ReleaseWarning.DOMINATED: (_one_feature,),
     ReleaseWarning.NO_RECORDS: (
         lambda case: [_Remedy("reports" if case.settings.kind is RecordKind.LOCAL else "records")],
     ),
@@ -440,9 +457,7 @@ _RULES: Mapping[ReleaseWarning, tuple[_Rule, ...]] = {
     ReleaseWarning.MEAN_SWAMPS: (_centre, _records, _epsilon, _bounds, _narrower, _rank),
     ReleaseWarning.MEAN_UNKNOWN: (_centering,),
     ReleaseWarning.CLIPPED: (_quantile, _large_values, _records, _epsilon, _bounds),
-    ReleaseWarning.DOMINATED: (_one_feature,),
     ReleaseWarning.UNSETTLED: (_steps,),
-    ReleaseWarning.CLAMPED: (lambda case: [_change(case, "wider bounds, in the units of the records")],),
     ReleaseWarning.RANGE_ENDS: (_bounds, _range),
 }
-"""Remedies of each doubt, the most effective first."""
+"""Remedies of each doubt, the most effective first: where bounds or one feature do harm, they come first."""

@@ -428,3 +428,69 @@ def test_components_of_equal_variance_name_a_higher_rank() -> None:
         s = Situation("adaptive", "auto", False, False, 20, rank, is_stream=is_stream)
         named = "a higher rank" if is_stream else "a higher n_components"
         assert (named in str(advise([W.NOT_RESOLVED], s))) == (rank < 20)
+
+
+FIXED = [
+    [
+        {"name": "a", "categories": ["x", "y"]},
+        {"name": "t", "parts": ["hour"]},
+        {"name": "b", "bounds": (0, 1)},
+    ],
+    [{"name": "t", "parts": ["hour"]}],
+]
+
+
+@pytest.mark.parametrize("settings", FIXED)
+@pytest.mark.parametrize("doubts", [[W.NOT_RESOLVED], [W.CLIPPED], [W.DOMINATED], [W.MEAN_SWAMPS]])
+def test_words_times_and_booleans_have_no_bounds_to_narrow(
+    settings: list[dict[str, Any]], doubts: list[W]
+) -> None:
+    features = tuple(Feature(**each) for each in settings)
+    dim = sum(len(each.columns) for each in features)
+    s = Situation("adaptive", "auto", True, True, dim, 1, features=features)
+    for column in range(dim):
+        text = str(advise(doubts, s, feature="named", column=column))
+        assert not re.search("narrower|public bounds|logarithm|few large values", text)
+    number = Feature(name="n", bounds=(0, 9))
+    mixed = replace(s, dim=dim + 1, features=(*features, number))
+    assert "narrower bounds" in str(advise(doubts, mixed, feature="n", column=dim))
+
+
+@pytest.mark.parametrize(("lower", "is_advised"), [(0, True), (-1, False)])
+def test_words_have_no_logarithms(lower: float, is_advised: bool) -> None:
+    features = Feature(name="a", categories=("x", "y")), Feature(name="n", bounds=(lower, 9))
+    s = Situation("adaptive", "auto", True, True, 3, 1, features=features, bounds=np.zeros((2, 3)))
+    assert ("the logarithm" in str(advise([W.CLIPPED], s))) == is_advised
+
+
+def test_settings_that_help_already_are_all_named_as_given() -> None:
+    s = Situation("adaptive", "pairs", False, True, 20, 2)
+    assert advise([W.VARIANCE_LOST], s).given == ("a scale", 'centering = "pairs"')
+    assert advise([W.VARIANCE_LOST], replace(s, has_bounds=True)).given[0] == "public bounds and a scale"
+    assert advise([W.VARIANCE_LOST], replace(s, has_scale=False)).given == ('centering = "pairs"',)
+    # Others take "pairs" by themselves.
+    assert advise([W.VARIANCE_LOST], replace(s, estimator="private-oja")).given == ()
+
+
+def test_a_scale_by_named_bounds_is_given_and_one_of_features_can_be_left_out() -> None:
+    rng = np.random.default_rng(5)
+    table = {"income": rng.lognormal(8, 1.5, 2000), "a": rng.normal(50, 20, 2000)}
+    bounds = {"income": (0, 1e6), "a": (0, 120)}
+    with replace_noise_sampler(SeededSampler(1)), pytest.warns(DoubtfulResultWarning) as seen:
+        PrivatePCA(2, epsilon=0.05, bounds=bounds, scale="bounds", random_state=1).fit(table)
+    assert "already given: public bounds and a scale" in str(seen[0].message)
+    named = tuple(Feature(name=name, bounds=each, scale=1.0) for name, each in bounds.items())
+    s = Situation("adaptive", "auto", True, True, 2, 1, features=named)
+    scale, *_ = advise([W.DOMINATED], s, feature="income", column=0).remedies
+    assert scale == "the default scale of features, by bounds (leave out scale)"
+    bare = replace(s, has_bounds=False, features=(named[0], Feature(name="b")))
+    scale, *_ = advise([W.DOMINATED], bare, feature="income", column=0).remedies
+    assert scale == "a smaller scale than the one given for feature income"
+
+
+def test_bounds_that_change_values_are_widened_first() -> None:
+    X = np.random.default_rng(5).normal(2.0, 0.5, (5000, 4))
+    with replace_noise_sampler(SeededSampler(1)), pytest.warns(DoubtfulResultWarning) as seen:
+        PrivatePCA(2, bounds=(100, 200), random_state=1).fit(X)
+    remedies = [line for line in str(seen[0].message).splitlines() if line.startswith("- ")]
+    assert remedies[0] == "- wider bounds, in the units of the records"
