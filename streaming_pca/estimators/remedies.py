@@ -283,7 +283,7 @@ def _records(case: _Case) -> _Remedies:
     if s.has_chunks and s.is_composed:
         yield _option(case, "fewer, larger chunks")
     sizes = ("a larger first_batch", "a larger max_batch", "a lower n_batches") if s.is_stream else ()
-    yield from (_option(case, each) for each in sizes if (s.options or {}).get(each.split()[-1], 1) > 1)
+    yield from (_option(case, each) for each in sizes if ((s.options or {}).get(each.split()[-1]) or 0) > 1)
     if s.has("half_life"):
         yield _option(case, "a longer half_life, or none: it limits how many records count")
     elif s.kind is RecordKind.LOCAL:
@@ -328,15 +328,21 @@ def _narrower(case: _Case) -> _Remedies:
         yield _change(case, _BY_BOUNDS)
 
 
+def _resolved(case: _Case) -> _Remedies:
+    """Yield the rank of the components that are resolved: the rest is noise."""
+    # An estimate: a fit of a few more may resolve them too.
+    if case.resolved and case.resolved < case.settings.rank:
+        name = "rank" if case.settings.is_stream else "n_components"
+        yield _change(case, f"a lower {name}, such as {case.resolved}")
+
+
 def _rank(case: _Case) -> _Remedies:
     s = case.settings
     name = "rank" if s.is_stream else "n_components"
     if s.rank == 1:
         yield _Remedy("one component", is_given=True)
-    else:
-        # An estimate: a fit of a few more may resolve them too.
-        found = f", such as {case.resolved}" if case.resolved and case.resolved < s.rank else ""
-        yield _change(case, f"a lower {name}{found}")
+    elif not (case.resolved and case.resolved < s.rank):
+        yield _change(case, f"a lower {name}")
     # Noise alone chooses among directions of one variance.
     if ReleaseWarning.NOT_RESOLVED in case.doubts and s.rank < s.dim:
         yield _change(case, f"a higher {name}, if further variances are about as large")
@@ -445,19 +451,19 @@ def _range(case: _Case) -> _Remedies:
         yield _change(case, f"a smaller scale{' than the one given' if s.gave_scale else ''}")
 
 
-_NOISE: tuple[_Rule, ...] = (_records, _epsilon, _bounds, _narrower, _rank, _tuning)
+_NOISE: tuple[_Rule, ...] = (_resolved, _records, _epsilon, _bounds, _narrower, _rank, _tuning)
 _RULES: Mapping[ReleaseWarning, tuple[_Rule, ...]] = {
     ReleaseWarning.CLAMPED: (lambda case: [_change(case, "wider bounds, in the units of the records")],),
     ReleaseWarning.DOMINATED: (_one_feature,),
+    ReleaseWarning.MEAN_UNKNOWN: (_centering,),
     ReleaseWarning.NO_RECORDS: (
         lambda case: [_Remedy("reports" if case.settings.kind is RecordKind.LOCAL else "records")],
     ),
     ReleaseWarning.NOT_RESOLVED: _NOISE,
     ReleaseWarning.VARIANCE_LOST: (*_NOISE, _own_centre),
-    ReleaseWarning.MEAN_SWAMPS: (_centre, _records, _epsilon, _bounds, _narrower, _rank),
-    ReleaseWarning.MEAN_UNKNOWN: (_centering,),
+    ReleaseWarning.MEAN_SWAMPS: (_resolved, _centre, _records, _epsilon, _bounds, _narrower, _rank),
     ReleaseWarning.CLIPPED: (_quantile, _large_values, _records, _epsilon, _bounds),
     ReleaseWarning.UNSETTLED: (_steps,),
     ReleaseWarning.RANGE_ENDS: (_bounds, _range),
 }
-"""Remedies of each doubt, the most effective first: where bounds or one feature do harm, they come first."""
+"""Remedies of each doubt, the most effective first: bounds, one feature or a mean that do harm come first."""

@@ -93,7 +93,8 @@ def test_settings_of_another_estimator_count_as_unknown() -> None:
     remedies = [getattr(advice_on(found, each), "remedies", ()) for each in (other, None, known)]
     assert remedies[0] == remedies[1]
     assert "more records" in remedies[0]
-    assert remedies[2][0].startswith("a longer half_life")
+    assert remedies[2][0] == "a new stream with a lower rank, such as 1"
+    assert remedies[2][1].startswith("a longer half_life")
 
 
 def test_a_release_without_doubts_has_no_advice() -> None:

@@ -190,10 +190,10 @@ REASONS = [
 ]
 HELPS = [
     "what helps (a new stream charges its records again):",
+    "- a new stream with a lower rank, such as 1",
     "- more records",
     "- a new stream with a larger epsilon",
     "- a new stream with public bounds of the features",
-    "- a new stream with a lower rank, such as 1",
     "- a new stream with a higher rank, if further variances are about as large",
 ]
 
