@@ -270,12 +270,13 @@ def follow(
     TopicError
         If the stream's topics are missing; from the iterator, if the topic was deleted.
     BrokerUnreachable
-        Also from the iterator.
+        Also from the iterator: the next call of ``next``, or another loop over the same iterator, tries
+        again, and continues with the first release not returned yet.
     RuntimeError
         From the iterator, in a process forked after this call.
     UnreadableRelease
-        Also from the iterator, at an unreadable release. Messages that are not releases are logged as
-        warnings and skipped.
+        Also from the iterator, at an unreadable release, which the next call skips. Messages that are not
+        releases are logged as warnings and skipped.
     ValueError, TypeError
         As for :func:`latest`.
     UserError

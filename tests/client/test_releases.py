@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,6 +19,7 @@ from streaming_pca.client import BrokerUnreachable, Releases, TopicError, Unread
 from streaming_pca.client.releases import connection, missing_releases
 from streaming_pca.config.kafka import KafkaSettings
 from streaming_pca.config.loading import load_settings
+from streaming_pca.data.release import Release
 from streaming_pca.errors import UserError
 from tests.cli.test_app import write_config
 from tests.cli.test_watch import LATER, Published, release
@@ -100,6 +102,8 @@ def test_a_release_that_cannot_be_read_is_no_reason_to_return_an_older_one(publi
         assert next(items) == release(1)
         with pytest.raises(UnreadableRelease, match=expected):
             next(items)
+        published(release(4))
+        assert next(items) == release(4)
     with follow_all(published, start="next") as items:
         published(release(2))
         assert next(items) == release(2)
@@ -220,6 +224,34 @@ def test_of_many_streams_the_most_similar_are_named() -> None:
     message = str(missing_releases(KafkaSettings(), "nope.releases", others))
     names = message.partition("streams there: ")[2]
     assert re.fullmatch(r"nope[2r], nope[2r], (\w, ){7}\w, and 6 more", names)
+
+
+class Outage:
+    """Reader whose broker does not answer twice."""
+
+    def __init__(self) -> None:
+        lost = BrokerUnreachable("no broker answers")
+        self._answers: list[BrokerUnreachable | list[Release]] = [[release(1)], lost, lost, [release(2)], []]
+
+    def poll(self) -> list[Release]:
+        answer = self._answers.pop(0)
+        if isinstance(answer, BrokerUnreachable):
+            raise answer
+        return answer
+
+    def close(self) -> None:
+        """Do nothing: it has no connection."""
+
+
+def test_an_iterator_continues_after_an_outage_of_the_broker() -> None:
+    reader: Any = Outage()
+    with Releases(reader, [], None) as items:
+        assert next(items) == release(1)
+        for _ in range(2):
+            with pytest.raises(BrokerUnreachable):
+                next(items)
+        assert next(items) == release(2)
+    assert "the next call of ``next``" in str(follow.__doc__)
 
 
 def test_a_forked_process_reads_for_itself(published: Published) -> None:
