@@ -45,8 +45,8 @@ class Producer:
         Input topic of the stream.
     kafka : KafkaSettings or str, optional
         Broker as HOST:PORT, or all connection settings; by default localhost:9092.
-    dim : int
-        The stream's ``dim``; likewise for the next parameters.
+    dim : int, optional
+        The stream's ``dim``, which ``features`` determine; likewise for the next parameters.
     privacy_unit : {"message", "row", "user"}
     record_kind : {"factor", "matrix"}
     dtype : {"float32", "float64"}
@@ -95,7 +95,7 @@ class Producer:
         topic: str,
         kafka: KafkaSettings | str | None = None,
         *,
-        dim: int,
+        dim: int | None = None,
         privacy_unit: Literal["message", "row", "user"] = "message",
         record_kind: Literal["factor", "matrix"] = "factor",
         dtype: Dtype = "float32",
@@ -109,14 +109,20 @@ class Producer:
         features: Any = None,
     ) -> None:
         check_topic_name("topic", topic)
-        _check_count("dim", dim)
         _check_count("max_rows", max_rows)
         if rows_per_message is not None:
             _check_count("rows_per_message", rows_per_message)
         self._map = None if features is None else row_map_of(features)
+        if dim is None:
+            if self._map is None:
+                raise ValueError("dim is needed, or features, which determine it")
+            dim = self._map.dim
+        _check_count("dim", dim)
         if self._map is not None:
             if (dim, record_kind) != (self._map.dim, "factor"):
-                raise ValueError(f"features make vectors of {self._map.dim} numbers: set dim to it")
+                raise ValueError(
+                    f"features make vectors of {self._map.dim} numbers: leave out dim and record_kind"
+                )
             if content_type == "json":
                 raise ValueError(
                     'content_type = "json" would be read as objects: features are sent as octets'

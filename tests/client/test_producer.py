@@ -490,6 +490,19 @@ def test_values_beyond_the_bounds_are_those_of_the_records(
     np.testing.assert_allclose(np.clip(rows, lower, upper), np.clip(known, lower, upper), rtol=1e-6)
 
 
+def test_features_determine_the_dim(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("streaming_pca.client.producer.Sender", NoSender)
+    features = [Feature(name="a"), {"name": "b", "categories": ["x", "y"]}]
+    for dim in (None, 3):
+        producer = Producer("in", "127.0.0.1:1", dim=dim, features=features)
+        assert producer._shaped({"a": 7, "b": "y"}).tolist() == [[7, 0, 1]]
+    for other in ({"dim": 2}, {"record_kind": "matrix"}):
+        line = refusal(ValueError, Producer, "in", "127.0.0.1:1", features=features, **other)
+        assert line == "features make vectors of 3 numbers: leave out dim and record_kind"
+    line = refusal(ValueError, Producer, "in", "127.0.0.1:1")
+    assert line == "dim is needed, or features, which determine it"
+
+
 def test_bounds_beyond_float32_leave_its_values_finite() -> None:
     values = np.array([[1e39], [-1e39], [1e300]])
     for limits in (((-1e40,), (1e40,)), ((1e39,), (1e40,)), ((-1.0,), (1.0,))):
