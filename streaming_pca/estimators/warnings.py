@@ -40,6 +40,7 @@ class ReleaseWarning(StrEnum):
     """
 
     explanation: str
+    """Reason in one line."""
 
     def __new__(cls, name: str, explanation: str = "") -> ReleaseWarning:
         """Make a member from its id and its explanation."""
