@@ -8,6 +8,8 @@ from types import ModuleType
 import pytest
 import yaml
 
+import streaming_pca
+from streaming_pca import client, local
 from streaming_pca.config.schema import every_setting
 from streaming_pca.data.features.feature import Feature
 from streaming_pca.estimators.registry import ESTIMATORS
@@ -64,6 +66,17 @@ def test_generated_text_is_fresh(hooks: ModuleType) -> None:
         used |= set(re.findall(r"^<!-- generated: (\w+) -->$", text, re.MULTILINE))
         assert hooks.refreshed(text) == text, f"{page.name} is stale: run python docs/hooks.py"
     assert used == set(hooks.GENERATORS)
+
+
+def test_the_public_interface_is_on_its_page() -> None:
+    page = (DOCS / "reference/python.md").read_text(encoding="utf-8")
+    listed = set(re.findall(r"^(?:::: [\w.]+\.| +- )(\w+)$", page, re.MULTILINE))
+    for public in (streaming_pca, client, local):
+        assert set(public.__all__) - {"__version__"} <= listed, public.__name__
+    (example,) = re.findall(r"```python\n(.*?)^with ", page, re.DOTALL | re.MULTILINE)
+    names: dict[str, object] = {}
+    exec(example, names)
+    assert isinstance(names["kafka"], client.KafkaSettings)
 
 
 def test_every_estimator_has_a_row_about_its_use() -> None:
