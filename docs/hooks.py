@@ -32,6 +32,8 @@ _TYPES: dict[Any, str] = {
     Fraction: "ratio",
     types.NoneType: "",
 }
+_ROLE = re.compile(r":(?:attr|class|data|exc|func|meth|mod):(`|<code>)(?:~(?:\w+\.)+)?")
+"""Beginning of a role of Sphinx, which mkdocstrings does not know; ``~`` shortens a name to its last part."""
 _EXPERIMENTS = "<!-- report of experiments/ -->"
 
 
@@ -59,7 +61,7 @@ def settings_text() -> str:
             about = _prose(getattr(table_model(Settings.model_fields[path[0]].annotation), "__doc__", ""))
         else:
             title += f" of {estimator}"
-            about = _prose(ESTIMATORS[estimator].options_type.__doc__).replace(":class:", "")
+            about = _prose(ESTIMATORS[estimator].options_type.__doc__)
         parts += [f"## {title}", about, _settings_table(settings, len(path))]
         if path == ("stream",):
             features = list(settings_of(Feature, ("stream", "features")))
@@ -138,7 +140,7 @@ def _toml(value: Any) -> str:
 def _prose(text: str | None) -> str:
     # Without the sections of numpydoc.
     text = re.split(r"\n\s*[A-Z]\w+\n\s*-{3,}\n", text or "")[0]
-    return " ".join(text.split()).replace("``", "`")
+    return _ROLE.sub(r"\1", " ".join(text.split()).replace("``", "`"))
 
 
 def cli_text() -> str:
@@ -305,6 +307,11 @@ def on_files(files: Any, config: Any) -> Any:
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """Put the report of experiments/ in the place of its marker."""
     return markdown.replace(_EXPERIMENTS, experiments_text()) if _EXPERIMENTS in markdown else markdown
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    """Replace roles of docstrings by their names."""
+    return _ROLE.sub(r"\1", html)
 
 
 def refreshed(markdown: str) -> str:

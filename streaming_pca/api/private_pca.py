@@ -70,8 +70,10 @@ class PrivatePCA(MappedModel):
         the noisy variances, again after each batch; this costs nothing. Noise adds to the leading variances,
         so the share is overstated where ``doubts_`` has "not-resolved". It needs estimator "adaptive" (with
         its covariance route) or "analyze-gauss", and d of at most 512.
-    epsilon, delta : float, default=1.0 and 1e-6
-        Privacy guarantee for each record; see Privacy below.
+    epsilon : float, default=1.0
+        Privacy guarantee for each record, together with ``delta``; see Privacy below.
+    delta : float, default=1e-6
+        Second number of the guarantee, far below 1/n for n records.
     private : bool, default=True
         False allows an estimator that is not private ("oja"): it ignores epsilon, and charges infinity.
     estimator : str, default="adaptive"

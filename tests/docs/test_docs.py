@@ -68,6 +68,13 @@ def test_generated_text_is_fresh(hooks: ModuleType) -> None:
     assert used == set(hooks.GENERATORS)
 
 
+def test_roles_of_docstrings_are_shown_as_names(hooks: ModuleType) -> None:
+    html = "<td><p>:class:<code>~streaming_pca.BudgetAccountant</code>, :meth:<code>fit</code></p></td>"
+    assert hooks.on_page_content(html) == "<td><p><code>BudgetAccountant</code>, <code>fit</code></p></td>"
+    about = "Tails of :class:`~streaming_pca.estimators.oja.truncated_mean.AdaptiveMean`."
+    assert hooks._prose(about) == "Tails of `AdaptiveMean`."
+
+
 def test_the_public_interface_is_on_its_page() -> None:
     page = (DOCS / "reference/python.md").read_text(encoding="utf-8")
     listed = set(re.findall(r"^(?:::: [\w.]+\.| +- )(\w+)$", page, re.MULTILINE))
@@ -77,6 +84,12 @@ def test_the_public_interface_is_on_its_page() -> None:
     names: dict[str, object] = {}
     exec(example, names)
     assert isinstance(names["kafka"], client.KafkaSettings)
+
+
+def test_a_line_of_parameters_has_one_default() -> None:
+    for path in (ROOT / "streaming_pca").rglob("*.py"):
+        line = re.search(r"^ +\w+(?:, \w+)+ : .*default=.* and .*$", path.read_text(encoding="utf-8"), re.M)
+        assert line is None, f"{path.name}: {line}"
 
 
 def test_every_estimator_has_a_row_about_its_use() -> None:

@@ -108,6 +108,11 @@ def test_each_script_of_the_gallery_is_a_page_with_its_figures_and_a_notebook(si
     assert not (site / "gallery_hook.py").exists()
 
 
+def test_no_page_shows_a_role_of_a_docstring(site: Path) -> None:
+    for page in site.rglob("*.html"):
+        assert re.search(r":\w+:<code>|:\w+:`", page.read_text(encoding="utf-8")) is None, page.name
+
+
 def test_pages_load_nothing_from_another_host(pages: list[_Page]) -> None:
     loaded = [each for each in references(pages) if each.tag != "a"]
     assert len(loaded) > len(pages)
