@@ -69,7 +69,10 @@ def tables(text: str) -> list[str]:
 
 NEEDS_BOUNDS = "bounds = []  # least and largest"
 STAND_IN = "# missing = ...  # public stand-in; without it, a record that lacks the field is null"
-ASKS_WORDS = "# categories = []  # words that matter; or leave the feature out"
+ASKS_WORDS = """\
+# categories = []  # words that matter; or leave the feature out
+# parse = true  # instead of categories, if the texts are numbers
+# parts = ["hour", "weekday"]  # instead of categories, if the texts are times of ISO 8601"""
 
 
 def table(*lines: str) -> str:

@@ -13,6 +13,8 @@ from streaming_pca.data.features.protobuf_records import WRAPPERS
 _DEEPEST = 8
 _NUMBERS = ("int", "long", "float", "double")
 _NO_BOUNDS = "bounds = []  # least and largest"
+_NUMBER_TEXTS = "parse = true  # instead of categories, if the texts are numbers"
+_TIME_TEXTS = 'parts = ["hour", "weekday"]  # instead of categories, if the texts are times of ISO 8601'
 
 
 @dataclass(frozen=True)
@@ -236,6 +238,8 @@ def _table(each: Suggestion) -> str:
         lines.append(_NO_BOUNDS)
     elif each.kind == "text":
         lines.append("categories = []  # words that matter; or leave the feature out")
+        lines.append(_NUMBER_TEXTS)
+        lines.append(_TIME_TEXTS)
     if each.optional:
         lines.append("# missing = ...  # public stand-in; without it, a record that lacks the field is null")
     if each.kind == "other":
