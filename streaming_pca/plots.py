@@ -49,6 +49,7 @@ _STANDARD_ERRORS = 2.0
 _MOST_LINES = 4  # most principal angles that are drawn
 _LONGEST_NAME = 24
 _CHARACTERS = 9  # characters of a title that fit into an inch
+_SIZES = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5)  # sizes of a title's letters over the usual one, tried in this order
 _SHORTEST = 0.1  # length of the shortest arrow over the longest: labels of shorter ones would pile up at 0
 _RADII = (8, 16, 26, 38, 52, 70, 92, 120)
 """Distances in points of a label from the tip of its arrow, tried in this order."""
@@ -118,7 +119,7 @@ def scree(pca: Any, *, ax: Axes | None = None) -> Axes:
     ax.yaxis.set_major_formatter(lambda share, _: f"{100 * share:.4g}%")
     ax.set(xlabel="component", ylabel="share of the total variance")
     if title := _caveats(model):
-        ax.set_title(_wrapped(title, ax), fontsize="medium")
+        _set_title(title, ax)
     return ax
 
 
@@ -415,12 +416,20 @@ def _caveats(model: Any) -> str:
     return "; ".join(parts)
 
 
-def _wrapped(title: str, ax: Axes) -> str:
-    """Break a title into lines as wide as the axes; matplotlib would cut it at the figure's edge."""
+def _set_title(title: str, ax: Axes) -> None:
+    """Break a title into lines as wide as the axes; matplotlib would cut it at the figure's edge.
+
+    Letters become smaller where the lines do not fit above the axes, unless a layout will make room.
+    """
     figure = ax.get_figure(root=True)
     assert figure is not None
     inches = ax.get_window_extent().width / figure.dpi
-    return textwrap.fill(title, max(int(inches * _CHARACTERS), 10), break_on_hyphens=False)
+    for share in _SIZES:
+        columns = max(int(inches * _CHARACTERS / share), 10)
+        text = ax.set_title(textwrap.fill(title, columns, break_on_hyphens=False), fontsize="medium")
+        text.set_fontsize(share * float(text.get_fontsize()))
+        if figure.get_layout_engine() is not None or text.get_window_extent().y1 <= figure.bbox.y1:
+            return
 
 
 def _name(model: Any, feature: int) -> str:

@@ -148,6 +148,20 @@ def test_a_title_with_many_doubts_is_within_the_figure(size: tuple[float, float]
     assert [word for word in doubts if word in axes[0][0].get_title()] == list(doubts)
 
 
+@pytest.mark.parametrize(("size", "rows"), [((9, 3), 1), ((6.4, 4.8), 1), ((9, 6), 2)])
+def test_a_title_without_a_layout_is_not_cut_off(size: tuple[float, float], rows: int) -> None:
+    doubts = ("not-resolved", "variance-lost", "mean-swamps", "clipped")
+    figure, axes = plt.subplots(nrows=rows, figsize=size, squeeze=False)
+    title = plots.scree(release(angle_bound=math.pi / 2, doubts=doubts), ax=axes[0][0]).title
+    figure.canvas.draw()
+    box = title.get_window_extent()
+    assert figure.bbox.x0 <= box.x0
+    assert box.x1 <= figure.bbox.x1
+    assert box.y1 <= figure.bbox.y1
+    assert title.get_fontsize() >= 6
+    assert [word for word in doubts if word in title.get_text()] == list(doubts)
+
+
 def test_a_scree_of_an_exact_model_has_no_errors_and_no_bound() -> None:
     X = np.random.default_rng(0).standard_normal((50, 4)) * [4, 3, 2, 1]
     exact = PCA(2).fit(X)
