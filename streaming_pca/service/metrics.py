@@ -115,8 +115,8 @@ class Metrics:
             (),
             buckets=_BROKER_SECONDS,
         )
-        build = gauge("build_info", "Versions of this program and of Python.", ("version", "python"))
-        build.labels(version("streaming-pca"), platform.python_version()).set(1)
+        self.build = gauge("build_info", "Versions of this program and of Python.", ("version", "python"))
+        self.build.labels(version("streaming-pca"), platform.python_version()).set(1)
 
     def _make(
         self,
