@@ -310,7 +310,8 @@ class SubspaceModel(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
 
     def _check_features(self, X: ArrayLike, array: Rows, reset: bool) -> None:
         """Set the number and names of features, or compare them with the model's."""
-        if hasattr(schema := getattr(X, "schema", None), "empty_table"):
+        schema: Any = getattr(X, "schema", None)
+        if hasattr(schema, "empty_table"):
             # Of Arrow's batches scikit-learn reads no names.
             X = schema.empty_table()
         # It looks for features along the second axis.
