@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import Annotated
 
 import typer
 
 from streaming_pca.cli.common import ConfigOption, JsonOption, StreamOption, log_step, print_json, say
 from streaming_pca.errors import UserError
-
-if TYPE_CHECKING:
-    from streaming_pca.admin.pause import Change
-    from streaming_pca.config.kafka import KafkaSettings
-    from streaming_pca.config.settings import Settings, StreamSettings
 
 app = typer.Typer(help="Pause, resume or retire a stream.", no_args_is_help=True)
 
@@ -34,10 +29,7 @@ def stream_pause(
 
     [dim]Example: streaming-pca stream pause --config stream.toml --reason "broker upgrade"[/]
     """
-    from streaming_pca.admin.pause import pause
-    from streaming_pca.config.loading import load_settings
-
-    _change(pause, load_settings(config, stream), reason, as_json)
+    _change("pause", config, stream, reason, as_json)
 
 
 @app.command("resume")
@@ -51,10 +43,7 @@ def stream_resume(
 
     [dim]Example: streaming-pca stream resume --config stream.toml[/]
     """
-    from streaming_pca.admin.pause import resume
-    from streaming_pca.config.loading import load_settings
-
-    _change(resume, load_settings(config, stream), reason, as_json)
+    _change("resume", config, stream, reason, as_json)
 
 
 @app.command("retire")
@@ -71,34 +60,29 @@ def stream_retire(
 
     [dim]Example: streaming-pca stream retire --config stream.toml --yes --reason "study is over"[/]
     """
-    from streaming_pca.admin.pause import retire
-    from streaming_pca.config.loading import load_settings
-
-    settings = load_settings(config, stream)
-    if not yes:
-        name = settings.stream.name
-        if not _is_terminal():
-            raise UserError(f"--yes must be given: retiring stream {name!r} can never be undone")
-        if not typer.confirm(f"retire stream {name!r} permanently?", err=True):
-            raise UserError("not retired: not confirmed")
-    _change(retire, settings, reason, as_json)
+    _change("retire", config, stream, reason, as_json, yes)
 
 
 def _is_terminal() -> bool:
     return sys.stdin.isatty()
 
 
-def _change(
-    command: Callable[[KafkaSettings, StreamSettings, str], Change],
-    settings: Settings,
-    reason: str,
-    as_json: bool,
-) -> None:
-    with log_step(f"changing stream {settings.stream.name}"):
-        change = command(settings.kafka, settings.stream, reason)
+def _change(act: str, config: Path, stream: str | None, reason: str, as_json: bool, yes: bool = True) -> None:
+    from streaming_pca.admin import pause
+    from streaming_pca.config.loading import load_settings
+
+    settings = load_settings(config, stream)
+    name = settings.stream.name
+    if not yes:
+        if not _is_terminal():
+            raise UserError(f"--yes must be given: retiring stream {name!r} can never be undone")
+        if not typer.confirm(f"retire stream {name!r} permanently?", err=True):
+            raise UserError("not retired: not confirmed")
+    with log_step(f"changing stream {name}"):
+        change: pause.Change = getattr(pause, act)(settings.kafka, settings.stream, reason)
     if as_json:
         print_json(vars(change) | {"standing": str(change.standing)})
         return
-    already = "" if change.changed else " already"
+    kept = "; its reason is unchanged" * (reason != "not given")
     batch = f"; its last batch, {change.batch}, is {change.phase}" if change.batch else ""
-    say(f"stream {change.stream} is {change.standing}{already}{batch}")
+    say(f"stream {change.stream} is {change.standing}{'' if change.changed else f' already{kept}'}{batch}")

@@ -363,8 +363,9 @@ def test_the_commands_change_the_standing_and_the_ledger_commands_show_it(make_s
     done = run(stream_command.app, "pause", "--reason", "an upgrade", "--json")
     facts = {"stream": name, "standing": "paused", "changed": True, "batch": 0, "phase": "none"}
     assert json.loads(done.stdout) == facts
-    again = run(stream_command.app, "pause")
-    assert (again.exit_code, again.stdout.strip()) == (0, f"stream {name} is paused already")
+    for given, kept in (((), ""), (("--reason", "another"), "; its reason is unchanged")):
+        again = run(stream_command.app, "pause", *given)
+        assert (again.exit_code, again.stdout.strip()) == (0, f"stream {name} is paused already{kept}")
     shown = run(ledger_command.app, "show").stdout
     for part in ("PAUSED", "an upgrade", f"job {name} is paused"):
         assert part in shown, shown
