@@ -17,9 +17,9 @@ def install_command(extra: str) -> str:
         return f"pip install '.[{extra}]' in the checkout"
     here = distribution("streaming-pca")
     source = urlsplit(json.loads(here.read_text("direct_url.json") or "{}").get("url", ""))
-    is_wheel = source.scheme == "file" and source.path.endswith(".whl")
-    wheel = unquote(source.path) if is_wheel else f"streaming_pca-{here.version}-py3-none-any.whl"
-    return f"pip install '{wheel}[{extra}]'"
+    is_local = source.scheme == "file"  # a wheel, or the directory of a checkout
+    place = unquote(source.path) if is_local else f"streaming_pca-{here.version}-py3-none-any.whl"
+    return f"pip install '{place}[{extra}]'"
 
 
 def one_line(text: object, most: int | None = None) -> str:
