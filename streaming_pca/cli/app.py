@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 import sys
+from functools import partial
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -81,7 +82,7 @@ def main() -> NoReturn:
 
 def _run() -> NoReturn:
     command = typer.main.get_command(app)
-    _tidy_help(command)
+    _tidy(command)
     # click's UsageError: newer versions of typer have a click of their own.
     usage_error: Any = typer.BadParameter.__mro__[1]
     try:
@@ -108,8 +109,18 @@ def _end_by_usage(error: Any) -> NoReturn:
     sys.exit(error.exit_code)
 
 
-def _tidy_help(command: Any) -> None:
-    """Show ``--json`` for a flag, not ``--json <bool>``, and wrap paragraphs to the terminal only."""
+def _parse(command: Any, parse: Any, ctx: Any, args: list[str]) -> Any:
+    """Parse a command's options; refuse a second name, which would replace the first unnoticed."""
+    _, _, given = command.make_parser(ctx).parse_args(args=list(args))
+    for each in given:
+        is_name = each.opts[0] in ("--config", "--stream", "--input", "--releases")
+        if is_name and not each.multiple and given.count(each) > 1:
+            raise UserError(f"{each.opts[0]} is there twice: {ctx.command_path} takes one")
+    return parse(ctx, args)
+
+
+def _tidy(command: Any) -> None:
+    """Show ``--json`` for a flag, not ``--json <bool>``; wrap paragraphs to the terminal only."""
     # typer keeps the line breaks of docstrings, and wraps the lines again.
     paragraphs = inspect.cleandoc(command.help or "").split("\n\n")
     command.help = "\n\n".join(" ".join(each.split()) for each in paragraphs)
@@ -117,19 +128,16 @@ def _tidy_help(command: Any) -> None:
         if getattr(parameter, "is_flag", False):
             parameter.metavar = ""
     for each in getattr(command, "commands", {}).values():
-        _tidy_help(each)
+        _tidy(each)
+        each.parse_args = partial(_parse, each, each.parse_args)
 
 
 class _Line(logging.Formatter):
     """Format of log lines like the other lines of commands, or with times."""
 
-    def __init__(self, verbose: bool) -> None:
-        super().__init__("%(asctime)s %(levelname)s %(message)s" if verbose else "%(message)s")
-        self._verbose = verbose
-
     def formatMessage(self, record: logging.LogRecord) -> str:
-        line = super().formatMessage(record)
-        return printable(line if self._verbose else f"{record.levelname.lower()}: {line}")
+        vars(record)["kind"] = record.levelname.lower()
+        return printable(super().formatMessage(record))
 
 
 def _version(wanted: bool) -> None:
@@ -147,7 +155,8 @@ def _main(
 ) -> None:
     # Commands that run for long configure their own log.
     handler = logging.StreamHandler()
-    handler.setFormatter(_Line(verbose))
+    start = "%(asctime)s %(levelname)s" if verbose else "%(kind)s:"
+    handler.setFormatter(_Line(f"{start} %(message)s"))
     logging.basicConfig(level=logging.DEBUG if verbose else logging.INFO, handlers=[handler])
     # The client logs every reconnect; our own log reports the failures that matter.
     logging.getLogger("kafka").setLevel(logging.CRITICAL)

@@ -128,7 +128,8 @@ def ledger_verify(
     else:
         for problem in report.problems:
             say(printable(f"problem: {problem}"), err)
-        say(("verified" if report.ok else "NOT verified") + ("" if states else ", without states"))
+        outcome = f"{'' if report.ok else 'NOT '}verified{'' if states else ', without states'}"
+        say(f"{outcome}: the ledger of {topic}")
         for name, jobs in (("paused", report.paused), ("retired", report.retired)):
             if jobs:
                 say(printable(f"{name}: {', '.join(jobs)}"))

@@ -189,7 +189,7 @@ def test_a_stream_from_creation_to_verification(
     verified = call(capfd, "ledger", "verify", "--config", config, "--json")
     assert last_json(verified)["ok"] is True
     by_name = ("--input", f"{name}-in", "--bootstrap", broker_bootstrap)
-    assert "verified" in call(capfd, "ledger", "verify", *by_name).stdout
+    assert f"verified: the ledger of {name}-in\n" in call(capfd, "ledger", "verify", *by_name).stdout
     spent = last_json(call(capfd, "ledger", "spent", *by_name, "--partition", 0, "--offset", 0, "--json"))
     assert spent["spent"] == {"epsilon": "1", "delta": "1/1000000"}
     assert spent["left"] == {"epsilon": "0", "delta": "0"}

@@ -78,7 +78,10 @@ def test_a_terminal_executes_nothing_of_a_ledger(capfd: Capture, width: int) -> 
     assert not any(line.startswith("9") for line in text.splitlines())
 
 
-@pytest.mark.parametrize("formatter", [_Line(False), _Line(True), _TextFormatter("%(message)s")])
+FORMATS = ("%(kind)s: %(message)s", "%(asctime)s %(levelname)s %(message)s")
+
+
+@pytest.mark.parametrize("formatter", [*map(_Line, FORMATS), _TextFormatter("%(message)s")])
 def test_a_terminal_executes_nothing_of_a_log_line(formatter: logging.Formatter) -> None:
     record = logging.LogRecord("worker", logging.WARNING, "", 1, "paused: %s", ("\x1b[2J\nverified",), None)
     line = formatter.format(record)

@@ -62,7 +62,7 @@ FLOORS = {
         {"linalg", "kernels", "privacy", "data", "local", "estimators", "api", "audit"}
         | {"validation_errors", "errors", "text"},
     ),
-    "service": (19_138, set[str]()),
+    "service": (19_146, set[str]()),
     "extras": (
         9_351,
         {"dashboard", "spark", "dev", "demo", "plots"}

@@ -46,7 +46,7 @@ def test_a_verification_without_a_terminal_reports_the_offset_that_it_has_reache
     monkeypatch.setattr(progress, "_SECONDS", 0.001)
     kafka, topic = stream.settings.kafka, stream.settings.stream.input
     done = call(capfd, "ledger", "verify", "--input", topic, "--bootstrap", kafka.bootstrap_servers)
-    assert (done.returncode, done.stdout) == (0, "verified\n")
+    assert (done.returncode, done.stdout) == (0, f"verified: the ledger of {topic}\n")
     names = stream.settings.stream
     places = {re.sub(r"\d+(?= of | s$)", "N", each) for each in done.stderr.splitlines()}
     begin = f"verifying the ledger of {topic}"
