@@ -11,9 +11,9 @@ from kafka.errors import KafkaError
 from streaming_pca.errors import UserError
 
 CREATE = "`streaming-pca topics create --config FILE --cap EPSILON,DELTA`"
+RESTORE = ", or, if it was lost, restore it by `streaming-pca import`"
 _MOST_SIMILAR = 3
 _NOT_PERMITTED = 29  # Kafka's error code of a topic that this user may not use
-
 
 E = TypeVar("E", bound=BaseException)
 
@@ -49,7 +49,8 @@ class TopicError(UserError):
         """Return the error for a missing topic, with similar names among ``others``."""
         similar = ", ".join(map(repr, difflib.get_close_matches(topic, sorted(others), _MOST_SIMILAR)))
         names = f" (similar names there: {similar})" if similar else ""
-        return cls(f"topic {topic!r} is missing: correct its name{names}; operators create it by {CREATE}")
+        remedy = CREATE + RESTORE * topic.endswith((".ledger", ".state"))
+        return cls(f"topic {topic!r} is missing: correct its name{names}; operators create it by {remedy}")
 
 
 class NotPermitted(TopicError):

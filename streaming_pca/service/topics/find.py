@@ -13,7 +13,7 @@ from kafka.errors import KafkaError, TopicAlreadyExistsError, TopicAuthorization
 
 from streaming_pca.config.kafka import KafkaSettings
 from streaming_pca.config.settings import StreamSettings
-from streaming_pca.service.errors import CREATE, NotPermitted, TopicError
+from streaming_pca.service.errors import CREATE, RESTORE, NotPermitted, TopicError
 from streaming_pca.service.kafka.authorization import in_one_line
 from streaming_pca.service.kafka.clients import MAX_MESSAGE_BYTES, admin_client, ask_broker
 from streaming_pca.service.topics.checks import (
@@ -97,9 +97,8 @@ def create_topics(
             f"a release of stream {stream.name!r} (dim = {stream.dim}, rank = {stream.rank}) can take "
             f"{release} bytes, which is above {limits[what]}, {what}: lower stream.rank or stream.dim"
         )
-    return ensure_topics(
-        kafka, [input_topic(stream, partitions, replication), *written_topics(stream, replication)]
-    )
+    written = written_topics(stream, replication)
+    return ensure_topics(kafka, [input_topic(stream, partitions, replication), *written])
 
 
 def written_topics(stream: StreamSettings, replication: int) -> list[NewTopic]:
@@ -129,9 +128,7 @@ def ensure_topics(kafka: KafkaSettings, wanted: Iterable[NewTopic]) -> list[str]
                 created.append(topic.name)
             admin.wait_for_topics([t.name for t in wanted], timeout_ms=kafka.request_timeout_ms)
     except KafkaError as error:
-        raise TopicError(
-            f"topics were created but do not answer yet: {in_one_line(error, 'Describe')}"
-        ) from None
+        raise TopicError(f"created topics do not answer yet: {in_one_line(error, 'Describe')}") from None
     return created
 
 
@@ -146,7 +143,8 @@ def check_topics(kafka: KafkaSettings, stream: StreamSettings) -> tuple[Topics |
             topic: Any = described.get(name)
             subject = f"topic {name!r} ({role})"
             if topic is None or topic["error_code"] or not topic["partitions"]:
-                problems.append(Problem(subject, "", "missing", "", f"create it with {CREATE}"))
+                remedy = f"create it with {CREATE}" + RESTORE * (role in ("ledger", "state"))
+                problems.append(Problem(subject, "", "missing", "", remedy))
                 continue
             there[role] = topic
             if role != "input" and (count := len(topic["partitions"])) != 1:

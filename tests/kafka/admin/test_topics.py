@@ -337,6 +337,9 @@ def test_missing_topics_are_named_each_in_one_line(
     for line, role in zip(lines, ("input", "ledger", "state", "releases"), strict=True):
         assert line.startswith(f"error: topic {topic_of(stream, role)!r} ({role}) is missing: ")
         assert "streaming-pca topics create" in line
+        assert ("if it was lost, restore it by `streaming-pca import`" in line) == (
+            role in ("ledger", "state")
+        )
 
 
 def test_streams_of_one_file_are_created_and_checked_together(
