@@ -18,6 +18,7 @@ from streaming_pca.cli.common import (
     JsonOption,
     MaybeConfig,
     StreamOption,
+    err,
     print_json,
     say,
     step,
@@ -360,10 +361,12 @@ def features_check(
         print_json(asdict(report))
     else:
         for own in report.features:
-            found = {what.replace("_", " "): n for what, n in asdict(own).items() if what != "name"}
-            counts = [f"{n} {what}" for what, n in found.items() if n]
+            skip = ("name", "in_categories")
+            counts = [f"{n} {key.replace('_', ' ')}" for key, n in vars(own).items() if n and key not in skip]
             counts += ["set the unit that the numbers count"] if own.in_1970 else []
             say(f"{own.name}: {', '.join(counts) or 'fits every record'}")
+            if own.outside_categories and not own.in_categories:
+                say(f"warning: {own.name}: no record has one of its categories: correct their spelling", err)
         for place, reason in report.reasons:
             say(f"record {place + 1}: {reason}")
         say(f"{report.null} of {report.records} records are null")

@@ -21,13 +21,12 @@ from streaming_pca.text import first_line
 
 _YEAR = 365 * 86400
 _MOST_NAMED = 5  # null rows that are named, where each row is a record
-_MARKS: tuple[tuple[bytes, str, Format], ...] = (
+_MARKS: tuple[tuple[bytes, str, Format], ...] = (  # beginnings of formats that a header must name
     (b"{", "JSON", "json"),
     (b"[", "JSON", "json"),
     (b"\x93NUMPY", "an npy file", "npy"),
     (b"\xff\xff\xff\xff", "an Arrow stream", "arrow"),
 )
-"""Beginnings of the formats that a header must name."""
 _TEXT = re.compile(rb"[ -~\s]*")
 
 
@@ -88,10 +87,9 @@ def _fault(codec: PayloadCodec, message: Message, names: Sequence[str] | None) -
     wrong = np.flatnonzero(~np.isfinite(rows).all(axis=1))
     if len(wrong):
         # One row of a factor is enough; where rows are records, each is another null record.
-        shown = wrong[: _MOST_NAMED if codec.unit == "row" else 1]
-        texts = [faults.get(i) or _not_finite(rows[i], names) for i in shown.tolist()]
-        if len(rows) > 1:
-            texts = [f"row {i}: {text}" for i, text in zip(shown.tolist(), texts, strict=True)]
+        shown = wrong[: _MOST_NAMED if codec.unit == "row" else 1].tolist()
+        head = "row {}: " if len(rows) > 1 else ""
+        texts = [head.format(i) + (faults.get(i) or _not_finite(rows[i], names)) for i in shown]
         more = len(wrong) - len(shown)
         return "; ".join(texts) + (f"; and {more} more rows" if more and codec.unit == "row" else "")
     if codec.kind is RecordKind.MATRIX and not is_symmetric(rows):
@@ -136,6 +134,8 @@ class FeatureReport:
     missing: int = 0  # records that lack the field, with or without a stand-in
     refused: int = 0  # records with a value that the feature refuses, or without one and without a stand-in
     clamped: int = 0  # records with a number beyond the bounds
+    in_categories: int = 0  # records with a word of the vocabulary
+    outside_categories: int = 0  # records with another word
     in_1970: int = 0  # records whose number is a time in 1970, as of a unit that is too small
 
 
@@ -147,28 +147,25 @@ class MapReport:
     null: int = 0
     unread: int = 0  # null records that are not an object of these fields
     features: list[FeatureReport] = field(default_factory=list)
-    reasons: list[tuple[int, str]] = field(default_factory=list)
-    """Places of the first null records, from 0, with the reason."""
+    reasons: list[tuple[int, str]] = field(default_factory=list)  # first null records, from 0, and why
 
 
 def check_records(
     codec: PayloadCodec, texts: Sequence[bytes], reasons: int, *, pairs: bool = False
 ) -> MapReport:
     """Apply a stream's map to JSON objects; report reasons of at most ``reasons`` null records."""
-    reader = codec.fields
-    assert reader is not None, "a stream without features"
-    rows = reader.map
+    assert codec.fields is not None, "a stream without features"
+    rows = codec.fields.map
     report = MapReport(len(texts), features=[FeatureReport(feature.name) for feature in rows.features])
     for place, text in enumerate(texts):
         # The worker's decoder decides, for a message with a key.
         reason = explain_payload(codec, _Message(text), pairs=pairs).reason
-        values = reader.json_values(text, {})
+        values = codec.fields.json_values(text, {})
         report.null += bool(reason)
         if reason and len(report.reasons) < reasons:
             report.reasons.append((place, reason))
-        if values is None:
-            report.unread += 1
-            values = _values_of_unread(text, rows)
+        report.unread += values is None
+        values = values or _values_of_unread(text, rows)
         for feature, value, own in zip(rows.features, values, report.features, strict=False):
             columns = feature.column_values(value)
             own.missing += value is None
@@ -176,9 +173,12 @@ def check_records(
                 own.in_1970 += 0 <= unix_seconds(value, feature.unit) < _YEAR
             if not np.isfinite(columns).all():
                 own.refused += 1
+            elif feature.categories is not None and value is not None:
+                is_in = bool(columns[: len(feature.categories)].any())
+                own.in_categories += is_in
+                own.outside_categories += not is_in
             elif feature.column_bounds is not None:
-                least, most = feature.column_bounds
-                own.clamped += bool(((columns < least) | (columns > most)).any())
+                own.clamped += bool((columns != columns.clip(*feature.column_bounds)).any())
     return report
 
 

@@ -277,7 +277,7 @@ def test_a_sample_is_counted_feature_by_feature(capfd: Capture, tmp_path: Path, 
     assert done.returncode == 1
     assert done.stdout.splitlines() == [
         "age: 1 missing, 1 refused, 1 clamped",
-        "country: 1 missing, 2 refused",
+        "country: 1 missing, 2 refused, 1 outside categories",
         "record 4: field 'age' is 'x', which is not a number",
         "record 5: field 'country' is missing, and has no stand-in: set missing of its feature",
         "record 6: it is not a JSON object with these fields: Expected `object`, got `int`",
@@ -285,7 +285,12 @@ def test_a_sample_is_counted_feature_by_feature(capfd: Capture, tmp_path: Path, 
     ]
     found = json.loads(check(sample, "--json").stdout)
     assert (found["records"], found["null"], found["unread"]) == (6, 3, 1)
-    assert found["features"][0] == {"name": "age", "missing": 1, "refused": 1, "clamped": 1, "in_1970": 0}
+    of_age, of_country = found["features"]
+    assert of_age == {
+        **{"name": "age", "missing": 1, "refused": 1, "clamped": 1},
+        **{"in_categories": 0, "outside_categories": 0, "in_1970": 0},
+    }
+    assert (of_country["in_categories"], of_country["outside_categories"]) == (2, 1)
     done = check("-", given="\n".join(map(json.dumps, SAMPLE[:3])))
     assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "0 of 3 records are null")
     # A message of several objects is a record of several rows, which pairs read as null.
@@ -294,3 +299,18 @@ def test_a_sample_is_counted_feature_by_feature(capfd: Capture, tmp_path: Path, 
     reason = 'it has 2 rows, but centering = "pairs" reads records of one row'
     assert done.returncode == 1
     assert done.stdout.splitlines()[-2:] == [f"record 1: {reason}", "1 of 1 records are null"]
+
+
+def test_a_misspelt_vocabulary_is_a_warning(capfd: Capture, tmp_path: Path) -> None:
+    config, sample = tmp_path / "stream.toml", tmp_path / "sample.jsonl"
+    sample.write_text('{"by": "card", "at": "b"}\n{"at": "a"}\n{"by": "cash", "at": "a"}\n')
+    for other in ("true", "false"):
+        by = f'{{name = "by", categories = ["Card", "Cash"], missing = "Cash", other = {other}}}'
+        config.write_text(f'{SETTINGS}features = [{by}, {{name = "at", categories = ["a"]}}]\n')
+        done = call(capfd, "features", "check", sample, "--config", config)
+        assert done.stdout.splitlines() == [
+            "by: 1 missing, 2 outside categories",
+            "at: 1 outside categories",
+            "0 of 3 records are null",
+        ]
+        one_line(done, 0, "warning: by: no record has one of its categories: correct their spelling")
