@@ -121,7 +121,7 @@ def describe_guarantee(stream: StreamSettings) -> str:
 
 def doubts_of_settings(stream: StreamSettings) -> list[str]:
     """Return a warning for each valid but doubtful setting."""
-    lines = []
+    lines = [f"{missing}; the schema was not compared"] if (missing := stream.missing_library) else []
     centering = stream.build_estimator().preprocessing.centering
     several = "max_rows" in stream.model_fields_set and stream.max_rows > 1 and stream.privacy_unit != "row"
     if several and isinstance(centering, str) and centering != "none":

@@ -284,10 +284,7 @@ class StreamSettings(Section):
                 )
         try:
             # Detect a schema that cannot be read or lacks a field.
-            _ = None if self.needs_registry else self.fields
-        except LibraryMissing:
-            # Only a worker needs the library, and is refused at its start.
-            pass
+            _ = self.missing_library
         except ValueError as error:
             raise ValueError(f"schema_file {str(self.schema_file)!r}: {error}") from None
 
@@ -410,6 +407,15 @@ class StreamSettings(Section):
                 "set stream.schema_file to a file of the schema"
             )
         return None if self.features is None else FieldReader(self.features, self.user_field, self._schema)
+
+    @property
+    def missing_library(self) -> str:
+        """Missing library of the format, with the remedy; only a worker needs it. ValueError as `fields`."""
+        try:
+            _ = None if self.needs_registry else self.fields
+        except LibraryMissing as error:
+            return str(error)
+        return ""
 
     @property
     def mechanism_options(self) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
+from streaming_pca.config.effective import describe_stream
 from streaming_pca.config.kafka import ConfigurationError
 from streaming_pca.config.settings import StreamSettings
 from streaming_pca.service.commit.admission import check_admission
@@ -97,6 +98,8 @@ def test_a_format_without_its_library_is_refused_at_the_start(
         monkeypatch.setitem(sys.modules, module, None)
     stream = a_stream(**settings)
     asked = f"needs {name}: pip install '.[{stream.format}]' in the checkout"
+    doubts = describe_stream(stream)["warnings"]
+    assert f'stream.format = "{stream.format}" {asked}; the schema was not compared' in doubts
     line = refusal(StreamRefused, check_admission, stream, Writer("1", "1e-6").ledger)
     assert line == f'stream.format = "{stream.format}" {asked}'
     assert name in refusal(ConfigurationError, build_codec, stream, None)

@@ -10,7 +10,6 @@ from streaming_pca.data.arrow import find_pyarrow
 from streaming_pca.data.codec import FORMATS, OCTETS
 from streaming_pca.data.features.records import ARROW
 from streaming_pca.data.records import RecordKind
-from streaming_pca.errors import LibraryMissing
 from streaming_pca.estimators.base import Estimator, State
 from streaming_pca.estimators.common.state import decode_fitting_state
 from streaming_pca.estimators.registry import find
@@ -57,18 +56,14 @@ def check_admission(stream: StreamSettings, ledger: Ledger) -> None:
     if stream.content_type == ARROW and find_pyarrow() is None:
         # Otherwise this worker would spend the budget on null records.
         raise StreamRefused(f'stream.format = "arrow" needs pyarrow: {install_command("arrow")}')
-    try:
-        # With a registry, the codec is built later, when its schemas are known.
-        _ = None if stream.needs_registry else stream.fields
-    except LibraryMissing as error:
-        raise StreamRefused(str(error)) from None
+    # With a registry, the codec is built later, when its schemas are known.
+    if missing := stream.missing_library:
+        raise StreamRefused(missing)
     name, job = stream.name, ledger.job(stream.name)
     if job.status is JobStatus.RETIRED:
         raise StreamRefused(f"stream {name!r} is retired, which is final: choose a new stream.name")
     if job.charges:
-        raise StreamRefused(
-            f"{name!r} is a job with charges for releases made elsewhere: choose a new stream.name"
-        )
+        raise StreamRefused(f"{name!r} has charges for releases made elsewhere: choose a new stream.name")
     _check_input(stream, ledger)
     recorded = job.contract
     if recorded is None:
