@@ -156,11 +156,11 @@ def chosen_streams(path: Path, stream: str | None) -> tuple[Settings, ...]:
     return load_streams(path) if stream is None else (load_settings(path, stream),)
 
 
-def start_process(paths: Sequence[Path]) -> tuple[Settings, ...]:
+def start_process(paths: Sequence[Path], *ignored: str) -> tuple[Settings, ...]:
     """Load the streams of one process, set up its log, and protect it."""
     from streaming_pca.config.loading import load_together
 
-    settings = load_together(paths, ignored=("spark",))
+    settings = load_together(paths, ignored=("spark", *ignored))
     prepare_process(settings[0])
     return settings
 

@@ -74,7 +74,7 @@ def dashboard(
     """
     from streaming_pca.dashboard.site import run_dashboard
 
-    settings = start_process(config)
+    settings = start_process(config, "http.port", "worker")
 
     def show(url: str) -> None:
         say(f"dashboard: {url}/ (Ctrl-C ends it)")

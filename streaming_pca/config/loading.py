@@ -112,9 +112,13 @@ def load_together(paths: Sequence[Path], ignored: Collection[str] = ()) -> tuple
             continue
         for settings in loaded:
             for section in sorted(Settings.model_fields.keys() - {"stream", *ignored}):
-                if found and getattr(settings, section) != getattr(found[0], section):
+                first, own = (getattr(each, section) for each in ((found or loaded)[0], settings))
+                if section == "http" and "http.port" in ignored:
+                    own = own.model_copy(update={"port": first.port})
+                if own != first:
                     raise ConfigurationError(
-                        f"{path}: {section}: differs from {paths[0]}: one process has one [{section}]"
+                        f"{path}: {section}: differs from {paths[0]}: one process has one [{section}]: "
+                        "make both alike, or start a process for each file"
                     )
             if any(settings.stream.name == other.stream.name for other in found):
                 raise ConfigurationError(f"{path}: stream {settings.stream.name!r} is listed twice")

@@ -205,3 +205,23 @@ def test_a_site_starts_no_thread_before_it_is_told(config: Path) -> None:
     before = set(threading.enumerate())
     assert len(make_site(load_streams(config)).routes) >= 4
     assert set(threading.enumerate()) == before
+
+
+def test_files_of_several_workers_share_a_dashboard(
+    capfd: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its port is an option, and each stream keeps the group of its own workers."""
+    shown: list[Any] = []
+    monkeypatch.setattr(
+        "streaming_pca.dashboard.site.run_dashboard", lambda streams, *_: shown.extend(streams)
+    )
+    a, b = (written(tmp_path / f"{name}.toml", "127.0.0.1:1") for name in "ab")
+    other = b.read_text().replace('"shown"', '"b"')
+    b.write_text(other.replace("port = 0", "port = 9999") + '[worker]\ngroup = "b"\n')
+    done = call(capfd, "dashboard", "-c", a, "-c", b)
+    assert done.returncode == 0, done.stderr
+    assert [each.worker.group for each in shown] == ["streaming-pca", "b"]
+    remedy = "one process has one [http]: make both alike, or start a process for each file"
+    one_line(call(capfd, "worker", "-c", a, "-c", b), 2, f"{b}: http: differs from {a}: {remedy}")
+    b.write_text(other.replace("port = 0", 'port = 0\nhosts = ["b.example"]'))
+    one_line(call(capfd, "dashboard", "-c", a, "-c", b), 2, f"{b}: http: differs from {a}: {remedy}")
