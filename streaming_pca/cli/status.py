@@ -121,11 +121,13 @@ def _charges(facts: dict[str, Any]) -> dict[str, str]:
     if facts["cap"] is None:
         return {"charged": "the ledger is not open"}
     charged = facts["charged"]
+    is_user = facts["unit"] == "user"
+    new = "one charge covers all batches" if is_user else f"{_said(facts['left_of_new'])} for new records"
     others = "" if charged["by_all"] == charged["by_stream"] else f", by all jobs {_said(charged['by_all'])}"
     return {
         "charged": f"{_said(charged['by_stream'])} a record at most{others}",
         "left": f"{_said(facts['left'])} of {_said(facts['cap'])} ({facts['filter']}) for the most charged "
-        f"record, {_said(facts['left_of_new'])} for new records",
+        f"record, {new}",
     }
 
 

@@ -354,3 +354,13 @@ def test_what_is_wrong_is_one_line(tmp_path: Path, capfd: Capture) -> None:
     config.write_text(text.replace("[worker]", "bootstrap_timeout_ms = 100\n[worker]"))
     one_line(call(capfd, "status", "--config", config, "--stream", "x"), 2, "no stream 'x'; it has n-a, n-b")
     one_line(call(capfd, "status", "--config", config), 4, "no broker answers")
+
+
+def test_what_is_left_names_new_records_or_one_charge_of_a_user() -> None:
+    none = {key: {"epsilon": "0", "delta": "0"} for key in ("charged", "left", "cap")}
+    facts = {**none, "charged": dict.fromkeys(("by_stream", "by_all"), none["left"]), "filter": "basic"}
+    facts |= {"left_of_new": none["left"]}
+    ends = {"user": "one charge covers all batches", "message": "epsilon 0, delta 0 for new records"}
+    for unit, end in ends.items():
+        left = status._charges({**facts, "unit": unit})["left"]
+        assert left == f"epsilon 0, delta 0 of epsilon 0, delta 0 (basic) for the most charged record, {end}"
