@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from kafka import KafkaProducer
-from kafka.errors import KafkaError
+from kafka.errors import InvalidProducerEpochError, KafkaError, ProducerFencedError
 
 from streaming_pca.config.kafka import ConfigurationError, KafkaSettings
 from streaming_pca.privacy.ledger.entries import LedgerEntry, encode_entry, entry_hash
@@ -23,6 +23,7 @@ from streaming_pca.service.kafka.patches import transaction_manager
 from streaming_pca.service.kafka.transaction import Transaction, discard
 
 _REASON_LENGTH = 500
+_FENCED = ": another process leads this stream (is its worker.group the same?), or has changed its status"
 
 E = TypeVar("E")
 
@@ -67,7 +68,9 @@ class LedgerWriter:
         except KafkaError as error:
             # After a transaction's first error, further calls only report that one has occurred.
             cause = next((each for each in error.args if isinstance(each, KafkaError)), error)
-            raise SessionLost(f"{name}: {in_one_line(cause, 'Write')}") from without_traceback(error)
+            is_fenced = isinstance(cause, (ProducerFencedError, InvalidProducerEpochError))
+            text = in_one_line(cause, "Write") + _FENCED * is_fenced
+            raise SessionLost(f"{name}: {text}") from without_traceback(error)
 
     def _begin(self) -> None:
         """Begin a transaction; only one may be open."""

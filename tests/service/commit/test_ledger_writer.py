@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 
 import pytest
-from kafka.errors import KafkaConnectionError
+from kafka.errors import InvalidProducerEpochError, KafkaConnectionError, ProducerFencedError
 from kafka.producer.transaction_manager import TransactionalRequestResult
 
 from streaming_pca.config.kafka import KafkaSettings
@@ -32,3 +32,13 @@ def test_a_step_that_fails_keeps_no_state(no_collector: None) -> None:
         commit(writer, state)
     del state
     assert known() is None
+
+
+@pytest.mark.parametrize("kind", [ProducerFencedError, InvalidProducerEpochError])
+def test_a_fenced_writer_asks_for_the_other_process(kind: type[Exception]) -> None:
+    writer = LedgerWriter(KafkaSettings(), "ledger", "AAAAAAAAAAAAAAAAAAAAAA", "job")
+    with (
+        pytest.raises(SessionLost, match=r"reserve\.4 commit: .*: another process leads .*worker\.group"),
+        writer._step("reserve.4 commit"),
+    ):
+        raise kind
