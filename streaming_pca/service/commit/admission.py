@@ -173,15 +173,14 @@ def check_room(stream: StreamSettings, cap: Cap, rule: Literal["basic", "zcdp"])
     if not stream.private:
         raise StreamRefused(
             f"stream {stream.name!r} is not private (private = false) and charges infinity, which "
-            f"{of_ledger}, does not allow: read an input topic whose ledger was "
-            "opened for that (`streaming-pca topics create --cap inf,inf`)"
+            f"{of_ledger}, does not allow: give --cap inf,inf to a new ledger (`streaming-pca topics create`)"
         )
     if rule == "zcdp":
         asked += f", rho {'not claimed' if charge.rho is None else format_number(charge.rho)}"
     raise StreamRefused(
         f"{of_ledger} ({rule} composition), is below what one batch of stream {stream.name!r} is charged, "
         f"{asked}: lower stream.epsilon and stream.delta, "
-        "or open the ledger of an input topic with a higher cap (`streaming-pca topics create --cap`)"
+        "or give a higher --cap to a new ledger (`streaming-pca topics create`)"
     )
 
 

@@ -72,8 +72,12 @@ def test_a_cap_that_one_batch_fills_is_enough(cap: tuple[str, str], rule: Any) -
 def test_each_estimator_is_held_against_the_cap(how: dict[str, Any]) -> None:
     stream = a_stream(**how)
     check_admission(stream, Writer(1, "1e-6").ledger)
-    with pytest.raises(StreamRefused, match="below what one batch"):
-        check_admission(stream, Writer("0.999", "1e-6").ledger)
+    line = refusal(StreamRefused, check_admission, stream, Writer("0.999", "1e-6").ledger)
+    assert "below what one batch" in line
+    assert line.endswith(
+        "lower stream.epsilon and stream.delta, or give a higher --cap to a new ledger "
+        "(`streaming-pca topics create`)"
+    )
 
 
 UNBOUNDED = {"private": False, "epsilon": math.inf, "delta": math.inf}
@@ -88,7 +92,7 @@ def test_a_stream_that_is_not_private_needs_an_infinite_cap(rule: Any, unit: str
     for cap in (("1000", "1"), ("1e12", "inf")):
         line = refusal(StreamRefused, check_admission, stream, Writer(*cap, rule).ledger)
         assert "stream 's' is not private (private = false) and charges infinity, which the cap" in line
-        assert "--cap inf,inf" in line
+        assert "give --cap inf,inf to a new ledger (`streaming-pca topics create`)" in line
 
 
 @pytest.mark.parametrize("rule", ["basic", "zcdp"])
