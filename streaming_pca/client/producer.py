@@ -258,7 +258,7 @@ class Producer:
         Raises
         ------
         ValueError
-            If the shape is wrong or a key is missing; nothing was sent.
+            If the shape is wrong, a key is missing or the producer is closed; nothing was sent.
         AlreadySpent
             If a user has spent all reports. Nothing was sent, unless another process charged the same users
             at the same time.
@@ -266,6 +266,8 @@ class Producer:
             If these or earlier messages could not be delivered.
         """
         self._check_process()
+        if self._sender.is_closed:
+            raise ValueError("the producer is closed: make another one")
         array = self._shaped(records)
         keys = self._keys(key, len(array))
         with self._lock:

@@ -74,7 +74,7 @@ class Sender:
         self._first = first
         self._kafka = kafka
         self._failures: list[Exception] = []
-        self._reason = ""
+        self._reason, self.is_closed = "", False
         self._unsent = self._unsent_bytes = 0
         self._producer = plain_producer(kafka)
 
@@ -144,6 +144,7 @@ class Sender:
 
     def close(self) -> None:
         """Release the connection; messages that were not flushed may be lost."""
+        self.is_closed = True
         discard(self._producer)
 
 

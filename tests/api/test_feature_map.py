@@ -84,7 +84,7 @@ def test_a_missing_or_wrong_value_is_one_line_that_names_record_and_field() -> N
         ):
             FeatureMap(without).transform(table)
     wrong = [*RECORDS, RECORDS[0] | {"spent": "much"}]
-    of_type = r"^record 3 of 4: field 'spent' is of type str, which is not a number$"
+    of_type = r"^record 3 of 4: field 'spent' is a text, which is not a number$"
     refuses(of_type, FeatureMap(FEATURES).transform, wrong)
     with pytest.raises(ValueError, match=r"^the table has no column 'ok'$"):
         FeatureMap(FEATURES).transform(pd.DataFrame(COLUMNS).drop(columns="ok"))
@@ -207,7 +207,7 @@ def test_a_number_that_is_no_time_is_told_its_unit() -> None:
                 continue
             text = f'is of type int64?, which is not a time in unit "{other}": set the unit that it counts'
             refuses(f"^record 0 of 1: field 'at' {text}", made.transform, frame)
-    with pytest.raises(ValueError, match=r"is of type str, which is not a time$"):
+    with pytest.raises(ValueError, match=r"'at' is a text, which is not a time in ISO 8601$"):
         FeatureMap([{"name": "at", "parts": ["hour"]}]).transform([{"at": "soon"}])
 
 

@@ -13,7 +13,8 @@ from contextlib import closing
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -535,3 +536,18 @@ def test_wrong_features_are_one_line_and_the_same_as_of_a_model(features: Any, w
     line = refusal(ValueError, Producer, "in", "127.0.0.1:1", dim=1, features=features)
     assert line.startswith(words)
     assert refusal(ValueError, lambda: PrivatePCA(1, features=features).fit([{"a": 1.0}] * 9)) == line
+
+
+@pytest.mark.parametrize("unit", ["message", "row"])
+def test_a_closed_producer_is_named_and_charges_nothing(
+    unit: Literal["message", "row"], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise its client's error would read as a loss of messages."""
+    monkeypatch.setattr(sending, "_count_partitions", lambda *_: 1)
+    monkeypatch.setattr(sending, "plain_producer", lambda _: Mock())
+    monkeypatch.setattr(sending, "discard", lambda _: None)
+    producer = Producer("t", dim=3, privacy_unit=unit)
+    producer.close()
+    with pytest.raises(ValueError, match=r"^the producer is closed"):
+        producer.send(X)
+    producer.close()

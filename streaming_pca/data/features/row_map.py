@@ -99,12 +99,12 @@ class RowMap:
                     return f"field {field!r} is missing, and has no stand-in: set missing of its feature"
                 if value is NOTHING:
                     return f"field {field!r} is of another type or length, or below a value without fields"
-                given = _shown(value) if quotes else f"of type {type(value).__name__}"
-                noun = _NOUNS[feature.kind]
+                type_ = "a text" if (is_text := isinstance(value, str)) else f"of type {type(value).__name__}"
+                noun = "time in ISO 8601" if feature.kind == "time" and is_text else _NOUNS[feature.kind]
                 is_number = isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
                 if feature.kind == "time" and is_number and not _is_missing(value):
                     noun = f'time in unit "{feature.unit}": set the unit that it counts, "s", "ms" or "us"'
-                return f"field {field!r} is {given}, which is not a {noun}"
+                return f"field {field!r} is {_shown(value) if quotes else type_}, which is not a {noun}"
         return ""
 
 
