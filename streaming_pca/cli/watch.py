@@ -121,9 +121,9 @@ def _show(
             if not item.version and not item.topic.endswith(".releases"):
                 reasons = ask = _OTHERS_ONLY
             if others <= _MOST_OTHERS:
-                say(str(item.unreadable() if item.version else f"warning: {item}: skipped"), err)
+                say(f"warning: {item.unreadable() if item.version else f'{item}: skipped'}", err)
             elif others == _MOST_OTHERS + 1:
-                say(f"more messages of {item.topic} are not releases: name a topic STREAM.releases", err)
+                say(f"warning: more messages of {item.topic} are not releases: name STREAM.releases", err)
         elif item is not None:
             helps = _print_release(item, as_json, settings, helps)
             shown += 1

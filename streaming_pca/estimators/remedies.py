@@ -263,7 +263,7 @@ def _reason(name: str, case: _Case) -> str:
         return name
     text = f"{name}: {ReleaseWarning(name).explanation}"
     if name == ReleaseWarning.NOT_RESOLVED and case.resolved:
-        text = f"{text}, but not the first {case.resolved} of {case.settings.rank}"
+        text = f"{text}, but not the first{f' {case.resolved}' * (case.resolved > 1)} of {case.settings.rank}"
     return text.replace(_ONE_FEATURE, case.feature) if name == ReleaseWarning.DOMINATED else text
 
 
