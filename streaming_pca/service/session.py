@@ -422,12 +422,12 @@ class Session:
         self.made_progress = True
         line = "batch %d released, %d records so far" + (f", {release.outcome}" if release.outcome else "")
         self._log.info(line, release.batch, release.records, extra={"batch": release.batch})
-        if release.least_null_share > _MANY_NULL:
-            line = (
-                "batch %d: at least %.0f%% of its records are null: `streaming-pca payload check` shows why"
-            )
-            share = 100 * release.least_null_share
-            self._log.warning(line, release.batch, share, extra={"batch": release.batch})
+        if (share := release.least_null_share) > _MANY_NULL:
+            by_design = "further messages of users are null by design; " * (release.privacy_unit == "user")
+            line = f"batch %d: at least %.0f%% of its records are null: {by_design}"
+            line += "`streaming-pca payload check` shows " + ("others" if by_design else "why")
+            log = self._log.info if by_design else self._log.warning
+            log(line, release.batch, 100 * share, extra={"batch": release.batch})
         if self._on_release is not None:
             self._on_release(Progress(release.batch, release.records, data))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -17,6 +18,8 @@ from streaming_pca.service.logs import StreamLog
 from streaming_pca.service.metrics import Metrics
 from streaming_pca.service.session import Session
 from streaming_pca.service.topics.find import Topics
+from streaming_pca.service.tracing import Span
+from tests.dashboard.offline import made_offline
 from tests.waiting import LIMIT
 
 STREAM = StreamSettings(name="s", input="in", dim=4, rank=2, epsilon=1.0, delta=1e-6)
@@ -36,6 +39,42 @@ class Writer:
 
     def close(self) -> None:
         self.calls.append("close")
+
+
+@pytest.mark.parametrize(
+    ("how", "level", "words"),
+    [
+        ({}, "WARNING", "are null: `streaming-pca payload check` shows why"),
+        (
+            {"privacy_unit": "user", "contributions_per_user": 1},
+            "INFO",
+            "are null: further messages of users are null by design; "
+            "`streaming-pca payload check` shows others",
+        ),
+    ],
+)
+def test_many_null_messages_are_a_warning_unless_users_send_them(
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    how: dict[str, Any],
+    level: str,
+    words: str,
+) -> None:
+    made = made_offline("s", **how)
+    release = made.next_release(null_records=90.0)
+
+    async def publish() -> None:
+        executors, metrics = Executors(), Metrics().for_stream("s")
+        topics, log = Topics("id", (0,)), StreamLog(logging.getLogger("test"), "s")
+        session = Session(made.settings, topics, executors, cast("Any", None), metrics, log)
+        session._writer = cast("Any", SimpleNamespace(publish=release.to_bytes))
+        monkeypatch.setattr(session, "_show_ledger", lambda: None)
+        await session._publish(Span())
+
+    caplog.set_level("INFO", "test")
+    asyncio.run(publish())
+    assert caplog.records[-1].levelname == level
+    assert caplog.messages[-1].endswith(f"batch 1: at least 85% of its records {words}")
 
 
 async def interrupt_while_waiting(*, for_thread: bool) -> tuple[bool, list[str]]:

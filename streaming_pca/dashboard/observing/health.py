@@ -26,6 +26,7 @@ class Facts:
     problem: str | None = None  # reason why topics or the ledger cannot be read
     disconnected: bool = False  # the numbers may be outdated
     loaded: bool = True  # False until the topics have been read to their ends
+    unit: str = "message"  # unit of privacy
     standing: str = "active"
     reason: str | None = None  # reason why the job was paused or retired, or why its last batch was abandoned
     abandoned_last: bool = False
@@ -92,8 +93,11 @@ def _rules(facts: Facts) -> Iterator[tuple[bool, Level, str]]:
     yield runs and is_late, "warning", f"{late} {_duration(usual or 0.0)}. See the worker's log."
 
     share = f"At least {100 * facts.least_null_share:.0f}% of the last batch's records are null"
-    level = "problem" if facts.least_null_share > MANY_NULL else "warning"
-    yield facts.least_null_share > SOME_NULL, level, f"{share}: `streaming-pca payload check` shows why."
+    level, why = ("problem" if facts.least_null_share > MANY_NULL else "warning"), "shows why."
+    if facts.unit == "user":
+        level, why = "ok", "shows others."
+        share += ": further messages of users are null by design"
+    yield facts.least_null_share > SOME_NULL, level, f"{share}: `streaming-pca payload check` {why}"
     for doubt in facts.doubts:
         yield True, "warning", f"The last release: {doubt}."
     unreadable = f"Messages of the releases topic that are not releases of this stream: {facts.unreadable}."

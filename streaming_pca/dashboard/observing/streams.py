@@ -72,6 +72,7 @@ class StreamState:
             problem=problem,
             disconnected=disconnected,
             loaded=loaded,
+            unit=self.settings.stream.privacy_unit,
             standing=str(job.status),
             reason=job.reason[:LONGEST_TEXT] or None,
             abandoned_last=job.phase is BatchStatus.ABANDONED,

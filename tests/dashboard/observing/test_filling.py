@@ -80,6 +80,15 @@ def test_settings_that_allow_no_batch_do_not_hide_other_streams() -> None:
     assert next_batch(offline) == NextBatch(planned=400, waiting=150)
 
 
+@pytest.mark.parametrize(("unit", "level"), [("message", "problem"), ("user", "ok")])
+def test_null_messages_of_users_are_no_problem(unit: str, level: str) -> None:
+    offline = watched(privacy_unit=unit, **({"contributions_per_user": 3} if unit == "user" else {}))
+    offline.publish("flights", 1, null_records=90.0)
+    offline.stand(0.0, {"flights": 150})
+    health = offline.observer.stream("flights").health
+    assert (health.level, len(health.reasons)) == (level, 1)
+
+
 def levels(offline: Offline, waiting: int, seconds: range) -> list[str]:
     """Return the level of health at each second, a batch's records waiting."""
     found = []

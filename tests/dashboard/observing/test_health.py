@@ -56,6 +56,12 @@ VERDICTS: list[tuple[Facts, str, str]] = [
     (Facts(least_null_share=0.04), "ok", ""),
     (Facts(least_null_share=0.06), "warning", "At least 6% of the last batch's records are null"),
     (Facts(least_null_share=0.6), "problem", "At least 60%"),
+    (
+        Facts(unit="user", least_null_share=0.84),
+        "ok",
+        "are null: further messages of users are null by design: `streaming-pca payload check` shows others.",
+    ),
+    (Facts(unit="user", least_null_share=0.04), "ok", ""),
     (Facts(unreadable=3), "warning", "not releases of this stream: 3."),
     (
         Facts(seconds_since=700.0, usual_seconds=60.0, full_seconds=61.0),
