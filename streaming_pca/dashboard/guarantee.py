@@ -10,7 +10,7 @@ import math
 from streaming_pca.dashboard.models import StreamDetail
 from streaming_pca.privacy.parameters import format_number
 
-_UNITS = {"user": "each user: all messages with the same key", "row": "each row of a message"}
+_UNITS = {"user": "each user: all messages with the same {}", "row": "each row of a message"}
 _NOTHING = (
     "NOT private: the releases of this stream guarantee nothing.",
     "They can reveal single records. Use them only where every reader may see the records themselves.",
@@ -28,9 +28,10 @@ def guarantee_in_words(stream: StreamDetail) -> list[str]:
     if stream.local:
         return _local(stream.epsilon, stream.delta)
     number = f"({format_number(stream.epsilon)}, {format_number(stream.delta)})"
+    unit = _UNITS.get(stream.privacy_unit, "each message, with all its rows")
     return [
         f"All releases of this stream together, past and future, are {number}-differentially private "
-        f"for {_UNITS.get(stream.privacy_unit, 'each message, with all its rows')}.",
+        f"for {unit.format(stream.user_field or 'key')}.",
         *_neighbours(stream),
         _epsilon(stream.epsilon, "such a change of one unit"),
         _delta(stream.delta),

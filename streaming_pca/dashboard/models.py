@@ -226,6 +226,8 @@ class StreamDetail(StreamSummary):
     """True if records are reports that their senders privatized."""
     contributions_per_user: int | None = None
     """Largest number of batches that one user counts in, if the unit is the user."""
+    user_field: str | None = None
+    """Field of a record that contains its user; null if the message key is the user."""
     feature_names: list[str] | None = None
     """Names of the features, if the stream has them."""
     fields: list[int] | None = None

@@ -46,12 +46,16 @@ NONE = {"private": False, "epsilon": None, "delta": None, "adjacency": "none"}
             ["all messages with the same key", "at most 3 batches", "for all of these together"],
         ),
         ({"privacy_unit": "user", "contributions_per_user": 1}, ["at most one batch,"]),
+        (
+            {"privacy_unit": "user", "user_field": "rider.{id}"},
+            ["for each user: all messages with the same rider.{id}."],
+        ),
         ({"local": True}, ["before it is sent", "No service is trusted", "several reports"]),
         (NONE, ["NOT private", "guarantee nothing"]),
         ({"epsilon": 1e12}, ["bounds next to nothing"]),
         ({"delta": 1e-300}, ["1e-300"]),
     ],
-    ids=["message", "row", "user", "user once", "local", "none", "huge epsilon", "tiny delta"],
+    ids=["message", "row", "user", "user once", "field", "local", "none", "huge epsilon", "tiny delta"],
 )
 def test_the_guarantee_names_its_claim_and_unit(changes: dict[str, Any], claims: list[str]) -> None:
     for claim in claims:

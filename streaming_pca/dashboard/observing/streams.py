@@ -128,6 +128,7 @@ class StreamState:
             adjacency=self._info.adjacency,
             local=self._info.local,
             contributions_per_user=stream.contributions_per_user if stream.privacy_unit == "user" else None,
+            user_field=stream.user_field and ".".join(stream.user_field),
             feature_names=None if names is None else list(names),
             fields=None if fields is None else [i for i, field in enumerate(fields) for _ in field.columns],
             kind=self._info.releases,

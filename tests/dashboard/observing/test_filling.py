@@ -89,6 +89,14 @@ def test_null_messages_of_users_are_no_problem(unit: str, level: str) -> None:
     assert (health.level, len(health.reasons)) == (level, 1)
 
 
+def test_a_stream_shows_the_field_that_names_its_users() -> None:
+    features = [{"name": "speed", "bounds": [0, 9]}, {"name": "length", "bounds": [0, 9]}]
+    fields = {"dim": 2, "rank": 1, "features": features, "user_field": "rider.id"}
+    offline = watched(privacy_unit="user", **fields)
+    assert offline.observer.stream("flights").user_field == "rider.id"
+    assert watched().observer.stream("flights").user_field is None
+
+
 def levels(offline: Offline, waiting: int, seconds: range) -> list[str]:
     """Return the level of health at each second, a batch's records waiting."""
     found = []
