@@ -34,6 +34,7 @@ class Facts:
     cannot_charge: str | None = None  # reason why the ledger will refuse the next batch
     open_ledger: bool = True
     processed: int | None = None  # number of records, once a stream of known length has processed all of them
+    group: str = ""  # group of the workers that can lead the stream
     leader: bool | None = None  # True if a process leads; None if the broker does not report it
     candidates: int = 0
     lag: int | None = None
@@ -81,7 +82,7 @@ def _rules(facts: Facts) -> Iterator[tuple[bool, Level, str]]:
     by = f" {facts.candidates} stand by: one takes over in a moment."
     start = "" if blocked else " Operators start one by `streaming-pca worker`."
     level: Level = "problem" if facts.lag else "warning"
-    leaderless = f"No worker leads it.{waits}{by if facts.candidates else start}"
+    leaderless = f"No worker of group {facts.group!r} leads it.{waits}{by if facts.candidates else start}"
     yield runs and facts.leader is False, level, leaderless
     grows = f"It is not keeping up: the lag grows, {facts.lag or 0:,} offsets wait."
     faster = "Give the worker more cores or larger batches; aborted transactions count too."

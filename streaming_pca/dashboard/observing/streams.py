@@ -80,6 +80,7 @@ class StreamState:
             cannot_charge=self._cannot_charge,
             open_ledger=view.ledger.opened is not None,
             processed=self._processed(job),
+            group=self.settings.worker.group,
             leader=None if leader is None else leader.present,
             candidates=0 if leader is None else leader.candidates,
             lag=None if lag is None else lag.total,

@@ -97,6 +97,13 @@ def test_a_stream_shows_the_field_that_names_its_users() -> None:
     assert watched().observer.stream("flights").user_field is None
 
 
+def test_a_stream_without_a_leader_names_the_group_of_its_workers() -> None:
+    offline = watched()
+    offline.stand(0.0, {"flights": 150}, led=False)
+    (reason,) = offline.observer.stream("flights").health.reasons
+    assert reason.startswith("No worker of group 'workers-flights' leads it. 150 offsets wait.")
+
+
 def levels(offline: Offline, waiting: int, seconds: range) -> list[str]:
     """Return the level of health at each second, a batch's records waiting."""
     found = []

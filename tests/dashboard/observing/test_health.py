@@ -15,9 +15,9 @@ VERDICTS: list[tuple[Facts, str, str]] = [
     (Facts(disconnected=True), "unknown", "may be old"),
     (Facts(loaded=False), "unknown", "still being read"),
     (
-        Facts(leader=False, lag=0),
+        Facts(leader=False, lag=0, group="pe-workers"),
         "warning",
-        "No worker leads it. Operators start one by `streaming-pca worker`.",
+        "No worker of group 'pe-workers' leads it. Operators start one by `streaming-pca worker`.",
     ),
     (
         Facts(leader=False, lag=7, candidates=2),
@@ -39,10 +39,10 @@ VERDICTS: list[tuple[Facts, str, str]] = [
     (Facts(cannot_charge="it is spent"), "problem", "does not allow its next batch: it is spent"),
     # Where the cap refuses, neither the log nor a worker has a remedy.
     (
-        Facts(refused="above the cap", cannot_charge="it is spent.", leader=False, lag=7),
+        Facts(refused="above the cap", cannot_charge="it is spent.", leader=False, lag=7, group="a"),
         "problem",
         "last entry: above the cap. The budget does not allow its next batch: it is spent. "
-        "No worker leads it. 7 offsets wait.",
+        "No worker of group 'a' leads it. 7 offsets wait.",
     ),
     (Facts(abandoned_last=True, reason="lost"), "warning", "charged and abandoned: lost. The next batch has"),
     (Facts(standing="paused", reason="upgrade"), "warning", "Paused: upgrade. `streaming-pca stream resume`"),

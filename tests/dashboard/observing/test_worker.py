@@ -60,7 +60,8 @@ def test_it_shows_what_a_worker_does(
         wait_for("the leader's end", lambda: (leader := observer.stream(name).leader) and not leader.present)
         wait_for("the lag", lambda: (lag := observer.stream(name).lag) and lag.total >= 30)
         assert observer.stream(name).health.level == "problem"
-        assert "No worker leads it." in observer.stream(name).health.reasons[0]
+        group = stream.settings.worker.group
+        assert f"No worker of group {group!r} leads it." in observer.stream(name).health.reasons[0]
     finally:
         stream.destroy()
 
