@@ -115,7 +115,7 @@ class NextBatch(Answer):
     waiting: int
     """Offsets that wait for it, at most ``planned``; some can be transaction markers."""
     per_second: float | None = None
-    """Offsets that arrive per second in the input topic, in the last two minutes; null at first."""
+    """Offsets that arrive per second; null at first, 0 after a pause longer than the batch needed to fill."""
 
 
 class Health(Answer):

@@ -6,6 +6,7 @@ from typing import Any
 
 from streaming_pca.config.settings import StreamSettings
 from streaming_pca.dashboard.models import NextBatch
+from streaming_pca.dashboard.observing.health import LagWatch
 from streaming_pca.estimators.base import Estimator
 from streaming_pca.privacy.errors import CalibrationError
 from streaming_pca.privacy.ledger.ledger import JobLedger
@@ -28,8 +29,8 @@ class BatchFill:
         self.answer: NextBatch | None = None
         self.full_seconds = 0.0
 
-    def update(self, job: JobLedger, lag: int | None, per_second: float | None, at: float) -> None:
-        """Renew the answer from arrivals per second and the lag, at a time in seconds.
+    def update(self, job: JobLedger, lag: int | None, watch: LagWatch, at: float) -> None:
+        """Renew the answer from the arrivals and the lag, at a time in seconds.
 
         The lag counts offsets that no batch has read; it is None if no batch fills.
         """
@@ -42,7 +43,9 @@ class BatchFill:
         if lag is None or not self._planned:
             self.answer, self._full_since, self.full_seconds = None, None, 0.0
             return
-        waiting = min(lag, self._planned)
+        waiting, per_second = min(lag, self._planned), watch.per_second
+        if per_second and lag < self._planned and watch.has_paused(self._planned - lag):
+            per_second = 0.0  # a forecast would have been wrong already
         self.answer = NextBatch(planned=self._planned, waiting=waiting, per_second=per_second)
         enough = self._planned
         if self._max_wait is not None and job.reservation is not None:

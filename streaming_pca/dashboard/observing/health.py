@@ -94,11 +94,10 @@ def _rules(facts: Facts) -> Iterator[tuple[bool, Level, str]]:
     yield runs and is_late, "warning", f"{late} {_duration(usual or 0.0)}. See the worker's log."
 
     share = f"At least {100 * facts.least_null_share:.0f}% of the last batch's records are null"
-    level, why = ("problem" if facts.least_null_share > MANY_NULL else "warning"), "shows why."
+    level, why = ("problem" if facts.least_null_share > MANY_NULL else "warning"), "why"
     if facts.unit == "user":
-        level, why = "ok", "shows others."
-        share += ": further messages of users are null by design"
-    yield facts.least_null_share > SOME_NULL, level, f"{share}: `streaming-pca payload check` {why}"
+        level, why, share = "ok", "others", f"{share}: further messages of users are null by design"
+    yield facts.least_null_share > SOME_NULL, level, f"{share}: `streaming-pca payload check` shows {why}."
     for doubt in facts.doubts:
         yield True, "warning", f"The last release: {doubt}."
     unreadable = f"Messages of the releases topic that are not releases of this stream: {facts.unreadable}."
@@ -151,6 +150,12 @@ class LagWatch:
         rate = (self._samples[-1][2] - self._samples[0][2]) / self._seconds
         # Two digits, or the answer would change at every sample.
         return float(f"{rate:.2g}")
+
+    def has_paused(self, records: int) -> bool:
+        """Return whether arrivals paused for longer than ``records`` needed before."""
+        (begin, _, first), (end, _, last) = self._samples[0], self._samples[-1]
+        arrival = next(at for at, _, offset in self._samples if offset == last)
+        return (end - arrival) * (last - first) > records * (arrival - begin)
 
     @property
     def grows(self) -> bool:

@@ -59,7 +59,7 @@ class StreamState:
             self._watch.add(at, lag["total"], sum(ends.values()))
             self.traffic.add(view.topic_id, time.time(), sum(ends.values()), lag["total"])
         fills = job.status is JobStatus.ACTIVE and self._processed(job) is None
-        self._fill.update(job, lag["total"] if lag and fills else None, self._watch.per_second, at)
+        self._fill.update(job, lag["total"] if lag and fills else None, self._watch, at)
         self._cannot_charge = self._refusal(view.ledger, job, ends)
 
     def update(self, view: LedgerView, disconnected: bool, loaded: bool) -> bool:

@@ -59,6 +59,24 @@ def test_the_rate_is_that_of_the_topic_whatever_the_worker_reads() -> None:
     assert next_batch(offline) == NextBatch(planned=800, waiting=30, per_second=15.0)
 
 
+def test_a_forecast_ends_when_nothing_has_arrived_for_longer_than_it_predicts() -> None:
+    offline = watched()
+    rates: list[float | None] = []
+    for second in range(0, 122, 2):
+        # At 18 seconds 130 records are missing: 13 seconds at the rate so far.
+        offline.stand(float(second), {"flights": 90 + 10 * min(second, 18)})
+        found = next_batch(offline)
+        assert found is not None
+        rates.append(found.per_second)
+    assert rates[9] == 10.0
+    assert all(rates[9:16])
+    assert set(rates[16:]) == {0.0}
+    offline.stand(122.0, {"flights": 280})
+    found = next_batch(offline)
+    assert found is not None
+    assert found.per_second
+
+
 def test_no_batch_fills_while_a_stream_is_paused() -> None:
     offline = watched()
     own = {"topic_id": offline.streams["flights"].topic_id, "job": "flights"}

@@ -89,7 +89,7 @@ export const fillText = ({ waiting, planned }) => `${count(waiting)} of ${count(
 export function fillWords({ waiting, planned, per_second: rate }, budget, leader) {
   if (waiting >= planned) return budget && !budget.allows_next ? "full, but the cap does not allow it" : leader && !leader.present ? "full: it waits for a worker" : "full: the worker can process it";
   if (!isNumber(rate)) return "measuring how fast records arrive";
-  return rate > 0 ? `may be full in ${span((planned - waiting) / rate)}` : "no record has arrived in the last two minutes";
+  return rate > 0 ? `may be full in ${span((planned - waiting) / rate)}` : "no record has arrived for a while";
 }
 
 /** Angle to the previous release, with a bound on the effect of noise. */
