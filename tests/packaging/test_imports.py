@@ -64,7 +64,7 @@ FLOORS = {
     ),
     "service": (19_146, set[str]()),
     "extras": (
-        9_370,
+        9_371,
         {"dashboard", "spark", "dev", "demo", "plots"}
         | {"service.projection", "service.tracing", "service.span_export"},
     ),

@@ -62,8 +62,9 @@ def judge(facts: Facts) -> Health:
 
 def _rules(facts: Facts) -> Iterator[tuple[bool, Level, str]]:
     """Yield each reason, with its level and whether it applies."""
-    because = f": {_sentence(facts.reason)}" if facts.reason else "."
     retired, paused = facts.standing == "retired", facts.standing == "paused"
+    reason = "" if facts.reason == "not given" else facts.reason  # the default of --reason
+    because = f": {_sentence(reason)}" if reason else ", without a reason." if paused else "."
     runs = not (retired or paused or facts.processed is not None)
     closed = "The ledger is not open: operators set a cap by `streaming-pca topics create`."
     yield not facts.open_ledger, "problem", closed

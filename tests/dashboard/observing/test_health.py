@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from inspect import signature
+
 import pytest
 from kafka.errors import InvalidTopicError, KafkaTimeoutError, TopicAuthorizationFailedError
 
+from streaming_pca.cli.stream import stream_pause
 from streaming_pca.dashboard.observing.health import Facts, LagWatch, judge
 from streaming_pca.dashboard.observing.logs import in_words
 from streaming_pca.service.kafka.clients import BrokerUnreachable
 
+NO_REASON = signature(stream_pause).parameters["reason"].default
 VERDICTS: list[tuple[Facts, str, str]] = [
     (Facts(), "ok", ""),
     (Facts(problem="topic 'x' is missing"), "problem", "topic 'x' is missing"),
@@ -46,7 +50,10 @@ VERDICTS: list[tuple[Facts, str, str]] = [
     ),
     (Facts(abandoned_last=True, reason="lost"), "warning", "charged and abandoned: lost. The next batch has"),
     (Facts(standing="paused", reason="upgrade"), "warning", "Paused: upgrade. `streaming-pca stream resume`"),
+    (Facts(standing="paused", reason=NO_REASON), "warning", "Paused, without a reason. `streaming-pca"),
+    (Facts(standing="paused"), "warning", "Paused, without a reason. `streaming-pca"),
     (Facts(standing="retired", leader=False, lag=5), "ok", "Retired and no longer learning."),
+    (Facts(standing="retired", reason=NO_REASON), "ok", "Retired and no longer learning."),
     (Facts(processed=300, leader=False, cannot_charge="spent"), "ok", "All its 300 records are processed."),
     (
         Facts(doubts=("clipped: a", "dominated: b")),
