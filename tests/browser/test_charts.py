@@ -220,6 +220,14 @@ def test_without_a_total_above_its_noise_there_is_no_rest(modules: Visit) -> Non
             assert built["y"][2] == pytest.approx(max(total - 1.1, 0))
 
 
+def test_the_rest_is_not_among_the_components_in_words(modules: Visit) -> None:
+    release = {"dim": 9, "rank": 2, "explained_variance": [1.5, 1], "explained_variance_error": [0.1, 0.1]}
+    given = release | {"total_variance": 5.0, "total_variance_error": 0.1}
+    call = "module.scree({ release: given }, {}, { width: 400, em: 12 }).summary"
+    summary = run(modules, "plots", call, given)
+    assert summary == "2 components, by variance: 1.5 ± 0.1; 1 ± 0.1. The rest: 2.5 ± 0.3."
+
+
 def test_a_range_of_time_is_chosen_kept_and_applied_to_all_figures(visit: Visit) -> None:
     draw(visit, "/streams/flown")
     for plot in TIMED:
@@ -244,6 +252,27 @@ def test_a_range_of_time_is_chosen_kept_and_applied_to_all_figures(visit: Visit)
         assert all(re.fullmatch(r"\d\d:[0-5][05]|\d+ \w+", tick) for tick in ticks), ticks
         title = visit.page.locator(f'[data-plot="{plot}"] .xtitle').text_content() or ""
         assert re.fullmatch(r"(Time|\d+ \w+ \d{4}), CES?T", title), title
+
+
+def test_all_figures_over_time_show_the_same_span(visit: Visit) -> None:
+    draw(visit, "/streams/flown")
+    # The lag was measured for thirteen hours, and releases are older.
+    shown = [
+        visit.page.locator(f'[data-plot="{plot}"] .canvas').evaluate("canvas => canvas.layout.xaxis.range")
+        for plot in TIMED
+    ]
+    assert shown == [shown[0]] * len(TIMED)
+
+
+def test_a_range_ends_after_the_present_and_a_week_has_several_marks(modules: Visit) -> None:
+    now = datetime(2026, 11, 29, 6, tzinfo=UTC).timestamp() * 1000
+    for name, length in (("hour", 3600e3), ("day", 86400e3), ("week", 7 * 86400e3)):
+        begin, end = run(modules, "timeline", "module.domain(...given)", [name, [now - 9], now])
+        assert begin == now - length
+        assert end == pytest.approx(now + 0.02 * length)
+        for most in (2, 3, 4, 5):
+            found = run(modules, "timeline", "module.marks(...given)", [[begin, end], most])
+            assert 2 <= len(found) <= most + 1, (name, most, found)
 
 
 def test_rates_are_the_records_and_the_offsets_of_the_time(visit: Visit) -> None:
@@ -308,6 +337,9 @@ def test_paper_is_light_complete_and_not_cut(browser: Browser, home: str) -> Non
             PAPER,
         )
         assert wide == []
+        # The heading keeps its page with the first figure, whose height its box includes.
+        ends = "(s) => document.querySelector(s).getBoundingClientRect().bottom"
+        assert visit.page.evaluate(ends, ".ranges") >= visit.page.evaluate(ends, ".ranges + .figure .plot")
         # Short tables are open; long ones would take many pages.
         opened = visit.page.locator("figure:has(details[open])")
         assert {e.get_attribute("data-plot") for e in opened.all()} == set(LAST)

@@ -99,8 +99,8 @@ def test_settings_that_allow_no_batch_do_not_hide_other_streams() -> None:
 
 
 @pytest.mark.parametrize(("unit", "level"), [("message", "problem"), ("user", "ok")])
-def test_null_messages_of_users_are_no_problem(unit: str, level: str) -> None:
-    offline = watched(privacy_unit=unit, **({"contributions_per_user": 3} if unit == "user" else {}))
+def test_null_messages_of_users_are_not_a_problem(unit: str, level: str) -> None:
+    offline = watched(privacy_unit=unit)
     offline.publish("flights", 1, null_records=90.0)
     offline.stand(0.0, {"flights": 150})
     health = offline.observer.stream("flights").health
@@ -109,8 +109,7 @@ def test_null_messages_of_users_are_no_problem(unit: str, level: str) -> None:
 
 def test_a_stream_shows_the_field_that_names_its_users() -> None:
     features = [{"name": "speed", "bounds": [0, 9]}, {"name": "length", "bounds": [0, 9]}]
-    fields = {"dim": 2, "rank": 1, "features": features, "user_field": "rider.id"}
-    offline = watched(privacy_unit="user", **fields)
+    offline = watched(privacy_unit="user", dim=2, rank=1, features=features, user_field="rider.id")
     assert offline.observer.stream("flights").user_field == "rider.id"
     assert watched().observer.stream("flights").user_field is None
 

@@ -42,9 +42,11 @@ export function charts(place, path) {
     return held.get(name);
   };
   const release = async () => ({ release: await once("releases/latest"), most: state.most, fields: state.fields });
-  const over = (...names) => async () => {
-    const found = await Promise.all(names.map(once));
-    return { ...Object.fromEntries(names.map((name, i) => [name, found[i]])), range: state.range, now: Date.now() };
+  /** Load all numbers over time: their figures show the same span. */
+  const over = async () => {
+    const [traffic, history] = await Promise.all(state.digest ? [once("traffic"), once("history")] : [once("traffic")]);
+    const times = series.moments([...traffic.at, ...(history?.created ?? [])]);
+    return { history, traffic, span: [Math.min(...times), Math.max(...times)], range: state.range, now: Date.now() };
   };
 
   function last(detail) {
@@ -74,29 +76,29 @@ export function charts(place, path) {
   function changes(detail) {
     return [
       detail.kind === "tensor" ? null : figure({
-        id: "variances", title: "Variance over time", load: over("history"), build: series.variances,
+        id: "variances", title: "Variance over time", load: over, build: series.variances,
         caption: "Of the leading components of each release, ± one standard error.",
       }),
       figure({
-        id: "angles", title: "Angles", load: over("history"), build: series.angles,
+        id: "angles", title: "Angles", load: over, build: series.angles,
         caption: "From each release to the previous one. An angle above the dashed line is more than noise explains (90%).",
       }),
     ];
   }
 
-  const flow = (names) => [
+  const flow = () => [
     figure({
-      id: "flow", title: "Records a second", load: over(...names), build: series.flow,
+      id: "flow", title: "Records a second", load: over, build: series.flow,
       caption: "Processed: by the releases. Arriving: by the topic's offsets, since the dashboard started.",
     }),
     figure({
-      id: "lag", title: "Lag", load: over("traffic"), build: series.lag,
+      id: "lag", title: "Lag", load: over, build: series.lag,
       caption: "Offsets not yet processed, since the dashboard started. Shade: down to the smallest.",
     }),
   ];
 
   const shares = () => figure({
-    id: "shares", title: "Null and clipped", load: over("history"), build: series.shares,
+    id: "shares", title: "Null and clipped", load: over, build: series.shares,
     caption: "Records of each batch that could not be used, or that the clip changed; with noise, ± one standard error.",
   });
 
@@ -114,7 +116,7 @@ export function charts(place, path) {
   function start(detail) {
     close();
     state.fields = detail.fields;
-    const [now, timed] = detail.last_release ? [last(detail), [...changes(detail), ...flow(["history", "traffic"]), shares()]] : [[], flow(["traffic"])];
+    const [now, timed] = detail.last_release ? [last(detail), [...changes(detail), ...flow(), shares()]] : [[], flow()];
     state.drawn = [...now.map((drawn) => ({ figure: drawn })), ...timed.filter(Boolean).map((drawn) => ({ figure: drawn, timed: true }))];
     const elements = (some) => some.map((drawn) => drawn.figure.element);
     place.classList.add("figures");

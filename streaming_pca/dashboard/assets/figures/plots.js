@@ -37,7 +37,7 @@ export function scree({ release }, colours, { width, em }) {
   const marked = bars.map((bar, i) => i).filter((i) => bars[i].rest || (i % every === 0 && (!bars.at(-1).rest || (bars.length - 1 - i) * slot >= 2.2)));
   const rest = bars.find((bar) => bar.rest);
   return {
-    summary: `${many(release.rank, "component")}, by ${what}: ${bars.slice(0, 5).map((bar) => bar.text).join("; ")}.${rest ? ` The rest: ${rest.text}.` : ""}`,
+    summary: `${many(release.rank, "component")}, by ${what}: ${bars.slice(0, Math.min(release.rank, 5)).map((bar) => bar.text).join("; ")}.${rest ? ` The rest: ${rest.text}.` : ""}`,
     note: [
       rest && `Rest: ${many(others, "direction")}, on average ${measured(rest.value / others, rest.error === null ? null : rest.error / others)} each.`,
       !weights && others && !rest && "The total variance is unknown or may be noise, so there is no bar for the rest.",

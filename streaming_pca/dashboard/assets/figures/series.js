@@ -11,7 +11,7 @@ const FEWEST = 8;
 /** Number of points up to which each has a mark. */
 const FEW = 60;
 const col = (title, cell, numeric = true) => ({ title, cell, number: numeric });
-const moments = (texts) => (texts ?? []).map((text) => Date.parse(text));
+export const moments = (texts) => (texts ?? []).map((text) => Date.parse(text));
 const alpha = (hex, opacity) => `rgba(${[1, 3, 5].map((i) => parseInt(hex.slice(i, i + 2), 16)).join(",")},${opacity})`;
 const line = (color, more) => ({ type: "scatter", mode: "lines", line: { color, width: 2, ...more } });
 
@@ -30,8 +30,8 @@ function lastBefore(times, begin) {
  * Choose what a range shows of some times: their indices from the last before the range, and the axis; or a
  * text, if the range has none of them.
  */
-function choose(times, range, now, { width, em }, what) {
-  const shown = domain(range, times, now);
+function choose(times, { range, now, span }, { width, em }, what) {
+  const shown = domain(range, times, now, span);
   if (!shown) return { empty: `No ${what} ${RANGES.find((r) => r.value === range).words}: the latest is of ${exact(times.at(-1))}. Choose a longer range.` };
   const first = lastBefore(times, shown[0]);
   return { at: times.map((_, i) => i).slice(first), shown, axis: timeAxis(shown, width / em) };
@@ -44,9 +44,9 @@ function layout(axis, title, traces, more) {
 }
 
 /** Variances of the leading components of each release, with their standard errors. */
-export function variances({ history, range, now }, colours, room) {
+export function variances({ history, ...view }, colours, room) {
   const times = moments(history.created);
-  const { at, axis, empty } = choose(times, range, now, room, "release");
+  const { at, axis, empty } = choose(times, view, room, "release");
   if (empty) return { empty };
   const x = at.map((i) => times[i]);
   const when = at.map((i) => `batch ${count(history.batch[i])}, ${exact(history.created[i])}`);
@@ -72,11 +72,11 @@ export function variances({ history, range, now }, colours, room) {
 }
 
 /** Principal angles between releases, with the bound that noise alone explains. */
-export function angles({ history, range, now }, colours, room) {
+export function angles({ history, ...view }, colours, room) {
   const held = history.angles.map((a, i) => (a?.length ? i : -1)).filter((i) => i >= 0);
   if (!held.length) return { empty: "Angles appear with the second release: each is measured to the previous release." };
   const times = held.map((i) => Date.parse(history.created[i]));
-  const { at, axis, empty } = choose(times, range, now, room, "angle");
+  const { at, axis, empty } = choose(times, view, room, "angle");
   if (empty) return { empty };
   const indices = at.map((n) => held[n]);
   const x = at.map((n) => times[n]);
@@ -103,14 +103,14 @@ export function angles({ history, range, now }, colours, room) {
 }
 
 /** Null and clipped shares of each batch, if diagnostics publish them. */
-export function shares({ history, range, now }, colours, room) {
+export function shares({ history, ...view }, colours, room) {
   const kinds = [["null_share", "Null", colours.purple, "circle"], ["clipped_share", "Clipped", colours.blue, "diamond"]];
   const known = history.batch.map((_, i) => i).filter((i) => kinds.some(([key]) => isNumber(history[key][i])));
   if (!known.length) {
     return { empty: "Diagnostics are off for this stream. With stream.diagnostics_share, a small part of the budget publishes how many records were null or clipped." };
   }
   const times = known.map((i) => Date.parse(history.created[i]));
-  const { at, axis, empty } = choose(times, range, now, room, "batch");
+  const { at, axis, empty } = choose(times, view, room, "batch");
   if (empty) return { empty };
   const indices = at.map((n) => known[n]);
   const few = indices.length < 2 * FEW;
@@ -131,14 +131,14 @@ export function shares({ history, range, now }, colours, room) {
 }
 
 /** Records a second: processed, by the releases, and arriving, by the offsets. */
-export function flow({ history, traffic, range, now }, colours, room) {
+export function flow({ history, traffic, ...view }, colours, room) {
   const kinds = [
     ["Arriving", moments(traffic.at), traffic.offsets, colours.orange],
     ["Processed", moments(history?.created), history?.records ?? [], colours.blue],
   ];
   const all = kinds.flatMap(([, times]) => times).sort((a, b) => a - b);
   if (!all.length) return { empty: "No rate yet: the first appears some seconds after the broker's first answer." };
-  const { shown, axis, empty } = choose(all, range, now, room, "record or release");
+  const { shown, axis, empty } = choose(all, view, room, "record or release");
   if (empty) return { empty };
   const drawn = kinds.map(([name, times, totals, color]) => {
     const first = lastBefore(times, shown[0]);
@@ -161,10 +161,10 @@ export function flow({ history, traffic, range, now }, colours, room) {
 }
 
 /** Lag: offsets that wait to be processed. */
-export function lag({ traffic, range, now }, colours, room) {
+export function lag({ traffic, ...view }, colours, room) {
   const times = moments(traffic.at);
   if (!times.length) return { empty: "No lag yet: it needs the stream's topics and an answer of the broker. The dashboard measures it from its start." };
-  const { at, shown, axis, empty } = choose(times, range, now, room, "lag");
+  const { at, shown, axis, empty } = choose(times, view, room, "lag");
   if (empty) return { empty };
   const of = (column) => at.map((i) => traffic[column][i]);
   const points = joined(at.map((i) => times[i]), of("lag_low"), of("lag_high"), (shown[1] - shown[0]) / STEPS);

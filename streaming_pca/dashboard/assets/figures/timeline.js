@@ -3,6 +3,8 @@
 const DAY = 86400e3;
 /** Time around a single moment, in milliseconds. */
 const LEAST_MARGIN = 30e3;
+/** Margin after the present, as a part of the range. */
+const NEXT = 0.02;
 /** Ranges of time: value, name, words in a sentence, and length. */
 export const RANGES = [
   { value: "hour", title: "Hour", words: "in the last hour", length: 3600e3 },
@@ -15,7 +17,7 @@ const STEPS = [
   ...[1, 2, 5, 10, 30].map((n) => [5, n, 1e3 * n]),
   ...[1, 2, 5, 10, 15, 30].map((n) => [4, n, 60e3 * n]),
   ...[1, 2, 3, 6, 12].map((n) => [3, n, 3600e3 * n]),
-  ...[1, 2, 7, 14].map((n) => [2, n, DAY * n]),
+  ...[1, 2, 3, 4, 7, 14].map((n) => [2, n, DAY * n]),
   ...[1, 3, 6].map((n) => [1, n, 30 * DAY * n]),
   ...[1, 2, 5, 10, 20, 50].map((n) => [0, n, 365 * DAY * n]),
 ];
@@ -30,22 +32,23 @@ const FORMATS = [
 const WHOLE_DAY = new Intl.DateTimeFormat("en-GB", { day: "numeric", month: "short", year: "numeric" });
 const ZONED = new Intl.DateTimeFormat("en-GB", { timeZoneName: "short" });
 
-/** Return the shown part of time; null without times in it. */
-export function domain(range, times, now) {
+/** Return the shown part of time, which is ``span`` of a range without an end; null without times in it. */
+export function domain(range, times, now, span = [times[0], times.at(-1)]) {
   const { length } = RANGES.find((r) => r.value === range);
-  const [first, last] = [times[0], times.at(-1)];
-  if (!times.length || last < now - length) return null;
-  if (length < Infinity) return [now - length, now];
+  if (!times.length || times.at(-1) < now - length) return null;
+  // Without a margin, marks at the present would be cut in half.
+  if (length < Infinity) return [now - length, now + NEXT * length];
+  const [first, last] = span;
   const margin = Math.max((last - first) * 0.03, LEAST_MARGIN);
   return [first - margin, last + margin];
 }
 
 /** Return marks at round local times, at most ``most``: [time, text] each. */
 export function marks([from, to], most) {
-  const [place, n] = STEPS.find(([, , step]) => (to - from) / step <= most) ?? STEPS.at(-1);
+  const [place, n] = STEPS.find(([, , step]) => (to - from) / step <= most * (1 + 2 * NEXT)) ?? STEPS.at(-1);
   const begin = new Date(from);
   const fields = [begin.getFullYear(), begin.getMonth(), begin.getDate(), begin.getHours(), begin.getMinutes(), begin.getSeconds()];
-  // Weeks begin on Mondays; other steps of days on odd days.
+  // Weeks begin on Mondays; other steps of days with the month.
   if (place === 2) fields[2] -= n % 7 ? (fields[2] - 1) % n : (begin.getDay() + 6) % 7;
   else fields[place] -= fields[place] % n;
   const found = [];
