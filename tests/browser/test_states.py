@@ -14,7 +14,7 @@ from tests.browser.visits import Visit, numbers, problems_in_both_themes, visiti
 from tests.service.http.running import serving
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser
+    from playwright.sync_api import Browser, Route
 
 LEVELS = {
     "filling": "Healthy",
@@ -145,6 +145,53 @@ def test_the_page_of_a_stream_fits_two_screens(visit: Visit, stream: str) -> Non
     visit.page.set_viewport_size({"width": width, "height": height})
     visit.go(f"/streams/{stream}").draw()
     assert visit.page.evaluate("document.documentElement.scrollHeight") <= 2 * height
+
+
+@pytest.mark.parametrize("stream", ["filling", "late", "paused"])
+@pytest.mark.parametrize("width", [1240, 1440, 1600])
+def test_no_fact_is_alone_in_its_row(visit: Visit, stream: str, width: int) -> None:
+    visit.page.set_viewport_size({"width": width, "height": 900})
+    visit.go(f"/streams/{stream}")
+    visit.wait(".facts.now")
+    tops = visit.page.locator(".facts.now > div").evaluate_all("all => all.map(div => div.offsetTop)")
+    assert len(tops) >= 9
+    assert tops.count(max(tops)) > 1
+    assert visit.page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_a_long_message_leaves_the_other_columns_their_width(visit: Visit) -> None:
+    visit.page.set_viewport_size({"width": 1440, "height": 900})
+    visit.go("/ledger")
+    words = "topic 'in-late' is missing: create it by `streaming-pca topics create`, or correct the setting. "
+    visit.page.route("**/v1/ledger", lambda route: _with_problem(route, 3 * words))
+    visit.go("/ledger")
+    visit.wait(".ledgers .trouble")
+    heights = visit.page.locator(".ledgers tbody tr:not(:has(.trouble))").evaluate_all(
+        "rows => rows.map(row => row.clientHeight)"
+    )
+    assert max(heights) < 45
+    visit.page.unroute("**/v1/ledger")
+
+
+def _with_problem(route: Route, problem: str) -> None:
+    answer = route.fetch()
+    found = answer.json()
+    found["items"][0] |= {"problem": problem, "cap": None, "filter": None}
+    route.fulfill(response=answer, json=found)
+
+
+def test_the_header_of_a_phone_has_two_rows_whatever_the_feed_shows(visit: Visit) -> None:
+    visit.page.set_viewport_size({"width": 390, "height": 844})
+    visit.go("/")
+    visit.wait_attached('main[aria-busy="false"]')
+    for text in ("Live", "Not updated", "Not connected"):
+        visit.page.locator("[data-feed-text]").evaluate("(span, text) => (span.textContent = text)", text)
+        brand, button = (
+            visit.page.locator(each).bounding_box() for each in (".brand", "[data-action=theme]")
+        )
+        assert brand is not None
+        assert button is not None
+        assert button["y"] < brand["y"] + brand["height"], text
 
 
 def test_words_fit_a_stream_of_one_component_with_one_release(visit: Visit) -> None:
