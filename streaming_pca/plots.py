@@ -41,20 +41,15 @@ if TYPE_CHECKING:
 
 Matrix = NDArray[np.float64]
 
-_BLUE, _ORANGE, _GREY = "#0072B2", "#D55E00", "#8C8C8C"
-"""Colours of Okabe and Ito, distinct for all eyes, on white."""
+_BLUE, _ORANGE, _GREY = "#0072B2", "#D55E00", "#8C8C8C"  # of Okabe and Ito: distinct for all eyes, on white
 _FAINT = "#9CC6E0"
-_STANDARD_ERRORS = 2.0
-"""Standard errors above 0 that distinguish a variance from noise, as for the doubt "variance-lost"."""
+_STANDARD_ERRORS = 2.0  # above 0, they distinguish a variance from noise: doubt "variance-lost"
 _MOST_LINES = 4  # most principal angles that are drawn
 _LONGEST_NAME = 24
 _CHARACTERS = 9  # characters of a title that fit into an inch
-_SIZES = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5)  # sizes of a title's letters over the usual one, tried in this order
 _SHORTEST = 0.1  # length of the shortest arrow over the longest: labels of shorter ones would pile up at 0
-_RADII = (8, 16, 26, 38, 52, 70, 92, 120)
-"""Distances in points of a label from the tip of its arrow, tried in this order."""
-_TURNS = (0, 30, -30, 60, -60, 90, -90, 130, -130)
-"""Directions of a label, in degrees from the direction of its arrow, tried in this order."""
+_RADII = (8, 16, 26, 38, 52, 70, 92, 120)  # distances of a label from its arrow's tip, in points
+_TURNS = (0, 30, -30, 60, -60, 90, -90, 130, -130)  # its directions in degrees from the arrow's
 
 
 def scree(pca: Any, *, ax: Axes | None = None) -> Axes:
@@ -424,7 +419,7 @@ def _set_title(title: str, ax: Axes) -> None:
     figure = ax.get_figure(root=True)
     assert figure is not None
     inches = ax.get_window_extent().width / figure.dpi
-    for share in _SIZES:
+    for share in (1.0, 0.9, 0.8, 0.7, 0.6, 0.5):
         columns = max(int(inches * _CHARACTERS / share), 10)
         text = ax.set_title(textwrap.fill(title, columns, break_on_hyphens=False), fontsize="medium")
         text.set_fontsize(share * float(text.get_fontsize()))

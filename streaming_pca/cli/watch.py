@@ -231,8 +231,7 @@ def _cells(item: FollowedRelease) -> tuple[str, ...]:
         details = f"{details}; {release.outcome}"
     if release.counts:
         details = f"{details}; {counts_text(release.counts)}"
-    created, details = printable(release.created), printable(details)
-    return str(release.batch), str(release.records), angle, created, details
+    return str(release.batch), str(release.records), angle, printable(release.created), printable(details)
 
 
 def _print_line(cells: tuple[str, ...]) -> None:

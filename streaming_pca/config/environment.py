@@ -16,10 +16,8 @@ from streaming_pca.config.settings import Settings
 
 ENV_PREFIX = "STREAMING_PCA_"
 STREAMS_VARIABLE = f"{ENV_PREFIX}STREAMS"
-OPTIONS = ("stream", "options")
-"""Path of the estimator's options."""
-SPARK_CONF = ("spark", "conf")
-"""Path of Spark's own settings."""
+OPTIONS = ("stream", "options")  # path of the estimator's options
+SPARK_CONF = ("spark", "conf")  # path of Spark's own settings
 NO_SETTINGS = frozenset({f"{ENV_PREFIX}KAFKA_JARS"})
 """Variables of this package that are not settings (:mod:`streaming_pca.dev.jars`)."""
 _ONE_PORT = "_PORT_[0-9]+_(TCP|UDP|SCTP)"

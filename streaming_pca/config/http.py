@@ -21,8 +21,7 @@ from streaming_pca.config.kafka import (
     trusting,
 )
 
-MIN_TOKEN = 16
-"""Fewest characters of a token."""
+MIN_TOKEN = 16  # fewest characters of a token
 # The characters that RFC 6750 allows after "Bearer".
 _TOKEN = re.compile(r"[A-Za-z0-9._~+/-]+=*")
 _ORIGIN = re.compile(r"https?://(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:[0-9]{1,5})?")

@@ -44,11 +44,7 @@ T = TypeVar("T")
 _PAUSED_POLL_SECONDS = 2.0  # polling interval of a paused stream's status
 _STATUS_POLL_SECONDS = 10.0  # polling interval of the status while a stream waits for records
 _MANY_NULL = 0.5  # share of null records above which the log warns
-_LONGEST_TAKE_OVER_SECONDS = 3600.0
-"""Time limit of a take-over, which reads the whole ledger (4,000 entries a second).
-
-A lack of progress ends it sooner.
-"""
+_LONGEST_TAKE_OVER_SECONDS = 3600.0  # it reads the ledger, 4,000 entries a second; no progress ends it sooner
 
 
 class _Interrupted(Exception):
