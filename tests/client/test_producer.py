@@ -410,6 +410,8 @@ def test_a_stream_tells_its_producer_what_to_send(
 class NoSender:
     """Sender without a broker, which keeps what it is given."""
 
+    is_closed = False
+
     def __init__(self, *_: object, **__: object) -> None:
         self.values: list[bytes] = []
 
