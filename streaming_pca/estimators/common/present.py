@@ -28,6 +28,7 @@ _SEEN = 2.0  # deviations below 1 that show null records: noise alone must not r
 _SMALLEST = 0.02  # least share used as a divisor where noise hides the number of records
 _LEAST_SHARE = 1e-6  # so that a divisor is above 0
 _TELLS = 0.06  # largest deviation of a batch's share that shows whether it has records
+_PRECISE = 0.1  # deviation of a share, over the share, that hardly biases what is divided by it
 _FEW = 3.0  # deviations below which a batch shows no records, and beyond which two shares differ
 
 
@@ -65,7 +66,7 @@ class PresentShare(RunningShare):
 
     value: float = 1.0
     latest: float = 1.0
-    """Noisy share of the last batch, averaged with those before if noise explains the difference."""
+    """Noisy share of the last batch; a mean of all batches where its own is too noisy."""
 
     def check(self) -> None:
         """Check that a batch could have left these values; as :meth:`RunningShare.check`."""
@@ -125,8 +126,8 @@ def learn_present(
     if 0 < deviation <= _TELLS and latest <= _FEW * deviation and is_apart and latest < known.value:
         return None
     new = known.averaged(latest, deviation, count, kept)
-    # A mean over batches has less noise, which a divisor turns into bias.
-    here = latest if is_apart else new.value
+    # A divisor turns noise of more than a tenth into bias; a mean over batches has less.
+    here = latest if is_apart or deviation <= _PRECISE * latest else new.value
     return replace(new, latest=here if deviation <= _TELLS else max(here, _SMALLEST))
 
 
