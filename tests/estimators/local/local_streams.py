@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -50,3 +52,16 @@ def learnt(estimator: Any, *batches: ArrayBatch) -> Any:
     for batch in batches:
         state = estimator.update(state, batch)
     return state
+
+
+def noisy_means(
+    estimator: Any, matrix: NDArray[Any], times: int, seed: int
+) -> Iterator[tuple[Any, Any, Any]]:
+    """Yield states for this mean with noise of deviation 1, their releases, and the variances along these."""
+    rng, n = utility_generator(seed), round(estimator.sigma**2)
+    for _ in range(times):
+        noise = np.triu(rng.standard_normal(matrix.shape))
+        total = n * pack_symmetric(matrix + noise + np.triu(noise, 1).T)
+        state = estimator._solved(replace(estimator.init(rng), total=total, reports=n))
+        release = estimator.release(state)
+        yield state, release, np.einsum("ki,ij,kj->k", release.components, matrix, release.components)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -19,7 +18,7 @@ from streaming_pca.linalg.subspace import orthonormalise, principal_angles, subs
 from streaming_pca.local import LocalGaussian, noise_sigma
 from streaming_pca.privacy.parameters import Charge
 from streaming_pca.privacy.randomness import replace_noise_sampler, utility_generator
-from tests.estimators.local.local_streams import LENGTH, learnt, local, records_on, reports_of
+from tests.estimators.local.local_streams import LENGTH, learnt, local, noisy_means, records_on, reports_of
 from tests.estimators.suite import ClosedSampler, check_subspace, made
 from tests.privacy.noise import SeededSampler
 
@@ -96,16 +95,8 @@ def test_a_release_tells_the_errors_of_its_variances() -> None:
 
 def test_variances_are_those_along_the_released_directions() -> None:
     """Eigenvalues of a noisy matrix are too large, here by three to ten errors."""
-    d, rng = 100, utility_generator(11)
-    estimator = local("local-gaussian", d, 2)
-    n, away, too_large = round(estimator.sigma**2), [], []
-    matrix = np.diag([40.0, 25.0, *np.zeros(d - 2)])
-    for _ in range(20):
-        noise = np.triu(rng.standard_normal((d, d)))
-        total = n * pack_symmetric(matrix + noise + np.triu(noise, 1).T)
-        state = estimator._solved(replace(estimator.init(rng), total=total, reports=n))
-        release = estimator.release(state)
-        true = np.einsum("ki,ij,kj->k", release.components, matrix, release.components)
+    matrix, away, too_large = np.diag([40.0, 25.0, *np.zeros(98)]), [], []
+    for state, release, true in noisy_means(local("local-gaussian", 100, 2), matrix, 20, seed=11):
         away.append((release.explained_variance - true) / release.explained_variance_error)
         too_large.append((state.variances - true) / errors_along(release.components, 1.0))
     assert np.mean(too_large, axis=0).min() > 3

@@ -12,10 +12,8 @@ import pytest
 from streaming_pca.estimators.common.state import decode_fitting_state, encode_state
 from streaming_pca.estimators.local import sparse as local_sparse
 from streaming_pca.estimators.local.sparse import StoredIterate
-from streaming_pca.linalg.packed import pack_symmetric
 from streaming_pca.linalg.subspace import subspace_error
-from streaming_pca.privacy.randomness import utility_generator
-from tests.estimators.local.local_streams import LENGTH, learnt, local, records_on, reports_of
+from tests.estimators.local.local_streams import LENGTH, learnt, local, noisy_means, records_on, reports_of
 from tests.estimators.suite import check_subspace
 
 D, K, S = 40, 2, 6
@@ -132,17 +130,9 @@ def test_a_start_with_too_many_features_keeps_the_weightiest(monkeypatch: pytest
 @pytest.mark.parametrize("strength", [0.0, 6.0, 60.0])
 def test_variances_of_chosen_features_are_those_along_the_components(strength: float) -> None:
     """Noise chooses features whose entries it has made large."""
-    d, rng = 200, utility_generator(1)
-    estimator = local("local-sparse", d, 1)
-    n, away, too_large = round(estimator.sigma**2), [], []
-    matrix = np.zeros((d, d))
+    matrix, away, too_large = np.zeros((200, 200)), [], []
     matrix[:8, :8] = strength / 8
-    for _ in range(8):
-        noise = np.triu(rng.standard_normal((d, d)))
-        total = n * pack_symmetric(matrix + noise + np.triu(noise, 1).T)
-        state = estimator._solved(replace(estimator.init(rng), total=total, reports=n))
-        release = estimator.release(state)
-        true = np.einsum("ki,ij,kj->k", release.components, matrix, release.components)
+    for state, release, true in noisy_means(local("local-sparse", 200, 1), matrix, 8, seed=1):
         away.append((release.explained_variance - true) / release.explained_variance_error)
         too_large.append((state.variances - true) / math.sqrt(2))
     assert np.abs(away).max() < 4
