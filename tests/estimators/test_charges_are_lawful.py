@@ -45,7 +45,8 @@ def stream_of(name: str, **how: Any) -> StreamSettings:
 
 
 def reserved(stream: StreamSettings, state: Any = None) -> Reserved:
-    plan = stream.build_estimator().plan(start(stream.build_estimator()) if state is None else state)
+    estimator = stream.build_estimator()
+    plan = estimator.plan(start(estimator) if state is None else state)
     entry = Reserved(
         topic_id="T",
         job=stream.name,
