@@ -35,13 +35,16 @@ def stream(seed: int, batches: int) -> tuple[Floats, list[float]]:
     return np.array(errors), radii
 
 
-@pytest.mark.parametrize("seed", [0, 1, 3])
+@pytest.mark.parametrize("seed", [0, 1])
 def test_a_steady_stream_comes_to_rest(seed: int) -> None:
     """Targets at 100 batches: .035 at the end, at most .08 after 40; .02 and .04 at 50 batches.
 
     With seed 2, noise of the last look fills two bins by two deviations each, and the radius grows.
     """
-    errors, radii = stream(seed, 50)
+    is_at_rest(*stream(seed, 50))
+
+
+def is_at_rest(errors: Floats, radii: list[float]) -> None:
     assert errors[-1] < 0.035
     assert errors[25:].max() < 0.06
     assert len(set(radii[20:])) == 1
@@ -49,7 +52,8 @@ def test_a_steady_stream_comes_to_rest(seed: int) -> None:
 
 @pytest.mark.rest
 def test_three_hundred_batches_have_no_bad_release() -> None:
-    errors, _ = stream(3, 300)
+    errors, radii = stream(3, 300)
+    is_at_rest(errors[:50], radii[:50])
     assert errors[60:].max() < 0.05
     assert errors[-1] < 0.015
 
