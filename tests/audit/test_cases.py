@@ -49,6 +49,8 @@ GAUSSIAN_EPSILON = 8.0
 """mu = 1.53: large enough for a few hundred trials to detect that half of the noise is missing."""
 PURE_EPSILON = 2.0
 """Direct bounds on epsilon need e^epsilon times as many trials."""
+EPSILONS = {"counts": PURE_EPSILON, "range": PURE_EPSILON, "mean": 32.0}
+"""Epsilons of other cases, by kind: pure ones, and the centre, whose part of the budget is mu = 2.36 here."""
 
 # Helpers of mechanisms, and an exception: they release nothing.
 NO_MECHANISMS = {
@@ -67,10 +69,6 @@ TRIALS = {
     "stream": 320,
     "counts": 1350,
     "sizes": 700,
-    # The centre has less than a fifth of a batch's budget.
-    "adaptive/mean": 3000,
-    "analyze-gauss/mean": 3000,
-    "block/mean": 3000,
     "range": 500,
     "search": 2000,
     "order": 2100,
@@ -126,13 +124,16 @@ def cases_of_mechanism(name: str) -> list[Case]:
 
 
 def cases_of_estimator(name: str, **parameters: Any) -> dict[str, Case]:
-    """Return cases by kind of neighbours; pure ones, and those with a pure part, at the smaller epsilon."""
-    kind = parameters.pop("kind", ESTIMATORS[name])
-    cases = audit_cases.estimator_cases(kind, GAUSSIAN_EPSILON, DELTA, **parameters)
-    small = audit_cases.estimator_cases(kind, PURE_EPSILON, DELTA, **parameters)
-    pure = ("/counts", "/range")
-    chosen = [b if b.id.endswith(pure) else a for a, b in zip(cases, small, strict=True)]
-    return {case.id.split("/")[1]: case for case in chosen}
+    """Return cases by kind of neighbours, each at its epsilon."""
+    estimator = parameters.pop("kind", ESTIMATORS[name])
+    epsilons = {kind: EPSILONS.get(kind, GAUSSIAN_EPSILON) for kind in estimator.worst_cases}
+    cases: dict[str, Case] = {}
+    for epsilon in set(epsilons.values()):
+        for case in audit_cases.estimator_cases(estimator, epsilon, DELTA, **parameters):
+            kind = case.id.split("/")[1]
+            if epsilons[kind] == epsilon:
+                cases[kind] = case
+    return cases
 
 
 def power(case: Case, n: int, false_positive: float, false_negative: float) -> float:
