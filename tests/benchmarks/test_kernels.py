@@ -164,34 +164,3 @@ def test_the_floor_is_in_float32_whatever_the_records_are() -> None:
     assert product.dtype == np.float32
     exact = (work.rows.astype(np.float64) @ work.basis).T @ work.rows
     assert product == pytest.approx(exact, rel=1e-3)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--shapes", "4096x256"], "must be MxDxK, as in 4096x256x8, not 4096x256"),
-        (["--shapes", "10x3x4"], "K must lie between 1 and"),
-        (["--shapes", "5000000x3x1"], "a batch may hold"),
-        (["--threads", "0"], "must be a whole number of at least 1, not 0"),
-        (["--repeats", "x"], "must be a whole number of at least 1, not x"),
-        (["--dtypes", "float16"], "float16"),
-        (["--fast"], "--fast"),
-        (["--cpu", "sse"], "sse"),
-    ],
-)
-def test_bad_arguments_get_one_line_and_a_status(
-    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as stop:
-        kernels.main(arguments)
-    assert stop.value.code == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert message in line
-    assert arguments[0] in line
-
-
-def test_help_shows_examples(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stop:
-        kernels.main(["--help"])
-    assert stop.value.code == 0
-    assert "python -m benchmarks.kernels --json > kernels.json" in " ".join(capsys.readouterr().out.split())

@@ -51,13 +51,6 @@ def test_the_sizes_of_the_issue_are_the_default() -> None:
     assert noise.SIZES == (1_600, 16_000, 130_000)
 
 
-def test_help_shows_an_example(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stop:
-        noise.main(["--help"])
-    assert stop.value.code == 0
-    assert "example: python -m benchmarks.noise --json" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize("arguments", [["--sizes", "0"], ["--repeats", "-1"], ["--sizes", "x"], ["--fast"]])
 def test_bad_arguments_get_one_line_and_a_status(
     arguments: list[str], capsys: pytest.CaptureFixture[str]

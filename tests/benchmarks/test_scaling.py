@@ -53,31 +53,3 @@ def test_without_json_there_is_a_table(capsys: pytest.CaptureFixture[str]) -> No
     assert heads.split()[:3] == ["against", "exponent", "R²"]
     assert [row.split()[0] for row in rows] == ["m", "m", "d", "d", "k", "k", "streams"]
     assert "seconds a row of update" in rows[-1]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--base", "8x8x4"], "--factors: 2x8x4: K must lie between"),
-        (["--base", "1x1x1", "--factors", "0.5", "1"], "--factors: they leave one value of M"),
-        (["--factors", "2", "2"], "--factors: a fit needs two different values"),
-        (["--factors", "-1"], "--factors"),
-        (["--streams", "4"], "--streams: a fit needs two different values"),
-        (["--threads", "none"], "must be a whole number of at least 1, not none"),
-    ],
-)
-def test_bad_arguments_get_one_line_and_a_status(
-    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as stop:
-        scaling.main(arguments)
-    assert stop.value.code == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert message in line
-
-
-def test_help_shows_examples(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stop:
-        scaling.main(["--help"])
-    assert stop.value.code == 0
-    assert "python -m benchmarks.scaling --json > scaling.json" in " ".join(capsys.readouterr().out.split())

@@ -323,28 +323,6 @@ np.save(sys.argv[2], np.linalg.svd(x, full_matrices=False)[2][:k])
     assert subspace_error(components, draw.floor) < 1e-6
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--setting", "nothing"], "no setting 'nothing'"),
-        (["--estimator", "nothing"], "no estimator 'nothing'; known: "),
-        (["--seeds", "0"], "--seeds"),
-        (["--first-seed", "-1"], "--first-seed"),
-        (["--quick"], "--quick is for --plots"),
-    ],
-)
-def test_a_mistake_gets_one_line_and_status_2(
-    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as stop:
-        utility.main(arguments)
-    assert stop.value.code == 2
-    printed = capsys.readouterr()
-    assert len(printed.err.splitlines()) == 1
-    assert words in printed.err
-    assert not printed.out
-
-
 def test_list_shows_settings_and_targets(capsys: pytest.CaptureFixture[str]) -> None:
     utility.main(["--list", "--setting", "flights-unbounded-*"])
     assert [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()] == [

@@ -19,13 +19,6 @@ def test_it_prints_cells_a_summary_and_the_worst(capsys: pytest.CaptureFixture[s
     assert "worst:" in capsys.readouterr().out
 
 
-def test_an_unknown_set_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as raised:
-        variances.main(["--set", "wine"])
-    assert raised.value.code == 2
-    assert capsys.readouterr().err.count("\n") == 1
-
-
 def test_each_set_has_the_records_of_its_name() -> None:
     for name, make in variances.SETS.items():
         x = make(np.random.default_rng(0))
