@@ -287,16 +287,37 @@ def the_project() -> Mapping[str, object]:
     return project
 
 
-def none(problems: list[str]) -> None:
+def extras_imported(tree: Tree) -> list[str]:
+    """Return imports of extras by modules that are neither extras nor commands."""
+    return [
+        f"{module}: imports {other}, which is an extra"
+        for module in tree.files
+        for other in tree.inner(module)
+        if floor_of(tree.short(other)) == "extras"
+        and floor_of(tree.short(module)) != "extras"
+        and tree.short(module).partition(".")[0] != "cli"
+        and tree.short(other) not in SHARED_EXTRAS
+    ]
+
+
+@pytest.mark.parametrize(
+    "check",
+    [
+        pytest.param(lambda tree: upward_arrows(tree, LAYERS), id="imports point down"),
+        pytest.param(circles, id="no modules import each other"),
+        pytest.param(extras_imported, id="only commands import extras"),
+        pytest.param(lambda tree: orphans(tree, ENTRY_POINTS), id="every module is imported"),
+        pytest.param(
+            lambda tree: undeclared(tree, the_project(), EXTRAS, packages_distributions()),
+            id="what is imported is declared",
+        ),
+        pytest.param(large_folders, id="no folder has too many files"),
+        pytest.param(long_files, id="no file is too long"),
+    ],
+)
+def test_the_package_has_its_layers(check: Callable[[Tree], list[str]]) -> None:
+    problems = check(the_tree())
     assert not problems, "\n".join(["", *problems])
-
-
-def test_imports_point_down() -> None:
-    none(upward_arrows(the_tree(), LAYERS))
-
-
-def test_no_modules_import_each_other() -> None:
-    none(circles(the_tree()))
 
 
 def test_no_floor_grows() -> None:
@@ -306,37 +327,6 @@ def test_no_floor_grows() -> None:
         lines[floor_of(tree.short(module))] += len(path.read_text(encoding="utf-8").splitlines())
     most = {floor: limit for floor, (limit, _) in FLOORS.items()}
     assert all(lines[floor] <= most[floor] for floor in FLOORS), f"{lines} lines, at most {most}"
-
-
-def test_only_commands_import_extras() -> None:
-    tree = the_tree()
-    none(
-        [
-            f"{module}: imports {other}, which is an extra"
-            for module in tree.files
-            for other in tree.inner(module)
-            if floor_of(tree.short(other)) == "extras"
-            and floor_of(tree.short(module)) != "extras"
-            and tree.short(module).partition(".")[0] != "cli"
-            and tree.short(other) not in SHARED_EXTRAS
-        ]
-    )
-
-
-def test_every_module_is_imported() -> None:
-    none(orphans(the_tree(), ENTRY_POINTS))
-
-
-def test_what_is_imported_is_declared() -> None:
-    none(undeclared(the_tree(), the_project(), EXTRAS, packages_distributions()))
-
-
-def test_no_folder_has_too_many_files() -> None:
-    none(large_folders(the_tree()))
-
-
-def test_no_file_is_too_long() -> None:
-    none(long_files(the_tree()))
 
 
 def test_every_name_of_the_tables_exists() -> None:
