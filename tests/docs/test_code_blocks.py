@@ -35,6 +35,7 @@ from streaming_pca.config.schema import file_schema
 from tests.docs.pages import PAGES, ROOT, Block, blocks, name_of
 from tests.docs.test_recipes import kafkajs, need
 from tests.ports import steady_ports
+from tests.selection import SHARED
 from tests.waiting import wait_for
 
 NOT_RUN = {
@@ -198,13 +199,15 @@ def _needs_broker(page: Path) -> bool:
 
 
 def _on_broker() -> list[Any]:
-    """Return the pages that need a broker; those about one stream in one group of pytest-xdist."""
-    group = pytest.mark.xdist_group("tests/docs/visits")
-    return [
-        pytest.param(page, marks=[group] if name_of(page) in _OF_VISITS else [])
-        for page in PAGES
-        if _needs_broker(page)
-    ]
+    """Return the pages that need a broker, in groups of pytest-xdist by what they share."""
+    return [pytest.param(page, marks=_group_of(page)) for page in PAGES if _needs_broker(page)]
+
+
+def _group_of(page: Path) -> list[pytest.MarkDecorator]:
+    """Return the group of a page about one stream, or of one that needs a registry, if any."""
+    if name_of(page) in _OF_VISITS:
+        return [pytest.mark.xdist_group("tests/docs/visits")]
+    return [pytest.mark.xdist_group(SHARED["apicurio"])] if _REGISTRY in _script(page) else []
 
 
 def test_scripts_that_run_concurrently_name_different_streams_and_topics() -> None:
