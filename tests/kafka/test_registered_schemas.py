@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections.abc import Iterator, Sequence
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
@@ -22,6 +25,7 @@ from tests.kafka.child import Strike
 from tests.kafka.conftest import Make, Name
 from tests.kafka.stream import Child, Stream, check_alike, check_books, run_together
 from tests.service.registry.apicurio import Apicurio
+from tests.service.registry.faults import FaultyServer, answer
 from tests.service.registry.java_producer import produce_avro
 from tests.service.registry.producers import Producer, id_of, record_type
 
@@ -79,13 +83,13 @@ class Scene:
         self, make_stream: Make, apicurio: Apicurio, url: str | None = None, plain: Sequence[Release] = ()
     ) -> None:
         self.stream, self.plain = make_stream(dim=3, features=FEATURES, format="avro", **BATCHES), plain
-        self.move_to(apicurio, url)
-
-    def move_to(self, apicurio: Apicurio, url: str | None = None) -> None:
-        """Set a registry in the settings, and produce with it."""
         self.apicurio = apicurio
         self.producer = Producer(apicurio, self.stream.settings.stream.input)
-        registry = RegistrySettings(url=url or apicurio.url, seconds=0.5, timeout_seconds=2)
+        self.set_registry(url or apicurio.url)
+
+    def set_registry(self, url: str) -> None:
+        """Set the address of the registry in the settings of the stream."""
+        registry = RegistrySettings(url=url, seconds=0.5, timeout_seconds=2)
         self.stream.settings = self.stream.settings.model_copy(update={"registry": registry})
 
     def produce(self, batch: int, schema: Any) -> None:
@@ -138,8 +142,8 @@ def test_a_stream_reads_versions_that_come_while_it_runs(scene: Scene) -> None:
 
 def test_confluents_java_producer_writes_what_a_stream_reads(scene: Scene, tmp_path: Path) -> None:
     broker, topic = str(scene.stream.settings.kafka.bootstrap_servers), scene.stream.settings.stream.input
-    for schema, rows in ((OLD, ROWS[:COUNT]), (NEW, ROWS[COUNT:, ::-1])):
-        produce_avro(tmp_path, broker, scene.apicurio.url, topic, schema, rows)
+    written = (OLD, ROWS[:COUNT]), (NEW, ROWS[COUNT:, ::-1])
+    produce_avro(tmp_path, broker, scene.apicurio.url, topic, *written)
     scene.stream.run(noise=False)
     scene.check()
     client, subject = scene.producer.client, scene.producer.subject
@@ -162,14 +166,19 @@ def test_a_batch_that_is_finished_later_is_decoded_as_it_was_reserved(scene: Sce
 def test_a_batch_whose_schemas_are_gone_is_abandoned(scene: Scene) -> None:
     scene.produce(0, OLD)
     scene.stream.crash(Strike("reserve.4 commit"), noise=False)
+    ((first,),) = scene.named
+
+    def another_schema(request: BaseHTTPRequestHandler) -> None:
+        found = {"id": first, "schema": json.dumps(NEW)}
+        answer([1] if urlsplit(request.path).path.endswith("/versions") else found)(request)
+
     # A registry that has lost its data gives the first id to another schema.
-    with Apicurio() as other:
-        scene.move_to(other)
-        with scene.producer:
-            scene.produce(1, NEW)
-            scene.produce(2, NEW)
-            worker = scene.stream.start(noise=False)
-            scene.wait_for_releases(2, worker)
+    with FaultyServer(another_schema) as other:
+        scene.set_registry(other.url)
+        rows = ROWS[COUNT:, ::-1].astype("<f8")
+        scene.write([b"\0" + first.to_bytes(4) + row.tobytes() for row in rows])
+        worker = scene.stream.start(noise=False)
+        scene.wait_for_releases(2, worker)
     (abandoned,) = scene.stream.own(Abandoned)
     assert abandoned.reason == "the schemas of its records are gone"
     assert "batch 1 abandoned: the schemas of its records are gone" in worker.log

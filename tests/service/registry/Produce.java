@@ -7,7 +7,7 @@ import org.apache.avro.generic.GenericData;
 import org.apache.kafka.clients.producer.KafkaProducer;
 import org.apache.kafka.clients.producer.ProducerRecord;
 
-/** Producer of Avro records: broker, registry, topic, schema's file, file of rows of numbers. */
+/** Producer of Avro records: broker, registry, topic, and files of a schema and its rows of numbers in turn. */
 class Produce {
     public static void main(String[] args) throws Exception {
         Properties settings = new Properties();
@@ -17,18 +17,24 @@ class Produce {
         settings.put("linger.ms", "50");
         settings.put("key.serializer", "org.apache.kafka.common.serialization.StringSerializer");
         settings.put("value.serializer", "io.confluent.kafka.serializers.KafkaAvroSerializer");
-        Schema schema = new Schema.Parser().parse(Path.of(args[3]).toFile());
+        try (KafkaProducer<String, Object> producer = new KafkaProducer<>(settings)) {
+            for (int i = 3; i < args.length; i += 2) {
+                send(producer, args[2], new Schema.Parser().parse(Path.of(args[i]).toFile()), Path.of(args[i + 1]));
+            }
+        }
+    }
+
+    private static void send(KafkaProducer<String, Object> producer, String topic, Schema schema, Path rows)
+            throws Exception {
         List<Schema.Field> fields = schema.getFields();
         int sent = 0;
-        try (KafkaProducer<String, Object> producer = new KafkaProducer<>(settings)) {
-            for (String line : Files.readAllLines(Path.of(args[4]))) {
-                String[] numbers = line.split(" ");
-                GenericData.Record record = new GenericData.Record(schema);
-                for (int i = 0; i < numbers.length; i++) {
-                    record.put(fields.get(i).name(), Double.valueOf(numbers[i]));
-                }
-                producer.send(new ProducerRecord<>(args[2], sent++ % 2, null, record));
+        for (String line : Files.readAllLines(rows)) {
+            String[] numbers = line.split(" ");
+            GenericData.Record record = new GenericData.Record(schema);
+            for (int i = 0; i < numbers.length; i++) {
+                record.put(fields.get(i).name(), Double.valueOf(numbers[i]));
             }
+            producer.send(new ProducerRecord<>(topic, sent++ % 2, null, record));
         }
     }
 }

@@ -34,12 +34,22 @@ def fetch() -> Path:
 
 
 def produce_avro(
-    folder: Path, broker: str, registry: str, topic: str, schema: Mapping[str, Any], rows: NDArray[np.float64]
+    folder: Path,
+    broker: str,
+    registry: str,
+    topic: str,
+    *written: tuple[Mapping[str, Any], NDArray[np.float64]],
 ) -> None:
-    """Write one record a row, to partitions 0 and 1 in turn; the first record registers the schema."""
-    (folder / "schema.json").write_text(json.dumps(schema))
-    (folder / "rows.txt").write_text("\n".join(" ".join(map(repr, row)) for row in rows.tolist()))
+    """Write one record a row, to partitions 0 and 1 in turn, for each schema and its rows.
+
+    The first record of a schema registers it.
+    """
+    files = []
+    for number, (schema, rows) in enumerate(written):
+        files += [f"{number}.json", f"{number}.txt"]
+        (folder / files[-2]).write_text(json.dumps(schema))
+        (folder / files[-1]).write_text("\n".join(" ".join(map(repr, row)) for row in rows.tolist()))
     # The log of its producer needs a jar of Kafka's.
     classes = f"{fetch()}{os.pathsep}{fetch_jars()}/*"
-    program = [find_java(), "-cp", classes, _PROGRAM]
-    run_to_success([*program, broker, registry, topic, "schema.json", "rows.txt"], folder)
+    program = [find_java(), "-XX:TieredStopAtLevel=1", "-cp", classes, _PROGRAM]
+    run_to_success([*program, broker, registry, topic, *files], folder)
