@@ -26,6 +26,7 @@ from streaming_pca.config.settings import Settings, StreamSettings
 from streaming_pca.data.array_batch import ArrayBatch
 from streaming_pca.privacy.randomness import replace_noise_sampler
 from streaming_pca.service import session
+from streaming_pca.service.commit import admission
 from streaming_pca.service.commit.checkpoint import CheckpointWriter
 from streaming_pca.service.errors import SessionLost
 from streaming_pca.service.input import buffer, partition_reader
@@ -94,6 +95,7 @@ def main(
     ahead: bool = True,
     lost_batches: int = 0,
     collector: bool = True,
+    poll_seconds: float | None = None,
 ) -> None:
     """Run a worker, with its log and its peak memory in files of ``directory``."""
     if not collector:
@@ -113,6 +115,8 @@ def main(
         break_assembly(telltale)
     if lost_batches:
         lose(lost_batches)
+    if poll_seconds is not None:
+        look_every(poll_seconds)
     Path(directory, "started").touch()
     with nullcontext() if noise else replace_noise_sampler(ScriptedSampler()):
         reader = PartitionReader if ahead else LazyReader
@@ -157,6 +161,11 @@ def lose(times: int) -> None:
         return original(*args)
 
     replace(session, "compute_batch", compute_batch)
+
+
+def look_every(seconds: float) -> None:
+    """Set the interval at which a stream without records, and a standby, look at the ledger."""
+    session._STATUS_POLL_SECONDS = admission._POLL_SECONDS = seconds
 
 
 def peak_memory() -> int:

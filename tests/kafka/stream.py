@@ -400,7 +400,7 @@ class Stream:
     # -- workers -----------------------------------------------------------
 
     def start(self, settings: Settings | None = None, **how: Any) -> Child:
-        """Start a worker: ``strike=Strike(...)``, ``noise=False``, ``fetch_bytes=N``."""
+        """Start a worker: ``strike=Strike(...)``, ``noise=False``, ``fetch_bytes=N``, ``poll_seconds=S``."""
         directory = self.directory / str(len(self.children))
         made = Child([settings or self.settings], directory, **how)
         self.children.append(made)

@@ -30,7 +30,7 @@ def start(stream: Stream, *settings: Settings) -> tuple[Child, str]:
         s.model_copy(update={"http": s.http.model_copy(update={"enabled": True, "port": 0})})
         for s in settings
     ]
-    child = Child(watched, stream.directory / str(len(stream.children)))
+    child = Child(watched, stream.directory / str(len(stream.children)), poll_seconds=1.0)
     stream.children.append(child)
     child.logs("metrics and health on ")
     found = re.search(r"on (http://\S+)", child.log)

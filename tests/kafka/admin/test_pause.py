@@ -315,13 +315,13 @@ def test_a_kill_at_any_step_of_a_retirement_leaves_the_rest_to_the_next(
 def test_workers_wait_while_paused_go_on_when_resumed_and_end_when_retired(make_stream: Make) -> None:
     stream = make_stream(**ENDLESS)
     stream.produce_vectors(stream.vectors(40))
-    leader = stream.start()
+    leader = stream.start(poll_seconds=1.0)
     leader.logs("batch 1 released")
     change(stream, pause)
     # It waits for records, and checks the ledger now and then.
     leader.logs("paused")
     stream.produce_vectors(stream.vectors(40, seed=1))
-    standby = stream.start()
+    standby = stream.start(poll_seconds=1.0)
     standby.logs("standing by")
     assert len(stream.own(Reserved)) == 1
     change(stream, resume)
