@@ -15,36 +15,39 @@ from streaming_pca.service.errors import SessionLost
 from tests.kafka.child import Strike
 from tests.kafka.conftest import Make, Patch
 from tests.kafka.faults.test_crashes import STEPS
-from tests.kafka.stream import ENDLESS, check_books
+from tests.kafka.stream import ENDLESS, Stream, all_at_once, check_books
 from tests.waiting import wait_for
 
 MOMENTS = [step for step in STEPS if step.startswith("take_over.")]
 
 
 def test_one_that_sleeps_while_it_takes_over_refuses_nothing(make_stream: Make) -> None:
-    """One worker after another sleeps, each after another step."""
-    stream = make_stream(**ENDLESS)
+    """A worker of each stream sleeps, after another step."""
+    all_at_once(sleep_and_continue, [(make_stream(**ENDLESS), step) for step in MOMENTS])
+
+
+def sleep_and_continue(stream: Stream, step: str) -> None:
+    """Let a worker sleep after a step of its take-over, and a successor lead meanwhile."""
     stream.produce_vectors(stream.vectors(40))
     stream.run_until("batch 1 released")
-    for batch, step in enumerate(MOMENTS, 2):
-        sleeper = stream.start(strike=Strike(step, "after", what="SIGSTOP"))
-        wait_for(f"the sleeper to stop itself after {step}", sleeper.is_stopped)
-        stream.produce_vectors(stream.vectors(40, seed=batch))
-        successor = stream.start()
-        successor.logs(f"batch {batch} released")
-        sleeper.signal(signal.SIGCONT)
-        wait_for(
-            "the sleeper to notice",
-            lambda sleeper=sleeper: "no longer leading" in sleeper.log or sleeper.status() is not None,
-            seen=lambda sleeper=sleeper: sleeper.log,
-        )
-        for worker in (sleeper, successor):
-            if worker.status() is None:
-                worker.signal(signal.SIGTERM)
-        # 4: stopped while its lost session still ends. Not 2, which would be a refusal.
-        assert sleeper.ends() in (0, 4), f"{step}: {sleeper.log}"
-        assert successor.ends() == 0, f"{step}: {successor.log}"
-        check_books(stream)
+    sleeper = stream.start(strike=Strike(step, "after", what="SIGSTOP"))
+    wait_for(f"the sleeper to stop itself after {step}", sleeper.is_stopped)
+    stream.produce_vectors(stream.vectors(40, seed=1))
+    successor = stream.start()
+    successor.logs("batch 2 released")
+    sleeper.signal(signal.SIGCONT)
+    wait_for(
+        "the sleeper to notice",
+        lambda: "no longer leading" in sleeper.log or sleeper.status() is not None,
+        seen=lambda: sleeper.log,
+    )
+    for worker in (sleeper, successor):
+        if worker.status() is None:
+            worker.signal(signal.SIGTERM)
+    # 4: stopped while its lost session still ends. Not 2, which would be a refusal.
+    assert sleeper.ends() in (0, 4), sleeper.log
+    assert successor.ends() == 0, successor.log
+    check_books(stream)
 
 
 def test_a_state_newer_than_the_ledgers_end_is_no_reason_to_refuse(
