@@ -1,4 +1,4 @@
-"""One cluster of three brokers for all tests of faults, except of disks and clocks."""
+"""One cluster of three brokers for all tests of faults, except of their own disks and clocks."""
 
 from __future__ import annotations
 

@@ -143,11 +143,12 @@ def seen_by(trial: Trial) -> list[float]:
 
 @pytest.mark.parametrize("cut", ["full", pytest.param("waited", marks=pytest.mark.soak)])
 def test_workers_whose_clocks_jump_lead_on(
-    fork_server: None, cluster: FaultyCluster, clocks: Clocks, tmp_path: Path, cut: str
+    fork_server: None, three_brokers: FaultyCluster, clocks: Clocks, tmp_path: Path, cut: str
 ) -> None:
     name, how = f"worker-{cut}", {"max_wait_seconds": 1.0} if cut == "waited" else {}
     # Far less than the jumps.
-    with Trial(cluster, tmp_path, name, kafka={"session_timeout_ms": STEADY_MS}, **how) as trial:
+    kafka = {"session_timeout_ms": STEADY_MS}
+    with Trial(three_brokers, tmp_path, name, kafka=kafka, **how) as trial:
         clocks.set(name, 0)
         leader, standby = trial.lead_and_stand_by(clocks.env(name))
         # It leads its own process group, because a terminal's Ctrl-C is for the worker.

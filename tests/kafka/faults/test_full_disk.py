@@ -181,9 +181,9 @@ def test_a_kernel_that_cannot_be_kept_is_used(full: Disk) -> None:
 
 @pytest.mark.parametrize("kept", ["log", pytest.param("kernels", marks=pytest.mark.soak)])
 def test_a_worker_whose_own_disk_is_full_works_on(
-    fork_server: None, cluster: FaultyCluster, full: Disk, tmp_path: Path, kept: str
+    fork_server: None, three_brokers: FaultyCluster, full: Disk, tmp_path: Path, kept: str
 ) -> None:
-    with Trial(cluster, tmp_path, f"own-{kept}") as trial:
+    with Trial(three_brokers, tmp_path, f"own-{kept}") as trial:
         worker = {"group": trial.stream.settings.worker.group}
         config = trial.stream.write_config(worker=worker, http={"enabled": False})
         trial.produce()
