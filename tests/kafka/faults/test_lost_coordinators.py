@@ -72,6 +72,7 @@ def first_offsets(trial: Trial) -> dict[int, int]:
         return {tp.partition: offset for tp, offset in consumer.beginning_offsets(partitions).items()}
 
 
+@pytest.mark.soak
 def test_retention_that_deletes_unread_records_abandons_a_batch_and_the_stream_goes_on(
     fork_server: None, three_brokers: FaultyCluster, tmp_path: Path
 ) -> None:
