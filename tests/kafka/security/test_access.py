@@ -425,11 +425,12 @@ def test_the_script_grants_what_the_command_does_and_again_does_no_harm(
     script = [str(ROOT / "deploy/kafka/acls.sh"), "--config", str(config)]
     script += ["--bootstrap-server", place.secured.open_settings.bootstrap_servers]
     with programs(tmp_path, kafka_tools) as environment:
-        for _ in range(2):
-            command = [*script, "--role", "dashboard", "--principal", "User:by script"]
+        # The reader, who has one permission, is permitted again.
+        for role in ("dashboard", "reader", "reader"):
+            command = [*script, "--role", role, "--principal", f"User:{role} by script"]
             done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200)
             assert done.returncode == 0, done.stdout + done.stderr
-            assert granted(place.secured, "User:by script") == granted(place.secured, "User:dashboard")
+            assert granted(place.secured, f"User:{role} by script") == granted(place.secured, f"User:{role}")
 
 
 def test_the_script_refuses_in_one_line_what_it_cannot_use(tmp_path: Path) -> None:
