@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.x509.oid import NameOID
 
 from streaming_pca.config.kafka import KafkaSettings
-from streaming_pca.dev.jars import KafkaUnavailable, find_java
 from streaming_pca.service.kafka.clients import BrokerUnreachable, plain_producer, reading_consumer
 from streaming_pca.service.kafka.diagnosis import diagnose
 from streaming_pca.service.topics.find import describe_topics
@@ -57,13 +60,17 @@ class Listeners:
         return self.trusting() | self.login(password) | scram
 
 
-def make_certificate(java: str, directory: Path, name: str, *more: str) -> None:
-    """Make a self-signed certificate for `localhost`, as key store and as PEM."""
-    keytool = Path(os.path.realpath(java)).parent / "keytool"
-    store = ["-alias", name, "-keystore", str(directory / f"{name}.p12"), "-storepass", secret("store")]
-    of_key = ["-genkeypair", "-keyalg", "EC", "-dname", f"CN={name}", "-ext", "san=dns:localhost", *more]
-    for command in (of_key, ["-exportcert", "-rfc", "-file", str(directory / f"{name}.pem")]):
-        subprocess.run([str(keytool), *command, *store], check=True, capture_output=True, timeout=120)
+def make_certificate(directory: Path, name: str, begins: timedelta = timedelta(minutes=-1)) -> None:
+    """Make a self-signed certificate for `localhost` of one day, alone and as a broker's key store."""
+    key, start = ec.generate_private_key(ec.SECP256R1()), datetime.now(UTC) + begins
+    own = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    made = x509.CertificateBuilder(own, own, key.public_key(), x509.random_serial_number())
+    made = made.not_valid_before(start).not_valid_after(start + timedelta(days=1))
+    made = made.add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
+    pem = made.sign(key, hashes.SHA256()).public_bytes(Encoding.PEM)
+    (directory / f"{name}.pem").write_bytes(pem)
+    plain = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    (directory / f"{name}-store.pem").write_bytes(plain + pem)
 
 
 def settings_of(listeners: Listeners) -> str:
@@ -71,8 +78,9 @@ def settings_of(listeners: Listeners) -> str:
     directory, modules = listeners.certificates, "org.apache.kafka.common.security"
     advertised = {name: listeners.address(name) for name in PROTOCOLS} | {"ASTRAY": f"{NOWHERE}:9092"}
     found = listening(listeners.ports, PROTOCOLS, advertised) | {
-        "ssl.keystore.location": f"{directory}/broker.p12",
-        "listener.name.expired.ssl.keystore.location": f"{directory}/expired.p12",
+        "ssl.keystore.type": "PEM",
+        "ssl.keystore.location": f"{directory}/broker-store.pem",
+        "listener.name.expired.ssl.keystore.location": f"{directory}/expired-store.pem",
         "ssl.truststore.type": "PEM",
         "ssl.truststore.location": f"{directory}/foreign.pem",
         "listener.name.mutual.ssl.client.auth": "required",
@@ -83,8 +91,6 @@ def settings_of(listeners: Listeners) -> str:
         "listener.name.both.sasl.enabled.mechanisms": "SCRAM-SHA-512",
         "listener.name.both.scram-sha-512.sasl.jaas.config": f"{modules}.scram.ScramLoginModule required;",
     }
-    for ssl in ("ssl", "listener.name.expired.ssl"):
-        found |= {f"{ssl}.{key}.password": secret("store") for key in ("keystore", "key")}
     return properties(found)
 
 
@@ -95,11 +101,9 @@ def listeners(
     directory = tmp_path_factory.mktemp("certificates")
     ports = steady_ports(len(PROTOCOLS))
     found = Listeners(dict(zip(PROTOCOLS, ports, strict=True)), directory)
-    with suppress(KafkaUnavailable):  # make_cluster then skips too
-        java = find_java()
-        make_certificate(java, directory, "broker")
-        make_certificate(java, directory, "foreign")
-        make_certificate(java, directory, "expired", "-startdate", "-2d", "-validity", "1")
+    make_certificate(directory, "broker")
+    make_certificate(directory, "foreign")
+    make_certificate(directory, "expired", timedelta(days=-2))
     cluster = make_cluster(nodes=1, replication=1, in_sync=1, more=settings_of(found))
     set_passwords(KafkaSettings(bootstrap_servers=cluster.bootstrap), {USER: PASSWORD})
     return found
