@@ -117,7 +117,7 @@ def test_kills_at_any_instant_cost_nothing(make_stream: Make) -> None:
 def kill_again_and_again(stream: Stream, seed: int) -> None:
     dice = random.Random(seed)
     stream.produce_vectors(stream.vectors(240))
-    for _ in range(5):
+    for _ in range(3):
         worker = stream.start()
         worker.logs("leading stream")
         # A take-over takes about a second, a batch a fifth of a second.
