@@ -153,7 +153,6 @@ def test_the_dashboard_shows_the_stream_and_its_releases(
     [
         ("flights", ["status"]),
         ("dashboard", ["produce", "/data/flights.npy"]),
-        ("dashboard", ["topics", "create", "--cap", "1,1e-6"]),
         ("auditor", ["stream", "pause"]),
         ("worker", ["topics", "acls", "--role", "operator", "--apply"]),
     ],
