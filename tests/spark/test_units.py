@@ -1,7 +1,7 @@
 """Spark counts the same as the service, for any message contents and batch boundaries.
 
-Each case has its own topic, which two streams read: a worker of the service runs one, Spark in one process
-or on a cluster of two workers the other. A process runs its streams of many cases.
+Each case has its own topic, which two streams read: a worker of the service runs one, Spark on a cluster of
+two workers the other, in `make soak` also Spark in one process. A process runs its streams of all cases.
 """
 
 from __future__ import annotations
@@ -203,27 +203,21 @@ def streams(make_stream: Making) -> dict[str, dict[str, Stream]]:
     return dict(zip(CASES, at_once(make, CASES), strict=True))
 
 
-@pytest.mark.parametrize("on_the_cluster", [1, pytest.param(0, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("where", ["cluster", pytest.param("local", marks=pytest.mark.soak)])
 def test_whatever_a_message_holds_spark_learns_what_the_service_learns(
-    streams: dict[str, dict[str, Stream]], spark_cluster: SparkCluster, tmp_path: Path, on_the_cluster: int
+    streams: dict[str, dict[str, Stream]], spark_cluster: SparkCluster, tmp_path: Path, where: str
 ) -> None:
-    """Half of the cases run on the cluster, the others in one process.
-
-    While a driver waits for records, the topic of one case gets a third partition with records.
-    """
-    names = list(streams)
-    halves = names[on_the_cluster::2], names[1 - on_the_cluster :: 2]
+    """One driver runs all cases; while it waits, one topic gets a third partition with records."""
+    filled = [mine for name, mine in streams.items() if name != ADDED]
     with Runners(tmp_path) as run:
-        run.finish([mine["service"] for name, mine in streams.items() if name != ADDED], "service", BATCHES)
-        cluster = on_cluster(spark_cluster.url)
-        for half, name, spark in zip(halves, ("cluster", "local"), (cluster, LOCAL), strict=True):
-            # Batches have a hundred records: on the cluster, each task gets a part of a partition.
-            how = {"spark": spark, "small": name == "cluster"}
-            driver = run.start([streams[case]["spark"] for case in half], name, **how)
-            wait_for_batches(driver, [streams[case]["spark"] for case in half if case != ADDED], BATCHES)
-            if ADDED in half:
-                add_partition(run, driver, streams[ADDED])
-            driver.stop()
+        run.finish([mine["service"] for mine in filled], "service", BATCHES)
+        spark = on_cluster(spark_cluster.url) if where == "cluster" else LOCAL
+        # Batches have a hundred records: on the cluster, each task gets a part of a partition.
+        how = {"spark": spark, "small": where == "cluster"}
+        driver = run.start([mine["spark"] for mine in streams.values()], where, **how)
+        wait_for_batches(driver, [mine["spark"] for mine in filled], BATCHES)
+        add_partition(run, driver, streams[ADDED])
+        driver.stop()
         for runner in run.all:
             assert "Traceback" not in runner.log, runner.log
             assert "nan" not in runner.log.lower()
