@@ -13,6 +13,8 @@ from __future__ import annotations
 import gc
 import os
 import shutil
+import signal
+import subprocess
 import time
 import uuid
 from collections import Counter
@@ -59,6 +61,7 @@ _MARKERS = {**_BROKERS, "browser": "browser"}
 _NAMED = "KAFKA_BOOTSTRAP"
 _BROKER = "kafka_bootstrap"
 _SERVER, _ADDRESS = pytest.StashKey[ExitStack](), pytest.StashKey[str]()
+_IMAGE = pytest.StashKey[subprocess.Popen[bytes]]()
 _INSTALLATION: pytest.StashKey[tuple[str, Path] | KafkaUnavailable] = pytest.StashKey()
 _NO_BROKER = "no broker"
 _TO_LOOK_AT = "to look at"
@@ -188,6 +191,13 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     is_whole = config.args_source is pytest.Config.ArgsSource.TESTPATHS
     if is_whole:
         compile_ahead()
+    option = config.option
+    if is_whole and option.part != "pure" and option.scope != "test" and not option.keyword:
+        # It imports this module.
+        from tests.deploy.image import build_ahead
+
+        folder = config._tmp_path_factory.getbasetemp() / "image"  # type: ignore[attr-defined]
+        config.stash[_IMAGE] = build_ahead(folder)
     if "not kafka" in config.option.markexpr or config.option.part == "pure" or os.environ.get(_NAMED):
         return
     found = installation()
@@ -207,6 +217,10 @@ def pytest_configure_node(node: Any) -> None:
 def pytest_unconfigure(config: pytest.Config) -> None:
     if server := config.stash.get(_SERVER, None):
         server.close()
+    if builder := config.stash.get(_IMAGE, None):
+        with suppress(ProcessLookupError):
+            os.killpg(builder.pid, signal.SIGKILL)
+        builder.wait()
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import random
 import secrets
@@ -19,6 +18,7 @@ from streaming_pca.config.settings import Settings
 from tests.conftest import SHORT_LIVED
 from tests.deploy.compose import Deployment
 from tests.deploy.dockerfile import Image
+from tests.deploy.image import build_once
 from tests.deploy.sandbox import require
 from tests.deploy.tools import tool
 from tests.java_archive import archive_options
@@ -28,19 +28,9 @@ from tests.kafka.security.secured import pem_of, properties, set_passwords
 
 @pytest.fixture(scope="session")
 def image(tmp_path_factory: pytest.TempPathFactory) -> Image:
-    """Build the Dockerfile's result once for all processes: it takes a minute."""
+    """Return the Dockerfile's result, which all processes share: it takes a minute to build."""
     base = tmp_path_factory.getbasetemp()
-    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "image"
-    made = Image(folder)
-    with folder.with_suffix(".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if folder.with_suffix(".done").exists():
-            made.built = made.files()
-        else:
-            folder.mkdir()
-            made.build()
-            folder.with_suffix(".done").touch()
-    return made
+    return build_once((base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "image")
 
 
 @pytest.fixture(scope="module")
