@@ -251,8 +251,6 @@ sasl_username = "{USER}"
             ("config", "check", "--broker", "-c", wrong): refused,
             ("topics", "create", "--cap", "1,1e-6", "-c", wrong): refused,
             ("produce", tmp_path / "rows.npy", "-c", wrong): refused,
-            ("status", "-c", wrong): refused,
-            ("ledger", "verify", "-c", wrong): refused,
             ("worker", "-c", wrong): refused,
             ("status", "-c", astray): referred,
             ("watch", "-c", astray): referred,
