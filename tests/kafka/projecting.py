@@ -15,6 +15,7 @@ from streaming_pca.config.settings import Settings
 from streaming_pca.data.release import Release
 from streaming_pca.estimators.base import Subspace
 from streaming_pca.service.commit.batch_result import make_release
+from streaming_pca.service.projection import projector
 from streaming_pca.service.projection.projector import Projector
 from streaming_pca.service.projection.worker import ProjectionOptions, run_projection
 from tests.kafka.child import Strike, install
@@ -28,15 +29,27 @@ class Projecting(Child):
     """Projecting worker in its own process."""
 
     def __init__(
-        self, settings: Settings, options: ProjectionOptions, directory: Path, strike: Strike | None = None
+        self,
+        settings: Settings,
+        options: ProjectionOptions,
+        directory: Path,
+        strike: Strike | None = None,
+        **how: Any,
     ) -> None:
-        super().__init__([settings], directory, target=main, options=options, strike=strike)
+        super().__init__([settings], directory, target=main, options=options, strike=strike, **how)
 
 
 def main(
-    settings: list[dict[str, Any]], directory: str, options: ProjectionOptions, strike: Strike | None
+    settings: list[dict[str, Any]],
+    directory: str,
+    options: ProjectionOptions,
+    strike: Strike | None,
+    silence_seconds: float | None = None,
 ) -> None:
-    """Run a worker that may strike itself at a named step; log to a file."""
+    """Run a worker that may strike itself at a named step; log to a file.
+
+    After ``silence_seconds`` without messages, by default the usual ones, it asks the broker.
+    """
     log = os.open(Path(directory, "log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(log, 1)
     os.dup2(log, 2)
@@ -44,6 +57,8 @@ def main(
     logging.getLogger("kafka").setLevel(logging.CRITICAL)
     if strike is not None:
         install(strike, Path(directory), Projector, "_named")
+    if silence_seconds is not None:
+        projector._SILENCE_SECONDS = silence_seconds
     sys.exit(run_projection(Settings(**settings[0]), options))
 
 

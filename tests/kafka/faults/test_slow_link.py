@@ -228,7 +228,8 @@ def test_an_idle_projection_notices_that_its_link_stands_still(
     ) as trial:
         publish(trial.stream, 1)
         trial.stream.produce_vectors(trial.stream.vectors(1))
-        worker = Projecting(trial.stream.settings, ProjectionOptions("idle-out", create=True), tmp_path / "p")
+        options = ProjectionOptions("idle-out", create=True)
+        worker = Projecting(trial.stream.settings, options, tmp_path / "p", silence_seconds=2.0)
         try:
             worker.logs("projected here: 0, 1, 2")
             wait_for("the projection", lambda: written(trial.stream, "idle-out", 3), seen=lambda: worker.log)
