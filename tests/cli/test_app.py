@@ -45,7 +45,6 @@ n_batches = 2
 [worker]
 group = "{name}"
 stop_when_done = true
-tick_seconds = 0.05
 
 [http]
 enabled = false

@@ -234,9 +234,9 @@ class Child:
         assert "session lost" not in self.log, self.log
 
     def until(
-        self, what: str, probe: Callable[[], object], seconds: float = LIMIT, pause: float = 0.05
+        self, what: str, probe: Callable[[], object], seconds: float = LIMIT, pause: float = 0.2
     ) -> None:
-        """Wait for a condition, which must come before the worker's end."""
+        """Wait for a condition, often of topics, which must come before the worker's end."""
         wait_for(what, lambda: probe() or self.status() is not None, seconds, self.log_and_stacks, pause)
         assert probe(), f"{what}: {self.log}"
 
@@ -291,8 +291,9 @@ class Stream:
         base |= {"epsilon": 1.0, "delta": 1e-6, "options": {"n_records": 300, "n_batches": 3}} | stream
         if "growth" in find(base.get("estimator", DEFAULT_ESTIMATOR)).options_type.model_fields:
             base["options"] = {"growth": 1.0, **base["options"]}
-        # Its own group: a killed worker of another test must not delay this election.
-        manners = {"group": f"workers-{name}", "tick_seconds": 0.05, "stop_when_done": True}
+        # Its own group: a killed worker of another test must not delay this election. The clock keeps its
+        # usual ticks: each makes three processes work, and many workers run at once.
+        manners = {"group": f"workers-{name}", "stop_when_done": True}
         # `Settings(...)` reads the environment, which pytest may change while threads make streams.
         settings = Settings.model_construct(
             kafka=KafkaSettings(

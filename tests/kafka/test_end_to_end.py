@@ -93,7 +93,7 @@ def test_symmetric_matrices_are_records(make_stream: Make) -> None:
     for stream in (oja, *streams):
         stream.produce([(a + a.T).astype("<f4").tobytes() for a in x])
     worker = start_together(oja, *streams)
-    wait_for("all batches", lambda: have_released([oja, *streams], 2), seen=worker.log_and_stacks)
+    worker.until("all batches", lambda: have_released([oja, *streams], 2))
     worker.stop()
     for stream in (oja, *streams):
         check_books(stream)

@@ -74,7 +74,7 @@ def write_config(folder: Path, bootstrap: str, name: str, group: str = "workers"
     tables: dict[str, Mapping[str, Any]] = {
         "kafka": {"bootstrap_servers": bootstrap, "session_timeout_ms": 2000},
         "stream": stream_settings(name),
-        "worker": {"group": group, "tick_seconds": 0.05},
+        "worker": {"group": group},
         "http": {"enabled": False},
     }
     text = "\n".join(

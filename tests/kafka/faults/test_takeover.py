@@ -12,7 +12,7 @@ from streaming_pca.privacy.ledger.entries import Abandoned, Committed, Reserved
 from streaming_pca.privacy.ledger.protocol import BatchStatus
 from tests.kafka.child import Strike
 from tests.kafka.conftest import Make
-from tests.kafka.stream import ENDLESS, Child, Stream, all_at_once, check_books, ranges_of
+from tests.kafka.stream import ENDLESS, Child, Stream, all_at_once, check_books, have_released, ranges_of
 from tests.waiting import wait_for
 
 SHORT = {"partitions": 2, "options": {"n_records": 120, "n_batches": 3}}
@@ -124,7 +124,7 @@ def test_a_zombie_stands_by_while_its_successor_leads(make_stream: Make) -> None
     zombie.logs("session lost, recovering from the topics")
     zombie.logs("no longer leading")
     stream.produce_vectors(stream.vectors(80, seed=1))
-    wait_for("four releases", lambda: len(stream.release_values()) >= 4)
+    wait_for("four releases", lambda: have_released([stream], 4), pause=0.2)
     for worker in (zombie, successor):
         worker.signal(signal.SIGTERM)
     for worker in (zombie, successor):

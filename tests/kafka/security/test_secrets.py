@@ -60,7 +60,6 @@ n_batches = 3
 
 [worker]
 group = "workers-{name}"
-tick_seconds = 0.05
 verify_seconds = 1
 
 [http]
