@@ -41,7 +41,8 @@ def written(stream: Stream) -> tuple[Any, ...]:
     return stream.entries(), stream.release_values(), [digest for _, digest in stream.checkpoints()]
 
 
-@pytest.mark.parametrize("zombie", [pytest.param("service", marks=pytest.mark.soak), "driver"])
+@pytest.mark.soak
+@pytest.mark.parametrize("zombie", ["service", "driver"])
 def test_one_that_slept_while_another_led_leaves_no_trace(make: Making, tmp_path: Path, zombie: str) -> None:
     """The stopped process has a stream at each moment; the other finishes them all."""
     streams = at_once(lambda _: make(**SHORT), MOMENTS)
