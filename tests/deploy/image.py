@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.compiled import wait_until_compiled
 from tests.deploy.dockerfile import Image
 from tests.deploy.tools import ROOT
 
@@ -38,4 +39,6 @@ def build_once(folder: Path) -> Image:
 
 
 if __name__ == "__main__":
+    # All processes of the run wait for the checkout's kernels: these have the processor first.
+    wait_until_compiled()
     build_once(Path(sys.argv[1]))
