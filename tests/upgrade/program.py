@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from kafka import KafkaConsumer, KafkaProducer, TopicPartition
+from kafka import KafkaProducer
 
+from streaming_pca.config.kafka import KafkaSettings
+from tests.kafka.stream import OCTETS, read_all
 from tests.upgrade.streams import BATCH, DIM
 from tests.waiting import LIMIT, wait_for
-
-OCTETS = [("content-type", b"application/octet-stream")]
 
 STRIKE = """
 import os, signal, sys
@@ -141,23 +141,12 @@ def until(what: str, holds: Callable[[], bool], worker: subprocess.Popen[bytes],
         assert found or worker.poll() is None, f"the worker ended before {what}\n{seen()}"
         return found
 
-    wait_for(what, probe, 2 * LIMIT, seen, pause=0.2)
+    wait_for(what, probe, 2 * LIMIT, seen, pause=0.5)
 
 
 def messages_of(bootstrap: str, topic: str) -> list[Any]:
     """Return the committed messages of a topic's one partition."""
-    partition = TopicPartition(topic, 0)
-    found: list[Any] = []
-    with KafkaConsumer(
-        bootstrap_servers=bootstrap, isolation_level="read_committed", enable_auto_commit=False
-    ) as consumer:
-        consumer.assign([partition])
-        consumer.seek_to_beginning(partition)
-        end_offset = consumer.end_offsets([partition])[partition]
-        while consumer.position(partition) < end_offset:
-            for messages in consumer.poll(200).values():
-                found += messages
-    return found
+    return read_all(KafkaSettings(bootstrap_servers=bootstrap), topic)
 
 
 def produce(bootstrap: str, topic: str, count: int, seed: int, keyed: bool = False) -> None:
