@@ -21,6 +21,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from streaming_pca.api import PrivatePCA
 from streaming_pca.api.rows import check_numbers
+from streaming_pca.data.projection import is_orthonormal
 from streaming_pca.data.release import Release
 from streaming_pca.errors import LibraryMissing, UserError
 from streaming_pca.linalg.subspace import principal_angles
@@ -463,7 +464,7 @@ def _basis(given: Any) -> Matrix:
         basis = np.asarray(getattr(given, "components_", given), dtype=np.float64)
     except (TypeError, ValueError):
         basis = np.zeros(0)
-    if basis.ndim != 2 or not np.allclose(basis @ basis.T, np.eye(len(basis)), rtol=0, atol=1e-6):
+    if basis.ndim != 2 or not is_orthonormal(basis):
         raise ValueError("a release, a fitted model or a (k, d) array of orthonormal rows is needed")
     return basis
 

@@ -382,6 +382,7 @@ def test_releases_of_other_ranks_are_compared_by_the_smaller_one() -> None:
         ([turned(0), np.eye(2, 4)], {}, "the subspaces have different numbers of features"),
         ([turned(0), turned(0, kind="tensor", weights=[1, 1])], {}, "a release of a tensor has no subspace"),
         ([turned(0), np.ones((2, 5))], {}, r"a release, a fitted model or a \(k, d\) array"),
+        ([turned(0), np.full((2, 5), 1e200)], {}, r"a release, a fitted model or a \(k, d\) array"),
         ([turned(0), PrivatePCA()], {}, r"a release, a fitted model or a \(k, d\) array"),
         ([turned(0), "release.json"], {}, r"a release, a fitted model or a \(k, d\) array"),
         (turned(0), {}, "angles needs a list of releases or fitted models, not one Release: pass"),

@@ -13,11 +13,12 @@ from numpy.typing import NDArray
 from streaming_pca.client.releases import NotARelease, ReleaseReader
 from streaming_pca.config.kafka import KafkaSettings
 from streaming_pca.config.settings import StreamSettings
+from streaming_pca.data.projection import is_orthonormal
 from streaming_pca.data.records import RecordKind
 from streaming_pca.data.release import Release
 from streaming_pca.estimators.remedies import Advice, advise_on_release
 from streaming_pca.estimators.warnings import resolved_components
-from streaming_pca.linalg.subspace import orthonormalise, principal_angles
+from streaming_pca.linalg.subspace import Matrix, orthonormalise, principal_angles
 
 
 @dataclass(frozen=True)
@@ -61,10 +62,9 @@ def follow_releases(
             reader.seek(reader.first)
         else:
             two, unreadable = reader.last(2)
-            for latest in two[-1:]:
-                before = two[0] if len(two) == 2 else None
-                yield FollowedRelease(latest, _angle(before, latest))
-                before = latest
+            if two:
+                before = two[-1]
+                yield FollowedRelease(before, _angle(two[0] if len(two) == 2 else None, before))
             if unreadable is not None:
                 yield unreadable
         while not stopped():
@@ -81,18 +81,17 @@ def follow_releases(
                 before = item
 
 
-def orthonormal_basis(release: Release) -> NDArray[np.float64]:
-    """Return orthonormal rows with the span of a release's components."""
-    components = np.array(release.components, dtype=np.float64)
+def orthonormal_basis(release: Release) -> Matrix | None:
+    """Return orthonormal rows with the span of a release's components; None without."""
+    rows = np.array(release.components, dtype=np.float64)
     # Components of a tensor need not be orthogonal.
-    return orthonormalise(components.T).T if release.kind == "tensor" else components
+    rows = orthonormalise(rows.T).T if release.kind == "tensor" and release.rank <= release.dim else rows
+    return rows if is_orthonormal(rows) else None
 
 
-def angles_between(
-    before: NDArray[np.float64] | None, after: NDArray[np.float64]
-) -> NDArray[np.float64] | None:
-    """Return the principal angles, decreasing, between two bases; None unless dimensions agree."""
-    if before is None or before.shape[1] != after.shape[1]:
+def angles_between(before: Matrix | None, after: Matrix | None) -> NDArray[np.float64] | None:
+    """Return the principal angles, decreasing, between two bases of equal dimension; None without."""
+    if before is None or after is None or before.shape[1] != after.shape[1]:
         return None
     return principal_angles(before, after)
 

@@ -14,6 +14,12 @@ Floats = NDArray[np.float64]
 Rows = NDArray[np.floating]
 
 
+def is_orthonormal(rows: Floats) -> bool:
+    """Return whether rows (k, d) are orthonormal, up to 1e-6."""
+    with np.errstate(all="ignore"):
+        return np.allclose(rows @ rows.T, np.eye(len(rows)), rtol=0, atol=1e-6)
+
+
 def total_centre(
     mean: ArrayLike | None, centering: str | ArrayLike, scale: ArrayLike | None
 ) -> NDArray[np.float64] | None:

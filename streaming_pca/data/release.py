@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from streaming_pca.data.features.row_map import own_names
-from streaming_pca.data.projection import Projection, checked_rows, total_centre
+from streaming_pca.data.projection import Projection, checked_rows, is_orthonormal, total_centre
 from streaming_pca.text import shown
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
@@ -249,14 +249,11 @@ class Release(BaseModel):
                     f"pass the stream's setting, release.with_settings({name}=...)"
                 )
         components = _numbers("components", self.components, (self.rank, self.dim))
-        with np.errstate(all="ignore"):
-            orthonormal = np.allclose(components @ components.T, np.eye(self.rank), rtol=0, atol=1e-6)
-        if not orthonormal:
+        if not is_orthonormal(components):
             raise ValueError("not a release: components are not orthonormal")
         if self.mean is not None:
             _numbers("mean", self.mean, (self.dim,))
-        # _arrays has no digest.
-        settings: Any = (self.centering, self.scale, self.bounds)
+        settings: Any = (self.centering, self.scale, self.bounds)  # without a digest
         centering, scale, bounds = settings
         return Projection(components, total_centre(self.mean, centering, scale), scale, bounds)
 
@@ -381,12 +378,9 @@ def stated_version(data: bytes) -> int:
 
 def unreadable_text(version: int, reason: str) -> str:
     """Return a line on a release that :meth:`Release.from_bytes` refused for ``reason``."""
-    later = version > max(since for since, _ in SINCE.values())
-    remedy = (
-        "update streaming-pca: a later version has written it"
-        if later
-        else "find out what else than the stream's worker writes to this topic"
-    )
+    remedy = "find out what else than the stream's worker writes to this topic"
+    if version > max(since for since, _ in SINCE.values()):
+        remedy = "update streaming-pca: a later version has written it"
     why = reason.removeprefix("not a release: ")
     return f"a release of version {version} cannot be read ({why}): {remedy}"
 

@@ -12,11 +12,13 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from kafka import KafkaProducer
 
+from streaming_pca.admin import watch as module
 from streaming_pca.admin.watch import FollowedRelease, follow_releases
 from streaming_pca.cli import watch as command
 from streaming_pca.cli.common import out
@@ -363,6 +365,26 @@ def test_numbers_that_do_not_hold_together_are_no_release(
 def test_releases_of_another_dimension_have_no_angle(capfd: Capture, published: Published) -> None:
     published(release(1), release(2, dim=3, components=[[1.0, 0.0, 0.0]]))
     assert [line["principal_angle"] for line in published.watch(capfd, "--count", 1)] == [None]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"components": [[1e200, 0.0]]},
+        {"version": 4, "kind": "tensor", "dim": 1, "rank": 2, "weights": [1.0, 1.0]}
+        | {"components": [[1.0], [1.0]], "explained_variance": [2.5, 2.5]},
+    ],
+)
+def test_components_without_an_orthonormal_basis_have_no_angle(
+    monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
+) -> None:
+    items = [release(1), release(2, **changes), release(3, **changes), release(4, 0.25), release(5)]
+    reader = SimpleNamespace(first=0, seek=lambda offset: None, poll=lambda: items, close=lambda: None)
+    monkeypatch.setattr(module, "ReleaseReader", lambda kafka, topic: reader)
+    how: dict[str, Any] = {"from_beginning": True, "stopped": lambda: False}
+    with closing(follow_releases(KafkaSettings(), "s.releases", **how)) as found:
+        angles = [item.principal_angle for item in islice(found, 5) if isinstance(item, FollowedRelease)]
+    assert angles == [None] * 4 + [pytest.approx(0.25)]
 
 
 def test_the_last_release_is_found_behind_what_is_none(published: Published) -> None:

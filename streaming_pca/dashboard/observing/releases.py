@@ -168,12 +168,8 @@ class ReleaseHistory:
         )
 
     def _point(self, offset: int, value: bytes, release: Release) -> Point:
-        before, basis = self.last, _orthonormal(release)
-        angles = None
-        if self._basis is not None and basis is not None:
-            found = angles_between(self._basis, basis)
-            angles = found if found is not None and np.isfinite(found).all() else None
-        self._basis = basis
+        before, basis = self.last, orthonormal_basis(release)
+        angles, self._basis = angles_between(self._basis, basis), basis
         bounds = (before.angle_bound if before is not None else None, release.angle_bound)
         both = None if bounds[0] is None or bounds[1] is None else min(bounds[0] + bounds[1], _ANGLE)
         errors = release.explained_variance_error
@@ -211,17 +207,6 @@ class ReleaseHistory:
 
 def _plain(value: Any) -> Any:
     return value.tolist() if isinstance(value, np.ndarray) else value
-
-
-def _orthonormal(release: Release) -> Vector | None:
-    """Return a basis of a release's components; None unless it is orthonormal."""
-    with np.errstate(all="ignore"):
-        try:
-            basis = orthonormal_basis(release)
-            gram = basis @ basis.T
-        except ValueError:
-            return None
-        return basis if np.allclose(gram, np.eye(len(basis)), rtol=0, atol=1e-6) else None
 
 
 def _explained_share(release: Release) -> float | None:
