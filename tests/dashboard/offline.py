@@ -69,7 +69,13 @@ class Offline:
         made.head = entry_hash(entries[-1])
 
     def stand(
-        self, at: float, waiting: Mapping[str, int], *, led: bool = True, read: int | None = None
+        self,
+        at: float,
+        waiting: Mapping[str, int],
+        *,
+        led: bool = True,
+        read: int | None = None,
+        first: int = 0,
     ) -> None:
         """Answer for the broker at a time in seconds.
 
@@ -81,6 +87,8 @@ class Offline:
             Whether a process leads the streams.
         read : int, optional
             Committed offset of the streams' groups; by default the broker has none.
+        first : int
+            First offset of the inputs: retention has deleted those before it.
         """
         tps = {name: TopicPartition(made.settings.stream.input, 0) for name, made in self.streams.items()}
         end: Counter[TopicPartition] = Counter()
@@ -95,7 +103,7 @@ class Offline:
         snapshot = BrokerSnapshot(
             members=members,
             partitions={tp.topic: [tp] for tp in tps.values()},
-            first=dict.fromkeys(end, 0),
+            first=dict.fromkeys(end, first),
             end=end,
             high=end,
             committed={} if read is None else {name: {tp: read} for name, tp in tps.items()},

@@ -23,6 +23,7 @@ from streaming_pca.privacy.ledger.ledger import JobLedger, Ledger
 from streaming_pca.privacy.ledger.protocol import BatchStatus, JobStatus
 from streaming_pca.privacy.ledger.spend_map import SpendMap
 from streaming_pca.privacy.parameters import Charge, parse_rational
+from streaming_pca.service.input.cut import round_robin_quota
 
 _INTERVALS = 10  # number of intervals between releases whose median is the usual interval
 
@@ -169,11 +170,14 @@ class StreamState:
         except BudgetExceeded as error:
             remedy = "choose another input topic, or less epsilon with a new stream.name"
             return str(error.with_remedy(remedy))
-        if self.settings.stream.start == "latest" and not job.has_begun:
-            return None  # it will begin after all records that other jobs were charged for
-        for partition, end in sorted(ends.items()):
-            start = job.ends.get(partition, 0)
-            for spent in ledger.spend.get(partition, SpendMap()).over(start, end):
+        if self._lag is None or self._fill.answer is None:
+            return None
+        lags = {int(partition): lag for partition, lag in self._lag.partitions.items()}
+        # Fewer offsets than planned are all in the batch.
+        _, quotas = round_robin_quota([*lags.values()], [True] * len(lags), self._fill.answer.planned)
+        for (partition, lag), quota in zip(lags.items(), quotas or lags.values(), strict=True):
+            start = ends[partition] - lag
+            for spent in ledger.spend.get(partition, SpendMap()).over(start, start + quota):
                 if not within_cap(spent + ledger.everywhere + charge, opened.cap, opened.filter):
                     other = "choose a new stream.name with" if job.started else "begin after them with"
                     return (

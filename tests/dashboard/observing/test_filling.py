@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from streaming_pca.dashboard.models import NextBatch
-from streaming_pca.privacy.ledger.entries import OffsetRange, Paused, Reserved, Resumed
+from streaming_pca.privacy.ledger.entries import Charged, OffsetRange, OffsetSpan, Paused, Reserved, Resumed
 from streaming_pca.privacy.parameters import Charge
 from tests.dashboard.offline import Offline, made_offline
 from tests.dashboard.streams import PARAMETERS
@@ -170,6 +170,47 @@ def test_an_allowed_batch_and_a_refused_one_differ_in_the_budget() -> None:
     assert after is not None
     assert after.allows_next
     assert reason.endswith('begin after them with `stream.start = "latest"`')
+
+
+def shared() -> Offline:
+    """Return two streams of one topic: the first has charged 200 records."""
+    offline = Offline(
+        made_offline("first", input="shared"), made_offline("second", input="shared", options=GROWING)
+    )
+    offline.publish("first", 2)
+    return offline
+
+
+def is_allowed(offline: Offline, name: str) -> bool:
+    """Return whether a stream shows that the cap allows its next batch, in its budget and its health."""
+    shown = offline.observer.stream(name)
+    assert shown.budget is not None
+    refused = [reason for reason in shown.health.reasons if "does not allow its next batch" in reason]
+    assert shown.budget.allows_next == (not refused)
+    return not refused
+
+
+def test_charged_records_that_retention_deleted_are_no_obstacle() -> None:
+    offline = shared()
+    offline.stand(0.0, {"first": 150}, first=199)
+    assert not is_allowed(offline, "second")
+    offline.stand(2.0, {"first": 150}, first=200)
+    assert is_allowed(offline, "second")
+
+
+def test_charged_records_beyond_the_next_batch_are_not_announced() -> None:
+    offline = shared()
+    made = offline.streams["second"]
+    own = {"topic_id": made.topic_id, "job": "by hand", "previous": made.head, "reason": "x"}
+    whole = Charge(epsilon="1", delta="1e-6")
+    offline.append(
+        "second", Charged(**own, ranges=(OffsetSpan(partition=0, start=600, end=700),), charge=whole)
+    )
+    # Its batch of 400 records begins at 200.
+    offline.stand(0.0, {"first": 10_000}, first=200)
+    assert is_allowed(offline, "second")
+    offline.stand(2.0, {"first": 10_000}, first=201)
+    assert not is_allowed(offline, "second")
 
 
 def test_a_stream_that_will_begin_at_the_latest_records_waits_for_none() -> None:
