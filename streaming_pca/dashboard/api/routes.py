@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
-from fastapi import FastAPI, Path, Query, Request, Response
+from fastapi import Depends, FastAPI, Path, Query, Request, Response
 
 from streaming_pca.dashboard import models
 from streaming_pca.dashboard.api.conditional import answer, answer_bytes
 from streaming_pca.dashboard.api.limiter import Limiter, Overloaded
 from streaming_pca.dashboard.guarantee import guarantee_in_words
-from streaming_pca.dashboard.observing.lookup import Unknown, UnknownRelease
+from streaming_pca.dashboard.observing.lookup import Unknown
 from streaming_pca.data.release import ArrayDigest, Release
 from streaming_pca.service.errors import TopicError
 
@@ -79,16 +79,23 @@ class Context:
         if not connection.loaded:
             raise Overloaded(connection.problem or "the topics are still being read: try again later")
 
+    @property
+    def loaded(self) -> dict[str, Any]:
+        """Parameters of routes whose answers do not show whether all topics were read."""
+        return {"dependencies": [Depends(self.require_loaded)]}
 
-def _get(app: FastAPI, path: str, operation_id: str, **how: Any) -> Callable[[Any], Any]:
-    return app.get(f"/v1/{path}", operation_id=operation_id, **how)
+
+def _get(
+    app: FastAPI, path: str, operation_id: str, model: type, tag: str, **how: Any
+) -> Callable[[Any], Any]:
+    return app.get(f"/v1/{path}", operation_id=operation_id, response_model=model, tags=[tag], **how)
 
 
 def add_streams(app: FastAPI, context: Context) -> None:
     """Add the routes of streams, and of lists of releases."""
-    observer, memory = context.observer, context.memory
+    observer, memory, loaded = context.observer, context.memory, context.loaded
 
-    @_get(app, "streams", "listStreams", response_model=models.StreamPage, tags=["streams"])
+    @_get(app, "streams", "listStreams", models.StreamPage, "streams")
     async def list_streams(request: Request, limit: Limit = 50, after: After = None) -> Response:
         """List streams, ordered by name."""
         found = await memory.call(observer.overview)
@@ -98,35 +105,32 @@ def add_streams(app: FastAPI, context: Context) -> None:
         page = models.StreamPage(items=items, next=next, connection=found.connection)
         return answer(request, page, ("after", next))
 
-    @_get(app, "streams/{name}", "getStream", response_model=models.StreamDetail, tags=["streams"])
+    @_get(app, "streams/{name}", "getStream", models.StreamDetail, "streams")
     async def get_stream(request: Request, name: Name) -> Response:
         """Get a stream with its guarantee in words."""
         found = await memory.call(lambda: observer.stream(name))
         return answer(request, found.model_copy(update={"guarantee": guarantee_in_words(found)}))
 
-    @_get(app, "streams/{name}/history", "getHistory", response_model=models.History, tags=["streams"])
+    @_get(app, "streams/{name}/history", "getHistory", models.History, "streams", **loaded)
     async def get_history(request: Request, name: Name) -> Response:
         """Get the last releases as columns, oldest first."""
         return answer(request, await memory.call(lambda: observer.history(name)))
 
-    @_get(app, "streams/{name}/traffic", "getTraffic", response_model=models.Traffic, tags=["streams"])
+    @_get(app, "streams/{name}/traffic", "getTraffic", models.Traffic, "streams")
     async def get_traffic(request: Request, name: Name) -> Response:
         """Get offsets and lag over time as columns, oldest first."""
         return answer(request, await memory.call(lambda: observer.traffic(name)))
 
-    @_get(app, "streams/{name}/budget", "getBudget", response_model=models.Budget, tags=["streams"])
+    @_get(app, "streams/{name}/budget", "getBudget", models.Budget, "streams", **loaded)
     async def get_budget(request: Request, name: Name) -> Response:
         """Get the charged and remaining budget of a stream's records."""
         found = await memory.call(lambda: observer.stream(name))
-        if found.budget is not None:
-            return answer(request, found.budget)
-        await context.require_loaded()
-        reason = found.problem or "it is not open"
-        raise Unknown(f"the ledger of topic {found.input!r} has no budget: {reason}")
+        if found.budget is None:
+            reason = found.problem or "it is not open"
+            raise Unknown(f"the ledger of topic {found.input!r} has no budget: {reason}")
+        return answer(request, found.budget)
 
-    @_get(
-        app, "streams/{name}/releases", "listReleases", response_model=models.ReleasePage, tags=["releases"]
-    )
+    @_get(app, "streams/{name}/releases", "listReleases", models.ReleasePage, "releases", **loaded)
     async def list_releases(
         request: Request, name: Name, limit: Limit = 50, before: Before = None
     ) -> Response:
@@ -137,18 +141,14 @@ def add_streams(app: FastAPI, context: Context) -> None:
 
 def add_releases(app: FastAPI, context: Context) -> None:
     """Add the routes of single releases, as published JSON or as NumPy arrays."""
-    how: dict[str, Any] = {"response_model": Release, "responses": _RELEASE, "tags": ["releases"]}
+    how: dict[str, Any] = {"responses": _RELEASE, **context.loaded}
 
     async def find(request: Request, name: str, batch: int | None, format: str) -> Response:
         def encoded() -> tuple[bytes, int]:
             value, release = context.observer.release(name, batch)
             return (value if format == "json" else npz_archive(release)), release.batch
 
-        try:
-            body, number = await context.broker.call(encoded)
-        except UnknownRelease:
-            await context.require_loaded()
-            raise
+        body, number = await context.broker.call(encoded)
         headers = {
             "content-disposition": f'attachment; filename="{name}-{number}.{format}"',
             # A recreated topic has different releases under the same numbers.
@@ -157,12 +157,12 @@ def add_releases(app: FastAPI, context: Context) -> None:
         tag = f'"{hashlib.sha256(body).hexdigest()}"'
         return answer_bytes(request, body, tag, "application/json" if format == "json" else NPZ, headers)
 
-    @_get(app, "streams/{name}/releases/latest", "getLatestRelease", **how)
+    @_get(app, "streams/{name}/releases/latest", "getLatestRelease", Release, "releases", **how)
     async def get_latest_release(request: Request, name: Name, format: Format = "json") -> Response:
         """Get the latest release."""
         return await find(request, name, None, format)
 
-    @_get(app, "streams/{name}/releases/{batch}", "getRelease", **how)
+    @_get(app, "streams/{name}/releases/{batch}", "getRelease", Release, "releases", **how)
     async def get_release(request: Request, name: Name, batch: Batch, format: Format = "json") -> Response:
         """Get the release of a batch."""
         return await find(request, name, batch, format)
@@ -195,23 +195,21 @@ def npz_archive(release: Release) -> bytes:
 
 
 def add_ledgers(app: FastAPI, context: Context) -> None:
-    observer, memory = context.observer, context.memory
+    observer, memory, loaded = context.observer, context.memory, context.loaded
 
-    def get(path: str, operation_id: str, model: type) -> Callable[[Any], Any]:
-        return _get(app, f"ledger{path}", operation_id, response_model=model, tags=["ledgers"])
-
-    @get("", "listLedgers", models.LedgerPage)
+    @_get(app, "ledger", "listLedgers", models.LedgerPage, "ledgers")
     async def list_ledgers(request: Request) -> Response:
         """List the ledgers of all streams, ordered by input topic."""
+        connection = await context.connection()  # first: it must not name later items complete
         items = await memory.call(observer.ledgers)
-        return answer(request, models.LedgerPage(items=items, connection=await context.connection()))
+        return answer(request, models.LedgerPage(items=items, connection=connection))
 
-    @get("/{input}", "getLedger", models.LedgerSummary)
+    @_get(app, "ledger/{input}", "getLedger", models.LedgerSummary, "ledgers", **loaded)
     async def get_ledger(request: Request, input: Input) -> Response:
         """Get the ledger of an input topic."""
         return answer(request, await memory.call(lambda: observer.ledger(input)))
 
-    @get("/{input}/entries", "listEntries", models.EntryPage)
+    @_get(app, "ledger/{input}/entries", "listEntries", models.EntryPage, "ledgers", **loaded)
     async def list_entries(
         request: Request, input: Input, limit: Limit = 50, before: Before = None, job: Job = None
     ) -> Response:
@@ -219,7 +217,7 @@ def add_ledgers(app: FastAPI, context: Context) -> None:
         page = await memory.call(lambda: observer.entries(input, limit, before, job))
         return answer(request, page, ("before", page.next))
 
-    @get("/{input}/verification", "getVerification", models.Verification)
+    @_get(app, "ledger/{input}/verification", "getVerification", models.Verification, "ledgers")
     async def get_verification(request: Request, input: Input) -> Response:
         """Get the last verification of a ledger."""
         return answer(request, await memory.call(lambda: observer.verification(input)))
@@ -237,7 +235,9 @@ def add_ledgers(app: FastAPI, context: Context) -> None:
         found = await memory.call(lambda: observer.verify(input))
         return Response(found.model_dump_json(), 202, {"cache-control": "no-store"}, "application/json")
 
-    @get("/{input}/records/{partition}/{offset}", "getRecordCharge", models.RecordCharge)
+    record = "ledger/{input}/records/{partition}/{offset}"
+
+    @_get(app, record, "getRecordCharge", models.RecordCharge, "ledgers", **loaded)
     async def get_record_charge(
         request: Request, input: Input, partition: Partition, offset: Offset
     ) -> Response:
@@ -248,7 +248,7 @@ def add_ledgers(app: FastAPI, context: Context) -> None:
                 return observer.record_charge(input, partition, offset)
             except TopicError as error:
                 found, connection = observer.ledger(input), observer.overview().connection
-                if found.cap is None and connection.ok and connection.loaded:
+                if found.cap is None and connection.ok:
                     # Retrying would not help.
                     raise Unknown(str(error)) from None
                 raise

@@ -14,6 +14,7 @@ from streaming_pca.dashboard.observing.observer import Observer
 from streaming_pca.service.errors import TopicError
 from streaming_pca.service.kafka.clients import BrokerUnreachable
 from tests.dashboard.api.conftest import ApiSite
+from tests.dashboard.offline import Offline, made_offline
 from tests.dashboard.streams import make_stream
 from tests.ports import steady_port
 from tests.service.http.running import Running, serving
@@ -70,10 +71,51 @@ def test_a_broker_that_is_away_is_503_where_it_is_needed(server: Running) -> Non
         assert answer.headers["retry-after"] == "5"
 
 
+PARTIAL = [
+    *(f"streams/away/{path}" for path in ("budget", "history", "releases", "releases/latest", "releases/1")),
+    *(f"ledger/in-away{path}" for path in ("", "/entries", "/records/0/5")),
+]
+"""Paths whose answers would not show that topics are still being read."""
+
+
+@pytest.fixture
+def partly() -> Iterator[tuple[Running, Offline]]:
+    """Serve a stream with a release, while other topics are still being read."""
+    offline = Offline(made_offline("away"))
+    offline.publish("away")
+    offline.observer._watched.is_loaded = False
+    offline.observer._watched.refresh()
+    with serving(site=ApiSite(offline.observer, runs=False), requests_per_second=10_000) as running:
+        yield running, offline
+
+
+@pytest.mark.parametrize("path", PARTIAL)
+def test_partial_numbers_are_503_until_all_topics_are_read(
+    partly: tuple[Running, Offline], path: str
+) -> None:
+    server, offline = partly
+    assert "still being read" in detail(server.ask(f"/v1/{path}"), 503)
+    offline.observer._watched.load()
+    assert server.ask(f"/v1/{path}").status == 200
+    # Answers from memory remain without the broker.
+    offline.observer._watched.report("topics", "the broker does not answer")
+    assert server.ask(f"/v1/{path}").status == 200
+
+
+def test_answers_that_show_whether_all_topics_are_read_are_given_before(
+    partly: tuple[Running, Offline],
+) -> None:
+    server, _ = partly
+    for path in ("streams", "ledger"):
+        assert not server.ask(f"/v1/{path}").json["connection"]["loaded"]
+    assert server.ask("/v1/streams/away").json["health"]["reasons"] == ["The topics are still being read."]
+
+
 def test_hanging_calls_keep_no_other_from_its_answer_and_give_their_places_back(
     server: Running, troubled: Troubled
 ) -> None:
     released, asked = threading.Event(), []
+    troubled.observer._watched.load()
     path = "/v1/streams/away/releases/latest"
 
     def hang(*given: Any) -> None:
@@ -99,6 +141,7 @@ def test_hanging_calls_keep_no_other_from_its_answer_and_give_their_places_back(
 
 
 def test_errors_of_topics_are_503_in_a_line(server: Running, troubled: Troubled) -> None:
+    troubled.observer._watched.load()
     troubled.record_charge = raising(TopicError("no leader\nand more"))  # type: ignore[attr-defined]
     assert detail(server.ask("/v1/ledger/in-away/records/0/1"), 503) == "no leader"
 
