@@ -211,6 +211,19 @@ def test_the_plan_is_headed_by_an_angle_as_the_command_is(visit: Visit) -> None:
     visit.page.locator(".big", has_text="is expected to be lost in noise").wait_for()
 
 
+def test_a_page_whose_program_is_gone_is_to_be_loaded_again(visit: Visit) -> None:
+    visit.go("/")
+    visit.wait(field("filling", "records"))
+    visit.page.route("**/js/plan.js", lambda route: route.fulfill(status=404))
+    visit.page.locator('[data-page="plan"]').click()
+    visit.page.locator("main [role=alert]", has_text="could not be loaded").wait_for()
+    visit.wait_attached('main[aria-busy="false"]')
+    visit.expect("404")
+    visit.page.unroute("**/js/plan.js")
+    visit.page.locator("main [role=alert] a").click()
+    visit.wait(".big")
+
+
 def test_axe_finds_nothing_on_open_folds(visit: Visit) -> None:
     found = []
     for path in ("/", "/streams/filling", "/streams/refused", "/streams/doubtful", "/ledger/visits"):

@@ -62,12 +62,7 @@ async function go(first = false) {
   running = null;
   const own = control;
   if (!route) {
-    main.replaceChildren(h("h1", {}, "No such page"), h("p", {}, `Nothing is at ${location.pathname}. `, ...pages("The pages are ")));
-    document.title = `No such page · ${NAME}`;
-    main.setAttribute("aria-busy", "false");
-    stale = false;
-    showFeed();
-    say("");
+    showNothing("No such page", `Nothing is at ${location.pathname}. `, ...pages("The pages are "));
     return;
   }
   for (const item of document.querySelectorAll("[data-page]")) {
@@ -75,8 +70,13 @@ async function go(first = false) {
     else item.removeAttribute("aria-current");
   }
   main.setAttribute("aria-busy", "true");
-  const module = await route.load();
+  // An updated server has other addresses for its modules.
+  const module = await route.load().catch(() => null);
   if (own.signal.aborted) return;
+  if (!module) {
+    showNothing("Page not loaded", "This page could not be loaded. ", h("a", { href: location.href }, "Reload it"), ".");
+    return;
+  }
   page = module.open(main, route.name, refresh);
   document.title = `${page.title} · ${NAME}`;
   if (!first) {
@@ -85,6 +85,16 @@ async function go(first = false) {
     announce(`Page: ${page.title}`);
   }
   await refresh();
+}
+
+/** Show a text in the place of a page. */
+function showNothing(title, ...text) {
+  main.replaceChildren(h("h1", {}, title), h("p", { role: "alert" }, ...text));
+  document.title = `${title} · ${NAME}`;
+  main.setAttribute("aria-busy", "false");
+  stale = false;
+  showFeed();
+  say("");
 }
 
 /** Name the pages in a sentence, each with its link. */
