@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.browser.recorded import RecordedSite
 from tests.browser.scenes import DOUBTS, PER_SECOND, PLANNED, WAITING, Scenes
 from tests.browser.visits import Visit, numbers, problems_in_both_themes, visiting
+from tests.dashboard.offline import Offline, made_offline
 from tests.service.http.running import serving
 
 if TYPE_CHECKING:
@@ -209,6 +211,43 @@ def test_the_plan_is_headed_by_an_angle_as_the_command_is(visit: Visit) -> None:
     assert angle == pytest.approx(math.degrees(served), rel=0.05)
     visit.go("/plan?records=1000&gap=0.0001")
     visit.page.locator(".big", has_text="is expected to be lost in noise").wait_for()
+
+
+@pytest.fixture
+def odd(browser: Browser) -> Iterator[tuple[Visit, Offline]]:
+    """Open a page of streams that are not as they usually are.
+
+    ``none`` has neither a release nor an open ledger; ``resumed`` has only a release of batch 500; ``delta``
+    has charged most of its cap's delta, and ``spent`` all of it; ``rows`` has 200 messages of several rows.
+    """
+    made = [
+        *(made_offline(name, dim=2, rank=1) for name in ("none", "resumed")),
+        made_offline("delta", ("10", "1.25e-6")),
+        made_offline("spent", ("10", "1e-6")),
+        made_offline("rows", privacy_unit="row", record_kind="factor", max_rows=4),
+    ]
+    offline = Offline(*made)
+    offline.observer._watched.views["in-none"].restart()
+    made[1]._batch = 499
+    offline.publish("resumed", entries=False)
+    for name in ("delta", "spent"):
+        offline.publish(name)
+    offline.publish("rows", 2)
+    with (
+        serving(site=RecordedSite(offline), requests_per_second=1000) as running,
+        visiting(browser, running.server.url) as visit,
+    ):
+        yield visit, offline
+
+
+def test_a_release_without_an_angle_is_the_first_only_if_its_batch_is(odd: tuple[Visit, Offline]) -> None:
+    visit, _ = odd
+    visit.go("/")
+    visit.wait(field("resumed", "last_release.batch"))
+    for name, words in (("resumed", "No earlier release"), ("delta", "First release")):
+        assert words in visit.text(f'[data-stream="{name}"]')
+    visit.go("/streams/resumed")
+    assert "No earlier release" in visit.text("main .facts")
 
 
 def test_a_page_whose_program_is_gone_is_to_be_loaded_again(visit: Visit) -> None:

@@ -92,9 +92,12 @@ export function fillWords({ waiting, planned, per_second: rate }, budget, leader
   return rate > 0 ? `may be full in ${span((planned - waiting) / rate)}` : "no record has arrived for a while";
 }
 
+/** Text for a release without an angle: retention may have deleted the releases before it. */
+export const noAngle = (release) => h("span", { class: "faint" }, release.batch === 1 ? "First release" : "No earlier release");
+
 /** Angle to the previous release, with a bound on the effect of noise. */
 export function angleCell(last) {
-  if (!last || (last.angle ?? null) === null) return h("span", { class: "faint" }, last ? "First release" : NONE);
+  if (!isNumber(last?.angle)) return last ? noAngle(last) : h("span", { class: "faint" }, NONE);
   const bound = last.angle_bound;
   return [
     field("last_release.angle", last.angle, angle(last.angle)),

@@ -85,7 +85,7 @@ function headline(detail, release) {
     next(detail),
     ["Explained", release ? components.shareCell(release.explained_share) : NONE, "of the variance"],
     ["Above the noise", release && isNumber(release.resolved_components) ? field("last_release.resolved_components", release.resolved_components, `${release.resolved_components} of ${detail.rank}`) : NONE, "components"],
-    ["Angle", ...(release && !isNumber(release.angle) ? [h("span", { class: "faint" }, "First release")]
+    ["Angle", ...(release && !isNumber(release.angle) ? [components.noAngle(release)]
       : [release ? field("last_release.angle", release.angle, angle(release.angle)) : NONE, "to the previous release"])],
     ["Error by noise", release ? field("last_release.angle_bound", bound, isNumber(bound) ? (bound >= Math.PI / 2 - 1e-9 ? "any angle" : ["≤\u00a0", atMost(bound)]) : "not known") : NONE,
       isNumber(bound) ? "with probability 0.95" : null],
