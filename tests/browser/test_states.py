@@ -250,6 +250,33 @@ def test_a_release_without_an_angle_is_the_first_only_if_its_batch_is(odd: tuple
     assert "No earlier release" in visit.text("main .facts")
 
 
+def test_the_rest_of_a_cap_is_that_of_its_fullest_part(odd: tuple[Visit, Offline]) -> None:
+    visit, _ = odd
+    visit.go("/")
+    assert visit.value(field("delta", "budget.spent_share")) == "0.8"
+    assert visit.value(field("delta", "budget.left.delta")) == "2.5e-07"
+    visit.go("/ledger/in-spent?partition=0&offset=5")
+    words = visit.text("[data-result=record] .facts")
+    assert "the whole δ of the cap: this record cannot be charged any δ again" in words
+
+
+def test_records_of_rows_are_called_messages(odd: tuple[Visit, Offline]) -> None:
+    visit, _ = odd
+    visit.go("/")
+    assert "200 records, 200 messages" in visit.text("[data-totals]")
+    cell = "xpath=.."
+    assert "200messages" in visit.page.locator(field("rows", "records")).locator(cell).inner_text().replace(
+        "\n", ""
+    )
+    visit.go("/ledger/in-rows")
+    for place in (
+        '[data-job="rows"] [data-field="records_committed"]',
+        '[data-batch="2"] [data-field="records"]',
+    ):
+        visit.wait(place)
+        assert "messages" in visit.page.locator(place).locator(cell).inner_text()
+
+
 def test_a_page_whose_program_is_gone_is_to_be_loaded_again(visit: Visit) -> None:
     visit.go("/")
     visit.wait(field("filling", "records"))

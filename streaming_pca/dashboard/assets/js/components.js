@@ -1,7 +1,7 @@
 // Components of several pages: health, budgets, times, tables, tabs.
 
 import { field, h, svg } from "./dom.js";
-import { ago, angle, atMost, charge, chargeParts, count, exact, isNumber, NONE, number, share, span } from "./format.js";
+import { ago, angle, atMost, charge, chargeParts, count, exact, isNumber, largest, NONE, number, share, span, spentParts } from "./format.js";
 import { part } from "./server.js";
 
 /** Names of the API's levels of health. */
@@ -72,7 +72,7 @@ export function budgetWords(budget, unit) {
 /** Budget in a cell: bar, the charged and the remaining part, and the budget of new records. */
 export function budgetCell(budget, unit) {
   if (!budget) return h("span", { class: "faint" }, "No ledger");
-  const left = chargeParts(budget.left)[0];
+  const left = largest(spentParts(budget.by_all, budget.cap, budget.left));
   const spent = budget.spent_share;
   return h("div", { class: "budget", title: `Of the record with the largest charge ${charge(budget.left)} is left of ${charge(budget.cap)}` }, budgetBar(spent, budget.allows_next),
     h("span", { class: "small faint" },
@@ -81,6 +81,9 @@ export function budgetCell(budget, unit) {
           left ? h("span", { class: "pair" }, h("abbr", { title: left.name }, left.symbol), " ", field(`budget.left.${left.name}`, left.text, number(left.value)), " left. ") : ""] : "",
       field("budget.allows_next", budget.allows_next, budgetWords(budget, unit))));
 }
+
+/** Number of records; the API counts messages where the unit of privacy is a row. */
+export const recordsCell = (name, value, unit) => [field(name, value, count(value)), unit === "row" ? h("span", { class: "small under" }, "messages") : null];
 
 /** Size of the batch that fills: "4,200 of 20,480". */
 export const fillText = ({ waiting, planned }) => `${count(waiting)} of ${count(planned)}`;

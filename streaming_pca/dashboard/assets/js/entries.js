@@ -68,7 +68,7 @@ const COLUMNS = [
   { title: "Kind", cell: (e) => [field("kind", e.kind, e.kind[0] + e.kind.slice(1).toLowerCase(), { class: "kind" }), e.fold] },
   { title: "Job", cell: (e) => (e.job === null ? null : field("job", e.job, e.job)) },
   { title: "Batch", number: true, cell: (e) => (e.batch === null ? null : field("batch", e.batch, count(e.batch))) },
-  { title: "Records", number: true, cell: (e) => (e.records === null ? null : field("records", e.records, count(e.records))) },
+  { title: "Records", number: true, cell: (e) => (e.records === null ? null : components.recordsCell("records", e.records, e.unit)) },
   { title: "Charge of each", cell: (e) => (e.charge === null ? null : h("div", {}, components.chargeFields("charge", e.charge))) },
   { title: "Partition: offsets", cell: (e) => rangesCell(e.ranges) },
   { title: "Note", cell: (e) => (e.lacks ? "Records and charge: among older entries" : noteCell(e)) },
@@ -83,6 +83,7 @@ export function makeEntries(base) {
   let life = null;
   let job = new URLSearchParams(location.search).get("job") ?? "";
   let names = null;
+  let streams = new Map();
   const open = new Set();
 
   const choice = h("select", { id: "entries-job" }, h("option", { value: "" }, "All jobs"));
@@ -116,7 +117,7 @@ export function makeEntries(base) {
 
   function paint() {
     show(list, rows.length
-      ? components.table("Entries by batch, newest first", COLUMNS, folded(rows).flatMap(shown), { hidden: true, kind: "cards inner flow entries", row: attributes })
+      ? components.table("Entries by batch, newest first", COLUMNS, folded(rows).flatMap(shown).map((e) => ({ ...e, unit: streams.get(e.job)?.privacy_unit })), { hidden: true, kind: "cards inner flow entries", row: attributes })
       : components.empty(job ? `Job “${job}” has no entries here.` : "No entries yet."));
     button.hidden = !older;
     const end = older ? "" : complete ? "These are all entries." : "Earlier entries are not kept here: streaming-pca ledger show lists them all.";
@@ -196,8 +197,9 @@ export function makeEntries(base) {
   return {
     node: [tools, list, h("div", { class: "row" }, button, status)],
     refresh,
-    /** Offer these jobs. */
-    jobs(found) {
+    /** Offer these jobs; the known streams among them have units of privacy. */
+    jobs(found, known) {
+      streams = known;
       if (job && !found.includes(job)) job = "";
       const key = found.join("\n");
       if (key !== names) {

@@ -84,6 +84,22 @@ export function chargeParts(charge) {
     .map(([symbol, name]) => ({ symbol, name, text: charge[name], value: decimal(charge[name]) }));
 }
 
+/**
+ * Return the parts of the cap, each with its spent share; infinite and unknown ones are left out.
+ *
+ * With the remainder ``left``, they are its parts: those that the filter adds up.
+ */
+export function spentParts(spent, cap, left = null) {
+  return chargeParts(left ?? cap).map((part) => {
+    const used = decimal(spent?.[part.name]);
+    const whole = left ? used + part.value : part.value;
+    return { ...part, share: used === null || whole === Infinity || whole === 0 ? null : Math.min(used / whole, 1) };
+  }).filter((part) => part.share !== null);
+}
+
+/** Return the part with the largest share. */
+export const largest = (parts) => parts.reduce((most, part) => (most && most.share >= part.share ? most : part), null);
+
 /** Format a charge in one line. */
 export function charge(value) {
   const parts = chargeParts(value);

@@ -1,7 +1,7 @@
 // Page of one ledger: cap and jobs, its verification, any record's charge, its entries.
 
 import { announce, field, h, show } from "./dom.js";
-import { clock, count, decimal, many, number, share } from "./format.js";
+import { chargeParts, clock, count, decimal, largest, many, number, share, spentParts } from "./format.js";
 import { makeEntries } from "./entries.js";
 import { rule } from "./ledgers.js";
 import * as components from "./components.js";
@@ -11,18 +11,6 @@ const STREAMS = 200;
 const ASK_AGAIN_MS = 1000;
 const LONGEST_OFFSET = 2n ** 63n - 1n;
 const LONGEST_PARTITION = 2n ** 31n - 1n;
-
-/** Spent share of the cap; null for an infinite cap, or if the filter counts other quantities. */
-function spentShare(spent, cap, left) {
-  const shares = ["epsilon", "delta", "rho"].map((name) => {
-    const [used, most, rest] = [spent, cap, left].map((c) => decimal(c?.[name]));
-    const whole = left ? (rest === null || used === null ? null : used + rest) : most;
-    if (used === null || whole === null || whole === Infinity) return null;
-    return whole === 0 ? null : Math.min(used / whole, 1);
-  });
-  const known = shares.filter((s) => s !== null);
-  return known.length ? Math.max(...known) : null;
-}
 
 export function open(main, input, refresh) {
   const base = `v1/ledger/${part(input)}`;
@@ -53,7 +41,7 @@ export function open(main, input, refresh) {
       return;
     }
     const stream = [...state.streams.values()].find((s) => s.budget);
-    const spent = found.filter === "zcdp" ? (stream?.budget.spent_share ?? null) : spentShare(found.most_charged, found.cap, null);
+    const spent = found.filter === "zcdp" ? (stream?.budget.spent_share ?? null) : (largest(spentParts(found.most_charged, found.cap))?.share ?? null);
     show(summary,
       spent === null ? null : h("div", { class: "budget" }, components.budgetBar(spent),
         h("span", { class: "small" }, field("spent_share", spent, share(spent)), ` of the cap is charged to the record with the largest charge. ${found.everywhere ? "" : "Records that arrive have their own budget."}`)),
@@ -67,7 +55,7 @@ export function open(main, input, refresh) {
       ], { class: "facts spread" }));
     show(jobs, found.jobs.length ? jobTable(found.jobs, state.streams)
       : components.empty("No job has written here yet.", "A stream appears with its first batch, or when charges are made by hand."));
-    entries.jobs(found.jobs.map((job) => job.name));
+    entries.jobs(found.jobs.map((job) => job.name), state.streams);
   }
 
   return {
@@ -107,14 +95,15 @@ async function streamsOf(input, signal) {
 
 function jobTable(jobs, streams) {
   const number = (title, name, value, head = title) => ({ title, head, number: true, cell: (job) => field(name, value(job), count(value(job))) });
+  const records = (title, name, head = title) => ({ title, head, number: true, cell: (job) => components.recordsCell(name, job[name], streams.get(job.name)?.privacy_unit) });
   const columns = [
     { title: "Job", cell: (job) => (streams.has(job.name) ? components.link(ROOT, components.streamPath(job.name), job.name, { class: "name" }) : h("span", { class: "name" }, job.name)) },
     { title: "Standing", cell: (job) => field("standing", job.standing, job.standing) },
     number("Batches processed", "batches.committed", (job) => job.batches.committed),
     number("Batches abandoned", "batches.abandoned", (job) => job.batches.abandoned, "abandoned"),
     number("Batches released", "batches.released", (job) => job.batches.released, "released"),
-    number("Records processed", "records_committed", (job) => job.records_committed),
-    number("Records abandoned", "records_abandoned", (job) => job.records_abandoned, "abandoned"),
+    records("Records processed", "records_committed"),
+    records("Records abandoned", "records_abandoned", "abandoned"),
     number("Charges by hand", "charges", (job) => job.charges),
   ];
   return components.table("Jobs by name", columns, jobs, { hidden: true, kind: "cards inner flow", row: (job) => ({ "data-job": job.name, "data-key": job.name }) });
@@ -263,7 +252,12 @@ function makeRecord(base) {
 }
 
 function charges(found, [partition, offset]) {
-  const spent = spentShare(found.spent, found.cap, found.left);
+  const parts = spentParts(found.spent, found.cap, found.left);
+  const spent = largest(parts)?.share ?? null;
+  const full = parts.filter((p) => p.value === 0);
+  const symbols = full.map((p) => p.symbol).join(" and ");
+  const most = !full.length ? `${share(spent)} of the cap` : full.length === chargeParts(found.left).length ? "the whole cap: this record cannot be charged again"
+    : `the whole ${symbols} of the cap: this record cannot be charged any ${symbols} again`;
   const jobs = Object.entries(found.jobs);
   const of = (name) => ({ title: { epsilon: "ε", delta: "δ", rho: "ρ" }[name], number: true, cell: ([, charge]) => field(name, charge[name], number(decimal(charge[name])), { title: charge[name] }) });
   const names = ["epsilon", "delta", "rho"].filter((name) => jobs.some(([, charge]) => charge[name] !== null));
@@ -271,7 +265,7 @@ function charges(found, [partition, offset]) {
     h("h3", {}, `Record ${offset} of partition ${partition}`),
     spent === null ? null : components.budgetBar(spent),
     components.facts([
-      ["Charged", components.chargeFields("spent", found.spent), spent === null ? null : spent < 1 ? `${share(spent)} of the cap` : "the whole cap: this record cannot be charged again"],
+      ["Charged", components.chargeFields("spent", found.spent), spent === null ? null : most],
       ["Left", components.chargeFields("left", found.left)],
       ["Cap", components.chargeFields("cap", found.cap)],
     ]),

@@ -81,7 +81,7 @@ export function open(main) {
   const columns = () => [
     { title: "Stream", head: head("name", "Stream"), cell: nameCell },
     { title: "Health", head: head("health", "Health"), whole: true, cell: (s) => [components.health(s.health), s.health.reasons.length ? components.reasons(s.health.reasons, { "data-field": "health.reasons" }) : null] },
-    { title: "Records", head: head("records", "Records"), number: true, cell: (s) => field("records", s.records, count(s.records)) },
+    { title: "Records", head: head("records", "Records"), number: true, cell: (s) => components.recordsCell("records", s.records, s.privacy_unit) },
     { title: "Next batch", head: head("lag", "Next batch"), number: true, cell: nextCell },
     { title: "Last release", head: head("release", "Last release"), number: true, cell: releaseCell },
     { title: "Explained", head: head("share", "Explained"), number: true, cell: (s) => (s.last_release ? components.shareCell(s.last_release.explained_share) : NONE) },
@@ -99,8 +99,9 @@ export function open(main) {
     const bad = streams.filter((s) => s.health.level === "problem").length;
     const watch = streams.filter((s) => s.health.level === "warning").length;
     const unknown = streams.filter((s) => s.health.level === "unknown").length;
-    show(totals, h("span", {}, many(streams.length, "stream"), ", ",
-      many(streams.reduce((sum, s) => sum + (s.records ?? 0), 0), "record"), bad ? `, ${many(bad, "problem")}` : "",
+    const [rows, others] = [true, false].map((is) => streams.filter((s) => (s.privacy_unit === "row") === is));
+    const sum = (some, one) => (some.length ? `, ${many(some.reduce((total, s) => total + (s.records ?? 0), 0), one)}` : "");
+    show(totals, h("span", {}, many(streams.length, "stream"), sum(others, "record"), sum(rows, "message"), bad ? `, ${many(bad, "problem")}` : "",
       watch ? `, ${count(watch)} ${watch === 1 ? "needs" : "need"} attention` : "", unknown ? `, ${count(unknown)} unknown` : "", words ? ` · ${count(wanted.length)} shown` : ""));
     tools.hidden = streams.length < 2;
     if (!streams.length) {
