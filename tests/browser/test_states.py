@@ -213,6 +213,10 @@ def test_the_plan_is_headed_by_an_angle_as_the_command_is(visit: Visit) -> None:
     visit.page.locator(".big", has_text="is expected to be lost in noise").wait_for()
 
 
+STATEMENTS = ("None yet", "first batch", "first release", "No release", "No ledger", "not open", "Not open")
+"""Words that are right only if the topics were read."""
+
+
 @pytest.fixture
 def odd(browser: Browser) -> Iterator[tuple[Visit, Offline]]:
     """Open a page of streams that are not as they usually are.
@@ -238,6 +242,39 @@ def odd(browser: Browser) -> Iterator[tuple[Visit, Offline]]:
         visiting(browser, running.server.url) as visit,
     ):
         yield visit, offline
+
+
+def statements(visit: Visit, path: str, place: str) -> str:
+    """Open a page, and return the text of its stream or ledger without a release; nothing is folded."""
+    visit.go(path)
+    visit.wait_attached(f"{place} :text('Not known: the topics cannot be read')")
+    visit.wait_attached('main[aria-busy="false"]')
+    return visit.page.locator(place).first.text_content() or ""
+
+
+def test_what_is_not_known_is_not_called_none(odd: tuple[Visit, Offline]) -> None:
+    visit, offline = odd
+    watched, visit.unheeded = offline.observer._watched, "status of 503"
+    for path in ("/", "/ledger", "/streams/none"):
+        visit.go(path)
+        visit.wait("main :text-matches('none yet|not open|no ledger', 'i')")
+    watched.is_loaded = False
+    watched.refresh()
+    pages = {"/": '[data-stream="none"]', "/streams/none": "main", "/ledger": '[data-ledger="in-none"]'}
+    for path, place in pages.items():
+        text = statements(visit, path, place)
+        assert "cannot be read yet" in text
+        assert not [words for words in STATEMENTS if words in text], path
+    visit.go("/ledger/in-none")
+    assert "the topics are still being read" in visit.text("[data-failed]")
+    for topic in ("none.releases", "in-none.ledger"):
+        watched.topics[topic].problem = f"topic {topic!r} may not be read by this user"
+    watched.load()
+    del pages["/ledger"]  # it has the problem there
+    for path, place in pages.items():
+        text = statements(visit, path, place)
+        assert "cannot be read yet" not in text
+        assert not [words for words in STATEMENTS if words in text], path
 
 
 def test_a_release_without_an_angle_is_the_first_only_if_its_batch_is(odd: tuple[Visit, Offline]) -> None:

@@ -125,9 +125,10 @@ def add_streams(app: FastAPI, context: Context) -> None:
     async def get_budget(request: Request, name: Name) -> Response:
         """Get the charged and remaining budget of a stream's records."""
         found = await memory.call(lambda: observer.stream(name))
+        if found.problem is not None:
+            raise TopicError(found.problem)
         if found.budget is None:
-            reason = found.problem or "it is not open"
-            raise Unknown(f"the ledger of topic {found.input!r} has no budget: {reason}")
+            raise Unknown(f"the ledger of topic {found.input!r} has no budget: it is not open")
         return answer(request, found.budget)
 
     @_get(app, "streams/{name}/releases", "listReleases", models.ReleasePage, "releases", **loaded)
@@ -242,15 +243,5 @@ def add_ledgers(app: FastAPI, context: Context) -> None:
         request: Request, input: Input, partition: Partition, offset: Offset
     ) -> Response:
         """Get the charges of one record."""
-
-        def charge() -> models.RecordCharge:
-            try:
-                return observer.record_charge(input, partition, offset)
-            except TopicError as error:
-                found, connection = observer.ledger(input), observer.overview().connection
-                if found.cap is None and connection.ok:
-                    # Retrying would not help.
-                    raise Unknown(str(error)) from None
-                raise
-
-        return answer(request, await context.broker.call(charge))
+        found = await context.broker.call(lambda: observer.record_charge(input, partition, offset))
+        return answer(request, found)

@@ -26,6 +26,7 @@ from streaming_pca.service.kafka.clients import (
     retry,
 )
 
+DENIED = "topic {!r} may not be read by this user"
 _PATH = re.compile(r"""(?<![\w/])['"]?/[^\s'",:;()]+['"]?""")
 _POLL_MS = 200
 _FETCH_BYTES = 4 * 2**20  # largest size of one fetch in bytes, unless a single message is larger

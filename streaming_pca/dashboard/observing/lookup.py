@@ -8,7 +8,7 @@ from kafka.errors import KafkaError
 
 from streaming_pca.client.releases import NotARelease, read_release
 from streaming_pca.config.kafka import KafkaSettings
-from streaming_pca.dashboard.observing.logs import Message, TopicsLost, TopicsReader, in_words
+from streaming_pca.dashboard.observing.logs import DENIED, Message, TopicsLost, TopicsReader, in_words
 from streaming_pca.data.release import Release
 from streaming_pca.service.errors import TopicError
 from streaming_pca.service.kafka.clients import BrokerUnreachable
@@ -53,7 +53,9 @@ class ReleaseLookup:
                 raise BrokerUnreachable("the dashboard is stopping")
             self._reader = self._reader or TopicsReader(self._kafka)
             found = _search(self._reader, topic, stream, batch, offsets)
-        except TopicsLost:
+        except TopicsLost as lost:
+            if lost.denied:
+                raise TopicError(DENIED.format(topic)) from None
             found = None
         except (KafkaError, OSError) as error:
             self._discard()

@@ -25,6 +25,7 @@ from streaming_pca.dashboard import models
 from streaming_pca.dashboard.observing.ledgers import LedgerView
 from streaming_pca.dashboard.observing.logs import in_words
 from streaming_pca.dashboard.observing.lookup import ReleaseLookup, Unknown
+from streaming_pca.dashboard.observing.releases import ReleaseHistory
 from streaming_pca.dashboard.observing.streams import StreamState
 from streaming_pca.dashboard.observing.topic_tail import read_topics
 from streaming_pca.dashboard.observing.watched import Watched
@@ -144,7 +145,7 @@ class Observer:
 
     def history(self, name: str) -> models.History:
         with self._watched.lock:
-            return self._state(name).releases.history()
+            return self._releases(name).history()
 
     def traffic(self, name: str) -> models.Traffic:
         with self._watched.lock:
@@ -152,7 +153,7 @@ class Observer:
 
     def releases(self, name: str, limit: int, before: int | None = None) -> models.ReleasePage:
         with self._watched.lock:
-            return self._state(name).releases.page(limit, before)
+            return self._releases(name).page(limit, before)
 
     def ledgers(self) -> list[models.LedgerSummary]:
         """Return all ledgers, ordered by input topic."""
@@ -167,7 +168,10 @@ class Observer:
         self, input: str, limit: int, before: int | None = None, job: str | None = None
     ) -> models.EntryPage:
         with self._watched.lock:
-            return self._view(input).page(limit, before, job)
+            view = self._view(input)
+            if view.problem is not None:
+                raise TopicError(view.problem)
+            return view.page(limit, before, job)
 
     def verification(self, input: str) -> models.Verification:
         self._view(input)
@@ -183,7 +187,7 @@ class Observer:
         Raises Unknown, BrokerUnreachable or TopicError.
         """
         with self._watched.lock:
-            releases = self._state(name).releases
+            releases = self._releases(name)
             last, offsets = releases.last, releases.offsets(batch)
             latest = releases.latest if last is not None and last.offset in offsets else None
         if latest is not None:
@@ -194,12 +198,14 @@ class Observer:
     def record_charge(self, input: str, partition: int, offset: int) -> models.RecordCharge:
         """Return the charges of one record.
 
-        Raises Unknown, BrokerUnreachable, or TopicError without a readable, open ledger.
+        Raises Unknown (also if the ledger is not open), BrokerUnreachable or TopicError.
         """
         with self._watched.lock:
             view = self._view(input)
             if view.trouble is not None:
                 raise TopicError(view.trouble)
+            if view.ledger.opened is None:
+                raise Unknown(f"the ledger of topic {input!r} is not open")
             charge = view.record(partition, offset)
             named = view.ledger.spent(partition, offset) != view.ledger.everywhere
         if not named:
@@ -228,6 +234,12 @@ class Observer:
             known = ", ".join(sorted(streams)[:10])
             raise Unknown(f"stream {name!r} is not in the settings: these have {known}")
         return streams[name]
+
+    def _releases(self, name: str) -> ReleaseHistory:
+        releases = self._state(name).releases
+        if releases.problem is not None:
+            raise TopicError(releases.problem)
+        return releases
 
     def _view(self, input: str) -> LedgerView:
         if input not in self._watched.views:

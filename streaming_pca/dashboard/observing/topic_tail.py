@@ -8,7 +8,7 @@ from contextlib import closing
 
 from streaming_pca.config.kafka import KafkaSettings
 from streaming_pca.dashboard.observing.ledgers import LedgerView
-from streaming_pca.dashboard.observing.logs import TopicsLost, TopicsReader
+from streaming_pca.dashboard.observing.logs import DENIED, TopicsLost, TopicsReader
 from streaming_pca.dashboard.observing.releases import ReleaseHistory
 from streaming_pca.dashboard.observing.watched import Watched
 
@@ -77,7 +77,7 @@ class TopicTail:
         with watched.lock:
             for topic, part in watched.topics.items():
                 if topic in self._denied:
-                    part.problem = f"topic {topic!r} may not be read by this user"
+                    part.problem = DENIED.format(topic)
                     continue
                 problem = next(filter(None, map(table.problems.get, (part.input, topic))), None)
                 if problem is not None or topic not in self._tried:

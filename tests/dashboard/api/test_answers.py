@@ -193,9 +193,16 @@ def test_what_is_not_there_is_404(world: World) -> None:
     assert "no release yet" in problem(world, f"streams/{world.unborn.name}/releases/latest", 404)
     assert "nowhere" in problem(world, "ledger/nowhere", 404)
     assert "offset" in problem(world, f"ledger/{topic}/records/0/999999999", 404)
-    assert "missing" in problem(world, f"streams/{world.missing.name}/budget", 404)
     assert "/v1/openapi.json" in problem(world, "nothing", 404)
     assert "/v1/openapi.json" in problem(world, "streams/", 404)
+
+
+def test_topics_that_are_missing_are_503_with_the_problem(world: World) -> None:
+    name, topic = world.missing.name, world.missing.settings.stream.input
+    for path in ("budget", "history", "releases", "releases/latest", "releases/1"):
+        assert "missing" in problem(world, f"streams/{name}/{path}", 503)
+    for path in ("entries", "records/0/0"):
+        assert "missing" in problem(world, f"ledger/{topic}/{path}", 503)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from streaming_pca.dashboard.observing import lookup
+from streaming_pca.dashboard.observing.logs import TopicsLost
 from streaming_pca.dashboard.observing.observer import Observer
 from streaming_pca.service.errors import TopicError
 from streaming_pca.service.kafka.clients import BrokerUnreachable
@@ -109,6 +111,31 @@ def test_answers_that_show_whether_all_topics_are_read_are_given_before(
     for path in ("streams", "ledger"):
         assert not server.ask(f"/v1/{path}").json["connection"]["loaded"]
     assert server.ask("/v1/streams/away").json["health"]["reasons"] == ["The topics are still being read."]
+
+
+@pytest.mark.parametrize("path", [path for path in PARTIAL if path != "ledger/in-away"])
+def test_a_topic_that_cannot_be_read_is_503_with_its_problem(
+    partly: tuple[Running, Offline], path: str
+) -> None:
+    server, offline = partly
+    watched, problem = offline.observer._watched, "topic 'x' may not be read by this user"
+    watched.load()
+    for topic in watched.topics.values():
+        topic.problem = problem
+    watched.refresh()
+    assert detail(server.ask(f"/v1/{path}"), 503) == problem
+
+
+def test_a_permission_that_was_just_withdrawn_is_503(
+    partly: tuple[Running, Offline], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread that reads topics has not found out yet."""
+    server, offline = partly
+    offline.observer._watched.load()
+    offline.observer._watched.streams["away"].releases.latest = None
+    monkeypatch.setattr(lookup, "_search", raising(TopicsLost({"away.releases"}, denied=True)))
+    monkeypatch.setattr(lookup, "TopicsReader", lambda kafka: None)
+    assert "may not be read" in detail(server.ask("/v1/streams/away/releases/1"), 503)
 
 
 def test_hanging_calls_keep_no_other_from_its_answer_and_give_their_places_back(

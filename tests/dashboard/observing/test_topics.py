@@ -134,8 +134,8 @@ def test_missing_topics_are_a_problem_until_they_are_there(
     assert observer.ledger(f"in-{name}").problem == problem
     assert observer.stream(there.name).problem is None
     made = make_stream(kafka_bootstrap, name, releases=2)
-    wait_for("the history", lambda: observer.history(name).batch == [1, 2])
     wait_for("the end of the problem", lambda: observer.stream(name).problem is None)
+    wait_for("the history", lambda: observer.history(name).batch == [1, 2])
     wait_for("the records", lambda: observer.stream(name).records == 200)
     assert observer.release(name)[0] == made.values[-1]
 
@@ -154,6 +154,7 @@ def test_topics_made_anew_are_read_from_their_beginnings(
     assert "is missing" in problem
     again = wait_for("other topics", lambda: _made_again(kafka_bootstrap, name))
     again.publish(2)
+    wait_for("the end of the problem", lambda: observer.stream(name).problem is None)
     wait_for("the history", lambda: observer.history(name).batch == [1, 2])
     wait_for("the records", lambda: observer.stream(name).records == 200)
     assert observer.history(name).complete

@@ -29,7 +29,7 @@ function remember(range) {
 export function charts(place, path) {
   const asked = new URLSearchParams(location.search).get("range");
   remember(RANGES.some((r) => r.value === asked) ? asked : chosen);
-  const state = { range: chosen, most: FEATURES[0], digest: undefined, at: 0, drawn: [] };
+  const state = { range: chosen, most: FEATURES[0], digest: undefined, unread: null, at: 0, drawn: [] };
   // Each is fetched when a figure needs it, once for each release or look.
   const held = new Map();
   const once = (name) => {
@@ -121,7 +121,7 @@ export function charts(place, path) {
     const elements = (some) => some.map((drawn) => drawn.figure.element);
     place.classList.add("figures");
     place.replaceChildren(
-      ...(now.length ? elements(state.drawn.filter((drawn) => !drawn.timed)) : [h("div", { class: "across" }, empty("No release yet.", "Explained variance, loadings, angles and the other figures appear with the first release, which comes when the first batch is processed."))]),
+      ...(now.length ? elements(state.drawn.filter((drawn) => !drawn.timed)) : [h("div", { class: "across" }, state.unread ? empty(`${state.unread}.`) : empty("No release yet.", "Explained variance, loadings, angles and the other figures appear with the first release, which comes when the first batch is processed."))]),
       ranges(), ...elements(state.drawn.filter((drawn) => drawn.timed)));
   }
 
@@ -131,10 +131,14 @@ export function charts(place, path) {
   }
 
   return {
-    /** Show a stream's numbers: all figures after a release, those of offsets and lag after some seconds. */
-    show(detail) {
+    /**
+     * Show a stream's numbers: all figures after a release, those of offsets and lag after some seconds.
+     *
+     * ``unread`` is a text if it is not known whether there is a release.
+     */
+    show(detail, unread) {
       const digest = detail.last_release?.digest ?? null;
-      const fresh = digest !== state.digest;
+      const fresh = digest !== state.digest || unread !== state.unread;
       if (!fresh && performance.now() - state.at < TRAFFIC_MS) return;
       state.at = performance.now();
       held.delete("traffic");
@@ -143,8 +147,9 @@ export function charts(place, path) {
         return;
       }
       held.clear();
-      const first = state.digest === undefined || (digest === null) !== (state.digest === null);
+      const first = state.digest === undefined || (digest === null) !== (state.digest === null) || unread !== state.unread;
       state.digest = digest;
+      state.unread = unread;
       if (first) start(detail);
       else for (const { figure: drawn } of state.drawn) drawn.redraw();
     },

@@ -69,9 +69,13 @@ export function budgetWords(budget, unit) {
   return spent ? spent + each : each[0].toUpperCase() + each.slice(1);
 }
 
+/** Text for nulls of a stream or ledger that can mean anything; null if they mean "none". */
+export const unread = ({ problem }, { loaded }) =>
+  (problem ? "Not known: the topics cannot be read" : loaded ? null : "Not known: the topics cannot be read yet");
+
 /** Budget in a cell: bar, the charged and the remaining part, and the budget of new records. */
-export function budgetCell(budget, unit) {
-  if (!budget) return h("span", { class: "faint" }, "No ledger");
+export function budgetCell(budget, unit, unknown) {
+  if (!budget) return h("span", { class: "faint" }, unknown ?? "No ledger");
   const left = largest(spentParts(budget.by_all, budget.cap, budget.left));
   const spent = budget.spent_share;
   return h("div", { class: "budget", title: `Of the record with the largest charge ${charge(budget.left)} is left of ${charge(budget.cap)}` }, budgetBar(spent, budget.allows_next),

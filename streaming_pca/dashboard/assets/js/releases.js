@@ -15,7 +15,7 @@ export function releases(name, path) {
   const latest = h("div", {});
   const element = h("details", { class: "card fold", "data-fold": "releases" }, h("summary", {}, h("h2", {}, "Releases, newest first")), place);
   const use = h("section", { class: "card", "aria-labelledby": "use-title", "data-part": "use" }, h("h2", { id: "use-title" }, "Use the last release"), latest, snippets(name));
-  const state = { items: [], next: null, paged: false };
+  const state = { items: [], next: null, paged: false, unread: null };
 
   const save = (batch, format) => async () => {
     const suffix = format === "npz" ? "?format=npz" : "";
@@ -37,9 +37,9 @@ export function releases(name, path) {
   function paint() {
     const [newest] = state.items;
     show(latest, newest ? h("div", { class: "row", "data-key": newest.batch, "data-batch": newest.batch }, `Download batch ${count(newest.batch)}:`, savers(newest))
-      : h("p", { class: "faint" }, "Downloads appear with the first release."));
+      : h("p", { class: "faint" }, state.unread ? `${state.unread}.` : "Downloads appear with the first release."));
     if (!state.items.length) {
-      show(place, components.empty("No release yet.", "The first appears here when the first batch is processed and published."));
+      show(place, state.unread ? components.empty(`${state.unread}.`) : components.empty("No release yet.", "The first appears here when the first batch is processed and published."));
       return;
     }
     const table = components.table("List of releases", [
@@ -67,10 +67,11 @@ export function releases(name, path) {
   return {
     element,
     use,
-    /** Add new releases at the top; keep the older pages already loaded. */
-    async renew(signal) {
+    /** Add new releases at the top; keep the older pages already loaded. Show ``unread`` if no release is known. */
+    async renew(signal, unread) {
       try {
-        const found = await get(`${path}/releases?limit=${PAGE}`, { signal });
+        state.unread = unread;
+        const found = unread ? { items: [], next: null } : await get(`${path}/releases?limit=${PAGE}`, { signal });
         const newest = new Set(found.items.map((r) => r.batch));
         const oldest = Math.min(...newest);
         const rest = state.items.filter((r) => r.batch < oldest);

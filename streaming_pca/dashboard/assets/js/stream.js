@@ -36,19 +36,19 @@ export function open(main, name) {
   const figures = h("div", {});
   const [guaranteed, charged] = ["guarantee", "budget"].map((id) => h("section", { class: "card", "aria-labelledby": `${id}-title`, "data-part": id }));
   const list = releases(name, path);
-  const state = { detail: null, digest: undefined };
+  const state = { detail: null, shown: undefined };
   const drawn = charts(figures, path);
 
-  function paint(detail) {
+  function paint(detail, unread) {
     const release = detail.last_release;
     show(top,
       h("div", { class: "title" }, h("h1", {}, detail.name), h("div", {}, components.health(detail.health)),
         h("p", { class: "lead" }, `Estimator ${detail.estimator}; ${many(detail.rank, "component")} of ${many(detail.dim, "feature")}; reads `,
           components.link(ROOT, components.ledgerPath(detail.input), detail.input), detail.standing ? "; " : "", detail.standing ? field("standing", detail.standing, detail.standing) : "", ".")),
       causes(detail));
-    show(numbers, h("h2", { class: "unseen" }, "Now"), headline(detail, release));
+    show(numbers, h("h2", { class: "unseen" }, "Now"), headline(detail, release, unread));
     show(guaranteed, h("h2", { id: "guarantee-title" }, "What is guaranteed"), guarantee(detail));
-    show(charged, h("div", { class: "head" }, h("h2", { id: "budget-title" }, "Privacy budget"), components.link(ROOT, components.ledgerPath(detail.input), "See the ledger", { class: "small" })), budget(detail));
+    show(charged, h("div", { class: "head" }, h("h2", { id: "budget-title" }, "Privacy budget"), components.link(ROOT, components.ledgerPath(detail.input), "See the ledger", { class: "small" })), budget(detail, unread));
   }
 
   const rest = h("div", { class: "stack page" }, numbers, figures, h("div", { class: "trio" }, guaranteed, charged, list.use), list.element);
@@ -61,13 +61,16 @@ export function open(main, name) {
       const [detail, all] = await Promise.all([get(path, { signal }), get("v1/streams?limit=1", { signal })]);
       if (signal.aborted) return all.connection;
       state.detail = detail;
-      paint(detail);
+      const unread = components.unread(detail, all.connection);
+      paint(detail, unread);
       rest.hidden = false;
-      drawn.show(detail);
-      const digest = detail.last_release?.digest ?? null;
-      if (digest !== state.digest) {
-        state.digest = digest;
-        list.renew(signal);
+      // The server has no releases before it has read all topics.
+      const release = unread ? null : detail.last_release;
+      drawn.show({ ...detail, last_release: release }, unread);
+      const shown = release?.digest ?? unread;
+      if (shown !== state.shown) {
+        state.shown = shown;
+        list.renew(signal, unread);
       }
       return all.connection;
     },
@@ -75,13 +78,13 @@ export function open(main, name) {
   };
 }
 
-function headline(detail, release) {
+function headline(detail, release, unread) {
   const batches = detail.batches;
   const bound = release?.angle_bound;
   return components.facts([
     [detail.privacy_unit === "row" ? "Messages processed" : "Records processed", field("records", detail.records, count(detail.records))],
-    ["Last release", release ? components.when(release.created, "last_release.created") : h("span", { "data-empty": "" }, "None yet"),
-      release ? ["batch ", field("last_release.batch", release.batch, count(release.batch)), ", ", field("last_release.records", release.records, many(release.records, "record"))] : "with the first batch"],
+    ["Last release", release ? components.when(release.created, "last_release.created") : h("span", { "data-empty": "" }, unread ?? "None yet"),
+      release ? ["batch ", field("last_release.batch", release.batch, count(release.batch)), ", ", field("last_release.records", release.records, many(release.records, "record"))] : unread ? null : "with the first batch"],
     next(detail),
     ["Explained", release ? components.shareCell(release.explained_share) : NONE, "of the variance"],
     ["Above the noise", release && isNumber(release.resolved_components) ? field("last_release.resolved_components", release.resolved_components, `${release.resolved_components} of ${detail.rank}`) : NONE, "components"],
@@ -112,9 +115,9 @@ function guarantee(detail) {
     folded("guarantee", detail.guarantee, list, () => "Epsilon, delta, and what is not covered")];
 }
 
-function budget(detail) {
+function budget(detail, unread) {
   const held = detail.budget;
-  if (!held) return components.empty("The ledger is not open.", "Charges appear once the topics are created: streaming-pca topics create.");
+  if (!held) return unread ? components.empty(`${unread}.`) : components.empty("The ledger is not open.", "Charges appear once the topics are created: streaming-pca topics create.");
   const alone = ["epsilon", "delta", "rho"].every((name) => held.by_stream[name] === held.by_all[name]);
   const rows = [[alone ? "Charged" : "By this stream", "by_stream"], ...(alone ? [] : [["By all jobs", "by_all"]]), ["Left", "left"], ["Cap", "cap"]];
   return [

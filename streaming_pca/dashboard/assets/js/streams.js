@@ -78,15 +78,16 @@ export function open(main) {
 
   const head = (key, title) =>
     h("button", { type: "button", class: "sort", "aria-pressed": String(state.order === key), on: { click: () => sortBy(key) } }, title);
+  const unread = (s) => components.unread(s, state.data.connection);
   const columns = () => [
     { title: "Stream", head: head("name", "Stream"), cell: nameCell },
     { title: "Health", head: head("health", "Health"), whole: true, cell: (s) => [components.health(s.health), s.health.reasons.length ? components.reasons(s.health.reasons, { "data-field": "health.reasons" }) : null] },
     { title: "Records", head: head("records", "Records"), number: true, cell: (s) => components.recordsCell("records", s.records, s.privacy_unit) },
     { title: "Next batch", head: head("lag", "Next batch"), number: true, cell: nextCell },
-    { title: "Last release", head: head("release", "Last release"), number: true, cell: releaseCell },
+    { title: "Last release", head: head("release", "Last release"), number: true, cell: (s) => releaseCell(s, unread(s)) },
     { title: "Explained", head: head("share", "Explained"), number: true, cell: (s) => (s.last_release ? components.shareCell(s.last_release.explained_share) : NONE) },
     { title: "Angle to the previous release", head: head("angle", "Angle"), number: true, cell: (s) => components.angleCell(s.last_release) },
-    { title: "Budget", head: head("budget", "Budget"), whole: true, cell: (s) => components.budgetCell(s.budget, s.privacy_unit) },
+    { title: "Budget", head: head("budget", "Budget"), whole: true, cell: (s) => components.budgetCell(s.budget, s.privacy_unit, unread(s)) },
     { title: "Leader", cell: (s) => components.leaderCell(s.leader) },
   ];
 
@@ -141,9 +142,8 @@ function nameCell(stream) {
   ];
 }
 
-function releaseCell(stream) {
-  const release = stream.last_release;
-  if (!release) return h("span", { class: "faint" }, stream.batches ? "None yet" : NONE);
+function releaseCell({ last_release: release }, unknown) {
+  if (!release) return h("span", { class: "faint" }, unknown ?? "None yet");
   return [
     components.when(release.created, "last_release.created"),
     h("span", { class: "small under" }, "batch ", field("last_release.batch", release.batch, count(release.batch)),
