@@ -211,15 +211,6 @@ def ledger_charge(
             help="Charge offsets START to END - 1 of partition P; may be repeated.",
         ),
     ] = None,
-    partition: Annotated[
-        int | None, typer.Option(min=0, help="Partition of one range; with --from and --to.")
-    ] = None,
-    start: Annotated[
-        int | None, typer.Option("--from", min=0, help="First offset of the range of --partition.")
-    ] = None,
-    end: Annotated[
-        int | None, typer.Option("--to", min=0, help="First offset after the range of --partition.")
-    ] = None,
     config: MaybeConfig = None,
     input_topic: InputOption = None,
     bootstrap: BootstrapOption = None,
@@ -236,7 +227,7 @@ def ledger_charge(
     from streaming_pca.admin.external_charge import charge_records
     from streaming_pca.admin.ledger import describe_charge, describe_left
 
-    spans = _spans(everything, ranges or [], partition, start, end)
+    spans = _spans(everything, ranges or [])
     charge = _charge(epsilon, delta, rho)
     kafka, topic = ledger_location(config, input_topic, bootstrap)
     with log_step(f"charging records of {topic}"):
@@ -269,21 +260,14 @@ def _charge(epsilon: str, delta: str, rho: str | None) -> Charge:
     return Charge(**parts)
 
 
-def _spans(
-    everything: bool, ranges: list[str], partition: int | None, start: int | None, end: int | None
-) -> list[OffsetSpan] | None:
+def _spans(everything: bool, ranges: list[str]) -> list[OffsetSpan] | None:
     """Return the ranges in the options; None for all records."""
     from streaming_pca.privacy.ledger.entries import OffsetSpan
 
-    one = (partition, start, end)
     named = [text.split(":") for text in ranges]
     for text, parts in zip(ranges, named, strict=True):
         if len(parts) != 3 or not all(part.isascii() and part.isdigit() and len(part) < 20 for part in parts):
             raise UserError(f"--range must be P:START:END, as in --range 0:0:500, not {text!r}")
-    if any(part is not None for part in one):
-        if any(part is None for part in one):
-            raise UserError("--partition, --from and --to name one range together: give all three")
-        named.append([str(part) for part in one])
     if everything == bool(named):
         raise UserError("name the records by --all, or by --range P:START:END, and not by both")
     if everything:

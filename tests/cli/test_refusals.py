@@ -66,7 +66,6 @@ REFUSALS = [
     (f"{CHARGE} --range 0:1", "--range must be P:START:END"),
     (f"{CHARGE} --range 0:-1:3", "--range must be P:START:END"),
     (f"{CHARGE} --range 0:1:²", "--range must be P:START:END"),
-    (f"{CHARGE} --partition 0 --from 3", "give all three"),
     (f"{CHARGE} --all --epsilon many", "--epsilon must be a number"),
     (f"{CHARGE} --all --delta -1", "--delta must not be negative"),
     (f"{CHARGE} --all --rho 1/0", "--rho must be a number"),

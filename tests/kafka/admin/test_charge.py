@@ -215,7 +215,7 @@ def test_the_command_charges_and_the_others_show_it(make_stream: Make) -> None:
     stream = filled(make_stream)
     reason = "to the [bold]agency"
     base = ("charge", "--job", "census", "--epsilon", "0.5", "--delta", "1e-7", "--reason", reason)
-    done = run(stream, *base, "--range", "0:2:6", "--partition", "2", "--from", "0", "--to", "4", "--json")
+    done = run(stream, *base, "--range", "0:2:6", "--range", "2:0:4", "--json")
     assert done.exit_code == 0, done.output
     facts = json.loads(done.stdout)
     assert facts["ranges"] == [{"partition": 0, "start": 2, "end": 6}, {"partition": 2, "start": 0, "end": 4}]
