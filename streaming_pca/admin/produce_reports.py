@@ -33,25 +33,13 @@ _BLOCK_ENTRIES = 2**20  # numbers of a file held in memory at a time
 _OVERHEAD = 2**16  # most bytes of a message in addition to its payload
 
 
-def report_mechanism(
-    stream: StreamSettings, epsilon: float | None = None, delta: float | None = None, radius: float = 1.0
-) -> LocalGaussian:
-    """Return the mechanism for the stream's reports, by default of its epsilon and delta.
-
-    Vectors up to the public norm ``radius`` stay unchanged.
-    """
+def report_mechanism(stream: StreamSettings, radius: float = 1.0) -> LocalGaussian:
+    """Return the mechanism of a stream's reports; vectors up to the public norm ``radius`` stay unchanged."""
     if stream.record_kind is not RecordKind.LOCAL:
         raise ConfigurationError(
             f'{stream.name}: record_kind = "{stream.record_kind}" does not accept reports: '
             'set record_kind = "local", or leave out the --local options'
         )
-    for name, given, own in (("epsilon", epsilon, stream.epsilon), ("delta", delta, stream.delta)):
-        if given is not None and given != own:
-            raise ConfigurationError(
-                f"--local-{name} {given!r} is not stream.{name} = {own!r}, "
-                "and reports of another epsilon or delta are null: leave the option out, or change "
-                "one of them"
-            )
     return LocalGaussian(stream.epsilon, stream.delta, radius)
 
 

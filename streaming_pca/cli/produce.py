@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 class _Local:
     """Options of reports."""
 
-    epsilon: float | None = None
-    delta: float | None = None
     radius: float | None = None
     accountant: Path | None = None
     skip_spent: bool = False
@@ -98,14 +96,6 @@ def produce(
             metavar="FORMAT", help="Format of the messages: octets, npy, json or arrow; octets are fastest."
         ),
     ] = "octets",
-    local_epsilon: Annotated[
-        float | None,
-        typer.Option(help="Epsilon of each report; it must agree with stream.epsilon.", show_default=False),
-    ] = None,
-    local_delta: Annotated[
-        float | None,
-        typer.Option(help="Delta of each report; it must agree with stream.delta.", show_default=False),
-    ] = None,
     local_radius: Annotated[
         float | None,
         typer.Option(
@@ -154,8 +144,8 @@ def produce(
 
     streaming-pca produce export.parquet --config stream.toml --drop id,comment
 
-    streaming-pca produce people.csv --config local.toml --local-epsilon 1 --local-delta 1e-6 \
---local-radius 5 --key person --local-accountant spent.sqlite[/]
+    streaming-pca produce people.csv --config local.toml --local-radius 5 --key person \
+--local-accountant spent.sqlite[/]
     """
     from streaming_pca.admin.produce import arrange, check_format, send_records
     from streaming_pca.config.loading import load_settings
@@ -163,7 +153,7 @@ def produce(
 
     settings = load_settings(config, stream)
     choice = ColumnChoice.parse(columns, drop, header)
-    local = _Local(local_epsilon, local_delta, local_radius, local_accountant, local_skip_spent)
+    local = _Local(local_radius, local_accountant, local_skip_spent)
     plain = not factors and rows_per_message == 1 and content_type == "octets"
     if settings.stream.record_kind == "local" or local != _Local():
         if not plain:
@@ -273,8 +263,7 @@ def _produce_reports(
     from streaming_pca.data.files import open_records
     from streaming_pca.local.accountant import LocalAccountant
 
-    radius = 1.0 if local.radius is None else local.radius
-    mechanism = report_mechanism(settings.stream, local.epsilon, local.delta, radius)
+    mechanism = report_mechanism(settings.stream, 1.0 if local.radius is None else local.radius)
     if local.accountant is None and (local.skip_spent or key is not None):
         option = "--key" if key is not None else "--local-skip-spent"
         raise UserError(
