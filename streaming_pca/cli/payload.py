@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -45,21 +45,6 @@ def payload_check(
     config: MaybeConfig = None,
     stream: StreamOption = None,
     dim: Annotated[int | None, typer.Option(min=1, help="Features of a record, without --config.")] = None,
-    dtype: Annotated[
-        Literal["float32", "float64"] | None,
-        typer.Option(help="Number type of octets, without --config; by default float32."),
-    ] = None,
-    record_kind: Annotated[
-        Literal["factor", "matrix"] | None,
-        typer.Option(help="Kind of records, without --config; by default factor."),
-    ] = None,
-    privacy_unit: Annotated[
-        Literal["message", "row", "user"] | None,
-        typer.Option(help="Unit of privacy, without --config; by default message."),
-    ] = None,
-    max_rows: Annotated[
-        int | None, typer.Option(min=1, help="Most rows of a payload, without --config; by default 64.")
-    ] = None,
     content_type: Annotated[
         str | None,
         typer.Option(help="Header content-type: octets, npy, json, arrow, or a media type. By default none."),
@@ -89,9 +74,7 @@ def payload_check(
     """
     from streaming_pca.data.validation import explain_payload
 
-    own = {"dim": dim, "dtype": dtype, "record_kind": record_kind, "privacy_unit": privacy_unit}
-    given = {name: value for name, value in (own | {"max_rows": max_rows}).items() if value is not None}
-    codec, names, pairs = _codec(config, stream, given)
+    codec, names, pairs = _codec(config, stream, dim)
     headers = _headers(content_type, header or [])
     data = _read(file)
     payloads = data.splitlines() if lines else [data]
@@ -115,35 +98,28 @@ def payload_check(
 
 
 def _codec(
-    config: Path | None, stream: str | None, own: dict[str, Any]
+    config: Path | None, stream: str | None, dim: int | None
 ) -> tuple[PayloadCodec, Sequence[str] | None, bool]:
     """Return the decoder and feature names of the stream, and whether it reads pairs."""
     from streaming_pca.config.loading import load_settings
     from streaming_pca.data.codec import PayloadCodec
-    from streaming_pca.data.records import RecordKind
     from streaming_pca.service.input.source import build_codec
     from streaming_pca.service.schema_registry import schemas_of
 
-    # The worker's key is secret, and the report is the same under every key.
-    user_key = bytes(32)
     if config is not None:
-        if own:
-            option = next(iter(own)).replace("_", "-")
-            raise UserError(f"--{option} is given by --config: leave out one of them")
+        if dim is not None:
+            raise UserError("--dim is given by --config: leave out one of them")
         settings = load_settings(config, stream)
-        key = user_key if settings.stream.privacy_unit == "user" else None
+        # The worker's key is secret, and the report is the same under every key.
+        key = bytes(32) if settings.stream.privacy_unit == "user" else None
         schemas = schemas_of(settings.registry, settings.stream.registry_subject)
         codec = build_codec(settings.stream, key, schemas)
         return codec, settings.stream.feature_names, settings.stream.centering == "pairs"
     if stream is not None:
         raise UserError("--stream needs --config FILE")
-    if "dim" not in own:
+    if dim is None:
         raise UserError("name --dim, or --config FILE")
-    unit, kind = own.get("privacy_unit", "message"), RecordKind(own.get("record_kind", "factor"))
-    if unit == "row" and kind is RecordKind.MATRIX:
-        raise UserError("--privacy-unit row needs --record-kind factor")
-    how = (own.get("dtype", "float32"), own.get("max_rows", 64), unit)
-    return PayloadCodec(own["dim"], kind, *how, user_key if unit == "user" else None), None, False
+    return PayloadCodec(dim), None, False
 
 
 def _headers(content_type: str | None, named: Sequence[str]) -> list[tuple[str, bytes]]:

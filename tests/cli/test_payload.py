@@ -86,20 +86,22 @@ def test_lines_of_standard_input_are_payloads(capfd: Capture, monkeypatch: Patch
 
 
 @pytest.mark.parametrize(
-    ("how", "words"),
+    ("settings", "words"),
     [
-        (("--dim", 3, "--privacy-unit", "row"), "1 of 2 records are null: row 1: NaN at position 1"),
-        (("--dim", 6, "--privacy-unit", "user"), "null record: NaN at position 4"),
-        (("--dim", 3, "--dtype", "float64", "--max-rows", 1), "null record: NaN at position 2"),
-        (("--dim", 3, "--record-kind", "matrix"), "null record: its shape is (2, 3), but a matrix"),
+        (None, "null record: NaN at position 4"),
+        ('privacy_unit = "row"\nmax_rows = 2', "1 of 2 records are null: row 1: NaN at position 1"),
+        ('dtype = "float64"\nmax_rows = 1', "null record: NaN at position 2"),
+        ('record_kind = "matrix"\ncentering = "none"', "null record: its shape is (2, 3), but a matrix"),
     ],
-    ids=str,
 )
-def test_a_stream_is_described_by_options_too(check: Check, how: tuple[object, ...], words: str) -> None:
+def test_the_record_is_read_by_the_stream_s_settings(
+    check: Check, config: Path, settings: str | None, words: str
+) -> None:
     values = np.array([1, 2, 3, 4, np.nan, 6], "<f4")
-    if "float64" in how:
+    if settings is not None and "float64" in settings:
         values = np.array([1, 2, np.nan], "<f8")
-    result = check(values.tobytes(), *how)
+    config.write_text(f"{config.read_text()}{settings}\n")
+    result = check(values.tobytes(), *(("--dim", 6) if settings is None else ("--config", config)))
     assert result.returncode == 1
     assert result.stdout.startswith(words)
 
@@ -121,10 +123,11 @@ def test_pairs_read_records_of_one_row(check: Check, config: Path) -> None:
     assert check(two, "--config", config).returncode == 0
 
 
-def test_a_user_s_message_needs_a_key(check: Check) -> None:
-    result = check(bytes(12), "--dim", 3, "--privacy-unit", "user")
+def test_a_user_s_message_needs_a_key(check: Check, config: Path) -> None:
+    config.write_text(config.read_text() + 'privacy_unit = "user"\n')
+    result = check(bytes(12), "--config", config)
     assert (result.returncode, result.stdout) == (1, "null record: it has no key to name the user\n")
-    assert check(bytes(12), "--dim", 3, "--privacy-unit", "user", "--key", "ann").returncode == 0
+    assert check(bytes(12), "--config", config, "--key", "ann").returncode == 0
 
 
 @pytest.mark.parametrize("option", ["--header", "--key", "--content-type"])
