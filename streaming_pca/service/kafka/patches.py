@@ -459,27 +459,12 @@ _SIZES = ("fetch_max_bytes", "max_partition_fetch_bytes")
 _REMEMBERED_SECONDS = 600.0  # time that new consumers of the process start with the reduced size
 
 
-class _Limit:
-    """Fetch size of the process that a slow link has recently allowed."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._size, self._until = sys.maxsize, 0.0
-
-    @property
-    def bytes(self) -> int:
-        return self._size if time.monotonic() < self._until else sys.maxsize
-
-    def lower(self, size: int) -> bool:
-        """Set a lower limit; return False if it is already as low."""
-        with self._lock:
-            if self.bytes <= size:
-                return False
-            self._size, self._until = size, time.monotonic() + _REMEMBERED_SECONDS
-            return True
+_limit = (sys.maxsize, 0.0)  # fetch size of the process that a slow link has allowed, and until when
 
 
-_limit = _Limit()
+def _limit_now() -> int:
+    size, until = _limit
+    return size if time.monotonic() < until else sys.maxsize
 
 
 def shrink_on_timeout(fetcher: Fetcher, request_timeout_ms: int) -> None:
@@ -494,13 +479,15 @@ def shrink_on_timeout(fetcher: Fetcher, request_timeout_ms: int) -> None:
             fetcher.config[name] = min(fetcher.config[name], size)
 
     def handle_and_shrink(node: Any, error: Exception) -> None:
+        global _limit
         handle(node, error)
         size = fetcher.config[_SIZES[0]]
         if not isinstance(error, RequestTimedOutError) or size <= LEAST_FETCH_BYTES:
             return
         smaller = max(size // _SHRINKING, LEAST_FETCH_BYTES)
         limit(smaller)
-        if _limit.lower(smaller):
+        if smaller < _limit_now():
+            _limit = (smaller, time.monotonic() + _REMEMBERED_SECONDS)
             numbers = (size // 1024, request_timeout_ms, smaller // 1024)
             log.warning(
                 "the link to the broker is slow, or the broker: a fetch of up to %d KiB was not answered "
@@ -508,7 +495,7 @@ def shrink_on_timeout(fetcher: Fetcher, request_timeout_ms: int) -> None:
                 *numbers,
             )
 
-    limit(_limit.bytes)
+    limit(_limit_now())
     fetcher._handle_fetch_error = handle_and_shrink
 
 
