@@ -146,30 +146,20 @@ def is_part(message: Any) -> bool:
     return bool((message.key or b"").startswith(_PARTS))
 
 
-class PartChunks:
-    """Last chunk of each key of the table of users."""
-
-    def __init__(self) -> None:
-        self._chunks: dict[bytes, bytes] = {}
-
-    def take(self, message: Any) -> None:
-        """Store a chunk, replacing an earlier one with its key."""
-        self._chunks[message.key] = message.value or b""
-
-    def joined(self, index: UserIndex) -> dict[str, bytes]:
-        """Join an index's complete parts; contents are not checked."""
-        found = {}
-        for name, part in index.parts.items():
-            chunks = []
-            # Stop at the first missing chunk: the size is claimed by the state and may be any number.
-            for i in range(math.ceil(part.size / _CHUNK_BYTES)):
-                chunk = self._chunks.get(f"{name}.{i}".encode())
-                if chunk is None:
-                    break
-                chunks.append(chunk)
-            else:
-                found[name] = b"".join(chunks)
-        return found
+def join_parts(index: UserIndex, chunks: Mapping[bytes, bytes]) -> dict[str, bytes]:
+    """Join an index's complete parts from the last chunk of each key; contents are not checked."""
+    found = {}
+    for name, part in index.parts.items():
+        parts = []
+        # Stop at the first missing chunk: the size is claimed by the state and may be any number.
+        for i in range(math.ceil(part.size / _CHUNK_BYTES)):
+            chunk = chunks.get(f"{name}.{i}".encode())
+            if chunk is None:
+                break
+            parts.append(chunk)
+        else:
+            found[name] = b"".join(parts)
+    return found
 
 
 class StateReader:
@@ -180,12 +170,12 @@ class StateReader:
         self._patience = kafka.transaction_timeout_ms / 1000 + 60
         self._reader = LogReader(kafka, stream.state_topic, public_size=False)
         self._chunks: dict[int, Any] = {}
-        self._parts = PartChunks()
+        self._parts: dict[bytes, bytes] = {}
 
     def read_to(self, end: int) -> None:
         for message in self._reader.read_to(end, self._patience):
             if is_part(message):
-                self._parts.take(message)
+                self._parts[message.key] = message.value or b""
                 continue
             try:
                 self._chunks[int(message.key)] = message
@@ -235,7 +225,7 @@ class StateReader:
             return UserLog(limit)
         if checkpoint.users is None:
             raise self._unreadable("the last state does not name a table of users")
-        parts, self._parts = self._parts.joined(checkpoint.users), PartChunks()
+        parts, self._parts = join_parts(checkpoint.users, self._parts), {}
         try:
             return UserLog.rebuilt(limit, checkpoint.users, parts)
         except MalformedState as error:
@@ -282,14 +272,15 @@ class FoundState:
 
 def find_state(kafka: KafkaSettings, topic: str, digest: str) -> FoundState:
     chunks: dict[int, bytes] = {}
-    parts, complete, last = PartChunks(), False, ""
+    parts: dict[bytes, bytes] = {}
+    complete, last = False, ""
     with closing(LogReader(kafka, topic, public_size=False)) as reader:
         try:
             for message in reader.read_to(high_watermark(kafka, topic), PATIENCE_SECONDS):
                 if is_part(message):
                     # Parts after the state belong to later states.
                     if not complete:
-                        parts.take(message)
+                        parts[message.key] = message.value or b""
                     continue
                 headers = dict(message.headers or ())
                 last = headers.get("digest", b"?").decode("ascii", "replace")
@@ -303,7 +294,7 @@ def find_state(kafka: KafkaSettings, topic: str, digest: str) -> FoundState:
         return FoundState(last=last)
     index, users = _users_of(data), None
     if index is not None:
-        joined = parts.joined(index)
+        joined = join_parts(index, parts)
         with suppress(MalformedState):
             check_parts(index, joined)
             users = index.join(joined)

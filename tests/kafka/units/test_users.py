@@ -10,7 +10,7 @@ import numpy as np
 
 from streaming_pca.privacy.ledger.entries import Committed, Reserved
 from streaming_pca.privacy.users import hash_users
-from streaming_pca.service.commit.state_topic import PartChunks, is_part
+from streaming_pca.service.commit.state_topic import is_part, join_parts
 from streaming_pca.service.commit.user_log import UserLog
 from tests.kafka.admin.test_backup import export, restore, run_batches
 from tests.kafka.child import Strike
@@ -119,10 +119,7 @@ def check_users(stream: Stream) -> UserLog:
     index = stream.checkpoints()[-1][0].users
     assert index is not None
     assert index.commits == len(batches)
-    parts = PartChunks()
-    for message in messages:
-        parts.take(message)
-    joined = parts.joined(index)
+    joined = join_parts(index, {message.key: message.value for message in messages})
     for n, counting in enumerate(batches, start=1):
         delta = np.frombuffer(joined[f"users.delta.{n}"], dtype="<u8").reshape(-1, 2)
         np.testing.assert_array_equal(delta, hash_users(index.key, counting))

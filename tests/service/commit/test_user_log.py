@@ -58,10 +58,8 @@ def commit(log: UserLog, users: Users, topic: Topic) -> NDArray[np.bool_]:
 
 
 def rebuilt(limit: int, index: UserIndex, messages: list[SimpleNamespace]) -> UserLog:
-    chunks = state_topic.PartChunks()
-    for message in filter(state_topic.is_part, messages):
-        chunks.take(message)
-    return UserLog.rebuilt(limit, index, chunks.joined(index))
+    chunks = {message.key: message.value for message in filter(state_topic.is_part, messages)}
+    return UserLog.rebuilt(limit, index, state_topic.join_parts(index, chunks))
 
 
 def batch_of(rng: np.random.Generator, count: int, of: int) -> Users:
