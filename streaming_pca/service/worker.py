@@ -47,7 +47,7 @@ from streaming_pca.service.process import RETRY_SECONDS, Patience, patiently, ru
 from streaming_pca.service.session import Session
 from streaming_pca.service.topics.find import Topics, find_topics
 from streaming_pca.service.tracing import Tracing
-from streaming_pca.service.verification import Verifier
+from streaming_pca.service.verification import verify_periodically
 
 log = logging.getLogger(__name__)
 
@@ -355,7 +355,7 @@ class Worker:
             # The first error is raised; asyncio would print the others with their messages.
             task.add_done_callback(lambda done: done.cancelled() or done.exception())
         election = asyncio.create_task(self._serve_election())
-        verifying = asyncio.create_task(self._verifier().run(self.stopping))
+        verifying = asyncio.create_task(self._verify())
         try:
             await self._until_done(running, compiling, election, verifying)
         finally:
@@ -371,11 +371,12 @@ class Worker:
             await asyncio.to_thread(self.tracing.close)
         return max(stream.status or 0 for stream in self._streams)
 
-    def _verifier(self) -> Verifier:
+    async def _verify(self) -> None:
         shown: dict[str, list[StreamMetrics]] = {}
         for stream in self._streams:
             shown.setdefault(stream.settings.stream.input, []).append(stream.metrics)
-        return Verifier(self._settings.kafka, shown, self._settings.worker.verify_seconds)
+        interval = self._settings.worker.verify_seconds
+        await verify_periodically(self._settings.kafka, shown, interval, self.stopping)
 
     async def _until_done(self, running: list[asyncio.Task[None]], *others: asyncio.Task[None]) -> None:
         """Wait for all streams; raise the first error that ends the process."""

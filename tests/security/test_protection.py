@@ -33,7 +33,7 @@ from streaming_pca.service.process_hardening import (
     traceback_text,
     withheld_messages,
 )
-from streaming_pca.service.verification import Verifier
+from streaming_pca.service.verification import verify_periodically
 from tests.cli.command import call
 from tests.cli.test_app import closed_port
 from tests.security import unprivileged
@@ -229,9 +229,11 @@ def start_clock(kafka: KafkaSettings) -> None:
 
 
 def start_verifier(kafka: KafkaSettings) -> None:
-    verifier = Verifier(kafka, {"records": []}, 0.01)
+    async def verify() -> None:
+        await asyncio.wait_for(verify_periodically(kafka, {"records": []}, 0.01, asyncio.Event()), 0.2)
+
     with suppress(TimeoutError):
-        asyncio.run(asyncio.wait_for(verifier.run(asyncio.Event()), 0.2))
+        asyncio.run(verify())
 
 
 @pytest.mark.parametrize("start", [start_clock, start_verifier])

@@ -20,7 +20,7 @@ from pydantic import SecretStr
 from streaming_pca.config.kafka import KafkaSettings
 from streaming_pca.service import verification
 from streaming_pca.service.metrics import Metrics
-from streaming_pca.service.verification import Verifier
+from streaming_pca.service.verification import verify_periodically
 from tests.security.needles import secret
 from tests.security.unprivileged import is_dumpable
 from tests.waiting import LIMIT, wait_for
@@ -28,11 +28,14 @@ from tests.waiting import LIMIT, wait_for
 PASSWORD = secret("dashboard")
 
 
-def verifier(metrics: Metrics, port: int, interval: float = 0.01, patience: int = 100_000) -> Verifier:
+async def verify(
+    metrics: Metrics, port: int, stopping: asyncio.Event, interval: float = 0.01, patience: int = 100_000
+) -> None:
     login = {"sasl_mechanism": "PLAIN", "sasl_username": "worker", "sasl_password": SecretStr(PASSWORD)}
     address = {"bootstrap_servers": f"127.0.0.1:{port}", "bootstrap_timeout_ms": patience}
     kafka = KafkaSettings(security_protocol="SASL_PLAINTEXT", **login, **address)
-    return Verifier(kafka, {"records": [metrics.for_stream("a"), metrics.for_stream("b")]}, interval)
+    shown = {"records": [metrics.for_stream("a"), metrics.for_stream("b")]}
+    await verify_periodically(kafka, shown, interval, stopping)
 
 
 def errors(metrics: Metrics) -> list[float]:
@@ -58,7 +61,7 @@ def children() -> list[psutil.Process]:
 
 def test_no_interval_is_no_verification() -> None:
     metrics = Metrics()
-    asyncio.run(verifier(metrics, 1, interval=0).run(asyncio.Event()))
+    asyncio.run(verify(metrics, 1, asyncio.Event(), interval=0))
     assert errors(metrics) == [0, 0]
 
 
@@ -69,7 +72,7 @@ def verify_until(
     metrics, stopping = Metrics(), asyncio.Event()
 
     async def run() -> None:
-        running = asyncio.create_task(verifier(metrics, port, **how).run(stopping))
+        running = asyncio.create_task(verify(metrics, port, stopping, **how))
         while not done(metrics):
             await asyncio.sleep(0.05)
         see()
