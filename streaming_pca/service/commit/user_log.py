@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streaming_pca.privacy.randomness import secret_salt
-from streaming_pca.privacy.users import SHARDS, Admission, Part, UserIndex, UserTable, shard_numbers
+from streaming_pca.privacy.users import SHARDS, Part, UserIndex, UserTable, shard_numbers
 
 _LITTLE = np.dtype("<u8")
 
@@ -76,10 +76,6 @@ class UserLog:
             data = parts[f"users.delta.{n % SHARDS}"]
             users = _counted(np.frombuffer(data, dtype=_LITTLE).reshape(-1, 2).astype(np.uint64))
             self.table.add(users[as_before[shard_numbers(users)] <= n])
-
-    def admit(self, users: NDArray[np.uint64]) -> Admission:
-        """Decide which records of a batch count, by their users (m, 2), without side effects."""
-        return self.table.admit(users)
 
     def step(self, users: NDArray[np.uint64], counted: NDArray[np.bool_]) -> Step:
         """Prepare the next change from records' users, (m, 2), and whether they count, (m,)."""

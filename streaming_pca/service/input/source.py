@@ -206,11 +206,6 @@ class Source:
         self._reader.fetch({p: level for p, a, c in shown if not c and a < level}, ends)
         return not self._stop.is_set()
 
-    @property
-    def buffered(self) -> int:
-        """Number of records that were read but not cut yet."""
-        return sum(b.count for b in list(self._buffers.values()))
-
     def _quotas_at(self, end_offsets: EndOffsets, late: bool) -> list[int] | None:
         """Return partitions' quotas, by granularity; late, everything below the ends. None if too few."""
         plan = self._plan
