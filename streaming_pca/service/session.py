@@ -23,7 +23,7 @@ from streaming_pca.privacy.ledger.entries import Reserved
 from streaming_pca.privacy.ledger.protocol import JobStatus
 from streaming_pca.privacy.randomness import utility_generator
 from streaming_pca.service.commit.admission import decode_admitted_state
-from streaming_pca.service.commit.batch_result import Progress, compute_batch, parameters_of
+from streaming_pca.service.commit.batch_result import compute_batch, parameters_of
 from streaming_pca.service.commit.checkpoint import CheckpointWriter, TakenOver
 from streaming_pca.service.commit.recovery import Action
 from streaming_pca.service.commit.state_topic import Checkpoint
@@ -54,8 +54,7 @@ class _Interrupted(Exception):
 class Session:
     """Session as leader of one stream.
 
-    ``topics`` are of this session: a recreated topic holds different data. ``on_release`` is called with
-    every published release.
+    ``topics`` are of this session: a recreated topic holds different data.
     """
 
     def __init__(
@@ -66,7 +65,6 @@ class Session:
         poller: EndOffsetPoller,
         metrics: StreamMetrics,
         log: StreamLog,
-        on_release: Callable[[Progress], None] | None = None,
         make_reader: ReaderFactory = PartitionReader,
         traces: StreamTraces | None = None,
         on_taken_over: Callable[[], None] = lambda: None,
@@ -75,7 +73,7 @@ class Session:
         self._estimator = settings.stream.build_estimator()
         self._writer: CheckpointWriter
         self._executors, self._poller = executors, poller
-        self._metrics, self._log, self._on_release = metrics, log, on_release
+        self._metrics, self._log = metrics, log
         self._traces = traces or StreamTraces(None, self._stream)
         self._on_taken_over = on_taken_over
         self._subject = settings.stream.registry_subject
@@ -408,8 +406,7 @@ class Session:
 
     async def _publish(self, trace: Span) -> None:
         with trace.child("publish") as span:
-            data = await self._exchange("publish", self._writer.publish)
-            release = Release.from_bytes(data)
+            release = Release.from_bytes(await self._exchange("publish", self._writer.publish))
             span.show(batch=release.batch, outcome=release.outcome)
         started, self._reserved_at = self._reserved_at, None
         self._show_release(release)
@@ -424,8 +421,6 @@ class Session:
             line += "`streaming-pca payload check` shows " + ("others" if by_design else "why")
             log = self._log.info if by_design else self._log.warning
             log(line, release.batch, 100 * share, extra={"batch": release.batch})
-        if self._on_release is not None:
-            self._on_release(Progress(release.batch, release.records, data))
 
     def _show_release(self, release: Release) -> None:
         self._metrics.show_release(release)

@@ -32,7 +32,6 @@ from streaming_pca.estimators.kernel_cache import (
 from streaming_pca.kernels import load_compiler
 from streaming_pca.kernels.threads import use_threads
 from streaming_pca.service.commit.admission import StandbyCheck
-from streaming_pca.service.commit.batch_result import Progress
 from streaming_pca.service.election import Election
 from streaming_pca.service.errors import SessionLost, TopicError, exit_status
 from streaming_pca.service.executors import Executors, Pool, first_of
@@ -221,7 +220,7 @@ class _Stream:
 
     async def _lead(self, topics: Topics) -> bool:
         worker = self._worker
-        parts = (worker.executors, worker.poller, self.metrics, self._log, worker.on_release)
+        parts = (worker.executors, worker.poller, self.metrics, self._log)
         traces = worker.tracing.for_stream(self.settings.stream)
         how = (*parts, worker.make_reader, traces, self._note_take_over)
         self._session = session = Session(self.settings, topics, *how)
@@ -260,18 +259,17 @@ class _Stream:
 class Worker:
     """Process that runs streams, each as leader or standby; their settings differ in ``stream`` only.
 
-    ``on_release`` is called with every published release; ``site`` is shown with metrics and health.
+    ``site`` is shown with metrics and health.
     """
 
     def __init__(
         self,
         settings: Sequence[Settings],
-        on_release: Callable[[Progress], None] | None = None,
         make_reader: ReaderFactory = PartitionReader,
         site: Site | None = None,
     ) -> None:
         self._settings, self._site = settings[0], site
-        self.on_release, self.make_reader = on_release, make_reader
+        self.make_reader = make_reader
         self.stopping = asyncio.Event()
         self.executors = Executors()
         self.metrics = Metrics(process=self._settings.http.process_metrics)
@@ -433,7 +431,6 @@ class Worker:
 
 def run_worker(
     settings: Sequence[Settings],
-    on_release: Callable[[Progress], None] | None = None,
     make_reader: ReaderFactory = PartitionReader,
     site: Site | None = None,
 ) -> int:
@@ -445,7 +442,7 @@ def run_worker(
     _prepare()
 
     async def main() -> int:
-        worker = Worker(settings, on_release, make_reader, site)
+        worker = Worker(settings, make_reader, site)
         with stop_on_signals(worker.stop):
             return await worker.run()
 

@@ -54,7 +54,7 @@ def run_spark(
     try:
         # Without executors the process ends, and its successor finishes a reserved batch.
         watch_spark(spark, partial(end_process, successor="recovers"), stopping)
-        return run_worker(settings, None, cluster_readers(spark, spark_settings), site)
+        return run_worker(settings, cluster_readers(spark, spark_settings), site)
     finally:
         stopping.set()
         stop_spark(spark)

@@ -21,15 +21,6 @@ from streaming_pca.service.commit.user_log import Step, UserLog
 from streaming_pca.service.input.source import OffsetBatch
 
 
-@dataclass(frozen=True)
-class Progress:
-    """Public facts of a published release, for callbacks of the worker."""
-
-    batch: int
-    records: int
-    release: bytes
-
-
 def make_release(
     stream: StreamSettings,
     subspace: Subspace,
