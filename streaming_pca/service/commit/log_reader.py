@@ -66,12 +66,12 @@ class EndReader:
 
 
 class LogReader:
-    """Read_committed reader of partition 0, starting at ``start`` or the first record.
+    """Read_committed reader of partition 0, starting at the first record.
 
     Without ``public_size``, neither progress nor an error shows an offset.
     """
 
-    def __init__(self, kafka: KafkaSettings, topic: str, start: int = 0, *, public_size: bool = True) -> None:
+    def __init__(self, kafka: KafkaSettings, topic: str, *, public_size: bool = True) -> None:
         self.topic, self._public_size = topic, public_size
         self._kafka, self._tp = kafka, TopicPartition(topic, 0)
         self._consumer = reading_consumer(kafka, max_poll_records=500, topics=[topic])
@@ -83,7 +83,7 @@ class LogReader:
             raise
         self.first = int(starts[self._tp])
         self._consumer.assign([self._tp])
-        self._consumer.seek(self._tp, max(self.first, start))
+        self._consumer.seek(self._tp, self.first)
 
     @property
     def position(self) -> int:
