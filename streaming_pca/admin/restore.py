@@ -261,7 +261,7 @@ def _compare(kafka: KafkaSettings, backup: Backup) -> _Missing:
         found = find_state(kafka, topic, job.state_digest)
         own = backup.states.get(name, b"")
         # A running worker may have written a later state.
-        if found.is_whole(job.state_digest) and (newer or found.last == job.state_digest):
+        if found.is_whole and (newer or found.last == job.state_digest):
             continue
         if found.last == job.state_digest and found.data is not None:
             raise StreamRefused(

@@ -59,7 +59,7 @@ def read_snapshot(
             topic = f"{name}.state"
             found = find_state(kafka, topic, digest) if topic in topics else FoundState()
             states[name] = keep(found, digest)
-            if not found.is_whole(digest):
+            if not found.is_whole:
                 lagging.append(name)
         sought = wanted
         # A missing state was replaced by a later one, whose entry can be read by now,

@@ -256,18 +256,14 @@ def check_input(kafka: KafkaSettings, stream: StreamSettings, topic_id: str) -> 
 class FoundState:
     """State found on a topic.
 
-    ``data`` and ``users`` are None unless complete; ``last`` is the topic's last digest, "" if it is empty.
+    ``data`` and ``users`` are None unless complete; ``last`` is the topic's last digest, "" if it is empty;
+    ``is_whole`` is True if ``data`` is there and, if needed, ``users``.
     """
 
     data: bytes | None = None
     users: bytes | None = None
     last: str = ""
-
-    def is_whole(self, digest: str) -> bool:
-        """Return whether this state has the digest and, if needed, its table of users."""
-        if _digest(self.data) != digest:
-            return False
-        return self.users is not None or _users_of(self.data) is None
+    is_whole: bool = False
 
 
 def find_state(kafka: KafkaSettings, topic: str, digest: str) -> FoundState:
@@ -292,13 +288,15 @@ def find_state(kafka: KafkaSettings, topic: str, digest: str) -> FoundState:
     data = b"".join(chunks[index] for index in sorted(chunks))
     if _digest(data) != digest:
         return FoundState(last=last)
-    index, users = _users_of(data), None
-    if index is not None:
-        joined = join_parts(index, parts)
-        with suppress(MalformedState):
+    index: UserIndex | None = None
+    users: bytes | None = None
+    with suppress(MalformedState):
+        index = decode_checkpoint(data)[0].users
+        if index is not None:
+            joined = join_parts(index, parts)
             check_parts(index, joined)
             users = index.join(joined)
-    return FoundState(data, users, last)
+    return FoundState(data, users, last, is_whole=index is None or users is not None)
 
 
 def summarise(data: bytes, users: bytes | None) -> StoredState:
@@ -321,12 +319,5 @@ def summarise(data: bytes, users: bytes | None) -> StoredState:
     return StoredState(digest, *facts, _digest(checkpoint.release))
 
 
-def _users_of(data: bytes | None) -> UserIndex | None:
-    """Return a state's index of users; None if it is missing or the state cannot be read."""
-    with suppress(MalformedState):
-        return None if data is None else decode_checkpoint(data)[0].users
-    return None
-
-
-def _digest(data: bytes | None) -> str:
-    return "" if data is None else hashlib.sha256(data).hexdigest()
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
