@@ -270,7 +270,7 @@ def guard_output() -> None:
         sys.stderr = cast(TextIO, _Errors(sys.stderr))
 
 
-def end_without_output(error: OutputFailed, status: int = 1) -> NoReturn:
+def end_without_output(error: OSError, status: int = 1) -> NoReturn:
     """Discard unwritten output and exit, with one line unless the reader is gone."""
     # Otherwise Python would write it at exit, and print an error.
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import select
 import signal
 import sys
@@ -21,6 +20,7 @@ from streaming_pca.cli.common import (
     MaybeConfig,
     StreamOption,
     connection_to,
+    end_without_output,
     err,
     fail,
     out,
@@ -84,10 +84,8 @@ def watch(
     ):
         try:
             _show(items, as_json, count, timeout, settings)
-        except BrokenPipeError:
-            # The reader has closed the pipe; buffered output must not raise again at exit.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return
+        except BrokenPipeError as closed:
+            end_without_output(closed, 0)
         except TimeoutError as late:
             fail(TimeoutError(f"{topic}: {late}"), 1)
 
