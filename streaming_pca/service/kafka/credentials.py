@@ -14,6 +14,8 @@ import os
 import threading
 import time
 import urllib.parse
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from kafka.net.sasl import SaslMechanismPlain, SaslMechanismScram, register_sasl_mechanism
@@ -56,19 +58,9 @@ def sasl_options(settings: KafkaSettings) -> dict[str, Any]:
     return options | {"sasl_plain_username": settings.sasl_username, "sasl_plain_password": password}
 
 
-def _current(config: dict[str, Any]) -> dict[str, Any]:
+def _with_current_password(mechanism: Callable[..., Any], /, **config: Any) -> Any:
     password = config.get("sasl_plain_password")
-    return config | {"sasl_plain_password": password() if callable(password) else password}
-
-
-class _Plain(SaslMechanismPlain):  # type: ignore[misc]
-    def __init__(self, **config: Any) -> None:
-        super().__init__(**_current(config))
-
-
-class _Scram(SaslMechanismScram):  # type: ignore[misc]
-    def __init__(self, **config: Any) -> None:
-        super().__init__(**_current(config))
+    return mechanism(**config | {"sasl_plain_password": password() if callable(password) else password})
 
 
 class _TokenFile(AbstractTokenProvider):  # type: ignore[misc]
@@ -217,6 +209,6 @@ def _reason(body: bytes) -> str:
 
 def install() -> None:
     """Register the mechanisms; idempotent."""
-    register_sasl_mechanism("PLAIN", _Plain, overwrite=True)
-    for name in ("SCRAM-SHA-256", "SCRAM-SHA-512"):
-        register_sasl_mechanism(name, _Scram, overwrite=True)
+    for name in ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"):
+        own = SaslMechanismPlain if name == "PLAIN" else SaslMechanismScram
+        register_sasl_mechanism(name, partial(_with_current_password, own), overwrite=True)
