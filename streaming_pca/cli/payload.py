@@ -330,7 +330,7 @@ def features_check(
         raise UserError(f"{file}: has no line with an object")
     of_users = settings.privacy_unit == "user"
     # Samples are JSON objects, so a registry's schemas do not matter.
-    codec = build_codec(settings, bytes(32) if of_users else None, {} if settings.needs_registry else None)
+    codec = build_codec(settings, bytes(32) if of_users else None, {} if settings.registry_subject else None)
     with step(f"checking {len(texts):,} records"):
         report = check_records(codec, texts, _SHOWN, pairs=settings.centering == "pairs")
     if as_json:

@@ -387,11 +387,6 @@ class StreamSettings(Section):
         return FORMATS[self.format]
 
     @property
-    def needs_registry(self) -> bool:
-        """True if the records' schemas are in the registry."""
-        return self.registry_subject is not None
-
-    @property
     def registry_subject(self) -> Subject | None:
         """Subject of the records' schemas in the registry; None if they are not there."""
         if self.format not in SCHEMA_FORMATS or self.schema_file is not None:
@@ -401,7 +396,7 @@ class StreamSettings(Section):
     @property
     def fields(self) -> FieldReader | None:
         """Reader of records with named fields; None for records that are rows of numbers."""
-        if self.needs_registry:
+        if self.registry_subject is not None:
             raise ConfigurationError(
                 f'stream.format = "{self.format}": the schemas are in the registry, which is not read here: '
                 "set stream.schema_file to a file of the schema"
@@ -412,7 +407,7 @@ class StreamSettings(Section):
     def missing_library(self) -> str:
         """Missing library of the format, with the remedy; only a worker needs it. ValueError as `fields`."""
         try:
-            _ = None if self.needs_registry else self.fields
+            _ = None if self.registry_subject is not None else self.fields
         except LibraryMissing as error:
             return str(error)
         return ""
@@ -497,6 +492,6 @@ class Settings(Section):
     @classmethod
     def _check_registry(cls, registry: RegistrySettings | None, info: ValidationInfo) -> Any:
         stream = info.data.get("stream")
-        if registry is None and stream is not None and stream.needs_registry:
+        if registry is None and stream is not None and stream.registry_subject is not None:
             raise ValueError(f'format = "{stream.format}" needs schema_file, or the section [registry]')
         return registry

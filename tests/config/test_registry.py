@@ -30,7 +30,6 @@ def test_a_stream_without_a_schema_file_reads_the_registry_s_subject(tmp_path: P
     registry = '\n[registry]\nurl = "https://registry.example/apis/ccompat/v7/"\nseconds = 5\n'
     settings = load_settings(file_of(tmp_path, registry))
     assert settings.registry == RegistrySettings(url="https://registry.example/apis/ccompat/v7", seconds=5)
-    assert settings.stream.needs_registry
     assert settings.stream.registry_subject == Subject(f"{settings.stream.input}-value", "avro")
     assert "schema" not in settings.stream.privacy_contract
     with pytest.raises(ConfigurationError, match=r"the schemas are in the registry.*set stream\.schema_file"):
