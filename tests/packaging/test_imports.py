@@ -62,7 +62,7 @@ FLOORS = {
         {"linalg", "kernels", "privacy", "data", "local", "estimators", "api", "audit"}
         | {"validation_errors", "errors", "text"},
     ),
-    "service": (19_145, set[str]()),
+    "service": (19_008, set[str]()),
     "extras": (
         9_375,
         {"dashboard", "spark", "dev", "demo", "plots"}
