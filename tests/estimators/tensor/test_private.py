@@ -17,8 +17,13 @@ from streaming_pca.data.records import RecordKind
 from streaming_pca.estimators.common.clipped_sums import covariance_sensitivity
 from streaming_pca.estimators.common.state import decode_state, encode_state
 from streaming_pca.estimators.tensor.online import OnlineTensorPower
-from streaming_pca.estimators.tensor.private import PrivateTensorPower
-from streaming_pca.estimators.tensor.sums import PRODUCT_SENSITIVITY, Space, joint_radius, product_sum
+from streaming_pca.estimators.tensor.private import (
+    PRODUCT_SENSITIVITY,
+    PrivateTensorPower,
+    Space,
+    joint_radius,
+    product_sum,
+)
 from streaming_pca.kernels.lattice import BLOCK, RADIUS
 from streaming_pca.linalg.subspace import orthonormalise
 from streaming_pca.linalg.tensors import Whitening, products_of_rows, random_starts
