@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from scipy.special import betaincinv, expit, ndtr, ndtri
 
 from streaming_pca.errors import UserError
-from streaming_pca.estimators.common.neighbours import Claim
+from streaming_pca.estimators.common.worst_sums import Claim
 
 Scores = NDArray[np.float64]
 

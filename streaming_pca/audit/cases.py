@@ -32,7 +32,7 @@ from __future__ import annotations
 from streaming_pca.audit.bounds import Case, repeated
 from streaming_pca.audit.mechanisms import LOCAL_CASES, MECHANISM_CASES, mechanism_cases
 from streaming_pca.errors import UserError
-from streaming_pca.estimators.common.neighbours import AnyEstimator, Cut, Target, by_count
+from streaming_pca.estimators.common.worst_sums import AnyEstimator, Cut, Target, by_count
 from streaming_pca.estimators.registry import ESTIMATORS
 from streaming_pca.privacy.errors import ParameterError
 

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from streaming_pca.audit.bounds import Case, repeated
-from streaming_pca.estimators.common.neighbours import Claim, Trial, mu_of_pure
+from streaming_pca.estimators.common.worst_sums import Claim, Trial, mu_of_pure
 from streaming_pca.kernels.coordinates import BinCounts
 from streaming_pca.local.gaussian import LocalGaussian
 from streaming_pca.privacy.calibration.multipliers import greatest_rho, lattice_sigma

@@ -17,16 +17,14 @@ from streaming_pca.estimators.block.block import (
     learn_block,
 )
 from streaming_pca.estimators.block.variances import TotalVariance
-from streaming_pca.estimators.block.worst_cases import BLOCK
 from streaming_pca.estimators.common.clipped_batches import ClippedBatches
 from streaming_pca.estimators.common.composed import ComposedEstimator, ComposedState, Work
-from streaming_pca.estimators.common.neighbours import TrialOf
-from streaming_pca.estimators.common.worst_sums import centred_sum_cases, sum_cases
+from streaming_pca.estimators.common.worst_sums import TrialOf, centred_sum_cases, sum_cases
 from streaming_pca.estimators.covariance.radius_choice import Reading
 from streaming_pca.estimators.covariance.release import covariance_subspace
 from streaming_pca.estimators.covariance.state import MAX_COVARIANCE_DIM, CovarianceEstimate
 from streaming_pca.estimators.covariance.update import CovarianceUpdate
-from streaming_pca.estimators.covariance.worst_cases import COVARIANCE, RADIUS_CASES
+from streaming_pca.estimators.worst_cases import BLOCK, COVARIANCE, RADIUS_CASES
 from streaming_pca.linalg.subspace import orthonormalise
 
 # Tuned on synthetic and public data (docs/explanation/default-estimator.md, "Constants").

@@ -184,7 +184,7 @@ class Estimator(ABC, Generic[S, O]):
     state_type: ClassVar[type[State]]
     suite_options: ClassVar[SuiteOptions]
     worst_cases: ClassVar[Mapping[str, Callable[[Any], Any]]] = {}
-    """Worst neighbours for the audit: trials by name (:mod:`~streaming_pca.estimators.common.neighbours`). A
+    """Worst neighbours for the audit: trials by name (:mod:`~streaming_pca.estimators.common.worst_sums`). A
     private estimator that draws noise must have some."""
     centerings: ClassVar[tuple[str, ...]] = ("pairs", "none")
     """Supported values of ``centering``, in addition to a public vector, which every estimator supports;

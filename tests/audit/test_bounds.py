@@ -21,7 +21,7 @@ from streaming_pca.audit.bounds import (
     mu_bound,
 )
 from streaming_pca.errors import UserError
-from streaming_pca.estimators.common.neighbours import Claim, mu_of_pure
+from streaming_pca.estimators.common.worst_sums import Claim, mu_of_pure
 from streaming_pca.privacy.calibration.multipliers import pure_epsilon
 
 

@@ -32,10 +32,10 @@ from streaming_pca.audit.mechanisms import MECHANISM_CASES, mechanism_cases
 from streaming_pca.data.array_batch import ArrayBatch
 from streaming_pca.errors import UserError
 from streaming_pca.estimators.common.clipped_sums import block_sum, covariance_sum
-from streaming_pca.estimators.common.neighbours import Claim
+from streaming_pca.estimators.common.worst_sums import Claim
 from streaming_pca.estimators.covariance.analyze_gauss import AnalyzeGauss, AnalyzeGaussState
-from streaming_pca.estimators.covariance.worst_cases import unreachable
 from streaming_pca.estimators.registry import ESTIMATORS
+from streaming_pca.estimators.worst_cases import unreachable
 from streaming_pca.kernels.lattice import LatticeSum
 from streaming_pca.privacy import mechanisms
 from streaming_pca.privacy.randomness import NoiseSampler, noise_sampler, replace_noise_sampler

@@ -40,6 +40,7 @@ LAYERS = """
     estimators.adaptive
     estimators.power
     estimators.oja, estimators.covariance, estimators.block, estimators.local, estimators.tensor
+    estimators.worst_cases
     estimators.common
     estimators.base
     estimators.diagnostics

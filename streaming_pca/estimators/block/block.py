@@ -25,7 +25,6 @@ from streaming_pca.estimators.block.variances import (
     relative_tail,
     take_shares,
 )
-from streaming_pca.estimators.block.worst_cases import BLOCK
 from streaming_pca.estimators.common.budget import Budget
 from streaming_pca.estimators.common.centre import is_beyond_noise, resolves_radius
 from streaming_pca.estimators.common.clipped_batches import ClippedBatches
@@ -41,6 +40,7 @@ from streaming_pca.estimators.common.norm_distribution import (
 )
 from streaming_pca.estimators.common.present import PresentShare
 from streaming_pca.estimators.common.worst_sums import centred_sum_cases
+from streaming_pca.estimators.worst_cases import BLOCK
 from streaming_pca.linalg.subspace import orthonormalise, project_symmetric, ritz_pairs
 from streaming_pca.privacy.mechanisms import gaussian_on_vector
 

@@ -13,7 +13,7 @@ from streaming_pca.estimators.common.composed import ComposedEstimator, Composed
 from streaming_pca.estimators.covariance.release import covariance_subspace
 from streaming_pca.estimators.covariance.state import CovarianceEstimate
 from streaming_pca.estimators.covariance.update import CovarianceUpdate
-from streaming_pca.estimators.covariance.worst_cases import ANALYZE_GAUSS_CASES
+from streaming_pca.estimators.worst_cases import ANALYZE_GAUSS_CASES
 
 
 class AnalyzeGaussOptions(ClippedBatches):

@@ -30,7 +30,7 @@ from streaming_pca.estimators.common.clipped_sums import (
     covariance_sum,
     covariance_unit,
 )
-from streaming_pca.estimators.covariance.worst_cases import OUTPUT_PERTURBATION_CASES
+from streaming_pca.estimators.worst_cases import OUTPUT_PERTURBATION_CASES
 from streaming_pca.kernels.lattice import MATRIX_RADIUS, MAX_RECORDS, RADIUS
 from streaming_pca.linalg.subspace import orthonormalise, ritz_pairs
 from streaming_pca.privacy.calibration.multipliers import lattice_sigma, require_room

@@ -14,7 +14,7 @@ from streaming_pca.estimators.base import EstimatorInfo, Plan, SuiteOptions
 from streaming_pca.estimators.oja.oja import IterateEstimator, IterateState, oja_step
 from streaming_pca.estimators.oja.options import AdaptiveMeanOptions
 from streaming_pca.estimators.oja.truncated_mean import AdaptiveMean, range_plan
-from streaming_pca.estimators.oja.worst_cases import BLOCK_RANGE_CASES
+from streaming_pca.estimators.worst_cases import BLOCK_RANGE_CASES
 from streaming_pca.linalg.subspace import project_symmetric
 
 

@@ -16,7 +16,7 @@ from streaming_pca.estimators.oja.adadpo import AdaDPO
 from streaming_pca.estimators.oja.deflation import Deflation, DeflationState, Learnt
 from streaming_pca.estimators.oja.options import AdaptiveMeanOptions
 from streaming_pca.estimators.oja.truncated_mean import AdaptiveMean, range_plan
-from streaming_pca.estimators.oja.worst_cases import COMPONENT_RANGE_CASES
+from streaming_pca.estimators.worst_cases import COMPONENT_RANGE_CASES
 
 
 class KDPPCAOptions(AdaptiveMeanOptions):

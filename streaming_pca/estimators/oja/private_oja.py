@@ -12,7 +12,7 @@ from streaming_pca.estimators.base import EstimatorInfo, Plan, SuiteOptions
 from streaming_pca.estimators.common.clipped_sums import block_sensitivity, block_sum
 from streaming_pca.estimators.oja.oja import IterateEstimator, IterateState, oja_step
 from streaming_pca.estimators.oja.options import LearningRates
-from streaming_pca.estimators.oja.worst_cases import PRIVATE_OJA_CASES
+from streaming_pca.estimators.worst_cases import PRIVATE_OJA_CASES
 from streaming_pca.kernels.lattice import MAX_RECORDS
 from streaming_pca.privacy.calibration.multipliers import gaussian_rho, lattice_sigma, textbook_multiplier
 from streaming_pca.privacy.mechanisms import gaussian_on_symmetric_space

@@ -16,7 +16,7 @@ from streaming_pca.data.preprocessing import Preprocessing, transformed
 from streaming_pca.data.records import Block, RecordKind
 from streaming_pca.estimators.base import EstimatorInfo, Options, Outcome, Plan, SuiteOptions
 from streaming_pca.estimators.oja.deflation import Deflation, DeflationState, Learnt
-from streaming_pca.estimators.power.worst_cases import ADAPTIVE_POWER_CASES
+from streaming_pca.estimators.worst_cases import ADAPTIVE_POWER_CASES
 from streaming_pca.kernels import njit
 from streaming_pca.kernels.lattice import MATRIX_RADIUS, MAX_RECORDS
 from streaming_pca.kernels.rounding import clip_and_round, dot

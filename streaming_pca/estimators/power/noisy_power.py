@@ -25,7 +25,7 @@ from streaming_pca.estimators.base import (
 )
 from streaming_pca.estimators.common.clipped_sums import block_sensitivity, block_sum
 from streaming_pca.estimators.power.bounded_records import BoundedRecords
-from streaming_pca.estimators.power.worst_cases import NOISY_POWER_CASES
+from streaming_pca.estimators.worst_cases import NOISY_POWER_CASES
 from streaming_pca.kernels.lattice import MAX_RECORDS
 from streaming_pca.linalg.subspace import orthonormalise, ritz_pairs
 from streaming_pca.privacy.calibration.multipliers import gaussian_rho, lattice_sigma

@@ -17,7 +17,7 @@ from streaming_pca.data.records import Block, RecordKind
 from streaming_pca.estimators.base import Estimator, EstimatorInfo, Plan, State, Subspace, SuiteOptions
 from streaming_pca.estimators.common.clipped_sums import covariance_sum
 from streaming_pca.estimators.tensor.search import TensorOptions, TensorSearch, tensor_subspace
-from streaming_pca.estimators.tensor.worst_cases import TENSOR_CASES
+from streaming_pca.estimators.worst_cases import TENSOR_CASES
 from streaming_pca.kernels import njit
 from streaming_pca.kernels.lattice import MAX_RECORDS, RADIUS, LatticeSum, lattice_unit, quantise_basis
 from streaming_pca.kernels.rounding import clip_and_round, quantise_records
