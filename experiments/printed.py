@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal
 
 from streaming_pca.estimators.base import Estimator
 from streaming_pca.estimators.oja.adadpo import AdaDPO, AdaDPOOptions
-from streaming_pca.estimators.oja.options import LearningRates
+from streaming_pca.estimators.oja.oja import LearningRates
 from streaming_pca.estimators.oja.truncated_mean import AdaptiveMean
 from streaming_pca.kernels.coordinates import BinCounts
 from streaming_pca.privacy.calibration.multipliers import lattice_sigma, textbook_multiplier

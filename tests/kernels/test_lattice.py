@@ -20,7 +20,7 @@ from streaming_pca.estimators import record_reader
 from streaming_pca.estimators.common import clipped_sums
 from streaming_pca.estimators.common import residual_sums as product_kernels
 from streaming_pca.estimators.common.clipped_sums import block_residual_norms, block_sum, covariance_sum
-from streaming_pca.estimators.power.bounded_records import BoundedRecords
+from streaming_pca.estimators.power.noisy_power import BoundedRecords
 from streaming_pca.kernels.block import chunks
 from streaming_pca.kernels.lattice import (
     BLOCK,

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from streaming_pca.data.array_batch import ArrayBatch, value_array
 from streaming_pca.data.preprocessing import Preprocessing
 from streaming_pca.estimators.common.clipped_sums import block_residual_norms, block_sum
-from streaming_pca.estimators.power.bounded_records import BoundedRecords
+from streaming_pca.estimators.power.noisy_power import BoundedRecords
 from streaming_pca.kernels.reading import PublicMap, map_pair, map_row
 from tests.kernels.judge import entries
 

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from streaming_pca.data.batch import Batch
 from streaming_pca.estimators.base import EstimatorInfo, Plan, SuiteOptions
-from streaming_pca.estimators.oja.oja import IterateEstimator, IterateState, oja_step
-from streaming_pca.estimators.oja.options import AdaptiveMeanOptions
+from streaming_pca.estimators.oja.oja import AdaptiveMeanOptions, IterateEstimator, IterateState, oja_step
 from streaming_pca.estimators.oja.truncated_mean import AdaptiveMean, range_plan
 from streaming_pca.estimators.worst_cases import BLOCK_RANGE_CASES
 from streaming_pca.linalg.subspace import project_symmetric

@@ -13,7 +13,7 @@ from streaming_pca.data.preprocessing import transformed
 from streaming_pca.data.records import RecordKind
 from streaming_pca.estimators.base import EstimatorInfo, Outcome, Plan, SuiteOptions
 from streaming_pca.estimators.oja.deflation import Deflation, DeflationState, Learnt
-from streaming_pca.estimators.oja.options import LearningRates
+from streaming_pca.estimators.oja.oja import LearningRates
 from streaming_pca.estimators.worst_cases import DP_OJAS_CASES
 from streaming_pca.kernels.lattice import BLOCK, MAX_RECORDS, lattice_unit
 from streaming_pca.kernels.sequential_oja import (

@@ -14,7 +14,7 @@ from streaming_pca.data.batch import Batch
 from streaming_pca.estimators.base import EstimatorInfo, Plan, SuiteOptions
 from streaming_pca.estimators.oja.adadpo import AdaDPO
 from streaming_pca.estimators.oja.deflation import Deflation, DeflationState, Learnt
-from streaming_pca.estimators.oja.options import AdaptiveMeanOptions
+from streaming_pca.estimators.oja.oja import AdaptiveMeanOptions
 from streaming_pca.estimators.oja.truncated_mean import AdaptiveMean, range_plan
 from streaming_pca.estimators.worst_cases import COMPONENT_RANGE_CASES
 

@@ -10,8 +10,7 @@ from pydantic import Field, model_validator
 from streaming_pca.data.batch import Batch
 from streaming_pca.estimators.base import EstimatorInfo, Plan, SuiteOptions
 from streaming_pca.estimators.common.clipped_sums import block_sensitivity, block_sum
-from streaming_pca.estimators.oja.oja import IterateEstimator, IterateState, oja_step
-from streaming_pca.estimators.oja.options import LearningRates
+from streaming_pca.estimators.oja.oja import IterateEstimator, IterateState, LearningRates, oja_step
 from streaming_pca.estimators.worst_cases import PRIVATE_OJA_CASES
 from streaming_pca.kernels.lattice import MAX_RECORDS
 from streaming_pca.privacy.calibration.multipliers import gaussian_rho, lattice_sigma, textbook_multiplier

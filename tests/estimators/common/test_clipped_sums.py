@@ -406,8 +406,8 @@ KERNELS = {
     "kernels.record_means": 4,
     "kernels.rounding": 14,
     "estimators.power.adaptive_power": 3,
-    "estimators.power.bounded_records": 1,
-    "estimators.tensor.sums": 1,
+    "estimators.power.noisy_power": 1,
+    "estimators.tensor.private": 1,
 }
 """The minimum number of compiled functions in each module whose results enter a sum."""
 

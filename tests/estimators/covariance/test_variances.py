@@ -13,7 +13,7 @@ import pytest
 
 from streaming_pca import PrivatePCA
 from streaming_pca.estimators.common.error_bounds import noise_lift
-from streaming_pca.estimators.covariance.variances import _deviation_of_rest, _least_squares
+from streaming_pca.estimators.covariance.release import _deviation_of_rest, _least_squares
 from streaming_pca.privacy.randomness import replace_noise_sampler
 from tests.estimators.suite import Floats
 from tests.privacy.noise import SeededSampler

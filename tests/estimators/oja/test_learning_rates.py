@@ -12,7 +12,7 @@ from experiments.methods import METHODS, TunedMethod
 from experiments.printed import PrintedAdaDPO, PrintedMean
 from experiments.running import _configured
 from experiments.settings import Setting
-from streaming_pca.estimators.oja.options import LearningRates
+from streaming_pca.estimators.oja.oja import LearningRates
 
 SETTING = Setting("spiked", 1000, 7, (10.0, 4.0), 0.5)
 

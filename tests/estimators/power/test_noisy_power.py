@@ -16,8 +16,7 @@ from streaming_pca.data.array_batch import ArrayBatch
 from streaming_pca.data.preprocessing import Preprocessing
 from streaming_pca.data.records import RecordKind
 from streaming_pca.estimators.common.clipped_sums import block_sensitivity, block_sum
-from streaming_pca.estimators.power.bounded_records import BoundedRecords, scale_records
-from streaming_pca.estimators.power.noisy_power import NoisyPowerMethod
+from streaming_pca.estimators.power.noisy_power import BoundedRecords, NoisyPowerMethod, scale_records
 from streaming_pca.kernels.lattice import MATRIX_RADIUS
 from streaming_pca.linalg.subspace import orthonormalise, subspace_error
 from streaming_pca.privacy.parameters import parse_rational
