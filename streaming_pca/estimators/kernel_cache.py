@@ -30,7 +30,7 @@ from streaming_pca.estimators.covariance.layered_sums import Coordinates
 from streaming_pca.estimators.covariance.state import MAX_COVARIANCE_DIM
 from streaming_pca.kernels.block.matrix_sums import sum_matrix_products
 from streaming_pca.kernels.block.sums import sum_products
-from streaming_pca.kernels.factor_rows import sum_scaled_factors
+from streaming_pca.kernels.factor_rows import sum_factors
 from streaming_pca.kernels.plain_records import (
     LEAST_RECORD_BYTES,
     PARTS,
@@ -113,7 +113,7 @@ def are_cached(kinds: Iterable[str]) -> bool:
     """Return whether numba's cache has all kernels of these kinds for this processor."""
     both = len(_DTYPES)
     last: dict[str, list[tuple[Any, int]]] = {
-        FIRST: [(sum_scaled_factors, 1), (copy_rows, 1)],
+        FIRST: [(sum_factors, 1), (copy_rows, 1)],
         RecordKind.FACTOR: [(sum_products, both), (copy_rows, both)],
         RecordKind.MATRIX: [(sum_matrix_products, both), (find_records, 1)],
         RecordKind.LOCAL: [(find_records, 1)],

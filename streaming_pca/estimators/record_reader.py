@@ -28,15 +28,13 @@ def added_up(
     part: Callable[[int, int], NDArray[np.int64]],
     shape: tuple[int, ...],
     step: int = 1,
-    least: int | None = None,
 ) -> NDArray[np.int64]:
     """Add the integers of ``part(first, last)`` over ranges of records, with threads.
 
-    ``step`` is the number of delivered records that stay together, ``least`` how many are worth a thread.
+    ``step`` is the number of delivered records that stay together.
     """
     total = np.zeros(shape, dtype=np.int64)
-    least = worth_a_thread(read, read.longest) if least is None else least
-    for one in shared_out(len(read.begins), part, step, least):
+    for one in shared_out(len(read.begins), part, step, worth_a_thread(read, read.longest)):
         total += one
     return total
 

@@ -33,13 +33,14 @@ from streaming_pca.estimators.common.residual_sums import (
     MatrixResidualNorms,
     check_columns,
 )
-from streaming_pca.estimators.record_reader import NormKernel, RecordReader, added_up
+from streaming_pca.estimators.record_reader import NormKernel, RecordReader, worth_a_thread
 from streaming_pca.kernels.blas import dsyrk_address
 from streaming_pca.kernels.factor_rows import factor_squared_norms, sum_factors
 from streaming_pca.kernels.lattice import BLOCK, MATRIX_RADIUS, MAX_RECORDS, RADIUS, LatticeSum, lattice_unit
-from streaming_pca.kernels.reading import RecordsView
+from streaming_pca.kernels.reading import PublicMap, RecordsView
 from streaming_pca.kernels.residuals import frobenius_norm, residual_norms, sum_residuals
 from streaming_pca.kernels.rounding import quantise_records, record_squared_norms
+from streaming_pca.kernels.threads import shared_out
 
 Matrix = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -55,7 +56,7 @@ ROWS = 2**10
 
 NO_TURN = np.zeros((0, 0))
 """Change of coordinates of records in their own ones."""
-_MOST_TOTAL = 2**20  # largest total, in entries, that every thread may copy
+_MOST_DIM = 2**10  # most features of a total that every thread may copy
 
 
 def covariance_sensitivity(kind: RecordKind) -> float:
@@ -161,6 +162,29 @@ def check_count(count: int) -> None:
         raise ValueError(f"a batch may hold {MAX_RECORDS} records at most: lower max_batch")
 
 
+def add_factors(
+    read: RecordsView, how: PublicMap, turn: Matrix, chosen: Integers, per_units: Matrix, total: Integers
+) -> int:
+    """Add the lower triangle of chosen records' matrices to ``total``, (d, d); return the number clipped.
+
+    The work is shared by threads; parameters are those of :func:`.sum_factors`.
+    """
+    d = len(total)
+
+    def part(first: int, last: int) -> tuple[Integers, int]:
+        room, rounded = np.empty((read.longest, d)), np.empty((max(ROWS, read.longest), d))
+        exact, lower = np.zeros((d, d)), np.zeros((d, d), dtype=np.int64)
+        some, scales, dsyrk = chosen[first:last], per_units[first:last], dsyrk_address()
+        return lower, sum_factors(read, some, scales, how, turn, dsyrk, room, rounded, exact, lower)
+
+    clipped = 0
+    least = worth_a_thread(read, read.longest) if d <= _MOST_DIM else max(len(chosen), 1)
+    for lower, more in shared_out(len(chosen), part, 1, least):
+        total += lower
+        clipped += more
+    return clipped
+
+
 class _FactorCovariance:
     """Sum of clip(F^T F) over factors F, as a kernel of :meth:`Batch.sum`."""
 
@@ -174,18 +198,11 @@ class _FactorCovariance:
         self.shape: tuple[int, ...] = (self.dim * self.dim + 1,)
 
     def __call__(self, batch: Block) -> Integers:
-        read, d = self.records.read(batch), self.dim
-
-        def part(first: int, last: int) -> Integers:
-            room, rounded = np.empty((read.longest, d)), np.empty((max(ROWS, read.longest), d))
-            exact, out = np.zeros((d, d)), np.zeros(self.shape, dtype=np.int64)
-            how, dsyrk, total = self.records.how, dsyrk_address(), out[:-1].reshape(d, d)
-            out[-1] = sum_factors(read, first, last, how, self.per_unit, dsyrk, room, rounded, exact, total)
-            return out
-
-        least = None if self.shape[0] <= _MOST_TOTAL else len(read.begins)
-        out = added_up(read, part, self.shape, self.records.step, least)
-        lower = out[:-1].reshape(d, d)
+        read, out = self.records.read(batch), np.zeros(self.shape, dtype=np.int64)
+        lower = out[:-1].reshape(self.dim, self.dim)
+        everyone = np.arange(len(read.begins) // self.records.step)
+        scales = np.full(len(everyone), self.per_unit)
+        out[-1] = add_factors(read, self.records.how, NO_TURN, everyone, scales, lower)
         lower += np.tril(lower, -1).T
         return out
 

@@ -24,21 +24,18 @@ from streaming_pca.data.preprocessing import Preprocessing, transformed
 from streaming_pca.data.records import Block, RecordKind
 from streaming_pca.estimators.common.clipped_sums import (
     NO_TURN,
-    ROWS,
     FactorNorms,
+    add_factors,
     check_count,
     covariance_sensitivity,
     covariance_sum,
     covariance_unit,
     record_norms,
 )
-from streaming_pca.estimators.record_reader import RecordReader, worth_a_thread
-from streaming_pca.kernels.blas import dsyrk_address
-from streaming_pca.kernels.factor_rows import sum_scaled_factors
+from streaming_pca.estimators.record_reader import RecordReader
 from streaming_pca.kernels.lattice import BLOCK, MATRIX_RADIUS, RADIUS, LatticeSum, lattice_unit
 from streaming_pca.kernels.reading import RecordsView
 from streaming_pca.kernels.rounding import quantise_records
-from streaming_pca.kernels.threads import shared_out
 
 Matrix = NDArray[np.float64]
 Integers = NDArray[np.int64]
@@ -149,24 +146,8 @@ class _FactorLayers:
         return out
 
     def _add(self, read: RecordsView, chosen: Integers, per_unit: float | Matrix, total: Integers) -> None:
-        """Add the lower triangle of chosen records to ``total``, each with its own lattice scale.
-
-        An infinite scale normalises a record to the lattice's radius.
-        """
-        d, per_units = self.dim, np.full(len(chosen), per_unit)
-
-        def part(first: int, last: int) -> Integers:
-            room, rounded = np.empty((read.longest, d)), np.empty((max(ROWS, read.longest), d))
-            exact, lower = np.zeros((d, d)), np.zeros((d, d), dtype=np.int64)
-            some, scales, how = chosen[first:last], per_units[first:last], self.records.how
-            sum_scaled_factors(
-                read, some, scales, how, self.turn, dsyrk_address(), room, rounded, exact, lower
-            )
-            return lower
-
-        least = worth_a_thread(read, read.longest) if d <= 2**10 else max(len(chosen), 1)
-        for lower in shared_out(len(chosen), part, 1, least):
-            total += lower
+        """Add chosen records to ``total``; an infinite scale normalises a record to the lattice's radius."""
+        add_factors(read, self.records.how, self.turn, chosen, np.full(len(chosen), per_unit), total)
 
 
 def _matrix_layers(

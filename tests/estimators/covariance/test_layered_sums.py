@@ -239,7 +239,7 @@ def test_threads_change_no_bit(how: str, monkeypatch: pytest.MonkeyPatch) -> Non
     step = where.preprocessing.granularity
     picked = batch.only(np.arange(len(batch)) // step % 9 < 4)
     found = []
-    monkeypatch.setattr("streaming_pca.estimators.covariance.layered_sums.worth_a_thread", lambda *_: 7)
+    monkeypatch.setattr("streaming_pca.estimators.common.clipped_sums.worth_a_thread", lambda *_: 7)
     for count in (1, 2, 3):
         monkeypatch.setattr(threads, "thread_count", lambda count=count: count)
         sums = [*layers(where, picked), *layers(where, batch, [2.0])]
