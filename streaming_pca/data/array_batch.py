@@ -40,9 +40,6 @@ class ArrayValues(RecordValues):
         # At each call: a search asks for few of the radii. A comparison with NaN is false.
         return lambda i: int(np.count_nonzero(self.array > radii[i]))
 
-    def at_most(self, radii: Sequence[float]) -> Callable[[int], int]:
-        return lambda i: int(np.count_nonzero(self.array <= radii[i]))
-
 
 def value_array(values: RecordValues) -> NDArray[np.float64]:
     """Return the array of values in memory; TypeError if they are elsewhere."""

@@ -57,14 +57,11 @@ class BlockSum:
         return self.of(block, *args)
 
 
-class MapKernel(Protocol):
-    """Function of a block of records to one number for each of its (transformed) records.
+MapKernel = Callable[[Block], Vector]
+"""Function of a block of records to one number for each of its (transformed) records.
 
-    Each number is a function of its record alone. A kernel can be pickled, draws no noise, and may
-    have an attribute ``whole``, with the meaning that it has for a :class:`SumKernel`.
-    """
-
-    def __call__(self, block: Block, /) -> Vector: ...
+Each number is a function of its record alone. A kernel can be pickled, draws no noise, and may
+have an attribute ``whole``, with the meaning that it has for a :class:`SumKernel`."""
 
 
 class BinKernel(Protocol):
@@ -79,15 +76,12 @@ class BinKernel(Protocol):
     def __call__(self, block: Block, /) -> NDArray[np.int32]: ...
 
 
-class ValueKernel(Protocol):
-    """Function of some records' values to integers that are added over all records.
+ValueKernel = Callable[..., Integers]
+"""Function of some records' values to integers that are added over all records.
 
-    Further arguments are the same records' values in the other :class:`RecordValues` of
-    :meth:`RecordValues.sum`. A kernel can be pickled, draws no noise, and adds a function of each
-    record alone.
-    """
-
-    def __call__(self, values: Vector, /, *args: Any, **kwargs: Any) -> Integers: ...
+Further arguments are the same records' values in the other :class:`RecordValues` of
+:meth:`RecordValues.sum`. A kernel can be pickled, draws no noise, and adds a function of each
+record alone."""
 
 
 class RecordValues(ABC):
@@ -110,11 +104,6 @@ class RecordValues(ABC):
         NaN is above no radius. The function reads the records at most once if they are elsewhere.
         """
         counts = self.sum(partial(_count_above, np.array(radii, dtype=np.float64)))
-        return lambda i: int(counts[i])
-
-    def at_most(self, radii: Sequence[float]) -> Callable[[int], int]:
-        """Return what :meth:`above` does, for values of at most ``radii[i]``."""
-        counts = self.sum(partial(_count_at_most, np.array(radii, dtype=np.float64)))
         return lambda i: int(counts[i])
 
     def histogram(self, edges: Vector) -> Integers:
@@ -193,14 +182,11 @@ class Batch(ABC):
         """
 
 
-def _count_at_most(radii: Vector, values: Vector) -> Integers:
-    """Count the values of at most each radius; radii need not be sorted."""
-    # NaN sorts last.
-    return np.searchsorted(np.sort(values), radii, side="right").astype(np.int64)
-
-
 def _count_above(radii: Vector, values: Vector) -> Integers:
-    return np.count_nonzero(~np.isnan(values)) - _count_at_most(radii, values)
+    """Count the values above each radius; radii need not be sorted."""
+    # NaN sorts last.
+    within = np.searchsorted(np.sort(values), radii, side="right").astype(np.int64)
+    return np.count_nonzero(~np.isnan(values)) - within
 
 
 def _count_in_bins(edges: Vector, values: Vector) -> Integers:

@@ -160,7 +160,7 @@ def check_records(
     for place, text in enumerate(texts):
         # The worker's decoder decides, for a message with a key.
         reason = explain_payload(codec, _Message(text), pairs=pairs).reason
-        values = codec.fields.json_values(text, {})
+        values = codec.fields.json_values(text)
         report.null += bool(reason)
         if reason and len(report.reasons) < reasons:
             report.reasons.append((place, reason))

@@ -198,30 +198,28 @@ class FieldReader:
         structure, or more than ``most`` records.
         """
         if content_type == JSON:
-            return self.json_records(value, most, faults)
-        if content_type == ARROW:
+            found = self.json_records(value, most, faults)
+        elif content_type == ARROW:
             assert self._arrow is not None
             found = self._arrow.read(value, most)
-            if faults is not None:
-                of_rows = {i: self.map.fault(self._values(self._arrow, each)) for i, each in enumerate(found)}
-                faults |= {i: fault for i, fault in of_rows.items() if fault}
-            return found
-        records = self._of_schema[content_type]
-        try:
-            if len(value) > MOST_OBJECT_BYTES:
-                raise MalformedPayload(f"it is longer than {MOST_OBJECT_BYTES} octets")
-            record = records.decode(value)
-        except Exception as error:
-            # An error of a decoder must not end the worker, nor disturb other records.
-            if faults is not None:
-                faults[0] = f"it is not a record of the schema: {first_line(error)}"
-            return [None]
-        if faults is not None and (fault := self.map.fault(self._values(records, record))):
-            faults[0] = fault
-        return [record]
+        else:
+            try:
+                if len(value) > MOST_OBJECT_BYTES:
+                    raise MalformedPayload(f"it is longer than {MOST_OBJECT_BYTES} octets")
+                found = [self._of_schema[content_type].decode(value)]
+            except Exception as error:
+                # An error of a decoder must not end the worker, nor disturb other records.
+                found = [None]
+                if faults is not None:
+                    faults[0] = f"it is not a record of the schema: {first_line(error)}"
+        if faults is not None:
+            read = [(i, record) for i, record in enumerate(found) if record is not None]
+            of_rows = {i: self.map.fault(self._values(record, content_type)) for i, record in read}
+            faults |= {i: fault for i, fault in of_rows.items() if fault}
+        return found
 
-    def _values(self, records: Any, record: Any) -> list[Any]:
-        return [get(record) for get in records.getters[: len(self.map.features)]]
+    def _values(self, record: Any, content_type: str = JSON) -> list[Any]:
+        return [get(record) for get in self._getters(content_type)[: len(self.map.features)]]
 
     def many_records(
         self, content_type: str, values: Sequence[bytes | memoryview | None], most: int, limit: float
@@ -256,8 +254,8 @@ class FieldReader:
     def json_records(self, value: bytes, most: int, faults: dict[int, str] | None = None) -> list[Any]:
         """Return the records of a JSON object, or of a list of them; None for other values.
 
-        In a list no record's text disturbs another's: texts are separated before any is parsed. Faults and
-        errors are those of :meth:`records`.
+        In a list no record's text disturbs another's: texts are separated before any is parsed. Errors are
+        those of :meth:`records`; ``faults`` receives the reasons of texts that are no objects.
         """
         if value[:1] == b"\0":
             value = value[REGISTERED_BYTES:]
@@ -268,9 +266,7 @@ class FieldReader:
             texts, end = split_values(text[1:], most)
             if text[1:][end:] != b"]":
                 raise MalformedPayload("more follows its list of objects")
-        if faults is not None:
-            faults |= {i: fault for i, each in enumerate(texts) if (fault := self._fault(each))}
-        return [self._json_record(each) for each in texts]
+        return [self._json_record(each, i, faults) for i, each in enumerate(texts)]
 
     def _decode(self, text: bytes) -> Any:
         """Decode a JSON object, or raise an error of any kind.
@@ -281,14 +277,22 @@ class FieldReader:
             raise MalformedPayload(f"it nests more than {_DEEPEST} levels deep")
         return self._json.decode(text)
 
-    def _json_record(self, text: bytes) -> Any:
-        if len(text) > MOST_OBJECT_BYTES:
-            return None
-        try:
-            return self._decode(text)
-        except Exception:
-            # An error of a decoder must not end the worker, nor disturb other records.
-            return None
+    def _json_record(self, text: bytes, place: int = 0, faults: dict[int, str] | None = None) -> Any:
+        fault = f"its text is longer than {MOST_OBJECT_BYTES} octets"
+        if len(text) <= MOST_OBJECT_BYTES:
+            try:
+                return self._decode(text)
+            except Exception as error:
+                # An error of a decoder must not end the worker, nor disturb other records.
+                fault = f"it is not a JSON object with these fields: {error}"
+        if faults is not None:
+            faults[place] = fault
+        return None
+
+    def json_values(self, text: bytes) -> list[Any] | None:
+        """Return the values of a JSON object's fields; None for any other text."""
+        record = self._json_record(text)
+        return None if record is None else self._values(record)
 
     def rows(self, records: Sequence[Any], content_type: str = JSON) -> NDArray[np.float64]:
         """Return a row for each record (n, d); NaNs for None, and where the map refuses it."""
@@ -307,29 +311,6 @@ class FieldReader:
             raise ValueError("no field names the user")
         get = self._getters(content_type)[-1]
         return [None if record is None else _user(get(record)) for record in records]
-
-    def _fault(self, text: bytes) -> str:
-        faults: dict[int, str] = {}
-        self.json_values(text, faults)
-        return faults.get(0, "")
-
-    def json_values(self, text: bytes, faults: dict[int, str]) -> list[Any] | None:
-        """Return the values of a JSON object's fields; None for any other text.
-
-        ``faults`` receives at 0 the reason why it is not a row of the map, for the holder of the records.
-        """
-        if len(text) > MOST_OBJECT_BYTES:
-            faults[0] = f"its text is longer than {MOST_OBJECT_BYTES} octets"
-            return None
-        try:
-            record = self._decode(text)
-        except Exception as error:
-            faults[0] = f"it is not a JSON object with these fields: {error}"
-            return None
-        values = self._values(self._json, record)
-        if fault := self.map.fault(values):
-            faults[0] = fault
-        return values
 
     def _getters(self, content_type: str) -> Sequence[Any]:
         if content_type == ARROW:

@@ -183,9 +183,9 @@ class AdaptivePowerMethod(Deflation[DeflationState, AdaptivePowerOptions]):
         """Return theta: the first of the rising thresholds that hardly any record exceeds."""
         search = AboveThreshold(len(norms) - self._slack, self._search_epsilon)
         thetas = [math.ldexp(self.options.clip_radius, -j) for j in range(self.options.octaves, 0, -1)]
-        within = norms.at_most(thetas)
+        above = norms.above(thetas)
         for i, theta in enumerate(thetas):
-            if search.ask(within(i)):
+            if search.ask(len(norms) - above(i)):
                 return theta
         return self.options.clip_radius
 
@@ -201,19 +201,18 @@ class AdaptivePowerMethod(Deflation[DeflationState, AdaptivePowerOptions]):
 
 
 def _norms_of(preprocessing: Preprocessing, iterate: Floats, across: Floats, block: Block) -> Floats:
-    """Return |P A x| of every record, each a function of it alone; inf or NaN if it overflows."""
+    """Return |P A x| of every record, each a function of it alone; inf if it overflows."""
     starts, rows = transformed(preprocessing, block)
     out = np.empty(len(starts) - 1)
     _product_norms(rows, starts, preprocessing.kind is RecordKind.MATRIX, iterate, across, out)
-    return out
+    return np.where(np.isnan(out), np.inf, out)
 
 
 def _count_changed(thetas: list[float], *norms: Floats) -> NDArray[np.int64]:
     """Count the records whose norm was above the threshold in any round, (1,)."""
     changed = np.zeros(len(norms[0]), dtype=bool)
     for of_round, theta in zip(norms, thetas, strict=True):
-        # Written so that NaN counts as above.
-        changed |= ~(of_round <= theta)
+        changed |= of_round > theta
     return np.array([np.count_nonzero(changed)], dtype=np.int64)
 
 
