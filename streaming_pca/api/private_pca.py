@@ -45,8 +45,7 @@ from streaming_pca.estimators.factory import (
     records_to_take,
     usable_records,
 )
-from streaming_pca.estimators.forecast.batches import Batches
-from streaming_pca.estimators.forecast.forecast import forecast_estimator
+from streaming_pca.estimators.forecast.forecast import Batches, forecast_estimator
 from streaming_pca.estimators.forecast.result import Forecast
 from streaming_pca.estimators.registry import DEFAULT_ESTIMATOR
 from streaming_pca.estimators.remedies import advise_on_model

@@ -18,7 +18,7 @@ from sklearn.utils.validation import check_array
 from streaming_pca.data.array_batch import SparseBatch
 from streaming_pca.data.features.row_map import column_names, refuse_twins
 from streaming_pca.estimators.factory import MAX_FEATURES
-from streaming_pca.estimators.forecast.batches import MOST_RECORDS
+from streaming_pca.estimators.forecast.forecast import MOST_RECORDS
 from streaming_pca.linalg.masks import refuse_masks_and_units
 from streaming_pca.privacy.errors import require_count
 from streaming_pca.text import one_line

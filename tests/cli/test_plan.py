@@ -15,8 +15,7 @@ import pytest
 import streaming_pca
 from streaming_pca import PrivatePCA
 from streaming_pca.cli import plan
-from streaming_pca.estimators.forecast.batches import planned_batches
-from streaming_pca.estimators.forecast.forecast import forecast
+from streaming_pca.estimators.forecast.forecast import forecast, planned_batches
 from streaming_pca.estimators.forecast.result import as_json
 from tests.cli.command import call
 from tests.cli.test_app import one_line

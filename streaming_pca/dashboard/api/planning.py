@@ -11,8 +11,7 @@ from streaming_pca.dashboard.api.conditional import answer
 from streaming_pca.dashboard.api.routes import Context
 from streaming_pca.dashboard.models import Answer, Charge
 from streaming_pca.estimators.common.clipped_batches import GrowingBatches
-from streaming_pca.estimators.forecast.batches import MOST_RECORDS
-from streaming_pca.estimators.forecast.forecast import forecast
+from streaming_pca.estimators.forecast.forecast import MOST_RECORDS, forecast
 from streaming_pca.estimators.forecast.result import as_json
 from streaming_pca.privacy.errors import ParameterError
 

@@ -10,24 +10,108 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
 from typing import Any, TypeVar
 
 from streaming_pca.data.records import RecordKind
 from streaming_pca.estimators.base import Estimator
-from streaming_pca.estimators.common.clipped_batches import ClippedBatches
+from streaming_pca.estimators.common.clipped_batches import ClippedBatches, GrowingBatches, least_batch
 from streaming_pca.estimators.common.forgetting import batch_doubt
 from streaming_pca.estimators.covariance.state import MAX_COVARIANCE_DIM
-from streaming_pca.estimators.forecast.batches import (
-    MOST_RECORDS,
-    Batches,
-    Shares,
-    checked_batches,
-    resized_batches,
-)
-from streaming_pca.estimators.forecast.result import TARGETS, Forecast, Route
+from streaming_pca.estimators.forecast.result import TARGETS, Forecast, Route, Shares
+from streaming_pca.kernels.lattice import MAX_RECORDS
 from streaming_pca.privacy.calibration.multipliers import gaussian_rho, least_multiplier
 from streaming_pca.privacy.errors import ParameterError, require_count, require_positive
 from streaming_pca.privacy.parameters import PrivacyParameters, guarantee_warnings
+
+MOST_RECORDS = 10**10
+_MOST_BATCHES = 10_000
+
+Batches = int | Sequence[int] | GrowingBatches
+"""Number of equal batches, records of each, or options that decide them."""
+
+
+def planned_batches(
+    records: int, options: GrowingBatches | None = None, multiplier: float = 0.0, per_row: int = 1
+) -> tuple[int, ...]:
+    """Cut a stream of ``records`` into batches by an estimator's options.
+
+    By default they are an endless stream's: 4,096 records, growing by 1.6 up to 131,072, and at least as many
+    as the noise ``multiplier`` of a batch needs. The last one is shorter, as if it closed at
+    ``max_wait_seconds``; records that are too few for that are left out. ParameterError if no batch closes.
+    """
+    if not 1 <= records <= MOST_RECORDS:
+        raise ParameterError(f"records must lie between 1 and {MOST_RECORDS}, not {records}")
+    options = options or GrowingBatches()
+    least = least_batch(multiplier, per_row)
+    sizes: list[int] = []
+    left = records
+    while left:
+        size = options.at_least(options.count(len(sizes), records - left), least)
+        if left < min(size, least):
+            break
+        taken = min(size, left)
+        # All batches after one of the largest size are as large.
+        whole = left // taken if options.n_records is None and size >= options.max_batch else 1
+        sizes += [taken] * whole
+        left -= whole * taken
+    if not sizes:
+        raise ParameterError(
+            f"{records} records do not fill a batch of at least {min(size, least):.9g}: "
+            "take more records or a larger epsilon"
+        )
+    return tuple(sizes)
+
+
+def resized_batches(batches: Batches, records: int, count: int) -> Batches:
+    """Return the batches of ``count`` records in place of ``records``.
+
+    Sizes keep their ratios, and options their numbers, with more batches if these would be too large.
+    """
+    if isinstance(batches, int):
+        return max(batches, math.ceil(count / MAX_RECORDS))
+    if not isinstance(batches, GrowingBatches):
+        ends = [round(count * (end / records)) for end in accumulate(batches)]
+        return [end - start for start, end in pairwise([0, *ends])]
+    if batches.n_records is None:
+        return batches
+    # Equal batches stay below the limit; a cut at even numbers adds at most 2 records.
+    least = math.ceil(count / (MAX_RECORDS - 2))
+    growth = {} if least <= batches.n_batches else {"n_batches": least, "growth": 1.0}
+    given = batches.model_dump(exclude_unset=True) | {"n_records": count} | growth
+    return type(batches)(**given)
+
+
+def checked_batches(records: int, batches: Batches, multiplier: float, per_row: int) -> tuple[int, ...]:
+    """Return the records of each batch, with ``per_row`` records for each summed row.
+
+    ``multiplier`` is the noise multiplier of a batch. ParameterError if one would be too small or too large.
+    """
+    if isinstance(batches, int):
+        require_count("batches", batches)
+        if batches > _MOST_BATCHES:
+            raise ParameterError(f"batches must be at most {_MOST_BATCHES}, not {batches}")
+        whole, rest = divmod(records, batches)
+        sizes = (*[whole + 1] * rest, *[whole] * (batches - rest))
+    elif isinstance(batches, GrowingBatches):
+        sizes = planned_batches(records, batches, multiplier, per_row)
+    else:
+        sizes = tuple(batches)
+        for size in sizes:
+            require_count("batches", size)
+        if sum(sizes) != records:
+            raise ParameterError(f"batches hold {sum(sizes)} records together, not {records}")
+    least = 2 * per_row
+    if min(sizes) < least:
+        raise ParameterError(f"{records} records do not fill {len(sizes)} batches of at least {least}")
+    if max(sizes) > MAX_RECORDS:
+        needed = math.ceil(records / MAX_RECORDS)
+        raise ParameterError(
+            f"a batch would hold {max(sizes)} records, but at most {MAX_RECORDS} are allowed: "
+            f"take {needed} batches or more"
+        )
+    return sizes
+
 
 _MOST_DIM = 2**13
 FACTORS = tuple(2 ** (i / 2) for i in range(-6, 7))

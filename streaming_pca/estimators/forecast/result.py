@@ -8,7 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from streaming_pca.estimators.forecast.batches import Shares
+from streaming_pca.estimators.common.centre import LATER_SHARE, MEAN_SHARE, ROUNDS, last_share, radius_share
+from streaming_pca.estimators.common.norm_distribution import norm_shares
+from streaming_pca.estimators.common.present import present_share
+from streaming_pca.estimators.covariance.update import FIRST_LOOK, LATER_LOOK, LATER_NORMS
 from streaming_pca.privacy.errors import ParameterError, require_positive
 from streaming_pca.privacy.parameters import Charge
 
@@ -33,6 +36,48 @@ MEASURED = (
     "without bounds, and 0.5 to 4 times with them."
 )
 """Forecasts judged by fits; table in docs/explanation/proofs/errors.md."""
+
+
+@dataclass(frozen=True)
+class Shares:
+    """Shares of mu^2 for a batch's sum, and for the mechanisms before it."""
+
+    first: float = 0.77
+    later: float = 0.94
+    """Share of the covariance (or block) sum, in (0, 1], in the first batch and in each later one."""
+    sizes: float = 0.03
+    centre: float = 0.05
+    pilot: float = 0.15
+    """Shares in the first batch: of the counts of records and norms, of the centre (at most), and of the
+    first look at the covariance. They enter no formula."""
+
+    def __post_init__(self) -> None:
+        if not (0 < self.first <= 1 and 0 < self.later <= 1):
+            raise ParameterError(
+                f"shares of a sum must lie above 0, up to 1, not {self.first} and {self.later}"
+            )
+        if self.first + self.sizes + self.centre + self.pilot > 1 + 1e-9:
+            raise ParameterError("shares of the first batch must not sum to more than 1")
+
+    @classmethod
+    def from_batches(cls, dim: int, sizes: Sequence[int], multiplier: float) -> Shares:
+        """Return the default's shares with ``centering = "auto"`` and without weights.
+
+        ``sizes`` are the records of each batch, ``multiplier`` is the noise multiplier of a whole batch.
+        """
+        first = sum(norm_shares(sizes[0], multiplier)) + present_share(sizes[0], multiplier)
+        radius = radius_share(sizes[0], multiplier)
+        centre = ROUNDS * (radius + MEAN_SHARE) + radius + last_share(dim, sizes[0], multiplier)
+        tail = norm_shares(sizes[-1], multiplier, LATER_NORMS)[1]
+        again = tail + present_share(sizes[-1], multiplier)
+        later = 1 - again - radius_share(sizes[-1], multiplier) - LATER_SHARE - LATER_LOOK
+        return cls(1 - first - centre - FIRST_LOOK, later, first, centre, FIRST_LOOK)
+
+    @classmethod
+    def from_one_sum(cls, sizes: Sequence[int], multiplier: float) -> Shares:
+        """Give the sum all but the count of present records: the clip radius is public."""
+        first, later = (present_share(size, multiplier) for size in (sizes[0], sizes[-1]))
+        return cls(first=1 - first, later=1 - later, sizes=first, centre=0.0, pilot=0.0)
 
 
 @dataclass(frozen=True)

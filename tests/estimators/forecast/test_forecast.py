@@ -13,9 +13,13 @@ import pytest
 from streaming_pca.data.array_batch import ArrayBatch
 from streaming_pca.estimators.base import Estimator
 from streaming_pca.estimators.common.clipped_batches import GrowingBatches
-from streaming_pca.estimators.forecast.batches import MOST_RECORDS, Shares, planned_batches
-from streaming_pca.estimators.forecast.forecast import forecast, forecast_estimator
-from streaming_pca.estimators.forecast.result import TARGETS, Forecast, as_json, describe
+from streaming_pca.estimators.forecast.forecast import (
+    MOST_RECORDS,
+    forecast,
+    forecast_estimator,
+    planned_batches,
+)
+from streaming_pca.estimators.forecast.result import TARGETS, Forecast, Shares, as_json, describe
 from streaming_pca.estimators.registry import find
 from streaming_pca.linalg.subspace import principal_angles
 from streaming_pca.privacy.calibration.multipliers import least_multiplier
