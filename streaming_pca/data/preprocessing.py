@@ -104,11 +104,6 @@ class Preprocessing(BaseModel):
         return Preprocessing(**{**dict(self), "centre": tuple(mean.tolist())})
 
     @property
-    def output_dim(self) -> int:
-        """Length of a transformed row."""
-        return self.dim
-
-    @property
     def granularity(self) -> int:
         """Number of messages that stay together in batches and parts."""
         return 2 if self.centering == "pairs" else 1

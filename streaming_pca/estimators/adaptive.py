@@ -124,7 +124,7 @@ class AdaptivePCA(ComposedEstimator[AdaptiveState, AdaptiveOptions]):
             return self.options.route
         if self.options.clip_radius is not None:
             return "covariance"
-        return "block" if self.preprocessing.output_dim > MAX_COVARIANCE_DIM else None
+        return "block" if self.preprocessing.dim > MAX_COVARIANCE_DIM else None
 
     def _own_parameters(self, state: AdaptiveState) -> dict[str, Any]:
         return {"route": self.options.route}
@@ -172,7 +172,7 @@ class _Learner:
         self.future = self.options.future_records(state.records + len(work.batch))
         if not len(self.covariance.weights) and estimator.fixed_route != "block":
             # Settings fixed the block route until now.
-            self.covariance = CovarianceEstimate.empty(preprocessing.output_dim)
+            self.covariance = CovarianceEstimate.empty(preprocessing.dim)
 
     def by_either(self, free: bool) -> int:
         """Learn by the covariance route, or by the block route where that is better.

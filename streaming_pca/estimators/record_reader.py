@@ -48,10 +48,8 @@ class RecordReader:
     """
 
     def __init__(self, preprocessing: Preprocessing, basis: NDArray[np.float64] | None = None) -> None:
-        if basis is not None and (basis.ndim != 2 or len(basis) != preprocessing.output_dim):
-            raise ValueError(
-                f"a basis of shape {basis.shape} for records of {preprocessing.output_dim} features"
-            )
+        if basis is not None and (basis.ndim != 2 or len(basis) != preprocessing.dim):
+            raise ValueError(f"a basis of shape {basis.shape} for records of {preprocessing.dim} features")
         self.preprocessing = preprocessing
         how = preprocessing.public_map()
         self.whole = how is not None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 from decimal import Context, Decimal
-from enum import StrEnum
 from fractions import Fraction
 from typing import Annotated, Any
 
@@ -28,12 +27,6 @@ _HUGE_EXPONENT = re.compile(r"[eE][+-]?[0-9]{4}")
 # Not Fraction's own grammar: versions of Python differ on spaces around "/", and underscores hide a huge
 # exponent. Readers of a ledger must agree on every number.
 _NUMBER = re.compile(r"[+-]?([0-9]+/[0-9]+|([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?)")
-
-
-class Adjacency(StrEnum):
-    """Neighbour relation of inputs."""
-
-    REPLACE_ONE = "replace-one"
 
 
 def parse_rational(value: Any) -> Fraction | float:
@@ -147,7 +140,6 @@ class PrivacyParameters(BaseModel):
 
     epsilon: float
     delta: float
-    adjacency: Adjacency = Adjacency.REPLACE_ONE
     contributions: int = 1
 
     def __init__(self, **values: Any) -> None:

@@ -194,7 +194,7 @@ class _FactorCovariance:
         self.records = RecordReader(preprocessing)
         self.whole = self.records.whole
         self.per_unit = per_unit
-        self.dim = preprocessing.output_dim
+        self.dim = preprocessing.dim
         self.shape: tuple[int, ...] = (self.dim * self.dim + 1,)
 
     def __call__(self, batch: Block) -> Integers:
@@ -212,7 +212,7 @@ def _matrix_sum(preprocessing: Preprocessing, per_unit: float, block: Block) -> 
     starts, rows = transformed(preprocessing, block)
     z = np.empty_like(rows)
     clipped = quantise_records(rows, starts, per_unit, float(MATRIX_RADIUS), z)
-    d = preprocessing.output_dim
+    d = preprocessing.dim
     return np.append(z.reshape(-1, d, d).sum(axis=0).astype(np.int64), clipped)
 
 
@@ -221,7 +221,7 @@ def covariance_sum(batch: Batch, preprocessing: Preprocessing, radius: float) ->
 
     The clip radius is of the trace (factors) or the Frobenius norm (matrices).
     """
-    unit, d = covariance_unit(preprocessing.kind, radius), preprocessing.output_dim
+    unit, d = covariance_unit(preprocessing.kind, radius), preprocessing.dim
     kernel: SumKernel = BlockSum(partial(_matrix_sum, preprocessing, 1 / unit), (d * d + 1,))
     if preprocessing.kind is RecordKind.FACTOR:
         kernel = _FactorCovariance(preprocessing, 1 / lattice_unit(math.sqrt(radius), RADIUS))

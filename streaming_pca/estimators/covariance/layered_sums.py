@@ -52,7 +52,7 @@ class Coordinates:
     """
 
     def __init__(self, preprocessing: Preprocessing, turn: Matrix | None = None) -> None:
-        self.preprocessing, self.dim = preprocessing, preprocessing.output_dim
+        self.preprocessing, self.dim = preprocessing, preprocessing.dim
         self.own = turn is None
         self.turn = NO_TURN if turn is None else np.ascontiguousarray(turn, dtype=np.float64)
         if not self.own and preprocessing.kind is not RecordKind.FACTOR:
@@ -119,7 +119,7 @@ class _FactorLayers:
     whole = True
 
     def __init__(self, preprocessing: Preprocessing, turn: Matrix, edges: Matrix, layers: range) -> None:
-        self.records, self.dim, self.turn = RecordReader(preprocessing), preprocessing.output_dim, turn
+        self.records, self.dim, self.turn = RecordReader(preprocessing), preprocessing.dim, turn
         self.edges, self.layers = edges, layers
         self.shape: tuple[int, ...] = ((len(layers) + 1) * self.dim**2 + len(layers),)
 
@@ -158,7 +158,7 @@ def _matrix_layers(
     Consecutive layers, then the number of clipped records in each.
     """
     starts, rows = transformed(preprocessing, block)
-    d, n = preprocessing.output_dim, len(layers)
+    d, n = preprocessing.dim, len(layers)
     matrices, sizes = rows.reshape(-1, d, d), norms[np.diff(starts) > 0]
     out = np.zeros(n * (d * d + 1), dtype=np.int64)
     totals, clipped = out[:-n].reshape(n, d, d), out[-n:]

@@ -118,7 +118,7 @@ class CovarianceUpdate:
         self.shift = shift
         self.preprocessing, self.multiplier, self.norm_range = preprocessing, multiplier, norm_range
         self.k, self.half_life, self.present = k, half_life, present
-        self.weighted = weighted and preprocessing.kind is RecordKind.FACTOR and k < preprocessing.output_dim
+        self.weighted = weighted and preprocessing.kind is RecordKind.FACTOR and k < preprocessing.dim
 
     def learn(
         self, estimate: CovarianceEstimate, batch: Batch, budget: Budget, future: float
@@ -136,7 +136,7 @@ class CovarianceUpdate:
         count = self._count(batch)
         estimate = estimate.discounted(kept_share(self.half_life, len(batch)))
         if not estimate.used:
-            start = CovarianceEstimate.empty(self.preprocessing.output_dim)
+            start = CovarianceEstimate.empty(self.preprocessing.dim)
             estimate, look = self._look_at_radii(start, batch, budget, FIRST_LOOK, 1.0, future)
         elif self._is_look_due(estimate, count):
             estimate, look = self._look_at_radii(estimate, batch, budget, LATER_LOOK, LATER_NORMS, future)
@@ -263,7 +263,7 @@ class CovarianceUpdate:
         excess = found.excess(found.radii) / found.present  # per record that is not null
         whole = float(excess[0]) + BELOW_MEDIAN * low
         # With less noise, the largest radius must cut off less.
-        noise = math.sqrt(self.preprocessing.output_dim) * self.multiplier / max(count * found.present, 1)
+        noise = math.sqrt(self.preprocessing.dim) * self.multiplier / max(count * found.present, 1)
         enough = excess / whole <= min(_CUT, noise)
         enough |= found.above * count < _FEWEST
         last = np.flatnonzero(enough)
@@ -301,13 +301,13 @@ class CovarianceUpdate:
         return layers
 
     def _doubt(self, count: float) -> float:
-        return batch_doubt(self.preprocessing.output_dim, count, self.multiplier)
+        return batch_doubt(self.preprocessing.dim, count, self.multiplier)
 
     @property
     def _rank_of_radius(self) -> int:
         """Rank of the subspaces that judge radii: k, or d/4 where k is above d/2."""
         # Nearly all features' span barely depends on the radius: a clip would spoil variances unnoticed.
-        dim = self.preprocessing.output_dim
+        dim = self.preprocessing.dim
         return rank_of_radius(dim) if 2 * self.k > dim else self.k
 
     def _read_radii(

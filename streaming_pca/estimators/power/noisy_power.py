@@ -178,7 +178,7 @@ class NoisyPowerMethod(Estimator[NoisyPowerState, NoisyPowerOptions]):
     Also in [DunglerSanyal2025, appendix G].
 
     ==========================================  ====================================================
-    both clips                                  :mod:`~streaming_pca.estimators.power.noisy_power`
+    both clips                                  :class:`BoundedRecords`
     Y_t = X Q_{t-1} + noise of scale rho_t      ``block_sum`` and ``gaussian_on_symmetric_space``,
     [HardtPrice2014, Alg. 1]                    T times a batch
     Q_t = QR(Y_t)                               ``orthonormalise``

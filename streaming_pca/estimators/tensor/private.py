@@ -186,7 +186,7 @@ class PrivateTensorPower(Estimator[PrivateTensorState, PrivateTensorOptions]):
       |x| <= R, and every step reads a fresh batch, as in Algorithm 2.
     - Sensitivity: 2 R^3/m for one candidate and m records. All L candidates are
       one answer, of sensitivity 2 R^3 rho/m, rho at most sqrt(L) and about 1 for
-      random candidates: proved in :mod:`streaming_pca.estimators.tensor.private`.
+      random candidates: proved in :func:`product_sum`.
     - Composition. Printed: noise for k L (R + 1) answers on the same data. Here a
       record is in one batch, and meets one Gaussian mechanism.
     - Step 10's weights come from the last power step's products, not from a separate answer.

@@ -43,7 +43,7 @@ def route_of(
 def learn(
     route: CovarianceUpdate, parts: list[Floats], sampler: Any = None, coming: float = 0.0
 ) -> list[CovarianceEstimate]:
-    memories = [CovarianceEstimate.empty(route.preprocessing.output_dim)]
+    memories = [CovarianceEstimate.empty(route.preprocessing.dim)]
     with replace_noise_sampler(sampler or ScriptedSampler()):
         for part in parts:
             budget = Budget(route.multiplier, 1.0)
