@@ -255,7 +255,7 @@ class FieldReader:
         """Return the records of a JSON object, or of a list of them; None for other values.
 
         In a list no record's text disturbs another's: texts are separated before any is parsed. Errors are
-        those of :meth:`records`; ``faults`` receives the reasons of texts that are no objects.
+        those of :meth:`records`; ``faults`` receives the reasons of texts that are not objects.
         """
         if value[:1] == b"\0":
             value = value[REGISTERED_BYTES:]

@@ -38,12 +38,12 @@ Floats = NDArray[np.float64]
 
 @njit(cache=True, nogil=True)
 def scale_records(rows: Floats, starts: NDArray[np.int64], size: float, spread: float, out: Floats) -> int:
-    """Scale each record within a Frobenius norm and a sum of column norms, in a fixed order.
+    """Scale each record within a Frobenius norm and a sum of column norms.
 
     ``size`` bounds the Frobenius norm of a record's rows ``rows[starts[i]:starts[i + 1]]``, ``spread`` the
     sum over columns of their Euclidean norms; it may be inf. In ``out`` a record within both bounds keeps its
-    bits; a record with NaN or inf becomes 0. Returns the number of records that were made smaller by more
-    than rounding would.
+    bits; a record with NaN or inf becomes 0. The order is fixed. Returns the number of records that were made
+    smaller by more than rounding would.
     """
     d = rows.shape[1]
     clipped = 0

@@ -104,10 +104,11 @@ def _products(space: Space, candidates: Matrix, per_unit: float, block: Block) -
 
 
 def product_sum(batch: Batch, space: Space, candidates: Matrix) -> LatticeSum:
-    """Return the exact lattice sum of x a^T over the one-row records of a batch, clipped to |x| <= R.
+    """Return the exact lattice sum of x a^T over the one-row records of a batch.
 
-    Records of more rows count as null. ``candidates`` are (n, L), unit columns u_l, public or an earlier
-    output; they are rounded to multiples of 2**-20, and a_l = (x . u_l)^2. The total is (n, L).
+    Records are clipped to |x| <= R; those of more rows count as null. ``candidates`` are (n, L), unit columns
+    u_l, public or an earlier output; they are rounded to multiples of 2**-20. a_l = (x . u_l)^2. The total is
+    (n, L).
 
     Adjacency: replace-one. |x a^T|_F = |x| |a| <= R^3 rho with rho^2 = lambda_max(G o G), G = U^T U
     (:func:`joint_radius`), so a sum moves by at most 2 R^3 rho. The guarantee does not depend on rho, which
