@@ -23,6 +23,7 @@ pytestmark = pytest.mark.timeout(900)
 
 # Alert, worker, and the stream with the fault that watched.py causes.
 FAULTS = [
+    ("MultipleLeaders", "", "few"),
     ("NoStandby", "", "stuck"),
     ("StandbyUnfit", "standby", "unfit"),
     ("BudgetNearlyExhausted", "", "budget"),

@@ -31,7 +31,7 @@ def test_prometheus_accepts_its_configuration(tmp_path: Path) -> None:
         (tmp_path / name).write_text((FILES / name).read_text())
     checked = run_tool("promtool", "check", "config", tmp_path / "prometheus.yml")
     assert checked.returncode == 0, checked.stdout + checked.stderr
-    for rules in ("6 rules found", "13 rules found"):
+    for rules in ("6 rules found", "14 rules found"):
         assert rules in checked.stdout
 
 
@@ -47,6 +47,8 @@ def test_alerts_fire_when_they_should_and_only_then() -> None:
         ("absent(streaming_pca_leader)", "vector(0) > 1"),
         ("unless sum by (stream) (streaming_pca_leader)", ""),
         ("max_over_time(streaming_pca_leader[6h]) * 0", "streaming_pca_leader * 0"),
+        ("streaming_pca_leader) > 1", "streaming_pca_leader) > 2"),
+        ("streaming_pca_leader) > 1\n        for: 5m", "streaming_pca_leader) > 1\n        for: 1m"),
         ("< 2", "< 1"),
         ("streaming_pca_refused == 1", "streaming_pca_refused == 0"),
         ("waiting_batches:ratio > 2", "waiting_batches:ratio > 0.5"),

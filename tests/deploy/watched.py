@@ -174,6 +174,8 @@ class Watched:
         settings = [changed.get(f, s.settings) for f, s in self.streams.items() if f != "stuck"]
         settings = [s.model_copy(update={"worker": type(s.worker)(**_often(s))}) for s in settings]
         self.standby = self._start("standby", settings)
+        # It leads from the start: the leader of the other group writes nothing while its batch is incomplete.
+        self._start("rival", [self.streams["few"].changed("worker", group=f"{self.names['few']}-other")])
         self._prometheus = Prometheus(self._directory / "prometheus", [*self.addresses.values()])
         wait_for("Prometheus", self._prometheus.answers)
 
