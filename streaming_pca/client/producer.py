@@ -19,8 +19,8 @@ from streaming_pca.client.encoding import ContentType, Dtype, payload_encoder, p
 from streaming_pca.client.releases import connection
 from streaming_pca.client.sending import Sender
 from streaming_pca.config.kafka import KafkaSettings, check_topic_name
-from streaming_pca.data.features.row_map import column_names, row_map_of, rows_of_table
-from streaming_pca.linalg.masks import refuse_masks_and_units
+from streaming_pca.data.features.row_map import column_names, field_values, row_map_of, rows_of_table
+from streaming_pca.linalg.masks import numbers_or_nan, refuse_masks_and_units
 from streaming_pca.text import shown
 
 if TYPE_CHECKING:
@@ -251,7 +251,8 @@ class Producer:
         records : (d,), (m, d) or (m, r, d) numbers; a mapping, a list of them, or a table
             One vector, m vectors, or m factors of r rows; (m, d, d) of kind matrix. A record that is not
             finite counts as null. With ``features`` records have named fields; values that the features
-            refuse raise an error.
+            refuse raise an error. With ``privatize`` such records, and those with missing or masked numbers,
+            are reported as the zero vector: an error would reveal them.
         key : bytes, str or a sequence of m of them, optional
             Users of the records, required if the privacy unit is the user or an accountant is charged.
 
@@ -326,11 +327,15 @@ class Producer:
 
     def _shaped(self, records: Any) -> NDArray[Any]:
         if self._map is not None:
-            rows = rows_of_table(self._map, [records] if isinstance(records, Mapping) else records, "records")
+            table = [records] if isinstance(records, Mapping) else records
+            if self._mechanism is not None:
+                # A record that the features refuse becomes NaN: an error would hold its report back.
+                values = field_values(table, self._map.features, "records")
+                rows = self._map.rows(values, len(values[0]))
+                return rows if self._map.bounds is None else np.clip(rows, *self._map.bounds)
+            rows = rows_of_table(self._map, table, "records")
             if self._map.bounds is None:
                 return rows
-            if self._mechanism is not None:
-                return np.clip(rows, *self._map.bounds)
             # Not clamped: the worker does that, and counts the records with values beyond the bounds.
             return round_rows(rows, self._map.bounds, self._dtype)
         columns = column_names(records)
@@ -339,8 +344,11 @@ class Producer:
                 f"records have the columns {_shown(columns)}, and the stream's feature_names are "
                 f"{_shown(self._names)}: bring them into this order"
             )
-        refuse_masks_and_units(records, "records")
-        array = np.asarray(records)
+        if self._mechanism is not None:
+            array = numbers_or_nan(records, "records")
+        else:
+            refuse_masks_and_units(records, "records")
+            array = np.asarray(records)
         if array.dtype.kind not in "fiu":
             raise ValueError(f"records are {array.dtype}: expected numbers")
         if array.ndim == (2 if self._kind == "matrix" else 1):

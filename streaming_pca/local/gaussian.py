@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from streaming_pca.kernels.lattice import RADIUS, lattice_unit
-from streaming_pca.linalg.masks import refuse_masks_and_units
+from streaming_pca.linalg.masks import numbers_or_nan
 from streaming_pca.linalg.packed import packed_size
 from streaming_pca.privacy.calibration.multipliers import lattice_sigma
 from streaming_pca.privacy.errors import ParameterError
@@ -107,8 +107,9 @@ class LocalGaussian:
         Parameters
         ----------
         x : (d,) numbers, d at most :data:`MAX_DIM`
-            A record longer than the radius is clipped. If a number is not finite, the report is of the zero
-            vector, as for a null record. The choice to make a report must not depend on x.
+            A record longer than the radius is clipped. If a number is missing, masked or not finite, the
+            report is of the zero vector, as for a null record. The choice to make a report must not depend
+            on x.
 
         Returns
         -------
@@ -120,8 +121,7 @@ class LocalGaussian:
         ParameterError
             If x is not a vector of 1 to :data:`MAX_DIM` real numbers: its shape and type are public.
         """
-        refuse_masks_and_units(x, "x")
-        values = np.asarray(x)
+        values = numbers_or_nan(x, "x")
         if values.dtype.kind not in "fiu" or values.ndim != 1 or not 1 <= values.size <= MAX_DIM:
             raise ParameterError(
                 f"a record is a vector of 1 to {MAX_DIM} numbers, not {values.dtype} of shape {values.shape}"

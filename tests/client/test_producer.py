@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -517,6 +518,32 @@ def test_a_report_is_of_a_clamped_vector(monkeypatch: pytest.MonkeyPatch) -> Non
     features = [Feature(name="a", bounds=(0, 1))]
     producer = Producer("in", "127.0.0.1:1", dim=1, features=features, privatize=LocalGaussian(*ONE))
     assert producer._shaped({"a": 7}).tolist() == [[1]]
+
+
+def test_whether_a_report_is_sent_does_not_depend_on_the_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who reads the topic counts the reports: an error for one record would name it, and hold others back."""
+    monkeypatch.setattr("streaming_pca.client.producer.Sender", NoSender)
+    features = [Feature(name="a", bounds=(0, 1)), Feature(name="b", categories=("x", "y"))]
+    named = Producer("in", "127.0.0.1:1", dim=3, features=features, privatize=LocalGaussian(*ONE))
+    good = {"a": 0.5, "b": "x"}
+    bad: list[Any] = [{"a": 0.5}, {}, {"a": "x", "b": "x"}, {"a": math.inf, "b": "y"}, {"a": None, "b": 3}]
+    bad += [{"a": 10**400, "b": []}]
+    named.send([good, *bad])
+    for record in bad:
+        named.send(record)
+    assert len(named._sender.values) == 1 + 2 * len(bad)
+    rows = named._shaped([good, *bad])
+    assert np.isfinite(rows[0]).all()
+    assert np.isnan(rows[1:]).all()
+    plain = Producer("in", "127.0.0.1:1", dim=2, privatize=LocalGaussian(*ONE))
+    for given in (
+        [0.1, None],
+        [[0.1, 0.2], [None, 0.3]],
+        np.ma.masked_array([0.1, 0.2], [1, 0]),
+        [0.1, math.nan],
+    ):
+        plain.send(given)
+    assert len(plain._sender.values) == 5
 
 
 @pytest.mark.parametrize(

