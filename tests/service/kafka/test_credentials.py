@@ -8,8 +8,9 @@ import ssl
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trustme
@@ -118,6 +119,30 @@ def test_a_provider_that_answers_byte_by_byte_has_one_time_limit(
     with provider(answer(LIFE + b"}"), tmp_path / "secret", pause=0.05) as settings:
         line = refusal(credentials.TokenRefused, credentials._ask, settings)
     assert line.endswith("does not answer (timed out)")
+
+
+def test_a_silent_address_of_a_provider_leaves_time_for_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find = socket.getaddrinfo
+    with ExitStack() as sockets, provider(answer(LIFE + b"0}"), tmp_path / "secret") as settings:
+        silent = sockets.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        # Its queue is full: Linux drops the next connections' packets.
+        for _ in range(4):
+            waiting = sockets.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(silent.getsockname())
+
+        def both(host: str, port: int, *rest: Any, **named: Any) -> list[Any]:
+            if host != "idp.test":
+                return find(host, port, *rest, **named)
+            places = (silent.getsockname(), ("127.0.0.1", port))
+            return [found for place in places for found in find(*place, *rest, **named)]
+
+        monkeypatch.setattr(socket, "getaddrinfo", both)
+        url = str(settings.sasl_oauth_token_url).replace("127.0.0.1", "idp.test")
+        named = settings.model_copy(update={"sasl_oauth_token_url": url})
+        assert credentials._ask(named)[0] == "a"
 
 
 @contextmanager
