@@ -51,7 +51,7 @@ BootstrapOption = Annotated[
 
 def say(line: str, console: Console = out) -> None:
     """Print lines without markup or wrapping; the terminal executes nothing in them."""
-    console.print(printable(line, "\n"), markup=False, highlight=False, soft_wrap=True)
+    console.print(printable(line, "\n\t"), markup=False, highlight=False, soft_wrap=True)
 
 
 def print_record(pairs: Mapping[str, str | Sequence[str]], indent: int = 0, label: int = 0) -> None:

@@ -100,7 +100,7 @@ def ledger_verify(
     states: Annotated[
         bool,
         typer.Option(
-            help="Compare states too; they hold sums without noise, so an auditor may not read them."
+            help="Compare states too; they hold results before their release, so no auditor may read them."
         ),
     ] = True,
     as_json: JsonOption = False,

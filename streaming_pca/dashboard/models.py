@@ -147,7 +147,7 @@ class LastRelease(Answer):
     angle: float | None = None
     """Largest principal angle to the previous release, in radians."""
     angle_bound: float | None = None
-    """Bound on its angle to the same sums without noise, with probability 0.95, in radians."""
+    """Bound on its angle to the subspace without noise and clips, with probability 0.95, in radians."""
     explained_share: float | None = None
     """Share of the total variance in the subspace; null if unknown, or if the total may be noise."""
     digest: str
@@ -257,7 +257,7 @@ class History(Answer):
     angles: list[list[float] | None]
     """Principal angles to the previous release, decreasing, in radians; null for the first."""
     angle_bound: list[float | None]
-    """Bound on the angle to the same sums without noise, with probability 0.95."""
+    """Bound on the angle to the subspace without noise and clips, with probability 0.95."""
     noise_bound: list[float | None]
     """Bound on the angle to the previous release that noise alone explains, with probability 0.9: the sum of
     both bounds, since each can fail."""

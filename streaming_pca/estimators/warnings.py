@@ -60,7 +60,7 @@ class ReleaseWarning(StrEnum):
         "an explained variance is indistinguishable from noise, and so is its component",
     )
     # The expected error of the mean, squared, is at least the variance of the last component.
-    MEAN_SWAMPS = "mean-swamps", "the error of the mean is as large as the variance of a component"
+    MEAN_SWAMPS = "mean-swamps", "the error of the mean is as large as a component's standard deviation"
     # Centering "auto" found no mean, and its error is not known; or centering is "none", and the first
     # component has more than 0.9 of the total variance beyond the noise.
     MEAN_UNKNOWN = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 from types import ModuleType
 
 import pytest
@@ -50,6 +51,17 @@ def test_no_page_cites_a_paper_by_a_number() -> None:
     for page in _WRITTEN:
         for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), 1):
             assert _PAPER_NUMBER.search(line) is None, f"{page.name}:{number}: {line}"
+
+
+def test_no_line_of_a_paragraph_is_there_twice() -> None:
+    """A line that an edit left in place of its neighbour begins or ends as that one does."""
+    twice = []
+    for page in _WRITTEN:
+        text = re.sub(r"(?ms)^ *```.*?^ *```", "", page.read_text(encoding="utf-8"))
+        for line, after in pairwise(text.splitlines()):
+            if line[:1].isalpha() and (line[:40] == after[:40] or line[-40:] == after[-40:]):
+                twice.append(f"{page.relative_to(ROOT)}: {after}")
+    assert twice == []
 
 
 def test_every_cited_work_is_among_the_references() -> None:

@@ -108,7 +108,7 @@ export function angleCell(last) {
   const bound = last.angle_bound;
   return [
     field("last_release.angle", last.angle, angle(last.angle)),
-    h("span", { class: "small under", title: "Angle of this release to the same sums without noise, at most, with probability 0.95" },
+    h("span", { class: "small under", title: "Angle of this release to the subspace without noise and, unless it is doubted, clips, at most, with probability 0.95" },
       !isNumber(bound) ? "no bound" : bound >= Math.PI / 2 - 1e-9 ? "own error up to 90°"
         : ["own error ≤\u00a0", field("last_release.angle_bound", bound, atMost(bound))]),
   ];
