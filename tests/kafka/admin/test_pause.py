@@ -417,9 +417,9 @@ def test_what_is_released_while_the_ledger_is_verified_is_judged_the_next_time(
     read: list[str] = []
 
     class Counting(LogReader):
-        def __init__(self, kafka: Any, topic: str, start: int = 0, **options: bool) -> None:
+        def __init__(self, kafka: Any, topic: str, **options: bool) -> None:
             read.append(topic)
-            super().__init__(kafka, topic, start, **options)
+            super().__init__(kafka, topic, **options)
 
     original = inspection.existing_topics
 
