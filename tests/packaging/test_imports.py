@@ -63,7 +63,7 @@ FLOORS = {
         {"linalg", "kernels", "privacy", "data", "local", "estimators", "api", "audit"}
         | {"validation_errors", "errors", "text"},
     ),
-    "service": (19_026, set[str]()),
+    "service": (19_040, set[str]()),
     "extras": (
         9_370,
         {"dashboard", "spark", "dev", "demo", "plots"}

@@ -369,6 +369,8 @@ class EndOffsetPoller:
 
     def _fail(self, event: dict[str, Any]) -> None:
         topics = event["topics"]
+        if topics == []:
+            log.warning("a tick was lost: %s", event["failed"])
         with self._lock:
             lost = [f for f in self._feeds if topics is None or f.topic in topics]
             lost = [f for f in lost if f.started <= event["at"]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -14,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
+from kafka import TopicPartition
 from kafka.errors import KafkaError
 
 from streaming_pca.config.kafka import KafkaSettings
@@ -138,6 +140,37 @@ def test_slow_ticks_end_nothing(monkeypatch: Patch) -> None:
 
 
 @pytest.mark.usefixtures("broker")
+def test_one_unexpected_error_costs_a_tick_and_two_in_a_row_the_lead(monkeypatch: Patch) -> None:
+    """While connections closed, the client raised ValueError once."""
+    events, answers = SimpleQueue[dict[str, Any]](), iter([0, None, 1, None, None])
+
+    def ask(*_: Any) -> dict[Any, int]:
+        if (answer := next(answers, None)) is None:
+            raise ValueError("a socket")
+        return {TopicPartition("topic", 0): answer}
+
+    monkeypatch.setattr(clock, "last_offsets", ask)
+    poller = Poller(KafkaSettings(), 0.01, 1000.0, events.put)
+    poller.set_topics({"topic": 1})
+    threading.Thread(target=poller.run, daemon=True).start()
+    seen: list[Any] = []
+    while len(seen) < 5:
+        event = events.get(timeout=LIMIT)
+        if "ends" in event:
+            seen.append(event["ends"])
+        elif "failed" in event:
+            assert re.fullmatch(rf"a bug in the clock: ValueError at {__name__}:\d+", event["failed"])
+            seen.append(event["topics"])
+    assert seen == [{"topic": [0]}, [], {"topic": [1]}, [], None]
+
+
+def test_a_lost_tick_fails_no_feed_and_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    poller = EndOffsetPoller(KafkaSettings(), 0.1, 1.0)
+    poller._fail({"at": time.monotonic(), "failed": "a bug in the clock: ValueError at a:1", "topics": []})
+    assert "a tick was lost: a bug in the clock: ValueError at a:1" in caplog.text
+
+
+@pytest.mark.usefixtures("broker")
 def test_rare_ticks_end_nothing(monkeypatch: Patch) -> None:
     """The pause between two ticks may be longer than the requests of one."""
     ended, ticks = threading.Event(), threading.Semaphore(0)
@@ -192,11 +225,12 @@ def test_schemas_are_listed_on_an_interval_and_each_is_sent_once(monkeypatch: Pa
     # Not from the first listing: on busy processors it may come late, and the next ones on time.
     assert found[-1]["at"] - began > 0.39
     text = [{key: event[key] for key in event if key not in ("at", "subject")} for event in found]
+    assert re.fullmatch(rf"a bug in the clock: MemoryError at {__name__}:\d+", text[3].pop("failed"))
     assert text == [
         {"schemas": {1: "MQ=="}},
         {"failed": "away", "refused": False},
         {"failed": "refused", "refused": True},
-        {"failed": "a bug in the clock: MemoryError", "refused": False},
+        {"refused": False},
         {"schemas": {5: "NQ=="}},
     ]
     assert decode_schemas(Subject("a", "avro"), {"5": "NQ=="}) == {5: PublicSchema("avro", b"5")}
