@@ -164,7 +164,7 @@ def lose(times: int) -> None:
 
 
 def look_every(seconds: float) -> None:
-    """Set the interval at which a stream without records, and a standby, look at the ledger."""
+    """Let a stream without records, and a standby, look at the ledger this often."""
     session._STATUS_POLL_SECONDS = admission._POLL_SECONDS = seconds
 
 

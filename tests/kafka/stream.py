@@ -292,7 +292,7 @@ class Stream:
         if "growth" in find(base.get("estimator", DEFAULT_ESTIMATOR)).options_type.model_fields:
             base["options"] = {"growth": 1.0, **base["options"]}
         # Its own group: a killed worker of another test must not delay this election. The clock keeps its
-        # usual ticks: each makes three processes work, and many workers run at once.
+        # usual ticks: each makes three processes work, and many workers run.
         manners = {"group": f"workers-{name}", "stop_when_done": True}
         # `Settings(...)` reads the environment, which pytest may change while threads make streams.
         settings = Settings.model_construct(

@@ -27,7 +27,7 @@ def test_one_that_sleeps_while_it_takes_over_refuses_nothing(make_stream: Make) 
 
 
 def sleep_and_continue(stream: Stream, step: str) -> None:
-    """Let a worker sleep after a step of its take-over, and a successor lead meanwhile."""
+    """Let a worker sleep after a step of its take-over while a successor leads."""
     stream.produce_vectors(stream.vectors(40))
     stream.run_until("batch 1 released")
     sleeper = stream.start(strike=Strike(step, "after", what="SIGSTOP"))
