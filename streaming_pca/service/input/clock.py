@@ -148,7 +148,7 @@ class Poller:
                 # Current readers start again; later ones get a new consumer.
                 self._fail(type(error).__name__)
             except Exception as error:
-                # The client has raised ValueError once, as connections closed: that costs a tick, and no lead.
+                # As connections closed, the client has raised ValueError once: that costs a tick, no lead.
                 self._fail(_bug(error), None if self._has_stumbled else ())
                 self._has_stumbled = True
             time.sleep(self._tick)
