@@ -334,10 +334,8 @@ class Producer:
                 rows = self._map.rows(values, len(values[0]))
                 return rows if self._map.bounds is None else np.clip(rows, *self._map.bounds)
             rows = rows_of_table(self._map, table, "records")
-            if self._map.bounds is None:
-                return rows
             # Not clamped: the worker does that, and counts the records with values beyond the bounds.
-            return round_rows(rows, self._map.bounds, self._dtype)
+            return rows if self._map.bounds is None else round_rows(rows, self._map.bounds, self._dtype)
         columns = column_names(records)
         if self._names is not None and columns and columns != self._names:
             raise ValueError(

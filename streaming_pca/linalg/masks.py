@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+MISSING_TYPES = ("NAType", "NaTType")  # names of the types of pandas' marks of a missing value
+
 
 def refuse_masks_and_units(X: Any, name: str = "X") -> None:
     """Refuse an argument with masks or units, which numpy would drop; ValueError with the remedy."""
@@ -34,7 +36,7 @@ def numbers_or_nan(X: Any, name: str = "X") -> NDArray[Any]:
 
 
 def _is_missing(value: Any) -> bool:
-    return value is None or type(value).__name__ in ("NAType", "NaTType", "MaskedConstant")
+    return value is None or type(value).__name__ in (*MISSING_TYPES, "MaskedConstant")
 
 
 def _float(value: Any) -> float:

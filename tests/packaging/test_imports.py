@@ -59,11 +59,11 @@ LAYERS = """
 # the design are 24,000, 17,000 and 9,500 lines.
 FLOORS = {
     "library": (
-        28_643,
+        28_645,
         {"linalg", "kernels", "privacy", "data", "local", "estimators", "api", "audit"}
         | {"validation_errors", "errors", "text"},
     ),
-    "service": (19_040, set[str]()),
+    "service": (19_038, set[str]()),
     "extras": (
         9_370,
         {"dashboard", "spark", "dev", "demo", "plots"}

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from streaming_pca.data.features.feature import Feature
 from streaming_pca.data.features.records import NOTHING, Path, columns_of, find, is_index
+from streaming_pca.linalg.masks import MISSING_TYPES
 from streaming_pca.validation_errors import error_lines
 
 
@@ -296,5 +297,4 @@ def _is_missing(value: Any) -> bool:
         return math.isnan(value)
     if isinstance(value, np.datetime64):
         return bool(np.isnat(value))
-    # pandas' marks of a missing value.
-    return type(value).__name__ in ("NAType", "NaTType")
+    return type(value).__name__ in MISSING_TYPES
