@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from itertools import pairwise
 from types import ModuleType
@@ -64,11 +65,19 @@ def test_no_line_of_a_paragraph_is_there_twice() -> None:
     assert twice == []
 
 
-def test_every_cited_work_is_among_the_references() -> None:
-    known = set(re.findall(r"^\| \[(\w+)\] \|", (DOCS / "references.md").read_text(encoding="utf-8"), re.M))
-    for page in _WRITTEN:
-        cited = re.findall(r"\[([A-Z]\w+\d{4})\b[^\]]*\](?!\()", page.read_text(encoding="utf-8"))
-        assert set(cited) <= known, page.name
+def test_cited_works_are_links_to_their_part_of_the_references() -> None:
+    parts = re.split(r"(?m)^## (.+)$", (DOCS / "references.md").read_text(encoding="utf-8"))
+    part_of = {
+        key: part.lower().replace(" ", "-")
+        for part, text in zip(parts[1::2], parts[2::2], strict=True)
+        for key in re.findall(r"(?m)^\| \[(\w+)\] \|", text)
+    }
+    for page in set(DOCS.rglob("*.md")) - {DOCS / "references.md"}:
+        text = page.read_text(encoding="utf-8")
+        cited = set(re.findall(r"\[([A-Z][A-Za-z]+\d{4})\](?!:)", text))
+        linked = dict(re.findall(r"(?m)^\[(\w+)\]: (\S+)$", text))
+        way = os.path.relpath(DOCS / "references.md", page.parent)
+        assert linked == {key: f"{way}#{part_of[key]}" for key in cited}, page.relative_to(DOCS)
 
 
 def test_generated_text_is_fresh(hooks: ModuleType) -> None:
