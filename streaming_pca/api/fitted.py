@@ -260,7 +260,6 @@ def read_release(given: Any, settings: Mapping[str, Any]) -> tuple[Release, Prep
 
 
 def _content(given: Any) -> bytes:
-    """Return the JSON of a release."""
     if isinstance(given, (bytes, bytearray, memoryview)):
         return bytes(given)
     if isinstance(given, Mapping):
@@ -292,7 +291,6 @@ def release_parameters(release: Release, preprocessing: Preprocessing) -> dict[s
 
 
 def release_attributes(release: Release, preprocessing: Preprocessing) -> dict[str, Any]:
-    """Return the fitted attributes of a release."""
     numbers = {
         name: None if (value := getattr(release, name)) is None else np.asarray(value, dtype=np.float64)
         for name in ("components", "explained_variance", "explained_variance_error", "mean")

@@ -414,7 +414,6 @@ class PrivatePCA(MappedModel):
             raise
 
     def _set_fitted(self, attributes: dict[str, Any]) -> None:
-        """Replace all fitted attributes by these."""
         for name in ATTRIBUTES:
             self.__dict__.pop(name, None)
         self.__dict__.update(attributes)
@@ -438,7 +437,6 @@ class PrivatePCA(MappedModel):
         return self
 
     def _refresh(self) -> Subspace:
-        """Set the fitted attributes from the state's release."""
         release = chosen_release(self._estimator, self._state, self.n_components)
         preprocessing, records = self._preprocessing, self._state.records
         found = find_warnings(release, preprocessing, records, self._estimator.norm_range[1])

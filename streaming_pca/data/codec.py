@@ -259,7 +259,6 @@ class PayloadCodec:
         return self.decode_all(messages)[:2]
 
     def decode_all(self, messages: Sequence[Message]) -> Decoded:
-        """Return the rows of all messages in order, with their lengths and users."""
         if self.fields is not None:
             return self._decode_fields(self.fields, messages)
         rows, lengths = self._decode_octets(messages) or self._decode_each(messages)

@@ -59,7 +59,6 @@ class ArrayDigest(BaseModel):
 
     @classmethod
     def of(cls, numbers: ArrayLike) -> Self:
-        """Digest an array."""
         array = np.ascontiguousarray(numbers, dtype="<f8")
         return cls(digest=f"sha256:{hashlib.sha256(array.tobytes()).hexdigest()}", size=array.size)
 

@@ -33,7 +33,6 @@ class ParquetFiles:
         self.count = sum(int(file.metadata.num_rows) for file in self._files)
 
     def batches(self, columns: Sequence[int]) -> Iterator[Any]:
-        """Iterate over some columns' rows in order."""
         names = self.schema.names
         # Columns chosen by name are the only ones read. With dots, a name may mean several columns.
         plain = len(set(names)) == len(names) and not any("." in name for name in names)

@@ -107,7 +107,6 @@ class AdaptivePCA(ComposedEstimator[AdaptiveState, AdaptiveOptions]):
     }
 
     def init(self, rng: np.random.Generator) -> AdaptiveState:
-        """Return the state before any record, with a uniformly random basis for the block route."""
         basis = orthonormalise(rng.standard_normal((self.dim, min(self.k + OVERSAMPLING, self.dim))))
         return AdaptiveState(0, 0, **self._start(basis))
 

@@ -335,7 +335,6 @@ class Estimator(ABC, Generic[S, O]):
 
     @property
     def kind(self) -> RecordKind:
-        """Kind of the records it reads."""
         return self.preprocessing.kind
 
 

@@ -166,7 +166,6 @@ class Advice:
 
     @property
     def lines(self) -> list[str]:
-        """All texts, one a line."""
         return [*self.reasons, *self.helps]
 
     @property

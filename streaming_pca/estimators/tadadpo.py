@@ -163,7 +163,6 @@ class TadaDPO(AdaDPO):
         self.warm.diagnostics = self.diagnostics
 
     def init(self, rng: np.random.Generator) -> TadaDPOState:
-        """Return the start's initial state."""
         warm = self.warm.init(rng)
         basis, inner = self._start(warm)
         return TadaDPOState(0, 0, basis, inner, warm=_bytes(warm), warm_batches=0)
@@ -223,7 +222,6 @@ class TadaDPO(AdaDPO):
         return replace(decode_fitting_state(self.warm, state.warm.tobytes()), records=state.records)
 
     def _removed(self, basis: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the (d, k) basis itself."""
         return basis
 
     def _failure(self, step: int) -> float:

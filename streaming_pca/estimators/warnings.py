@@ -43,7 +43,6 @@ class ReleaseWarning(StrEnum):
     """Reason in one line."""
 
     def __new__(cls, name: str, explanation: str = "") -> ReleaseWarning:
-        """Make a member from its id and its explanation."""
         member = str.__new__(cls, name)
         member._value_, member.explanation = name, explanation
         return member

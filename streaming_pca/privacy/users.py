@@ -330,7 +330,6 @@ class Part:
 
     @classmethod
     def of(cls, data: bytes) -> Part:
-        """Describe these bytes."""
         return cls(len(data), hashlib.sha256(data).hexdigest())
 
 
@@ -376,7 +375,6 @@ class UserIndex:
         return pieces
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain data for JSON."""
         return {
             "key": self.key.hex(),
             "commits": self.commits,

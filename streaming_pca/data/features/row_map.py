@@ -72,7 +72,6 @@ class RowMap:
 
     @property
     def places(self) -> list[tuple[str, ...]]:
-        """Place of each feature's field in a record."""
         return [feature.place for feature in self.features]
 
     def rows(self, values: Sequence[Sequence[Any]], count: int) -> NDArray[np.float64]:
@@ -171,7 +170,6 @@ def refuse_twins(names: Sequence[str], begin: str) -> None:
 
 
 def is_list_of_records(table: Any) -> bool:
-    """Return whether a table is a list of mappings."""
     return isinstance(table, Sequence) and all(isinstance(each, Mapping) for each in table)
 
 

@@ -401,8 +401,6 @@ class BlockOptions(ClippedBatches):
 
 @dataclass(frozen=True)
 class BlockState(ComposedState):
-    """State of :class:`BlockPCA`: the block estimate and the total variance."""
-
     block: BlockEstimate
     total: TotalVariance
 
@@ -533,7 +531,6 @@ class BlockPCA(ComposedEstimator[BlockState, BlockOptions]):
     worst_cases = centred_sum_cases(BLOCK)
 
     def init(self, rng: np.random.Generator) -> BlockState:
-        """Return the state before any record, with a uniformly random basis."""
         columns = min(self.k + self.options.oversampling, self.dim)
         basis = orthonormalise(rng.standard_normal((self.dim, columns)))
         block = BlockEstimate.start(basis)

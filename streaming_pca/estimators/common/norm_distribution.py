@@ -179,7 +179,6 @@ class NormCounts:
 
     @classmethod
     def empty(cls) -> NormCounts:
-        """Return the counts before any record."""
         return cls(0.0, 0.0, np.zeros(BINS), 0.0, 0.0)
 
     def averaged(self, new: NormCounts, gain: float) -> NormCounts:

@@ -69,7 +69,6 @@ class PresentShare(RunningShare):
     """Noisy share of the last batch; a mean of all batches where its own is too noisy."""
 
     def check(self) -> None:
-        """Check that a batch could have left these values; as :meth:`RunningShare.check`."""
         super().check()
         if not math.isfinite(self.latest):
             raise ValueError("the latest share of the state's present records must be finite")

@@ -80,7 +80,6 @@ class Target:
     """``cut(stream, count)``: the end of the next batch; tests replace it by a wrong one."""
 
     def privacy(self, contributions: int = 1) -> PrivacyParameters:
-        """Return the parameters as an estimator takes them."""
         return PrivacyParameters(epsilon=self.epsilon, delta=self.delta, contributions=contributions)
 
     def build(

@@ -71,7 +71,6 @@ class AnalyzeGauss(ComposedEstimator[AnalyzeGaussState, AnalyzeGaussOptions]):
     worst_cases = ANALYZE_GAUSS_CASES
 
     def init(self, rng: np.random.Generator) -> AnalyzeGaussState:
-        """Return the state before any record, with zero matrices; uses no randomness."""
         return AnalyzeGaussState(0, 0, CovarianceEstimate.empty(self.dim))
 
     def _learn(self, state: AnalyzeGaussState, work: Work) -> tuple[AnalyzeGaussState, int]:

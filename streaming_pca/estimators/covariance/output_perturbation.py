@@ -208,7 +208,6 @@ class OutputPerturbation(Estimator[OutputPerturbationState, OutputPerturbationOp
     worst_cases = OUTPUT_PERTURBATION_CASES
 
     def init(self, rng: np.random.Generator) -> OutputPerturbationState:
-        """Return a state without a projector, with a uniformly random basis."""
         basis = orthonormalise(rng.standard_normal((self.dim, self.k)))
         if self.k == self.dim:
             basis = np.eye(self.dim)
@@ -355,6 +354,5 @@ class OutputPerturbation(Estimator[OutputPerturbationState, OutputPerturbationOp
         return gaussian_on_symmetric(whole, z * bounds.inner(self.k) * (1 + 1e-15))
 
     def learnt_subspace(self, state: OutputPerturbationState) -> Subspace:
-        """Return the averaged projector's leading eigenvectors, turned to the last Ritz vectors."""
         values, turn = ritz_pairs(state.inner, self.k)
         return Subspace((state.basis @ turn).T, np.maximum(values, 0.0), None)

@@ -170,7 +170,6 @@ class CovarianceUpdate:
         return max(len(batch) / self.preprocessing.units, 1.0) * self.present
 
     def _is_look_due(self, estimate: CovarianceEstimate, count: float) -> bool:
-        """Return whether a later batch of ``count`` records looks at all radii."""
         # A batch far smaller than others is too noisy to choose by.
         if estimate.used < 2 or count < _COMPARABLE * estimate.largest:
             return False

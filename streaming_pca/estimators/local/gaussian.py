@@ -71,7 +71,6 @@ class LocalGaussianPCA(LocalEstimator[LocalGaussianState, LocalGaussianOptions])
     suite_options: ClassVar[SuiteOptions] = SuiteOptions({"batch_size": 64})
 
     def init(self, rng: np.random.Generator) -> LocalGaussianState:
-        """Start without reports, at the first axes; needs no randomness."""
         nothing = np.zeros(packed_size(self.dim))
         return LocalGaussianState(0, 0, nothing, 0, np.eye(self.k, self.dim), np.zeros(self.k))
 

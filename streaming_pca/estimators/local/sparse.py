@@ -70,7 +70,6 @@ class StoredIterate:
 
     @property
     def iterate(self) -> FantopeIterate | None:
-        """Stored iterate, if any."""
         m = int(np.count_nonzero(self.features >= 0))
         if not m:
             return None
@@ -146,7 +145,6 @@ class SparseLocalPCA(LocalEstimator[SparseLocalState, SparseLocalOptions]):
     suite_options: ClassVar[SuiteOptions] = SuiteOptions({"batch_size": 64})
 
     def init(self, rng: np.random.Generator) -> SparseLocalState:
-        """Start without reports, at the first axes; needs no randomness."""
         d, k = self.dim, self.k
         nothing = np.zeros(packed_size(d))
         return SparseLocalState(

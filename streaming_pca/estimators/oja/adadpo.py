@@ -164,5 +164,4 @@ class AdaDPO(IterateEstimator[AdaDPOState, AdaDPOOptions]):
     def _step(
         self, state: AdaDPOState, mean: NDArray[np.float64], step: int
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Return the next iterate and its Rayleigh quotients."""
         return oja_step(state.basis, project_symmetric(mean, state.basis), self.options.rate(step))

@@ -125,7 +125,6 @@ class IterateEstimator(Estimator[S, O], Generic[S, O]):
     """Estimator whose state is one iterate of k columns."""
 
     def init(self, rng: np.random.Generator) -> S:
-        """Draw a uniformly random basis."""
         basis = orthonormalise(rng.standard_normal((self.dim, self.k)))
         made: type[Any] = self.state_type
         return cast(S, made(0, 0, basis, np.zeros((self.k, self.k))))

@@ -154,7 +154,6 @@ class AdaptivePowerMethod(Deflation[DeflationState, AdaptivePowerOptions]):
         )
 
     def _learn(self, state: DeflationState, batch: Batch, iterate: Floats, removed: Floats) -> Learnt:
-        """Make T power steps on one batch."""
         count = len(batch) // self.preprocessing.units
         if count < 2 * self._slack:
             return Learnt(None, 0.0, Outcome.TOO_FEW, 0)

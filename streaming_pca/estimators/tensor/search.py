@@ -99,7 +99,6 @@ class TensorSearch:
 
     @property
     def is_complete(self) -> bool:
-        """True once all components are found."""
         return self.found == len(self.weights)
 
     @property

@@ -267,7 +267,6 @@ def _delta(mpmath: Any, epsilon: Any, mu: Any) -> Any:
 
 
 def product_up(a: float, b: float) -> float:
-    """Return a product, rounded up."""
     product = a * b
     if product < math.inf and Fraction(product) < Fraction(a) * Fraction(b):
         product = math.nextafter(product, math.inf)

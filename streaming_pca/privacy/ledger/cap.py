@@ -52,7 +52,6 @@ class BudgetExceeded(UserError):
         )
 
     def with_remedy(self, remedy: str) -> Self:
-        """Return the same refusal with a remedy appended."""
         self.args = (f"{self}; {remedy}",)
         return self
 

@@ -246,7 +246,6 @@ class Total:
         return math.inf if self._infinite[2] else self._sums[2]
 
     def within(self, opened: Opened) -> bool:
-        """Return whether this total is within the cap, by OPENED's filter."""
         cap = opened.cap
         if opened.filter == "basic":
             return self.epsilon <= cap.epsilon and self.delta <= cap.delta

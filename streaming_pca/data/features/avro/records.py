@@ -104,7 +104,6 @@ class _Compiler:
         self.found: set[int] = set()
 
     def skip(self, type_: Any) -> Skip:
-        """Return the function that passes over a value."""
         type_ = self._schema.definition(type_)
         width = self._schema.width(type_)
         if width is not None:
@@ -205,7 +204,6 @@ class _Compiler:
         return skip(data, at, deep)
 
     def read(self, type_: Any, node: Node) -> Read:
-        """Return the function that fills the slots of a node."""
         type_ = self._schema.definition(type_)
         kind = type_name(type_)
         if kind == "null":
