@@ -42,13 +42,11 @@ class Task:
         self._show(self)
 
     def finish(self) -> None:
-        """Mark the step as finished: no further line reports it."""
         self.finished = True
         self._show(self)
 
     @property
     def line(self) -> str:
-        """Description, completed amount and elapsed time."""
         amount = f": {self.completed:,}" if self.completed or self.total else ""
         if self.total:
             amount += f" of {self.total:,} ({self.completed / self.total:.0%})"
@@ -114,8 +112,6 @@ def _bars(console: Console) -> Bars:
     from rich.text import Text
 
     class Amount(MofNCompleteColumn):
-        """Completed amount; empty without a total."""
-
         def render(self, task: Bar) -> Text:
             return Text() if task.total in (None, 1) else super().render(task)
 

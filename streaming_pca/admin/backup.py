@@ -70,7 +70,6 @@ class Backup:
 
 
 def export_backup(kafka: KafkaSettings, topic: str, path: Path) -> Backup:
-    """Take a backup and write it; see :func:`take_backup` and :func:`write_backup`."""
     _check_new(path)
     backup = take_backup(kafka, topic)
     write_backup(backup, path)

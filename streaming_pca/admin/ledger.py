@@ -25,14 +25,12 @@ _COUNTS = ("charges", "committed", "abandoned", "released", "records_committed",
 
 
 def read_ledger(kafka: KafkaSettings, topic: str) -> LedgerReplay:
-    """Replay the ledger of an input topic."""
     with closing(LedgerLog(kafka, f"{topic}.ledger", topic_id_of(kafka, topic))) as log:
         log.catch_up()
         return log
 
 
 def describe_ledger(kafka: KafkaSettings, topic: str) -> dict[str, Any]:
-    """Return the cap, jobs and all entries as plain data."""
     with closing(LedgerLog(kafka, f"{topic}.ledger", topic_id_of(kafka, topic))) as log:
         entries = [
             {"offset": item.offset, "kind": item.entry.kind, "void": item.verdict.reason, **_row(item.entry)}

@@ -53,7 +53,6 @@ def ledger_show(
 
 
 def print_ledger(facts: dict[str, Any]) -> None:
-    """Print the cap, a row for each entry, and the inactive jobs."""
     cap = facts["cap"]
     cap_text = "not open" if cap is None else f"{_said(cap)} ({facts['filter']})"
     say(f"ledger of {facts['topic']}: cap {cap_text}")
@@ -176,7 +175,6 @@ def ledger_spent(
 
 
 def _print_charges(title: str, charges: dict[str, dict[str, str | None]]) -> None:
-    """Print a table of charges, with a column for rho if any charge has one."""
     columns = ["epsilon", "delta"] + ["rho"] * any("rho" in charge for charge in charges.values())
     say(title)
     print_table(

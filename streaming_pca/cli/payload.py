@@ -277,7 +277,6 @@ def _suggestions(path: Path, message: str | None) -> list[Suggestion]:
 
 
 def _fields_of(format_: str, data: bytes, message: str | None, where: str) -> list[Suggestion]:
-    """Return the fields of an Avro, Protobuf or JSON Schema."""
     from streaming_pca.data.features.protobuf_records import message_type
     from streaming_pca.data.features.suggesting import (
         fields_of_avro,

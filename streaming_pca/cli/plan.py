@@ -202,7 +202,6 @@ def _of_library(
 def _of_stream(
     config: Path, stream: str | None, records: int, batches: int | GrowingBatches | None, tail: float
 ) -> Forecast:
-    """Return the forecast for the estimator of a settings file."""
     from streaming_pca.config.loading import load_settings
     from streaming_pca.estimators.forecast.forecast import forecast_estimator
 

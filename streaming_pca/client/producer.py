@@ -310,7 +310,6 @@ class Producer:
             self._sender.close()
 
     def __del__(self) -> None:
-        """Warn about waiting rows that are lost."""
         # A failed constructor leaves no rows; the creating process sends a fork's rows.
         if getattr(self, "_count", 0) and self._process == os.getpid():
             warnings.warn(

@@ -371,7 +371,6 @@ def _place_of(stream: str | Settings, kafka: KafkaSettings | str | None) -> tupl
 
 
 def connection(kafka: KafkaSettings | str | None) -> KafkaSettings:
-    """Return the connection settings for an argument."""
     if isinstance(kafka, KafkaSettings):
         return kafka
     try:

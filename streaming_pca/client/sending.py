@@ -80,7 +80,6 @@ class Sender:
 
     @property
     def delivered(self) -> int:
-        """Number of acknowledged messages."""
         return sum(self._acknowledged)
 
     def make_room(self) -> None:

@@ -110,7 +110,6 @@ _UNITS = {"message": "each message", "row": "each row of a message", "user": "al
 
 
 def describe_guarantee(stream: StreamSettings) -> str:
-    """Describe the privacy guarantee of a stream in a sentence."""
     if not stream.private:
         return "NOT private: its releases guarantee nothing"
     number = f"({format_number(stream.epsilon)}, {format_number(stream.delta)})"

@@ -114,8 +114,6 @@ def _is_known(path: tuple[str, ...]) -> bool:
 
 
 class _Environment(Settings, BaseSettings):
-    """Settings of one stream in the environment."""
-
     model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, env_nested_delimiter="__")
 
 

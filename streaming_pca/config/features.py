@@ -53,7 +53,6 @@ def _follow(found: dict[str, Any], rows: RowMap) -> None:
 
 
 def as_lists(value: Any) -> Any:
-    """Return nested tuples as lists."""
     return [as_lists(each) for each in value] if isinstance(value, (tuple, list)) else value
 
 

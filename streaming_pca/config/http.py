@@ -111,7 +111,6 @@ class HttpSettings(Section):
             yield "client_authority needs certificate and private_key"
 
     def check_files(self) -> None:
-        """Refuse an address without protection, and unusable files, of a server that is enabled."""
         if self.enabled:
             check_files(self)
 

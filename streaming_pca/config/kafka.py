@@ -269,7 +269,6 @@ class KafkaSettings(Section):
         return self.read_secret("sasl_password_file")
 
     def read_secret(self, name: str) -> str:
-        """Return the content of a setting's file, without the final line break."""
         return read_secret_file(f"kafka.{name}", getattr(self, name))
 
     def tls_context(self) -> ssl.SSLContext:

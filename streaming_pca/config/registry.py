@@ -82,6 +82,5 @@ class RegistrySettings(Section):
         return token
 
     def check_files(self) -> None:
-        """Refuse unusable files of secrets and certificates."""
         trust = partial(trusting, "registry.ssl_cafile", self.ssl_cafile)
         check_together(lambda: self.clear_password, lambda: self.token, trust)

@@ -45,7 +45,6 @@ def every_setting() -> list[Setting]:
 def settings_of(
     model: type[BaseModel], path: tuple[str, ...], estimator: str | None = None
 ) -> Iterator[Setting]:
-    """Yield the settings of a table at ``path``."""
     for name, field in model.model_fields.items():
         here = (*path, name)
         if here == OPTIONS:

@@ -30,7 +30,6 @@ class StreamLog(logging.LoggerAdapter[logging.Logger]):
         super().__init__(logger, {"stream": stream, "job": stream})
 
     def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
-        """Add the stream and the current trace's id to the fields of a line."""
         trace = {} if trace_id.get() is None else {"trace_id": trace_id.get()}
         kwargs["extra"] = {**(self.extra or {}), **trace, **kwargs.get("extra", {})}
         return msg, kwargs

@@ -171,7 +171,6 @@ class StreamMetrics:
             gauge.remove(self._stream)
 
     def show_verification(self, problems: int) -> None:
-        """Show the result of a verification that has just ended."""
         self._all.verification_problems.labels(self._stream).set(problems)
         self._all.verified.labels(self._stream).set(time.time())
 
@@ -186,7 +185,6 @@ class StreamMetrics:
         self._all.commit_seconds.labels(self._stream).observe(time.monotonic() - started)
 
     def count_batch(self, outcome: Literal["committed", "abandoned"], records: int = 0) -> None:
-        """Count a batch, and the records of a committed one."""
         self._all.batches.labels(self._stream, outcome).inc()
         self._all.records.labels(self._stream).inc(records)
 

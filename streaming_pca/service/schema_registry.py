@@ -127,7 +127,6 @@ class RegistryClient:
         raise StreamRefused(f"{self.no_registry()} (HTTP {status})")
 
     def no_registry(self) -> StreamRefused:
-        """Return the error for a response that is not a registry's."""
         return StreamRefused(
             f"{self._shown} does not answer as a schema registry: set the address of its "
             "Confluent-compatible API, with its path"

@@ -54,8 +54,6 @@ _FIRST_SPAN = 32  # number of last offsets that are searched first for a release
 
 @dataclass(frozen=True)
 class TakenOver:
-    """Result of a take-over."""
-
     recovery: Recovery
     checkpoint: Checkpoint | None
     reservation: Reserved | None  # the open batch, if any
@@ -65,8 +63,6 @@ class TakenOver:
 
 
 class CheckpointWriter(LedgerWriter):
-    """Leader's writer of ledger, state and releases."""
-
     def __init__(self, kafka: KafkaSettings, stream: StreamSettings, topic_id: str) -> None:
         super().__init__(kafka, stream.ledger_topic, topic_id, stream.name)
         self._stream = stream

@@ -156,8 +156,6 @@ def lost_entries(topic: str, first: int) -> str:
 
 @dataclass(frozen=True)
 class Replayed:
-    """Entry of the log, and its verdict in the replay."""
-
     offset: int
     entry: LedgerEntry
     verdict: Verdict
@@ -185,8 +183,6 @@ class LedgerReplay:
 
 
 class LedgerLog(LedgerReplay):
-    """Replay of one ledger topic, updated on demand."""
-
     def __init__(self, kafka: KafkaSettings, topic: str, topic_id: str) -> None:
         super().__init__(topic, topic_id)
         self._kafka = kafka

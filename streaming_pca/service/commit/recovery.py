@@ -17,8 +17,6 @@ class LedgerMismatch(Exception):
 
 
 class Action(StrEnum):
-    """First action after a take-over."""
-
     PUBLISH = "publish the committed release"
     RESUME = "finish the reserved batch"
     PLAN = "plan a new batch"

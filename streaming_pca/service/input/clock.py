@@ -73,7 +73,6 @@ def _in_clear(value: SecretStr | Path) -> str:
 
 
 def decode_schemas(subject: Subject, schemas: Mapping[str, str]) -> dict[int, PublicSchema]:
-    """Return an event's schemas by their ids."""
     return {
         int(number): PublicSchema(subject.format, base64.b64decode(data), subject.message)
         for number, data in schemas.items()

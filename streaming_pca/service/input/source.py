@@ -72,8 +72,6 @@ def build_codec(
 
 @dataclass(frozen=True)
 class OffsetBatch:
-    """Batch with its source offsets."""
-
     batch: Batch
     ranges: tuple[OffsetRange, ...]
     positions: Offsets  # start of the next batch, by partition
@@ -149,7 +147,6 @@ class Source:
 
     @property
     def epochs(self) -> dict[int, int]:
-        """Leader epochs of the last records before the positions, if known."""
         return {p: b.epoch for p, b in list(self._buffers.items()) if b.epoch >= 0}
 
     @property

@@ -208,7 +208,6 @@ def _reason(body: bytes) -> str:
 
 
 def install() -> None:
-    """Register the mechanisms; idempotent."""
     for name in ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"):
         own = SaslMechanismPlain if name == "PLAIN" else SaslMechanismScram
         register_sasl_mechanism(name, partial(_with_current_password, own), overwrite=True)

@@ -208,7 +208,6 @@ ORIGINALS: dict[Callable[..., Any], Callable[..., Any]] = {
 
 
 def install() -> None:
-    """Replace methods of kafka-python; idempotent."""
     for owner, name, replacement in _REPLACED:
         setattr(owner, name, replacement)
 

@@ -122,7 +122,6 @@ _RULES: dict[str, tuple[_Rule, ...]] = {
 
 
 def required_configs(role: str) -> dict[str, str]:
-    """Return the settings for creating a topic of a role."""
     return {rule.key: rule.wanted for rule in _RULES[role]}
 
 
@@ -206,7 +205,6 @@ def _topic_problems(
 
 
 def _least_message_bytes(stream: StreamSettings, role: str, n_partitions: int) -> int:
-    """Return the lower bound of ``max.message.bytes``."""
     match role:
         case "ledger":
             return _ENTRY_BYTES + _RANGE_BYTES * n_partitions

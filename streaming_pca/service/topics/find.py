@@ -68,12 +68,10 @@ def input_topic(stream: StreamSettings, partitions: int, replication: int) -> Ne
 
 
 def state_topic(name: str, replication: int, commit: int) -> NewTopic:
-    """Return the definition of a state topic for commits of ``commit`` bytes."""
     return new_topic("state", name, 1, replication, state_topic_config(commit))
 
 
 def releases_topic(name: str, replication: int, release: int) -> NewTopic:
-    """Return the definition of a releases topic for releases of ``release`` bytes."""
     size = {"max.message.bytes": str(whole_mib(release + MESSAGE_OVERHEAD))}
     return new_topic("releases", name, 1, replication, size)
 

@@ -32,8 +32,6 @@ def group_of_projections(stream: str, output: str) -> str:
 
 @dataclass(frozen=True)
 class Output:
-    """Topic of a stream's projections, with its input."""
-
     topic: str
     partitions: int
     stream: str
@@ -112,7 +110,6 @@ def _described(kafka: KafkaSettings, names: dict[str, str]) -> dict[str, Any]:
 
 
 def _definition(admin: KafkaAdminClient, stream: StreamSettings, output: str, source: Any) -> NewTopic:
-    """Return the definition of an output with its input's retention."""
     replication = min(len(p["replica_nodes"]) for p in source["partitions"])
     kept = topic_configs(admin, stream.input)[stream.input]
     configs = {key: kept[key] for key in _RETENTION if key in kept}

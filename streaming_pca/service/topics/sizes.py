@@ -96,7 +96,6 @@ def whole_mib(size: int) -> int:
 
 
 def state_topic_config(commit: int) -> dict[str, str]:
-    """Return a state topic's own settings for commits of ``commit`` bytes."""
     return {
         # Twice the size of a chunk with its headers.
         "max.message.bytes": str(_MIB),
