@@ -211,45 +211,39 @@ def describe_status(all_settings: Sequence[Settings]) -> list[dict[str, Any]]:
     replays: dict[str, LedgerReplay] = {}
     asked = ask_broker(kafka, "the broker failed midway")
     with asked as admin, closing(reading_consumer(kafka)) as consumer:
-        read = [_read(settings, replays) for settings in all_settings]
-        well = [topics.settings for topics in read if topics.problem is None]
+        read = [(settings, _read(settings, replays)) for settings in all_settings]
+        well = [settings for settings, found in read if not isinstance(found, str)]
         partitions = topic_partitions(admin.describe_topics(sorted({s.stream.input for s in well})))
         snapshot = fetch_broker_snapshot(kafka, admin, consumer, well, partitions)
-    return [_facts(topics, snapshot) for topics in read]
+    return [_facts(settings, found, snapshot) for settings, found in read]
 
 
-@dataclass(frozen=True)
-class _Topics:
-    """Contents of one stream's topics, or the reason why they cannot be read."""
-
-    settings: Settings
-    replay: LedgerReplay | None = None
-    release: Release | None = None
-    problem: str | None = None
-
-
-def _read(settings: Settings, replays: dict[str, LedgerReplay]) -> _Topics:
+def _read(settings: Settings, replays: dict[str, LedgerReplay]) -> tuple[LedgerReplay, Release | None] | str:
+    """Return a stream's ledger and last release, or the reason why its topics cannot be read."""
     kafka, topic = settings.kafka, settings.stream.input
     try:
         if topic not in replays:
             replays[topic] = read_ledger(kafka, topic)
-        release = latest(settings)
+        return replays[topic], latest(settings)
     except (TopicError, StreamRefused, UnreadableRelease) as error:
-        return _Topics(settings, problem=str(error))
-    return _Topics(settings, replays[topic], release)
+        return str(error)
 
 
-def _facts(topics: _Topics, snapshot: BrokerSnapshot) -> dict[str, Any]:
-    stream, replay, release = topics.settings.stream, topics.replay, topics.release
-    facts = {"stream": stream.name, "input": stream.input, "problem": topics.problem}
-    if replay is None:
-        return facts
+def _facts(
+    settings: Settings, found: tuple[LedgerReplay, Release | None] | str, snapshot: BrokerSnapshot
+) -> dict[str, Any]:
+    stream = settings.stream
+    facts = {"stream": stream.name, "input": stream.input}
+    if isinstance(found, str):
+        return facts | {"problem": found}
+    replay, release = found
     ledger = replay.ledger
     job = ledger.job(stream.name)
     return facts | {
+        "problem": None,
         "standing": str(job.status),
         **{name: getattr(job, name) or None for name in ("reason", "refused")},
-        "leader": snapshot.leader(topics.settings.worker.group, stream.state_topic),
+        "leader": snapshot.leader(settings.worker.group, stream.state_topic),
         "batches": {"committed": job.committed, "abandoned": job.abandoned, "released": job.released},
         "unit": stream.privacy_unit,
         "records": job.records_committed,

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cache
 from html import escape
-from importlib.metadata import metadata
 
 from starlette.responses import HTMLResponse
 
@@ -30,11 +28,10 @@ _PAGE = """\
 <ul>
 {links}
 </ul>
-{streams}<p>Documentation: {documentation}</p>
+{streams}<p>Documentation: <code>docs/how-to/monitor.md</code></p>
 </body>
 </html>
 """
-_GUIDE = "docs/how-to/monitor.md"
 
 
 def index_page(*, metrics: bool, token: bool, roles: Mapping[str, str] | None) -> HTMLResponse:
@@ -46,10 +43,8 @@ def index_page(*, metrics: bool, token: bool, roles: Mapping[str, str] | None) -
     if metrics:
         links["metrics"] = "metrics in the format of Prometheus" + (", with the token" if token else "")
     items = (f'<li><a href="{path}">/{path}</a>: {text}</li>' for path, text in links.items())
-    return HTMLResponse(
-        _PAGE.format(links="\n".join(items), streams=_table(roles or {}), documentation=_documentation()),
-        headers=_HEADERS,
-    )
+    page = _PAGE.format(links="\n".join(items), streams=_table(roles or {}))
+    return HTMLResponse(page, headers=_HEADERS)
 
 
 def _table(roles: Mapping[str, str]) -> str:
@@ -58,13 +53,3 @@ def _table(roles: Mapping[str, str]) -> str:
     )
     table = ["<table>", "<tr><th>stream</th><th>role</th></tr>", *rows, "</table>", ""]
     return "\n".join(table) if roles else ""
-
-
-@cache
-def _documentation() -> str:
-    """Return a link to the package's documentation, or the page's path in the repository."""
-    urls = metadata("streaming-pca").get_all("Project-URL") or ()
-    for label, _, url in (each.partition(", ") for each in urls):
-        if label == "Documentation":
-            return f'<a href="{escape(url)}">{escape(url)}</a>'
-    return f"<code>{_GUIDE}</code>"

@@ -107,23 +107,13 @@ class Reader(Protocol):
         """Close all connections and drop buffered records."""
 
 
-class ReaderFactory(Protocol):
-    """Factory of readers, called each time a session opens its input."""
+ReaderFactory = Callable[[KafkaSettings, StreamSettings, PayloadCodec, int, bool, Callable[[], None]], Reader]
+"""Factory of readers without partitions, called each time a session opens its input.
 
-    def __call__(
-        self,
-        kafka: KafkaSettings,
-        stream: StreamSettings,
-        codec: PayloadCodec,
-        partitions: int,
-        skip_lost: bool,
-        check: Callable[[], None],
-    ) -> Reader:
-        """Return a reader without partitions; about ``partitions`` share the bytes fetched ahead.
-
-        ``skip_lost``: whether the stream continues after lost records. ``check`` raises SessionLost if the
-        clock has failed; each wait for records calls it, or would not notice a dead broker.
-        """
+The number is of partitions that share the bytes fetched ahead, about. The flag: whether the stream continues
+after lost records. The last argument raises SessionLost if the clock has failed; each wait for records calls
+it, or would not notice a dead broker.
+"""
 
 
 def read_to(reader: Reader, topic: str, ends: Mapping[int, int], stopped: Callable[[], bool]) -> bool:

@@ -157,7 +157,8 @@ def _consumer(
             from streaming_pca.service.kafka.record_blocks import BlockReader
 
             reader = BlockReader
-        patches.adapt_consumer(consumer, reader, most_bytes, configs["request_timeout_ms"])
+        patches.use_reader(consumer, reader, most_bytes)
+        patches.shrink_on_timeout(consumer, configs["request_timeout_ms"])
         return consumer
     except BaseException:
         for each in made:

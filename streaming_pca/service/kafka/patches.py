@@ -435,11 +435,12 @@ class InflatingReader(RecordReader):
         return parse_batch(to_batch(batch))
 
 
-def use_reader(fetcher: Fetcher, reader: type[RecordReader], most_bytes: int = MOST_RECORD_BYTES) -> None:
+def use_reader(consumer: KafkaConsumer, reader: type[RecordReader], most_bytes: int) -> None:
     """Make a consumer use a reader, and end polls that inflate bytes.
 
     kafka-python would otherwise continue with a partition until the poll has its maximum number of records.
     """
+    fetcher = consumer._fetcher
     append = fetcher._append
 
     def append_and_end(drained: Any, part: Any, most: int, *how: Any) -> int:
@@ -457,7 +458,6 @@ _SHRINKING = 4
 _SIZES = ("fetch_max_bytes", "max_partition_fetch_bytes")
 _REMEMBERED_SECONDS = 600.0  # time that new consumers of the process start with the reduced size
 
-
 _limit = (sys.maxsize, 0.0)  # fetch size of the process that a slow link has allowed, and until when
 
 
@@ -466,11 +466,12 @@ def _limit_now() -> int:
     return size if time.monotonic() < until else sys.maxsize
 
 
-def shrink_on_timeout(fetcher: Fetcher, request_timeout_ms: int) -> None:
+def shrink_on_timeout(consumer: KafkaConsumer, request_timeout_ms: int) -> None:
     """Quarter a consumer's fetch size after each timed-out fetch.
 
     kafka-python discards such a fetch and repeats it with the same size, forever.
     """
+    fetcher = consumer._fetcher
     handle = fetcher._handle_fetch_error
 
     def limit(size: int) -> None:
@@ -499,14 +500,6 @@ def shrink_on_timeout(fetcher: Fetcher, request_timeout_ms: int) -> None:
 
 
 # -- consumers, producers and groups ---------------------------------------
-
-
-def adapt_consumer(
-    consumer: KafkaConsumer, reader: type[RecordReader], most_bytes: int, request_timeout_ms: int
-) -> None:
-    """Apply :func:`use_reader` and :func:`shrink_on_timeout` to a new consumer."""
-    use_reader(consumer._fetcher, reader, most_bytes)
-    shrink_on_timeout(consumer._fetcher, request_timeout_ms)
 
 
 def close_reader(consumer: KafkaConsumer) -> None:
