@@ -62,12 +62,14 @@ def charge_records(
         # Before fencing, which would end the session of a stream of that name.
         writer.check(charge)
         return writer.charge(_spans(ranges, ends, topic), charge, reason)
-    except SessionLost as error:
+    except (SessionLost, KeyboardInterrupt) as error:
         if writer.committing:
             raise SessionLost(
-                f"{error}. It is not known whether the charge was written: look for it in "
-                "`streaming-pca ledger show` before you charge again"
+                f"{str(error) or 'interrupted'}. It is not known whether the charge was written: look for it "
+                "in `streaming-pca ledger show` before you charge again"
             ) from None
+        if isinstance(error, KeyboardInterrupt):
+            raise
         raise SessionLost(f"{error}. Nothing was charged: try again") from None
     finally:
         writer.close()

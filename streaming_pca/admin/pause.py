@@ -70,12 +70,15 @@ class LifecycleWriter(CheckpointWriter):
         name = self._stream.name
         with self._step("standing.1 read ahead"):
             self.read_ahead()
+            self._states.last()  # refuses an input that is not the stream's
         status = self.log.ledger.job(name).status
         if status is _WANTED[kind]:
             return self._result(changed=False)
         if status is JobStatus.RETIRED:
             raise StreamRefused(f"stream {name!r} is retired, which is final: choose a new stream.name")
         found = self.take_over(to_change_status=True)
+        if self.log.ledger.job(name).status is _WANTED[kind]:
+            return self._result(changed=False)  # another operator was first
         if found.recovery.action is Action.PUBLISH:
             self.publish()
         elif found.recovery.action is Action.RESUME and kind is Retired:

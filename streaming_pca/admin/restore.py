@@ -10,21 +10,18 @@ traces of such batches before writing:
 
 - releases on the releases topics;
 - committed offsets of consumer groups: the positions of streams, with the hash of the ledger entry written
-  in the same transaction (batches, PAUSED, RESUMED, RETIRED, CHARGED).
+  in the same transaction (:mod:`streaming_pca.admin.traces`).
 
-All of these can be lost together with the ledger, and brokers delete a group's offsets
-(`offsets.retention.minutes`, by default a week); a stale backup then goes undetected. A reservation leaves
+All of these can be lost together with the ledger; a stale backup then goes undetected. A reservation leaves
 no trace before its batch is committed. It does not need one, because its result was never published.
 """
 
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from kafka import KafkaProducer
@@ -32,11 +29,11 @@ from kafka.admin import NewTopic
 from kafka.errors import KafkaError
 
 from streaming_pca.admin.backup import Backup, BackupNotVerified, read_backup, verified_ledger
-from streaming_pca.admin.broker_status import NO_COORDINATOR
+from streaming_pca.admin.traces import group_offsets
 from streaming_pca.config.kafka import KafkaSettings
 from streaming_pca.config.settings import StreamSettings
 from streaming_pca.errors import UserError
-from streaming_pca.privacy.ledger.entries import Opened, Released, decode_entry
+from streaming_pca.privacy.ledger.entries import MalformedEntry, Opened, Released, decode_entry
 from streaming_pca.privacy.ledger.ledger import Ledger
 from streaming_pca.privacy.ledger.verify import verify_log
 from streaming_pca.service.commit.checkpoint import published
@@ -44,7 +41,7 @@ from streaming_pca.service.commit.ledger_writer import group_of_charges
 from streaming_pca.service.commit.snapshot import read_topic, replay
 from streaming_pca.service.commit.state_topic import decode_checkpoint, find_state, send_state
 from streaming_pca.service.errors import SessionLost, StreamRefused, TopicError
-from streaming_pca.service.kafka.clients import ask_broker, retry, transactional_producer
+from streaming_pca.service.kafka.clients import ask_broker, transactional_producer
 from streaming_pca.service.kafka.transaction import Transaction, discard
 from streaming_pca.service.topics.checks import broker_settings
 from streaming_pca.service.topics.find import (
@@ -61,9 +58,6 @@ from streaming_pca.text import first_line
 
 _BYTES_A_SECOND = 2 * 2**20  # assumed speed of writing, far below the speed of a broker on the same continent
 _TRANSACTION_MS = 900_000  # kafka's default of ``transaction.max.timeout.ms``
-_COORDINATOR_MS = 60_000
-"""Longest wait for the coordinator of consumer groups, which a new broker creates on demand."""
-_TRACE = re.compile(r"([A-Z]+) ([0-9a-f]{64})")
 _OLD = (
     "the backup is old, and importing it would charge and use records a second time. Import the newest backup"
 )
@@ -114,8 +108,8 @@ def import_backup(
     if current != backup.topic_id:
         raise StreamRefused(
             f"{path}: is a backup of topic id {backup.topic_id}, but {stream.input!r} now has {current}: it "
-            "was deleted and created again, so its records are other data. Open a new ledger with "
-            "`streaming-pca topics create`"
+            "is another topic. On another cluster (kafka.bootstrap_servers), or created again? Open a new "
+            "ledger with `streaming-pca topics create` only if its records are other data, not copies"
         )
     patient = _with_time_to_write(kafka, backup)
     # The same id as for opening ledgers, so another process that opens or imports this one is fenced.
@@ -206,36 +200,23 @@ def _check_newest(kafka: KafkaSettings, backup: Backup, ledger: Ledger, streams:
 def _check_groups(kafka: KafkaSettings, backup: Backup, ledger: Ledger) -> None:
     """Refuse a backup older than the offsets of the streams' and charges' groups."""
     charges = group_of_charges(backup.topic, "")
-    with ask_broker(kafka, "the broker did not return the offsets of groups") as admin:
-        # Either topic reveals a stream; without both, its trace in the offsets of its group does.
-        found = (t.rpartition(".") for t in admin.list_topics())
-        others = {name for name, _, role in found if name and role in ("state", "releases")}
-        named = {group["group_id"] for group in admin.list_groups()}
-        others |= {name for name in named if name.startswith(charges)} | ledger.jobs.keys()
-        names = sorted(others | named)
-        ask = partial(admin.list_group_offsets, names)
-        groups = retry(ask, NO_COORDINATOR, _COORDINATOR_MS) if names else {}
     known = {hashlib.sha256(entry).hexdigest() for entry in backup.entries}
-    for name, offsets in sorted(groups.items()):
-        state = backup.states.get(name)
-        positions = decode_checkpoint(state)[0].positions if state else {}
-        for tp, committed in sorted(offsets.items()):
-            if tp.topic != backup.topic:
-                continue
-            trace = _TRACE.fullmatch(committed.metadata or "")
-            if name not in others and not trace:
-                continue  # a consumer of another program
-            if not name.startswith(charges) and committed.offset > positions.get(tp.partition, 0):
-                foreign = f". Or did another consumer use {name!r} as its group? Delete its offsets"
-                raise StreamRefused(
-                    f"stream {name!r} has committed offset {committed.offset} of partition {tp.partition}, "
-                    f"the backup ends at {positions.get(tp.partition, 0)}: {_OLD}{'' if trace else foreign}"
-                )
-            if trace and trace[2] not in known:
-                raise StreamRefused(
-                    f"job {name.removeprefix(charges)!r} has written {trace[1]} to the ledger (trace: group "
-                    f"{name!r}), an entry that the backup does not contain: {_OLD}"
-                )
+    ends = {name: decode_checkpoint(state)[0].positions for name, state in backup.states.items()}
+    for found in group_offsets(kafka, backup.topic, ledger.jobs):
+        if not (found.is_of_job or found.kind):
+            continue  # a consumer of another program
+        name, end = found.group, ends.get(found.group, {}).get(found.partition, 0)
+        if not name.startswith(charges) and found.offset > end:
+            foreign = f". Or did another consumer use {name!r} as its group? Delete its offsets"
+            raise StreamRefused(
+                f"stream {name!r} has committed offset {found.offset} of partition {found.partition}, "
+                f"the backup ends at {end}: {_OLD}{'' if found.kind else foreign}"
+            )
+        if found.kind and found.digest not in known:
+            raise StreamRefused(
+                f"job {name.removeprefix(charges)!r} has written {found.kind} to the ledger (trace: group "
+                f"{name!r}), an entry that the backup does not contain: {_OLD}"
+            )
 
 
 def _committed(kafka: KafkaSettings, topic: str) -> Generator[bytes, None, None]:
@@ -285,7 +266,7 @@ def _compare(kafka: KafkaSettings, backup: Backup) -> _Missing:
 
 def _refuse_ledger(topic: str, there: tuple[bytes, ...], entries: tuple[bytes, ...]) -> None:
     number = next(i for i, (a, b) in enumerate(zip(there, entries, strict=False)) if a != b)
-    if number == 0 and len(there) == 1 and isinstance(decode_entry(there[0]), Opened):
+    if number == 0 and len(there) == 1 and _is_opening(there[0]):
         raise StreamRefused(
             f"ledger topic {topic!r} was opened differently from the backup's (another cap, filter or "
             "topic id), and contains nothing else: delete that topic, and import again"
@@ -294,6 +275,13 @@ def _refuse_ledger(topic: str, there: tuple[bytes, ...], entries: tuple[bytes, .
         f"ledger topic {topic!r} is not empty, and differs from the backup from entry {number} on: "
         "a backup completes an empty ledger, or a part of the same one"
     )
+
+
+def _is_opening(data: bytes) -> bool:
+    try:
+        return isinstance(decode_entry(data), Opened)
+    except MalformedEntry:
+        return False
 
 
 def _fence(kafka: KafkaSettings, backup: Backup, names: set[str]) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from streaming_pca.admin.ledger import read_ledger
+from streaming_pca.admin.traces import group_offsets
 from streaming_pca.config.kafka import ConfigurationError
 from streaming_pca.config.settings import Settings
 from streaming_pca.privacy.ledger.cap import within_cap
@@ -23,8 +24,8 @@ def create_with_cap(
 ) -> tuple[list[str], Opened, list[str]]:
     """Create streams' missing topics, and open their ledgers; return names, the last cap and warnings.
 
-    Nothing is created if the cap allows a stream no batch or is not the stream's own, or if its state belongs
-    to another input topic or is lost.
+    Nothing is created if the cap allows a stream no batch or is not the stream's own, if its state belongs to
+    another input topic or is lost, or if the input's ledger is lost.
     """
     together: dict[str, Charge] = {}
     for settings in streams:
@@ -36,6 +37,7 @@ def create_with_cap(
         name, charge = settings.stream.input, check_room(settings.stream, cap, rule)
         together[name] = together.get(name, Charge.nothing()) + charge
         _check_input(settings)
+        _check_traces(settings)
     created: list[str] = []
     for settings in streams:
         stream = settings.stream
@@ -77,6 +79,22 @@ def _check_input(settings: Settings) -> None:
             raise ConfigurationError(
                 f"topic {stream.state_topic!r} is missing, and its ledger has {committed} batches: restore "
                 "the newest backup (`streaming-pca import`), or choose a new stream.name"
+            )
+
+
+def _check_traces(settings: Settings) -> None:
+    """Refuse a new ledger for records that any job has charged in a lost one."""
+    kafka, stream = settings.kafka, settings.stream
+    found = existing_topics(kafka, [stream.input, stream.ledger_topic])
+    if stream.input not in found:
+        return
+    if stream.ledger_topic in found and read_ledger(kafka, stream.input).ledger.opened:
+        return
+    for each in group_offsets(kafka, stream.input):
+        if each.kind:
+            raise ConfigurationError(
+                f"ledger {stream.ledger_topic!r} is missing or empty, and had an entry {each.kind} (trace: "
+                f"group {each.group!r}): restore the newest backup (`streaming-pca import`), {OTHERWISE}"
             )
 
 

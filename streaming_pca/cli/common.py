@@ -262,8 +262,10 @@ def guard_output() -> None:
     for stream in (sys.stdout, sys.stderr):
         if stream is not None and hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
+    if sys.stdin is None:
+        sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115
     if sys.stdout is None:
-        # The program was started with a closed standard output.
+        # The program was started with a closed standard output; the same holds for its input.
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     sys.stdout = cast(TextIO, _Output(sys.stdout))
     if sys.stderr is not None:

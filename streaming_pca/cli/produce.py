@@ -276,6 +276,8 @@ def _produce_reports(
     _note_order(found, records)
     if local.accountant is None:
         say("no --local-accountant: nothing prevents a row from being reported again", err)
+    elif records.row_keys is None:
+        say(f"users are rows of {file.resolve()}: a renamed file reports again, unless --key names them", err)
     opened = nullcontext() if local.accountant is None else LocalAccountant(local.accountant)
     with step("privatizing", len(records)) as privatizing, opened as accountant:
         sent = send_reports(
@@ -295,7 +297,7 @@ def _produce_reports(
         path = None if local.accountant is None else str(local.accountant)
         print_json({"records": sent.messages, "skipped": skipped, **own, "accountant": path, **_counts(sent)})
         return
-    left_out = f", leaving out {skipped} rows of users who had reported" if skipped else ""
+    left_out = f", leaving out {skipped} rows of users charged before" if skipped else ""
     say(
         f"{sent.messages} reports of ({mechanism.epsilon:g}, {mechanism.delta:g}) made and sent to "
         f"{sent.topic} in {sent.seconds:.1f} s{left_out}"

@@ -326,10 +326,11 @@ def test_the_command_sends_reports(
     found = np.array(sorted(np.frombuffer(m.value, "<f4").tolist() for m in messages))
     assert found.shape == (3, packed_size(2))
     np.testing.assert_allclose(found, [[0, 0, 1 / 16], [1 / 16, 0, 0], [0.36, 0.48, 0.64]], atol=1e-5)
+    assert "a renamed file" not in done.stderr
     again = call(capfd, *given)
     assert again.returncode == 2
     assert "3 of 3 rows are of users who have spent" in " ".join(again.stderr.split())
     left_out = call(capfd, *given, "--local-skip-spent")
     assert left_out.returncode == 0, left_out.stderr
     assert "0 reports of (1, 1e-06)" in left_out.stdout
-    assert "leaving out 3 rows of users who had reported" in " ".join(left_out.stdout.split())
+    assert "leaving out 3 rows of users charged before" in " ".join(left_out.stdout.split())

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from kafka import OffsetAndMetadata, TopicPartition
 
-from streaming_pca.admin import restore
+from streaming_pca.admin import restore, traces
 from streaming_pca.admin.backup import verified_ledger
 from streaming_pca.config.kafka import KafkaSettings
 from streaming_pca.service.errors import StreamRefused
@@ -41,7 +41,7 @@ def groups(monkeypatch: pytest.MonkeyPatch) -> Groups:
     def ask(*_: object) -> Iterator[Groups]:
         yield made
 
-    monkeypatch.setattr(restore, "ask_broker", ask)
+    monkeypatch.setattr(traces, "ask_broker", ask)
     return made
 
 

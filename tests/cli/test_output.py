@@ -107,6 +107,11 @@ def test_a_closed_output_is_silence(command: list[str]) -> None:
     assert run(command, ">&-").stderr == ""
 
 
+def test_a_closed_input_is_an_empty_one() -> None:
+    done = run(["payload", "check", "-", "--dim", "3"], "<&-")
+    assert (done.stdout, done.stderr) == ("null record: it has no rows\n", "")
+
+
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 def test_characters_that_an_encoding_lacks_are_escaped(
     server: Server, tmp_path: Path, command: list[str]

@@ -272,6 +272,21 @@ def test_an_owner_that_is_fenced_says_that_it_may_have_charged(make_stream: Make
     assert charge(stream).spent.epsilon == HALF.epsilon
 
 
+def test_an_interrupted_commit_may_have_charged(make_stream: Make, monkeypatch: Patch) -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    for step, raised in (("charge.7 CHARGED", KeyboardInterrupt), ("charge.9 read back", SessionLost)):
+        stream = filled(make_stream)
+        with monkeypatch.context() as patch:
+            before_step(patch, ChargeWriter, step, interrupt)
+            with pytest.raises(raised) as caught:
+                charge(stream)
+        charged = raised is SessionLost
+        assert ("interrupted. It is not known whether" in str(caught.value)) == charged
+        assert ("CHARGED" in [e.kind for e in stream.entries()]) == charged
+
+
 def test_an_owner_that_loses_the_broker_before_the_commit_says_that_nothing_was_charged(
     make_stream: Make, monkeypatch: Patch
 ) -> None:

@@ -197,6 +197,26 @@ def test_a_stream_that_stands_so_already_is_left_alone(make_stream: Make) -> Non
     assert kinds(stream) == ["RESERVED", "PAUSED", "COMMITTED"]
 
 
+def test_another_input_or_another_operator_is_no_change(make_stream: Make, monkeypatch: Patch) -> None:
+    stream, other = make_stream(), make_stream()
+    with Leader(stream) as leader:
+        leader.commit(leader.reserve())
+    moved = stream.settings.stream.model_copy(update={"input": other.settings.stream.input})
+    with pytest.raises(StreamRefused, match="belongs to another input topic"):
+        resume(stream.settings.kafka, moved, "by mistake")
+    with monkeypatch.context() as patch:
+        take_over = LifecycleWriter.take_over
+
+        def late(writer: LifecycleWriter, **how: bool) -> Any:
+            patch.setattr(LifecycleWriter, "take_over", take_over)
+            assert change(stream, pause).changed
+            return take_over(writer, **how)
+
+        patch.setattr(LifecycleWriter, "take_over", late)
+        assert not change(stream, pause).changed
+    assert kinds(stream).count("PAUSED") == 1
+
+
 # -- retiring --------------------------------------------------------------
 
 
