@@ -129,7 +129,7 @@ class AdaptivePCA(ComposedEstimator[AdaptiveState, AdaptiveOptions]):
         return {"route": self.options.route}
 
     def _learn(self, state: AdaptiveState, work: Work) -> tuple[AdaptiveState, int]:
-        if self._restarts(state, work.batch):
+        if work.restarts:
             state = replace(state, **self._start(state.block.basis))
         learner, measured = _Learner(self, state, work), work.measured
         if self.fixed_route == "block":

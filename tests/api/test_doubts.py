@@ -125,6 +125,34 @@ def test_a_plane_that_a_large_mean_has_spoilt_is_not_passed_off_as_good(d: int) 
         assert [w.category for w in caught] == [DoubtfulResultWarning] * bool(pca.doubts_)
 
 
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"options": {"clip_radius": 400.0}},
+        {"options": {"clip_quantile": 0.9}},
+        {"estimator": "analyze-gauss"},
+        {"estimator": "block"},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("sizes", [(400, 1500), (400, 800, 800)], ids=str)
+def test_batches_too_small_for_a_mean_do_not_spoil_later_ones(
+    given: dict[str, Any], sizes: tuple[int, ...]
+) -> None:
+    pca = PrivatePCA(1, **given)
+    X = records(sum(sizes), mean=10.0, d=5, leading=(4.0,))
+    with warnings.catch_warnings(), replace_noise_sampler(SeededSampler()):
+        warnings.simplefilter("ignore")
+        for chunk in np.split(X, np.cumsum(sizes)[:-1]):
+            pca.partial_fit(chunk)
+    (variance,), (error,) = pca.explained_variance_, pca.explained_variance_error_
+    true = float(pca.components_[0] ** 2 @ np.array([16.0, 1.0, 1.0, 1.0, 1.0]))
+    assert abs(variance - true) < 4 * error
+    angle = principal_angles(pca.components_, np.eye(1, 5))[0]
+    assert angle <= min(pca.angle_bound_, 0.5) or pca.doubts_
+
+
 def test_a_mean_that_leads_is_suspected_where_none_is_looked_for() -> None:
     # A mean of 10 is clipped, which most noise shows as another doubt; with 5 none of 12 seeds does.
     x = records(50_000, mean=5.0)

@@ -540,7 +540,7 @@ class BlockPCA(ComposedEstimator[BlockState, BlockOptions]):
         return {"columns": state.block.basis.shape[1]}
 
     def _learn(self, state: BlockState, work: Work) -> tuple[BlockState, int]:
-        if self._restarts(state, work.batch):
+        if work.restarts:
             block = BlockEstimate.start(state.block.basis)
             state = replace(state, block=block, total=TotalVariance())
         shift, present = self.mean_shift(state, work), state.present.latest_share

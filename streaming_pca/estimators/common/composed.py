@@ -78,6 +78,7 @@ class Work:
     preprocessing: Preprocessing  # transformation of its records, about their centre
     budget: Budget
     measured: MeanRound | None
+    restarts: bool  # True if earlier batches are forgotten
 
 
 S = TypeVar("S", bound=ComposedState)
@@ -146,7 +147,8 @@ class ComposedEstimator(Estimator[S, O]):
     def learn_batch(self, state: S, batch: Batch) -> tuple[S, int]:
         budget, preprocessing = self.costs.budget(), self.preprocessing
         known, clamped = state.present, state.clamped
-        if self._restarts(state, batch):
+        restarts = self._restarts(state, batch)
+        if restarts:
             known, clamped = PresentShare(), ClampedShare()
         kept = kept_share(self.options.half_life, len(batch))
         present = learn_present(known, batch, preprocessing.units > 1, budget, kept)
@@ -154,14 +156,14 @@ class ComposedEstimator(Estimator[S, O]):
             return replace(state, counts=None, batch=state.batch + 1, records=state.records + len(batch)), 0
         clamped = learn_clamped(clamped, batch, preprocessing, budget, kept)
         rows = float(batch.rows_per_record)
-        if state.records and not self._restarts(state, batch):
+        if state.records and not restarts:
             rows = (state.records * state.rows + len(batch) * rows) / (state.records + len(batch))
         state = replace(state, present=present, clamped=clamped, counts=None, rows=rows)
         measured = None
         if preprocessing.centering == "auto":
-            state, measured = self._centred(state, batch, budget)
+            state, measured = self._centred(state, batch, budget, restarts)
             preprocessing = preprocessing.about(self._anchor(state) if measured is None else measured.centre)
-        new, clipped = self._learn(state, Work(batch, preprocessing, budget, measured))
+        new, clipped = self._learn(state, Work(batch, preprocessing, budget, measured, restarts))
         return replace(new, batch=state.batch + 1, records=state.records + len(batch)), clipped
 
     def release(self, state: S) -> Subspace:
@@ -172,7 +174,14 @@ class ComposedEstimator(Estimator[S, O]):
         return replace(subspace, known_warnings=(*subspace.known_warnings, "clamped"))
 
     def _restarts(self, state: S, batch: Batch) -> bool:
-        """Return whether to forget earlier batches: too few records, or a median far from the records."""
+        """Return whether to forget earlier batches, which can only spoil the estimate.
+
+        They had too few records to this one's, or to measure a mean; or a median far from the records.
+        """
+        has_no_mean = self.preprocessing.centering == "auto" and state.records and not state.mean_weight
+        if has_no_mean and resolves_radius(len(batch), self.costs.multiplier):
+            # Their sums are about the start, and would not fit a mean that they have no part in.
+            return True
         if self.options.clip_radius is not None:
             return False
         covariance = getattr(state, "covariance", None) if self.options.clip_quantile is None else None
@@ -219,7 +228,7 @@ class ComposedEstimator(Estimator[S, O]):
         step = self._scaled(measured.mean - measured.centre)
         return MeanShift(moved, step, before.vector, measured.noise)
 
-    def _centred(self, state: S, batch: Batch, budget: Budget) -> tuple[S, MeanRound | None]:
+    def _centred(self, state: S, batch: Batch, budget: Budget, restarts: bool) -> tuple[S, MeanRound | None]:
         """Measure the mean; set it and the anchor unless earlier batches found them.
 
         A batch takes its sums about the last batch's mean; a shift carries them to the anchor. The covariance
@@ -238,7 +247,7 @@ class ComposedEstimator(Estimator[S, O]):
         present = count * here
         own = batch_doubt(self.preprocessing.dim, max(present, 1.0), multiplier)
         # Together with the sums: a new anchor would not fit earlier ones.
-        if not state.mean_weight or self._restarts(state, batch):
+        if not state.mean_weight or restarts:
             last = last_share(self.dim, count, multiplier)
             found, known, noise = coarse_to_fine(batch, self.preprocessing, start, radii, budget, last, here)
             # A mean hidden by noise counts as the start, which need not be 0.

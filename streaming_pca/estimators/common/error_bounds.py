@@ -129,10 +129,11 @@ def noise_lift(apart: float, square: float) -> float:
     """Estimate the part that noise has added to v^T S v, v an eigenvector.
 
     A true t becomes t + s^2/t, while v^T Sigma v is t - s^2/t. If no t gives ``apart``, all of it is noise.
-    ``square`` is s^2, the expected square of the noise's product with v.
+    It lowers eigenvalues below the others (``apart`` < 0) by as much. ``square`` is s^2, the expected square
+    of the noise's product with v.
     """
     inside = apart * apart - 4 * square
-    if inside <= 0 or apart <= 0:
-        return max(apart, 0.0)
-    true = (apart + math.sqrt(inside)) / 2
+    if inside <= 0:
+        return apart
+    true = (apart + math.copysign(math.sqrt(inside), apart)) / 2
     return apart - true + square / true

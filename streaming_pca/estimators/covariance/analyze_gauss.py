@@ -76,7 +76,7 @@ class AnalyzeGauss(ComposedEstimator[AnalyzeGaussState, AnalyzeGaussOptions]):
     def _learn(self, state: AnalyzeGaussState, work: Work) -> tuple[AnalyzeGaussState, int]:
         options, estimate = self.options, state.covariance
         batch, budget, measured = work.batch, work.budget, work.measured
-        if self._restarts(state, batch):
+        if work.restarts:
             estimate = CovarianceEstimate.empty(self.dim)
         about = (self.costs.multiplier, self.norm_range, options.half_life, self.mean_shift(state, work))
         present = state.present.latest_share

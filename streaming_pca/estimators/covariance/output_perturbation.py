@@ -354,5 +354,6 @@ class OutputPerturbation(Estimator[OutputPerturbationState, OutputPerturbationOp
         return gaussian_on_symmetric(whole, z * bounds.inner(self.k) * (1 + 1e-15))
 
     def learnt_subspace(self, state: OutputPerturbationState) -> Subspace:
+        """Return the averaged projector's leading eigenvectors, turned to the last Ritz vectors."""
         values, turn = ritz_pairs(state.inner, self.k)
         return Subspace((state.basis @ turn).T, np.maximum(values, 0.0), None)

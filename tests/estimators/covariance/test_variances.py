@@ -124,7 +124,20 @@ def test_noise_lifts_an_eigenvalue_above_the_variance_along_its_vector() -> None
         along.append(true * vectors[0, -1] ** 2)
     assert np.mean(found) == pytest.approx(np.mean(along), abs=0.02)
     assert noise_lift(0.1, 1.0) == 0.1
-    assert noise_lift(-1.0, 1.0) == 0.0
+    assert noise_lift(-1.0, 1.0) == -1.0
+    assert noise_lift(-3.0, 2.0) == -noise_lift(3.0, 2.0)
+
+
+@pytest.mark.parametrize("leading", [1.0, 8.0])
+def test_errors_cover_all_variances_of_equal_directions(leading: float) -> None:
+    """Noise spreads equal eigenvalues to both sides."""
+    true = np.array([leading, *[1.0] * 49])
+    X = np.random.default_rng(0).standard_normal((20_000, 50)) * np.sqrt(true)
+    with replace_noise_sampler(SeededSampler()):
+        pca = PrivatePCA(n_components=None).fit(X)
+    missed = np.abs(pca.explained_variance_ - pca.components_**2 @ true) / pca.explained_variance_error_
+    assert np.mean(missed > 2) < 0.1
+    assert missed.max() < 3.5
 
 
 def test_variances_that_counts_are_too_noisy_to_judge_are_in_doubt() -> None:
