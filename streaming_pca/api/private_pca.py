@@ -6,6 +6,7 @@ import os
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Self
 
 import numpy as np
@@ -400,6 +401,10 @@ class PrivatePCA(MappedModel):
         self.privacy_spent_ = self.privacy_spent_ | (self._spent_before + plan.charge)
         with self._charging_a_retry(), np.errstate(all="ignore"):
             self._state = self._estimator.update(self._state, batch)
+            before = self.__dict__.get("components_", ())
+            if len(before) > self._estimator.k:
+                # The estimator is made for fewer, and knows only their signs.
+                self._state = replace(self._state, components=before)
             self._rows_per_record = max(self._rows_per_record, record_rows(rows))
             self._has_vectors = self._has_vectors or rows.ndim == 2
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -241,6 +242,21 @@ def test_signs_and_order_are_stable_from_batch_to_batch() -> None:
     assert max(loose) > 0.9
     signed = overlaps * np.sign(overlaps[0])
     assert (signed > 0.9).all()
+
+
+def test_signs_are_stable_where_the_estimator_is_made_for_fewer_components(tmp_path: Path) -> None:
+    """As above, in all six pairs of features; by default an estimator of 12 features is made for 3."""
+    pairs = np.kron(np.eye(6), np.array([[1, -1], [1, 1]]) / np.sqrt(2))
+    pca, before = PrivatePCA(n_components=None, bounds=(-20, 20)), None
+    rng = np.random.default_rng(3)
+    with replace_noise_sampler(SeededSampler()):
+        for _ in range(6):
+            pca.partial_fit(rng.standard_normal((8000, 12)) * np.linspace(4, 1, 12) @ pairs)
+            pca.save(tmp_path / "model")
+            pca = PrivatePCA.load(tmp_path / "model")
+            if before is not None:
+                assert np.sum(pca.components_ * before, axis=1).min() > -0.5
+            before = pca.components_
 
 
 def test_fit_forgets_earlier_fits() -> None:
