@@ -219,7 +219,7 @@ def describe_status(all_settings: Sequence[Settings]) -> list[dict[str, Any]]:
 
 
 def _read(settings: Settings, replays: dict[str, LedgerReplay]) -> tuple[LedgerReplay, Release | None] | str:
-    """Return a stream's ledger and last release, or the reason why its topics cannot be read."""
+    """Return a stream's ledger and last release, or why its topics cannot be read."""
     kafka, topic = settings.kafka, settings.stream.input
     try:
         if topic not in replays:

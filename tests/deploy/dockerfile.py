@@ -128,7 +128,9 @@ class Image:
         environment |= QUICK | {"PATH": f"{Path(sys.executable).parent}:{environment['PATH']}"}
         # Bytecode of all modules of all packages: half the work of an installation.
         environment["PIP_COMPILE"] = "0"
-        done = captured(["/bin/sh", "-c", self.translated(line)], cwd=where, env=environment, timeout=540)
+        # It ends the shell's children, too: one that writes on would disturb the next attempt.
+        limited = ["timeout", "--verbose", "540", "/bin/sh", "-c", self.translated(line)]
+        done = captured(limited, cwd=where, env=environment, timeout=None)
         assert done.returncode == 0, f"{line}\n{done.stdout[-2000:]}{done.stderr[-2000:]}"
 
     def environment(self, stage: str, path: str) -> dict[str, str]:
