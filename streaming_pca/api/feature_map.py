@@ -206,9 +206,6 @@ def _type_settings(dtype: Any) -> dict[str, Any]:
     return {"parts": ("hour", "weekday", "month")} if name.startswith("date") else {}
 
 
-# Models.
-
-
 class MappedModel(SubspaceModel):
     """Model whose X may be a table, by its parameters ``features`` and ``bounds``."""
 

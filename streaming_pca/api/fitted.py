@@ -53,9 +53,6 @@ ATTRIBUTES = (
 )
 
 
-# The number of components.
-
-
 def is_share(n_components: Any) -> bool:
     """Return whether the number is a share of the variance, in (0, 1)."""
     is_real = isinstance(n_components, Real) and not isinstance(n_components, Integral)
@@ -148,9 +145,6 @@ def with_rank(estimator: Estimator[Any, Any], rank: int) -> Estimator[Any, Any]:
     return other
 
 
-# Attributes of a fitted model.
-
-
 def noise_variance(
     variances: NDArray[np.float64],
     dim: int,
@@ -209,9 +203,6 @@ def fitted_attributes(
         records,
     )
     return {name: value for name, value in zip(ATTRIBUTES, values, strict=True) if value is not None}
-
-
-# Releases of a stream.
 
 
 def read_release(given: Any, settings: Mapping[str, Any]) -> tuple[Release, Preprocessing]:

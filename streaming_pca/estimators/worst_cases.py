@@ -46,9 +46,6 @@ from streaming_pca.linalg.tensors import Whitening
 _BATCH = 8  # records of a batch of noisy power, and of the tensor estimator
 
 
-# The block route.
-
-
 def _block_answer(estimator: AnyEstimator, before: Any, after: Any, transformed: int) -> Matrix:
     """Return the noisy sum about the centre C = ``before.block.product``, less the sum of zeros.
 
@@ -78,8 +75,6 @@ BLOCK = Setup(
     sensitivity={RecordKind.FACTOR: 2.0, RecordKind.MATRIX: 2.0},
 )
 
-
-# A noisy covariance or projector.
 
 _MANY = 160  # records of a batch that also chooses its clip radius: fewer spend more on their median
 
@@ -219,8 +214,6 @@ OUTPUT_PERTURBATION_CASES: dict[str, TrialOf] = {
 }
 
 
-# Private versions of Oja's algorithm.
-
 _RATE = 1e-2  # learning rate of Oja's steps; small, so that the sum can be read back from the states
 
 
@@ -249,8 +242,6 @@ PRIVATE_OJA_CASES = sum_cases(
         sensitivity={RecordKind.FACTOR: 2.0, RecordKind.MATRIX: 2.0},
     )
 )
-
-# Estimators with a private range, a private centre and a clipped mean.
 
 _RANGE_OPTIONS = {"learning_rate": 1e-2, "range_constant": 8.0}
 
@@ -349,8 +340,6 @@ DP_OJAS_CASES: dict[str, TrialOf] = {
 }
 
 
-# Adaptive power, of one round.
-
 _ONE_ROUND = {"clip_radius": 1.0, "rounds": 1, "octaves": 1}
 
 
@@ -411,9 +400,6 @@ ADAPTIVE_POWER_CASES: dict[str, TrialOf] = {
     "search": _power_search,
 }
 NOISY_POWER_CASES: dict[str, TrialOf] = {"sum": _pass, "matrix": partial(_pass, kind=RecordKind.MATRIX)}
-
-
-# Private tensor power.
 
 
 def _products(target: Target, whitening: Whitening | None = None) -> Trial:

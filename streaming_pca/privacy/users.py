@@ -318,9 +318,6 @@ def _checked(users: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return np.ascontiguousarray(users)
 
 
-# The index of a checkpoint.
-
-
 @dataclass(frozen=True)
 class Part:
     """Size and digest of bytes that are stored next to a checkpoint."""

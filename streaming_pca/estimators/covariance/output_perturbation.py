@@ -235,8 +235,6 @@ class OutputPerturbation(Estimator[OutputPerturbationState, OutputPerturbationOp
         least = -(-self._needed * self.preprocessing.units // granularity) * granularity
         return Plan(count, min(least, count), granularity, self.privacy.charge(None), parameters)
 
-    # Calibration: public numbers.
-
     @cached_property
     def _failure(self) -> float:
         """delta_1."""
@@ -292,8 +290,6 @@ class OutputPerturbation(Estimator[OutputPerturbationState, OutputPerturbationOp
         # Rounding to the grid adds at most half a step.
         far = sigma * -float(scipy.special.ndtri(self._failure)) * (1 + 1e-9)
         return sigma, math.ceil(far + 2.0 ** (grid_exponent(sigma) - 1))
-
-    # One batch.
 
     def learn_batch(
         self, state: OutputPerturbationState, batch: Batch
