@@ -127,16 +127,14 @@ class Preprocessing(BaseModel):
             return None
         lower, upper = (self._vector("bounds", b) for b in self.bounds)
         scale = self._vector("scale", 1.0 if self.scale is None else self.scale)
-        if self.centering == "pairs":
-            reach = (upper / 2 - lower / 2) * np.sqrt(2)
-        elif self.centering == "auto":
-            with np.errstate(all="ignore"):
-                reach = upper - lower
-        else:
-            centre = 0.0 if isinstance(self.centering, str) else self._vector("centering", self.centering)
-            with np.errstate(all="ignore"):
-                reach = np.maximum(np.abs(lower - centre), np.abs(upper - centre))
         with np.errstate(all="ignore"):
+            if self.centering == "pairs":
+                reach = (upper / 2 - lower / 2) * np.sqrt(2)
+            elif self.centering == "auto":
+                reach = upper - lower
+            else:
+                centre = 0.0 if isinstance(self.centering, str) else self._vector("centering", self.centering)
+                reach = np.maximum(np.abs(lower - centre), np.abs(upper - centre))
             return float(np.sum((reach * scale) ** 2))
 
     def public_map(self) -> PublicMap | None:
@@ -145,7 +143,14 @@ class Preprocessing(BaseModel):
         None if :meth:`apply` is more than a map of features; kernels then read its output. Errors are those
         of :meth:`apply`.
         """
-        self._check_centre()
+        # Copies, because kernels are compiled for contiguous writable arrays, not for broadcast views.
+        lower, upper, shift, factor = (np.array(numbers) for numbers in self._numbers())
+        return PublicMap(lower, upper, shift, factor, self.centering == "pairs")
+
+    def _numbers(self) -> tuple[NDArray[np.float64], ...]:
+        """Return both bounds, shift and factor of the rows, (d,) each; (0,) where there is none."""
+        if self.centering == "auto" and self.centre is None:
+            raise ValueError('centering = "auto" has no centre yet: use about(mean)')
         lower = upper = shift = factor = np.zeros(0)
         if self.bounds is not None:
             lower, upper = (self._vector("bounds", b) for b in self.bounds)
@@ -155,13 +160,7 @@ class Preprocessing(BaseModel):
             shift = self._vector("centering", self.centering)
         if self.scale is not None:
             factor = self._vector("scale", self.scale)
-        # Copies, because kernels are compiled for contiguous writable arrays, not for broadcast views.
-        lower, upper, shift, factor = (np.array(numbers) for numbers in (lower, upper, shift, factor))
-        return PublicMap(lower, upper, shift, factor, self.centering == "pairs")
-
-    def _check_centre(self) -> None:
-        if self.centering == "auto" and self.centre is None:
-            raise ValueError('centering = "auto" has no centre yet: use about(mean)')
+        return lower, upper, shift, factor
 
     def apply(self, batch: Block) -> Block:
         """Transform a block of m records to m in float64; for pairs, m is even and halved.
@@ -169,7 +168,7 @@ class Preprocessing(BaseModel):
         A record is null where a source was null or where a value overflowed. ValueError if the centring is
         "auto", without a centre yet.
         """
-        self._check_centre()
+        lower, upper, shift, factor = self._numbers()
         batch = batch.packed()
         rows = np.ascontiguousarray(batch.rows, dtype=np.float64)
         # A warning, or an error that the host turns it into, would reveal that a record over- or underflowed.
@@ -179,14 +178,12 @@ class Preprocessing(BaseModel):
                 a = rows.reshape(-1, self.dim, self.dim)
                 rows = (0.5 * a + 0.5 * a.transpose(0, 2, 1)).reshape(-1, self.dim)
                 return Block(rows, batch.starts, batch.kind)
-            if self.bounds is not None:
-                rows = np.clip(rows, *(self._vector("bounds", b) for b in self.bounds))
-            if self.centre is not None:
-                rows = rows - self._vector("centre", self.centre)
-            elif not isinstance(self.centering, str):
-                rows = rows - self._vector("centering", self.centering)
-            if self.scale is not None:
-                rows = rows * self._vector("scale", self.scale)
+            if lower.size:
+                rows = np.clip(rows, lower, upper)
+            if shift.size:
+                rows = rows - shift
+            if factor.size:
+                rows = rows * factor
         starts = batch.starts
         if self.centering == "pairs":
             rows, starts = _pair(rows, starts)
