@@ -232,10 +232,7 @@ class SparseBatch(ArrayBatch):
         return cls(rows, np.arange(rows.shape[0] + 1, dtype=np.int64), complete=True)
 
     def packed(self) -> ArrayBatch:
-        lengths = np.diff(self.starts)
-        rows = self.rows
-        if self.begins is not None:
-            rows = rows[np.repeat(self.begins - self.starts[:-1], lengths) + np.arange(int(self.starts[-1]))]
+        rows: Any = Block.packed(self).rows
         return ArrayBatch(rows.toarray(), self.starts, self.kind)
 
     def dense_parts(self) -> Iterator[ArrayBatch]:

@@ -100,7 +100,7 @@ class _Compiler:
 
     def __init__(self, schema: AvroSchema) -> None:
         self._schema = schema
-        self._skips: dict[str, Skip | None] = {}
+        self._skips: dict[str, Skip] = {}
         self.found: set[int] = set()
 
     def skip(self, type_: Any) -> Skip:
@@ -169,10 +169,9 @@ class _Compiler:
     def _skip_record(self, type_: Any) -> Skip:
         name = type_["name"]
         if name in self._skips:
-            known = self._skips[name]
-            # A record within itself is resolved once its definition is complete.
-            return known if known is not None else lambda data, at, deep: self._again(name, data, at, deep)
-        self._skips[name] = None
+            return self._skips[name]
+        # A record within itself is resolved once its definition is complete.
+        self._skips[name] = lambda data, at, deep: self._skips[name](data, at, deep)
         steps: list[Skip] = []
         width = 0
         for field in type_["fields"]:
@@ -197,11 +196,6 @@ class _Compiler:
 
         self._skips[name] = skip
         return skip
-
-    def _again(self, name: str, data: bytes, at: int, deep: int) -> int:
-        skip = self._skips[name]
-        assert skip is not None
-        return skip(data, at, deep)
 
     def read(self, type_: Any, node: Node) -> Read:
         type_ = self._schema.definition(type_)
