@@ -128,7 +128,6 @@ def forecast(
     batches: Batches = 1,
     contributions: int = 1,
     tail: float = 1.0,
-    shares: Shares | None = None,
     public_radius: bool = False,
     route: Route | None = None,
     per_row: int = 1,
@@ -145,7 +144,6 @@ def forecast(
     contributions : batches that a user may enter; 1 where a record is the unit.
     tail : clip radius over the mean of |x|^2: 1 for records of one size; 2 to 5 where
         few directions hold most of the variance, or tails are heavy.
-    shares : shares of mu^2; by default those of the default estimator.
     public_radius : True with a public clip radius: no share is spent on a search.
     route : by default block above 512 features, as the default estimator decides.
     per_row : records for each summed row: 2 with ``centering = "pairs"``.
@@ -172,7 +170,7 @@ def forecast(
     except ValueError as error:
         raise ParameterError(f"epsilon = {epsilon:g} and delta = {delta:g} cannot be charged") from error
     route = route or ("block" if dim > MAX_COVARIANCE_DIM else "covariance")
-    law = _Noise(dim, delta, contributions, tail, shares, public_radius, route, per_row)
+    law = _Noise(dim, delta, contributions, tail, public_radius, route, per_row)
     try:
         sizes = checked_batches(records, batches, multiplier, per_row)
         shares = law.shares(sizes, multiplier)
@@ -209,14 +207,11 @@ class _Noise:
     delta: float
     contributions: int
     tail: float
-    fixed_shares: Shares | None
     public_radius: bool
     route: Route
     per_row: int
 
     def shares(self, sizes: Sequence[int], multiplier: float) -> Shares:
-        if self.fixed_shares is not None:
-            return self.fixed_shares
         if self.public_radius:
             return Shares.from_one_sum(sizes, multiplier)
         return Shares.from_batches(self.dim, sizes, multiplier)

@@ -42,22 +42,14 @@ MEASURED = (
 class Shares:
     """Shares of mu^2 for a batch's sum, and for the mechanisms before it."""
 
-    first: float = 0.77
-    later: float = 0.94
+    first: float
+    later: float
     """Share of the covariance (or block) sum, in (0, 1], in the first batch and in each later one."""
-    sizes: float = 0.03
-    centre: float = 0.05
-    pilot: float = 0.15
+    sizes: float
+    centre: float
+    pilot: float
     """Shares in the first batch: of the counts of records and norms, of the centre (at most), and of the
     first look at the covariance. They enter no formula."""
-
-    def __post_init__(self) -> None:
-        if not (0 < self.first <= 1 and 0 < self.later <= 1):
-            raise ParameterError(
-                f"shares of a sum must lie above 0, up to 1, not {self.first} and {self.later}"
-            )
-        if self.first + self.sizes + self.centre + self.pilot > 1 + 1e-9:
-            raise ParameterError("shares of the first batch must not sum to more than 1")
 
     @classmethod
     def from_batches(cls, dim: int, sizes: Sequence[int], multiplier: float) -> Shares:
@@ -177,7 +169,9 @@ class Forecast:
 
     def gap_for(self, error: float) -> float:
         """Compute the eigengap for a relative error; none above 1/k can exist."""
-        return self._first_order_gap / _first_order(error)
+        if not 0 < error < 1:
+            raise ParameterError(f"a relative error must lie between 0 and 1, not {error}")
+        return self._first_order_gap / float(error / (1 - error**_SHARPNESS) ** (1 / _SHARPNESS))
 
     def records_for(self, gap: float, error: float) -> int | None:
         """Compute the records, in equally many batches, for a relative error; None above 10^15."""
@@ -210,13 +204,6 @@ def _saturated(x: float) -> float:
     return x / (1 + x**_SHARPNESS) ** (1 / _SHARPNESS) if x < 1e6 else 1.0
 
 
-def _first_order(error: float) -> float:
-    """Invert the saturation: return the first-order error of a relative error."""
-    if not 0 < error < 1:
-        raise ParameterError(f"a relative error must lie between 0 and 1, not {error}")
-    return float(error / (1 - error**_SHARPNESS) ** (1 / _SHARPNESS))
-
-
 def describe(
     forecast: Forecast, gap: float | None = None, *, verbose: bool = False, settings: str | None = None
 ) -> str:
@@ -230,7 +217,7 @@ def describe(
     gaps = f.gaps if gap is None else (gap,)
     blocks = [_filled(_headline(f, gaps)), *(_filled(f"warning: {line}") for line in f.warnings)]
     if f.rank < f.dim and f.by_epsilon and f.by_records:
-        epsilon = _epsilon(f)
+        epsilon = float(f.charge.epsilon)
         blocks += [
             _table(f"Expected angle against epsilon, with {f.records:,} records:", "epsilon", f, gaps,
                    f.by_epsilon, epsilon),
@@ -248,8 +235,9 @@ def describe(
 def _headline(f: Forecast, gaps: Sequence[float]) -> str:
     unit = "record" if f.contributions == 1 else f"user, in {f.contributions} batches together"
     features = f"{f.dim:,} feature{'s' * (f.dim > 1)}"
-    start = f"With {f.records:,} records of {features} and epsilon {_epsilon(f):g},"
-    charged = f"Each {unit} is charged epsilon {_epsilon(f):g} and delta {float(f.charge.delta):g}."
+    epsilon = float(f.charge.epsilon)
+    start = f"With {f.records:,} records of {features} and epsilon {epsilon:g},"
+    charged = f"Each {unit} is charged epsilon {epsilon:g} and delta {float(f.charge.delta):g}."
     if f.rank == f.dim:
         return f"{start} the {f.rank} components span the whole space, which noise cannot turn. {charged}"
     subject = "the leading direction" if f.rank == 1 else f"the subspace of {f.rank} components"
@@ -357,11 +345,6 @@ def _details(f: Forecast, gap: float | None) -> list[str]:
 
 def _filled(text: str) -> str:
     return textwrap.fill(text, _WIDTH, break_on_hyphens=False, break_long_words=False)
-
-
-def _epsilon(f: Forecast) -> float:
-    """Return the epsilon of the whole guarantee, with diagnostics."""
-    return float(f.charge.epsilon)
 
 
 def _needs(f: Forecast, gap: float | None) -> list[str]:

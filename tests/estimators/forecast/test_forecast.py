@@ -19,7 +19,7 @@ from streaming_pca.estimators.forecast.forecast import (
     forecast_estimator,
     planned_batches,
 )
-from streaming_pca.estimators.forecast.result import TARGETS, Forecast, Shares, as_json, describe
+from streaming_pca.estimators.forecast.result import TARGETS, Forecast, as_json, describe
 from streaming_pca.estimators.registry import find
 from streaming_pca.linalg.subspace import principal_angles
 from streaming_pca.privacy.calibration.multipliers import least_multiplier
@@ -99,9 +99,7 @@ def test_the_error_saturates_as_simulated(dim: int, rank: int) -> None:
     for x in (0.1, 0.5, 1.0, 2.0, 6.0):
         gap = 1 / (2 * rank)
         entry = x * gap / math.sqrt(dim)
-        scale = entry * 1000 / least_multiplier(1.0, 1e-6)
-        f = forecast(dim, rank, 1000, 1.0, 1e-6, tail=scale, shares=Shares(1.0, 1.0, 0.0, 0.0, 0.0))
-        assert f.entry_noise == pytest.approx(entry)
+        f = forecast(dim, rank, 1000, 1.0, 1e-6).with_noise(entry)
         squares, edges, angles, lost = [], [], [], []
         for _ in range(60):
             normal = rng.standard_normal((dim, dim))
@@ -153,23 +151,23 @@ def test_forecasts_charge_what_estimators_charge() -> None:
 
 
 def test_equal_batches_cost_by_their_number_and_unequal_ones_less() -> None:
-    one = forecast(20, 2, 10_000, 1.0, 1e-6, shares=Shares())
-    assert one.entry_noise == pytest.approx(one.multiplier / 10_000 / math.sqrt(0.77))
+    one = forecast(20, 2, 10_000, 1.0, 1e-6, public_radius=True)
+    assert one.entry_noise == pytest.approx(one.multiplier / 10_000 / math.sqrt(0.99))
     assert one.mu == pytest.approx(1 / least_multiplier(1.0, 1e-6))
-    equal = forecast(20, 2, 10_000, 1.0, 1e-6, shares=Shares(), batches=4)
+    equal = forecast(20, 2, 10_000, 1.0, 1e-6, public_radius=True, batches=4)
     assert equal.batches == (2500,) * 4
-    assert equal.entry_noise == pytest.approx(one.multiplier / 10_000 * math.sqrt(1 / 0.77 + 3 / 0.94))
-    growing = forecast(20, 2, 10_000, 1.0, 1e-6, shares=Shares(), batches=(1000, 2000, 3000, 4000))
+    assert equal.entry_noise == pytest.approx(one.multiplier / 10_000 * math.sqrt(4 / 0.99))
+    growing = forecast(20, 2, 10_000, 1.0, 1e-6, public_radius=True, batches=(1000, 2000, 3000, 4000))
     assert one.entry_noise < growing.entry_noise < equal.entry_noise
     # Where sampling dominates the uncertainty, batches weigh by their counts, and lengths do not matter.
     parts: list[Any] = [4, (1000, 2000, 3000, 4000)]
-    certain = [forecast(1, 1, 10_000, 1e4, 1e-6, shares=Shares(), batches=b).entry_noise for b in parts]
+    certain = [forecast(1, 1, 10_000, 1e4, 1e-6, public_radius=True, batches=b).entry_noise for b in parts]
     assert certain[0] == pytest.approx(certain[1], rel=0.01)
-    assert forecast(20, 2, 10, 1.0, 1e-6, shares=Shares(), batches=3).batches == (4, 3, 3)
-    users = forecast(20, 2, 10_000, 1.0, 1e-6, shares=Shares(), batches=4, contributions=4)
+    assert forecast(20, 2, 10, 1.0, 1e-6, public_radius=True, batches=3).batches == (4, 3, 3)
+    users = forecast(20, 2, 10_000, 1.0, 1e-6, public_radius=True, batches=4, contributions=4)
     assert users.entry_noise == pytest.approx(2 * equal.entry_noise)
     assert float(users.charge.rho or 0) == pytest.approx(float(one.charge.rho or 0))
-    long = forecast(20, 2, 10_000, 1.0, 1e-6, shares=Shares(), tail=3.0)
+    long = forecast(20, 2, 10_000, 1.0, 1e-6, public_radius=True, tail=3.0)
     assert long.entry_noise == pytest.approx(3 * one.entry_noise)
 
 
@@ -288,13 +286,6 @@ def test_a_wrong_gap_or_error_is_named() -> None:
     for error in (0.0, 1.0):
         with pytest.raises(ParameterError, match="error"):
             f.gap_for(error)
-
-
-def test_shares_cannot_pass_the_whole() -> None:
-    with pytest.raises(ParameterError, match="sum to more"):
-        Shares(first=0.9)
-    with pytest.raises(ParameterError, match="above 0"):
-        Shares(later=0.0)
 
 
 def test_doubtful_parameters_are_warned_of() -> None:
