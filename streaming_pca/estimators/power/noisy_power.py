@@ -104,12 +104,6 @@ class BoundedRecords(Preprocessing):
     def public_map(self) -> None:
         """Return None: the scale of a record depends on its norms."""
 
-    @classmethod
-    def from_preprocessing(
-        cls, preprocessing: Preprocessing, clip_l2: float, clip_l1: float | None
-    ) -> BoundedRecords:
-        return cls(**dict(preprocessing), clip_l2=clip_l2, clip_l1=clip_l1)
-
     @property
     def _bounds(self) -> tuple[float, float]:
         size = self.clip_l2**2 if self.kind is RecordKind.MATRIX else self.clip_l2
@@ -299,7 +293,8 @@ class NoisyPowerMethod(Estimator[NoisyPowerState, NoisyPowerOptions]):
     def learn_batch(self, state: NoisyPowerState, batch: Batch) -> tuple[NoisyPowerState, int]:
         """Make T passes and add the batch to the average; the charge is the plan's."""
         options = self.options
-        records = BoundedRecords.from_preprocessing(self.preprocessing, options.clip_l2, options.clip_l1)
+        own = dict(self.preprocessing)
+        records = BoundedRecords(**own, clip_l2=options.clip_l2, clip_l1=options.clip_l1)
         count = len(batch) // self.preprocessing.units
         basis, product, following = state.basis, state.product, state.start
         noise = 0.0

@@ -80,7 +80,7 @@ def test_what_is_no_number_is_null() -> None:
 def test_matrices_are_clipped_in_norm() -> None:
     a = np.diag([3.0, -4.0, 0.0])
     p = Preprocessing(dim=3, kind=RecordKind.MATRIX, centering="none")
-    about = BoundedRecords.from_preprocessing(p, 1.5, None)
+    about = BoundedRecords(**dict(p), clip_l2=1.5, clip_l1=None)
     (out,) = [about.apply(ArrayBatch.of_records([a], 3, RecordKind.MATRIX)).rows]
     np.testing.assert_allclose(out, a * 1.5**2 / 5)
 
@@ -105,7 +105,7 @@ def bases(seed: int) -> list[Floats]:
 def test_products_of_bounded_records_are_within_the_radius(alpha: float) -> None:
     """Each product is within it in floats, so the clip in integers only removes roundings."""
     estimator = make(clip_l1=alpha)
-    records = BoundedRecords.from_preprocessing(estimator.preprocessing, 1.0, alpha)
+    records = BoundedRecords(**dict(estimator.preprocessing), clip_l2=1.0, clip_l1=alpha)
     rng = np.random.default_rng(1)
     x = np.concatenate([rng.standard_normal((200, 2, D)), rng.standard_normal((200, 2, D)) ** 5])
     x[:, 1] *= rng.random(400)[:, None] < 0.5
@@ -124,7 +124,7 @@ def test_the_radius_is_attained_by_signs() -> None:
     q = np.ones((D, 1)) / math.sqrt(D)
     beta, alpha = 1.0, 0.5
     estimator = make(k=1, clip_l2=beta, clip_l1=alpha)
-    records = BoundedRecords.from_preprocessing(estimator.preprocessing, beta, alpha)
+    records = BoundedRecords(**dict(estimator.preprocessing), clip_l2=beta, clip_l1=alpha)
     x = records.apply(ArrayBatch.of_vectors(np.ones((1, D)))).rows
     product = float(np.linalg.norm(x.T @ (x @ q)))
     # Its Euclidean norm is alpha/sqrt(d), below beta: the radius is alpha sqrt(d)/beta times that.
@@ -134,7 +134,7 @@ def test_the_radius_is_attained_by_signs() -> None:
     assert np.linalg.norm(spike.T @ (spike @ q)) <= estimator._radius(q)
     # With alpha = beta sqrt(d), where both clips bind together, it is attained.
     loose = make(k=1, clip_l2=beta, clip_l1=beta * math.sqrt(D))
-    records = BoundedRecords.from_preprocessing(loose.preprocessing, beta, beta * math.sqrt(D))
+    records = BoundedRecords(**dict(loose.preprocessing), clip_l2=beta, clip_l1=beta * math.sqrt(D))
     x = records.apply(ArrayBatch.of_vectors(np.ones((1, D)))).rows
     assert np.linalg.norm(x.T @ (x @ q)) == pytest.approx(loose._radius(q))
 
@@ -267,7 +267,7 @@ def test_the_clip_of_the_coordinates_lowers_the_noise_of_spread_bases() -> None:
     assert both._radius(even) == pytest.approx(1 / 8)
     sums = []
     for e, alpha in ((plain, None), (both, 1.0)):
-        records = BoundedRecords.from_preprocessing(e.preprocessing, 1.0, alpha)
+        records = BoundedRecords(**dict(e.preprocessing), clip_l2=1.0, clip_l1=alpha)
         sums.append(block_sum(ArrayBatch.of_vectors(x), records, even, e._radius(even)))
     assert sums[0].clipped == sums[1].clipped == 0
     values = [s.total * s.unit for s in sums]
