@@ -206,8 +206,6 @@ def _hides(epsilon: float, delta: float, multiplier: float, messages: int) -> bo
     return is_shuffle_private(epsilon, delta, multiplier, messages)
 
 
-# -- the mechanisms ----------------------------------------------------------------
-
 _Reading = _Composed | _OfCentre | _InSecretOrder
 
 
@@ -253,11 +251,6 @@ def _of_gap(name: str, contract: Parameters, parameters: Parameters) -> list[_Re
     return [_Composed(name, gaussians, pure, _number(parameters, "gap_failure_delta"))]
 
 
-def _in_secret_order(name: str, contract: Parameters, parameters: Parameters) -> list[_Reading]:
-    multiplier = _number(parameters, "sigma_over_sensitivity")
-    return [_InSecretOrder(name, multiplier, _count(parameters, "secret_order_of"))]
-
-
 def _of_range(name: str, contract: Parameters, parameters: Parameters) -> list[_Reading]:
     accounting = parameters.get("accounting")
     if accounting == "paper":
@@ -284,7 +277,9 @@ _MECHANISMS: dict[str, Callable[[str, Parameters, Parameters], list[_Reading]]] 
     "noisy-power": lambda name, _, own: [_Composed(name, _gaussians(own, _count(own, "iterations")))],
     "adaptive-power": _searches,
     "output-perturbation": _of_gap,
-    "k-dp-ojas": _in_secret_order,
+    "k-dp-ojas": lambda name, _, own: [
+        _InSecretOrder(name, _number(own, "sigma_over_sensitivity"), _count(own, "secret_order_of"))
+    ],
     **dict.fromkeys(("adadpo", "dp-pca", "k-dp-pca"), _of_range),
     "tadadpo": _of_start,
 }
