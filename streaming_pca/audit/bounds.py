@@ -43,9 +43,7 @@ class Case:
     """Mechanism on two neighbours, and a score of its outputs."""
 
     id: str
-    """The subject, and after a slash the name of the neighbours."""
-    subject: str
-    """Id of an estimator, or name of a mechanism."""
+    """Id of an estimator or name of a mechanism, and after a slash the name of the neighbours."""
     claim: Claim
     sample: Callable[[bool, int], Scores]
     """``sample(second, n)``: scores of n independent runs on the first or on the second neighbour."""

@@ -49,7 +49,7 @@ def estimator_cases(
         raise UserError(f"{name} has no worst cases: set worst_cases of {estimator_type.__name__}")
     target = Target(estimator_type, epsilon, delta, cut)
     trials = {case: trial(target) for case, trial in estimator_type.worst_cases.items()}
-    return [Case(f"{name}/{case}", name, claim, repeated(run)) for case, (claim, run) in trials.items()]
+    return [Case(f"{name}/{case}", claim, repeated(run)) for case, (claim, run) in trials.items()]
 
 
 def find_cases(estimator: str | None, mechanism: str | None, epsilon: float, delta: float) -> list[Case]:

@@ -48,7 +48,7 @@ def mechanism_cases(name: str, epsilon: float, delta: float) -> list[Case]:
     for case, trial in (MECHANISM_CASES | LOCAL_CASES)[name].items():
         claim, run = trial(epsilon, delta)
         sample = replayed(run) if case == "replay" else repeated(run)
-        cases.append(Case(f"{name}/{case}" if case else name, name, claim, sample))
+        cases.append(Case(f"{name}/{case}" if case else name, claim, sample))
     return cases
 
 
@@ -102,10 +102,6 @@ def _gaussian(mechanism: Callable[[Integers, float], Any], steps: ArrayLike) -> 
         )
 
     return trial
-
-
-def _symmetric_space(total: Integers, sigma: float) -> NDArray[np.float64]:
-    return gaussian_on_symmetric_space(total, np.eye(3, 2), sigma)
 
 
 def _laplace(epsilon: float, delta: float) -> Trial:
@@ -196,7 +192,9 @@ MECHANISM_CASES: dict[str, dict[str, TrialAt]] = {
     "gaussian_on_message": _and_replayed(_gaussian(gaussian_on_message, [1, -1])),
     "gaussian_on_symmetric": _and_replayed(_gaussian(gaussian_on_symmetric, [[1, 2], [2, -1]])),
     # Q^T Y is diagonal or symmetric for both parts of the difference.
-    "gaussian_on_symmetric_space": _and_replayed(_gaussian(_symmetric_space, [[1, 1], [1, -1], [2, 0]])),
+    "gaussian_on_symmetric_space": _and_replayed(
+        _gaussian(lambda y, s: gaussian_on_symmetric_space(y, np.eye(3, 2), s), [[1, 1], [1, -1], [2, 0]])
+    ),
     "laplace_on_vector": _and_replayed(_laplace),
     "stability_histogram": {"": _stability, "alone": _stability_alone},
     "gaussian_modes": {"": _gaussian_modes},

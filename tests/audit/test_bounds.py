@@ -40,7 +40,6 @@ def normal_case(mu: float, claimed: float, sign: int = 1, epsilon: float = 30.0)
     rng = np.random.default_rng(0)
     return Case(
         "normal",
-        "normal",
         Claim(epsilon, 1e-6, claimed),
         lambda second, n: sign * (rng.standard_normal(n) + mu * second),
     )
@@ -151,13 +150,13 @@ def test_the_least_trials_are_those_that_can_refute(claim: Claim) -> None:
     assert Finding("apart", claim, trials, apart, apart).refuted
     fewer = Separation(0, 0, trials // 2 - 1)
     assert not Finding("apart", claim, trials, fewer, fewer).refuted
-    case = Case("apart", "apart", claim, lambda second, n: np.full(n, float(second)))
+    case = Case("apart", claim, lambda second, n: np.full(n, float(second)))
     with pytest.raises(UserError, match=f"raise them to {trials}"):
         audit(case, trials - 1)
 
 
 @pytest.mark.parametrize("claim", [Claim(800.0, 0.0, math.inf), Claim(1000.0, 1e-6, 45.0)])
 def test_a_claim_that_no_number_of_trials_refutes_is_said_to_be_one(claim: Claim) -> None:
-    case = Case("vast", "vast", claim, lambda second, n: np.full(n, float(second)))
+    case = Case("vast", claim, lambda second, n: np.full(n, float(second)))
     with pytest.raises(UserError, match="too few to refute the claim of vast"):
         audit(case, 1000)
