@@ -282,7 +282,8 @@ class Estimator(ABC, Generic[S, O]):
         self.check(batch)
         new, clipped = self.learn_batch(state, batch)
         components = self.release(state).components if state.batch else None
-        new = replace(new, components=components, noise=self._noise_law)
+        batches, records = state.batch + 1, state.records + len(batch)
+        new = replace(new, batch=batches, records=records, components=components, noise=self._noise_law)
         if self.diagnostics is None:
             return new
         readable = batch.single_rows() if self.preprocessing.centering == "pairs" else batch
@@ -296,8 +297,8 @@ class Estimator(ABC, Generic[S, O]):
     def learn_batch(self, state: S, batch: Batch) -> tuple[S, int]:
         """Return the next state and the number of records (pairs) that the clip changed.
 
-        That number is exact and as secret as a record: only :meth:`update`, and an estimator that holds
-        this one, may read it.
+        The caller counts the batch and its records. The number is exact and as secret as a record: only
+        :meth:`update`, and an estimator that holds this one, may read it.
         """
 
     def release(self, state: S) -> Subspace:

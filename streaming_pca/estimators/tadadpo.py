@@ -201,13 +201,13 @@ class TadaDPO(AdaDPO):
         assert isinstance(state, TadaDPOState)
         if state.warm is None:
             return super().learn_batch(state, batch)
-        warm, clipped = self.warm.learn_batch(self._warm_state(state), batch)
+        before = self._warm_state(state)
+        warm, clipped = self.warm.learn_batch(before, batch)
+        warm = replace(warm, batch=before.batch + 1, records=before.records + len(batch))
         basis, inner = self._start(warm)
         ended = warm.records >= self.options.warm_records
         new = replace(
             state,
-            batch=state.batch + 1,
-            records=warm.records,
             basis=basis,
             inner=inner,
             outcome=warm.outcome,

@@ -153,7 +153,7 @@ class ComposedEstimator(Estimator[S, O]):
         kept = kept_share(self.options.half_life, len(batch))
         present = learn_present(known, batch, preprocessing.units > 1, budget, kept)
         if present is None:
-            return replace(state, counts=None, batch=state.batch + 1, records=state.records + len(batch)), 0
+            return replace(state, counts=None), 0
         clamped = learn_clamped(clamped, batch, preprocessing, budget, kept)
         rows = float(batch.rows_per_record)
         if state.records and not restarts:
@@ -163,8 +163,7 @@ class ComposedEstimator(Estimator[S, O]):
         if preprocessing.centering == "auto":
             state, measured = self._centred(state, batch, budget, restarts)
             preprocessing = preprocessing.about(self._anchor(state) if measured is None else measured.centre)
-        new, clipped = self._learn(state, Work(batch, preprocessing, budget, measured, restarts))
-        return replace(new, batch=state.batch + 1, records=state.records + len(batch)), clipped
+        return self._learn(state, Work(batch, preprocessing, budget, measured, restarts))
 
     def release(self, state: S) -> Subspace:
         """Return the current subspace, with a doubt where bounds change many records: post-processing."""
@@ -190,7 +189,7 @@ class ComposedEstimator(Estimator[S, O]):
 
     @abstractmethod
     def _learn(self, state: S, work: Work) -> tuple[S, int]:
-        """Return the state, ``measured`` averaged in, and clipped records. The caller counts the batch."""
+        """Return the state, ``measured`` averaged in, and clipped records."""
 
     def _anchor(self, state: S) -> Vector:
         """Return the centre of all sums: the first mean that was found, or the start of the search."""

@@ -299,8 +299,7 @@ class OutputPerturbation(Estimator[OutputPerturbationState, OutputPerturbationOp
         count = len(batch) // self.preprocessing.units
         bounds = self._bounds(count)
         mean_unit = covariance_unit(self.kind, self.options.clip_radius) / max(count, 1)
-        new = replace(state, batch=state.batch + 1, records=state.records + len(batch))
-        new = replace(new, outcome=Outcome.LEARNT.value, gap=None, sensitivity=None)
+        new = replace(state, outcome=Outcome.LEARNT.value, gap=None, sensitivity=None)
         if self.k < self.dim:
             values, vectors = eigenpairs(exact.total)
             projector = vectors[:, : self.k] @ vectors[:, : self.k].T

@@ -102,13 +102,7 @@ class LocalEstimator(Estimator[S, O]):
         total = np.array(state.total)
         limit = 1.0 + _FAR * self.sigma
         counted = sum(add_reports(block.rows, limit, total) for block in batch.blocks(BLOCK))
-        new = replace(
-            state,
-            batch=state.batch + 1,
-            records=state.records + len(batch),
-            total=total,
-            reports=state.reports + counted,
-        )
+        new = replace(state, total=total, reports=state.reports + counted)
         return self._solved(new) if new.reports else new, 0
 
     @abstractmethod

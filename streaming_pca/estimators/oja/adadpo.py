@@ -140,14 +140,7 @@ class AdaDPO(IterateEstimator[AdaDPOState, AdaDPOOptions]):
             self._range_blocks(step),
             lambda scale: (math.sqrt(scale), self._radius(scale, len(batch), step)),
         )
-        new = replace(
-            state,
-            batch=state.batch + 1,
-            records=state.records + len(batch),
-            outcome=found.outcome.value,
-            scale=found.scale,
-            centred=found.centred,
-        )
+        new = replace(state, outcome=found.outcome.value, scale=found.scale, centred=found.centred)
         if found.mean is not None:
             basis, inner = self._step(state, found.mean, step)
             new = replace(new, basis=basis, inner=inner)

@@ -119,8 +119,6 @@ class Deflation(Estimator[S, O], Generic[S, O]):
         last = state.step + 1 >= self._steps_per_component()
         new = replace(
             state,
-            batch=state.batch + 1,
-            records=state.records + len(batch),
             outcome=learnt.outcome.value,
             basis=basis,
             values=values,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Generic, TypeVar, cast
 
 import numpy as np
@@ -218,7 +218,7 @@ class OjaPCA(IterateEstimator[IterateState, OjaOptions]):
             oja_steps(rows, starts, self.kind is RecordKind.MATRIX, basis, rates)
             step += len(rates)
         inner = self._inner(paired, basis) if whole else state.inner
-        return IterateState(state.batch + 1, state.records + len(batch), basis, inner), 0
+        return replace(state, basis=basis, inner=inner), 0
 
     def _inner(self, batch: Batch, basis: NDArray[np.float64]) -> NDArray[np.float64]:
         total = np.zeros((self.k, self.k))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
@@ -102,6 +103,5 @@ class PrivateOja(IterateEstimator[IterateState, PrivateOjaOptions]):
         exact = block_sum(batch, self.preprocessing, state.basis, self.options.clip_radius)
         noisy = gaussian_on_symmetric_space(exact.total, state.basis, self._sigma())
         mean = noisy * (exact.unit / max(len(batch) // self.preprocessing.units, 1))
-        records = state.records + len(batch)
         basis, inner = oja_step(state.basis, mean, self.options.rate(state.batch + 1))
-        return IterateState(state.batch + 1, records, basis, inner), exact.clipped
+        return replace(state, basis=basis, inner=inner), exact.clipped

@@ -308,9 +308,7 @@ class NoisyPowerMethod(Estimator[NoisyPowerState, NoisyPowerOptions]):
             following = orthonormalise(product)
         # The count takes another pass, so it is made for diagnostics only.
         clipped = records.clipped(batch, self.preprocessing) if self.diagnostics else 0
-        new = replace(
-            state, batch=state.batch + 1, records=state.records + len(batch), basis=basis, product=product
-        )
+        new = replace(state, basis=basis, product=product)
         values, vectors = self._ritz(basis, product, following)
         if count < self._needed:
             return replace(new, outcome=Outcome.TOO_FEW.value), clipped

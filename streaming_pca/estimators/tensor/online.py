@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -90,7 +90,7 @@ class OnlineTensorPower(Estimator[OnlineTensorState, OnlineTensorOptions]):
             products += products_of_rows(rows[np.abs(rows).max(axis=1) <= _LARGEST], queries)
         products /= max(len(batch), 1)
         search = state.search.learn(products, self.options.steps_in(self.dim), self.options.window)
-        return OnlineTensorState(state.batch + 1, state.records + len(batch), search), 0
+        return replace(state, search=search), 0
 
     def learnt_subspace(self, state: OnlineTensorState) -> Subspace:
         """Return the components by decreasing weight."""

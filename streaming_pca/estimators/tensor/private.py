@@ -273,10 +273,9 @@ class PrivateTensorPower(Estimator[PrivateTensorState, PrivateTensorOptions]):
 
     def learn_batch(self, state: PrivateTensorState, batch: Batch) -> tuple[PrivateTensorState, int]:
         """Compute the whitening, or make one power step; the charge is the plan's."""
-        reached = replace(state, batch=state.batch + 1, records=state.records + len(batch))
         if self._whitens(state):
             whitening, clipped = self._whitening(batch)
-            return replace(reached, whitening=whitening), clipped
+            return replace(state, whitening=whitening), clipped
         options, queries = self.options, state.search.queries
         space = Space(
             self.preprocessing,
@@ -288,7 +287,7 @@ class PrivateTensorPower(Estimator[PrivateTensorState, PrivateTensorOptions]):
         noisy = gaussian_on_vector(exact.total, self._sigma(exact.sensitivity))
         products = np.multiply(noisy, exact.unit / max(len(batch), 1), dtype=np.float64)
         search = state.search.learn(products, options.steps_in(self._search_dim), options.window)
-        return replace(reached, search=search), exact.clipped
+        return replace(state, search=search), exact.clipped
 
     def _whitening(self, batch: Batch) -> tuple[Whitening, int]:
         exact = covariance_sum(batch.single_rows(), self.preprocessing, self.options.clip_radius**2)
