@@ -67,7 +67,7 @@ def verdict(entry: Reserved, rule: Any, **changes: Any) -> str:
     ledger = Ledger("T")
     ledger.apply(Opened(topic_id="T", topic="in", cap=Cap(epsilon="inf", delta="inf"), filter=rule))
     charge = entry.charge.model_copy(update=changes)
-    return ledger.check(entry.model_copy(update={"charge": charge, "previous": ledger.head("s")})).reason
+    return ledger.check(entry.model_copy(update={"charge": charge, "previous": ledger.job("s").head})).reason
 
 
 def check(entry: Reserved) -> None:

@@ -138,7 +138,7 @@ def test_a_start_that_another_writer_was_faster_with_leaves_the_chain_whole(make
     earlier = Started(
         topic_id=stream.topic_id,
         job=stream.settings.stream.name,
-        previous=stream.replay().head(stream.settings.stream.name),
+        previous=stream.replay().job(stream.settings.stream.name).head,
         positions=(OffsetPosition(partition=0, offset=3), OffsetPosition(partition=1, offset=4)),
     )
     stream.write(stream.settings.stream.ledger_topic, encode_entry(earlier))

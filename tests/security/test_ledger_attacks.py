@@ -284,7 +284,7 @@ def test_a_topic_that_was_created_again_inherits_no_entry_and_gives_none_away() 
     zombie = log.reserved("a", span(5, 9))
     assert not again.apply(zombie).accepted
     assert not again.apply(zombie.model_copy(update={"topic_id": "U"})).accepted
-    assert again.head("a") == entry_hash(opened)
+    assert again.job("a").head == entry_hash(opened)
 
 
 @settings(deadline=None)

@@ -34,7 +34,7 @@ def shown(filter: str, cap: tuple[str, str], *charges: tuple[int, int, Charge]) 
             "promise": NOT_PRIVATE if charge == Charge.unbounded() else PROMISE,
             "parameters": {"mechanism": "private-oja", "sigma_over_sensitivity": 1000.0},
         }
-        entry = Reserved(topic_id="id", job=job, batch=1, previous=ledger.head(job), charge=charge, **how)
+        entry = Reserved(topic_id="id", job=job, batch=1, previous=ledger.job(job).head, charge=charge, **how)
         assert ledger.apply(entry).accepted
     metrics = Metrics()
     metrics.for_stream("s").show_ledger(ledger, 1 + len(charges))

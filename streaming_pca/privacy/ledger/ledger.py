@@ -88,12 +88,8 @@ class Ledger:
         self.everywhere = Charge.nothing()
 
     def job(self, name: str) -> JobLedger:
-        """Return a job's record; an empty one for a job without entries."""
+        """Return a job's record; without entries, an empty one whose ``head`` is OPENED's hash."""
         return self.jobs.get(name) or JobLedger(head=entry_hash(self.opened) if self.opened else "")
-
-    def head(self, name: str) -> str:
-        """Return ``previous`` of the job's next entry: OPENED's hash for its first."""
-        return self.job(name).head
 
     def spent(self, partition: int, offset: int) -> Charge:
         """Return the charge of one record by all jobs."""

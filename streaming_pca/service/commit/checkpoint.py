@@ -105,7 +105,7 @@ class CheckpointWriter(LedgerWriter):
             except LedgerMismatch as error:
                 self._refuse(str(error), ledger_end)
             self._check_releases(job.batch, ledger_end)
-            self._head = self.log.ledger.head(self._stream.name)
+            self._head = self.log.ledger.job(self._stream.name).head
             self.users = None if to_change_status else self._states.users(checkpoint)
             self._close_states()
         return TakenOver(recovery, checkpoint, job.reservation, job.status, job.has_begun)
@@ -179,7 +179,7 @@ class CheckpointWriter(LedgerWriter):
 
     def _require_own_head(self) -> None:
         """Raise SessionLost if another writer has continued the job's chain of entries."""
-        if self.log.ledger.head(self._stream.name) != self._head:
+        if self.log.ledger.job(self._stream.name).head != self._head:
             raise SessionLost("another leader, or an import, has written entries of the stream since then")
 
     def reserve(self, ranges: Sequence[OffsetRange], parameters: dict[str, Any], charge: Charge) -> Reserved:

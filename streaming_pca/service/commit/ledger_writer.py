@@ -109,7 +109,7 @@ class LedgerWriter:
 
     def _next(self, kind: Callable[..., E], **facts: Any) -> E:
         """Return the job's next entry, of a kind, after the last one of the log."""
-        head = self.log.ledger.head(self._job)
+        head = self.log.ledger.job(self._job).head
         return kind(topic_id=self._topic_id, job=self._job, previous=head, **facts)
 
     def _send_entry(self, entry: LedgerEntry) -> Any:

@@ -27,7 +27,7 @@ def reserve(stream: Stream, job: str, start: int, unit: str) -> bool:
                 topic_id=self._topic_id,
                 job=job,
                 batch=1,
-                previous=self.log.ledger.head(job),
+                previous=self.log.ledger.job(job).head,
                 ranges=(OffsetRange(partition=0, start=start, end=start + 5, count=5),),
                 promise={"privacy_unit": unit, "contributions_per_user": 1, "epsilon": 0.5, "delta": 1e-7},
                 parameters={"mechanism": "private-oja", "sigma_over_sensitivity": 9.0},

@@ -60,7 +60,7 @@ def log_of(*entries: LedgerEntry, cap: Any = "inf") -> Writer:
     writer = Writer(cap, cap)
     for entry in entries:
         assert not isinstance(entry, Opened)
-        writer.put(entry.model_copy(update={"previous": writer.ledger.head(entry.job)}))
+        writer.put(entry.model_copy(update={"previous": writer.ledger.job(entry.job).head}))
     return writer
 
 
@@ -252,7 +252,7 @@ def publish(history: History, entry: Reserved, start: int, **facts: Any) -> None
     writer, job = history.writer, entry.job
     batch, count = writer.ledger.job(job).batch + 1, 40 - writer.ledger.job(job).batch
     ranges = [{"partition": 0, "start": start, "end": start + 40, "count": count}]
-    more: dict[str, Any] = {"batch": batch, "ranges": ranges, "previous": writer.ledger.head(job)}
+    more: dict[str, Any] = {"batch": batch, "ranges": ranges, "previous": writer.ledger.job(job).head}
     plain = entry.model_dump(mode="json") | more | {"topic_id": writer.topic_id}
     new = decode_entry(json.dumps(plain, sort_keys=True, separators=(",", ":")).encode())
     assert writer.put(new).accepted
