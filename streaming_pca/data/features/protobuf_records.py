@@ -270,14 +270,7 @@ class _Builder:
         for field in type_.fields:
             if field.name in names:
                 _add_field(made, field, field.name)
-        wrong = _slots_below(node)
-
-        def fill(message: Any, out: list[Any]) -> None:
-            out[slot] = value_of(message)
-            for each in wrong:
-                out[each] = NOTHING
-
-        return fill
+        return _setter(node, value_of)
 
     def _single(self, field: Any, node: Node, attribute: str) -> Fill | None:
         """Return the function that reads one value; None if the attribute is the value."""
@@ -338,17 +331,9 @@ class _Builder:
         return fill
 
     def _item(self, node: Node) -> Fill:
-        slot, wrong = node.slot, _slots_below(node)
-        if slot is not None:
-            self.found.add(slot)
-
-        def fill(value: Any, out: list[Any]) -> None:
-            if slot is not None:
-                out[slot] = value
-            for each in wrong:
-                out[each] = NOTHING
-
-        return fill
+        if node.slot is not None:
+            self.found.add(node.slot)
+        return _setter(node, lambda value: value)
 
     def _message_item(self, type_: Any, node: Node) -> Fill:
         parse, fill = self.message(lambda made, name: self._body(type_, node, made, name))
@@ -399,6 +384,19 @@ def _within(attribute: str, fill_inner: Fill, always: bool) -> Fill:
     def fill(message: Any, out: list[Any]) -> None:
         if always or message.HasField(attribute):
             fill_inner(getattr(message, attribute), out)
+
+    return fill
+
+
+def _setter(node: Node, value_of: Convert) -> Fill:
+    """Return the function that fills the slot of a node; slots below it get NOTHING."""
+    slot, wrong = node.slot, _slots_below(node)
+
+    def fill(value: Any, out: list[Any]) -> None:
+        if slot is not None:
+            out[slot] = value_of(value)
+        for each in wrong:
+            out[each] = NOTHING
 
     return fill
 

@@ -296,10 +296,11 @@ class FieldReader:
 
     def rows(self, records: Sequence[Any], content_type: str = JSON) -> NDArray[np.float64]:
         """Return a row for each record (n, d); NaNs for None, and where the map refuses it."""
-        there = self._there(records)
+        has_null = any(record is None for record in records)
+        there = [record for record in records if record is not None] if has_null else records
         getters = self._getters(content_type)[: len(self.map.features)]
         found = self.map.rows([list(map(get, there)) for get in getters], len(there))
-        if len(there) == len(records):
+        if not has_null:
             return found
         rows = np.full((len(records), self.map.dim), np.nan)
         rows[[record is not None for record in records]] = found
@@ -317,10 +318,6 @@ class FieldReader:
             assert self._arrow is not None
             return self._arrow.getters
         return self._json.getters if content_type == JSON else self._of_schema[content_type].getters
-
-    @staticmethod
-    def _there(records: Sequence[Any]) -> Sequence[Any]:
-        return records if all(r is not None for r in records) else [r for r in records if r is not None]
 
 
 def _user(value: Any) -> bytes | None:
