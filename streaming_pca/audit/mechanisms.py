@@ -85,10 +85,6 @@ def replayed(answer: Callable[[bool], float]) -> Callable[[bool, int], NDArray[n
     return sample
 
 
-def _pure_claim(epsilon: float) -> Claim:
-    return Claim(epsilon, 0.0, mu_of_pure(epsilon))
-
-
 def _gaussian(mechanism: Callable[[Integers, float], Any], steps: ArrayLike) -> TrialAt:
     """Score sums 0 and D by the projection on D, which decides the likelihood ratio."""
     difference = _STEP * np.array(steps, dtype=np.int64)
@@ -108,7 +104,8 @@ def _laplace(epsilon: float, delta: float) -> Trial:
     """Move one coordinate: in L1 that is as far as several, and reveals most."""
     inputs = (np.zeros(2, dtype=np.int64), np.array([_STEP, 0], dtype=np.int64))
     scale = laplace_scale(_STEP, epsilon)
-    return _pure_claim(epsilon), lambda second: float(laplace_on_vector(inputs[second], scale)[0]) / _STEP
+    claim = Claim(epsilon, 0.0, mu_of_pure(epsilon))
+    return claim, lambda second: float(laplace_on_vector(inputs[second], scale)[0]) / _STEP
 
 
 def _log_ratio(noisy: tuple[int, int], counts: tuple[tuple[int, int], tuple[int, int]]) -> float:
@@ -168,7 +165,7 @@ def _above_threshold(epsilon: float, delta: float) -> Trial:
             asked += 1
         return float(asked == 5 and alarm.fired)
 
-    return _pure_claim(epsilon), run
+    return Claim(epsilon, 0.0, mu_of_pure(epsilon)), run
 
 
 def _local_gaussian(epsilon: float, delta: float) -> Trial:

@@ -83,14 +83,11 @@ class ArrayBatch(Block, Batch):
         cls, records: Iterable[NDArray[np.floating] | None], dim: int, kind: RecordKind = RecordKind.FACTOR
     ) -> ArrayBatch:
         """Pack decoded, finite records (r, d) in their order; ``None`` is a null record."""
-        parts: list[NDArray[np.floating]] = []
-        lengths = [0]
-        for record in records:
-            lengths.append(0 if record is None else len(record))
-            if record is not None:
-                parts.append(record)
+        listed = list(records)
+        parts = [record for record in listed if record is not None]
+        lengths = np.array([0 if record is None else len(record) for record in listed], dtype=np.int64)
         rows = np.concatenate(parts) if parts else np.zeros((0, kind.width(dim)))
-        return cls(rows, np.cumsum(lengths, dtype=np.int64), kind)
+        return cls(rows, row_starts(lengths), kind)
 
     @classmethod
     def joined(cls, parts: Sequence[ArrayBatch]) -> ArrayBatch:

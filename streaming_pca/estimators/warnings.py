@@ -48,7 +48,6 @@ class ReleaseWarning(StrEnum):
         return member
 
     NO_RECORDS = "no-records", "no record has been read yet"
-    # The angle bound is pi/2.
     NOT_RESOLVED = (
         "not-resolved",
         "noise alone could have produced the components (the angle bound is 90 degrees)",

@@ -77,7 +77,7 @@ def least_rho(contract: Parameters, parameters: Parameters) -> Cost:
         return Fraction(0)
     readings, _ = _readings(contract, parameters)
     cost = math.inf if parameters["mechanism"] in _UNBOUNDED else max(reading.rho for reading in readings)
-    return _contributions(contract) * (cost + _pure(_of_counts(parameters))) * (1 - TOLERANCE)
+    return _contributions(contract) * (cost + _of_counts(parameters) ** 2 / 2) * (1 - TOLERANCE)
 
 
 def check_mechanisms(contract: Parameters, parameters: Parameters) -> str:
@@ -137,7 +137,7 @@ class _Composed:
     @property
     def rho(self) -> Cost:
         costs = [number / (2 * z * z) for z, number in self.gaussians]
-        return sum(costs + [number * _pure(epsilon) for epsilon, number in self.pure], Fraction(0))
+        return sum(costs + [number * epsilon**2 / 2 for epsilon, number in self.pure], Fraction(0))
 
     def keeps(self, epsilon: Fraction, delta: Fraction, batches: int) -> bool:
         """Return whether this number of batches is (epsilon, delta)-DP together."""
@@ -293,10 +293,6 @@ def _gaussians(
     parameters: Parameters, number: int, name: str = "sigma_over_sensitivity"
 ) -> tuple[tuple[Fraction, int], ...]:
     return ((_number(parameters, name), number),)
-
-
-def _pure(epsilon: Fraction) -> Fraction:
-    return epsilon * epsilon / 2
 
 
 def _of_counts(parameters: Parameters) -> Fraction:
