@@ -251,13 +251,6 @@ class PayloadCodec:
         with np.errstate(all="ignore"):
             return np.ascontiguousarray(array, dtype=np.float32 if small else np.float64)
 
-    def decode_many(self, messages: Sequence[Message]) -> tuple[Rows, NDArray[np.int64]]:
-        """Return the rows of all messages in order, and each message's number of rows.
-
-        A null message has 0 rows. If rows are records, null records are rows of NaNs in their places.
-        """
-        return self.decode_all(messages)[:2]
-
     def decode_all(self, messages: Sequence[Message]) -> Decoded:
         if self.fields is not None:
             return self._decode_fields(self.fields, messages)

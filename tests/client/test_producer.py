@@ -100,7 +100,7 @@ def test_each_vector_is_a_message_and_partitions_take_turns(
     assert sorted(map(len, by_partition)) == [2, 3]
     messages = [m for messages in by_partition for m in messages]
     codec = PayloadCodec(3)
-    rows, lengths = codec.decode_many(messages)
+    rows, lengths = codec.decode_all(messages)[:2]
     assert lengths.tolist() == [1] * 5
     np.testing.assert_array_equal(np.sort(rows, axis=0), X)
     # They are as fast to read as messages of `streaming-pca produce`, which have one header.
@@ -110,7 +110,7 @@ def test_each_vector_is_a_message_and_partitions_take_turns(
         # Only an idempotent producer has an id.
         assert all(state.active_producers for state in admin.describe_producers(tps).values())
     # Under a stream's different settings they are null.
-    assert not PayloadCodec(3, kind=RecordKind.MATRIX, dtype="float64").decode_many(messages)[1].any()
+    assert not PayloadCodec(3, kind=RecordKind.MATRIX, dtype="float64").decode_all(messages)[1].any()
 
 
 @pytest.mark.parametrize("content_type", ["octets", "npy", "json", "arrow"])
@@ -146,7 +146,7 @@ def test_rows_wait_for_a_full_message(kafka_bootstrap: str, new_topic: NewTopic)
             producer.send(buffer)
         assert producer._sender.sent == 2
     (messages,) = sent(kafka_bootstrap, topic)
-    found, lengths = PayloadCodec(3, unit="row").decode_many(messages)
+    found, lengths = PayloadCodec(3, unit="row").decode_all(messages)[:2]
     assert lengths.tolist() == [64, 64, 2]
     np.testing.assert_array_equal(found, rows)
 
@@ -160,7 +160,7 @@ def test_threads_may_share_it(kafka_bootstrap: str, new_topic: NewTopic) -> None
     ):
         list(threads.map(lambda own: [producer.send(row) for row in own], rows))
     (messages,) = sent(kafka_bootstrap, topic)
-    found, lengths = PayloadCodec(3, unit="row").decode_many(messages)
+    found, lengths = PayloadCodec(3, unit="row").decode_all(messages)[:2]
     assert lengths.tolist() == [64] * 12 + [32]
     np.testing.assert_array_equal(found[np.argsort(found[:, 0])], rows.reshape(-1, 3))
 
@@ -376,7 +376,7 @@ def test_each_user_reports_once(kafka_bootstrap: str, new_topic: NewTopic, tmp_p
     (messages,) = sent(kafka_bootstrap, topic)
     assert {m.key for m in messages} == {None}
     codec = PayloadCodec(3, kind=RecordKind.LOCAL, privacy_contract=b"1.0,1e-06")
-    rows, lengths = codec.decode_many(messages)
+    rows, lengths = codec.decode_all(messages)[:2]
     assert lengths.tolist() == [1, 1, 1]
     x = X[:3] / 18
     np.testing.assert_allclose(rows, pack_symmetric(x[:, :, None] * x[:, None, :]), atol=4e-6)
@@ -486,7 +486,7 @@ def test_values_beyond_the_bounds_are_those_of_the_records(
     producer.send(records)
     sender: Any = producer._sender
     messages = [SimpleNamespace(key=None, value=v, headers=producer._headers) for v in sender.values]
-    rows, lengths = PayloadCodec(2, dtype=dtype).decode_many(messages)
+    rows, lengths = PayloadCodec(2, dtype=dtype).decode_all(messages)[:2]
     assert lengths.tolist() == [1] * 6
     lower, upper = map(np.array, reader.map.bounds or ())
     for each in (known, rows):

@@ -95,9 +95,9 @@ def test_a_report_is_one_row_that_keeps_its_bits() -> None:
         for content_type in (None, OCTETS):
             rows = REPORTS.decode(report(numbers.tobytes(), content_type))
             assert (rows.dtype, rows.shape, rows.tobytes()) == (np.float32, (1, 6), numbers.tobytes())
-    rows, lengths = REPORTS.decode_many([report(), message(REPORT.tobytes()), report()])
+    rows, lengths = REPORTS.decode_all([report(), message(REPORT.tobytes()), report()])[:2]
     assert (rows.shape, lengths.tolist()) == ((2, 6), [1, 0, 1])
-    rows, lengths = REPORTS.decode_many([message(None)])
+    rows, lengths = REPORTS.decode_all([message(None)])[:2]
     assert (rows.shape, lengths.tolist()) == ((0, 6), [0])
 
 
@@ -122,7 +122,7 @@ def test_a_report_is_one_row_that_keeps_its_bits() -> None:
 def test_what_does_not_say_that_it_is_a_report_of_this_promise_is_null(sent: Message) -> None:
     """Most importantly a record without noise: reports are not charged."""
     assert REPORTS.decode(sent) is None
-    assert REPORTS.decode_many([sent])[1].tolist() == [0]
+    assert REPORTS.decode_all([sent])[1].tolist() == [0]
 
 
 def test_reports_have_a_promise_and_nothing_else_has() -> None:
@@ -199,7 +199,7 @@ def test_all_npy_versions_and_orders_are_read() -> None:
 
 def test_null_records_keep_their_places() -> None:
     good = [message(X.astype("<f4").tobytes()), message(F.astype("<f4").tobytes())]
-    rows, lengths = CODEC.decode_many([NULL["NaN"], good[0], NULL["no JSON"], good[1], NULL["empty"]])
+    rows, lengths = CODEC.decode_all([NULL["NaN"], good[0], NULL["no JSON"], good[1], NULL["empty"]])[:2]
     assert lengths.tolist() == [0, 1, 0, 2, 0]
     np.testing.assert_array_equal(rows, np.concatenate([X[None], F]))
 
@@ -223,8 +223,8 @@ def test_no_npy_header_makes_the_codec_raise(value: bytes) -> None:
 def test_the_fast_path_reads_what_the_slow_one_reads(values: list[list[float]], unit: Any) -> None:
     codec = PayloadCodec(DIM, max_rows=4, unit=unit)
     messages = [message(np.array(v, "<f4").tobytes(), OCTETS) for v in values]
-    rows, lengths = codec.decode_many([*messages, message(None)])
-    slow, slow_lengths = codec.decode_many([*messages, NULL["no JSON"]])
+    rows, lengths = codec.decode_all([*messages, message(None)])[:2]
+    slow, slow_lengths = codec.decode_all([*messages, NULL["no JSON"]])[:2]
     np.testing.assert_array_equal(lengths, slow_lengths)
     assert rows.tobytes() == slow.astype(np.float32).tobytes()
 
@@ -233,7 +233,7 @@ def test_the_fast_path_reads_what_the_slow_one_reads(values: list[list[float]], 
 def test_factors_of_any_length_take_the_fast_path(headers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PayloadCodec, "decode", None)
     sent = [Message(np.full((n, 3), n, "<f4").tobytes(), headers) for n in (1, 0, 4, 5, 2)]
-    rows, lengths = CODEC.decode_many([*sent, Message(b"\0" * 13, headers)])
+    rows, lengths = CODEC.decode_all([*sent, Message(b"\0" * 13, headers)])[:2]
     assert lengths.tolist() == [1, 0, 4, 0, 2, 0]
     assert rows[:, 0].tolist() == [1, 4, 4, 4, 4, 2, 2]
 
@@ -241,7 +241,7 @@ def test_factors_of_any_length_take_the_fast_path(headers: Any, monkeypatch: pyt
 def test_one_bad_row_makes_its_whole_factor_null_and_no_other() -> None:
     factors = np.ones((3, 2, 3), "<f4")
     factors[1, 1, 2] = np.nan
-    rows, lengths = CODEC.decode_many([message(f.tobytes()) for f in factors])
+    rows, lengths = CODEC.decode_all([message(f.tobytes()) for f in factors])[:2]
     assert lengths.tolist() == [2, 0, 2]
     assert rows.tolist() == np.ones((4, 3)).tolist()
 

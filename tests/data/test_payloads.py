@@ -26,7 +26,7 @@ GOOD = np.array([1.5, -2.0, 3.25])
 
 def records_of(*messages: Message) -> tuple[list[bytes], list[int]]:
     """Return each record as the estimator receives it, and the number of rows per message."""
-    rows, lengths = CODEC.decode_many(messages)
+    rows, lengths = CODEC.decode_all(messages)[:2]
     batch = ArrayBatch.of_vectors(rows)
     ends = pairwise(batch.starts)
     records = [batch.rows[a:b].astype(np.float64).tobytes() for a, b in ends]
@@ -137,7 +137,7 @@ def test_x_is_one_row_whatever_it_holds(row: bytes, other: bytes) -> None:
 @pytest.mark.parametrize("name", HOSTILE_ROWS)
 def test_a_hostile_row_of_json_is_null_or_a_number_and_leaves_the_others(name: str) -> None:
     good = [b"[1,2,3]", b"[4,5,6]"]
-    rows, lengths = CODEC.decode_many([json_payload([good[0], HOSTILE_ROWS[name], good[1]])])
+    rows, lengths = CODEC.decode_all([json_payload([good[0], HOSTILE_ROWS[name], good[1]])])[:2]
     assert lengths.tolist() == [3]
     assert rows[[0, 2]].tolist() == [[1, 2, 3], [4, 5, 6]]
     large = {"an integer above every machine integer": 1e60, "integers taken for unsigned": 2.0**63}
@@ -150,8 +150,8 @@ def test_a_hostile_row_of_json_is_null_or_a_number_and_leaves_the_others(name: s
 def test_integers_of_json_are_read_like_floats() -> None:
     """Otherwise the contents of other rows would decide whether a row's integers are rounded."""
     text = b"[9007199254740993,1,2]"
-    alone, _ = CODEC.decode_many([json_payload([text])])
-    extra, _ = CODEC.decode_many([json_payload([text, b"[0.5,0,0]", b"[18446744073709551615,0,-1]"])])
+    alone, _ = CODEC.decode_all([json_payload([text])])[:2]
+    extra, _ = CODEC.decode_all([json_payload([text, b"[0.5,0,0]", b"[18446744073709551615,0,-1]"])])[:2]
     assert alone[0].tobytes() == extra[0].tobytes()
     assert alone.dtype == extra.dtype == np.float64
 
@@ -176,7 +176,7 @@ BROKEN = {
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_broken_structure_of_json_has_no_rows(name: str) -> None:
     sent = message(BROKEN[name], JSON)
-    rows, lengths = CODEC.decode_many([sent, message(GOOD.astype("<f4").tobytes())])
+    rows, lengths = CODEC.decode_all([sent, message(GOOD.astype("<f4").tobytes())])[:2]
     assert lengths.tolist() == [0, 1]
     assert rows.tolist() == [GOOD.tolist()]
     with pytest.raises(MalformedPayload):
@@ -227,7 +227,7 @@ NO_ROWS = {
 @pytest.mark.parametrize("name", EMPTY | NO_ROWS)
 def test_a_payload_without_rows_keeps_its_place_among_messages(name: str) -> None:
     good = message(GOOD.astype("<f4").tobytes())
-    rows, lengths = CODEC.decode_many([good, (EMPTY | NO_ROWS)[name], good])
+    rows, lengths = CODEC.decode_all([good, (EMPTY | NO_ROWS)[name], good])[:2]
     assert lengths.tolist() == [1, 0, 1]
     assert rows.tolist() == [GOOD.tolist()] * 2
 
@@ -238,7 +238,7 @@ def test_a_null_row_keeps_its_place_as_a_row_of_nans(headers: dict[str, str]) ->
     x = np.arange(18, dtype="<f4").reshape(6, 3)
     x[1, 2], x[4, 0] = np.nan, -np.inf
     sent = [message(part.tobytes(), **headers) for part in np.split(x, [1, 4])]
-    rows, lengths = CODEC.decode_many(sent)
+    rows, lengths = CODEC.decode_all(sent)[:2]
     assert lengths.tolist() == [1, 3, 2]
     np.testing.assert_array_equal(rows[[1, 4]], [NAN, NAN])
     np.testing.assert_array_equal(rows[[0, 2, 3, 5]], x[[0, 2, 3, 5]])
@@ -249,9 +249,9 @@ def test_the_same_rows_are_one_record_or_many() -> None:
     x = np.arange(12, dtype="<f4").reshape(4, 3)
     x[2, 0] = np.nan
     sent = [message(x.tobytes()), json_payload([b"[1,2,3]", b"[1,2]"])]
-    rows, lengths = PayloadCodec(DIM, max_rows=6).decode_many(sent)
+    rows, lengths = PayloadCodec(DIM, max_rows=6).decode_all(sent)[:2]
     assert (len(rows), lengths.tolist()) == (0, [0, 0])
-    rows, lengths = CODEC.decode_many(sent)
+    rows, lengths = CODEC.decode_all(sent)[:2]
     assert (len(rows), lengths.tolist()) == (6, [4, 2])
 
 

@@ -47,7 +47,7 @@ def check_beside_good(format_: Format, data: bytes) -> None:
         return
     reader = READERS[format_][data[0] % 3]
     good, made = Message(ENCODERS[format_](GOOD)), Message(data[1:])
-    wanted = reader.decode_many([good])[0]
+    wanted = reader.decode_all([good])[0]
     rows, lengths, users = reader.decode_all([good, made, good])
     own = int(lengths[1])
     if lengths[0] != 1 or lengths[2] != 1 or len(rows) != own + 2 or own > reader.max_rows:

@@ -73,8 +73,8 @@ def good_messages(codec: PayloadCodec) -> list[Any]:
 def check_beside_good(codec: PayloadCodec, made: Any) -> None:
     """Raise Broken if a message harms neighbouring records, or decodes to a NaN."""
     first, last = good_messages(codec)
-    wanted, counts = codec.decode_many([first, last])
-    rows, lengths = codec.decode_many([first, made, last])
+    wanted, counts = codec.decode_all([first, last])[:2]
+    rows, lengths = codec.decode_all([first, made, last])[:2]
     own = int(lengths[1])
     if len(lengths) != 3 or (lengths[[0, 2]] != counts).any() or lengths.sum() != len(rows):
         raise Broken("a record has moved")
@@ -85,7 +85,7 @@ def check_beside_good(codec: PayloadCodec, made: Any) -> None:
     middle = rows[lengths[0] : lengths[0] + own]
     if codec.unit != "row" and not np.isfinite(middle).all():
         raise Broken("a record holds what is not finite")
-    alone, count = codec.decode_many([made])
+    alone, count = codec.decode_all([made])[:2]
     if int(count[0]) != own or not np.array_equal(alone, middle.astype(alone.dtype), equal_nan=True):
         raise Broken("a record depends on its neighbours")
     if own > max(codec.max_rows, DIM):

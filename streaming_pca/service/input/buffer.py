@@ -119,7 +119,7 @@ _WORDS: dict[str, Any] = {"float32": np.uint32, "float64": np.uint64}
 
 
 class PlainPayloads:
-    """Copier of plain payloads, equivalent to ``PayloadCodec.decode_many``."""
+    """Copier of plain payloads, equivalent to ``PayloadCodec.decode_all``."""
 
     def __init__(self, codec: PayloadCodec) -> None:
         self._codec = codec

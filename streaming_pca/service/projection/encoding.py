@@ -66,7 +66,7 @@ def project(
     It has no rows for a null record, or if a coordinate overflows the number type. If rows are records, a
     null row keeps its place.
     """
-    rows, lengths = codec.decode_many(messages)
+    rows, lengths = codec.decode_all(messages)[:2]
     # A warning would reveal that a record overflowed. float64, because the type of ``rows`` depends on the
     # other messages.
     with np.errstate(all="ignore"):

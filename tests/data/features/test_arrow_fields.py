@@ -118,7 +118,7 @@ def test_a_record_has_one_row_in_every_form(record: dict[str, Any], expected: fl
         (codec_of("arrow", "row", features=features), ipc(table)),
         (codec_of("json", "row", features=features), json.dumps(record).encode()),
     ):
-        (row,), _ = codec.decode_many([Message(value)])
+        (row,), _ = codec.decode_all([Message(value)])[:2]
         np.testing.assert_array_equal(row, [expected])
     for each in ([record], table, pd.DataFrame([record]), pl.DataFrame([record])):
         if math.isnan(expected):
@@ -141,7 +141,7 @@ def test_the_library_reads_the_same_table_alike() -> None:
         Feature(name="at", parts=("hour", "day")),
     ]
     table = pa.Table.from_pandas(frame, preserve_index=False)
-    rows, lengths = codec_of("arrow", "row", features=features).decode_many([Message(ipc(table))])
+    rows, lengths = codec_of("arrow", "row", features=features).decode_all([Message(ipc(table))])[:2]
     assert lengths.tolist() == [3]
     for each in (frame, table):
         np.testing.assert_array_equal(rows, FeatureMap(features, scale=False).transform(each))
@@ -159,11 +159,11 @@ def test_one_row_s_text_disturbs_no_other() -> None:
     value = column(["good", "WRONG", "fine"], pa.string()).replace(b"WRONG", b"\xff\xfe\xed\xa0\x80")
     assert read(value, "x") == [["good", NOTHING, "fine"]]
     reader = codec_of("arrow", "row", features=[Feature(name="x", categories=["good"])])
-    rows, _ = reader.decode_many([Message(value)])
+    rows, _ = reader.decode_all([Message(value)])[:2]
     np.testing.assert_array_equal(rows, [[1], [math.nan], [0]])
     far = ipc(pa.table({"x": pa.array([0, 2**62, 3600], pa.int64()).view(pa.timestamp("s"))}))
     timed = Feature(name="x", parts=("hour",), missing=0)
-    rows, _ = codec_of("arrow", "row", features=[timed]).decode_many([Message(far)])
+    rows, _ = codec_of("arrow", "row", features=[timed]).decode_all([Message(far)])[:2]
     assert np.isnan(rows).all(axis=1).tolist() == [False, True, False]
 
 
@@ -198,7 +198,7 @@ def test_a_hostile_payload_is_null_and_disturbs_no_other(name: str) -> None:
     good = ipc(pa.table({"x": [[1, 2]]})) if name.startswith("lists") else TEXTS
     for unit in ("message", "row"):
         reader = codec_of("arrow", unit, features=features)  # type: ignore[arg-type]
-        rows, lengths = reader.decode_many([Message(good), Message(HOSTILE[name]), Message(good)])
+        rows, lengths = reader.decode_all([Message(good), Message(HOSTILE[name]), Message(good)])[:2]
         assert lengths[1] == 0
         assert lengths[0] == lengths[2] > 0
         assert np.isfinite(rows).all()

@@ -52,7 +52,7 @@ def test_a_record_is_a_row(format_: Format) -> None:
     value = ENCODERS[format_](GOOD)
     reader = codec_of(format_)
     for headers in ([], [("content-type", FORMATS[format_].encode())], [("traceparent", b"00-1")]):
-        rows, lengths = reader.decode_many([Message(value, headers)])
+        rows, lengths = reader.decode_all([Message(value, headers)])[:2]
         assert lengths.tolist() == [1]
         np.testing.assert_allclose(rows, [ROW], atol=1e-12)
         again = replace(reader, fields=pickle.loads(pickle.dumps(reader.fields)))
@@ -75,11 +75,11 @@ def test_other_names_of_a_format_are_known(name: str, format_: Format) -> None:
 def test_rows_are_those_of_json_alone_and_together(format_: Format, found: list[Any], unit: Any) -> None:
     encode, reader = ENCODERS[format_], codec_of(format_, unit)
     messages = [Message(encode(record)) for record in found]
-    together, lengths = reader.decode_many(messages)
-    of_json = codec_of("json", unit).decode_many([Message(as_json(record)) for record in found])
+    together, lengths = reader.decode_all(messages)[:2]
+    of_json = codec_of("json", unit).decode_all([Message(as_json(record)) for record in found])[:2]
     np.testing.assert_array_equal(together, of_json[0])
     assert lengths.tolist() == of_json[1].tolist()
-    alone = [reader.decode_many([each]) for each in messages]
+    alone = [reader.decode_all([each])[:2] for each in messages]
     np.testing.assert_array_equal(together, np.concatenate([together[:0], *(rows for rows, _ in alone)]))
     for message in messages:
         explain_payload(reader, message)
@@ -119,7 +119,7 @@ def test_a_field_names_the_user(format_: Format) -> None:
 def test_a_message_of_rows_stays_one(format_: Format) -> None:
     octets = Message(np.arange(9, dtype="<f4").tobytes(), [("content-type", OCTETS.encode())])
     reader = codec_of(format_)
-    rows, lengths = reader.decode_many([Message(ENCODERS[format_](GOOD)), octets, Message(None)])
+    rows, lengths = reader.decode_all([Message(ENCODERS[format_](GOOD)), octets, Message(None)])[:2]
     assert lengths.tolist() == [1, 1, 0]
     assert rows[1].tolist() == list(range(9))
 
@@ -133,9 +133,9 @@ def test_a_payload_without_a_schema_is_null() -> None:
 
 def test_arrow_has_a_record_for_each_row() -> None:
     found, reader = [GOOD, changed(spent=None), changed(user=None)], codec_of("arrow", "row")
-    rows, lengths = reader.decode_many([Message(as_arrow(*found)), Message(as_arrow(*[GOOD] * 5))])
+    rows, lengths = reader.decode_all([Message(as_arrow(*found)), Message(as_arrow(*[GOOD] * 5))])[:2]
     assert lengths.tolist() == [3, 0]
-    of_json = codec_of("json", "row").decode_many([Message(as_json(record)) for record in found])
+    of_json = codec_of("json", "row").decode_all([Message(as_json(record)) for record in found])[:2]
     np.testing.assert_array_equal(rows, of_json[0])
     assert np.isnan(rows[1]).all()
     reason = explain_payload(reader, Message(as_arrow(*found))).reason
@@ -149,7 +149,7 @@ def test_a_schema_without_a_field_is_refused_where_that_has_no_stand_in(format_:
     with pytest.raises(ValueError, match=r"no value at 'user\.name', the path in user_field"):
         codec_of(format_, "user", "user.name")
     reader = codec_of(format_, features=[*FEATURES, Feature(name="tip", missing=1.5)])
-    rows, _ = reader.decode_many([Message(ENCODERS[format_](GOOD))])
+    rows, _ = reader.decode_all([Message(ENCODERS[format_](GOOD))])[:2]
     assert rows[0, 9] == 1.5
 
 

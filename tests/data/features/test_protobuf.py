@@ -183,7 +183,7 @@ def test_confluent_s_wire_format_is_stripped() -> None:
     reader, value = codec_of("protobuf"), as_protobuf(GOOD)
     # Visit is the fourth message of its file.
     framed = b"\0" + struct.pack(">I", 77) + b"\x02\x06" + value
-    rows, lengths = reader.decode_many([Message(framed), Message(value)])
+    rows, lengths = reader.decode_all([Message(framed), Message(value)])[:2]
     assert lengths.tolist() == [1, 1]
     np.testing.assert_allclose(rows, [ROW] * 2, atol=1e-12)
     for other in (b"\0", b"\x02\x04", b"\x04\x06\x00", b"\x01", b"\xff" * 9, b"", b"\xc8\x01"):
@@ -255,7 +255,7 @@ def test_values_that_are_none_make_their_record_null() -> None:
     for name, value, settings in cases:
         schema = PublicSchema("protobuf", SCHEMA, "t.M")
         reader = codec_of("protobuf", schema=schema, features=[Feature(name=name, **settings)])
-        assert reader.decode_many([Message(value)])[1].tolist() == [0], name
+        assert reader.decode_all([Message(value)])[1].tolist() == [0], name
         assert name in explain_payload(reader, Message(value)).reason
     # A text may be anything where no feature reads it.
     schema = PublicSchema("protobuf", SCHEMA, "t.M")
