@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from functools import reduce
 from operator import or_
 
 from streaming_pca.privacy.parameters import Charge
 
 
+@dataclass
 class SpendMap:
     """Piecewise constant map from offsets to charges.
 
@@ -19,22 +21,10 @@ class SpendMap:
     always nothing.
     """
 
-    def __init__(self) -> None:
-        self._starts: list[int] = []
-        self._charges: list[Charge] = []
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self.intervals())
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, SpendMap):
-            return NotImplemented
-        return self._starts == other._starts and self._charges == other._charges
-
-    __hash__ = None  # type: ignore[assignment]
+    _starts: list[int] = field(default_factory=list)
+    _charges: list[Charge] = field(default_factory=list)
 
     def at(self, offset: int) -> Charge:
-        """Return the charge of one offset."""
         index = bisect_right(self._starts, offset) - 1
         return self._charges[index] if index >= 0 else Charge.nothing()
 
