@@ -299,7 +299,6 @@ def map_parameters(features: Any, release: Release, preprocessing: Preprocessing
 
 
 def plain_features(features: Any) -> dict[str, Any] | None:
-    """Return features as plain data for a file."""
     if features is None:
         return None
     plain = [each.plain for each in row_map_of(features).features]

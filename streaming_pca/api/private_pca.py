@@ -390,7 +390,6 @@ class PrivatePCA(MappedModel):
         return rng
 
     def _charge(self, model: object, charge: Charge) -> None:
-        """Charge all budgets of this model, or none."""
         foreign = getattr(self, "_foreign_budgets", ())
         charge_all((*charged_accountants(self.accountant), *foreign), model, charge)
 

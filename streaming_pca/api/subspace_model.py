@@ -304,7 +304,6 @@ class SubspaceModel(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstim
         return check_rows(X, least=least, estimator=self)
 
     def _check_whitening(self, rows_per_record: int) -> None:
-        """Refuse to whiten where variances are sums over several rows."""
         if self.whiten and rows_per_record > 1:
             raise ValueError(f"{_OF_SEVERAL_ROWS} whitening: set whiten=False")
 

@@ -331,7 +331,6 @@ class Estimator(ABC, Generic[S, O]):
 
     @property
     def largest_batch(self) -> int:
-        """Largest number of records of any plan."""
         return int(self.options.largest_batch)
 
     @property

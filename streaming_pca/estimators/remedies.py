@@ -235,8 +235,6 @@ _BY_BOUNDS = 'scale = "bounds", 2/(upper - lower), if features have different un
 
 @dataclass(frozen=True)
 class _Case:
-    """Doubts of one release, with its settings."""
-
     settings: Situation
     doubts: frozenset[ReleaseWarning]
     resolved: int | None

@@ -74,7 +74,6 @@ class ProtobufRecords:
         )
 
     def decode(self, value: bytes) -> list[Any]:
-        """Return the record of a payload, or raise an error of any kind."""
         if value[:1] == b"\0":
             return self.decode_registered(value)
         return self._decode(value)

@@ -218,7 +218,6 @@ def field_values(table: Any, features: Sequence[Feature], name: str = "X") -> li
 
 
 def named_column(table: Any, name: str) -> Any:
-    """Return a table's column by the text of its name."""
     return table[next(each for each in own_names(table) or () if str(each) == name)]
 
 

@@ -80,7 +80,6 @@ class RegisteredRecords:
         self.getters: list[Callable[[Any], Any]] = [itemgetter(slot) for slot in slots]
 
     def decode(self, value: bytes) -> list[Any]:
-        """Return the record of a payload, or raise an error of any kind."""
         # A zero and the id are the id in five bytes.
         decode = self._decoders.get(value[:REGISTERED_BYTES])
         if decode is None:

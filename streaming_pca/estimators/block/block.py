@@ -101,7 +101,6 @@ class BlockEstimate:
 
     @classmethod
     def start(cls, basis: Matrix) -> BlockEstimate:
-        """Return the estimate before any record, with this basis."""
         zeros, start = np.zeros(basis.shape), np.zeros(len(basis))
         return cls(basis, zeros, math.inf, 0.0, 0.0, np.zeros(basis.shape[1]), offset=start)
 

@@ -130,7 +130,6 @@ class IterateEstimator(Estimator[S, O], Generic[S, O]):
         return cast(S, made(0, 0, basis, np.zeros((self.k, self.k))))
 
     def learnt_subspace(self, state: S) -> Subspace:
-        """Return the span of the iterate, rotated to its Ritz vectors."""
         values, turn = ritz_pairs(state.inner, self.k)
         return Subspace((state.basis @ turn).T, np.maximum(values, 0.0), None)
 

@@ -93,5 +93,4 @@ class OnlineTensorPower(Estimator[OnlineTensorState, OnlineTensorOptions]):
         return replace(state, search=search), 0
 
     def learnt_subspace(self, state: OnlineTensorState) -> Subspace:
-        """Return the components by decreasing weight."""
         return tensor_subspace(state.search.weights, state.search.components)

@@ -92,7 +92,6 @@ class TensorSearch:
 
     @classmethod
     def start(cls, rng: np.random.Generator, dim: int, k: int, restarts: int) -> TensorSearch:
-        """Start with random candidates and no component."""
         seed = int(rng.integers(2**62))
         fill = orthonormalise(rng.standard_normal((dim, k))).T
         return cls(seed, _starts(seed, 0, dim, restarts), np.zeros(k), fill, np.zeros((k, dim)), 0, 0)

@@ -141,7 +141,6 @@ class Reserved(_BatchEntry):
 
     @property
     def count(self) -> int:
-        """Number of records in the batch."""
         return sum(r.count for r in self.ranges)
 
 

@@ -72,7 +72,6 @@ class AvroRecords:
         )
 
     def decode(self, value: bytes) -> list[Any]:
-        """Return the record of a payload, or raise an error of any kind."""
         if value[:1] == b"\0":
             try:
                 return self.decode_registered(value)
