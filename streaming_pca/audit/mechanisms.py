@@ -108,12 +108,6 @@ def _laplace(epsilon: float, delta: float) -> Trial:
     return claim, lambda second: float(laplace_on_vector(inputs[second], scale)[0]) / _STEP
 
 
-def _log_ratio(noisy: tuple[int, int], counts: tuple[tuple[int, int], tuple[int, int]]) -> float:
-    """Return the log-likelihood ratio of two pairs of counts under unit Laplace noise."""
-    first, second = (sum(abs(n - c) for n, c in zip(noisy, count, strict=True)) for count in counts)
-    return float(first - second)
-
-
 def _stability(epsilon: float, delta: float) -> Trial:
     """Let a record leave one full bin for another."""
     enough = stability_threshold(epsilon, delta) + math.ceil(20 / epsilon)
@@ -122,7 +116,9 @@ def _stability(epsilon: float, delta: float) -> Trial:
 
     def run(second: bool) -> float:
         shown = stability_histogram(full[second], epsilon, delta)
-        return _log_ratio((shown.get(0, 0), shown.get(1, 0)), counts)
+        # The log-likelihood ratio of the two pairs of counts under unit Laplace noise.
+        left, right = (abs(shown.get(0, 0) - a) + abs(shown.get(1, 0) - b) for a, b in counts)
+        return float(left - right)
 
     # No mu: an event of probability delta may reveal everything.
     return Claim(epsilon, delta, math.inf), run

@@ -144,7 +144,8 @@ def _leaves(pyarrow: Any, array: Any, rows: Rows, size: int) -> list[Any]:
         # As in tables, where NaN is a missing value.
         return [None if isinstance(value, float) and math.isnan(value) else value for value in found]
     items = array.values
-    if not _is_scalar(types, items.type) or items.offset:
+    is_scalar = str(items.type) in NUMBER_TYPES or types.is_boolean(items.type) or types.is_string(items.type)
+    if not is_scalar or items.offset:
         return [None if row < 0 else NOTHING for row in rows.tolist()]
     _check_length(types, items)
     lists: list[Any] = []
@@ -162,10 +163,6 @@ def _check_length(types: Any, items: Any) -> None:
     bits = 0 if buffer is None else 8 * buffer.size
     if len(items) * (1 if types.is_boolean(items.type) else 8) > bits:
         raise MalformedPayload("a column longer than its buffer")
-
-
-def _is_scalar(types: Any, kind: Any) -> bool:
-    return str(kind) in NUMBER_TYPES or types.is_boolean(kind) or types.is_string(kind)
 
 
 def _scalars(pyarrow: Any, array: Any, rows: Rows) -> list[Any]:

@@ -148,10 +148,8 @@ def forecast(
     route : by default block above 512 features, as the default estimator decides.
     per_row : records for each summed row: 2 with ``centering = "pairs"``.
     """
-    require_count("dim", dim)
-    require_count("rank", rank)
-    require_count("records", records)
-    require_count("per_row", per_row)
+    for name, value in (("dim", dim), ("rank", rank), ("records", records), ("per_row", per_row)):
+        require_count(name, value)
     require_positive("tail", tail)
     if not 1e-3 <= tail <= 1e6:
         raise ParameterError(f"tail must lie between 0.001 and 1e6, not {tail:g}")
