@@ -129,7 +129,8 @@ def send_reports(
     def reports() -> Iterator[Outgoing]:
         for row, vector in _rows(records, order):
             user = None if users is None else users[row]
-            yield Outgoing(charged_report(mechanism, accountant, topic, user, vector))
+            report = charged_report(mechanism, accountant, topic, user, vector)
+            yield Outgoing(report, not_finite=not np.isfinite(vector).all())
 
     headers = report_headers(mechanism.epsilon, mechanism.delta)
     return send_messages(kafka, topic, reports(), total, headers, rate=rate, progress=progress)

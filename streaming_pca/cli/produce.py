@@ -72,7 +72,7 @@ def produce(
         typer.Option(
             "--header/--no-header",
             help="Whether the first line of a .csv file has the names of its columns. By default it has "
-            "if none of its cells is a number.",
+            "if none of its cells is a number; reports need the option.",
             show_default=False,
         ),
     ] = None,
@@ -127,7 +127,7 @@ def produce(
 
     For a stream with record_kind = "local" no record is sent. Each vector x is clipped to norm 1, or to
     --local-radius, and a report of x x^T is sent, with Gaussian noise that guarantees stream.epsilon and
-    stream.delta. A report has dim (dim + 1)/2 numbers. A vector with a number that is not finite is
+    stream.delta. A report has dim (dim + 1)/2 numbers. A vector with a cell that is not a finite number is
     reported as zeros, so that its absence cannot be observed.
 
     [dim]Examples:
@@ -171,7 +171,14 @@ def produce(
     # Before its cells are read: their faults are of no account in a file of the wrong kind.
     check_format(file, settings.stream, key is not None)
     found = open_records(file, key, choice)
-    _warn_of_header(found, settings)
+    names = found.feature_names
+    if found.guessed_header and names is not None and set(names) != set(settings.stream.feature_names or ()):
+        shown = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+        say(
+            f"warning: {found.path}: the first line is taken as names of columns ({shown}): "
+            "add --header if it is, or --no-header if it is a record",
+            err,
+        )
     records = arrange(found, settings.stream, rows_per_message=rows_per_message, factors=factors)
     _note_order(found, records)
     by_row = settings.stream.privacy_unit == "row"
@@ -232,18 +239,6 @@ def _counts(sent: Produced) -> dict[str, Any]:
     return {**counts, "seconds": round(sent.seconds, 3), "topic": sent.topic}
 
 
-def _warn_of_header(found: RecordFile, settings: Settings) -> None:
-    """Warn about a guessed header, unless the stream has its names."""
-    names = found.feature_names
-    if found.guessed_header and names is not None and set(names) != set(settings.stream.feature_names or ()):
-        shown = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
-        say(
-            f"warning: {found.path}: the first line is taken as names of columns ({shown}): "
-            "add --header if it is, or --no-header if it is a record",
-            err,
-        )
-
-
 def _note_order(found: RecordFile, records: RecordFile) -> None:
     if records.feature_names != found.feature_names:
         say(f"{records.path}: columns are sent in the order of stream.feature_names", err)
@@ -270,8 +265,7 @@ def _produce_reports(
             f"{option} is about the users of --local-accountant, because reports are sent without keys: "
             f"add --local-accountant FILE, or leave out {option}"
         )
-    found = open_records(file, key, choice)
-    _warn_of_header(found, settings)
+    found = open_records(file, key, choice, reports_dim=settings.stream.dim)
     records = arrange_vectors(found, settings.stream)
     _note_order(found, records)
     if local.accountant is None:
@@ -291,6 +285,9 @@ def _produce_reports(
             rate=rate,
             progress=privatizing.advance,
         )
+    if sent.not_finite:
+        zeros = f"{sent.not_finite} of {sent.messages} vectors were reported as zeros"
+        say(f"warning: {file}: {zeros}: a cell is not a finite number, or a list has another length", err)
     skipped = len(records) - sent.messages
     if as_json:
         own = {name: getattr(mechanism, name) for name in ("epsilon", "delta", "radius", "sigma")}

@@ -237,14 +237,17 @@ def _of_size(parts: Iterator[Numbers], size: int) -> Iterator[Numbers]:
         yield np.concatenate(held)
 
 
-def open_records(path: Path, key: str | None = None, choice: ColumnChoice = ALL) -> RecordFile:
+def open_records(
+    path: Path, key: str | None = None, choice: ColumnChoice = ALL, *, reports_dim: int | None = None
+) -> RecordFile:
     """Open vectors (m, d) or factors (m, r, d).
 
     ``path``: ``.npy`` (memory-mapped; never unpickled), ``.csv`` (numbers, one record a line), ``.parquet``,
     a folder of ``.parquet`` files, or ``.arrow`` (IPC stream or file). The last three have columns of
     numbers, or one column of lists of one length; a null is a NaN. ``key``: column of the messages' keys,
     text or whole numbers, which is not a feature. Not for ``.npy``, which has no names. ``choice``: features
-    among the other columns; unused columns may hold anything.
+    among the other columns; unused columns may hold anything. ``reports_dim``: features of a record of the
+    local model. Records that cannot be read are then NaN: an error would hold reports back.
 
     Raises UserError if the file cannot be read, or holds anything else.
     """
@@ -265,11 +268,12 @@ def open_records(path: Path, key: str | None = None, choice: ColumnChoice = ALL)
                 records = RecordFile.of_array(array, str(path))
                 return records.with_columns(choice.find(path, records.dim, None, None))
             case ".csv":
-                return _read_csv(path, key, choice)
+                return _read_csv(path, key, choice, reports_dim is not None)
             case ".parquet" | "folder":
-                return _open_tables(path, ParquetFiles(path, need_pyarrow(".parquet")), key, choice)
+                tables = ParquetFiles(path, need_pyarrow(".parquet"))
+                return _open_tables(path, tables, key, choice, reports_dim)
             case ".arrow":
-                return _open_tables(path, IpcFile(path, need_pyarrow(".arrow")), key, choice)
+                return _open_tables(path, IpcFile(path, need_pyarrow(".arrow")), key, choice, reports_dim)
             case other:
                 raise UserError(
                     f"{path}: {other or 'no ending'}: expected a .npy, .csv, .parquet or .arrow file"
@@ -314,7 +318,7 @@ def _key_column(path: Path, key: str, width: int, names: Sequence[str] | None) -
     return found[0]
 
 
-def _read_csv(path: Path, key: str | None, choice: ColumnChoice) -> RecordFile:
+def _read_csv(path: Path, key: str | None, choice: ColumnChoice, reports: bool) -> RecordFile:
     with path.open(newline="", encoding="utf-8-sig") as file:
         # Strict: a quote that is never closed would swallow all lines after it.
         lines = csv.reader(file, strict=True)
@@ -326,6 +330,8 @@ def _read_csv(path: Path, key: str | None, choice: ColumnChoice) -> RecordFile:
         by_name = choice.by_name or (key is not None and not _RANGE.fullmatch(key))
         header = True if choice.header is None and by_name else choice.header
         guessed = header is None
+        if guessed and reports:
+            raise UserError(f"{path}: pass --header or --no-header: a guess would depend on the first record")
         names = stripped if header else None
         place = None if key is None else _key_column(path, key, width, names)
         columns = choice.find(path, width, names, place)
@@ -338,16 +344,18 @@ def _read_csv(path: Path, key: str | None, choice: ColumnChoice) -> RecordFile:
             if not line:
                 continue
             number = lines.line_num if rows or header else number
-            if len(line) != width:
+            if len(line) != width and (place is not None or not reports):
                 raise UserError(
                     f"{path}, line {number}: has {len(line)} cells, but the first line has {width}"
                 )
-            cells = [line[i] for i in columns]
+            cells = [line[i] if len(line) == width else "nan" for i in columns]
             try:
                 rows.append(np.array(cells, dtype=np.float64))
             except ValueError:
-                bad = next((i for i in columns if not is_number(line[i])), columns[0])
-                raise UserError(_describe_cell(path, number, bad, names, line[bad])) from None
+                if not reports:
+                    bad = next((i for i in columns if not is_number(line[i])), columns[0])
+                    raise UserError(_describe_cell(path, number, bad, names, line[bad])) from None
+                rows.append(np.full(len(columns), np.nan))
             if place is not None:
                 keys.append(_message_key(line[place]))
     if not rows:
@@ -391,7 +399,7 @@ def _describe_cell(path: Path, line: int, column: int, names: Sequence[str] | No
 
 
 def _open_tables(
-    path: Path, tables: ParquetFiles | IpcFile, key: str | None, choice: ColumnChoice
+    path: Path, tables: ParquetFiles | IpcFile, key: str | None, choice: ColumnChoice, reports_dim: int | None
 ) -> RecordFile:
     types = tables.pyarrow.types
     schema = list(tables.schema)
@@ -407,19 +415,18 @@ def _open_tables(
             )
     columns = choice.find(path, len(names), names, place)
     fields = [schema[i] for i in columns]
-    fixed = len(fields) == 1 and types.is_fixed_size_list(fields[0].type)
-    lists = fixed or (
-        len(fields) == 1 and (types.is_list(fields[0].type) or types.is_large_list(fields[0].type))
-    )
+    of = fields[0].type
+    fixed = types.is_fixed_size_list(of)
+    lists = len(fields) == 1 and (fixed or types.is_list(of) or types.is_large_list(of))
     for field in fields:
         if str(field.type.value_type if lists else field.type) not in NUMBER_TYPES:
             raise UserError(
                 f"{path}: column {field.name!r} is of type {field.type}: expected numbers in every column, "
                 "or one column of lists of numbers, all of one length; --columns or --drop leave columns out"
             )
-    dim = len(fields)
+    dim, strict = len(fields), reports_dim is None
     if lists:
-        dim = fields[0].type.list_size if fixed else length_of_lists(tables.batches(columns))
+        dim = of.list_size if fixed else reports_dim or length_of_lists(tables.batches(columns))
     if not tables.count or not dim:
         raise UserError(f"{path}: holds no records")
 
@@ -428,7 +435,7 @@ def _open_tables(
             for batch in tables.batches(columns):
                 if batch.num_rows:
                     found = batch.columns
-                    yield rows_of_lists(path, found[0], dim) if lists else rows_of_columns(found)
+                    yield rows_of_lists(path, found[0], dim, strict) if lists else rows_of_columns(found)
 
     def keys() -> Iterator[bytes | None]:
         assert place is not None

@@ -116,20 +116,19 @@ def length_of_lists(batches: Iterable[Any]) -> int:
     return 0
 
 
-def rows_of_lists(path: Path, column: Any, dim: int) -> Numbers:
-    null = column.is_null().to_numpy(zero_copy_only=False)
+def rows_of_lists(path: Path, column: Any, dim: int, strict: bool) -> Numbers:
+    """Return lists as rows, NaN for a null; for another length NaN too, or UserError if ``strict``."""
+    fits = column.is_valid().to_numpy(zero_copy_only=False)
     if hasattr(column, "offsets"):
         lengths = np.diff(column.offsets.to_numpy(zero_copy_only=False))
-        wrong = np.flatnonzero((lengths != dim) & ~null)
-        if wrong.size:
-            raise UserError(f"{path}: has a list of {lengths[wrong[0]]} numbers, but the first has {dim}")
-        # Without the null ones.
-        found: Numbers = column.flatten().to_numpy(zero_copy_only=False).reshape(-1, dim)
-        if not null.any():
-            return found
-        rows = np.full((len(column), dim), np.nan)
-        rows[~null] = found
-        return rows
-    numbers = column.values.slice(column.offset * dim, len(column) * dim)
-    rows = numbers.to_numpy(zero_copy_only=False).reshape(-1, dim)
-    return np.where(null[:, None], np.nan, rows) if null.any() else rows
+        wrong = (lengths != dim) & fits
+        if strict and wrong.any():
+            raise UserError(f"{path}: has a list of {lengths[wrong][0]} numbers, but the first has {dim}")
+        fits = fits & ~wrong
+    kept = column if fits.all() else column.take(np.flatnonzero(fits))
+    found: Numbers = kept.flatten().to_numpy(zero_copy_only=False).reshape(-1, dim)
+    if kept is column:
+        return found
+    rows = np.full((len(column), dim), np.nan)
+    rows[fits] = found
+    return rows

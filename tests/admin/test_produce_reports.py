@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from kafka.admin import NewTopic
 
@@ -22,7 +24,7 @@ from streaming_pca.client.sending import Outgoing, Produced
 from streaming_pca.config.kafka import ConfigurationError, KafkaSettings
 from streaming_pca.config.settings import StreamSettings
 from streaming_pca.data.codec import PayloadCodec
-from streaming_pca.data.files import RecordFile
+from streaming_pca.data.files import ColumnChoice, RecordFile, open_records
 from streaming_pca.data.records import RecordKind
 from streaming_pca.errors import UserError
 from streaming_pca.linalg.packed import pack_symmetric, packed_size
@@ -70,14 +72,16 @@ def sent(monkeypatch: Patch) -> Sent:
     def send(
         _: Any, topic: str, messages: Any, total: int, headers: Any, *, rate: Any, progress: Any
     ) -> Produced:
+        not_finite = 0
         for message in messages:
             assert isinstance(message, Outgoing)
             assert (message.key, message.rows) == (None, 1)
             found.append((message.value, headers))
+            not_finite += message.not_finite
             if progress is not None:
                 progress(1)
         assert len(found) == total
-        return Produced(len(found), len(found), 0.0, topic)
+        return Produced(len(found), len(found), 0.0, topic, not_finite)
 
     monkeypatch.setattr(produce_reports, "send_messages", send)
     return found
@@ -175,6 +179,53 @@ def test_a_public_seed_shuffles(sent: Sent) -> None:
     found = reports(sent)
     assert not np.array_equal(found[:, 0], np.sort(found[:, 0]))
     np.testing.assert_allclose(np.sort(found, axis=0), x * x, atol=1e-5)
+
+
+CSVS = {
+    "empty cell": "a,b,c\n0.1,0.2,0\n0.3,,0\n",
+    "text": "a,b,c\nNA,0.2,0\n0.1,0.2,0\n",
+    "first row": "NA,NA,NA\n0.1,0.2,0\n",
+    "short row": "0.1,0.2,0\n0.3\n",
+    "long row": "0.1,0.2,0\n0.3,0.3,0.3,0.3\n",
+}
+LISTS: dict[str, list[Any]] = {
+    "short list": [[0.1, 0.2, 0.0], [0.3]],
+    "short first list": [[0.3], [0.1, 0.2, 0.0]],
+    "null lists": [None, None],
+}
+
+
+@pytest.mark.parametrize("case", [*CSVS, *LISTS])
+def test_whether_a_report_is_sent_does_not_depend_on_the_row_of_a_file(
+    case: str, tmp_path: Path, sent: Sent, capfd: Capture
+) -> None:
+    """On a user's own machine, the absence of its report would reveal the missing value."""
+    path = tmp_path / ("x.csv" if case in CSVS else "x.parquet")
+    header = []
+    if case in CSVS:
+        path.write_text(CSVS[case])
+        header = ["--header" if CSVS[case].startswith("a") else "--no-header"]
+    else:
+        pq.write_table(pa.table({"x": pa.array(LISTS[case], pa.list_(pa.float64()))}), path)
+    local = ("dim = 3", 'record_kind = "local"', 'centering = "none"', 'estimator = "local-gaussian"')
+    config = config_of(tmp_path, (NOWHERE, "in"), *local)
+    with replace_noise_sampler(ScriptedSampler()):
+        done = call(capfd, "produce", path, "--config", config, *header)
+    assert done.returncode == 0, done.stderr
+    zeros = 2 if case == "null lists" else 1
+    assert f"{zeros} of 2 vectors were reported as zeros" in done.stderr
+    expected = [[0.0] * 3] * zeros + [[0.1, 0.2, 0.0]] * (2 - zeros)
+    got = reports(sent)
+    np.testing.assert_allclose(got[np.argsort(got[:, 0])], exact(np.array(expected)), atol=4e-6)
+
+
+def test_reports_of_a_csv_file_do_not_guess_its_header(tmp_path: Path) -> None:
+    """A guess would take a first record without numbers as names."""
+    path = tmp_path / "x.csv"
+    path.write_text("NA,NA,NA\n0.1,0.2,0\n")
+    given = partial(open_records, path, reports_dim=3)
+    assert "pass --header or --no-header" in refusal(UserError, given)
+    assert len(given(choice=ColumnChoice(header=False))) == 2
 
 
 # -- charges ---------------------------------------------------------------
