@@ -421,17 +421,13 @@ def test_records_are_projected_by_the_schemas_that_they_name(
         unknown = encoded(x[30:], new)
         apicurio.pause()
         try:
-            for i in range(0, 20, 2):
-                stream.produce(known[i : i + 2], headers=[])
-            wait_for_projections(30)
-            stream.produce(unknown, headers=[])
+            stream.produce(known, headers=[])
             child.logs("recovering from the committed positions: registry.url")
-            assert len(written(stream, output, 2)) == 30
+            stream.produce(unknown, headers=[])
+            assert len(written(stream, output, 2)) == 10
         finally:
             apicurio.proceed()
         wait_for_projections(40)
-    # Once, or again: a busy registry may be late before and after its pause.
-    assert "continuing with the known schemas" in child.log
     child.stop()
     found = sorted(written(stream, output, 2), key=lambda each: (each.source[1], each.source[0]))
     got = np.vstack([each.rows(K) for each in found])
