@@ -18,6 +18,8 @@ from typing import Any, Literal
 from unittest.mock import Mock
 
 import numpy as np
+import pandas as pd
+import pyarrow as pa
 import pytest
 from kafka import KafkaAdminClient, KafkaProducer, TopicPartition
 from kafka.errors import KafkaTimeoutError
@@ -544,6 +546,34 @@ def test_whether_a_report_is_sent_does_not_depend_on_the_record(monkeypatch: pyt
     ):
         plain.send(given)
     assert len(plain._sender.values) == 5
+
+
+BEYOND: dict[str, tuple[Any, dict[str, Any]]] = {
+    # 2**62 microseconds are how Postgres writes infinity.
+    "time": (pa.array([2**62, 0]).cast(pa.timestamp("us", "UTC"), safe=False), {"parts": ["hour"]}),
+    "day": (pa.array([2**30, 0], pa.int32()).cast(pa.date32()), {"parts": ["day"]}),
+    "word": (pa.array([b"\xff", b"x"]).view(pa.string()), {"categories": ["x", "y"]}),
+    "text": (pa.array([b"\xff", b"1"]).view(pa.string()), {"parse": True, "bounds": (0, 1)}),
+}
+
+
+@pytest.mark.parametrize("case", BEYOND)
+@pytest.mark.parametrize("library", ["pyarrow", "pandas"])
+def test_an_arrow_value_that_python_cannot_hold_is_reported(
+    case: str, library: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("streaming_pca.client.producer.Sender", NoSender)
+    column, settings = BEYOND[case]
+    table: Any = pa.table({"a": column})
+    if library == "pandas":
+        table = table.to_pandas(types_mapper=pd.ArrowDtype)
+    features = [Feature(name="a", **settings)]
+    producer = Producer("in", "127.0.0.1:1", features=features, privatize=LocalGaussian(*ONE))
+    producer.send(table)
+    assert len(producer._sender.values) == 2
+    assert np.isfinite(producer._shaped(table)).all(axis=1).tolist() == [False, True]
+    line = refusal(ValueError, lambda: PrivatePCA(1, features=features).fit(table))
+    assert line.startswith("record 0 of 2: field 'a' is ")
 
 
 @pytest.mark.parametrize(

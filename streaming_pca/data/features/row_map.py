@@ -251,7 +251,7 @@ def _words(column: Any, feature: Feature) -> Any:
                 f"{feature.name!r} is a column of numbers, which are rounded where one is missing, and its "
                 f"category {large} has more digits than they keep: pass texts, or a nullable type of integers"
             )
-    values = _listed(column.to_list()) if hasattr(column, "to_list") else _plain(column)
+    values = _listed(_converted(column, "to_list")) if hasattr(column, "to_list") else _plain(column)
     # Arrow's floats have other names: whole numbers stay whole where one is missing.
     if not kind.startswith(("float16", "float32", "float64")):
         return values
@@ -262,12 +262,12 @@ def _words(column: Any, feature: Feature) -> Any:
 def _plain(column: Any) -> Any:
     """Return a column as an array of numbers, or a list with None where missing."""
     if hasattr(column, "to_pylist"):
-        values: Any = column.to_pylist()
+        values: Any = _converted(column, "to_pylist")
     elif hasattr(column, "to_numpy"):
-        values = column.to_numpy()
+        values = np.asarray(_converted(column, "to_numpy"))
         if (values.ndim != 1 or values.dtype == object) and hasattr(column, "to_list"):
             # A column of lists or structs: as an array, a list has NaN where its value is null.
-            values = column.to_list()
+            values = _converted(column, "to_list")
     elif isinstance(column, (str, bytes)) or not hasattr(column, "__len__"):
         raise ValueError("a column must be a list or an array: write records as a list of mappings")
     else:
@@ -283,6 +283,23 @@ def _plain(column: Any) -> Any:
         # Times keep their type: as a list they would be whole numbers.
         values = list(values) if values.dtype.kind == "M" else values.tolist()
     return _listed(values)
+
+
+def _converted(column: Any, method: str) -> Any:
+    """Return a column's values by its method; NOTHING for times and texts that Python cannot hold."""
+    try:
+        return getattr(column, method)()
+    except Exception:  # Of several types; an item with another error raises it again.
+        items = getattr(column, "array", column)
+        return [_item(items, i) for i in range(len(items))]
+
+
+def _item(items: Any, i: int) -> Any:
+    try:
+        item = items[i]
+        return item.as_py() if hasattr(item, "as_py") else item
+    except (OverflowError, ValueError):
+        return NOTHING
 
 
 def _listed(values: Iterable[Any]) -> list[Any]:
