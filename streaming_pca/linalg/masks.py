@@ -29,21 +29,29 @@ def numbers_or_nan(X: Any, name: str = "X") -> NDArray[Any]:
     Other types stay as they are, and units raise ValueError as above: neither depends on a record.
     """
     _refuse_units(X, name)
-    array = np.asarray(X)
-    if array.dtype.kind == "O" and all(isinstance(each, Real) or _is_missing(each) for each in array.flat):
-        array = np.array([_float(each) for each in array.flat]).reshape(array.shape)
-    return np.where(np.ma.getmaskarray(X), np.nan, array) if isinstance(X, np.ma.MaskedArray) else array
+    array = np.asarray(_filled(X))
+    if array.dtype.kind == "O":
+        array = np.asarray(_filled(array.tolist()))
+    # With a missing one among them, booleans are floats already.
+    return array.astype(np.float64) if array.dtype.kind == "b" else array
 
 
-def _is_missing(value: Any) -> bool:
-    return value is None or type(value).__name__ in (*MISSING_TYPES, "MaskedConstant")
-
-
-def _float(value: Any) -> float:
-    try:
-        return math.nan if _is_missing(value) else float(value)
-    except OverflowError:
+def _filled(X: Any) -> Any:
+    """Replace missing and masked numbers by NaN, and a missing record among others by a row of NaN."""
+    if isinstance(X, np.ma.MaskedArray):
+        return np.where(np.ma.getmaskarray(X), np.nan, X.data)
+    if X is None or type(X).__name__ in MISSING_TYPES:
         return math.nan
+    if isinstance(X, Real):
+        try:
+            return float(X)
+        except OverflowError:
+            return math.nan
+    if not isinstance(X, list | tuple):
+        return X
+    filled = [_filled(each) for each in X]
+    width = max((len(each) for each in filled if isinstance(each, list) or np.ndim(each)), default=0)
+    return [[math.nan] * width if width and np.ndim(each) == 0 else each for each in filled]
 
 
 def _refuse_units(X: Any, name: str) -> None:

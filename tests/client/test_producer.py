@@ -541,11 +541,14 @@ def test_whether_a_report_is_sent_does_not_depend_on_the_record(monkeypatch: pyt
     for given in (
         [0.1, None],
         [[0.1, 0.2], [None, 0.3]],
+        [[0.1, 0.2], None],
+        [np.ma.masked, 0.2],
+        [[True, False], [True, None]],
         np.ma.masked_array([0.1, 0.2], [1, 0]),
         [0.1, math.nan],
     ):
         plain.send(given)
-    assert len(plain._sender.values) == 5
+    assert len(plain._sender.values) == 10
 
 
 BEYOND: dict[str, tuple[Any, dict[str, Any]]] = {

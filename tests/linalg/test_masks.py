@@ -53,9 +53,18 @@ def test_masked_and_missing_entries_of_a_report_are_nan() -> None:
         [1.5, 10**400, 2],
         np.array([1.5, None, 2], object),
         pd.Series([1.5, pd.NA, 2], dtype="Float64"),
+        [1.5, np.ma.masked, 2],
     ):
         np.testing.assert_array_equal(numbers_or_nan(given), [1.5, np.nan, 2.0])
         assert report(given).shape == (6,)
+    rows = [[1.0, 2.0], [np.nan, np.nan]]
+    masked = np.ma.masked_array([1, 2], [1, 1])
+    for missing in (None, np.nan, pd.NA, np.ma.masked, [None, np.ma.masked], masked):
+        for row in ([1, 2], (1.0, 2.0), np.array([1, 2])):
+            np.testing.assert_array_equal(numbers_or_nan([row, missing]), rows)
+            np.testing.assert_array_equal(numbers_or_nan((missing, row)), rows[::-1])
+    for truth in ([True, False], [True, None], np.array([True, False]), np.array([np.True_, None], object)):
+        assert report(truth).shape == (3,)
     whole = np.ma.masked_array(np.arange(3))
     np.testing.assert_array_equal(numbers_or_nan(whole), [0, 1, 2])
     with pytest.raises(ValueError, match="has the unit km, which would be lost"):

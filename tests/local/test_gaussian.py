@@ -101,10 +101,11 @@ def test_pieces_make_one_report(d: int) -> None:
 
 
 def test_numbers_of_any_type_are_taken_and_nothing_else() -> None:
-    for x in ([1, 0], np.array([1, 0], np.uint8), np.array([1, 0], np.float16), np.array([1, 0], ">f4")):
+    arrays = [np.array([1, 0], sort) for sort in (np.uint8, np.float16, ">f4", np.bool_)]
+    for x in ([1, 0], [True, False], *arrays):
         np.testing.assert_array_equal(exact_report(x), [1, 0, 0])
     mechanism = LocalGaussian(EPSILON, DELTA)
-    wrong: list[Any] = [[], 1.0, [[0.5, 0.5]], ["a"], [1j], [True], np.zeros(MAX_DIM + 1)]
+    wrong: list[Any] = [[], 1.0, [[0.5, 0.5]], ["a"], [1j], np.zeros(MAX_DIM + 1)]
     for x in wrong:
         refuses("a record is a vector of 1 to 8192 numbers", mechanism.privatize, x, error=ParameterError)
 

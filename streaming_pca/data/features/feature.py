@@ -281,11 +281,12 @@ class Feature(BaseModel):
         for row, value in zip(columns, values, strict=True):
             if value is None and self.missing is not None:
                 value = [None] * len(row)
-            if not isinstance(value, (list, tuple, np.ndarray)) or len(value) != len(row):
+            if isinstance(value, np.ndarray):
+                value = value.tolist()  # of no dimension: a number
+            if not isinstance(value, (list, tuple)) or len(value) != len(row):
                 row[:] = np.nan
                 continue
-            items = self._with_stand_ins(value.tolist() if isinstance(value, np.ndarray) else value)
-            row[:] = self._numbers(items, beyond)
+            row[:] = self._numbers(self._with_stand_ins(value), beyond)
 
     def _fill_categories(self, columns: NDArray[np.float64], values: Sequence[Any]) -> None:
         words = self.categories or ()

@@ -6,6 +6,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -291,15 +292,11 @@ def _converted(column: Any, method: str) -> Any:
         return getattr(column, method)()
     except Exception:  # Of several types; an item with another error raises it again.
         items = getattr(column, "array", column)
-        return [_item(items, i) for i in range(len(items))]
-
-
-def _item(items: Any, i: int) -> Any:
-    try:
-        item = items[i]
-        return item.as_py() if hasattr(item, "as_py") else item
-    except (OverflowError, ValueError):
-        return NOTHING
+        values = [NOTHING] * len(items)
+        for i in range(len(items)):
+            with suppress(OverflowError, ValueError):
+                values[i] = items[i].as_py() if hasattr(items[i], "as_py") else items[i]
+        return values
 
 
 def _listed(values: Iterable[Any]) -> list[Any]:

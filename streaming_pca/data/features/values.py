@@ -90,6 +90,9 @@ def unix_seconds(value: Any, unit: str) -> float:
         except ValueError:
             return math.nan
     if isinstance(value, np.datetime64):
+        # Beyond these years microseconds could overflow, and wrap.
+        if not 1 <= value.astype("datetime64[Y]").astype(int) + 1970 <= 9999:
+            return math.nan
         value = value.astype("datetime64[us]").item()
     if isinstance(value, date):
         if not isinstance(value, datetime):

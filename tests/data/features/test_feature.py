@@ -167,7 +167,11 @@ def test_a_date_is_its_first_second() -> None:
 
 @pytest.mark.parametrize(
     "value",
-    [None, "", "soon", True, 1e300, -1e300, NAN, 10**400, [0], "2024-02-30", "x" * 10**6, datetime.max],
+    [
+        *(None, "", "soon", True, 1e300, -1e300, NAN, 10**400, [0], "2024-02-30", "x" * 10**6, datetime.max),
+        # In microseconds, both would be 1970.
+        *(np.datetime64(2**62, "s"), np.datetime64(-(2**62), "D"), np.datetime64("NaT")),
+    ],
     ids=lambda v: repr(v)[:20],
 )
 def test_anything_else_is_no_time(value: Any) -> None:
@@ -179,7 +183,8 @@ def test_a_list_has_its_size_and_numbers() -> None:
     assert feature.columns == ("e.0", "e.1")
     good = [[0.5, -3], (1, 0), np.array([0.25, 0.5])]
     assert columns(feature, *good) == [[0.5, -1], [1, 0], [0.25, 0.5]]
-    for wrong in (None, [1], [1, 2, 3], ["a", 1], [None, 1], 5, "ab", {"0": 1, "1": 2}):
+    not_lists = (None, 5, "ab", {"0": 1, "1": 2}, np.array(NAN))
+    for wrong in (*not_lists, [1], [1, 2, 3], ["a", 1], [None, 1], np.eye(2)):
         assert np.isnan(columns(feature, wrong)).any(), wrong
     filled = Feature(name="e", size=2, missing=0.5)
     assert columns(filled, None, [None, 2]) == [[0.5, 0.5], [0.5, 2]]
