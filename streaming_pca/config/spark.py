@@ -70,7 +70,7 @@ class SparkSettings(Section):
     """Most bytes of decoded rows that one Python worker of an executor stores, in an unnamed file on its
     disk."""
     segment_bytes: int = Field(default=64 * _MIB, ge=64 * 1024)
-    """Target bytes of decoded rows per task; a lower value gives more tasks, each with a fixed cost."""
+    """Target bytes of decoded rows per task, by one row a factor; less gives more tasks, of a fixed cost."""
     conf: Annotated[dict[str, str], BeforeValidator(_present_conf), WithJsonSchema({"type": "object"})] = (
         Field(default_factory=dict)
     )

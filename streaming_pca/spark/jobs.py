@@ -54,7 +54,6 @@ class Loaded:
 
     segment: Segment
     digest: str
-    size: int  # bytes of its decoded rows
     nulls: int
     longer: int  # numbers of its null records, and of its records of several rows: as secret as a record
     shelf: Shelf
@@ -137,7 +136,7 @@ class Cluster:
             wanted = range_of(row)
             segment = segment_of(wanted, structure, self.feed.stream.privacy_unit == "row")
             shelf = Shelf(self.feed.name_of(wanted.id), row["host"], row["path"])
-            counts = {name: row[name] for name in ("size", "nulls", "longer")}
+            counts = {name: row[name] for name in ("nulls", "longer")}
             found[wanted.id] = Loaded(segment, tasks.digest(structure), **counts, shelf=shelf)
         self._loaded |= found
         return [found[each.id] for each in ranges]

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from streaming_pca.config.kafka import KafkaSettings
 from streaming_pca.config.settings import StreamSettings
 from streaming_pca.data.codec import PayloadCodec
+from streaming_pca.data.records import RecordKind
 from streaming_pca.service.errors import RecordsLost, SessionLost
 from streaming_pca.service.input.partition_reader import PartitionReader
 from streaming_pca.spark.batch import SparkBatch
@@ -28,7 +29,6 @@ from streaming_pca.spark.segments import Layout, Range, Strip
 MakeCluster = Callable[[KafkaSettings, StreamSettings, PayloadCodec], Cluster]
 
 _FEWEST = 256  # smallest number of offsets worth a separate task
-_FIRST = 1024  # offsets of a task while the size of messages is unknown
 _MOST_TASKS = 16  # largest number of tasks of a load job per task slot
 _SPARE = 1.05  # factor on the offsets to read if some offsets of a partition contain no message
 
@@ -94,7 +94,11 @@ class ClusterReader:
         self._loading = False
         self._taken: set[int] = set()  # segments of the last batch that no later batch needs
         self._held: set[int] = set()  # all segments of the last batch
-        self._bytes_of_messages = 0.0  # mean bytes of a decoded message; 0 if unknown
+        # Spark's web page shows the tasks, so their number depends on public numbers only: a factor counts as
+        # one row, and numbers are of the stream's type, whatever a message holds.
+        rows = codec.dim if codec.kind is RecordKind.MATRIX else 1
+        self._bytes_of_records = rows * codec.kind.width(codec.dim) * np.dtype(stream.dtype).itemsize
+        self._records_of_messages: float = stream.max_rows if stream.privacy_unit == "row" else 1
 
     def add(self, starts: Mapping[int, int], epochs: Mapping[int, int]) -> None:
         for p, start in sorted(starts.items()):
@@ -144,7 +148,8 @@ class ClusterReader:
                 self._cluster.release([segment.range.id])
         messages = sum(each.segment.count for each in loaded)
         if messages:
-            self._bytes_of_messages = sum(each.size for each in loaded) / messages
+            records = sum(each.segment.records_before(each.segment.count) for each in loaded)
+            self._records_of_messages = max(records / messages, 1)
 
     def _ranges(self, wanted: Mapping[int, int], ends: Mapping[int, int]) -> list[Range]:
         """Divide the offsets to read into ranges of about equal lengths."""
@@ -171,9 +176,8 @@ class ClusterReader:
 
     def _offsets_of_a_task(self, offsets: int) -> int:
         slots = self._cluster.slots
-        size = _FIRST
-        if self._bytes_of_messages:
-            size = int(self._cluster.settings.segment_bytes / self._bytes_of_messages)
+        of_messages = self._bytes_of_records * self._records_of_messages
+        size = int(self._cluster.settings.segment_bytes / of_messages)
         # Give every slot work, but do not give the driver too many tasks.
         size = min(size, -(-offsets // slots))
         return max(size, -(-offsets // (_MOST_TASKS * slots)), _FEWEST)

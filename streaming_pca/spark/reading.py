@@ -219,11 +219,10 @@ class Structure:
 
     def __init__(self, by_row: bool) -> None:
         self.by_row = by_row
-        self.size = self.nulls = self.longer = 0
+        self.nulls = self.longer = 0
         self._columns = [(np.zeros(0, dtype=np.int64),) * 3]
 
     def add(self, piece: Piece) -> None:
-        self.size += piece.batch.rows.itemsize * piece.batch.rows.shape[1] * int(piece.rows.sum())
         nulls = piece.batch.null_count()
         self.nulls += nulls
         self.longer += piece.batch.single_rows().null_count() - nulls

@@ -53,7 +53,7 @@ Job = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 """Function of a job, as ``mapInArrow`` takes it."""
 
 HANDLE = (
-    "id long, partition int, begin long, end long, epoch int, size long, nulls long, longer long, "
+    "id long, partition int, begin long, end long, epoch int, nulls long, longer long, "
     "structure binary, host string, path string, failure string"
 )
 """Columns of the row for a segment that a task has read."""
@@ -135,7 +135,7 @@ def _load(feed: Feed, wanted: Range) -> dict[str, Any]:
 
     width = reading.codec.kind.width(reading.codec.dim)
     shelf = reading.cache.store(feed.name_of(wanted.id), width, reading.codec.kind, parts())
-    counts = {"size": structure.size, "nulls": structure.nulls, "longer": structure.longer}
+    counts = {"nulls": structure.nulls, "longer": structure.longer}
     return {**counts, "structure": structure.packed(), "host": shelf.host, "path": shelf.path}
 
 

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from streaming_pca.config.kafka import KafkaSettings
+from streaming_pca.config.settings import StreamSettings
+from streaming_pca.config.spark import SparkSettings
 from streaming_pca.data.array_batch import ArrayBatch
 from streaming_pca.data.records import RecordKind
 from streaming_pca.service.input.buffer import Chunk, batch_of, interleave
+from streaming_pca.service.input.source import build_codec
+from streaming_pca.spark.reader import ClusterReader
 from streaming_pca.spark.reading import Piece, Structure
 from streaming_pca.spark.segments import Layout, Order, Range, Segment, Strip, packed_structure, segment_of
 
@@ -95,6 +102,48 @@ def test_records_of_messages_with_rows() -> None:
 def test_incomplete_groups_are_refused() -> None:
     with pytest.raises(ValueError, match="incomplete"):
         Order(np.array([3, 2]), 2)
+
+
+class NoExecutors:
+    """Cluster that notes the ranges of each load, and reports messages of some size."""
+
+    slots = 1
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.loads: list[list[Range]] = []
+        self.feed = SimpleNamespace(session="s")
+        self.settings = SparkSettings()
+
+    def range(self, partition: int, start: int, end: int, epoch: int) -> Range:
+        return Range(0, partition, start, end, epoch)
+
+    def load(self, ranges: list[Range], group: str) -> list[Any]:
+        self.loads.append(ranges)
+        loaded = []
+        for each in ranges:
+            offsets = np.arange(each.start, each.end)
+            rows = np.full(len(offsets), 3)
+            segment = segment_of(each, packed_structure(offsets, offsets * 0, rows), False)
+            loaded.append(SimpleNamespace(segment=segment, size=self.size * segment.count))
+        return loaded
+
+
+def test_the_ranges_of_tasks_do_not_depend_on_what_messages_hold() -> None:
+    """Spark's web page shows the number of tasks, and a payload of float64 widens the rows of its piece."""
+    stream = StreamSettings(name="s", input="t", dim=2**13, rank=1, epsilon=1, delta=1e-6)
+    loads = []
+    for size in (2**12, 2**16, 2**17):
+        cluster: Any = NoExecutors(size)
+        given: Any = (lambda *_, own=cluster: own, KafkaSettings(), stream, build_codec(stream, None))
+        reader = ClusterReader(*given, 1, False, lambda: None)
+        reader.add({0: 0}, {})
+        for end in (10_000, 50_000):
+            reader.fetch({0: 50_000}, {0: end})
+        loads.append(cluster.loads)
+    assert loads[0] == loads[1] == loads[2]
+    # 2048 of 32 KiB are 64 MiB, the target of a task.
+    assert [each.end - each.start for each in loads[0][0]] == [2000] * 5
 
 
 def test_an_empty_segment_has_no_messages() -> None:
