@@ -133,7 +133,7 @@ def send_reports(
             yield Outgoing(report, not_finite=not np.isfinite(vector).all())
 
     headers = report_headers(mechanism.epsilon, mechanism.delta)
-    return send_messages(kafka, topic, reports(), total, headers, rate=rate, progress=progress)
+    return send_messages(kafka, topic, reports(), total, headers, bool(users), rate=rate, progress=progress)
 
 
 def _rows(records: RecordFile, order: NDArray[np.int64] | None) -> Iterator[tuple[int, NDArray[np.floating]]]:

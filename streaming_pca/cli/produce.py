@@ -116,7 +116,7 @@ def produce(
         bool,
         typer.Option(
             "--local-skip-spent",
-            help="Skip the rows of users who have reported, for example after an interruption.",
+            help="Skip rows of users charged before. An interruption may lose up to 200 charged reports.",
         ),
     ] = False,
     as_json: JsonOption = False,

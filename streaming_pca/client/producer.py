@@ -80,7 +80,7 @@ class Producer:
     -----
     A producer belongs to the process that created it: in a fork, it raises RuntimeError. Threads may share
     it, but not an accountant, which belongs to the thread that opened it. At most 50,000 messages and 96
-    MiB wait for acknowledgement; beyond that :meth:`send` waits.
+    MiB wait for acknowledgement, or 200 charged reports; beyond that :meth:`send` waits.
 
     After a :class:`DeliveryError` the producer sends nothing further, and it is unknown which messages
     since the last :meth:`flush` have arrived: sending them again may count a record twice.
@@ -171,7 +171,7 @@ class Producer:
         self._rows: list[NDArray[Any]] = []
         self._count = 0
         # Otherwise many producers of few records each would all fill the first partition.
-        self._sender = Sender(connection(kafka), topic, first=time.monotonic_ns() // 1000)
+        self._sender = Sender(connection(kafka), topic, time.monotonic_ns() // 1000, accountant is not None)
 
     @classmethod
     def for_stream(
@@ -348,7 +348,6 @@ class Producer:
             array = np.asarray(records)
         if array.dtype.kind not in "fiu":
             raise ValueError(f"records are {array.dtype}: expected numbers")
-        shape = array.shape
         if array.ndim == (2 if self._kind == "matrix" else 1):
             array = array[None]
         wanted: tuple[int, ...] = (2,) if self._mechanism is not None else (2, 3)
@@ -357,7 +356,7 @@ class Producer:
             wanted, expected = (3,), f"(m, {self._dim}, {self._dim})"
         is_wrong = array.ndim not in wanted or array.shape[-1] != self._dim or not array.size
         if is_wrong or (self._kind == "matrix" and array.shape[1] != self._dim):
-            raise ValueError(f"records have the shape {shape}: expected {expected}")
+            raise ValueError(f"records have the shape {array.shape}: expected {expected}")
         is_factor = self._kind == "factor" and self._unit != "row" and array.ndim == 3
         if is_factor and array.shape[1] > self._max_rows:
             raise ValueError(f"factors of {array.shape[1]} rows are above max_rows = {self._max_rows}")

@@ -23,6 +23,7 @@ from streaming_pca.service.kafka.clients import (
 from streaming_pca.service.kafka.transaction import discard
 
 _MAX_UNSENT = 50_000
+_MAX_CHARGED = 199  # for reports of charged users: an interruption loses these, and the one being made
 _MAX_UNSENT_BYTES = 2 * MAX_MESSAGE_BYTES
 _FLUSH_SECONDS = 60  # longest wait without an acknowledgement, for all messages
 _SILENCE_SECONDS = 120  # the same of a partition, while further messages are sent
@@ -65,14 +66,14 @@ class Produced:
 class Sender:
     """Idempotent sender to a topic, from partition ``first`` (modulo), that stops at its first failure."""
 
-    def __init__(self, kafka: KafkaSettings, topic: str, first: int = 0) -> None:
+    def __init__(self, kafka: KafkaSettings, topic: str, first: int = 0, charged: bool = False) -> None:
         self.topic = topic
         self.partitions = _count_partitions(kafka, topic)
         self.sent = 0  # number of messages passed to the client
         self._acknowledged = [0] * self.partitions
         self._progress = [0.0] * self.partitions  # time of the last acknowledgement, or without a need of one
         self._first = first
-        self._kafka = kafka
+        self._kafka, self._most = kafka, _MAX_CHARGED if charged else _MAX_UNSENT
         self._failures: list[Exception] = []
         self._reason, self.is_closed = "", False
         self._unsent = self._unsent_bytes = 0
@@ -91,7 +92,7 @@ class Sender:
             error = KafkaTimeoutError(f"partition {partition}: no answer for {_SILENCE_SECONDS} s")
             self._failures.append(error)
         self._raise_failure()
-        if self._unsent >= _MAX_UNSENT or self._unsent_bytes >= _MAX_UNSENT_BYTES:
+        if self._unsent >= self._most or self._unsent_bytes >= _MAX_UNSENT_BYTES:
             self.flush()
 
     def send(self, value: bytes, key: bytes | None, headers: Headers) -> None:
@@ -153,6 +154,7 @@ def send_messages(
     messages: Iterable[Outgoing],
     total: int,
     headers: Headers,
+    charged: bool = False,
     *,
     rate: float | None = None,
     progress: Callable[[int], None] | None = None,
@@ -163,7 +165,7 @@ def send_messages(
     ``progress`` is called up to ten times a second with the number delivered since its last call.
     """
     rows = not_finite = without_key = reported = 0
-    with closing(Sender(kafka, topic)) as sender:
+    with closing(Sender(kafka, topic, charged=charged)) as sender:
         started = now = due = time.monotonic()
         for message in messages:
             sender.send(message.value, message.key, headers)

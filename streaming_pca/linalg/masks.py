@@ -37,7 +37,7 @@ def numbers_or_nan(X: Any, name: str = "X") -> NDArray[Any]:
 
 
 def _filled(X: Any) -> Any:
-    """Replace missing and masked numbers by NaN, and a missing record among others by a row of NaN."""
+    """Replace missing and masked numbers, and missing records among others, by NaN."""
     if isinstance(X, np.ma.MaskedArray):
         return np.where(np.ma.getmaskarray(X), np.nan, X.data)
     if X is None or type(X).__name__ in MISSING_TYPES:

@@ -95,7 +95,7 @@ class ClusterReader:
         self._taken: set[int] = set()  # segments of the last batch that no later batch needs
         self._held: set[int] = set()  # all segments of the last batch
         # Spark's web page shows the tasks, so their number depends on public numbers only: a factor counts as
-        # one row, and numbers are of the stream's type, whatever a message holds.
+        # one row, and numbers of another type as of the stream's.
         rows = codec.dim if codec.kind is RecordKind.MATRIX else 1
         self._bytes_of_records = rows * codec.kind.width(codec.dim) * np.dtype(stream.dtype).itemsize
         self._records_of_messages: float = stream.max_rows if stream.privacy_unit == "row" else 1

@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pyarrow as pa
@@ -19,7 +20,7 @@ from kafka.admin import NewTopic
 
 from streaming_pca.admin import produce_reports
 from streaming_pca.admin.produce_reports import arrange_vectors, report_mechanism, row_users, send_reports
-from streaming_pca.client import sending
+from streaming_pca.client import Producer, sending
 from streaming_pca.client.sending import Outgoing, Produced
 from streaming_pca.config.kafka import ConfigurationError, KafkaSettings
 from streaming_pca.config.settings import StreamSettings
@@ -70,7 +71,7 @@ def sent(monkeypatch: Patch) -> Sent:
     found: Sent = []
 
     def send(
-        _: Any, topic: str, messages: Any, total: int, headers: Any, *, rate: Any, progress: Any
+        _: Any, topic: str, messages: Any, total: int, headers: Any, *__: Any, rate: Any, progress: Any
     ) -> Produced:
         not_finite = 0
         for message in messages:
@@ -346,6 +347,47 @@ def test_no_more_waits_to_be_sent_than_a_few_large_reports(monkeypatch: Patch) -
     monkeypatch.setattr(sending, "_count_partitions", lambda kafka, topic: 2)
     assert sending.send_messages(NOWHERE, "in", messages(), 40, []).messages == 40
     assert (waiting, most) == (0, 2**26)
+
+
+@pytest.mark.parametrize("by_producer", [False, True])
+def test_an_interruption_loses_few_charged_reports(
+    by_producer: bool, accountant: LocalAccountant, monkeypatch: Patch
+) -> None:
+    assert sending._MAX_CHARGED + 1 == 200, "as documented"
+    monkeypatch.setattr(sending, "_MAX_CHARGED", 19)
+    charged = acknowledged = most = 0
+    spend = accountant.spend
+
+    class Client:
+        waiting = 0
+
+        def send(self, topic: str, **_: Any) -> Any:
+            self.waiting += 1
+            return Mock()
+
+        def flush(self, timeout: float) -> None:
+            nonlocal acknowledged
+            acknowledged, self.waiting = acknowledged + self.waiting, 0
+
+    def count(*given: Any) -> None:
+        nonlocal charged, most
+        spend(*given)
+        charged += 1
+        most = max(most, charged - acknowledged)
+
+    monkeypatch.setattr(accountant, "spend", count)
+    monkeypatch.setattr(sending, "discard", lambda producer: None)
+    monkeypatch.setattr(sending, "plain_producer", lambda kafka: Client())
+    monkeypatch.setattr(sending, "_count_partitions", lambda kafka, topic: 2)
+    x = np.zeros((45, 1))
+    if by_producer:
+        mechanism = LocalGaussian(*ONE)
+        with Producer("in", NOWHERE, dim=1, privatize=mechanism, accountant=accountant) as producer:
+            producer.send(x, key=[f"user {i}" for i in range(len(x))])
+    else:
+        send_reports(NOWHERE, "in", RecordFile.of_array(x), LocalGaussian(*ONE), accountant=accountant)
+    assert (charged, acknowledged) == (45, 45)
+    assert most <= 20
 
 
 # -- the command, on a broker ----------------------------------------------

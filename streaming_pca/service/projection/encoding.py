@@ -105,8 +105,8 @@ class FollowingCodec:
         """Return the codec for the messages just read.
 
         The registry is queried after reading, because a schema is registered before its first record.
-        SessionLost if the query fails, whatever schemas the messages name: otherwise lag and log would show
-        whether one of them is unknown. A refusal may pass too, because a password may be renewed soon.
+        SessionLost if the query fails, also if all messages name known schemas: otherwise lag and log would
+        show whether one of them is unknown. A refusal may pass too, because a password may be renewed soon.
         """
         if self._registry is not None and any(polled.values()):
             try:
