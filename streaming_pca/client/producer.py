@@ -348,15 +348,13 @@ class Producer:
             array = np.asarray(records)
         if array.dtype.kind not in "fiu":
             raise ValueError(f"records are {array.dtype}: expected numbers")
-        if array.ndim == (2 if self._kind == "matrix" else 1):
+        shape, last = array.shape, (self._dim,) * (2 if self._kind == "matrix" else 1)
+        if array.ndim == len(last):
             array = array[None]
-        wanted: tuple[int, ...] = (2,) if self._mechanism is not None else (2, 3)
-        expected = f"(m, {self._dim})"
-        if self._kind == "matrix":
-            wanted, expected = (3,), f"(m, {self._dim}, {self._dim})"
-        is_wrong = array.ndim not in wanted or array.shape[-1] != self._dim or not array.size
-        if is_wrong or (self._kind == "matrix" and array.shape[1] != self._dim):
-            raise ValueError(f"records have the shape {array.shape}: expected {expected}")
+        wanted = (3,) if self._kind == "matrix" else (2,) if self._mechanism is not None else (2, 3)
+        if array.ndim not in wanted or array.shape[-len(last) :] != last or not array.size:
+            expected = ", ".join(map(str, ("m", *last)))
+            raise ValueError(f"records have the shape {shape}: expected ({expected})")
         is_factor = self._kind == "factor" and self._unit != "row" and array.ndim == 3
         if is_factor and array.shape[1] > self._max_rows:
             raise ValueError(f"factors of {array.shape[1]} rows are above max_rows = {self._max_rows}")

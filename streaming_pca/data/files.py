@@ -43,10 +43,6 @@ class ColumnChoice:
         """Read lists separated by commas, with names perhaps quoted."""
         return cls(None if keep is None else _split(keep), () if drop is None else _split(drop), header)
 
-    @property
-    def by_name(self) -> bool:
-        return not all(map(_RANGE.fullmatch, (*(self.keep or ()), *self.drop)))
-
     def find(self, path: Path, width: int, names: Sequence[str] | None, key: int | None) -> list[int]:
         """Return the chosen columns of a file, from 0, without the column of the keys.
 
@@ -327,8 +323,8 @@ def _read_csv(path: Path, key: str | None, choice: ColumnChoice, reports: bool) 
             raise UserError(f"{path}: holds no records")
         width, number = len(first), lines.line_num
         stripped = tuple(cell.strip() for cell in first)
-        by_name = choice.by_name or (key is not None and not _RANGE.fullmatch(key))
-        header = True if choice.header is None and by_name else choice.header
+        chosen = (*(choice.keep or ()), *choice.drop, *([] if key is None else [key]))
+        header = True if choice.header is None and not all(map(_RANGE.fullmatch, chosen)) else choice.header
         guessed = header is None
         if guessed and reports:
             raise UserError(f"{path}: pass --header or --no-header: a guess would depend on the first record")

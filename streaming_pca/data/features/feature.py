@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
@@ -316,12 +317,9 @@ _NUMBERS = {float, int, bool, type(None)}
 def _floats(values: Sequence[Any], parse: bool) -> NDArray[np.float64]:
     """Return numbers as float64, NaN for anything else."""
     if isinstance(values, np.ndarray) or set(map(type, values)) <= _NUMBERS:
-        try:
+        # An integer beyond float64 is of one record: the others keep their numbers.
+        with suppress(OverflowError):
             found = np.array(values, np.float64)
-        except OverflowError:
-            # An integer beyond float64, of one record: the others keep their numbers.
-            pass
-        else:
             found[~np.isfinite(found)] = np.nan
             return found
     return np.array([parsed_number(value, parse) for value in values], np.float64)

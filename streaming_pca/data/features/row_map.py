@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from streaming_pca.data.features.feature import Feature
 from streaming_pca.data.features.records import NOTHING, Path, columns_of, find, is_index
 from streaming_pca.linalg.masks import MISSING_TYPES
+from streaming_pca.text import shown
 from streaming_pca.validation_errors import error_lines
 
 
@@ -105,7 +106,9 @@ class RowMap:
                 is_number = isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
                 if feature.kind == "time" and is_number and not _is_missing(value):
                     noun = f'time in unit "{feature.unit}": set the unit that it counts, "s", "ms" or "us"'
-                return f"field {field!r} is {_shown(value) if quotes else type_}, which is not a {noun}"
+                is_shown = quotes and isinstance(value, (str, int, float, list, dict))
+                text = shown(value, _SHOWN) if is_shown else type_
+                return f"field {field!r} is {text}, which is not a {noun}"
         return ""
 
 
@@ -139,11 +142,6 @@ _NOUNS = {
     "time": "time",
     "list": "list of numbers of its size",
 }
-
-
-def _shown(value: Any) -> str:
-    text = repr(value) if isinstance(value, (str, int, float, list, dict)) else type(value).__name__
-    return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
 
 
 def own_names(table: Any) -> list[Any] | None:
