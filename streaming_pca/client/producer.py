@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import sys
 import threading
 import time
-import warnings
+import weakref
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from numbers import Integral, Number
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self, get_args
@@ -17,7 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from streaming_pca.client.encoding import ContentType, Dtype, payload_encoder, payload_headers, round_rows
 from streaming_pca.client.releases import connection
-from streaming_pca.client.sending import Sender
+from streaming_pca.client.sending import DeliveryError, Sender
 from streaming_pca.config.kafka import KafkaSettings, check_topic_name
 from streaming_pca.data.features.row_map import column_names, field_values, row_map_of, rows_of_table
 from streaming_pca.linalg.masks import numbers_or_nan, refuse_masks_and_units
@@ -78,6 +81,9 @@ class Producer:
 
     Notes
     -----
+    If it is still open when it is deleted or the program ends, it is closed then, and an error is a line on
+    standard error.
+
     A producer belongs to the process that created it: in a fork, it raises RuntimeError. Threads may share
     it, but not an accountant, which belongs to the thread that opened it. At most 50,000 messages and 96
     MiB wait for acknowledgement, or 200 charged reports; beyond that :meth:`send` waits.
@@ -172,6 +178,9 @@ class Producer:
         self._count = 0
         # Otherwise many producers of few records each would all fill the first partition.
         self._sender = Sender(connection(kafka), topic, time.monotonic_ns() // 1000, accountant is not None)
+        # At exit the last handler is called first: this one before the client's, which closes.
+        self._at_exit = partial(Producer._close_last, weakref.proxy(self))
+        atexit.register(self._at_exit)
 
     @classmethod
     def for_stream(
@@ -306,18 +315,21 @@ class Producer:
         if kind is None:
             self.close()
         elif self._process == os.getpid():
-            self._rows, self._count = [], 0
             self._sender.close()
 
     def __del__(self) -> None:
-        # A failed constructor leaves no rows; the creating process sends a fork's rows.
-        if getattr(self, "_count", 0) and self._process == os.getpid():
-            warnings.warn(
-                f"{self._count} rows for {self.topic!r} were not sent: close the producer",
-                ResourceWarning,
-                stacklevel=1,
-                source=self,
-            )
+        if hasattr(self, "_at_exit"):
+            atexit.unregister(self._at_exit)
+            self._close_last()
+
+    def _close_last(self) -> None:
+        """Close a producer that the program left open; nothing could catch an error."""
+        if self._process == os.getpid() and not self._sender.is_closed:
+            try:
+                self._sender.make_room()  # raises an earlier error, without another wait for the broker
+                self.close()
+            except DeliveryError as error:
+                print(f"streaming-pca: rows or messages were lost: {error}", file=sys.stderr)
 
     def _check_process(self) -> None:
         if self._process != os.getpid():

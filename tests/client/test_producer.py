@@ -269,10 +269,11 @@ def test_a_wrong_address_is_one_line(address: Any, words: str) -> None:
     assert refusal(ValueError, Producer, "in", address, dim=3).startswith(f"kafka = {address!r}: {words}")
 
 
-def test_rows_that_wait_are_warned_of_and_a_fork_is_refused(
+def test_rows_that_wait_are_sent_by_a_deleted_producer_and_a_fork_is_refused(
     kafka_bootstrap: str, new_topic: NewTopic
 ) -> None:
-    producer = Producer(new_topic(), kafka_bootstrap, dim=3, privacy_unit="row")
+    topic = new_topic()
+    producer = Producer(topic, kafka_bootstrap, dim=3, privacy_unit="row")
     producer.send(X)
     uses = (partial(producer.send, X), producer.flush, producer.close)
     child = os.fork()
@@ -283,11 +284,50 @@ def test_rows_that_wait_are_warned_of_and_a_fork_is_refused(
                 use()
             except RuntimeError as error:
                 refused += "was made in another process" in str(error)
+        # The rows are the parent's to send.
+        producer.__del__()
         # Nothing of pytest may run in the copy.
         os._exit(refused)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
-    with pytest.warns(ResourceWarning, match="5 rows for .* were not sent: close the producer"):
-        del uses, producer
+    del uses, producer
+    ((message,),) = sent(kafka_bootstrap, topic)
+    np.testing.assert_array_equal(PayloadCodec(3).decode(message), X)
+
+
+def test_rows_that_wait_are_sent_when_the_program_ends(kafka_bootstrap: str, new_topic: NewTopic) -> None:
+    topic = new_topic()
+    code = f"""
+import numpy as np
+from streaming_pca.client import Producer
+producer = Producer({topic!r}, {kafka_bootstrap!r}, dim=3, privacy_unit="row")
+producer.send(np.ones((5, 3)))
+"""
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("", "")
+    ((message,),) = sent(kafka_bootstrap, topic)
+    np.testing.assert_array_equal(PayloadCodec(3).decode(message), np.ones((5, 3)))
+
+
+def test_an_error_of_a_producer_that_was_left_open_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("streaming_pca.client.producer.Sender", NoSender)
+
+    def fail(*_: object) -> None:
+        raise DeliveryError("the broker is gone")
+
+    monkeypatch.setattr(NoSender, "send", fail)
+    registered = Mock()
+    monkeypatch.setattr("streaming_pca.client.producer.atexit", registered)
+    producer = Producer("in", "127.0.0.1:1", dim=3, privacy_unit="row")
+    producer.send(X)
+    ((close,), _) = registered.register.call_args
+    close()
+    line = "streaming-pca: rows or messages were lost: the broker is gone\n"
+    assert capsys.readouterr().err == line
+    del producer
+    registered.unregister.assert_called_once_with(close)
+    assert capsys.readouterr().err == ""
 
 
 def test_a_producer_that_was_closed_is_silent(kafka_bootstrap: str, new_topic: NewTopic) -> None:
@@ -419,6 +459,11 @@ class NoSender:
         self.values: list[bytes] = []
 
     def make_room(self) -> None: ...
+
+    def flush(self) -> None: ...
+
+    def close(self) -> None:
+        self.is_closed = True
 
     def send(self, value: bytes, *_: object) -> None:
         self.values.append(value)
