@@ -22,8 +22,14 @@ from streaming_pca.client.encoding import ContentType, Dtype, payload_encoder, p
 from streaming_pca.client.releases import connection
 from streaming_pca.client.sending import DeliveryError, Sender
 from streaming_pca.config.kafka import KafkaSettings, check_topic_name
-from streaming_pca.data.features.row_map import column_names, field_values, row_map_of, rows_of_table
-from streaming_pca.linalg.masks import numbers_or_nan, refuse_masks_and_units
+from streaming_pca.data.features.row_map import (
+    field_values,
+    refuse_other_columns,
+    refuse_other_types,
+    row_map_of,
+    rows_of_table,
+)
+from streaming_pca.linalg.masks import as_array, numbers_or_nan, refuse_masks_and_units
 from streaming_pca.text import shown
 
 if TYPE_CHECKING:
@@ -347,19 +353,14 @@ class Producer:
             rows = rows_of_table(self._map, table, "records")
             # Not clamped: the worker does that, and counts the records with values beyond the bounds.
             return rows if self._map.bounds is None else round_rows(rows, self._map.bounds, self._dtype)
-        columns = column_names(records)
-        if self._names is not None and columns and columns != self._names:
-            raise ValueError(
-                f"records have the columns {_shown(columns)}, and the stream's feature_names are "
-                f"{_shown(self._names)}: bring them into this order"
-            )
+        if self._names is not None:
+            refuse_other_columns(records, self._names, "records", "the stream's feature_names")
         if self._mechanism is not None:
             array = numbers_or_nan(records, "records")
         else:
             refuse_masks_and_units(records, "records")
-            array = np.asarray(records)
-        if array.dtype.kind not in "fiu":
-            raise ValueError(f"records are {array.dtype}: expected numbers")
+            array = as_array(records, "records")
+        refuse_other_types(array.dtype, "fiu", records, "records")
         shape, last = array.shape, (self._dim,) * (2 if self._kind == "matrix" else 1)
         if array.ndim == len(last):
             array = array[None]
@@ -432,10 +433,6 @@ def _check_count(name: str, value: Any) -> None:
         plain = value is None or isinstance(value, str | Number)
         given = repr(value) if plain else f"of type {type(value).__name__}"
         raise ValueError(f"{name} must be a whole number of at least 1, not {given}")
-
-
-def _shown(names: list[str]) -> str:
-    return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
 
 
 def charged_report(

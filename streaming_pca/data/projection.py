@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from streaming_pca.linalg.masks import refuse_masks_and_units
+from streaming_pca.data.features.row_map import refuse_other_types
+from streaming_pca.linalg.masks import as_array, refuse_masks_and_units
 
 Floats = NDArray[np.float64]
 Rows = NDArray[np.floating]
@@ -79,14 +80,9 @@ def checked_rows(X: Any, width: int, columns: str) -> Rows:
 
     ValueError with one line that names the fault, where ``columns`` is the name of the columns.
     """
-    # Detect scipy's matrices by a method: programs that only read releases need not load scipy.
-    if hasattr(X, "tocsr"):
-        raise ValueError("X is sparse: pass X.toarray(), or X to PrivatePCA.from_release(...).transform")
     refuse_masks_and_units(X)
-    array = np.asarray(X)
-    if array.dtype.kind not in "fiub":
-        hint = ": of a table with nullable columns pass X.to_numpy(float)" if hasattr(X, "to_numpy") else ""
-        raise ValueError(f"X must hold numbers, not {array.dtype}{hint}")
+    array = as_array(X, "X")
+    refuse_other_types(array.dtype, "fiub", X, "X")
     if array.dtype != np.float32:
         array = array.astype(np.float64, copy=False)
     if array.ndim not in (2, 3):

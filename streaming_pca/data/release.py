@@ -12,9 +12,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from streaming_pca.data.features.row_map import own_names
+from streaming_pca.data.features.row_map import own_names, refuse_other_columns
 from streaming_pca.data.projection import Projection, checked_rows, is_orthonormal, total_centre
-from streaming_pca.text import shown
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -278,12 +277,9 @@ class Release(BaseModel):
             version 6, or it has only digests of its settings (:meth:`with_settings`).
         """
         projection = self.projection()
-        names = own_names(X)
         # Numbers are not names.
-        named = self.feature_names is not None and all(isinstance(name, str) for name in names or ())
-        if names and named and names != self.feature_names:
-            expected = f"the release's feature_names, {shown(self.feature_names)}, in their order"
-            raise ValueError(f"the columns of X, {shown(names)}, are not {expected}")
+        if self.feature_names is not None and all(isinstance(name, str) for name in own_names(X) or ()):
+            refuse_other_columns(X, self.feature_names, "X", "the release's feature_names")
         return projection.transform(checked_rows(X, self.dim, "features"))
 
     def inverse_transform(self, X: ArrayLike) -> NDArray[np.floating]:

@@ -22,6 +22,17 @@ def refuse_masks_and_units(X: Any, name: str = "X") -> None:
     _refuse_units(X, name)
 
 
+def as_array(X: Any, name: str) -> NDArray[Any]:
+    """Return an argument as an array of any type; ValueError for a sparse or ragged one."""
+    # Detect scipy's matrices by a method: programs that only read releases need not load scipy.
+    if hasattr(X, "tocsr"):
+        raise ValueError(f"{name} is sparse: pass {name}.toarray()")
+    try:
+        return np.asarray(X)
+    except ValueError:
+        raise ValueError(f"{name} has rows of different lengths") from None
+
+
 def numbers_or_nan(X: Any, name: str = "X") -> NDArray[Any]:
     """Return an argument as an array with NaN for masked and missing entries.
 
@@ -29,7 +40,7 @@ def numbers_or_nan(X: Any, name: str = "X") -> NDArray[Any]:
     Other types stay as they are, and units raise ValueError as above: neither depends on a record.
     """
     _refuse_units(X, name)
-    array = np.asarray(_filled(X))
+    array = as_array(_filled(X), name)
     if array.dtype.kind == "O":
         array = np.asarray(_filled(array.tolist()))
     # With a missing one among them, booleans are floats already.

@@ -23,6 +23,7 @@ import pyarrow as pa
 import pytest
 from kafka import KafkaAdminClient, KafkaProducer, TopicPartition
 from kafka.errors import KafkaTimeoutError
+from scipy.sparse import csr_array
 
 from streaming_pca import PrivatePCA
 from streaming_pca.client import DeliveryError, Producer, TopicError, sending
@@ -73,6 +74,11 @@ def sent(bootstrap: str, topic: str, partitions: int = 1) -> list[list[Any]]:
             for tp, messages in consumer.poll(timeout_ms=200).items():
                 found[tp.partition] += messages
     return found
+
+
+def frame_of(**columns: Any) -> pd.DataFrame:
+    """Return a frame of one record with columns a, b and c."""
+    return pd.DataFrame({"a": [1.0], "b": [2.0], "c": [3.0]} | columns)
 
 
 def test_importing_it_loads_no_estimator_and_compiles_nothing() -> None:
@@ -185,13 +191,28 @@ def test_users_are_keys(kafka_bootstrap: str, new_topic: NewTopic) -> None:
         ({}, np.zeros(4), r"shape \(4,\): expected \(m, 3\)"),
         ({}, np.zeros((0, 3)), r"shape \(0, 3\)"),
         ({}, np.zeros((1, 1, 1, 3)), "expected"),
-        ({}, ["a", "b", "c"], "expected numbers"),
+        ({}, ["a", "b", "c"], "records must hold numbers, not <U1"),
+        ({}, [[1, 2, 3], [1, 2]], "^records has rows of different lengths$"),
+        ({}, csr_array(np.eye(3)), r"^records is sparse: pass records.toarray\(\)$"),
+        ({}, frame_of(c=["13,5"]), "^column 'c' of records must hold numbers, not str: convert it, as"),
+        ({}, frame_of(b=[{}]), "^column 'b' of records must hold numbers, not object: convert it, as"),
+        ({}, frame_of(b=pd.array([None], "Float64")), "^column 'b' of records must hold numbers, not Float"),
+        ({}, frame_of(b=[True]), "^column 'b' of records must hold numbers, not bool"),
         ({"max_rows": 2}, np.zeros((1, 3, 3)), r"3 rows are above max_rows = 2"),
         ({"record_kind": "matrix"}, np.zeros((2, 3)), r"expected \(m, 3, 3\)"),
         ({"record_kind": "matrix"}, np.zeros(3), r"expected \(m, 3, 3\)"),
         ({"privacy_unit": "row"}, np.zeros((2, 4)), "expected"),
         ({}, np.ma.masked_equal([1.0, 2.0, 3.0], 2.0), "records is masked"),
-        *(({"feature_names": "abc"}, table, "columns c, b, a, and") for table in tables_of(c=1, b=2, a=3)),
+        *(
+            ({"feature_names": "abc"}, table, words)
+            for columns, words in (
+                ("cba", r"the stream's feature_names: bring them into the order \['a', 'b', 'c'\]$"),
+                ("ab", r"the columns of records are not the stream's feature_names: missing \['c'\]$"),
+                ("abcd", r"feature_names: extra \['d'\]$"),
+                ("abd", r"feature_names: missing \['c'\], extra \['d'\]$"),
+            )
+            for table in tables_of(**dict.fromkeys(columns, 1.0))
+        ),
     ],
 )
 def test_records_of_another_shape_are_not_sent(

@@ -304,9 +304,21 @@ def test_a_release_that_projects_nothing_says_why(changes: dict[str, Any], words
         ([1.0, 2.0], r"X must be rows \(m, 2\) or \(m, r, 2\), not of shape \(2,\)"),
         ([[1.0, np.nan]], "X holds a NaN or an infinity"),
         ([["a", "b"]], "X must hold numbers"),
-        *((table, r"columns of X, \['b', 'a'\], are not the") for table in tables_of(b=1.0, a=2.0)),
+        ([[1.0, 2.0], [1.0]], "^X has rows of different lengths$"),
+        *(
+            (table, r"feature_names: bring them into the order \['a', 'b'\]")
+            for table in tables_of(b=1.0, a=2.0)
+        ),
+        (
+            pd.DataFrame({"a": [1], "c": [2]}),
+            r"of X are not .* feature_names: missing \['b'\], extra \['c'\]$",
+        ),
+        (pd.DataFrame({"a": [1], "b": ["1,5"]}), "^column 'b' of X must hold numbers, not str: convert it"),
     ],
-    ids=["width", "shape", "nan", "words", "pandas", "polars", "Arrow", "a batch of Arrow"],
+    ids=[
+        *("width", "shape", "nan", "words", "lengths", "pandas", "polars", "Arrow", "a batch of Arrow"),
+        *("another column", "a column of words"),
+    ],
 )
 def test_rows_that_do_not_fit_are_refused(X: Any, words: str) -> None:
     refuses(words, read(feature_names=["a", "b"]).transform, X)

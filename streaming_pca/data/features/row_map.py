@@ -168,6 +168,30 @@ def refuse_twins(names: Sequence[str], begin: str) -> None:
         raise ValueError(f"{begin} {twice!r}: rename one")
 
 
+def refuse_other_columns(table: Any, expected: Sequence[str], name: str, whose: str) -> None:
+    """Raise ValueError if the columns of a table are not the expected ones in their order."""
+    names = column_names(table)
+    if names and names != list(expected):
+        missing, extra = Counter(expected) - Counter(names), Counter(names) - Counter(expected)
+        sides = {"missing": missing, "extra": extra}
+        faults = [f"{side} {shown(list(which), 200)}" for side, which in sides.items() if which]
+        order = f"bring them into the order {shown(list(expected), 200)}"
+        raise ValueError(f"the columns of {name} are not {whose}: {', '.join(faults) or order}")
+
+
+def refuse_other_types(dtype: np.dtype[Any], kinds: str, table: Any, name: str) -> None:
+    """Raise ValueError if a table's array has none of the ``kinds``; name the column without numbers."""
+    if dtype.kind in kinds:
+        return
+    for each in own_names(table) or ():
+        own = getattr(table[each], "dtype", getattr(table[each], "type", dtype))
+        # pandas makes floats of a column with missing values of its own, but objects of the frame.
+        if np.asarray(table[each]).dtype.kind not in "fiu" or hasattr(own, "na_value"):
+            hint = f": convert it, as {name}.to_numpy(float) does" * hasattr(table, "iloc")
+            raise ValueError(f"column {str(each)!r} of {name} must hold numbers, not {own}{hint}")
+    raise ValueError(f"{name} must hold numbers, not {dtype}")
+
+
 def is_list_of_records(table: Any) -> bool:
     return isinstance(table, Sequence) and all(isinstance(each, Mapping) for each in table)
 
