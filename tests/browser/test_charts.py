@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -218,6 +219,16 @@ def test_without_a_total_above_its_noise_there_is_no_rest(modules: Visit) -> Non
         assert built["colours"] == [1, 2, 2][:bars]
         if total is not None and bars == 3:
             assert built["y"][2] == pytest.approx(max(total - 1.1, 0))
+
+
+@pytest.mark.parametrize("plot", ["biplot", "loadings"])
+def test_components_above_the_noise_are_not_called_noise(modules: Visit, plot: str) -> None:
+    release = {"dim": 3, "rank": 2, "components": [[1, 0, 0], [0, 1, 0]], "angle_bound": math.pi / 2}
+    room = "{ width: 400, height: 300, em: 12, measure: (text) => 6 * text.length }"
+    call = f"module.{plot}({{ release: given[0], most: 3, resolved: given[1] }}, {{}}, {room}).note"
+    beginning = "Noise alone could have produced these components"
+    for resolved, end in ((None, "."), (0, "."), (1, ", but not the first."), (2, ", but not the first 2.")):
+        assert run(modules, "plots", call, [release, resolved]) == beginning + end
 
 
 def test_the_rest_is_not_among_the_components_in_words(modules: Visit) -> None:

@@ -41,7 +41,7 @@ export function charts(place, path) {
     }
     return held.get(name);
   };
-  const release = async () => ({ release: await once("releases/latest"), most: state.most, fields: state.fields });
+  const release = async () => ({ release: await once("releases/latest"), most: state.most, fields: state.fields, resolved: state.resolved });
   /** Load all numbers over time: their figures show the same span. */
   const over = async () => {
     const [traffic, history] = await Promise.all(state.digest ? [once("traffic"), once("history")] : [once("traffic")]);
@@ -149,6 +149,7 @@ export function charts(place, path) {
       held.clear();
       const first = state.digest === undefined || (digest === null) !== (state.digest === null) || unread !== state.unread;
       state.digest = digest;
+      state.resolved = detail.last_release?.resolved_components;
       state.unread = unread;
       if (first) start(detail);
       else for (const { figure: drawn } of state.drawn) drawn.redraw();

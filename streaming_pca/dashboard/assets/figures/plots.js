@@ -71,9 +71,9 @@ export function scree({ release }, colours, { width, em }) {
 const nameOf = (release, feature) => release.feature_names?.[feature] ?? `feature ${feature}`;
 
 /** Describe how far noise can turn the components. */
-function doubt({ angle_bound: bound }) {
+function doubt({ angle_bound: bound }, resolved) {
   if (!isNumber(bound)) return "How far noise turns the components is not known.";
-  if (bound >= RIGHT) return "Noise alone could have produced these components.";
+  if (bound >= RIGHT) return `Noise alone could have produced these components${resolved ? `, but not the first${resolved > 1 ? ` ${resolved}` : ""}` : ""}.`;
   return `Noise turns the components by at most ${atMost(bound)} (95%).`;
 }
 
@@ -96,7 +96,7 @@ function together(features, fields) {
 }
 
 /** Heat map of the features with the largest loadings. */
-export function loadings({ release, most, fields }, colours, { width, em, measure, rows = Infinity }) {
+export function loadings({ release, most, fields, resolved }, colours, { width, em, measure, rows = Infinity }) {
   const grouped = fields?.length === release.dim;
   const shown = Math.min(most, rows);
   const features = grouped ? together(strongest(release, shown), fields) : strongest(release, shown);
@@ -112,7 +112,7 @@ export function loadings({ release, most, fields }, colours, { width, em, measur
   return {
     height: Math.max(19, 4 + 1.4 * features.length),
     summary: `Loadings of ${many(features.length, "feature")} of ${count(release.dim)} on ${many(components.length, "component")}. The largest: ${features.slice(0, 3).map((f) => nameOf(release, f)).join(", ")}.`,
-    note: doubt(release),
+    note: doubt(release, resolved),
     traces: [{
       type: "heatmap", z, x: components.map((i) => i + 1), y: features.map((_, i) => i),
       zmin: -largest, zmax: largest, xgap: 2, ygap: 1, showscale: !written,
@@ -139,7 +139,7 @@ export function loadings({ release, most, fields }, colours, { width, em, measur
 }
 
 /** Biplot of the two leading components: features as arrows; records are never shown. */
-export function biplot({ release }, colours, { width, height, em, measure }) {
+export function biplot({ release, resolved }, colours, { width, height, em, measure }) {
   if (release.rank < 2) return { empty: "A biplot needs two components, and this stream has one." };
   const [first, second] = release.components;
   const features = strongest(release, MOST_ARROWS, [first, second]);
@@ -167,7 +167,7 @@ export function biplot({ release }, colours, { width, height, em, measure }) {
   });
   return {
     summary: `Arrows of ${many(features.length, "feature")} in the plane of components 1 and 2. The longest: ${features.slice(0, 3).map((f) => nameOf(release, f)).join(", ")}.`,
-    note: [doubt(release), missing && `${many(missing, "name")} did not fit: the numbers have all.`].filter(Boolean).join(" "),
+    note: [doubt(release, resolved), missing && `${many(missing, "name")} did not fit: the numbers have all.`].filter(Boolean).join(" "),
     traces: [{
       type: "scatter", mode: "markers", x: features.map((f) => first[f]), y: features.map((f) => second[f]), marker: { color: colours.blue, size: 5 },
       text: features.map((f) => `${plain(nameOf(release, f))}<br>component 1: ${loading(first[f], release.angle_bound)}<br>component 2: ${loading(second[f], release.angle_bound)}`),
