@@ -143,6 +143,21 @@ def test_no_text_of_a_figure_touches_another_or_is_cut(in_india: Visit, name: st
         assert collisions(visit) == []
 
 
+@pytest.mark.parametrize("width", WIDTHS)
+def test_the_titles_of_a_biplot_keep_from_its_edge_and_its_numbers(visit: Visit, width: int) -> None:
+    visit.page.set_viewport_size({"width": width, "height": 1000})
+    draw(visit, "/streams/flown")
+    gaps = visit.page.locator('[data-plot="biplot"] .plot').evaluate(
+        """(plot) => {
+            const box = (each) => each.getBoundingClientRect();
+            const [x, y, all] = [...[".xtitle", ".ytitle"].map((name) => box(plot.querySelector(name))), box(plot)];
+            const left = Math.min(...[...plot.querySelectorAll(".ytick text")].map((text) => box(text).left));
+            return [all.bottom - x.bottom, y.left - all.left, left - y.right];
+        }"""
+    )
+    assert min(gaps) > 3
+
+
 def test_a_collision_is_found(visit: Visit) -> None:
     draw(visit, "/streams/flown")
     visit.page.evaluate(

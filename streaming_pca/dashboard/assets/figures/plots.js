@@ -143,7 +143,7 @@ export function biplot({ release, resolved }, colours, { width, height, em, meas
   if (release.rank < 2) return { empty: "A biplot needs two components, and this stream has one." };
   const [first, second] = release.components;
   const features = strongest(release, MOST_ARROWS, [first, second]);
-  const margin = { l: Math.ceil(4.4 * em) + 10, r: 10, t: 10, b: 44 };
+  const margin = { l: Math.ceil(4.8 * em) + 10, r: 10, t: 10, b: Math.ceil(3.6 * em) };
   const area = { width: width - margin.l - margin.r, height: height - margin.t - margin.b };
   // The same scale on both axes, so that angles between arrows are right; longer arrows leave room for names.
   const longest = Math.max(...features.map((f) => Math.max(Math.abs(first[f]), Math.abs(second[f]))), 1e-12);
@@ -175,8 +175,8 @@ export function biplot({ release, resolved }, colours, { width, height, em, meas
     }],
     layout: {
       annotations: [...arrows, ...labels], margin,
-      xaxis: { title: { text: "Loading on component 1" }, range: [-x, x], zerolinecolor: colours.faint, automargin: false },
-      yaxis: { title: { text: "Loading on component 2" }, range: [-y, y], zerolinecolor: colours.faint, automargin: false },
+      xaxis: { title: { text: "Loading on component 1", standoff: em / 2 }, range: [-x, x], zerolinecolor: colours.faint, automargin: false },
+      yaxis: { title: { text: "Loading on component 2", standoff: em / 2 }, range: [-y, y], zerolinecolor: colours.faint, automargin: false },
     },
     columns: [col("Feature", (f) => nameOf(release, f), false), col("Component 1", (f) => number(first[f])), col("Component 2", (f) => number(second[f]))],
     rows: () => features,
