@@ -169,7 +169,7 @@ def refuse_twins(names: Sequence[str], begin: str) -> None:
 
 
 def refuse_other_columns(table: Any, expected: Sequence[str], name: str, whose: str) -> None:
-    """Raise ValueError if the columns of a table are not the expected ones in their order."""
+    """Raise ValueError if a table has names of columns other than the expected ones in order."""
     names = column_names(table)
     if names and names != list(expected):
         missing, extra = Counter(expected) - Counter(names), Counter(names) - Counter(expected)

@@ -101,7 +101,8 @@ class ClippedBatches(GrowingBatches):
     """Private quantile of the records' |x|^2 (norms of matrices) that becomes the clip radius. By
     default the radius with the least sum of noise and bias is chosen."""
     clip_radius: float | None = Field(default=None, ge=LEAST_RADIUS, le=GREATEST_RADIUS)
-    """Public clip radius of |x|^2 (norms of matrices): no budget is spent on finding one."""
+    """Public clip radius of |x|^2 (norms of matrices): no budget is spent on finding one. Variances and
+    their errors are then of clipped records, and no doubt shows that the radius is too small."""
     radius_range: tuple[float, float] = (2.0**-232, 2.0**232)
     """Public search range of the radius, low and high, if no ``bounds`` are set; larger records are
     clipped to its end."""
