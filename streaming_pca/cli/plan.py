@@ -122,7 +122,7 @@ def plan(
         if twice := [name for name, value in named.items() if value is not None]:
             raise UserError(f"--{twice[0]} is given by --config: leave out one of them")
         found = _of_stream(config, stream, records, sizes, tail)
-        source = f"Settings: those of the stream in {config}."
+        source = f"Settings: those of the stream in {config}{', except for its batches' * bool(sizes)}."
     elif stream is not None:
         raise UserError("--stream needs --config FILE")
     elif dim is None:
@@ -344,7 +344,7 @@ def _angle(bound: float | None) -> str | None:
     if bound is None:
         return None
     if bound >= math.pi / 2:
-        return "angle unknown: too much noise"
+        return "angle error unknown: too much noise"
     return f"angle ≤ {math.ceil(math.degrees(bound) * 10) / 10:.1f}° (95%, noise alone)"
 
 

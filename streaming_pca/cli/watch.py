@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from streaming_pca.config.settings import StreamSettings
     from streaming_pca.estimators.remedies import Advice
 
-_HEAD = ("batch", "records", "angle", "created", "explained variance")
+_HEAD = ("batch", "records", "moved", "created", "explained variance")
 _INDENT = 7
 _PATIENCE = 5.0  # seconds without a release before a line explains possible reasons
 _NOTHING_YET = (
@@ -67,11 +67,11 @@ def watch(
 ) -> None:
     """Follow the releases of a stream: the latest one, then each new one.
 
-    The column "angle" is the largest principal angle to the previous release. An angle with "≤" bounds the
-    distance to the subspace of the same records without noise. Errors cover noise and clipping. Angles are in
-    radians in JSON and in degrees in text. Shares of null and clipped records are those of the release's
-    batch, if the stream has diagnostics; text limits them to 0% to 100%, JSON does not. Lines below a
-    doubtful release give the reasons, and what helps where that has changed.
+    The column "moved" is the largest principal angle to the previous release. An angle with "≤" bounds the
+    error: the angle to the subspace of the same records without noise. Other errors cover noise and clipping.
+    Angles are in radians in JSON and in degrees in text. Shares of null and clipped records are those of the
+    release's batch, if the stream has diagnostics; text limits them to 0% to 100%, JSON does not. Lines below
+    a doubtful release give the reasons, and what helps where that has changed.
 
     [dim]Example: streaming-pca watch --config stream.toml[/]
     """

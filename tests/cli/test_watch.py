@@ -218,7 +218,7 @@ def test_doubts_of_a_release_have_lines_below_it(capfd: Capture, published: Publ
 def test_text_has_a_line_a_release_with_the_angle_in_degrees(capfd: Capture, published: Published) -> None:
     published(release(1), release(2, math.pi / 6, explained_variance=[float(v) for v in range(10, 18)]))
     _, (head, first, second) = published.watch_all(capfd, 2)
-    assert head.split() == ["batch", "records", "angle", "created", "explained", "variance"]
+    assert head.split() == ["batch", "records", "moved", "created", "explained", "variance"]
     assert first.split() == ["1", "100", "-", "2026-01-01T00:00:00.000+00:00", "2.5"]
     assert second.split()[:3] == ["2", "200", "30.000°"]
     assert second.split()[4:] == ["10", "11", "12", "13", "14", "15", "…", "(8)"]
@@ -242,7 +242,7 @@ def test_what_a_release_says_of_its_accuracy_is_shown(capfd: Capture, published:
     assert lines[1]["angle_bound"] == math.pi / 2
     # A bound is rounded up.
     assert first.endswith("  2.5 ± 0.12; of 10 ± 0.4 (25%); angle ≤ 3.2° (95%, noise alone)")
-    assert second.endswith("  2.5 ± 0.12; of 10 ± 0.4 (25%); angle unknown: too much noise")
+    assert second.endswith("  2.5 ± 0.12; of 10 ± 0.4 (25%); angle error unknown: too much noise")
 
 
 @pytest.mark.parametrize(
