@@ -140,27 +140,27 @@ class LagWatch:
         self._samples.append((at, lag, end))
 
     @property
-    def _seconds(self) -> float:
+    def seconds(self) -> float:
         return self._samples[-1][0] - self._samples[0][0] if len(self._samples) >= _LEAST_SAMPLES else 0.0
 
     @property
     def per_second(self) -> float | None:
         """Offsets that arrive per second, to two digits; None before a quarter of a minute."""
-        if self._seconds < _WATCHED_SECONDS / 8:
+        if self.seconds < _WATCHED_SECONDS / 8:
             return None
-        rate = (self._samples[-1][2] - self._samples[0][2]) / self._seconds
+        rate = (self._samples[-1][2] - self._samples[0][2]) / self.seconds
         # Two digits, or the answer would change at every sample.
         return float(f"{rate:.2g}")
 
     def has_paused(self, records: int) -> bool:
-        """Return whether arrivals paused for longer than ``records`` needed before."""
+        """Return whether arrivals paused for as long as ``records`` needed before, or there are none."""
         (begin, _, first), (end, _, last) = self._samples[0], self._samples[-1]
         arrival = next(at for at, _, offset in self._samples if offset == last)
-        return (end - arrival) * (last - first) > records * (arrival - begin)
+        return (end - arrival) * (last - first) >= records * (arrival - begin)
 
     @property
     def grows(self) -> bool:
-        if self._seconds < _WATCHED_SECONDS / 4:
+        if self.seconds < _WATCHED_SECONDS / 4:
             return False
         middle = (self._samples[0][0] + self._samples[-1][0]) / 2
         early = [lag for at, lag, _ in self._samples if at < middle]
