@@ -111,7 +111,8 @@ class NextBatch(Answer):
     """Batch that fills, from counts and times of records alone."""
 
     planned: int
-    """Planned number of records. With ``stream.max_wait_seconds`` a batch can close with fewer."""
+    """Planned number of records; messages, where the unit of privacy is a row. With
+    ``stream.max_wait_seconds`` a batch can close with fewer."""
     waiting: int
     """Offsets that wait for it, at most ``planned``; some can be transaction markers."""
     per_second: float | None = None

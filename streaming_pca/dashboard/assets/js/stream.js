@@ -100,11 +100,11 @@ function headline(detail, release, unread) {
 }
 
 /** The batch that fills, or the offsets that wait where none does. */
-function next({ budget, lag, leader, next_batch: batch }) {
+function next({ budget, lag, leader, next_batch: batch, privacy_unit: unit }) {
   if (!lag) return ["Next batch", NONE];
   const waiting = [field("lag.total", lag.total, many(lag.total, "offset")), ` in ${many(Object.keys(lag.partitions).length, "partition")}`];
   if (!batch) return ["Waiting", waiting];
-  return ["Next batch", [field("next_batch.waiting", batch.waiting, components.fillText(batch)), components.bar(batch.waiting / batch.planned, "Records that wait, of those that the batch takes")],
+  return ["Next batch", [field("next_batch.waiting", batch.waiting, components.fillText(batch)), components.bar(batch.waiting / batch.planned, `${unit === "row" ? "Messages" : "Records"} that wait, of those that the batch takes`)],
     [components.fillWords(batch, budget, leader), ...(lag.total > batch.planned ? ["; ", waiting, " wait"] : [])]];
 }
 
@@ -119,7 +119,7 @@ function budget(detail, unread) {
   const held = detail.budget;
   if (!held) return unread ? components.empty(`${unread}.`) : components.empty("The ledger is not open.", "Charges appear once the topics are created: streaming-pca topics create.");
   const alone = ["epsilon", "delta", "rho"].every((name) => held.by_stream[name] === held.by_all[name]);
-  const rows = [[alone ? "Charged" : "By this stream", "by_stream"], ...(alone ? [] : [["By all jobs", "by_all"]]), ["Left", "left"], ["Cap", "cap"]];
+  const rows = [[alone ? "Charged" : "By this stream", "by_stream"], ...(alone ? [] : [["By all jobs", "by_all"]]), ["Left of the most charged record", "left"], ["Cap", "cap"]];
   return [
     h("p", {}, field("budget.allows_next", held.allows_next, `${components.budgetWords(held, detail.privacy_unit)}.`)),
     components.budgetBar(held.spent_share, held.allows_next),
