@@ -150,7 +150,8 @@ def test_the_titles_of_a_biplot_keep_from_its_edge_and_its_numbers(visit: Visit,
     gaps = visit.page.locator('[data-plot="biplot"] .plot').evaluate(
         """(plot) => {
             const box = (each) => each.getBoundingClientRect();
-            const [x, y, all] = [...[".xtitle", ".ytitle"].map((name) => box(plot.querySelector(name))), box(plot)];
+            const [x, y] = [".xtitle", ".ytitle"].map((name) => box(plot.querySelector(name)));
+            const all = box(plot);
             const left = Math.min(...[...plot.querySelectorAll(".ytick text")].map((text) => box(text).left));
             return [all.bottom - x.bottom, y.left - all.left, left - y.right];
         }"""
