@@ -15,6 +15,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, model_validator
 
 from streaming_pca.data.records import Block, RecordKind, row_starts
 from streaming_pca.kernels.reading import PublicMap
+from streaming_pca.text import shown
 
 
 def _listed(value: Any) -> Any:
@@ -80,10 +81,10 @@ class Preprocessing(BaseModel):
             raise ValueError("scale must be above 0 for every feature")
         if self.bounds is not None:
             lower, upper = (self._vector("bounds", b) for b in self.bounds)
-            if not np.all(lower < upper):
+            if len(wrong := np.flatnonzero(lower >= upper)):
                 raise ValueError(
-                    "bounds must have lower below upper for every feature: "
-                    "first all lower bounds, then all upper bounds"
+                    "bounds must have lower below upper for every feature: first all lower bounds, then all "
+                    f"upper bounds; equal or reversed, counted from 0: {shown(wrong.tolist())}"
                 )
         return self
 

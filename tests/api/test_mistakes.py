@@ -208,6 +208,7 @@ INSTEAD = "write bounds=([-4, -5], [4, 5])"
         (([-4, 4], [-5, 5]), INSTEAD),
         (np.array([(-4, 4), (-5, 5)]), INSTEAD),
         (([5, 0], [1, 2]), "bounds must have lower below upper for every feature: first all lower bounds"),
+        (([5, 0], [9, 0]), "all upper bounds; equal or reversed, counted from 0: [1]"),
     ],
     ids=repr,
 )
