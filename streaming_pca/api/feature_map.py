@@ -133,7 +133,11 @@ class FeatureMap(TransformerMixin, BaseEstimator):  # type: ignore[misc]
             else:
                 needed.append(name)
         if needed:
-            raise ValueError(f"name public bounds or categories of {', '.join(map(repr, needed))}")
+            types = [str(named_column(frame, name).dtype).lower() for name in needed]
+            times = ", or convert times: pandas.to_datetime" * any(
+                each[:3] in ("str", "obj") for each in types
+            )
+            raise ValueError(f"name public bounds or categories of {', '.join(map(repr, needed))}{times}")
         return cls(features)
 
     @property
@@ -250,6 +254,8 @@ class MappedModel(SubspaceModel):
                     text = unnamed(X, "X", "bounds={...}", rows.names)
                     is_new = not hasattr(self, "n_features_in_")
                     raise ValueError(f"{text}; or give bounds=(lower, upper)" if is_new else text)
+                if unknown := [each for each in rows.names if each not in (names or rows.names)]:
+                    raise ValueError(f"bounds names {unknown[0]!r}, which is not a column of X")
                 if extra := [each for each in names or () if each not in rows.names]:
                     raise ValueError(f"bounds lacks columns of X: {shown(extra, 200)}")
             X = rows_of_table(rows, X)

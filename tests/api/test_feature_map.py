@@ -144,6 +144,9 @@ def test_the_representation_shows_only_settings_that_are_not_defaults() -> None:
 def test_a_frame_says_what_is_public_and_asks_for_the_rest() -> None:
     frame = pl.DataFrame(TIMES).with_columns(pl.col("country").cast(pl.Enum(["DE", "FR", "PL"])))
     refuses(r"^name public bounds or categories of 'age', 'spent'$", FeatureMap.from_frame, frame)
+    for texts in (pd.DataFrame({"seen": ["2026-01-01"]}), pl.DataFrame({"seen": ["2026-01-01"]})):
+        text = r"^name public bounds or categories of 'seen', or convert times: pandas.to_datetime$"
+        refuses(text, FeatureMap.from_frame, texts)
     bounds = {"age": (0, 120), "spent": (0, 1000)}
     made = FeatureMap.from_frame(frame, bounds=bounds, missing={"age": 40})
     names = list(made.get_feature_names_out())
@@ -300,7 +303,12 @@ def test_bounds_may_name_columns() -> None:
     ("parameters", "table", "words"),
     [
         ({"bounds": BODY}, people(10), r"bounds lacks columns of X: \['sex'\]"),
-        ({"bounds": BODY | {"age": (0, 1)}}, people(10)[["height", "weight"]], "no column 'age'"),
+        (
+            {"bounds": BODY | {"age": (0, 1)}},
+            people(10)[["height", "weight"]],
+            "bounds names 'age', which is",
+        ),
+        ({"bounds": {"hight": (1, 2)}}, people(10), "^bounds names 'hight', which is not a column of X$"),
         ({"bounds": BODY}, np.eye(2), "without column names"),
         ({"bounds": {}}, people(10), "bounds must name at least one column"),
         ({"bounds": {"height": (2, 1)}}, people(10)[["height"]], "the lower one first"),
