@@ -133,10 +133,8 @@ class FeatureMap(TransformerMixin, BaseEstimator):  # type: ignore[misc]
             else:
                 needed.append(name)
         if needed:
-            types = [str(named_column(frame, name).dtype).lower() for name in needed]
-            times = ", or convert times: pandas.to_datetime" * any(
-                each[:3] in ("str", "obj") for each in types
-            )
+            types = {str(named_column(frame, name).dtype).lower()[:3] for name in needed}
+            times = ", or convert times: pandas.to_datetime" * bool(types & {"str", "obj"})
             raise ValueError(f"name public bounds or categories of {', '.join(map(repr, needed))}{times}")
         return cls(features)
 

@@ -87,9 +87,6 @@ class Producer:
 
     Notes
     -----
-    If it is still open when it is deleted or the program ends, it is closed then, and an error is a line on
-    standard error.
-
     A producer belongs to the process that created it: in a fork, it raises RuntimeError. Threads may share
     it, but not an accountant, which belongs to the thread that opened it. At most 50,000 messages and 96
     MiB wait for acknowledgement, or 200 charged reports; beyond that :meth:`send` waits.
@@ -185,7 +182,7 @@ class Producer:
         # Otherwise many producers of few records each would all fill the first partition.
         self._sender = Sender(connection(kafka), topic, time.monotonic_ns() // 1000, accountant is not None)
         # At exit the last handler is called first: this one before the client's, which closes.
-        self._at_exit = partial(Producer._close_last, weakref.proxy(self))
+        self._at_exit = partial(Producer.__del__, weakref.proxy(self))
         atexit.register(self._at_exit)
 
     @classmethod
@@ -306,7 +303,7 @@ class Producer:
             self._sender.flush()
 
     def close(self) -> None:
-        """Flush and release the connection."""
+        """Flush and release the connection; deletion and the program's end do so too, and print errors."""
         self._check_process()
         try:
             self.flush()
@@ -324,12 +321,10 @@ class Producer:
             self._sender.close()
 
     def __del__(self) -> None:
-        if hasattr(self, "_at_exit"):
-            atexit.unregister(self._at_exit)
-            self._close_last()
-
-    def _close_last(self) -> None:
         """Close a producer that the program left open; nothing could catch an error."""
+        if not hasattr(self, "_at_exit"):
+            return  # its constructor failed
+        atexit.unregister(self._at_exit)
         if self._process == os.getpid() and not self._sender.is_closed:
             try:
                 self._sender.make_room()  # raises an earlier error, without another wait for the broker
@@ -416,16 +411,13 @@ class Producer:
         guarantee = self._mechanism.epsilon, self._mechanism.delta
         for user, reports in Counter(filter(None, users)).items():
             if not accountant.allows(user, self.topic, *guarantee, reports=reports):
+                fault = f"{accountant.path}: a user has no report of {guarantee} left on {self.topic!r}"
                 if reports > 1:
-                    raise AlreadySpent(
+                    fault = (
                         f"key= has one key {reports} times, and {accountant.path} allows its user fewer "
-                        f"reports of {guarantee} on {self.topic!r}: pass each key once; "
-                        "nothing of this call was sent"
+                        f"reports of {guarantee} on {self.topic!r}, so pass each key once"
                     )
-                raise AlreadySpent(
-                    f"{accountant.path}: a user has no report of {guarantee} left on {self.topic!r}: "
-                    "nothing of this call was sent"
-                )
+                raise AlreadySpent(f"{fault}: nothing of this call was sent")
 
 
 def _check_count(name: str, value: Any) -> None:

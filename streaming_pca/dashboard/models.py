@@ -111,8 +111,7 @@ class NextBatch(Answer):
     """Batch that fills, from counts and times of records alone."""
 
     planned: int
-    """Planned number of records; messages, where the unit of privacy is a row. With
-    ``stream.max_wait_seconds`` a batch can close with fewer."""
+    """Planned records, or messages if a row is one; ``stream.max_wait_seconds`` can close it with fewer."""
     waiting: int
     """Offsets that wait for it, at most ``planned``; some can be transaction markers."""
     per_second: float | None = None

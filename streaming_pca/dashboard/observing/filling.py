@@ -12,8 +12,6 @@ from streaming_pca.privacy.errors import CalibrationError
 from streaming_pca.privacy.ledger.ledger import JobLedger
 from streaming_pca.privacy.ledger.protocol import BatchStatus
 
-_PAUSE_SECONDS = 90.0  # shortest watch that can find a pause
-
 
 class BatchFill:
     """Next batch of a stream, from the ledger's counts and the lag alone.
@@ -47,8 +45,7 @@ class BatchFill:
             return
         waiting, per_second = min(lag, self._planned), watch.per_second
         if per_second is not None and lag < self._planned and watch.has_paused(self._planned - lag):
-            # A forecast would have been wrong already, but a short watch may lie between two arrivals.
-            per_second = 0.0 if watch.seconds >= _PAUSE_SECONDS else None
+            per_second = 0.0 if watch.seconds >= 90 else None  # in less time, an arrival may only be late
         self.answer = NextBatch(planned=self._planned, waiting=waiting, per_second=per_second)
         enough = self._planned
         if self._max_wait is not None and job.reservation is not None:
