@@ -15,7 +15,6 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, model_validator
 
 from streaming_pca.data.records import Block, RecordKind, row_starts
 from streaming_pca.kernels.reading import PublicMap
-from streaming_pca.text import shown
 
 
 def _listed(value: Any) -> Any:
@@ -84,7 +83,7 @@ class Preprocessing(BaseModel):
             if len(wrong := np.flatnonzero(lower >= upper)):
                 raise ValueError(
                     "bounds must have lower below upper for every feature: first all lower bounds, then all "
-                    f"upper bounds; equal or reversed, counted from 0: {shown(wrong.tolist())}"
+                    f"upper bounds; equal or reversed, counted from 0: {wrong[:9].tolist()}"
                 )
         return self
 

@@ -153,7 +153,7 @@ class LagWatch:
         return float(f"{rate:.2g}")
 
     def has_paused(self, records: int) -> bool:
-        """Return whether arrivals paused for as long as ``records`` needed before, or there are none."""
+        """Return whether arrivals have paused for as long as ``records`` needed, or never came."""
         (begin, _, first), (end, _, last) = self._samples[0], self._samples[-1]
         arrival = next(at for at, _, offset in self._samples if offset == last)
         return (end - arrival) * (last - first) >= records * (arrival - begin)

@@ -169,11 +169,10 @@ def refuse_twins(names: Sequence[str], begin: str) -> None:
 
 
 def refuse_other_columns(table: Any, expected: Sequence[str], name: str, whose: str) -> None:
-    """Raise ValueError if a table has names of columns other than the expected ones in order."""
+    """Raise ValueError if a table's column names are not ``expected``, in its order."""
     names = column_names(table)
     if names and names != list(expected):
-        missing, extra = Counter(expected) - Counter(names), Counter(names) - Counter(expected)
-        sides = {"missing": missing, "extra": extra}
+        sides = {"missing": Counter(expected) - Counter(names), "extra": Counter(names) - Counter(expected)}
         faults = [f"{side} {shown(list(which), 200)}" for side, which in sides.items() if which]
         order = f"bring them into the order {shown(list(expected), 200)}"
         raise ValueError(f"the columns of {name} are not {whose}: {', '.join(faults) or order}")
