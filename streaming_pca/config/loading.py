@@ -20,7 +20,7 @@ from streaming_pca.config.environment import (
     variable_name,
 )
 from streaming_pca.config.kafka import ConfigurationError
-from streaming_pca.config.reader import StreamReader, Tables, Written, rename_sections, rename_variables
+from streaming_pca.config.reader import StreamReader, Tables, rename_sections, rename_variables
 from streaming_pca.config.registry import RegistrySettings
 from streaming_pca.config.settings import Settings, StreamSettings, subject_name
 from streaming_pca.validation_errors import list_problems
@@ -45,14 +45,11 @@ def load_streams(path: Path, files: bool = False) -> tuple[Settings, ...]:
     variables (``STREAMING_PCA_STREAM__EPSILON``) override the file for each stream;
     ``STREAMING_PCA_STREAMS`` replaces the list ``[[streams]]``, as JSON. ``files``: check other files too.
     """
-    text = _read(path)
+    tables = _read(path)
     check_environment()
-    tables = _parsed(path, text)
     _refuse_secrets(path, tables)
     found, lines = _checked(path, tables, files)
     if lines:
-        # Once more, with decimal numbers in their original spelling.
-        _, lines = _checked(path, tomllib.loads(text, parse_float=Written), files)
         raise ConfigurationError(*lines)
     names = [settings.stream.name for settings in found]
     for name in names:
@@ -64,7 +61,7 @@ def load_streams(path: Path, files: bool = False) -> tuple[Settings, ...]:
 
 def load_registry(path: Path, stream: str | None = None) -> tuple[RegistrySettings, str]:
     """Read the registry and a stream's subject from a file, which may lack features."""
-    values = _parsed(path, _read(path))
+    values = _read(path)
     check_environment()
     _refuse_secrets(path, values)
     table = values.get("registry", {})
@@ -140,19 +137,14 @@ def _refuse_outputs(where: str, streams: Sequence[StreamSettings]) -> None:
             )
 
 
-def _read(path: Path) -> str:
+def _read(path: Path) -> Tables:
     try:
         # Some editors write a byte order mark at the beginning.
-        return path.read_text(encoding="utf-8-sig")
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise ConfigurationError(f"{path}: {error.strerror or error}") from None
     except UnicodeDecodeError:
         raise ConfigurationError(f"{path}: is not UTF-8 text") from None
-
-
-def _parsed(path: Path, text: str) -> Tables:
-    try:
-        return tomllib.loads(text)
     except RecursionError:
         raise ConfigurationError(f"{path}: is not TOML: it nests too deeply") from None
     except ValueError as error:

@@ -5,6 +5,7 @@ An unknown name is replaced by a setting that it resembles, which is not reporte
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -34,20 +35,6 @@ _FORMER = {("stream", "content_type"): ("stream", "format")}  # current names of
 _SECTIONS: dict[str, Any] = {name: table_model(f.annotation) for name, f in Settings.model_fields.items()}
 
 
-class Written(float):
-    """Number that prints in its original spelling."""
-
-    text: str
-
-    def __new__(cls, text: str) -> Written:
-        number = super().__new__(cls, text.replace("_", ""))
-        number.text = text
-        return number
-
-    def __repr__(self) -> str:
-        return self.text
-
-
 class StreamReader:
     """Reader of the sections for one stream, from its table ``where``: "stream", or "streams[2]".
 
@@ -57,7 +44,7 @@ class StreamReader:
 
     def __init__(self, path: Path, where: str, own: Tables, tables: Tables) -> None:
         self._path, self._where, self._own = path, where, own
-        self._tables = _copy(tables)
+        self._tables = copy.deepcopy(tables)
         self._moved: dict[Place, Place] = {}
         self.unknown: list[str] = []
         self.wrong: list[str] = []
@@ -128,18 +115,17 @@ class StreamReader:
                 yield (*OPTIONS, *place[:1]), ": ".join(words)
 
     def _together(self, place: Place, message: str) -> Iterator[str]:
-        """Yield the problems of a section's combined settings, with numbers in their original spelling."""
+        """Yield the problems of a section's combined settings, with the variables that set them."""
         table = self._tables.get(place[0]) if place else None
         for line in message.splitlines():
             if line.startswith("options of "):
                 # Options are described one by one elsewhere.
                 continue
-            shown, variables = line, list[str]()
-            for name, value in table.items() if isinstance(table, dict) else ():
+            variables: list[str] = []
+            for name in table if isinstance(table, dict) else ():
                 if re.search(rf"\b{re.escape(name)}\b", line):
-                    shown = shown if isinstance(value, bool) else _as_written(shown, value)
                     variables += (deciding_variable((place[0], name)) or ())[:1]
-            yield f"{shown} ({' and '.join(variables)} of the environment)" if variables else shown
+            yield f"{line} ({' and '.join(variables)} of the environment)" if variables else line
 
     def _label(self, place: Place) -> str:
         """Return the name of a setting with its origin: a variable or a place in the file."""
@@ -233,11 +219,6 @@ def _setting_meant(here: Place, model: type[BaseModel]) -> Place | None:
     return None if near is None else (*here[:-1], near)
 
 
-def _copy(table: Any) -> Any:
-    """Copy nested tables, with the same values."""
-    return {name: _copy(value) for name, value in table.items()} if isinstance(table, dict) else table
-
-
 def _put(tables: Tables, place: Place, value: Any) -> None:
     """Set a value unless it is already set."""
     *path, name = place
@@ -246,13 +227,3 @@ def _put(tables: Tables, place: Place, value: Any) -> None:
         if not isinstance(tables, dict):
             return
     tables.setdefault(name, value)
-
-
-def _as_written(line: str, value: Any) -> str:
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        return line
-    for shown in (repr(number), f"{number:g}"):
-        line = re.sub(rf"(?<![\w.]){re.escape(shown)}(?![\w.])", str(value), line)
-    return line

@@ -92,10 +92,10 @@ give_up_second = 3
         "worker.give_up_second: no such setting; did you mean give_up_seconds?",
         "stream: options of adaptive: growht: no such setting; did you mean growth?",
         "kafka.bootstrap_servers: must be HOST:PORT, or several with commas between; PORT is from 1 to 65535",
-        "stream.epsilon: must be above 0, not -1e0",
+        "stream.epsilon: must be above 0, not -1.0",
         "stream.delta: must be below 1, or inf with private = false",
-        "worker.tick_seconds: must be at most 60, not 9e1",
-        "stream: options of adaptive: clip_quantile: must be below 1, not 1e1",
+        "worker.tick_seconds: must be at most 60, not 90.0",
+        "stream: options of adaptive: clip_quantile: must be below 1, not 10.0",
     ]
 
 
