@@ -56,20 +56,16 @@ class _JsonFormatter(_Formatter, JsonFormatter):
     pass
 
 
-def _formatter(settings: LogSettings) -> logging.Formatter:
-    if settings.format == "text":
-        return _TextFormatter("%(asctime)s %(levelname)s %(message)s")
-    return _JsonFormatter(
-        "%(levelname)s %(name)s %(message)s",
-        rename_fields={"levelname": "level", "name": "logger"},
-        timestamp="time",
-    )
-
-
 def configure_logging(settings: LogSettings) -> None:
     """Send all log lines to standard error, replacing earlier handlers."""
+    formatter: logging.Formatter = _TextFormatter("%(asctime)s %(levelname)s %(message)s")
+    if settings.format == "json":
+        names = {"levelname": "level", "name": "logger"}
+        formatter = _JsonFormatter(
+            "%(levelname)s %(name)s %(message)s", rename_fields=names, timestamp="time"
+        )
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_formatter(settings))
+    handler.setFormatter(formatter)
     # A full disk loses the line; a traceback about the loss would add nothing.
     logging.raiseExceptions = False
     logging.basicConfig(level=settings.level.upper(), handlers=[handler], force=True)

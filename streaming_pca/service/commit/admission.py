@@ -250,13 +250,12 @@ class StandbyCheck:
         if topic_id != self._topic_id:
             self.close()
             self._topic_id = topic_id
+        wait: float | None = None
         try:
             wait = self._compare()
-        except BaseException:
-            self.close()
-            raise
-        if wait is None:
-            self.close()
+        finally:
+            if wait is None:  # done, or failed
+                self.close()
         return wait
 
     def _compare(self) -> float | None:

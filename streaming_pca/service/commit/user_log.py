@@ -60,22 +60,19 @@ class UserLog:
         log = cls(limit)
         log.key, log.index = index.key, index
         check_parts(index, parts)
+        as_before = np.zeros(SHARDS, dtype=np.int64)
         try:
-            log._replay(index, parts)
+            for n in index.written:
+                log.table.load_shard(n % SHARDS, parts.pop(f"users.shard.{n % SHARDS}"))
+                as_before[n % SHARDS] = n
+            for n in index.written:
+                data = parts[f"users.delta.{n % SHARDS}"]
+                users = _counted(np.frombuffer(data, dtype=_LITTLE).reshape(-1, 2).astype(np.uint64))
+                log.table.add(users[as_before[shard_numbers(users)] <= n])
         except ValueError as error:
             # All digests match, so the parts were already inconsistent when written.
             raise MalformedState(f"the table of users cannot be rebuilt: {error}") from None
         return log
-
-    def _replay(self, index: UserIndex, parts: MutableMapping[str, bytes]) -> None:
-        as_before = np.zeros(SHARDS, dtype=np.int64)
-        for n in index.written:
-            self.table.load_shard(n % SHARDS, parts.pop(f"users.shard.{n % SHARDS}"))
-            as_before[n % SHARDS] = n
-        for n in index.written:
-            data = parts[f"users.delta.{n % SHARDS}"]
-            users = _counted(np.frombuffer(data, dtype=_LITTLE).reshape(-1, 2).astype(np.uint64))
-            self.table.add(users[as_before[shard_numbers(users)] <= n])
 
     def step(self, users: NDArray[np.uint64], counted: NDArray[np.bool_]) -> Step:
         """Prepare the next change from records' users, (m, 2), and whether they count, (m,)."""

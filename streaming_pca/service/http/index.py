@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from html import escape
-
 from starlette.responses import HTMLResponse
 
 _HEADERS = {
@@ -28,14 +25,14 @@ _PAGE = """\
 <ul>
 {links}
 </ul>
-{streams}<p>Documentation: <code>docs/how-to/monitor.md</code></p>
+<p>Documentation: <code>docs/how-to/monitor.md</code></p>
 </body>
 </html>
 """
 
 
-def index_page(*, metrics: bool, token: bool, roles: Mapping[str, str] | None) -> HTMLResponse:
-    """Return the page; ``roles`` by stream is None for a client that may not see streams."""
+def index_page(*, metrics: bool, token: bool) -> HTMLResponse:
+    """Return the page; ``token`` is whether the metrics need one."""
     links = {
         "healthz": "whether this process serves",
         "readyz": "whether this process leads, or can take over, its streams",
@@ -43,13 +40,4 @@ def index_page(*, metrics: bool, token: bool, roles: Mapping[str, str] | None) -
     if metrics:
         links["metrics"] = "metrics in the format of Prometheus" + (", with the token" if token else "")
     items = (f'<li><a href="{path}">/{path}</a>: {text}</li>' for path, text in links.items())
-    page = _PAGE.format(links="\n".join(items), streams=_table(roles or {}))
-    return HTMLResponse(page, headers=_HEADERS)
-
-
-def _table(roles: Mapping[str, str]) -> str:
-    rows = (
-        f"<tr><td>{escape(name)}</td><td>{escape(role)}</td></tr>" for name, role in sorted(roles.items())
-    )
-    table = ["<table>", "<tr><th>stream</th><th>role</th></tr>", *rows, "</table>", ""]
-    return "\n".join(table) if roles else ""
+    return HTMLResponse(_PAGE.format(links="\n".join(items)), headers=_HEADERS)
