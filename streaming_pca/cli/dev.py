@@ -8,12 +8,11 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from streaming_pca.cli.common import JsonOption, err, fail, print_json, say, step
-from streaming_pca.errors import UserError
 
 if TYPE_CHECKING:
     from streaming_pca.dev.cluster import KafkaCluster
@@ -37,7 +36,7 @@ def dev_kafka(
             metavar="DIR", help="Directory that keeps the data; by default they are deleted at the end."
         ),
     ] = None,
-    nodes: Annotated[str, typer.Option(metavar="1|3", help="Number of nodes.")] = "1",
+    nodes: Annotated[Literal["1", "3"], typer.Option(help="Number of nodes.")] = "1",
     as_json: JsonOption = False,
 ) -> None:
     """Run Apache Kafka on this machine, without containers, until Ctrl-C.
@@ -54,8 +53,6 @@ def dev_kafka(
     from streaming_pca.dev.cluster import KafkaCluster
     from streaming_pca.dev.jars import KAFKA, fetch_jars, find_java
 
-    if nodes not in ("1", "3"):
-        raise UserError(f"--nodes must be 1 or 3, not {nodes!r}")
     count = int(nodes)
     try:
         with ExitStack() as stack:

@@ -47,10 +47,8 @@ def topics_create(
         int, typer.Option(min=1, help="Replicas of each topic; with 3 or more, two must be in sync.")
     ] = 1,
     budget_filter: Annotated[
-        str,
-        typer.Option(
-            "--filter", metavar="basic|zcdp", help="Composition that adds up the charges on a record."
-        ),
+        Literal["basic", "zcdp"],
+        typer.Option("--filter", help="Composition that adds up the charges on a record."),
     ] = "basic",
     stream: StreamOption = None,
     as_json: JsonOption = False,
@@ -63,12 +61,10 @@ def topics_create(
     """
     from streaming_pca.admin.topics import create_with_cap
 
-    if budget_filter not in ("basic", "zcdp"):
-        raise UserError(f"--filter must be basic or zcdp, not {budget_filter!r}")
-    rule: Literal["basic", "zcdp"] = "zcdp" if budget_filter == "zcdp" else "basic"
     streams, chosen_cap = chosen_streams(config, stream), _cap(cap)
     with step("creating topics"):
-        created, opened, warnings = create_with_cap(streams, chosen_cap, rule, partitions, replication)
+        how = (budget_filter, partitions, replication)
+        created, opened, warnings = create_with_cap(streams, chosen_cap, *how)
     for line in warnings:
         say(f"warning: {line}", err)
     if as_json:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -20,7 +20,6 @@ from streaming_pca.cli.common import (
     say,
     start_process,
 )
-from streaming_pca.errors import UserError
 
 if TYPE_CHECKING:
     from streaming_pca.config.settings import Settings
@@ -96,7 +95,7 @@ def project(
     ],
     stream: StreamOption = None,
     payload: Annotated[
-        str, typer.Option("--format", metavar="octets|json", help="Payload of the projections.")
+        Literal["octets", "json"], typer.Option("--format", help="Payload of the projections.")
     ] = "octets",
     release_batch: Annotated[
         int | None,
@@ -133,17 +132,13 @@ def project(
     streaming-pca project --config stream.toml --output visits.projected --format json --until-end[/]
     """
     from streaming_pca.config.loading import load_settings, load_streams
-    from streaming_pca.service.projection.encoding import FORMATS
     from streaming_pca.service.projection.worker import ProjectionOptions, run_projection
     from streaming_pca.service.topics.output import check_output_name
 
     settings = load_settings(config, stream)
     check_output_name(output, [each.stream for each in load_streams(config)])
-    form = next((each for each in FORMATS if each == payload), None)
-    if form is None:
-        raise UserError(f"--format must be {' or '.join(FORMATS)}, not {payload!r}")
     prepare_process(settings)
-    options = ProjectionOptions(output, form, release_batch, until_end, create, http_port)
+    options = ProjectionOptions(output, payload, release_batch, until_end, create, http_port)
     sys.exit(run_projection(settings, options))
 
 

@@ -118,7 +118,7 @@ REFUSALS = [
     (f"{PROJECT} --output b.releases", "this is a topic of stream 'b'"),
     (f"{PROJECT} --output others.state", "whose names end in .ledger, .state, .releases belong to streams"),
     (f"{PROJECT} --output a/topic", "--output must be 1 to 200 letters"),
-    (f"{PROJECT} --output out --format xml", "--format must be octets or json, not 'xml'"),
+    (f"{PROJECT} --output out --format xml", "'xml' is not one of 'octets', 'json'"),
     ("topics create --config one.toml --cap 1", "EPSILON,DELTA"),
     ("topics create --config one.toml --cap -1,0", "must not be negative"),
     ("plam", "No such command 'plam'. Did you mean 'plan'? (streaming-pca --help)"),

@@ -25,7 +25,6 @@ from streaming_pca.service.input.source import build_codec
 from streaming_pca.service.schema_registry import SchemaRegistry
 
 Format = Literal["octets", "json"]
-FORMATS: tuple[Format, ...] = ("octets", "json")
 
 
 @dataclass(frozen=True)
