@@ -18,8 +18,6 @@ _SECONDS = 10.0  # interval of the lines
 
 
 class Task:
-    """Step of a command, with its completed amount if that is known."""
-
     def __init__(self, description: str, total: int | None, show: Callable[[Task], None]) -> None:
         self.description, self.total = description, total
         self.completed = 0

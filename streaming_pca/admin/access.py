@@ -166,7 +166,9 @@ def apply_permissions(kafka: KafkaSettings, wanted: Sequence[Permission], princi
         kind = ACLResourcePatternType.PREFIXED if each.prefixed else ACLResourcePatternType.LITERAL
         resource = ResourceType[each.kind.replace("-", "_").upper()]
         of = (ACLPermissionType.ALLOW, ResourcePattern(resource, each.name, kind))
-        acls += [ACL(principal, "*", _operation(name), *of) for name in each.operations]
+        for name in each.operations:
+            operation = "DESCRIBE_CONFIGS" if name == "DescribeConfigs" else name.upper()
+            acls.append(ACL(principal, "*", ACLOperation[operation], *of))
     with ask_broker(kafka, "the broker did not accept the permissions", "Alter") as admin:
         failed = admin.create_acls(acls)["failed"]
     if ClusterAuthorizationFailedError in failed:
@@ -176,7 +178,3 @@ def apply_permissions(kafka: KafkaSettings, wanted: Sequence[Permission], princi
         if failed[0] is SecurityDisabledError:
             reason = "it has no authorizer: set authorizer.class.name in its server.properties"
         raise TopicError(f"the broker did not accept the permissions: {reason}")
-
-
-def _operation(name: str) -> ACLOperation:
-    return ACLOperation["DESCRIBE_CONFIGS" if name == "DescribeConfigs" else name.upper()]

@@ -41,7 +41,6 @@ def advice_on(release: Release, stream: StreamSettings | None) -> Advice | None:
 
 
 def describe_release(release: Release, advice: Advice | None) -> dict[str, Any]:
-    """Describe the time, the outcome and the doubts of a release as plain data."""
     return {
         "created": release.created,
         "outcome": release.outcome,

@@ -220,7 +220,6 @@ def _plots(path: Path) -> ModuleType:
 
 
 def _figure(found: Forecast, gap: float | None) -> Figure:
-    """Draw the expected angles against epsilon and against records."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import FixedLocator
 

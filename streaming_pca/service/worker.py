@@ -79,8 +79,6 @@ def _prepare() -> None:
 
 
 class _Stream:
-    """One stream of the process: standing by, leading, or ended."""
-
     def __init__(self, worker: Worker, settings: Settings) -> None:
         self.settings = settings
         self.status: int | None = None  # exit status; None until the stream ends
@@ -353,7 +351,11 @@ class Worker:
             # The first error is raised; asyncio would print the others with their messages.
             task.add_done_callback(lambda done: done.cancelled() or done.exception())
         election = asyncio.create_task(self._serve_election())
-        verifying = asyncio.create_task(self._verify())
+        shown: dict[str, list[StreamMetrics]] = {}
+        for stream in self._streams:
+            shown.setdefault(stream.settings.stream.input, []).append(stream.metrics)
+        how = (self._settings.kafka, shown, self._settings.worker.verify_seconds, self.stopping)
+        verifying = asyncio.create_task(verify_periodically(*how))
         try:
             await self._until_done(running, compiling, election, verifying)
         finally:
@@ -368,13 +370,6 @@ class Worker:
             # Outside the pools, whose threads may hang.
             await asyncio.to_thread(self.tracing.close)
         return max(stream.status or 0 for stream in self._streams)
-
-    async def _verify(self) -> None:
-        shown: dict[str, list[StreamMetrics]] = {}
-        for stream in self._streams:
-            shown.setdefault(stream.settings.stream.input, []).append(stream.metrics)
-        interval = self._settings.worker.verify_seconds
-        await verify_periodically(self._settings.kafka, shown, interval, self.stopping)
 
     async def _until_done(self, running: list[asyncio.Task[None]], *others: asyncio.Task[None]) -> None:
         """Wait for all streams; raise the first error that ends the process."""

@@ -91,9 +91,8 @@ def check_admission(stream: StreamSettings, ledger: Ledger) -> None:
                 setting, value, before = "format", names.get(value, value), names.get(before, before)
             # The contract identifies a file by its content.
             setting = "schema_file" if key == "schema" else setting
-            is_digest = isinstance(value, dict)
             difference = f"is {shown(value, 80)}, but the ledger has {shown(before, 80)}"
-            difference = "is not what the ledger has" if is_digest else difference
+            difference = "is not what the ledger has" if isinstance(value, dict) else difference
             raise StreamRefused(
                 f"stream.{setting} {difference} for stream {name!r}: set it back, or choose a new stream.name"
             )

@@ -212,10 +212,6 @@ class PartitionBuffer:
     def decoded(self) -> int:
         return self.count - sum(len(each.offsets) for each in self.waiting)
 
-    def wait(self, messages: Waiting) -> None:
-        self.waiting.append(messages)
-        self.count += len(messages.offsets)
-
     def append(self, chunk: Chunk) -> None:
         """Append messages; raise ValueError unless their offsets rise from the buffer's end."""
         if not len(chunk.offsets):
@@ -306,7 +302,8 @@ class RecordBuffer:
                         if buffer.waiting or self._store.size * self._store.row_bytes >= enough:
                             self._add(buffer, chunks)
                             chunks = []
-                            buffer.wait(some)
+                            buffer.waiting.append(some)
+                            buffer.count += len(some.offsets)
                         else:
                             chunks.append(self._of_objects(some))
                     continue

@@ -80,8 +80,6 @@ def diagnose(
 
 
 class _Peer:
-    """Other end of a socket, for requests in Kafka's protocol."""
-
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self._protocol = KafkaProtocol(client_id="streaming-pca", receive_message_max_bytes=2**20)
@@ -111,8 +109,6 @@ class _Peer:
 
 
 class _Examination:
-    """Steps of a connection to one server."""
-
     def __init__(self, settings: KafkaSettings, server: str) -> None:
         self._settings, self._server = settings, server
         self._host, self._port, _ = get_ip_port_afi(server)
@@ -120,7 +116,6 @@ class _Examination:
         self._sasl = settings.security_protocol.startswith("SASL")
 
     def run(self, advertised: bool = False) -> None:
-        """Raise the reason if a step fails."""
         context = self._settings.tls_context() if self._tls else None
         with self._connect() as bare, self._encrypt(bare, context) as sock:
             peer = _Peer(sock)

@@ -49,7 +49,6 @@ class Topics:
 
 
 def new_topic(role: str, name: str, partitions: int, replication: int, more: Mapping[str, str]) -> NewTopic:
-    """Return the definition of a topic of a role, with ``more`` settings."""
     configs = {**required_configs(role), **more}
     if replication >= 3:
         # Producers write with acks=all, which waits only for the in-sync replicas, perhaps only the leader.
@@ -100,7 +99,6 @@ def create_topics(
 
 
 def written_topics(stream: StreamSettings, replication: int) -> list[NewTopic]:
-    """Return the definitions of the topics that a stream writes: ledger, state, releases."""
     return [
         new_topic("ledger", stream.ledger_topic, 1, replication, {"max.message.bytes": str(_LEDGER_MESSAGE)}),
         state_topic(stream.state_topic, replication, commit_bytes(stream)),
