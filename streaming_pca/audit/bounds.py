@@ -99,6 +99,8 @@ class Separation:
 
 @dataclass(frozen=True)
 class Finding:
+    """Result of the audit of one case."""
+
     id: str
     claim: Claim
     trials: int

@@ -148,7 +148,7 @@ class Preprocessing(BaseModel):
         return PublicMap(lower, upper, shift, factor, self.centering == "pairs")
 
     def _numbers(self) -> tuple[NDArray[np.float64], ...]:
-        """Return both bounds, shift and factor of the rows, (d,) each; (0,) where there is none."""
+        """Return both bounds, shift and factor of the rows, (d,) each; (0,) for a missing one."""
         if self.centering == "auto" and self.centre is None:
             raise ValueError('centering = "auto" has no centre yet: use about(mean)')
         lower = upper = shift = factor = np.zeros(0)

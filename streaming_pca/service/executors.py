@@ -27,6 +27,8 @@ _COUNTS = {Pool.READING: 1, Pool.RECORDS: 2, Pool.COMMITS: 2, Pool.ELECTION: 1}
 
 
 class Executors:
+    """Thread pools of fixed sizes, for any number of streams."""
+
     def __init__(self) -> None:
         self._pools = {
             pool: ThreadPoolExecutor(count, thread_name_prefix=pool) for pool, count in _COUNTS.items()

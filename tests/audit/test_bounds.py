@@ -115,7 +115,7 @@ def test_a_claim_is_refuted_by_either_bound() -> None:
 
 
 def test_equal_scores_tell_nothing() -> None:
-    case = Case("constant", "constant", Claim(0.1, 1e-6, 0.1), lambda second, n: np.zeros(n))
+    case = Case("constant", Claim(0.1, 1e-6, 0.1), lambda second, n: np.zeros(n))
     finding = audit(case, 500)
     assert finding.epsilon_lower_bound == finding.mu_lower_bound == 0
     assert not finding.refuted
@@ -129,13 +129,13 @@ def test_what_the_choosing_half_shows_does_not_count() -> None:
         # The neighbours differ in the first 500 runs each, and are equal afterwards.
         return np.full(n, float(second and sum(seen) <= 1500))
 
-    finding = audit(Case("early", "early", Claim(1.0, 1e-6, 1.0), sample), 1000)
+    finding = audit(Case("early", Claim(1.0, 1e-6, 1.0), sample), 1000)
     assert sum(seen) == 2000
     assert finding.epsilon_lower_bound == finding.mu_lower_bound == 0
 
 
 def test_a_score_that_is_no_number_is_a_bug() -> None:
-    case = Case("nan", "nan", Claim(1.0, 1e-6, 1.0), lambda second, n: np.full(n, np.nan))
+    case = Case("nan", Claim(1.0, 1e-6, 1.0), lambda second, n: np.full(n, np.nan))
     with pytest.raises(ArithmeticError, match="nan"):
         audit(case, 500)
 

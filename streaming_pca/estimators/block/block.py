@@ -400,6 +400,8 @@ class BlockOptions(ClippedBatches):
 
 @dataclass(frozen=True)
 class BlockState(ComposedState):
+    """State of :class:`BlockPCA`: the block estimate and the total variance."""
+
     block: BlockEstimate
     total: TotalVariance
 

@@ -48,6 +48,8 @@ def group_of_charges(topic: str, job: str) -> str:
 
 
 class LedgerWriter:
+    """Base class of ledger writers: numbered steps, fencing, and reading back."""
+
     def __init__(self, kafka: KafkaSettings, ledger_topic: str, topic_id: str, job: str) -> None:
         self._kafka, self._ledger_topic = kafka, ledger_topic
         self._topic_id, self._job = topic_id, job

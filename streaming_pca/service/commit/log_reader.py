@@ -183,6 +183,8 @@ class LedgerReplay:
 
 
 class LedgerLog(LedgerReplay):
+    """Replay of one ledger topic, updated on demand."""
+
     def __init__(self, kafka: KafkaSettings, topic: str, topic_id: str) -> None:
         super().__init__(topic, topic_id)
         self._kafka = kafka

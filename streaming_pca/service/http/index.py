@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from html import escape
+
 from starlette.responses import HTMLResponse
 
 _HEADERS = {
@@ -25,14 +28,14 @@ _PAGE = """\
 <ul>
 {links}
 </ul>
-<p>Documentation: <code>docs/how-to/monitor.md</code></p>
+{streams}<p>Documentation: <code>docs/how-to/monitor.md</code></p>
 </body>
 </html>
 """
 
 
-def index_page(*, metrics: bool, token: bool) -> HTMLResponse:
-    """Return the page; ``token`` is whether the metrics need one."""
+def index_page(*, metrics: bool, token: bool, roles: Mapping[str, str] | None) -> HTMLResponse:
+    """Return the page; ``roles`` by stream is None for a client that may not see streams."""
     links = {
         "healthz": "whether this process serves",
         "readyz": "whether this process leads, or can take over, its streams",
@@ -40,4 +43,13 @@ def index_page(*, metrics: bool, token: bool) -> HTMLResponse:
     if metrics:
         links["metrics"] = "metrics in the format of Prometheus" + (", with the token" if token else "")
     items = (f'<li><a href="{path}">/{path}</a>: {text}</li>' for path, text in links.items())
-    return HTMLResponse(_PAGE.format(links="\n".join(items)), headers=_HEADERS)
+    page = _PAGE.format(links="\n".join(items), streams=_table(roles or {}))
+    return HTMLResponse(page, headers=_HEADERS)
+
+
+def _table(roles: Mapping[str, str]) -> str:
+    rows = (
+        f"<tr><td>{escape(name)}</td><td>{escape(role)}</td></tr>" for name, role in sorted(roles.items())
+    )
+    table = ["<table>", "<tr><th>stream</th><th>role</th></tr>", *rows, "</table>", ""]
+    return "\n".join(table) if roles else ""

@@ -136,6 +136,8 @@ class LimitedProtocol(H11Protocol):
 
 
 class SizeLimit:
+    """Middleware that refuses large headers and bodies."""
+
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 

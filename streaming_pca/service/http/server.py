@@ -134,7 +134,8 @@ class HttpServer:
         return Starlette(routes=routes, middleware=middleware)
 
     async def _index(self, request: Request) -> Response:
-        return index_page(metrics=self._metrics is not None, token=self._tokens[1] is not None)
+        roles = self._roles() if request.scope[AUTHORIZED] else None
+        return index_page(metrics=self._metrics is not None, token=self._tokens[1] is not None, roles=roles)
 
     async def _show_metrics(self, request: Request) -> Response:
         assert self._metrics is not None

@@ -64,6 +64,8 @@ def _with_current_password(mechanism: Callable[..., Any], /, **config: Any) -> A
 
 
 class _TokenFile(AbstractTokenProvider):  # type: ignore[misc]
+    """Token that another program renews in a file."""
+
     def __init__(self, settings: KafkaSettings) -> None:
         self._settings = settings
 

@@ -80,6 +80,8 @@ def diagnose(
 
 
 class _Peer:
+    """Other end of a socket, for requests in Kafka's protocol."""
+
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self._protocol = KafkaProtocol(client_id="streaming-pca", receive_message_max_bytes=2**20)
@@ -109,6 +111,8 @@ class _Peer:
 
 
 class _Examination:
+    """Steps of a connection to one server."""
+
     def __init__(self, settings: KafkaSettings, server: str) -> None:
         self._settings, self._server = settings, server
         self._host, self._port, _ = get_ip_port_afi(server)
