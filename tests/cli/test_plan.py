@@ -163,8 +163,8 @@ def test_a_file_of_settings_tells_the_rest(capfd: Capture, tmp_path: Path) -> No
     text = call(capfd, *PLAN, "--config", config).stdout
     assert text.startswith("With 100,000 records of 6 features and epsilon 1, the subspace of 2")
     assert f"Settings: those of the stream in {config}." in " ".join(text.split())
-    other = " ".join(call(capfd, *PLAN, "--config", config, "--batches", "growing").stdout.split())
-    assert f"Settings: those of the stream in {config}, except for its batches." in other
+    growing = " ".join(call(capfd, *PLAN, "--config", config, "--batches", "growing").stdout.split())
+    assert f"Settings: those of the stream in {config}, except for its batches." in growing
     assert facts(capfd, *PLAN, "--config", config, "--batches", 4)["batches"] == [25_000] * 4
     config.write_text(GOOD + 'estimator = "noisy-power"\noptions = { clip_l2 = 1.0 }\ncentering = "none"\n')
     one_line(call(capfd, *PLAN, "--config", config), 2, "forecasts exist for adaptive")
