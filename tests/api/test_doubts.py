@@ -153,6 +153,22 @@ def test_batches_too_small_for_a_mean_do_not_spoil_later_ones(
     assert angle <= min(pca.angle_bound_, 0.5) or pca.doubts_
 
 
+def test_a_batch_that_sees_no_mean_forgets_no_batches_too_small_for_one() -> None:
+    X = records(50 * 400 + 500, d=5, leading=(4.0,))
+    pca = PrivatePCA(1)
+    with warnings.catch_warnings(), replace_noise_sampler(SeededSampler(2)):
+        warnings.simplefilter("ignore")
+        for chunk in np.split(X[:20_000], 50):
+            pca.partial_fit(chunk)
+        assert "mean-unknown" in pca.doubts_
+        (before,) = pca.explained_variance_error_
+        pca.partial_fit(X[20_000:])
+    assert "mean-unknown" not in pca.doubts_
+    assert pca.explained_variance_error_[0] < 1.1 * before
+    state: Any = pca._state
+    assert (state.mean, state.present.weight, state.covariance.records) == (None, len(X), len(X))
+
+
 def test_a_mean_that_leads_is_suspected_where_none_is_looked_for() -> None:
     # A mean of 10 is clipped, which most noise shows as another doubt; with 5 none of 12 seeds does.
     x = records(50_000, mean=5.0)

@@ -146,9 +146,11 @@ class ComposedEstimator(Estimator[S, O]):
 
     def learn_batch(self, state: S, batch: Batch) -> tuple[S, int]:
         budget, preprocessing = self.costs.budget(), self.preprocessing
+        before, restarts = state, self._restarts(state, batch)
+        is_first_mean = preprocessing.centering == "auto" and state.records > 0 and not state.mean_weight
+        is_first_mean &= resolves_radius(len(batch), self.costs.multiplier)
         known, clamped = state.present, state.clamped
-        restarts = self._restarts(state, batch)
-        if restarts:
+        if restarts or is_first_mean:
             known, clamped = PresentShare(), ClampedShare()
         kept = kept_share(self.options.half_life, len(batch))
         present = learn_present(known, batch, preprocessing.units > 1, budget, kept)
@@ -156,12 +158,16 @@ class ComposedEstimator(Estimator[S, O]):
             return replace(state, counts=None), 0
         clamped = learn_clamped(clamped, batch, preprocessing, budget, kept)
         rows = float(batch.rows_per_record)
-        if state.records and not restarts:
+        if state.records and not (restarts or is_first_mean):
             rows = (state.records * state.rows + len(batch) * rows) / (state.records + len(batch))
         state = replace(state, present=present, clamped=clamped, counts=None, rows=rows)
         measured = None
         if preprocessing.centering == "auto":
             state, measured = self._centred(state, batch, budget, restarts)
+            if is_first_mean and not restarts:
+                # Earlier sums are about the start: they fit no other mean.
+                restarts = not np.array_equal(self._anchor(state), mean_start(preprocessing))
+                state = state if restarts else self._joined(before, state, len(batch), kept)
             preprocessing = preprocessing.about(self._anchor(state) if measured is None else measured.centre)
         return self._learn(state, Work(batch, preprocessing, budget, measured, restarts))
 
@@ -172,15 +178,15 @@ class ComposedEstimator(Estimator[S, O]):
             return subspace
         return replace(subspace, known_warnings=(*subspace.known_warnings, "clamped"))
 
-    def _restarts(self, state: S, batch: Batch) -> bool:
-        """Return whether to forget earlier batches, which can only spoil the estimate.
+    def _joined(self, before: S, state: S, count: int, kept: float) -> S:
+        """Add earlier batches' counts, and their rows a record, to those of a batch alone."""
+        present = replace(before.present.joined(state.present, kept), latest=state.present.latest)
+        clamped = before.clamped.joined(state.clamped, kept)
+        rows = (before.records * before.rows + count * state.rows) / (before.records + count)
+        return replace(state, present=present, clamped=clamped, rows=rows)
 
-        They had too few records to this one's, or to measure a mean; or a median far from the records.
-        """
-        has_no_mean = self.preprocessing.centering == "auto" and state.records and not state.mean_weight
-        if has_no_mean and resolves_radius(len(batch), self.costs.multiplier):
-            # Their sums are about the start, and would not fit a mean that they have no part in.
-            return True
+    def _restarts(self, state: S, batch: Batch) -> bool:
+        """Return whether to forget earlier batches: too few records, or a median far from the records."""
         if self.options.clip_radius is not None:
             return False
         covariance = getattr(state, "covariance", None) if self.options.clip_quantile is None else None

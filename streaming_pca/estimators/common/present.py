@@ -57,6 +57,12 @@ class RunningShare:
         noise = (1 - gain) ** 2 * self.noise + (gain * deviation) ** 2
         return replace(self, value=self.value + gain * (latest - self.value), noise=noise, weight=weight)
 
+    def joined(self, later: Self, kept: float) -> Self:
+        """Average another running share in, of later records alone."""
+        return (
+            self.averaged(later.value, math.sqrt(later.noise), later.weight, kept) if later.weight else self
+        )
+
 
 @dataclass(frozen=True)
 class PresentShare(RunningShare):
